@@ -1,0 +1,114 @@
+"""Normalization layers for networks that learn from a stream, led by continual normalization.
+
+>>> import torch, contnorm as cn
+>>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 64, 3), torch.nn.BatchNorm2d(64))
+>>> cn.convert_norm(model, "cn", num_groups=32)[1]
+ContinualNorm2d(64, num_groups=32, eps=1e-05, momentum=0.1)
+
+Names resolve on first use, so that importing this package, or a part of it that needs no torch, costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from contnorm import functional
+    from contnorm.conversion import convert_norm, convert_sync
+    from contnorm.factory import create_norm
+    from contnorm.freezing import freeze_stats, frozen_stats
+    from contnorm.layers.batch import BatchNorm1d, BatchNorm2d, BatchNorm3d
+    from contnorm.layers.continual import ContinualNorm1d, ContinualNorm2d, ContinualNorm3d
+    from contnorm.layers.continual import ContinualNorm2d as CN  # noqa: N817
+    from contnorm.layers.group import (
+        GroupNorm1d,
+        GroupNorm2d,
+        GroupNorm3d,
+        InstanceNorm1d,
+        InstanceNorm2d,
+        InstanceNorm3d,
+        LayerNorm1d,
+        LayerNorm2d,
+        LayerNorm3d,
+    )
+    from contnorm.layers.none import NoNorm1d, NoNorm2d, NoNorm3d
+    from contnorm.layers.renorm import BatchRenorm1d, BatchRenorm2d, BatchRenorm3d
+    from contnorm.layers.switchable import SwitchNorm1d, SwitchNorm2d, SwitchNorm3d
+    from contnorm.layers.sync import SyncContinualNorm
+    from contnorm.oracle import reestimate
+    from contnorm.summary import summarize
+
+__all__ = [
+    "CN",
+    "BatchNorm1d",
+    "BatchNorm2d",
+    "BatchNorm3d",
+    "BatchRenorm1d",
+    "BatchRenorm2d",
+    "BatchRenorm3d",
+    "ContinualNorm1d",
+    "ContinualNorm2d",
+    "ContinualNorm3d",
+    "GroupNorm1d",
+    "GroupNorm2d",
+    "GroupNorm3d",
+    "InstanceNorm1d",
+    "InstanceNorm2d",
+    "InstanceNorm3d",
+    "LayerNorm1d",
+    "LayerNorm2d",
+    "LayerNorm3d",
+    "NoNorm1d",
+    "NoNorm2d",
+    "NoNorm3d",
+    "SwitchNorm1d",
+    "SwitchNorm2d",
+    "SwitchNorm3d",
+    "SyncContinualNorm",
+    "convert_norm",
+    "convert_sync",
+    "create_norm",
+    "freeze_stats",
+    "frozen_stats",
+    "functional",
+    "reestimate",
+    "summarize",
+]
+
+_HOMES = {
+    "contnorm.conversion": ("convert_norm", "convert_sync"),
+    "contnorm.factory": ("create_norm",),
+    "contnorm.freezing": ("freeze_stats", "frozen_stats"),
+    "contnorm.oracle": ("reestimate",),
+    "contnorm.summary": ("summarize",),
+    "contnorm.layers.sync": ("SyncContinualNorm",),
+    **{
+        f"contnorm.layers.{module}": tuple(f"{stem}{dim}d" for stem in stems for dim in (1, 2, 3))
+        for module, stems in {
+            "batch": ("BatchNorm",),
+            "continual": ("ContinualNorm",),
+            "group": ("GroupNorm", "InstanceNorm", "LayerNorm"),
+            "none": ("NoNorm",),
+            "renorm": ("BatchRenorm",),
+            "switchable": ("SwitchNorm",),
+        }.items()
+    },
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "functional":
+        return importlib.import_module("contnorm.functional")
+    if name == "CN":
+        return __getattr__("ContinualNorm2d")
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'contnorm' has no attribute {name!r}. Public names: {', '.join(__all__)}.")
+    return getattr(importlib.import_module(_HOME_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,208 @@
+"""The table of every norm: its name, where its classes live, and what it can't do.
+
+Free of torch, so that listing what there is costs nothing. Everything that goes over "all norms" (the factory, the
+converter, the conformance exam, the benchmarks) goes over this table; a norm added here is served by all of them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+__all__ = ["NORMS", "NormSpec", "find_norm", "norm_names"]
+
+
+@dataclass(frozen=True, slots=True)
+class NormSpec:
+    """One row of the table.
+
+    Attributes:
+        name: The name typed in ``create_norm``, ``convert_norm`` and ``--norm``.
+        title: The name the paper prints.
+        target: ``"module:Class"``; the class name gets ``1d``, ``2d`` or ``3d`` appended.
+        summary: One line for listings.
+        citation: Where the method comes from.
+        preset: Constructor arguments that make this row out of its class.
+        grouped: Whether it takes ``num_groups``.
+        keeps_moments: Whether it holds running moments.
+        cannot: Cells of the conformance exam that can't apply, each with its reason. The exam checks that they fail.
+    """
+
+    name: str
+    title: str
+    target: str
+    summary: str
+    citation: str
+    preset: Mapping[str, object] = field(default_factory=dict)
+    grouped: bool = False
+    keeps_moments: bool = False
+    cannot: Mapping[str, str] = field(default_factory=dict)
+
+
+_STOCK = "torch's own operator, kept bit for bit so that the baseline is the one everybody runs"
+_CONTINUAL = "contnorm.layers.continual:ContinualNorm"
+_PHAM = "Pham et al., Continual Normalization, ICLR 2022"
+
+NORMS: Mapping[str, NormSpec] = MappingProxyType(
+    {
+        spec.name: spec
+        for spec in (
+            NormSpec(
+                name="none",
+                title="NoNL",
+                target="contnorm.layers.none:NoNorm",
+                summary="no normalization: the input as it is",
+                citation=_PHAM,
+            ),
+            NormSpec(
+                name="bn",
+                title="BN",
+                target="contnorm.layers.batch:BatchNorm",
+                summary="batch normalization; momentum=None averages all batches equally",
+                citation="Ioffe and Szegedy, Batch Normalization, ICML 2015",
+                keeps_moments=True,
+                cannot={"large_mean": _STOCK},
+            ),
+            NormSpec(
+                name="ln",
+                title="LN",
+                target="contnorm.layers.group:LayerNorm",
+                summary="layer normalization over all channels and positions of a sample",
+                citation="Ba et al., Layer Normalization, 2016",
+                cannot={"large_mean": _STOCK},
+            ),
+            NormSpec(
+                name="in",
+                title="IN",
+                target="contnorm.layers.group:InstanceNorm",
+                summary="instance normalization: each channel of each sample by itself",
+                citation="Ulyanov et al., Instance Normalization, 2016",
+                cannot=MappingProxyType(
+                    {
+                        "large_mean": _STOCK,
+                        "rank2": "an (N, C) input has one value per instance, which normalizes to zero",
+                    }
+                ),
+            ),
+            NormSpec(
+                name="gn",
+                title="GN",
+                target="contnorm.layers.group:GroupNorm",
+                summary="group normalization: groups of channels of each sample",
+                citation="Wu and He, Group Normalization, ECCV 2018",
+                grouped=True,
+                cannot={"large_mean": _STOCK},
+            ),
+            NormSpec(
+                name="brn",
+                title="BRN",
+                target="contnorm.layers.renorm:BatchRenorm",
+                summary="batch renormalization: batch moments pulled to the running ones within limits",
+                citation="Ioffe, Batch Renormalization, NeurIPS 2017",
+                keeps_moments=True,
+            ),
+            NormSpec(
+                name="sn",
+                title="SN",
+                target="contnorm.layers.switchable:SwitchNorm",
+                summary="switchable normalization: a learned mixture of IN, LN and BN moments",
+                citation="Luo et al., Differentiable Learning-to-Normalize, ICLR 2019",
+                keeps_moments=True,
+            ),
+            NormSpec(
+                name="cn",
+                title="CN",
+                target=_CONTINUAL,
+                summary="continual normalization: group norm without affine, then batch norm",
+                citation=_PHAM,
+                grouped=True,
+                keeps_moments=True,
+            ),
+            NormSpec(
+                name="bn_gn",
+                title="BN then GN",
+                target=_CONTINUAL,
+                summary="the other order: batch norm without affine, then group norm",
+                citation=_PHAM,
+                preset={"order": "bn_gn"},
+                grouped=True,
+                keeps_moments=True,
+            ),
+            NormSpec(
+                name="cn_tied",
+                title="CN + tw",
+                target=_CONTINUAL,
+                summary="continual normalization with one pair of weights used in both steps",
+                citation=_PHAM,
+                preset={"tied": True},
+                grouped=True,
+                keeps_moments=True,
+            ),
+            NormSpec(
+                name="bn_gn_tied",
+                title="BN then GN + tw",
+                target=_CONTINUAL,
+                summary="the other order with one pair of weights used in both steps",
+                citation=_PHAM,
+                preset={"order": "bn_gn", "tied": True},
+                grouped=True,
+                keeps_moments=True,
+            ),
+        )
+    }
+)
+
+
+def norm_names() -> tuple[str, ...]:
+    """All names, in the table's order.
+
+    Example:
+        >>> norm_names()[:4]
+        ('none', 'bn', 'ln', 'in')
+    """
+    return tuple(NORMS)
+
+
+def find_norm(name: str, caller: str = "find_norm") -> tuple[NormSpec, int | None]:
+    """The row for a name, and the number of groups where the name carries one.
+
+    Args:
+        name: A name of the table in any case, with a number of groups behind it where the norm takes one.
+        caller: Whom an error message names.
+
+    Raises:
+        ValueError: For a name that isn't in the table, with near matches.
+
+    Example:
+        >>> find_norm("cn8")[0].title, find_norm("cn8")[1]
+        ('CN', 8)
+        >>> find_norm("BN")[1] is None
+        True
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"{caller}: the norm's name must be a string such as 'cn', got {name!r}.")
+    wanted = name.strip().lower()
+    if wanted in NORMS:
+        return NORMS[wanted], None
+    numbered = re.fullmatch(r"([a-z_]+?)(\d+)", wanted)
+    if numbered and numbered[1] in NORMS:
+        spec = NORMS[numbered[1]]
+        if spec.grouped:
+            return spec, int(numbered[2])
+        raise ValueError(
+            f"{caller}: norm {name!r} carries a number of groups, but {spec.name!r} has no groups. "
+            f"Use {spec.name!r}, or one of the grouped norms: {_listed(grouped=True)}."
+        )
+    near = difflib.get_close_matches(wanted, NORMS, n=3, cutoff=0.5)
+    hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+    raise ValueError(
+        f"{caller}: unknown norm {name!r}.{hint} There are {len(NORMS)}: {_listed()}. "
+        f"A number of groups may follow {_listed(grouped=True)}, as in 'cn8'."
+    )
+
+
+def _listed(grouped: bool = False) -> str:
+    return ", ".join(name for name, spec in NORMS.items() if spec.grouped or not grouped)

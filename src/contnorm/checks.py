@@ -1,0 +1,133 @@
+"""Checks at the door: each says where, what was given, what is allowed, and how to mend it.
+
+They are done once, by the public function or the layer, under its own name; what lies inside trusts its arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "check_batch",
+    "check_eps",
+    "check_features",
+    "check_group_size",
+    "check_input",
+    "check_momentum",
+    "resolve_groups",
+    "statistics_dtype",
+]
+
+MAX_AUTO_GROUPS = 32
+MIN_AUTO_CHANNELS = 8  # a group of fewer values is noise: on (N, C) input a group has no positions to add to them
+
+
+def check_features(num_features: object, caller: str) -> int:
+    if isinstance(num_features, bool) or not isinstance(num_features, int) or num_features < 1:
+        raise ValueError(
+            f"{caller}: num_features={num_features!r} must be a whole number of channels, 1 or more. "
+            f"Give the size of dimension 1 of the input."
+        )
+    return num_features
+
+
+def check_eps(eps: float, caller: str) -> float:
+    if not eps >= 0:
+        raise ValueError(
+            f"{caller}: eps={eps!r} must be 0 or more: it is added to a variance. The usual value is 1e-5."
+        )
+    return eps
+
+
+def check_momentum(momentum: float | None, caller: str) -> float | None:
+    if momentum is not None and not 0 <= momentum <= 1:
+        raise ValueError(
+            f"{caller}: momentum={momentum!r} must lie in [0, 1] (the weight of the newest batch), or be None for "
+            f"the plain average of all batches. The usual value is 0.1."
+        )
+    return momentum
+
+
+def divisors(n: int) -> list[int]:
+    return [d for d in range(1, n + 1) if n % d == 0]
+
+
+def resolve_groups(num_groups: int | str, channels: int, rank: int, caller: str) -> int:
+    """The number of groups to use on an input of this rank; ``"auto"`` depends on it.
+
+    Example:
+        >>> resolve_groups("auto", 100, rank=4, caller="demo"), resolve_groups("auto", 100, rank=2, caller="demo")
+        (25, 10)
+    """
+    if num_groups == "auto":
+        most = max(1, channels // MIN_AUTO_CHANNELS) if rank == 2 else channels
+        return next(d for d in range(min(most, MAX_AUTO_GROUPS), 0, -1) if channels % d == 0)
+    if isinstance(num_groups, bool) or not isinstance(num_groups, int) or num_groups < 1:
+        raise ValueError(f"{caller}: num_groups={num_groups!r} must be a whole number, 1 or more, or 'auto'.")
+    if channels % num_groups:
+        raise ValueError(
+            f"{caller}: num_groups={num_groups} does not divide the {channels} channels. "
+            f"Use a divisor of {channels}: {_some(divisors(channels), num_groups)}; or num_groups='auto'."
+        )
+    return num_groups
+
+
+def _some(choices: Sequence[int], wanted: int, most: int = 12) -> str:
+    """All the choices, or, where there are many, those nearest to what was wanted."""
+    near = sorted(choices, key=lambda d: abs(d - wanted))[:most]
+    return ", ".join(map(str, sorted(near))) + (" among others" if len(choices) > most else "")
+
+
+def check_input(x: Tensor, ranks: Sequence[int], channels: int | None, caller: str) -> None:
+    """Rank, channel count and dtype of an input."""
+    if x.dim() not in ranks:
+        shapes = {2: "(N, C)", 3: "(N, C, L)", 4: "(N, C, H, W)", 5: "(N, C, D, H, W)"}
+        allowed = " or ".join(shapes[r] for r in ranks)
+        raise ValueError(
+            f"{caller}: expected an input of shape {allowed}, got {tuple(x.shape)}{_other_layer(x.dim(), caller)}"
+        )
+    if channels is not None and x.shape[1] != channels:
+        raise ValueError(
+            f"{caller}: built for {channels} channels, got an input of shape {tuple(x.shape)} with {x.shape[1]}. "
+            f"Channels are dimension 1; build the layer with num_features={x.shape[1]}, or permute the input."
+        )
+    if not x.is_floating_point():
+        raise ValueError(
+            f"{caller}: expected float16, bfloat16, float32 or float64 input, got {x.dtype}. Use x.float()."
+        )
+
+
+def _other_layer(rank: int, caller: str) -> str:
+    """The sibling class that takes this rank, where the caller is one of three."""
+    suffix = {2: "1d", 3: "1d", 4: "2d", 5: "3d"}.get(rank)
+    if suffix and caller[-2:] in ("1d", "2d", "3d"):
+        return f". Use {caller[:-2]}{suffix} for that rank."
+    return ". The first two dimensions are samples and channels."
+
+
+def check_batch(x: Tensor, eps: float, caller: str) -> None:
+    """Refuse what batch statistics can't be taken of, as torch's BatchNorm does."""
+    if x.numel() == x.shape[1]:
+        raise ValueError(
+            f"{caller}: Expected more than 1 value per channel when training, got input size {tuple(x.shape)}. "
+            f"Use a batch of 2 or more, or evaluation mode."
+        )
+    if eps == 0:
+        raise ValueError(f"{caller}: eps must be above 0 when training, got {eps!r}. The usual value is 1e-5.")
+
+
+def check_group_size(x: Tensor, num_groups: int, caller: str) -> None:
+    """Refuse groups of a single value: each normalizes to zero whatever the input."""
+    if x.numel() == x.shape[0] * num_groups and x.numel():
+        raise ValueError(
+            f"{caller}: num_groups={num_groups} leaves one value in each group of an input of shape {tuple(x.shape)}, "
+            f"and a single value always normalizes to zero. Use fewer groups, or num_groups='auto'."
+        )
+
+
+def statistics_dtype(x: Tensor) -> torch.dtype:
+    """Statistics are taken in float32, and in float64 of float64 input."""
+    return torch.float64 if x.dtype == torch.float64 else torch.float32

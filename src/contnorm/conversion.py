@@ -1,0 +1,278 @@
+"""One line changes the normalization of any model: a single walk over the module tree, with a plan before any change.
+
+The new layer takes over the old one's own Parameter and buffer objects wherever both have them, so an optimizer made
+before the conversion goes on training them, and a conversion forth and back gives the first model's output bit for
+bit. Nothing is changed unless every layer that was asked for can be.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+from torch import Tensor, nn
+
+from contnorm.catalog import NormSpec, find_norm
+from contnorm.factory import Dim, accepted_options, build, norm_class
+from contnorm.layers.base import MomentNorm
+from contnorm.layers.sync import SyncContinualNorm
+from contnorm.recognition import Recognized, Stranger, recognize
+
+__all__ = ["Filter", "convert_norm", "convert_sync"]
+
+Filter = str | Iterable[str] | Callable[[str, nn.Module], bool]
+
+
+def convert_norm(
+    model: nn.Module,
+    to: str,
+    *,
+    only: Filter | None = None,
+    skip: Filter | None = None,
+    dim: Dim | None = None,
+    **options: object,
+) -> nn.Module:
+    """Replace the norm layers of a model by another norm, in place.
+
+    Works on any module tree: nested, shared layers (one object stays one), models of torchvision, timm and others.
+    Kept are parameters (the same objects), running moments, eps, momentum, device, dtype, training mode and
+    ``requires_grad``. What the new norm doesn't have is dropped, what the old one didn't have starts afresh.
+
+    Args:
+        model: The model; a bare norm layer works too, its replacement is what is returned.
+        to: A norm's name, as in ``create_norm``.
+        only: Convert just these layers: a name or pattern (``"layer1.*"``), several, or ``f(name, module) -> bool``.
+        skip: Leave these layers alone; the same forms.
+        dim: The dimension of layers whose class doesn't tell it (``GroupNorm``, ``SyncBatchNorm``); by default that
+            of the model's convolutions.
+        **options: Arguments of the new norm, such as ``num_groups``, ``eps`` or ``momentum``; they win over what the
+            old layer had.
+
+    Returns:
+        The model.
+
+    Raises:
+        ValueError: Where there is nothing to convert, or a layer can't be: its name and the reason are in the message,
+            and the model is unchanged.
+
+    Example:
+        >>> model = nn.Sequential(nn.Conv2d(3, 64, 3), nn.BatchNorm2d(64), nn.ReLU())
+        >>> weight = model[1].weight
+        >>> convert_norm(model, "cn", num_groups=8)[1]
+        ContinualNorm2d(64, num_groups=8, eps=1e-05, momentum=0.1)
+        >>> model[1].weight is weight
+        True
+    """
+    spec, groups = find_norm(to, "convert_norm")
+    if groups is not None:
+        options = {"num_groups": groups, **options}
+    found = _selected(model, only, skip, "convert_norm")
+    fallback = dim or _dim_of_convolutions(model)
+    replace = {}
+    for layer in found:
+        with _naming(layer, "convert_norm"):
+            replace[layer.module] = _converted(layer, spec, options, fallback)
+    return _swap(model, replace)
+
+
+def convert_sync(model: nn.Module, process_group: Any = None) -> nn.Module:
+    """Replace continual and batch norms by their synchronised forms, in place, for training on several processes.
+
+    The safe counterpart of ``torch.nn.SyncBatchNorm.convert_sync_batchnorm``, which knows batch norm alone. Norms of
+    single samples (GN, IN, LN) need no synchronisation and stay; a norm without a synchronised form is refused.
+
+    Args:
+        model: The model.
+        process_group: Whose batches count as one; None for all processes.
+
+    Returns:
+        The model.
+
+    Example:
+        >>> from contnorm import ContinualNorm2d
+        >>> type(convert_sync(nn.Sequential(ContinualNorm2d(64)))[0]).__name__
+        'SyncContinualNorm'
+    """
+    replace = {}
+    for layer in _selected(model, None, None, "convert_sync"):
+        if layer.found.norm in ("in", "gn", "ln", "none") or layer.found.synced:
+            continue
+        with _naming(layer, "convert_sync"):
+            if layer.found.norm in ("brn", "sn"):
+                raise ValueError(f"{layer.found.norm!r} has no synchronised form. Convert it to 'bn' or 'cn' first.")
+            new = _synced_layer(layer.found, layer.found.norm, layer.found.options, process_group)
+            replace[layer.module] = _taken_over(layer, new)
+    return _swap(model, replace)
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A norm layer that was found, and the first name it was reached by."""
+
+    name: str
+    module: nn.Module
+    found: Recognized
+
+
+@contextmanager
+def _naming(layer: _Layer, caller: str) -> Iterator[None]:
+    """Adds to an error the layer it came from, once, at the door."""
+    try:
+        yield
+    except ValueError as error:
+        where = f"{caller}: layer {layer.name!r} ({type(layer.module).__name__})"
+        raise ValueError(f"{where}: {error} The model is unchanged.") from error
+
+
+def _selected(model: nn.Module, only: Filter | None, skip: Filter | None, caller: str) -> list[_Layer]:
+    """All norm layers the filters leave; refuses strangers and layers with hooks among them, by name."""
+    wanted, unwanted = _predicate(only), _predicate(skip)
+    layers, refused, seen = [], [], 0
+    for name, module in model.named_modules():
+        found = recognize(module)
+        if found is None:
+            continue
+        seen += 1
+        if (only is not None and not wanted(name, module)) or (skip is not None and unwanted(name, module)):
+            continue
+        reason = found.reason if isinstance(found, Stranger) else _hooked(module)
+        if reason:
+            refused.append(f"{name!r} ({type(module).__name__}): {reason}")
+        elif isinstance(found, Recognized):
+            layers.append(_Layer(name, module, found))
+    if refused:
+        raise ValueError(
+            f"{caller}: can't convert {'; '.join(refused)}. Mend that, or leave the layer alone with skip=. "
+            f"The model is unchanged."
+        )
+    if not layers:
+        raise ValueError(
+            f"{caller}: found nothing to convert in {type(model).__name__}: it has {seen} norm layers that work over "
+            f"channels in dimension 1, and the filters left none. See contnorm.summarize(model)."
+        )
+    return layers
+
+
+def _predicate(given: Filter | None) -> Callable[[str, nn.Module], bool]:
+    if callable(given):
+        return given
+    patterns = [given] if isinstance(given, str) else list(given or ())
+    return lambda name, module: any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+_HOOKS = (
+    "_forward_pre_hooks",
+    "_forward_hooks",
+    "_backward_pre_hooks",
+    "_backward_hooks",
+    "_state_dict_hooks",
+    "_state_dict_pre_hooks",
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+)
+
+
+def _hooked(module: nn.Module) -> str:
+    for kind in _HOOKS:
+        hooks = getattr(module, kind, {})
+        if any(hook is not _drop_and_act for hook in hooks.values()):
+            return f"it carries hooks ({kind.strip('_').replace('_', ' ')}), which would be lost; remove them first"
+    return ""
+
+
+def _dim_of_convolutions(model: nn.Module) -> Dim | None:
+    """The one dimension the model's convolutions have; 1 for a model of none; None where they differ."""
+    kinds: tuple[tuple[Dim, tuple[type[nn.Module], ...]], ...] = (
+        (1, (nn.Conv1d, nn.ConvTranspose1d)),
+        (2, (nn.Conv2d, nn.ConvTranspose2d)),
+        (3, (nn.Conv3d, nn.ConvTranspose3d)),
+    )
+    present = [dim for dim, classes in kinds if any(isinstance(m, classes) for m in model.modules())]
+    if not present:
+        return 1
+    return present[0] if len(present) == 1 else None
+
+
+def _converted(layer: _Layer, spec: NormSpec, options: Mapping[str, object], fallback: Dim | None) -> nn.Module:
+    """The layer that takes another's place, with its tensors."""
+    found = layer.found
+    if found.synced and spec.keeps_moments:
+        if spec.name in ("brn", "sn"):
+            raise ValueError(f"it is synchronised, and {spec.name!r} has no synchronised form.")
+        carried = {**found.options, **options, **spec.preset}
+        new = _synced_layer(found, spec.name, carried, getattr(layer.module, "process_group", None))
+        return _taken_over(layer, new)
+    dim = cast("Dim | None", found.dim) or fallback
+    if dim is None:
+        raise ValueError("its class takes input of any rank and the model's convolutions differ. Say dim=1, 2 or 3.")
+    allowed = accepted_options(norm_class(spec, dim))
+    carried = {key: value for key, value in found.options.items() if key in allowed and key not in spec.preset}
+    new = build(spec, found.channels, dim, {**carried, **options, **_placement(layer.module, allowed)}, "the new norm")
+    return _taken_over(layer, new)
+
+
+def _synced_layer(found: Recognized, norm: str, options: Mapping[str, object], group: Any) -> nn.Module:
+    if norm == "bn":
+        taken = {key: options[key] for key in ("eps", "momentum", "affine", "track_running_stats") if key in options}
+        plain: nn.Module = nn.SyncBatchNorm(found.channels, process_group=group, **cast(Any, taken))
+        return plain
+    preset = find_norm(norm)[0].preset
+    allowed = accepted_options(SyncContinualNorm)
+    taken = {key: value for key, value in options.items() if key in allowed}
+    return SyncContinualNorm(found.channels, process_group=group, **cast(Any, {**taken, **preset}))
+
+
+def _placement(module: nn.Module, allowed: Iterable[str]) -> dict[str, object]:
+    """Device and dtype of the old layer's tensors, for what the new one has to make afresh."""
+    tensors = [t for t in (*module.parameters(), *module.buffers()) if t.is_floating_point()]
+    if not tensors or "device" not in allowed:
+        return {}
+    return {"device": tensors[0].device, "dtype": tensors[0].dtype}
+
+
+def _taken_over(layer: _Layer, new: nn.Module) -> nn.Module:
+    """Give the new layer the old one's parameters, moments and state: the same objects, not copies."""
+    old = layer.module
+    for name in ("weight", "bias"):
+        if name in new._parameters and new._parameters[name] is not None:
+            if old._parameters.get(name) is not None:
+                new._parameters[name] = old._parameters[name]
+            elif old._buffers.get(name) is not None:  # a constant stays untrained
+                new._parameters[name] = nn.Parameter(cast(Tensor, old._buffers[name]).clone(), requires_grad=False)
+            elif old._parameters.get("weight") is not None:
+                new._parameters[name] = None  # a weight without a bias
+    for name in ("running_mean", "running_var", "num_batches_tracked"):
+        if old._buffers.get(name) is not None and new._buffers.get(name) is not None:
+            new._buffers[name] = old._buffers[name]
+    new.train(old.training)
+    if isinstance(new, MomentNorm):
+        new.stats_frozen = layer.found.constant or getattr(old, "stats_frozen", hasattr(old, "_contnorm_tracked"))
+        new.use_running = layer.found.constant or getattr(old, "use_running", False)
+    if layer.found.acts:
+        new.drop, new.act = old.drop, old.act
+        new.register_forward_hook(_drop_and_act)
+    return new
+
+
+def _drop_and_act(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+    """What a norm-then-activation layer does after normalizing."""
+    result: Tensor = cast(Any, module).act(cast(Any, module).drop(output))
+    return result
+
+
+def _swap(model: nn.Module, replace: Mapping[nn.Module, nn.Module]) -> nn.Module:
+    for parent, name, child in list(_edges(model)):
+        if child in replace:
+            parent._modules[name] = replace[child]
+    return replace.get(model, model)
+
+
+def _edges(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
+    """Every place where a module stands in another: a shared one stands in several."""
+    for parent in model.modules():
+        for name, child in parent._modules.items():
+            if child is not None:
+                yield parent, name, child

@@ -1,0 +1,80 @@
+"""Any norm by its name."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+from collections.abc import Mapping
+from typing import Literal
+
+from torch import nn
+
+from contnorm.catalog import NormSpec, find_norm
+
+__all__ = ["Dim", "accepted_options", "create_norm", "norm_class"]
+
+Dim = Literal[1, 2, 3]
+
+
+def create_norm(name: str, num_features: int, *, dim: Dim = 2, **options: object) -> nn.Module:
+    """A norm layer by name.
+
+    Args:
+        name: One of ``none bn ln in gn brn sn cn bn_gn cn_tied bn_gn_tied``, in any case; a number of groups may
+            follow the grouped ones, as in ``"cn8"``.
+        num_features: Channels.
+        dim: 1 for (N, C) and (N, C, L) input, 2 for (N, C, H, W), 3 for (N, C, D, H, W).
+        **options: Further arguments of that norm's class, such as ``num_groups``, ``eps`` or ``momentum``.
+
+    Raises:
+        ValueError: For an unknown name, or an option the norm doesn't take.
+
+    Example:
+        >>> create_norm("cn", 64, num_groups=8)
+        ContinualNorm2d(64, num_groups=8, eps=1e-05, momentum=0.1)
+        >>> create_norm("gn32", 64, dim=1)
+        GroupNorm1d(64, num_groups=32, eps=1e-05)
+    """
+    spec, groups = find_norm(name, "create_norm")
+    if groups is not None:
+        if options.get("num_groups", groups) != groups:
+            raise ValueError(
+                f"create_norm: {name!r} asks for {groups} groups and num_groups={options['num_groups']!r} for others. "
+                f"Give one of the two."
+            )
+        options["num_groups"] = groups
+    return build(spec, num_features, dim, options, "create_norm")
+
+
+def build(spec: NormSpec, num_features: int, dim: Dim, options: Mapping[str, object], caller: str) -> nn.Module:
+    """The layer of a row of the catalog, its options checked."""
+    cls = norm_class(spec, dim)
+    allowed = accepted_options(cls)
+    for key, value in options.items():
+        if key in spec.preset and spec.preset[key] != value:
+            raise ValueError(
+                f"{caller}: {key}={value!r} contradicts the norm {spec.name!r}, which is {key}={spec.preset[key]!r}."
+            )
+        if key not in allowed:
+            near = difflib.get_close_matches(key, allowed, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"{caller}: norm {spec.name!r} takes no {key!r}.{hint} It takes {', '.join(allowed)}.")
+    layer = cls(num_features, **{**options, **spec.preset})
+    assert isinstance(layer, nn.Module)
+    return layer
+
+
+def norm_class(spec: NormSpec, dim: Dim) -> type[nn.Module]:
+    """The class of a row of the catalog for 1d, 2d or 3d input."""
+    if dim not in (1, 2, 3):
+        raise ValueError(f"create_norm: dim={dim!r} must be 1, 2 or 3: the number of spatial dimensions, 1 for none.")
+    module, _, stem = spec.target.partition(":")
+    cls: type[nn.Module] = getattr(importlib.import_module(module), f"{stem}{dim}d")
+    return cls
+
+
+def accepted_options(cls: type[nn.Module]) -> tuple[str, ...]:
+    """The names of the constructor's arguments after the number of channels."""
+    parameters = list(inspect.signature(cls).parameters)
+    return tuple(p for p in parameters if p != "num_features")

@@ -1,0 +1,121 @@
+"""Hold running moments still, whatever mode the model is put in.
+
+Our layers have a switch for it. Torch's batch norms obey ``track_running_stats``, which is set aside and remembered.
+Any other module with running moments (torch's instance norms, layers of other libraries) gets a copy of its moments
+to write on while it runs, and its own back afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from contnorm.layers.base import MomentNorm
+from contnorm.recognition import Recognized, holds_moments, recognize
+
+__all__ = ["freeze_stats", "frozen_stats", "is_frozen"]
+
+_BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
+
+
+def freeze_stats(model: nn.Module, frozen: bool = True) -> nn.Module:
+    """Freeze (or release) the running moments of every norm in a model; the batch counters too.
+
+    It survives ``model.train()`` and ``model.eval()``, which keep their meaning: in training a frozen layer still
+    normalizes with the batch, in evaluation with the moments as they were. Copies of the model stay frozen.
+
+    Args:
+        model: The model, changed in place.
+        frozen: False releases.
+
+    Returns:
+        The model.
+
+    Example:
+        >>> import torch
+        >>> model = freeze_stats(nn.Sequential(nn.BatchNorm1d(2))).train()
+        >>> _ = model(torch.tensor([[5.0, 5.0], [9.0, 9.0]]))
+        >>> model[0].running_mean
+        tensor([0., 0.])
+    """
+    for module in model.modules():
+        if holds_moments(module) and is_frozen(module) is not frozen:
+            _set(module, frozen)
+    return model
+
+
+@contextmanager
+def frozen_stats(model: nn.Module) -> Iterator[nn.Module]:
+    """No running moment of the model moves inside; afterwards each layer is as it was.
+
+    Example:
+        >>> import torch
+        >>> model = nn.Sequential(nn.BatchNorm1d(2))
+        >>> with frozen_stats(model):
+        ...     _ = model(torch.tensor([[5.0, 5.0], [9.0, 9.0]]))
+        >>> model[0].running_mean, model[0].num_batches_tracked.item()
+        (tensor([0., 0.]), 0)
+    """
+    moving = [m for m in model.modules() if holds_moments(m) and not is_frozen(m)]
+    for module in moving:
+        _set(module, True)
+    try:
+        yield model
+    finally:
+        for module in moving:
+            _set(module, False)
+
+
+def is_frozen(module: nn.Module) -> bool:
+    """Whether this layer's running moments are held.
+
+    Example:
+        >>> is_frozen(freeze_stats(nn.BatchNorm1d(2)))
+        True
+    """
+    if isinstance(module, MomentNorm):
+        return module.stats_frozen
+    return hasattr(module, "_contnorm_tracked") or _lend_copies in module._forward_pre_hooks.values()
+
+
+def _set(module: nn.Module, frozen: bool) -> None:
+    if isinstance(module, MomentNorm):
+        module.stats_frozen = frozen
+    elif isinstance(module, _BatchNorm) and isinstance(recognize(module), Recognized):
+        _set_torch(module, frozen)
+    elif frozen:
+        module.register_forward_pre_hook(_lend_copies)
+        module.register_forward_hook(_take_back, always_call=True)
+    else:
+        _remove(_lend_copies, module._forward_pre_hooks)
+        _remove(_take_back, module._forward_hooks, module._forward_hooks_always_called)
+
+
+def _set_torch(module: Any, frozen: bool) -> None:
+    if frozen:
+        module._contnorm_tracked = module.track_running_stats
+        module.track_running_stats = False
+    else:
+        module.track_running_stats = module._contnorm_tracked
+        del module._contnorm_tracked
+
+
+def _lend_copies(module: nn.Module, args: object) -> None:
+    own = {name: module._buffers[name] for name in _BUFFERS if isinstance(module._buffers.get(name), Tensor)}
+    module.__dict__["_contnorm_own"] = own
+    for name, buffer in own.items():
+        module._buffers[name] = None if buffer is None else buffer.clone()
+
+
+def _take_back(module: nn.Module, args: object, output: object) -> None:
+    module._buffers.update(module.__dict__.pop("_contnorm_own"))
+
+
+def _remove(function: object, hooks: dict[int, Any], *marks: dict[int, bool]) -> None:
+    for key in [key for key, hook in hooks.items() if hook is function]:
+        for registry in (hooks, *marks):
+            registry.pop(key, None)

@@ -1,0 +1,24 @@
+"""Stateless forms of every norm, with the arguments of their torch counterparts.
+
+Example:
+    >>> import torch, contnorm as cn
+    >>> x = torch.randn(8, 64, 4, 4)
+    >>> cn.functional.continual_norm(x, None, None, None, None, training=True, num_groups=8).shape
+    torch.Size([8, 64, 4, 4])
+"""
+
+from contnorm.functional.batch import batch_norm
+from contnorm.functional.continual import continual_norm
+from contnorm.functional.group import group_norm, instance_norm, layer_norm
+from contnorm.functional.renorm import batch_renorm
+from contnorm.functional.switchable import switch_norm
+
+__all__ = [
+    "batch_norm",
+    "batch_renorm",
+    "continual_norm",
+    "group_norm",
+    "instance_norm",
+    "layer_norm",
+    "switch_norm",
+]

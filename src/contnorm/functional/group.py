@@ -1,0 +1,89 @@
+"""Group, instance and layer normalization, by torch's own operator, with one weight and bias per channel."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from contnorm.checks import check_eps, check_group_size, check_input, resolve_groups, statistics_dtype
+from contnorm.functional.batch import ANY_RANK, empty_like_input
+
+__all__ = ["group_norm", "instance_norm", "layer_norm"]
+
+
+def group_norm(
+    x: Tensor,
+    num_groups: int | str = 32,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    caller: str = "group_norm",
+) -> Tensor:
+    """Group normalization: ``F.group_norm`` whose output has the input's dtype, under autocast too.
+
+    Args:
+        x: (N, C) or (N, C, *).
+        num_groups: A divisor of C, or ``"auto"``.
+        weight: (C,) or None.
+        bias: (C,) or None.
+        eps: Added to the variance.
+        caller: Whom an error message names.
+
+    Example:
+        >>> group_norm(torch.tensor([[0.0, 2.0, 5.0, 7.0]]), num_groups=2, eps=1e-12)
+        tensor([[-1.,  1., -1.,  1.]])
+    """
+    check_input(x, ANY_RANK, None if weight is None else weight.shape[0], caller)
+    check_eps(eps, caller)
+    groups = resolve_groups(num_groups, x.shape[1], x.dim(), caller)
+    if x.numel() == 0:
+        return empty_like_input(x, weight, bias)
+    check_group_size(x, groups, caller)
+    if weight is not None and weight.dtype != x.dtype:
+        # Half input with float32 weights: CPU takes the mixture, CUDA does not. Widening serves both.
+        wide = statistics_dtype(x)
+        offset = None if bias is None else bias.to(wide)
+        return F.group_norm(x.to(wide), groups, weight.to(wide), offset, eps).to(x.dtype)
+    return F.group_norm(x, groups, weight, bias, eps).to(x.dtype)
+
+
+def instance_norm(
+    x: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    caller: str = "instance_norm",
+) -> Tensor:
+    """Instance normalization: every channel of every sample by itself, so it needs more than one position.
+
+    Example:
+        >>> instance_norm(torch.tensor([[[0.0, 2.0], [5.0, 5.5]]]), eps=1e-12)
+        tensor([[[-1.,  1.],
+                 [-1.,  1.]]])
+    """
+    check_input(x, ANY_RANK, None if weight is None else weight.shape[0], caller)
+    if x.numel() and x.numel() == x.shape[0] * x.shape[1]:
+        raise ValueError(
+            f"{caller}: an input of shape {tuple(x.shape)} has one value per instance, which always normalizes to "
+            f"zero. Give it more than one position, or use group or layer normalization."
+        )
+    return group_norm(x, x.shape[1], weight, bias, eps, caller=caller)
+
+
+def layer_norm(
+    x: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    caller: str = "layer_norm",
+) -> Tensor:
+    """Layer normalization over channels and positions together; weight and bias are per channel.
+
+    Example:
+        >>> layer_norm(torch.tensor([[0.0, 2.0]]), eps=1e-12)
+        tensor([[-1.,  1.]])
+    """
+    return group_norm(x, 1, weight, bias, eps, caller=caller)

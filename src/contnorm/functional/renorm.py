@@ -1,0 +1,129 @@
+"""Batch renormalization (Ioffe, 2017), in the form the continual normalization paper prints.
+
+The paper's formula divides by ``sigma + eps``, not ``sqrt(sigma^2 + eps)``, and both factors stop their gradient.
+The running spread is an average of *standard deviations*, biased; it is kept squared, under batch norm's own name.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from contnorm.checks import check_batch, check_eps, check_input, statistics_dtype
+from contnorm.functional.batch import ANY_RANK, empty_like_input, update_moments, uses_batch_moments
+from contnorm.kernels.pivot import channel_pivot, per_channel
+
+__all__ = ["batch_renorm"]
+
+
+def batch_renorm(
+    x: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float | Tensor = 0.01,
+    eps: float = 1e-3,
+    r_max: float | Tensor = 1.0,
+    d_max: float | Tensor = 0.0,
+    *,
+    r: Tensor | None = None,
+    d: Tensor | None = None,
+    caller: str = "batch_renorm",
+) -> Tensor:
+    r"""Batch renormalization.
+
+    .. math::
+        y = \gamma \left( r \, \frac{x - \mu_B}{\sigma_B + \epsilon} + d \right) + \beta, \quad
+        r = \mathrm{clip}_{[1/r_{max}, r_{max}]} \frac{\sigma_B}{\sigma_r}, \quad
+        d = \mathrm{clip}_{[-d_{max}, d_{max}]} \frac{\mu_B - \mu_r}{\sigma_r}
+
+    Args:
+        x: (N, C) or (N, C, *).
+        running_mean: (C,), updated in place when ``training``.
+        running_var: (C,), the square of the averaged standard deviation, likewise.
+        weight: (C,) or None.
+        bias: (C,) or None.
+        training: Whether to normalize with the moments of the batch; without running moments it always is.
+        momentum: The weight of this batch in the running moments; a 0-dim tensor keeps it on the device.
+        eps: Added to the standard deviation.
+        r_max: The limit of r; 1 switches the correction of the spread off.
+        d_max: The limit of d; 0 switches the correction of the mean off.
+        r: (C,), used as it is in place of the clipped ratio.
+        d: (C,), likewise.
+        caller: Whom an error message names.
+
+    Example:
+        >>> x, mean, var = torch.tensor([[0.0], [2.0]]), torch.tensor([0.0]), torch.tensor([4.0])
+        >>> batch_renorm(x, mean, var, training=True, eps=1e-12, r_max=3.0, d_max=5.0)  # = (x - 0) / 2
+        tensor([[0.],
+                [1.]])
+    """
+    known = running_mean if running_mean is not None else weight
+    check_input(x, ANY_RANK, None if known is None else known.shape[0], caller)
+    check_eps(eps, caller)
+    if x.numel() == 0:
+        return empty_like_input(x, weight, bias)
+    dtype, rank = statistics_dtype(x), x.dim()
+    if not uses_batch_moments(training, running_mean):
+        assert running_mean is not None and running_var is not None
+        rstd = 1 / (running_var.to(dtype).sqrt() + eps)
+        centred = x.to(dtype) - per_channel(running_mean.to(dtype), rank)
+        return _affine(centred * per_channel(rstd, rank), weight, bias).to(x.dtype)
+
+    check_batch(x, eps, caller)
+    at = channel_pivot(x)
+    shifted = x.to(dtype) - per_channel(at, rank)
+    var, mean = torch.var_mean(shifted, dim=[i for i in range(rank) if i != 1], correction=0)
+    std = var.sqrt()
+    if running_mean is not None and running_var is not None:
+        ratio, offset = _clipped(mean, std, running_mean.to(dtype) - at, running_var.to(dtype), r_max, d_max)
+        r, d = ratio if r is None else r, offset if d is None else d
+    normalized = (shifted - per_channel(mean, rank)) * per_channel(1 / (std + eps), rank)
+    if r is not None:
+        normalized = normalized * per_channel(r.to(dtype), rank)
+    if d is not None:
+        normalized = normalized + per_channel(d.to(dtype), rank)
+    _update(running_mean, running_var, mean + at, std, momentum)
+    return _affine(normalized, weight, bias).to(x.dtype)
+
+
+def _clipped(
+    mean: Tensor,
+    std: Tensor,
+    running_mean: Tensor,
+    running_var: Tensor,
+    r_max: float | Tensor,
+    d_max: float | Tensor,
+) -> tuple[Tensor, Tensor]:
+    """r and d, without gradient; a running spread of zero gives the limits, not a division by zero."""
+    with torch.no_grad():
+        running_std = running_var.sqrt().clamp_min(torch.finfo(running_var.dtype).tiny)
+        top, reach = _limit(r_max, std), _limit(d_max, std)
+        r = (std / running_std).clamp(1 / top, top)
+        d = ((mean - running_mean) / running_std).clamp(-reach, reach)
+    return r, d
+
+
+def _limit(limit: float | Tensor, like: Tensor) -> Tensor:
+    return torch.as_tensor(limit, dtype=like.dtype, device=like.device)
+
+
+def _update(
+    running_mean: Tensor | None, running_var: Tensor | None, mean: Tensor, std: Tensor, momentum: float | Tensor
+) -> None:
+    """Average the standard deviation, store its square."""
+    if running_mean is None or running_var is None:
+        return
+    with torch.no_grad():
+        running_std = running_var.to(std.dtype).sqrt()
+        update_moments(running_mean, running_std, mean, std, momentum)
+        if not (isinstance(momentum, float) and momentum == 0.0):
+            running_var.copy_(running_std.square())
+
+
+def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    if weight is not None:
+        x = x * per_channel(weight.to(x.dtype), x.dim())
+    return x if bias is None else x + per_channel(bias.to(x.dtype), x.dim())

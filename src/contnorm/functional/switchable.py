@@ -1,0 +1,137 @@
+"""Switchable normalization (Luo et al., 2019): a learned mixture of instance, layer and batch moments.
+
+As the method's own code has it: two separate weight vectors, one for the means and one for the variances; the
+instance variance is the unbiased one, and the layer and batch variances are built from it. Where a sample has one
+position, as (N, C) input does, an instance has no variance, and only layer and batch moments are mixed.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from contnorm.checks import check_batch, check_eps, check_input, statistics_dtype
+from contnorm.functional.batch import ANY_RANK, empty_like_input, update_moments, uses_batch_moments
+from contnorm.kernels.pivot import per_channel
+
+__all__ = ["batch_moments", "switch_norm"]
+
+
+def switch_norm(
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean_weight: Tensor,
+    var_weight: Tensor,
+    training: bool = False,
+    momentum: float | Tensor = 0.1,
+    eps: float = 1e-5,
+    *,
+    caller: str = "switch_norm",
+) -> Tensor:
+    r"""Switchable normalization.
+
+    .. math::
+        y = \gamma \frac{x - \sum_k w_k \mu_k}{\sqrt{\sum_k w'_k \sigma^2_k + \epsilon}} + \beta,
+        \quad k \in \{\mathrm{IN}, \mathrm{LN}, \mathrm{BN}\}
+
+    Args:
+        x: (N, C) or (N, C, *).
+        running_mean: (C,), of the batch branch, updated in place when ``training``.
+        running_var: (C,), likewise.
+        weight: (C,) or None.
+        bias: (C,) or None.
+        mean_weight: (3,), logits of the mixture of means: instance, layer, batch.
+        var_weight: (3,), logits of the mixture of variances.
+        training: Whether the batch branch uses the moments of the batch; without running moments it always does.
+        momentum: The weight of this batch in the running moments; a 0-dim tensor keeps it on the device.
+        eps: Added to the mixed variance.
+        caller: Whom an error message names.
+
+    Example:
+        >>> x, only_batch = torch.tensor([[0.0, 5.0], [2.0, 9.0]]), torch.tensor([0.0, -99.0, 99.0])
+        >>> switch_norm(x, None, None, None, None, only_batch, only_batch, training=True, eps=1e-12)
+        tensor([[-1., -1.],
+                [ 1.,  1.]])
+    """
+    known = running_mean if running_mean is not None else weight
+    check_input(x, ANY_RANK, None if known is None else known.shape[0], caller)
+    check_eps(eps, caller)
+    if x.numel() == 0:
+        return empty_like_input(x, weight, bias, mean_weight, var_weight)
+    rows = _row_moments(x)
+    if uses_batch_moments(training, running_mean):
+        check_batch(x, eps, caller)
+        batch_mean, batch_var = _batch_branch(rows)
+        update_moments(running_mean, running_var, batch_mean, batch_var, momentum)
+    else:
+        assert running_mean is not None and running_var is not None
+        batch_mean, batch_var = running_mean.double(), running_var.double()
+
+    layer_mean = rows.mean.mean(1, keepdim=True)
+    layer_var = (rows.var + (rows.mean - layer_mean).square()).mean(1, keepdim=True)
+    single = x.numel() == x.shape[0] * x.shape[1]
+    mean = _mixed(mean_weight, rows.mean, layer_mean, batch_mean, single)
+    var = _mixed(var_weight, rows.var, layer_var, batch_var, single)
+
+    dtype, rank = statistics_dtype(x), x.dim()
+    scale = torch.rsqrt(var + eps)
+    if weight is not None:
+        scale = scale * weight
+    centred = rows.shifted - per_channel((mean - rows.pivot).to(dtype), rank)
+    y = centred * per_channel(scale.to(dtype), rank)
+    if bias is not None:
+        y = y + per_channel(bias.to(dtype), rank)
+    return y.to(x.dtype)
+
+
+class _Rows(NamedTuple):
+    """The input less a pivot for each row, and each row's moments in float64: those tables are small."""
+
+    shifted: Tensor  # (N, C, *)
+    pivot: Tensor  # (N, C), float64
+    mean: Tensor  # (N, C), float64, of the input itself
+    var: Tensor  # (N, C), float64, unbiased; zero where a row has one position
+
+
+def _row_moments(x: Tensor) -> _Rows:
+    wide = x.to(statistics_dtype(x))
+    positions = tuple(range(2, x.dim()))
+    if x.numel() == x.shape[0] * x.shape[1]:
+        # One position: the row is its own mean, and all that varies is in the tables.
+        table = wide.reshape(x.shape[0], x.shape[1])
+        zero = torch.zeros_like(table, dtype=torch.float64)
+        return _Rows(wide, zero, table.double(), zero)
+    pivot = wide.detach()
+    for _ in positions:
+        pivot = pivot.select(-1, 0)
+    shifted = wide - per_channel(pivot, x.dim())
+    var, off = torch.var_mean(shifted, dim=positions, correction=1)
+    return _Rows(shifted, pivot.double(), pivot.double() + off.double(), var.double())
+
+
+def _batch_branch(rows: _Rows) -> tuple[Tensor, Tensor]:
+    mean = rows.mean.mean(0)
+    return mean, (rows.var + (rows.mean - mean).square()).mean(0)
+
+
+def batch_moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The batch branch's mean and variance of an input, (C,) each, in float64.
+
+    Example:
+        >>> mean, var = batch_moments(torch.tensor([[0.0], [2.0]]))
+        >>> mean.item(), var.item()
+        (1.0, 1.0)
+    """
+    return _batch_branch(_row_moments(x))
+
+
+def _mixed(logits: Tensor, instance: Tensor, layer: Tensor, batch: Tensor, single: bool) -> Tensor:
+    """(N, C), the weighted sum of the moments."""
+    share = torch.softmax((logits[1:] if single else logits).double(), 0)
+    mixed = share[-2] * layer + share[-1] * batch
+    return mixed if single else mixed + share[0] * instance

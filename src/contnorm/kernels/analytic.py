@@ -1,0 +1,177 @@
+"""Continual normalization in one pass of statistics and one multiply-add, with a hand-written backward.
+
+Group norm and batch norm both follow from the mean and variance of each row (one sample, one channel), so the data is
+read once for statistics and once to make the output ``y = scale * x + offset``. The backward pass likewise needs two
+sums per row and one ``dx = P * dy + Q * x + R``. The derivation is in ``docs/concepts/one-pass.md``.
+
+Letters: N samples, C channels in G groups of K, L positions, M = N * L. Every table here is (N, C), (N, G) or (C,).
+``x`` always comes in less its slab's pivot (`pivot.py`), which changes no result and keeps it exact.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from contnorm.checks import statistics_dtype
+from contnorm.kernels.pivot import per_channel, slab_pivot
+from contnorm.kernels.reference import BatchMoments
+
+__all__ = ["evaluate", "train"]
+
+
+class Statistics(NamedTuple):
+    """All that the output and the gradients need besides the data."""
+
+    row_mean: Tensor  # (N, C) a1: mean over positions of the group-normalized signal
+    row_square: Tensor  # (N, C) a2: mean over positions of its square
+    group_mean: Tensor  # (N, C) u, repeated over the group's channels
+    group_rstd: Tensor  # (N, C) r, likewise
+    mean: Tensor  # (C,) batch mean of the group-normalized signal
+    var: Tensor  # (C,) its biased batch variance
+    rstd: Tensor  # (C,) i
+
+
+def train(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, num_groups: int
+) -> tuple[Tensor, BatchMoments]:
+    """Normalize with the moments of the batch, and give those moments."""
+    dtype = statistics_dtype(x)
+    scale = None if weight is None else weight.to(dtype)
+    offset = None if bias is None else bias.to(dtype)
+    shifted = x.to(dtype) - per_channel(slab_pivot(x, num_groups), x.dim())
+    if torch.compiler.is_compiling():  # the compiler fuses the plain formula and derives its own backward
+        found = _statistics(shifted, eps, num_groups)
+        y = _multiply_add(shifted, scale, offset, found)
+        mean, var = found.mean, found.var
+    else:
+        y, mean, var, *_ = _ContinualNorm.apply(shifted, scale, offset, eps, num_groups)  # type: ignore[no-untyped-call]
+    count = x.numel() // x.shape[1]
+    return y.to(x.dtype), BatchMoments(mean.detach(), var.detach() * (count / (count - 1)))
+
+
+def evaluate(
+    x: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    num_groups: int,
+) -> Tensor:
+    """Normalize with the given moments: batch norm is then a constant scale and offset, which group norm applies."""
+    dtype = statistics_dtype(x)
+    scale = torch.rsqrt(var.to(dtype) + eps)
+    if weight is not None:
+        scale = scale * weight.to(dtype)
+    offset = -mean.to(dtype) * scale
+    if bias is not None:
+        offset = offset + bias.to(dtype)
+    shifted = x.to(dtype) - per_channel(slab_pivot(x, num_groups), x.dim())
+    return F.group_norm(shifted, num_groups, scale, offset, eps).to(x.dtype)
+
+
+def _statistics(x: Tensor, eps: float, num_groups: int) -> Statistics:
+    n, c = x.shape[:2]
+    if x.dim() == 2:
+        mean, var = x, torch.zeros_like(x)
+    else:
+        var, mean = torch.var_mean(x, dim=tuple(range(2, x.dim())), correction=0)
+    grouped = mean.reshape(n, num_groups, -1)
+    group_mean = grouped.mean(2, keepdim=True).expand_as(grouped).reshape(n, c)
+    off = mean - group_mean
+    power = (var + off * off).reshape(n, num_groups, -1)
+    group_rstd = torch.rsqrt(power.mean(2, keepdim=True) + eps).expand_as(grouped).reshape(n, c)
+    row_mean = off * group_rstd
+    within = var * group_rstd * group_rstd
+    # The mean of the variances plus the variance of the means: no difference of squares anywhere.
+    between, batch_mean = torch.var_mean(row_mean, dim=0, correction=0)
+    batch_var = within.mean(0) + between
+    return Statistics(
+        row_mean,
+        within + row_mean * row_mean,
+        group_mean,
+        group_rstd,
+        batch_mean,
+        batch_var,
+        torch.rsqrt(batch_var + eps),
+    )
+
+
+def _multiply_add(x: Tensor, weight: Tensor | None, bias: Tensor | None, found: Statistics) -> Tensor:
+    gain = found.rstd if weight is None else found.rstd * weight
+    scale = found.group_rstd * gain
+    offset = (-found.group_mean * found.group_rstd - found.mean) * gain
+    if bias is not None:
+        offset = offset + bias
+    return x * per_channel(scale, x.dim()) + per_channel(offset, x.dim())
+
+
+class Gradients(NamedTuple):
+    x: Tensor
+    weight: Tensor
+    bias: Tensor
+
+
+def _gradients(x: Tensor, dy: Tensor, weight: Tensor | None, found: Statistics, num_groups: int) -> Gradients:
+    """The backward pass: two sums per row, small tables, one multiply-add over (dy, x)."""
+    n, c = x.shape[:2]
+    positions = tuple(range(2, x.dim()))
+    length = x.numel() // (n * c)
+    count = n * length
+    gain = found.rstd if weight is None else found.rstd * weight
+
+    sum_dy = dy.sum(positions) if positions else dy
+    sum_dyx = (dy * x).sum(positions) if positions else dy * x
+    sum_dyx = (sum_dyx - found.group_mean * sum_dy) * found.group_rstd  # now against the group-normalized signal
+    d_bias = sum_dy.sum(0)
+    d_weight = found.rstd * (sum_dyx.sum(0) - found.mean * d_bias)
+
+    slope = found.rstd * d_weight / n
+    t1 = gain * (sum_dy - d_bias / n - slope * (found.row_mean - found.mean))
+    t2 = gain * (sum_dyx - found.row_mean * d_bias / n - slope * (found.row_square - found.mean * found.row_mean))
+    s1 = _group_average(t1, num_groups) / length
+    s2 = _group_average(t2, num_groups) / length
+
+    r = found.group_rstd
+    for_dy = r * gain
+    q = -r * (gain * found.rstd * d_weight / count + s2)
+    rest = r * (gain * (found.rstd * found.mean * d_weight - d_bias) / count - s1) - q * found.group_mean * r
+    rank = x.dim()
+    dx = dy * per_channel(for_dy, rank) + x * per_channel(q * r, rank) + per_channel(rest, rank)
+    return Gradients(dx, d_weight, d_bias)
+
+
+def _group_average(table: Tensor, num_groups: int) -> Tensor:
+    grouped = table.reshape(table.shape[0], num_groups, -1)
+    return grouped.mean(2, keepdim=True).expand_as(grouped).reshape(table.shape)
+
+
+class _ContinualNorm(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, num_groups: int
+    ) -> tuple[Tensor, ...]:
+        found = _statistics(x, eps, num_groups)
+        return _multiply_add(x, weight, bias, found), found.mean, found.var, *found[:4], found.rstd
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        x, weight, bias, ctx.eps, ctx.num_groups = inputs
+        _, mean, var, row_mean, row_square, group_mean, group_rstd, rstd = output
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.has_bias = bias is not None
+        ctx.save_for_backward(x, weight, row_mean, row_square, group_mean, group_rstd, mean, var, rstd)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, *saved = ctx.saved_tensors
+        # For a second derivative the statistics must carry their own dependence on x: saved ones are constants.
+        found = _statistics(x, ctx.eps, ctx.num_groups) if torch.is_grad_enabled() else Statistics(*saved)
+        grads = _gradients(x, dy, weight, found, ctx.num_groups)
+        return grads.x, None if weight is None else grads.weight, grads.bias if ctx.has_bias else None, None, None

@@ -1,0 +1,107 @@
+"""The meaning of continual normalization: group norm and batch norm, one stock call each.
+
+Everything else is held equal to this file. With ``pivot=True`` the same two calls see the data less a pivot, which
+keeps them right at large means: so the variants, for which no closed form is written, are as exact as CN itself.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from contnorm.checks import statistics_dtype
+from contnorm.kernels import Order
+from contnorm.kernels.pivot import channel_pivot, per_channel, slab_pivot
+
+__all__ = ["BatchMoments", "batch_step", "evaluate", "train"]
+
+
+class BatchMoments(NamedTuple):
+    """What BatchNorm stores of a batch: each channel's mean and unbiased variance."""
+
+    mean: Tensor
+    var: Tensor
+
+
+def train(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    num_groups: int,
+    *,
+    order: Order = "gn_bn",
+    tied: bool = False,
+    pivot: bool = False,
+    moments: bool = True,
+) -> tuple[Tensor, BatchMoments | None]:
+    """Normalize with the moments of the batch, and give those moments where they are wanted."""
+    signal, weight, bias = _in_statistics_dtype(x, weight, bias)
+    first_weight, first_bias = (weight, bias) if tied else (None, None)
+    found: BatchMoments | None
+    if order == "gn_bn":
+        if pivot:
+            signal = signal - per_channel(slab_pivot(x, num_groups), x.dim())
+        grouped = F.group_norm(signal, num_groups, first_weight, first_bias, eps)
+        y, found = batch_step(grouped, weight, bias, eps, moments)
+    else:
+        at = channel_pivot(x) if pivot else None
+        if at is not None:
+            signal = signal - per_channel(at, x.dim())
+        normalized, found = batch_step(signal, first_weight, first_bias, eps, moments)
+        if at is not None and found is not None:
+            found = BatchMoments(found.mean + at, found.var)
+        y = F.group_norm(normalized, num_groups, weight, bias, eps)
+    return y.to(x.dtype), found
+
+
+def evaluate(
+    x: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    num_groups: int,
+    *,
+    order: Order = "gn_bn",
+    tied: bool = False,
+    pivot: bool = False,
+) -> Tensor:
+    """Normalize with the given moments."""
+    signal, weight, bias = _in_statistics_dtype(x, weight, bias)
+    mean, var = mean.to(signal.dtype), var.to(signal.dtype)
+    first_weight, first_bias = (weight, bias) if tied else (None, None)
+    if order == "gn_bn":
+        if pivot:
+            signal = signal - per_channel(slab_pivot(x, num_groups), x.dim())
+        grouped = F.group_norm(signal, num_groups, first_weight, first_bias, eps)
+        y = F.batch_norm(grouped, mean, var, weight, bias, False, 0.0, eps)
+    else:
+        if pivot:  # the running mean is itself a pivot
+            signal, mean = signal - per_channel(mean, x.dim()), torch.zeros_like(mean)
+        normalized = F.batch_norm(signal, mean, var, first_weight, first_bias, False, 0.0, eps)
+        y = F.group_norm(normalized, num_groups, weight, bias, eps)
+    return y.to(x.dtype)
+
+
+def batch_step(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, moments: bool
+) -> tuple[Tensor, BatchMoments | None]:
+    """Stock batch norm with batch statistics; momentum 1 into fresh buffers is how it tells what they were."""
+    if not moments:
+        return F.batch_norm(x, None, None, weight, bias, True, 0.0, eps), None
+    dtype = statistics_dtype(x)
+    found = BatchMoments(x.new_zeros(x.shape[1], dtype=dtype), x.new_ones(x.shape[1], dtype=dtype))
+    return F.batch_norm(x, found.mean, found.var, weight, bias, True, 1.0, eps), found
+
+
+def _in_statistics_dtype(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Half precision is widened once, so that the value between the two steps is not rounded to it."""
+    dtype = statistics_dtype(x)
+    return x.to(dtype), None if weight is None else weight.to(dtype), None if bias is None else bias.to(dtype)

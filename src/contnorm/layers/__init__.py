@@ -1,0 +1,1 @@
+"""Modules for every norm: they own parameters and buffers, and call `contnorm.functional`."""

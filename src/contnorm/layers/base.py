@@ -1,0 +1,148 @@
+"""What our layers share: the check at the door, and the running moments of those that keep them."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from contnorm.checks import check_eps, check_features, check_input, check_momentum
+
+__all__ = ["MomentNorm", "NormLayer", "OwnSyncOnly"]
+
+
+class NormLayer(nn.Module):
+    """A layer over (N, C, *) that checks what it is given under its own name.
+
+    ``ranks`` lists the ranks of input a class takes; ``num_features`` is its number of channels.
+    """
+
+    ranks: ClassVar[tuple[int, ...]] = (2, 3, 4, 5)
+    num_features: int
+
+    def _check(self, x: Tensor) -> None:
+        check_input(x, self.ranks, self.num_features, type(self).__name__)
+
+
+class MomentNorm(NormLayer, _BatchNorm):
+    """Base of the norms with running moments: batch norm's arguments, buffers and state-dict keys.
+
+    It derives from torch's ``_BatchNorm``, so that tools which look for batch norms (``swa_utils.update_bn`` and the
+    like) see it, and follows its rules for modes, with two states besides: ``stats_frozen`` (running moments don't
+    move, set by ``freeze_stats``) and ``use_running`` (they are also what training mode normalizes with, as in
+    torchvision's FrozenBatchNorm2d). Unlike torch, ``momentum=None`` needs no trip to the host.
+    """
+
+    running_mean: Tensor | None
+    running_var: Tensor | None
+    num_batches_tracked: Tensor | None
+    stats_frozen: bool = False
+    use_running: bool = False
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        name = type(self).__name__
+        check_features(num_features, name)
+        check_eps(eps, name)
+        check_momentum(momentum, name)
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        self._check(input)
+
+    def reset_running_stats(self) -> None:
+        if self.stats_frozen:
+            raise RuntimeError(
+                f"{type(self).__name__}: its running moments are frozen and can't be reset. "
+                f"Call contnorm.freeze_stats(model, False) first."
+            )
+        super().reset_running_stats()
+
+    def _normalizes_with_batch(self) -> bool:
+        if self.use_running and self.running_mean is not None:
+            return False
+        return self.training or self.running_mean is None
+
+    def _moves_moments(self) -> bool:
+        return (
+            self.training
+            and self.track_running_stats
+            and not self.stats_frozen
+            and not self.use_running
+            and self.running_mean is not None
+        )
+
+    def _count_batch(self, x: Tensor) -> float | Tensor:
+        """Count this batch where it counts, and say how much it weighs in the running moments."""
+        if x.numel() == 0 or not self._moves_moments():
+            return 0.0
+        assert self.num_batches_tracked is not None
+        self.num_batches_tracked.add_(1)
+        if self.momentum is None:
+            return self.num_batches_tracked.to(torch.float64).reciprocal()
+        return self.momentum
+
+    def _moments(self) -> tuple[Tensor | None, Tensor | None]:
+        """The buffers to hand on: none where the batch is normalized by itself and nothing is to be kept."""
+        if self._normalizes_with_batch() and not self._moves_moments():
+            return None, None
+        return self.running_mean, self.running_var
+
+    def batch_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The mean and biased variance that an input adds to the running moments, (C,) each, in float64."""
+        signal = self._tracked_signal(x).double()
+        var, mean = torch.var_mean(signal, dim=[i for i in range(signal.dim()) if i != 1], correction=0)
+        return mean, var
+
+    def stored_variance(self, var: Tensor, count: int) -> Tensor:
+        """What ``running_var`` holds for data of this biased variance and number of values: the unbiased one."""
+        return var * (count / (count - 1)) if count > 1 else var
+
+    def _tracked_signal(self, x: Tensor) -> Tensor:
+        """The signal whose moments the buffers describe."""
+        return x
+
+    def extra_repr(self) -> str:
+        shown = [f"{self.num_features}", *self._own_repr(), f"eps={self.eps}", f"momentum={self.momentum}"]
+        usual = {"affine": True, "track_running_stats": True, "stats_frozen": False, "use_running": False}
+        shown += [f"{name}={getattr(self, name)}" for name, value in usual.items() if getattr(self, name) is not value]
+        return ", ".join(shown)
+
+    def _own_repr(self) -> list[str]:
+        return []
+
+
+class OwnSyncOnly:
+    """Guard against ``torch.nn.SyncBatchNorm.convert_sync_batchnorm``.
+
+    That function takes every ``_BatchNorm`` for a plain batch norm and would silently drop what ours does besides.
+    It reads ``qconfig`` of each layer it converts; read from there, and only there, that attribute raises.
+    """
+
+    sync_advice: ClassVar[str]
+
+    @property
+    def qconfig(self) -> Any:
+        if sys._getframe(1).f_code.co_name == "convert_sync_batchnorm":
+            raise TypeError(
+                f"convert_sync_batchnorm would replace {type(self).__name__} by a plain SyncBatchNorm, dropping what "
+                f"it does besides. {self.sync_advice}"
+            )
+        if "_qconfig" in self.__dict__:
+            return self.__dict__["_qconfig"]
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute 'qconfig'")
+
+    @qconfig.setter
+    def qconfig(self, value: Any) -> None:
+        self.__dict__["_qconfig"] = value

@@ -1,0 +1,66 @@
+"""Batch normalization, bit for bit torch's, with our checks and a cumulative average that stays on the device."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from contnorm.functional import batch_norm
+from contnorm.layers.base import MomentNorm
+
+__all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d"]
+
+
+class _OurBatchNorm(MomentNorm):
+    """Batch normalization with an exponential moving average, or, with ``momentum=None``, the plain average."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self._check(x)
+        momentum = self._count_batch(x)
+        return batch_norm(
+            x,
+            *self._moments(),
+            self.weight,
+            self.bias,
+            self._normalizes_with_batch(),
+            momentum,
+            self.eps,
+            caller=type(self).__name__,
+        )
+
+
+class BatchNorm1d(_OurBatchNorm, nn.BatchNorm1d):
+    """Batch normalization of (N, C) or (N, C, L) input.
+
+    Example:
+        >>> layer = BatchNorm1d(2, momentum=None)
+        >>> for value in (1.0, 3.0):
+        ...     _ = layer(torch.tensor([[0.0, 0.0], [value, value]]))
+        >>> layer.running_mean  # the plain average of 0.5 and 1.5
+        tensor([1., 1.])
+    """
+
+    ranks: ClassVar[tuple[int, ...]] = (2, 3)
+
+
+class BatchNorm2d(_OurBatchNorm, nn.BatchNorm2d):
+    """Batch normalization of (N, C, H, W) input.
+
+    Example:
+        >>> BatchNorm2d(8)(torch.randn(4, 8, 5, 5)).shape
+        torch.Size([4, 8, 5, 5])
+    """
+
+    ranks: ClassVar[tuple[int, ...]] = (4,)
+
+
+class BatchNorm3d(_OurBatchNorm, nn.BatchNorm3d):
+    """Batch normalization of (N, C, D, H, W) input.
+
+    Example:
+        >>> BatchNorm3d(8)(torch.randn(4, 8, 2, 5, 5)).shape
+        torch.Size([4, 8, 2, 5, 5])
+    """
+
+    ranks: ClassVar[tuple[int, ...]] = (5,)

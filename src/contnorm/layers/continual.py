@@ -1,0 +1,147 @@
+"""Continual normalization as a layer (Pham et al., ICLR 2022), and the paper's three variants.
+
+Differs from the authors' code: it can be built, ``affine`` and ``momentum=None`` are honoured, the batch counter
+moves, and any number of groups that divides the channels is taken.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from contnorm.checks import resolve_groups
+from contnorm.functional import continual_norm
+from contnorm.kernels import Kernel, Order, kernel_from_environment
+from contnorm.kernels.pivot import per_channel, slab_pivot
+from contnorm.layers.base import MomentNorm, OwnSyncOnly
+from contnorm.layers.group import settled_groups
+
+__all__ = ["ContinualNorm1d", "ContinualNorm2d", "ContinualNorm3d"]
+
+
+class ContinualNormBase(OwnSyncOnly, MomentNorm):
+    """Continual normalization: group norm without affine, then batch norm.
+
+    In training every sample is first normalized over groups of its own channels, then every channel over the batch;
+    the running moments describe the group-normalized signal. In evaluation the first step is the same and the second
+    uses the running moments. Arguments, buffers and state-dict keys are batch norm's, so its checkpoints load.
+
+    Args:
+        num_features: Channels.
+        eps: Added to both variances.
+        momentum: The weight of a batch in the running moments; None for the plain average of all batches.
+        affine: Whether to have weight and bias.
+        track_running_stats: Whether to keep running moments; without them, evaluation uses the batch too.
+        device: Where to put parameters and buffers.
+        dtype: Their type.
+        num_groups: Groups of channels, a divisor of ``num_features``. ``"auto"`` takes the largest divisor up to 32
+            that leaves, for (N, C) input, at least 8 channels in a group.
+        order: ``"gn_bn"`` is CN; ``"bn_gn"`` does the steps the other way round, with the affine in the second.
+        tied: Use the one pair of weight and bias in both steps.
+    """
+
+    sync_advice: ClassVar[str] = "Use contnorm.convert_sync(model), which keeps the group step."
+    num_groups: int | str
+    order: Order
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        num_groups: int | str = 32,
+        order: Order = "gn_bn",
+        tied: bool = False,
+    ) -> None:
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
+        name = type(self).__name__
+        if order not in get_args(Order):
+            raise ValueError(f"{name}: order={order!r} is unknown. Use 'gn_bn' (continual normalization) or 'bn_gn'.")
+        self.num_groups = settled_groups(num_groups, num_features, self.ranks, name)
+        self.order = order
+        self.tied = tied
+        self.kernel: Kernel = kernel_from_environment()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self._check(x)
+        momentum = self._count_batch(x)
+        return continual_norm(
+            x,
+            *self._moments(),
+            self.weight,
+            self.bias,
+            self._normalizes_with_batch(),
+            momentum,
+            self.eps,
+            self.num_groups,
+            order=self.order,
+            tied=self.tied,
+            kernel=self.kernel,
+            caller=type(self).__name__,
+        )
+
+    def _tracked_signal(self, x: Tensor) -> Tensor:
+        if self.order == "bn_gn":
+            return x
+        groups = resolve_groups(self.num_groups, self.num_features, x.dim(), type(self).__name__)
+        affine = (self.weight, self.bias) if self.tied else (None, None)
+        weight, bias = (None if p is None else p.double() for p in affine)
+        shifted = (x - per_channel(slab_pivot(x, groups), x.dim())).double()
+        return F.group_norm(shifted, groups, weight, bias, self.eps)
+
+    def _own_repr(self) -> list[str]:
+        shown = [f"num_groups={self.num_groups}"]
+        if self.order != "gn_bn":
+            shown.append(f"order={self.order!r}")
+        if self.tied:
+            shown.append("tied=True")
+        if self.kernel != "auto":
+            shown.append(f"kernel={self.kernel!r}")
+        return shown
+
+
+class ContinualNorm1d(ContinualNormBase):
+    """Continual normalization of (N, C) or (N, C, L) input.
+
+    Example:
+        >>> layer = ContinualNorm1d(100, num_groups=4)
+        >>> layer(torch.randn(10, 100)).shape
+        torch.Size([10, 100])
+    """
+
+    ranks: ClassVar[tuple[int, ...]] = (2, 3)
+
+
+class ContinualNorm2d(ContinualNormBase):
+    """Continual normalization of (N, C, H, W) input.
+
+    Example:
+        >>> layer = ContinualNorm2d(64, num_groups=8)
+        >>> layer(torch.randn(10, 64, 4, 4)).std().round(decimals=1).item()
+        1.0
+        >>> layer
+        ContinualNorm2d(64, num_groups=8, eps=1e-05, momentum=0.1)
+        >>> sorted(layer.state_dict()) == sorted(torch.nn.BatchNorm2d(64).state_dict())
+        True
+    """
+
+    ranks: ClassVar[tuple[int, ...]] = (4,)
+
+
+class ContinualNorm3d(ContinualNormBase):
+    """Continual normalization of (N, C, D, H, W) input.
+
+    Example:
+        >>> ContinualNorm3d(48, num_groups="auto").num_groups
+        24
+    """
+
+    ranks: ClassVar[tuple[int, ...]] = (5,)

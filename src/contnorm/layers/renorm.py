@@ -1,0 +1,146 @@
+"""Batch renormalization as a layer, with the schedule of its limits in buffers.
+
+Differs from batch norm's defaults as the implementation that shares the paper's formula does: ``eps=1e-3`` added to
+the standard deviation, ``momentum=0.01``. Its limits open with the batch counter: ``r_max`` from 1 to 3 between
+batches 5,000 and 40,000, ``d_max`` from 0 to 5 between 5,000 and 25,000. A short online run never reaches batch
+5,000 and so trains with r = 1 and d = 0; ``total_steps`` scales the ramps to the run (5-40 % and 5-25 % of it).
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from contnorm.functional import batch_renorm
+from contnorm.layers.base import MomentNorm, OwnSyncOnly
+
+__all__ = ["BatchRenorm1d", "BatchRenorm2d", "BatchRenorm3d"]
+
+PUBLISHED_R_RAMP = (5_000, 40_000)
+PUBLISHED_D_RAMP = (5_000, 25_000)
+PUBLISHED_STEPS = 100_000  # the length of run of which the published ramps are 5-40 % and 5-25 %
+
+
+class _BatchRenorm(OwnSyncOnly, MomentNorm):
+    """Batch renormalization.
+
+    Args:
+        num_features: Channels.
+        eps: Added to the standard deviation.
+        momentum: The weight of a batch in the running moments; None for the plain average.
+        affine: Whether to have weight and bias.
+        track_running_stats: Whether to keep running moments; without them there is nothing to renormalize to.
+        device: Where to put parameters and buffers.
+        dtype: Their type.
+        r_max: Where the limit of r ends; it starts at 1.
+        d_max: Where the limit of d ends; it starts at 0.
+        total_steps: Scale the published ramps to a run of so many batches.
+    """
+
+    sync_advice: ClassVar[str] = "It has no synchronised form: convert it to 'bn' or 'cn' first."
+    r_limit: Tensor
+    d_limit: Tensor
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-3,
+        momentum: float | None = 0.01,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        r_max: float = 3.0,
+        d_max: float = 5.0,
+        total_steps: int | None = None,
+    ) -> None:
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
+        name = type(self).__name__
+        if not r_max >= 1:
+            raise ValueError(f"{name}: r_max={r_max!r} must be 1 or more; 1 switches that correction off.")
+        if not d_max >= 0:
+            raise ValueError(f"{name}: d_max={d_max!r} must be 0 or more; 0 switches that correction off.")
+        if total_steps is not None and not total_steps >= 1:
+            raise ValueError(f"{name}: total_steps={total_steps!r} must be 1 or more, or None for the published ramps.")
+        self.r_max, self.d_max, self.total_steps = r_max, d_max, total_steps
+        # What is in force now; both follow from the batch counter, so a batch norm's checkpoint is enough.
+        self.register_buffer("r_limit", torch.ones((), device=device), persistent=False)
+        self.register_buffer("d_limit", torch.zeros((), device=device), persistent=False)
+
+    def _ramp(self, published: tuple[int, int]) -> Tensor:
+        """How far a ramp is climbed at the batches counted so far, 0 to 1."""
+        assert self.num_batches_tracked is not None
+        stretch = 1.0 if self.total_steps is None else self.total_steps / PUBLISHED_STEPS
+        start, end = published[0] * stretch, published[1] * stretch
+        return ((self.num_batches_tracked - start) / (end - start)).clamp(0, 1)
+
+    def _set_limits(self) -> None:
+        if self.num_batches_tracked is not None:
+            self.r_limit.copy_(1 + (self.r_max - 1) * self._ramp(PUBLISHED_R_RAMP))
+            self.d_limit.copy_(self.d_max * self._ramp(PUBLISHED_D_RAMP))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self._check(x)
+        if self.training:
+            self._set_limits()
+        momentum = self._count_batch(x)
+        tracked = not self.training or self.track_running_stats
+        return batch_renorm(
+            x,
+            self.running_mean if tracked else None,
+            self.running_var if tracked else None,
+            self.weight,
+            self.bias,
+            self._normalizes_with_batch(),
+            momentum,
+            self.eps,
+            self.r_limit,
+            self.d_limit,
+            caller=type(self).__name__,
+        )
+
+    def stored_variance(self, var: Tensor, count: int) -> Tensor:
+        return var
+
+    def _own_repr(self) -> list[str]:
+        ramps = [] if self.total_steps is None else [f"total_steps={self.total_steps}"]
+        return [f"r_max={self.r_max}", f"d_max={self.d_max}", *ramps]
+
+
+class BatchRenorm1d(_BatchRenorm):
+    """Batch renormalization of (N, C) or (N, C, L) input.
+
+    Example:
+        >>> BatchRenorm1d(8, total_steps=4250)
+        BatchRenorm1d(8, r_max=3.0, d_max=5.0, total_steps=4250, eps=1e-1201, momentum=0.01)
+    """
+
+    ranks: ClassVar[tuple[int, ...]] = (2, 3)
+
+
+class BatchRenorm2d(_BatchRenorm):
+    """Batch renormalization of (N, C, H, W) input.
+
+    Example:
+        >>> layer = BatchRenorm2d(8, total_steps=20)
+        >>> for _ in range(6):
+        ...     _ = layer(torch.randn(4, 8, 5, 5))
+        >>> layer.r_limit  # 20 batches: the ramp goes from batch 1 to batch 8, and 5 were counted before the last
+        tensor(2.1429)
+    """
+
+    ranks: ClassVar[tuple[int, ...]] = (4,)
+
+
+class BatchRenorm3d(_BatchRenorm):
+    """Batch renormalization of (N, C, D, H, W) input.
+
+    Example:
+        >>> BatchRenorm3d(8)(torch.randn(4, 8, 2, 5, 5)).shape
+        torch.Size([4, 8, 2, 5, 5])
+    """
+
+    ranks: ClassVar[tuple[int, ...]] = (5,)

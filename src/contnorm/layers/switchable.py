@@ -1,0 +1,108 @@
+"""Switchable normalization as a layer.
+
+As the method's own code has it: two separate weight vectors whose logits start at 1, ``momentum=0.1`` for a new batch,
+and running moments that start at zero, the variance too.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from contnorm.functional import switch_norm
+from contnorm.functional.switchable import batch_moments
+from contnorm.layers.base import MomentNorm, OwnSyncOnly
+
+__all__ = ["SwitchNorm1d", "SwitchNorm2d", "SwitchNorm3d"]
+
+
+class _SwitchNorm(OwnSyncOnly, MomentNorm):
+    """Switchable normalization.
+
+    ``mean_weight`` and ``var_weight`` hold the logits for instance, layer and batch moments, in that order; their
+    softmax mixes the moments, also where ``affine`` is off.
+    """
+
+    sync_advice: ClassVar[str] = "It has no synchronised form: convert it to 'bn' or 'cn' first."
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
+        self.mean_weight = nn.Parameter(torch.ones(3, device=device, dtype=dtype))
+        self.var_weight = nn.Parameter(torch.ones(3, device=device, dtype=dtype))
+
+    def reset_running_stats(self) -> None:
+        super().reset_running_stats()
+        if self.running_var is not None:
+            self.running_var.zero_()
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        for name in ("mean_weight", "var_weight"):
+            if name in self._parameters:  # the base class resets before they exist
+                nn.init.ones_(getattr(self, name))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self._check(x)
+        momentum = self._count_batch(x)
+        return switch_norm(
+            x,
+            *self._moments(),
+            self.weight,
+            self.bias,
+            self.mean_weight,
+            self.var_weight,
+            self._normalizes_with_batch(),
+            momentum,
+            self.eps,
+            caller=type(self).__name__,
+        )
+
+    def batch_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return batch_moments(x)
+
+    def stored_variance(self, var: Tensor, count: int) -> Tensor:
+        return var
+
+
+class SwitchNorm1d(_SwitchNorm):
+    """Switchable normalization of (N, C) or (N, C, L) input; of (N, C) it mixes layer and batch moments only.
+
+    Example:
+        >>> SwitchNorm1d(8)(torch.randn(4, 8)).shape
+        torch.Size([4, 8])
+    """
+
+    ranks: ClassVar[tuple[int, ...]] = (2, 3)
+
+
+class SwitchNorm2d(_SwitchNorm):
+    """Switchable normalization of (N, C, H, W) input.
+
+    Example:
+        >>> SwitchNorm2d(8).mean_weight.softmax(0).tolist()
+        [0.333..., 0.333..., 0.333...]
+    """
+
+    ranks: ClassVar[tuple[int, ...]] = (4,)
+
+
+class SwitchNorm3d(_SwitchNorm):
+    """Switchable normalization of (N, C, D, H, W) input.
+
+    Example:
+        >>> SwitchNorm3d(8)(torch.randn(4, 8, 2, 5, 5)).shape
+        torch.Size([4, 8, 2, 5, 5])
+    """
+
+    ranks: ClassVar[tuple[int, ...]] = (5,)

@@ -1,0 +1,308 @@
+"""BN*: the running moments a model would have if it had seen all the given data at once.
+
+Defined as what the buffers hold after one giant training-mode forward with momentum 1. Such a forward needs all the
+data in memory; this does not. Layers are measured one depth after the other: a layer's exact moments are pooled over
+all batches while the layers before it normalize with the exact moments they were just given. Depth is how many norm
+layers lie between a layer and the input on the longest way; it is read off the data flow of one forward pass, so
+layers on parallel branches share a pass. Each pass stops at the last layer it measures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from contnorm.freezing import is_frozen
+from contnorm.layers.base import MomentNorm
+from contnorm.recognition import Stranger, holds_moments, recognize
+
+__all__ = ["LayerMoments", "Reestimated", "reestimate"]
+
+Call = Callable[[nn.Module, Any], object]
+
+
+@dataclass(frozen=True)
+class LayerMoments:
+    """One layer's moments before and after."""
+
+    old_mean: Tensor
+    old_var: Tensor
+    new_mean: Tensor
+    new_var: Tensor
+
+
+class Reestimated:
+    """What `reestimate` did: the moments by layer, and the way back.
+
+    As a context manager it puts the old moments back at the end of the block.
+    """
+
+    def __init__(self, layers: dict[str, nn.Module], old: dict[str, tuple[Tensor, Tensor]]) -> None:
+        self._layers = layers
+        self._old = old
+        self.moments = {
+            name: LayerMoments(*old[name], *(buffer.clone() for buffer in _buffers(layer)))
+            for name, layer in layers.items()
+        }
+
+    def restore(self) -> None:
+        """Put the old moments back."""
+        _write(self._layers, self._old)
+
+    def __enter__(self) -> Reestimated:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.restore()
+
+    def __repr__(self) -> str:
+        return f"Reestimated({len(self.moments)} layers: {', '.join(self.moments)})"
+
+
+def reestimate(model: nn.Module, batches: Iterable[Any], *, call: Call | None = None) -> Reestimated:
+    """Set every running moment to the exact one of the given data (the paper's BN*), layer by layer.
+
+    The model runs in evaluation mode without gradient, once per depth of norm layers, in memory that does not grow
+    with the data; gradients, modes, batch counters and all other state are left as they were. A layer called several
+    times in a forward pools its calls.
+
+    Args:
+        model: The model; torch's own batch norms are served as well as ours.
+        batches: Batches that can be gone over again and again: a list, a DataLoader, a dataset of tensors. A tuple or
+            list gives its first element to the model.
+        call: How to run the model on a batch, ``call(model, batch)``, where that is not right.
+
+    Returns:
+        What changed; used as a context manager it puts the old moments back.
+
+    Raises:
+        TypeError: For a generator, which can be gone over only once.
+        ValueError: Where there is no data, or a layer's moments can't be told or are frozen.
+
+    Example:
+        >>> model = nn.Sequential(nn.BatchNorm1d(1))
+        >>> data = [torch.tensor([[0.0], [1.0]]), torch.tensor([[2.0], [5.0]])]
+        >>> with reestimate(model, data):
+        ...     print(model[0].running_mean, model[0].running_var)
+        tensor([2.]) tensor([4.6667])
+        >>> model[0].running_mean
+        tensor([0.])
+    """
+    if iter(batches) is batches:
+        raise TypeError(
+            f"reestimate: batches is a one-shot iterator ({type(batches).__name__}), and the data is gone over once "
+            f"for every depth of norm layers. Give a list, a DataLoader, or any object whose iter() starts anew."
+        )
+    layers = _targets(model)
+    old = {name: (mean.clone(), var.clone()) for name, layer in layers.items() for mean, var in [_buffers(layer)]}
+    run = call or _call_with_first
+    try:
+        with torch.no_grad(), _in_evaluation(model):
+            _measure_all(model, layers, batches, run)
+    except BaseException:
+        _write(layers, old)
+        raise
+    return Reestimated(layers, old)
+
+
+def _measure_all(model: nn.Module, layers: dict[str, nn.Module], batches: Iterable[Any], run: Call) -> None:
+    calls = _trace(model, layers, batches, run)
+    pooled: dict[str, _Pool] = {}
+    for depth in sorted({depth for depths in calls.values() for depth in depths}):
+        # A layer with calls at several depths is measured at each, over the calls it has had by then.
+        due = {name: sum(d <= depth for d in depths) for name, depths in calls.items() if depth in depths}
+        measured = _measure(model, {name: layers[name] for name in due}, due, batches, run)
+        measured = {name: pool for name, pool in measured.items() if pool.count}
+        # A giant training-mode forward normalizes with the biased variance; so must the layers on the way.
+        _write(layers, {name: (pool.mean, pool.var) for name, pool in measured.items()})
+        pooled |= measured
+    _write(layers, {name: (pool.mean, _stored(layers[name], pool.var, pool.count)) for name, pool in pooled.items()})
+
+
+@dataclass
+class _Pool:
+    """Count, mean and sum of squares about the mean, merged batch by batch (Chan et al.), in float64."""
+
+    count: int = 0
+    mean: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
+    squares: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
+
+    @property
+    def var(self) -> Tensor:
+        return self.squares / self.count
+
+    def add(self, count: int, mean: Tensor, var: Tensor) -> None:
+        if count == 0:
+            return
+        total = self.count + count
+        off = mean - self.mean.to(mean.device)
+        share = count / total
+        self.mean = self.mean.to(mean.device) + off * share
+        self.squares = self.squares.to(mean.device) + var * count + off * off * (self.count * share)
+        self.count = total
+
+
+def _measure(
+    model: nn.Module, layers: dict[str, nn.Module], due: dict[str, int], batches: Iterable[Any], run: Call
+) -> dict[str, _Pool]:
+    """One pass over the data: pool what reaches these layers, and stop each forward at the last of them."""
+    pools = {name: _Pool() for name in layers}
+    for batch in batches:
+        left = dict(due)
+        with ExitStack() as hooks:
+            for name, layer in layers.items():
+                hook = _pooling(name, pools[name], left)
+                hooks.callback(layer.register_forward_pre_hook(hook, with_kwargs=True).remove)
+            hooks.enter_context(suppress(_Enough))
+            run(model, batch)
+    return pools
+
+
+def _pooling(name: str, pool: _Pool, left: dict[str, int]) -> Callable[..., None]:
+    def hook(layer: nn.Module, args: Any, kwargs: Any) -> None:
+        if left[name] == 0:
+            return
+        x = args[0] if args else next(iter(kwargs.values()))
+        if x.numel():
+            pool.add(x.numel() // x.shape[1], *_moments_of(layer, x))
+        left[name] -= 1
+        if not any(left.values()):
+            raise _Enough
+
+    return hook
+
+
+class _Enough(BaseException):
+    """Ends a forward pass; no ``except Exception`` of the model's may catch it."""
+
+
+def _trace(model: nn.Module, layers: dict[str, nn.Module], batches: Iterable[Any], run: Call) -> dict[str, list[int]]:
+    """The depth of each call of each layer, from one forward pass."""
+    calls: dict[str, list[int]] = {name: [] for name in layers}
+    flow = _DepthFlow()
+    with ExitStack() as stack:
+        for name, layer in layers.items():
+            stack.callback(layer.register_forward_hook(_following(flow, calls[name]), with_kwargs=True).remove)
+        for batch in batches:
+            with flow:
+                run(model, batch)
+            break
+        else:
+            raise ValueError("reestimate: batches is empty. Give at least one batch of data.")
+    return calls
+
+
+def _following(flow: _DepthFlow, depths: list[int]) -> Callable[..., None]:
+    def hook(layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        depth = flow.of((args, kwargs))
+        depths.append(depth)
+        flow.deepen(output, depth + 1)
+
+    return hook
+
+
+class _DepthFlow(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Follows, through every operation, how many norm layers the data in a storage has been through."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.depth: dict[int, int] = {}
+        self.alive: list[Tensor] = []  # so that no storage's address is used again
+
+    def of(self, values: object) -> int:
+        return max((self.depth.get(_address(t), 0) for t in tree_leaves(values) if isinstance(t, Tensor)), default=0)
+
+    def deepen(self, values: object, depth: int) -> None:
+        for tensor in tree_leaves(values):
+            if isinstance(tensor, Tensor) and depth > self.depth.get(_address(tensor), 0):
+                self.depth[_address(tensor)] = depth
+                self.alive.append(tensor)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        depth = self.of((args, kwargs))
+        if depth:
+            self.deepen(result, depth)
+            formal = func._schema.arguments
+            written = [a for a, f in zip(args, formal, strict=False) if f.alias_info and f.alias_info.is_write]
+            self.deepen(written, depth)
+        return result
+
+
+def _address(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _targets(model: nn.Module) -> dict[str, nn.Module]:
+    layers = {}
+    for name, module in model.named_modules():
+        found = recognize(module)
+        if found is None or not holds_moments(module) or isinstance(module, nn.modules.instancenorm._InstanceNorm):
+            continue
+        where = f"reestimate: layer {name!r} ({type(module).__name__})"
+        if isinstance(found, Stranger):
+            raise ValueError(f"{where}: {found.reason}, so its moments can't be told from its input. Convert it first.")
+        if found.constant or is_frozen(module):
+            raise ValueError(f"{where}: its moments are frozen. Call contnorm.freeze_stats(model, False) first.")
+        layers[name] = module
+    if not layers:
+        raise ValueError(
+            f"reestimate: {type(model).__name__} has no norm layer with running moments, so there is nothing to "
+            f"estimate. See contnorm.summarize(model)."
+        )
+    return layers
+
+
+def _moments_of(layer: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    if isinstance(layer, MomentNorm):
+        return layer.batch_moments(x)
+    var, mean = torch.var_mean(x.double(), dim=[i for i in range(x.dim()) if i != 1], correction=0)
+    return mean, var
+
+
+def _stored(layer: nn.Module, var: Tensor, count: int) -> Tensor:
+    if isinstance(layer, MomentNorm):
+        return layer.stored_variance(var, count)
+    return var * (count / (count - 1)) if count > 1 else var
+
+
+def _buffers(layer: nn.Module) -> tuple[Tensor, Tensor]:
+    mean, var = layer._buffers["running_mean"], layer._buffers["running_var"]
+    assert mean is not None and var is not None
+    return mean, var
+
+
+def _write(layers: dict[str, nn.Module], values: dict[str, tuple[Tensor, Tensor]]) -> None:
+    with torch.no_grad():
+        for name, moments in values.items():
+            for buffer, value in zip(_buffers(layers[name]), moments, strict=True):
+                buffer.copy_(value)
+
+
+@contextmanager
+def _in_evaluation(model: nn.Module) -> Iterator[None]:
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def _call_with_first(model: nn.Module, batch: Any) -> object:
+    """Run the model on a batch, or on the first element of a tuple or list, on the model's own device."""
+    x = batch[0] if isinstance(batch, tuple | list) else batch
+    place = next((t.device for t in (*model.parameters(), *model.buffers())), None)
+    return model(x.to(place) if isinstance(x, Tensor) and place is not None else x)

@@ -1,0 +1,142 @@
+"""What norm a module is, whoever wrote it: ours, torch's, or a subclass of torch's in another library.
+
+A subclass that only renames or configures torch's layer is that layer. One that brings a forward of its own does
+something besides normalizing, which is known here or makes the layer a stranger:
+
+- norm-then-activation layers (timm's ``BatchNormAct2d`` and its kin): they normalize, then call ``drop`` and ``act``;
+- ``FrozenBatchNorm2d`` (torchvision, detectron): batch norm whose moments and affine are constants.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.utils.parametrize import is_parametrized
+
+from contnorm.catalog import NORMS
+from contnorm.factory import norm_class
+from contnorm.layers.base import MomentNorm, NormLayer
+from contnorm.layers.continual import ContinualNormBase
+from contnorm.layers.sync import SyncContinualNorm
+
+__all__ = ["Recognized", "Stranger", "holds_moments", "recognize"]
+
+
+@dataclass(frozen=True)
+class Recognized:
+    """A norm layer, described so that any other can be built in its place."""
+
+    norm: str  # its name in the catalog
+    channels: int
+    dim: int | None  # 1, 2, 3; None where the class takes any rank
+    options: dict[str, object] = field(default_factory=dict)  # eps, momentum, num_groups, ...
+    synced: bool = False
+    acts: bool = False  # it also calls its own `drop` and `act` on the result
+    constant: bool = False  # its moments and affine are buffers that never change
+
+
+@dataclass(frozen=True)
+class Stranger:
+    """A layer that normalizes and does something unknown besides."""
+
+    reason: str
+
+
+_TORCH: tuple[tuple[type[nn.Module], str, int | None], ...] = (
+    (nn.SyncBatchNorm, "bn", None),
+    (nn.BatchNorm1d, "bn", 1),
+    (nn.BatchNorm2d, "bn", 2),
+    (nn.BatchNorm3d, "bn", 3),
+    (nn.InstanceNorm1d, "in", 1),
+    (nn.InstanceNorm2d, "in", 2),
+    (nn.InstanceNorm3d, "in", 3),
+    (nn.GroupNorm, "gn", None),
+)
+_OPTIONS = ("eps", "momentum", "affine", "track_running_stats", "num_groups", "r_max", "d_max", "total_steps")
+
+
+def recognize(module: nn.Module) -> Recognized | Stranger | None:
+    """What norm a module is; None where it is none that works over channels in dimension 1.
+
+    Example:
+        >>> recognize(nn.BatchNorm2d(8)).norm, recognize(nn.Conv2d(3, 8, 3)) is None
+        ('bn', True)
+    """
+    if isinstance(module, NormLayer):
+        return _recognize_ours(module)
+    if type(module).__name__ == "FrozenBatchNorm2d" and "running_mean" in module._buffers:
+        return Recognized("bn", _size(module, "running_mean"), 2, {"eps": module.eps}, constant=True)
+    for cls, norm, dim in _TORCH:
+        if isinstance(module, cls):
+            return _recognize_torch(module, cls, norm, dim)
+    if isinstance(module, _BatchNorm | _InstanceNorm):
+        return Stranger(f"{type(module).__name__} computes a norm in its own way")
+    return None
+
+
+def _recognize_ours(module: NormLayer) -> Recognized | Stranger:
+    options = _options_of(module)
+    if isinstance(module, ContinualNormBase):
+        name = {
+            ("gn_bn", False): "cn",
+            ("gn_bn", True): "cn_tied",
+            ("bn_gn", False): "bn_gn",
+            ("bn_gn", True): "bn_gn_tied",
+        }[module.order, module.tied]
+        if isinstance(module, SyncContinualNorm):
+            return Recognized(name, module.num_features, None, options, synced=True)
+    for spec in NORMS.values():
+        for dim in (1, 2, 3):
+            if type(module) is norm_class(spec, dim):
+                known = name if isinstance(module, ContinualNormBase) else spec.name
+                return Recognized(known, module.num_features, dim, options, acts=_acts(module))
+    return Stranger(f"{type(module).__name__} is a subclass of ours with a behaviour of its own")
+
+
+def _recognize_torch(module: nn.Module, cls: type[nn.Module], norm: str, dim: int | None) -> Recognized | Stranger:
+    if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
+        return Stranger("it does not know its channels before it has seen a batch; run one through the model first")
+    if is_parametrized(module):
+        return Stranger("its parameters are computed by a parametrization; remove that first")
+    acts = False
+    if type(module).forward is not cls.forward:
+        if not _acts(module):
+            return Stranger(f"{type(module).__name__} does something of its own in forward")
+        acts = True
+    channels = module.num_channels if isinstance(module, nn.GroupNorm) else module.num_features
+    assert isinstance(channels, int)
+    options = _options_of(module)
+    if norm == "in":  # its running statistics are averages of instances', not moments of a batch
+        options = {key: value for key, value in options.items() if key in ("eps", "affine")}
+    return Recognized(norm, channels, dim, options, synced=cls is nn.SyncBatchNorm, acts=acts)
+
+
+def _acts(module: nn.Module) -> bool:
+    return isinstance(getattr(module, "drop", None), nn.Module) and isinstance(getattr(module, "act", None), nn.Module)
+
+
+def _options_of(module: nn.Module) -> dict[str, object]:
+    found = {name: getattr(module, name) for name in _OPTIONS if hasattr(module, name)}
+    if hasattr(module, "_contnorm_tracked"):  # torch's layer, frozen by us: see freezing.py
+        found["track_running_stats"] = module._contnorm_tracked
+    return found
+
+
+def _size(module: nn.Module, buffer: str) -> int:
+    return int(getattr(module, buffer).shape[0])
+
+
+def holds_moments(module: nn.Module) -> bool:
+    """Whether a module keeps running moments, whoever wrote it.
+
+    Example:
+        >>> holds_moments(nn.BatchNorm2d(8)), holds_moments(nn.GroupNorm(2, 8))
+        (True, False)
+    """
+    if isinstance(module, MomentNorm):
+        return module.running_mean is not None
+    return module._buffers.get("running_mean") is not None
