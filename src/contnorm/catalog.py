@@ -111,6 +111,7 @@ NORMS: Mapping[str, NormSpec] = MappingProxyType(
                 summary="switchable normalization: a learned mixture of IN, LN and BN moments",
                 citation="Luo et al., Differentiable Learning-to-Normalize, ICLR 2019",
                 keeps_moments=True,
+                cannot={"batch_norm_keys": "its two mixture weights are in no batch norm's checkpoint"},
             ),
             NormSpec(
                 name="cn",

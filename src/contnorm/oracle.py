@@ -98,7 +98,7 @@ def reestimate(model: nn.Module, batches: Iterable[Any], *, call: Call | None = 
         >>> model[0].running_mean
         tensor([0.])
     """
-    if iter(batches) is batches:
+    if isinstance(batches, Iterator):
         raise TypeError(
             f"reestimate: batches is a one-shot iterator ({type(batches).__name__}), and the data is gone over once "
             f"for every depth of norm layers. Give a list, a DataLoader, or any object whose iter() starts anew."

@@ -73,6 +73,8 @@ def recognize(module: nn.Module) -> Recognized | Stranger | None:
     for cls, norm, dim in _TORCH:
         if isinstance(module, cls):
             return _recognize_torch(module, cls, norm, dim)
+    if isinstance(module, LazyModuleMixin) and isinstance(module, _BatchNorm | _InstanceNorm):
+        return Stranger("it does not know its channels before it has seen a batch; run one through the model first")
     if isinstance(module, _BatchNorm | _InstanceNorm):
         return Stranger(f"{type(module).__name__} computes a norm in its own way")
     return None
@@ -98,8 +100,6 @@ def _recognize_ours(module: NormLayer) -> Recognized | Stranger:
 
 
 def _recognize_torch(module: nn.Module, cls: type[nn.Module], norm: str, dim: int | None) -> Recognized | Stranger:
-    if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
-        return Stranger("it does not know its channels before it has seen a batch; run one through the model first")
     if is_parametrized(module):
         return Stranger("its parameters are computed by a parametrization; remove that first")
     acts = False

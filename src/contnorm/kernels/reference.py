@@ -81,11 +81,41 @@ def evaluate(
         grouped = F.group_norm(signal, num_groups, first_weight, first_bias, eps)
         y = F.batch_norm(grouped, mean, var, weight, bias, False, 0.0, eps)
     else:
-        if pivot:  # the running mean is itself a pivot
-            signal, mean = signal - per_channel(mean, x.dim()), torch.zeros_like(mean)
-        normalized = F.batch_norm(signal, mean, var, first_weight, first_bias, False, 0.0, eps)
+        if pivot:
+            normalized = _scaled_about_pivot(x, mean, var, first_weight, first_bias, eps, num_groups)
+        else:
+            normalized = F.batch_norm(signal, mean, var, first_weight, first_bias, False, 0.0, eps)
         y = F.group_norm(normalized, num_groups, weight, bias, eps)
     return y.to(x.dtype)
+
+
+def _scaled_about_pivot(
+    x: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    num_groups: int,
+) -> Tensor:
+    """Batch norm with given moments, less a constant for each slab, which the group norm after it does not see.
+
+    Data far from the given mean comes out as large numbers that differ little. So the large part is kept apart, in a
+    small float64 table of one number a row, and only what differs within the slab is added to the data.
+    """
+    at = slab_pivot(x, num_groups)
+    scale = torch.rsqrt(var.double() + eps)
+    if weight is not None:
+        scale = scale * weight.double()
+    level = (at.double() - mean.double()) * scale
+    if bias is not None:
+        level = level + bias.double()
+    firsts = level.detach().reshape(x.shape[0], num_groups, -1)[:, :, :1]
+    level = (level.reshape(x.shape[0], num_groups, -1) - firsts).reshape(x.shape[0], x.shape[1])
+    dtype, rank = statistics_dtype(x), x.dim()
+    return (x.to(dtype) - per_channel(at, rank)) * per_channel(scale.to(dtype), rank) + per_channel(
+        level.to(dtype), rank
+    )
 
 
 def batch_step(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from contnorm.checks import check_eps, check_features, check_input, check_momentum
+from contnorm.checks import check_batch, check_eps, check_features, check_input, check_momentum
 
 __all__ = ["MomentNorm", "NormLayer", "OwnSyncOnly"]
 
@@ -87,6 +87,10 @@ class MomentNorm(NormLayer, _BatchNorm):
         """Count this batch where it counts, and say how much it weighs in the running moments."""
         if x.numel() == 0 or not self._moves_moments():
             return 0.0
+        check_batch(x, self.eps, type(self).__name__)  # a batch that is refused is not counted
+        return self._counted()
+
+    def _counted(self) -> float | Tensor:
         assert self.num_batches_tracked is not None
         self.num_batches_tracked.add_(1)
         if self.momentum is None:

@@ -115,7 +115,7 @@ class BatchRenorm1d(_BatchRenorm):
 
     Example:
         >>> BatchRenorm1d(8, total_steps=4250)
-        BatchRenorm1d(8, r_max=3.0, d_max=5.0, total_steps=4250, eps=1e-1201, momentum=0.01)
+        BatchRenorm1d(8, r_max=3.0, d_max=5.0, total_steps=4250, eps=0.001, momentum=0.01)
     """
 
     ranks: ClassVar[tuple[int, ...]] = (2, 3)

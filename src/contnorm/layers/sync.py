@@ -88,8 +88,7 @@ class SyncContinualNorm(ContinualNormBase):
         weight, bias = (None if p is None else p.to(dtype) for p in (self.weight, self.bias))
         first = (weight, bias) if self.tied else (None, None)
         if self.order == "gn_bn":
-            shifted = x.to(dtype) - per_channel(slab_pivot(x, groups), x.dim())
-            y = self._synced_batch_step(self._group_step(shifted, groups, *first), weight, bias)
+            y = self._synced_batch_step(self._group_step(x.to(dtype), groups, *first), weight, bias)
         else:
             y = self._group_step(self._synced_batch_step(x.to(dtype), *first), groups, weight, bias)
         return y.to(x.dtype)
@@ -97,7 +96,8 @@ class SyncContinualNorm(ContinualNormBase):
     def _group_step(self, x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         if x.numel() == 0:  # the operator does not take an empty batch, and there is nothing to normalize
             return _affine(x, weight, bias)
-        return F.group_norm(x, groups, weight, bias, self.eps)
+        shifted = x - per_channel(slab_pivot(x, groups), x.dim())
+        return F.group_norm(shifted, groups, weight, bias, self.eps)
 
     def _synced_batch_step(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         pivot = channel_pivot(x) if x.numel() else x.new_zeros(x.shape[1])
@@ -112,7 +112,7 @@ class SyncContinualNorm(ContinualNormBase):
         # An empty batch here may be a full one elsewhere: all processes must count it alike.
         if x.numel() == 0 and total.item() == 0:
             return
-        momentum = self._count_batch(x if x.numel() else x.new_empty(1))
+        momentum = self._counted() if self._moves_moments() else 0.0
         unbiased = var * total / (total - 1).clamp_min(1)
         update_moments(*self._moments(), mean, unbiased, momentum)
 

@@ -1,0 +1,98 @@
+"""What is said of continual normalization in words: its identities, its groups, its kernels."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import contnorm as cn
+from contnorm.kernels import kernel_from_environment
+
+
+def test_is_group_norm_then_batch_norm() -> None:
+    layer, x = cn.CN(64, num_groups=8), torch.randn(10, 64, 4, 4)
+    torch.testing.assert_close(layer(x), nn.BatchNorm2d(64)(F.group_norm(x, 8)), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("groups", "first"), [(6, F.instance_norm), (1, lambda x: F.layer_norm(x, x.shape[1:]))])
+def test_all_groups_is_instance_norm_first_and_one_is_layer_norm_first(groups: int, first) -> None:  # type: ignore[no-untyped-def]
+    x = torch.randn(5, 6, 4, 4, dtype=torch.float64)
+    expected = F.batch_norm(first(x), None, None, training=True)
+    torch.testing.assert_close(cn.ContinualNorm2d(6, num_groups=groups).double()(x), expected)
+
+
+def test_evaluation_is_group_norm_and_a_constant_map() -> None:
+    layer = cn.CN(8, num_groups=2).double()
+    layer(torch.randn(4, 8, 3, 3, dtype=torch.float64) * 2 + 1)
+    layer.eval()
+    x, z = torch.randn(2, 1, 8, 3, 3, dtype=torch.float64)
+    slope = (layer(x) - layer(z)) / (F.group_norm(x, 2) - F.group_norm(z, 2))
+    torch.testing.assert_close(slope, slope.mean((0, 2, 3), keepdim=True).expand_as(slope))
+
+
+def test_groups_picked_by_auto_depend_on_the_rank() -> None:
+    flat = cn.ContinualNorm1d(100, num_groups="auto")
+    assert flat.num_groups == "auto"
+    x = torch.randn(10, 100, 6)
+    same = cn.ContinualNorm1d(100, num_groups=25)
+    torch.testing.assert_close(flat(x), same(x), rtol=0, atol=0)
+    torch.testing.assert_close(flat(x[..., 0]), cn.ContinualNorm1d(100, num_groups=10)(x[..., 0]), rtol=0, atol=0)
+    assert cn.ContinualNorm2d(100, num_groups="auto").num_groups == 25
+    assert cn.ContinualNorm2d(48, num_groups="auto").num_groups == 24
+    assert cn.ContinualNorm1d(5, num_groups="auto")(torch.randn(4, 5)).shape == (4, 5)  # too few for two groups
+
+
+def test_groups_of_one_value_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"ContinualNorm1d: num_groups=32 leaves one value in each group .*\(4, 32\)"):
+        cn.ContinualNorm1d(32)(torch.randn(4, 32))
+
+
+def test_unknown_order_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"order='bn' is unknown\. Use 'gn_bn'"):
+        cn.CN(8, num_groups=2, order="bn")  # type: ignore[arg-type]
+
+
+def test_kernel_is_read_when_built_and_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CONTNORM_KERNEL", "reference")
+    layer = cn.CN(8, num_groups=2)
+    monkeypatch.delenv("CONTNORM_KERNEL")
+    assert "kernel='reference'" in repr(layer)
+    x = torch.randn(4, 8, 3, 3)
+    expected = F.batch_norm(F.group_norm(x, 2), None, None, layer.weight, layer.bias, training=True)
+    torch.testing.assert_close(layer(x), expected, rtol=0, atol=0)
+    assert kernel_from_environment() == "auto"
+
+
+@pytest.mark.parametrize(("value", "said"), [("triton", "no Triton kernel"), ("fast", "'fast' is unknown. Use one of")])
+def test_kernel_that_can_not_be_had_is_refused(value: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CONTNORM_KERNEL", value)
+    with pytest.raises(ValueError, match=said):
+        cn.CN(8, num_groups=2)
+
+
+def test_takes_batch_norms_positional_arguments() -> None:
+    layer = cn.CN(8, 1e-3, 0.2, False, False, num_groups=2)
+    assert (layer.eps, layer.momentum, layer.weight, layer.running_mean) == (1e-3, 0.2, None, None)
+
+
+@pytest.mark.parametrize(
+    ("norm", "advice"),
+    [("cn8", r"Use contnorm\.convert_sync\(model\)"), ("brn", "convert it to 'bn'"), ("sn", "convert it to 'bn'")],
+)
+def test_torchs_sync_conversion_raises_and_names_ours(norm: str, advice: str) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 16, 3), cn.create_norm(norm, 16))
+    with pytest.raises(TypeError, match=f"convert_sync_batchnorm would replace .*{advice}"):
+        nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    assert not isinstance(model[1], nn.SyncBatchNorm)
+
+
+def test_torchs_sync_conversion_still_serves_plain_batch_norm() -> None:
+    model = nn.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(cn.BatchNorm2d(8)))
+    assert isinstance(model[0], nn.SyncBatchNorm)
+
+
+def test_quantization_may_set_its_attribute() -> None:
+    layer = cn.CN(8, num_groups=2)
+    assert not hasattr(layer, "qconfig")
+    layer.qconfig = "a setting"
+    assert layer.qconfig == "a setting"

@@ -1,0 +1,58 @@
+"""Switchable normalization: each corner of its mixture is a norm known otherwise."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import contnorm as cn
+
+FAR = 60.0  # a logit so far off that its softmax is zero in float64
+
+
+def corner(which: int, dim: int = 2) -> torch.nn.Module:
+    layer = cn.create_norm("sn", 6, dim=dim).double()  # type: ignore[arg-type]
+    with torch.no_grad():
+        for logits in (layer.mean_weight, layer.var_weight):
+            logits.fill_(-FAR)
+            logits[which] = FAR
+    return layer
+
+
+def test_layer_corner_is_layer_norm_up_to_the_unbiased_row_variance() -> None:
+    x = torch.randn(5, 6, 40, 40, dtype=torch.float64)
+    torch.testing.assert_close(corner(1)(x), F.layer_norm(x, x.shape[1:]), rtol=1e-3, atol=1e-3)
+
+
+def test_instance_corner_is_instance_norm_with_the_unbiased_variance() -> None:
+    x = torch.randn(5, 6, 3, 4, dtype=torch.float64)
+    expected = (x - x.mean((2, 3), keepdim=True)) / (x.var((2, 3), keepdim=True) + 1e-5).sqrt()
+    torch.testing.assert_close(corner(0)(x), expected)
+
+
+def test_corners_of_flat_input_are_layer_and_batch_norm() -> None:
+    x = torch.randn(9, 6, dtype=torch.float64)
+    torch.testing.assert_close(corner(1, dim=1)(x), F.layer_norm(x, (6,)))
+    torch.testing.assert_close(corner(2, dim=1)(x), F.batch_norm(x, None, None, training=True))
+
+
+def test_moments_start_at_zero_and_the_weights_are_two() -> None:
+    layer = cn.SwitchNorm2d(4)
+    torch.testing.assert_close(layer.running_var, torch.zeros(4))
+    assert layer.mean_weight.shape == layer.var_weight.shape == (3,)
+    assert layer.mean_weight is not layer.var_weight
+    layer(torch.randn(4, 4, 3, 3))
+    with torch.no_grad():
+        layer.mean_weight.fill_(5.0)
+    layer.reset_parameters()
+    torch.testing.assert_close(layer.running_var, torch.zeros(4))
+    torch.testing.assert_close(layer.mean_weight.detach(), torch.ones(3))
+
+
+@pytest.mark.parametrize("value", [1e8, float("inf")])
+def test_an_outlier_harms_only_what_it_touches(value: float) -> None:
+    """Other channels of other samples share no moment with it, so they must not even lose a digit."""
+    layer = cn.SwitchNorm2d(4)
+    x = torch.randn(3, 4, 5, 5)
+    clean = layer(x)
+    x[0, 0, 0, 0] = value
+    torch.testing.assert_close(layer(x)[1:, 1:], clean[1:, 1:], rtol=1e-6, atol=1e-6)

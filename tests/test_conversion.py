@@ -1,0 +1,316 @@
+"""The converter: what it reaches, what it keeps, what it refuses, and that it leaves a model alone when it refuses."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
+
+import contnorm as cn
+from contnorm.catalog import NORMS
+from contnorm.layers.base import NormLayer
+from tests.models import BatchNormAct2d, FrozenBatchNorm2d, RenamedBatchNorm2d, ResNet, ScaledBatchNorm2d
+
+timm_or_torchvision = [
+    pytest.param("timm", "resnet18", id="timm resnet18"),
+    pytest.param("timm", "efficientnet_b0", id="timm efficientnet_b0"),
+    pytest.param("torchvision", "resnet18", id="torchvision resnet18"),
+    pytest.param("torchvision", "mobilenet_v3_small", id="torchvision mobilenet_v3_small"),
+]
+
+
+def trained(model: nn.Module | None = None) -> nn.Module:
+    """A network whose moments and affine are not those it was born with."""
+    torch.manual_seed(0)
+    model = model or ResNet()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.05)
+        for _ in range(3):
+            model(torch.randn(6, 3, 16, 16))
+    return model
+
+
+def norms(model: nn.Module) -> dict[str, nn.Module]:
+    return {name: m for name, m in model.named_modules() if isinstance(m, NormLayer | nn.modules.batchnorm._BatchNorm)}
+
+
+def tensors_of(layer: nn.Module) -> dict[str, torch.Tensor]:
+    return dict([*layer.named_parameters(), *layer.named_buffers()])
+
+
+def test_reaches_every_nested_layer() -> None:
+    model = cn.convert_norm(ResNet(), "cn", num_groups=4)
+    assert len(norms(model)) == 20
+    assert all(isinstance(m, cn.ContinualNorm2d) and m.num_groups == 4 for m in norms(model).values())
+    assert model.train()(torch.randn(4, 3, 16, 16)).shape == (4, 5)
+
+
+def test_keeps_parameters_so_an_optimizer_made_before_trains_them() -> None:
+    model = ResNet()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = {name: id(p) for name, p in model.named_parameters()}
+    cn.convert_norm(model, "cn", num_groups=4)
+    assert {name: id(p) for name, p in model.named_parameters()} == before
+    old = model.stem[1].weight.clone()
+    model(torch.randn(4, 3, 16, 16)).square().sum().backward()
+    optimizer.step()
+    assert not torch.equal(model.stem[1].weight, old)
+
+
+def test_keeps_all_that_a_layer_was() -> None:
+    layer = nn.BatchNorm2d(8, eps=1e-3, momentum=0.3, dtype=torch.float64).eval()
+    layer.weight.requires_grad_(False)
+    tensors = tensors_of(layer)
+    new = cn.convert_norm(nn.Sequential(layer), "cn", num_groups=2)[0]
+    assert (new.eps, new.momentum, new.training) == (1e-3, 0.3, False)
+    assert not new.weight.requires_grad and new.bias.requires_grad
+    assert tensors_of(new).keys() == tensors.keys()
+    for name, tensor in tensors_of(new).items():
+        assert tensor is tensors[name]
+
+
+def test_options_win_over_what_the_layer_had() -> None:
+    new = cn.convert_norm(nn.Sequential(nn.BatchNorm2d(8, eps=1e-3)), "cn", num_groups=2, eps=1e-4, momentum=None)[0]
+    assert (new.eps, new.momentum) == (1e-4, None)
+
+
+def test_batch_norm_to_cn_and_back_is_the_first_model_bit_for_bit() -> None:
+    model = trained()
+    x = torch.randn(6, 3, 16, 16)
+    expected_eval = copy.deepcopy(model).eval()(x)
+    expected_train = copy.deepcopy(model).train()(x)
+    keys = list(model.state_dict())
+    cn.convert_norm(model, "cn", num_groups=4)
+    assert not torch.equal(copy.deepcopy(model).eval()(x), expected_eval)
+    cn.convert_norm(model, "bn")
+    assert list(model.state_dict()) == keys
+    assert torch.equal(copy.deepcopy(model).eval()(x), expected_eval)
+    assert torch.equal(copy.deepcopy(model).train()(x), expected_train)
+
+
+@pytest.mark.parametrize("target", NORMS)
+@pytest.mark.parametrize("source", NORMS)
+def test_any_norm_to_any_norm(source: str, target: str) -> None:
+    torch.manual_seed(0)
+    groups = {"num_groups": 4}
+    old = nn.Sequential(cn.create_norm(source, 8, **(groups if NORMS[source].grouped else {})))
+    for parameter in old.parameters():
+        nn.init.normal_(parameter)
+    x = torch.randn(5, 8, 4, 4)
+    old(x)
+    kept = tensors_of(old[0])
+    new = cn.convert_norm(old, target, **(groups if NORMS[target].grouped else {}))[0]
+    assert cn.summarize(new).rows[0].norm == target
+    shared = tensors_of(new).keys() & kept.keys()
+    shared -= {"r_limit", "d_limit", "mean_weight", "var_weight"}
+    for name in shared:
+        assert tensors_of(new)[name] is kept[name]
+    if NORMS[source].keeps_moments and NORMS[target].keeps_moments:
+        assert {"weight", "bias", "running_mean", "running_var", "num_batches_tracked"} <= shared
+    assert new(x).isfinite().all()
+
+
+def test_a_shared_layer_stays_one() -> None:
+    shared = nn.BatchNorm2d(8)
+    model = nn.ModuleDict({"a": nn.Sequential(shared), "b": nn.ModuleList([shared, nn.BatchNorm2d(8)])})
+    cn.convert_norm(model, "cn", num_groups=2)
+    assert model["a"][0] is model["b"][0]
+    assert isinstance(model["a"][0], cn.ContinualNorm2d) and model["b"][1] is not model["b"][0]
+
+
+def test_a_bare_layer_gives_its_replacement() -> None:
+    assert isinstance(cn.convert_norm(nn.BatchNorm1d(16), "cn4"), cn.ContinualNorm1d)
+
+
+@pytest.mark.parametrize(
+    ("only", "skip", "left"),
+    [
+        ("stem.*", None, 19),
+        (None, "stem.*", 1),
+        (["stem.*", "stages.0.*"], "*.bn2", 17),
+        (lambda name, module: module.num_features == 64, None, 15),
+    ],
+    ids=["one pattern", "skipped", "several", "predicate"],
+)
+def test_filters(only: object, skip: object, left: int) -> None:
+    model = cn.convert_norm(ResNet(), "cn", num_groups=4, only=only, skip=skip)  # type: ignore[arg-type]
+    assert sum(not isinstance(m, cn.ContinualNorm2d) for m in norms(model).values()) == left
+
+
+def test_dimension_follows_the_class_or_the_convolutions() -> None:
+    for dim, conv in ((1, nn.Conv1d), (2, nn.Conv2d), (3, nn.Conv3d)):
+        model = nn.Sequential(conv(3, 8, 3), nn.GroupNorm(2, 8))  # type: ignore[operator]
+        assert type(cn.convert_norm(model, "cn")[1]).__name__ == f"ContinualNorm{dim}d"
+        assert model[1].num_groups == 2
+    assert isinstance(cn.convert_norm(nn.Sequential(nn.Linear(3, 8), nn.GroupNorm(2, 8)), "bn")[1], cn.BatchNorm1d)
+    mixed = nn.Sequential(nn.Conv1d(3, 8, 3), nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8))
+    with pytest.raises(ValueError, match=r"layer '2' \(GroupNorm\).*Say dim=1, 2 or 3"):
+        cn.convert_norm(mixed, "cn")
+    assert isinstance(cn.convert_norm(mixed, "cn", dim=1)[2], cn.ContinualNorm1d)
+
+
+def test_groups_that_do_not_divide_name_the_layer_and_change_nothing() -> None:
+    model = nn.Sequential(nn.BatchNorm2d(64), nn.BatchNorm2d(48))
+    with pytest.raises(
+        ValueError, match=r"layer '1' \(BatchNorm2d\).*num_groups=32 does not divide the 48 .*16, 24, 48"
+    ):
+        cn.convert_norm(model, "cn")
+    assert type(model[0]) is nn.BatchNorm2d
+
+
+def test_nothing_to_convert_is_an_error() -> None:
+    with pytest.raises(ValueError, match="convert_norm: found nothing to convert in Sequential: it has 0 norm layers"):
+        cn.convert_norm(nn.Sequential(nn.Linear(3, 3)), "cn")
+    with pytest.raises(ValueError, match="found nothing to convert in ResNet: it has 20 norm layers"):
+        cn.convert_norm(ResNet(), "cn", only="nowhere")
+
+
+def test_unknown_norm_has_near_matches() -> None:
+    with pytest.raises(ValueError, match=r"unknown norm 'cnn'\. Did you mean 'cn'.*There are 11: none, bn, ln"):
+        cn.convert_norm(ResNet(), "cnn")
+
+
+@pytest.mark.parametrize(
+    "add",
+    [
+        lambda m: m.register_forward_hook(lambda *a: None),
+        lambda m: m.register_forward_pre_hook(lambda *a: None),
+        lambda m: m.register_full_backward_hook(lambda *a: None),
+        lambda m: m.register_state_dict_post_hook(lambda *a: None),
+        lambda m: m.register_load_state_dict_post_hook(lambda *a: None),
+    ],
+    ids=["forward", "pre", "backward", "state dict", "load"],
+)
+def test_a_layer_with_hooks_is_refused_by_name(add: Callable[[nn.Module], object]) -> None:
+    model = ResNet()
+    add(model.stages[1][0].bn2)
+    with pytest.raises(ValueError, match=r"'stages.1.0.bn2' \(BatchNorm2d\): it carries hooks"):
+        cn.convert_norm(model, "cn", num_groups=4)
+    assert type(model.stem[1]) is nn.BatchNorm2d
+    cn.convert_norm(model, "cn", num_groups=4, skip="stages.1.0.bn2")
+
+
+def test_strangers_are_refused_by_name() -> None:
+    with pytest.raises(ValueError, match=r"'0' \(ScaledBatchNorm2d\): ScaledBatchNorm2d does something of its own"):
+        cn.convert_norm(nn.Sequential(ScaledBatchNorm2d(8)), "cn")
+    with pytest.raises(ValueError, match="does not know its channels before it has seen a batch"):
+        cn.convert_norm(nn.Sequential(nn.LazyBatchNorm2d()), "cn")
+    with pytest.raises(ValueError, match="parametrization"):
+        cn.convert_norm(nn.Sequential(weight_norm(nn.BatchNorm2d(8), dim=None)), "cn")
+
+
+def test_a_lazy_layer_that_has_seen_a_batch_is_converted() -> None:
+    model = nn.Sequential(nn.LazyBatchNorm2d())
+    model(torch.randn(2, 8, 4, 4))
+    assert isinstance(cn.convert_norm(model, "cn", num_groups=2)[0], cn.ContinualNorm2d)
+
+
+def test_a_subclass_of_another_name_is_converted() -> None:
+    assert isinstance(cn.convert_norm(nn.Sequential(RenamedBatchNorm2d(64)), "cn")[0], cn.ContinualNorm2d)
+
+
+def test_norm_then_activation_keeps_its_activation() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), BatchNormAct2d(8, nn.SiLU()))
+    x = torch.randn(4, 3, 6, 6)
+    model(x)
+    expected, keys = copy.deepcopy(model)(x), list(model.state_dict())
+    cn.convert_norm(model, "cn", num_groups=2)
+    plain = cn.CN(8, num_groups=2)
+    torch.testing.assert_close(model(x), nn.functional.silu(plain(model[0](x))))
+    twin = copy.deepcopy(model)
+    assert list(twin.state_dict()) == keys and "then acts" in str(cn.summarize(twin))
+    cn.convert_norm(twin, "bn")
+    with torch.no_grad():
+        assert torch.equal(twin(x), expected)
+
+
+def test_frozen_batch_norm_stays_constant_through_conversion() -> None:
+    model = nn.Sequential(FrozenBatchNorm2d(8))
+    x = torch.randn(4, 8, 5, 5)
+    expected = model(x)
+    cn.convert_norm(model, "bn")
+    assert torch.equal(model.train()(x), expected)
+    assert not any(p.requires_grad for p in model.parameters())
+    cn.convert_norm(model, "cn", num_groups=2).train()
+    before = model[0].running_mean.clone()
+    assert torch.equal(model(x), copy.deepcopy(model).eval()(x))
+    assert torch.equal(model[0].running_mean, before)
+
+
+def test_weight_without_bias_stays_without() -> None:
+    layer = nn.BatchNorm2d(8)
+    layer.bias = None
+    new = cn.convert_norm(nn.Sequential(layer), "cn", num_groups=2)[0]
+    assert new.bias is None and new.weight is layer.weight
+    assert new(torch.randn(4, 8, 3, 3)).shape == (4, 8, 3, 3)
+
+
+def test_frozen_moments_stay_frozen_through_conversion() -> None:
+    model = cn.freeze_stats(nn.Sequential(nn.BatchNorm2d(8)))
+    cn.convert_norm(model, "cn", num_groups=2)
+    model.train()(torch.randn(4, 8, 3, 3) + 5)
+    assert torch.equal(model[0].running_mean, torch.zeros(8))
+    cn.freeze_stats(model, False)(torch.randn(4, 8, 3, 3))
+    assert model[0].num_batches_tracked == 1
+
+
+def test_synchronised_layers_stay_synchronised() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.SyncBatchNorm(8))
+    cn.convert_norm(model, "cn", num_groups=2)
+    assert isinstance(model[1], cn.SyncContinualNorm)
+    assert isinstance(cn.convert_norm(model, "bn")[1], nn.SyncBatchNorm)
+    assert isinstance(cn.convert_norm(model, "gn", num_groups=2)[1], cn.GroupNorm2d)
+    with pytest.raises(ValueError, match="it is synchronised, and 'sn' has no synchronised form"):
+        cn.convert_norm(nn.Sequential(nn.SyncBatchNorm(8)), "sn")
+
+
+def test_convert_sync_serves_cn_and_bn_and_refuses_what_has_no_such_form() -> None:
+    model = nn.Sequential(cn.CN(8, num_groups=2, tied=True), nn.BatchNorm2d(8), cn.GroupNorm2d(8, num_groups=2))
+    weight = model[0].weight
+    cn.convert_sync(model)
+    assert isinstance(model[0], cn.SyncContinualNorm) and model[0].tied and model[0].weight is weight
+    assert isinstance(model[1], nn.SyncBatchNorm) and isinstance(model[2], cn.GroupNorm2d)
+    with pytest.raises(ValueError, match=r"layer '0' \(BatchRenorm2d\): 'brn' has no synchronised form"):
+        cn.convert_sync(nn.Sequential(cn.BatchRenorm2d(8)))
+
+
+@pytest.mark.parametrize(("library", "name"), timm_or_torchvision)
+def test_models_of_the_real_libraries(library: str, name: str) -> None:
+    pytest.importorskip(library, reason=f"{library} is not installed")
+    make = _maker(library)
+    torch.manual_seed(0)
+    model = make(name)
+    x = torch.randn(2, 3, 64, 64)
+    expected = copy.deepcopy(model).eval()(x)
+    count = len(norms(model))
+    cn.convert_norm(model, "cn", num_groups="auto")
+    assert {row.norm for row in cn.summarize(model)} == {"cn"} and len(cn.summarize(model)) == count
+    model.train()(x).square().mean().backward()
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+    model = cn.convert_norm(cn.convert_norm(make(name), "cn", num_groups="auto"), "bn")
+    torch.manual_seed(0)
+    fresh = make(name)
+    model.load_state_dict(fresh.state_dict())
+    torch.testing.assert_close(model.eval()(x), expected, rtol=0, atol=0)
+
+
+def _maker(library: str) -> Callable[[str], nn.Module]:
+    if library == "timm":
+        timm = pytest.importorskip("timm")
+        return lambda name: timm.create_model(name, pretrained=False)
+    models = pytest.importorskip("torchvision.models")
+    return lambda name: getattr(models, name)(weights=None)
+
+
+def test_real_frozen_batch_norm() -> None:
+    ops = pytest.importorskip("torchvision.ops", reason="torchvision is not installed")
+    model = nn.Sequential(ops.FrozenBatchNorm2d(8))
+    x = torch.randn(2, 8, 4, 4)
+    expected = model(x)
+    torch.testing.assert_close(cn.convert_norm(model, "bn").train()(x), expected, rtol=1e-5, atol=1e-5)

@@ -1,0 +1,112 @@
+"""Frozen moments do not move: not ours, not torch's, not a stranger's, whatever mode is set after."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import contnorm as cn
+from tests.models import BatchNormAct2d, ScaledBatchNorm2d
+
+
+def model() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        cn.CN(8, num_groups=2),
+        nn.InstanceNorm2d(8, track_running_stats=True),
+        ScaledBatchNorm2d(8),
+        BatchNormAct2d(8),
+        cn.BatchRenorm2d(8),
+        cn.SwitchNorm2d(8),
+    )
+
+
+def moments(net: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in net.state_dict().items() if "running" in name or "num_b" in name}
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(a[name], b[name]) for name in a)
+
+
+def x(seed: int = 0) -> torch.Tensor:
+    return torch.randn(4, 3, 6, 6, generator=torch.Generator().manual_seed(seed))
+
+
+def test_nothing_moves_in_any_mode_and_release_lets_it() -> None:
+    net = model()
+    net(x())
+    before = moments(net)
+    assert len(before) == 7 * 3
+    cn.freeze_stats(net)
+    for mode in (True, False, True):
+        net.train(mode)
+        net(x(1) * 5)
+    assert same(moments(net), before)
+    cn.freeze_stats(net, False)
+    net.train()(x(1))
+    after = moments(net)
+    assert not any(torch.equal(after[name], before[name]) for name in before if "num_b" not in name)
+
+
+def test_nan_does_not_get_through_either() -> None:
+    net = cn.freeze_stats(model())
+    before = moments(net)
+    net.train()(torch.full((4, 3, 6, 6), float("nan")))
+    assert same(moments(net), before)
+
+
+def test_output_is_that_of_the_unfrozen_model() -> None:
+    net, frozen = model(), cn.freeze_stats(model())
+    frozen.load_state_dict(net.state_dict())
+    for mode in (True, False):
+        torch.testing.assert_close(frozen.train(mode)(x()), copy.deepcopy(net).train(mode)(x()), rtol=0, atol=0)
+
+
+def test_copies_stay_frozen_and_are_released_on_their_own() -> None:
+    net = cn.freeze_stats(model())
+    twin = cn.freeze_stats(copy.deepcopy(net), False)
+    before = moments(net)
+    twin(x()), net(x())
+    assert same(moments(net), before) and not same(moments(twin), before)
+
+
+def test_context_puts_each_layer_back_as_it_was() -> None:
+    net = model()
+    cn.freeze_stats(net[1])
+    before = moments(net)
+    with cn.frozen_stats(net) as inside:
+        assert inside is net
+        net(x())
+        with cn.frozen_stats(net):
+            net(x(1))
+        net(x(2))
+    assert same(moments(net), before)
+    net(x())
+    assert torch.equal(net[1].running_mean, before["1.running_mean"])
+    assert not torch.equal(net[2].running_mean, before["2.running_mean"])
+
+
+def test_context_releases_after_an_error() -> None:
+    net = model()
+    with pytest.raises(RuntimeError), cn.frozen_stats(net):
+        net(torch.randn(4, 7, 6, 6))
+    net(x())
+    assert net[1].num_batches_tracked == net[2].num_batches_tracked == 1
+    assert torch.count_nonzero(net[3].running_mean) and torch.count_nonzero(net[4].running_mean)
+
+
+def test_a_layer_that_fails_in_forward_gets_its_moments_back() -> None:
+    layer = cn.freeze_stats(ScaledBatchNorm2d(8))
+    own = layer.running_mean
+    with pytest.raises(ValueError, match="4D"):
+        layer(torch.randn(3, 8))
+    assert layer.running_mean is own
+
+
+def test_summary_says_so() -> None:
+    assert str(cn.summarize(cn.freeze_stats(nn.Sequential(nn.BatchNorm2d(4))))).count("frozen") == 1

@@ -1,0 +1,274 @@
+"""Re-estimated moments (BN*) are those of one giant training-mode forward with momentum 1."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import contnorm as cn
+from contnorm.oracle import Reestimated
+from tests.models import BatchNormAct2d, FrozenBatchNorm2d, ResNet, ScaledBatchNorm2d
+
+
+def batches(sizes: tuple[int, ...] = (10, 10, 7, 3), shape: tuple[int, ...] = (3, 16, 16)) -> list[Tensor]:
+    g = torch.Generator().manual_seed(5)
+    return [torch.randn(n, *shape, generator=g) * (1 + i) + i for i, n in enumerate(sizes)]
+
+
+def giant(model: nn.Module, data: list[Tensor]) -> dict[str, Tensor]:
+    """The definition."""
+    twin = copy.deepcopy(model).train()
+    for module in twin.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.momentum = 1.0
+    with torch.no_grad():
+        twin(torch.cat(data))
+    return {name: b for name, b in twin.named_buffers() if "running" in name}
+
+
+def check(model: nn.Module, data: list[Tensor], tolerance: float = 1e-5) -> Reestimated:
+    expected = giant(model, data)
+    done = cn.reestimate(model, data)
+    for name, buffer in model.named_buffers():
+        if "running" in name:
+            torch.testing.assert_close(
+                buffer, expected[name], rtol=tolerance, atol=tolerance, msg=lambda m: f"{name}: {m}"
+            )
+    return done
+
+
+def trained() -> nn.Module:
+    torch.manual_seed(0)
+    model = ResNet()
+    for _ in range(3):
+        model(torch.randn(8, 3, 16, 16))
+    return model
+
+
+@pytest.mark.parametrize("norm", [None, "bn", "cn", "bn_gn", "cn_tied", "bn_gn_tied"])
+def test_twenty_layers_equal_one_giant_forward(norm: str | None) -> None:
+    model = trained()
+    if norm:
+        cn.convert_norm(model, norm, **({} if norm == "bn" else {"num_groups": 4}))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.02)
+    assert len(check(model, batches()).moments) == 20
+
+
+@pytest.mark.parametrize("norm", ["brn", "sn"])
+def test_norms_with_moments_of_their_own_kind(norm: str) -> None:
+    """BRN with r = 1 and d = 0, and SN, whose batch branch has its own variance."""
+    model = cn.convert_norm(trained(), norm, eps=1e-3)
+    check(model, batches())
+
+
+def test_flat_networks() -> None:
+    torch.manual_seed(0)
+    layers: list[nn.Module] = []
+    for _ in range(20):
+        layers += [nn.Linear(16, 16), nn.BatchNorm1d(16), nn.ReLU()]
+    check(nn.Sequential(*layers), batches((40, 25, 35), (16,)))
+
+
+def test_only_moments_change() -> None:
+    model = trained()
+    model.stages[1].eval()
+    model.stem[0].weight.grad = torch.ones_like(model.stem[0].weight)
+    before = copy.deepcopy(model.state_dict())
+    modes = [m.training for m in model.modules()]
+    random = torch.random.get_rng_state()
+    hooks = [len(m._forward_pre_hooks) + len(m._forward_hooks) for m in model.modules()]
+    cn.reestimate(model, batches())
+    assert [m.training for m in model.modules()] == modes
+    assert [len(m._forward_pre_hooks) + len(m._forward_hooks) for m in model.modules()] == hooks
+    assert torch.equal(torch.random.get_rng_state(), random)
+    assert torch.equal(model.stem[0].weight.grad, torch.ones_like(model.stem[0].weight))
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]) == ("running" not in name), name
+
+
+def test_context_puts_the_old_moments_back() -> None:
+    model = trained()
+    before = copy.deepcopy(model.state_dict())
+    with cn.reestimate(model, batches()) as done:
+        assert not torch.equal(model.stem[1].running_mean, before["stem.1.running_mean"])
+        inside = model.stem[1].running_mean.clone()
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    assert torch.equal(done.moments["stem.1"].new_mean, inside)
+    assert torch.equal(done.moments["stem.1"].old_mean, before["stem.1.running_mean"])
+
+
+class Counting(nn.Module):
+    """Counts how often it is run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runs = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.runs += 1
+        return x
+
+
+class Passes:
+    """Data that counts how often it is gone over."""
+
+    def __init__(self, data: list[Tensor]) -> None:
+        self.data, self.count = data, 0
+
+    def __iter__(self) -> Iterator[Tensor]:
+        self.count += 1
+        return iter(self.data)
+
+
+def test_layers_of_equal_depth_share_a_pass() -> None:
+    data = Passes(batches())
+    cn.reestimate(trained(), data)
+    assert data.count == 1 + 17  # one look at the data flow, then one pass a depth: three shortcuts share one
+
+
+def test_a_pass_stops_at_the_layer_it_measures() -> None:
+    first, second, last = Counting(), Counting(), Counting()
+    model = nn.Sequential(first, nn.BatchNorm1d(4), second, nn.BatchNorm1d(4), last)
+    cn.reestimate(model, batches((5, 5, 5), (4,)))
+    assert (first.runs, second.runs, last.runs) == (1 + 3 + 3, 1 + 3, 1)
+
+
+class Siamese(nn.Module):
+    """One norm called twice on unrelated inputs: its calls are pooled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+        self.after = nn.BatchNorm1d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.after(self.norm(x) + self.norm(3 * x + 1))
+        return y
+
+
+def test_a_layer_called_twice_pools_its_calls() -> None:
+    model, data = Siamese(), batches((20, 11), (4,))
+    passes = Passes(data)
+    cn.reestimate(model, passes)
+    whole = torch.cat(data)
+    pooled = torch.cat([whole, 3 * whole + 1])
+    torch.testing.assert_close(model.norm.running_mean, pooled.mean(0), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(model.norm.running_var, pooled.var(0), rtol=1e-5, atol=1e-5)
+    z = (pooled - pooled.mean(0)) / (pooled.var(0, correction=0) + 1e-5).sqrt()
+    torch.testing.assert_close(model.after.running_mean, (z[:31] + z[31:]).mean(0), rtol=1e-4, atol=1e-5)
+    assert passes.count == 1 + 2
+
+
+class Written(nn.Module):
+    """Data that reaches a norm through a slice written in place, and through detach."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.BatchNorm1d(2), nn.BatchNorm1d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = torch.zeros_like(x)
+        out[:, :2] = self.a(x[:, :2])
+        y: Tensor = self.b(out.detach() * 2)
+        return y
+
+
+def test_depth_is_followed_through_views_writes_and_detach() -> None:
+    data = Passes(batches((20, 11), (4,)))
+    cn.reestimate(Written(), data)
+    assert data.count == 1 + 2
+    check(Written(), batches((20, 11), (4,)))
+
+
+def test_memory_does_not_grow_with_the_data() -> None:
+    """Nothing of a batch is kept: at most one is alive when the next is asked for."""
+    alive: list[weakref.ref[Tensor]] = []
+
+    class Fresh:
+        def __iter__(self) -> Iterator[Tensor]:
+            for seed in range(4):
+                gc.collect()
+                assert sum(ref() is not None for ref in alive) <= 1
+                batch = torch.randn(6, 4, generator=torch.Generator().manual_seed(seed))
+                alive.append(weakref.ref(batch))
+                yield batch
+                del batch
+
+    cn.reestimate(nn.Sequential(nn.BatchNorm1d(4), nn.ReLU(), nn.BatchNorm1d(4)), Fresh())
+    assert len(alive) > 8
+
+
+def test_labelled_batches_and_calls_of_ones_own() -> None:
+    data = batches((9, 4), (4,))
+    model = nn.Sequential(nn.BatchNorm1d(4))
+    cn.reestimate(model, [(x, torch.zeros(len(x))) for x in data])
+    expected = model[0].running_mean.clone()
+    torch.testing.assert_close(expected, torch.cat(data).mean(0))
+    cn.reestimate(model, [{"image": x} for x in data], call=lambda m, batch: m(batch["image"] + 1))
+    torch.testing.assert_close(model[0].running_mean, expected + 1)
+
+
+def test_dropout_is_off_and_subclasses_that_act_are_served() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), BatchNormAct2d(4), nn.Dropout(0.9), nn.BatchNorm2d(4))
+    twin = nn.Sequential(nn.Conv2d(3, 4, 3), BatchNormAct2d(4), nn.Identity(), nn.BatchNorm2d(4))
+    twin.load_state_dict(model.state_dict())
+    expected = giant(twin, batches())
+    cn.reestimate(model, batches())
+    torch.testing.assert_close(model[3].running_var, expected["3.running_var"], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("stop_at", [1, 9])
+def test_an_interruption_puts_everything_back(stop_at: int) -> None:
+    model = trained()
+    before = copy.deepcopy(model.state_dict())
+    calls = 0
+
+    def interrupted(m: nn.Module, batch: Any) -> object:
+        nonlocal calls
+        calls += 1
+        if calls == stop_at:
+            raise KeyboardInterrupt
+        return m(batch)
+
+    with pytest.raises(KeyboardInterrupt):
+        cn.reestimate(model, batches(), call=interrupted)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    assert not any(m._forward_pre_hooks for m in model.modules())
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "error", "said"),
+    [
+        (
+            nn.BatchNorm1d(4),
+            (x for x in batches((3,), (4,))),
+            TypeError,
+            r"one-shot iterator \(generator\).*Give a list",
+        ),
+        (nn.BatchNorm1d(4), [], ValueError, "batches is empty"),
+        (nn.GroupNorm(2, 4), batches((3,), (4,)), ValueError, "GroupNorm has no norm layer with running moments"),
+        (ScaledBatchNorm2d(3), batches(), ValueError, r"layer '' \(ScaledBatchNorm2d\).*Convert it first"),
+        (
+            cn.freeze_stats(nn.BatchNorm2d(3)),
+            batches(),
+            ValueError,
+            r"moments are frozen. Call contnorm.freeze_stats",
+        ),
+        (FrozenBatchNorm2d(3), batches(), ValueError, "its moments are frozen"),
+    ],
+    ids=["generator", "empty", "no moments", "stranger", "frozen", "constant"],
+)
+def test_bad_input_is_named(model: nn.Module, data: Any, error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        cn.reestimate(model, data)
