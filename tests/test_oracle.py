@@ -38,9 +38,7 @@ def check(model: nn.Module, data: list[Tensor], tolerance: float = 1e-5) -> Rees
     done = cn.reestimate(model, data)
     for name, buffer in model.named_buffers():
         if "running" in name:
-            torch.testing.assert_close(
-                buffer, expected[name], rtol=tolerance, atol=tolerance, msg=lambda m: f"{name}: {m}"
-            )
+            torch.testing.assert_close(buffer, expected[name], rtol=tolerance, atol=tolerance)
     return done
 
 

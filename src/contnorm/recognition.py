@@ -56,7 +56,7 @@ _TORCH: tuple[tuple[type[nn.Module], str, int | None], ...] = (
     (nn.InstanceNorm3d, "in", 3),
     (nn.GroupNorm, "gn", None),
 )
-_OPTIONS = ("eps", "momentum", "affine", "track_running_stats", "num_groups", "r_max", "d_max", "total_steps")
+_OPTIONS = ("eps", "momentum", "affine", "track_running_stats", "num_groups", "kernel", "r_max", "d_max", "total_steps")
 
 
 def recognize(module: nn.Module) -> Recognized | Stranger | None:

@@ -23,6 +23,7 @@ def make(spec: NormSpec, rank: int = 4, **options: Any) -> nn.Module:
     """The norm with random affine (and mixture) parameters, so that none of them can be forgotten unnoticed."""
     if spec.grouped:
         options.setdefault("num_groups", GROUPS)
+    options = {**spec.preset, **options}
     layer = create_norm(spec.name, CHANNELS, dim=DIM_OF_RANK[rank], **options)  # type: ignore[arg-type]
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():

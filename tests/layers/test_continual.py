@@ -6,7 +6,6 @@ import torch.nn.functional as F
 from torch import nn
 
 import contnorm as cn
-from contnorm.kernels import kernel_from_environment
 
 
 def test_is_group_norm_then_batch_norm() -> None:
@@ -60,14 +59,19 @@ def test_kernel_is_read_when_built_and_shown(monkeypatch: pytest.MonkeyPatch) ->
     x = torch.randn(4, 8, 3, 3)
     expected = F.batch_norm(F.group_norm(x, 2), None, None, layer.weight, layer.bias, training=True)
     torch.testing.assert_close(layer(x), expected, rtol=0, atol=0)
-    assert kernel_from_environment() == "auto"
+    assert cn.CN(8, num_groups=2).kernel == "auto"
+    assert cn.CN(8, num_groups=2, kernel="analytic").kernel == "analytic"
 
 
-@pytest.mark.parametrize(("value", "said"), [("triton", "no Triton kernel"), ("fast", "'fast' is unknown. Use one of")])
+@pytest.mark.parametrize(
+    ("value", "said"), [("triton", "='triton': this build has no Triton"), ("fast", "='fast' is unknown. Use one of")]
+)
 def test_kernel_that_can_not_be_had_is_refused(value: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CONTNORM_KERNEL", value)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=f"ContinualNorm2d: CONTNORM_KERNEL{said}"):
         cn.CN(8, num_groups=2)
+    with pytest.raises(ValueError, match=f"continual_norm: kernel{said}"):
+        cn.functional.continual_norm(torch.randn(4, 8), None, None, training=True, num_groups=2, kernel=value)  # type: ignore[arg-type]
 
 
 def test_takes_batch_norms_positional_arguments() -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from contnorm.checks import check_batch, check_eps, check_group_size, check_input, resolve_groups
 from contnorm.functional.batch import ANY_RANK, empty_like_input, update_moments, uses_batch_moments
-from contnorm.kernels import Kernel, Order, analytic, kernel_from_environment, reference
+from contnorm.kernels import Kernel, Order, analytic, chosen_kernel, reference
 
 __all__ = ["continual_norm"]
 
@@ -47,7 +47,7 @@ def continual_norm(
         num_groups: A divisor of C, or ``"auto"``.
         order: ``"gn_bn"`` is CN; ``"bn_gn"`` the paper's other order, with the affine in the second step.
         tied: Use the one pair of weight and bias in both steps.
-        kernel: ``"reference"``, ``"analytic"`` or ``"auto"``; None reads ``CONTNORM_KERNEL``.
+        kernel: Which arithmetic to use; None reads ``CONTNORM_KERNEL``. See `contnorm.kernels`.
         caller: Whom an error message names.
 
     Example:
@@ -64,25 +64,25 @@ def continual_norm(
     if x.numel() == 0:
         return empty_like_input(x, weight, bias)
     check_group_size(x, groups, caller)
-    chosen = kernel_from_environment() if kernel is None else kernel
-    plain = order == "gn_bn" and not tied
-    exact = chosen != "reference"  # the stock calls as they are, or less a pivot
+    chosen = chosen_kernel(kernel, caller)
+    pivot = chosen != "reference"
+    closed_form = order == "gn_bn" and not tied  # the variants have none: they are the two calls, less a pivot
 
     if not uses_batch_moments(training, running_mean):
         assert running_mean is not None and running_var is not None
-        if plain and exact:
+        if closed_form and chosen in ("auto", "analytic"):
             return analytic.evaluate(x, running_mean, running_var, weight, bias, eps, groups)
         return reference.evaluate(
-            x, running_mean, running_var, weight, bias, eps, groups, order=order, tied=tied, pivot=exact
+            x, running_mean, running_var, weight, bias, eps, groups, order=order, tied=tied, pivot=pivot
         )
 
     check_batch(x, eps, caller)
     tracked = running_mean is not None
     found: reference.BatchMoments | None
-    if plain and exact:
+    if closed_form and chosen == "analytic":
         y, found = analytic.train(x, weight, bias, eps, groups)
     else:
-        y, found = reference.train(x, weight, bias, eps, groups, order=order, tied=tied, pivot=exact, moments=tracked)
+        y, found = reference.train(x, weight, bias, eps, groups, order=order, tied=tied, pivot=pivot, moments=tracked)
     if found is not None:
         update_moments(running_mean, running_var, found.mean, found.var, momentum)
     return y

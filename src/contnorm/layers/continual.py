@@ -14,7 +14,7 @@ from torch import Tensor
 
 from contnorm.checks import resolve_groups
 from contnorm.functional import continual_norm
-from contnorm.kernels import Kernel, Order, kernel_from_environment
+from contnorm.kernels import Kernel, Order, chosen_kernel
 from contnorm.kernels.pivot import per_channel, slab_pivot
 from contnorm.layers.base import MomentNorm, OwnSyncOnly
 from contnorm.layers.group import settled_groups
@@ -41,6 +41,7 @@ class ContinualNormBase(OwnSyncOnly, MomentNorm):
             that leaves, for (N, C) input, at least 8 channels in a group.
         order: ``"gn_bn"`` is CN; ``"bn_gn"`` does the steps the other way round, with the affine in the second.
         tied: Use the one pair of weight and bias in both steps.
+        kernel: Which arithmetic to use, settled now; None reads ``CONTNORM_KERNEL``. See `contnorm.kernels`.
     """
 
     sync_advice: ClassVar[str] = "Use contnorm.convert_sync(model), which keeps the group step."
@@ -60,6 +61,7 @@ class ContinualNormBase(OwnSyncOnly, MomentNorm):
         num_groups: int | str = 32,
         order: Order = "gn_bn",
         tied: bool = False,
+        kernel: Kernel | None = None,
     ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
         name = type(self).__name__
@@ -68,7 +70,7 @@ class ContinualNormBase(OwnSyncOnly, MomentNorm):
         self.num_groups = settled_groups(num_groups, num_features, self.ranks, name)
         self.order = order
         self.tied = tied
-        self.kernel: Kernel = kernel_from_environment()
+        self.kernel: Kernel = chosen_kernel(kernel, name)
 
     def forward(self, x: Tensor) -> Tensor:
         self._check(x)

@@ -1,0 +1,31 @@
+# Two commands do all the set-up on a machine with nothing but Python: `make demo` and `make test`.
+PYTHON ?= python3
+JOBS ?= 2
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test lint clean
+
+demo: $(READY)
+	@$(BIN)/python examples/two_tasks.py
+
+test: lint
+	$(BIN)/pytest -n $(JOBS)
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+# Every install goes through constraints.txt; see there why.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("contnorm needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.11 ...")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing into $(VENV) (once, a few minutes) ..."
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[bench,dev]"
+	@touch $(READY)
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis src/*.egg-info

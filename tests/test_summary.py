@@ -1,0 +1,32 @@
+"""The table of norms: what it lists and how it reads."""
+
+from torch import nn
+
+import contnorm as cn
+from tests.models import ResNet, ScaledBatchNorm2d
+
+
+def test_lists_every_layer_once_with_what_it_is() -> None:
+    shared = nn.BatchNorm2d(8)
+    model = nn.Sequential(shared, nn.Sequential(shared), cn.CN(64, num_groups=8, momentum=None), cn.LayerNorm2d(4))
+    summary = cn.summarize(model)
+    assert [(row.layer, row.norm, row.channels, row.groups) for row in summary] == [
+        ("0", "bn", "8", "-"),
+        ("2", "cn", "64", "8"),
+        ("3", "ln", "4", "-"),
+    ]
+    assert summary.rows[1].momentum == "None" and summary.rows[2].momentum == "-"
+    assert str(summary).splitlines()[-1] == "Sequential: 1 bn, 1 cn, 1 ln"
+    assert len({len(line) for line in str(summary).splitlines()[2:-1]}) == 1, "columns are aligned"
+
+
+def test_a_stranger_is_listed_as_one() -> None:
+    assert cn.summarize(nn.Sequential(ScaledBatchNorm2d(8))).rows[0].norm == "?"
+
+
+def test_a_model_without_norms_says_so() -> None:
+    assert str(cn.summarize(nn.Linear(2, 2))) == "Linear: no norm layers"
+
+
+def test_counts() -> None:
+    assert str(cn.summarize(cn.convert_norm(ResNet(), "cn", num_groups=4))).endswith("ResNet: 20 cn")
