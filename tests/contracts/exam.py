@@ -72,5 +72,5 @@ def oracle_eval(spec: NormSpec, layer: nn.Module, x: Tensor) -> Tensor:
 
 def close(actual: Tensor, expected: Tensor | Any, tolerance: float) -> None:
     """Within a tolerance of the larger of 1 and the value: outputs of a norm are of the order of 1."""
-    wanted = torch.as_tensor(expected, dtype=torch.float64)
+    wanted = torch.as_tensor(expected, dtype=torch.float64).detach().cpu()
     torch.testing.assert_close(actual.detach().double().cpu(), wanted, atol=tolerance, rtol=tolerance)

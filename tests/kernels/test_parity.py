@@ -115,7 +115,7 @@ def test_stock_calls_cancel_where_ours_do_not(pivot_is: str, device: torch.devic
     for name in ("y", "dx", "dweight"):
         size = exact[name].abs().max()
         assert ((ours[name] - exact[name]).abs().max() / size).item() < 1e-5
-        assert ((stock[name] - exact[name]).abs().max() / size).item() > 1e-2
+        assert ((stock[name] - exact[name]).abs().max() / size).item() > 3e-3
 
 
 def test_twice_the_same_bits(device: torch.device) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from contnorm.checks import check_eps, check_group_size, check_input, resolve_groups, statistics_dtype
 from contnorm.functional.batch import ANY_RANK, empty_like_input
+from contnorm.kernels.layout import group_norm_in_layout
 
 __all__ = ["group_norm", "instance_norm", "layer_norm"]
 
@@ -44,8 +44,8 @@ def group_norm(
         # Half input with float32 weights: CPU takes the mixture, CUDA does not. Widening serves both.
         wide = statistics_dtype(x)
         offset = None if bias is None else bias.to(wide)
-        return F.group_norm(x.to(wide), groups, weight.to(wide), offset, eps).to(x.dtype)
-    return F.group_norm(x, groups, weight, bias, eps).to(x.dtype)
+        return group_norm_in_layout(x.to(wide), groups, weight.to(wide), offset, eps).to(x.dtype)
+    return group_norm_in_layout(x, groups, weight, bias, eps).to(x.dtype)
 
 
 def instance_norm(

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from contnorm.checks import statistics_dtype
 from contnorm.kernels import Order
+from contnorm.kernels.layout import group_norm_in_layout
 from contnorm.kernels.pivot import channel_pivot, per_channel, slab_pivot
 
 __all__ = ["BatchMoments", "batch_step", "evaluate", "train"]
@@ -45,7 +46,7 @@ def train(
     if order == "gn_bn":
         if pivot:
             signal = signal - per_channel(slab_pivot(x, num_groups), x.dim())
-        grouped = F.group_norm(signal, num_groups, first_weight, first_bias, eps)
+        grouped = group_norm_in_layout(signal, num_groups, first_weight, first_bias, eps)
         y, found = batch_step(grouped, weight, bias, eps, moments)
     else:
         at = channel_pivot(x) if pivot else None
@@ -54,7 +55,7 @@ def train(
         normalized, found = batch_step(signal, first_weight, first_bias, eps, moments)
         if at is not None and found is not None:
             found = BatchMoments(found.mean + at, found.var)
-        y = F.group_norm(normalized, num_groups, weight, bias, eps)
+        y = group_norm_in_layout(normalized, num_groups, weight, bias, eps)
     return y.to(x.dtype), found
 
 
@@ -78,14 +79,14 @@ def evaluate(
     if order == "gn_bn":
         if pivot:
             signal = signal - per_channel(slab_pivot(x, num_groups), x.dim())
-        grouped = F.group_norm(signal, num_groups, first_weight, first_bias, eps)
+        grouped = group_norm_in_layout(signal, num_groups, first_weight, first_bias, eps)
         y = F.batch_norm(grouped, mean, var, weight, bias, False, 0.0, eps)
     else:
         if pivot:
             normalized = _scaled_about_pivot(x, mean, var, first_weight, first_bias, eps, num_groups)
         else:
             normalized = F.batch_norm(signal, mean, var, first_weight, first_bias, False, 0.0, eps)
-        y = F.group_norm(normalized, num_groups, weight, bias, eps)
+        y = group_norm_in_layout(normalized, num_groups, weight, bias, eps)
     return y.to(x.dtype)
 
 

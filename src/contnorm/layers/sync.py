@@ -11,12 +11,12 @@ from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor
 
 from contnorm.checks import resolve_groups, statistics_dtype
 from contnorm.functional.batch import update_moments
 from contnorm.kernels import Order
+from contnorm.kernels.layout import group_norm_in_layout
 from contnorm.kernels.pivot import channel_pivot, per_channel, slab_pivot
 from contnorm.layers.continual import ContinualNormBase
 
@@ -97,7 +97,7 @@ class SyncContinualNorm(ContinualNormBase):
         if x.numel() == 0:  # the operator does not take an empty batch, and there is nothing to normalize
             return _affine(x, weight, bias)
         shifted = x - per_channel(slab_pivot(x, groups), x.dim())
-        return F.group_norm(shifted, groups, weight, bias, self.eps)
+        return group_norm_in_layout(shifted, groups, weight, bias, self.eps)
 
     def _synced_batch_step(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         pivot = channel_pivot(x) if x.numel() else x.new_zeros(x.shape[1])

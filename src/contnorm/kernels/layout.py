@@ -1,0 +1,22 @@
+"""Group norm by torch's operator, with the memory layout of its input: on CUDA the operator returns another."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+__all__ = ["group_norm_in_layout"]
+
+
+def group_norm_in_layout(x: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """``F.group_norm`` whose output is channels_last where the input is.
+
+    Example:
+        >>> x = torch.randn(2, 4, 3, 3).to(memory_format=torch.channels_last)
+        >>> group_norm_in_layout(x, 2, None, None, 1e-5).is_contiguous(memory_format=torch.channels_last)
+        True
+    """
+    y = F.group_norm(x, num_groups, weight, bias, eps)
+    if x.dim() > 3 and x.stride(1) == 1 and not x.is_contiguous():
+        return y.movedim(1, -1).contiguous().movedim(-1, 1)  # no copy where it is so already
+    return y
