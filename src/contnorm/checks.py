@@ -112,7 +112,7 @@ def check_batch(x: Tensor, eps: float, caller: str) -> None:
     """Refuse what batch statistics can't be taken of, as torch's BatchNorm does."""
     if x.numel() == x.shape[1]:
         raise ValueError(
-            f"{caller}: Expected more than 1 value per channel when training, got input size {tuple(x.shape)}. "
+            f"{caller}: Expected more than 1 value per channel when training, got input size {x.shape}. "
             f"Use a batch of 2 or more, or evaluation mode."
         )
     if eps == 0:

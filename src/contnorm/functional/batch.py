@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from contnorm.checks import check_batch, check_eps, check_input
-from contnorm.kernels.reference import batch_step
+from contnorm.checks import check_batch, check_eps, check_input, statistics_dtype
+from contnorm.kernels.reference import batch_step, in_statistics_dtype
 
 __all__ = ["ANY_RANK", "batch_norm", "empty_like_input", "update_moments", "uses_batch_moments"]
 
@@ -53,10 +53,13 @@ def batch_norm(
         return F.batch_norm(x, running_mean, running_var, weight, bias, False, 0.0, eps)
     check_batch(x, eps, caller)
     if isinstance(momentum, Tensor) and running_mean is not None and running_var is not None:
-        y, found = batch_step(x, weight, bias, eps, moments=True)
+        signal = x
+        if weight is not None and weight.dtype != statistics_dtype(x):  # a layer wholly in half precision
+            signal, weight, bias = in_statistics_dtype(x, weight, bias)
+        y, found = batch_step(signal, weight, bias, eps, moments=True)
         assert found is not None
         update_moments(running_mean, running_var, found.mean, found.var, momentum)
-        return y
+        return y.to(x.dtype)
     return F.batch_norm(x, running_mean, running_var, weight, bias, True, float(momentum), eps)
 
 

@@ -17,7 +17,7 @@ from contnorm.kernels import Order
 from contnorm.kernels.layout import group_norm_in_layout
 from contnorm.kernels.pivot import channel_pivot, per_channel, slab_pivot
 
-__all__ = ["BatchMoments", "batch_step", "evaluate", "train"]
+__all__ = ["BatchMoments", "batch_step", "evaluate", "in_statistics_dtype", "train"]
 
 
 class BatchMoments(NamedTuple):
@@ -40,7 +40,7 @@ def train(
     moments: bool = True,
 ) -> tuple[Tensor, BatchMoments | None]:
     """Normalize with the moments of the batch, and give those moments where they are wanted."""
-    signal, weight, bias = _in_statistics_dtype(x, weight, bias)
+    signal, weight, bias = in_statistics_dtype(x, weight, bias)
     first_weight, first_bias = (weight, bias) if tied else (None, None)
     found: BatchMoments | None
     if order == "gn_bn":
@@ -73,7 +73,7 @@ def evaluate(
     pivot: bool = False,
 ) -> Tensor:
     """Normalize with the given moments."""
-    signal, weight, bias = _in_statistics_dtype(x, weight, bias)
+    signal, weight, bias = in_statistics_dtype(x, weight, bias)
     mean, var = mean.to(signal.dtype), var.to(signal.dtype)
     first_weight, first_bias = (weight, bias) if tied else (None, None)
     if order == "gn_bn":
@@ -130,7 +130,7 @@ def batch_step(
     return F.batch_norm(x, found.mean, found.var, weight, bias, True, 1.0, eps), found
 
 
-def _in_statistics_dtype(
+def in_statistics_dtype(
     x: Tensor, weight: Tensor | None, bias: Tensor | None
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Half precision is widened once, so that the value between the two steps is not rounded to it."""
