@@ -164,7 +164,9 @@ def test_groups_that_do_not_divide_name_the_layer_and_change_nothing() -> None:
 
 
 def test_nothing_to_convert_is_an_error() -> None:
-    with pytest.raises(ValueError, match="convert_norm: found nothing to convert in Sequential: it has 0 norm layers"):
+    with pytest.raises(
+        ValueError, match="convert_norm: found nothing to convert in Sequential: it has 0 norm layers to convert"
+    ):
         cn.convert_norm(nn.Sequential(nn.Linear(3, 3)), "cn")
     with pytest.raises(ValueError, match="found nothing to convert in ResNet: it has 20 norm layers"):
         cn.convert_norm(ResNet(), "cn", only="nowhere")
@@ -267,6 +269,80 @@ def test_synchronised_layers_stay_synchronised() -> None:
     assert isinstance(cn.convert_norm(model, "gn", num_groups=2)[1], cn.GroupNorm2d)
     with pytest.raises(ValueError, match="it is synchronised, and 'sn' has no synchronised form"):
         cn.convert_norm(nn.Sequential(nn.SyncBatchNorm(8)), "sn")
+
+
+def test_peculiar_layers_are_refused_by_name() -> None:
+    replaced = nn.BatchNorm2d(8)
+    replaced.forward = lambda x: x  # type: ignore[method-assign]
+    extra = nn.BatchNorm2d(8)
+    extra.register_buffer("fisher", torch.zeros(8))
+
+    class Pinned(nn.BatchNorm2d):
+        def train(self, mode: bool = True) -> nn.Module:
+            return super().train(False)
+
+    for layer, said in (
+        (replaced, "its forward was replaced on the object"),
+        (extra, "BatchNorm2d holds 'fisher' besides what its norm needs"),
+        (Pinned(8), "Pinned does something of its own in train"),
+        (nn.InstanceNorm2d(8, track_running_stats=True), "running statistics of instances"),
+        (torch.compile(nn.Sequential(nn.BatchNorm2d(8))), ""),
+        (torch.compile(nn.BatchNorm2d(8)), "it is compiled as a model of its own"),
+    ):
+        model = nn.Sequential(layer)
+        if said:
+            with pytest.raises(ValueError, match=said):
+                cn.convert_norm(model, "cn", num_groups=2)
+        else:
+            cn.convert_norm(model, "cn", num_groups=2)
+
+
+def test_a_layer_held_in_a_plain_list_is_refused_by_name() -> None:
+    model = nn.Sequential(nn.BatchNorm2d(8))
+    model.order = [model[0]]
+    with pytest.raises(ValueError, match=r"'0' \(BatchNorm2d\): it also stands in the plain container 'order'"):
+        cn.convert_norm(model, "cn", num_groups=2)
+
+
+def test_a_class_is_a_filter_too() -> None:
+    model = nn.Sequential(nn.BatchNorm2d(8), nn.GroupNorm(2, 8))
+    cn.convert_norm(model, "cn", num_groups=2, only=nn.BatchNorm2d)
+    assert isinstance(model[0], cn.CN) and isinstance(model[1], nn.GroupNorm)
+
+
+def test_a_subclass_of_ours_that_changes_nothing_is_ours() -> None:
+    class Renamed(cn.ContinualNorm2d):
+        """Another name."""
+
+    assert cn.summarize(Renamed(64)).rows[0].norm == "cn"
+    assert type(cn.convert_norm(nn.Sequential(Renamed(64)), "bn")[0]) is cn.BatchNorm2d
+
+
+def test_what_starts_afresh_is_placed_like_its_neighbours() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8)).double()
+    x = torch.randn(2, 3, 4, 4).double()
+    expected = cn.convert_norm(cn.convert_norm(model, "none"), "bn")(x)
+    assert expected.dtype == torch.float64 and model[1].weight.dtype == torch.float64
+
+
+def test_options_of_synchronised_layers_are_checked_too() -> None:
+    with pytest.raises(ValueError, match=r"takes no 'num_grups'. Did you mean 'num_groups'"):
+        cn.convert_norm(nn.Sequential(cn.SyncContinualNorm(64)), "cn", num_grups=8)
+
+
+def test_a_call_by_keyword_survives_conversion() -> None:
+    for norm in NORMS:
+        layer = cn.convert_norm(nn.BatchNorm2d(8), norm, **({"num_groups": 2} if NORMS[norm].grouped else {}))
+        assert layer(input=torch.randn(2, 8, 3, 3)).shape == (2, 8, 3, 3)
+
+
+def test_convert_sync_keeps_what_is_frozen_and_leaves_constants_alone() -> None:
+    model = cn.freeze_stats(nn.Sequential(nn.BatchNorm2d(8), cn.CN(8, num_groups=2)))
+    cn.convert_sync(model)
+    assert "frozen, synced" in str(cn.summarize(model)) and str(cn.summarize(model)).count("frozen") == 2
+    assert cn.freeze_stats(model, False)[0].track_running_stats
+    with pytest.raises(ValueError, match="found nothing to convert"):
+        cn.convert_sync(nn.Sequential(FrozenBatchNorm2d(8)))
 
 
 def test_convert_sync_serves_cn_and_bn_and_refuses_what_has_no_such_form() -> None:

@@ -110,3 +110,30 @@ def test_a_layer_that_fails_in_forward_gets_its_moments_back() -> None:
 
 def test_summary_says_so() -> None:
     assert str(cn.summarize(cn.freeze_stats(nn.Sequential(nn.BatchNorm2d(4))))).count("frozen") == 1
+
+
+def test_release_undoes_whichever_way_a_layer_was_frozen() -> None:
+    lazy = nn.Sequential(nn.LazyBatchNorm2d())
+    with cn.frozen_stats(lazy):
+        lazy(x())
+    assert not lazy[0]._forward_pre_hooks and lazy[0].num_batches_tracked == 0
+    lazy(x())
+    assert lazy[0].num_batches_tracked == 1
+    net = nn.Sequential(nn.BatchNorm2d(3), cn.BatchNorm2d(3))
+    with cn.frozen_stats(net):
+        cn.freeze_stats(net, False)
+    net(x())
+    assert net[0].num_batches_tracked == net[1].num_batches_tracked == 1
+
+
+def test_an_interrupted_forward_does_not_lose_the_moments() -> None:
+    class Interrupted(ScaledBatchNorm2d):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            super().forward(x)
+            raise KeyboardInterrupt
+
+    layer = cn.freeze_stats(Interrupted(3))
+    with pytest.raises(KeyboardInterrupt):
+        layer(x())
+    cn.freeze_stats(layer, False)
+    assert torch.equal(layer.running_mean, torch.zeros(3))

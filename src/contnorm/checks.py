@@ -6,6 +6,7 @@ They are done once, by the public function or the layer, under its own name; wha
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ __all__ = [
     "check_features",
     "check_group_size",
     "check_input",
+    "check_moments",
     "check_momentum",
     "resolve_groups",
     "statistics_dtype",
@@ -26,12 +28,12 @@ MIN_AUTO_CHANNELS = 8  # a group of fewer values is noise: on (N, C) input a gro
 
 
 def check_features(num_features: object, caller: str) -> int:
-    if isinstance(num_features, bool) or not isinstance(num_features, int) or num_features < 1:
+    if isinstance(num_features, bool) or not isinstance(num_features, Integral) or num_features < 1:
         raise ValueError(
             f"{caller}: num_features={num_features!r} must be a whole number of channels, 1 or more. "
             f"Give the size of dimension 1 of the input."
         )
-    return num_features
+    return int(num_features)
 
 
 def check_eps(eps: float, caller: str) -> float:
@@ -124,8 +126,15 @@ def check_group_size(x: Tensor, num_groups: int, caller: str) -> None:
     if x.numel() == x.shape[0] * num_groups and x.numel():
         raise ValueError(
             f"{caller}: num_groups={num_groups} leaves one value in each group of an input of shape {tuple(x.shape)}, "
-            f"and a single value always normalizes to zero. Use fewer groups, or num_groups='auto'."
+            f"and a single value always normalizes to zero. Use fewer, such as "
+            f"{resolve_groups('auto', x.shape[1], 2, caller)}."
         )
+
+
+def check_moments(running_mean: Tensor | None, running_var: Tensor | None, caller: str) -> None:
+    if (running_mean is None) != (running_var is None):
+        missing = "running_mean" if running_mean is None else "running_var"
+        raise ValueError(f"{caller}: {missing} is None and its partner is not. Give both, or neither.")
 
 
 def statistics_dtype(x: Tensor) -> torch.dtype:

@@ -15,11 +15,12 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from contnorm.catalog import NormSpec, find_norm
-from contnorm.factory import Dim, accepted_options, build, norm_class
+from contnorm.catalog import NORMS, NormSpec
+from contnorm.factory import Dim, accepted_options, build, check_options, named, norm_class
+from contnorm.freezing import freeze_stats, is_frozen
 from contnorm.layers.base import MomentNorm
 from contnorm.layers.sync import SyncContinualNorm
-from contnorm.recognition import Recognized, Stranger, recognize
+from contnorm.recognition import Recognized, Stranger, holds_moments, recognize
 
 __all__ = ["Filter", "convert_norm", "convert_sync"]
 
@@ -44,7 +45,8 @@ def convert_norm(
     Args:
         model: The model; a bare norm layer works too, its replacement is what is returned.
         to: A norm's name, as in ``create_norm``.
-        only: Convert just these layers: a name or pattern (``"layer1.*"``), several, or ``f(name, module) -> bool``.
+        only: Convert just these layers: a name or pattern (``"layer1.*"``), several, a class, or
+            ``f(name, module) -> bool``.
         skip: Leave these layers alone; the same forms.
         dim: The dimension of layers whose class doesn't tell it (``GroupNorm``, ``SyncBatchNorm``); by default that
             of the model's convolutions.
@@ -66,9 +68,7 @@ def convert_norm(
         >>> model[1].weight is weight
         True
     """
-    spec, groups = find_norm(to, "convert_norm")
-    if groups is not None:
-        options = {"num_groups": groups, **options}
+    spec, options = named(to, options, "convert_norm")
     found = _selected(model, only, skip, "convert_norm")
     fallback = dim or _dim_of_convolutions(model)
     replace = {}
@@ -78,15 +78,20 @@ def convert_norm(
     return _swap(model, replace)
 
 
-def convert_sync(model: nn.Module, process_group: Any = None) -> nn.Module:
+def convert_sync(
+    model: nn.Module, process_group: Any = None, *, only: Filter | None = None, skip: Filter | None = None
+) -> nn.Module:
     """Replace continual and batch norms by their synchronised forms, in place, for training on several processes.
 
     The safe counterpart of ``torch.nn.SyncBatchNorm.convert_sync_batchnorm``, which knows batch norm alone. Norms of
-    single samples (GN, IN, LN) need no synchronisation and stay; a norm without a synchronised form is refused.
+    single samples (GN, IN, LN) and norms whose moments are constants need no synchronisation and stay; a norm without
+    a synchronised form is refused.
 
     Args:
         model: The model.
         process_group: Whose batches count as one; None for all processes.
+        only: Convert just these layers, as in `convert_norm`.
+        skip: Leave these layers alone.
 
     Returns:
         The model.
@@ -97,24 +102,28 @@ def convert_sync(model: nn.Module, process_group: Any = None) -> nn.Module:
         'SyncContinualNorm'
     """
     replace = {}
-    for layer in _selected(model, None, None, "convert_sync"):
-        if layer.found.norm in ("in", "gn", "ln", "none") or layer.found.synced:
-            continue
+    for layer in _selected(model, only, skip, "convert_sync", _needs_sync):
         with _naming(layer, "convert_sync"):
             if layer.found.norm in ("brn", "sn"):
                 raise ValueError(f"{layer.found.norm!r} has no synchronised form. Convert it to 'bn' or 'cn' first.")
-            new = _synced_layer(layer.found, layer.found.norm, layer.found.options, process_group)
+            new = _synced_layer(layer.found, NORMS[layer.found.norm], {}, process_group)
             replace[layer.module] = _taken_over(layer, new)
     return _swap(model, replace)
 
 
+def _needs_sync(module: nn.Module, found: Recognized) -> bool:
+    constant = found.constant or getattr(module, "use_running", False)
+    return NORMS[found.norm].keeps_moments and not found.synced and not constant
+
+
 @dataclass(frozen=True)
 class _Layer:
-    """A norm layer that was found, and the first name it was reached by."""
+    """A norm layer that was found, the first name it was reached by, and a tensor that stands near it."""
 
     name: str
     module: nn.Module
     found: Recognized
+    near: Tensor | None
 
 
 @contextmanager
@@ -127,22 +136,31 @@ def _naming(layer: _Layer, caller: str) -> Iterator[None]:
         raise ValueError(f"{where}: {error} The model is unchanged.") from error
 
 
-def _selected(model: nn.Module, only: Filter | None, skip: Filter | None, caller: str) -> list[_Layer]:
-    """All norm layers the filters leave; refuses strangers and layers with hooks among them, by name."""
+def _selected(
+    model: nn.Module,
+    only: Filter | None,
+    skip: Filter | None,
+    caller: str,
+    wants: Callable[[nn.Module, Recognized], bool] = lambda module, found: True,
+) -> list[_Layer]:
+    """All norm layers that are wanted and that the filters leave; refuses by name those that can't be replaced."""
     wanted, unwanted = _predicate(only), _predicate(skip)
+    out_of_reach = _out_of_reach(model)
     layers, refused, seen = [], [], 0
+    near = next(_floating(model.modules()), None)
     for name, module in model.named_modules():
+        near = next(_floating([module]), near)
         found = recognize(module)
-        if found is None:
+        if found is None or (isinstance(found, Recognized) and not wants(module, found)):
             continue
         seen += 1
         if (only is not None and not wanted(name, module)) or (skip is not None and unwanted(name, module)):
             continue
-        reason = found.reason if isinstance(found, Stranger) else _hooked(module)
+        reason = found.reason if isinstance(found, Stranger) else out_of_reach.get(module) or _hooked(module)
         if reason:
             refused.append(f"{name!r} ({type(module).__name__}): {reason}")
         elif isinstance(found, Recognized):
-            layers.append(_Layer(name, module, found))
+            layers.append(_Layer(name, module, found, near))
     if refused:
         raise ValueError(
             f"{caller}: can't convert {'; '.join(refused)}. Mend that, or leave the layer alone with skip=. "
@@ -150,13 +168,36 @@ def _selected(model: nn.Module, only: Filter | None, skip: Filter | None, caller
         )
     if not layers:
         raise ValueError(
-            f"{caller}: found nothing to convert in {type(model).__name__}: it has {seen} norm layers that work over "
-            f"channels in dimension 1, and the filters left none. See contnorm.summarize(model)."
+            f"{caller}: found nothing to convert in {type(model).__name__}: it has {seen} norm layers to convert that "
+            f"work over channels in dimension 1, and the filters left none. See contnorm.summarize(model)."
         )
     return layers
 
 
+def _floating(modules: Iterable[nn.Module]) -> Iterator[Tensor]:
+    """The floating-point tensors that modules hold themselves."""
+    for module in modules:
+        for tensor in (*module._parameters.values(), *module._buffers.values()):
+            if tensor is not None and tensor.is_floating_point():
+                yield tensor
+
+
+def _out_of_reach(model: nn.Module) -> dict[nn.Module, str]:
+    """Layers that are also held where a walk over the modules can't replace them: the old one would go on running."""
+    found: dict[nn.Module, str] = {}
+    for parent in model.modules():
+        if (compiled := parent._modules.get("_orig_mod")) is not None:
+            found[compiled] = "it is compiled as a model of its own; convert first, then compile"
+        for key, value in vars(parent).items():
+            held = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+            if key not in ("_modules", "_parameters", "_buffers"):
+                found |= {m: f"it also stands in the plain container {key!r}" for m in held if isinstance(m, nn.Module)}
+    return found
+
+
 def _predicate(given: Filter | None) -> Callable[[str, nn.Module], bool]:
+    if isinstance(given, type):
+        return lambda name, module: isinstance(module, given)
     if callable(given):
         return given
     patterns = [given] if isinstance(given, str) else list(given or ())
@@ -202,59 +243,61 @@ def _converted(layer: _Layer, spec: NormSpec, options: Mapping[str, object], fal
     if found.synced and spec.keeps_moments:
         if spec.name in ("brn", "sn"):
             raise ValueError(f"it is synchronised, and {spec.name!r} has no synchronised form.")
-        carried = {**found.options, **options, **spec.preset}
-        new = _synced_layer(found, spec.name, carried, getattr(layer.module, "process_group", None))
-        return _taken_over(layer, new)
+        group = getattr(layer.module, "process_group", None)
+        return _taken_over(layer, _synced_layer(found, spec, options, group))
     dim = cast("Dim | None", found.dim) or fallback
     if dim is None:
         raise ValueError("its class takes input of any rank and the model's convolutions differ. Say dim=1, 2 or 3.")
     allowed = accepted_options(norm_class(spec, dim))
     carried = {key: value for key, value in found.options.items() if key in allowed and key not in spec.preset}
-    new = build(spec, found.channels, dim, {**carried, **options, **_placement(layer.module, allowed)}, "the new norm")
+    new = build(spec, found.channels, dim, {**carried, **_placement(layer, allowed), **options}, "the new norm")
     return _taken_over(layer, new)
 
 
-def _synced_layer(found: Recognized, norm: str, options: Mapping[str, object], group: Any) -> nn.Module:
-    if norm == "bn":
-        taken = {key: options[key] for key in ("eps", "momentum", "affine", "track_running_stats") if key in options}
-        plain: nn.Module = nn.SyncBatchNorm(found.channels, process_group=group, **cast(Any, taken))
-        return plain
-    preset = find_norm(norm)[0].preset
-    allowed = accepted_options(SyncContinualNorm)
-    taken = {key: value for key, value in options.items() if key in allowed}
-    return SyncContinualNorm(found.channels, process_group=group, **cast(Any, {**taken, **preset}))
+def _synced_layer(found: Recognized, spec: NormSpec, options: Mapping[str, object], group: Any) -> nn.Module:
+    cls: type[nn.Module] = nn.SyncBatchNorm if spec.name == "bn" else SyncContinualNorm
+    check_options(spec, cls, options, "the new norm")
+    carried = {key: value for key, value in found.options.items() if key in accepted_options(cls)}
+    return cls(found.channels, **{**carried, **options, **spec.preset, "process_group": group})
 
 
-def _placement(module: nn.Module, allowed: Iterable[str]) -> dict[str, object]:
-    """Device and dtype of the old layer's tensors, for what the new one has to make afresh."""
-    tensors = [t for t in (*module.parameters(), *module.buffers()) if t.is_floating_point()]
-    if not tensors or "device" not in allowed:
+def _placement(layer: _Layer, allowed: Iterable[str]) -> dict[str, object]:
+    """Device and dtype for what the new layer has to make afresh: the old one's, or else those of what stands near."""
+    tensor = next(_floating([layer.module]), layer.near)
+    if tensor is None or "device" not in allowed:
         return {}
-    return {"device": tensors[0].device, "dtype": tensors[0].dtype}
+    return {"device": tensor.device, "dtype": tensor.dtype}
 
 
 def _taken_over(layer: _Layer, new: nn.Module) -> nn.Module:
     """Give the new layer the old one's parameters, moments and state: the same objects, not copies."""
-    old = layer.module
-    for name in ("weight", "bias"):
-        if name in new._parameters and new._parameters[name] is not None:
-            if old._parameters.get(name) is not None:
-                new._parameters[name] = old._parameters[name]
-            elif old._buffers.get(name) is not None:  # a constant stays untrained
-                new._parameters[name] = nn.Parameter(cast(Tensor, old._buffers[name]).clone(), requires_grad=False)
-            elif old._parameters.get("weight") is not None:
-                new._parameters[name] = None  # a weight without a bias
-    for name in ("running_mean", "running_var", "num_batches_tracked"):
-        if old._buffers.get(name) is not None and new._buffers.get(name) is not None:
-            new._buffers[name] = old._buffers[name]
+    old, found = layer.module, layer.found
+    _take_parameters(old, new)
+    if NORMS[found.norm].keeps_moments:
+        for name in ("running_mean", "running_var", "num_batches_tracked"):
+            if old._buffers.get(name) is not None and new._buffers.get(name) is not None:
+                new._buffers[name] = old._buffers[name]
     new.train(old.training)
     if isinstance(new, MomentNorm):
-        new.stats_frozen = layer.found.constant or getattr(old, "stats_frozen", hasattr(old, "_contnorm_tracked"))
-        new.use_running = layer.found.constant or getattr(old, "use_running", False)
-    if layer.found.acts:
+        new.use_running = found.constant or getattr(old, "use_running", False)
+    if holds_moments(new) and (found.constant or is_frozen(old)):
+        freeze_stats(new)
+    if found.acts:
         new.drop, new.act = old.drop, old.act
         new.register_forward_hook(_drop_and_act)
     return new
+
+
+def _take_parameters(old: nn.Module, new: nn.Module) -> None:
+    for name in ("weight", "bias"):
+        if new._parameters.get(name) is None:
+            continue
+        if old._parameters.get(name) is not None:
+            new._parameters[name] = old._parameters[name]
+        elif old._buffers.get(name) is not None:  # a constant stays untrained
+            new._parameters[name] = nn.Parameter(cast(Tensor, old._buffers[name]).clone(), requires_grad=False)
+        elif old._parameters.get("weight") is not None or old._parameters.get("bias") is not None:
+            new._parameters[name] = None  # one of the two stays without the other
 
 
 def _drop_and_act(module: nn.Module, args: Any, output: Tensor) -> Tensor:

@@ -36,20 +36,34 @@ def create_norm(name: str, num_features: int, *, dim: Dim = 2, **options: object
         >>> create_norm("gn32", 64, dim=1)
         GroupNorm1d(64, num_groups=32, eps=1e-05)
     """
-    spec, groups = find_norm(name, "create_norm")
-    if groups is not None:
-        if options.get("num_groups", groups) != groups:
-            raise ValueError(
-                f"create_norm: {name!r} asks for {groups} groups and num_groups={options['num_groups']!r} for others. "
-                f"Give one of the two."
-            )
-        options["num_groups"] = groups
+    spec, options = named(name, options, "create_norm")
     return build(spec, num_features, dim, options, "create_norm")
+
+
+def named(name: str, options: dict[str, object], caller: str) -> tuple[NormSpec, dict[str, object]]:
+    """The row for a name, and the options with the groups the name carries."""
+    spec, groups = find_norm(name, caller)
+    if groups is None:
+        return spec, options
+    if options.get("num_groups", groups) != groups:
+        raise ValueError(
+            f"{caller}: {name!r} asks for {groups} groups and num_groups={options['num_groups']!r} for others. "
+            f"Give one of the two."
+        )
+    return spec, {**options, "num_groups": groups}
 
 
 def build(spec: NormSpec, num_features: int, dim: Dim, options: Mapping[str, object], caller: str) -> nn.Module:
     """The layer of a row of the catalog, its options checked."""
     cls = norm_class(spec, dim)
+    check_options(spec, cls, options, caller)
+    layer = cls(num_features, **{**options, **spec.preset})
+    assert isinstance(layer, nn.Module)
+    return layer
+
+
+def check_options(spec: NormSpec, cls: type[nn.Module], options: Mapping[str, object], caller: str) -> None:
+    """Refuse an option the class does not take, or one that contradicts the row."""
     allowed = accepted_options(cls)
     for key, value in options.items():
         if key in spec.preset and spec.preset[key] != value:
@@ -60,9 +74,6 @@ def build(spec: NormSpec, num_features: int, dim: Dim, options: Mapping[str, obj
             near = difflib.get_close_matches(key, allowed, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise ValueError(f"{caller}: norm {spec.name!r} takes no {key!r}.{hint} It takes {', '.join(allowed)}.")
-    layer = cls(num_features, **{**options, **spec.preset})
-    assert isinstance(layer, nn.Module)
-    return layer
 
 
 def norm_class(spec: NormSpec, dim: Dim) -> type[nn.Module]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -83,28 +84,40 @@ def is_frozen(module: nn.Module) -> bool:
 
 
 def _set(module: nn.Module, frozen: bool) -> None:
+    if frozen:
+        _freeze(module)
+    else:
+        _release(module)
+
+
+def _freeze(module: Any) -> None:
+    if isinstance(module, torch.jit.ScriptModule):
+        raise ValueError("freeze_stats: a scripted or traced model can't be changed. Freeze it before it is scripted.")
     if isinstance(module, MomentNorm):
-        module.stats_frozen = frozen
+        module.stats_frozen = True
     elif isinstance(module, _BatchNorm) and isinstance(recognize(module), Recognized):
-        _set_torch(module, frozen)
-    elif frozen:
+        module.__dict__["_contnorm_tracked"] = module.track_running_stats
+        module.track_running_stats = False
+    else:
         module.register_forward_pre_hook(_lend_copies)
         module.register_forward_hook(_take_back, always_call=True)
-    else:
+
+
+def _release(module: Any) -> None:
+    """Undo whichever way a layer was frozen; one that is released already stays so."""
+    if isinstance(module, MomentNorm):
+        module.stats_frozen = module.use_running  # a layer whose moments are constants keeps them
+    if hasattr(module, "_contnorm_tracked"):
+        module.track_running_stats = module._contnorm_tracked
+        del module._contnorm_tracked
+    if _lend_copies in module._forward_pre_hooks.values():
+        _give_back(module)
         _remove(_lend_copies, module._forward_pre_hooks)
         _remove(_take_back, module._forward_hooks, module._forward_hooks_always_called)
 
 
-def _set_torch(module: Any, frozen: bool) -> None:
-    if frozen:
-        module._contnorm_tracked = module.track_running_stats
-        module.track_running_stats = False
-    else:
-        module.track_running_stats = module._contnorm_tracked
-        del module._contnorm_tracked
-
-
 def _lend_copies(module: nn.Module, args: object) -> None:
+    _give_back(module)  # an interrupted forward may have left its copies behind
     own = {name: module._buffers[name] for name in _BUFFERS if isinstance(module._buffers.get(name), Tensor)}
     module.__dict__["_contnorm_own"] = own
     for name, buffer in own.items():
@@ -112,7 +125,11 @@ def _lend_copies(module: nn.Module, args: object) -> None:
 
 
 def _take_back(module: nn.Module, args: object, output: object) -> None:
-    module._buffers.update(module.__dict__.pop("_contnorm_own"))
+    _give_back(module)
+
+
+def _give_back(module: nn.Module) -> None:
+    module._buffers.update(module.__dict__.pop("_contnorm_own", {}))
 
 
 def _remove(function: object, hooks: dict[int, Any], *marks: dict[int, bool]) -> None:

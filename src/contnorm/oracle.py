@@ -17,10 +17,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from contnorm.freezing import is_frozen
+from contnorm.catalog import NORMS
+from contnorm.freezing import frozen_stats, is_frozen
 from contnorm.layers.base import MomentNorm
 from contnorm.recognition import Stranger, holds_moments, recognize
 
@@ -108,25 +110,74 @@ def reestimate(model: nn.Module, batches: Iterable[Any], *, call: Call | None = 
     run = call or _call_with_first
     try:
         with torch.no_grad(), _in_evaluation(model):
-            _measure_all(model, layers, batches, run)
+            reached = _measure_all(model, layers, batches, run)
     except BaseException:
         _write(layers, old)
         raise
-    return Reestimated(layers, old)
+    return Reestimated(reached, {name: old[name] for name in reached})
 
 
-def _measure_all(model: nn.Module, layers: dict[str, nn.Module], batches: Iterable[Any], run: Call) -> None:
-    calls = _trace(model, layers, batches, run)
+def _measure_all(
+    model: nn.Module, layers: dict[str, nn.Module], batches: Iterable[Any], run: Call
+) -> dict[str, nn.Module]:
+    """Measure and write; gives the layers that were reached."""
+    plan = _Passes(model, layers, run)
     pooled: dict[str, _Pool] = {}
-    for depth in sorted({depth for depths in calls.values() for depth in depths}):
-        # A layer with calls at several depths is measured at each, over the calls it has had by then.
-        due = {name: sum(d <= depth for d in depths) for name, depths in calls.items() if depth in depths}
-        measured = _measure(model, {name: layers[name] for name in due}, due, batches, run)
-        measured = {name: pool for name, pool in measured.items() if pool.count}
-        # A giant training-mode forward normalizes with the biased variance; so must the layers on the way.
-        _write(layers, {name: (pool.mean, pool.var) for name, pool in measured.items()})
-        pooled |= measured
+    while plan.depth is not None:
+        pooled |= plan.measure(batches)
     _write(layers, {name: (pool.mean, _stored(layers[name], pool.var, pool.count)) for name, pool in pooled.items()})
+    return {name: layers[name] for name in pooled}
+
+
+class _Passes:
+    """Goes over the data once for each depth; the first batch of the first pass also shows the data flow."""
+
+    def __init__(self, model: nn.Module, layers: dict[str, nn.Module], run: Call) -> None:
+        self.model, self.layers, self.run = model, layers, run
+        self.calls: dict[str, list[int]] = {}
+        self.depth: int | None = 0
+        self.batches: int | None = None
+
+    def measure(self, batches: Iterable[Any]) -> dict[str, _Pool]:
+        """One pass over the data: pool what reaches the layers of this depth, and stop each forward at the last."""
+        pools: dict[str, _Pool] = {}
+        seen = 0
+        for batch in batches:
+            seen += 1
+            if not self.calls:
+                self.calls = _trace(self.model, self.layers, batch, self.run)
+            # A layer with calls at several depths is measured at each, over the calls it has had by then.
+            due = {name: sum(d <= self.depth for d in ds) for name, ds in self.calls.items() if self.depth in ds}
+            pools = pools or {name: _Pool() for name in due}
+            self._pool(batch, pools, due)
+        self._check(seen, pools)
+        # A giant training-mode forward normalizes with the biased variance; so must the layers on the way.
+        _write(self.layers, {name: (pool.mean, pool.var) for name, pool in pools.items()})
+        deeper = {depth for depths in self.calls.values() for depth in depths if depth > (self.depth or 0)}
+        self.depth = min(deeper, default=None)
+        return pools
+
+    def _pool(self, batch: Any, pools: dict[str, _Pool], due: dict[str, int]) -> None:
+        left = dict(due)
+        with ExitStack() as hooks:
+            for name in due:
+                hook = _pooling(name, pools[name], left)
+                hooks.callback(self.layers[name].register_forward_pre_hook(hook, with_kwargs=True).remove)
+            hooks.enter_context(suppress(_Enough))
+            self.run(self.model, batch)
+
+    def _check(self, seen: int, pools: dict[str, _Pool]) -> None:
+        if self.batches is None and seen == 0:
+            raise ValueError("reestimate: batches is empty. Give at least one batch of data.")
+        if self.batches is not None and seen != self.batches:
+            raise ValueError(
+                f"reestimate: the first pass over the data saw {self.batches} batches and a later one {seen}. Every "
+                f"pass has to see the same data: give a list, or an object whose iter() starts anew."
+            )
+        self.batches = seen
+        for name, pool in pools.items():
+            if pool.count == 0:
+                raise ValueError(f"reestimate: no data reached layer {name!r}: all {seen} batches are empty.")
 
 
 @dataclass
@@ -152,22 +203,6 @@ class _Pool:
         self.count = total
 
 
-def _measure(
-    model: nn.Module, layers: dict[str, nn.Module], due: dict[str, int], batches: Iterable[Any], run: Call
-) -> dict[str, _Pool]:
-    """One pass over the data: pool what reaches these layers, and stop each forward at the last of them."""
-    pools = {name: _Pool() for name in layers}
-    for batch in batches:
-        left = dict(due)
-        with ExitStack() as hooks:
-            for name, layer in layers.items():
-                hook = _pooling(name, pools[name], left)
-                hooks.callback(layer.register_forward_pre_hook(hook, with_kwargs=True).remove)
-            hooks.enter_context(suppress(_Enough))
-            run(model, batch)
-    return pools
-
-
 def _pooling(name: str, pool: _Pool, left: dict[str, int]) -> Callable[..., None]:
     def hook(layer: nn.Module, args: Any, kwargs: Any) -> None:
         if left[name] == 0:
@@ -186,19 +221,17 @@ class _Enough(BaseException):
     """Ends a forward pass; no ``except Exception`` of the model's may catch it."""
 
 
-def _trace(model: nn.Module, layers: dict[str, nn.Module], batches: Iterable[Any], run: Call) -> dict[str, list[int]]:
+def _trace(model: nn.Module, layers: dict[str, nn.Module], batch: Any, run: Call) -> dict[str, list[int]]:
     """The depth of each call of each layer, from one forward pass."""
     calls: dict[str, list[int]] = {name: [] for name in layers}
     flow = _DepthFlow()
     with ExitStack() as stack:
         for name, layer in layers.items():
             stack.callback(layer.register_forward_hook(_following(flow, calls[name]), with_kwargs=True).remove)
-        for batch in batches:
-            with flow:
-                run(model, batch)
-            break
-        else:
-            raise ValueError("reestimate: batches is empty. Give at least one batch of data.")
+        stack.enter_context(flow)
+        run(model, batch)
+    if not any(calls.values()):
+        raise ValueError("reestimate: a forward pass reached no norm layer with running moments.")
     return calls
 
 
@@ -241,19 +274,27 @@ class _DepthFlow(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _address(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
+    """What tells tensors over the same memory; a sparse one has no storage and stands for itself."""
+    return int(tensor.untyped_storage()._cdata) if tensor.layout == torch.strided else id(tensor)
 
 
 def _targets(model: nn.Module) -> dict[str, nn.Module]:
     layers = {}
     for name, module in model.named_modules():
         found = recognize(module)
-        if found is None or not holds_moments(module) or isinstance(module, nn.modules.instancenorm._InstanceNorm):
+        if found is None or isinstance(module, _InstanceNorm):
             continue
         where = f"reestimate: layer {name!r} ({type(module).__name__})"
         if isinstance(found, Stranger):
             raise ValueError(f"{where}: {found.reason}, so its moments can't be told from its input. Convert it first.")
-        if found.constant or is_frozen(module):
+        if not NORMS[found.norm].keeps_moments or found.constant or getattr(module, "use_running", False):
+            continue
+        if not holds_moments(module):
+            raise ValueError(
+                f"{where}: it keeps no running moments and normalizes each batch by itself, so what comes after it "
+                f"depends on how the data is cut into batches. Convert it with track_running_stats=True."
+            )
+        if is_frozen(module):
             raise ValueError(f"{where}: its moments are frozen. Call contnorm.freeze_stats(model, False) first.")
         layers[name] = module
     if not layers:
@@ -292,10 +333,16 @@ def _write(layers: dict[str, nn.Module], values: dict[str, tuple[Tensor, Tensor]
 
 @contextmanager
 def _in_evaluation(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode; but instance norms with running statistics normalize instances, as they do in training."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
-        yield
+        with ExitStack() as frozen:
+            for module in model.modules():
+                if isinstance(module, _InstanceNorm) and module.track_running_stats:
+                    frozen.enter_context(frozen_stats(module))
+                    module.training = True
+            yield
     finally:
         for module, training in modes:
             module.training = training

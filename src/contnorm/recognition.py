@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.modules.lazy import LazyModuleMixin
@@ -19,7 +19,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from contnorm.catalog import NORMS
 from contnorm.factory import norm_class
-from contnorm.layers.base import MomentNorm, NormLayer
+from contnorm.layers.base import NormLayer
 from contnorm.layers.continual import ContinualNormBase
 from contnorm.layers.sync import SyncContinualNorm
 
@@ -72,7 +72,9 @@ def recognize(module: nn.Module) -> Recognized | Stranger | None:
         return Recognized("bn", _size(module, "running_mean"), 2, {"eps": module.eps}, constant=True)
     for cls, norm, dim in _TORCH:
         if isinstance(module, cls):
-            return _recognize_torch(module, cls, norm, dim)
+            if isinstance(module, _InstanceNorm) and module.track_running_stats:
+                return Stranger("it evaluates with running statistics of instances, which no norm here keeps")
+            return _described(module, cls, norm, dim, synced=cls is nn.SyncBatchNorm)
     if isinstance(module, LazyModuleMixin) and isinstance(module, _BatchNorm | _InstanceNorm):
         return Stranger("it does not know its channels before it has seen a batch; run one through the model first")
     if isinstance(module, _BatchNorm | _InstanceNorm):
@@ -81,38 +83,57 @@ def recognize(module: nn.Module) -> Recognized | Stranger | None:
 
 
 def _recognize_ours(module: NormLayer) -> Recognized | Stranger:
-    options = _options_of(module)
-    if isinstance(module, ContinualNormBase):
-        name = {
-            ("gn_bn", False): "cn",
-            ("gn_bn", True): "cn_tied",
-            ("bn_gn", False): "bn_gn",
-            ("bn_gn", True): "bn_gn_tied",
-        }[module.order, module.tied]
-        if isinstance(module, SyncContinualNorm):
-            return Recognized(name, module.num_features, None, options, synced=True)
     for spec in NORMS.values():
-        for dim in (1, 2, 3):
-            if type(module) is norm_class(spec, dim):
-                known = name if isinstance(module, ContinualNormBase) else spec.name
-                return Recognized(known, module.num_features, dim, options, acts=_acts(module))
-    return Stranger(f"{type(module).__name__} is a subclass of ours with a behaviour of its own")
+        for dim in (1, 2, 3, None):
+            cls = SyncContinualNorm if dim is None else norm_class(spec, dim)
+            if isinstance(module, cls):
+                name = _variant(module) if isinstance(module, ContinualNormBase) else spec.name
+                return _described(module, cls, name, dim, synced=dim is None)
+    return Stranger(f"{type(module).__name__} is a norm of its own kind")
 
 
-def _recognize_torch(module: nn.Module, cls: type[nn.Module], norm: str, dim: int | None) -> Recognized | Stranger:
-    if is_parametrized(module):
-        return Stranger("its parameters are computed by a parametrization; remove that first")
-    acts = False
-    if type(module).forward is not cls.forward:
-        if not _acts(module):
-            return Stranger(f"{type(module).__name__} does something of its own in forward")
-        acts = True
+def _variant(module: ContinualNormBase) -> str:
+    names = {
+        ("gn_bn", False): "cn",
+        ("gn_bn", True): "cn_tied",
+        ("bn_gn", False): "bn_gn",
+        ("bn_gn", True): "bn_gn_tied",
+    }
+    return names[module.order, module.tied]
+
+
+def _described(
+    module: nn.Module, cls: type[nn.Module], norm: str, dim: int | None, synced: bool
+) -> Recognized | Stranger:
+    """A layer of a known class, or of a subclass that changes nothing, or nothing unknown."""
+    reason = _peculiar(module, cls)
+    if reason:
+        return Stranger(reason)
     channels = module.num_channels if isinstance(module, nn.GroupNorm) else module.num_features
     assert isinstance(channels, int)
-    options = _options_of(module)
-    if norm == "in":  # its running statistics are averages of instances', not moments of a batch
-        options = {key: value for key, value in options.items() if key in ("eps", "affine")}
-    return Recognized(norm, channels, dim, options, synced=cls is nn.SyncBatchNorm, acts=acts)
+    return Recognized(norm, channels, dim, _options_of(module), synced=synced, acts=_acts(module))
+
+
+_METHODS = ("forward", "__call__", "train", "eval", "_check_input_dim", "_load_from_state_dict", "_save_to_state_dict")
+
+
+def _peculiar(module: nn.Module, cls: type[nn.Module]) -> str:
+    """What a layer does that its class does not, in words; empty where there is nothing."""
+    name = type(module).__name__
+    if is_parametrized(module):
+        return "its parameters are computed by a parametrization; remove that first"
+    if "forward" in module.__dict__:
+        return "its forward was replaced on the object; put the class's own back first"
+    acts = _acts(module)
+    changed = [m for m in _METHODS if getattr(type(module), m, None) is not getattr(cls, m, None)]
+    if [method for method in changed if not (acts and method == "forward")]:
+        return f"{name} does something of its own in {changed[0]}"
+    known = {"weight", "bias", "mean_weight", "var_weight", "running_mean", "running_var", "num_batches_tracked"}
+    known |= {"r_limit", "d_limit"} | ({"drop", "act"} if acts else set())
+    more = sorted({*module._parameters, *module._buffers, *module._modules} - known)
+    if more:
+        return f"{name} holds {', '.join(map(repr, more))} besides what its norm needs"
+    return ""
 
 
 def _acts(module: nn.Module) -> bool:
@@ -121,6 +142,10 @@ def _acts(module: nn.Module) -> bool:
 
 def _options_of(module: nn.Module) -> dict[str, object]:
     found = {name: getattr(module, name) for name in _OPTIONS if hasattr(module, name)}
+    if "affine" in found:
+        found["affine"] = module._parameters.get("weight") is not None or module._parameters.get("bias") is not None
+    if isinstance(module, _InstanceNorm):
+        found = {name: found[name] for name in ("eps", "affine")}
     if hasattr(module, "_contnorm_tracked"):  # torch's layer, frozen by us: see freezing.py
         found["track_running_stats"] = module._contnorm_tracked
     return found
@@ -137,6 +162,4 @@ def holds_moments(module: nn.Module) -> bool:
         >>> holds_moments(nn.BatchNorm2d(8)), holds_moments(nn.GroupNorm(2, 8))
         (True, False)
     """
-    if isinstance(module, MomentNorm):
-        return module.running_mean is not None
-    return module._buffers.get("running_mean") is not None
+    return isinstance(getattr(module, "running_mean", None), Tensor)

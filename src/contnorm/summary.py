@@ -8,6 +8,7 @@ from dataclasses import astuple, dataclass
 
 from torch import nn
 
+from contnorm.freezing import is_frozen
 from contnorm.recognition import Recognized, recognize
 
 __all__ = ["NormRow", "NormSummary", "summarize"]
@@ -103,7 +104,9 @@ def _short(eps: object) -> str:
 
 def _state(module: nn.Module, found: Recognized | None) -> str:
     words = ["train" if module.training else "eval"]
-    if getattr(module, "stats_frozen", hasattr(module, "_contnorm_tracked")) or (found and found.constant):
+    if getattr(module, "use_running", False) or (found and found.constant):
+        words.append("constant")
+    elif is_frozen(module):
         words.append("frozen")
     if found and found.synced:
         words.append("synced")

@@ -453,6 +453,17 @@ def test_frozen_moments_stay_whatever_mode_is_set(spec: NormSpec, device: torch.
 
 
 @every_moment_norm
+def test_a_batch_that_is_refused_is_not_counted(spec: NormSpec) -> None:
+    layer = make(spec, 2, **({"num_groups": CHANNELS} if spec.grouped else {}))
+    bad = [torch.zeros(1, CHANNELS), torch.zeros(3, CHANNELS + 1), torch.zeros(3, CHANNELS, dtype=torch.int64)]
+    for x in bad + ([torch.randn(4, CHANNELS)] if spec.grouped else []):
+        with pytest.raises(ValueError, match=type(layer).__name__):
+            layer(x)
+    assert layer.num_batches_tracked.item() == 0
+    assert torch.equal(layer.running_mean, torch.zeros(CHANNELS))
+
+
+@every_moment_norm
 def test_update_bn_moves_the_moments(spec: NormSpec, device: torch.device) -> None:
     """`swa_utils.update_bn` gives the plain average over the loader, and puts momentum back."""
     model = nn.Sequential(make(spec)).to(device)

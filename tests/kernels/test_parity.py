@@ -118,6 +118,22 @@ def test_stock_calls_cancel_where_ours_do_not(pivot_is: str, device: torch.devic
         assert ((stock[name] - exact[name]).abs().max() / size).item() > 3e-3
 
 
+@pytest.mark.parametrize("kernel", ["auto", "analytic"])
+@pytest.mark.parametrize("order", ["gn_bn", "bn_gn"])
+def test_an_outlier_in_the_first_position_costs_no_digits(kernel: str, order: str, device: torch.device) -> None:
+    """Where a pivot is taken from the first value alone, everything else loses what that value is large by."""
+    x = torch.randn(4, 4, 64, 64, generator=torch.Generator().manual_seed(0)).to(device)
+    x[:, ::2, 0, 0] = 5e4
+    layer, stock, exact = (
+        ContinualNorm2d(4, num_groups=2, order=order, kernel=k).to(device)  # type: ignore[arg-type]
+        for k in (kernel, "reference", "reference")
+    )
+    expected = exact.double()(x.double())
+    error, theirs = ((each(x) - expected)[:, :, 1:].abs().max().item() for each in (layer, stock))
+    assert error < 4 * theirs + 1e-6
+    torch.testing.assert_close(layer.running_mean.double(), exact.running_mean, rtol=1e-5, atol=1e-5)
+
+
 def test_twice_the_same_bits(device: torch.device) -> None:
     arguments = [t.float() for t in inputs(20, 64, (8, 8), 3, device)]
     first, second = (run("analytic", *arguments, groups=32, eps=1e-5) for _ in range(2))

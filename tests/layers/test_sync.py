@@ -115,6 +115,25 @@ def test_an_empty_batch_everywhere_moves_nothing() -> None:
         torch.testing.assert_close(mean, torch.zeros(8))
 
 
+def refused(rank: int) -> list[str]:
+    """What one process would refuse: groups of one value, and one value in all."""
+    said = []
+    for groups, samples in ((8, 4), (2, 1 - rank)):
+        layer = cn.SyncContinualNorm(8, num_groups=groups)
+        try:
+            layer(torch.randn(samples, 8))
+        except ValueError as error:
+            said.append(str(error))
+        assert layer.num_batches_tracked == 0
+    return said
+
+
+def test_what_one_process_refuses_all_refuse() -> None:
+    for one_value_a_group, one_value_in_all in together(refused, 2):
+        assert "num_groups=8 leaves one value in each group" in one_value_a_group
+        assert "Expected more than 1 value per channel" in one_value_in_all
+
+
 def plain_ddp(rank: int) -> dict[str, Any]:
     """Every norm of the catalog under DDP with local statistics: one step, gradients averaged, no hang."""
     found = {}

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from contnorm.checks import check_batch, check_eps, check_input, statistics_dtype
+from contnorm.checks import check_batch, check_eps, check_input, check_moments, statistics_dtype
 from contnorm.kernels.reference import batch_step, in_statistics_dtype
 
 __all__ = ["ANY_RANK", "batch_norm", "empty_like_input", "update_moments", "uses_batch_moments"]
@@ -47,6 +47,7 @@ def batch_norm(
     """
     check_input(x, ANY_RANK, _channels(running_mean, weight), caller)
     check_eps(eps, caller)
+    check_moments(running_mean, running_var, caller)
     if x.numel() == 0:
         return empty_like_input(x, weight, bias)
     if not uses_batch_moments(training, running_mean):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from contnorm.checks import check_batch, check_eps, check_group_size, check_input, resolve_groups
+from contnorm.checks import check_batch, check_eps, check_group_size, check_input, check_moments, resolve_groups
 from contnorm.functional.batch import ANY_RANK, empty_like_input, update_moments, uses_batch_moments
 from contnorm.kernels import Kernel, Order, analytic, chosen_kernel, reference
 
@@ -60,6 +60,7 @@ def continual_norm(
     known = running_mean if running_mean is not None else weight
     check_input(x, ANY_RANK, None if known is None else known.shape[0], caller)
     check_eps(eps, caller)
+    check_moments(running_mean, running_var, caller)
     groups = resolve_groups(num_groups, x.shape[1], x.dim(), caller)
     if x.numel() == 0:
         return empty_like_input(x, weight, bias)

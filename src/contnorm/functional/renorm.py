@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from contnorm.checks import check_batch, check_eps, check_input, statistics_dtype
+from contnorm.checks import check_batch, check_eps, check_input, check_moments, statistics_dtype
 from contnorm.functional.batch import ANY_RANK, empty_like_input, update_moments, uses_batch_moments
 from contnorm.kernels.pivot import channel_pivot, per_channel
 
@@ -63,6 +63,7 @@ def batch_renorm(
     known = running_mean if running_mean is not None else weight
     check_input(x, ANY_RANK, None if known is None else known.shape[0], caller)
     check_eps(eps, caller)
+    check_moments(running_mean, running_var, caller)
     if x.numel() == 0:
         return empty_like_input(x, weight, bias)
     dtype, rank = statistics_dtype(x), x.dim()

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from contnorm.checks import check_batch, check_eps, check_input, statistics_dtype
+from contnorm.checks import check_batch, check_eps, check_input, check_moments, statistics_dtype
 from contnorm.functional.batch import ANY_RANK, empty_like_input, update_moments, uses_batch_moments
-from contnorm.kernels.pivot import per_channel
+from contnorm.kernels.pivot import per_channel, row_pivot
 
 __all__ = ["batch_moments", "switch_norm"]
 
@@ -61,6 +61,7 @@ def switch_norm(
     known = running_mean if running_mean is not None else weight
     check_input(x, ANY_RANK, None if known is None else known.shape[0], caller)
     check_eps(eps, caller)
+    check_moments(running_mean, running_var, caller)
     if x.numel() == 0:
         return empty_like_input(x, weight, bias, mean_weight, var_weight)
     rows = _row_moments(x)
@@ -106,9 +107,7 @@ def _row_moments(x: Tensor) -> _Rows:
         table = wide.reshape(x.shape[0], x.shape[1])
         zero = torch.zeros_like(table, dtype=torch.float64)
         return _Rows(wide, zero, table.double(), zero)
-    pivot = wide.detach()
-    for _ in positions:
-        pivot = pivot.select(-1, 0)
+    pivot = row_pivot(x)
     shifted = wide - per_channel(pivot, x.dim())
     var, off = torch.var_mean(shifted, dim=positions, correction=1)
     return _Rows(shifted, pivot.double(), pivot.double() + off.double(), var.double())

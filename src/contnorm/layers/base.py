@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from contnorm.checks import check_batch, check_eps, check_features, check_input, check_momentum
+from contnorm.checks import check_eps, check_features, check_input, check_momentum
 
 __all__ = ["MomentNorm", "NormLayer", "OwnSyncOnly"]
 
@@ -83,19 +83,20 @@ class MomentNorm(NormLayer, _BatchNorm):
             and self.running_mean is not None
         )
 
-    def _count_batch(self, x: Tensor) -> float | Tensor:
-        """Count this batch where it counts, and say how much it weighs in the running moments."""
-        if x.numel() == 0 or not self._moves_moments():
+    def _weight_of_batch(self) -> float | Tensor:
+        """How much the batch at hand weighs in the running moments."""
+        if not self._moves_moments():
             return 0.0
-        check_batch(x, self.eps, type(self).__name__)  # a batch that is refused is not counted
-        return self._counted()
-
-    def _counted(self) -> float | Tensor:
-        assert self.num_batches_tracked is not None
-        self.num_batches_tracked.add_(1)
         if self.momentum is None:
-            return self.num_batches_tracked.to(torch.float64).reciprocal()
+            assert self.num_batches_tracked is not None
+            return (self.num_batches_tracked + 1).to(torch.float64).reciprocal()
         return self.momentum
+
+    def _count(self, x: Tensor) -> None:
+        """Count a batch once it is through: one that is refused, or empty, is not counted."""
+        if x.numel() and self._moves_moments():
+            assert self.num_batches_tracked is not None
+            self.num_batches_tracked.add_(1)
 
     def _moments(self) -> tuple[Tensor | None, Tensor | None]:
         """The buffers to hand on: none where the batch is normalized by itself and nothing is to be kept."""

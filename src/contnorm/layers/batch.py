@@ -15,19 +15,20 @@ __all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d"]
 class _OurBatchNorm(MomentNorm):
     """Batch normalization with an exponential moving average, or, with ``momentum=None``, the plain average."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        self._check(x)
-        momentum = self._count_batch(x)
-        return batch_norm(
-            x,
+    def forward(self, input: Tensor) -> Tensor:
+        self._check(input)
+        output = batch_norm(
+            input,
             *self._moments(),
             self.weight,
             self.bias,
             self._normalizes_with_batch(),
-            momentum,
+            self._weight_of_batch(),
             self.eps,
             caller=type(self).__name__,
         )
+        self._count(input)
+        return output
 
 
 class BatchNorm1d(_OurBatchNorm, nn.BatchNorm1d):

@@ -15,7 +15,6 @@ from torch import Tensor
 from contnorm.checks import resolve_groups
 from contnorm.functional import continual_norm
 from contnorm.kernels import Kernel, Order, chosen_kernel
-from contnorm.kernels.pivot import per_channel, slab_pivot
 from contnorm.layers.base import MomentNorm, OwnSyncOnly
 from contnorm.layers.group import settled_groups
 
@@ -72,16 +71,15 @@ class ContinualNormBase(OwnSyncOnly, MomentNorm):
         self.tied = tied
         self.kernel: Kernel = chosen_kernel(kernel, name)
 
-    def forward(self, x: Tensor) -> Tensor:
-        self._check(x)
-        momentum = self._count_batch(x)
-        return continual_norm(
-            x,
+    def forward(self, input: Tensor) -> Tensor:
+        self._check(input)
+        output = continual_norm(
+            input,
             *self._moments(),
             self.weight,
             self.bias,
             self._normalizes_with_batch(),
-            momentum,
+            self._weight_of_batch(),
             self.eps,
             self.num_groups,
             order=self.order,
@@ -89,6 +87,8 @@ class ContinualNormBase(OwnSyncOnly, MomentNorm):
             kernel=self.kernel,
             caller=type(self).__name__,
         )
+        self._count(input)
+        return output
 
     def _tracked_signal(self, x: Tensor) -> Tensor:
         if self.order == "bn_gn":
@@ -96,8 +96,7 @@ class ContinualNormBase(OwnSyncOnly, MomentNorm):
         groups = resolve_groups(self.num_groups, self.num_features, x.dim(), type(self).__name__)
         affine = (self.weight, self.bias) if self.tied else (None, None)
         weight, bias = (None if p is None else p.double() for p in affine)
-        shifted = (x - per_channel(slab_pivot(x, groups), x.dim())).double()
-        return F.group_norm(shifted, groups, weight, bias, self.eps)
+        return F.group_norm(x.double(), groups, weight, bias, self.eps)
 
     def _own_repr(self) -> list[str]:
         shown = [f"num_groups={self.num_groups}"]

@@ -82,9 +82,9 @@ class _GroupNorm(_SampleNorm):
         super().__init__(num_features, eps, affine, device, dtype)
         self.num_groups = settled_groups(num_groups, num_features, self.ranks, type(self).__name__)
 
-    def forward(self, x: Tensor) -> Tensor:
-        self._check(x)
-        return group_norm(x, self.num_groups, self.weight, self.bias, self.eps, caller=type(self).__name__)
+    def forward(self, input: Tensor) -> Tensor:
+        self._check(input)
+        return group_norm(input, self.num_groups, self.weight, self.bias, self.eps, caller=type(self).__name__)
 
     def extra_repr(self) -> str:
         channels, rest = super().extra_repr().split(", ", 1)
@@ -100,17 +100,17 @@ def settled_groups(num_groups: int | str, channels: int, ranks: tuple[int, ...],
 class _InstanceNorm(_SampleNorm):
     """Instance normalization."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        self._check(x)
-        return instance_norm(x, self.weight, self.bias, self.eps, caller=type(self).__name__)
+    def forward(self, input: Tensor) -> Tensor:
+        self._check(input)
+        return instance_norm(input, self.weight, self.bias, self.eps, caller=type(self).__name__)
 
 
 class _LayerNorm(_SampleNorm):
     """Layer normalization over channels and positions."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        self._check(x)
-        return layer_norm(x, self.weight, self.bias, self.eps, caller=type(self).__name__)
+    def forward(self, input: Tensor) -> Tensor:
+        self._check(input)
+        return layer_norm(input, self.weight, self.bias, self.eps, caller=type(self).__name__)
 
 
 class GroupNorm1d(_GroupNorm):

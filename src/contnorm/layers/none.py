@@ -22,9 +22,9 @@ class _NoNorm(NormLayer):
         super().__init__()
         self.num_features = check_features(num_features, type(self).__name__)
 
-    def forward(self, x: Tensor) -> Tensor:
-        self._check(x)
-        return x
+    def forward(self, input: Tensor) -> Tensor:
+        self._check(input)
+        return input
 
     def extra_repr(self) -> str:
         return f"{self.num_features}"

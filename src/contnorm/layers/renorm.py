@@ -77,30 +77,34 @@ class _BatchRenorm(OwnSyncOnly, MomentNorm):
         start, end = published[0] * stretch, published[1] * stretch
         return ((self.num_batches_tracked - start) / (end - start)).clamp(0, 1)
 
-    def _set_limits(self) -> None:
-        if self.num_batches_tracked is not None:
-            self.r_limit.copy_(1 + (self.r_max - 1) * self._ramp(PUBLISHED_R_RAMP))
-            self.d_limit.copy_(self.d_max * self._ramp(PUBLISHED_D_RAMP))
+    def _limits(self) -> tuple[Tensor, Tensor]:
+        """The limits in force for the batch at hand."""
+        if self.num_batches_tracked is None:
+            return self.r_limit, self.d_limit
+        r_limit = 1 + (self.r_max - 1) * self._ramp(PUBLISHED_R_RAMP)
+        d_limit = self.d_max * self._ramp(PUBLISHED_D_RAMP)
+        if self._moves_moments():
+            self.r_limit.copy_(r_limit)
+            self.d_limit.copy_(d_limit)
+        return r_limit, d_limit
 
-    def forward(self, x: Tensor) -> Tensor:
-        self._check(x)
-        if self.training:
-            self._set_limits()
-        momentum = self._count_batch(x)
+    def forward(self, input: Tensor) -> Tensor:
+        self._check(input)
         tracked = not self.training or self.track_running_stats
-        return batch_renorm(
-            x,
+        output = batch_renorm(
+            input,
             self.running_mean if tracked else None,
             self.running_var if tracked else None,
             self.weight,
             self.bias,
             self._normalizes_with_batch(),
-            momentum,
+            self._weight_of_batch(),
             self.eps,
-            self.r_limit,
-            self.d_limit,
+            *self._limits(),
             caller=type(self).__name__,
         )
+        self._count(input)
+        return output
 
     def stored_variance(self, var: Tensor, count: int) -> Tensor:
         return var

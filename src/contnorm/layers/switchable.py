@@ -52,21 +52,22 @@ class _SwitchNorm(OwnSyncOnly, MomentNorm):
             if name in self._parameters:  # the base class resets before they exist
                 nn.init.ones_(getattr(self, name))
 
-    def forward(self, x: Tensor) -> Tensor:
-        self._check(x)
-        momentum = self._count_batch(x)
-        return switch_norm(
-            x,
+    def forward(self, input: Tensor) -> Tensor:
+        self._check(input)
+        output = switch_norm(
+            input,
             *self._moments(),
             self.weight,
             self.bias,
             self.mean_weight,
             self.var_weight,
             self._normalizes_with_batch(),
-            momentum,
+            self._weight_of_batch(),
             self.eps,
             caller=type(self).__name__,
         )
+        self._count(input)
+        return output
 
     def batch_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return batch_moments(x)

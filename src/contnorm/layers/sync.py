@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from contnorm.checks import resolve_groups, statistics_dtype
+from contnorm.checks import check_batch, check_group_size, resolve_groups, statistics_dtype
 from contnorm.functional.batch import update_moments
-from contnorm.kernels import Order
+from contnorm.kernels import Kernel, Order
 from contnorm.kernels.layout import group_norm_in_layout
 from contnorm.kernels.pivot import channel_pivot, per_channel, slab_pivot
 from contnorm.layers.continual import ContinualNormBase
@@ -40,6 +40,7 @@ class SyncContinualNorm(ContinualNormBase):
         num_groups: Groups of channels, a divisor of ``num_features``, or ``"auto"``.
         order: ``"gn_bn"`` is CN; ``"bn_gn"`` does the steps the other way round.
         tied: Use the one pair of weight and bias in both steps.
+        kernel: Which arithmetic the plain layer uses, where it is one.
         process_group: Whose batches count as one; None for all processes.
 
     Example:
@@ -62,6 +63,7 @@ class SyncContinualNorm(ContinualNormBase):
         num_groups: int | str = 32,
         order: Order = "gn_bn",
         tied: bool = False,
+        kernel: Kernel | None = None,
         process_group: Any = None,
     ) -> None:
         super().__init__(
@@ -75,15 +77,18 @@ class SyncContinualNorm(ContinualNormBase):
             num_groups=num_groups,
             order=order,
             tied=tied,
+            kernel=kernel,
         )
         self.process_group = process_group
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         alone = not (dist.is_available() and dist.is_initialized()) or dist.get_world_size(self.process_group) == 1
         if alone or not self._normalizes_with_batch():
-            return super().forward(x)
+            return super().forward(input)
+        x, name = input, type(self).__name__
         self._check(x)
-        groups = resolve_groups(self.num_groups, self.num_features, x.dim(), type(self).__name__)
+        groups = resolve_groups(self.num_groups, self.num_features, x.dim(), name)
+        check_group_size(x, groups, name)
         dtype = statistics_dtype(x)
         weight, bias = (None if p is None else p.to(dtype) for p in (self.weight, self.bias))
         first = (weight, bias) if self.tied else (None, None)
@@ -109,12 +114,17 @@ class SyncContinualNorm(ContinualNormBase):
         return _affine(y, weight, bias)
 
     def _move_moments(self, x: Tensor, total: Tensor, mean: Tensor, var: Tensor) -> None:
-        # An empty batch here may be a full one elsewhere: all processes must count it alike.
-        if x.numel() == 0 and total.item() == 0:
-            return
-        momentum = self._counted() if self._moves_moments() else 0.0
-        unbiased = var * total / (total - 1).clamp_min(1)
-        update_moments(*self._moments(), mean, unbiased, momentum)
+        # Nothing, or a single value, here may be part of a full batch elsewhere: all processes must count it alike.
+        if x.numel() <= x.shape[1]:
+            values = int(total.item())
+            if values == 0:
+                return
+            if values == 1:
+                check_batch(x.new_empty(1, x.shape[1]), self.eps, type(self).__name__)
+        update_moments(*self._moments(), mean, var * total / (total - 1).clamp_min(1), self._weight_of_batch())
+        if self._moves_moments():
+            assert self.num_batches_tracked is not None
+            self.num_batches_tracked.add_(1)
 
 
 def _own_row(shifted: Tensor, pivot: Tensor) -> Tensor:

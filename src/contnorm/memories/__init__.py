@@ -1,0 +1,12 @@
+"""Memories: which slot a sample of the stream is written to, and which slots are read again. Index arithmetic only.
+
+A policy sees labels, task numbers and its own random generator, never a model or an image. So it can be run through
+ahead of training, and the same object serves a live stream: ``memory.offer(labels, task)`` gives the slots.
+"""
+
+from contnorm.memories.base import NOT_KEPT, Memory
+from contnorm.memories.prs import PartitioningReservoir
+from contnorm.memories.reservoir import Reservoir
+from contnorm.memories.ring import Ring
+
+__all__ = ["NOT_KEPT", "Memory", "PartitioningReservoir", "Reservoir", "Ring"]

@@ -1,0 +1,1 @@
+"""Scores: pure functions of what a run recorded. Nothing here needs torch."""
