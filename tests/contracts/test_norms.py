@@ -453,6 +453,18 @@ def test_frozen_moments_stay_whatever_mode_is_set(spec: NormSpec, device: torch.
 
 
 @every_moment_norm
+def test_moments_used_in_training_are_constants(spec: NormSpec, device: torch.device) -> None:
+    """`use_running`, what a FrozenBatchNorm2d becomes: training is evaluation, and nothing moves."""
+    layer, x = make(spec).to(device), data().float().to(device)
+    layer(x)
+    before = copy.deepcopy(layer.state_dict())
+    layer.use_running = True
+    close(layer.train()(x), oracle_eval(spec, layer, x), FLOAT32)
+    for name, value in layer.state_dict().items():
+        torch.testing.assert_close(value, before[name], rtol=0, atol=0)
+
+
+@every_moment_norm
 def test_a_batch_that_is_refused_is_not_counted(spec: NormSpec) -> None:
     layer = make(spec, 2, **({"num_groups": CHANNELS} if spec.grouped else {}))
     bad = [torch.zeros(1, CHANNELS), torch.zeros(3, CHANNELS + 1), torch.zeros(3, CHANNELS, dtype=torch.int64)]

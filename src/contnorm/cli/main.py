@@ -1,0 +1,173 @@
+"""The commands, in the order of the work: look around, run, go on, look at what came out, compare.
+
+A person's mistake is one line and exit code 2; anything else is a bug of ours and keeps its traceback. What needs torch
+is imported where it is used, so that listing and showing start at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from contnorm.catalog import NORMS
+from contnorm.config import assigned, parse_assignment, read_toml
+from contnorm.errors import UserError, unknown
+from contnorm.results import Store
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="contnorm",
+    help="Normalization for networks that learn from a stream: run, resume, score and compare.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+console = Console(width=None if sys.stdout.isatty() else 160)  # a file or a pipe has no edge to wrap at
+
+RunsFolder = Annotated[Path, typer.Option("--runs", help="Where records and checkpoints are.")]
+DataRoot = Annotated[Path | None, typer.Option("--data-root", help="Where data lies; else CONTNORM_DATA, else ./data.")]
+
+
+@app.command()
+def ls(what: Annotated[str, typer.Argument(help="norms, streams or strategies; all of them by default.")] = "") -> None:
+    """What there is, one line each."""
+    from contnorm.cli.listing import listings
+
+    found = listings(NORMS)
+    if what and what not in found:
+        raise unknown("listing", what, found)
+    for name, rows in found.items():
+        if what in ("", name):
+            table = Table("name", "what it is", title=name, title_justify="left", box=None, pad_edge=False)
+            for row in rows:
+                table.add_row(*row)
+            console.print(table, "")
+
+
+@app.command()
+def run(
+    stream: Annotated[str, typer.Option(help="What is learned; see `contnorm ls streams`.")] = "permuted-mnist",
+    strategy: Annotated[str, typer.Option(help="How; see `contnorm ls strategies`.")] = "er",
+    norm: Annotated[str, typer.Option(help="Which normalization; see `contnorm ls norms`.")] = "cn",
+    groups: Annotated[str | None, typer.Option(help="Groups of channels, or 'auto'.")] = None,
+    buffer: Annotated[int | None, typer.Option(help="Slots of the memory: of a ring, or in all.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Samples of the stream a step.")] = None,
+    replay: Annotated[int | None, typer.Option(help="Samples of the memory a step.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
+    seeds: Annotated[int, typer.Option(help="How many seeds, from 0.")] = 1,
+    seed: Annotated[int | None, typer.Option(help="Just this seed.")] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    precision: Annotated[str | None, typer.Option(help="fp32, tf32 or bf16.")] = None,
+    eval_moments: Annotated[str | None, typer.Option(help="running, or oracle for BN*.")] = None,
+    max_steps: Annotated[int | None, typer.Option(help="Stop early, for a try.")] = None,
+    data_root: DataRoot = None,
+    runs: RunsFolder = Path("runs"),
+    config: Annotated[Path | None, typer.Option(help="A TOML file of settings.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="key=value: strategy.forward=separate")] = None,
+) -> None:
+    """Learn a stream, once through, and record how well each task is known after each other one."""
+    from contnorm.cli.running import run_seeds
+
+    values = read_toml(config) if config else {}
+    flags: dict[str, Any] = {
+        "stream.name": stream,
+        "strategy.name": strategy,
+        "norm.name": norm,
+        "norm.groups": int(groups) if groups and groups.isdigit() else groups,
+        "memory.size": buffer,
+        "train.batch": batch,
+        "train.replay": replay,
+        "train.lr": lr,
+        "train.precision": precision,
+        "train.max_steps": max_steps,
+        "evaluate.moments": eval_moments,
+    }
+    for key, value in flags.items():
+        if value is not None and not (key in _only_defaults() and _has(values, key)):
+            values = assigned(values, key, value)
+    for text in set_ or []:
+        values = assigned(values, *parse_assignment(text))
+    run_seeds(values, [seed] if seed is not None else list(range(seeds)), device, data_root, runs, console)
+
+
+def _only_defaults() -> set[str]:
+    """Keys of the flags that have a default and were not typed: a file wins over those."""
+    names = {"--stream": "stream.name", "--strategy": "strategy.name", "--norm": "norm.name"}
+    typed = {argument.partition("=")[0] for argument in sys.argv}
+    return {key for flag, key in names.items() if flag not in typed}
+
+
+def _has(values: dict[str, Any], key: str) -> bool:
+    group, _, name = key.partition(".")
+    return name in values.get(group, {})
+
+
+@app.command()
+def resume(
+    path: Annotated[Path, typer.Argument(help="A run, or a folder of runs.")] = Path("runs"),
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    data_root: DataRoot = None,
+) -> None:
+    """Go on, bit for bit, with every run under a folder that was stopped."""
+    from contnorm.cli.running import resume_all
+
+    resume_all(path, device, data_root, console)
+
+
+@app.command()
+def show(
+    run: Annotated[list[str] | None, typer.Argument(help="Paths, or beginnings of hashes; all by default.")] = None,
+    runs: RunsFolder = Path("runs"),
+    by_task: Annotated[bool, typer.Option("--by-task", help="The whole accuracy matrix of each run.")] = False,
+) -> None:
+    """Scores of finished runs, averaged over seeds."""
+    from contnorm.cli.showing import show_matrices, show_scores
+
+    store = Store(runs)
+    records = [r for given in run for r in store.find(given)] if run else list(store)
+    if not records:
+        raise UserError(f"no finished runs under {runs}. Make one: contnorm run --norm cn")
+    (show_matrices if by_task else show_scores)(records, console)
+
+
+@app.command()
+def compare(
+    a: Annotated[str, typer.Argument(help="A run: a path, or the beginning of a hash.")],
+    b: Annotated[str, typer.Argument(help="Another.")],
+    runs: RunsFolder = Path("runs"),
+) -> None:
+    """Two settings over the seeds both have: the mean of the paired differences, with an interval."""
+    from contnorm.cli.showing import show_comparison
+
+    store = Store(runs)
+    show_comparison(store.find(a), store.find(b), console)
+
+
+@app.command()
+def data(name: Annotated[str, typer.Argument(help="One data set.")] = "", data_root: DataRoot = None) -> None:
+    """Where each data set is, and what is missing."""
+    from contnorm.cli.listing import data_sets
+
+    table = Table("data set", "found", "what it is", box=None, pad_edge=False)
+    for row in data_sets(name, data_root):
+        table.add_row(*row)
+    console.print(table)
+
+
+def main() -> None:
+    """The way in: a person's mistake becomes one line and exit code 2."""
+    try:
+        app()
+    except UserError as error:
+        print(f"contnorm: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+if __name__ == "__main__":
+    main()

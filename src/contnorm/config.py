@@ -1,0 +1,235 @@
+"""The settings of a run: one frozen tree, the same behind the command line, a TOML file and a record.
+
+A run's identity is the hash of its settings; seeds, devices and folders are not part of it. Where a value comes from:
+command line, else file, else what the stream says, else the defaults here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import tomllib
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from contnorm.errors import UserError, unknown
+
+__all__ = [
+    "EvaluateConfig",
+    "MemoryConfig",
+    "ModelConfig",
+    "NormConfig",
+    "RunConfig",
+    "StrategyConfig",
+    "StreamConfig",
+    "TrainConfig",
+    "assigned",
+    "from_dict",
+    "parse_assignment",
+    "read_toml",
+]
+
+
+@dataclass(frozen=True)
+class StreamConfig:
+    """What is learned, in which order."""
+
+    name: str = "permuted-mnist"
+    source: str | None = None  # the data set; None for the first of the stream's that is found
+    tasks: int | None = None  # how many of its tasks; None for all
+    train_per_task: int | None = None  # samples; None for all
+    test_per_task: int | None = None
+    class_order: Literal["fixed", "seed"] = "fixed"
+    scenario: Literal["task", "class", "domain"] | None = None  # None for the stream's own
+    part: Literal["all", "learn", "validate"] | None = None  # of a stream that sets tasks apart for selection
+    augment: bool | None = None
+
+
+@dataclass(frozen=True)
+class StrategyConfig:
+    """How samples of the stream and of the memory become a loss."""
+
+    name: str = "single"
+    forward: Literal["joint", "separate"] = "joint"  # whether they share a forward pass: norm layers see it
+    loss: Literal["mean", "sum"] = "mean"  # of all samples, or of the means of stream and memory
+    replay_from: Literal["past", "all"] = "past"  # tasks
+    alpha: float = 0.2  # weight of stored logits, DER++
+    beta: float = 0.5  # weight of stored labels, DER++
+
+
+@dataclass(frozen=True)
+class MemoryConfig:
+    """What is kept of the stream."""
+
+    kind: Literal["ring", "reservoir"] = "ring"
+    size: int = 50  # slots of a ring, or of the reservoir
+    per: Literal["task", "class"] = "task"  # what has a ring
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    name: str = "mlp"
+    width: int = 100
+    stem: Literal["pool", "plain"] = "pool"  # of a ResNet: with or without max-pool
+
+
+@dataclass(frozen=True)
+class NormConfig:
+    name: str = "bn"
+    groups: int | Literal["auto"] = 32
+    momentum: float | Literal["cumulative"] | None = None  # None for the norm's own
+    schedule: Literal["published", "scaled"] = "published"  # of batch renormalization's limits
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    lr: float = 0.03
+    batch: int = 10
+    replay: int = 10
+    precision: Literal["fp32", "tf32", "bf16"] = "fp32"
+    deterministic: bool = True
+    max_steps: int | None = None  # stop early, for a try
+
+
+@dataclass(frozen=True)
+class EvaluateConfig:
+    moments: Literal["running", "oracle"] = "running"
+    ahead: bool = False  # also measure tasks not learned yet, and everything before the first
+    drift: bool = True  # measure how far running moments are from the oracle's, at each task's end
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """All settings of a run.
+
+    Example:
+        >>> RunConfig().hash == RunConfig().hash, len(RunConfig().hash)
+        (True, 12)
+        >>> RunConfig(norm=NormConfig("cn")).hash == RunConfig().hash
+        False
+    """
+
+    stream: StreamConfig = field(default_factory=StreamConfig)
+    strategy: StrategyConfig = field(default_factory=StrategyConfig)
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    norm: NormConfig = field(default_factory=NormConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+
+    def as_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @property
+    def hash(self) -> str:
+        """Of what differs from the defaults, so that a setting added later leaves old runs what they are."""
+        usual = RunConfig().as_dict()
+        changed = {
+            group: {key: value for key, value in values.items() if value != usual[group][key]}
+            for group, values in self.as_dict().items()
+        }
+        canonical = json.dumps(changed, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()[:12]
+
+
+def from_dict(values: Mapping[str, Any], where: str = "config") -> RunConfig:
+    """Settings from nested values, each checked against its field.
+
+    Example:
+        >>> from_dict({"train": {"lr": 0.1}}).train.lr
+        0.1
+    """
+    made: RunConfig = _built(RunConfig, values, where, "")
+    return made
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The nested values of a settings file."""
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise UserError(f"{path}: can't be read ({error.strerror}). --config takes a TOML file.") from error
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{path}: is not TOML ({error}).") from error
+
+
+def parse_assignment(text: str) -> tuple[str, Any]:
+    """A ``key=value`` of the command line; the value in TOML, or else as it stands.
+
+    Example:
+        >>> parse_assignment("train.lr=0.1"), parse_assignment("norm.name=cn")
+        (('train.lr', 0.1), ('norm.name', 'cn'))
+    """
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise UserError(f"--set {text!r}: expected key=value, such as train.lr=0.1.")
+    if value == "none":
+        return key.strip(), None
+    try:
+        return key.strip(), tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), value
+
+
+def assigned(values: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
+    """Nested values with one dotted key set.
+
+    Example:
+        >>> assigned({"train": {"lr": 0.1}}, "train.batch", 32)
+        {'train': {'lr': 0.1, 'batch': 32}}
+    """
+    head, _, rest = key.partition(".")
+    inner = values.get(head, {})
+    if rest and not isinstance(inner, Mapping):
+        raise UserError(f"config key {key!r}: {head!r} is a value, not a group.")
+    return {**values, head: assigned(inner, rest, value) if rest else value}
+
+
+def _built(cls: type, values: Mapping[str, Any], where: str, prefix: str) -> Any:
+    hints = get_type_hints(cls)
+    names = [f.name for f in dataclasses.fields(cls)]
+    made = {}
+    for key, value in values.items():
+        full = f"{prefix}{key}"
+        if key not in names:
+            raise UserError(f"{where}: {unknown('key', full, [prefix + name for name in names])}")
+        kind = hints[key]
+        if dataclasses.is_dataclass(kind):
+            if not isinstance(value, Mapping):
+                raise UserError(f"{where}: {full}={value!r} must be a group of keys, such as {full}.name.")
+            made[key] = _built(kind, value, where, f"{full}.")  # type: ignore[arg-type]
+        else:
+            made[key] = _checked(kind, value, where, full)
+    return cls(**made)
+
+
+def _checked(kind: Any, value: Any, where: str, full: str) -> Any:
+    """The value, where its type allows it; an int may stand for a float."""
+    for choice in _choices(kind):
+        if get_origin(choice) is Literal:
+            if value in get_args(choice) and type(value) in {type(a) for a in get_args(choice)}:
+                return value
+        elif choice is types.NoneType:
+            if value is None:
+                return None
+        elif choice is float and isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+        elif isinstance(value, choice) and not (choice is int and isinstance(value, bool)):
+            return value
+    raise UserError(f"{where}: {full}={value!r} must be {_words(kind)}.")
+
+
+def _choices(kind: Any) -> tuple[Any, ...]:
+    return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+
+
+def _words(kind: Any) -> str:
+    named = {int: "a whole number", float: "a number", str: "a word", bool: "true or false", types.NoneType: "none"}
+    words: list[str] = []
+    for choice in _choices(kind):
+        words += map(repr, get_args(choice)) if get_origin(choice) is Literal else [named[choice]]
+    return " or ".join(words)

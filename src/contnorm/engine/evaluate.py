@@ -1,0 +1,70 @@
+"""A row of the accuracy matrix: the model on the test samples of every task, with running or with oracle moments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from contnorm.catalog import NORMS
+from contnorm.engine.lane import Lane
+from contnorm.oracle import Reestimated, reestimate
+from contnorm.recognition import Recognized, recognize
+
+__all__ = ["TrainBatches", "count_right", "drift_of", "keeps_moments", "oracle_moments"]
+
+TEST_BATCH = 1000
+
+
+def count_right(lane: Lane, tasks: int) -> list[int]:
+    """Right answers on each of the first tasks, outputs competing as the stream says."""
+    lane.model.eval()
+    right = []
+    with torch.no_grad():
+        for task in range(tasks):
+            items = torch.nonzero(lane.data.test.task == task).squeeze(1)
+            right.append(sum(_right(lane, part) for part in torch.split(items, TEST_BATCH)))
+    return right
+
+
+def _right(lane: Lane, items: Tensor) -> int:
+    table = lane.data.test
+    with lane._autocast():
+        logits = lane.model(lane.data.test_x(items))
+    answers = lane.head(logits.float(), table.task[items]).argmax(1)
+    return int((answers == table.label[items]).sum())
+
+
+class TrainBatches:
+    """The training data of the first tasks, plainly, batch by batch; can be gone over again."""
+
+    def __init__(self, lane: Lane, tasks: int, size: int = TEST_BATCH) -> None:
+        self.lane, self.size = lane, size
+        self.items = torch.nonzero(lane.data.train.task < tasks).squeeze(1)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        for part in torch.split(self.items, self.size):
+            yield self.lane.data.train_x(part)
+
+
+def keeps_moments(model: nn.Module) -> bool:
+    """Whether any norm of the model keeps running moments."""
+    found = (recognize(module) for module in model.modules())
+    return any(isinstance(f, Recognized) and NORMS[f.norm].keeps_moments for f in found)
+
+
+def oracle_moments(lane: Lane, tasks: int) -> Reestimated:
+    """Put the exact moments of the training data of the first tasks in place (BN*); undone by its context."""
+    return reestimate(lane.model, TrainBatches(lane, tasks))
+
+
+def drift_of(done: Reestimated) -> dict[str, dict[str, float]]:
+    """How far the running moments were from the oracle's: the L1 distance, by layer."""
+    return {
+        name: {
+            "mean": float((m.old_mean - m.new_mean).abs().sum()),
+            "var": float((m.old_var - m.new_var).abs().sum()),
+        }
+        for name, m in done.moments.items()
+    }

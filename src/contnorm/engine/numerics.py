@@ -1,0 +1,31 @@
+"""How numbers are made on a device: precision, and the same bits every time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from contnorm.config import TrainConfig
+
+__all__ = ["numerics"]
+
+
+@contextmanager
+def numerics(config: TrainConfig) -> Iterator[None]:
+    """Set torch to a run's precision and determinism; everything is as it was afterwards."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    old = matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark
+    was_deterministic = torch.are_deterministic_algorithms_enabled()
+    if config.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
+    try:
+        matmul.allow_tf32 = cudnn.allow_tf32 = config.precision != "fp32"
+        cudnn.deterministic, cudnn.benchmark = config.deterministic, False
+        torch.use_deterministic_algorithms(config.deterministic)
+        yield
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = old
+        torch.use_deterministic_algorithms(was_deterministic)

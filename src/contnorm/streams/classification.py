@@ -1,0 +1,271 @@
+"""Streams of classification tasks: permuted images, and classes split over tasks. Index arithmetic over a source.
+
+An *item* is one sample of one task: an image of the source, the label it is to be given, and the task it belongs to.
+What a run sees at each step is a list of items; images are gathered by the engine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contnorm.config import StreamConfig
+from contnorm.errors import UserError, unknown
+from contnorm.seeds import generator
+from contnorm.streams.sources import Source
+
+__all__ = ["ALIASES", "STREAMS", "Items", "Stream", "StreamSpec", "build_stream", "find_stream"]
+
+Indices = NDArray[np.int64]
+Scenario = Literal["task", "class", "domain"]
+
+
+@dataclass(frozen=True)
+class Items:
+    """Samples of tasks: for each its image in the source, its label among the outputs, and its task."""
+
+    image: Indices
+    label: Indices
+    task: Indices
+
+    def __len__(self) -> int:
+        return len(self.image)
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Tasks over a source.
+
+    Attributes:
+        source: The data set.
+        train: Items to learn from, task after task, in the order they come.
+        test: Items to be tested on, task after task.
+        tasks: How many tasks.
+        outputs: How many outputs a network needs.
+        competing: (T, outputs) which outputs compete for a sample of a task; all of them in class-incremental learning.
+        permutations: (T, pixels) the order of each task's pixels; None where images stay as they are.
+        mean, std: Per channel, taken off and divided by after scaling to [0, 1]; None where they are not.
+        padding: Zeros around an image before a crop of its own size, in augmentation; None where there is none.
+    """
+
+    source: Source
+    train: Items
+    test: Items
+    tasks: int
+    outputs: int
+    competing: NDArray[np.bool_]
+    permutations: Indices | None = None
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    padding: int | None = None
+
+
+@dataclass(frozen=True)
+class StreamSpec:
+    """A stream that can be asked for by name, and what a run of it starts from."""
+
+    name: str
+    sources: tuple[str, ...]  # tried in turn
+    summary: str
+    kind: Literal["permuted", "split"]
+    tasks: int
+    per_task: int = 0  # classes of a task
+    validation: int = 0  # tasks set apart for selection, the first ones
+    class_order: tuple[int, ...] = ()  # by task; empty for the source's own
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    defaults: dict[str, Any] = field(default_factory=dict)
+
+
+# The fine label at each place of the stream: blocks of five are tasks, the first three of them for selection.
+# fmt: off
+_CIFAR100_ORDER = (
+    67, 63, 52, 50, 44, 47, 54, 35, 29, 76, 23, 66, 69, 84, 92, 43, 24, 81, 80, 1,
+    38, 87, 68, 37, 31, 72, 20, 91, 51, 39, 33, 30, 64, 94, 65, 32, 74, 6, 90, 86,
+    19, 27, 11, 97, 0, 62, 49, 73, 85, 56, 71, 99, 45, 8, 48, 58, 15, 22, 95, 46,
+    55, 41, 78, 17, 88, 34, 25, 83, 57, 5, 53, 4, 59, 93, 14, 82, 16, 61, 40, 60,
+    12, 10, 18, 77, 79, 13, 96, 70, 89, 26, 3, 9, 21, 2, 42, 7, 75, 28, 36, 98,
+)
+# fmt: on
+_RESNET = {"model": {"name": "resnet18", "width": 64, "stem": "pool"}}
+# 32 groups do not divide 100 channels, and groups of few values are noise without positions to add to them.
+_MLP = {"model": {"name": "mlp", "width": 100}, "norm": {"groups": 4}}
+_TINY_STEPS = {"train": {"lr": 0.03, "batch": 10, "replay": 10}}
+STREAMS: dict[str, StreamSpec] = {
+    spec.name: spec
+    for spec in (
+        StreamSpec(
+            "permuted-mnist",
+            ("mnist", "digits"),
+            "5 tasks of 2,000 digits, each under its own order of the pixels",
+            "permuted",
+            tasks=5,
+            defaults={
+                **_MLP,
+                **_TINY_STEPS,
+                "stream": {"scenario": "domain", "part": "all", "train_per_task": 2000, "augment": False},
+            },
+        ),
+        StreamSpec(
+            "split-mnist",
+            ("mnist", "digits"),
+            "5 tasks of 2 digits",
+            "split",
+            tasks=5,
+            per_task=2,
+            defaults={**_MLP, **_TINY_STEPS, "stream": {"scenario": "task", "part": "all", "augment": False}},
+        ),
+        StreamSpec(
+            "split-fashion-mnist",
+            ("fashion-mnist",),
+            "5 tasks of 2 kinds of clothing",
+            "split",
+            tasks=5,
+            per_task=2,
+            defaults={**_MLP, **_TINY_STEPS, "stream": {"scenario": "task", "part": "all", "augment": False}},
+        ),
+        StreamSpec(
+            "split-cifar10",
+            ("cifar10",),
+            "5 tasks of 2 classes, augmented",
+            "split",
+            tasks=5,
+            per_task=2,
+            mean=(0.4914, 0.4822, 0.4465),
+            std=(0.2470, 0.2435, 0.2615),
+            defaults={
+                "model": {"name": "resnet18", "width": 64, "stem": "plain"},
+                "train": {"lr": 0.03, "batch": 32, "replay": 32},
+                "memory": {"kind": "reservoir", "size": 500},
+                "strategy": {"forward": "separate", "replay_from": "all"},
+                "stream": {"scenario": "class", "part": "all", "augment": True},
+            },
+        ),
+        StreamSpec(
+            "split-cifar100",
+            ("cifar100",),
+            "17 tasks of 5 classes, and 3 more for selection",
+            "split",
+            tasks=20,
+            per_task=5,
+            validation=3,
+            class_order=_CIFAR100_ORDER,
+            defaults={
+                **_RESNET,
+                **_TINY_STEPS,
+                "stream": {"scenario": "task", "part": "learn", "augment": False},
+            },
+        ),
+    )
+}
+ALIASES = {
+    "perm-mnist": "permuted-mnist",
+    "permutedmnist": "permuted-mnist",
+    "seq-mnist": "split-mnist",
+    "splitmnist": "split-mnist",
+    "seq-fmnist": "split-fashion-mnist",
+    "splitfmnist": "split-fashion-mnist",
+    "seq-cifar10": "split-cifar10",
+    "splitcifar10": "split-cifar10",
+    "seq-cifar100": "split-cifar100",
+    "splitcifar100": "split-cifar100",
+}
+
+
+def find_stream(name: str) -> StreamSpec:
+    """A stream by its name, or by one the field uses for it.
+
+    Example:
+        >>> find_stream("SplitCIFAR100").name
+        'split-cifar100'
+    """
+    wanted = name.lower()
+    wanted = ALIASES.get(wanted, wanted)
+    if wanted not in STREAMS:
+        raise unknown("stream", name, STREAMS)
+    return STREAMS[wanted]
+
+
+def build_stream(config: StreamConfig, source: Source, seed: int) -> Stream:
+    """The tasks of a stream for one seed, over a source that is loaded."""
+    spec = find_stream(config.name)
+    if spec.kind == "permuted":
+        return _permuted(spec, config, source, seed)
+    return _split(spec, config, source, seed)
+
+
+def _permuted(spec: StreamSpec, config: StreamConfig, source: Source, seed: int) -> Stream:
+    tasks = _task_count(config, spec.tasks, unlimited=True)
+    chance = generator(seed if config.class_order == "seed" else 0, "permutation")
+    pixels = int(np.prod(source.train_images.shape[1:]))
+    permutations = np.stack([chance.permutation(pixels) for _ in range(tasks)])
+    every_train, every_test = np.arange(len(source.train_labels)), np.arange(len(source.test_labels))
+    train = [_some(every_train, config.train_per_task, generator(seed, f"train {t}"), spec.name) for t in range(tasks)]
+    test = [_some(every_test, config.test_per_task, generator(0, f"test {t}"), spec.name) for t in range(tasks)]
+    return Stream(
+        source,
+        _items(train, [source.train_labels[chosen] for chosen in train]),
+        _items(test, [source.test_labels[chosen] for chosen in test]),
+        tasks,
+        source.classes,
+        np.ones((tasks, source.classes), dtype=bool),
+        permutations,
+    )
+
+
+def _split(spec: StreamSpec, config: StreamConfig, source: Source, seed: int) -> Stream:
+    order = np.array(spec.class_order or range(source.classes))
+    if config.class_order == "seed":
+        order = generator(seed, "class order").permutation(source.classes)
+    blocks = order[: spec.tasks * spec.per_task].reshape(spec.tasks, spec.per_task)
+    blocks = {"all": blocks, "learn": blocks[spec.validation :], "validate": blocks[: spec.validation]}[
+        config.part or "all"
+    ]
+    blocks = blocks[: _task_count(config, len(blocks))]
+    tasks, domain = len(blocks), config.scenario == "domain"
+    outputs = spec.per_task if domain else blocks.size
+    label_of = np.full(source.classes, -1)
+    label_of[blocks.ravel()] = np.tile(np.arange(spec.per_task), tasks) if domain else np.arange(blocks.size)
+
+    def chosen(labels: Indices, limit: int | None, purpose: str, base: int) -> list[Indices]:
+        places = [np.flatnonzero(np.isin(labels, block)) for block in blocks]
+        return [_some(p, limit, generator(base, f"{purpose} {t}"), spec.name) for t, p in enumerate(places)]
+
+    train = chosen(source.train_labels, config.train_per_task, "train", seed)
+    test = chosen(source.test_labels, config.test_per_task, "test", 0)
+    competing = np.ones((tasks, outputs), dtype=bool)
+    if config.scenario == "task":
+        competing = np.arange(outputs)[None] // spec.per_task == np.arange(tasks)[:, None]
+    return Stream(
+        source,
+        _items(train, [label_of[source.train_labels[c]] for c in train]),
+        _items(test, [label_of[source.test_labels[c]] for c in test]),
+        tasks,
+        outputs,
+        competing,
+        mean=spec.mean,
+        std=spec.std,
+        padding=4 if config.augment else None,
+    )
+
+
+def _task_count(config: StreamConfig, there_are: int, unlimited: bool = False) -> int:
+    wanted = there_are if config.tasks is None else config.tasks
+    if wanted < 1 or (wanted > there_are and not unlimited):
+        raise UserError(f"stream.tasks={wanted} must be 1 to {there_are} for {config.name} here.")
+    return wanted
+
+
+def _some(places: Indices, limit: int | None, chance: np.random.Generator, name: str) -> Indices:
+    """So many of the samples, in random order; all of them where no limit is set."""
+    if limit is not None and not 1 <= limit <= len(places):
+        raise UserError(f"{name}: {limit:,} samples of a task were asked for, and it has {len(places):,}.")
+    return chance.permutation(places)[:limit]
+
+
+def _items(images: list[Indices], labels: list[Indices]) -> Items:
+    task = np.repeat(np.arange(len(images)), [len(part) for part in images])
+    return Items(np.concatenate(images), np.concatenate(labels), task)

@@ -1,0 +1,97 @@
+"""The command line as a person uses it: what it prints, and one line with exit code 2 for a mistake."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.datasets import small_mnist
+
+
+def contnorm(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "contnorm", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Data, and two settings run on two seeds each."""
+    place = tmp_path_factory.mktemp("place")
+    small_mnist(place / "data")
+    for norm in ("bn", "cn4"):
+        done = contnorm("run", "--norm", norm, "--strategy", "single", "--seeds", 2, *where(place), *SMALL)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("recorded in") == 2 and "ACC" in done.stdout
+    return place
+
+
+SMALL = ("--set", "stream.train_per_task=40", "--set", "stream.tasks=2")
+
+
+def where(place: Path) -> tuple[str, ...]:
+    return ("--data-root", str(place / "data"), "--runs", str(place / "runs"))
+
+
+def hashes(place: Path) -> list[str]:
+    return sorted(folder.name for folder in (place / "runs").iterdir())
+
+
+def test_run_does_not_run_again_what_is_recorded(place: Path) -> None:
+    done = contnorm("run", "--norm", "bn", "--strategy", "single", "--seeds", 2, *where(place), *SMALL)
+    assert done.returncode == 0 and "recorded in" not in done.stdout and "ACC" in done.stdout
+
+
+def test_show_lists_scores_and_matrices(place: Path) -> None:
+    shown = contnorm("show", "--runs", place / "runs").stdout
+    assert all(name in shown for name in hashes(place)) and "cn4" in shown and "+-" in shown
+    one = contnorm("show", hashes(place)[0][:5], "--by-task", "--runs", place / "runs").stdout
+    assert one.count("seed") == 2 and "task 1" in one and "-" in one
+
+
+def test_compare_is_paired_with_an_interval(place: Path) -> None:
+    a, b = hashes(place)
+    done = contnorm("compare", a[:6], b[:6], "--runs", place / "runs")
+    assert "95 % interval" in done.stdout and "2 seeds, paired" in done.stdout and " to " in done.stdout
+
+
+def test_ls_and_data_start_without_torch(place: Path) -> None:
+    listed = contnorm("ls").stdout
+    assert all(word in listed for word in ("cn", "permuted-mnist", "derpp"))
+    found = contnorm("data", "--data-root", place / "data").stdout
+    assert str(place / "data" / "mnist") in found and "cifar-100-python/train" in found
+    code = "import sys; sys.modules['torch'] = None; sys.argv = ['contnorm', 'ls']\n"
+    code += "import contnorm.cli.main as m; m.main()"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+
+
+def test_a_file_of_settings_is_overruled_by_flags(place: Path) -> None:
+    file = place / "run.toml"
+    file.write_text('[norm]\nname = "gn"\ngroups = 10\n[stream]\ntrain_per_task = 40\ntasks = 2\n')
+    done = contnorm("run", "--config", file, "--strategy", "single", "--groups", 5, *where(place))
+    assert done.returncode == 0 and "gn5" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("run", "--stream", "split-cifar"), "unknown stream 'split-cifar'. Did you mean 'split-cifar10'"),
+        (("run", "--strategy", "erx"), "unknown strategy 'erx'"),
+        (("run", "--norm", "cm"), "unknown norm 'cm'. Did you mean 'cn'"),
+        (("run", "--stream", "split-cifar100"), "no cifar100 under"),
+        (("run", "--set", "train.speed=9"), "unknown key 'train.speed'"),
+        (("run", "--norm", "cn", "--groups", "7"), "num_groups=7 does not divide the 100 channels"),
+        (("run", "--device", "tpu"), "--device 'tpu': use cpu or cuda"),
+        (("show", "feed"), "no finished run 'feed'"),
+        (("ls", "everything"), "unknown listing 'everything'"),
+        (("data", "imagenet"), "unknown data set 'imagenet'"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_two(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
+    place = {"run": where(tmp_path), "show": ("--runs", str(tmp_path / "runs")), "ls": (), "data": ()}[arguments[0]]
+    done = contnorm(*arguments, *place)
+    assert done.returncode == 2 and said in done.stderr, done.stderr
+    assert done.stderr.count("\n") == 1 and "Traceback" not in done.stderr
+    assert not (tmp_path / "runs").exists(), "nothing is written half"

