@@ -1,6 +1,7 @@
 """Records: written whole or not at all, found by the beginning of a hash, refused when they are none."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,12 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(OSError, match="No space"):
         write_atomically(path, b"new")
     assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
+    assert path.stat().st_mode & 0o777 == 0o666 & ~_umask(), "readable by whom the user lets read"
+
+
+def _umask() -> int:
+    os.umask(mask := os.umask(0))
+    return mask
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,21 +41,22 @@ def write_atomically(path: Path, content: bytes) -> None:
     """Write a file so that it is either the old one or the new one, whatever happens meanwhile.
 
     Example:
+        >>> import tempfile
         >>> folder = Path(tempfile.mkdtemp())
         >>> write_atomically(folder / "a" / "b.json", b"{}")
         >>> (folder / "a" / "b.json").read_bytes()
         b'{}'
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with draft.open("wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(name, path)
+        draft.replace(path)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        draft.unlink(missing_ok=True)
         raise
 
 
@@ -64,7 +64,7 @@ class Store:
     """The records under a folder.
 
     Example:
-        >>> list(Store(Path(tempfile.mkdtemp())))
+        >>> list(Store(Path("no such folder")))
         []
     """
 
