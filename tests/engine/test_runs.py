@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,8 +17,8 @@ import torch
 
 from contnorm.config import RunConfig
 from contnorm.engine.checkpoint import Checkpoints
-from contnorm.engine.lane import Lane, LossNotFiniteError
-from contnorm.engine.loop import Finished, run_lane
+from contnorm.engine.lane import Lane
+from contnorm.engine.loop import Failed, Finished, run_lanes
 from contnorm.engine.runs import Workplace, execute, resolve, unfinished
 from contnorm.errors import UserError
 from contnorm.metrics.matrix import AccuracyMatrix, score
@@ -39,7 +40,7 @@ def settings(root: Path, **groups: dict[str, Any]) -> RunConfig:
 
 
 def finished(lane: Lane, checkpoints: Checkpoints | None = None) -> dict[str, Any]:
-    *_, last = run_lane(lane, checkpoints)
+    *_, (_, last) = run_lanes([lane], [checkpoints])
     assert isinstance(last, Finished)
     return last.found
 
@@ -90,7 +91,7 @@ def test_stop_at_any_step_and_resume_is_bitwise_equal(root: Path, tmp_path: Path
     for at in (1, 6, 11, 17):
         checkpoints = Checkpoints(tmp_path / str(at))
         lane = Lane(config, 0, source, CPU)
-        for _ in run_lane(lane, checkpoints, stop=lambda lane=lane, at=at: lane.done == at):
+        for _ in run_lanes([lane], [checkpoints], report_every=1, stop=lambda lane=lane, at=at: lane.done == at):
             pass
         assert lane.done == at
         resumed = Lane(config, 0, source, CPU)
@@ -104,7 +105,7 @@ def test_a_checkpoint_cut_short_is_passed_over(root: Path, tmp_path: Path) -> No
     config, source = settings(root), load_source("mnist", root)
     checkpoints = Checkpoints(tmp_path)
     lane = Lane(config, 0, source, CPU)
-    for _ in run_lane(lane, checkpoints, stop=lambda: lane.done == 8):
+    for _ in run_lanes([lane], [checkpoints], report_every=1, stop=lambda: lane.done == 8):
         pass
     good = (tmp_path / "8.safetensors").read_bytes()
     (tmp_path / "9.safetensors").write_bytes(good[: len(good) // 2])
@@ -130,7 +131,7 @@ def test_a_full_disk_loses_nothing(root: Path, tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(OSError, match="No space"):
-        list(run_lane(lane, checkpoints, every=3))
+        list(run_lanes([lane], [checkpoints], every=3))
     monkeypatch.undo()
     latest = checkpoints.latest()
     assert latest is not None and 0 < latest.progress["done"] < lane.done == 9
@@ -197,12 +198,17 @@ def test_a_kind_kill_saves_and_says_how_to_go_on(root: Path, tmp_path: Path) -> 
         assert "recorded in" in printed
 
 
-def test_a_loss_that_is_not_finite_names_step_and_cause(root: Path) -> None:
-    config = settings(root, train={"lr": 1e30}, norm={"name": "none"})
-    with pytest.raises(
-        LossNotFiniteError, match=r"seed 0: the loss is \w+ at step \d+ of 18 .*learning rate of 1e\+30"
-    ):
-        finished(Lane(config, 0, load_source("mnist", root), CPU))
+def test_a_loss_that_is_not_finite_ends_its_lane_and_no_other(root: Path) -> None:
+    source = load_source("mnist", root)
+    good, bad = settings(root), settings(root, train={"lr": 1e30}, norm={"name": "none"})
+    lanes = [Lane(config, 0, source, CPU) for config in (bad, good)]
+    events = list(run_lanes(lanes))
+    (failed,) = [what.why for lane, what in events if isinstance(what, Failed) and lane is lanes[0]]
+    assert re.match(r"seed 0: the loss is \w+ at step \d+ of 18 \(task \d\)\. .*rate of 1e\+30 is too high", failed)
+    assert isinstance(events[-1][1], Finished) and events[-1][0] is lanes[1]
+    alone = Lane(good, 0, source, CPU)
+    finished(alone)
+    assert all(torch.equal(lanes[1].state()[name], tensor) for name, tensor in alone.state().items())
 
 
 def test_settings_come_from_the_asked_over_the_streams_over_the_defaults(root: Path) -> None:

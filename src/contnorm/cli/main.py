@@ -63,6 +63,7 @@ def run(
     seeds: Annotated[int, typer.Option(help="How many seeds, from 0.")] = 1,
     seed: Annotated[int | None, typer.Option(help="Just this seed.")] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    lanes: Annotated[int, typer.Option(help="Seeds side by side, on a GPU.")] = 8,
     precision: Annotated[str | None, typer.Option(help="fp32, tf32 or bf16.")] = None,
     eval_moments: Annotated[str | None, typer.Option(help="running, or oracle for BN*.")] = None,
     max_steps: Annotated[int | None, typer.Option(help="Stop early, for a try.")] = None,
@@ -93,7 +94,7 @@ def run(
             values = assigned(values, key, value)
     for text in set_ or []:
         values = assigned(values, *parse_assignment(text))
-    run_seeds(values, [seed] if seed is not None else list(range(seeds)), device, data_root, runs, console)
+    run_seeds(values, [seed] if seed is not None else list(range(seeds)), device, lanes, data_root, runs, console)
 
 
 def _only_defaults() -> set[str]:
@@ -112,12 +113,13 @@ def _has(values: dict[str, Any], key: str) -> bool:
 def resume(
     path: Annotated[Path, typer.Argument(help="A run, or a folder of runs.")] = Path("runs"),
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    lanes: Annotated[int, typer.Option(help="Seeds side by side, on a GPU.")] = 8,
     data_root: DataRoot = None,
 ) -> None:
     """Go on, bit for bit, with every run under a folder that was stopped."""
     from contnorm.cli.running import resume_all
 
-    resume_all(path, device, data_root, console)
+    resume_all(path, device, lanes, data_root, console)
 
 
 @app.command()

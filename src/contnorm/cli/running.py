@@ -14,8 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from contnorm.cli.showing import show_scores
 from contnorm.config import RunConfig
-from contnorm.engine.lane import LossNotFiniteError
-from contnorm.engine.loop import Finished, Stopped
+from contnorm.engine.loop import Failed, Finished, Stopped
 from contnorm.engine.loop import Progress as Steps
 from contnorm.engine.runs import Workplace, execute, resolve, unfinished
 from contnorm.errors import UserError
@@ -26,28 +25,38 @@ __all__ = ["resume_all", "run_seeds"]
 
 
 def run_seeds(
-    values: dict[str, Any], seeds: list[int], device: str, root: Path | None, runs: Path, console: Console
+    values: dict[str, Any], seeds: list[int], device: str, lanes: int, root: Path | None, runs: Path, console: Console
 ) -> None:
     """Run what is missing, then show the scores."""
-    place = Workplace(runs, data_root(root), _device(device))
+    place = _workplace(runs, device, lanes, root)
     config = resolve(values, place.data_root)
     if _followed(config, seeds, place, console):
         store = Store(runs)
         show_scores([store.load(store.path(config, seed)) for seed in seeds if store.has(config, seed)], console)
 
 
-def resume_all(path: Path, device: str, root: Path | None, console: Console) -> None:
+def resume_all(path: Path, device: str, lanes: int, root: Path | None, console: Console) -> None:
     """Go on with every stopped run under a folder."""
-    found = unfinished(path)
+    found: dict[RunConfig, list[int]] = {}
+    for config, seed in unfinished(path):
+        found.setdefault(config, []).append(seed)
     if not found:
         raise UserError(f"no stopped run under {path}. `contnorm resume` takes a run's folder, or one of many runs.")
     runs = _runs_folder(path)
-    for config, seed in found:
-        place = Workplace(runs, data_root(root), _device(device))
-        if not _followed(config, [seed], place, console):
+    place = _workplace(runs, device, lanes, root)
+    for config, seeds in found.items():
+        if not _followed(config, seeds, place, console):
             return
     store = Store(runs)
-    show_scores([store.load(store.path(config, seed)) for config, seed in found if store.has(config, seed)], console)
+    done = [(config, seed) for config, seeds in found.items() for seed in seeds if store.has(config, seed)]
+    show_scores([store.load(store.path(config, seed)) for config, seed in done], console)
+
+
+def _workplace(runs: Path, device: str, lanes: int, root: Path | None) -> Workplace:
+    if lanes < 1:
+        raise UserError(f"--lanes {lanes}: use 1 or more; on a GPU so many seeds move side by side.")
+    chosen = _device(device)
+    return Workplace(runs, data_root(root), chosen, lanes=lanes if chosen.type == "cuda" else 1)
 
 
 def _runs_folder(path: Path) -> Path:
@@ -65,30 +74,31 @@ def _device(name: str) -> torch.device:
 
 
 def _followed(config: RunConfig, seeds: list[int], place: Workplace, console: Console) -> bool:
-    """Run with a bar a seed; False where a person stopped it."""
+    """Run with a bar a seed; False where a person stopped it. A run that failed is told at the end."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     label = f"{config.stream.name} {config.strategy.name} {config.norm.name}"
+    failures: list[str] = []
+    stopped = False
     with _stop_asked() as asked, Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         bars: dict[int, Any] = {}
-        try:
-            for event in execute(config, seeds, place, stop=lambda: bool(asked)):
-                what = event.what
-                if isinstance(what, Steps):
-                    if event.seed not in bars:
-                        bars[event.seed] = progress.add_task(f"{label} seed {event.seed}", total=what.steps)
-                    progress.update(bars[event.seed], completed=what.done)
-                elif isinstance(what, Finished):
-                    console.print(f"{label} seed {event.seed}: recorded in {event.path}", soft_wrap=True)
-                elif isinstance(what, Stopped):
-                    console.print(
-                        f"{label} seed {event.seed}: stopped after {what.done} of {what.steps} steps, and saved. "
-                        f"Go on with: contnorm resume {place.runs}",
-                        soft_wrap=True,
-                    )
-                    return False
-        except LossNotFiniteError as error:
-            raise UserError(str(error)) from error
-    return True
+        for event in execute(config, seeds, place, stop=lambda: bool(asked)):
+            what = event.what
+            if isinstance(what, Steps):
+                if event.seed not in bars:
+                    bars[event.seed] = progress.add_task(f"{label} seed {event.seed}", total=what.steps)
+                progress.update(bars[event.seed], completed=what.done)
+            elif isinstance(what, Finished):
+                console.print(f"{label} seed {event.seed}: recorded in {event.path}", soft_wrap=True)
+            elif isinstance(what, Failed):
+                failures.append(what.why)
+            elif isinstance(what, Stopped):
+                stopped = True
+                said = f"stopped after {what.done} of {what.steps} steps, and saved"
+                again = f"contnorm resume {place.runs}"
+                console.print(f"{label} seed {event.seed}: {said}. Go on with: {again}", soft_wrap=True)
+    if failures:
+        raise UserError("; ".join(failures))
+    return not stopped
 
 
 @contextmanager

@@ -30,7 +30,7 @@ def count_right(lane: Lane, tasks: int) -> list[int]:
 
 def _right(lane: Lane, items: Tensor) -> int:
     table = lane.data.test
-    with lane._autocast():
+    with lane.autocast():
         logits = lane.model(lane.data.test_x(items))
     answers = lane.head(logits.float(), table.task[items]).argmax(1)
     return int((answers == table.label[items]).sum())

@@ -1,7 +1,8 @@
 """A lane: one run in progress. Everything that must survive a restart is in its `state`.
 
 A lane is a config, a seed, a plan, a model, an optimizer and, where the strategy stores logits, a memory of them. Its
-step is gather, augment, forward, loss, backward, update, scatter; no random number is drawn in it.
+step is gather, augment, forward, loss, backward, update, scatter, from rows of index tensors; no random number is drawn
+in it and no value goes to the host, so it can be captured as a CUDA graph.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from contnorm.config import RunConfig
-from contnorm.memories import NOT_KEPT
+from contnorm.engine.rows import Rows, rows_of
 from contnorm.models import build_model
-from contnorm.plan import Plan, Step, make_plan
+from contnorm.plan import Plan, make_plan
 from contnorm.seeds import seed_for
 from contnorm.strategies import Batch, Head, build_strategy
 from contnorm.streams.classification import build_stream
@@ -49,12 +50,8 @@ class Lane:
         self.model = self._fresh_model()
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=config.train.lr)
         slots = self.plan.slots if self.strategy.stores_logits else 0
-        self.logits = torch.zeros(slots, stream.outputs, device=device)
+        self.logits = torch.zeros(slots + 1, stream.outputs, device=device)  # the last row takes what is not kept
         self.done = 0  # steps
-
-    @property
-    def stream(self) -> DeviceStream:
-        return self.data
 
     def _fresh_model(self) -> nn.Module:
         stream = self.data.stream
@@ -64,65 +61,60 @@ class Lane:
             model = build_model(self.config.model, self.config.norm, shape, stream.outputs, len(self.plan.steps))
         return model.to(self.device)
 
+    def rows(self, start: int, end: int) -> Rows:
+        """The rows of steps of one shape, on the device."""
+        return rows_of(self.plan.steps[start:end], len(self.logits) - 1, self.device)
+
     def step(self) -> Tensor:
         """The next step of the plan; gives its loss, still on the device."""
-        step = self.plan.steps[self.done]
-        stream = self._batch(step.stream, step.stream_views, None)
-        replay = tuple(self._replayed(step, draw) for draw in range(self.strategy.draws))
+        loss = self.learn(self.rows(self.done, self.done + 1).at(0))
+        self.done += 1
+        return loss
+
+    def learn(self, row: Rows) -> Tensor:
+        """One step from one row of indices; gives its loss, still on the device."""
+        stream = self._batch(row.stream, row.stream_views, None)
+        replay = tuple(
+            self._batch(items, views, self.logits[slots] if self.strategy.stores_logits else None)
+            for items, slots, views in zip(row.replay, row.replay_slots, row.replay_views, strict=True)
+        )
         self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
-        with self._autocast():
+        with self.autocast():
             loss, logits = self.strategy.loss(self.model, self.head, stream, replay)
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         if logits is not None:
-            self._store(step, logits)
-        self.done += 1
+            self.logits.index_copy_(0, row.write, logits)
         return loss.detach()
 
-    def check(self, loss: Tensor) -> float:
-        """The loss as a number; refuses one that is not finite, with the likely cause."""
-        value = float(loss)
-        if not math.isfinite(value):
+    def check(self, loss: float) -> float:
+        """The loss of the step just done; refuses one that is not finite, with the likely cause."""
+        if not math.isfinite(loss):
             raise LossNotFiniteError(
-                f"seed {self.seed}: the loss is {value} at step {self.done} of {len(self.plan.steps)} (task "
+                f"seed {self.seed}: the loss is {loss} at step {self.done} of {len(self.plan.steps)} (task "
                 f"{self.plan.steps[self.done - 1].task}). Most likely the learning rate of {self.config.train.lr} is "
                 f"too high for norm {self.config.norm.name!r}."
             )
-        return value
+        return loss
 
-    def _batch(self, items: object, views: object, logits: Tensor | None) -> Batch:
-        index = torch.as_tensor(items, device=self.device)
-        crops = None if views is None else torch.as_tensor(views, device=self.device)
+    def _batch(self, items: Tensor, views: Tensor | None, logits: Tensor | None) -> Batch:
         table = self.data.train
-        return Batch(self.data.train_x(index, crops), table.label[index], table.task[index], logits)
+        return Batch(self.data.train_x(items, views), table.label[items], table.task[items], logits)
 
-    def _replayed(self, step: Step, draw: int) -> Batch:
-        slots = torch.as_tensor(step.replay_slots[draw], device=self.device)
-        logits = self.logits[slots] if self.strategy.stores_logits else None
-        views = None if step.replay_views is None else step.replay_views[draw]
-        return self._batch(step.replay[draw], views, logits)
-
-    def _store(self, step: Step, logits: Tensor) -> None:
-        # Of two samples in one slot the later stays: keep each slot's last writer only.
-        last = {int(slot): row for row, slot in enumerate(step.write) if slot != NOT_KEPT}
-        if last:
-            slots, rows = (torch.tensor(list(part), device=self.device) for part in (last.keys(), last.values()))
-            self.logits[slots] = logits[rows]
-
-    def _autocast(self) -> AbstractContextManager[object]:
+    def autocast(self) -> AbstractContextManager[object]:
         if self.config.train.precision == "bf16":
-            return torch.autocast(self.device.type, torch.bfloat16)
+            return torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False)
         return nullcontext()
 
     def state(self) -> dict[str, Tensor]:
         """All tensors that must survive a restart; the step number goes beside them."""
         named = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
-        return {**named, "memory.logits": self.logits}
+        return {**named, "memory.logits": self.logits[:-1]}
 
     def load(self, state: dict[str, Tensor], done: int) -> None:
         """Go on from a state and the number of steps it was taken after."""
         own = {name.removeprefix("model."): t for name, t in state.items() if name.startswith("model.")}
         self.model.load_state_dict(own)
-        self.logits.copy_(state["memory.logits"])
+        self.logits[:-1].copy_(state["memory.logits"])
         self.done = done

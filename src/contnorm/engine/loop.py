@@ -1,20 +1,21 @@
 """The online loop: once through the stream, an evaluation after each task. Top to bottom, no callbacks.
 
-It yields what happens; progress bars, stores and people read it.
+It moves several lanes together and yields what happens to each; progress bars, stores and people read it.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from contnorm.engine.advance import mover_for
 from contnorm.engine.checkpoint import Checkpoints
 from contnorm.engine.evaluate import count_right, drift_of, keeps_moments, oracle_moments
-from contnorm.engine.lane import Lane
+from contnorm.engine.lane import Lane, LossNotFiniteError
 
-__all__ = ["Finished", "Progress", "Stopped", "run_lane"]
+__all__ = ["Failed", "Finished", "Progress", "Stopped", "Tally", "run_lanes"]
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Progress:
     done: int
     steps: int
     task: int
-    loss: float | None = None
+    loss: float
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,18 @@ class Stopped:
     steps: int
 
 
+@dataclass(frozen=True)
+class Failed:
+    """The run can't go on; others beside it do."""
+
+    why: str
+
+
+What = Progress | Finished | Stopped | Failed
+
+
 @dataclass
-class _Tally:
+class Tally:
     """What is counted along the way, and saved in every checkpoint."""
 
     correct: list[list[int | None]] = field(default_factory=list)
@@ -53,87 +64,120 @@ class _Tally:
     seconds: dict[str, float] = field(default_factory=lambda: {"train": 0.0, "evaluate": 0.0})
 
 
-def run_lane(
-    lane: Lane,
-    checkpoints: Checkpoints | None = None,
+@dataclass
+class _Run:
+    """A lane with what belongs to it."""
+
+    lane: Lane
+    checkpoints: Checkpoints | None
+    tally: Tally
+
+    def save(self) -> None:
+        if self.checkpoints is not None:
+            self.checkpoints.save(self.lane.state(), {"done": self.lane.done, "tally": vars(self.tally)})
+
+
+def resumed(lane: Lane, checkpoints: Checkpoints | None) -> Tally:
+    """Put a lane where its last checkpoint left it; gives what had been counted by then."""
+    found = checkpoints.latest() if checkpoints is not None else None
+    if found is None:
+        return Tally()
+    lane.load(found.tensors, found.progress["done"])
+    return Tally(**found.progress["tally"])
+
+
+def run_lanes(
+    lanes: Sequence[Lane],
+    checkpoints: Sequence[Checkpoints | None] | None = None,
     every: int = 500,
     report_every: int = 20,
     stop: Callable[[], bool] = lambda: False,
-) -> Iterator[Progress | Finished | Stopped]:
-    """Go through the stream, from the last checkpoint where there is one.
+) -> Iterator[tuple[Lane, What]]:
+    """Go through the stream with lanes of one shape, from their checkpoints, which must be of one step.
 
     Args:
-        lane: The run.
-        checkpoints: Where to save; None for nowhere.
+        lanes: The runs.
+        checkpoints: Where to save each; None for nowhere.
         every: Steps between checkpoints; one is also written at each task's end.
-        report_every: Steps between reports, each of which looks at the loss.
-        stop: Asked after each step; where it says so, the run is saved and ends.
+        report_every: Steps between reports, each of which looks at the losses.
+        stop: Asked at each report and checkpoint; where it says so, the runs are saved and end.
     """
-    tally = _resumed(lane, checkpoints)
-    steps = len(lane.plan.steps)
-    if lane.config.evaluate.ahead and tally.before is None:
-        tally.before = count_right(lane, lane.data.stream.tasks)
-    for task in range(len(tally.correct), lane.data.stream.tasks):
-        while lane.done < lane.plan.ends[task]:
+    places = checkpoints or [None] * len(lanes)
+    runs = [_Run(lane, place, resumed(lane, place)) for lane, place in zip(lanes, places, strict=True)]
+    first = runs[0]
+    steps, ends = len(first.lane.plan.steps), first.lane.plan.ends
+    for run in runs:
+        if run.lane.config.evaluate.ahead and run.tally.before is None:
+            run.tally.before = count_right(run.lane, run.lane.data.stream.tasks)
+    mover = mover_for([run.lane for run in runs])
+    for task in range(len(first.tally.correct), len(ends)):
+        while runs and runs[0].lane.done < ends[task]:
+            done = runs[0].lane.done
+            until = min(ends[task], (done // report_every + 1) * report_every, (done // every + 1) * every)
             started = time.perf_counter()
-            loss = lane.step()
-            reporting = lane.done % report_every == 0 or lane.done == lane.plan.ends[task]
-            value = lane.check(loss) if reporting else None
-            tally.seconds["train"] += time.perf_counter() - started
-            if reporting:
-                yield Progress(lane.done, steps, task, value)
+            losses = mover.advance(until - done)
+            _share_time(runs, started)
+            verdicts = [_verdict(run.lane, task, loss) for run, loss in zip(runs, losses, strict=True)]
+            yield from ((run.lane, verdict) for run, verdict in zip(runs, verdicts, strict=True))
+            going = [run for run, verdict in zip(runs, verdicts, strict=True) if isinstance(verdict, Progress)]
+            if going and len(going) < len(runs):
+                mover = mover_for([run.lane for run in going])
+            runs = going
             stopping = stop()
-            due = lane.done % every == 0 and lane.done < lane.plan.ends[task]  # a task's end has its own
-            if checkpoints is not None and (stopping or due):
-                _save(lane, tally, checkpoints)
+            if stopping or (until % every == 0 and until < ends[task]):
+                _save(runs)
             if stopping:
-                yield Stopped(lane.done, steps)
+                yield from ((run.lane, Stopped(until, steps)) for run in runs)
                 return
-        started = time.perf_counter()
-        _evaluate(lane, task, tally)
-        tally.seconds["evaluate"] += time.perf_counter() - started
-        if checkpoints is not None:
-            _save(lane, tally, checkpoints)
-    yield Finished(_found(lane, tally))
+        for run in runs:
+            _evaluate(run.lane, task, run.tally)
+        _save(runs)
+    yield from ((run.lane, Finished(_found(run.lane, run.tally))) for run in runs)
 
 
-def _evaluate(lane: Lane, task: int, tally: _Tally) -> None:
+def _verdict(lane: Lane, task: int, loss: float) -> Progress | Failed:
+    try:
+        return Progress(lane.done, len(lane.plan.steps), task, lane.check(loss))
+    except LossNotFiniteError as error:
+        return Failed(str(error))
+
+
+def _save(runs: Sequence[_Run]) -> None:
+    for run in runs:
+        run.save()
+
+
+def _share_time(runs: Sequence[_Run], started: float) -> None:
+    """Lanes that moved together share the time it took."""
+    for run in runs:
+        run.tally.seconds["train"] += (time.perf_counter() - started) / len(runs)
+
+
+def _evaluate(lane: Lane, task: int, tally: Tally) -> None:
     """One row after a task: with the running moments, and, where asked for, with the oracle's."""
+    started = time.perf_counter()
     tasks = lane.data.stream.tasks
     measured = tasks if lane.config.evaluate.ahead else task + 1
     row = _padded(count_right(lane, measured), tasks)
     wants_oracle = lane.config.evaluate.moments == "oracle"
-    if not (wants_oracle or lane.config.evaluate.drift) or not keeps_moments(lane.model):
-        tally.correct.append(row)
-        return
-    with oracle_moments(lane, task + 1) as done:
-        tally.drift.append(drift_of(done))
-        if wants_oracle:
-            tally.correct_running.append(row)
-            row = _padded(count_right(lane, measured), tasks)
+    if (wants_oracle or lane.config.evaluate.drift) and keeps_moments(lane.model):
+        with oracle_moments(lane, task + 1) as done:
+            tally.drift.append(drift_of(done))
+            if wants_oracle:
+                tally.correct_running.append(row)
+                row = _padded(count_right(lane, measured), tasks)
     tally.correct.append(row)
+    tally.seconds["evaluate"] += time.perf_counter() - started
 
 
 def _padded(row: list[int], tasks: int) -> list[int | None]:
     return [*row, *([None] * (tasks - len(row)))]
 
 
-def _found(lane: Lane, tally: _Tally) -> dict[str, Any]:
+def _found(lane: Lane, tally: Tally) -> dict[str, Any]:
     total = [int((lane.data.stream.test.task == task).sum()) for task in range(lane.data.stream.tasks)]
     matrix = {"correct": tally.correct, "total": total, "before": tally.before}
     found: dict[str, Any] = {"matrix": matrix, "drift": {"by_task": tally.drift}, "seconds": tally.seconds}
     if tally.correct_running:
         found["matrix_running"] = {**matrix, "correct": tally.correct_running}
     return found
-
-
-def _save(lane: Lane, tally: _Tally, checkpoints: Checkpoints) -> None:
-    checkpoints.save(lane.state(), {"done": lane.done, "tally": vars(tally)})
-
-
-def _resumed(lane: Lane, checkpoints: Checkpoints | None) -> _Tally:
-    found = checkpoints.latest() if checkpoints is not None else None
-    if found is None:
-        return _Tally()
-    lane.load(found.tensors, found.progress["done"])
-    return _Tally(**found.progress["tally"])

@@ -17,7 +17,7 @@ import contnorm
 from contnorm.config import RunConfig, from_dict
 from contnorm.engine.checkpoint import Checkpoints
 from contnorm.engine.lane import Lane
-from contnorm.engine.loop import Finished, Progress, Stopped, run_lane
+from contnorm.engine.loop import Failed, Finished, Progress, Stopped, run_lanes
 from contnorm.engine.numerics import numerics
 from contnorm.errors import UserError
 from contnorm.results import SCHEMA, Store, write_atomically
@@ -37,6 +37,7 @@ class Workplace:
     data_root: Path
     device: torch.device
     checkpoint_every: int = 500
+    lanes: int = 1  # seeds side by side
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Event:
     """Something that happened to the run of one seed."""
 
     seed: int
-    what: Progress | Finished | Stopped | str  # a word: "recorded" where there was nothing to do
+    what: Progress | Finished | Stopped | Failed | str  # a word: "recorded" where there was nothing to do
     path: Path
 
 
@@ -85,39 +86,62 @@ def _first_found(names: tuple[str, ...], root: Path) -> str:
 def execute(
     config: RunConfig, seeds: list[int], place: Workplace, stop: Callable[[], bool] = lambda: False
 ) -> Iterator[Event]:
-    """Run the seeds that have no record yet, one after the other, each from its checkpoint where it has one."""
+    """Run the seeds that have no record yet, from their checkpoints where they have any, side by side on a GPU."""
     store = Store(place.runs)
-    source: Source | None = None
+    missing = []
     for seed in seeds:
-        path = store.path(config, seed)
-        if path.is_file():
-            yield Event(seed, "recorded", path)
-            continue
-        if source is None:
-            assert config.stream.source is not None
-            source = load_source(config.stream.source, place.data_root)
-        yield from _run(config, seed, source, place, store, stop)
+        if store.has(config, seed):
+            yield Event(seed, "recorded", store.path(config, seed))
+        else:
+            missing.append(seed)
+    if not missing:
+        return
+    assert config.stream.source is not None
+    source = load_source(config.stream.source, place.data_root)
+    for group in _groups(config, missing, place, store):
+        for event in _run(config, group, source, place, store, stop):
+            yield event
+            if isinstance(event.what, Stopped) and event.seed == group[-1]:
+                return
+
+
+def _groups(config: RunConfig, seeds: list[int], place: Workplace, store: Store) -> Iterator[list[int]]:
+    """Seeds that can move together: those at the same step, and no more than there are lanes."""
+    at: dict[int, list[int]] = {}
+    for seed in seeds:
+        latest = Checkpoints(_folder(store.path(config, seed)) / "checkpoints").latest()
+        at.setdefault(0 if latest is None else latest.progress["done"], []).append(seed)
+    for together in at.values():
+        for i in range(0, len(together), place.lanes):
+            yield together[i : i + place.lanes]
 
 
 def _run(
-    config: RunConfig, seed: int, source: Source, place: Workplace, store: Store, stop: Callable[[], bool]
+    config: RunConfig, seeds: list[int], source: Source, place: Workplace, store: Store, stop: Callable[[], bool]
 ) -> Iterator[Event]:
-    path = store.path(config, seed)
-    folder = _folder(path)
     started = time.perf_counter()
     with numerics(config.train):
-        lane = Lane(config, seed, source, place.device)  # settings that can't be run fail here: nothing is written yet
-        begun = {"schema": SCHEMA, "config": config.as_dict(), "seed": seed}
-        write_atomically(folder / "run.json", json.dumps(begun).encode())
-        checkpoints = Checkpoints(folder / "checkpoints")
-        for what in run_lane(lane, checkpoints, place.checkpoint_every, stop=stop):
+        # Settings that can't be run fail here, before anything is written.
+        lanes = [Lane(config, seed, source, place.device) for seed in seeds]
+        folders = {seed: _folder(store.path(config, seed)) for seed in seeds}
+        for seed, folder in folders.items():
+            begun = {"schema": SCHEMA, "config": config.as_dict(), "seed": seed}
+            write_atomically(folder / "run.json", json.dumps(begun).encode())
+        checkpoints = [Checkpoints(folder / "checkpoints") for folder in folders.values()]
+        for lane, what in run_lanes(lanes, checkpoints, place.checkpoint_every, stop=stop):
             if isinstance(what, Finished):
-                what.found["seconds"]["all"] = time.perf_counter() - started
-                store.save(config, seed, {**what.found, **_circumstances(config, source, place.device)})
-                checkpoints.clear()
-                (folder / "run.json").unlink()
-                folder.rmdir()
-            yield Event(seed, what, path)
+                what.found["seconds"] |= {"together": time.perf_counter() - started, "lanes": len(seeds)}
+                store.save(config, lane.seed, {**what.found, **_circumstances(config, source, place.device)})
+            if isinstance(what, Finished | Failed):
+                _clear(folders[lane.seed])
+            yield Event(lane.seed, what, store.path(config, lane.seed))
+
+
+def _clear(folder: Path) -> None:
+    """A run that is recorded, or can't go on, needs its folder no more."""
+    Checkpoints(folder / "checkpoints").clear()
+    (folder / "run.json").unlink()
+    folder.rmdir()
 
 
 def _folder(record: Path) -> Path:

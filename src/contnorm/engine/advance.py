@@ -1,0 +1,110 @@
+"""How lanes move on: one after the other, or, on CUDA, side by side in one graph with a stream a lane.
+
+A graph holds one step of every lane, from the gather of its samples to its update. Where a lane is in its plan is a
+number on the device that the graph itself counts up, so a replay needs nothing from the host. Steps of another shape (a
+smaller last batch, a memory not filled yet) end a stretch; a stretch that is short runs without a graph. How many lanes
+move together changes nothing in any of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from contnorm.engine.lane import Lane
+from contnorm.engine.rows import Rows, stretch_end
+
+__all__ = ["Mover", "mover_for"]
+
+WARM_UP = 3  # steps run as they are before a capture, so that libraries have set themselves up
+SHORT = 24  # steps for which a capture would not pay
+
+
+class Mover(Protocol):
+    """Moves all its lanes on, in step."""
+
+    def advance(self, steps: int) -> list[float]:
+        """So many steps; gives each lane's last loss."""
+        ...
+
+
+def mover_for(lanes: Sequence[Lane]) -> Mover:
+    """The way lanes move on their device."""
+    return _Graphed(lanes) if lanes[0].device.type == "cuda" else _OneByOne(lanes)
+
+
+class _OneByOne:
+    def __init__(self, lanes: Sequence[Lane]) -> None:
+        self.lanes = lanes
+
+    def advance(self, steps: int) -> list[float]:
+        losses = []
+        for lane in self.lanes:
+            for _ in range(steps):
+                loss = lane.step()
+            losses.append(float(loss))
+        return losses
+
+
+class _Graphed:
+    def __init__(self, lanes: Sequence[Lane]) -> None:
+        self.lanes = list(lanes)
+        self.streams = [torch.cuda.Stream(lane.device) for lane in lanes]  # type: ignore[no-untyped-call]
+        self.cursor = torch.zeros(1, dtype=torch.int64, device=lanes[0].device)
+        self.losses = torch.zeros(len(lanes), device=lanes[0].device)
+        self.rows: list[Rows] = []
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.start = self.end = -1  # of the stretch that the rows and the graph are for
+
+    def advance(self, steps: int) -> list[float]:
+        left = steps
+        while left:
+            done = self.lanes[0].done
+            if not self.start <= done < self.end:
+                self._begin_stretch(done)
+            here = min(left, self.end - done)
+            self._move(done, here)
+            left -= here
+        values: list[float] = self.losses.tolist()
+        return values
+
+    def _begin_stretch(self, done: int) -> None:
+        plans = [lane.plan.steps for lane in self.lanes]
+        self.start, self.end = done, min(stretch_end(steps, done) for steps in plans)
+        self.rows = [lane.rows(self.start, self.end) for lane in self.lanes]
+        self.graph = None
+
+    def _move(self, done: int, steps: int) -> None:
+        self.cursor.fill_(done - self.start)
+        for _ in range(steps):
+            moved = self.lanes[0].done - self.start
+            if self.graph is None and moved >= WARM_UP and self.end - self.start >= SHORT:
+                self.graph = self._captured()
+            if self.graph is None:
+                self._all_lanes()
+            else:
+                self.graph.replay()
+            for lane in self.lanes:
+                lane.done += 1
+
+    def _all_lanes(self) -> None:
+        """One step of every lane, each on its own stream, joined before and after."""
+        main = torch.cuda.current_stream()
+        for number, (lane, stream) in enumerate(zip(self.lanes, self.streams, strict=True)):
+            stream.wait_stream(main)
+            with torch.cuda.stream(stream):
+                self.losses[number].copy_(lane.learn(self.rows[number].at(self.cursor)))
+        for stream in self.streams:
+            main.wait_stream(stream)
+        self.cursor.add_(1)
+
+    def _captured(self) -> torch.cuda.CUDAGraph:
+        torch.cuda.synchronize()
+        for lane in self.lanes:
+            lane.optimizer.zero_grad(set_to_none=True)  # the graph makes its own gradients, in its own memory
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._all_lanes()
+        return graph

@@ -1,0 +1,106 @@
+"""On a GPU: a lane in a graph, alone or beside others, stopped or not, gives the bits of a lane run step by step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from contnorm.config import RunConfig
+from contnorm.engine.advance import SHORT, mover_for
+from contnorm.engine.checkpoint import Checkpoints
+from contnorm.engine.lane import Lane
+from contnorm.engine.loop import Finished, run_lanes
+from contnorm.engine.numerics import numerics
+from contnorm.engine.runs import resolve
+from contnorm.streams.sources import Source, load_source
+from tests.datasets import small_cifar100
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_cifar100(tmp_path_factory.mktemp("data"), per_class=61)  # 305 a task: a last batch of 5
+
+
+@pytest.fixture(scope="module")
+def source(root: Path) -> Source:
+    return load_source("cifar100", root)
+
+
+def settings(root: Path, norm: str, strategy: str, precision: str) -> RunConfig:
+    values: dict[str, Any] = {
+        "stream": {"name": "split-cifar100", "tasks": 3, "augment": strategy == "derpp"},
+        "strategy": {"name": strategy},
+        "norm": {"name": norm, "groups": 4},
+        "model": {"width": 16},
+        "train": {"precision": precision, "lr": 0.01},
+        "evaluate": {"drift": False},
+    }
+    return resolve(values, root)
+
+
+CASES = [
+    ("bn", "er", "tf32"),
+    ("cn", "er", "tf32"),
+    ("cn", "derpp", "tf32"),
+    ("cn", "er", "bf16"),
+    ("brn", "single", "fp32"),
+    ("sn", "single", "fp32"),
+]
+every_case = pytest.mark.parametrize("case", CASES, ids=["-".join(case) for case in CASES])
+
+
+def lanes_of(config: RunConfig, source: Source, seeds: range) -> list[Lane]:
+    return [Lane(config, seed, source, torch.device("cuda")) for seed in seeds]
+
+
+def same(a: Lane, b: Lane) -> bool:
+    return all(torch.equal(tensor, b.state()[name]) for name, tensor in a.state().items())
+
+
+@every_case
+def test_a_graph_of_many_lanes_equals_each_alone_and_each_step_by_step(
+    root: Path, source: Source, case: tuple[str, str, str]
+) -> None:
+    config = settings(root, *case)
+    with numerics(config.train):
+        together, alone, stepped = (lanes_of(config, source, range(n)) for n in (4, 2, 2))
+        steps = len(together[0].plan.steps)
+        assert steps > 3 * SHORT
+        mover_for(together).advance(steps)
+        for lane in alone:
+            mover_for([lane]).advance(steps)
+        for lane in stepped:
+            for _ in range(steps):
+                lane.step()
+        for number in range(2):
+            assert same(together[number], stepped[number]), "graph of four lanes, and step by step"
+            assert same(alone[number], stepped[number]), "graph of one lane, and step by step"
+        assert not same(together[0], together[1])
+
+
+@pytest.mark.parametrize("case", CASES[:3], ids=["-".join(case) for case in CASES[:3]])
+def test_stopped_and_resumed_is_bitwise_equal(
+    root: Path, source: Source, tmp_path: Path, case: tuple[str, str, str]
+) -> None:
+    config = settings(root, *case)
+    with numerics(config.train):
+        whole = lanes_of(config, source, range(2))
+        expected = [what.found["matrix"] for _, what in run_lanes(whole) if isinstance(what, Finished)]
+        places = [Checkpoints(tmp_path / str(seed)) for seed in range(2)]
+        for at in (37, 71):
+            stopped = lanes_of(config, source, range(2))
+            for _ in run_lanes(stopped, places, report_every=1, stop=lambda at=at, s=stopped: s[0].done == at):
+                pass
+            assert stopped[0].done == at
+        resumed = lanes_of(config, source, range(2))
+        found = [what.found["matrix"] for _, what in run_lanes(resumed, places) if isinstance(what, Finished)]
+        assert found == expected
+        assert all(same(a, b) for a, b in zip(resumed, whole, strict=True))
