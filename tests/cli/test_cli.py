@@ -87,6 +87,8 @@ def test_a_file_of_settings_is_overruled_by_flags(place: Path) -> None:
         (("show", "feed"), "no finished run 'feed'"),
         (("ls", "everything"), "unknown listing 'everything'"),
         (("data", "imagenet"), "unknown data set 'imagenet'"),
+        (("data", "--fetch"), "--fetch: say which data set: mnist, fashion-mnist"),
+        (("data", "digits", "--fetch"), "unknown data set to fetch 'digits'"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_two(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:

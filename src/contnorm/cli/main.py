@@ -152,10 +152,17 @@ def compare(
 
 
 @app.command()
-def data(name: Annotated[str, typer.Argument(help="One data set.")] = "", data_root: DataRoot = None) -> None:
-    """Where each data set is, and what is missing."""
-    from contnorm.cli.listing import data_sets
+def data(
+    name: Annotated[str, typer.Argument(help="One data set.")] = "",
+    fetch: Annotated[bool, typer.Option("--fetch", help="Bring it from its public source, and verify it.")] = False,
+    base: Annotated[str | None, typer.Option(help="Another address to fetch from.")] = None,
+    data_root: DataRoot = None,
+) -> None:
+    """Where each data set is, and what is missing; or fetch one."""
+    from contnorm.cli.listing import data_sets, fetch_with_bar
 
+    if fetch:
+        fetch_with_bar(name, base, data_root, console)
     table = Table("data set", "found", "what it is", box=None, pad_edge=False)
     for row in data_sets(name, data_root):
         table.add_row(*row)

@@ -165,8 +165,8 @@ def load_source(name: str, root: Path) -> Source:
     found = find_layout(spec, root)
     if found is None:
         raise UserError(
-            f"no {name} under {root}. Looked for {looked_for(spec)}. Put it there, or say where it is with --data-root "
-            f"or {ENVIRONMENT}."
+            f"no {name} under {root}. Looked for {looked_for(spec)}. Put it there, say where it is with --data-root or "
+            f"{ENVIRONMENT}, or fetch it: contnorm data {name} --fetch"
         )
     layout, paths = found
     fingerprint = _fingerprint(paths)

@@ -1,0 +1,144 @@
+"""Fetch data sets from their public sources: resumed where a download broke off, and used only if the hash is right."""
+
+from __future__ import annotations
+
+import shutil
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from contnorm.errors import UserError
+
+__all__ = ["FETCHABLE", "Fetchable", "fetch"]
+
+CHUNK = 1 << 18
+Report = Callable[[str, int, int], None]  # file, bytes done, bytes in all
+
+
+@dataclass(frozen=True)
+class Fetchable:
+    """Where a data set can be had: a default that may be overruled, and hashes that decide.
+
+    Attributes:
+        base: The address its files are under.
+        files: Their names, with the hashes the field's loaders use.
+        folder: Where they go, under the data root.
+        members: Files of the archive that are verified after unpacking.
+    """
+
+    base: str
+    files: dict[str, str]
+    folder: str = ""
+    members: dict[str, str] = field(default_factory=dict)
+
+
+FETCHABLE: dict[str, Fetchable] = {
+    "mnist": Fetchable(
+        "https://ossci-datasets.s3.amazonaws.com/mnist/",
+        {
+            "train-images-idx3-ubyte.gz": "md5:f68b3c2dcbeaaa9fbdd348bbdeb94873",
+            "train-labels-idx1-ubyte.gz": "md5:d53e105ee54ea40749a09fcbcd1e9432",
+            "t10k-images-idx3-ubyte.gz": "md5:9fb629c4189551a2d022fa330f9573f3",
+            "t10k-labels-idx1-ubyte.gz": "md5:ec29112dd5afa0611ce80d1b7f02629c",
+        },
+        folder="mnist",
+    ),
+    "fashion-mnist": Fetchable(
+        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+        {
+            "train-images-idx3-ubyte.gz": "md5:8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+            "train-labels-idx1-ubyte.gz": "md5:25c81989df183df01b3e8a0aad5dffbe",
+            "t10k-images-idx3-ubyte.gz": "md5:bef4ecab320f06d8554ea6380940ec79",
+            "t10k-labels-idx1-ubyte.gz": "md5:bb300cfdad3c16e7a12a480ee83cd310",
+        },
+        folder="fashion-mnist",
+    ),
+    "cifar10": Fetchable(
+        "https://www.cs.toronto.edu/~kriz/",
+        {"cifar-10-python.tar.gz": "md5:c58f30108f718f92721af3b95e74349a"},
+        members={
+            "cifar-10-batches-py/data_batch_1": "md5:c99cafc152244af753f735de768cd75f",
+            "cifar-10-batches-py/data_batch_2": "md5:d4bba439e000b95fd0a9bffe97cbabec",
+            "cifar-10-batches-py/data_batch_3": "md5:54ebc095f3ab1f0389bbae665268c751",
+            "cifar-10-batches-py/data_batch_4": "md5:634d18415352ddfa80567beed471001a",
+            "cifar-10-batches-py/data_batch_5": "md5:482c414d41f54cd18b22e5b47cb7c3cb",
+            "cifar-10-batches-py/test_batch": "md5:40351d587109b95175f43aff81a1287e",
+        },
+    ),
+    "cifar100": Fetchable(
+        "https://www.cs.toronto.edu/~kriz/",
+        {"cifar-100-python.tar.gz": "md5:eb9058c3a382ffc7106e4002c42a8d85"},
+        members={
+            "cifar-100-python/train": "md5:16019d7e3df5f24257cddd939b257f8d",
+            "cifar-100-python/test": "md5:f0ef6b0ae62326f3e7ffdfab6717acfc",
+        },
+    ),
+}
+
+
+def fetch(what: Fetchable, root: Path, base: str | None = None, report: Report = lambda *_: None) -> None:
+    """Bring a data set under a root, verify it, and unpack it; what is there and right is not fetched again.
+
+    Args:
+        what: The data set.
+        root: The data root.
+        base: Another address to fetch from.
+        report: Told how far each file is.
+    """
+    import pooch
+
+    folder = root / what.folder
+    for name, known in what.files.items():
+        url = (base or what.base).rstrip("/") + "/" + name
+        processor = pooch.Untar(extract_dir=str(folder.resolve())) if name.endswith(".tar.gz") else None
+        try:
+            pooch.retrieve(url, known, name, folder, processor, _Resuming(folder / f"{name}.part", report))
+        except ValueError as error:  # pooch: the hash is not the known one
+            (folder / f"{name}.part").unlink(missing_ok=True)
+            raise UserError(
+                f"{url}: what came is not {name} ({known} was expected). It was thrown away. Fetch it again, or from "
+                f"elsewhere with --base."
+            ) from error
+    for name, known in what.members.items():
+        kind, _, expected = known.partition(":")
+        if not (root / name).is_file() or pooch.file_hash(str(root / name), kind) != expected:
+            raise UserError(f"{root / name}: is missing or damaged ({known} was expected). Remove it and fetch again.")
+
+
+class _Resuming:
+    """A downloader for pooch that keeps what came before a break, and asks only for the rest."""
+
+    def __init__(self, part: Path, report: Report) -> None:
+        self.part, self.report = part, report
+
+    def __call__(self, url: str, output_file: Any, pooch: Any) -> None:
+        self.part.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._download(url)
+        except (urllib.error.URLError, OSError) as error:
+            again = "Run the command again to go on where it broke off"
+            raise UserError(f"{url}: could not be fetched ({error}). {again}.") from error
+        shutil.copyfile(self.part, output_file)
+        self.part.unlink()
+
+    def _download(self, url: str) -> None:
+        have = self.part.stat().st_size if self.part.exists() else 0
+        request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
+        try:
+            answer = urllib.request.urlopen(request, timeout=60)
+        except urllib.error.HTTPError as error:
+            if error.code == 416:  # nothing is left to send: all of it had come
+                return
+            raise
+        with answer, self.part.open("ab" if answer.status == 206 else "wb") as file:
+            done = have if answer.status == 206 else 0
+            total = done + int(answer.headers.get("Content-Length") or 0)
+            while chunk := answer.read(CHUNK):
+                file.write(chunk)
+                done += len(chunk)
+                self.report(self.part.stem, done, total)
+        if total and done < total:
+            raise OSError(f"it broke off after {done:,} of {total:,} bytes")

@@ -1,0 +1,144 @@
+"""Downloads against a server of our own: whole, broken off and resumed, cut short, corrupted, wrong."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import tarfile
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from contnorm.errors import UserError
+from contnorm.streams.fetch import FETCHABLE, Fetchable, fetch
+
+pytest.importorskip("pooch", reason="pooch is not installed")
+BODY = bytes(range(256)) * 4000
+
+
+@dataclass
+class Server:
+    """Serves files, and remembers which ranges were asked for."""
+
+    address: str = ""
+    files: dict[str, bytes] = field(default_factory=dict)
+    break_after: int | None = None  # close the connection after so many bytes, once
+    ranges: bool = True
+    asked: list[str | None] = field(default_factory=list)
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    state = Server()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            wanted = self.headers.get("Range")
+            state.asked.append(wanted)
+            body = state.files.get(self.path.lstrip("/"))
+            if body is None:
+                self.send_error(404)
+                return
+            start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted and state.ranges else 0
+            if start >= len(body):
+                self.send_error(416)
+                return
+            self.send_response(206 if start else 200)
+            self.send_header("Content-Length", str(len(body) - start))
+            self.end_headers()
+            end = len(body) if state.break_after is None else start + state.break_after
+            state.break_after = None
+            self.wfile.write(body[start:end])
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
+        state.address = f"http://127.0.0.1:{http.server_port}"
+        threading.Thread(target=http.serve_forever, daemon=True).start()
+        yield state
+        http.shutdown()
+
+
+def md5(body: bytes) -> str:
+    return f"md5:{hashlib.md5(body).hexdigest()}"
+
+
+WHAT = Fetchable("nowhere", {"a.gz": md5(BODY)}, folder="set")
+
+
+def test_a_file_is_fetched_once_and_its_progress_told(server: Server, tmp_path: Path) -> None:
+    server.files["a.gz"] = BODY
+    told: list[tuple[str, int, int]] = []
+    fetch(WHAT, tmp_path, server.address, lambda *what: told.append(what))
+    assert (tmp_path / "set" / "a.gz").read_bytes() == BODY
+    assert told[-1] == ("a.gz", len(BODY), len(BODY)) and len(told) > 2
+    fetch(WHAT, tmp_path, server.address)
+    assert server.asked == [None], "what is there and right is not fetched again"
+
+
+def test_a_broken_download_goes_on_where_it_broke_off(server: Server, tmp_path: Path) -> None:
+    server.files["a.gz"], server.break_after = BODY, 300_000
+    with pytest.raises(UserError, match=r"could not be fetched .*Run the command again to go on where it broke off"):
+        fetch(WHAT, tmp_path, server.address)
+    assert not (tmp_path / "set" / "a.gz").exists()
+    have = (tmp_path / "set" / "a.gz.part").stat().st_size
+    assert 0 < have <= 300_000
+    fetch(WHAT, tmp_path, server.address)
+    assert server.asked[-1] == f"bytes={have}-" and (tmp_path / "set" / "a.gz").read_bytes() == BODY
+    assert not (tmp_path / "set" / "a.gz.part").exists()
+
+
+def test_a_server_without_ranges_begins_anew(server: Server, tmp_path: Path) -> None:
+    server.files["a.gz"], server.break_after, server.ranges = BODY, 300_000, False
+    with pytest.raises(UserError, match="could not be fetched"):
+        fetch(WHAT, tmp_path, server.address)
+    fetch(WHAT, tmp_path, server.address)
+    assert (tmp_path / "set" / "a.gz").read_bytes() == BODY
+
+
+def test_all_came_before_it_broke_off(server: Server, tmp_path: Path) -> None:
+    server.files["a.gz"] = BODY
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "a.gz.part").write_bytes(BODY)
+    fetch(WHAT, tmp_path, server.address)
+    assert (tmp_path / "set" / "a.gz").read_bytes() == BODY
+
+
+@pytest.mark.parametrize("spoilt", [BODY[:-5], BODY[:-1] + b"x"], ids=["truncated", "corrupted"])
+def test_what_has_another_hash_is_thrown_away(server: Server, tmp_path: Path, spoilt: bytes) -> None:
+    server.files["a.gz"] = spoilt
+    with pytest.raises(UserError, match=r"what came is not a\.gz \(md5:.* was expected\)\. It was thrown away"):
+        fetch(WHAT, tmp_path, server.address)
+    assert not [path for path in (tmp_path / "set").iterdir() if path.is_file()]
+
+
+def test_an_archive_is_unpacked_and_its_members_verified(server: Server, tmp_path: Path) -> None:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        entry = tarfile.TarInfo("inner/train")
+        entry.size = len(BODY)
+        archive.addfile(entry, io.BytesIO(BODY))
+    server.files["b.tar.gz"] = packed.getvalue()
+    what = Fetchable("nowhere", {"b.tar.gz": md5(packed.getvalue())}, members={"inner/train": md5(BODY)})
+    fetch(what, tmp_path, server.address)
+    assert (tmp_path / "inner" / "train").read_bytes() == BODY
+    (tmp_path / "inner" / "train").write_bytes(b"damaged")
+    with pytest.raises(UserError, match=r"inner/train: is missing or damaged \(md5:"):
+        fetch(what, tmp_path, server.address)
+
+
+def test_an_address_that_is_not_there_is_named(server: Server, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"/a\.gz: could not be fetched \(HTTP Error 404"):
+        fetch(WHAT, tmp_path, server.address)
+
+
+def test_every_hash_is_one(tmp_path: Path) -> None:
+    for what in FETCHABLE.values():
+        for known in (*what.files.values(), *what.members.values()):
+            kind, _, digits = known.partition(":")
+            assert kind == "md5" and len(digits) == 32
