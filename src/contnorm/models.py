@@ -12,6 +12,7 @@ from contnorm.catalog import find_norm
 from contnorm.config import ModelConfig, NormConfig
 from contnorm.errors import UserError, unknown
 from contnorm.factory import Dim, create_norm
+from contnorm.own_code import is_own_code, load_own_code
 
 __all__ = ["MLP", "MODELS", "NormMaker", "ResNet18", "build_model", "norm_maker"]
 
@@ -110,8 +111,14 @@ MODELS = ("mlp", "resnet18")
 def build_model(
     config: ModelConfig, norm: NormConfig, shape: tuple[int, int, int], outputs: int, total_steps: int
 ) -> nn.Module:
-    """The network of a run, freshly initialized from torch's generator."""
+    """The network of a run, freshly initialized from torch's generator.
+
+    A network of a user's own is named as ``path/to/file.py:make``; ``make(shape, outputs, norm)`` is called with the
+    shape of an image, the number of outputs, and ``norm(channels)`` that makes the run's 2d norm.
+    """
     try:
+        if is_own_code(config.name):
+            return _own_model(config.name, shape, outputs, norm_maker(norm, 2, total_steps))
         if config.name == "mlp":
             inputs = shape[0] * shape[1] * shape[2]
             return MLP(inputs, outputs, config.width, norm_maker(norm, 1, total_steps))
@@ -119,4 +126,12 @@ def build_model(
             return ResNet18(shape[0], outputs, config.width, norm_maker(norm, 2, total_steps), config.stem)
     except ValueError as error:  # groups that don't divide the channels, an unknown norm
         raise UserError(str(error)) from error
-    raise unknown("model", config.name, MODELS)
+    raise unknown("model", config.name, [*MODELS, "path/to/file.py:make"])
+
+
+def _own_model(name: str, shape: tuple[int, int, int], outputs: int, norm: NormMaker) -> nn.Module:
+    make = load_own_code(name, "model")
+    model = make(shape, outputs, norm) if callable(make) else None
+    if not isinstance(model, nn.Module):
+        raise UserError(f"model {name!r}: calling it with (shape, outputs, norm) should give a Module, not {model!r}.")
+    return model

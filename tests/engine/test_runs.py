@@ -211,6 +211,26 @@ def test_a_loss_that_is_not_finite_ends_its_lane_and_no_other(root: Path) -> Non
     assert all(torch.equal(lanes[1].state()[name], tensor) for name, tensor in alone.state().items())
 
 
+def test_a_network_of_ones_own(root: Path, tmp_path: Path) -> None:
+    file = tmp_path / "net.py"
+    file.write_text(
+        "from torch import nn\n"
+        "def make(shape, outputs, norm):\n"
+        "    return nn.Sequential(nn.Conv2d(shape[0], 8, 3, 2), norm(8), nn.ReLU(), nn.Flatten(),\n"
+        "                         nn.Linear(8 * 13 * 13, outputs))\n"
+        "def wrong(shape, outputs, norm):\n"
+        "    return None\n"
+    )
+    config = settings(root, model={"name": f"{file}:make"})
+    lane = Lane(config, 0, load_source("mnist", root), CPU)
+    assert type(lane.model[1]).__name__ == "ContinualNorm2d"
+    assert score(AccuracyMatrix(**finished(lane)["matrix"]), "la") > 20
+    with pytest.raises(UserError, match=r"should give a Module, not None"):
+        Lane(settings(root, model={"name": f"{file}:wrong"}), 0, load_source("mnist", root), CPU)
+    with pytest.raises(UserError, match=r"unknown model 'resnet81'\. Did you mean 'resnet18'"):
+        Lane(settings(root, model={"name": "resnet81"}), 0, load_source("mnist", root), CPU)
+
+
 def test_settings_come_from_the_asked_over_the_streams_over_the_defaults(root: Path) -> None:
     config = resolve({"stream": {"name": "perm-mnist"}, "strategy": {"name": "DER++"}, "train": {"lr": 0.5}}, root)
     assert config.stream.name == "permuted-mnist" and config.stream.source == "mnist"

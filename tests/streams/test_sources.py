@@ -7,8 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
+from contnorm.config import StreamConfig
 from contnorm.errors import UserError
+from contnorm.streams.classification import build_stream
+from contnorm.streams.image_folders import MINI_WNIDS
 from contnorm.streams.sources import SOURCES, load_source
 from tests.datasets import real_data, small_cifar100, small_mnist
 
@@ -94,7 +98,7 @@ def test_what_is_not_there_says_what_was_looked_for(tmp_path: Path) -> None:
         load_source("cifar100", tmp_path)
     with pytest.raises(UserError, match=r"unknown data set 'cifar1000'\. Did you mean 'cifar100'"):
         load_source("cifar1000", tmp_path)
-    assert len(SOURCES) == 5
+    assert len(SOURCES) == 7
 
 
 def test_a_folder_that_can_not_be_written_is_cached_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,3 +114,67 @@ def test_the_real_mnist(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     source = load_source("mnist", root)
     assert len(source.train_labels) == 60_000 and len(source.test_labels) == 10_000
     assert np.bincount(source.test_labels).tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
+
+
+def picture(path: Path, side: int, level: int, mode: str = "RGB") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new(mode, (side, side), level if mode == "L" else (level, 0, 0)).save(path, format="JPEG")
+
+
+def test_tiny_imagenet_in_its_official_layout(tmp_path: Path) -> None:
+    root = tmp_path / "tiny-imagenet-200"
+    wnids = [f"n{90000000 - i}" for i in range(200)]  # the order of the file is the order of the classes
+    for i, wnid in enumerate(wnids):
+        for j in range(2):
+            picture(root / "train" / wnid / "images" / f"{wnid}_{j}.JPEG", 64, i, "L" if j else "RGB")
+        picture(root / "val" / "images" / f"val_{i}.JPEG", 64, i)
+    (root / "wnids.txt").write_text("\n".join(wnids) + "\n")
+    lines = [f"val_{i}.JPEG\t{wnids[199 - i]}\t0\t0\t63\t63" for i in range(200)]
+    (root / "val" / "val_annotations.txt").write_text("\n".join(lines) + "\n")
+    source = load_source("tiny-imagenet", tmp_path)
+    assert (
+        source.train_images.shape == (400, 3, 64, 64)
+        and source.train_labels.tolist() == np.repeat(range(200), 2).tolist()
+    )
+    assert source.test_labels.tolist() == list(range(199, -1, -1))
+    grey = source.train_images[399]
+    assert (grey == grey[:1]).all() and abs(int(grey[0, 0, 0]) - 199) < 4
+    first = source.fingerprint
+    picture(root / "train" / wnids[0] / "images" / "more.JPEG", 64, 7)
+    assert load_source("tiny-imagenet", tmp_path).fingerprint != first
+    (root / "train" / wnids[1] / "images" / "bad.JPEG").write_bytes(b"not a picture")
+    with pytest.raises(UserError, match=r"bad\.JPEG: is no picture that can be read"):
+        load_source("tiny-imagenet", tmp_path)
+
+
+@pytest.mark.parametrize("flat", [False, True], ids=["a folder a class", "one folder"])
+@pytest.mark.parametrize("listed", [False, True], ids=["last by name", "by the published lists"])
+def test_mini_imagenet_as_it_is_passed_around(tmp_path: Path, flat: bool, listed: bool) -> None:
+    root = tmp_path / "mini-imagenet"
+    for i, wnid in enumerate(MINI_WNIDS):
+        for j in range(6):
+            folder = root / "images" if flat else root / wnid
+            picture(folder / f"{wnid}{j:08d}.jpg", 90, 2 * i)
+    if listed:
+        for name, chosen in (
+            ("mini_val_train.csv", 1),
+            ("mini_cl_train.csv", 1),
+            ("mini_val_test.csv", 0),
+            ("mini_cl_test.csv", 0),
+        ):
+            rows = [f"/a/b/{wnid}{chosen:08d}.jpg,{i}" for i, wnid in enumerate(MINI_WNIDS)]
+            (root / name).write_text("\n".join(rows) + "\n")
+    source = load_source("mini-imagenet", tmp_path)
+    assert source.train_images.shape == (500, 3, 84, 84) and source.test_images.shape == (100, 3, 84, 84)
+    assert source.test_labels.tolist() == list(range(100))
+    assert abs(int(source.test_images[99, 0, 5, 5]) - 198) < 4
+    stream = build_stream(StreamConfig("split-mini-imagenet", part="learn", scenario="task"), source, 0)
+    assert stream.tasks == 17 and set(source.train_labels[stream.train.image[stream.train.task == 0]]) == set(
+        range(15, 20)
+    )
+
+
+def test_half_a_mini_imagenet_is_named(tmp_path: Path) -> None:
+    picture(tmp_path / "mini-imagenet" / MINI_WNIDS[0] / "a.jpg", 84, 1)
+    with pytest.raises(UserError, match="is no whole mini-ImageNet: of 100 classes, 100 have no pictures"):
+        load_source("mini-imagenet", tmp_path)

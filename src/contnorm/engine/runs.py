@@ -78,8 +78,8 @@ def _first_found(names: tuple[str, ...], root: Path) -> str:
             return name
     wanted = SOURCES[names[0]]
     raise UserError(
-        f"no {wanted.name} under {root}. Looked for {looked_for(wanted)}. Put it there, say where it is with "
-        f"--data-root or CONTNORM_DATA, or fetch it: contnorm data {wanted.name} --fetch"
+        f"no {wanted.name} under {root}. Looked for {looked_for(wanted)}. Put it there, or say where it is with "
+        f"--data-root or CONTNORM_DATA; `contnorm data {wanted.name}` says more, and can fetch what is public."
     )
 
 

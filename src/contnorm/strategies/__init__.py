@@ -6,11 +6,9 @@ pass, because norm layers see that.
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-
 from contnorm.config import StrategyConfig
 from contnorm.errors import UserError, unknown
+from contnorm.own_code import is_own_code, load_own_code
 from contnorm.strategies.base import Batch, Head, Single, Strategy
 from contnorm.strategies.derpp import DERpp
 from contnorm.strategies.er import ER
@@ -31,21 +29,10 @@ def build_strategy(config: StrategyConfig) -> Strategy:
     name = ALIASES.get(config.name.lower(), config.name.lower())
     if name in STRATEGIES:
         return STRATEGIES[name](config)
-    if ".py:" in config.name:
-        return _from_file(config)
-    raise unknown("strategy", config.name, [*STRATEGIES, "path/to/file.py:ClassName"])
-
-
-def _from_file(config: StrategyConfig) -> Strategy:
-    place, _, attribute = config.name.rpartition(":")
-    path = Path(place)
-    spec = importlib.util.spec_from_file_location(path.stem, path) if path.is_file() else None
-    if spec is None or spec.loader is None:
-        raise UserError(f"strategy {config.name!r}: there is no file {path}.")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    cls = getattr(module, attribute, None)
+    if not is_own_code(config.name):
+        raise unknown("strategy", config.name, [*STRATEGIES, "path/to/file.py:ClassName"])
+    cls = load_own_code(config.name, "strategy")
     if not (isinstance(cls, type) and issubclass(cls, Strategy)):
-        raise UserError(f"strategy {config.name!r}: {path} has no class {attribute} that derives from Strategy.")
+        raise UserError(f"strategy {config.name!r}: it is no class that derives from contnorm.strategies.Strategy.")
     made: Strategy = cls(config)
     return made

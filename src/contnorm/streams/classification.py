@@ -145,6 +145,37 @@ STREAMS: dict[str, StreamSpec] = {
             },
         ),
         StreamSpec(
+            "split-tiny-imagenet",
+            ("tiny-imagenet",),
+            "10 tasks of 20 classes, augmented",
+            "split",
+            tasks=10,
+            per_task=20,
+            mean=(0.4802, 0.4480, 0.3975),
+            std=(0.2770, 0.2691, 0.2821),
+            defaults={
+                "model": {"name": "resnet18", "width": 64, "stem": "plain"},
+                "train": {"lr": 0.03, "batch": 32, "replay": 32},
+                "memory": {"kind": "reservoir", "size": 500},
+                "strategy": {"forward": "separate", "replay_from": "all"},
+                "stream": {"scenario": "class", "part": "all", "augment": True},
+            },
+        ),
+        StreamSpec(
+            "split-mini-imagenet",
+            ("mini-imagenet",),
+            "17 tasks of 5 classes, and 3 more for selection",
+            "split",
+            tasks=20,
+            per_task=5,
+            validation=3,
+            defaults={
+                **_RESNET,
+                **_TINY_STEPS,
+                "stream": {"scenario": "task", "part": "learn", "augment": False},
+            },
+        ),
+        StreamSpec(
             "split-cifar100",
             ("cifar100",),
             "17 tasks of 5 classes, and 3 more for selection",
@@ -162,6 +193,9 @@ STREAMS: dict[str, StreamSpec] = {
     )
 }
 ALIASES = {
+    "seq-tinyimg": "split-tiny-imagenet",
+    "splittinyimagenet": "split-tiny-imagenet",
+    "splitminiimagenet": "split-mini-imagenet",
     "perm-mnist": "permuted-mnist",
     "permutedmnist": "permuted-mnist",
     "seq-mnist": "split-mnist",

@@ -76,6 +76,9 @@ FETCHABLE: dict[str, Fetchable] = {
             "cifar-100-python/test": "md5:f0ef6b0ae62326f3e7ffdfab6717acfc",
         },
     ),
+    "tiny-imagenet": Fetchable(
+        "http://cs231n.stanford.edu/", {"tiny-imagenet-200.zip": "md5:90528d7ca1a48142e341f4ef8d21d0de"}
+    ),
 }
 
 
@@ -93,7 +96,8 @@ def fetch(what: Fetchable, root: Path, base: str | None = None, report: Report =
     folder = root / what.folder
     for name, known in what.files.items():
         url = (base or what.base).rstrip("/") + "/" + name
-        processor = pooch.Untar(extract_dir=str(folder.resolve())) if name.endswith(".tar.gz") else None
+        unpack = {".gz": pooch.Untar if name.endswith(".tar.gz") else None, ".zip": pooch.Unzip}[Path(name).suffix]
+        processor = unpack(extract_dir=str(folder.resolve())) if unpack else None
         try:
             pooch.retrieve(url, known, name, folder, processor, _Resuming(folder / f"{name}.part", report))
         except ValueError as error:  # pooch: the hash is not the known one

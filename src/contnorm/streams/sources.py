@@ -17,6 +17,7 @@ import numpy as np
 from contnorm.errors import UserError, unknown
 from contnorm.results import write_atomically
 from contnorm.streams.formats import Images, Labels, read_cifar_binary, read_cifar_pickle, read_idx
+from contnorm.streams.image_folders import read_mini_imagenet, read_tiny_imagenet
 
 __all__ = ["SOURCES", "Source", "SourceSpec", "data_root", "load_source", "looked_for"]
 
@@ -45,6 +46,7 @@ class Layout:
 
     files: tuple[str, ...]
     read: Callable[[list[Path]], tuple[Split, Split]]
+    pictures: str = ""  # a pattern of the pictures that belong to it, under the folder of its first file
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,29 @@ SOURCES: dict[str, SourceSpec] = {
             ),
             "60,000 small pictures of 100 kinds",
         ),
+        SourceSpec(
+            "tiny-imagenet",
+            200,
+            (3, 64, 64),
+            (
+                Layout(
+                    ("tiny-imagenet-200/wnids.txt", "tiny-imagenet-200/val/val_annotations.txt"),
+                    read_tiny_imagenet,
+                    "**/*.JPEG",
+                ),
+            ),
+            "110,000 pictures of 200 kinds",
+        ),
+        SourceSpec(
+            "mini-imagenet",
+            100,
+            (3, 84, 84),
+            tuple(
+                Layout((folder,), read_mini_imagenet, "**/*.jpg")
+                for folder in ("mini-imagenet", "miniimagenet", "mini_imagenet")
+            ),
+            "60,000 pictures of 100 kinds; to be brought by you",
+        ),
     )
 }
 
@@ -143,14 +168,15 @@ def data_root(given: Path | None) -> Path:
 
 def looked_for(spec: SourceSpec) -> str:
     """The layouts of a data set, in words."""
-    return "; or ".join(f"{layout.files[0]} (and {len(layout.files) - 1} more)" for layout in spec.layouts)
+    more = [f" (and {len(layout.files) - 1} more)" if len(layout.files) > 1 else "" for layout in spec.layouts]
+    return "; or ".join(f"{layout.files[0]}{rest}" for layout, rest in zip(spec.layouts, more, strict=True))
 
 
 def find_layout(spec: SourceSpec, root: Path) -> tuple[Layout, list[Path]] | None:
     """The first layout whose files are all there."""
     for layout in spec.layouts:
         paths = [root / name for name in layout.files]
-        if all(path.is_file() for path in paths):
+        if all(path.is_file() or (layout.pictures and path.is_dir()) for path in paths):
             return layout, paths
     return None
 
@@ -165,11 +191,11 @@ def load_source(name: str, root: Path) -> Source:
     found = find_layout(spec, root)
     if found is None:
         raise UserError(
-            f"no {name} under {root}. Looked for {looked_for(spec)}. Put it there, say where it is with --data-root or "
-            f"{ENVIRONMENT}, or fetch it: contnorm data {name} --fetch"
+            f"no {name} under {root}. Looked for {looked_for(spec)}. Put it there, or say where it is with "
+            f"--data-root or {ENVIRONMENT}; `contnorm data {name}` says more."
         )
     layout, paths = found
-    fingerprint = _fingerprint(paths)
+    fingerprint = _fingerprint(layout, paths)
     folder = _cache_folder(paths[0].parent) / f"{name}-{fingerprint}"
     if not (folder / "done").is_file():
         _decode(spec, layout, paths, folder)
@@ -214,13 +240,18 @@ def _save(path: Path, array: np.ndarray) -> None:
         raise
 
 
-def _fingerprint(paths: list[Path]) -> str:
-    """Of names, sizes and contents: the data decides, not its date."""
+def _fingerprint(layout: Layout, paths: list[Path]) -> str:
+    """Of names and contents, and of pictures names and sizes: the data decides, not its date."""
     digest = hashlib.sha256()
     for path in paths:
         digest.update(path.name.encode())
-        with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
+        if path.is_file():
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+    if layout.pictures:
+        root = paths[0] if paths[0].is_dir() else paths[0].parent
+        for picture in sorted(root.glob(layout.pictures)):
+            digest.update(f"{picture.relative_to(root)} {picture.stat().st_size}\n".encode())
     return digest.hexdigest()[:16]
 
 
