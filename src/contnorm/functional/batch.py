@@ -7,9 +7,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from contnorm.checks import check_batch, check_eps, check_input, check_moments, statistics_dtype
+from contnorm.kernels.pivot import per_channel
 from contnorm.kernels.reference import batch_step, in_statistics_dtype
 
-__all__ = ["ANY_RANK", "batch_norm", "empty_like_input", "update_moments", "uses_batch_moments"]
+__all__ = ["ANY_RANK", "apply_affine", "batch_norm", "empty_like_input", "update_moments", "uses_batch_moments"]
 
 ANY_RANK = (2, 3, 4, 5)
 
@@ -79,6 +80,13 @@ def update_moments(
         for running, new in ((running_mean, mean), (running_var, var)):
             weight = momentum.to(new.dtype) if isinstance(momentum, Tensor) else momentum
             running.copy_(torch.lerp(running.to(new.dtype), new.detach(), weight))
+
+
+def apply_affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """Scale and shift each channel, where there is a weight and a bias."""
+    if weight is not None:
+        x = x * per_channel(weight.to(x.dtype), x.dim())
+    return x if bias is None else x + per_channel(bias.to(x.dtype), x.dim())
 
 
 def empty_like_input(x: Tensor, *parameters: Tensor | None) -> Tensor:

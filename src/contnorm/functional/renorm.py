@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from contnorm.checks import check_batch, check_eps, check_input, check_moments, statistics_dtype
-from contnorm.functional.batch import ANY_RANK, empty_like_input, update_moments, uses_batch_moments
+from contnorm.functional.batch import ANY_RANK, apply_affine, empty_like_input, update_moments, uses_batch_moments
 from contnorm.kernels.pivot import channel_pivot, per_channel
 
 __all__ = ["batch_renorm"]
@@ -71,7 +71,7 @@ def batch_renorm(
         assert running_mean is not None and running_var is not None
         rstd = 1 / (running_var.to(dtype).sqrt() + eps)
         centred = x.to(dtype) - per_channel(running_mean.to(dtype), rank)
-        return _affine(centred * per_channel(rstd, rank), weight, bias).to(x.dtype)
+        return apply_affine(centred * per_channel(rstd, rank), weight, bias).to(x.dtype)
 
     check_batch(x, eps, caller)
     at = channel_pivot(x)
@@ -87,7 +87,7 @@ def batch_renorm(
     if d is not None:
         normalized = normalized + per_channel(d.to(dtype), rank)
     _update(running_mean, running_var, mean + at, std, momentum)
-    return _affine(normalized, weight, bias).to(x.dtype)
+    return apply_affine(normalized, weight, bias).to(x.dtype)
 
 
 def _clipped(
@@ -122,9 +122,3 @@ def _update(
         update_moments(running_mean, running_std, mean, std, momentum)
         if not (isinstance(momentum, float) and momentum == 0.0):
             running_var.copy_(running_std.square())
-
-
-def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    if weight is not None:
-        x = x * per_channel(weight.to(x.dtype), x.dim())
-    return x if bias is None else x + per_channel(bias.to(x.dtype), x.dim())

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from contnorm.checks import check_batch, check_group_size, resolve_groups, statistics_dtype
-from contnorm.functional.batch import update_moments
+from contnorm.functional.batch import apply_affine, update_moments
 from contnorm.kernels import Kernel, Order
 from contnorm.kernels.layout import group_norm_in_layout
 from contnorm.kernels.pivot import channel_pivot, per_channel, slab_pivot
@@ -100,7 +100,7 @@ class SyncContinualNorm(ContinualNormBase):
 
     def _group_step(self, x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         if x.numel() == 0:  # the operator does not take an empty batch, and there is nothing to normalize
-            return _affine(x, weight, bias)
+            return apply_affine(x, weight, bias)
         shifted = x - per_channel(slab_pivot(x, groups), x.dim())
         return group_norm_in_layout(shifted, groups, weight, bias, self.eps)
 
@@ -111,7 +111,7 @@ class SyncContinualNorm(ContinualNormBase):
         centred = shifted - per_channel((mean - pivot.double()).to(x.dtype), x.dim())
         y = centred * per_channel(torch.rsqrt(var + self.eps).to(x.dtype), x.dim())
         self._move_moments(x, total, mean, var)
-        return _affine(y, weight, bias)
+        return apply_affine(y, weight, bias)
 
     def _move_moments(self, x: Tensor, total: Tensor, mean: Tensor, var: Tensor) -> None:
         # Nothing, or a single value, here may be part of a full batch elsewhere: all processes must count it alike.
@@ -168,9 +168,3 @@ class _Gather(torch.autograd.Function):
 def _gather(row: Tensor, group: Any) -> Tensor:
     gathered: Tensor = _Gather.apply(row, group)  # type: ignore[no-untyped-call]
     return gathered
-
-
-def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    if weight is not None:
-        x = x * per_channel(weight, x.dim())
-    return x if bias is None else x + per_channel(bias, x.dim())

@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["NOT_KEPT", "Memory", "drawn"]
+__all__ = ["NOT_KEPT", "Memory", "Slots", "drawn", "filled_slots"]
 
 NOT_KEPT = -1  # the slot of a sample that is not written
 
@@ -30,6 +30,19 @@ class Memory(Protocol):
     def readable(self, before_task: int | None = None) -> Slots:
         """The filled slots; with ``before_task``, only those that hold samples of earlier tasks."""
         ...
+
+
+def filled_slots(task_of_slot: Slots, before_task: int | None) -> Slots:
+    """The slots that hold a sample, of an earlier task where that is asked for; -1 marks an empty one.
+
+    Example:
+        >>> filled_slots(np.array([0, -1, 2, 1]), before_task=2).tolist()
+        [0, 3]
+    """
+    filled = task_of_slot >= 0
+    if before_task is not None:
+        filled &= task_of_slot < before_task
+    return np.flatnonzero(filled)
 
 
 def drawn(slots: Slots, size: int, generator: np.random.Generator) -> Slots:

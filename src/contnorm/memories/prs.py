@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from contnorm.memories.base import NOT_KEPT, Slots
+from contnorm.memories.base import NOT_KEPT, Slots, filled_slots
 
 __all__ = ["PartitioningReservoir"]
 
@@ -59,10 +59,7 @@ class PartitioningReservoir:
         return np.array([self._offer_one(row.astype(bool), task) for row in labels], dtype=np.int64)
 
     def readable(self, before_task: int | None = None) -> Slots:
-        filled = self._task >= 0
-        if before_task is not None:
-            filled &= self._task < before_task
-        return np.flatnonzero(filled)
+        return filled_slots(self._task, before_task)
 
     def _offer_one(self, sample: NDArray[np.bool_], task: int) -> int:
         slot = NOT_KEPT

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from contnorm.memories.base import NOT_KEPT, Slots
+from contnorm.memories.base import NOT_KEPT, Slots, filled_slots
 
 __all__ = ["Reservoir"]
 
@@ -47,7 +47,4 @@ class Reservoir:
         return slots.astype(np.int64)
 
     def readable(self, before_task: int | None = None) -> Slots:
-        filled = self._task >= 0
-        if before_task is not None:
-            filled &= self._task < before_task
-        return np.flatnonzero(filled)
+        return filled_slots(self._task, before_task)

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from contnorm.memories.base import Slots
+from contnorm.memories.base import Slots, filled_slots
 
 __all__ = ["Ring"]
 
@@ -55,7 +55,4 @@ class Ring:
         return slots
 
     def readable(self, before_task: int | None = None) -> Slots:
-        filled = self._task >= 0
-        if before_task is not None:
-            filled &= self._task < before_task
-        return np.flatnonzero(filled)
+        return filled_slots(self._task, before_task)

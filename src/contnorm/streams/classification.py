@@ -94,6 +94,13 @@ _RESNET = {"model": {"name": "resnet18", "width": 64, "stem": "pool"}}
 # 32 groups do not divide 100 channels, and groups of few values are noise without positions to add to them.
 _MLP = {"model": {"name": "mlp", "width": 100}, "norm": {"groups": 4}}
 _TINY_STEPS = {"train": {"lr": 0.03, "batch": 10, "replay": 10}}
+_CLASS_INCREMENTAL = {
+    "model": {"name": "resnet18", "width": 64, "stem": "plain"},
+    "train": {"lr": 0.03, "batch": 32, "replay": 32},
+    "memory": {"kind": "reservoir", "size": 500},
+    "strategy": {"forward": "separate", "replay_from": "all"},
+    "stream": {"scenario": "class", "part": "all", "augment": True},
+}
 STREAMS: dict[str, StreamSpec] = {
     spec.name: spec
     for spec in (
@@ -136,13 +143,7 @@ STREAMS: dict[str, StreamSpec] = {
             per_task=2,
             mean=(0.4914, 0.4822, 0.4465),
             std=(0.2470, 0.2435, 0.2615),
-            defaults={
-                "model": {"name": "resnet18", "width": 64, "stem": "plain"},
-                "train": {"lr": 0.03, "batch": 32, "replay": 32},
-                "memory": {"kind": "reservoir", "size": 500},
-                "strategy": {"forward": "separate", "replay_from": "all"},
-                "stream": {"scenario": "class", "part": "all", "augment": True},
-            },
+            defaults=_CLASS_INCREMENTAL,
         ),
         StreamSpec(
             "split-tiny-imagenet",
@@ -153,13 +154,7 @@ STREAMS: dict[str, StreamSpec] = {
             per_task=20,
             mean=(0.4802, 0.4480, 0.3975),
             std=(0.2770, 0.2691, 0.2821),
-            defaults={
-                "model": {"name": "resnet18", "width": 64, "stem": "plain"},
-                "train": {"lr": 0.03, "batch": 32, "replay": 32},
-                "memory": {"kind": "reservoir", "size": 500},
-                "strategy": {"forward": "separate", "replay_from": "all"},
-                "stream": {"scenario": "class", "part": "all", "augment": True},
-            },
+            defaults=_CLASS_INCREMENTAL,
         ),
         StreamSpec(
             "split-mini-imagenet",
