@@ -12,12 +12,45 @@ def python(code: str) -> str:
     return done.stdout.strip()
 
 
-BLOCKED = "import sys; sys.modules['torch'] = None\n"
+BLOCKED = """
+import sys
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "torch":
+            raise ImportError("torch is blocked")
+sys.meta_path.insert(0, Block())
+"""
 
 
-@pytest.mark.parametrize("module", ["contnorm", "contnorm.catalog", "contnorm.report", "contnorm.report.cubes"])
+WITHOUT_TORCH = [
+    "contnorm",
+    *(
+        f"contnorm.{name}"
+        for name in (
+            "catalog",
+            "errors",
+            "config",
+            "seeds",
+            "results",
+            "metrics.matrix",
+            "memories",
+            "plan",
+            "own_code",
+            "streams.classification",
+            "streams.sources",
+            "streams.fetch",
+            "report.cubes",
+            "cli.main",
+            "cli.listing",
+            "cli.showing",
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize("module", WITHOUT_TORCH)
 def test_imports_with_torch_blocked(module: str) -> None:
-    python(f"{BLOCKED}import {module}")
+    assert python(f"{BLOCKED}import {module}; print('done')") == "done"
 
 
 def test_the_block_is_real() -> None:
@@ -25,11 +58,10 @@ def test_the_block_is_real() -> None:
         python(f"{BLOCKED}import contnorm.layers.batch")
 
 
-def test_all_names_add_under_fifty_milliseconds_to_torch() -> None:
-    """Every public name resolved; the best of five, since the machine may be busy."""
+def test_importing_adds_under_fifty_milliseconds_to_torch() -> None:
+    """The package and its layer; the best of five, since the machine may be busy."""
     code = (
-        "import torch, time; started = time.perf_counter(); import contnorm\n"
-        "for name in contnorm.__all__: getattr(contnorm, name)\n"
+        "import torch, time; started = time.perf_counter(); import contnorm; contnorm.ContinualNorm2d\n"
         "print(time.perf_counter() - started)"
     )
     assert min(float(python(code)) for _ in range(5)) < 0.05
