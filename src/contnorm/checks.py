@@ -41,6 +41,11 @@ def check_eps(eps: float, caller: str) -> float:
         raise ValueError(
             f"{caller}: eps={eps!r} must be 0 or more: it is added to a variance. The usual value is 1e-5."
         )
+    if eps >= 1:
+        raise ValueError(
+            f"{caller}: eps={eps!r} would drown a variance of 1; the usual value is 1e-5. Batch norm's arguments come "
+            f"in batch norm's order: give groups by name, num_groups={eps!r}."
+        )
     return eps
 
 

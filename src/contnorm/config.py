@@ -59,6 +59,7 @@ class StrategyConfig:
     replay_from: Literal["past", "all"] = "past"  # tasks
     alpha: float = 0.2  # weight of stored logits, DER++
     beta: float = 0.5  # weight of stored labels, DER++
+    code: str | None = None  # the hash of a strategy of one's own; filled in
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,7 @@ class ModelConfig:
     name: str = "mlp"
     width: int = 100
     stem: Literal["pool", "plain"] = "pool"  # of a ResNet: with or without max-pool
+    code: str | None = None  # the hash of a network of one's own; filled in
 
 
 @dataclass(frozen=True)
@@ -185,7 +187,9 @@ def assigned(values: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
     head, _, rest = key.partition(".")
     inner = values.get(head, {})
     if rest and not isinstance(inner, Mapping):
-        raise UserError(f"config key {key!r}: {head!r} is a value, not a group.")
+        raise UserError(
+            f"config key {key!r}: {head} = {inner!r} stands where a group is expected. Write [{head}] and {rest} = ...."
+        )
     return {**values, head: assigned(inner, rest, value) if rest else value}
 
 

@@ -105,6 +105,8 @@ def reestimate(model: nn.Module, batches: Iterable[Any], *, call: Call | None = 
             f"reestimate: batches is a one-shot iterator ({type(batches).__name__}), and the data is gone over once "
             f"for every depth of norm layers. Give a list, a DataLoader, or any object whose iter() starts anew."
         )
+    if isinstance(batches, Tensor):
+        raise TypeError("reestimate: batches is a tensor, whose elements are samples. Give a list of batches: [x].")
     layers = _targets(model)
     old = {name: (mean.clone(), var.clone()) for name, layer in layers.items() for mean, var in [_buffers(layer)]}
     run = call or _call_with_first

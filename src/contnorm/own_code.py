@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 from pathlib import Path
 
 from contnorm.errors import UserError
 
-__all__ = ["is_own_code", "load_own_code"]
+__all__ = ["code_hash", "is_own_code", "load_own_code"]
 
 
 def is_own_code(name: str) -> bool:
@@ -18,6 +19,19 @@ def is_own_code(name: str) -> bool:
         (True, False)
     """
     return ".py:" in name
+
+
+def code_hash(name: str) -> str | None:
+    """The hash of the file a name points into, so that an edited file is another run; None for names of ours.
+
+    Example:
+        >>> code_hash("er") is None
+        True
+    """
+    path = Path(name.rpartition(":")[0])
+    if not is_own_code(name) or not path.is_file():
+        return None
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
 
 
 def load_own_code(name: str, what: str) -> object:

@@ -41,7 +41,7 @@ def hashes(place: Path) -> list[str]:
 
 def test_run_does_not_run_again_what_is_recorded(place: Path) -> None:
     done = contnorm("run", "--norm", "bn", "--strategy", "single", "--seeds", 2, *where(place), *SMALL)
-    assert done.returncode == 0 and "recorded in" not in done.stdout and "ACC" in done.stdout
+    assert done.returncode == 0 and done.stdout.count("not run again, it is in") == 2 and "ACC" in done.stdout
 
 
 def test_show_lists_scores_and_matrices(place: Path) -> None:
@@ -83,6 +83,7 @@ def test_a_file_of_settings_is_overruled_by_flags(place: Path) -> None:
         (("run", "--stream", "split-cifar100"), "no cifar100 under"),
         (("run", "--set", "train.speed=9"), "unknown key 'train.speed'"),
         (("run", "--norm", "cn", "--groups", "7"), "num_groups=7 does not divide the 100 channels"),
+        (("run", "--seeds", "0"), "--seeds 0: use 1 or more"),
         (("run", "--device", "tpu"), "--device 'tpu': use cpu or cuda"),
         (("show", "feed"), "no finished run 'feed'"),
         (("ls", "everything"), "unknown listing 'everything'"),

@@ -231,6 +231,23 @@ def test_a_network_of_ones_own(root: Path, tmp_path: Path) -> None:
         Lane(settings(root, model={"name": "resnet81"}), 0, load_source("mnist", root), CPU)
 
 
+def test_an_edited_file_of_ones_own_is_another_run(root: Path, tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    hashes = set()
+    for factor in (1, 2):
+        file.write_text(f"from contnorm.strategies.er import ER\nclass Mine(ER):\n    factor = {factor}\n")
+        hashes.add(settings(root, strategy={"name": f"{file}:Mine"}).hash)
+    assert len(hashes) == 2
+
+
+def test_seeds_that_did_not_come_to_their_turn_are_resumed_too(root: Path, tmp_path: Path) -> None:
+    config, place = settings(root), Workplace(tmp_path, root, CPU)
+    list(execute(config, [0, 1, 2], place, stop=lambda: True))
+    assert sorted(seed for _, seed in unfinished(tmp_path)) == [0, 1, 2]
+    list(execute(config, [0, 1, 2], place))
+    assert not unfinished(tmp_path) and len(list(Store(tmp_path))) == 3
+
+
 def test_settings_come_from_the_asked_over_the_streams_over_the_defaults(root: Path) -> None:
     config = resolve({"stream": {"name": "perm-mnist"}, "strategy": {"name": "DER++"}, "train": {"lr": 0.5}}, root)
     assert config.stream.name == "permuted-mnist" and config.stream.source == "mnist"

@@ -74,6 +74,11 @@ def test_kernel_that_can_not_be_had_is_refused(value: str, said: str, monkeypatc
         cn.functional.continual_norm(torch.randn(4, 8), None, None, training=True, num_groups=2, kernel=value)  # type: ignore[arg-type]
 
 
+def test_groups_in_the_place_of_eps_are_noticed() -> None:
+    with pytest.raises(ValueError, match=r"ContinualNorm2d: eps=8 would drown .* give groups by name, num_groups=8"):
+        cn.ContinualNorm2d(64, 8)
+
+
 def test_takes_batch_norms_positional_arguments() -> None:
     layer = cn.CN(8, 1e-3, 0.2, False, False, num_groups=2)
     assert (layer.eps, layer.momentum, layer.weight, layer.running_mean) == (1e-3, 0.2, None, None)

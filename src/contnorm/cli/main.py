@@ -75,6 +75,8 @@ def run(
     """Learn a stream, once through, and record how well each task is known after each other one."""
     from contnorm.cli.running import run_seeds
 
+    if seeds < 1 or (seed is not None and seed < 0):
+        raise UserError(f"--seeds {seeds}: use 1 or more; --seed takes one number from 0.")
     values = read_toml(config) if config else {}
     flags: dict[str, Any] = {
         "stream.name": stream,

@@ -87,6 +87,8 @@ def _followed(config: RunConfig, seeds: list[int], place: Workplace, console: Co
                 if event.seed not in bars:
                     bars[event.seed] = progress.add_task(f"{label} seed {event.seed}", total=what.steps)
                 progress.update(bars[event.seed], completed=what.done)
+            elif isinstance(what, str):
+                console.print(f"{label} seed {event.seed}: not run again, it is in {event.path}", soft_wrap=True)
             elif isinstance(what, Finished):
                 console.print(f"{label} seed {event.seed}: recorded in {event.path}", soft_wrap=True)
             elif isinstance(what, Failed):

@@ -11,6 +11,7 @@ from scipy import stats
 
 from contnorm.catalog import find_norm
 from contnorm.errors import UserError
+from contnorm.metrics.matrix import AccuracyMatrix, score
 from contnorm.results import Record, spread_over_seeds
 
 __all__ = ["show_comparison", "show_matrices", "show_scores"]
@@ -32,9 +33,17 @@ def show_scores(records: list[Record], console: Console) -> None:
         c = group[0].config
         cells = [_spread([r.score(s) for r in group]) for s in SHOWN]
         source = "" if c.stream.source in (None, "mnist", *_own_name(c.stream.name)) else f" ({c.stream.source})"
-        row = [name, c.stream.name + source, c.strategy.name, _norm(group[0]), c.evaluate.moments, str(len(group))]
-        table.add_row(*row, *cells)
+        tried = "" if c.train.max_steps is None else f", first {c.train.max_steps} steps"
+        row = [name, c.stream.name + source + tried, c.strategy.name, _norm(group[0])]
+        if "matrix_running" in group[0].raw:  # the same networks, evaluated both ways
+            table.add_row(*row, "running", str(len(group)), *_running_scores(group))
+        table.add_row(*row, c.evaluate.moments, str(len(group)), *cells)
     console.print(table)
+
+
+def _running_scores(group: list[Record]) -> list[str]:
+    matrices = [AccuracyMatrix(**record.raw["matrix_running"]) for record in group]
+    return [_spread([score(matrix, name) for matrix in matrices]) for name in SHOWN]
 
 
 def _own_name(stream: str) -> tuple[str, ...]:
@@ -72,8 +81,8 @@ def show_comparison(a: list[Record], b: list[Record], console: Console) -> None:
     if not seeds:
         raise UserError(f"the two runs share no seed: {sorted(first)} and {sorted(second)}.")
     table = Table("score", a[0].config.hash, b[0].config.hash, "difference", "95 % interval", box=None, pad_edge=False)
-    for score, title in SHOWN.items():
-        ours, theirs = ([runs[s].score(score) for s in seeds] for runs in (first, second))
+    for name, title in SHOWN.items():
+        ours, theirs = ([runs[s].score(name) for s in seeds] for runs in (first, second))
         differences = [y - x for x, y in zip(ours, theirs, strict=True)]
         table.add_row(title, _spread(ours), _spread(theirs), _spread(differences), _interval(differences))
     console.print(table)

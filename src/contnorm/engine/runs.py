@@ -20,6 +20,7 @@ from contnorm.engine.lane import Lane
 from contnorm.engine.loop import Failed, Finished, Progress, Stopped, run_lanes
 from contnorm.engine.numerics import numerics
 from contnorm.errors import UserError
+from contnorm.own_code import code_hash
 from contnorm.results import SCHEMA, Store, write_atomically
 from contnorm.strategies import ALIASES as STRATEGY_ALIASES
 from contnorm.strategies import build_strategy
@@ -58,7 +59,10 @@ def resolve(values: Mapping[str, Any], data_root: Path) -> RunConfig:
     stream["source"] = stream.get("source") or _first_found(spec.sources, data_root)
     name = asked.strategy.name.lower()
     strategy = {**merged.get("strategy", {}), "name": STRATEGY_ALIASES.get(name, asked.strategy.name)}
-    config = from_dict({**merged, "stream": stream, "strategy": strategy})
+    strategy["code"] = code_hash(strategy["name"])
+    model = {**merged.get("model", {})}
+    model["code"] = code_hash(model.get("name", ""))
+    config = from_dict({**merged, "stream": stream, "strategy": strategy, "model": model})
     build_strategy(config.strategy)
     return config
 
@@ -98,8 +102,10 @@ def execute(
         return
     assert config.stream.source is not None
     source = load_source(config.stream.source, place.data_root)
+    waiting = set(missing)
     for group in _groups(config, missing, place, store):
-        for event in _run(config, group, source, place, store, stop):
+        asked, waiting = waiting, waiting - set(group)
+        for event in _run(config, group, sorted(asked), source, place, store, stop):
             yield event
             if isinstance(event.what, Stopped) and event.seed == group[-1]:
                 return
@@ -117,16 +123,22 @@ def _groups(config: RunConfig, seeds: list[int], place: Workplace, store: Store)
 
 
 def _run(
-    config: RunConfig, seeds: list[int], source: Source, place: Workplace, store: Store, stop: Callable[[], bool]
+    config: RunConfig,
+    seeds: list[int],
+    asked: list[int],
+    source: Source,
+    place: Workplace,
+    store: Store,
+    stop: Callable[[], bool],
 ) -> Iterator[Event]:
     started = time.perf_counter()
     with numerics(config.train):
         # Settings that can't be run fail here, before anything is written.
         lanes = [Lane(config, seed, source, place.device) for seed in seeds]
         folders = {seed: _folder(store.path(config, seed)) for seed in seeds}
-        for seed, folder in folders.items():
+        for seed in asked:  # all of them, so that `resume` knows of those that did not come to their turn
             begun = {"schema": SCHEMA, "config": config.as_dict(), "seed": seed}
-            write_atomically(folder / "run.json", json.dumps(begun).encode())
+            write_atomically(_folder(store.path(config, seed)) / "run.json", json.dumps(begun).encode())
         checkpoints = [Checkpoints(folder / "checkpoints") for folder in folders.values()]
         for lane, what in run_lanes(lanes, checkpoints, place.checkpoint_every, stop=stop):
             if isinstance(what, Finished):
