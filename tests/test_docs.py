@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -53,6 +54,17 @@ def test_quickstart_shows_the_table_that_is_printed(capsys: pytest.CaptureFixtur
     assert first and shown
     exec(compile(first[1], "quickstart", "exec"), {})
     assert capsys.readouterr().out == shown[1]
+
+
+def test_times_in_the_docs_are_those_of_the_record() -> None:
+    page = (ROOT / "docs" / "deviations.md").read_text()
+    record = json.loads((ROOT / "docs" / "records" / "cn-on-cpu.json").read_text())
+    times: dict[str, list[str]] = {}
+    for row in record["rows"]:
+        times.setdefault("x".join(map(str, row["shape"])), []).append(f"{row['p50']:.1f}")
+    assert len(times) == 5
+    for shape, cells in times.items():
+        assert f"| {shape} | {' | '.join(cells)} |" in page
 
 
 def test_cube_figure_is_the_one_our_code_draws(tmp_path: Path) -> None:
