@@ -6,9 +6,9 @@
 - `triton` is kept for a fused GPU kernel.
 
 `auto` takes the fastest that is right. Written in torch operators, each of them a pass of its own, `analytic` is not
-it: forward and backward it takes 1.5 to 2.6 times as long as `pivoted` on two CPU cores (docs/deviations.md). It is what
-a fused kernel is built from, and held to the same exam. In evaluation, where the batch step is a constant map that
-group norm can apply, `auto` is `analytic`.
+it: forward and backward it takes 1.5 to 2.6 times as long as `pivoted` on two CPU cores (docs/deviations.md). A fused
+kernel is to be built from it, and it is held to the same exam. In evaluation, where the batch step is a constant map
+that group norm can apply, `auto` is `analytic`.
 """
 
 from __future__ import annotations
