@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from contnorm.catalog import NORMS
 from contnorm.freezing import frozen_stats, is_frozen
+from contnorm.functional.batch import channel_moments, unbiased
 from contnorm.layers.base import MomentNorm
 from contnorm.recognition import Stranger, holds_moments, recognize
 
@@ -310,14 +311,13 @@ def _targets(model: nn.Module) -> dict[str, nn.Module]:
 def _moments_of(layer: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
     if isinstance(layer, MomentNorm):
         return layer.batch_moments(x)
-    var, mean = torch.var_mean(x.double(), dim=[i for i in range(x.dim()) if i != 1], correction=0)
-    return mean, var
+    return channel_moments(x.double())
 
 
 def _stored(layer: nn.Module, var: Tensor, count: int) -> Tensor:
     if isinstance(layer, MomentNorm):
         return layer.stored_variance(var, count)
-    return var * (count / (count - 1)) if count > 1 else var
+    return unbiased(var, count)
 
 
 def _buffers(layer: nn.Module) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,16 @@ from contnorm.checks import check_batch, check_eps, check_input, check_moments, 
 from contnorm.kernels.pivot import per_channel
 from contnorm.kernels.reference import batch_step, in_statistics_dtype
 
-__all__ = ["ANY_RANK", "apply_affine", "batch_norm", "empty_like_input", "update_moments", "uses_batch_moments"]
+__all__ = [
+    "ANY_RANK",
+    "apply_affine",
+    "batch_norm",
+    "channel_moments",
+    "empty_like_input",
+    "unbiased",
+    "update_moments",
+    "uses_batch_moments",
+]
 
 ANY_RANK = (2, 3, 4, 5)
 
@@ -80,6 +89,17 @@ def update_moments(
         for running, new in ((running_mean, mean), (running_var, var)):
             weight = momentum.to(new.dtype) if isinstance(momentum, Tensor) else momentum
             running.copy_(torch.lerp(running.to(new.dtype), new.detach(), weight))
+
+
+def channel_moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    """(C,) each: mean and biased variance of every channel."""
+    var, mean = torch.var_mean(x, dim=[i for i in range(x.dim()) if i != 1], correction=0)
+    return mean, var
+
+
+def unbiased(var: Tensor, count: int) -> Tensor:
+    """The unbiased variance of so many values, as batch norm stores it; of a single value there is none to correct."""
+    return var * (count / (count - 1)) if count > 1 else var
 
 
 def apply_affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:

@@ -10,7 +10,14 @@ import torch
 from torch import Tensor
 
 from contnorm.checks import check_batch, check_eps, check_input, check_moments, statistics_dtype
-from contnorm.functional.batch import ANY_RANK, apply_affine, empty_like_input, update_moments, uses_batch_moments
+from contnorm.functional.batch import (
+    ANY_RANK,
+    apply_affine,
+    channel_moments,
+    empty_like_input,
+    update_moments,
+    uses_batch_moments,
+)
 from contnorm.kernels.pivot import channel_pivot, per_channel
 
 __all__ = ["batch_renorm"]
@@ -76,7 +83,7 @@ def batch_renorm(
     check_batch(x, eps, caller)
     at = channel_pivot(x)
     shifted = x.to(dtype) - per_channel(at, rank)
-    var, mean = torch.var_mean(shifted, dim=[i for i in range(rank) if i != 1], correction=0)
+    mean, var = channel_moments(shifted)
     std = var.sqrt()
     if running_mean is not None and running_var is not None:
         ratio, offset = _clipped(mean, std, running_mean.to(dtype) - at, running_var.to(dtype), r_max, d_max)

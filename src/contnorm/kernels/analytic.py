@@ -17,7 +17,7 @@ from torch import Tensor
 
 from contnorm.checks import statistics_dtype
 from contnorm.kernels.layout import group_norm_in_layout
-from contnorm.kernels.pivot import per_channel, slab_pivot
+from contnorm.kernels.pivot import less_slab_pivot, per_channel
 from contnorm.kernels.reference import BatchMoments
 
 __all__ = ["evaluate", "train"]
@@ -42,7 +42,7 @@ def train(
     dtype = statistics_dtype(x)
     scale = None if weight is None else weight.to(dtype)
     offset = None if bias is None else bias.to(dtype)
-    shifted = x.to(dtype) - per_channel(slab_pivot(x, num_groups), x.dim())
+    shifted = less_slab_pivot(x, num_groups)
     if torch.compiler.is_compiling():  # the compiler fuses the plain formula and derives its own backward
         found = _statistics(shifted, eps, num_groups)
         y = _multiply_add(shifted, scale, offset, found)
@@ -70,7 +70,7 @@ def evaluate(
     offset = -mean.to(dtype) * scale
     if bias is not None:
         offset = offset + bias.to(dtype)
-    shifted = x.to(dtype) - per_channel(slab_pivot(x, num_groups), x.dim())
+    shifted = less_slab_pivot(x, num_groups)
     return group_norm_in_layout(shifted, num_groups, scale, offset, eps).to(x.dtype)
 
 

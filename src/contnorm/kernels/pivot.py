@@ -16,7 +16,7 @@ from torch import Tensor
 
 from contnorm.checks import statistics_dtype
 
-__all__ = ["channel_pivot", "per_channel", "row_pivot", "slab_pivot"]
+__all__ = ["channel_pivot", "less_slab_pivot", "per_channel", "row_pivot", "slab_pivot"]
 
 
 def per_channel(table: Tensor, rank: int) -> Tensor:
@@ -54,6 +54,11 @@ def slab_pivot(x: Tensor, num_groups: int) -> Tensor:
     n, c = x.shape[:2]
     middle = _median(_samples(x).reshape(n, num_groups, -1))
     return middle.unsqueeze(2).expand(n, num_groups, c // num_groups).reshape(n, c)
+
+
+def less_slab_pivot(x: Tensor, num_groups: int) -> Tensor:
+    """The input in the type of its statistics, less the pivot of each slab."""
+    return x.to(statistics_dtype(x)) - per_channel(slab_pivot(x, num_groups), x.dim())
 
 
 def channel_pivot(x: Tensor) -> Tensor:

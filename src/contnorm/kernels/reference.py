@@ -15,7 +15,7 @@ from torch import Tensor
 from contnorm.checks import statistics_dtype
 from contnorm.kernels import Order
 from contnorm.kernels.layout import group_norm_in_layout
-from contnorm.kernels.pivot import channel_pivot, per_channel, slab_pivot
+from contnorm.kernels.pivot import channel_pivot, less_slab_pivot, per_channel, slab_pivot
 
 __all__ = ["BatchMoments", "batch_step", "evaluate", "in_statistics_dtype", "train"]
 
@@ -45,7 +45,7 @@ def train(
     found: BatchMoments | None
     if order == "gn_bn":
         if pivot:
-            signal = signal - per_channel(slab_pivot(x, num_groups), x.dim())
+            signal = less_slab_pivot(x, num_groups)
         grouped = group_norm_in_layout(signal, num_groups, first_weight, first_bias, eps)
         y, found = batch_step(grouped, weight, bias, eps, moments)
     else:
@@ -78,7 +78,7 @@ def evaluate(
     first_weight, first_bias = (weight, bias) if tied else (None, None)
     if order == "gn_bn":
         if pivot:
-            signal = signal - per_channel(slab_pivot(x, num_groups), x.dim())
+            signal = less_slab_pivot(x, num_groups)
         grouped = group_norm_in_layout(signal, num_groups, first_weight, first_bias, eps)
         y = F.batch_norm(grouped, mean, var, weight, bias, False, 0.0, eps)
     else:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from contnorm.checks import check_eps, check_features, check_input, check_momentum
+from contnorm.functional.batch import channel_moments, unbiased
 
 __all__ = ["MomentNorm", "NormLayer", "OwnSyncOnly"]
 
@@ -94,7 +95,11 @@ class MomentNorm(NormLayer, _BatchNorm):
 
     def _count(self, x: Tensor) -> None:
         """Count a batch once it is through: one that is refused, or empty, is not counted."""
-        if x.numel() and self._moves_moments():
+        if x.numel():
+            self._count_one()
+
+    def _count_one(self) -> None:
+        if self._moves_moments():
             assert self.num_batches_tracked is not None
             self.num_batches_tracked.add_(1)
 
@@ -106,13 +111,11 @@ class MomentNorm(NormLayer, _BatchNorm):
 
     def batch_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The mean and biased variance that an input adds to the running moments, (C,) each, in float64."""
-        signal = self._tracked_signal(x).double()
-        var, mean = torch.var_mean(signal, dim=[i for i in range(signal.dim()) if i != 1], correction=0)
-        return mean, var
+        return channel_moments(self._tracked_signal(x).double())
 
     def stored_variance(self, var: Tensor, count: int) -> Tensor:
         """What ``running_var`` holds for data of this biased variance and number of values: the unbiased one."""
-        return var * (count / (count - 1)) if count > 1 else var
+        return unbiased(var, count)
 
     def _tracked_signal(self, x: Tensor) -> Tensor:
         """The signal whose moments the buffers describe."""

@@ -14,10 +14,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from contnorm.checks import check_batch, check_group_size, resolve_groups, statistics_dtype
-from contnorm.functional.batch import apply_affine, update_moments
+from contnorm.functional.batch import apply_affine, channel_moments, update_moments
 from contnorm.kernels import Kernel, Order
 from contnorm.kernels.layout import group_norm_in_layout
-from contnorm.kernels.pivot import channel_pivot, per_channel, slab_pivot
+from contnorm.kernels.pivot import channel_pivot, less_slab_pivot, per_channel
 from contnorm.layers.continual import ContinualNormBase
 
 __all__ = ["SyncContinualNorm"]
@@ -101,8 +101,7 @@ class SyncContinualNorm(ContinualNormBase):
     def _group_step(self, x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         if x.numel() == 0:  # the operator does not take an empty batch, and there is nothing to normalize
             return apply_affine(x, weight, bias)
-        shifted = x - per_channel(slab_pivot(x, groups), x.dim())
-        return group_norm_in_layout(shifted, groups, weight, bias, self.eps)
+        return group_norm_in_layout(less_slab_pivot(x, groups), groups, weight, bias, self.eps)
 
     def _synced_batch_step(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         pivot = channel_pivot(x) if x.numel() else x.new_zeros(x.shape[1])
@@ -122,9 +121,7 @@ class SyncContinualNorm(ContinualNormBase):
             if values == 1:
                 check_batch(x.new_empty(1, x.shape[1]), self.eps, type(self).__name__)
         update_moments(*self._moments(), mean, var * total / (total - 1).clamp_min(1), self._weight_of_batch())
-        if self._moves_moments():
-            assert self.num_batches_tracked is not None
-            self.num_batches_tracked.add_(1)
+        self._count_one()
 
 
 def _own_row(shifted: Tensor, pivot: Tensor) -> Tensor:
@@ -133,7 +130,7 @@ def _own_row(shifted: Tensor, pivot: Tensor) -> Tensor:
     if shifted.numel() == 0:
         # Joined to the input all the same: backward is a collective too, and every process has to take part in it.
         return pivot.new_zeros(1 + 2 * channels, dtype=torch.float64) + shifted.sum().double()
-    var, mean = torch.var_mean(shifted, dim=[i for i in range(shifted.dim()) if i != 1], correction=0)
+    mean, var = channel_moments(shifted)
     count = pivot.new_full((1,), shifted.numel() // channels, dtype=torch.float64)
     return torch.cat([count, mean.double() + pivot.double(), var.double() * count])
 
