@@ -44,7 +44,7 @@ class StreamConfig:
     train_per_task: int | None = None  # samples; None for all
     test_per_task: int | None = None
     class_order: Literal["fixed", "seed"] = "fixed"
-    scenario: Literal["task", "class", "domain"] | None = None  # None for the stream's own
+    scenario: Literal["task", "class", "domain", "free"] | None = None  # None for the stream's own; free: task-free
     part: Literal["all", "learn", "validate"] | None = None  # of a stream that sets tasks apart for selection
     augment: bool | None = None
 

@@ -7,6 +7,7 @@ compared on one seed see the same samples.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +18,7 @@ from contnorm.errors import UserError
 from contnorm.memories import NOT_KEPT, Memory, Reservoir, Ring
 from contnorm.memories.base import drawn
 from contnorm.seeds import generator
-from contnorm.streams.classification import Items, Stream
+from contnorm.streams.classification import Stream
 
 __all__ = ["Plan", "Step", "build_memory", "make_plan"]
 
@@ -69,6 +70,8 @@ def make_plan(config: RunConfig, stream: Stream, seed: int, draws: int) -> Plan:
         seed: Its seed.
         draws: How many independent replay draws a step of the strategy has; 0 for none.
     """
+    if draws and stream.task_free:
+        _check_task_free(config)
     memory = build_memory(config.memory, stream, seed)
     if draws and memory.capacity < config.train.replay and config.memory.kind == "reservoir":
         raise UserError(
@@ -79,27 +82,50 @@ def make_plan(config: RunConfig, stream: Stream, seed: int, draws: int) -> Plan:
     views = _Views(generator(seed, "augment"), stream.padding)
     content = np.full(memory.capacity, -1, dtype=np.int64)  # the item in each slot
     steps: list[Step] = []
-    ends = []
-    for task in range(stream.tasks):
-        for items in _batches(stream.train, task, config.train.batch):
-            before = task if config.strategy.replay_from == "past" else None
-            slots = tuple(drawn(memory.readable(before), config.train.replay, chance) for _ in range(draws))
-            replay = tuple(content[chosen] for chosen in slots)
-            write = memory.offer(stream.train.label[items], task) if draws else np.full(len(items), NOT_KEPT)
-            kept = write != NOT_KEPT
-            content[write[kept]] = items[kept]  # of two in one slot the later stays
-            steps.append(Step(task, items, write, replay, slots, views.of(items), views.of_all(replay)))
-        ends.append(len(steps))
+    for items, task in _batches(stream, config.train.batch):
+        before = task if config.strategy.replay_from == "past" else None
+        slots = tuple(drawn(memory.readable(before), config.train.replay, chance) for _ in range(draws))
+        replay = tuple(content[chosen] for chosen in slots)
+        known = 0 if stream.task_free else task
+        write = memory.offer(stream.train.label[items], known) if draws else np.full(len(items), NOT_KEPT)
+        kept = write != NOT_KEPT
+        content[write[kept]] = items[kept]  # of two in one slot the later stays
+        steps.append(Step(task, items, write, replay, slots, views.of(items), views.of_all(replay)))
+    ends = _ends(stream, steps)
     limit = config.train.max_steps
     if limit is not None:
         steps, ends = steps[:limit], [min(end, limit) for end in ends]
     return Plan(tuple(steps), tuple(ends), memory.capacity if draws else 0)
 
 
-def _batches(items: Items, task: int, size: int) -> list[Indices]:
-    """The items of a task in their order, cut into batches; the last may be smaller."""
-    places = np.flatnonzero(items.task == task)
-    return [places[i : i + size] for i in range(0, len(places), size)]
+def _batches(stream: Stream, size: int) -> Iterator[tuple[Indices, int]]:
+    """The items in their order, cut into batches, each with its task (the latest in it): a task's last may be smaller.
+
+    Without tasks to know of, batches go across their borders.
+    """
+    task = stream.train.task
+    pieces = [np.arange(len(task))] if stream.task_free else [np.flatnonzero(task == t) for t in range(stream.tasks)]
+    for places in pieces:
+        for i in range(0, len(places), size):
+            items = places[i : i + size]
+            yield items, int(task[items[-1]])
+
+
+def _ends(stream: Stream, steps: Sequence[Step]) -> list[int]:
+    """How many steps it takes until all items of each task were shown."""
+    shown = np.cumsum([len(step.stream) for step in steps])
+    last = np.cumsum(np.bincount(stream.train.task, minlength=stream.tasks))
+    return [int(end) + 1 for end in np.searchsorted(shown, last)]
+
+
+def _check_task_free(config: RunConfig) -> None:
+    rings = config.memory.kind == "ring" and config.memory.per == "task"
+    if rings or config.strategy.replay_from == "past":
+        wrong = "memory.kind=ring with memory.per=task" if rings else "strategy.replay_from=past"
+        raise UserError(
+            f"stream.scenario=free: a task-free stream has no tasks to go by, and {wrong} does. "
+            f"Use memory.kind=reservoir (or memory.per=class), and strategy.replay_from=all."
+        )
 
 
 class _Views:

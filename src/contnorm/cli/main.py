@@ -31,6 +31,8 @@ app = typer.Typer(
 console = Console(width=None if sys.stdout.isatty() else 160)  # a file or a pipe has no edge to wrap at
 
 RunsFolder = Annotated[Path, typer.Option("--runs", help="Where records and checkpoints are.")]
+Lanes = Annotated[int | None, typer.Option(help="Runs side by side; 8 on a GPU, a core each on a CPU.")]
+Threads = Annotated[int, typer.Option(help="Of each run on a CPU; results depend on it in the last digits.")]
 DataRoot = Annotated[Path | None, typer.Option("--data-root", help="Where data lies; else CONTNORM_DATA, else ./data.")]
 
 
@@ -63,7 +65,8 @@ def run(
     seeds: Annotated[int, typer.Option(help="How many seeds, from 0.")] = 1,
     seed: Annotated[int | None, typer.Option(help="Just this seed.")] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    lanes: Annotated[int, typer.Option(help="Seeds side by side, on a GPU.")] = 8,
+    lanes: Lanes = None,
+    threads: Threads = 1,
     precision: Annotated[str | None, typer.Option(help="fp32, tf32 or bf16.")] = None,
     eval_moments: Annotated[str | None, typer.Option(help="running, or oracle for BN*.")] = None,
     max_steps: Annotated[int | None, typer.Option(help="Stop early, for a try.")] = None,
@@ -73,7 +76,7 @@ def run(
     set_: Annotated[list[str] | None, typer.Option("--set", help="key=value: strategy.forward=separate")] = None,
 ) -> None:
     """Learn a stream, once through, and record how well each task is known after each other one."""
-    from contnorm.cli.running import run_seeds
+    from contnorm.cli.running import Hands, run_seeds
 
     if seeds < 1 or (seed is not None and seed < 0):
         raise UserError(f"--seeds {seeds}: use 1 or more; --seed takes one number from 0.")
@@ -96,7 +99,8 @@ def run(
             values = assigned(values, key, value)
     for text in set_ or []:
         values = assigned(values, *parse_assignment(text))
-    run_seeds(values, [seed] if seed is not None else list(range(seeds)), device, lanes, data_root, runs, console)
+    wanted = [seed] if seed is not None else list(range(seeds))
+    run_seeds(values, wanted, Hands(device, lanes, threads), data_root, runs, console)
 
 
 def _only_defaults() -> set[str]:
@@ -115,13 +119,14 @@ def _has(values: dict[str, Any], key: str) -> bool:
 def resume(
     path: Annotated[Path, typer.Argument(help="A run, or a folder of runs.")] = Path("runs"),
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    lanes: Annotated[int, typer.Option(help="Seeds side by side, on a GPU.")] = 8,
+    lanes: Lanes = None,
+    threads: Threads = 1,
     data_root: DataRoot = None,
 ) -> None:
     """Go on, bit for bit, with every run under a folder that was stopped."""
-    from contnorm.cli.running import resume_all
+    from contnorm.cli.running import Hands, resume_all
 
-    resume_all(path, device, lanes, data_root, console)
+    resume_all(path, Hands(device, lanes, threads), data_root, console)
 
 
 @app.command()

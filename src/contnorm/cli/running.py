@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,50 +15,64 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from contnorm.cli.showing import show_scores
-from contnorm.config import RunConfig
 from contnorm.engine.loop import Failed, Finished, Stopped
 from contnorm.engine.loop import Progress as Steps
-from contnorm.engine.runs import Workplace, execute, resolve, unfinished
+from contnorm.engine.runs import Job, Workplace, execute, resolve, unfinished
 from contnorm.errors import UserError
 from contnorm.results import Store
 from contnorm.streams.sources import data_root
 
-__all__ = ["resume_all", "run_seeds"]
+__all__ = ["Hands", "followed", "resume_all", "run_seeds"]
+
+
+@dataclass(frozen=True)
+class Hands:
+    """With what runs are made, as typed: a device, how many side by side (None for as many as fit), threads of each."""
+
+    device: str = "cpu"
+    lanes: int | None = None
+    threads: int = 1
 
 
 def run_seeds(
-    values: dict[str, Any], seeds: list[int], device: str, lanes: int, root: Path | None, runs: Path, console: Console
+    values: dict[str, Any], seeds: list[int], hands: Hands, root: Path | None, runs: Path, console: Console
 ) -> None:
     """Run what is missing, then show the scores."""
-    place = _workplace(runs, device, lanes, root)
+    place = _workplace(runs, hands, root)
     config = resolve(values, place.data_root)
-    if _followed(config, seeds, place, console):
-        store = Store(runs)
-        show_scores([store.load(store.path(config, seed)) for seed in seeds if store.has(config, seed)], console)
+    _run_and_show([Job(config, seed) for seed in seeds], place, console)
 
 
-def resume_all(path: Path, device: str, lanes: int, root: Path | None, console: Console) -> None:
+def resume_all(path: Path, hands: Hands, root: Path | None, console: Console) -> None:
     """Go on with every stopped run under a folder."""
-    found: dict[RunConfig, list[int]] = {}
-    for config, seed in unfinished(path):
-        found.setdefault(config, []).append(seed)
-    if not found:
+    jobs = unfinished(path)
+    if not jobs:
         raise UserError(f"no stopped run under {path}. `contnorm resume` takes a run's folder, or one of many runs.")
-    runs = _runs_folder(path)
-    place = _workplace(runs, device, lanes, root)
-    for config, seeds in found.items():
-        if not _followed(config, seeds, place, console):
-            return
-    store = Store(runs)
-    done = [(config, seed) for config, seeds in found.items() for seed in seeds if store.has(config, seed)]
-    show_scores([store.load(store.path(config, seed)) for config, seed in done], console)
+    _run_and_show(jobs, _workplace(_runs_folder(path), hands, root), console)
 
 
-def _workplace(runs: Path, device: str, lanes: int, root: Path | None) -> Workplace:
+def _run_and_show(jobs: list[Job], place: Workplace, console: Console) -> None:
+    if followed(jobs, place, console):
+        store = Store(place.runs)
+        done = [job for job in jobs if store.has(job.config, job.seed)]
+        show_scores([store.load(store.path(job.config, job.seed)) for job in done], console)
+
+
+def _workplace(runs: Path, hands: Hands, root: Path | None) -> Workplace:
+    if hands.threads < 1:
+        raise UserError(f"--threads {hands.threads}: use 1 or more; every run on a CPU has so many.")
+    device = _device(hands.device)
+    lanes = hands.lanes
+    if lanes is None:
+        lanes = 8 if device.type == "cuda" else max(1, _cores() // hands.threads)
     if lanes < 1:
-        raise UserError(f"--lanes {lanes}: use 1 or more; on a GPU so many seeds move side by side.")
-    chosen = _device(device)
-    return Workplace(runs, data_root(root), chosen, lanes=lanes if chosen.type == "cuda" else 1)
+        raise UserError(f"--lanes {lanes}: use 1 or more; so many runs go side by side.")
+    return Workplace(runs, data_root(root), device, lanes=lanes, threads=hands.threads)
+
+
+def _cores() -> int:
+    """Those this process may use, which in a container are fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _runs_folder(path: Path) -> Path:
@@ -73,34 +89,39 @@ def _device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def _followed(config: RunConfig, seeds: list[int], place: Workplace, console: Console) -> bool:
-    """Run with a bar a seed; False where a person stopped it. A run that failed is told at the end."""
+def followed(jobs: list[Job], place: Workplace, console: Console) -> bool:
+    """Run with a bar a run; False where a person stopped it. A run that failed is told at the end."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    label = f"{config.stream.name} {config.strategy.name} {config.norm.name}"
     failures: list[str] = []
     stopped = False
     with _stop_asked() as asked, Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        bars: dict[int, Any] = {}
-        for event in execute(config, seeds, place, stop=lambda: bool(asked)):
-            what = event.what
+        bars: dict[Job, Any] = {}
+        for event in execute(jobs, place, stop=lambda: bool(asked)):
+            what, label = event.what, _label(event.job)
             if isinstance(what, Steps):
-                if event.seed not in bars:
-                    bars[event.seed] = progress.add_task(f"{label} seed {event.seed}", total=what.steps)
-                progress.update(bars[event.seed], completed=what.done)
+                if event.job not in bars:
+                    bars[event.job] = progress.add_task(label, total=what.steps)
+                progress.update(bars[event.job], completed=what.done)
             elif isinstance(what, str):
-                console.print(f"{label} seed {event.seed}: not run again, it is in {event.path}", soft_wrap=True)
+                console.print(f"{label}: not run again, it is in {event.path}", soft_wrap=True)
             elif isinstance(what, Finished):
-                console.print(f"{label} seed {event.seed}: recorded in {event.path}", soft_wrap=True)
+                if event.job in bars:  # a resumed run may have had nothing left to learn
+                    progress.update(bars[event.job], visible=False)
+                console.print(f"{label}: recorded in {event.path}", soft_wrap=True)
             elif isinstance(what, Failed):
                 failures.append(what.why)
             elif isinstance(what, Stopped):
                 stopped = True
                 said = f"stopped after {what.done} of {what.steps} steps, and saved"
-                again = f"contnorm resume {place.runs}"
-                console.print(f"{label} seed {event.seed}: {said}. Go on with: {again}", soft_wrap=True)
+                console.print(f"{label}: {said}. Go on with: contnorm resume {place.runs}", soft_wrap=True)
     if failures:
         raise UserError("; ".join(failures))
     return not stopped
+
+
+def _label(job: Job) -> str:
+    config = job.config
+    return f"{config.stream.name} {config.strategy.name} {config.norm.name} seed {job.seed}"
 
 
 @contextmanager

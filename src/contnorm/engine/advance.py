@@ -56,7 +56,8 @@ class _Graphed:
         self.losses = torch.zeros(len(lanes), device=lanes[0].device)
         self.rows: list[Rows] = []
         self.graph: torch.cuda.CUDAGraph | None = None
-        self.start = self.end = -1  # of the stretch that the rows and the graph are for
+        self.start = self.end = -1  # of the stretch of steps that the graph is for
+        self.first = self.last = -1  # of those whose rows are on the device
 
     def advance(self, steps: int) -> list[float]:
         left = steps
@@ -64,7 +65,9 @@ class _Graphed:
             done = self.lanes[0].done
             if not self.start <= done < self.end:
                 self._begin_stretch(done)
-            here = min(left, self.end - done)
+            if not self.first <= done < self.last:
+                self._bring_rows(done)
+            here = min(left, self.last - done)
             self._move(done, here)
             left -= here
         values: list[float] = self.losses.tolist()
@@ -73,11 +76,19 @@ class _Graphed:
     def _begin_stretch(self, done: int) -> None:
         plans = [lane.plan.steps for lane in self.lanes]
         self.start, self.end = done, min(stretch_end(steps, done) for steps in plans)
-        self.rows = [lane.rows(self.start, self.end) for lane in self.lanes]
-        self.graph = None
+        self.graph, self.rows = None, []
+
+    def _bring_rows(self, done: int) -> None:
+        self.first, self.last = done, min(lane.feed.reach(done, self.end) for lane in self.lanes)
+        rows = [lane.rows(self.first, self.last) for lane in self.lanes]
+        if not self.rows:
+            self.rows = rows
+        else:  # later rows of the same stretch, which is longer than a feed can reach
+            for own, new in zip(self.rows, rows, strict=True):
+                own.overwrite(new)
 
     def _move(self, done: int, steps: int) -> None:
-        self.cursor.fill_(done - self.start)
+        self.cursor.fill_(done - self.first)
         for _ in range(steps):
             moved = self.lanes[0].done - self.start
             if self.graph is None and moved >= WARM_UP and self.end - self.start >= SHORT:

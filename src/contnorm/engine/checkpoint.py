@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
@@ -41,7 +40,7 @@ class Checkpoints:
 
     def save(self, tensors: dict[str, Tensor], progress: dict[str, Any]) -> None:
         """Write a checkpoint, then forget the older ones."""
-        content = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
+        content = save({name: tensor.contiguous() for name, tensor in tensors.items()})
         step = progress["done"]
         write_atomically(self.folder / f"{step}.safetensors", content)
         digest = hashlib.sha256(content).hexdigest()
@@ -51,13 +50,22 @@ class Checkpoints:
 
     def latest(self) -> Checkpoint | None:
         """The newest checkpoint that is whole; None where there is none."""
+        found = self._newest_whole()
+        return None if found is None else Checkpoint(load(found[0]), found[1])
+
+    def latest_step(self) -> int:
+        """The step it was taken after; 0 where there is none."""
+        found = self._newest_whole()
+        return 0 if found is None else int(found[1]["done"])
+
+    def _newest_whole(self) -> tuple[bytes, dict[str, Any]] | None:
         for path in sorted(self.folder.glob("*.json"), key=lambda p: -int(p.stem)):
             try:
                 progress = json.loads(path.read_text())
                 content = path.with_suffix(".safetensors").read_bytes()
                 if hashlib.sha256(content).hexdigest() == progress.pop("sha256"):
-                    return Checkpoint(load(content), progress)
-            except (OSError, ValueError, KeyError, SafetensorError):
+                    return content, progress
+            except (OSError, ValueError, KeyError):
                 continue  # cut short: an older one will do
         return None
 

@@ -10,16 +10,19 @@ from __future__ import annotations
 import math
 from contextlib import AbstractContextManager, nullcontext
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from contnorm.config import RunConfig
 from contnorm.engine.rows import Rows, rows_of
 from contnorm.models import build_model
-from contnorm.plan import Plan, make_plan
+from contnorm.plan import Plan, Step, make_plan
 from contnorm.seeds import seed_for
 from contnorm.strategies import Batch, Head, build_strategy
 from contnorm.streams.classification import build_stream
+from contnorm.streams.gallery import Feed, Pictures, Window
 from contnorm.streams.sources import Source
 from contnorm.streams.views import DeviceStream
 
@@ -38,20 +41,34 @@ class Lane:
         seed: Its seed.
         source: Its data set.
         device: Where it runs.
+        pictures: The data set there, to share with other lanes; its own where none is given.
     """
 
-    def __init__(self, config: RunConfig, seed: int, source: Source, device: torch.device) -> None:
+    def __init__(
+        self, config: RunConfig, seed: int, source: Source, device: torch.device, pictures: Pictures | None = None
+    ) -> None:
         self.config, self.seed, self.device = config, seed, device
         self.strategy = build_strategy(config.strategy)
         stream = build_stream(config.stream, source, seed)
         self.plan: Plan = make_plan(config, stream, seed, self.strategy.draws)
-        self.data = DeviceStream(stream, device)
+        self.data = DeviceStream(stream, device, pictures)
+        self.feed = self._feed()
         self.head = Head(self.data.competing)
         self.model = self._fresh_model()
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=config.train.lr)
         slots = self.plan.slots if self.strategy.stores_logits else 0
         self.logits = torch.zeros(slots + 1, stream.outputs, device=device)  # the last row takes what is not kept
         self.done = 0  # steps
+
+    def _feed(self) -> Feed:
+        """How the images of a step come to the device."""
+        gallery = self.data.pictures.train
+        return Feed(gallery) if gallery.whole else Window(gallery, [self._images(step) for step in self.plan.steps])
+
+    def _images(self, step: Step) -> NDArray[np.int64]:
+        """The images of a step: of the stream, then of each draw."""
+        found: NDArray[np.int64] = self.data.stream.train.image[np.concatenate([step.stream, *step.replay])]
+        return found
 
     def _fresh_model(self) -> nn.Module:
         stream = self.data.stream
@@ -63,7 +80,9 @@ class Lane:
 
     def rows(self, start: int, end: int) -> Rows:
         """The rows of steps of one shape, on the device."""
-        return rows_of(self.plan.steps[start:end], len(self.logits) - 1, self.device)
+        steps = self.plan.steps[start:end]
+        places = self.feed.places([self._images(step) for step in steps], start)
+        return rows_of(steps, places, len(self.logits) - 1, self.device)
 
     def step(self) -> Tensor:
         """The next step of the plan; gives its loss, still on the device."""
@@ -73,10 +92,13 @@ class Lane:
 
     def learn(self, row: Rows) -> Tensor:
         """One step from one row of indices; gives its loss, still on the device."""
-        stream = self._batch(row.stream, row.stream_views, None)
+        on_stream, *on_replay = torch.split(row.images, [len(row.stream), *map(len, row.replay)])
+        stream = self._batch(row.stream, on_stream, row.stream_views, None)
         replay = tuple(
-            self._batch(items, views, self.logits[slots] if self.strategy.stores_logits else None)
-            for items, slots, views in zip(row.replay, row.replay_slots, row.replay_views, strict=True)
+            self._batch(items, images, views, self.logits[slots] if self.strategy.stores_logits else None)
+            for items, images, slots, views in zip(
+                row.replay, on_replay, row.replay_slots, row.replay_views, strict=True
+            )
         )
         self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
@@ -98,9 +120,9 @@ class Lane:
             )
         return loss
 
-    def _batch(self, items: Tensor, views: Tensor | None, logits: Tensor | None) -> Batch:
-        table = self.data.train
-        return Batch(self.data.train_x(items, views), table.label[items], table.task[items], logits)
+    def _batch(self, items: Tensor, images: Tensor, views: Tensor | None, logits: Tensor | None) -> Batch:
+        label, task = self.data.train.label[items], self.data.train.task[items]
+        return Batch(self.data.seen(self.feed.pixels[images], task, views), label, task, logits)
 
     def autocast(self) -> AbstractContextManager[object]:
         if self.config.train.precision == "bf16":

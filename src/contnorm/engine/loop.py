@@ -14,6 +14,7 @@ from contnorm.engine.advance import mover_for
 from contnorm.engine.checkpoint import Checkpoints
 from contnorm.engine.evaluate import count_right, drift_of, keeps_moments, oracle_moments
 from contnorm.engine.lane import Lane, LossNotFiniteError
+from contnorm.engine.saving import Saver
 
 __all__ = ["Failed", "Finished", "Progress", "Stopped", "Tally", "run_lanes"]
 
@@ -72,9 +73,13 @@ class _Run:
     checkpoints: Checkpoints | None
     tally: Tally
 
-    def save(self) -> None:
+    def save(self, saver: Saver) -> None:
         if self.checkpoints is not None:
-            self.checkpoints.save(self.lane.state(), {"done": self.lane.done, "tally": vars(self.tally)})
+            saver.save(self.checkpoints, self.lane.state(), {"done": self.lane.done, "tally": vars(self.tally)})
+
+    def over(self, saver: Saver) -> None:
+        if self.checkpoints is not None:
+            saver.forget(self.checkpoints)
 
 
 def resumed(lane: Lane, checkpoints: Checkpoints | None) -> Tally:
@@ -104,11 +109,16 @@ def run_lanes(
     """
     places = checkpoints or [None] * len(lanes)
     runs = [_Run(lane, place, resumed(lane, place)) for lane, place in zip(lanes, places, strict=True)]
+    with Saver() as saver:
+        yield from _learn(runs, saver, every, report_every, stop)
+
+
+def _learn(
+    runs: list[_Run], saver: Saver, every: int, report_every: int, stop: Callable[[], bool]
+) -> Iterator[tuple[Lane, What]]:
     first = runs[0]
     steps, ends = len(first.lane.plan.steps), first.lane.plan.ends
-    for run in runs:
-        if run.lane.config.evaluate.ahead and run.tally.before is None:
-            run.tally.before = count_right(run.lane, run.lane.data.stream.tasks)
+    _look_ahead(runs)
     mover = mover_for([run.lane for run in runs])
     for task in range(len(first.tally.correct), len(ends)):
         while runs and runs[0].lane.done < ends[task]:
@@ -118,21 +128,39 @@ def run_lanes(
             losses = mover.advance(until - done)
             _share_time(runs, started)
             verdicts = [_verdict(run.lane, task, loss) for run, loss in zip(runs, losses, strict=True)]
+            going = _going(runs, verdicts, saver)
             yield from ((run.lane, verdict) for run, verdict in zip(runs, verdicts, strict=True))
-            going = [run for run, verdict in zip(runs, verdicts, strict=True) if isinstance(verdict, Progress)]
             if going and len(going) < len(runs):
                 mover = mover_for([run.lane for run in going])
             runs = going
             stopping = stop()
             if stopping or (until % every == 0 and until < ends[task]):
-                _save(runs)
+                _save(runs, saver)
             if stopping:
+                saver.flush()
                 yield from ((run.lane, Stopped(until, steps)) for run in runs)
                 return
         for run in runs:
             _evaluate(run.lane, task, run.tally)
-        _save(runs)
+        _save(runs, saver)
+    for run in runs:
+        run.over(saver)
     yield from ((run.lane, Finished(_found(run.lane, run.tally))) for run in runs)
+
+
+def _look_ahead(runs: Sequence[_Run]) -> None:
+    """Measure every task before the first is learned, where that is asked for."""
+    for run in runs:
+        if run.lane.config.evaluate.ahead and run.tally.before is None:
+            run.tally.before = count_right(run.lane, run.lane.data.stream.tasks)
+
+
+def _going(runs: Sequence[_Run], verdicts: Sequence[Progress | Failed], saver: Saver) -> list[_Run]:
+    """The runs that go on; of the others nothing more is saved."""
+    for run, verdict in zip(runs, verdicts, strict=True):
+        if isinstance(verdict, Failed):
+            run.over(saver)
+    return [run for run, verdict in zip(runs, verdicts, strict=True) if isinstance(verdict, Progress)]
 
 
 def _verdict(lane: Lane, task: int, loss: float) -> Progress | Failed:
@@ -142,9 +170,9 @@ def _verdict(lane: Lane, task: int, loss: float) -> Progress | Failed:
         return Failed(str(error))
 
 
-def _save(runs: Sequence[_Run]) -> None:
+def _save(runs: Sequence[_Run], saver: Saver) -> None:
     for run in runs:
-        run.save()
+        run.save(saver)
 
 
 def _share_time(runs: Sequence[_Run], started: float) -> None:

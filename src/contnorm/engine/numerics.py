@@ -14,18 +14,24 @@ __all__ = ["numerics"]
 
 
 @contextmanager
-def numerics(config: TrainConfig) -> Iterator[None]:
-    """Set torch to a run's precision and determinism; everything is as it was afterwards."""
+def numerics(config: TrainConfig, threads: int = 1) -> Iterator[None]:
+    """Set torch to a run's precision and determinism; everything is as it was afterwards.
+
+    How many threads share a sum changes its order, so a run on a CPU has a number of its own: one, where nothing else
+    is asked for. Other runs beside it, in their own processes, then change nothing in it.
+    """
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     old = matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark
-    was_deterministic = torch.are_deterministic_algorithms_enabled()
+    had_threads, was_deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
     try:
+        torch.set_num_threads(threads)
         matmul.allow_tf32 = cudnn.allow_tf32 = config.precision != "fp32"
         cudnn.deterministic, cudnn.benchmark = config.deterministic, False
         torch.use_deterministic_algorithms(config.deterministic)
         yield
     finally:
+        torch.set_num_threads(had_threads)
         matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = old
         torch.use_deterministic_algorithms(was_deterministic)

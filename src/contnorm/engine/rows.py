@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,9 +18,19 @@ __all__ = ["Rows", "rows_of", "stretch_end"]
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of steps, or one row: items shown, slots written, items replayed and their slots, crops and flips."""
+    """Rows of steps, or one row.
+
+    Attributes:
+        stream: Items shown.
+        images: Where their images are, and then those of each replay draw.
+        write: Slots they are written to.
+        replay: Items replayed, by draw.
+        replay_slots: The slots they came from.
+        stream_views, replay_views: Crops and flips, where the stream has any.
+    """
 
     stream: Tensor
+    images: Tensor
     write: Tensor
     replay: tuple[Tensor, ...]
     replay_slots: tuple[Tensor, ...]
@@ -33,17 +43,33 @@ class Rows:
         def pick(rows: Tensor) -> Tensor:
             return rows[number] if isinstance(number, int) else rows.index_select(0, number).squeeze(0)
 
+        return self._each(pick)
+
+    def overwrite(self, others: Rows) -> None:
+        """Take on the rows of others, which may be fewer, in place: a captured step goes on with them."""
+        for own, new in zip(self._tensors(), others._tensors(), strict=True):
+            own[: len(new)].copy_(new)
+
+    def __len__(self) -> int:
+        return len(self.stream)
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Rows:
         return Rows(
-            pick(self.stream),
-            pick(self.write),
-            tuple(map(pick, self.replay)),
-            tuple(map(pick, self.replay_slots)),
-            None if self.stream_views is None else pick(self.stream_views),
-            tuple(None if views is None else pick(views) for views in self.replay_views),
+            change(self.stream),
+            change(self.images),
+            change(self.write),
+            tuple(map(change, self.replay)),
+            tuple(map(change, self.replay_slots)),
+            None if self.stream_views is None else change(self.stream_views),
+            tuple(None if views is None else change(views) for views in self.replay_views),
         )
 
+    def _tensors(self) -> list[Tensor]:
+        parts = (self.stream, self.images, self.write, *self.replay, *self.replay_slots)
+        return [*parts, *(views for views in (self.stream_views, *self.replay_views) if views is not None)]
 
-def rows_of(steps: Sequence[Step], spare: int, device: torch.device) -> Rows:
+
+def rows_of(steps: Sequence[Step], images: Sequence[NDArray[np.int64]], spare: int, device: torch.device) -> Rows:
     """The rows of steps of one shape; what is not kept, or is overwritten in the same step, goes to a spare slot."""
 
     def stacked(parts: Sequence[NDArray[np.int64]]) -> Tensor:
@@ -52,6 +78,7 @@ def rows_of(steps: Sequence[Step], spare: int, device: torch.device) -> Rows:
     draws = range(len(steps[0].replay))
     return Rows(
         stacked([step.stream for step in steps]),
+        stacked(images),
         stacked([_last_writers(step.write, spare) for step in steps]),
         tuple(stacked([step.replay[draw] for step in steps]) for draw in draws),
         tuple(stacked([step.replay_slots[draw] for step in steps]) for draw in draws),

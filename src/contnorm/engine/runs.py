@@ -6,8 +6,8 @@ import json
 import platform
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,33 +19,55 @@ from contnorm.engine.checkpoint import Checkpoints
 from contnorm.engine.lane import Lane
 from contnorm.engine.loop import Failed, Finished, Progress, Stopped, run_lanes
 from contnorm.engine.numerics import numerics
+from contnorm.engine.processes import side_by_side
 from contnorm.errors import UserError
 from contnorm.own_code import code_hash
 from contnorm.results import SCHEMA, Store, write_atomically
 from contnorm.strategies import ALIASES as STRATEGY_ALIASES
 from contnorm.strategies import build_strategy
-from contnorm.streams.classification import find_stream
+from contnorm.streams.classification import TASK_FREE, find_stream
+from contnorm.streams.gallery import Pictures
 from contnorm.streams.sources import SOURCES, Source, find_layout, load_source, looked_for
 
-__all__ = ["Event", "Workplace", "execute", "resolve", "unfinished"]
+__all__ = ["Event", "Job", "Workplace", "execute", "resolve", "unfinished"]
 
 
 @dataclass(frozen=True)
 class Workplace:
-    """Where runs are made: none of it is part of a run's identity."""
+    """Where runs are made: none of it is part of a run's identity.
+
+    Attributes:
+        runs: The folder of records and checkpoints.
+        data_root: Where data lies.
+        device: Where networks learn.
+        checkpoint_every: Steps between checkpoints; one is also written at each task's end.
+        lanes: How many runs go side by side: in one graph on a GPU, in processes of their own on a CPU.
+        threads: Of each run on a CPU; the order of sums depends on it, so it is fixed and recorded.
+        whole: Whether the images go to the GPU whole; None for where they fit.
+    """
 
     runs: Path
     data_root: Path
     device: torch.device
     checkpoint_every: int = 500
-    lanes: int = 1  # seeds side by side
+    lanes: int = 1
+    threads: int = 1
+    whole: bool | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run that is wanted: settings and a seed."""
+
+    config: RunConfig
+    seed: int
 
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened to the run of one seed."""
+    """Something that happened to a run."""
 
-    seed: int
+    job: Job
     what: Progress | Finished | Stopped | Failed | str  # a word: "recorded" where there was nothing to do
     path: Path
 
@@ -54,7 +76,8 @@ def resolve(values: Mapping[str, Any], data_root: Path) -> RunConfig:
     """The settings of a run: what was asked for, over what its stream says, over the defaults."""
     asked = from_dict(values)  # every key and value is checked before anything else
     spec = find_stream(asked.stream.name)
-    merged = _over(spec.defaults, values)
+    below = _over(spec.defaults, TASK_FREE) if asked.stream.scenario == "free" else spec.defaults
+    merged = _over(below, values)
     stream = {**merged.get("stream", {}), "name": spec.name}
     stream["source"] = stream.get("source") or _first_found(spec.sources, data_root)
     name = asked.strategy.name.lower()
@@ -87,66 +110,99 @@ def _first_found(names: tuple[str, ...], root: Path) -> str:
     )
 
 
-def execute(
-    config: RunConfig, seeds: list[int], place: Workplace, stop: Callable[[], bool] = lambda: False
-) -> Iterator[Event]:
-    """Run the seeds that have no record yet, from their checkpoints where they have any, side by side on a GPU."""
+def execute(jobs: Sequence[Job], place: Workplace, stop: Callable[[], bool] = lambda: False) -> Iterator[Event]:
+    """Run the jobs that have no record yet, from their checkpoints where they have any, side by side."""
     store = Store(place.runs)
     missing = []
-    for seed in seeds:
-        if store.has(config, seed):
-            yield Event(seed, "recorded", store.path(config, seed))
+    for job in jobs:
+        if store.has(job.config, job.seed):
+            yield Event(job, "recorded", store.path(job.config, job.seed))
         else:
-            missing.append(seed)
-    if not missing:
-        return
-    assert config.stream.source is not None
-    source = load_source(config.stream.source, place.data_root)
-    waiting = set(missing)
-    for group in _groups(config, missing, place, store):
-        asked, waiting = waiting, waiting - set(group)
-        for event in _run(config, group, sorted(asked), source, place, store, stop):
+            missing.append(job)
+    processes = min(place.lanes, len(missing)) if place.device.type == "cpu" else 1
+    if processes > 1:
+        for config in {job.config: None for job in missing}:  # what can't be run is told before a process is started
+            Lane(config, 0, load_source(_source(config), place.data_root), place.device)
+        yield from side_by_side(_one_job, [(job, tuple(missing), place) for job in missing], processes, stop)
+    else:
+        yield from _execute_here(missing, missing, place, stop)
+
+
+def _one_job(job: tuple[Job, Sequence[Job], Workplace], stop: Callable[[], bool]) -> Iterator[Event]:
+    this, asked, place = job
+    return _execute_here([this], asked, place, stop)
+
+
+def _execute_here(
+    jobs: Sequence[Job], asked: Sequence[Job], place: Workplace, stop: Callable[[], bool]
+) -> Iterator[Event]:
+    """Run jobs in this process, those together that can move together; ``asked`` are all that will have their turn."""
+    store = Store(place.runs)
+    loaded: dict[str, tuple[Source, Pictures]] = {}
+    for group in _groups(jobs, place, store):
+        name = _source(group[0].config)
+        if name not in loaded:
+            source = load_source(name, place.data_root)
+            loaded[name] = source, Pictures.of(source, place.device, place.whole)
+        stopped = False
+        for event in _run(group, asked, *loaded[name], place, store, stop):
             yield event
-            if isinstance(event.what, Stopped) and event.seed == group[-1]:
-                return
+            stopped = stopped or isinstance(event.what, Stopped)
+        if stopped:
+            return
 
 
-def _groups(config: RunConfig, seeds: list[int], place: Workplace, store: Store) -> Iterator[list[int]]:
-    """Seeds that can move together: those at the same step, and no more than there are lanes."""
-    at: dict[int, list[int]] = {}
-    for seed in seeds:
-        latest = Checkpoints(_folder(store.path(config, seed)) / "checkpoints").latest()
-        at.setdefault(0 if latest is None else latest.progress["done"], []).append(seed)
-    for together in at.values():
-        for i in range(0, len(together), place.lanes):
-            yield together[i : i + place.lanes]
+def _source(config: RunConfig) -> str:
+    assert config.stream.source is not None  # filled in by `resolve`
+    return config.stream.source
+
+
+def _groups(jobs: Sequence[Job], place: Workplace, store: Store) -> Iterator[list[Job]]:
+    """Jobs that can move together: of one stream and one batch size, at the same step, no more than there are lanes."""
+    alike: dict[tuple[object, ...], list[Job]] = {}
+    for job in jobs:
+        done = Checkpoints(_folder(store.path(job.config, job.seed)) / "checkpoints").latest_step()
+        key = (job.config.stream, replace(job.config.train, lr=0.0), done)
+        alike.setdefault(key, []).append(job)
+    together = place.lanes if place.device.type == "cuda" else 1
+    for group in alike.values():
+        for i in range(0, len(group), together):
+            yield group[i : i + together]
 
 
 def _run(
-    config: RunConfig,
-    seeds: list[int],
-    asked: list[int],
+    jobs: list[Job],
+    asked: Sequence[Job],
     source: Source,
+    pictures: Pictures,
     place: Workplace,
     store: Store,
     stop: Callable[[], bool],
 ) -> Iterator[Event]:
     started = time.perf_counter()
-    with numerics(config.train):
+    with numerics(jobs[0].config.train, place.threads):
         # Settings that can't be run fail here, before anything is written.
-        lanes = [Lane(config, seed, source, place.device) for seed in seeds]
-        folders = {seed: _folder(store.path(config, seed)) for seed in seeds}
-        for seed in asked:  # all of them, so that `resume` knows of those that did not come to their turn
-            begun = {"schema": SCHEMA, "config": config.as_dict(), "seed": seed}
-            write_atomically(_folder(store.path(config, seed)) / "run.json", json.dumps(begun).encode())
+        lanes = {Lane(job.config, job.seed, source, place.device, pictures): job for job in jobs}
+        _note_begun([*jobs, *(job for job in asked if job.config == jobs[0].config)], store)
+        folders = {job: _folder(store.path(job.config, job.seed)) for job in jobs}
         checkpoints = [Checkpoints(folder / "checkpoints") for folder in folders.values()]
-        for lane, what in run_lanes(lanes, checkpoints, place.checkpoint_every, stop=stop):
+        for lane, what in run_lanes(list(lanes), checkpoints, place.checkpoint_every, stop=stop):
+            job = lanes[lane]
             if isinstance(what, Finished):
-                what.found["seconds"] |= {"together": time.perf_counter() - started, "lanes": len(seeds)}
-                store.save(config, lane.seed, {**what.found, **_circumstances(config, source, place.device)})
+                what.found["seconds"] |= {"together": time.perf_counter() - started, "lanes": len(jobs)}
+                store.save(job.config, job.seed, {**what.found, **_circumstances(job.config, source, place.device)})
             if isinstance(what, Finished | Failed):
-                _clear(folders[lane.seed])
-            yield Event(lane.seed, what, store.path(config, lane.seed))
+                _clear(folders[job])
+            yield Event(job, what, store.path(job.config, job.seed))
+
+
+def _note_begun(jobs: Sequence[Job], store: Store) -> None:
+    """Leave a note of runs to come, so that `resume` knows of those too that did not come to their turn."""
+    for job in jobs:
+        path = _folder(store.path(job.config, job.seed)) / "run.json"
+        if not path.is_file() and not store.has(job.config, job.seed):
+            begun = {"schema": SCHEMA, "config": job.config.as_dict(), "seed": job.seed}
+            write_atomically(path, json.dumps(begun).encode())
 
 
 def _clear(folder: Path) -> None:
@@ -161,14 +217,15 @@ def _folder(record: Path) -> Path:
     return record.parent / f"{record.stem}.unfinished"
 
 
-def unfinished(root: Path) -> list[tuple[RunConfig, int]]:
-    """The runs under a folder that were stopped: their settings and seeds."""
+def unfinished(root: Path) -> list[Job]:
+    """The runs under a folder that were stopped."""
     found = []
     for path in sorted([*root.glob("**/*.unfinished/run.json"), *root.glob("run.json")]):
         raw = json.loads(path.read_text())
         if raw["schema"] > SCHEMA:
             raise UserError(f"{path}: was begun by a newer contnorm (version {raw['schema']}). Upgrade to go on.")
-        found.append((from_dict(raw["config"], str(path)), raw["seed"]))
+        if not path.parent.with_suffix(".json").is_file():  # another process may have noted a run just recorded
+            found.append(Job(from_dict(raw["config"], str(path)), raw["seed"]))
     return found
 
 

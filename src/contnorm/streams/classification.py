@@ -17,10 +17,10 @@ from contnorm.errors import UserError, unknown
 from contnorm.seeds import generator
 from contnorm.streams.sources import Source
 
-__all__ = ["ALIASES", "STREAMS", "Items", "Stream", "StreamSpec", "build_stream", "find_stream"]
+__all__ = ["ALIASES", "STREAMS", "TASK_FREE", "Items", "Stream", "StreamSpec", "build_stream", "find_stream"]
 
 Indices = NDArray[np.int64]
-Scenario = Literal["task", "class", "domain"]
+Scenario = Literal["task", "class", "domain", "free"]
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,8 @@ class Stream:
         permutations: (T, pixels) the order of each task's pixels; None where images stay as they are.
         mean, std: Per channel, taken off and divided by after scaling to [0, 1]; None where they are not.
         padding: Zeros around an image before a crop of its own size, in augmentation; None where there is none.
+        task_free: Whether tasks follow each other unannounced: batches go across their borders, and neither memory nor
+            strategy is told of a task. They are still there to be tested on.
     """
 
     source: Source
@@ -61,6 +63,7 @@ class Stream:
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     padding: int | None = None
+    task_free: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,9 @@ _CIFAR100_ORDER = (
     12, 10, 18, 77, 79, 13, 96, 70, 89, 26, 3, 9, 21, 2, 42, 7, 75, 28, 36, 98,
 )
 # fmt: on
-_RESNET = {"model": {"name": "resnet18", "width": 64, "stem": "pool"}}
+# The oracle's moments take a pass over all data seen for each of 20 norm layers, at each task's end: not unasked.
+_NO_DRIFT = {"evaluate": {"drift": False}}
+_RESNET = {"model": {"name": "resnet18", "width": 64, "stem": "pool"}, **_NO_DRIFT}
 # 32 groups do not divide 100 channels, and groups of few values are noise without positions to add to them.
 _MLP = {"model": {"name": "mlp", "width": 100}, "norm": {"groups": 4}}
 _TINY_STEPS = {"train": {"lr": 0.03, "batch": 10, "replay": 10}}
@@ -100,7 +105,10 @@ _CLASS_INCREMENTAL = {
     "memory": {"kind": "reservoir", "size": 500},
     "strategy": {"forward": "separate", "replay_from": "all"},
     "stream": {"scenario": "class", "part": "all", "augment": True},
+    **_NO_DRIFT,
 }
+# Without tasks there are no rings of tasks, and nothing is known to be past.
+TASK_FREE: dict[str, Any] = {"memory": {"kind": "reservoir", "size": 500}, "strategy": {"replay_from": "all"}}
 STREAMS: dict[str, StreamSpec] = {
     spec.name: spec
     for spec in (
@@ -242,6 +250,7 @@ def _permuted(spec: StreamSpec, config: StreamConfig, source: Source, seed: int)
         source.classes,
         np.ones((tasks, source.classes), dtype=bool),
         permutations,
+        task_free=config.scenario == "free",
     )
 
 
@@ -278,6 +287,7 @@ def _split(spec: StreamSpec, config: StreamConfig, source: Source, seed: int) ->
         mean=spec.mean,
         std=spec.std,
         padding=4 if config.augment else None,
+        task_free=config.scenario == "free",
     )
 
 

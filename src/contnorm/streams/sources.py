@@ -199,7 +199,7 @@ def load_source(name: str, root: Path) -> Source:
     folder = _cache_folder(paths[0].parent) / f"{name}-{fingerprint}"
     if not (folder / "done").is_file():
         _decode(spec, layout, paths, folder)
-    train, train_labels, test, test_labels = (np.load(folder / f"{part}.npy", mmap_mode="r") for part in _ARRAYS)
+    train, train_labels, test, test_labels = (np.load(folder / f"{part}.npy", mmap_mode="c") for part in _ARRAYS)
     return Source(name, train, train_labels, test, test_labels, spec.classes, fingerprint)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from contnorm.streams.classification import Items, Stream
-from contnorm.streams.formats import Images
+from contnorm.streams.gallery import Pictures
 
 __all__ = ["DeviceStream", "crop_and_flip"]
 
@@ -19,14 +19,13 @@ class DeviceStream:
 
     Args:
         stream: The stream.
-        device: Where its data set goes, whole.
+        device: Where it is looked at.
+        pictures: Its data set there, to share with others; its own where none is given.
     """
 
-    def __init__(self, stream: Stream, device: torch.device) -> None:
+    def __init__(self, stream: Stream, device: torch.device, pictures: Pictures | None = None) -> None:
         self.stream, self.device = stream, device
-        self.train_images, self.test_images = (
-            _on(device, images) for images in (stream.source.train_images, stream.source.test_images)
-        )
+        self.pictures = pictures or Pictures.of(stream.source, device)
         self.train, self.test = _tables(stream.train, device), _tables(stream.test, device)
         self.permutations = None if stream.permutations is None else torch.from_numpy(stream.permutations).to(device)
         self.competing = torch.from_numpy(stream.competing).to(device)
@@ -36,16 +35,16 @@ class DeviceStream:
 
     def train_x(self, items: Tensor, views: Tensor | None = None) -> Tensor:
         """(B, C, H, W) in float32 of train items."""
-        return self._made(self.train_images, self.train, items, views)
+        return self.seen(self.pictures.train[self.train.image[items]], self.train.task[items], views)
 
     def test_x(self, items: Tensor) -> Tensor:
         """(B, C, H, W) in float32 of test items."""
-        return self._made(self.test_images, self.test, items, None)
+        return self.seen(self.pictures.test[self.test.image[items]], self.test.task[items])
 
-    def _made(self, images: Tensor, table: _Tables, items: Tensor, views: Tensor | None) -> Tensor:
-        x = images[table.image[items]]
+    def seen(self, x: Tensor, task: Tensor, views: Tensor | None = None) -> Tensor:
+        """Images as the network sees them: permuted by their task or augmented, and scaled."""
         if self.permutations is not None:
-            x = x.flatten(1).gather(1, self.permutations[table.task[items]]).view(x.shape)
+            x = x.flatten(1).gather(1, self.permutations[task]).view(x.shape)
         if views is not None:
             assert self.stream.padding is not None
             x = crop_and_flip(x, views, self.stream.padding)
@@ -62,10 +61,6 @@ class _Tables:
 
 def _tables(items: Items, device: torch.device) -> _Tables:
     return _Tables(*(torch.from_numpy(part.copy()).to(device) for part in (items.image, items.label, items.task)))
-
-
-def _on(device: torch.device, images: Images) -> Tensor:
-    return torch.from_numpy(images.copy()).to(device)
 
 
 def crop_and_flip(x: Tensor, views: Tensor, padding: int) -> Tensor:

@@ -1,0 +1,78 @@
+"""Checkpoints written beside the run, not in its way: a thread writes them from a copy of the tensors.
+
+Of one run at most one copy waits while another is written; a newer one takes the place of the one that waits.
+"""
+
+from __future__ import annotations
+
+import copy
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from contnorm.engine.checkpoint import Checkpoints
+from contnorm.errors import UserError
+
+__all__ = ["Saver"]
+
+
+class Saver:
+    """Writes the checkpoints of runs in the background.
+
+    Leaving its context waits for what is still being written.
+    """
+
+    def __init__(self) -> None:
+        self._worker = ThreadPoolExecutor(max_workers=1)
+        self._last: dict[Checkpoints, Future[None]] = {}
+
+    def save(self, place: Checkpoints, tensors: dict[str, Tensor], progress: dict[str, Any]) -> None:
+        """Copy the tensors now, and have the copy written."""
+        last = self._last.get(place)
+        if last is not None and not last.cancel() and last.done():
+            _raise_what_went_wrong(place, last)
+        copies = _copied(tensors)
+        self._last[place] = self._worker.submit(place.save, copies, copy.deepcopy(progress))
+
+    def flush(self) -> None:
+        """Wait until all is written; what went wrong is raised here."""
+        waiting, self._last = self._last, {}
+        for place, last in waiting.items():
+            if not last.cancelled():
+                _raise_what_went_wrong(place, last)
+
+    def forget(self, place: Checkpoints) -> None:
+        """Write nothing more for a run: it is over. What is being written is waited for."""
+        last = self._last.pop(place, None)
+        if last is not None and not last.cancel():
+            last.exception()
+
+    def __enter__(self) -> Saver:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._worker.shutdown(wait=True)
+
+
+def _copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """On the host, and no part of the run any more."""
+    copies = {name: t.detach().to("cpu", non_blocking=True, copy=True) for name, t in tensors.items()}
+    if any(t.is_cuda for t in tensors.values()):
+        torch.cuda.synchronize()
+    return copies
+
+
+def _raise_what_went_wrong(place: Checkpoints, written: Future[None]) -> None:
+    error = written.exception()
+    if isinstance(error, OSError):
+        raise UserError(
+            f"{place.folder}: a checkpoint can't be written ({error.strerror}). The one before it stays: make room, "
+            f"then go on with `contnorm resume`."
+        ) from error
+    if error is not None:
+        raise error
