@@ -9,7 +9,7 @@ import pytest
 
 from contnorm.config import RunConfig, from_dict
 from contnorm.errors import UserError
-from contnorm.memories import NOT_KEPT
+from contnorm.memories import NOT_KEPT, Reservoir
 from contnorm.plan import build_memory, make_plan
 from contnorm.streams.classification import Stream, build_stream
 from contnorm.streams.sources import Source, load_source
@@ -106,3 +106,39 @@ def test_stopping_early_is_the_beginning_of_the_whole(source: Source) -> None:
     a, b = (make_plan(c, stream_of(c, source), 0, draws=0) for c in (whole, part))
     assert len(b.steps) == 7 and b.ends == (6, 7, 7, 7, 7)
     np.testing.assert_array_equal(a.steps[6].stream, b.steps[6].stream)
+
+
+def test_without_tasks_batches_go_across_their_borders(source: Source) -> None:
+    values = {"stream": {"scenario": "free"}, "train": {"batch": 16}, "memory": {"kind": "reservoir", "size": 25}}
+    config = settings(**values, strategy={"name": "er", "replay_from": "all"})
+    stream = stream_of(config, source)
+    assert stream.task_free and stream.competing.all()
+    plan = make_plan(config, stream, 0, draws=1)
+    np.testing.assert_array_equal(np.concatenate([s.stream for s in plan.steps]), np.arange(300))
+    assert [len(s.stream) for s in plan.steps] == [16] * 18 + [12]
+    # 60 samples a task: its last is the 60th, 120th, ... of the stream, in the 4th, 8th, 12th, 15th and 19th batch.
+    assert plan.ends == (4, 8, 12, 15, 19)
+    assert any(len(set(stream.train.task[s.stream].tolist())) == 2 for s in plan.steps)
+
+
+def test_without_tasks_the_memory_is_told_of_none(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    reservoir, er = {"kind": "reservoir", "size": 25}, {"name": "er", "replay_from": "all"}
+    config = settings(stream={"scenario": "free"}, memory=reservoir, strategy=er)
+    told: list[int] = []
+    offer = Reservoir.offer
+
+    def listening(memory: Reservoir, labels: np.ndarray, task: int) -> np.ndarray:
+        told.append(task)
+        return offer(memory, labels, task)
+
+    monkeypatch.setattr(Reservoir, "offer", listening)
+    make_plan(config, stream_of(config, source), 0, draws=1)
+    assert len(told) == 30 and set(told) == {0}
+
+
+@pytest.mark.parametrize("group", [{"memory": {"kind": "ring"}}, {"strategy": {"name": "er", "replay_from": "past"}}])
+def test_what_goes_by_tasks_is_refused_without_tasks(source: Source, group: dict[str, Any]) -> None:
+    values = {"memory": {"kind": "reservoir", "size": 25}, "strategy": {"name": "er", "replay_from": "all"}, **group}
+    config = settings(stream={"scenario": "free"}, **values)
+    with pytest.raises(UserError, match=r"stream.scenario=free: a task-free stream has no tasks to go by, and"):
+        make_plan(config, stream_of(config, source), 0, draws=1)
