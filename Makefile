@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 .PHONY: demo test lint clean
 
 demo: $(READY)
-	@$(BIN)/python examples/two_tasks.py
+	@$(BIN)/python examples/first_table.py $(if $(DATA),--data-root $(DATA))
 
 test: lint
 	$(BIN)/pytest -n $(JOBS)

