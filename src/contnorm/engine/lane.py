@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from contnorm.config import RunConfig
-from contnorm.engine.rows import Rows, rows_of
+from contnorm.engine.rows import Row, Rows, rows_of
 from contnorm.models import build_model
 from contnorm.plan import Plan, Step, make_plan
 from contnorm.seeds import seed_for
@@ -82,7 +82,7 @@ class Lane:
         """The rows of steps of one shape, on the device."""
         steps = self.plan.steps[start:end]
         places = self.feed.places([self._images(step) for step in steps], start)
-        return rows_of(steps, places, len(self.logits) - 1, self.device)
+        return rows_of(steps, places, self.data.stream.train, len(self.logits) - 1, self.device)
 
     def step(self) -> Tensor:
         """The next step of the plan; gives its loss, still on the device."""
@@ -90,16 +90,9 @@ class Lane:
         self.done += 1
         return loss
 
-    def learn(self, row: Rows) -> Tensor:
+    def learn(self, row: Row) -> Tensor:
         """One step from one row of indices; gives its loss, still on the device."""
-        on_stream, *on_replay = torch.split(row.images, [len(row.stream), *map(len, row.replay)])
-        stream = self._batch(row.stream, on_stream, row.stream_views, None)
-        replay = tuple(
-            self._batch(items, images, views, self.logits[slots] if self.strategy.stores_logits else None)
-            for items, images, slots, views in zip(
-                row.replay, on_replay, row.replay_slots, row.replay_views, strict=True
-            )
-        )
+        write, stream, replay = self._batches(row)
         self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
         with self.autocast():
@@ -107,8 +100,19 @@ class Lane:
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         if logits is not None:
-            self.logits.index_copy_(0, row.write, logits)
+            self.logits.index_copy_(0, write, logits)
         return loss.detach()
+
+    def _batches(self, row: Row) -> tuple[Tensor, Batch, tuple[Batch, ...]]:
+        """The slots to write to, the samples of the stream, and those of each replay draw."""
+        x = self.data.seen(self.feed.pixels[row.image], row.task, row.views)
+        parts = zip(*(torch.split(t, list(row.sizes)) for t in (x, row.label, row.task, row.slots)), strict=True)
+        (x, label, task, write), *draws = parts
+        replay = tuple(
+            Batch(x, label, task, self.logits[slots] if self.strategy.stores_logits else None)
+            for x, label, task, slots in draws
+        )
+        return write, Batch(x, label, task), replay
 
     def check(self, loss: float) -> float:
         """The loss of the step just done; refuses one that is not finite, with the likely cause."""
@@ -119,10 +123,6 @@ class Lane:
                 f"too high for norm {self.config.norm.name!r}."
             )
         return loss
-
-    def _batch(self, items: Tensor, images: Tensor, views: Tensor | None, logits: Tensor | None) -> Batch:
-        label, task = self.data.train.label[items], self.data.train.task[items]
-        return Batch(self.data.seen(self.feed.pixels[images], task, views), label, task, logits)
 
     def autocast(self) -> AbstractContextManager[object]:
         if self.config.train.precision == "bf16":

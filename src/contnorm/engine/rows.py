@@ -1,8 +1,11 @@
-"""Steps of a plan as index tensors on a device: one row a step, all of one shape."""
+"""Steps of a plan as numbers on a device: one row a step, all of one shape, in one table.
+
+A captured step reads its row with a single gather; everything else is a view into it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,91 +15,77 @@ from torch import Tensor
 
 from contnorm.memories import NOT_KEPT
 from contnorm.plan import Step
+from contnorm.streams.classification import Items
 
-__all__ = ["Rows", "rows_of", "stretch_end"]
+__all__ = ["Row", "Rows", "rows_of", "stretch_end"]
+
+Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One step. What is known of samples is given for those of the stream, then for those of each replay draw.
+
+    Attributes:
+        sizes: How many samples the stream has in it, and each draw.
+        image: Where the images are.
+        label, task: Of each sample.
+        slots: The slots the stream's samples are written to, then those the draws came from.
+        views: (samples, 3) crops and flips, where the stream has any.
+    """
+
+    sizes: tuple[int, ...]
+    image: Tensor
+    label: Tensor
+    task: Tensor
+    slots: Tensor
+    views: Tensor | None
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of steps, or one row.
+    """Rows of one shape: a table of whole numbers, and how many samples each part has."""
 
-    Attributes:
-        stream: Items shown.
-        images: Where their images are, and then those of each replay draw.
-        write: Slots they are written to.
-        replay: Items replayed, by draw.
-        replay_slots: The slots they came from.
-        stream_views, replay_views: Crops and flips, where the stream has any.
-    """
+    table: Tensor
+    sizes: tuple[int, ...]
+    augmented: bool
 
-    stream: Tensor
-    images: Tensor
-    write: Tensor
-    replay: tuple[Tensor, ...]
-    replay_slots: tuple[Tensor, ...]
-    stream_views: Tensor | None
-    replay_views: tuple[Tensor | None, ...]
-
-    def at(self, number: int | Tensor) -> Rows:
+    def at(self, number: int | Tensor) -> Row:
         """One row; by a tensor on the device where the number must not come from the host."""
-
-        def pick(rows: Tensor) -> Tensor:
-            return rows[number] if isinstance(number, int) else rows.index_select(0, number).squeeze(0)
-
-        return self._each(pick)
+        row = self.table[number] if isinstance(number, int) else self.table.index_select(0, number).squeeze(0)
+        samples = sum(self.sizes)
+        image, label, task, slots, views = torch.split(row, [samples] * 4 + [len(row) - 4 * samples])
+        return Row(self.sizes, image, label, task, slots, views.view(samples, 3) if self.augmented else None)
 
     def overwrite(self, others: Rows) -> None:
         """Take on the rows of others, which may be fewer, in place: a captured step goes on with them."""
-        for own, new in zip(self._tensors(), others._tensors(), strict=True):
-            own[: len(new)].copy_(new)
-
-    def __len__(self) -> int:
-        return len(self.stream)
-
-    def _each(self, change: Callable[[Tensor], Tensor]) -> Rows:
-        return Rows(
-            change(self.stream),
-            change(self.images),
-            change(self.write),
-            tuple(map(change, self.replay)),
-            tuple(map(change, self.replay_slots)),
-            None if self.stream_views is None else change(self.stream_views),
-            tuple(None if views is None else change(views) for views in self.replay_views),
-        )
-
-    def _tensors(self) -> list[Tensor]:
-        parts = (self.stream, self.images, self.write, *self.replay, *self.replay_slots)
-        return [*parts, *(views for views in (self.stream_views, *self.replay_views) if views is not None)]
+        self.table[: len(others.table)].copy_(others.table)
 
 
-def rows_of(steps: Sequence[Step], images: Sequence[NDArray[np.int64]], spare: int, device: torch.device) -> Rows:
-    """The rows of steps of one shape; what is not kept, or is overwritten in the same step, goes to a spare slot."""
+def rows_of(steps: Sequence[Step], images: Sequence[Indices], items: Items, spare: int, device: torch.device) -> Rows:
+    """The rows of steps of one shape.
 
-    def stacked(parts: Sequence[NDArray[np.int64]]) -> Tensor:
-        return torch.from_numpy(np.stack(parts)).to(device)
-
-    draws = range(len(steps[0].replay))
-    return Rows(
-        stacked([step.stream for step in steps]),
-        stacked(images),
-        stacked([_last_writers(step.write, spare) for step in steps]),
-        tuple(stacked([step.replay[draw] for step in steps]) for draw in draws),
-        tuple(stacked([step.replay_slots[draw] for step in steps]) for draw in draws),
-        None if steps[0].stream_views is None else stacked([_views(step.stream_views) for step in steps]),
-        tuple(
-            None if steps[0].replay_views is None else stacked([_views(step.replay_views, draw) for step in steps])
-            for draw in draws
-        ),
-    )
+    Args:
+        steps: The steps.
+        images: For each, where the images of its samples are.
+        items: What the steps' numbers stand for.
+        spare: The slot for what is not kept, or is overwritten in the same step.
+        device: Where the rows go.
+    """
+    table = [_row(step, places, items, spare) for step, places in zip(steps, images, strict=True)]
+    first = steps[0]
+    sizes = (len(first.stream), *map(len, first.replay))
+    return Rows(torch.from_numpy(np.stack(table)).to(device), sizes, first.stream_views is not None)
 
 
-def _views(views: object, draw: int | None = None) -> NDArray[np.int64]:
-    chosen = views if draw is None else views[draw]  # type: ignore[index]
-    assert isinstance(chosen, np.ndarray)
-    return chosen
+def _row(step: Step, places: Indices, items: Items, spare: int) -> Indices:
+    samples = np.concatenate([step.stream, *step.replay])
+    views = [] if step.stream_views is None else [step.stream_views, *(step.replay_views or ())]
+    slots = [_last_writers(step.write, spare), *step.replay_slots]
+    return np.concatenate([places, items.label[samples], items.task[samples], *slots, *(v.ravel() for v in views)])
 
 
-def _last_writers(write: NDArray[np.int64], spare: int) -> NDArray[np.int64]:
+def _last_writers(write: Indices, spare: int) -> Indices:
     """Each slot once, at its last writer; all else to the spare slot."""
     last = {int(slot): place for place, slot in enumerate(write)}
     return np.array([slot if slot != NOT_KEPT and last[int(slot)] == i else spare for i, slot in enumerate(write)])
