@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from contnorm.config import MemoryConfig, RunConfig
 from contnorm.errors import UserError
-from contnorm.memories import NOT_KEPT, Memory, Reservoir, Ring
+from contnorm.memories import NOT_KEPT, Memory, PartitioningReservoir, Reservoir, Ring
 from contnorm.memories.base import drawn
 from contnorm.seeds import generator
 from contnorm.streams.classification import Items, Stream
 
-__all__ = ["Plan", "Step", "build_memory", "make_plan"]
+__all__ = ["Plan", "Step", "build_memory", "make_plan", "offered_labels"]
 
 Indices = NDArray[np.int64]
 Views = NDArray[np.int64]  # (samples, 3): vertical and horizontal offset of the crop, and whether it is flipped
@@ -55,9 +55,18 @@ class Plan:
 
 def build_memory(config: MemoryConfig, stream: Stream, seed: int) -> Memory:
     """The memory a run asks for."""
+    chance = generator(seed, "memory")
+    if config.kind == "prs":
+        return PartitioningReservoir(config.size, stream.outputs, config.rho, chance, config.quirk)
     if config.kind == "reservoir":
-        return Reservoir(config.size, generator(seed, "memory"))
+        return Reservoir(config.size, chance)
     return Ring(config.size, stream.tasks if config.per == "task" else stream.outputs, config.per)
+
+
+def offered_labels(config: MemoryConfig, stream: Stream, items: Indices) -> Indices:
+    """The labels of items as the memory takes them: PRS is made for several a sample, so it gets one-hot rows."""
+    labels = stream.train.label[items]
+    return (labels[:, None] == np.arange(stream.outputs)).astype(np.int64) if config.kind == "prs" else labels
 
 
 def make_plan(config: RunConfig, stream: Stream, seed: int, draws: int) -> Plan:
@@ -70,11 +79,8 @@ def make_plan(config: RunConfig, stream: Stream, seed: int, draws: int) -> Plan:
         draws: How many independent replay draws a step of the strategy has; 0 for none.
     """
     memory = build_memory(config.memory, stream, seed)
-    if draws and memory.capacity < config.train.replay and config.memory.kind == "reservoir":
-        raise UserError(
-            f"memory.size={config.memory.size} is smaller than the replay batch of {config.train.replay}. "
-            f"Use a larger memory (--buffer), or a smaller replay batch (--replay)."
-        )
+    if draws:
+        _check_replay_can_be_full(config, stream)
     chance = generator(seed, "replay")
     views = _Views(generator(seed, "augment"), stream.padding)
     content = np.full(memory.capacity, -1, dtype=np.int64)  # the item in each slot
@@ -85,7 +91,8 @@ def make_plan(config: RunConfig, stream: Stream, seed: int, draws: int) -> Plan:
             before = task if config.strategy.replay_from == "past" else None
             slots = tuple(drawn(memory.readable(before), config.train.replay, chance) for _ in range(draws))
             replay = tuple(content[chosen] for chosen in slots)
-            write = memory.offer(stream.train.label[items], task) if draws else np.full(len(items), NOT_KEPT)
+            labels = offered_labels(config.memory, stream, items)
+            write = memory.offer(labels, task) if draws else np.full(len(items), NOT_KEPT)
             kept = write != NOT_KEPT
             content[write[kept]] = items[kept]  # of two in one slot the later stays
             steps.append(Step(task, items, write, replay, slots, views.of(items), views.of_all(replay)))
@@ -94,6 +101,35 @@ def make_plan(config: RunConfig, stream: Stream, seed: int, draws: int) -> Plan:
     if limit is not None:
         steps, ends = steps[:limit], [min(end, limit) for end in ends]
     return Plan(tuple(steps), tuple(ends), memory.capacity if draws else 0)
+
+
+def _check_replay_can_be_full(config: RunConfig, stream: Stream) -> None:
+    """Refuse a memory that could never fill a replay batch, not even in the last task.
+
+    Rings grow with the tasks: in early ones a batch may be smaller, which is how small rings (one sample a class) are
+    published. With one task and replay of the past there is nothing to replay, whatever the memory.
+    """
+    past = config.strategy.replay_from == "past"
+    if past and stream.tasks == 1:
+        return
+    rings, of_what = _rings_read(config.memory, stream, past)
+    size, replay = config.memory.size, config.train.replay
+    if rings * size < replay:
+        held = f"{size} slots" if not of_what else f"{rings} rings ({of_what}) of {size}, {rings * size} slots"
+        raise UserError(
+            f"memory.size={size} is too small: what can be replayed is at most {held}, and the replay batch is "
+            f"{replay}. Use a larger memory (--buffer {-(-replay // rings)}), or a smaller replay batch "
+            f"(--replay {rings * size})."
+        )
+
+
+def _rings_read(config: MemoryConfig, stream: Stream, past: bool) -> tuple[int, str]:
+    """How many rings can be read in the last task, and in words; one of no name where the memory is one piece."""
+    if config.kind != "ring":
+        return 1, ""
+    readable = stream.train.task < stream.tasks - past
+    rings = len(np.unique((stream.train.task if config.per == "task" else stream.train.label)[readable]))
+    return rings, f"one a {config.per}, {'of the tasks before the last' if past else 'of all tasks'}"
 
 
 def _batches(items: Items, task: int, size: int) -> list[Indices]:

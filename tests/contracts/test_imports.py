@@ -28,7 +28,9 @@ WITHOUT_TORCH = [
         f"contnorm.{name}"
         for name in (
             "catalog",
+            "methods",
             "errors",
+            "keys",
             "config",
             "seeds",
             "results",

@@ -10,6 +10,8 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from contnorm.catalog import NormSpec
 from contnorm.errors import UserError, unknown
+from contnorm.memories import MEMORIES
+from contnorm.methods import STRATEGIES
 from contnorm.streams.classification import STREAMS
 from contnorm.streams.fetch import FETCHABLE, fetch
 from contnorm.streams.sources import SOURCES, data_root, find_layout, looked_for
@@ -24,11 +26,10 @@ def listings(norms: Mapping[str, NormSpec]) -> dict[str, Rows]:
         "norms": [(spec.name, spec.summary) for spec in norms.values()],
         "streams": [(spec.name, spec.summary) for spec in STREAMS.values()],
         "strategies": [
-            ("single", "learn from the stream alone"),
-            ("er", "experience replay: the stream's batch and one from the memory"),
-            ("derpp", "dark experience replay++: replay stored logits and labels"),
+            *((spec.name, spec.summary) for spec in STRATEGIES.values()),
             ("path/to/file.py:ClassName", "one of your own"),
         ],
+        "memories": list(MEMORIES.items()),
     }
 
 
