@@ -43,8 +43,11 @@ WITHOUT_TORCH = [
             "streams.fetch",
             "report.cubes",
             "cli.main",
+            "cli.data",
             "cli.listing",
+            "cli.settings",
             "cli.showing",
+            "cli.comparing",
         )
     ),
 ]

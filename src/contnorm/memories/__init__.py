@@ -15,5 +15,5 @@ __all__ = ["MEMORIES", "NOT_KEPT", "Memory", "PartitioningReservoir", "Reservoir
 MEMORIES: dict[str, str] = {
     "ring": "the newest samples of each task, or of each class (memory.per)",
     "reservoir": "every sample seen so far with the same probability",
-    "prs": "partitioning reservoir: a share for each label, by a power of its frequency (memory.rho)",
+    "prs": "a share for each label, by a power of its frequency (memory.rho)",
 }
