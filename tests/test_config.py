@@ -25,7 +25,7 @@ def test_identity_is_of_what_differs_from_the_defaults() -> None:
     ("values", "said"),
     [
         ({"trian": {}}, r"config: unknown key 'trian'\. Did you mean 'train'\? There are: stream, strategy"),
-        ({"train": {"lrr": 1}}, r"unknown key 'train\.lrr'\. Did you mean 'train\.lr'"),
+        ({"train": {"lrr": 1}}, r"unknown key 'train\.lrr'\. Did you mean 'train\.lr'\? There are: train\.lr,"),
         ({"train": {"lr": "fast"}}, r"train\.lr='fast' must be a number"),
         ({"train": {"batch": 2.5}}, r"train\.batch=2\.5 must be a whole number"),
         ({"train": {"batch": True}}, r"train\.batch=True must be a whole number"),

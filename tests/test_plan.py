@@ -138,20 +138,21 @@ def test_prs_is_built_as_it_was_asked_for(source: Source) -> None:
     [
         (
             {"memory": {"kind": "reservoir", "size": 5}},
-            r"memory\.size=5 is too small: .* 5 slots, and .* is 10",
+            r"memory\.size=5 is too small: it has 5 slots .* batch of 10",
         ),
-        ({"memory": {"kind": "prs", "size": 9}}, r"at most 9 slots, .* is 10\. Use .*--buffer 10\).*--replay 9\)"),
+        ({"memory": {"kind": "prs", "size": 9}}, r"it has 9 slots in all, .*\(--buffer 10\), .*\(--replay 9\)"),
         (
             {"memory": {"size": 2}},
-            r"at most 4 rings \(one a task, of the tasks before the last\) of 2, 8 slots, .*--buffer 3\).*--replay 8\)",
+            r"of the 4 tasks before the last have 8 slots .*\(--buffer 3\), .*\(--replay 8\)",
         ),
-        (
-            {"memory": {"size": 1}, "strategy": {"replay_from": "all"}},
-            r"5 rings \(one a task, of all tasks\) of 1, ",
-        ),
+        ({"memory": {"size": 1}, "strategy": {"replay_from": "all"}}, r"the rings of all 5 tasks have 5 slots in all"),
         (
             {"memory": {"size": 1, "per": "class"}},
-            r"8 rings \(one a class, of the tasks before the last\) of 1",
+            r"rings of the 8 classes of the tasks before the last have 8 slots",
+        ),
+        (
+            {"memory": {"size": 1, "per": "class"}, "strategy": {"replay_from": "all"}, "train": {"replay": 11}},
+            r"the rings of all 10 classes have 10 slots in all",
         ),
     ],
 )

@@ -55,6 +55,6 @@ def _meant(given: str, leaf: str, beside: Sequence[str], every: Sequence[str]) -
     named = {key: key.rpartition(".")[2] for key in every}
     return (
         [key for key, name in named.items() if name == leaf]
-        or difflib.get_close_matches(given, [*beside, *every], n=2, cutoff=0.7)
+        or difflib.get_close_matches(given, dict.fromkeys([*beside, *every]), n=2, cutoff=0.7)
         or [key for key, name in named.items() if difflib.SequenceMatcher(None, leaf, name).ratio() >= 0.7][:3]
     )

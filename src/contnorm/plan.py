@@ -112,24 +112,29 @@ def _check_replay_can_be_full(config: RunConfig, stream: Stream) -> None:
     past = config.strategy.replay_from == "past"
     if past and stream.tasks == 1:
         return
-    rings, of_what = _rings_read(config.memory, stream, past)
+    rings = _rings_read(config.memory, stream, past)
     size, replay = config.memory.size, config.train.replay
     if rings * size < replay:
-        held = f"{size} slots" if not of_what else f"{rings} rings ({of_what}) of {size}, {rings * size} slots"
         raise UserError(
-            f"memory.size={size} is too small: what can be replayed is at most {held}, and the replay batch is "
-            f"{replay}. Use a larger memory (--buffer {-(-replay // rings)}), or a smaller replay batch "
-            f"(--replay {rings * size})."
+            f"memory.size={size} is too small: {_in_words(config.memory, rings, past)} {rings * size} slots in all, "
+            f"and a replay batch of {replay} would never be full. Use a larger memory (--buffer "
+            f"{-(-replay // rings)}), or a smaller replay batch (--replay {rings * size})."
         )
 
 
-def _rings_read(config: MemoryConfig, stream: Stream, past: bool) -> tuple[int, str]:
-    """How many rings can be read in the last task, and in words; one of no name where the memory is one piece."""
+def _rings_read(config: MemoryConfig, stream: Stream, past: bool) -> int:
+    """How many rings can be read in the last task; one where the memory is all one piece."""
     if config.kind != "ring":
-        return 1, ""
+        return 1
     readable = stream.train.task < stream.tasks - past
-    rings = len(np.unique((stream.train.task if config.per == "task" else stream.train.label)[readable]))
-    return rings, f"one a {config.per}, {'of the tasks before the last' if past else 'of all tasks'}"
+    return len(np.unique((stream.train.task if config.per == "task" else stream.train.label)[readable]))
+
+
+def _in_words(config: MemoryConfig, rings: int, past: bool) -> str:
+    if config.kind != "ring":
+        return "it has"
+    what = {"task": "tasks", "class": "classes of the tasks" if past else "classes"}[config.per]
+    return f"the rings of the {rings} {what} before the last have" if past else f"the rings of all {rings} {what} have"
 
 
 def _batches(items: Items, task: int, size: int) -> list[Indices]:

@@ -97,7 +97,7 @@ def test_a_file_of_settings_is_overruled_by_flags(place: Path) -> None:
         (("run", "--set", "train.speed=9"), "unknown key 'train.speed'"),
         (("run", "--set", "lr=0.1"), "unknown key 'lr'. Did you mean 'train.lr'"),
         (("run", "--buffer", "0"), "memory.size=0 must be 1 or more"),
-        (("run", "--buffer", "2"), "at most 4 rings (one a task, of the tasks before the last) of 2, 8 slots"),
+        (("run", "--buffer", "2"), "the rings of the 4 tasks before the last have 8 slots in all"),
         (("run", "--lr", "nan"), "train.lr=nan must be a finite number"),
         (("run", "--seed", "-1"), "--seed -1: use 0 or more"),
         (("run", "--norm", "cn", "--groups", "7"), "num_groups=7 does not divide the 100 channels"),

@@ -47,10 +47,10 @@ def records(
 def test_runs_that_look_alike_say_what_sets_them_apart(tmp_path: Path) -> None:
     plain = records(tmp_path)
     other = records(tmp_path, train={"lr": 0.1}, strategy={"forward": "separate"})
-    head, *rows = printed(show_scores, [*plain, *other]).splitlines()
+    head, *rows = printed(show_scores, [*other, *plain]).splitlines()
     assert head.endswith("settings") and len(rows) == 2
-    assert rows[0].startswith(plain[0].config.hash) and "=" not in rows[0]
-    assert rows[1].endswith("strategy.forward=separate train.lr=0.1")
+    assert rows[0].endswith("strategy.forward=separate train.lr=0.1")
+    assert rows[1].startswith(plain[0].config.hash) and "=" not in rows[1]
 
 
 def test_a_table_stays_plain_where_columns_tell_runs_apart(tmp_path: Path) -> None:
@@ -73,12 +73,27 @@ def test_one_run_says_what_is_not_its_streams(tmp_path: Path) -> None:
     assert shown.splitlines()[-1] == "settings that are not the stream's own: train.lr=0.1"
 
 
-def test_a_narrow_terminal_gets_lines_with_nothing_cut(tmp_path: Path) -> None:
-    runs = [*records(tmp_path), *records(tmp_path, seeds=1, memory={"size": 9})]
-    lines = printed(show_scores, runs, width=80).splitlines()
-    assert lines[0] == f"{runs[0].config.hash}  split-mnist single bn, running moments, 2 seeds"
-    assert lines[1] == "    ACC 50.50 +- 0.71  FM 39.50 +- 0.71  LA 70.25 +- 0.35"
-    assert lines[2].endswith("running moments, 1 seed") and lines[4] == "    memory.size=9" and len(lines) == 5
+@pytest.mark.parametrize("width", range(78, 170))
+def test_nothing_is_cut_at_any_width(two_runs: list[Record], width: int) -> None:
+    shown = printed(show_scores, two_runs, width=width)
+    assert (
+        "…" not in shown and "50.50 +- 0.71" in shown and "evaluate.drift=false" in shown and "memory.size=9" in shown
+    )
+
+
+@pytest.fixture(scope="module")
+def two_runs(tmp_path_factory: pytest.TempPathFactory) -> list[Record]:
+    place = tmp_path_factory.mktemp("runs")
+    return [*records(place), *records(place, seeds=1, memory={"size": 9}, evaluate={"drift": False})]
+
+
+def test_a_narrow_terminal_gets_lines(two_runs: list[Record]) -> None:
+    assert printed(show_scores, two_runs, width=130).startswith("run  ")
+    lines = printed(show_scores, two_runs, width=80).splitlines()
+    assert lines[0] == f"{two_runs[0].config.hash}  split-mnist single bn"
+    assert lines[1] == "    2 seeds, running: ACC 50.50 +- 0.71  FM 39.50 +- 0.71  LA 70.25 +- 0.35"
+    assert lines[3].startswith("    1 seed, running: ACC") and len(lines) == 5
+    assert lines[4] == "    memory.size=9 evaluate.drift=false"
 
 
 def test_both_evaluations_of_one_run_are_no_two_runs(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ IN_COLUMNS = {
     "train.max_steps",
     "evaluate.moments",
 }
-UNLIMITED = 10_000  # a width at which every table has its natural one
+UNLIMITED = 10_000  # a width at which nothing is cut
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,12 @@ def show_scores(records: list[Record], console: Console) -> None:
         groups[record.config.hash].append(record)
     worth_saying = _worth_saying([group[0].config for group in groups.values()])
     rows = [row for group in groups.values() for row in _rows(group, worth_saying)]
-    table = _table(rows, with_settings=len(groups) > 1 and any(row.settings for row in rows))
-    if console.measure(table, options=console.options.update(width=UNLIMITED)).maximum > console.width:
+    with_settings = len(groups) > 1 and any(row.settings for row in rows)
+    if _least_width(rows, with_settings, console) > console.width:
         for row in rows:
             _show_lines(row, console)
         return
-    console.print(table)
+    console.print(_table(rows, with_settings))
     if len(groups) == 1 and rows[0].settings:
         console.print(Text(f"settings that are not the stream's own: {rows[0].settings}"))
 
@@ -102,19 +102,28 @@ def described(config: RunConfig) -> tuple[str, ...]:
 
 
 def _table(rows: list[Row], with_settings: bool) -> Table:
-    heads = [Column(head, no_wrap=True) for head in ("run", "stream", "strategy", "norm", "moments", "seeds")]
-    table = Table(*heads, *SHOWN.values(), *(["settings"] if with_settings else []), box=None, pad_edge=False)
+    heads = ("run", "stream", "strategy", "norm", "moments", "seeds", *SHOWN.values())
+    table = Table(*(Column(head, no_wrap=True) for head in heads), box=None, pad_edge=False)
+    if with_settings:
+        table.add_column("settings")
     for row in rows:
         settings = [Text(row.settings)] if with_settings else []
         table.add_row(row.run, *row.what, row.moments, str(row.seeds), *row.scores, *settings)
     return table
 
 
+def _least_width(rows: list[Row], with_settings: bool, console: Console) -> int:
+    """What the table needs for nothing to be cut; settings may wrap between one and the next."""
+    least = console.measure(_table(rows, False), options=console.options.update(width=UNLIMITED)).maximum
+    words = [word for row in rows for word in (*row.settings.split(), "settings")]
+    return least + (2 + max(map(len, words)) if with_settings else 0)
+
+
 def _show_lines(row: Row, console: Console) -> None:
     seeds = "1 seed" if row.seeds == 1 else f"{row.seeds} seeds"
     scores = "  ".join(f"{title} {value}" for title, value in zip(SHOWN.values(), row.scores, strict=True))
-    console.print(Text(f"{row.run}  {' '.join(row.what)}, {row.moments} moments, {seeds}"))
-    for line in filter(None, (scores, row.settings)):
+    console.print(Text(f"{row.run}  {' '.join(row.what)}"))
+    for line in filter(None, (f"{seeds}, {row.moments}: {scores}", row.settings)):
         console.print(Padding(Text(line), (0, 0, 0, 4), expand=False))
 
 
