@@ -73,12 +73,11 @@ def test_one_run_says_what_is_not_its_streams(tmp_path: Path) -> None:
     assert shown.splitlines()[-1] == "settings that are not the stream's own: train.lr=0.1"
 
 
-@pytest.mark.parametrize("width", range(78, 170))
-def test_nothing_is_cut_at_any_width(two_runs: list[Record], width: int) -> None:
-    shown = printed(show_scores, two_runs, width=width)
-    assert (
-        "…" not in shown and "50.50 +- 0.71" in shown and "evaluate.drift=false" in shown and "memory.size=9" in shown
-    )
+def test_nothing_is_cut_at_any_width(two_runs: list[Record]) -> None:
+    for width in range(78, 170):
+        shown = printed(show_scores, two_runs, width=width)
+        assert "…" not in shown and "50.50 +- 0.71" in shown, width
+        assert "evaluate.drift=false" in shown and "memory.size=9" in shown, width
 
 
 @pytest.fixture(scope="module")
