@@ -106,8 +106,8 @@ def make_plan(config: RunConfig, stream: Stream, seed: int, draws: int) -> Plan:
 def _check_replay_can_be_full(config: RunConfig, stream: Stream) -> None:
     """Refuse a memory that could never fill a replay batch, not even in the last task.
 
-    What rings hold grows with the tasks: in early ones a batch may be smaller, as with the published rings of one sample
-    a class (Chaudhry et al., 2019). With one task and replay of the past there is nothing to replay, whatever the memory.
+    What rings hold grows with the tasks: in early ones a batch may be smaller, as with the published rings of one
+    sample a class (Chaudhry et al., 2019). With one task and replay of the past there is nothing to replay at all.
     """
     past = config.strategy.replay_from == "past"
     if past and stream.tasks == 1:
