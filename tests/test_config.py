@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from contnorm.config import RunConfig, from_dict, parse_assignment, read_toml
+from contnorm.config import _LEAST, RunConfig, dotted, from_dict, parse_assignment, read_toml
 from contnorm.errors import UserError
+from contnorm.keys import FLAGS, MEANT
 
 
 def test_round_trip_and_identity() -> None:
@@ -24,18 +25,45 @@ def test_identity_is_of_what_differs_from_the_defaults() -> None:
     ("values", "said"),
     [
         ({"trian": {}}, r"config: unknown key 'trian'\. Did you mean 'train'\? There are: stream, strategy"),
-        ({"train": {"lrr": 1}}, r"unknown key 'train\.lrr'\. Did you mean 'train\.lr'"),
+        ({"train": {"lrr": 1}}, r"unknown key 'train\.lrr'\. Did you mean 'train\.lr'\? There are: train\.lr,"),
         ({"train": {"lr": "fast"}}, r"train\.lr='fast' must be a number"),
         ({"train": {"batch": 2.5}}, r"train\.batch=2\.5 must be a whole number"),
         ({"train": {"batch": True}}, r"train\.batch=True must be a whole number"),
         ({"strategy": {"forward": "both"}}, r"strategy\.forward='both' must be 'joint' or 'separate'"),
-        ({"train": 3}, r"train=3 must be a group of keys, such as train\.name"),
+        ({"train": 3}, r"train=3 must be a group of keys, such as train\.lr\.$"),
         ({"norm": {"groups": "many"}}, r"norm\.groups='many' must be a whole number or 'auto'"),
+        ({"lr": 0.1}, r"unknown key 'lr'\. Did you mean 'train\.lr'\? There are: stream, strategy"),
+        ({"buffer": 9}, r"unknown key 'buffer'\. Did you mean 'memory\.size'"),
+        ({"train": {"buffer": 9}}, r"unknown key 'train\.buffer'\. Did you mean 'memory\.size'"),
+        ({"train": {"norm": "cn"}}, r"unknown key 'train\.norm'\. Did you mean 'norm\.name'\? There are: train\.lr"),
+        ({"groups": 4}, r"unknown key 'groups'\. Did you mean 'norm\.groups'"),
+        ({"norm": {"lr": 1}}, r"unknown key 'norm\.lr'\. Did you mean 'train\.lr'"),
+        ({"foward": "joint"}, r"unknown key 'foward'\. Did you mean 'strategy\.forward'"),
+        ({"memory": {"name": "prs"}}, r"Did you mean 'stream\.name' or 'strategy\.name' or 'model\.name' or 'norm\."),
+        ({"train": {"data-root": "x"}}, r"unknown key 'train\.data-root'\. It is no setting of a run.*--data-root\."),
+        ({"zzz": 1}, r"unknown key 'zzz'\. There are: stream, strategy"),
+        ({"memory": {"size": 0}}, r"memory\.size=0 must be 1 or more"),
+        ({"stream": {"tasks": 0}}, r"stream\.tasks=0 must be 1 or more"),
+        ({"stream": {"test_per_task": -1}}, r"stream\.test_per_task=-1 must be 1 or more"),
+        ({"model": {"width": 0}}, r"model\.width=0 must be 1 or more"),
+        ({"norm": {"groups": 0}}, r"norm\.groups=0 must be 1 or more"),
+        ({"train": {"batch": 0}}, r"train\.batch=0 must be 1 or more"),
+        ({"train": {"replay": -1}}, r"train\.replay=-1 must be 0 or more"),
+        ({"train": {"max_steps": 0}}, r"train\.max_steps=0 must be 1 or more"),
+        ({"train": {"lr": 0}}, r"train\.lr=0\.0 must be above 0"),
+        ({"train": {"lr": float("nan")}}, r"train\.lr=nan must be a finite number"),
+        ({"strategy": {"alpha": float("inf")}}, r"strategy\.alpha=inf must be a finite number"),
     ],
 )
 def test_bad_settings_are_named(values: dict[str, object], said: str) -> None:
     with pytest.raises(UserError, match=said):
         from_dict(values)
+
+
+def test_every_key_that_is_suggested_or_bounded_is_a_setting() -> None:
+    every = dotted(RunConfig().as_dict())
+    assert set(MEANT.values()) | set(_LEAST) <= every.keys() and not set(FLAGS) & set(MEANT)
+    assert from_dict({"train": {"replay": 0}, "norm": {"groups": "auto"}, "stream": {"tasks": None}})
 
 
 def test_assignments_and_files(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from contnorm.config import RunConfig, from_dict
 from contnorm.errors import UserError
-from contnorm.memories import NOT_KEPT, Reservoir
+from contnorm.memories import NOT_KEPT, PartitioningReservoir, Reservoir
 from contnorm.plan import build_memory, make_plan
 from contnorm.streams.classification import Stream, build_stream
 from contnorm.streams.sources import Source, load_source
@@ -19,7 +19,10 @@ EVERY_MEMORY = [
     {"kind": "ring", "size": 7},
     {"kind": "ring", "size": 3, "per": "class"},
     {"kind": "reservoir", "size": 25},
+    {"kind": "prs", "size": 25, "rho": 0.02},
+    {"kind": "prs", "size": 25, "rho": -0.03, "quirk": True},
 ]
+NAMES = ["ring", "ring per class", "reservoir", "prs", "prs, with its quirk"]
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +49,13 @@ def test_every_item_comes_once_in_order_with_a_smaller_last_batch(source: Source
     assert all((s.write == NOT_KEPT).all() and s.replay == () for s in plan.steps)
 
 
-@pytest.mark.parametrize("memory", EVERY_MEMORY, ids=["ring", "ring per class", "reservoir"])
+def given(stream: Stream, memory: dict[str, Any], item: int) -> np.ndarray:
+    """The label of one item as the memory takes it."""
+    label = stream.train.label[[item]]
+    return np.eye(stream.outputs, dtype=np.int64)[label] if memory["kind"] == "prs" else label
+
+
+@pytest.mark.parametrize("memory", EVERY_MEMORY, ids=NAMES)
 @pytest.mark.parametrize("past", ["past", "all"])
 def test_replay_is_what_a_live_memory_holds(source: Source, memory: dict[str, Any], past: str) -> None:
     config = settings(memory=memory, strategy={"name": "er", "replay_from": past})
@@ -62,7 +71,7 @@ def test_replay_is_what_a_live_memory_holds(source: Source, memory: dict[str, An
             assert set(slots.tolist()) <= allowed
             assert [held[int(s)] for s in slots] == items.tolist()
             replayed += len(items)
-        slots = np.concatenate([live.offer(stream.train.label[[i]], step.task) for i in step.stream])  # one by one
+        slots = np.concatenate([live.offer(given(stream, memory, i), step.task) for i in step.stream])  # one by one
         np.testing.assert_array_equal(slots, step.write)
         held |= {int(s): int(i) for s, i in zip(slots, step.stream, strict=True) if s != NOT_KEPT}
     assert replayed > 100 and plan.slots == live.capacity
@@ -95,10 +104,84 @@ def test_views_are_drawn_for_stream_and_replay_where_there_is_augmentation(sourc
     assert drawn[:, :2].min() == 0 and drawn[:, :2].max() == 8 and set(drawn[:, 2].tolist()) == {0, 1}
 
 
-def test_a_memory_smaller_than_a_replay_batch_is_named(source: Source) -> None:
-    config = settings(memory={"kind": "reservoir", "size": 5}, strategy={"name": "er"})
-    with pytest.raises(UserError, match=r"memory\.size=5 is smaller than the replay batch of 10.*--buffer"):
+def kept_by_class(kind: str, seed: int) -> np.ndarray:
+    """What a memory of 40 holds at the end of five tasks, each of a class of 200 samples and one of 10."""
+    labels = np.repeat(np.arange(10), [200, 10] * 5)
+    images = np.zeros((len(labels), 1, 2, 2), dtype=np.uint8)
+    source = Source("digits", images, labels, images[::5], labels[::5], 10, "made here")
+    config = settings(memory={"kind": kind, "size": 40}, strategy={"name": "er"})
+    stream = stream_of(config, source, seed)
+    content: dict[int, int] = {}
+    for step in make_plan(config, stream, seed, draws=1).steps:
+        content |= {int(s): int(i) for s, i in zip(step.write, step.stream, strict=True) if s != NOT_KEPT}
+    return np.bincount(stream.train.label[list(content.values())], minlength=10)
+
+
+def test_prs_keeps_rare_classes_that_a_reservoir_loses() -> None:
+    prs, reservoir = (np.stack([kept_by_class(kind, seed) for seed in range(10)]) for kind in ("prs", "reservoir"))
+    assert (prs.sum(1) == 40).all() and (reservoir.sum(1) == 40).all()
+    rare = np.arange(1, 10, 2)
+    # A reservoir gives the rare half its share of the stream, 1 in 21, of 40 slots: about 2. PRS aims at half of them.
+    assert reservoir[:, rare].sum(1).mean() < 4 and prs[:, rare].sum(1).mean() > 12
+    assert (prs[:, rare] > 0).all() and (reservoir[:, rare] == 0).any()
+
+
+def test_prs_is_built_as_it_was_asked_for(source: Source) -> None:
+    config = settings(memory={"kind": "prs", "size": 30, "rho": -0.03, "quirk": True})
+    memory = build_memory(config.memory, stream_of(config, source), 0)
+    assert isinstance(memory, PartitioningReservoir)
+    assert (memory.capacity, memory.labels, memory.rho, memory.quirk) == (30, 10, -0.03, True)
+
+
+@pytest.mark.parametrize(
+    ("groups", "said"),
+    [
+        (
+            {"memory": {"kind": "reservoir", "size": 5}},
+            r"memory\.size=5 is too small: it has 5 slots .* batch of 10",
+        ),
+        ({"memory": {"kind": "prs", "size": 9}}, r"it has 9 slots in all, .*\(--buffer 10\), .*\(--replay 9\)"),
+        (
+            {"memory": {"size": 2}},
+            r"of the 4 tasks before the last have 8 slots .*\(--buffer 3\), .*\(--replay 8\)",
+        ),
+        ({"memory": {"size": 1}, "strategy": {"replay_from": "all"}}, r"the rings of all 5 tasks have 5 slots in all"),
+        (
+            {"memory": {"size": 1, "per": "class"}},
+            r"rings of the 8 classes of the tasks before the last have 8 slots",
+        ),
+        (
+            {"memory": {"size": 1, "per": "class"}, "strategy": {"replay_from": "all"}, "train": {"replay": 11}},
+            r"the rings of all 10 classes have 10 slots in all",
+        ),
+    ],
+)
+def test_a_memory_that_can_never_fill_a_replay_batch_is_named(
+    source: Source, groups: dict[str, dict[str, Any]], said: str
+) -> None:
+    config = settings(**groups)
+    with pytest.raises(UserError, match=said):
         make_plan(config, stream_of(config, source), 0, draws=1)
+    make_plan(config, stream_of(config, source), 0, draws=0)  # who replays nothing needs no memory
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [
+        {"memory": {"size": 3}},  # 12 slots in the last task: early batches are smaller, as published
+        {"memory": {"size": 1, "per": "class"}, "strategy": {"replay_from": "all"}},
+        {"memory": {"size": 1, "per": "class"}, "stream": {"scenario": "domain"}, "train": {"replay": 2}},
+        {"memory": {"size": 1}, "stream": {"tasks": 1}},  # no past to replay, whatever the memory
+        {"memory": {"size": 1}, "train": {"replay": 0}},
+    ],
+)
+def test_a_memory_that_fills_a_replay_batch_in_the_end_is_fine(
+    source: Source, groups: dict[str, dict[str, Any]]
+) -> None:
+    config = settings(**groups)
+    plan = make_plan(config, stream_of(config, source), 0, draws=1)
+    full = config.train.replay if config.stream.tasks != 1 else 0
+    assert max(len(step.replay[0]) for step in plan.steps) == full
 
 
 def test_stopping_early_is_the_beginning_of_the_whole(source: Source) -> None:

@@ -1,6 +1,7 @@
 """Records: written whole or not at all, found by the beginning of a hash, refused when they are none."""
 
 import json
+import math
 import os
 from pathlib import Path
 
@@ -66,3 +67,4 @@ def test_a_run_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 def test_spread() -> None:
     assert spread_over_seeds([1.0, 2.0, 6.0]) == pytest.approx((3.0, 7**0.5))
+    assert all(map(math.isnan, spread_over_seeds([math.nan, math.nan]))), "forgetting, where there is one task"

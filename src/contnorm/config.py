@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import tomllib
 import types
 from collections.abc import Mapping
@@ -16,7 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from contnorm.errors import UserError, unknown
+from contnorm.errors import UserError
+from contnorm.keys import unknown_key
 
 __all__ = [
     "EvaluateConfig",
@@ -28,6 +30,7 @@ __all__ = [
     "StreamConfig",
     "TrainConfig",
     "assigned",
+    "dotted",
     "from_dict",
     "parse_assignment",
     "read_toml",
@@ -66,9 +69,11 @@ class StrategyConfig:
 class MemoryConfig:
     """What is kept of the stream."""
 
-    kind: Literal["ring", "reservoir"] = "ring"
+    kind: Literal["ring", "reservoir", "prs"] = "ring"
     size: int = 50  # slots of a ring, or of the reservoir
     per: Literal["task", "class"] = "task"  # what has a ring
+    rho: float = 0.0  # PRS: the power of a label's frequency that its share follows; 0 gives all labels the same
+    quirk: bool = False  # PRS: displace as the published code does
 
 
 @dataclass(frozen=True)
@@ -138,6 +143,33 @@ class RunConfig:
         return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 
 
+# The least value of each number that has one; what lies below is a slip, and would fail late or silently.
+_LEAST = {
+    "stream.tasks": 1,
+    "stream.train_per_task": 1,
+    "stream.test_per_task": 1,
+    "memory.size": 1,
+    "model.width": 1,
+    "norm.groups": 1,
+    "train.batch": 1,
+    "train.replay": 0,
+    "train.max_steps": 1,
+}
+
+
+def dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested values by their dotted keys.
+
+    Example:
+        >>> dotted({"train": {"lr": 0.1, "batch": 10}, "norm": {"name": "cn"}})
+        {'train.lr': 0.1, 'train.batch': 10, 'norm.name': 'cn'}
+    """
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= dotted(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
+
+
 def from_dict(values: Mapping[str, Any], where: str = "config") -> RunConfig:
     """Settings from nested values, each checked against its field.
 
@@ -200,14 +232,16 @@ def _built(cls: type, values: Mapping[str, Any], where: str, prefix: str) -> Any
     for key, value in values.items():
         full = f"{prefix}{key}"
         if key not in names:
-            raise UserError(f"{where}: {unknown('key', full, [prefix + name for name in names])}")
+            beside = [prefix + name for name in names]
+            raise UserError(f"{where}: {unknown_key(full, beside, list(dotted(RunConfig().as_dict())))}")
         kind = hints[key]
         if dataclasses.is_dataclass(kind):
             if not isinstance(value, Mapping):
-                raise UserError(f"{where}: {full}={value!r} must be a group of keys, such as {full}.name.")
+                first = dataclasses.fields(kind)[0].name
+                raise UserError(f"{where}: {full}={value!r} must be a group of keys, such as {full}.{first}.")
             made[key] = _built(kind, value, where, f"{full}.")  # type: ignore[arg-type]
         else:
-            made[key] = _checked(kind, value, where, full)
+            made[key] = _in_range(_checked(kind, value, where, full), where, full)
     return cls(**made)
 
 
@@ -225,6 +259,16 @@ def _checked(kind: Any, value: Any, where: str, full: str) -> Any:
         elif isinstance(value, choice) and not (choice is int and isinstance(value, bool)):
             return value
     raise UserError(f"{where}: {full}={value!r} must be {_words(kind)}.")
+
+
+def _in_range(value: Any, where: str, full: str) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UserError(f"{where}: {full}={value} must be a finite number.")
+    if isinstance(value, int) and value < _LEAST.get(full, value):
+        raise UserError(f"{where}: {full}={value} must be {_LEAST[full]} or more.")
+    if full == "train.lr" and value <= 0:
+        raise UserError(f"{where}: {full}={value} must be above 0.")
+    return value
 
 
 def _choices(kind: Any) -> tuple[Any, ...]:

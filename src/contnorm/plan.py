@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from contnorm.config import MemoryConfig, RunConfig
 from contnorm.errors import UserError
-from contnorm.memories import NOT_KEPT, Memory, Reservoir, Ring
+from contnorm.memories import NOT_KEPT, Memory, PartitioningReservoir, Reservoir, Ring
 from contnorm.memories.base import drawn
 from contnorm.seeds import generator
 from contnorm.streams.classification import Stream
 
-__all__ = ["Plan", "Step", "build_memory", "make_plan"]
+__all__ = ["Plan", "Step", "build_memory", "make_plan", "offered_labels"]
 
 Indices = NDArray[np.int64]
 Views = NDArray[np.int64]  # (samples, 3): vertical and horizontal offset of the crop, and whether it is flipped
@@ -56,9 +56,18 @@ class Plan:
 
 def build_memory(config: MemoryConfig, stream: Stream, seed: int) -> Memory:
     """The memory a run asks for."""
+    chance = generator(seed, "memory")
+    if config.kind == "prs":
+        return PartitioningReservoir(config.size, stream.outputs, config.rho, chance, config.quirk)
     if config.kind == "reservoir":
-        return Reservoir(config.size, generator(seed, "memory"))
+        return Reservoir(config.size, chance)
     return Ring(config.size, stream.tasks if config.per == "task" else stream.outputs, config.per)
+
+
+def offered_labels(config: MemoryConfig, stream: Stream, items: Indices) -> Indices:
+    """The labels of items as the memory takes them: PRS is made for several a sample, so it gets one-hot rows."""
+    labels = stream.train.label[items]
+    return (labels[:, None] == np.arange(stream.outputs)).astype(np.int64) if config.kind == "prs" else labels
 
 
 def make_plan(config: RunConfig, stream: Stream, seed: int, draws: int) -> Plan:
@@ -73,11 +82,8 @@ def make_plan(config: RunConfig, stream: Stream, seed: int, draws: int) -> Plan:
     if draws and stream.task_free:
         _check_task_free(config)
     memory = build_memory(config.memory, stream, seed)
-    if draws and memory.capacity < config.train.replay and config.memory.kind == "reservoir":
-        raise UserError(
-            f"memory.size={config.memory.size} is smaller than the replay batch of {config.train.replay}. "
-            f"Use a larger memory (--buffer), or a smaller replay batch (--replay)."
-        )
+    if draws:
+        _check_replay_can_be_full(config, stream)
     chance = generator(seed, "replay")
     views = _Views(generator(seed, "augment"), stream.padding)
     content = np.full(memory.capacity, -1, dtype=np.int64)  # the item in each slot
@@ -86,8 +92,8 @@ def make_plan(config: RunConfig, stream: Stream, seed: int, draws: int) -> Plan:
         before = task if config.strategy.replay_from == "past" else None
         slots = tuple(drawn(memory.readable(before), config.train.replay, chance) for _ in range(draws))
         replay = tuple(content[chosen] for chosen in slots)
-        known = 0 if stream.task_free else task
-        write = memory.offer(stream.train.label[items], known) if draws else np.full(len(items), NOT_KEPT)
+        labels, known = offered_labels(config.memory, stream, items), 0 if stream.task_free else task
+        write = memory.offer(labels, known) if draws else np.full(len(items), NOT_KEPT)
         kept = write != NOT_KEPT
         content[write[kept]] = items[kept]  # of two in one slot the later stays
         steps.append(Step(task, items, write, replay, slots, views.of(items), views.of_all(replay)))
@@ -96,6 +102,40 @@ def make_plan(config: RunConfig, stream: Stream, seed: int, draws: int) -> Plan:
     if limit is not None:
         steps, ends = steps[:limit], [min(end, limit) for end in ends]
     return Plan(tuple(steps), tuple(ends), memory.capacity if draws else 0)
+
+
+def _check_replay_can_be_full(config: RunConfig, stream: Stream) -> None:
+    """Refuse a memory that could never fill a replay batch, not even in the last task.
+
+    What rings hold grows with the tasks: in early ones a batch may be smaller, as with the published rings of one
+    sample a class (Chaudhry et al., 2019). With one task and replay of the past there is nothing to replay at all.
+    """
+    past = config.strategy.replay_from == "past"
+    if past and stream.tasks == 1:
+        return
+    rings = _rings_read(config.memory, stream, past)
+    size, replay = config.memory.size, config.train.replay
+    if rings * size < replay:
+        raise UserError(
+            f"memory.size={size} is too small: {_in_words(config.memory, rings, past)} {rings * size} slots in all, "
+            f"and a replay batch of {replay} would never be full. Use a larger memory (--buffer "
+            f"{-(-replay // rings)}), or a smaller replay batch (--replay {rings * size})."
+        )
+
+
+def _rings_read(config: MemoryConfig, stream: Stream, past: bool) -> int:
+    """How many rings can be read in the last task; one where the memory is all one piece."""
+    if config.kind != "ring":
+        return 1
+    readable = stream.train.task < stream.tasks - past
+    return len(np.unique((stream.train.task if config.per == "task" else stream.train.label)[readable]))
+
+
+def _in_words(config: MemoryConfig, rings: int, past: bool) -> str:
+    if config.kind != "ring":
+        return "it has"
+    what = {"task": "tasks", "class": "classes of the tasks" if past else "classes"}[config.per]
+    return f"the rings of the {rings} {what} before the last have" if past else f"the rings of all {rings} {what} have"
 
 
 def _batches(stream: Stream, size: int) -> Iterator[tuple[Indices, int]]:

@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import isnan
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -119,10 +120,11 @@ class Store:
 
 
 def spread_over_seeds(values: list[float]) -> tuple[float, float]:
-    """Mean and sample standard deviation; the latter is not a number for a single seed.
+    """Mean and sample standard deviation; the latter is not a number for a single seed, both where a value is none.
 
     Example:
         >>> spread_over_seeds([1.0, 3.0])
         (2.0, 1.4142135623730951)
     """
-    return fmean(values), stdev(values) if len(values) > 1 else float("nan")
+    spread = len(values) > 1 and not any(map(isnan, values))  # `stdev` fails on what is not a number
+    return fmean(values), stdev(values) if spread else float("nan")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import contnorm as cn
 from tests.datasets import small_mnist
 
 
@@ -55,16 +56,28 @@ def test_compare_is_paired_with_an_interval(place: Path) -> None:
     a, b = hashes(place)
     done = contnorm("compare", a[:6], b[:6], "--runs", place / "runs")
     assert "95 % interval" in done.stdout and "2 seeds, paired" in done.stdout and " to " in done.stdout
+    assert "norm.name: cn4 -> bn" in done.stdout or "norm.name: bn -> cn4" in done.stdout
+
+
+def test_version() -> None:
+    done = contnorm("--version")
+    assert done.returncode == 0 and done.stdout == f"contnorm {cn.__version__}\n"
 
 
 def test_ls_and_data_start_without_torch(place: Path) -> None:
     listed = contnorm("ls").stdout
-    assert all(word in listed for word in ("cn", "permuted-mnist", "derpp"))
+    assert all(word in listed for word in ("cn", "permuted-mnist", "derpp", "reservoir", "prs"))
     found = contnorm("data", "--data-root", place / "data").stdout
-    assert str(place / "data" / "mnist") in found and "cifar-100-python/train" in found
+    assert f"under {place / 'data'} " in found and "contnorm data cifar100 --fetch" in found
     code = "import sys; sys.modules['torch'] = None; sys.argv = ['contnorm', 'ls']\n"
     code += "import contnorm.cli.main as m; m.main()"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+
+
+def test_prs_is_a_memory_of_a_run(place: Path) -> None:
+    prs = ("--set", "memory.kind=prs", "--set", "memory.rho=-0.03", "--set", "memory.size=20", "--norm", "bn")
+    done = contnorm("run", "--strategy", "er", *prs, *where(place), "--runs", place / "other", *SMALL)
+    assert done.returncode == 0 and "memory.kind=prs memory.size=20 memory.rho=-0.03" in done.stdout, done.stderr
 
 
 def test_a_file_of_settings_is_overruled_by_flags(place: Path) -> None:
@@ -82,6 +95,11 @@ def test_a_file_of_settings_is_overruled_by_flags(place: Path) -> None:
         (("run", "--norm", "cm"), "unknown norm 'cm'. Did you mean 'cn'"),
         (("run", "--stream", "split-cifar100"), "no cifar100 under"),
         (("run", "--set", "train.speed=9"), "unknown key 'train.speed'"),
+        (("run", "--set", "lr=0.1"), "unknown key 'lr'. Did you mean 'train.lr'"),
+        (("run", "--buffer", "0"), "memory.size=0 must be 1 or more"),
+        (("run", "--buffer", "2"), "the rings of the 4 tasks before the last have 8 slots in all"),
+        (("run", "--lr", "nan"), "train.lr=nan must be a finite number"),
+        (("run", "--seed", "-1"), "--seed -1: use 0 or more"),
         (("run", "--norm", "cn", "--groups", "7"), "num_groups=7 does not divide the 100 channels"),
         (("run", "--seeds", "0"), "--seeds 0: use 1 or more"),
         (("run", "--device", "tpu"), "--device 'tpu': use cpu or cuda"),

@@ -28,7 +28,9 @@ WITHOUT_TORCH = [
         f"contnorm.{name}"
         for name in (
             "catalog",
+            "methods",
             "errors",
+            "keys",
             "config",
             "seeds",
             "results",
@@ -41,8 +43,11 @@ WITHOUT_TORCH = [
             "streams.fetch",
             "report.cubes",
             "cli.main",
+            "cli.data",
             "cli.listing",
+            "cli.settings",
             "cli.showing",
+            "cli.comparing",
         )
     ),
 ]

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from contnorm.catalog import NORMS
+from contnorm import __version__
 from contnorm.config import assigned, parse_assignment, read_toml
 from contnorm.errors import UserError, unknown
 from contnorm.results import Store
@@ -30,6 +30,22 @@ app = typer.Typer(
 )
 console = Console(width=None if sys.stdout.isatty() else 160)  # a file or a pipe has no edge to wrap at
 
+
+def _say_version(asked: bool) -> None:
+    if asked:
+        console.print(f"contnorm {__version__}", highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="The version, and no more.")
+    ] = False,
+) -> None:
+    pass
+
+
 RunsFolder = Annotated[Path, typer.Option("--runs", help="Where records and checkpoints are.")]
 Lanes = Annotated[int | None, typer.Option(help="Runs side by side; 8 on a GPU, a core each on a CPU.")]
 Threads = Annotated[int, typer.Option(help="Of each run on a CPU; results depend on it in the last digits.")]
@@ -37,11 +53,13 @@ DataRoot = Annotated[Path | None, typer.Option("--data-root", help="Where data l
 
 
 @app.command()
-def ls(what: Annotated[str, typer.Argument(help="norms, streams or strategies; all of them by default.")] = "") -> None:
+def ls(
+    what: Annotated[str, typer.Argument(help="norms, streams, strategies or memories; all of them by default.")] = "",
+) -> None:
     """What there is, one line each."""
     from contnorm.cli.listing import listings
 
-    found = listings(NORMS)
+    found = listings()
     if what and what not in found:
         raise unknown("listing", what, found)
     for name, rows in found.items():
@@ -78,8 +96,10 @@ def run(
     """Learn a stream, once through, and record how well each task is known after each other one."""
     from contnorm.cli.running import Hands, run_seeds
 
-    if seeds < 1 or (seed is not None and seed < 0):
-        raise UserError(f"--seeds {seeds}: use 1 or more; --seed takes one number from 0.")
+    if seeds < 1:
+        raise UserError(f"--seeds {seeds}: use 1 or more; they count from 0. --seed takes just one.")
+    if seed is not None and seed < 0:
+        raise UserError(f"--seed {seed}: use 0 or more.")
     values = read_toml(config) if config else {}
     flags: dict[str, Any] = {
         "stream.name": stream,
@@ -151,8 +171,8 @@ def compare(
     b: Annotated[str, typer.Argument(help="Another.")],
     runs: RunsFolder = Path("runs"),
 ) -> None:
-    """Two settings over the seeds both have: the mean of the paired differences, with an interval."""
-    from contnorm.cli.showing import show_comparison
+    """Two runs: in which settings they differ, and how far their scores, paired over the seeds both have."""
+    from contnorm.cli.comparing import show_comparison
 
     store = Store(runs)
     show_comparison(store.find(a), store.find(b), console)
@@ -166,14 +186,14 @@ def data(
     data_root: DataRoot = None,
 ) -> None:
     """Where each data set is, and what is missing; or fetch one."""
-    from contnorm.cli.listing import data_sets, fetch_with_bar
+    from contnorm.cli.data import fetch_with_bar, show_data_set, show_data_sets
 
     if fetch:
         fetch_with_bar(name, base, data_root, console)
-    table = Table("data set", "found", "what it is", box=None, pad_edge=False)
-    for row in data_sets(name, data_root):
-        table.add_row(*row)
-    console.print(table)
+    if name:
+        show_data_set(name, data_root, console)
+    else:
+        show_data_sets(data_root, console)
 
 
 def main() -> None:

@@ -1,22 +1,51 @@
-"""Records as tables at a terminal; needs no torch."""
+"""Scores of records at a terminal; needs no torch.
+
+A table where it fits, else a few lines a run. Runs that differ in settings that no column shows say which.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Column, Table
-from scipy import stats
+from rich.text import Text
 
 from contnorm.catalog import find_norm
-from contnorm.errors import UserError
+from contnorm.cli.settings import changed, in_words, varying
+from contnorm.config import RunConfig
 from contnorm.metrics.matrix import AccuracyMatrix, score
 from contnorm.results import Record, spread_over_seeds
 
-__all__ = ["show_comparison", "show_matrices", "show_scores"]
+__all__ = ["SHOWN", "described", "show_matrices", "show_scores", "spread"]
 
 SHOWN = {"acc": "ACC", "fm": "FM", "la": "LA"}
+IN_COLUMNS = {
+    "stream.name",
+    "stream.source",
+    "strategy.name",
+    "norm.name",
+    "norm.groups",
+    "train.max_steps",
+    "evaluate.moments",
+}
+UNLIMITED = 10_000  # a width at which nothing is cut
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table."""
+
+    run: str
+    what: tuple[str, ...]  # stream, strategy, norm
+    moments: str
+    seeds: int
+    scores: list[str]
+    settings: str
 
 
 def show_scores(records: list[Record], console: Console) -> None:
@@ -24,38 +53,91 @@ def show_scores(records: list[Record], console: Console) -> None:
     groups: dict[str, list[Record]] = defaultdict(list)
     for record in records:
         groups[record.config.hash].append(record)
-    table = Table(
-        Column("run", no_wrap=True), "stream", "strategy", "norm", "moments", "seeds", box=None, pad_edge=False
-    )
-    for title in SHOWN.values():
-        table.add_column(title, no_wrap=True)
-    for name, group in groups.items():
-        c = group[0].config
-        cells = [_spread([r.score(s) for r in group]) for s in SHOWN]
-        source = "" if c.stream.source in (None, "mnist", *_own_name(c.stream.name)) else f" ({c.stream.source})"
-        tried = "" if c.train.max_steps is None else f", first {c.train.max_steps} steps"
-        row = [name, c.stream.name + source + tried, c.strategy.name, _norm(group[0])]
-        if "matrix_running" in group[0].raw:  # the same networks, evaluated both ways
-            table.add_row(*row, "running", str(len(group)), *_running_scores(group))
-        table.add_row(*row, c.evaluate.moments, str(len(group)), *cells)
-    console.print(table)
+    worth_saying = _worth_saying([group[0].config for group in groups.values()])
+    rows = [row for group in groups.values() for row in _rows(group, worth_saying)]
+    with_settings = len(groups) > 1 and any(row.settings for row in rows)
+    if _least_width(rows, with_settings, console) > console.width:
+        for row in rows:
+            _show_lines(row, console)
+        return
+    console.print(_table(rows, with_settings))
+    if len(groups) == 1 and rows[0].settings:
+        console.print(Text(f"settings that are not the stream's own: {rows[0].settings}"))
 
 
-def _running_scores(group: list[Record]) -> list[str]:
-    matrices = [AccuracyMatrix(**record.raw["matrix_running"]) for record in group]
-    return [_spread([score(matrix, name) for matrix in matrices]) for name in SHOWN]
+def _rows(group: list[Record], worth_saying: set[str]) -> list[Row]:
+    c = group[0].config
+    settings = in_words(changed(c), worth_saying)
+    rows = [Row(c.hash, described(c), c.evaluate.moments, len(group), _scores([r.matrix for r in group]), settings)]
+    if "matrix_running" in group[0].raw:  # the same networks, evaluated both ways
+        running = _scores([AccuracyMatrix(**record.raw["matrix_running"]) for record in group])
+        rows.insert(0, Row(c.hash, described(c), "running", len(group), running, settings))
+    return rows
 
 
-def _own_name(stream: str) -> tuple[str, ...]:
-    return (stream.partition("-")[2],)
+def _worth_saying(configs: Sequence[RunConfig]) -> set[str]:
+    """Of one run what is not its stream's; of several what sets them apart, and no column shows."""
+    if len(configs) == 1:
+        return changed(configs[0]).keys() - IN_COLUMNS
+    alike: dict[tuple[str, ...], list[RunConfig]] = defaultdict(list)
+    for config in configs:
+        alike[(*described(config), config.evaluate.moments)].append(config)
+    hidden = set().union(*(varying(some) for some in alike.values()))
+    return hidden | (varying(configs) - IN_COLUMNS)
 
 
-def _norm(record: Record) -> str:
-    spec, groups = find_norm(record.config.norm.name)
-    return f"{spec.name}{groups or record.config.norm.groups}" if spec.grouped else spec.name
+def described(config: RunConfig) -> tuple[str, ...]:
+    """Stream, strategy and norm of a run, in words.
+
+    Example:
+        >>> described(RunConfig())
+        ('permuted-mnist', 'single', 'bn')
+    """
+    stream, own = config.stream, config.stream.name.partition("-")[2]
+    source = "" if stream.source in (None, "mnist", own) else f" ({stream.source})"
+    tried = "" if config.train.max_steps is None else f", first {config.train.max_steps} steps"
+    spec, groups = find_norm(config.norm.name)
+    norm = f"{spec.name}{groups or config.norm.groups}" if spec.grouped else spec.name
+    return stream.name + source + tried, config.strategy.name, norm
 
 
-def _spread(values: list[float]) -> str:
+def _table(rows: list[Row], with_settings: bool) -> Table:
+    heads = ("run", "stream", "strategy", "norm", "moments", "seeds", *SHOWN.values())
+    table = Table(*(Column(head, no_wrap=True) for head in heads), box=None, pad_edge=False)
+    if with_settings:
+        table.add_column("settings")
+    for row in rows:
+        settings = [Text(row.settings)] if with_settings else []
+        table.add_row(row.run, *row.what, row.moments, str(row.seeds), *row.scores, *settings)
+    return table
+
+
+def _least_width(rows: list[Row], with_settings: bool, console: Console) -> int:
+    """What the table needs for nothing to be cut; settings may wrap between one and the next."""
+    least = console.measure(_table(rows, False), options=console.options.update(width=UNLIMITED)).maximum
+    words = [word for row in rows for word in (*row.settings.split(), "settings")]
+    return least + (2 + max(map(len, words)) if with_settings else 0)
+
+
+def _show_lines(row: Row, console: Console) -> None:
+    seeds = "1 seed" if row.seeds == 1 else f"{row.seeds} seeds"
+    scores = "  ".join(f"{title} {value}" for title, value in zip(SHOWN.values(), row.scores, strict=True))
+    console.print(Text(f"{row.run}  {' '.join(row.what)}"))
+    for line in filter(None, (f"{seeds}, {row.moments}: {scores}", row.settings)):
+        console.print(Padding(Text(line), (0, 0, 0, 4), expand=False))
+
+
+def _scores(matrices: list[AccuracyMatrix]) -> list[str]:
+    return [spread([score(matrix, name) for matrix in matrices]) for name in SHOWN]
+
+
+def spread(values: list[float]) -> str:
+    """Mean and standard deviation, as they are printed.
+
+    Example:
+        >>> spread([1.0, 3.0]), spread([2.0]), spread([float("nan")])
+        ('2.00 +- 1.41', '2.00', '-')
+    """
     mean, std = spread_over_seeds(values)
     if math.isnan(mean):
         return "-"
@@ -72,26 +154,3 @@ def show_matrices(records: list[Record], console: Console) -> None:
             cells = ["-" if m.correct[i][j] is None else f"{m.at(i, j):.1f}" for j in range(m.tasks)]
             table.add_row(f"task {i}", *cells)
         console.print(table, "")
-
-
-def show_comparison(a: list[Record], b: list[Record], console: Console) -> None:
-    """Paired over the seeds both have, with the 95 % interval of the mean difference."""
-    first, second = ({r.seed: r for r in records} for records in (a, b))
-    seeds = sorted(first.keys() & second.keys())
-    if not seeds:
-        raise UserError(f"the two runs share no seed: {sorted(first)} and {sorted(second)}.")
-    table = Table("score", a[0].config.hash, b[0].config.hash, "difference", "95 % interval", box=None, pad_edge=False)
-    for name, title in SHOWN.items():
-        ours, theirs = ([runs[s].score(name) for s in seeds] for runs in (first, second))
-        differences = [y - x for x, y in zip(ours, theirs, strict=True)]
-        table.add_row(title, _spread(ours), _spread(theirs), _spread(differences), _interval(differences))
-    console.print(table)
-    console.print(f"{len(seeds)} seeds, paired; the second less the first. Student's t, two-sided.")
-
-
-def _interval(differences: list[float]) -> str:
-    if len(differences) < 2:
-        return "one seed has none"
-    mean, std = spread_over_seeds(differences)
-    half = float(stats.t.ppf(0.975, len(differences) - 1)) * std / math.sqrt(len(differences))
-    return f"{mean - half:+.2f} to {mean + half:+.2f}"

