@@ -12,6 +12,7 @@ from contnorm.catalog import find_norm
 from contnorm.config import ModelConfig, NormConfig
 from contnorm.errors import UserError, unknown
 from contnorm.factory import Dim, create_norm
+from contnorm.kernels.max_pool import StemPool
 from contnorm.own_code import is_own_code, load_own_code
 
 __all__ = ["MLP", "MODELS", "NormMaker", "ResNet18", "build_model", "norm_maker"]
@@ -88,7 +89,7 @@ class ResNet18(nn.Module):
     ) -> None:
         super().__init__()
         self.conv, self.norm = nn.Conv2d(channels, width, 3, 1, 1, bias=False), norm(width)
-        self.pool: nn.Module = nn.MaxPool2d(3, 2, 1) if stem == "pool" else nn.Identity()
+        self.pool: nn.Module = StemPool() if stem == "pool" else nn.Identity()
         blocks: list[nn.Module] = []
         before = width
         for stage in range(4):

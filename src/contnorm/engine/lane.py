@@ -105,7 +105,7 @@ class Lane:
 
     def _batches(self, row: Row) -> tuple[Tensor, Batch, tuple[Batch, ...]]:
         """The slots to write to, the samples of the stream, and those of each replay draw."""
-        x = self.data.seen(self.feed.pixels[row.image], row.task, row.views)
+        x = self.data.seen(self.feed.pixels, row.image, row.task, row.views)
         parts = zip(*(torch.split(t, list(row.sizes)) for t in (x, row.label, row.task, row.slots)), strict=True)
         (x, label, task, write), *draws = parts
         replay = tuple(

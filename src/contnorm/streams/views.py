@@ -8,8 +8,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from contnorm.kernels.picture_views import viewed
+from contnorm.kernels.triton_here import usable
 from contnorm.streams.classification import Items, Stream
-from contnorm.streams.gallery import Pictures
+from contnorm.streams.gallery import Gallery, Pictures
 
 __all__ = ["DeviceStream", "crop_and_flip"]
 
@@ -32,22 +34,38 @@ class DeviceStream:
         self._mean, self._std = (
             None if v is None else torch.tensor(v, device=device).view(1, -1, 1, 1) for v in (stream.mean, stream.std)
         )
+        channels = stream.source.train_images.shape[1]
+        bytes_ = torch.arange(256, device=device).expand(1, channels, 1, 256)
+        self._levels = self._scaled(bytes_).reshape(channels, 256).contiguous()
 
     def train_x(self, items: Tensor, views: Tensor | None = None) -> Tensor:
         """(B, C, H, W) in float32 of train items."""
-        return self.seen(self.pictures.train[self.train.image[items]], self.train.task[items], views)
+        return self._from(self.pictures.train, self.train.image[items], self.train.task[items], views)
 
     def test_x(self, items: Tensor) -> Tensor:
         """(B, C, H, W) in float32 of test items."""
-        return self.seen(self.pictures.test[self.test.image[items]], self.test.task[items])
+        return self._from(self.pictures.test, self.test.image[items], self.test.task[items], None)
 
-    def seen(self, x: Tensor, task: Tensor, views: Tensor | None = None) -> Tensor:
-        """Images as the network sees them: permuted by their task or augmented, and scaled."""
+    def _from(self, gallery: Gallery, image: Tensor, task: Tensor, views: Tensor | None) -> Tensor:
+        if gallery.whole:
+            return self.seen(gallery.pixels, image, task, views)
+        return self.seen(gallery[image], torch.arange(len(image), device=self.device), task, views)
+
+    def seen(self, pixels: Tensor, image: Tensor, task: Tensor, views: Tensor | None = None) -> Tensor:
+        """Some of the pictures, as the network sees them: permuted by their task or augmented, and scaled."""
+        padding = self.stream.padding or 0
+        if pixels.is_cuda and usable(pixels.device):
+            return viewed(
+                pixels, image, self._levels, task=task, orders=self.permutations, views=views, padding=padding
+            )
+        x = pixels[image]
         if self.permutations is not None:
             x = x.flatten(1).gather(1, self.permutations[task]).view(x.shape)
         if views is not None:
-            assert self.stream.padding is not None
-            x = crop_and_flip(x, views, self.stream.padding)
+            x = crop_and_flip(x, views, padding)
+        return self._scaled(x)
+
+    def _scaled(self, x: Tensor) -> Tensor:
         scaled = x.float() / 255
         return scaled if self._mean is None or self._std is None else (scaled - self._mean) / self._std
 

@@ -1,0 +1,150 @@
+"""The training step of the bench: ER on images of 32x32, 10 of the stream and 10 of the memory, timed by seed.
+
+Images are noise: what a step costs does not depend on what is in them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from contnorm.config import RunConfig
+from contnorm.engine.advance import mover_for
+from contnorm.engine.lane import Lane
+from contnorm.engine.numerics import numerics
+from contnorm.engine.runs import resolve
+from contnorm.layers.continual import ContinualNorm2d
+from contnorm.models import ResNet18
+from contnorm.speed.timing import Spread
+from contnorm.streams.gallery import Pictures
+from contnorm.streams.sources import Source
+
+__all__ = ["StepCase", "StepRow", "eager_row", "peak_memory", "step_rows"]
+
+PER_TASK = 500  # samples: 50 steps, of which the first task's have no replay
+BLOCK, BLOCKS = 50, 12
+
+
+@dataclass(frozen=True)
+class StepCase:
+    """One way to take the step."""
+
+    norm: str
+    stem: str
+    precision: str
+    lanes: int
+    deterministic: bool = True
+
+
+@dataclass(frozen=True)
+class StepRow:
+    """What a step took, by seed."""
+
+    case: StepCase
+    seconds: Spread
+
+
+def cases(lanes: Sequence[int] = (1, 5, 8)) -> Iterator[StepCase]:
+    for stem in ("plain", "pool"):
+        for precision in ("tf32", "bf16"):
+            for count in lanes:
+                for norm in ("bn", "cn"):
+                    yield StepCase(norm, stem, precision, count)
+
+
+def noise(per_class: int = 100) -> Source:
+    """A hundred classes of noise, in the shape of CIFAR-100."""
+    chance = np.random.default_rng(0)
+    labels = np.arange(100 * per_class) % 100
+    images = chance.integers(0, 256, size=(len(labels), 3, 32, 32), dtype=np.uint8)
+    return Source("cifar100", images, labels, images[:500], labels[:500], 100, "noise")
+
+
+def settings(case: StepCase) -> RunConfig:
+    values: dict[str, Any] = {
+        "stream": {"name": "split-cifar100", "source": "cifar100", "train_per_task": PER_TASK},
+        "strategy": {"name": "er"},
+        "norm": {"name": case.norm},
+        "model": {"stem": case.stem},
+        "train": {"precision": case.precision, "deterministic": case.deterministic, "lr": 0.003},
+    }
+    return resolve(values, Path())
+
+
+def step_rows(device: torch.device, chosen: Sequence[StepCase] | None = None) -> Iterator[StepRow]:
+    """Measure each case, once its graph is captured."""
+    source = noise()
+    pictures = Pictures.of(source, device)
+    for case in chosen or list(cases()):
+        config = settings(case)
+        with numerics(config.train):
+            lanes = [Lane(config, seed, source, device, pictures) for seed in range(case.lanes)]
+            mover = mover_for(lanes)
+            mover.advance(PER_TASK // config.train.batch + BLOCK)  # past the first task, and past the capture
+            yield StepRow(case, Spread.of([_block(mover, case.lanes) for _ in range(BLOCKS)]))
+
+
+def _block(mover: Any, lanes: int) -> float:
+    started = time.perf_counter()
+    mover.advance(BLOCK)  # gives losses, so it has waited for the device
+    return (time.perf_counter() - started) / BLOCK / lanes
+
+
+def _plain_step(device: torch.device, norm: str, stem: str) -> Any:
+    """The step as people write it: no graph, no lanes, torch's own layers where there are any."""
+    make = nn.BatchNorm2d if norm == "bn" else _continual
+    model = ResNet18(3, 85, 64, make, "pool" if stem == "pool" else "plain").to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.003)
+    x = torch.rand(20, 3, 32, 32, device=device)
+    target = torch.randint(0, 85, (20,), device=device)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), target).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    return step
+
+
+def _continual(channels: int) -> nn.Module:
+    return ContinualNorm2d(channels, num_groups=32)
+
+
+def eager_row(device: torch.device, norm: str = "bn", stem: str = "plain") -> StepRow:
+    """The same step in an eager loop, TF32."""
+    case = StepCase(norm, stem, "tf32", 1, deterministic=False)
+    with numerics(settings(case).train):
+        step = _plain_step(device, norm, stem)
+        for _ in range(10):
+            step()
+        seconds = []
+        for _ in range(30):
+            _wait(device)
+            started = time.perf_counter()
+            step()
+            _wait(device)
+            seconds.append(time.perf_counter() - started)
+    return StepRow(case, Spread.of(seconds))
+
+
+def peak_memory(device: torch.device, norm: str) -> int:
+    """Bytes at the peak of an eager training step."""
+    step = _plain_step(device, norm, "plain")
+    step()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated()
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
