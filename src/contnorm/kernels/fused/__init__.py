@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import shutil
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
 from contnorm.kernels.activation import activated
-from contnorm.kernels.fused import operators, plan
+from contnorm.kernels.fused import eager, launch, operators, plan
 from contnorm.kernels.reference import BatchMoments
 
 __all__ = ["can_move_moments", "evaluate", "move_moments", "refusal", "suits", "train"]
@@ -37,7 +38,7 @@ def refusal(x: Tensor, num_groups: int) -> str | None:
         return "Triton needs a C compiler, and neither gcc nor clang is found, nor one named in CC"
     if x.dtype not in TYPES:
         return f"its statistics are float32, and the input is {x.dtype}"
-    if not plan.fits(operators.sizes_of(x, num_groups)):
+    if not plan.fits(launch.sizes_of(x, num_groups)):
         return f"an input of shape {tuple(x.shape)} in {num_groups} groups is too large for it"
     return None
 
@@ -47,7 +48,7 @@ def suits(x: Tensor, num_groups: int) -> bool:
     return (
         x.is_cuda
         and not torch.compiler.is_exporting()  # an exported program should need no operators of ours
-        and not torch.jit.is_tracing()  # type: ignore[no-untyped-call]
+        and not torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
         and forward_ad._current_level < 0  # there is no forward-mode derivative
         and refusal(x, num_groups) is None
     )
@@ -69,7 +70,8 @@ def train(
     if not _fusible(x, residual):
         y, found = train(x, weight, bias, eps, num_groups)
         return activated(y, residual, relu), found
-    y, mean, var, _ = operators.continual_norm(x, weight, bias, residual, eps, num_groups, relu)
+    run: Any = eager.Training.apply if eager.is_plain(x) else operators.continual_norm
+    y, mean, var, _ = run(x, weight, bias, residual, eps, num_groups, relu)
     return y, BatchMoments(mean, var)
 
 
@@ -87,7 +89,9 @@ def evaluate(
     """The same with given moments."""
     if not _fusible(x, residual):
         return activated(evaluate(x, mean, var, weight, bias, eps, num_groups), residual, relu)
-    return operators.continual_norm_eval(x, mean, var, weight, bias, residual, eps, num_groups, relu)
+    run: Any = eager.Evaluation.apply if eager.is_plain(x) else operators.continual_norm_eval
+    y: Tensor = run(x, mean, var, weight, bias, residual, eps, num_groups, relu)
+    return y
 
 
 def _fusible(x: Tensor, residual: Tensor | None) -> bool:
@@ -111,4 +115,5 @@ def move_moments(
     """Move both running moments towards those of a batch of so many values a channel, in one launch."""
     device, host = (momentum, 0.0) if isinstance(momentum, Tensor) else (None, float(momentum))
     factor = count / (count - 1)
-    operators.update_moments_(running_mean, running_var, found.mean, found.var, host, device, factor)
+    run: Any = eager.move_moments if eager.is_plain(running_mean) else operators.update_moments_
+    run(running_mean, running_var, found.mean, found.var, host, device, factor)

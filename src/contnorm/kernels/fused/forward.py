@@ -1,4 +1,4 @@
-"""The forward kernels: `forward_one` alone, or `forward_rows`, then `forward_tables` where needed, then `forward_apply`.
+"""The forward kernels: `forward_one` alone; or `forward_rows`, where needed `forward_tables`, and `forward_apply`.
 
 The channels of one group over all samples depend on nothing else. Where they fit one program, it does all
 (`forward_one`). Where their rows do, each of several programs takes a part of the positions, and every one of them
@@ -58,7 +58,8 @@ def _batch_moments(row_mean, within, rows, N):
     """Of each channel over the batch: the variance is the mean of the variances plus the variance of the means."""
     mean = tl.sum(row_mean, 0) / N
     off = tl.where(rows, row_mean - mean[None, :], 0.0)
-    return mean, tl.sum(within + off * off, 0) / N
+    # Divided to the last bit: no compiler may then fold the sum that follows into it, and change signs behind a ReLU.
+    return mean, tl.div_rn(tl.sum(within + off * off, 0), N * 1.0)
 
 
 @triton.jit
@@ -239,7 +240,7 @@ def evaluate(
         row_mean, row_square = chunk_moments(x, mask, L * 1.0)
     else:
         row_mean, row_square = _row_moments(x_ptr, pivot, n, c, rows, 0, L, C, L, LAST, BL)
-    group_mean, group_rstd, row_mean, within = tables_from_moments(row_mean, row_square / L, rows, eps, K, BN, BC, KP)
+    group_mean, group_rstd, _, _ = tables_from_moments(row_mean, row_square / L, rows, eps, K, BN, BC, KP)
     scale, offset = scale_and_offset(group_mean, group_rstd, mean, gain, bias)
     if SINGLE:
         y = with_activation(x, scale, offset, residual_ptr, where, mask, RELU)

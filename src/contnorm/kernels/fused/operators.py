@@ -9,8 +9,6 @@ The kernels themselves are imported when first launched: this module needs no Tr
 
 from __future__ import annotations
 
-from importlib import import_module
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -18,210 +16,27 @@ from torch import Tensor
 
 from contnorm.kernels import analytic
 from contnorm.kernels.activation import activated
-from contnorm.kernels.fused import plan
-from contnorm.kernels.fused.plan import Plan, Sizes, plan_evaluation, plan_pass
+from contnorm.kernels.fused import launch
 from contnorm.kernels.pivot import less_slab_pivot
 
 __all__ = [
+    "analytic_gradients",
+    "backward_of_evaluation",
+    "backward_of_training",
     "continual_norm",
     "continual_norm_backward",
     "continual_norm_eval",
-    "in_layout",
-    "sizes_of",
+    "keep_for_evaluation",
+    "keep_for_training",
     "update_moments_",
 ]
 
-_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
-_modules: dict[str, ModuleType] = {}
-
-
-def _device_code(name: str) -> Any:
-    if name not in _modules:
-        _modules[name] = import_module(f"contnorm.kernels.fused.{name}")
-    return _modules[name]
-
-
-# --- layouts ----------------------------------------------------------------------------------------------------
-
-
-def channels_last(x: Tensor) -> bool:
-    """Whether channels lie next to each other, samples and positions in order."""
-    if x.dim() == 3:
-        return x.transpose(1, 2).is_contiguous()
-    return x.dim() > 3 and x.is_contiguous(memory_format=_CHANNELS_LAST[x.dim()])
-
-
-def in_layout(x: Tensor) -> Tensor:
-    """The tensor itself where its order of memory is one of the two the kernels know, else a contiguous copy."""
-    return x if x.is_contiguous() or channels_last(x) else x.contiguous()
-
-
-def like(other: Tensor, x: Tensor) -> Tensor:
-    """A tensor in the layout of x, which is in one of the two."""
-    if x.is_contiguous():
-        return other.contiguous()
-    return other if channels_last(other) else other.movedim(1, -1).contiguous().movedim(-1, 1)
-
-
-def sizes_of(x: Tensor, groups: int) -> Sizes:
-    n, c = x.shape[:2]
-    length = x.numel() // (n * c)
-    return Sizes(n, c, length, groups, length == 1 or not x.is_contiguous(), x.element_size())
-
-
-# --- launches ---------------------------------------------------------------------------------------------------
-
-
-@torch.library.custom_op("contnorm::continual_norm", mutates_args=())
-def continual_norm(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None, eps: float, groups: int, relu: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Output, batch mean (C,), biased batch variance (C,), and the tables for the backward pass."""
-    x = in_layout(x)
-    sizes = sizes_of(x, groups)
-    n, c, length, *_ = sizes
-    y, mean, var, table = _outputs(x, groups)
-    if residual is not None:
-        residual = like(residual, x)
-    p = plan_pass(sizes, False, plan.LIMITS)
-    code = _device_code("forward")
-    tile = {"K": c // groups, "KP": p.lanes, "BN": p.block_n, "BC": p.block_c, "BL": p.block_l, "LAST": sizes.last}
-    if p.way == "one":
-        code.forward_one[(p.programs,)](
-            x, weight, bias, residual, y, mean, var, table, n, c, length, eps,
-            **tile, SINGLE=p.single, RELU=relu, num_warps=p.warps,
-        )  # fmt: skip
-        return y, mean, var, table
-    part = _scratch(x, 2 * p.splits * n * c)
-    several = p.blocks, p.splits, p.span
-    whole = p.way == "two"
-    code.forward_rows[(p.programs,)](x, part, n, c, length, *several, **tile, WHOLE=whole, num_warps=p.warps)
-    if not whole:
-        code.forward_tables[(_table_programs(p, groups),)](
-            part, mean, var, table, n, c, length, eps, p.splits, p.span,
-            K=c // groups, KP=p.lanes, BN=p.table_n, BC=p.table_c, SP=p.split_lanes, num_warps=p.table_warps,
-        )  # fmt: skip
-    code.forward_apply[(p.programs,)](
-        x, weight, bias, residual, y, part, mean, var, table, n, c, length, eps, *several,
-        **tile, SP=p.split_lanes, TABLES=whole, RELU=relu, num_warps=p.warps,
-    )  # fmt: skip
-    return y, mean, var, table
-
-
-@torch.library.custom_op("contnorm::continual_norm_backward", mutates_args=())
-def continual_norm_backward(
-    dy: Tensor,
-    x: Tensor,
-    y: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    mean: Tensor,
-    var: Tensor,
-    table: Tensor,
-    eps: float,
-    groups: int,
-    relu: bool,
-    residual: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of x, weight and bias, and of the residual where that is not dy itself (else an empty tensor)."""
-    x = in_layout(x)
-    dy = like(dy, x)
-    if y is not None:
-        y = like(y, x)
-    sizes = sizes_of(x, groups)
-    n, c, length, *_ = sizes
-    dx, dweight, dbias, dresidual = _gradients(x, relu and residual)
-    p = plan_pass(sizes, True, plan.LIMITS)
-    code = _device_code("backward")
-    tile = {"K": c // groups, "KP": p.lanes, "BN": p.block_n, "BC": p.block_c, "BL": p.block_l, "LAST": sizes.last}
-    saved = x, dy, y, weight, bias, mean, var, table
-    written = dx, dresidual if relu and residual else None, dweight, dbias
-    if p.way == "one":
-        code.backward_one[(p.programs,)](
-            *saved, *written, n, c, length, eps, **tile, SINGLE=p.single, RELU=relu, num_warps=p.warps
-        )
-        return dx, dweight, dbias, dresidual
-    part = _scratch(x, 2 * p.splits * n * c)
-    several = p.blocks, p.splits, p.span
-    whole = p.way == "two"
-    slabs = None
-    code.backward_rows[(p.programs,)](
-        *saved, part, n, c, length, eps, *several, **tile, WHOLE=whole, RELU=relu, num_warps=p.warps
-    )
-    if not whole:
-        slabs = _scratch(x, 2 * n * groups)
-        code.backward_tables[(_table_programs(p, groups),)](
-            part, slabs, weight, mean, var, table, dweight, dbias, n, c, length, eps, p.splits,
-            K=c // groups, KP=p.lanes, BN=p.table_n, BC=p.table_c, SP=p.split_lanes, num_warps=p.table_warps,
-        )  # fmt: skip
-    code.backward_apply[(p.programs,)](
-        *saved, part, slabs, *written, n, c, length, eps, *several,
-        **tile, SP=p.split_lanes, TABLES=whole, RELU=relu, num_warps=p.warps,
-    )  # fmt: skip
-    return dx, dweight, dbias, dresidual
-
-
-@torch.library.custom_op("contnorm::continual_norm_eval", mutates_args=())
-def continual_norm_eval(
-    x: Tensor,
-    mean: Tensor,
-    var: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    eps: float,
-    groups: int,
-    relu: bool,
-) -> Tensor:
-    """The output with given moments."""
-    x = in_layout(x)
-    sizes = sizes_of(x, groups)
-    y = torch.empty_like(x)
-    if residual is not None:
-        residual = like(residual, x)
-    p = plan_evaluation(sizes, plan.LIMITS)
-    _device_code("forward").evaluate[(p.programs,)](
-        x, mean, var, weight, bias, residual, y, *sizes[:3], eps, p.blocks,
-        K=sizes.channels // groups, KP=p.lanes, BN=p.block_n, BC=p.block_c, BL=p.block_l,
-        LAST=sizes.last, SINGLE=p.single, RELU=relu, num_warps=p.warps,
-    )  # fmt: skip
-    return y
-
-
-@torch.library.custom_op("contnorm::update_moments_", mutates_args=("running_mean", "running_var"))
-def update_moments_(
-    running_mean: Tensor,
-    running_var: Tensor,
-    mean: Tensor,
-    var: Tensor,
-    momentum: float,
-    weight: Tensor | None,
-    factor: float,
-) -> None:
-    """Both running moments in one launch; ``weight``, on the device, takes the place of ``momentum``."""
-    c, block = mean.numel(), 256
-    _device_code("forward").move_moments[(-(-c // block),)](
-        running_mean, running_var, mean, var, weight, momentum, factor, c, BC=block, num_warps=4
-    )
-
-
-def _table_programs(p: Plan, groups: int) -> int:
-    return -(-groups * p.lanes // p.table_c)
-
-
-def _scratch(x: Tensor, size: int) -> Tensor:
-    return torch.empty(size, dtype=torch.float32, device=x.device)
-
-
-def _outputs(x: Tensor, groups: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    n, c = x.shape[:2]
-    return torch.empty_like(x), _scratch(x, c), _scratch(x, c), _scratch(x, 2 * n * (c + groups))
-
-
-def _gradients(x: Tensor, residual: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    c = x.shape[1]
-    dresidual = torch.empty_like(x) if residual else x.new_empty(0)
-    return torch.empty_like(x), _scratch(x, c), _scratch(x, c), dresidual
+continual_norm = torch.library.custom_op("contnorm::continual_norm", launch.forward, mutates_args=())
+continual_norm_backward = torch.library.custom_op("contnorm::continual_norm_backward", launch.backward, mutates_args=())
+continual_norm_eval = torch.library.custom_op("contnorm::continual_norm_eval", launch.evaluate, mutates_args=())
+update_moments_ = torch.library.custom_op(
+    "contnorm::update_moments_", launch.move_moments, mutates_args=("running_mean", "running_var")
+)
 
 
 # --- what the compiler sees -------------------------------------------------------------------------------------
@@ -229,7 +44,7 @@ def _gradients(x: Tensor, residual: bool) -> tuple[Tensor, Tensor, Tensor, Tenso
 
 @continual_norm.register_fake
 def _(x: Tensor, weight: Any, bias: Any, residual: Any, eps: float, groups: int, relu: bool) -> Any:
-    return _outputs(in_layout(x), groups)
+    return launch.outputs_like(launch.in_layout(x), groups)
 
 
 @continual_norm_backward.register_fake
@@ -237,20 +52,20 @@ def _(
     dy: Tensor, x: Tensor, y: Any, weight: Any, bias: Any, mean: Any, var: Any, table: Any,
     eps: float, groups: int, relu: bool, residual: bool,
 ) -> Any:  # fmt: skip
-    return _gradients(in_layout(x), relu and residual)
+    return launch.gradients_like(launch.in_layout(x), relu and residual)
 
 
 @continual_norm_eval.register_fake
 def _(
     x: Tensor, mean: Any, var: Any, weight: Any, bias: Any, residual: Any, eps: float, groups: int, relu: bool
 ) -> Any:
-    return torch.empty_like(in_layout(x))
+    return torch.empty_like(launch.in_layout(x))
 
 
 # --- derivatives ------------------------------------------------------------------------------------------------
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+def keep_for_training(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     x, weight, bias, residual, ctx.eps, ctx.groups, ctx.relu = inputs
     y, mean, var, table = output
     ctx.mark_non_differentiable(mean, var, table)
@@ -260,16 +75,15 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
     ctx.save_for_backward(x, y if ctx.relu and ctx.residual else None, weight, bias, mean, var, table)
 
 
-def _backward(ctx: Any, dy: Tensor | None, *_: Any) -> tuple[Any, ...]:
+def backward_of_training(ctx: Any, dy: Tensor | None, *_: Any, run: Any = None) -> tuple[Any, ...]:
     if dy is None:
         return (None,) * 7
     x, y, weight, bias, mean, var, table = ctx.saved_tensors
     if torch.is_grad_enabled():  # a second derivative is wanted: the formulas that torch can differentiate
         grads = analytic_gradients(dy, x, y, weight, bias, ctx.eps, ctx.groups, ctx.relu)
     else:
-        grads = continual_norm_backward(
-            dy, x, y, weight, bias, mean, var, table, ctx.eps, ctx.groups, ctx.relu, ctx.residual
-        )
+        settings = ctx.eps, ctx.groups, ctx.relu, ctx.residual
+        grads = (run or continual_norm_backward)(dy, x, y, weight, bias, mean, var, table, *settings)
     dx, dweight, dbias, dresidual = grads
     return (
         dx,
@@ -282,7 +96,7 @@ def _backward(ctx: Any, dy: Tensor | None, *_: Any) -> tuple[Any, ...]:
     )
 
 
-continual_norm.register_autograd(_backward, setup_context=_keep)
+continual_norm.register_autograd(backward_of_training, setup_context=keep_for_training)
 
 
 def analytic_gradients(
@@ -307,13 +121,13 @@ def analytic_gradients(
     return grads.x.to(x.dtype), grads.weight, grads.bias, wide.to(dy.dtype)
 
 
-def _keep_evaluation(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def keep_for_evaluation(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     x, mean, var, weight, bias, residual, ctx.eps, ctx.groups, ctx.relu = inputs
     ctx.residual = residual is not None
     ctx.save_for_backward(x, mean, var, weight, bias, output if ctx.relu else None)
 
 
-def _backward_of_evaluation(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+def backward_of_evaluation(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     x, mean, var, weight, bias, y = ctx.saved_tensors
     if y is not None:
         dy = dy.masked_fill(y <= 0, 0.0)
@@ -331,7 +145,7 @@ def _backward_of_evaluation(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     )
 
 
-continual_norm_eval.register_autograd(_backward_of_evaluation, setup_context=_keep_evaluation)
+continual_norm_eval.register_autograd(backward_of_evaluation, setup_context=keep_for_evaluation)
 
 
 # --- vmap -------------------------------------------------------------------------------------------------------

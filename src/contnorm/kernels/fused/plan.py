@@ -197,5 +197,5 @@ def _splits(length: int, chunk: int, programs: int, most: int, limits: Limits) -
 
 
 def _warps(values: int) -> int:
-    """About 32 values a thread."""
-    return min(16, power(max(2, values // 1024)))
+    """About 16 values a thread: with more, the tables of a tile no longer fit its registers."""
+    return min(16, power(max(2, values // 512)))
