@@ -44,12 +44,12 @@ def refusal(x: Tensor, num_groups: int) -> str | None:
 
 
 def suits(x: Tensor, num_groups: int) -> bool:
-    """Whether to take the kernels unasked: on CUDA, and where nothing has to look inside the operator."""
+    """Whether to take the kernels unasked: on CUDA, and where nothing has to look inside the operators."""
     return (
         x.is_cuda
         and not torch.compiler.is_exporting()  # an exported program should need no operators of ours
         and not torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
-        and forward_ad._current_level < 0  # there is no forward-mode derivative
+        and not _transformed()
         and refusal(x, num_groups) is None
     )
 
@@ -70,7 +70,11 @@ def train(
     if not _fusible(x, residual):
         y, found = train(x, weight, bias, eps, num_groups)
         return activated(y, residual, relu), found
-    run: Any = eager.Training.apply if eager.is_plain(x) else operators.continual_norm
+    run: Any = operators.continual_norm
+    if _transformed():
+        run = operators.plain_training
+    elif eager.is_plain(x):
+        run = eager.Training.apply
     y, mean, var, _ = run(x, weight, bias, residual, eps, num_groups, relu)
     return y, BatchMoments(mean, var)
 
@@ -89,9 +93,18 @@ def evaluate(
     """The same with given moments."""
     if not _fusible(x, residual):
         return activated(evaluate(x, mean, var, weight, bias, eps, num_groups), residual, relu)
-    run: Any = eager.Evaluation.apply if eager.is_plain(x) else operators.continual_norm_eval
+    run: Any = operators.continual_norm_eval
+    if _transformed():
+        run = operators.plain_evaluation
+    elif eager.is_plain(x):
+        run = eager.Evaluation.apply
     y: Tensor = run(x, mean, var, weight, bias, residual, eps, num_groups, relu)
     return y
+
+
+def _transformed() -> bool:
+    """Whether functorch or a forward-mode derivative is at work: neither can look inside the operators."""
+    return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 
 def _fusible(x: Tensor, residual: Tensor | None) -> bool:
@@ -103,7 +116,8 @@ def can_move_moments(running_mean: Tensor, running_var: Tensor, momentum: float 
     """Whether `move_moments` can take these buffers."""
     here = running_mean.device
     return (
-        running_mean.is_contiguous()
+        not _transformed()
+        and running_mean.is_contiguous()
         and running_var.is_contiguous()
         and (not isinstance(momentum, Tensor) or (momentum.device == here and momentum.dim() == 0))
     )

@@ -37,8 +37,12 @@ class Training(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None, *_: Any) -> tuple[Any, ...]:
-        plain = dy is not None and is_plain(dy)
-        return operators.backward_of_training(ctx, dy, run=launch.backward if plain else None)
+        run: Any = None
+        if dy is not None and torch._C._functorch.is_legacy_batchedtensor(dy):  # `is_grads_batched`
+            run = operators.plain_backward
+        elif dy is not None and is_plain(dy):
+            run = launch.backward
+        return operators.backward_of_training(ctx, dy, run=run)
 
 
 class Evaluation(torch.autograd.Function):

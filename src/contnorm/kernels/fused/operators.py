@@ -4,7 +4,7 @@
 pass reads; running moments are moved by `contnorm::update_moments_`. A derivative of the derivative, and any vmap, goes
 through the formulas of `analytic`, which torch can differentiate and batch.
 
-The kernels themselves are imported when first launched: this module needs no Triton.
+Torch can't run an operator's own backward pass under functorch: there, too, `plain_training` stands in.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ __all__ = [
     "continual_norm_eval",
     "keep_for_evaluation",
     "keep_for_training",
+    "plain_backward",
+    "plain_evaluation",
+    "plain_training",
     "update_moments_",
 ]
 
@@ -148,10 +151,10 @@ def backward_of_evaluation(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
 continual_norm_eval.register_autograd(backward_of_evaluation, setup_context=keep_for_evaluation)
 
 
-# --- vmap -------------------------------------------------------------------------------------------------------
+# --- vmap, and what stands in under functorch ---------------------------------------------------------------------
 
 
-def _plain(
+def plain_training(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None, eps: float, groups: int, relu: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """What `continual_norm` gives, in torch's operators."""
@@ -162,15 +165,15 @@ def _plain(
     width = x.shape[1] // groups
     slabs = (t[:, ::width].flatten() for t in (found.group_mean, found.group_rstd))
     table = torch.cat([found.row_mean.flatten(), found.row_square.flatten(), *slabs])
-    return y, found.mean, found.var, table
+    return y, found.mean.detach(), found.var.detach(), table.detach()
 
 
 @continual_norm.register_vmap
 def _(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> Any:
-    return torch.vmap(_plain, in_dims, randomness=info.randomness)(*args), (0, 0, 0, 0)
+    return torch.vmap(plain_training, in_dims, randomness=info.randomness)(*args), (0, 0, 0, 0)
 
 
-def _plain_backward(
+def plain_backward(
     dy: Tensor, x: Tensor, y: Tensor | None, weight: Tensor | None, bias: Tensor | None,
     mean: Tensor, var: Tensor, table: Tensor, eps: float, groups: int, relu: bool, residual: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
@@ -180,10 +183,10 @@ def _plain_backward(
 
 @continual_norm_backward.register_vmap
 def _(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> Any:
-    return torch.vmap(_plain_backward, in_dims, randomness=info.randomness)(*args), (0, 0, 0, 0)
+    return torch.vmap(plain_backward, in_dims, randomness=info.randomness)(*args), (0, 0, 0, 0)
 
 
-def _plain_evaluation(
+def plain_evaluation(
     x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None,
     eps: float, groups: int, relu: bool,
 ) -> Tensor:  # fmt: skip
@@ -192,4 +195,4 @@ def _plain_evaluation(
 
 @continual_norm_eval.register_vmap
 def _(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> Any:
-    return torch.vmap(_plain_evaluation, in_dims, randomness=info.randomness)(*args), 0
+    return torch.vmap(plain_evaluation, in_dims, randomness=info.randomness)(*args), 0
