@@ -13,6 +13,7 @@ from contnorm.config import ModelConfig, NormConfig
 from contnorm.errors import UserError, unknown
 from contnorm.factory import Dim, create_norm
 from contnorm.kernels.max_pool import StemPool
+from contnorm.layers.continual import ContinualNormBase
 from contnorm.own_code import is_own_code, load_own_code
 
 __all__ = ["MLP", "MODELS", "NormMaker", "ResNet18", "build_model", "norm_maker"]
@@ -33,6 +34,14 @@ def norm_maker(config: NormConfig, dim: Dim, total_steps: int) -> NormMaker:
     return lambda channels: create_norm(spec.name, channels, dim=dim, **options)
 
 
+def normed_relu(norm: nn.Module, x: Tensor, residual: Tensor | None = None) -> Tensor:
+    """``relu(norm(x) + residual)``; continual norm does it in its own kernel, where it has one."""
+    if isinstance(norm, ContinualNormBase):
+        return norm.forward_relu(x, residual)
+    y = norm(x)
+    return F.relu(y if residual is None else y + residual)
+
+
 class MLP(nn.Module):
     """Two hidden layers, each normalized before its ReLU.
 
@@ -48,8 +57,8 @@ class MLP(nn.Module):
         self.head = nn.Linear(width, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.norm1(self.fc1(x.flatten(1))))
-        x = F.relu(self.norm2(self.fc2(x)))
+        x = normed_relu(self.norm1, self.fc1(x.flatten(1)))
+        x = normed_relu(self.norm2, self.fc2(x))
         y: Tensor = self.head(x)
         return y
 
@@ -64,9 +73,8 @@ class _Block(nn.Module):
             self.shortcut = nn.Sequential(nn.Conv2d(width_in, width, 1, stride, bias=False), norm(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        y = F.relu(self.norm1(self.conv1(x)))
-        y = self.norm2(self.conv2(y))
-        return F.relu(y + self.shortcut(x))
+        y = normed_relu(self.norm1, self.conv1(x))
+        return normed_relu(self.norm2, self.conv2(y), self.shortcut(x))
 
 
 class ResNet18(nn.Module):
@@ -100,7 +108,7 @@ class ResNet18(nn.Module):
         self.head = nn.Linear(before, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.pool(F.relu(self.norm(self.conv(x))))
+        x = self.pool(normed_relu(self.norm, self.conv(x)))
         x = self.blocks(x)
         y: Tensor = self.head(x.mean((2, 3)))
         return y

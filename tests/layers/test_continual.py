@@ -63,15 +63,26 @@ def test_kernel_is_read_when_built_and_shown(monkeypatch: pytest.MonkeyPatch) ->
     assert cn.CN(8, num_groups=2, kernel="analytic").kernel == "analytic"
 
 
-@pytest.mark.parametrize(
-    ("value", "said"), [("triton", "='triton': this build has no Triton"), ("fast", "='fast' is unknown. Use one of")]
-)
-def test_kernel_that_can_not_be_had_is_refused(value: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CONTNORM_KERNEL", value)
+def test_unknown_kernel_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CONTNORM_KERNEL", "fast")
+    said = "='fast' is unknown. Use one of auto, reference, pivoted, analytic, triton"
     with pytest.raises(ValueError, match=f"ContinualNorm2d: CONTNORM_KERNEL{said}"):
         cn.CN(8, num_groups=2)
     with pytest.raises(ValueError, match=f"continual_norm: kernel{said}"):
-        cn.functional.continual_norm(torch.randn(4, 8), None, None, training=True, num_groups=2, kernel=value)  # type: ignore[arg-type]
+        cn.functional.continual_norm(torch.randn(4, 8), None, None, training=True, num_groups=2, kernel="fast")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kernel", ["auto", "reference", "pivoted", "analytic"])
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+def test_relu_and_residual_follow_the_norm_with_every_kernel(kernel: str, training: bool) -> None:
+    layer, twin = (cn.CN(8, num_groups=2, kernel=kernel).train(training) for _ in range(2))  # type: ignore[arg-type]
+    x, shortcut = torch.randn(2, 4, 8, 3, 3)
+    assert torch.equal(layer.forward_relu(x, shortcut), torch.relu(twin(x) + shortcut))
+    assert torch.equal(layer.forward_relu(x), torch.relu(twin(x)))
+    assert torch.equal(layer.running_var, twin.running_var)
+    assert int(layer.num_batches_tracked) == (2 if training else 0)
+    empty = layer.forward_relu(x[:0], shortcut[:0])
+    assert empty.shape == (0, 8, 3, 3)
 
 
 def test_groups_in_the_place_of_eps_are_noticed() -> None:

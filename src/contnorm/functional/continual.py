@@ -8,8 +8,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from contnorm.checks import check_batch, check_eps, check_group_size, check_input, check_moments, resolve_groups
-from contnorm.functional.batch import ANY_RANK, empty_like_input, update_moments, uses_batch_moments
-from contnorm.kernels import Kernel, Order, analytic, chosen_kernel, reference
+from contnorm.functional.batch import ANY_RANK, empty_like_input, unbiased, update_moments, uses_batch_moments
+from contnorm.kernels import Kernel, Order, analytic, chosen_kernel, fused, reference
+from contnorm.kernels.activation import activated
+from contnorm.kernels.reference import BatchMoments
 
 __all__ = ["continual_norm"]
 
@@ -27,6 +29,8 @@ def continual_norm(
     *,
     order: Order = "gn_bn",
     tied: bool = False,
+    relu: bool = False,
+    residual: Tensor | None = None,
     kernel: Kernel | None = None,
     caller: str = "continual_norm",
 ) -> Tensor:
@@ -47,6 +51,8 @@ def continual_norm(
         num_groups: A divisor of C, or ``"auto"``.
         order: ``"gn_bn"`` is CN; ``"bn_gn"`` the paper's other order, with the affine in the second step.
         tied: Use the one pair of weight and bias in both steps.
+        relu: Cut the result off below zero, after the residual; the fused kernel does both in the same pass.
+        residual: Added to the result; of the input's shape.
         kernel: Which arithmetic to use; None reads ``CONTNORM_KERNEL``. See `contnorm.kernels`.
         caller: Whom an error message names.
 
@@ -63,27 +69,76 @@ def continual_norm(
     check_moments(running_mean, running_var, caller)
     groups = resolve_groups(num_groups, x.shape[1], x.dim(), caller)
     if x.numel() == 0:
-        return empty_like_input(x, weight, bias)
+        return activated(empty_like_input(x, weight, bias), residual, relu)
     check_group_size(x, groups, caller)
-    chosen = chosen_kernel(kernel, caller)
+    by_batch = uses_batch_moments(training, running_mean)
+    if by_batch:
+        check_batch(x, eps, caller)
+    chosen = _settled(chosen_kernel(kernel, caller), x, groups, order, tied, by_batch, caller)
+    if chosen == "triton":
+        moments = running_mean, running_var
+        return _fused(x, moments, weight, bias, by_batch, momentum, eps, groups, relu, residual)
     pivot = chosen != "reference"
-    closed_form = order == "gn_bn" and not tied  # the variants have none: they are the two calls, less a pivot
-
-    if not uses_batch_moments(training, running_mean):
+    if not by_batch:
         assert running_mean is not None and running_var is not None
-        if closed_form and chosen in ("auto", "analytic"):
-            return analytic.evaluate(x, running_mean, running_var, weight, bias, eps, groups)
-        return reference.evaluate(
-            x, running_mean, running_var, weight, bias, eps, groups, order=order, tied=tied, pivot=pivot
-        )
+        if chosen == "analytic":
+            y = analytic.evaluate(x, running_mean, running_var, weight, bias, eps, groups)
+        else:
+            y = reference.evaluate(
+                x, running_mean, running_var, weight, bias, eps, groups, order=order, tied=tied, pivot=pivot
+            )
+        return activated(y, residual, relu)
 
-    check_batch(x, eps, caller)
-    tracked = running_mean is not None
-    found: reference.BatchMoments | None
-    if closed_form and chosen == "analytic":
+    found: BatchMoments | None
+    if chosen == "analytic":
         y, found = analytic.train(x, weight, bias, eps, groups)
     else:
+        tracked = running_mean is not None
         y, found = reference.train(x, weight, bias, eps, groups, order=order, tied=tied, pivot=pivot, moments=tracked)
     if found is not None:
         update_moments(running_mean, running_var, found.mean, found.var, momentum)
+    return activated(y, residual, relu)
+
+
+def _settled(chosen: Kernel, x: Tensor, groups: int, order: Order, tied: bool, by_batch: bool, caller: str) -> Kernel:
+    """The kernel to use on this input: ``auto`` is decided, and one that can't do it gives way or is refused."""
+    closed_form = order == "gn_bn" and not tied  # the variants have none: they are the two calls, less a pivot
+    if chosen == "triton":
+        reason = fused.refusal(x, groups) if closed_form else "order='bn_gn' and tied=True have no fused form"
+        if reason is not None:
+            raise ValueError(f"{caller}: kernel='triton' can't be used here: {reason}. Leave it to 'auto'.")
+        return chosen
+    if not closed_form:
+        return "pivoted" if chosen in ("auto", "analytic") else chosen
+    if chosen == "auto":
+        if fused.suits(x, groups):
+            return "triton"
+        return "pivoted" if by_batch else "analytic"
+    return chosen
+
+
+def _fused(
+    x: Tensor,
+    moments: tuple[Tensor | None, Tensor | None],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    by_batch: bool,
+    momentum: float | Tensor,
+    eps: float,
+    groups: int,
+    relu: bool,
+    residual: Tensor | None,
+) -> Tensor:
+    mean, var = moments
+    if not by_batch:
+        assert mean is not None and var is not None
+        return fused.evaluate(x, mean, var, weight, bias, eps, groups, residual, relu)
+    y, found = fused.train(x, weight, bias, eps, groups, residual, relu)
+    if mean is None or var is None or (isinstance(momentum, float) and momentum == 0.0):
+        return y
+    count = x.numel() // x.shape[1]
+    if fused.can_move_moments(mean, var, momentum):
+        fused.move_moments(mean, var, found, momentum, count)
+    else:
+        update_moments(mean, var, found.mean, unbiased(found.var, count), momentum)
     return y

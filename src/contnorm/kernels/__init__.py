@@ -3,12 +3,12 @@
 - `reference` is the meaning: torch's two stock calls, which cancel at large means.
 - `pivoted` is the same two calls on the data less a pivot, right at any mean.
 - `analytic` is one pass of statistics and one multiply-add with a hand-written backward, right at any mean.
-- `triton` is kept for a fused GPU kernel.
+- `triton` is `analytic` fused into one to three GPU kernels each way (`kernels/fused`), right at any mean.
 
-`auto` takes the fastest that is right. Written in torch operators, each of them a pass of its own, `analytic` is not
-it: forward and backward it takes 1.5 to 2.6 times as long as `pivoted` on two CPU cores (docs/deviations.md). A fused
-kernel is to be built from it, and it is held to the same exam. In evaluation, where the batch step is a constant map
-that group norm can apply, `auto` is `analytic`.
+`auto` takes the fastest that is right. On CUDA that is `triton`, wherever it can run. Elsewhere `analytic`, written in
+torch operators, each of them a pass of its own, is not it in training: forward and backward it takes 1.5 to 2.6 times
+as long as `pivoted` on two CPU cores (docs/deviations.md), so `auto` is `pivoted`. In evaluation, where the batch step
+is a constant map that group norm can apply, `auto` is `analytic`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Literal, cast, get_args
 
 __all__ = ["Kernel", "Order", "chosen_kernel"]
 
-Kernel = Literal["auto", "reference", "pivoted", "analytic"]
+Kernel = Literal["auto", "reference", "pivoted", "analytic", "triton"]
 Order = Literal["gn_bn", "bn_gn"]
 
 VARIABLE = "CONTNORM_KERNEL"
@@ -27,14 +27,14 @@ VARIABLE = "CONTNORM_KERNEL"
 def chosen_kernel(kernel: str | None, caller: str) -> Kernel:
     """The kernel asked for by argument, or else in ``CONTNORM_KERNEL``, or else ``"auto"``; an unknown one raises.
 
+    Whether ``"triton"`` can run is known when there is an input: see `contnorm.functional.continual_norm`.
+
     Example:
         >>> chosen_kernel(None, "demo"), chosen_kernel("analytic", "demo")
         ('auto', 'analytic')
     """
     asked = kernel or os.environ.get(VARIABLE) or "auto"
     where = f"{caller}: kernel={asked!r}" if kernel else f"{caller}: {VARIABLE}={asked!r}"
-    if asked == "triton":
-        raise ValueError(f"{where}: this build has no Triton kernel. Leave it to 'auto', or use 'analytic'.")
     if asked not in get_args(Kernel):
         raise ValueError(f"{where} is unknown. Use one of {', '.join(get_args(Kernel))}.")
     return cast(Kernel, asked)

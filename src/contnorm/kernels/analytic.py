@@ -20,7 +20,16 @@ from contnorm.kernels.layout import group_norm_in_layout
 from contnorm.kernels.pivot import less_slab_pivot, per_channel
 from contnorm.kernels.reference import BatchMoments
 
-__all__ = ["evaluate", "train"]
+__all__ = [
+    "Gradients",
+    "Statistics",
+    "evaluate",
+    "gradients",
+    "gradients_of_evaluation",
+    "multiply_add",
+    "statistics",
+    "train",
+]
 
 
 class Statistics(NamedTuple):
@@ -44,8 +53,8 @@ def train(
     offset = None if bias is None else bias.to(dtype)
     shifted = less_slab_pivot(x, num_groups)
     if torch.compiler.is_compiling():  # the compiler fuses the plain formula and derives its own backward
-        found = _statistics(shifted, eps, num_groups)
-        y = _multiply_add(shifted, scale, offset, found)
+        found = statistics(shifted, eps, num_groups)
+        y = multiply_add(shifted, scale, offset, found)
         mean, var = found.mean, found.var
     else:
         y, mean, var, *_ = _ContinualNorm.apply(shifted, scale, offset, eps, num_groups)  # type: ignore[no-untyped-call]
@@ -74,7 +83,8 @@ def evaluate(
     return group_norm_in_layout(shifted, num_groups, scale, offset, eps).to(x.dtype)
 
 
-def _statistics(x: Tensor, eps: float, num_groups: int) -> Statistics:
+def statistics(x: Tensor, eps: float, num_groups: int) -> Statistics:
+    """All tables of the forward pass, from data less its pivot."""
     n, c = x.shape[:2]
     if x.dim() == 2:
         mean, var = x, torch.zeros_like(x)
@@ -101,7 +111,8 @@ def _statistics(x: Tensor, eps: float, num_groups: int) -> Statistics:
     )
 
 
-def _multiply_add(x: Tensor, weight: Tensor | None, bias: Tensor | None, found: Statistics) -> Tensor:
+def multiply_add(x: Tensor, weight: Tensor | None, bias: Tensor | None, found: Statistics) -> Tensor:
+    """The output, from data less its pivot."""
     gain = found.rstd if weight is None else found.rstd * weight
     scale = found.group_rstd * gain
     offset = (-found.group_mean * found.group_rstd - found.mean) * gain
@@ -116,12 +127,16 @@ class Gradients(NamedTuple):
     bias: Tensor
 
 
-def _gradients(x: Tensor, dy: Tensor, weight: Tensor | None, found: Statistics, num_groups: int) -> Gradients:
-    """The backward pass: two sums per row, small tables, one multiply-add over (dy, x)."""
+def gradients(
+    x: Tensor, dy: Tensor, weight: Tensor | None, found: Statistics, num_groups: int, constant: bool = False
+) -> Gradients:
+    """The backward pass: two sums per row, small tables, one multiply-add over (dy, x).
+
+    With ``constant`` the batch moments are given ones, through which no gradient flows.
+    """
     n, c = x.shape[:2]
     positions = tuple(range(2, x.dim()))
     length = x.numel() // (n * c)
-    count = n * length
     gain = found.rstd if weight is None else found.rstd * weight
 
     sum_dy = dy.sum(positions) if positions else dy
@@ -130,19 +145,33 @@ def _gradients(x: Tensor, dy: Tensor, weight: Tensor | None, found: Statistics, 
     d_bias = sum_dy.sum(0)
     d_weight = found.rstd * (sum_dyx.sum(0) - found.mean * d_bias)
 
-    slope = found.rstd * d_weight / n
-    t1 = gain * (sum_dy - d_bias / n - slope * (found.row_mean - found.mean))
-    t2 = gain * (sum_dyx - found.row_mean * d_bias / n - slope * (found.row_square - found.mean * found.row_mean))
+    through = 0 if constant else 1 / n
+    slope, share = found.rstd * d_weight * through, d_bias * through
+    t1 = gain * (sum_dy - share - slope * (found.row_mean - found.mean))
+    t2 = gain * (sum_dyx - found.row_mean * share - slope * (found.row_square - found.mean * found.row_mean))
     s1 = _group_average(t1, num_groups) / length
     s2 = _group_average(t2, num_groups) / length
 
     r = found.group_rstd
     for_dy = r * gain
-    q = -r * (gain * found.rstd * d_weight / count + s2)
-    rest = r * (gain * (found.rstd * found.mean * d_weight - d_bias) / count - s1) - q * found.group_mean * r
+    q = -r * (gain * slope / length + s2)
+    rest = r * (gain * (slope * found.mean - share) / length - s1) - q * found.group_mean * r
     rank = x.dim()
     dx = dy * per_channel(for_dy, rank) + x * per_channel(q * r, rank) + per_channel(rest, rank)
     return Gradients(dx, d_weight, d_bias)
+
+
+def gradients_of_evaluation(
+    x: Tensor, dy: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, eps: float, num_groups: int
+) -> Gradients:
+    """The backward pass of `evaluate`; the input comes in as it is, and its gradient goes out in its type."""
+    dtype = statistics_dtype(x)
+    mean, var = mean.to(dtype), var.to(dtype)
+    shifted = less_slab_pivot(x, num_groups)
+    found = statistics(shifted, eps, num_groups)._replace(mean=mean, var=var, rstd=torch.rsqrt(var + eps))
+    scale = None if weight is None else weight.to(dtype)
+    grads = gradients(shifted, dy.to(dtype), scale, found, num_groups, constant=True)
+    return grads._replace(x=grads.x.to(x.dtype))
 
 
 def _group_average(table: Tensor, num_groups: int) -> Tensor:
@@ -157,8 +186,8 @@ class _ContinualNorm(torch.autograd.Function):
     def forward(
         x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, num_groups: int
     ) -> tuple[Tensor, ...]:
-        found = _statistics(x, eps, num_groups)
-        return _multiply_add(x, weight, bias, found), found.mean, found.var, *found[:4], found.rstd
+        found = statistics(x, eps, num_groups)
+        return multiply_add(x, weight, bias, found), found.mean, found.var, *found[:4], found.rstd
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -172,6 +201,6 @@ class _ContinualNorm(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, *saved = ctx.saved_tensors
         # For a second derivative the statistics must carry their own dependence on x: saved ones are constants.
-        found = _statistics(x, ctx.eps, ctx.num_groups) if torch.is_grad_enabled() else Statistics(*saved)
-        grads = _gradients(x, dy, weight, found, ctx.num_groups)
+        found = statistics(x, ctx.eps, ctx.num_groups) if torch.is_grad_enabled() else Statistics(*saved)
+        grads = gradients(x, dy, weight, found, ctx.num_groups)
         return grads.x, None if weight is None else grads.weight, grads.bias if ctx.has_bias else None, None, None

@@ -72,6 +72,20 @@ class ContinualNormBase(OwnSyncOnly, MomentNorm):
         self.kernel: Kernel = chosen_kernel(kernel, name)
 
     def forward(self, input: Tensor) -> Tensor:
+        return self._normalized(input, relu=False, residual=None)
+
+    def forward_relu(self, input: Tensor, residual: Tensor | None = None) -> Tensor:
+        """``relu(norm(input) + residual)``, which the fused kernel does in one pass; hooks of the module don't run.
+
+        Example:
+            >>> layer = ContinualNorm2d(8, num_groups=2)
+            >>> x, shortcut = torch.randn(2, 4, 8, 3, 3)
+            >>> torch.equal(layer.forward_relu(x, shortcut), torch.relu(layer(x) + shortcut))
+            True
+        """
+        return self._normalized(input, relu=True, residual=residual)
+
+    def _normalized(self, input: Tensor, relu: bool, residual: Tensor | None) -> Tensor:
         self._check(input)
         output = continual_norm(
             input,
@@ -84,6 +98,8 @@ class ContinualNormBase(OwnSyncOnly, MomentNorm):
             self.num_groups,
             order=self.order,
             tied=self.tied,
+            relu=relu,
+            residual=residual,
             kernel=self.kernel,
             caller=type(self).__name__,
         )

@@ -16,6 +16,7 @@ from torch import Tensor
 from contnorm.checks import check_batch, check_group_size, resolve_groups, statistics_dtype
 from contnorm.functional.batch import apply_affine, channel_moments, update_moments
 from contnorm.kernels import Kernel, Order
+from contnorm.kernels.activation import activated
 from contnorm.kernels.layout import group_norm_in_layout
 from contnorm.kernels.pivot import channel_pivot, less_slab_pivot, per_channel
 from contnorm.layers.continual import ContinualNormBase
@@ -81,10 +82,10 @@ class SyncContinualNorm(ContinualNormBase):
         )
         self.process_group = process_group
 
-    def forward(self, input: Tensor) -> Tensor:
+    def _normalized(self, input: Tensor, relu: bool, residual: Tensor | None) -> Tensor:
         alone = not (dist.is_available() and dist.is_initialized()) or dist.get_world_size(self.process_group) == 1
         if alone or not self._normalizes_with_batch():
-            return super().forward(input)
+            return super()._normalized(input, relu, residual)
         x, name = input, type(self).__name__
         self._check(x)
         groups = resolve_groups(self.num_groups, self.num_features, x.dim(), name)
@@ -96,7 +97,7 @@ class SyncContinualNorm(ContinualNormBase):
             y = self._synced_batch_step(self._group_step(x.to(dtype), groups, *first), weight, bias)
         else:
             y = self._group_step(self._synced_batch_step(x.to(dtype), *first), groups, weight, bias)
-        return y.to(x.dtype)
+        return activated(y.to(x.dtype), residual, relu)
 
     def _group_step(self, x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         if x.numel() == 0:  # the operator does not take an empty batch, and there is nothing to normalize

@@ -1,0 +1,198 @@
+"""The fused kernels as torch operators, so that autograd, compiled graphs, autocast and vmap know them.
+
+`contnorm::continual_norm` is a pure function: it gives the output, the batch's moments and the tables that its backward
+pass reads; running moments are moved by `contnorm::update_moments_`. A derivative of the derivative, and any vmap, goes
+through the formulas of `analytic`, which torch can differentiate and batch.
+
+Torch can't run an operator's own backward pass under functorch: there, too, `plain_training` stands in.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from contnorm.kernels import analytic
+from contnorm.kernels.activation import activated
+from contnorm.kernels.fused import launch
+from contnorm.kernels.pivot import less_slab_pivot
+
+__all__ = [
+    "analytic_gradients",
+    "backward_of_evaluation",
+    "backward_of_training",
+    "continual_norm",
+    "continual_norm_backward",
+    "continual_norm_eval",
+    "keep_for_evaluation",
+    "keep_for_training",
+    "plain_backward",
+    "plain_evaluation",
+    "plain_training",
+    "update_moments_",
+]
+
+continual_norm = torch.library.custom_op("contnorm::continual_norm", launch.forward, mutates_args=())
+continual_norm_backward = torch.library.custom_op("contnorm::continual_norm_backward", launch.backward, mutates_args=())
+continual_norm_eval = torch.library.custom_op("contnorm::continual_norm_eval", launch.evaluate, mutates_args=())
+update_moments_ = torch.library.custom_op(
+    "contnorm::update_moments_", launch.move_moments, mutates_args=("running_mean", "running_var")
+)
+
+
+# --- what the compiler sees -------------------------------------------------------------------------------------
+
+
+@continual_norm.register_fake
+def _(x: Tensor, weight: Any, bias: Any, residual: Any, eps: float, groups: int, relu: bool) -> Any:
+    return launch.outputs_like(launch.in_layout(x), groups)
+
+
+@continual_norm_backward.register_fake
+def _(
+    dy: Tensor, x: Tensor, y: Any, weight: Any, bias: Any, mean: Any, var: Any, table: Any,
+    eps: float, groups: int, relu: bool, residual: bool,
+) -> Any:  # fmt: skip
+    return launch.gradients_like(launch.in_layout(x), relu and residual)
+
+
+@continual_norm_eval.register_fake
+def _(
+    x: Tensor, mean: Any, var: Any, weight: Any, bias: Any, residual: Any, eps: float, groups: int, relu: bool
+) -> Any:
+    return torch.empty_like(launch.in_layout(x))
+
+
+# --- derivatives ------------------------------------------------------------------------------------------------
+
+
+def keep_for_training(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    x, weight, bias, residual, ctx.eps, ctx.groups, ctx.relu = inputs
+    y, mean, var, table = output
+    ctx.mark_non_differentiable(mean, var, table)
+    ctx.set_materialize_grads(False)
+    ctx.residual = residual is not None
+    # Without a residual the sign of the output is found again from the tables: saving it would cost as much as x.
+    ctx.save_for_backward(x, y if ctx.relu and ctx.residual else None, weight, bias, mean, var, table)
+
+
+def backward_of_training(ctx: Any, dy: Tensor | None, *_: Any, run: Any = None) -> tuple[Any, ...]:
+    if dy is None:
+        return (None,) * 7
+    x, y, weight, bias, mean, var, table = ctx.saved_tensors
+    if torch.is_grad_enabled():  # a second derivative is wanted: the formulas that torch can differentiate
+        grads = analytic_gradients(dy, x, y, weight, bias, ctx.eps, ctx.groups, ctx.relu)
+    else:
+        settings = ctx.eps, ctx.groups, ctx.relu, ctx.residual
+        grads = (run or continual_norm_backward)(dy, x, y, weight, bias, mean, var, table, *settings)
+    dx, dweight, dbias, dresidual = grads
+    return (
+        dx,
+        None if weight is None else dweight.to(weight.dtype),
+        None if bias is None else dbias.to(bias.dtype),
+        (dresidual if ctx.relu else dy) if ctx.residual else None,
+        None,
+        None,
+        None,
+    )
+
+
+continual_norm.register_autograd(backward_of_training, setup_context=keep_for_training)
+
+
+def analytic_gradients(
+    dy: Tensor,
+    x: Tensor,
+    y: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    groups: int,
+    relu: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What `continual_norm_backward` gives, in torch's operators."""
+    shifted = less_slab_pivot(x, groups)
+    found = analytic.statistics(shifted, eps, groups)
+    scale, offset = (None if p is None else p.to(shifted.dtype) for p in (weight, bias))
+    wide = dy.to(shifted.dtype)
+    if relu:
+        sign = analytic.multiply_add(shifted, scale, offset, found).detach() if y is None else y
+        wide = wide.masked_fill(sign <= 0, 0.0)
+    grads = analytic.gradients(shifted, wide, scale, found, groups)
+    return grads.x.to(x.dtype), grads.weight, grads.bias, wide.to(dy.dtype)
+
+
+def keep_for_evaluation(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, mean, var, weight, bias, residual, ctx.eps, ctx.groups, ctx.relu = inputs
+    ctx.residual = residual is not None
+    ctx.save_for_backward(x, mean, var, weight, bias, output if ctx.relu else None)
+
+
+def backward_of_evaluation(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+    x, mean, var, weight, bias, y = ctx.saved_tensors
+    if y is not None:
+        dy = dy.masked_fill(y <= 0, 0.0)
+    dx, dweight, dbias = analytic.gradients_of_evaluation(x, dy, mean, var, weight, ctx.eps, ctx.groups)
+    return (
+        dx,
+        None,
+        None,
+        None if weight is None else dweight.to(weight.dtype),
+        None if bias is None else dbias.to(bias.dtype),
+        dy if ctx.residual else None,
+        None,
+        None,
+        None,
+    )
+
+
+continual_norm_eval.register_autograd(backward_of_evaluation, setup_context=keep_for_evaluation)
+
+
+# --- vmap, and what stands in under functorch ---------------------------------------------------------------------
+
+
+def plain_training(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None, eps: float, groups: int, relu: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What `continual_norm` gives, in torch's operators."""
+    shifted = less_slab_pivot(x, groups)
+    found = analytic.statistics(shifted, eps, groups)
+    scale, offset = (None if p is None else p.to(shifted.dtype) for p in (weight, bias))
+    y = activated(analytic.multiply_add(shifted, scale, offset, found), residual, relu).to(x.dtype)
+    width = x.shape[1] // groups
+    slabs = (t[:, ::width].flatten() for t in (found.group_mean, found.group_rstd))
+    table = torch.cat([found.row_mean.flatten(), found.row_square.flatten(), *slabs])
+    return y, found.mean.detach(), found.var.detach(), table.detach()
+
+
+@continual_norm.register_vmap
+def _(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> Any:
+    return torch.vmap(plain_training, in_dims, randomness=info.randomness)(*args), (0, 0, 0, 0)
+
+
+def plain_backward(
+    dy: Tensor, x: Tensor, y: Tensor | None, weight: Tensor | None, bias: Tensor | None,
+    mean: Tensor, var: Tensor, table: Tensor, eps: float, groups: int, relu: bool, residual: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    dx, dweight, dbias, dresidual = analytic_gradients(dy, x, y, weight, bias, eps, groups, relu)
+    return dx, dweight, dbias, dresidual if relu and residual else x.new_empty(0)
+
+
+@continual_norm_backward.register_vmap
+def _(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> Any:
+    return torch.vmap(plain_backward, in_dims, randomness=info.randomness)(*args), (0, 0, 0, 0)
+
+
+def plain_evaluation(
+    x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None,
+    eps: float, groups: int, relu: bool,
+) -> Tensor:  # fmt: skip
+    return activated(analytic.evaluate(x, mean, var, weight, bias, eps, groups), residual, relu)
+
+
+@continual_norm_eval.register_vmap
+def _(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> Any:
+    return torch.vmap(plain_evaluation, in_dims, randomness=info.randomness)(*args), 0

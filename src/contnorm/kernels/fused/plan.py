@@ -1,0 +1,201 @@
+"""From the sizes of an input to what is launched: which way, which tiles, how many warps.
+
+All choices are made here, from sizes alone, so that the same input gives the same bits on every run: nothing is timed.
+`LIMITS` holds every number that was, or may be, tuned.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal, NamedTuple
+
+__all__ = ["LIMITS", "Limits", "Plan", "Sizes", "fits", "plan_evaluation", "plan_pass"]
+
+Way = Literal["one", "two", "three"]
+MOST = 2**30  # tables and samples are addressed in 32 bits
+SECTOR = 32  # bytes: what memory moves at the least
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The numbers to tune; values are counted with their padding to powers of two."""
+
+    single: int = 16384  # values one program holds in registers: what fits is read once
+    one: int = 32768  # values of a block of groups up to which one program does it all, chunk by chunk
+    tile: int = 8192  # values of a chunk, where a program goes over its data in several
+    rows: int = 512  # rows (samples times lanes) up to which every program makes the tables again for itself
+    merge: int = 8192  # values of the splits' sums that are read side by side
+    programs: int = 264  # programs that keep the device busy: two for each of 132 multiprocessors
+    span: int = 1024  # positions in a chunk at most
+    channels: int = 8192  # lanes of a group at most: more would not fit a program
+
+
+LIMITS = Limits()
+
+
+class Sizes(NamedTuple):
+    """An input seen as (N, C, L), in one of two orders of memory."""
+
+    samples: int
+    channels: int
+    length: int
+    groups: int
+    last: bool  # channels next to each other
+    itemsize: int
+
+
+class Plan(NamedTuple):
+    way: Way
+    lanes: int  # KP: lanes of a group
+    block_n: int
+    block_c: int
+    block_l: int
+    blocks: int  # of channels
+    splits: int  # of positions
+    span: int  # positions in a split
+    split_lanes: int  # SP: lanes for the splits
+    table_n: int  # the tiles of the kernel that makes tables
+    table_c: int
+    single: bool  # whether one chunk holds all positions
+    programs: int
+    warps: int
+    table_warps: int
+
+
+def fits(sizes: Sizes, limits: Limits | None = None) -> bool:
+    """Whether an input of these sizes can be taken at all."""
+    n, c, length, groups, *_ = sizes
+    return n * c < MOST and c * length < 2 * MOST and power(c // groups) <= (limits or LIMITS).channels
+
+
+@lru_cache(maxsize=4096)
+def plan_pass(sizes: Sizes, backward: bool, limits: Limits) -> Plan:
+    """How a training pass is done; backward holds two tensors where forward holds one."""
+    n, c, length, groups, *_ = sizes
+    lanes = power(c // groups)
+    runs = _runs(sizes, lanes)
+    block_n, block_c = power(n), lanes * runs
+    rows = block_n * block_c
+    blocks = -(-groups // runs)
+    held = 2 if backward else 1
+    if rows * power(length) * held <= limits.single:
+        return _one(blocks, lanes, block_n, block_c, power(length), single=True)
+    chunk = _chunk(length, max(1, limits.tile // rows), limits)
+    busy = blocks >= limits.programs  # splitting the positions would add launches and nothing else
+    if (rows * length * held <= limits.one and rows <= limits.tile) or (rows <= limits.rows and busy):
+        return _one(blocks, lanes, block_n, block_c, chunk, single=False)
+    if rows <= limits.rows:
+        splits = _splits(length, chunk, blocks, min(limits.merge // rows, limits.programs), limits)
+        return _several("two", sizes, lanes, block_n, block_c, chunk, blocks, splits, limits)
+    return _three(sizes, lanes, runs, limits)
+
+
+def _one(blocks: int, lanes: int, block_n: int, block_c: int, block_l: int, single: bool) -> Plan:
+    warps = _warps(block_n * block_c * block_l)
+    return Plan(
+        "one", lanes, block_n, block_c, block_l, blocks, 1, 0, 1, block_n, block_c, single, blocks, warps, warps
+    )
+
+
+def _three(sizes: Sizes, lanes: int, runs: int, limits: Limits) -> Plan:
+    """Tiles of any channels and samples: first along memory, then across it, until a tile is full."""
+    n, c, length, *_ = sizes
+    if sizes.last:
+        block_c = min(power(c), 128, limits.tile)
+        block_l = _chunk(length, limits.tile // block_c, limits)
+    else:
+        block_l = _chunk(length, limits.tile, limits)
+        block_c = min(power(c), limits.tile // block_l)
+    block_n = min(power(n), max(1, limits.tile // (block_l * block_c)))
+    blocks = -(-c // block_c)
+    splits = _splits(length, block_l, blocks * -(-n // block_n), max(1, limits.merge // (lanes * runs)), limits)
+    return _several("three", sizes, lanes, block_n, block_c, block_l, blocks, splits, limits)
+
+
+def _several(
+    way: Way,
+    sizes: Sizes,
+    lanes: int,
+    block_n: int,
+    block_c: int,
+    block_l: int,
+    blocks: int,
+    splits: int,
+    limits: Limits,
+) -> Plan:
+    chunks = -(-sizes.length // block_l)
+    span = -(-chunks // splits) * block_l
+    splits = -(-sizes.length // span)
+    split_lanes = power(splits)
+    table_c = lanes * _runs(sizes, lanes)
+    table_n = min(power(sizes.samples), max(1, limits.merge // (table_c * split_lanes)))
+    return Plan(
+        way,
+        lanes,
+        block_n,
+        block_c,
+        block_l,
+        blocks,
+        splits,
+        span,
+        split_lanes,
+        table_n,
+        table_c,
+        block_l >= sizes.length,
+        blocks * splits * -(-sizes.samples // block_n),
+        _warps(block_n * block_c * block_l),
+        _warps(table_n * table_c * split_lanes),
+    )
+
+
+@lru_cache(maxsize=4096)
+def plan_evaluation(sizes: Sizes, limits: Limits) -> Plan:
+    """One program holds whole slabs: several small ones, or one of any size, chunk by chunk."""
+    n, c, length, groups, *_ = sizes
+    lanes = power(c // groups)
+    runs = _runs(sizes, lanes)
+    block_c = lanes * runs
+    blocks = -(-groups // runs)
+    single = block_c * power(length) <= limits.single
+    block_l = power(length) if single else _chunk(length, max(1, limits.tile // block_c), limits)
+    wanted = max(1, n * blocks // limits.programs)  # no more samples in a program than leave programs enough
+    block_n = min(power(n), power(wanted + 1) // 2, max(1, limits.tile // 2 // (block_c * block_l)))
+    programs = blocks * -(-n // block_n)
+    warps = _warps(block_n * block_c * block_l)
+    return Plan(
+        "one", lanes, block_n, block_c, block_l, blocks, 1, 0, 1, block_n, block_c, single, programs, warps, warps
+    )
+
+
+def power(value: int) -> int:
+    """The least power of two that is not below a value.
+
+    Example:
+        >>> [power(value) for value in (1, 2, 5, 20)]
+        [1, 2, 8, 32]
+    """
+    return 1 << (value - 1).bit_length()
+
+
+def _runs(sizes: Sizes, lanes: int) -> int:
+    """Groups in a program: one, or as many as make what lies together in memory no shorter than a sector."""
+    run = lanes * sizes.itemsize * (1 if sizes.last else sizes.length)
+    return min(power(-(-SECTOR // run)), power(sizes.groups))
+
+
+def _chunk(length: int, most: int, limits: Limits) -> int:
+    """Positions in a chunk: the most that leaves little of the last chunk empty."""
+    block = max(1, min(power(length), power(most + 1) // 2, limits.span))
+    wasted = {size: -(-length // size) * size - length for size in (block, block // 2, block // 4) if size}
+    return next((size for size, waste in wasted.items() if waste * 8 <= length), min(wasted, key=wasted.__getitem__))
+
+
+def _splits(length: int, chunk: int, programs: int, most: int, limits: Limits) -> int:
+    """Parts to cut the positions into, so that there are programs enough."""
+    return max(1, min(-(-limits.programs // programs), -(-length // chunk), most))
+
+
+def _warps(values: int) -> int:
+    """About 16 values a thread: with more, the tables of a tile no longer fit its registers."""
+    return min(16, power(max(2, values // 512)))

@@ -1,0 +1,173 @@
+"""Device code that every kernel shares: which values a program holds, their pivots, and the tables made of them.
+
+A tile is (BN samples, BC channels, BL positions), a table (BN, BC): one number a row. Two orders of memory are known:
+channels apart by L (``LAST`` false) or next to each other (``LAST`` true, channels_last). Where a program needs whole
+groups (``WHOLE``), each group gets KP lanes, the power of two from K up, and BC is a number of such runs; the lanes
+past K are masked, loaded as zeros, and left out of every sum in which a zero would count.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+__all__ = [
+    "channel_tables",
+    "chunk_moments",
+    "group_sum",
+    "lanes",
+    "masked_gradient",
+    "merged_moments",
+    "place",
+    "positions",
+    "scale_and_offset",
+    "slab_pivot",
+    "split_range",
+    "tables_from_moments",
+    "with_activation",
+]
+
+
+@triton.jit
+def lanes(block, C, K: tl.constexpr, KP: tl.constexpr, BC: tl.constexpr, WHOLE: tl.constexpr):
+    """The channel of each lane of a block, its group, and whether it exists."""
+    lane = tl.arange(0, BC)
+    if WHOLE and K != KP:
+        group = block * (BC // KP) + lane // KP
+        channel = group * K + lane % KP
+        exists = (lane % KP < K) & (channel < C)
+    else:
+        channel = block * BC + lane
+        group = channel // K
+        exists = channel < C
+    return channel, group, exists
+
+
+@triton.jit
+def place(n, c, at, C, L, LAST: tl.constexpr):
+    """Where a tile lies; samples are counted in 64 bits, since a tensor may have more than 2**31 values."""
+    if LAST:
+        within = c[None, :, None] + at[None, None, :] * C
+    else:
+        within = c[None, :, None] * L + at[None, None, :]
+    return n.to(tl.int64)[:, None, None] * C * L + within
+
+
+@triton.jit
+def positions(start, stop, rows, BL: tl.constexpr):
+    """The positions of a chunk, and the mask of a tile there."""
+    at = start + tl.arange(0, BL)
+    return at, rows[:, :, None] & (at < stop)[None, None, :]
+
+
+@triton.jit
+def split_range(split, L, span):
+    """The first position of a split and the one past its last."""
+    return split * span, tl.minimum(split * span + span, L)
+
+
+@triton.jit
+def slab_pivot(x_ptr, n, group, rows, C, L, K: tl.constexpr, LAST: tl.constexpr):
+    """A value amid each slab, the same for all its rows: the median of three, so that no single outlier is taken."""
+    first = group * K
+    middle = first + K // 2
+    final = first + (K - 1)
+    if LAST:
+        middle += (L // 2) * C
+        final += (L - 1) * C
+    else:
+        first = first * L
+        middle = middle * L + L // 2
+        final = final * L + (L - 1)
+    base = x_ptr + n.to(tl.int64)[:, None] * C * L
+    a = tl.load(base + first[None, :], mask=rows, other=0).to(tl.float32)
+    b = tl.load(base + middle[None, :], mask=rows, other=0).to(tl.float32)
+    c = tl.load(base + final[None, :], mask=rows, other=0).to(tl.float32)
+    return tl.maximum(tl.minimum(a, b), tl.minimum(tl.maximum(a, b), c))
+
+
+@triton.jit
+def chunk_moments(x, mask, count):
+    """Mean of each row of a chunk and the sum of squares about it; the mean first, so that nothing cancels."""
+    mean = tl.sum(tl.where(mask, x, 0.0), 2) / count
+    off = tl.where(mask, x - mean[:, :, None], 0.0)
+    return mean, tl.sum(off * off, 2)
+
+
+@triton.jit
+def group_sum(table, BN: tl.constexpr, BC: tl.constexpr, KP: tl.constexpr):
+    """The sum over the lanes of each group, repeated on each of them."""
+    if KP == 1:
+        return table
+    grouped = tl.reshape(table, (BN, BC // KP, KP))
+    total = tl.sum(grouped, 2)
+    return tl.reshape(tl.broadcast_to(total[:, :, None], (BN, BC // KP, KP)), (BN, BC))
+
+
+@triton.jit
+def merged_moments(part_ptr, n, c, rows, N, C, L, span, splits, SP: tl.constexpr):
+    """Mean and biased variance of each row from those of its splits, all splits side by side."""
+    split = tl.arange(0, SP)
+    there = (split < splits)[:, None, None] & rows[None, :, :]
+    where = (split[:, None, None] * N + n.to(tl.int64)[None, :, None]) * C + c[None, None, :]
+    mean = tl.load(part_ptr + where, mask=there, other=0.0)
+    square = tl.load(part_ptr + splits * N * C + where, mask=there, other=0.0)
+    count = tl.minimum(L - split * span, span) * 1.0
+    whole = tl.sum(tl.where(there, mean * count[:, None, None], 0.0), 0) / L
+    off = tl.where(there, mean - whole[None, :, :], 0.0)
+    return whole, tl.sum(square + off * off * count[:, None, None], 0) / L
+
+
+@triton.jit
+def tables_from_moments(mean, var, rows, eps, K: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, KP: tl.constexpr):
+    """From each row's moments: the group's mean and reciprocal deviation, and the moments of the normalized row."""
+    group_mean = group_sum(mean, BN, BC, KP) / K
+    off = tl.where(rows, mean - group_mean, 0.0)
+    group_rstd = tl.rsqrt(group_sum(var + off * off, BN, BC, KP) / K + eps)
+    return group_mean, group_rstd, off * group_rstd, var * group_rstd * group_rstd
+
+
+@triton.jit
+def channel_tables(mean_ptr, var_ptr, weight_ptr, bias_ptr, c, exists, eps):
+    """Of each channel: mean, reciprocal deviation, that times the weight, and the bias."""
+    mean = tl.load(mean_ptr + c, mask=exists, other=0.0).to(tl.float32)
+    var = tl.load(var_ptr + c, mask=exists, other=0.0).to(tl.float32)
+    rstd = tl.rsqrt(var + eps)
+    gain = rstd
+    bias = tl.zeros_like(mean)
+    if weight_ptr is not None:
+        gain = rstd * tl.load(weight_ptr + c, mask=exists, other=0.0).to(tl.float32)
+    if bias_ptr is not None:
+        bias = tl.load(bias_ptr + c, mask=exists, other=0.0).to(tl.float32)
+    return mean, rstd, gain, bias
+
+
+@triton.jit
+def scale_and_offset(group_mean, group_rstd, mean, gain, bias):
+    """Of each row; each step's rounding is spelled out, so that forward and backward find the same signs."""
+    offset = tl.fma(tl.fma(-group_mean, group_rstd, -mean[None, :]), gain[None, :], bias[None, :])
+    return group_rstd * gain[None, :], offset
+
+
+@triton.jit
+def with_activation(x, scale, offset, residual_ptr, where, mask, RELU: tl.constexpr):
+    """The output for a tile of x less its pivot."""
+    y = tl.fma(x, scale[:, :, None], offset[:, :, None])
+    if residual_ptr is not None:
+        y += tl.load(residual_ptr + where, mask=mask, other=0).to(tl.float32)
+    if RELU:
+        y = tl.where(y <= 0, 0.0, y)  # a NaN stays one
+    return y
+
+
+@triton.jit
+def masked_gradient(dy_ptr, y_ptr, x, scale, offset, where, mask, RELU: tl.constexpr):
+    """The gradient behind the activation: its sign comes from the saved output, or is found again."""
+    dy = tl.load(dy_ptr + where, mask=mask, other=0).to(tl.float32)
+    if RELU:
+        if y_ptr is not None:
+            y = tl.load(y_ptr + where, mask=mask, other=0).to(tl.float32)
+        else:
+            y = with_activation(x, scale, offset, None, where, mask, False)
+        dy = tl.where(y <= 0, 0.0, dy)
+    return dy

@@ -1,0 +1,621 @@
+"""The fused kernels against float64: every way they can be launched, every output, every gradient.
+
+On the CPU they run in Triton's interpreter, on shapes of a few programs each, with limits set so low that these take
+every way the large ones take; ``--device cuda`` runs the same on a GPU, and the sizes of real networks besides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from contnorm import ContinualNorm1d, ContinualNorm2d, ContinualNorm3d
+from contnorm.functional import continual_norm
+from contnorm.kernels import analytic, fused, reference
+from contnorm.kernels.activation import activated
+from contnorm.kernels.fused import eager, launch, operators, plan
+from contnorm.kernels.fused.plan import Limits, Sizes
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+Shape = tuple[int, int, int, tuple[int, ...]]
+EPS = 1e-5
+# Sums of float32 against sums of float64: a few roundings, and more where the spread of a group is near to nothing.
+FLOAT32 = 2e-5
+
+# (N, C, G, positions), each with its reason.
+SHAPES = [
+    pytest.param((2, 3, 1, ()), id="smallest"),
+    pytest.param((7, 12, 3, ()), id="no positions"),
+    pytest.param((1, 6, 2, (5,)), id="one sample"),
+    pytest.param((3, 5, 5, (4, 4)), id="group of one channel"),
+    pytest.param((3, 5, 1, (4, 4)), id="one group"),
+    pytest.param((6, 8, 4, (4, 4)), id="as in a ResNet"),
+    pytest.param((5, 9, 3, (7, 3)), id="no power of two"),
+    pytest.param((2, 8, 4, (2, 3, 5)), id="volumes"),
+    pytest.param((37, 6, 2, (2,)), id="many samples, few positions"),
+]
+AS_IN_NETWORKS = [
+    (20, 64, 32, (32, 32)),
+    (20, 128, 32, (16, 16)),
+    (20, 256, 32, (8, 8)),
+    (20, 512, 32, (4, 4)),
+    (128, 64, 32, (32, 32)),
+    (20, 64, 32, (84, 84)),
+    (8, 64, 32, (112, 112)),
+    (64, 256, 32, (56, 56)),
+    (64, 512, 1, (7, 7)),
+    (4096, 128, 16, ()),
+    (2048, 96, 32, (3, 3)),
+]
+# What makes even a tiny input go each way; few programs, since the interpreter runs them one by one.
+WAYS = {
+    "one, read once": Limits(),
+    "one, in chunks": Limits(single=1, one=10**9, tile=128),
+    "two": Limits(single=1, one=1, rows=10**6, tile=128, programs=4),
+    "three": Limits(single=1, one=1, rows=1, tile=128, merge=64, programs=6),
+}
+every_shape = pytest.mark.parametrize("shape", SHAPES)
+every_way = pytest.mark.parametrize("way", WAYS)
+LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+@pytest.fixture(autouse=True)
+def _can_run(device: torch.device) -> None:
+    if device.type == "cpu" and not fused.INTERPRETED:
+        pytest.skip("Triton's interpreter is for machines without a GPU; here, use --device cuda")
+
+
+@pytest.fixture(autouse=True)
+def _usual_limits() -> Iterator[None]:
+    usual = plan.LIMITS
+    yield
+    plan.LIMITS = usual
+
+
+def last(x: Tensor) -> Tensor:
+    """The same values with channels next to each other."""
+    return x.movedim(1, -1).contiguous().movedim(-1, 1)
+
+
+def inputs(shape: Shape, device: torch.device, seed: int = 0) -> dict[str, Tensor]:
+    """In float64, on the CPU first, so that a GPU sees the same numbers."""
+    n, c, _, positions = shape
+    g = torch.Generator().manual_seed(seed)
+    channels = torch.rand((1, c, *[1] * len(positions)), generator=g)
+    x = torch.randn((n, c, *positions), generator=g) * (channels + 0.1) + 0.5
+    given = {"x": x, "weight": torch.randn(c, generator=g), "bias": torch.randn(c, generator=g)}
+    given |= {"residual": torch.randn(x.shape, generator=g), "dy": torch.randn(x.shape, generator=g)}
+    return {name: value.double().to(device) for name, value in given.items()}
+
+
+Run = Callable[..., tuple[Tensor, Any]]
+
+
+def results(train: Run, groups: int, given: dict[str, Tensor], relu: bool = False) -> dict[str, Tensor]:
+    leaves = {name: t.detach().clone().requires_grad_() for name, t in given.items() if name != "dy"}
+    y, found = train(*(leaves.get(name) for name in ("x", "weight", "bias", "residual")), groups, relu)
+    y.backward(given["dy"])
+    grads = {f"d{name}": leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
+    return {"y": y.detach(), "mean": found.mean, "var": found.var, **grads}
+
+
+def ours(x: Tensor, weight: Any, bias: Any, residual: Any, groups: int, relu: bool) -> tuple[Tensor, Any]:
+    return fused.train(x, weight, bias, EPS, groups, residual, relu)
+
+
+def exact(x: Tensor, weight: Any, bias: Any, residual: Any, groups: int, relu: bool) -> tuple[Tensor, Any]:
+    """The meaning, in the type given, with the biased variance."""
+    y, found = reference.train(x, weight, bias, EPS, groups)
+    assert found is not None
+    count = x.numel() // x.shape[1]
+    return activated(y, residual, relu), found._replace(var=found.var * ((count - 1) / count))
+
+
+def away_from_zero(given: dict[str, Tensor], groups: int) -> dict[str, Tensor]:
+    """No gradient where rounding could decide on which side of zero a value lies."""
+    y, _ = exact(given["x"], given.get("weight"), given.get("bias"), given.get("residual"), groups, False)
+    return given | {"dy": given["dy"].masked_fill(y.abs() < 1e-4, 0.0)}
+
+
+def errors(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str, float]:
+    assert actual.keys() == expected.keys()
+    found = {}
+    for name, value in expected.items():
+        assert actual[name].shape == value.shape, name
+        found[name] = (actual[name].double() - value).abs().max().item() / max(1.0, value.abs().max().item())
+    return found
+
+
+def agree(actual: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = FLOAT32) -> None:
+    for name, error in errors(actual, expected).items():
+        assert error <= tolerance, f"{name}: off by {error:.1e}"
+
+
+def narrowed(given: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    return {name: t.to(dtype) for name, t in given.items()}
+
+
+def compare(shape: Shape, device: torch.device, names: str, relu: bool = False, channels_last: bool = False) -> None:
+    """Outputs and gradients with some of the optional arguments; the oracle sees the same rounded numbers."""
+    every = narrowed(inputs(shape, device), torch.float32)
+    if channels_last:
+        every = {name: last(t) if t.dim() > 2 else t for name, t in every.items()}
+    given = {name: every[name] for name in ("x", "dy", *names.split())}
+    groups = shape[2]
+    wide = narrowed(given, torch.float64)
+    if relu:
+        wide = away_from_zero(wide, groups)
+        given["dy"] = wide["dy"].float()
+    expected = results(exact, groups, wide, relu)
+    stock = errors(results(exact, groups, given, relu), expected)
+    for name, error in errors(results(ours, groups, given, relu), expected).items():
+        # As good as the stock calls in float32, which are off by more where a spread is near to nothing.
+        assert error <= 4 * stock[name] + FLOAT32, f"{name}: off by {error:.1e}, the stock calls by {stock[name]:.1e}"
+
+
+# --- values and gradients ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("channels_last", [False, True], ids=["channels first", "channels last"])
+@every_way
+@every_shape
+def test_outputs_and_gradients_are_exact(shape: Shape, way: str, channels_last: bool, device: torch.device) -> None:
+    if channels_last and not shape[3]:
+        return  # (N, C) has one layout
+    plan.LIMITS = WAYS[way]
+    compare(shape, device, "weight bias", channels_last=channels_last)
+
+
+@pytest.mark.parametrize(
+    ("names", "relu"),
+    [
+        pytest.param("", False, id="bare"),
+        pytest.param("weight", False, id="no bias"),
+        pytest.param("bias", True, id="no weight, relu"),
+        pytest.param("weight bias", True, id="relu"),
+        pytest.param("weight bias residual", False, id="residual"),
+        pytest.param("weight bias residual", True, id="residual and relu"),
+    ],
+)
+@every_way
+def test_every_combination_of_what_is_optional(way: str, names: str, relu: bool, device: torch.device) -> None:
+    plan.LIMITS = WAYS[way]
+    compare((3, 6, 2, (5, 3)), device, names, relu)
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["parameters too", "parameters in float32"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("way", ["one, read once", "three"])
+def test_half_precision_is_rounded_once(way: str, dtype: torch.dtype, whole: bool, device: torch.device) -> None:
+    plan.LIMITS = WAYS[way]
+    shape = (5, 9, 3, (4, 4))
+    given = narrowed(inputs(shape, device), dtype)
+    if not whole:
+        given |= {name: given[name].float() for name in ("weight", "bias")}
+    given = narrowed(away_from_zero(narrowed(given, torch.float64), shape[2]), dtype) | {
+        name: given[name] for name in ("weight", "bias")
+    }
+    actual = results(ours, shape[2], given, relu=True)
+    expected = results(exact, shape[2], narrowed(given, torch.float64), relu=True)
+    for name, value in actual.items():
+        assert value.dtype == (given[name[1:]].dtype if name[1:] in given else dtype if name == "y" else torch.float32)
+    # One rounding of each result to its type; all that comes before is float32.
+    agree(actual, expected, torch.finfo(dtype).eps)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("channels_last", [False, True], ids=["channels first", "channels last"])
+@pytest.mark.parametrize("shape", AS_IN_NETWORKS, ids=str)
+def test_sizes_of_networks(shape: Shape, channels_last: bool, device: torch.device) -> None:
+    if device.type == "cpu":
+        pytest.skip("too slow in the interpreter")
+    compare(shape, device, "weight bias", channels_last=channels_last)
+    compare(shape, device, "weight bias", relu=True, channels_last=channels_last)
+    compare(shape, device, "weight bias residual", relu=True, channels_last=channels_last)
+
+
+@pytest.mark.gpu
+def test_more_values_than_32_bits_can_count(device: torch.device) -> None:
+    if device.type == "cpu":
+        pytest.skip("needs 30 GB")
+    n = 2**31 // (64 * 1024) + 8
+    x = torch.randn(n, 64, 32, 32, device=device, dtype=torch.bfloat16).requires_grad_()
+    y, found = fused.train(x, None, None, EPS, 32)
+    tail = x.detach()[-2:]
+    expected = reference.evaluate(tail.double(), found.mean.double(), found.var.double(), None, None, EPS, 32)
+    assert (y[-2:].double() - expected).abs().max().item() < 0.05  # a rounding to bfloat16 of values up to 5
+    seen = fused.evaluate(x.detach(), found.mean, found.var, None, None, EPS, 32)
+    assert torch.equal(seen[-2:], fused.evaluate(tail, found.mean, found.var, None, None, EPS, 32))
+    y.backward(y.detach().square())
+    assert x.grad is not None
+    sums = x.grad[-2:].double().reshape(2, 32, -1).sum(2)  # a constant added to a slab changes nothing
+    assert sums.abs().max().item() < 2.0 < x.grad[-2:].double().abs().sum().item()
+
+
+# --- hard numbers -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pivot_is", ["near", "an outlier"])
+@every_way
+def test_large_means_cost_nothing(way: str, pivot_is: str, device: torch.device) -> None:
+    """Mean 1e4, spread 1e-2: fails for any arithmetic that lets the mean cancel."""
+    plan.LIMITS = WAYS[way]
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(6, 8, 5, 5, generator=g) * 1e-2 + 1e4
+    if pivot_is == "an outlier":
+        x[:, ::4, 0, 0] += 0.5  # fifty spreads away, just where one of the three values is taken
+    given = {"x": x, "weight": torch.ones(8), "bias": torch.zeros(8), "dy": torch.randn(x.shape, generator=g)}
+    given = {name: t.to(device) for name, t in given.items()}
+    actual = results(ours, 2, given)
+    expected = results(exact, 2, narrowed(given, torch.float64))
+    for name in ("y", "dx", "dweight", "mean", "var"):
+        size = expected[name].abs().max()
+        assert ((actual[name] - expected[name]).abs().max() / size).item() < 1e-5, name
+
+
+def test_an_outlier_in_the_first_position_costs_no_digits(device: torch.device) -> None:
+    x = torch.randn(4, 4, 16, 16, generator=torch.Generator().manual_seed(0)).to(device)
+    x[:, ::2, 0, 0] = 5e4
+    layer, stock, judge = (
+        ContinualNorm2d(4, num_groups=2, kernel=kernel).to(device)  # type: ignore[arg-type]
+        for kernel in ("triton", "reference", "reference")
+    )
+    expected = judge.double()(x.double())
+    error, theirs = ((each(x) - expected)[:, :, 1:].abs().max().item() for each in (layer, stock))
+    assert error < 4 * theirs + 1e-6
+    torch.testing.assert_close(layer.running_mean.double(), judge.running_mean, rtol=1e-5, atol=1e-5)
+
+
+@every_way
+def test_nan_stays_visible(way: str, device: torch.device) -> None:
+    plan.LIMITS = WAYS[way]
+    for place in ((0, 0, 0), (1, 4, 2)):  # where a pivot is taken, and where none is
+        x = torch.randn(3, 6, 5).to(device)
+        x[place] = float("nan")
+        y, found = fused.train(x, None, None, EPS, 2, relu=True)
+        assert y[place].isnan() and found.mean[place[1]].isnan() and found.var[place[1]].isnan()
+        sane = 5 - place[1]
+        assert y[:, sane].isfinite().all()  # of the other group
+        seen = fused.evaluate(x, torch.zeros(6).to(device), torch.ones(6).to(device), None, None, EPS, 2, relu=True)
+        assert seen[place].isnan() and seen[:, sane].isfinite().all()
+
+
+@every_way
+def test_signs_found_again_are_those_of_the_output(way: str, device: torch.device) -> None:
+    """Behind a ReLU, a gradient of ones has to arrive wherever the output is above zero, and nowhere else."""
+    plan.LIMITS = Limits() if device.type == "cuda" else WAYS[way]
+    shape = (20, 64, 32, 32) if device.type == "cuda" else (4, 4, 6)
+    x = (torch.randn(shape, generator=torch.Generator().manual_seed(1)) * 4).round().to(device)  # many equal values
+    bias = torch.zeros(shape[1], device=device, requires_grad=True)
+    y, _ = fused.train(x, None, bias, EPS, 2, relu=True)
+    y.sum().backward()
+    assert torch.equal(bias.grad, (y > 0).sum([0, *range(2, x.dim())]).float())
+
+
+@pytest.mark.parametrize("relu", [False, True])
+@every_way
+def test_twice_the_same_bits(way: str, relu: bool, device: torch.device) -> None:
+    plan.LIMITS = WAYS[way]
+    given = narrowed(inputs((5, 9, 3, (7, 3)), device), torch.float32)
+    first, second = (results(ours, 3, given, relu) for _ in range(2))
+    for name, value in first.items():
+        assert torch.equal(value, second[name]), name
+
+
+# --- layouts ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("positions", [(6,), (3, 4), (2, 3, 2)], ids=["3d", "4d", "5d"])
+def test_output_and_gradient_keep_the_layout_of_the_input(positions: tuple[int, ...], device: torch.device) -> None:
+    given = narrowed(inputs((3, 4, 2, positions), device), torch.float32)
+    outcomes = []
+    for arrange in (torch.Tensor.contiguous, last):
+        x = arrange(given["x"]).detach().requires_grad_()
+        y, _ = fused.train(x, given["weight"], given["bias"], EPS, 2, given["residual"], True)
+        assert y.stride() == x.stride()
+        y.backward(given["dy"])  # of the other layout in the second round
+        assert x.grad is not None and x.grad.stride() == x.stride()
+        seen = fused.evaluate(x.detach(), given["weight"], given["weight"].square(), None, None, EPS, 2)
+        assert seen.stride() == x.stride()
+        outcomes.append([y, x.grad, seen])
+    for first, second in zip(*outcomes, strict=True):
+        torch.testing.assert_close(second, first, rtol=1e-5, atol=1e-5)
+
+
+def test_any_other_layout_is_taken_too(device: torch.device) -> None:
+    given = narrowed(inputs((3, 4, 2, (4, 6)), device), torch.float32)
+    whole = given["x"]
+    for x in (whole[:, :, ::2], whole.transpose(2, 3), whole[:, :, :1].expand(-1, -1, 4, -1), last(whole)[:, :, 1:]):
+        leaf = x.detach().requires_grad_()
+        y, _ = fused.train(leaf, given["weight"], given["bias"], EPS, 2)
+        y.sum().backward()
+        expected, _ = exact(x.double(), given["weight"].double(), given["bias"].double(), None, 2, False)
+        torch.testing.assert_close(y.double(), expected, rtol=FLOAT32, atol=FLOAT32)
+        assert leaf.grad is not None and leaf.grad.abs().max() < 1e-4  # a sum over the batch does not depend on x
+
+
+def test_a_residual_of_another_type_or_shape_follows_torchs_rules(device: torch.device) -> None:
+    given = narrowed(inputs((3, 4, 2, (5,)), device), torch.float32)
+    x = given["x"].bfloat16()
+    plain, _ = fused.train(x, None, None, EPS, 2)
+    for residual in (given["residual"], given["residual"][:1].bfloat16()):
+        y, _ = fused.train(x, None, None, EPS, 2, residual, True)
+        torch.testing.assert_close(y, torch.relu(plain + residual), rtol=0, atol=0)
+        seen = fused.evaluate(x, torch.zeros(4).to(device), torch.ones(4).to(device), None, None, EPS, 2, residual)
+        assert seen.dtype == residual.dtype
+
+
+# --- evaluation -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limits", [Limits(), Limits(single=1, tile=32)], ids=["read once", "in chunks"])
+@every_shape
+def test_evaluation_is_exact_and_has_gradients(shape: Shape, limits: Limits, device: torch.device) -> None:
+    plan.LIMITS = limits
+    given = narrowed(inputs(shape, device), torch.float32)
+    g = torch.Generator().manual_seed(5)
+    moments = [t.to(device) for t in (torch.randn(shape[1], generator=g), torch.rand(shape[1], generator=g) + 0.1)]
+    given |= {"dy": given["dy"] * (reference_evaluation(given, moments, shape[2]).abs() > 1e-4)}
+    outcomes = []
+    for each, evaluate in ((given, fused.evaluate), (narrowed(given, torch.float64), plain_evaluation)):
+        leaves = {name: t.clone().requires_grad_() for name, t in each.items() if name != "dy"}
+        mean, var = (t.to(each["x"].dtype) for t in moments)
+        y = evaluate(leaves["x"], mean, var, leaves["weight"], leaves["bias"], EPS, shape[2], leaves["residual"], True)
+        y.backward(each["dy"])
+        outcomes.append({"y": y.detach(), **{f"d{name}": leaf.grad for name, leaf in leaves.items()}})
+    agree(*outcomes)
+
+
+def plain_evaluation(x: Tensor, mean: Tensor, var: Tensor, *rest: Any) -> Tensor:
+    weight, bias, eps, groups, residual, relu = rest
+    return activated(reference.evaluate(x, mean, var, weight, bias, eps, groups), residual, relu)
+
+
+def reference_evaluation(given: dict[str, Tensor], moments: list[Tensor], groups: int) -> Tensor:
+    wide = narrowed(given, torch.float64)
+    mean, var = (t.double() for t in moments)
+    return plain_evaluation(wide["x"], mean, var, wide["weight"], wide["bias"], EPS, groups, wide["residual"], False)
+
+
+# --- running moments --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("momentum", [0.1, 0.7, 1.0, 0.0, None])
+def test_running_moments_follow_torch(momentum: float | None, device: torch.device) -> None:
+    layer = ContinualNorm2d(4, num_groups=2, momentum=momentum, kernel="triton").to(device)
+    twin = ContinualNorm2d(4, num_groups=2, momentum=momentum, kernel="reference").to(device).double()
+    for seed in range(3):
+        x = inputs((3, 4, 2, (3, 3)), device, seed)["x"].float()
+        layer(x)
+        twin(x.double())
+    torch.testing.assert_close(layer.running_mean.double(), twin.running_mean, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(layer.running_var.double(), twin.running_var, rtol=1e-5, atol=1e-6)
+    assert int(layer.num_batches_tracked) == 3
+    before = layer.running_mean._version
+    layer(x)
+    assert momentum == 0.0 or layer.running_mean._version > before  # autograd is told of the change
+
+
+def test_running_moments_in_half_precision_and_in_steps(device: torch.device) -> None:
+    x = inputs((3, 4, 2, (3, 3)), device)["x"].float()
+    _, found = exact(x.double(), None, None, None, 2, False)
+    expected = found.var * (27 / 26)
+    buffers = torch.zeros(2, 8, device=device)[:, ::2]  # every other value: not what the kernel takes
+    for mean, var in (buffers, torch.zeros(2, 4, device=device, dtype=torch.bfloat16)):
+        continual_norm(x, mean, var, training=True, momentum=0.5, num_groups=2, kernel="triton")
+        torch.testing.assert_close(var.double(), 0.5 * expected, rtol=torch.finfo(var.dtype).eps, atol=1e-5)
+        torch.testing.assert_close(mean.double(), 0.5 * found.mean, rtol=torch.finfo(mean.dtype).eps, atol=1e-5)
+
+
+# --- second derivatives, vmap, compiled graphs ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("relu", [False, True])
+def test_second_derivatives(relu: bool, residual: bool, device: torch.device) -> None:
+    given = inputs((4, 6, 2, (3, 2)), device)
+    if not residual:
+        del given["residual"]
+    given = away_from_zero(given, 2)
+    push = torch.randn(given["x"].shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64).to(device)
+
+    def twice(train: Run, dtype: torch.dtype) -> list[Tensor]:
+        leaves = {name: t.to(dtype).requires_grad_() for name, t in given.items()}
+        y, _ = train(*(leaves.get(name) for name in ("x", "weight", "bias", "residual")), 2, relu)
+        first = torch.autograd.grad(y, [leaves["x"], leaves["weight"]], leaves["dy"], create_graph=True)
+        total = (first[0] * push.to(dtype)).sum() + first[1].square().sum()
+        return list(torch.autograd.grad(total, [leaves["x"], leaves["weight"], leaves["dy"]]))
+
+    for actual, expected in zip(twice(ours, torch.float32), twice(exact, torch.float64), strict=True):
+        # Sums of products of first derivatives, in float32: some hundred roundings.
+        assert (actual.double() - expected).abs().max().item() <= 1e-4 * max(1.0, expected.abs().max().item())
+
+
+def test_vmap_over_inputs_and_gradients(device: torch.device) -> None:
+    batches = torch.randn(3, 4, 6, 5, generator=torch.Generator().manual_seed(0)).to(device)
+    weight, slope = torch.rand(3, 6).to(device), torch.randn(4, 6, 5).to(device)
+    zeros, ones = torch.zeros(6).to(device), torch.ones(6).to(device)
+
+    def loss(x: Tensor, weight: Tensor, training: bool) -> Tensor:
+        y = continual_norm(
+            x, *((None, None) if training else (zeros, ones)), weight, training=training, num_groups=2,
+            relu=True, kernel="triton",
+        )  # fmt: skip
+        return (y * slope).sum()
+
+    for training in (True, False):
+        together = torch.func.vmap(torch.func.grad(loss), in_dims=(0, 0, None))(batches, weight, training)
+        for i, x in enumerate(batches):
+            leaf = x.clone().requires_grad_()
+            loss(leaf, weight[i], training).backward()
+            torch.testing.assert_close(together[i], leaf.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_several_gradients_at_once(device: torch.device) -> None:
+    """`is_grads_batched` puts a vmap around the backward pass alone."""
+    given = narrowed(inputs((3, 4, 2, (5,)), device), torch.float32)
+    x = given["x"].requires_grad_()
+    y, _ = fused.train(x, given["weight"], given["bias"], EPS, 2, None, True)
+    pushes = torch.stack([given["dy"], given["residual"]])
+    (together,) = torch.autograd.grad(y, x, pushes, is_grads_batched=True, retain_graph=True)
+    for push, found in zip(pushes, together, strict=True):
+        torch.testing.assert_close(found, torch.autograd.grad(y, x, push, retain_graph=True)[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_compiles_as_one_graph(momentum: float | None, device: torch.device) -> None:
+    torch._dynamo.reset()
+    plain, twin = (ContinualNorm2d(4, num_groups=2, momentum=momentum, kernel="triton").to(device) for _ in range(2))
+    compiled = torch.compile(
+        lambda x, r: (twin(x), twin.forward_relu(x, r), twin.forward_relu(x)), fullgraph=True, backend="aot_eager"
+    )
+    given = narrowed(inputs((3, 4, 2, (3, 3)), device), torch.float32)
+    for training in (True, False):
+        outcomes = []
+        for layer in (plain, twin):
+            layer.train(training).zero_grad()
+            x, r = (given[name].clone().requires_grad_() for name in ("x", "residual"))
+            ys = compiled(x, r) if layer is twin else (layer(x), layer.forward_relu(x, r), layer.forward_relu(x))
+            sum((y * given["dy"]).sum() for y in ys).backward()  # type: ignore[union-attr]
+            outcomes.append([*ys, x.grad, r.grad, *(p.grad for p in layer.parameters()), *layer.buffers()])
+        for expected, actual in zip(*outcomes, strict=True):
+            torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_the_operators_pass_torchs_own_checks(device: torch.device) -> None:
+    given = narrowed(inputs((3, 4, 2, (3, 2)), device), torch.float32)
+    x, weight, bias, residual = (given[name] for name in ("x", "weight", "bias", "residual"))
+    tests = ("test_schema", "test_autograd_registration", "test_faketensor")
+    for each in (x.clone().requires_grad_(), last(x)):
+        torch.library.opcheck(operators.continual_norm, (each, weight, bias, residual, EPS, 2, True), test_utils=tests)
+        torch.library.opcheck(
+            operators.continual_norm_eval,
+            (each, weight, weight.square(), None, bias, None, EPS, 2, True),
+            test_utils=tests,
+        )
+    moments = torch.zeros(4, device=device), torch.ones(4, device=device)
+    torch.library.opcheck(operators.update_moments_, (*moments, weight, bias, 0.1, None, 1.5), test_utils=tests)
+
+
+def test_operators_and_the_fast_lane_are_the_same(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = narrowed(inputs((3, 4, 2, (5,)), device), torch.float32)
+    fast = results(ours, 2, given, relu=True)
+    monkeypatch.setattr(eager, "is_plain", lambda x: False)
+    for name, value in results(ours, 2, given, relu=True).items():
+        assert torch.equal(value, fast[name]), name
+
+
+# --- where it runs ----------------------------------------------------------------------------------------------
+
+
+def test_forced_where_it_can_not_run_says_why(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(4, 8, 3, 3).to(device)
+    layer = ContinualNorm2d(8, num_groups=2, kernel="triton").to(device)
+    for options in ({"order": "bn_gn"}, {"tied": True}):
+        variant = ContinualNorm2d(8, num_groups=2, kernel="triton", **options).to(device)  # type: ignore[arg-type]
+        for training in (True, False):
+            with pytest.raises(ValueError, match=r"ContinualNorm2d: kernel='triton' can't be used here: order='bn_gn'"):
+                variant.train(training)(x)
+    with pytest.raises(ValueError, match=r"statistics are float32, and the input is torch\.float64"):
+        layer(x.double())
+    with pytest.raises(ValueError, match="it runs on CUDA, and the input is on meta"):
+        layer.to("meta")(x.to("meta"))
+    plan.LIMITS = Limits(channels=2)
+    with pytest.raises(ValueError, match=r"shape \(4, 8, 3, 3\) in 2 groups is too large"):
+        layer.to_empty(device=device)(x)
+    monkeypatch.setattr(fused, "INTERPRETED", False)
+    monkeypatch.setattr(fused, "COMPILER", False)
+    with pytest.raises(ValueError, match="runs on CUDA" if device.type == "cpu" else "needs a C compiler"):
+        layer(x)
+    monkeypatch.setattr(fused, "INSTALLED", False)
+    with pytest.raises(ValueError, match=r"Triton is not installed\. Leave it to 'auto'"):
+        layer(x)
+    assert int(ContinualNorm2d(8, kernel="triton", num_groups=2).num_batches_tracked) == 0
+
+
+def test_the_variable_forces_it_too(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CONTNORM_KERNEL", "triton")
+    layer = ContinualNorm1d(8, num_groups=2).to(device)
+    assert "kernel='triton'" in repr(layer)
+    calls = []
+    monkeypatch.setattr(launch, "forward", lambda *given: calls.append(given) or pytest.fail("launched"))
+    with pytest.raises(pytest.fail.Exception, match="launched"):
+        layer(torch.randn(4, 8, device=device))
+    assert len(calls) == 1
+
+
+def test_auto_takes_it_on_cuda_alone_and_gives_way_in_silence(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched = []
+    forward, evaluate = launch.forward, launch.evaluate
+    monkeypatch.setattr(launch, "forward", lambda *given: launched.append(1) or forward(*given))
+    monkeypatch.setattr(launch, "evaluate", lambda *given: launched.append(1) or evaluate(*given))
+    x = torch.randn(4, 8, 3, 3).to(device)
+    layer = ContinualNorm2d(8, num_groups=2).to(device)
+
+    def launches() -> int:
+        launched.clear()
+        layer.train()(x)
+        layer.eval()(x)
+        return len(launched)
+
+    assert launches() == (2 if device.type == "cuda" else 0)
+    monkeypatch.setattr(fused, "INSTALLED", False)
+    assert launches() == 0
+
+
+def test_auto_steps_back_from_what_looks_inside(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward-mode derivatives and exported programs go through torch's own operators, on CUDA as well."""
+    layer = ContinualNorm2d(8, num_groups=2).to(device)
+    x = torch.randn(4, 8, 3, 3).to(device)
+    layer(x)
+    layer.eval()
+    _, slope = torch.func.jvp(layer, (x,), (torch.ones_like(x),))
+    assert slope.abs().max().item() < 1e-4  # a constant added changes nothing
+    program = torch.export.export(layer, (x,))
+    assert "contnorm" not in str(program.graph)
+
+
+# --- plans ------------------------------------------------------------------------------------------------------
+
+
+def test_plans_cover_all_and_stay_within_limits() -> None:
+    limits = Limits()
+    for shape in AS_IN_NETWORKS:
+        n, c, groups, positions = shape
+        for is_last in (False, True):
+            sizes = Sizes(n, c, torch.Size(positions).numel(), groups, is_last, 4)
+            for backward in (False, True):
+                p = plan.plan_pass(sizes, backward, limits)
+                assert p.splits * p.span >= sizes.length or p.way == "one"
+                assert (p.splits - 1) * p.span < sizes.length  # no split is empty
+                lanes = p.lanes * groups if p.way != "three" else c
+                assert p.blocks * p.block_c >= lanes
+                assert p.block_n * p.block_c * p.block_l <= max(limits.tile, limits.single)
+                assert p.way != "two" or p.block_n >= n
+
+
+def test_each_way_is_taken_where_it_was_meant() -> None:
+    def way(*sizes: Any, backward: bool = False) -> str:
+        return plan.plan_pass(Sizes(*sizes), backward, Limits()).way
+
+    assert way(20, 512, 16, 32, False, 4) == "one"
+    assert way(20, 64, 1024, 32, False, 4) == "two"
+    assert way(256, 256, 3136, 32, False, 4) == "three"
+    sizes = Sizes(5, 9, 21, 3, False, 4)
+    for name, limits in WAYS.items():
+        p = plan.plan_pass(sizes, True, limits)
+        assert p.way == name.split(",")[0] and (p.way == "one" or p.splits > 1) and p.single == ("once" in name)
+
+
+def test_three_dimensions_of_positions(device: torch.device) -> None:
+    layer = ContinualNorm3d(4, num_groups=2, kernel="triton").to(device)
+    x = inputs((3, 4, 2, (2, 3, 2)), device)["x"].float()
+    y, _ = analytic.train(x.double(), None, None, EPS, 2)
+    torch.testing.assert_close(layer(x).double(), y, rtol=FLOAT32, atol=FLOAT32)
