@@ -55,8 +55,8 @@ AS_IN_NETWORKS = [
 # What makes even a tiny input go each way; few programs, since the interpreter runs them one by one.
 WAYS = {
     "one, read once": Limits(),
-    "one, in chunks": Limits(single=1, one=10**9, tile=128),
-    "two": Limits(single=1, one=1, rows=10**6, tile=128, programs=4),
+    "one, in chunks": Limits(single=1, one=10**9, tile=256),
+    "two": Limits(single=1, one=1, rows=10**6, tile=256, programs=6),
     "three": Limits(single=1, one=1, rows=1, tile=128, merge=64, programs=6),
 }
 every_shape = pytest.mark.parametrize("shape", SHAPES)
@@ -161,14 +161,18 @@ def compare(shape: Shape, device: torch.device, names: str, relu: bool = False, 
 # --- values and gradients ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("channels_last", [False, True], ids=["channels first", "channels last"])
 @every_way
 @every_shape
-def test_outputs_and_gradients_are_exact(shape: Shape, way: str, channels_last: bool, device: torch.device) -> None:
-    if channels_last and not shape[3]:
-        return  # (N, C) has one layout
+def test_outputs_and_gradients_are_exact(shape: Shape, way: str, device: torch.device) -> None:
     plan.LIMITS = WAYS[way]
-    compare(shape, device, "weight bias", channels_last=channels_last)
+    compare(shape, device, "weight bias")
+
+
+@every_way
+@pytest.mark.parametrize("shape", [(5, 9, 3, (7, 3)), (2, 8, 4, (2, 3, 5)), (3, 16, 8, (6,))], ids=str)
+def test_and_so_with_channels_next_to_each_other(shape: Shape, way: str, device: torch.device) -> None:
+    plan.LIMITS = WAYS[way]
+    compare(shape, device, "weight bias", channels_last=True)
 
 
 @pytest.mark.parametrize(
@@ -246,7 +250,7 @@ def test_large_means_cost_nothing(way: str, pivot_is: str, device: torch.device)
     """Mean 1e4, spread 1e-2: fails for any arithmetic that lets the mean cancel."""
     plan.LIMITS = WAYS[way]
     g = torch.Generator().manual_seed(0)
-    x = torch.randn(6, 8, 5, 5, generator=g) * 1e-2 + 1e4
+    x = torch.randn(4, 8, 5, 5, generator=g) * 1e-2 + 1e4
     if pivot_is == "an outlier":
         x[:, ::4, 0, 0] += 0.5  # fifty spreads away, just where one of the three values is taken
     given = {"x": x, "weight": torch.ones(8), "bias": torch.zeros(8), "dy": torch.randn(x.shape, generator=g)}
@@ -297,12 +301,11 @@ def test_signs_found_again_are_those_of_the_output(way: str, device: torch.devic
     assert torch.equal(bias.grad, (y > 0).sum([0, *range(2, x.dim())]).float())
 
 
-@pytest.mark.parametrize("relu", [False, True])
 @every_way
-def test_twice_the_same_bits(way: str, relu: bool, device: torch.device) -> None:
+def test_twice_the_same_bits(way: str, device: torch.device) -> None:
     plan.LIMITS = WAYS[way]
-    given = narrowed(inputs((5, 9, 3, (7, 3)), device), torch.float32)
-    first, second = (results(ours, 3, given, relu) for _ in range(2))
+    given = narrowed(inputs((64, 96, 2, (30, 30)) if device.type == "cuda" else (3, 6, 2, (5,)), device), torch.float32)
+    first, second = (results(ours, 2, given, relu=True) for _ in range(2))
     for name, value in first.items():
         assert torch.equal(value, second[name]), name
 
@@ -353,7 +356,7 @@ def test_a_residual_of_another_type_or_shape_follows_torchs_rules(device: torch.
 # --- evaluation -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("limits", [Limits(), Limits(single=1, tile=32)], ids=["read once", "in chunks"])
+@pytest.mark.parametrize("limits", [Limits(), Limits(single=1, tile=64)], ids=["read once", "in chunks"])
 @every_shape
 def test_evaluation_is_exact_and_has_gradients(shape: Shape, limits: Limits, device: torch.device) -> None:
     plan.LIMITS = limits
