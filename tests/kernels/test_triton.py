@@ -342,6 +342,22 @@ def test_any_other_layout_is_taken_too(device: torch.device) -> None:
         assert leaf.grad is not None and leaf.grad.abs().max() < 1e-4  # a sum over the batch does not depend on x
 
 
+def test_parameters_in_steps_and_of_a_wrong_size(device: torch.device) -> None:
+    given = narrowed(inputs((3, 4, 2, (5,)), device), torch.float32)
+    x, wide = given["x"], torch.rand(8).to(device)
+    weight, bias = wide[::2], wide[:1].expand(4)
+    y, _ = fused.train(x, weight, bias, EPS, 2)
+    torch.testing.assert_close(y, fused.train(x, weight.clone(), bias.clone(), EPS, 2)[0], rtol=0, atol=0)
+    seen = fused.evaluate(x, bias, weight, weight, bias, EPS, 2)
+    expected = fused.evaluate(x, bias.clone(), weight.clone(), weight.clone(), bias.clone(), EPS, 2)
+    torch.testing.assert_close(seen, expected, rtol=0, atol=0)
+    for bad in (torch.ones(3).to(device), torch.ones(4, device="meta")):
+        with pytest.raises(
+            RuntimeError, match=r"shape \(3, 4, 5\) on \w+(:0)? needs parameters and moments of shape \(4,\)"
+        ):
+            fused.train(x, weight, bad, EPS, 2)
+
+
 def test_a_residual_of_another_type_or_shape_follows_torchs_rules(device: torch.device) -> None:
     given = narrowed(inputs((3, 4, 2, (5,)), device), torch.float32)
     x = given["x"].bfloat16()
