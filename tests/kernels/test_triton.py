@@ -476,14 +476,36 @@ def test_vmap_over_inputs_and_gradients(device: torch.device) -> None:
 
 
 def test_several_gradients_at_once(device: torch.device) -> None:
-    """`is_grads_batched` puts a vmap around the backward pass alone."""
+    """A vmap around the backward pass alone, torch's older one (`is_grads_batched`) and its newer one."""
     given = narrowed(inputs((3, 4, 2, (5,)), device), torch.float32)
     x = given["x"].requires_grad_()
     y, _ = fused.train(x, given["weight"], given["bias"], EPS, 2, None, True)
     pushes = torch.stack([given["dy"], given["residual"]])
-    (together,) = torch.autograd.grad(y, x, pushes, is_grads_batched=True, retain_graph=True)
-    for push, found in zip(pushes, together, strict=True):
-        torch.testing.assert_close(found, torch.autograd.grad(y, x, push, retain_graph=True)[0], rtol=1e-4, atol=1e-5)
+    (older,) = torch.autograd.grad(y, x, pushes, is_grads_batched=True, retain_graph=True)
+    (newer,) = torch.func.vmap(lambda push: torch.autograd.grad(y, x, push, retain_graph=True))(pushes)
+    for push, *found in zip(pushes, older, newer, strict=True):
+        (expected,) = torch.autograd.grad(y, x, push, retain_graph=True)
+        for each in found:
+            torch.testing.assert_close(each, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_vmap_of_the_operators_themselves(device: torch.device) -> None:
+    x, residual = torch.randn(2, 2, 3, 4, 5, generator=torch.Generator().manual_seed(0)).to(device)
+    weight, ones = torch.rand(2, 4).to(device), torch.ones(4).to(device)
+    in_dims = (0, 0, None, 0, None, None, None)
+    for operator, arguments, dims in (
+        (operators.continual_norm, (x, weight, None, residual, EPS, 2, True), in_dims),
+        (
+            operators.continual_norm_eval,
+            (x, ones, ones, weight, None, residual, EPS, 2, True),
+            (0, None, None, *in_dims[1:]),
+        ),
+    ):
+        together = torch.func.vmap(operator, dims)(*arguments)
+        for i in range(2):
+            alone = operator(*(a if d is None else a[i] for a, d in zip(arguments, dims, strict=True)))  # type: ignore[index]
+            for a, b in zip(together, alone, strict=True) if isinstance(alone, tuple) else [(together, alone)]:
+                torch.testing.assert_close(a[i], b, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("momentum", [0.1, None])
