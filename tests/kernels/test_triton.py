@@ -237,8 +237,8 @@ def test_more_values_than_32_bits_can_count(device: torch.device) -> None:
     assert torch.equal(seen[-2:], fused.evaluate(tail, found.mean, found.var, None, None, EPS, 32))
     y.backward(y.detach().square())
     assert x.grad is not None
-    sums = x.grad[-2:].double().reshape(2, 32, -1).sum(2)  # a constant added to a slab changes nothing
-    assert sums.abs().max().item() < 2.0 < x.grad[-2:].double().abs().sum().item()
+    slabs = x.grad[-2:].double().reshape(2, 32, -1)  # a constant added to a slab changes nothing: its gradients cancel
+    assert (slabs.sum(2).abs() / slabs.abs().sum(2)).max().item() < 5e-3
 
 
 # --- hard numbers -----------------------------------------------------------------------------------------------

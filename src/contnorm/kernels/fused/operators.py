@@ -33,11 +33,34 @@ __all__ = [
     "update_moments_",
 ]
 
-continual_norm = torch.library.custom_op("contnorm::continual_norm", launch.forward, mutates_args=())
-continual_norm_backward = torch.library.custom_op("contnorm::continual_norm_backward", launch.backward, mutates_args=())
-continual_norm_eval = torch.library.custom_op("contnorm::continual_norm_eval", launch.evaluate, mutates_args=())
+_PARAMETERS = "Tensor? weight, Tensor? bias"
+_SETTINGS = "float eps, int groups, bool relu"
+_FOUR = "(Tensor, Tensor, Tensor, Tensor)"
+continual_norm = torch.library.custom_op(
+    "contnorm::continual_norm",
+    launch.forward,
+    mutates_args=(),
+    schema=f"(Tensor x, {_PARAMETERS}, Tensor? residual, {_SETTINGS}) -> {_FOUR}",
+)
+continual_norm_backward = torch.library.custom_op(
+    "contnorm::continual_norm_backward",
+    launch.backward,
+    mutates_args=(),
+    schema=f"(Tensor dy, Tensor x, Tensor? y, {_PARAMETERS}, Tensor mean, Tensor var, Tensor table, {_SETTINGS}, "
+    f"bool residual) -> {_FOUR}",
+)
+continual_norm_eval = torch.library.custom_op(
+    "contnorm::continual_norm_eval",
+    launch.evaluate,
+    mutates_args=(),
+    schema=f"(Tensor x, Tensor mean, Tensor var, {_PARAMETERS}, Tensor? residual, {_SETTINGS}) -> Tensor",
+)
 update_moments_ = torch.library.custom_op(
-    "contnorm::update_moments_", launch.move_moments, mutates_args=("running_mean", "running_var")
+    "contnorm::update_moments_",
+    launch.move_moments,
+    mutates_args=("running_mean", "running_var"),
+    schema="(Tensor(a!) running_mean, Tensor(b!) running_var, Tensor mean, Tensor var, float momentum, "
+    "Tensor? weight, float factor) -> ()",
 )
 
 
