@@ -55,8 +55,8 @@ AS_IN_NETWORKS = [
 # What makes even a tiny input go each way; few programs, since the interpreter runs them one by one.
 WAYS = {
     "one, read once": Limits(),
-    "one, in chunks": Limits(single=1, one=10**9, tile=128),
-    "two": Limits(single=1, one=1, rows=10**6, tile=128, programs=4),
+    "one, in chunks": Limits(single=1, one=10**9, tile=256),
+    "two": Limits(single=1, one=1, rows=10**6, tile=256, programs=6),
     "three": Limits(single=1, one=1, rows=1, tile=128, merge=64, programs=6),
 }
 every_shape = pytest.mark.parametrize("shape", SHAPES)
@@ -161,14 +161,18 @@ def compare(shape: Shape, device: torch.device, names: str, relu: bool = False, 
 # --- values and gradients ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("channels_last", [False, True], ids=["channels first", "channels last"])
 @every_way
 @every_shape
-def test_outputs_and_gradients_are_exact(shape: Shape, way: str, channels_last: bool, device: torch.device) -> None:
-    if channels_last and not shape[3]:
-        return  # (N, C) has one layout
+def test_outputs_and_gradients_are_exact(shape: Shape, way: str, device: torch.device) -> None:
     plan.LIMITS = WAYS[way]
-    compare(shape, device, "weight bias", channels_last=channels_last)
+    compare(shape, device, "weight bias")
+
+
+@every_way
+@pytest.mark.parametrize("shape", [(5, 9, 3, (7, 3)), (2, 8, 4, (2, 3, 5)), (3, 16, 8, (6,))], ids=str)
+def test_and_so_with_channels_next_to_each_other(shape: Shape, way: str, device: torch.device) -> None:
+    plan.LIMITS = WAYS[way]
+    compare(shape, device, "weight bias", channels_last=True)
 
 
 @pytest.mark.parametrize(
@@ -233,8 +237,8 @@ def test_more_values_than_32_bits_can_count(device: torch.device) -> None:
     assert torch.equal(seen[-2:], fused.evaluate(tail, found.mean, found.var, None, None, EPS, 32))
     y.backward(y.detach().square())
     assert x.grad is not None
-    sums = x.grad[-2:].double().reshape(2, 32, -1).sum(2)  # a constant added to a slab changes nothing
-    assert sums.abs().max().item() < 2.0 < x.grad[-2:].double().abs().sum().item()
+    slabs = x.grad[-2:].double().reshape(2, 32, -1)  # a constant added to a slab changes nothing: its gradients cancel
+    assert (slabs.sum(2).abs() / slabs.abs().sum(2)).max().item() < 5e-3
 
 
 # --- hard numbers -----------------------------------------------------------------------------------------------
@@ -246,7 +250,7 @@ def test_large_means_cost_nothing(way: str, pivot_is: str, device: torch.device)
     """Mean 1e4, spread 1e-2: fails for any arithmetic that lets the mean cancel."""
     plan.LIMITS = WAYS[way]
     g = torch.Generator().manual_seed(0)
-    x = torch.randn(6, 8, 5, 5, generator=g) * 1e-2 + 1e4
+    x = torch.randn(4, 8, 5, 5, generator=g) * 1e-2 + 1e4
     if pivot_is == "an outlier":
         x[:, ::4, 0, 0] += 0.5  # fifty spreads away, just where one of the three values is taken
     given = {"x": x, "weight": torch.ones(8), "bias": torch.zeros(8), "dy": torch.randn(x.shape, generator=g)}
@@ -297,12 +301,11 @@ def test_signs_found_again_are_those_of_the_output(way: str, device: torch.devic
     assert torch.equal(bias.grad, (y > 0).sum([0, *range(2, x.dim())]).float())
 
 
-@pytest.mark.parametrize("relu", [False, True])
 @every_way
-def test_twice_the_same_bits(way: str, relu: bool, device: torch.device) -> None:
+def test_twice_the_same_bits(way: str, device: torch.device) -> None:
     plan.LIMITS = WAYS[way]
-    given = narrowed(inputs((5, 9, 3, (7, 3)), device), torch.float32)
-    first, second = (results(ours, 3, given, relu) for _ in range(2))
+    given = narrowed(inputs((64, 96, 2, (30, 30)) if device.type == "cuda" else (3, 6, 2, (5,)), device), torch.float32)
+    first, second = (results(ours, 2, given, relu=True) for _ in range(2))
     for name, value in first.items():
         assert torch.equal(value, second[name]), name
 
@@ -339,6 +342,22 @@ def test_any_other_layout_is_taken_too(device: torch.device) -> None:
         assert leaf.grad is not None and leaf.grad.abs().max() < 1e-4  # a sum over the batch does not depend on x
 
 
+def test_parameters_in_steps_and_of_a_wrong_size(device: torch.device) -> None:
+    given = narrowed(inputs((3, 4, 2, (5,)), device), torch.float32)
+    x, wide = given["x"], torch.rand(8).to(device)
+    weight, bias = wide[::2], wide[:1].expand(4)
+    y, _ = fused.train(x, weight, bias, EPS, 2)
+    torch.testing.assert_close(y, fused.train(x, weight.clone(), bias.clone(), EPS, 2)[0], rtol=0, atol=0)
+    seen = fused.evaluate(x, bias, weight, weight, bias, EPS, 2)
+    expected = fused.evaluate(x, bias.clone(), weight.clone(), weight.clone(), bias.clone(), EPS, 2)
+    torch.testing.assert_close(seen, expected, rtol=0, atol=0)
+    for bad in (torch.ones(3).to(device), torch.ones(4, device="meta")):
+        with pytest.raises(
+            RuntimeError, match=r"shape \(3, 4, 5\) on \w+(:0)? needs parameters and moments of shape \(4,\)"
+        ):
+            fused.train(x, weight, bad, EPS, 2)
+
+
 def test_a_residual_of_another_type_or_shape_follows_torchs_rules(device: torch.device) -> None:
     given = narrowed(inputs((3, 4, 2, (5,)), device), torch.float32)
     x = given["x"].bfloat16()
@@ -353,7 +372,7 @@ def test_a_residual_of_another_type_or_shape_follows_torchs_rules(device: torch.
 # --- evaluation -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("limits", [Limits(), Limits(single=1, tile=32)], ids=["read once", "in chunks"])
+@pytest.mark.parametrize("limits", [Limits(), Limits(single=1, tile=64)], ids=["read once", "in chunks"])
 @every_shape
 def test_evaluation_is_exact_and_has_gradients(shape: Shape, limits: Limits, device: torch.device) -> None:
     plan.LIMITS = limits
@@ -457,14 +476,36 @@ def test_vmap_over_inputs_and_gradients(device: torch.device) -> None:
 
 
 def test_several_gradients_at_once(device: torch.device) -> None:
-    """`is_grads_batched` puts a vmap around the backward pass alone."""
+    """A vmap around the backward pass alone, torch's older one (`is_grads_batched`) and its newer one."""
     given = narrowed(inputs((3, 4, 2, (5,)), device), torch.float32)
     x = given["x"].requires_grad_()
     y, _ = fused.train(x, given["weight"], given["bias"], EPS, 2, None, True)
     pushes = torch.stack([given["dy"], given["residual"]])
-    (together,) = torch.autograd.grad(y, x, pushes, is_grads_batched=True, retain_graph=True)
-    for push, found in zip(pushes, together, strict=True):
-        torch.testing.assert_close(found, torch.autograd.grad(y, x, push, retain_graph=True)[0], rtol=1e-4, atol=1e-5)
+    (older,) = torch.autograd.grad(y, x, pushes, is_grads_batched=True, retain_graph=True)
+    (newer,) = torch.func.vmap(lambda push: torch.autograd.grad(y, x, push, retain_graph=True))(pushes)
+    for push, *found in zip(pushes, older, newer, strict=True):
+        (expected,) = torch.autograd.grad(y, x, push, retain_graph=True)
+        for each in found:
+            torch.testing.assert_close(each, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_vmap_of_the_operators_themselves(device: torch.device) -> None:
+    x, residual = torch.randn(2, 2, 3, 4, 5, generator=torch.Generator().manual_seed(0)).to(device)
+    weight, ones = torch.rand(2, 4).to(device), torch.ones(4).to(device)
+    in_dims = (0, 0, None, 0, None, None, None)
+    for operator, arguments, dims in (
+        (operators.continual_norm, (x, weight, None, residual, EPS, 2, True), in_dims),
+        (
+            operators.continual_norm_eval,
+            (x, ones, ones, weight, None, residual, EPS, 2, True),
+            (0, None, None, *in_dims[1:]),
+        ),
+    ):
+        together = torch.func.vmap(operator, dims)(*arguments)
+        for i in range(2):
+            alone = operator(*(a if d is None else a[i] for a, d in zip(arguments, dims, strict=True)))  # type: ignore[index]
+            for a, b in zip(together, alone, strict=True) if isinstance(alone, tuple) else [(together, alone)]:
+                torch.testing.assert_close(a[i], b, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("momentum", [0.1, None])

@@ -137,6 +137,7 @@ def gradients(
     n, c = x.shape[:2]
     positions = tuple(range(2, x.dim()))
     length = x.numel() // (n * c)
+    count = n * length
     gain = found.rstd if weight is None else found.rstd * weight
 
     sum_dy = dy.sum(positions) if positions else dy
@@ -145,17 +146,18 @@ def gradients(
     d_bias = sum_dy.sum(0)
     d_weight = found.rstd * (sum_dyx.sum(0) - found.mean * d_bias)
 
-    through = 0 if constant else 1 / n
-    slope, share = found.rstd * d_weight * through, d_bias * through
-    t1 = gain * (sum_dy - share - slope * (found.row_mean - found.mean))
-    t2 = gain * (sum_dyx - found.row_mean * share - slope * (found.row_square - found.mean * found.row_mean))
+    # What flows back through the batch moments, and nothing where they are constants.
+    by_weight, by_bias = (torch.zeros_like(d_weight),) * 2 if constant else (d_weight, d_bias)
+    slope = found.rstd * by_weight / n
+    t1 = gain * (sum_dy - by_bias / n - slope * (found.row_mean - found.mean))
+    t2 = gain * (sum_dyx - found.row_mean * by_bias / n - slope * (found.row_square - found.mean * found.row_mean))
     s1 = _group_average(t1, num_groups) / length
     s2 = _group_average(t2, num_groups) / length
 
     r = found.group_rstd
     for_dy = r * gain
-    q = -r * (gain * slope / length + s2)
-    rest = r * (gain * (slope * found.mean - share) / length - s1) - q * found.group_mean * r
+    q = -r * (gain * found.rstd * by_weight / count + s2)
+    rest = r * (gain * (found.rstd * found.mean * by_weight - by_bias) / count - s1) - q * found.group_mean * r
     rank = x.dim()
     dx = dy * per_channel(for_dy, rank) + x * per_channel(q * r, rank) + per_channel(rest, rank)
     return Gradients(dx, d_weight, d_bias)

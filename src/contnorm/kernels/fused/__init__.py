@@ -67,6 +67,7 @@ def train(
 
     The variance given with the output is the biased one: `move_moments` corrects it on the way.
     """
+    _check(x, weight, bias)
     if not _fusible(x, residual):
         y, found = train(x, weight, bias, eps, num_groups)
         return activated(y, residual, relu), found
@@ -91,6 +92,7 @@ def evaluate(
     relu: bool = False,
 ) -> Tensor:
     """The same with given moments."""
+    _check(x, mean, var, weight, bias)
     if not _fusible(x, residual):
         return activated(evaluate(x, mean, var, weight, bias, eps, num_groups), residual, relu)
     run: Any = operators.continual_norm_eval
@@ -102,14 +104,25 @@ def evaluate(
     return y
 
 
+def _check(x: Tensor, *channels: Tensor | None) -> None:
+    """What torch's operators see to themselves: a kernel would read past an end, or on another device."""
+    for each in channels:
+        if each is not None and (each.shape != x.shape[1:2] or each.device != x.device):
+            raise RuntimeError(
+                f"continual_norm: an input of shape {tuple(x.shape)} on {x.device} needs parameters and moments of "
+                f"shape ({x.shape[1]},) there, and one has {tuple(each.shape)} on {each.device}. "
+                f"Move the layer with layer.to(x.device)."
+            )
+
+
 def _transformed() -> bool:
     """Whether functorch or a forward-mode derivative is at work: neither can look inside the operators."""
     return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 
 def _fusible(x: Tensor, residual: Tensor | None) -> bool:
-    """A residual of another type or shape follows torch's rules for such sums, outside the kernel."""
-    return residual is None or (residual.shape == x.shape and residual.dtype == x.dtype)
+    """A residual of another kind follows torch's rules for such sums, outside the kernel."""
+    return residual is None or (residual.shape, residual.dtype, residual.device) == (x.shape, x.dtype, x.device)
 
 
 def can_move_moments(running_mean: Tensor, running_var: Tensor, momentum: float | Tensor) -> bool:

@@ -69,6 +69,11 @@ def _scratch(x: Tensor, size: int) -> Tensor:
     return torch.empty(size, dtype=torch.float32, device=x.device)
 
 
+def _dense(parameter: Tensor | None) -> Tensor | None:
+    """A (C,) tensor that lies in one piece: it may have come in as a slice, or expanded."""
+    return None if parameter is None else parameter.contiguous()
+
+
 def _here(x: Tensor) -> Any:
     """Triton launches on the current device, which need not be the tensor's."""
     return torch.cuda.device(x.device if x.is_cuda and x.device.index != torch.cuda.current_device() else -1)
@@ -111,7 +116,7 @@ def forward(
         residual = like(residual, x)
     p = plan_pass(sizes, False, plan.LIMITS)
     code, grid, tile, shape = _device_code("forward"), (p.programs,), _tile(p, sizes), sizes[:3]
-    given = x, weight, bias, residual, y
+    given = x, _dense(weight), _dense(bias), residual, y
     with _here(x):
         if p.way == "one":
             code.forward_one[grid](*given, mean, var, table, *shape, eps, **tile, SINGLE=p.single, RELU=relu)
@@ -150,6 +155,7 @@ def backward(
     dx, dweight, dbias, dresidual = gradients_like(x, masked)
     p = plan_pass(sizes, True, plan.LIMITS)
     code, grid, tile, shape = _device_code("backward"), (p.programs,), _tile(p, sizes), sizes[:3]
+    weight, bias = _dense(weight), _dense(bias)
     saved = x, like(dy, x), None if y is None else like(y, x), weight, bias, mean, var, table
     written = dx, dresidual if masked else None, dweight, dbias
     with _here(x):
@@ -190,7 +196,7 @@ def evaluate(
     p = plan_evaluation(sizes, plan.LIMITS)
     with _here(x):
         _device_code("forward").evaluate[(p.programs,)](
-            x, mean, var, weight, bias, residual, y, *sizes[:3], eps, p.blocks,
+            x, *map(_dense, (mean, var, weight, bias)), residual, y, *sizes[:3], eps, p.blocks,
             **_tile(p, sizes), SINGLE=p.single, RELU=relu,
         )  # fmt: skip
     return y

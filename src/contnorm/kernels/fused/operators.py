@@ -1,10 +1,9 @@
 """The fused kernels as torch operators, so that autograd, compiled graphs, autocast and vmap know them.
 
 `contnorm::continual_norm` is a pure function: it gives the output, the batch's moments and the tables that its backward
-pass reads; running moments are moved by `contnorm::update_moments_`. A derivative of the derivative, and any vmap, goes
-through the formulas of `analytic`, which torch can differentiate and batch.
-
-Torch can't run an operator's own backward pass under functorch: there, too, `plain_training` stands in.
+pass reads; running moments are moved by `contnorm::update_moments_`. A derivative of the derivative goes through the
+formulas of `analytic`, which torch can differentiate; and so does all that happens under functorch, where torch does
+not run an operator's own backward pass.
 """
 
 from __future__ import annotations
@@ -34,11 +33,34 @@ __all__ = [
     "update_moments_",
 ]
 
-continual_norm = torch.library.custom_op("contnorm::continual_norm", launch.forward, mutates_args=())
-continual_norm_backward = torch.library.custom_op("contnorm::continual_norm_backward", launch.backward, mutates_args=())
-continual_norm_eval = torch.library.custom_op("contnorm::continual_norm_eval", launch.evaluate, mutates_args=())
+_PARAMETERS = "Tensor? weight, Tensor? bias"
+_SETTINGS = "float eps, int groups, bool relu"
+_FOUR = "(Tensor, Tensor, Tensor, Tensor)"
+continual_norm = torch.library.custom_op(
+    "contnorm::continual_norm",
+    launch.forward,
+    mutates_args=(),
+    schema=f"(Tensor x, {_PARAMETERS}, Tensor? residual, {_SETTINGS}) -> {_FOUR}",
+)
+continual_norm_backward = torch.library.custom_op(
+    "contnorm::continual_norm_backward",
+    launch.backward,
+    mutates_args=(),
+    schema=f"(Tensor dy, Tensor x, Tensor? y, {_PARAMETERS}, Tensor mean, Tensor var, Tensor table, {_SETTINGS}, "
+    f"bool residual) -> {_FOUR}",
+)
+continual_norm_eval = torch.library.custom_op(
+    "contnorm::continual_norm_eval",
+    launch.evaluate,
+    mutates_args=(),
+    schema=f"(Tensor x, Tensor mean, Tensor var, {_PARAMETERS}, Tensor? residual, {_SETTINGS}) -> Tensor",
+)
 update_moments_ = torch.library.custom_op(
-    "contnorm::update_moments_", launch.move_moments, mutates_args=("running_mean", "running_var")
+    "contnorm::update_moments_",
+    launch.move_moments,
+    mutates_args=("running_mean", "running_var"),
+    schema="(Tensor(a!) running_mean, Tensor(b!) running_var, Tensor mean, Tensor var, float momentum, "
+    "Tensor? weight, float factor) -> ()",
 )
 
 
@@ -151,26 +173,40 @@ def backward_of_evaluation(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
 continual_norm_eval.register_autograd(backward_of_evaluation, setup_context=keep_for_evaluation)
 
 
-# --- vmap, and what stands in under functorch ---------------------------------------------------------------------
+# --- vmap -------------------------------------------------------------------------------------------------------
+
+
+def _one_by_one(operator: Any) -> None:
+    """Under vmap an operator is launched for each member of the batch: what is fused can't be batched again."""
+
+    def rule(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> Any:
+        members = [
+            operator(*(a if d is None else a.select(d, i) for a, d in zip(args, in_dims, strict=True)))
+            for i in range(info.batch_size)
+        ]
+        if isinstance(members[0], Tensor):
+            return torch.stack(members), 0
+        return tuple(map(torch.stack, zip(*members, strict=True))), (0,) * len(members[0])
+
+    operator.register_vmap(rule)
+
+
+for _operator in (continual_norm, continual_norm_backward, continual_norm_eval):
+    _one_by_one(_operator)
+
+
+# --- what stands in where torch has to look inside --------------------------------------------------------------
 
 
 def plain_training(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None, eps: float, groups: int, relu: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What `continual_norm` gives, in torch's operators."""
+) -> tuple[Tensor, Tensor, Tensor, None]:
+    """What `continual_norm` gives, in torch's operators; torch derives the backward pass, which needs no tables."""
     shifted = less_slab_pivot(x, groups)
     found = analytic.statistics(shifted, eps, groups)
     scale, offset = (None if p is None else p.to(shifted.dtype) for p in (weight, bias))
     y = activated(analytic.multiply_add(shifted, scale, offset, found), residual, relu).to(x.dtype)
-    width = x.shape[1] // groups
-    slabs = (t[:, ::width].flatten() for t in (found.group_mean, found.group_rstd))
-    table = torch.cat([found.row_mean.flatten(), found.row_square.flatten(), *slabs])
-    return y, found.mean.detach(), found.var.detach(), table.detach()
-
-
-@continual_norm.register_vmap
-def _(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> Any:
-    return torch.vmap(plain_training, in_dims, randomness=info.randomness)(*args), (0, 0, 0, 0)
+    return y, found.mean.detach(), found.var.detach(), None
 
 
 def plain_backward(
@@ -181,18 +217,8 @@ def plain_backward(
     return dx, dweight, dbias, dresidual if relu and residual else x.new_empty(0)
 
 
-@continual_norm_backward.register_vmap
-def _(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> Any:
-    return torch.vmap(plain_backward, in_dims, randomness=info.randomness)(*args), (0, 0, 0, 0)
-
-
 def plain_evaluation(
     x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None,
     eps: float, groups: int, relu: bool,
 ) -> Tensor:  # fmt: skip
     return activated(analytic.evaluate(x, mean, var, weight, bias, eps, groups), residual, relu)
-
-
-@continual_norm_eval.register_vmap
-def _(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> Any:
-    return torch.vmap(plain_evaluation, in_dims, randomness=info.randomness)(*args), 0
