@@ -55,10 +55,10 @@ AS_IN_NETWORKS = [
 # What makes even a tiny input go each way; few programs, since the interpreter runs them one by one.
 WAYS = {
     "one, read once": Limits(),
-    "one, in chunks": Limits(single=1, one=10**9, tile=256),
-    "two, all samples": Limits(single=1, one=1, rows=10**6, share=10**6, tile=128, programs=1),
-    "two, shared out": Limits(single=1, one=1, rows=10**6, share=32, tile=16, programs=24),
-    "three": Limits(single=1, one=1, rows=1, tile=128, merge=64, programs=6),
+    "one, in chunks": Limits(single=1, one=10**9, one_rows=10**6, tile=256),
+    "two, all samples": Limits(single=1, one=1, rows=10**6, share=10**6, tile=256, programs=1),
+    "two, shared out": Limits(single=1, one=1, rows=10**6, share=32, tile=32, programs=24),
+    "three": Limits(single=1, one=1, rows=1, tile=128, last_tile=128, merge=64, programs=6),
 }
 every_shape = pytest.mark.parametrize("shape", SHAPES)
 every_way = pytest.mark.parametrize("way", WAYS)
@@ -373,7 +373,14 @@ def test_a_residual_of_another_type_or_shape_follows_torchs_rules(device: torch.
 # --- evaluation -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("limits", [Limits(), Limits(single=1, tile=64)], ids=["read once", "in chunks"])
+EVALUATIONS = {
+    "read once": Limits(),
+    "in chunks": Limits(held=1, tile=64),
+    "in two launches": Limits(held=1, near=0, last_tile=64, programs=12),
+}
+
+
+@pytest.mark.parametrize("limits", EVALUATIONS.values(), ids=EVALUATIONS)
 @every_shape
 def test_evaluation_is_exact_and_has_gradients(shape: Shape, limits: Limits, device: torch.device) -> None:
     plan.LIMITS = limits

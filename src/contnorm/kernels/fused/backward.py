@@ -131,7 +131,7 @@ def backward_one(
     c, group, exists = lanes(tl.program_id(0), C, K, KP, BC, True)
     n = tl.arange(0, BN)
     rows = (n < N)[:, None] & exists[None, :]
-    pivot = slab_pivot(x_ptr, n, group, rows, C, L, K, LAST)
+    pivot = slab_pivot(x_ptr, n, tl.program_id(0), group, rows, N, C, L, K, KP, BN, BC, LAST, True)
     group_mean, group_rstd = _load_groups(table_ptr + 2 * N * C, n, group, rows, N, C, K)
     mean, rstd, gain, bias = channel_tables(mean_ptr, var_ptr, weight_ptr, bias_ptr, c, exists, eps)
     scale, offset = scale_and_offset(group_mean, group_rstd, mean, gain, bias)
@@ -176,7 +176,7 @@ def backward_rows(
     c, group, exists = lanes(program % blocks, C, K, KP, BC, WHOLE)
     n = program // (blocks * splits) * BN + tl.arange(0, BN)
     rows = (n < N)[:, None] & exists[None, :]
-    pivot = slab_pivot(x_ptr, n, group, rows, C, L, K, LAST)
+    pivot = slab_pivot(x_ptr, n, program % blocks, group, rows, N, C, L, K, KP, BN, BC, LAST, WHOLE)
     scale = pivot
     offset = pivot
     if RELU and y_ptr is None:
@@ -247,7 +247,7 @@ def backward_apply(
     c, group, exists = lanes(program % blocks, C, K, KP, BC, TABLES)
     n = program // (blocks * splits) * BN + tl.arange(0, BN)
     rows = (n < N)[:, None] & exists[None, :]
-    pivot = slab_pivot(x_ptr, n, group, rows, C, L, K, LAST)
+    pivot = slab_pivot(x_ptr, n, program % blocks, group, rows, N, C, L, K, KP, BN, BC, LAST, TABLES)
     group_mean, group_rstd = _load_groups(table_ptr + 2 * N * C, n, group, rows, N, C, K)
     mean, rstd, gain, bias = channel_tables(mean_ptr, var_ptr, weight_ptr, bias_ptr, c, exists, eps)
     scale, offset = scale_and_offset(group_mean, group_rstd, mean, gain, bias)

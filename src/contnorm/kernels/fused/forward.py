@@ -154,7 +154,7 @@ def forward_one(
     c, group, exists = lanes(tl.program_id(0), C, K, KP, BC, True)
     n = tl.arange(0, BN)
     rows = (n < N)[:, None] & exists[None, :]
-    pivot = slab_pivot(x_ptr, n, group, rows, C, L, K, LAST)
+    pivot = slab_pivot(x_ptr, n, tl.program_id(0), group, rows, N, C, L, K, KP, BN, BC, LAST, True)
     if SINGLE:
         at, mask = positions(0, L, rows, BL)
         where = place(n, c, at, C, L, LAST)
@@ -192,7 +192,7 @@ def forward_rows(
     c, group, exists = lanes(program % blocks, C, K, KP, BC, WHOLE)
     n = program // (blocks * splits) * BN + tl.arange(0, BN)
     rows = (n < N)[:, None] & exists[None, :]
-    pivot = slab_pivot(x_ptr, n, group, rows, C, L, K, LAST)
+    pivot = slab_pivot(x_ptr, n, program % blocks, group, rows, N, C, L, K, KP, BN, BC, LAST, WHOLE)
     start, stop = split_range(split, L, span)
     mean, square = _row_moments(x_ptr, pivot, n, c, rows, start, stop, C, L, LAST, BN, BC, BL)
     where = (split * N + n.to(tl.int64)[:, None]) * C + c[None, :]
@@ -282,7 +282,7 @@ def forward_apply(
         group_rstd = tl.load(at + N * (C // K), mask=rows, other=0.0)
         mean, _, gain, bias = channel_tables(mean_ptr, var_ptr, weight_ptr, bias_ptr, c, exists, eps)
     scale, offset = scale_and_offset(group_mean, group_rstd, mean, gain, bias)
-    pivot = slab_pivot(x_ptr, n, group, rows, C, L, K, LAST)
+    pivot = slab_pivot(x_ptr, n, program % blocks, group, rows, N, C, L, K, KP, BN, BC, LAST, TABLES)
     start, stop = split_range(split, L, span)
     _write(x_ptr, residual_ptr, y_ptr, pivot, scale, offset, n, c, rows, start, stop, C, L, LAST, BL, RELU)
 
@@ -303,7 +303,7 @@ def evaluate_apply(
     group_mean, group_rstd, _, _ = tables_from_moments(row_mean, row_var, rows, eps, K, BN, BC, KP)
     mean, _, gain, bias = channel_tables(mean_ptr, var_ptr, weight_ptr, bias_ptr, c, exists, eps)
     scale, offset = scale_and_offset(group_mean, group_rstd, mean, gain, bias)
-    pivot = slab_pivot(x_ptr, n, group, rows, C, L, K, LAST)
+    pivot = slab_pivot(x_ptr, n, program % blocks, group, rows, N, C, L, K, KP, BN, BC, LAST, True)
     start, stop = split_range(split, L, span)
     _write(x_ptr, residual_ptr, y_ptr, pivot, scale, offset, n, c, rows, start, stop, C, L, LAST, BL, RELU)
 
@@ -319,7 +319,7 @@ def evaluate(
     c, group, exists = lanes(program % blocks, C, K, KP, BC, True)
     n = program // blocks * BN + tl.arange(0, BN)
     rows = (n < N)[:, None] & exists[None, :]
-    pivot = slab_pivot(x_ptr, n, group, rows, C, L, K, LAST)
+    pivot = slab_pivot(x_ptr, n, program % blocks, group, rows, N, C, L, K, KP, BN, BC, LAST, True)
     mean, _, gain, bias = channel_tables(mean_ptr, var_ptr, weight_ptr, bias_ptr, c, exists, eps)
     if SINGLE:
         at, mask = positions(0, L, rows, BL)

@@ -15,7 +15,6 @@ __all__ = ["LIMITS", "Limits", "Plan", "Sizes", "fits", "plan_evaluation", "plan
 Way = Literal["one", "two", "three"]
 MOST = 2**30  # tables and samples are addressed in 32 bits
 SECTOR = 32  # bytes: what memory moves at the least
-ON_CHIP = 2**18  # bytes of a slab up to which a second read finds it near
 
 
 @dataclass(frozen=True)
@@ -24,12 +23,16 @@ class Limits:
 
     single: int = 16384  # values one program holds in registers: what fits is read once
     held: int = 32768  # the same in evaluation, which holds less besides
-    one: int = 32768  # values of a block of groups up to which one program does it all, chunk by chunk
-    tile: int = 4096  # values of a chunk, where a program goes over its data in several
-    rows: int = 4096  # rows (samples times lanes) up to which every program makes the tables again for itself
+    one: int = 16384  # values of a block of groups up to which one program does it all, chunk by chunk
+    one_rows: int = 512  # and its rows (samples times lanes)
+    tile: int = 2048  # values of a chunk, where a program goes over its data in several
+    last_tile: int = 4096  # the same in large inputs whose channels lie together
+    rows: int = 1024  # rows up to which every program makes the tables again for itself
     small: int = 2**23  # values of an input up to which a launch for the tables costs more than making them again
     share: int = 8192  # values of a program, where samples are shared out among programs
-    run: int = 64  # bytes that lie together, where channels do and samples are shared out
+    run: int = 16  # channels of a program at least, where they lie together and samples are shared out
+    near: int = 2**18  # bytes of a slab up to which a second read finds it near
+    eval_run: int = 128  # bytes that lie together, in evaluation of large inputs
     merge: int = 8192  # values of the splits' sums that are read side by side
     programs: int = 264  # programs that keep the device busy: two for each of 132 multiprocessors
     span: int = 1024  # positions in a chunk at most
@@ -85,14 +88,15 @@ def plan_pass(sizes: Sizes, backward: bool, limits: Limits) -> Plan:
     rows = block_n * block_c
     blocks = -(-groups // runs)
     held = 2 if backward else 1
-    fits_one = not sizes.last or lanes * sizes.itemsize >= SECTOR
+    fits_one = not sizes.last  # across channels that lie together one program would read in small pieces
+    fits_one = fits_one and rows <= limits.one_rows
     if fits_one and rows * power(length) * held <= limits.single:
         return _one(blocks, lanes, block_n, block_c, power(length), single=True)
     chunk = _chunk(length, max(1, limits.tile // rows), limits)
-    if fits_one and rows * length * held <= limits.one and rows <= limits.tile:
+    if fits_one and rows * length * held <= limits.one:
         return _one(blocks, lanes, block_n, block_c, chunk, single=False)
-    if power(n) * lanes * _runs(sizes, lanes, limits.run) <= limits.rows and n * c * length <= limits.small:
-        return _shared(sizes, lanes, limits)
+    if power(n) * lanes * _shared_runs(sizes, lanes, limits) <= limits.rows and n * c * length <= limits.small:
+        return _shared(sizes, lanes, _shared_runs(sizes, lanes, limits), limits.tile, limits)
     return _three(sizes, lanes, runs, limits)
 
 
@@ -104,13 +108,12 @@ def _one(blocks: int, lanes: int, block_n: int, block_c: int, block_l: int, sing
     )  # fmt: skip
 
 
-def _shared(sizes: Sizes, lanes: int, limits: Limits) -> Plan:
+def _shared(sizes: Sizes, lanes: int, runs: int, tile: int, limits: Limits) -> Plan:
     """Two launches, samples shared out among programs; each makes the tables again from the rows of all samples."""
     n, _, length, groups, *_ = sizes
-    runs = _runs(sizes, lanes, limits.run)
     block_c = lanes * runs
     blocks = -(-groups // runs)
-    block_l = _chunk(length, max(1, limits.tile // block_c), limits)
+    block_l = _chunk(length, max(1, tile // block_c), limits)
     block_n = 1
     while (
         block_n < n
@@ -118,7 +121,7 @@ def _shared(sizes: Sizes, lanes: int, limits: Limits) -> Plan:
         and blocks * -(-n // (block_n * 2)) >= limits.programs
     ):
         block_n *= 2
-    block_l = min(block_l, max(1, limits.tile // (block_n * block_c)))
+    block_l = min(block_l, max(1, power(tile // (block_n * block_c) + 1) // 2))
     splits = _splits(length, block_l, blocks * -(-n // block_n), 8, limits)
     return _several("two", sizes, lanes, block_n, block_c, block_l, blocks, splits, limits)
 
@@ -127,12 +130,14 @@ def _three(sizes: Sizes, lanes: int, runs: int, limits: Limits) -> Plan:
     """Tiles of any channels and samples: first along memory, then across it, until a tile is full."""
     n, c, length, *_ = sizes
     if sizes.last:
-        block_c = min(power(c), 128, limits.tile)
-        block_l = _chunk(length, limits.tile // block_c, limits)
+        tile = limits.last_tile
+        block_c = min(power(c), 128, tile)
+        block_l = _chunk(length, tile // block_c, limits)
     else:
-        block_l = _chunk(length, limits.tile, limits)
-        block_c = min(power(c), limits.tile // block_l)
-    block_n = min(power(n), max(1, limits.tile // (block_l * block_c)))
+        tile = limits.tile
+        block_l = _chunk(length, tile, limits)
+        block_c = min(power(c), tile // block_l)
+    block_n = min(power(n), max(1, tile // (block_l * block_c)))
     blocks = -(-c // block_c)
     splits = _splits(length, block_l, blocks * -(-n // block_n), max(1, limits.merge // (lanes * runs)), limits)
     return _several("three", sizes, lanes, block_n, block_c, block_l, blocks, splits, limits)
@@ -184,8 +189,8 @@ def plan_evaluation(sizes: Sizes, limits: Limits) -> Plan:
     block_c = lanes * runs
     blocks = -(-groups // runs)
     single = block_c * power(length) <= limits.held
-    if not single and (sizes.last or block_c * length * sizes.itemsize > ON_CHIP):
-        return _shared(sizes, lanes, limits)
+    if not single and (sizes.last or block_c * length * sizes.itemsize > limits.near):
+        return _shared(sizes, lanes, _runs(sizes, lanes, limits.eval_run), limits.last_tile, limits)
     block_l = power(length) if single else _chunk(length, max(1, limits.tile // block_c), limits)
     wanted = max(1, n * blocks // limits.programs)  # no more samples in a program than leave programs enough
     block_n = min(power(n), power(wanted + 1) // 2, max(1, limits.tile // 2 // (block_c * block_l)))
@@ -211,6 +216,12 @@ def _runs(sizes: Sizes, lanes: int, least: int) -> int:
     """Groups in a program: one, or as many as make what lies together in memory no shorter than so many bytes."""
     run = lanes * sizes.itemsize * (1 if sizes.last else sizes.length)
     return min(power(-(-least // run)), power(sizes.groups))
+
+
+def _shared_runs(sizes: Sizes, lanes: int, limits: Limits) -> int:
+    """The same where samples are shared out; with channels that lie together, so many channels at least."""
+    least = limits.run * sizes.itemsize if sizes.last else SECTOR
+    return _runs(sizes, lanes, least)
 
 
 def _chunk(length: int, most: int, limits: Limits) -> int:

@@ -67,9 +67,29 @@ def split_range(split, L, span):
 
 
 @triton.jit
-def slab_pivot(x_ptr, n, group, rows, C, L, K: tl.constexpr, LAST: tl.constexpr):
-    """A value amid each slab, the same for all its rows: the median of three, so that no single outlier is taken."""
-    first = group * K
+def _median_of_three(base, first, middle, final, mask):
+    a = tl.load(base + first[None, :], mask=mask, other=0).to(tl.float32)
+    b = tl.load(base + middle[None, :], mask=mask, other=0).to(tl.float32)
+    c = tl.load(base + final[None, :], mask=mask, other=0).to(tl.float32)
+    return tl.maximum(tl.minimum(a, b), tl.minimum(tl.maximum(a, b), c))
+
+
+@triton.jit
+def slab_pivot(
+    x_ptr, n, block, group, rows, N, C, L,
+    K: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, LAST: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
+    """A value amid each slab, the same for all its rows: the median of three, so that no single outlier is taken.
+
+    Where a program has whole groups, each pivot is loaded once for its group and not for each of its channels.
+    """
+    if WHOLE and KP > 1:
+        slab = block * (BC // KP) + tl.arange(0, BC // KP)
+        mask = (n < N)[:, None] & (slab * K < C)[None, :]
+    else:
+        slab = group
+        mask = rows
+    first = slab * K
     middle = first + K // 2
     final = first + (K - 1)
     if LAST:
@@ -79,11 +99,10 @@ def slab_pivot(x_ptr, n, group, rows, C, L, K: tl.constexpr, LAST: tl.constexpr)
         first = first * L
         middle = middle * L + L // 2
         final = final * L + (L - 1)
-    base = x_ptr + n.to(tl.int64)[:, None] * C * L
-    a = tl.load(base + first[None, :], mask=rows, other=0).to(tl.float32)
-    b = tl.load(base + middle[None, :], mask=rows, other=0).to(tl.float32)
-    c = tl.load(base + final[None, :], mask=rows, other=0).to(tl.float32)
-    return tl.maximum(tl.minimum(a, b), tl.minimum(tl.maximum(a, b), c))
+    pivot = _median_of_three(x_ptr + n.to(tl.int64)[:, None] * C * L, first, middle, final, mask)
+    if WHOLE and KP > 1:
+        pivot = tl.reshape(tl.broadcast_to(pivot[:, :, None], (BN, BC // KP, KP)), (BN, BC))
+    return pivot
 
 
 @triton.jit
