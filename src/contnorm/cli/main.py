@@ -196,6 +196,20 @@ def data(
         show_data_sets(data_root, console)
 
 
+@app.command()
+def bench(
+    what: Annotated[str, typer.Argument(help="layers, step or run.")] = "layers",
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    out: Annotated[Path, typer.Option(help="The folder of the files of rows.")] = Path("bench"),
+    max_steps: Annotated[int | None, typer.Option(help="Of each run, for a try.")] = None,
+    data_root: DataRoot = None,
+) -> None:
+    """How fast it is, beside torch's own layers: single layers, training steps, or whole runs."""
+    from contnorm.cli.benching import bench as measure
+
+    measure(what, device, data_root, out, max_steps, console)
+
+
 def main() -> None:
     """The way in: a person's mistake becomes one line and exit code 2."""
     try:

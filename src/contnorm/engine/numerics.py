@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -25,13 +26,18 @@ def numerics(config: TrainConfig, threads: int = 1) -> Iterator[None]:
     had_threads, was_deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
+    fresh: Any = torch.utils.deterministic
+    was_filled = fresh.fill_uninitialized_memory
     try:
         torch.set_num_threads(threads)
         matmul.allow_tf32 = cudnn.allow_tf32 = config.precision != "fp32"
         cudnn.deterministic, cudnn.benchmark = config.deterministic, False
         torch.use_deterministic_algorithms(config.deterministic)
+        # Deterministic mode would fill every fresh tensor before use: half of all kernels of a step, to no effect.
+        fresh.fill_uninitialized_memory = False
         yield
     finally:
         torch.set_num_threads(had_threads)
         matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = old
         torch.use_deterministic_algorithms(was_deterministic)
+        fresh.fill_uninitialized_memory = was_filled

@@ -6,7 +6,7 @@ Images are noise: what a step costs does not depend on what is in them.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from contnorm.config import RunConfig
-from contnorm.engine.advance import mover_for
+from contnorm.engine.advance import Mover, mover_for
 from contnorm.engine.lane import Lane
 from contnorm.engine.numerics import numerics
 from contnorm.engine.runs import resolve
@@ -26,10 +26,10 @@ from contnorm.speed.timing import Spread
 from contnorm.streams.gallery import Pictures
 from contnorm.streams.sources import Source
 
-__all__ = ["StepCase", "StepRow", "eager_row", "peak_memory", "step_rows"]
+__all__ = ["StepCase", "StepRow", "eager_row", "step_rows"]
 
-PER_TASK = 500  # samples: 50 steps, of which the first task's have no replay
-BLOCK, BLOCKS = 50, 12
+PER_TASK = {"cuda": 500, "cpu": 20}  # samples: 50 steps, or 2; the first task's have no replay
+BLOCKS = {"cuda": (12, 50), "cpu": (5, 1)}  # so many measurements, of so many steps
 
 
 @dataclass(frozen=True)
@@ -45,18 +45,22 @@ class StepCase:
 
 @dataclass(frozen=True)
 class StepRow:
-    """What a step took, by seed."""
+    """What a step took, by seed; and, where that was looked at, the bytes at its peak."""
 
     case: StepCase
     seconds: Spread
+    how: str = "graph"  # or eager: as people write it
+    peak_bytes: int = 0
 
 
-def cases(lanes: Sequence[int] = (1, 5, 8)) -> Iterator[StepCase]:
+def cases() -> Iterator[StepCase]:
     for stem in ("plain", "pool"):
         for precision in ("tf32", "bf16"):
-            for count in lanes:
-                for norm in ("bn", "cn"):
-                    yield StepCase(norm, stem, precision, count)
+            for norm in ("bn", "cn"):
+                yield StepCase(norm, stem, precision, 8)
+    for norm in ("bn", "cn"):
+        yield StepCase(norm, "pool", "tf32", 1)
+        yield StepCase(norm, "pool", "bf16", 8, deterministic=False)
 
 
 def noise(per_class: int = 100) -> Source:
@@ -67,9 +71,9 @@ def noise(per_class: int = 100) -> Source:
     return Source("cifar100", images, labels, images[:500], labels[:500], 100, "noise")
 
 
-def settings(case: StepCase) -> RunConfig:
+def settings(case: StepCase, per_task: int = 500) -> RunConfig:
     values: dict[str, Any] = {
-        "stream": {"name": "split-cifar100", "source": "cifar100", "train_per_task": PER_TASK},
+        "stream": {"name": "split-cifar100", "source": "cifar100", "train_per_task": per_task},
         "strategy": {"name": "er"},
         "norm": {"name": case.norm},
         "model": {"stem": case.stem},
@@ -79,25 +83,28 @@ def settings(case: StepCase) -> RunConfig:
 
 
 def step_rows(device: torch.device, chosen: Sequence[StepCase] | None = None) -> Iterator[StepRow]:
-    """Measure each case, once its graph is captured."""
+    """Measure each case, once its graph is captured; on a CPU one, and step by step."""
+    if device.type == "cpu":
+        chosen = chosen or [StepCase(norm, "pool", "fp32", 1) for norm in ("bn", "cn")]
     source = noise()
     pictures = Pictures.of(source, device)
     for case in chosen or list(cases()):
-        config = settings(case)
+        config = settings(case, PER_TASK[device.type])
+        blocks, steps = BLOCKS[device.type]
         with numerics(config.train):
             lanes = [Lane(config, seed, source, device, pictures) for seed in range(case.lanes)]
             mover = mover_for(lanes)
-            mover.advance(PER_TASK // config.train.batch + BLOCK)  # past the first task, and past the capture
-            yield StepRow(case, Spread.of([_block(mover, case.lanes) for _ in range(BLOCKS)]))
+            mover.advance(PER_TASK[device.type] // config.train.batch + steps)  # past the first task and the capture
+            yield StepRow(case, Spread.of([_block(mover, steps, case.lanes) for _ in range(blocks)]))
 
 
-def _block(mover: Any, lanes: int) -> float:
+def _block(mover: Mover, steps: int, lanes: int) -> float:
     started = time.perf_counter()
-    mover.advance(BLOCK)  # gives losses, so it has waited for the device
-    return (time.perf_counter() - started) / BLOCK / lanes
+    mover.advance(steps)  # gives losses, so it has waited for the device
+    return (time.perf_counter() - started) / steps / lanes
 
 
-def _plain_step(device: torch.device, norm: str, stem: str) -> Any:
+def _plain_step(device: torch.device, norm: str, stem: str) -> Callable[[], None]:
     """The step as people write it: no graph, no lanes, torch's own layers where there are any."""
     make = nn.BatchNorm2d if norm == "bn" else _continual
     model = ResNet18(3, 85, 64, make, "pool" if stem == "pool" else "plain").to(device)
@@ -131,13 +138,11 @@ def eager_row(device: torch.device, norm: str = "bn", stem: str = "plain") -> St
             step()
             _wait(device)
             seconds.append(time.perf_counter() - started)
-    return StepRow(case, Spread.of(seconds))
+        return StepRow(case, Spread.of(seconds), "eager", _peak(step) if device.type == "cuda" else 0)
 
 
-def peak_memory(device: torch.device, norm: str) -> int:
-    """Bytes at the peak of an eager training step."""
-    step = _plain_step(device, norm, "plain")
-    step()
+def _peak(step: Callable[[], None]) -> int:
+    """Bytes at the peak of one more step."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     step()

@@ -27,7 +27,8 @@ class Limits:
     one_rows: int = 512  # and its rows (samples times lanes)
     tile: int = 2048  # values of a chunk, where a program goes over its data in several
     last_tile: int = 4096  # the same in large inputs whose channels lie together
-    rows: int = 1024  # rows up to which every program makes the tables again for itself
+    large: int = 2**22  # values of such an input from which it is large
+    rows: int = 512  # rows up to which every program makes the tables again for itself
     small: int = 2**23  # values of an input up to which a launch for the tables costs more than making them again
     share: int = 8192  # values of a program, where samples are shared out among programs
     run: int = 16  # channels of a program at least, where they lie together and samples are shared out
@@ -130,7 +131,7 @@ def _three(sizes: Sizes, lanes: int, runs: int, limits: Limits) -> Plan:
     """Tiles of any channels and samples: first along memory, then across it, until a tile is full."""
     n, c, length, *_ = sizes
     if sizes.last:
-        tile = limits.last_tile
+        tile = limits.last_tile if n * c * length > limits.large else limits.tile
         block_c = min(power(c), 128, tile)
         block_l = _chunk(length, tile // block_c, limits)
     else:

@@ -1,0 +1,56 @@
+"""Speed at a terminal: rows as they are measured, and a file of them in the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from contnorm.errors import UserError, unknown
+from contnorm.speed.layers import layer_rows
+from contnorm.speed.step import eager_row, step_rows
+from contnorm.speed.table import circumstances, flat, write_rows
+from contnorm.speed.whole_runs import run_rows
+from contnorm.streams.sources import data_root
+
+__all__ = ["KINDS", "bench"]
+
+KINDS = ("layers", "step", "run")
+WIDTHS = {"shape": 15, "layer": 11, "stream": 14}
+
+
+def bench(what: str, device: str, root: Path | None, out: Path, max_steps: int | None, console: Console) -> None:
+    """Measure, print each row as it comes, and write them all."""
+    if what not in KINDS:
+        raise unknown("benchmark", what, KINDS)
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda: torch sees no GPU here. Use --device cpu.")
+    chosen = torch.device(device)
+    about = circumstances(chosen)
+    console.print(", ".join(f"{key} {value}" for key, value in about.items()), highlight=False)
+    lines: list[dict[str, Any]] = []
+    for row in _rows(what, chosen, data_root(root), max_steps):
+        line = flat(row)
+        if not lines:
+            console.print(_aligned({name: name for name in line}), highlight=False, soft_wrap=True)
+        console.print(_aligned(line), highlight=False, soft_wrap=True)
+        lines.append(line | about)
+        write_rows(out / f"{what}.csv", lines)  # as they come, so that a stop loses none
+    console.print(f"{len(lines)} rows in {out / f'{what}.csv'}", highlight=False, markup=False)
+
+
+def _rows(what: str, device: torch.device, root: Path, max_steps: int | None) -> Iterator[Any]:
+    if what == "layers":
+        yield from layer_rows(device)
+    elif what == "step":
+        yield from (eager_row(device, norm) for norm in ("bn", "cn"))
+        yield from step_rows(device)
+    else:
+        yield from run_rows(device.type, root, max_steps)
+
+
+def _aligned(line: dict[str, Any]) -> str:
+    return "  ".join(f"{value!s:>{max(len(name), WIDTHS.get(name, 8))}}" for name, value in line.items())

@@ -1,0 +1,73 @@
+"""The bench's own kernels, in Triton's interpreter or on a GPU: to the bit what torch's operators give."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from contnorm.kernels.max_pool import StemPool, max_pool
+from contnorm.kernels.picture_views import viewed
+from contnorm.kernels.triton_here import usable
+from contnorm.streams.views import crop_and_flip
+
+
+@pytest.fixture(autouse=True)
+def _can_run(device: torch.device) -> None:
+    if not usable(device):
+        pytest.skip("Triton can't run here")
+
+
+def pictures(device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    g = torch.Generator().manual_seed(0)
+    pixels = torch.randint(0, 256, (9, 3, 8, 6), dtype=torch.uint8, generator=g)
+    return pixels.to(device), torch.tensor([3, 3, 8, 0], device=device), torch.rand(3, 256, generator=g).to(device)
+
+
+def scaled(x: torch.Tensor, levels: torch.Tensor) -> torch.Tensor:
+    return torch.stack([levels[c][x[:, c].long()] for c in range(3)], 1)
+
+
+def test_crops_flips_and_zeros_around(device: torch.device) -> None:
+    pixels, image, levels = pictures(device)
+    views = torch.tensor([[0, 8, 1], [4, 4, 0], [8, 1, 1], [3, 0, 0]], device=device)
+    out = viewed(pixels, image, levels, views=views, padding=4)
+    assert torch.equal(out, scaled(crop_and_flip(pixels[image], views, 4), levels))
+    assert out.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_pixels_in_the_order_of_their_task(device: torch.device) -> None:
+    pixels, image, levels = pictures(device)
+    g = torch.Generator().manual_seed(1)
+    orders = torch.stack([torch.randperm(144, generator=g) for _ in range(3)]).to(device)
+    task = torch.tensor([0, 2, 1, 2], device=device)
+    shuffled = pixels[image].flatten(1).gather(1, orders[task]).view(4, 3, 8, 6)
+    assert torch.equal(viewed(pixels, image, levels, task=task, orders=orders), scaled(shuffled, levels))
+
+
+def test_pictures_as_they_are(device: torch.device) -> None:
+    pixels, image, levels = pictures(device)
+    assert torch.equal(viewed(pixels, image, levels), scaled(pixels[image], levels))
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 8, 8), (1, 5, 7, 9), (3, 4, 1, 1), (2, 2, 6, 5)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_max_pooling_and_its_gradient(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+    """Rounded values, so that windows have several largest; and one that is not a number."""
+    g = torch.Generator().manual_seed(0)
+    x = ((2 * torch.randn(shape, generator=g)).round() / 2).to(device, dtype)
+    x[0, 0, 0, 0] = float("nan")
+    a, b = (x.clone().requires_grad_() for _ in range(2))
+    ours, stock = max_pool(a), F.max_pool2d(b, 3, 2, 1)
+    torch.testing.assert_close(ours, stock, rtol=0, atol=0, equal_nan=True)
+    dy = torch.randn(stock.shape, generator=g).to(device, dtype)
+    ours.backward(dy)
+    stock.backward(dy)
+    # At most four terms, summed in float32 and rounded once; torch may round each.
+    torch.testing.assert_close(a.grad, b.grad, rtol=0 if dtype == torch.float32 else 2e-2, atol=1e-6)
+
+
+def test_the_stem_pools_as_torch_does_in_any_layout(device: torch.device) -> None:
+    x = torch.randn(2, 4, 9, 7, generator=torch.Generator().manual_seed(0)).to(device)
+    for given in (x, x.to(memory_format=torch.channels_last)):
+        assert torch.equal(StemPool()(given), F.max_pool2d(x, 3, 2, 1))
