@@ -137,8 +137,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     console.print(f"[bold]Five tasks of permuted digits, one pass, {asked.seeds} seeds[/bold] (Table 1 of the paper)")
     console.print(f"Data: {data_in_words(source)}\n", highlight=False)
     jobs = [Job(config, seed) for config in configs.values() for seed in range(asked.seeds)]
-    if not followed(jobs, place, console, tell_recorded=False):
-        return
+    code = followed(jobs, place, console, tell_recorded=False, go_on="Run it again to go on.")
+    if code:
+        raise SystemExit(code)
     store = Store(place.runs)
     found = {
         key: [store.load(store.path(config, seed)) for seed in range(asked.seeds)] for key, config in configs.items()

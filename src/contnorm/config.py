@@ -32,6 +32,7 @@ __all__ = [
     "assigned",
     "dotted",
     "from_dict",
+    "laid_over",
     "parse_assignment",
     "read_toml",
 ]
@@ -168,6 +169,20 @@ def dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in values.items():
         flat |= dotted(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return flat
+
+
+def laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested values, those above in place of those below.
+
+    Example:
+        >>> laid_over({"train": {"lr": 0.1, "batch": 10}}, {"train": {"lr": 0.3}})
+        {'train': {'lr': 0.3, 'batch': 10}}
+    """
+    merged = dict(below)
+    for key, value in above.items():
+        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+        merged[key] = laid_over(merged[key], value) if both else value
+    return merged
 
 
 def from_dict(values: Mapping[str, Any], where: str = "config") -> RunConfig:

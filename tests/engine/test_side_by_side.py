@@ -60,9 +60,9 @@ def test_processes_that_are_stopped_are_gone_on_with(root: Path, tmp_path: Path)
         events.append(event.what)
         asked.append(True)
     assert any(isinstance(what, Stopped) for what in events) or len(results(tmp_path)) == 3
-    assert len(unfinished(tmp_path)) + len(results(tmp_path)) == 3
-    list(execute(unfinished(tmp_path), place))
-    assert len(results(tmp_path)) == 3 and not unfinished(tmp_path)
+    assert len(unfinished(tmp_path).runs) + len(results(tmp_path)) == 3
+    list(execute([left.job for left in unfinished(tmp_path).runs], place))
+    assert len(results(tmp_path)) == 3 and not unfinished(tmp_path).runs
 
 
 def test_settings_that_can_not_be_run_start_no_process(root: Path, tmp_path: Path) -> None:
@@ -105,10 +105,10 @@ def test_a_killed_parent_leaves_no_process_and_loses_nothing(root: Path, tmp_pat
                 break
             time.sleep(0.02)
         process.kill()
-    left = unfinished(tmp_path / "killed")
+    left = [run.job for run in unfinished(tmp_path / "killed").runs]
     assert left, "the runs were over before they could be killed"
     _wait_until_nothing_changes(tmp_path / "killed")
-    list(execute(unfinished(tmp_path / "killed"), Workplace(tmp_path / "killed", root, CPU)))
+    list(execute([run.job for run in unfinished(tmp_path / "killed").runs], Workplace(tmp_path / "killed", root, CPU)))
     list(execute(left, Workplace(tmp_path / "whole", root, CPU)))
     found, whole = results(tmp_path / "killed"), results(tmp_path / "whole")
     assert all(found[key] == value for key, value in whole.items())

@@ -48,7 +48,7 @@ def _root(
 
 RunsFolder = Annotated[Path, typer.Option("--runs", help="Where records and checkpoints are.")]
 Lanes = Annotated[int | None, typer.Option(help="Runs side by side; 8 on a GPU, a core each on a CPU.")]
-Threads = Annotated[int, typer.Option(help="Of each run on a CPU; results depend on it in the last digits.")]
+_THREADS = "Of each run on a CPU; results depend on it in the last digits."
 DataRoot = Annotated[Path | None, typer.Option("--data-root", help="Where data lies; else CONTNORM_DATA, else ./data.")]
 
 
@@ -84,7 +84,7 @@ def run(
     seed: Annotated[int | None, typer.Option(help="Just this seed.")] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     lanes: Lanes = None,
-    threads: Threads = 1,
+    threads: Annotated[int, typer.Option(help=_THREADS)] = 1,
     precision: Annotated[str | None, typer.Option(help="fp32, tf32 or bf16.")] = None,
     eval_moments: Annotated[str | None, typer.Option(help="running, or oracle for BN*.")] = None,
     max_steps: Annotated[int | None, typer.Option(help="Stop early, for a try.")] = None,
@@ -120,7 +120,7 @@ def run(
     for text in set_ or []:
         values = assigned(values, *parse_assignment(text))
     wanted = [seed] if seed is not None else list(range(seeds))
-    run_seeds(values, wanted, Hands(device, lanes, threads), data_root, runs, console)
+    raise typer.Exit(run_seeds(values, wanted, Hands(device, lanes, threads), data_root, runs, console))
 
 
 def _only_defaults() -> set[str]:
@@ -138,15 +138,17 @@ def _has(values: dict[str, Any], key: str) -> bool:
 @app.command()
 def resume(
     path: Annotated[Path, typer.Argument(help="A run, or a folder of runs.")] = Path("runs"),
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; what each run was begun on by default.")] = None,
     lanes: Lanes = None,
-    threads: Threads = 1,
+    threads: Annotated[
+        int | None, typer.Option(help="Of each run on a CPU; what it was begun with by default.")
+    ] = None,
     data_root: DataRoot = None,
 ) -> None:
     """Go on, bit for bit, with every run under a folder that was stopped."""
     from contnorm.cli.running import Hands, resume_all
 
-    resume_all(path, Hands(device, lanes, threads), data_root, console)
+    raise typer.Exit(resume_all(path, Hands(device, lanes, threads), data_root, console))
 
 
 @app.command()

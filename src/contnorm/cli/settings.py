@@ -53,6 +53,8 @@ def varying(configs: Sequence[RunConfig]) -> set[str]:
         ['train.lr']
     """
     each = [changed(config) for config in configs]
+    if not each:
+        return set()
     same = set.intersection(*({(key, word(value)) for key, value in one.items()} for one in each))
     return {key for one in each for key, value in one.items() if (key, word(value)) not in same}
 

@@ -49,7 +49,9 @@ class Row:
 
 
 def show_scores(records: list[Record], console: Console) -> None:
-    """A row for each setting: mean and standard deviation over its seeds."""
+    """A row for each setting: mean and standard deviation over its seeds; nothing where there are none."""
+    if not records:
+        return
     groups: dict[str, list[Record]] = defaultdict(list)
     for record in records:
         groups[record.config.hash].append(record)

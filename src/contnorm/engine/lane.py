@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from contnorm.config import RunConfig
 from contnorm.engine.rows import Row, Rows, rows_of
+from contnorm.engine.trial import try_out
 from contnorm.models import build_model
 from contnorm.plan import Plan, Step, make_plan
 from contnorm.seeds import seed_for
@@ -76,6 +77,7 @@ class Lane:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed_for(self.seed, "init"))
             model = build_model(self.config.model, self.config.norm, shape, stream.outputs, len(self.plan.steps))
+            try_out(model, self.config, self.plan, shape, stream.outputs)
         return model.to(self.device)
 
     def rows(self, start: int, end: int) -> Rows:
