@@ -37,7 +37,8 @@ def norm_maker(config: NormConfig, dim: Dim, total_steps: int) -> NormMaker:
 def normed_relu(norm: nn.Module, x: Tensor, residual: Tensor | None = None) -> Tensor:
     """``relu(norm(x) + residual)``; continual norm does it in its own kernel, where it has one."""
     if isinstance(norm, ContinualNormBase):
-        return norm.forward_relu(x, residual)
+        y: Tensor = norm(x, residual, relu=True)
+        return y
     y = norm(x)
     return F.relu(y if residual is None else y + residual)
 

@@ -56,7 +56,8 @@ AS_IN_NETWORKS = [
 WAYS = {
     "one, read once": Limits(),
     "one, in chunks": Limits(single=1, one=10**9, tile=256),
-    "two": Limits(single=1, one=1, rows=10**6, tile=256, programs=6),
+    "two, all samples": Limits(single=1, one=1, rows=10**6, share=10**6, tile=128, programs=1),
+    "two, shared out": Limits(single=1, one=1, rows=10**6, share=32, tile=16, programs=24),
     "three": Limits(single=1, one=1, rows=1, tile=128, merge=64, programs=6),
 }
 every_shape = pytest.mark.parametrize("shape", SHAPES)
@@ -420,6 +421,22 @@ def test_running_moments_follow_torch(momentum: float | None, device: torch.devi
     assert momentum == 0.0 or layer.running_mean._version > before  # autograd is told of the change
 
 
+@every_way
+@pytest.mark.parametrize("is_last", [False, True], ids=["nchw", "nhwc"])
+def test_running_moments_are_moved_by_the_forward_kernel(way: str, is_last: bool, device: torch.device) -> None:
+    """Each way moves all channels once, and counts the batch once, however many programs there are."""
+    plan.LIMITS = WAYS[way]
+    layer = ContinualNorm2d(9, num_groups=3, kernel="triton").to(device)
+    judge = ContinualNorm2d(9, num_groups=3, kernel="reference").to(device).double()
+    x = inputs((5, 9, 3, (3, 7)), device)["x"].float()
+    for _ in range(2):
+        layer(last(x) if is_last else x)
+        judge(x.double())
+    torch.testing.assert_close(layer.running_mean.double(), judge.running_mean, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(layer.running_var.double(), judge.running_var, rtol=1e-5, atol=1e-6)
+    assert layer.num_batches_tracked == 2
+
+
 def test_running_moments_in_half_precision_and_in_steps(device: torch.device) -> None:
     x = inputs((3, 4, 2, (3, 3)), device)["x"].float()
     _, found = exact(x.double(), None, None, None, 2, False)
@@ -513,7 +530,7 @@ def test_compiles_as_one_graph(momentum: float | None, device: torch.device) -> 
     torch._dynamo.reset()
     plain, twin = (ContinualNorm2d(4, num_groups=2, momentum=momentum, kernel="triton").to(device) for _ in range(2))
     compiled = torch.compile(
-        lambda x, r: (twin(x), twin.forward_relu(x, r), twin.forward_relu(x)), fullgraph=True, backend="aot_eager"
+        lambda x, r: (twin(x), twin(x, r, relu=True), twin(x, relu=True)), fullgraph=True, backend="aot_eager"
     )
     given = narrowed(inputs((3, 4, 2, (3, 3)), device), torch.float32)
     for training in (True, False):
@@ -521,7 +538,7 @@ def test_compiles_as_one_graph(momentum: float | None, device: torch.device) -> 
         for layer in (plain, twin):
             layer.train(training).zero_grad()
             x, r = (given[name].clone().requires_grad_() for name in ("x", "residual"))
-            ys = compiled(x, r) if layer is twin else (layer(x), layer.forward_relu(x, r), layer.forward_relu(x))
+            ys = compiled(x, r) if layer is twin else (layer(x), layer(x, r, relu=True), layer(x, relu=True))
             sum((y * given["dy"]).sum() for y in ys).backward()  # type: ignore[union-attr]
             outcomes.append([*ys, x.grad, r.grad, *(p.grad for p in layer.parameters()), *layer.buffers()])
         for expected, actual in zip(*outcomes, strict=True):
@@ -639,7 +656,7 @@ def test_plans_cover_all_and_stay_within_limits() -> None:
                 lanes = p.lanes * groups if p.way != "three" else c
                 assert p.blocks * p.block_c >= lanes
                 assert p.block_n * p.block_c * p.block_l <= max(limits.tile, limits.single)
-                assert p.way != "two" or p.block_n >= n
+                assert p.all_n >= n and p.programs >= p.blocks * p.splits * -(-n // p.block_n)
 
 
 def test_each_way_is_taken_where_it_was_meant() -> None:
@@ -647,12 +664,14 @@ def test_each_way_is_taken_where_it_was_meant() -> None:
         return plan.plan_pass(Sizes(*sizes), backward, Limits()).way
 
     assert way(20, 512, 16, 32, False, 4) == "one"
-    assert way(20, 64, 1024, 32, False, 4) == "two"
+    assert way(20, 64, 1024, 32, True, 4) == "two"
     assert way(256, 256, 3136, 32, False, 4) == "three"
     sizes = Sizes(5, 9, 21, 3, False, 4)
     for name, limits in WAYS.items():
         p = plan.plan_pass(sizes, True, limits)
-        assert p.way == name.split(",")[0] and (p.way == "one" or p.splits > 1) and p.single == ("once" in name)
+        assert p.way == name.split(",")[0] and p.single == ("once" in name)
+        assert (p.splits > 1) == (name in ("two, shared out", "three"))
+        assert (p.block_n >= p.all_n) == (name != "two, shared out" and name != "three")
 
 
 def test_three_dimensions_of_positions(device: torch.device) -> None:

@@ -77,11 +77,11 @@ def test_unknown_kernel_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_relu_and_residual_follow_the_norm_with_every_kernel(kernel: str, training: bool) -> None:
     layer, twin = (cn.CN(8, num_groups=2, kernel=kernel).train(training) for _ in range(2))  # type: ignore[arg-type]
     x, shortcut = torch.randn(2, 4, 8, 3, 3)
-    assert torch.equal(layer.forward_relu(x, shortcut), torch.relu(twin(x) + shortcut))
-    assert torch.equal(layer.forward_relu(x), torch.relu(twin(x)))
+    assert torch.equal(layer(x, shortcut, relu=True), torch.relu(twin(x) + shortcut))
+    assert torch.equal(layer(x, relu=True), torch.relu(twin(x)))
     assert torch.equal(layer.running_var, twin.running_var)
     assert int(layer.num_batches_tracked) == (2 if training else 0)
-    empty = layer.forward_relu(x[:0], shortcut[:0])
+    empty = layer(x[:0], shortcut[:0], relu=True)
     assert empty.shape == (0, 8, 3, 3)
 
 

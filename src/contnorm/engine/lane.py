@@ -56,7 +56,8 @@ class Lane:
         self.feed = self._feed()
         self.head = Head(self.data.competing)
         self.model = self._fresh_model()
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=config.train.lr)
+        fused = device.type == "cuda"  # one kernel for all parameters
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=config.train.lr, fused=fused)
         slots = self.plan.slots if self.strategy.stores_logits else 0
         self.logits = torch.zeros(slots + 1, stream.outputs, device=device)  # the last row takes what is not kept
         self.done = 0  # steps
@@ -78,6 +79,8 @@ class Lane:
             torch.manual_seed(seed_for(self.seed, "init"))
             model = build_model(self.config.model, self.config.norm, shape, stream.outputs, len(self.plan.steps))
             try_out(model, self.config, self.plan, shape, stream.outputs)
+        if self.device.type == "cuda":  # as tensor cores like it, and as images come
+            model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return model.to(self.device)
 
     def rows(self, start: int, end: int) -> Rows:

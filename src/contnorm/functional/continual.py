@@ -31,6 +31,7 @@ def continual_norm(
     tied: bool = False,
     relu: bool = False,
     residual: Tensor | None = None,
+    num_batches: Tensor | None = None,
     kernel: Kernel | None = None,
     caller: str = "continual_norm",
 ) -> Tensor:
@@ -53,6 +54,7 @@ def continual_norm(
         tied: Use the one pair of weight and bias in both steps.
         relu: Cut the result off below zero, after the residual; the fused kernel does both in the same pass.
         residual: Added to the result; of the input's shape.
+        num_batches: A 0-dim counter, counted up by one where a batch was normalized by itself.
         kernel: Which arithmetic to use; None reads ``CONTNORM_KERNEL``. See `contnorm.kernels`.
         caller: Whom an error message names.
 
@@ -77,7 +79,7 @@ def continual_norm(
     chosen = _settled(chosen_kernel(kernel, caller), x, groups, order, tied, by_batch, caller)
     if chosen == "triton":
         moments = running_mean, running_var
-        return _fused(x, moments, weight, bias, by_batch, momentum, eps, groups, relu, residual)
+        return _fused(x, moments, weight, bias, by_batch, momentum, eps, groups, relu, residual, num_batches)
     pivot = chosen != "reference"
     if not by_batch:
         assert running_mean is not None and running_var is not None
@@ -97,6 +99,7 @@ def continual_norm(
         y, found = reference.train(x, weight, bias, eps, groups, order=order, tied=tied, pivot=pivot, moments=tracked)
     if found is not None:
         update_moments(running_mean, running_var, found.mean, found.var, momentum)
+    _count(num_batches)
     return activated(y, residual, relu)
 
 
@@ -128,17 +131,22 @@ def _fused(
     groups: int,
     relu: bool,
     residual: Tensor | None,
+    num_batches: Tensor | None,
 ) -> Tensor:
     mean, var = moments
     if not by_batch:
         assert mean is not None and var is not None
         return fused.evaluate(x, mean, var, weight, bias, eps, groups, residual, relu)
-    y, found = fused.train(x, weight, bias, eps, groups, residual, relu)
-    if mean is None or var is None or (isinstance(momentum, float) and momentum == 0.0):
-        return y
+    moves = mean is not None and not (isinstance(momentum, float) and momentum == 0.0)
     count = x.numel() // x.shape[1]
-    if fused.can_move_moments(mean, var, momentum):
-        fused.move_moments(mean, var, found, momentum, count)
-    else:
+    running = fused.running_moments(mean, var, num_batches, momentum, count) if moves else None
+    y, found = fused.train(x, weight, bias, eps, groups, residual, relu, running)
+    if found is not None:
         update_moments(mean, var, found.mean, unbiased(found.var, count), momentum)
+        _count(num_batches)
     return y
+
+
+def _count(num_batches: Tensor | None) -> None:
+    if num_batches is not None:
+        num_batches.add_(1)

@@ -123,6 +123,8 @@ def batch_step(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, moments: bool
 ) -> tuple[Tensor, BatchMoments | None]:
     """Stock batch norm with batch statistics; momentum 1 into fresh buffers is how it tells what they were."""
+    if weight is None and bias is not None:
+        weight = torch.ones_like(bias)  # on CUDA torch's backward pass fails with a bias alone
     if not moments:
         return F.batch_norm(x, None, None, weight, bias, True, 0.0, eps), None
     dtype = statistics_dtype(x)

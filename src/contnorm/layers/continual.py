@@ -71,23 +71,17 @@ class ContinualNormBase(OwnSyncOnly, MomentNorm):
         self.tied = tied
         self.kernel: Kernel = chosen_kernel(kernel, name)
 
-    def forward(self, input: Tensor) -> Tensor:
-        return self._normalized(input, relu=False, residual=None)
-
-    def forward_relu(self, input: Tensor, residual: Tensor | None = None) -> Tensor:
-        """``relu(norm(input) + residual)``, which the fused kernel does in one pass; hooks of the module don't run.
+    def forward(self, input: Tensor, residual: Tensor | None = None, relu: bool = False) -> Tensor:
+        """The normalized input; with ``residual`` and ``relu``, ``relu(norm(input) + residual)`` in the same pass.
 
         Example:
             >>> layer = ContinualNorm2d(8, num_groups=2)
             >>> x, shortcut = torch.randn(2, 4, 8, 3, 3)
-            >>> torch.equal(layer.forward_relu(x, shortcut), torch.relu(layer(x) + shortcut))
+            >>> torch.equal(layer(x, shortcut, relu=True), torch.relu(layer(x) + shortcut))
             True
         """
-        return self._normalized(input, relu=True, residual=residual)
-
-    def _normalized(self, input: Tensor, relu: bool, residual: Tensor | None) -> Tensor:
         self._check(input)
-        output = continual_norm(
+        return continual_norm(
             input,
             *self._moments(),
             self.weight,
@@ -100,11 +94,10 @@ class ContinualNormBase(OwnSyncOnly, MomentNorm):
             tied=self.tied,
             relu=relu,
             residual=residual,
+            num_batches=self.num_batches_tracked if self._moves_moments() else None,
             kernel=self.kernel,
             caller=type(self).__name__,
         )
-        self._count(input)
-        return output
 
     def _tracked_signal(self, x: Tensor) -> Tensor:
         if self.order == "bn_gn":

@@ -82,10 +82,10 @@ class SyncContinualNorm(ContinualNormBase):
         )
         self.process_group = process_group
 
-    def _normalized(self, input: Tensor, relu: bool, residual: Tensor | None) -> Tensor:
+    def forward(self, input: Tensor, residual: Tensor | None = None, relu: bool = False) -> Tensor:
         alone = not (dist.is_available() and dist.is_initialized()) or dist.get_world_size(self.process_group) == 1
         if alone or not self._normalizes_with_batch():
-            return super()._normalized(input, relu, residual)
+            return super().forward(input, residual, relu)
         x, name = input, type(self).__name__
         self._check(x)
         groups = resolve_groups(self.num_groups, self.num_features, x.dim(), name)

@@ -6,9 +6,6 @@ says where the kernels can run and calls them. Triton is not needed to import it
 
 from __future__ import annotations
 
-import os
-import shutil
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -17,14 +14,12 @@ from torch.autograd import forward_ad
 
 from contnorm.kernels.activation import activated
 from contnorm.kernels.fused import eager, launch, operators, plan
+from contnorm.kernels.fused.launch import Running
 from contnorm.kernels.reference import BatchMoments
+from contnorm.kernels.triton_here import COMPILER, INSTALLED, INTERPRETED
 
-__all__ = ["can_move_moments", "evaluate", "move_moments", "refusal", "suits", "train"]
+__all__ = ["evaluate", "refusal", "running_moments", "suits", "train"]
 
-# Read once: Triton, too, takes its mode at import. Its launcher is built by a C compiler at the first launch.
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-INSTALLED = find_spec("triton") is not None
-COMPILER = bool(os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang"))
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -62,22 +57,46 @@ def train(
     num_groups: int,
     residual: Tensor | None = None,
     relu: bool = False,
-) -> tuple[Tensor, BatchMoments]:
+    running: Running | None = None,
+) -> tuple[Tensor, BatchMoments | None]:
     """Normalize with the moments of the batch, add the residual, cut off below zero.
 
-    The variance given with the output is the biased one: `move_moments` corrects it on the way.
+    Given with the output are the batch's moments, the variance a biased one; or None where running moments were given
+    and are moved already.
     """
     _check(x, weight, bias)
     if not _fusible(x, residual):
-        y, found = train(x, weight, bias, eps, num_groups)
+        y, found = train(x, weight, bias, eps, num_groups, running=running)
         return activated(y, residual, relu), found
-    run: Any = operators.continual_norm
-    if _transformed():
-        run = operators.plain_training
-    elif eager.is_plain(x):
-        run = eager.Training.apply
-    y, mean, var, _ = run(x, weight, bias, residual, eps, num_groups, relu)
-    return y, BatchMoments(mean, var)
+    given = x, weight, bias, residual, eps, num_groups, relu
+    run: Any = operators.plain_training if _transformed() else operators.continual_norm
+    if eager.is_plain(x) and not _transformed():
+        y, mean, var, _ = eager.Training.apply(running or Running(), *given)  # type: ignore[no-untyped-call]
+        return y, None if running else BatchMoments(mean, var)
+    y, mean, var, _ = run(*given)
+    if running is None or _transformed():
+        return y, BatchMoments(mean, var)
+    _move(running, mean, var)
+    return y, None
+
+
+def _move(running: Running, mean: Tensor, var: Tensor) -> None:
+    """Running moments moved outside the operator, which is a pure function."""
+    operators.update_moments_(running.mean, running.var, mean, var, running.momentum, running.weight, running.factor)
+    if running.counter is not None:
+        running.counter.add_(1)
+
+
+def running_moments(
+    mean: Tensor | None, var: Tensor | None, counter: Tensor | None, momentum: float | Tensor, count: int
+) -> Running | None:
+    """What is to be moved along with a batch of so many values a channel; None where a kernel can't do it."""
+    if mean is None or var is None or not (mean.is_contiguous() and var.is_contiguous()):
+        return None
+    if isinstance(momentum, Tensor):
+        on_device = momentum.device == mean.device and momentum.dim() == 0
+        return Running(mean, var, counter, momentum, 0.0, count / (count - 1)) if on_device else None
+    return Running(mean, var, counter, None, float(momentum), count / (count - 1))
 
 
 def evaluate(
@@ -123,24 +142,3 @@ def _transformed() -> bool:
 def _fusible(x: Tensor, residual: Tensor | None) -> bool:
     """A residual of another kind follows torch's rules for such sums, outside the kernel."""
     return residual is None or (residual.shape, residual.dtype, residual.device) == (x.shape, x.dtype, x.device)
-
-
-def can_move_moments(running_mean: Tensor, running_var: Tensor, momentum: float | Tensor) -> bool:
-    """Whether `move_moments` can take these buffers."""
-    here = running_mean.device
-    return (
-        not _transformed()
-        and running_mean.is_contiguous()
-        and running_var.is_contiguous()
-        and (not isinstance(momentum, Tensor) or (momentum.device == here and momentum.dim() == 0))
-    )
-
-
-def move_moments(
-    running_mean: Tensor, running_var: Tensor, found: BatchMoments, momentum: float | Tensor, count: int
-) -> None:
-    """Move both running moments towards those of a batch of so many values a channel, in one launch."""
-    device, host = (momentum, 0.0) if isinstance(momentum, Tensor) else (None, float(momentum))
-    factor = count / (count - 1)
-    run: Any = eager.move_moments if eager.is_plain(running_mean) else operators.update_moments_
-    run(running_mean, running_var, found.mean, found.var, host, device, factor)

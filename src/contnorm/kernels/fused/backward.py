@@ -34,19 +34,18 @@ def _both(x_ptr, dy_ptr, y_ptr, pivot, scale, offset, where, mask, RELU: tl.cons
 @triton.jit
 def _row_sums(
     x_ptr, dy_ptr, y_ptr, pivot, scale, offset, n, c, rows, start, stop, C, L,
-    LAST: tl.constexpr, BL: tl.constexpr, RELU: tl.constexpr,
+    LAST: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
-    """Of each row between two positions: the sum of dy, and of dy times x."""
-    sum_dy = tl.zeros_like(pivot)
-    sum_dyx = tl.zeros_like(pivot)
+    """Of each row between two positions: the sum of dy, and of dy times x; lane by lane, then across lanes."""
+    sum_dy = tl.zeros((BN, BC, BL), tl.float32)
+    sum_dyx = tl.zeros((BN, BC, BL), tl.float32)
     for chunk in range(start, stop, BL):
         at, mask = positions(chunk, stop, rows, BL)
         where = place(n, c, at, C, L, LAST)
         x, dy = _both(x_ptr, dy_ptr, y_ptr, pivot, scale, offset, where, mask, RELU)
-        # Masked once more: Triton 3.7 fails an assertion of its own where a loop sums up just what a load gave.
-        sum_dy += tl.sum(tl.where(mask, dy, 0.0), 2)
-        sum_dyx += tl.sum(tl.where(mask, dy * x, 0.0), 2)
-    return sum_dy, sum_dyx
+        sum_dy += tl.where(mask, dy, 0.0)
+        sum_dyx += tl.where(mask, dy * x, 0.0)
+    return tl.sum(sum_dy, 2), tl.sum(sum_dyx, 2)
 
 
 @triton.jit
@@ -143,7 +142,9 @@ def backward_one(
         sum_dy = tl.sum(dy, 2)
         sum_dyx = tl.sum(tl.where(mask, dy * x, 0.0), 2)
     else:
-        sum_dy, sum_dyx = _row_sums(x_ptr, dy_ptr, y_ptr, pivot, scale, offset, n, c, rows, 0, L, C, L, LAST, BL, RELU)
+        sum_dy, sum_dyx = _row_sums(
+            x_ptr, dy_ptr, y_ptr, pivot, scale, offset, n, c, rows, 0, L, C, L, LAST, BN, BC, BL, RELU
+        )
     against = (sum_dyx - group_mean * sum_dy) * group_rstd
     d_bias = tl.sum(sum_dy, 0)
     d_weight = rstd * (tl.sum(against, 0) - mean * d_bias)
@@ -184,7 +185,7 @@ def backward_rows(
         scale, offset = scale_and_offset(group_mean, group_rstd, mean, gain, bias)
     start, stop = split_range(split, L, span)
     sum_dy, sum_dyx = _row_sums(
-        x_ptr, dy_ptr, y_ptr, pivot, scale, offset, n, c, rows, start, stop, C, L, LAST, BL, RELU
+        x_ptr, dy_ptr, y_ptr, pivot, scale, offset, n, c, rows, start, stop, C, L, LAST, BN, BC, BL, RELU
     )
     where = (split * N + n.to(tl.int64)[:, None]) * C + c[None, :]
     tl.store(part_ptr + where, sum_dy, mask=rows)
@@ -227,13 +228,20 @@ def backward_tables(
 
 
 @triton.jit
+def _parameter_gradients(sum_dy, sum_dyx, group_mean, group_rstd, mean, rstd):
+    """Of weight and bias, from the rows of all samples."""
+    d_bias = tl.sum(sum_dy, 0)
+    return rstd * (tl.sum((sum_dyx - group_mean * sum_dy) * group_rstd, 0) - mean * d_bias), d_bias
+
+
+@triton.jit
 def backward_apply(
     x_ptr, dy_ptr, y_ptr, weight_ptr, bias_ptr, mean_ptr, var_ptr, table_ptr, part_ptr, slab_ptr,
     dx_ptr, dr_ptr, dweight_ptr, dbias_ptr, N, C, L, eps, blocks, splits, span,
     K: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr, SP: tl.constexpr,
-    LAST: tl.constexpr, TABLES: tl.constexpr, RELU: tl.constexpr,
+    NP: tl.constexpr, LAST: tl.constexpr, TABLES: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
-    """The gradient in one split of the positions; with ``TABLES`` it first makes the tables from the row sums."""
+    """The gradient in one split of the positions of some samples; with ``TABLES`` it first makes the tables."""
     program = tl.program_id(0)
     split = (program // blocks) % splits
     c, group, exists = lanes(program % blocks, C, K, KP, BC, TABLES)
@@ -245,11 +253,17 @@ def backward_apply(
     scale, offset = scale_and_offset(group_mean, group_rstd, mean, gain, bias)
     if TABLES:
         sum_dy, sum_dyx = _merged_sums(part_ptr, n, c, rows, N, C, splits, SP)
-        against = (sum_dyx - group_mean * sum_dy) * group_rstd
-        d_bias = tl.sum(sum_dy, 0)
-        d_weight = rstd * (tl.sum(against, 0) - mean * d_bias)
-        if split == 0:
+        if BN == NP:
+            d_weight, d_bias = _parameter_gradients(sum_dy, sum_dyx, group_mean, group_rstd, mean, rstd)
+        else:
+            every = tl.arange(0, NP)
+            there = (every < N)[:, None] & exists[None, :]
+            all_dy, all_dyx = _merged_sums(part_ptr, every, c, there, N, C, splits, SP)
+            all_mean, all_rstd = _load_groups(table_ptr + 2 * N * C, every, group, there, N, C, K)
+            d_weight, d_bias = _parameter_gradients(all_dy, all_dyx, all_mean, all_rstd, mean, rstd)
+        if program < blocks:
             _store_channels(dweight_ptr, dbias_ptr, c, exists, d_weight, d_bias)
+        against = (sum_dyx - group_mean * sum_dy) * group_rstd
         row_mean, row_square = _load_rows(table_ptr, n, c, rows, N, C)
         s1, s2 = _slab_sums(
             sum_dy, against, row_mean, row_square, mean, rstd, gain, d_weight, d_bias, rows, N, L, K, KP, BN, BC

@@ -27,7 +27,15 @@ from contnorm.kernels.fused.tiles import (
     with_activation,
 )
 
-__all__ = ["evaluate", "forward_apply", "forward_one", "forward_rows", "forward_tables", "move_moments"]
+__all__ = [
+    "evaluate",
+    "evaluate_apply",
+    "forward_apply",
+    "forward_one",
+    "forward_rows",
+    "forward_tables",
+    "move_moments",
+]
 
 
 @triton.jit
@@ -36,21 +44,28 @@ def _shifted(x_ptr, pivot, where, mask):
 
 
 @triton.jit
-def _row_moments(x_ptr, pivot, n, c, rows, start, stop, C, L, LAST: tl.constexpr, BL: tl.constexpr):
-    """Mean, and sum of squares about it, of each row between two positions; chunk by chunk, by Chan's formula."""
-    mean = tl.zeros_like(pivot)
-    square = tl.zeros_like(pivot)
+def _row_moments(
+    x_ptr, pivot, n, c, rows, start, stop, C, L,
+    LAST: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr,
+):  # fmt: skip
+    """Mean, and sum of squares about it, of each row between two positions.
+
+    Every lane follows the mean of its own values (Welford), and lanes are merged once, at the end (Chan): a sum across
+    lanes for every chunk would keep the memory waiting.
+    """
+    mean = tl.zeros((BN, BC, BL), tl.float32)
+    square = tl.zeros((BN, BC, BL), tl.float32)
     for chunk in range(start, stop, BL):
         at, mask = positions(chunk, stop, rows, BL)
-        count = tl.minimum(stop - chunk, BL) * 1.0
-        before = (chunk - start) * 1.0
         x = _shifted(x_ptr, pivot, place(n, c, at, C, L, LAST), mask)
-        chunk_mean, chunk_square = chunk_moments(x, mask, count)
-        off = chunk_mean - mean
-        share = count / (before + count)
-        mean += off * share
-        square += chunk_square + off * off * (before * share)
-    return mean, square
+        off = tl.where(mask, x - mean, 0.0)
+        mean += off / ((chunk - start) // BL + 1)
+        square += off * tl.where(mask, x - mean, 0.0)
+    lane = tl.arange(0, BL)
+    count = ((stop - start - lane + BL - 1) // BL).to(tl.float32)[None, None, :]
+    whole = tl.sum(mean * count, 2) / (stop - start)
+    off = tl.where(count > 0, mean - whole[:, :, None], 0.0)
+    return whole, tl.sum(square + off * off * count, 2)
 
 
 @triton.jit
@@ -79,9 +94,28 @@ def _store_groups(table_ptr, n, c, group, rows, N, C, group_mean, group_rstd, K:
 
 
 @triton.jit
-def _store_channels(mean_ptr, var_ptr, c, exists, mean, var):
+def _moved(running_ptr, new, weight, at, exists):
+    old = tl.load(running_ptr + at, mask=exists, other=0.0).to(tl.float32)
+    # As torch.lerp: from the nearer end, so that a weight of 1 gives the new value to the bit.
+    moved = tl.where(weight < 0.5, old + weight * (new - old), new - (new - old) * (1.0 - weight))
+    tl.store(running_ptr + at, moved.to(running_ptr.dtype.element_ty), mask=exists)
+
+
+@triton.jit
+def _store_channels(
+    mean_ptr, var_ptr, run_mean_ptr, run_var_ptr, counter_ptr, weight_ptr, weight, factor, c, exists, first, mean, var
+):  # fmt: skip
+    """The batch's moments; and the running ones moved towards them, where they are given."""
     tl.store(mean_ptr + c, mean, mask=exists)
     tl.store(var_ptr + c, var, mask=exists)
+    if run_mean_ptr is not None:
+        if weight_ptr is not None:
+            weight = tl.load(weight_ptr).to(tl.float32)
+        _moved(run_mean_ptr, mean, weight, c, exists)
+        _moved(run_var_ptr, var * factor, weight, c, exists)
+    if counter_ptr is not None:
+        if first:
+            tl.store(counter_ptr, tl.load(counter_ptr) + 1)
 
 
 @triton.jit
@@ -111,7 +145,8 @@ def _write(
 
 @triton.jit
 def forward_one(
-    x_ptr, weight_ptr, bias_ptr, residual_ptr, y_ptr, mean_ptr, var_ptr, table_ptr, N, C, L, eps,
+    x_ptr, weight_ptr, bias_ptr, residual_ptr, y_ptr, mean_ptr, var_ptr, table_ptr,
+    run_mean_ptr, run_var_ptr, counter_ptr, momentum_ptr, momentum, factor, N, C, L, eps,
     K: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr,
     LAST: tl.constexpr, SINGLE: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
@@ -126,12 +161,16 @@ def forward_one(
         x = _shifted(x_ptr, pivot, where, mask)
         row_mean, row_square = chunk_moments(x, mask, L * 1.0)
     else:
-        row_mean, row_square = _row_moments(x_ptr, pivot, n, c, rows, 0, L, C, L, LAST, BL)
+        row_mean, row_square = _row_moments(x_ptr, pivot, n, c, rows, 0, L, C, L, LAST, BN, BC, BL)
     group_mean, group_rstd, row_mean, within = tables_from_moments(row_mean, row_square / L, rows, eps, K, BN, BC, KP)
     mean, var = _batch_moments(row_mean, within, rows, N)
     _store_rows(table_ptr, n, c, rows, N, C, row_mean, within)
     _store_groups(table_ptr, n, c, group, rows, N, C, group_mean, group_rstd, K)
-    _store_channels(mean_ptr, var_ptr, c, exists, mean, var)
+    first = tl.program_id(0) == 0
+    _store_channels(
+        mean_ptr, var_ptr, run_mean_ptr, run_var_ptr, counter_ptr, momentum_ptr, momentum, factor,
+        c, exists, first, mean, var,
+    )  # fmt: skip
     gain, bias = _gain_and_bias(weight_ptr, bias_ptr, c, exists, var, eps)
     scale, offset = scale_and_offset(group_mean, group_rstd, mean, gain, bias)
     if SINGLE:
@@ -155,7 +194,7 @@ def forward_rows(
     rows = (n < N)[:, None] & exists[None, :]
     pivot = slab_pivot(x_ptr, n, group, rows, C, L, K, LAST)
     start, stop = split_range(split, L, span)
-    mean, square = _row_moments(x_ptr, pivot, n, c, rows, start, stop, C, L, LAST, BL)
+    mean, square = _row_moments(x_ptr, pivot, n, c, rows, start, stop, C, L, LAST, BN, BC, BL)
     where = (split * N + n.to(tl.int64)[:, None]) * C + c[None, :]
     tl.store(part_ptr + where, mean, mask=rows)
     tl.store(part_ptr + splits * N * C + where, square, mask=rows)
@@ -163,38 +202,59 @@ def forward_rows(
 
 @triton.jit
 def forward_tables(
-    part_ptr, mean_ptr, var_ptr, table_ptr, N, C, L, eps, splits, span,
+    part_ptr, mean_ptr, var_ptr, table_ptr,
+    run_mean_ptr, run_var_ptr, counter_ptr, momentum_ptr, momentum, factor, N, C, L, eps, splits, span,
     K: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, SP: tl.constexpr,
 ):  # fmt: skip
     """All tables of a block of groups, over the samples block by block; batch moments merged by Chan's formula."""
     c, group, exists = lanes(tl.program_id(0), C, K, KP, BC, True)
     mean = tl.zeros((BC,), tl.float32)
     square = tl.zeros((BC,), tl.float32)
-    for first in range(0, N, BN):
-        n = first + tl.arange(0, BN)
+    for sample in range(0, N, BN):
+        n = sample + tl.arange(0, BN)
         rows = (n < N)[:, None] & exists[None, :]
         row_mean, row_var = merged_moments(part_ptr, n, c, rows, N, C, L, span, splits, SP)
         group_mean, group_rstd, row_mean, within = tables_from_moments(row_mean, row_var, rows, eps, K, BN, BC, KP)
         _store_rows(table_ptr, n, c, rows, N, C, row_mean, within)
         _store_groups(table_ptr, n, c, group, rows, N, C, group_mean, group_rstd, K)
-        count = tl.minimum(N - first, BN) * 1.0
-        before = first * 1.0
+        count = tl.minimum(N - sample, BN) * 1.0
+        before = sample * 1.0
         block_mean, block_var = _batch_moments(row_mean, tl.where(rows, within, 0.0), rows, count)
         off = block_mean - mean
         share = count / (before + count)
         mean += off * share
         square += block_var * count + off * off * (before * share)
-    _store_channels(mean_ptr, var_ptr, c, exists, mean, square / N)
+    first = tl.program_id(0) == 0
+    _store_channels(
+        mean_ptr, var_ptr, run_mean_ptr, run_var_ptr, counter_ptr, momentum_ptr, momentum, factor,
+        c, exists, first, mean, square / N,
+    )  # fmt: skip
+
+
+@triton.jit
+def _all_batch_moments(
+    part_ptr, c, exists, N, C, L, eps, splits, span,
+    K: tl.constexpr, KP: tl.constexpr, NP: tl.constexpr, BC: tl.constexpr, SP: tl.constexpr,
+):  # fmt: skip
+    """The batch's moments from the rows of all samples."""
+    n = tl.arange(0, NP)
+    rows = (n < N)[:, None] & exists[None, :]
+    row_mean, row_var = merged_moments(part_ptr, n, c, rows, N, C, L, span, splits, SP)
+    _, _, row_mean, within = tables_from_moments(row_mean, row_var, rows, eps, K, NP, BC, KP)
+    return _batch_moments(row_mean, within, rows, N)
 
 
 @triton.jit
 def forward_apply(
     x_ptr, weight_ptr, bias_ptr, residual_ptr, y_ptr, part_ptr, mean_ptr, var_ptr, table_ptr,
-    N, C, L, eps, blocks, splits, span,
+    run_mean_ptr, run_var_ptr, counter_ptr, momentum_ptr, momentum, factor, N, C, L, eps, blocks, splits, span,
     K: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr, SP: tl.constexpr,
-    LAST: tl.constexpr, TABLES: tl.constexpr, RELU: tl.constexpr,
+    NP: tl.constexpr, LAST: tl.constexpr, TABLES: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
-    """The output of one split of the positions; with ``TABLES`` it first makes them, and the first split keeps them."""
+    """The output of one split of the positions of some samples; with ``TABLES`` it first makes the tables.
+
+    It then needs the rows of all samples (``NP`` lanes), and keeps the tables of its own where it is their first.
+    """
     program = tl.program_id(0)
     split = (program // blocks) % splits
     c, group, exists = lanes(program % blocks, C, K, KP, BC, TABLES)
@@ -203,17 +263,45 @@ def forward_apply(
     if TABLES:
         row_mean, row_var = merged_moments(part_ptr, n, c, rows, N, C, L, span, splits, SP)
         group_mean, group_rstd, row_mean, within = tables_from_moments(row_mean, row_var, rows, eps, K, BN, BC, KP)
-        mean, var = _batch_moments(row_mean, within, rows, N)
+        if BN == NP:
+            mean, var = _batch_moments(row_mean, within, rows, N)
+        else:
+            mean, var = _all_batch_moments(part_ptr, c, exists, N, C, L, eps, splits, span, K, KP, NP, BC, SP)
         if split == 0:
             _store_rows(table_ptr, n, c, rows, N, C, row_mean, within)
             _store_groups(table_ptr, n, c, group, rows, N, C, group_mean, group_rstd, K)
-            _store_channels(mean_ptr, var_ptr, c, exists, mean, var)
+        if program < blocks:
+            _store_channels(
+                mean_ptr, var_ptr, run_mean_ptr, run_var_ptr, counter_ptr, momentum_ptr, momentum, factor,
+                c, exists, program == 0, mean, var,
+            )  # fmt: skip
         gain, bias = _gain_and_bias(weight_ptr, bias_ptr, c, exists, var, eps)
     else:
         at = table_ptr + 2 * N * C + n.to(tl.int64)[:, None] * (C // K) + group[None, :]
         group_mean = tl.load(at, mask=rows, other=0.0)
         group_rstd = tl.load(at + N * (C // K), mask=rows, other=0.0)
         mean, _, gain, bias = channel_tables(mean_ptr, var_ptr, weight_ptr, bias_ptr, c, exists, eps)
+    scale, offset = scale_and_offset(group_mean, group_rstd, mean, gain, bias)
+    pivot = slab_pivot(x_ptr, n, group, rows, C, L, K, LAST)
+    start, stop = split_range(split, L, span)
+    _write(x_ptr, residual_ptr, y_ptr, pivot, scale, offset, n, c, rows, start, stop, C, L, LAST, BL, RELU)
+
+
+@triton.jit
+def evaluate_apply(
+    x_ptr, mean_ptr, var_ptr, weight_ptr, bias_ptr, residual_ptr, y_ptr, part_ptr, N, C, L, eps, blocks, splits, span,
+    K: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr, SP: tl.constexpr,
+    LAST: tl.constexpr, RELU: tl.constexpr,
+):  # fmt: skip
+    """The output of one split of the positions of some samples, with given moments, from the rows' moments."""
+    program = tl.program_id(0)
+    split = (program // blocks) % splits
+    c, group, exists = lanes(program % blocks, C, K, KP, BC, True)
+    n = program // (blocks * splits) * BN + tl.arange(0, BN)
+    rows = (n < N)[:, None] & exists[None, :]
+    row_mean, row_var = merged_moments(part_ptr, n, c, rows, N, C, L, span, splits, SP)
+    group_mean, group_rstd, _, _ = tables_from_moments(row_mean, row_var, rows, eps, K, BN, BC, KP)
+    mean, _, gain, bias = channel_tables(mean_ptr, var_ptr, weight_ptr, bias_ptr, c, exists, eps)
     scale, offset = scale_and_offset(group_mean, group_rstd, mean, gain, bias)
     pivot = slab_pivot(x_ptr, n, group, rows, C, L, K, LAST)
     start, stop = split_range(split, L, span)
@@ -239,7 +327,7 @@ def evaluate(
         x = _shifted(x_ptr, pivot, where, mask)
         row_mean, row_square = chunk_moments(x, mask, L * 1.0)
     else:
-        row_mean, row_square = _row_moments(x_ptr, pivot, n, c, rows, 0, L, C, L, LAST, BL)
+        row_mean, row_square = _row_moments(x_ptr, pivot, n, c, rows, 0, L, C, L, LAST, BN, BC, BL)
     group_mean, group_rstd, _, _ = tables_from_moments(row_mean, row_square / L, rows, eps, K, BN, BC, KP)
     scale, offset = scale_and_offset(group_mean, group_rstd, mean, gain, bias)
     if SINGLE:
@@ -247,14 +335,6 @@ def evaluate(
         tl.store(y_ptr + where, y.to(y_ptr.dtype.element_ty), mask=mask)
     else:
         _write(x_ptr, residual_ptr, y_ptr, pivot, scale, offset, n, c, rows, 0, L, C, L, LAST, BL, RELU)
-
-
-@triton.jit
-def _moved(running_ptr, new, weight, at, exists):
-    old = tl.load(running_ptr + at, mask=exists, other=0.0).to(tl.float32)
-    # As torch.lerp: from the nearer end, so that a weight of 1 gives the new value to the bit.
-    moved = tl.where(weight < 0.5, old + weight * (new - old), new - (new - old) * (1.0 - weight))
-    tl.store(running_ptr + at, moved.to(running_ptr.dtype.element_ty), mask=exists)
 
 
 @triton.jit

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from importlib import import_module
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,7 +15,17 @@ from torch import Tensor
 from contnorm.kernels.fused import plan
 from contnorm.kernels.fused.plan import Plan, Sizes, plan_evaluation, plan_pass
 
-__all__ = ["backward", "evaluate", "forward", "gradients_like", "in_layout", "move_moments", "outputs_like", "sizes_of"]
+__all__ = [
+    "Running",
+    "backward",
+    "evaluate",
+    "forward",
+    "gradients_like",
+    "in_layout",
+    "move_moments",
+    "outputs_like",
+    "sizes_of",
+]
 
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 _MOMENTS_BLOCK = 256
@@ -106,8 +116,34 @@ def _table_programs(p: Plan, sizes: Sizes) -> tuple[int]:
     return (-(-sizes.groups * p.lanes // p.table_c),)
 
 
+class Running(NamedTuple):
+    """Running moments to be moved by the way, which spares a launch.
+
+    Attributes:
+        mean, var: (C,) buffers, contiguous.
+        counter: Counted up by one.
+        weight: The batch's weight, where it is on the device.
+        momentum: The batch's weight, where it is not.
+        factor: What makes the biased variance unbiased.
+    """
+
+    mean: Tensor | None = None
+    var: Tensor | None = None
+    counter: Tensor | None = None
+    weight: Tensor | None = None
+    momentum: float = 0.0
+    factor: float = 1.0
+
+
 def forward(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None, eps: float, groups: int, relu: bool
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    eps: float,
+    groups: int,
+    relu: bool,
+    running: Running = Running(),  # noqa: B008 a tuple of nothing
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     x = in_layout(x)
     sizes = sizes_of(x, groups)
@@ -117,9 +153,10 @@ def forward(
     p = plan_pass(sizes, False, plan.LIMITS)
     code, grid, tile, shape = _device_code("forward"), (p.programs,), _tile(p, sizes), sizes[:3]
     given = x, _dense(weight), _dense(bias), residual, y
+    kept = mean, var, table, *running
     with _here(x):
         if p.way == "one":
-            code.forward_one[grid](*given, mean, var, table, *shape, eps, **tile, SINGLE=p.single, RELU=relu)
+            code.forward_one[grid](*given, *kept, *shape, eps, **tile, SINGLE=p.single, RELU=relu)
             return y, mean, var, table
         part = _scratch(x, 2 * p.splits * sizes.samples * sizes.channels)
         several = p.blocks, p.splits, p.span
@@ -127,12 +164,17 @@ def forward(
         code.forward_rows[grid](x, part, *shape, *several, **tile, WHOLE=whole)
         if not whole:
             code.forward_tables[_table_programs(p, sizes)](
-                part, mean, var, table, *shape, eps, p.splits, p.span, **_table_tile(p, sizes)
+                part, *kept, *shape, eps, p.splits, p.span, **_table_tile(p, sizes)
             )
+            kept = mean, var, table, *Running()
         code.forward_apply[grid](
-            *given, part, mean, var, table, *shape, eps, *several, **tile, SP=p.split_lanes, TABLES=whole, RELU=relu
+            *given, part, *kept, *shape, eps, *several, **tile, **_lanes_of_all(p), TABLES=whole, RELU=relu
         )
     return y, mean, var, table
+
+
+def _lanes_of_all(p: Plan) -> dict[str, int]:
+    return {"SP": p.split_lanes, "NP": p.all_n}
 
 
 def backward(
@@ -172,7 +214,7 @@ def backward(
                 part, slabs, weight, mean, var, table, dweight, dbias, *shape, eps, p.splits, **_table_tile(p, sizes)
             )
         code.backward_apply[grid](
-            *saved, part, slabs, *written, *shape, eps, *several, **tile, SP=p.split_lanes, TABLES=whole, RELU=relu
+            *saved, part, slabs, *written, *shape, eps, *several, **tile, **_lanes_of_all(p), TABLES=whole, RELU=relu
         )
     return dx, dweight, dbias, dresidual
 
@@ -194,11 +236,16 @@ def evaluate(
     if residual is not None:
         residual = like(residual, x)
     p = plan_evaluation(sizes, plan.LIMITS)
+    code, grid, tile, shape = _device_code("forward"), (p.programs,), _tile(p, sizes), sizes[:3]
+    given = x, *map(_dense, (mean, var, weight, bias)), residual, y
     with _here(x):
-        _device_code("forward").evaluate[(p.programs,)](
-            x, *map(_dense, (mean, var, weight, bias)), residual, y, *sizes[:3], eps, p.blocks,
-            **_tile(p, sizes), SINGLE=p.single, RELU=relu,
-        )  # fmt: skip
+        if p.way == "one":
+            code.evaluate[grid](*given, *shape, eps, p.blocks, **tile, SINGLE=p.single, RELU=relu)
+            return y
+        part = _scratch(x, 2 * p.splits * sizes.samples * sizes.channels)
+        several = p.blocks, p.splits, p.span
+        code.forward_rows[grid](x, part, *shape, *several, **tile, WHOLE=True)
+        code.evaluate_apply[grid](*given, part, *shape, eps, *several, **tile, SP=p.split_lanes, RELU=relu)
     return y
 
 

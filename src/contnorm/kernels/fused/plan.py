@@ -15,6 +15,7 @@ __all__ = ["LIMITS", "Limits", "Plan", "Sizes", "fits", "plan_evaluation", "plan
 Way = Literal["one", "two", "three"]
 MOST = 2**30  # tables and samples are addressed in 32 bits
 SECTOR = 32  # bytes: what memory moves at the least
+ON_CHIP = 2**18  # bytes of a slab up to which a second read finds it near
 
 
 @dataclass(frozen=True)
@@ -22,9 +23,13 @@ class Limits:
     """The numbers to tune; values are counted with their padding to powers of two."""
 
     single: int = 16384  # values one program holds in registers: what fits is read once
+    held: int = 32768  # the same in evaluation, which holds less besides
     one: int = 32768  # values of a block of groups up to which one program does it all, chunk by chunk
-    tile: int = 8192  # values of a chunk, where a program goes over its data in several
-    rows: int = 512  # rows (samples times lanes) up to which every program makes the tables again for itself
+    tile: int = 4096  # values of a chunk, where a program goes over its data in several
+    rows: int = 4096  # rows (samples times lanes) up to which every program makes the tables again for itself
+    small: int = 2**23  # values of an input up to which a launch for the tables costs more than making them again
+    share: int = 8192  # values of a program, where samples are shared out among programs
+    run: int = 64  # bytes that lie together, where channels do and samples are shared out
     merge: int = 8192  # values of the splits' sums that are read side by side
     programs: int = 264  # programs that keep the device busy: two for each of 132 multiprocessors
     span: int = 1024  # positions in a chunk at most
@@ -48,6 +53,7 @@ class Sizes(NamedTuple):
 class Plan(NamedTuple):
     way: Way
     lanes: int  # KP: lanes of a group
+    all_n: int  # NP: lanes for all samples
     block_n: int
     block_c: int
     block_l: int
@@ -74,28 +80,47 @@ def plan_pass(sizes: Sizes, backward: bool, limits: Limits) -> Plan:
     """How a training pass is done; backward holds two tensors where forward holds one."""
     n, c, length, groups, *_ = sizes
     lanes = power(c // groups)
-    runs = _runs(sizes, lanes)
+    runs = _runs(sizes, lanes, SECTOR)
     block_n, block_c = power(n), lanes * runs
     rows = block_n * block_c
     blocks = -(-groups // runs)
     held = 2 if backward else 1
-    if rows * power(length) * held <= limits.single:
+    fits_one = not sizes.last or lanes * sizes.itemsize >= SECTOR
+    if fits_one and rows * power(length) * held <= limits.single:
         return _one(blocks, lanes, block_n, block_c, power(length), single=True)
     chunk = _chunk(length, max(1, limits.tile // rows), limits)
-    busy = blocks >= limits.programs  # splitting the positions would add launches and nothing else
-    if (rows * length * held <= limits.one and rows <= limits.tile) or (rows <= limits.rows and busy):
+    if fits_one and rows * length * held <= limits.one and rows <= limits.tile:
         return _one(blocks, lanes, block_n, block_c, chunk, single=False)
-    if rows <= limits.rows:
-        splits = _splits(length, chunk, blocks, min(limits.merge // rows, limits.programs), limits)
-        return _several("two", sizes, lanes, block_n, block_c, chunk, blocks, splits, limits)
+    if power(n) * lanes * _runs(sizes, lanes, limits.run) <= limits.rows and n * c * length <= limits.small:
+        return _shared(sizes, lanes, limits)
     return _three(sizes, lanes, runs, limits)
 
 
 def _one(blocks: int, lanes: int, block_n: int, block_c: int, block_l: int, single: bool) -> Plan:
     warps = _warps(block_n * block_c * block_l)
     return Plan(
-        "one", lanes, block_n, block_c, block_l, blocks, 1, 0, 1, block_n, block_c, single, blocks, warps, warps
-    )
+        "one", lanes, block_n, block_n, block_c, block_l, blocks, 1, 0, 1, block_n, block_c, single, blocks, warps,
+        warps,
+    )  # fmt: skip
+
+
+def _shared(sizes: Sizes, lanes: int, limits: Limits) -> Plan:
+    """Two launches, samples shared out among programs; each makes the tables again from the rows of all samples."""
+    n, _, length, groups, *_ = sizes
+    runs = _runs(sizes, lanes, limits.run)
+    block_c = lanes * runs
+    blocks = -(-groups // runs)
+    block_l = _chunk(length, max(1, limits.tile // block_c), limits)
+    block_n = 1
+    while (
+        block_n < n
+        and block_n * 2 * block_c * length <= limits.share
+        and blocks * -(-n // (block_n * 2)) >= limits.programs
+    ):
+        block_n *= 2
+    block_l = min(block_l, max(1, limits.tile // (block_n * block_c)))
+    splits = _splits(length, block_l, blocks * -(-n // block_n), 8, limits)
+    return _several("two", sizes, lanes, block_n, block_c, block_l, blocks, splits, limits)
 
 
 def _three(sizes: Sizes, lanes: int, runs: int, limits: Limits) -> Plan:
@@ -128,11 +153,12 @@ def _several(
     span = -(-chunks // splits) * block_l
     splits = -(-sizes.length // span)
     split_lanes = power(splits)
-    table_c = lanes * _runs(sizes, lanes)
+    table_c = lanes * _runs(sizes, lanes, SECTOR)
     table_n = min(power(sizes.samples), max(1, limits.merge // (table_c * split_lanes)))
     return Plan(
         way,
         lanes,
+        power(sizes.samples),
         block_n,
         block_c,
         block_l,
@@ -154,18 +180,21 @@ def plan_evaluation(sizes: Sizes, limits: Limits) -> Plan:
     """One program holds whole slabs: several small ones, or one of any size, chunk by chunk."""
     n, c, length, groups, *_ = sizes
     lanes = power(c // groups)
-    runs = _runs(sizes, lanes)
+    runs = _runs(sizes, lanes, SECTOR)
     block_c = lanes * runs
     blocks = -(-groups // runs)
-    single = block_c * power(length) <= limits.single
+    single = block_c * power(length) <= limits.held
+    if not single and (sizes.last or block_c * length * sizes.itemsize > ON_CHIP):
+        return _shared(sizes, lanes, limits)
     block_l = power(length) if single else _chunk(length, max(1, limits.tile // block_c), limits)
     wanted = max(1, n * blocks // limits.programs)  # no more samples in a program than leave programs enough
     block_n = min(power(n), power(wanted + 1) // 2, max(1, limits.tile // 2 // (block_c * block_l)))
     programs = blocks * -(-n // block_n)
     warps = _warps(block_n * block_c * block_l)
     return Plan(
-        "one", lanes, block_n, block_c, block_l, blocks, 1, 0, 1, block_n, block_c, single, programs, warps, warps
-    )
+        "one", lanes, block_n, block_n, block_c, block_l, blocks, 1, 0, 1, block_n, block_c, single, programs, warps,
+        warps,
+    )  # fmt: skip
 
 
 def power(value: int) -> int:
@@ -178,10 +207,10 @@ def power(value: int) -> int:
     return 1 << (value - 1).bit_length()
 
 
-def _runs(sizes: Sizes, lanes: int) -> int:
-    """Groups in a program: one, or as many as make what lies together in memory no shorter than a sector."""
+def _runs(sizes: Sizes, lanes: int, least: int) -> int:
+    """Groups in a program: one, or as many as make what lies together in memory no shorter than so many bytes."""
     run = lanes * sizes.itemsize * (1 if sizes.last else sizes.length)
-    return min(power(-(-SECTOR // run)), power(sizes.groups))
+    return min(power(-(-least // run)), power(sizes.groups))
 
 
 def _chunk(length: int, most: int, limits: Limits) -> int:
