@@ -197,13 +197,17 @@ def from_dict(values: Mapping[str, Any], where: str = "config") -> RunConfig:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The nested values of a settings file."""
+    """The nested values of a settings file; a mistake in them is told with its name."""
     try:
-        return tomllib.loads(path.read_text())
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"{path}: can't be read ({error.strerror}). --config takes a TOML file.") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: is not UTF-8, as TOML is ({error.reason} at byte {error.start}).") from error
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{path}: is not TOML ({error}).") from error
+    from_dict(values, str(path))
+    return values
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:
