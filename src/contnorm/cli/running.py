@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from contnorm.cli.showing import show_scores
 from contnorm.engine.loop import Failed, Finished, Stopped
 from contnorm.engine.loop import Progress as Steps
 from contnorm.engine.runs import Event, Job, Workplace, execute, resolve, unfinished
+from contnorm.engine.unfinished import Left
 from contnorm.errors import UserError
 from contnorm.results import Record, Store
 from contnorm.streams.sources import data_root
@@ -41,6 +43,9 @@ class Hands:
     threads: int | None = None
 
 
+Work = tuple[Workplace, list[Job]]  # jobs, and where they are run
+
+
 def run_seeds(
     values: dict[str, Any], seeds: list[int], hands: Hands, root: Path | None, runs: Path, console: Console
 ) -> int:
@@ -53,23 +58,34 @@ def run_seeds(
 def resume_all(path: Path, hands: Hands, root: Path | None, console: Console) -> int:
     """Go on with every stopped run under a folder, each where it lies and as it was begun; gives the exit code."""
     left = unfinished(path)
-    if not left.runs:
+    work, problems = _sorted_out(left.runs, hands, root)
+    problems = [*left.problems, *problems]
+    if not work:
         raise UserError(
-            "; ".join(left.problems)
+            "; ".join(problems)
             or f"no stopped run under {path}. `contnorm resume` takes a run's folder, or one of many runs."
         )
-    for problem in left.problems:
+    for problem in problems:
         say_on_stderr(problem)
+    return _run_and_show(work, console) or (2 if problems else 0)
+
+
+def _sorted_out(left: list[Left], hands: Hands, root: Path | None) -> tuple[list[Work], list[str]]:
+    """Stopped runs by where they lie and how they were begun, where nothing else was typed; and which can't go on."""
     together: dict[tuple[Path, str, int], list[Job]] = {}
-    for run in left.runs:
+    for run in left:
         threads = run.threads if hands.threads is None else hands.threads
-        how = (run.runs, hands.device or run.device, threads)
-        together.setdefault(how, []).append(run.job)
-    work = [
-        (_workplace(runs, Hands(device, hands.lanes, threads), root), jobs)
-        for (runs, device, threads), jobs in together.items()
-    ]
-    return _run_and_show(work, console) or (2 if left.problems else 0)
+        together.setdefault((run.runs, hands.device or run.device, threads), []).append(run.job)
+    work: list[Work] = []
+    problems: list[str] = []
+    for (runs, device, threads), jobs in together.items():
+        if hands.device is None and device == "cuda" and not torch.cuda.is_available():
+            problems.append(
+                f"{runs}: {len(jobs)} of the runs were begun with --device cuda, and torch sees no GPU here."
+            )
+        else:
+            work.append((_workplace(runs, Hands(device, hands.lanes, threads), root), jobs))
+    return work, problems
 
 
 def say_on_stderr(text: str) -> None:
@@ -77,7 +93,7 @@ def say_on_stderr(text: str) -> None:
     print(f"contnorm: {text}", file=sys.stderr)
 
 
-def _run_and_show(work: list[tuple[Workplace, list[Job]]], console: Console) -> int:
+def _run_and_show(work: list[Work], console: Console) -> int:
     done: list[Record] = []
     failures: list[str] = []
     for place, jobs in work:
@@ -137,7 +153,7 @@ def followed(
     Raises:
         UserError: At the end, for the runs that failed.
     """
-    go_on = go_on or f"Go on with: contnorm resume {place.runs}"
+    go_on = go_on or f"Go on with: contnorm resume {shlex.quote(str(place.runs))}"
     with _stop_asked() as asked, _Follower(jobs, console, tell_recorded, go_on) as follower:
         try:
             for event in execute(jobs, place, stop=lambda: bool(asked)):

@@ -89,10 +89,10 @@ class Unfinished:
 
     def clear(self) -> None:
         """A run that is recorded, or can't go on, needs its folder no more."""
-        self.checkpoints.clear()
-        self.note.unlink(missing_ok=True)
-        self.claim.path.unlink(missing_ok=True)  # still held: it goes before the folder can
-        with suppress(OSError):  # another process may have come in between
+        with suppress(OSError):  # another process may have come in between; what stays beside a record is passed over
+            self.checkpoints.clear()
+            self.note.unlink(missing_ok=True)
+            self.claim.path.unlink(missing_ok=True)  # still held: it goes before the folder can
             self.folder.rmdir()
             self.folder.parent.rmdir()  # goes only where no record is in it
 
