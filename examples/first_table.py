@@ -11,7 +11,6 @@ Every run is kept as a record, so a second time there is nothing left to run, an
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,8 +20,9 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from contnorm.cli.running import followed
+from contnorm.cli.running import cores, followed
 from contnorm.engine.runs import Job, Workplace, resolve
+from contnorm.errors import UserError
 from contnorm.metrics.matrix import AccuracyMatrix, score
 from contnorm.results import Record, Store, spread_over_seeds
 from contnorm.streams.sources import data_root
@@ -123,33 +123,44 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--data-root", type=Path, help="a folder with MNIST; else CONTNORM_DATA, else ./data")
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="where records are kept")
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--lanes", type=int, default=os.cpu_count() or 1, help="runs side by side")
+    parser.add_argument("--lanes", type=int, default=cores(), help="runs side by side")
     asked = parser.parse_args(arguments)
+    for flag, value in (("--seeds", asked.seeds), ("--lanes", asked.lanes)):
+        if value < 1:
+            parser.exit(2, f"{parser.prog}: {flag} {value}: use 1 or more.\n")
+    try:
+        show_table(asked.runs, asked.data_root, asked.seeds, asked.lanes)
+    except UserError as error:
+        parser.exit(2, f"{parser.prog}: {error}\n")
 
+
+def show_table(runs: Path, root: Path | None, seeds: int, lanes: int) -> None:
+    """Run what is missing, then print what the records say."""
     console, started = Console(), time.perf_counter()
-    place = Workplace(asked.runs, data_root(asked.data_root), torch.device("cpu"), lanes=asked.lanes)
+    place = Workplace(runs, data_root(root), torch.device("cpu"), lanes=lanes)
     configs = {
         (strategy, norm): resolve(settings(strategy, norm), place.data_root)
         for strategy in NAMES
         for norm in ("bn", "cn")
     }
     source = str(next(iter(configs.values())).stream.source)
-    console.print(f"[bold]Five tasks of permuted digits, one pass, {asked.seeds} seeds[/bold] (Table 1 of the paper)")
+    many = "1 seed" if seeds == 1 else f"{seeds} seeds"
+    console.print(f"[bold]Five tasks of permuted digits, one pass, {many}[/bold] (Table 1 of the paper)")
     console.print(f"Data: {data_in_words(source)}\n", highlight=False)
-    jobs = [Job(config, seed) for config in configs.values() for seed in range(asked.seeds)]
-    if not followed(jobs, place, console, tell_recorded=False):
-        return
+    jobs = [Job(config, seed) for config in configs.values() for seed in range(seeds)]
+    code = followed(jobs, place, console, tell_recorded=False, go_on="Run it again to go on.")
+    if code:
+        raise SystemExit(code)
     store = Store(place.runs)
-    found = {
-        key: [store.load(store.path(config, seed)) for seed in range(asked.seeds)] for key, config in configs.items()
-    }
+    found = {key: [store.load(store.path(config, seed)) for seed in range(seeds)] for key, config in configs.items()}
     console.print("Percent over seeds: accuracy at the end, forgotten, accuracy when learned")
     console.print(accuracy_table(found), "")
     console.print("Distance of running from exact moments at the end, summed over 100 units")
     console.print(distance_table(found), "")
     console.print("Points of ACC that exact moments give back to BN, so much had normalization forgotten:")
     console.print(f"{gain(found, 'single')} in Single, {gain(found, 'er')} in ER.\n", highlight=False)
-    console.print(f"Records in {place.runs}; {time.perf_counter() - started:.0f} s. Next: docs/quickstart.md")
+    took = f"{time.perf_counter() - started:.0f} s"
+    console.print(f"Records in {place.runs}; {took}. Next: docs/quickstart.md", markup=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

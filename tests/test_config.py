@@ -77,5 +77,11 @@ def test_assignments_and_files(tmp_path: Path) -> None:
     file.write_text("[train\n")
     with pytest.raises(UserError, match=r"run\.toml: is not TOML"):
         read_toml(file)
+    file.write_text("[train]\nspeed = 9\n")
+    with pytest.raises(UserError, match=r"run\.toml: unknown key 'train\.speed'"):
+        read_toml(file)
+    file.write_bytes('[norm]\nname = "caf\xe9"\n'.encode("latin-1"))
+    with pytest.raises(UserError, match=r"run\.toml: is not UTF-8, as TOML is \(invalid continuation byte at byte 18"):
+        read_toml(file)
     with pytest.raises(UserError, match=r"none\.toml: can't be read"):
         read_toml(tmp_path / "none.toml")

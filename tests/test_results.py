@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from contnorm.config import RunConfig
+from contnorm.config import NormConfig, RunConfig
 from contnorm.errors import UserError
 from contnorm.results import SCHEMA, Store, spread_over_seeds, write_atomically
 
@@ -50,14 +50,49 @@ def _umask() -> int:
     [
         ("{", "is no record of a run"),
         ("{}", "is no record of a run .without config, matrix"),
+        ("[]", "is no record of a run .no JSON object"),
+        ("caf\xe9", "is no record of a run .'utf-8' codec"),
+        (json.dumps({"schema": "x"}), "is no record of a run .schema='x' is no whole number"),
+        (json.dumps({"schema": 1, "config": {}}), "is no record of a run .without matrix, seed"),
+        (json.dumps({"schema": 1, "config": [], "seed": 0, **FOUND}), "is no record of a run"),
+        (json.dumps({"schema": 1, "config": {}, "seed": "x", **FOUND}), "is no record of a run .invalid literal"),
+        (json.dumps({"schema": 1, "config": {}, "seed": 0, "matrix": {"correct": [[11]], "total": [10]}}), "11 right"),
+        (json.dumps({"schema": 1, "config": {}, "seed": 0, "matrix": 3}), "is no record of a run"),
+        (json.dumps({"schema": 1, "config": {}, "seed": 0, **FOUND, "matrix_running": {}}), "is no record of a run"),
         (json.dumps({"schema": 99}), "is a record of version 99.*Upgrade contnorm"),
     ],
 )
 def test_what_is_no_record_is_named(tmp_path: Path, content: str, said: str) -> None:
     path = tmp_path / "0.json"
-    path.write_text(content)
-    with pytest.raises(UserError, match=said):
+    path.write_bytes(content.encode("latin-1"))
+    with pytest.raises(UserError, match=said) as told:
         Store(tmp_path).load(path)
+    assert str(told.value).startswith(f"{path}: ") and "\n" not in str(told.value)
+
+
+def test_a_broken_record_keeps_no_other_back(tmp_path: Path) -> None:
+    store, config = Store(tmp_path), RunConfig()
+    for seed in (0, 1, 10, 2):
+        store.save(config, seed, FOUND)
+    store.path(config, 1).write_text("{")
+    for found in (store.readable(), store.search(config.hash[:4]), store.search(str(tmp_path))):
+        assert [record.seed for record in found.records] == [0, 2, 10]
+        assert len(found.problems) == 1 and "1.json: is no record" in found.problems[0]
+        assert found.problems[0].endswith("Delete it, and it can be run again.")
+    with pytest.raises(UserError, match=r"1\.json: is no record of a run"):
+        store.find(config.hash)
+
+
+def test_a_folder_of_runs_is_searched_whole(tmp_path: Path) -> None:
+    store = Store(tmp_path / "runs")
+    configs = [RunConfig(), RunConfig(norm=NormConfig("cn"))]
+    for config in configs:
+        store.save(config, 0, FOUND)
+    found = Store(tmp_path / "elsewhere").search(str(tmp_path / "runs"))
+    assert {record.config.hash for record in found.records} == {config.hash for config in configs}
+    assert len(Store(tmp_path).search(str(tmp_path / "runs" / configs[0].hash)).records) == 1
+    with pytest.raises(UserError, match=r"holds 2 runs: \w+, \w+\. Say which"):
+        store.find(str(tmp_path / "runs"))
 
 
 def test_a_run_that_is_not_there_is_named(tmp_path: Path) -> None:

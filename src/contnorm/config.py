@@ -32,6 +32,7 @@ __all__ = [
     "assigned",
     "dotted",
     "from_dict",
+    "laid_over",
     "parse_assignment",
     "read_toml",
 ]
@@ -170,6 +171,20 @@ def dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+def laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested values, those above in place of those below.
+
+    Example:
+        >>> laid_over({"train": {"lr": 0.1, "batch": 10}}, {"train": {"lr": 0.3}})
+        {'train': {'lr': 0.3, 'batch': 10}}
+    """
+    merged = dict(below)
+    for key, value in above.items():
+        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+        merged[key] = laid_over(merged[key], value) if both else value
+    return merged
+
+
 def from_dict(values: Mapping[str, Any], where: str = "config") -> RunConfig:
     """Settings from nested values, each checked against its field.
 
@@ -182,13 +197,17 @@ def from_dict(values: Mapping[str, Any], where: str = "config") -> RunConfig:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The nested values of a settings file."""
+    """The nested values of a settings file; a mistake in them is told with its name."""
     try:
-        return tomllib.loads(path.read_text())
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"{path}: can't be read ({error.strerror}). --config takes a TOML file.") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: is not UTF-8, as TOML is ({error.reason} at byte {error.start}).") from error
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{path}: is not TOML ({error}).") from error
+    from_dict(values, str(path))
+    return values
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:

@@ -14,7 +14,7 @@ from contnorm.errors import UserError, unknown
 from contnorm.factory import Dim, create_norm
 from contnorm.kernels.max_pool import StemPool
 from contnorm.layers.continual import ContinualNormBase
-from contnorm.own_code import is_own_code, load_own_code
+from contnorm.own_code import is_own_code, load_own_code, own_error
 
 __all__ = ["MLP", "MODELS", "NormMaker", "ResNet18", "build_model", "norm_maker"]
 
@@ -141,7 +141,10 @@ def build_model(
 
 def _own_model(name: str, shape: tuple[int, int, int], outputs: int, norm: NormMaker) -> nn.Module:
     make = load_own_code(name, "model")
-    model = make(shape, outputs, norm) if callable(make) else None
+    try:
+        model = make(shape, outputs, norm) if callable(make) else None
+    except Exception as error:
+        raise own_error(error, "model", name, "called with (shape, outputs, norm)") from error
     if not isinstance(model, nn.Module):
         raise UserError(f"model {name!r}: calling it with (shape, outputs, norm) should give a Module, not {model!r}.")
     return model

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import isnan
 from pathlib import Path
@@ -19,7 +19,7 @@ from contnorm.config import RunConfig, from_dict
 from contnorm.errors import UserError
 from contnorm.metrics.matrix import AccuracyMatrix, score
 
-__all__ = ["SCHEMA", "Record", "Store", "spread_over_seeds", "write_atomically"]
+__all__ = ["SCHEMA", "Found", "Record", "Store", "spread_over_seeds", "write_atomically"]
 
 SCHEMA = 1
 
@@ -36,6 +36,14 @@ class Record:
 
     def score(self, name: str) -> float:
         return score(self.matrix, name)
+
+
+@dataclass(frozen=True)
+class Found:
+    """The records that were looked for, and what is wrong with those that can't be read."""
+
+    records: list[Record]
+    problems: list[str]
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -85,38 +93,90 @@ class Store:
         return path
 
     def load(self, path: Path) -> Record:
-        try:
-            raw = json.loads(path.read_text())
-        except (OSError, json.JSONDecodeError) as error:
-            raise UserError(f"{path}: is no record of a run ({error}).") from error
-        if raw.get("schema", 0) > SCHEMA:
+        raw = _read(path)
+        if raw["schema"] > SCHEMA:
             raise UserError(
                 f"{path}: is a record of version {raw['schema']}, and this is contnorm that knows up to {SCHEMA}. "
                 f"Upgrade contnorm to read it."
             )
-        missing = {"schema", "config", "seed", "matrix"} - raw.keys()
+        missing = {"config", "seed", "matrix"} - raw.keys()
         if missing:
-            raise UserError(f"{path}: is no record of a run (without {', '.join(sorted(missing))}).")
-        config = from_dict(raw["config"], str(path))
-        return Record(config, raw["seed"], AccuracyMatrix(**raw["matrix"]), raw.get("drift", {}), raw)
+            raise _no_record(path, f"without {', '.join(sorted(missing))}")
+        try:
+            config, matrix = from_dict(raw["config"], str(path)), AccuracyMatrix(**raw["matrix"])
+            again = raw.get("matrix_running")
+            if again is not None:
+                AccuracyMatrix(**again)
+            return Record(config, int(raw["seed"]), matrix, raw.get("drift", {}), raw)
+        except (ValueError, TypeError, AttributeError) as error:
+            raise _no_record(path, error) from error
 
     def __iter__(self) -> Iterator[Record]:
         for path in sorted(self.root.glob("*/*.json")):
             if path.stem.isdigit():
                 yield self.load(path)
 
-    def find(self, given: str) -> list[Record]:
-        """The records of a path or the beginning of a hash, all its seeds."""
+    def readable(self) -> Found:
+        """All records, but for those that are broken: of each of these why."""
+        return self._found(path for path in self.root.glob("*/*.json"))
+
+    def search(self, given: str) -> Found:
+        """The records of a path, of a folder of runs, or of the beginning of a hash, all its seeds."""
         path = Path(given)
         if path.is_file():
-            return [self.load(path)]
+            return Found([self.load(path)], [])
+        if path.is_dir() and not any(inside.stem.isdigit() for inside in path.glob("*.json")):
+            found = Store(path).readable()
+        else:
+            found = self._found(inside for folder in self._folders(given) for inside in folder.glob("*.json"))
+        if not found.records and not found.problems:
+            raise UserError(f"no finished run {given!r} under {self.root}. A run is a path or the beginning of a hash.")
+        return found
+
+    def find(self, given: str) -> list[Record]:
+        """The records of one run, by its path or the beginning of its hash, all its seeds."""
+        found = self.search(given)
+        hashes = {record.config.hash for record in found.records}
+        if found.problems:
+            raise UserError("; ".join(found.problems))
+        if len(hashes) > 1:
+            raise UserError(f"{given!r} holds {len(hashes)} runs: {', '.join(sorted(hashes))}. Say which.")
+        return sorted(found.records, key=lambda record: record.seed)
+
+    def _folders(self, given: str) -> list[Path]:
+        path = Path(given)
         folders = [path] if path.is_dir() else sorted(f for f in self.root.glob(f"{given}*") if f.is_dir())
         if len(folders) > 1:
             raise UserError(f"{given!r} begins {len(folders)} hashes: {', '.join(f.name for f in folders)}. Say more.")
-        records = [self.load(p) for f in folders for p in sorted(f.glob("*.json")) if p.stem.isdigit()]
-        if not records:
-            raise UserError(f"no finished run {given!r} under {self.root}. A run is a path or the beginning of a hash.")
-        return sorted(records, key=lambda record: record.seed)
+        return folders
+
+    def _found(self, paths: Iterable[Path]) -> Found:
+        found = Found([], [])
+        for path in sorted((p for p in paths if p.stem.isdigit()), key=lambda p: (p.parent, int(p.stem))):
+            try:
+                found.records.append(self.load(path))
+            except UserError as error:
+                found.problems.append(str(error))
+        return found
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A JSON object with a version in it."""
+    try:
+        raw = json.loads(path.read_text())
+    except (OSError, ValueError) as error:  # no JSON, or no text
+        raise _no_record(path, error) from error
+    if not isinstance(raw, dict):
+        raise _no_record(path, "no JSON object")
+    if "schema" in raw and not isinstance(raw["schema"], int):
+        raise _no_record(path, f"schema={raw['schema']!r} is no whole number")
+    if "schema" not in raw:
+        raise _no_record(path, f"without {', '.join(sorted({'schema', 'config', 'seed', 'matrix'} - raw.keys()))}")
+    return raw
+
+
+def _no_record(path: Path, why: object) -> UserError:
+    return UserError(f"{path}: is no record of a run ({why}). Delete it, and it can be run again.")
 
 
 def spread_over_seeds(values: list[float]) -> tuple[float, float]:

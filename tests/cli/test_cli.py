@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 
 import contnorm as cn
+from contnorm.cli.main import main
+from contnorm.config import RunConfig
+from contnorm.results import Store
 from tests.datasets import small_mnist
 
 
@@ -116,3 +119,50 @@ def test_a_mistake_is_one_line_and_exit_code_two(tmp_path: Path, arguments: tupl
     assert done.returncode == 2 and said in done.stderr, done.stderr
     assert done.stderr.count("\n") == 1 and "Traceback" not in done.stderr
     assert not (tmp_path / "runs").exists(), "nothing is written half"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("run", "--batch", "abc"), "Invalid value for '--batch'"),
+        (("run", "--nosuch"), "No such option: --nosuch. See `contnorm run --help`."),
+        (("rum",), "No such command 'rum'. Did you mean 'run'"),
+        (("compare", "a"), "Missing argument"),
+        (("run", "--seed", "1", "--seeds", "2"), "--seed 1 and --seeds 2: use one of them"),
+        (("run", "--set", "strategy.code=abc"), "strategy.code='abc' is filled in"),
+        (("resume", "nowhere"), "no stopped run under nowhere"),
+    ],
+)
+def test_a_slip_in_typing_is_one_line_too(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], said: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["contnorm", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    err = capsys.readouterr().err
+    assert ended.value.code == 2 and err.startswith("contnorm: ") and said in err and err.count("\n") == 1
+
+
+def test_nothing_typed_shows_the_help(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["contnorm"])
+    with pytest.raises(SystemExit):
+        main()
+    out, err = capsys.readouterr()
+    assert "Usage:" in out + err and "contnorm: ." not in err
+
+
+def test_show_names_a_broken_record_and_shows_the_rest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(tmp_path / "runs")
+    for seed in (0, 1):
+        store.save(RunConfig(), seed, {"matrix": {"correct": [[5]], "total": [10]}})
+    store.path(RunConfig(), 1).write_text("[]")
+    monkeypatch.chdir(tmp_path)
+    for arguments in (("show",), ("show", "runs"), ("show", RunConfig().hash[:5])):
+        monkeypatch.setattr(sys, "argv", ["contnorm", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capsys.readouterr()
+        assert ended.value.code == 0 and RunConfig().hash in out and "50.00" in out
+        assert "1.json: is no record of a run" in err and "Delete it" in err and err.count("\n") == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,9 @@ from rich.console import Console
 from contnorm.cli.comparing import effect, interval, show_comparison
 from contnorm.cli.settings import changed, differences
 from contnorm.cli.showing import show_scores
-from contnorm.config import from_dict
+from contnorm.config import from_dict, laid_over
 from contnorm.results import Record, Store
-from contnorm.streams.classification import STREAMS
+from contnorm.streams.classification import STREAMS, stream_defaults
 
 
 def printed(show: Callable[..., None], *what: object, width: int = 160) -> str:
@@ -154,3 +155,16 @@ def test_changed_is_against_the_stream_and_differences_against_the_other() -> No
     assert changed(cifar)["train.batch"] == 10, "the stream says 32"
     assert differences(cifar, default) == {"train.lr": (0.03, 1.0)}
     assert changed(from_dict({"stream": {"name": "a stream of a later version"}})).keys() == {"stream.name"}
+
+
+def test_what_comes_with_a_task_free_stream_is_its_own() -> None:
+    free = from_dict(laid_over(stream_defaults(STREAMS["split-mnist"], "free"), {"stream": {"name": "split-mnist"}}))
+    config = replace(free, stream=replace(free.stream, scenario="free"))
+    assert changed(config) == {"stream.name": "split-mnist", "stream.scenario": "free"}
+    assert "memory.size" in changed(replace(config, memory=replace(config.memory, size=50)))
+
+
+def test_brackets_in_a_name_are_shown_as_they_are(tmp_path: Path) -> None:
+    name = "r[bold]x.py:Mine"
+    shown = printed(show_scores, records(tmp_path, strategy={"name": name}))
+    assert name in shown

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -156,7 +155,7 @@ def test_killed_at_random_steps_and_resumed_is_bitwise_equal(root: Path, tmp_pat
         if list((tmp_path / "killed").glob("*/1.json")):
             break
     assert killed, "the run was over before it could be killed"
-    if unfinished(tmp_path / "killed"):
+    if unfinished(tmp_path / "killed").runs:
         resume = [sys.executable, "-m", "contnorm", "resume", str(tmp_path / "killed"), "--data-root", str(root)]
         subprocess.run(resume, check=True, capture_output=True)
     (whole,), (resumed,) = (list(Store(tmp_path / name)) for name in ("whole", "killed"))
@@ -197,7 +196,7 @@ def test_a_kind_kill_saves_and_says_how_to_go_on(root: Path, tmp_path: Path) -> 
         printed = process.communicate(timeout=60)[0]
     if "stopped after" in printed:  # it may have been through already
         assert f"Go on with: contnorm resume {tmp_path}" in printed
-        assert len(unfinished(tmp_path)) == 1
+        assert len(unfinished(tmp_path).runs) == 1
     else:
         assert "recorded in" in printed
 
@@ -247,9 +246,9 @@ def test_an_edited_file_of_ones_own_is_another_run(root: Path, tmp_path: Path) -
 def test_seeds_that_did_not_come_to_their_turn_are_resumed_too(root: Path, tmp_path: Path) -> None:
     config, place = settings(root), Workplace(tmp_path, root, CPU)
     list(execute(jobs(config, 0, 1, 2), place, stop=lambda: True))
-    assert sorted(job.seed for job in unfinished(tmp_path)) == [0, 1, 2]
+    assert sorted(left.job.seed for left in unfinished(tmp_path).runs) == [0, 1, 2]
     list(execute(jobs(config, 0, 1, 2), place))
-    assert not unfinished(tmp_path) and len(list(Store(tmp_path))) == 3
+    assert not unfinished(tmp_path).runs and len(list(Store(tmp_path))) == 3
 
 
 def test_settings_come_from_the_asked_over_the_streams_over_the_defaults(root: Path) -> None:
@@ -259,6 +258,32 @@ def test_settings_come_from_the_asked_over_the_streams_over_the_defaults(root: P
     assert config.norm.groups == 4
     with pytest.raises(UserError, match="no cifar100 under"):
         resolve({"stream": {"name": "split-cifar100"}}, root)
+
+
+def test_none_is_the_streams_own_where_a_stream_has_one(root: Path) -> None:
+    plain = resolve({"stream": {"name": "split-mnist"}}, root)
+    unset = resolve({"stream": {"name": "split-mnist", "scenario": None, "part": None, "augment": None}}, root)
+    assert unset == plain and plain.stream.scenario == "task" and plain.stream.part == "all"
+    every = resolve({"stream": {"name": "permuted-mnist", "train_per_task": None}}, root)
+    assert every.stream.train_per_task is None, "of samples, none is all of them"
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (
+            {"stream": {"name": "split-cifar10", "source": "digits"}},
+            r"stream\.source for split-cifar10: 'digits'",
+        ),
+        ({"stream": {"name": "split-mnist", "source": "mnits"}}, r"Did you mean 'mnist'\? There are: mnist, digits"),
+        ({"strategy": {"code": "abc"}}, r"strategy\.code='abc' is filled in, from the file that strategy\.name names"),
+        ({"model": {"code": "abc"}}, r"model\.code='abc' is filled in"),
+        ({"stream": {"scenario": "class"}}, r"every task of permuted-mnist has the same classes"),
+    ],
+)
+def test_what_can_not_be_asked_for_is_refused(root: Path, values: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        resolve(values, root)
 
 
 def test_without_mnist_the_embedded_digits_serve(tmp_path: Path) -> None:
@@ -278,14 +303,6 @@ def test_settings_that_can_not_be_run_leave_nothing(root: Path, tmp_path: Path) 
     with pytest.raises(UserError, match="num_groups=32 does not divide the 100 channels"):
         list(execute(jobs(config, 0), Workplace(tmp_path / "runs", root, CPU)))
     assert not (tmp_path / "runs").exists()
-
-
-def test_a_newer_unfinished_run_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "abc" / "0.unfinished" / "run.json"
-    path.parent.mkdir(parents=True)
-    path.write_text(json.dumps({"schema": 99, "config": {}, "seed": 0}))
-    with pytest.raises(UserError, match="was begun by a newer contnorm"):
-        unfinished(tmp_path)
 
 
 def test_batch_norm_forgets_less_with_oracle_moments_on_the_real_digits(tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 import torch
 
 from contnorm.config import RunConfig
+from contnorm.engine import processes
 from contnorm.engine.lane import Lane
 from contnorm.engine.loop import Finished, Stopped, run_lanes
 from contnorm.engine.processes import side_by_side
@@ -60,9 +62,9 @@ def test_processes_that_are_stopped_are_gone_on_with(root: Path, tmp_path: Path)
         events.append(event.what)
         asked.append(True)
     assert any(isinstance(what, Stopped) for what in events) or len(results(tmp_path)) == 3
-    assert len(unfinished(tmp_path)) + len(results(tmp_path)) == 3
-    list(execute(unfinished(tmp_path), place))
-    assert len(results(tmp_path)) == 3 and not unfinished(tmp_path)
+    assert len(unfinished(tmp_path).runs) + len(results(tmp_path)) == 3
+    list(execute([left.job for left in unfinished(tmp_path).runs], place))
+    assert len(results(tmp_path)) == 3 and not unfinished(tmp_path).runs
 
 
 def test_settings_that_can_not_be_run_start_no_process(root: Path, tmp_path: Path) -> None:
@@ -80,6 +82,12 @@ def wrong(job: str, stop: Callable[[], bool]) -> Iterator[str]:
         raise KeyError("a bug of ours")
     if job == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
+    if job == "quits":
+        sys.exit(0)
+    if job == "gone":
+        os._exit(0)
+    if job == "deaf":
+        time.sleep(200)
 
 
 @pytest.mark.parametrize(
@@ -87,12 +95,34 @@ def wrong(job: str, stop: Callable[[], bool]) -> Iterator[str]:
     [
         ("mistake", UserError, "a mistake of yours"),
         ("bug", RuntimeError, r"(?s)in a process of its own:.*in wrong.*KeyError: 'a bug of ours'"),
+        ("quits", RuntimeError, r"(?s)in a process of its own:.*in wrong.*SystemExit: 0"),
+        ("gone", UserError, r"was ended by itself \(exit code 0\)\. What was saved stays"),
         ("killed", UserError, r"ended from outside \(exit code -9\).*use fewer --lanes"),
     ],
 )
 def test_what_goes_wrong_in_a_process_is_told(job: str, error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
         list(side_by_side(wrong, [job], 1, stop=lambda: False))
+
+
+@pytest.mark.parametrize(("limit", "error"), [(0.5, UserError), (100, KeyboardInterrupt)])
+def test_a_process_that_does_not_listen_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, limit: float, error: type[BaseException]
+) -> None:
+    """When another fails it is for a while, when a person insists not at all."""
+    monkeypatch.setattr(processes, "LAST_WORDS", limit)
+    begun: list[str] = []
+
+    def insisting() -> bool:
+        if error is KeyboardInterrupt and begun:
+            raise KeyboardInterrupt
+        return False
+
+    jobs = ["deaf"] if error is KeyboardInterrupt else ["deaf", "mistake"]
+    started = time.monotonic()
+    with pytest.raises(error):
+        begun.extend(side_by_side(wrong, jobs, 2, insisting))
+    assert time.monotonic() - started < 60 and not multiprocessing.active_children()
 
 
 def test_a_killed_parent_leaves_no_process_and_loses_nothing(root: Path, tmp_path: Path) -> None:
@@ -105,10 +135,10 @@ def test_a_killed_parent_leaves_no_process_and_loses_nothing(root: Path, tmp_pat
                 break
             time.sleep(0.02)
         process.kill()
-    left = unfinished(tmp_path / "killed")
+    left = [run.job for run in unfinished(tmp_path / "killed").runs]
     assert left, "the runs were over before they could be killed"
     _wait_until_nothing_changes(tmp_path / "killed")
-    list(execute(unfinished(tmp_path / "killed"), Workplace(tmp_path / "killed", root, CPU)))
+    list(execute([run.job for run in unfinished(tmp_path / "killed").runs], Workplace(tmp_path / "killed", root, CPU)))
     list(execute(left, Workplace(tmp_path / "whole", root, CPU)))
     found, whole = results(tmp_path / "killed"), results(tmp_path / "whole")
     assert all(found[key] == value for key, value in whole.items())

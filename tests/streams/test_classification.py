@@ -118,6 +118,25 @@ def test_more_than_there_is_is_named(cifar100: Source, options: dict[str, int], 
         split(cifar100, **options)
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            {"scenario": "task"},
+            r"stream\.scenario=task: every task of permuted-mnist has the same.*=domain, or free",
+        ),
+        ({"scenario": "class"}, r"stream\.scenario=class: every task of permuted-mnist has the same classes"),
+        ({"augment": True}, r"stream\.augment=true: crops and flips mean nothing to shuffled pixels.*augment=false"),
+        ({"part": "learn"}, r"stream\.part=learn: permuted-mnist sets no tasks apart\. Use stream\.part=all"),
+        ({"name": "split-mnist", "part": "validate"}, r"stream\.part=validate: split-mnist sets no tasks apart"),
+    ],
+)
+def test_what_a_stream_can_not_have_is_refused(mnist: Source, options: dict[str, str], said: str) -> None:
+    config = StreamConfig(**{"name": "permuted-mnist", **options})  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=said):
+        build_stream(config, mnist, 0)
+
+
 def test_tables_of_a_missing_folder_are_not_written(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no mnist under"):
         load_source("mnist", tmp_path)

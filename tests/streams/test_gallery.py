@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -45,6 +47,16 @@ def test_steps_out_of_turn_are_brought_too() -> None:
     some = window(5)
     for start, end in [(0, 5), (5, 6), (6, 7), (20, 25), (28, 31), (0, 2), (35, 40)]:
         check(some, start, end)
+
+
+def test_a_window_that_is_closed_keeps_no_thread() -> None:
+    before = set(threading.enumerate())
+    some = window(5)
+    check(some, 0, 5)
+    assert set(threading.enumerate()) - before, "the next steps are on their way"
+    some.close()
+    Feed(Gallery(IMAGES, CPU, whole=True)).close()
+    assert not set(threading.enumerate()) - before
 
 
 def test_no_more_than_its_share_is_on_the_device() -> None:

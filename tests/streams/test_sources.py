@@ -11,6 +11,7 @@ from PIL import Image
 
 from contnorm.config import StreamConfig
 from contnorm.errors import UserError
+from contnorm.streams import sources
 from contnorm.streams.classification import build_stream
 from contnorm.streams.image_folders import MINI_WNIDS
 from contnorm.streams.sources import SOURCES, load_source
@@ -106,6 +107,36 @@ def test_a_folder_that_can_not_be_written_is_cached_elsewhere(tmp_path: Path, mo
     monkeypatch.setattr("os.access", lambda *a: False)
     load_source("mnist", small_mnist(tmp_path / "data"))
     assert list((tmp_path / "cache").rglob("done")) and not list((tmp_path / "data").rglob("done"))
+
+
+def test_a_disk_that_is_full_is_told_and_leaves_nothing_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    small_mnist(tmp_path)
+    monkeypatch.setattr("os.fsync", full)
+    said = r"mnist-\w+: decoded data can't be kept there \(No space left on device\)\. Make room, or let XDG_CACHE_HOME"
+    with pytest.raises(UserError, match=said):
+        load_source("mnist", tmp_path)
+    assert not list(tmp_path.rglob("*.npy")), "an array is on the disk before it has its name"
+    monkeypatch.undo()
+    assert len(load_source("mnist", tmp_path).train_labels) == 300
+
+
+def test_what_can_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_mnist(tmp_path)
+    load_source("mnist", tmp_path)
+    (first,) = tmp_path.rglob("train_images.npy")
+    first.write_bytes(b"")
+    with pytest.raises(UserError, match=r"mnist-\w+: what was decoded is broken .*Delete the folder; it is made anew"):
+        load_source("mnist", tmp_path)
+
+    def locked(*given: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(sources, "_fingerprint", locked)
+    with pytest.raises(UserError, match=r"mnist: mnist can't be read \(Permission denied\)"):
+        load_source("mnist", tmp_path)
 
 
 def test_the_real_mnist(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def show_data_sets(given: Path | None, console: Console) -> None:
     table = Table(*(Column(head, no_wrap=True) for head in heads), box=None, pad_edge=False)
     for spec in SOURCES.values():
         place = _place(spec, root)
-        table.add_row(spec.name, place or "no", "" if place else _way_to_get(spec))
+        table.add_row(*map(Text, (spec.name, place or "no", "" if place else _way_to_get(spec))))
     console.print(table)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 from rich.console import Console
@@ -48,7 +48,8 @@ def _root(
 
 RunsFolder = Annotated[Path, typer.Option("--runs", help="Where records and checkpoints are.")]
 Lanes = Annotated[int | None, typer.Option(help="Runs side by side; 8 on a GPU, a core each on a CPU.")]
-Threads = Annotated[int, typer.Option(help="Of each run on a CPU; results depend on it in the last digits.")]
+_WHICH = "Runs, or folders of runs: paths, or beginnings of hashes; all by default."
+_THREADS = "Of each run on a CPU; results depend on it in the last digits."
 DataRoot = Annotated[Path | None, typer.Option("--data-root", help="Where data lies; else CONTNORM_DATA, else ./data.")]
 
 
@@ -80,11 +81,11 @@ def run(
     batch: Annotated[int | None, typer.Option(help="Samples of the stream a step.")] = None,
     replay: Annotated[int | None, typer.Option(help="Samples of the memory a step.")] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
-    seeds: Annotated[int, typer.Option(help="How many seeds, from 0.")] = 1,
+    seeds: Annotated[int | None, typer.Option(help="How many seeds, from 0; one by default.")] = None,
     seed: Annotated[int | None, typer.Option(help="Just this seed.")] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     lanes: Lanes = None,
-    threads: Threads = 1,
+    threads: Annotated[int, typer.Option(help=_THREADS)] = 1,
     precision: Annotated[str | None, typer.Option(help="fp32, tf32 or bf16.")] = None,
     eval_moments: Annotated[str | None, typer.Option(help="running, or oracle for BN*.")] = None,
     max_steps: Annotated[int | None, typer.Option(help="Stop early, for a try.")] = None,
@@ -96,10 +97,7 @@ def run(
     """Learn a stream, once through, and record how well each task is known after each other one."""
     from contnorm.cli.running import Hands, run_seeds
 
-    if seeds < 1:
-        raise UserError(f"--seeds {seeds}: use 1 or more; they count from 0. --seed takes just one.")
-    if seed is not None and seed < 0:
-        raise UserError(f"--seed {seed}: use 0 or more.")
+    wanted = _seeds(seeds, seed)
     values = read_toml(config) if config else {}
     flags: dict[str, Any] = {
         "stream.name": stream,
@@ -119,8 +117,18 @@ def run(
             values = assigned(values, key, value)
     for text in set_ or []:
         values = assigned(values, *parse_assignment(text))
-    wanted = [seed] if seed is not None else list(range(seeds))
-    run_seeds(values, wanted, Hands(device, lanes, threads), data_root, runs, console)
+    raise typer.Exit(run_seeds(values, wanted, Hands(device, lanes, threads), data_root, runs, console))
+
+
+def _seeds(many: int | None, one: int | None) -> list[int]:
+    """The seeds asked for: so many from 0, or just one."""
+    if one is not None and many is not None:
+        raise UserError(f"--seed {one} and --seeds {many}: use one of them; --seeds takes so many, from 0.")
+    if many is not None and many < 1:
+        raise UserError(f"--seeds {many}: use 1 or more; they count from 0. --seed takes just one.")
+    if one is not None and one < 0:
+        raise UserError(f"--seed {one}: use 0 or more.")
+    return [one] if one is not None else list(range(many or 1))
 
 
 def _only_defaults() -> set[str]:
@@ -138,20 +146,25 @@ def _has(values: dict[str, Any], key: str) -> bool:
 @app.command()
 def resume(
     path: Annotated[Path, typer.Argument(help="A run, or a folder of runs.")] = Path("runs"),
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; what each run was begun on by default.")] = None,
     lanes: Lanes = None,
-    threads: Threads = 1,
+    threads: Annotated[
+        int | None, typer.Option(help="Of each run on a CPU; what it was begun with by default.")
+    ] = None,
     data_root: DataRoot = None,
 ) -> None:
     """Go on, bit for bit, with every run under a folder that was stopped."""
     from contnorm.cli.running import Hands, resume_all
 
-    resume_all(path, Hands(device, lanes, threads), data_root, console)
+    raise typer.Exit(resume_all(path, Hands(device, lanes, threads), data_root, console))
 
 
 @app.command()
 def show(
-    run: Annotated[list[str] | None, typer.Argument(help="Paths, or beginnings of hashes; all by default.")] = None,
+    run: Annotated[
+        list[str] | None,
+        typer.Argument(help="Paths of runs or of folders of runs, or beginnings of hashes; all by default."),
+    ] = None,
     runs: RunsFolder = Path("runs"),
     by_task: Annotated[bool, typer.Option("--by-task", help="The whole accuracy matrix of each run.")] = False,
 ) -> None:
@@ -159,9 +172,13 @@ def show(
     from contnorm.cli.showing import show_matrices, show_scores
 
     store = Store(runs)
-    records = [r for given in run for r in store.find(given)] if run else list(store)
+    found = [store.search(given) for given in run] if run else [store.readable()]
+    records = [record for some in found for record in some.records]
+    problems = [problem for some in found for problem in some.problems]
     if not records:
-        raise UserError(f"no finished runs under {runs}. Make one: contnorm run --norm cn")
+        raise UserError("; ".join(problems) or f"no finished runs under {runs}. Make one: contnorm run --norm cn")
+    for problem in problems:
+        print(f"contnorm: {problem}", file=sys.stderr)
     (show_matrices if by_task else show_scores)(records, console)
 
 
@@ -213,10 +230,30 @@ def bench(
 def main() -> None:
     """The way in: a person's mistake becomes one line and exit code 2."""
     try:
-        app()
+        code = app(prog_name="contnorm", standalone_mode=False)
     except UserError as error:
         print(f"contnorm: {error}", file=sys.stderr)
         raise SystemExit(2) from None
+    except _WRONG_USE as error:
+        said = _in_one_line(error)
+        if said:  # nothing where the help was asked for by typing nothing
+            print(f"contnorm: {said}", file=sys.stderr)
+        raise SystemExit(2) from None
+    raise SystemExit(code if isinstance(code, int) else 0)
+
+
+# All that typer says of what was typed; it gives no name for it.
+_WRONG_USE = cast("type[Exception]", typer.BadParameter.__mro__[1])
+
+
+def _in_one_line(error: Any) -> str:
+    """What was typed wrong, and where it says what is right."""
+    said = " ".join(str(error.format_message()).split())
+    if not said:
+        return ""
+    said += "" if said.endswith((".", "?")) else "."
+    where = error.ctx.command_path if error.ctx is not None else "contnorm"
+    return f"{said} See `{where} --help`."
 
 
 if __name__ == "__main__":

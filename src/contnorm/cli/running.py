@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,68 +19,115 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from contnorm.cli.showing import show_scores
 from contnorm.engine.loop import Failed, Finished, Stopped
 from contnorm.engine.loop import Progress as Steps
-from contnorm.engine.runs import Job, Workplace, execute, resolve, unfinished
+from contnorm.engine.runs import Event, Job, Workplace, execute, resolve, unfinished
+from contnorm.engine.unfinished import Left
 from contnorm.errors import UserError
-from contnorm.results import Store
+from contnorm.results import Record, Store
 from contnorm.streams.sources import data_root
 
-__all__ = ["Hands", "followed", "resume_all", "run_seeds"]
+__all__ = ["Hands", "cores", "followed", "resume_all", "run_seeds", "say_on_stderr"]
 
 
 @dataclass(frozen=True)
 class Hands:
-    """With what runs are made, as typed: a device, how many side by side (None for as many as fit), threads of each."""
+    """With what runs are made, as typed; None for as many as fit, and for what a stopped run was begun with.
 
-    device: str = "cpu"
+    Attributes:
+        device: ``"cpu"`` or ``"cuda"``.
+        lanes: How many runs go side by side.
+        threads: Of each run on a CPU.
+    """
+
+    device: str | None = None
     lanes: int | None = None
-    threads: int = 1
+    threads: int | None = None
+
+
+Work = tuple[Workplace, list[Job]]  # jobs, and where they are run
 
 
 def run_seeds(
     values: dict[str, Any], seeds: list[int], hands: Hands, root: Path | None, runs: Path, console: Console
-) -> None:
-    """Run what is missing, then show the scores."""
+) -> int:
+    """Run what is missing, then show the scores; gives the exit code."""
     place = _workplace(runs, hands, root)
     config = resolve(values, place.data_root)
-    _run_and_show([Job(config, seed) for seed in seeds], place, console)
+    return _run_and_show([(place, [Job(config, seed) for seed in seeds])], console)
 
 
-def resume_all(path: Path, hands: Hands, root: Path | None, console: Console) -> None:
-    """Go on with every stopped run under a folder."""
-    jobs = unfinished(path)
-    if not jobs:
-        raise UserError(f"no stopped run under {path}. `contnorm resume` takes a run's folder, or one of many runs.")
-    _run_and_show(jobs, _workplace(_runs_folder(path), hands, root), console)
+def resume_all(path: Path, hands: Hands, root: Path | None, console: Console) -> int:
+    """Go on with every stopped run under a folder, each where it lies and as it was begun; gives the exit code."""
+    left = unfinished(path)
+    work, problems = _sorted_out(left.runs, hands, root)
+    problems = [*left.problems, *problems]
+    if not work:
+        raise UserError(
+            "; ".join(problems)
+            or f"no stopped run under {path}. `contnorm resume` takes a run's folder, or one of many runs."
+        )
+    for problem in problems:
+        say_on_stderr(problem)
+    return _run_and_show(work, console) or (2 if problems else 0)
 
 
-def _run_and_show(jobs: list[Job], place: Workplace, console: Console) -> None:
-    if followed(jobs, place, console):
+def _sorted_out(left: list[Left], hands: Hands, root: Path | None) -> tuple[list[Work], list[str]]:
+    """Stopped runs by where they lie and how they were begun, where nothing else was typed; and which can't go on."""
+    together: dict[tuple[Path, str, int], list[Job]] = {}
+    for run in left:
+        threads = run.threads if hands.threads is None else hands.threads
+        together.setdefault((run.runs, hands.device or run.device, threads), []).append(run.job)
+    work: list[Work] = []
+    problems: list[str] = []
+    for (runs, device, threads), jobs in together.items():
+        if hands.device is None and device == "cuda" and not torch.cuda.is_available():
+            problems.append(
+                f"{runs}: {len(jobs)} of the runs were begun with --device cuda, and torch sees no GPU here."
+            )
+        else:
+            work.append((_workplace(runs, Hands(device, hands.lanes, threads), root), jobs))
+    return work, problems
+
+
+def say_on_stderr(text: str) -> None:
+    """What a person should know of, without ending the command."""
+    print(f"contnorm: {text}", file=sys.stderr)
+
+
+def _run_and_show(work: list[Work], console: Console) -> int:
+    done: list[Record] = []
+    failures: list[str] = []
+    for place, jobs in work:
+        try:
+            code = followed(jobs, place, console)
+        except UserError as error:  # what lies in one folder keeps nothing in another back
+            failures.append(str(error))
+            continue
+        if code:
+            return code
         store = Store(place.runs)
-        done = [job for job in jobs if store.has(job.config, job.seed)]
-        show_scores([store.load(store.path(job.config, job.seed)) for job in done], console)
+        done += [store.load(store.path(job.config, job.seed)) for job in jobs if store.has(job.config, job.seed)]
+    show_scores(done, console)
+    if failures:
+        raise UserError("; ".join(failures))
+    return 0
 
 
 def _workplace(runs: Path, hands: Hands, root: Path | None) -> Workplace:
-    if hands.threads < 1:
-        raise UserError(f"--threads {hands.threads}: use 1 or more; every run on a CPU has so many.")
-    device = _device(hands.device)
+    threads = 1 if hands.threads is None else hands.threads
+    if threads < 1:
+        raise UserError(f"--threads {threads}: use 1 or more; every run on a CPU has so many.")
+    device = _device(hands.device or "cpu")
     lanes = hands.lanes
     if lanes is None:
-        lanes = 8 if device.type == "cuda" else max(1, _cores() // hands.threads)
+        lanes = 8 if device.type == "cuda" else max(1, cores() // threads)
     if lanes < 1:
         raise UserError(f"--lanes {lanes}: use 1 or more; so many runs go side by side.")
-    return Workplace(runs, data_root(root), device, lanes=lanes, threads=hands.threads)
+    return Workplace(runs, data_root(root), device, lanes=lanes, threads=threads)
 
 
-def _cores() -> int:
+def cores() -> int:
     """Those this process may use, which in a container are fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _runs_folder(path: Path) -> Path:
-    """The folder that holds the hashes, from a path inside it or above it."""
-    first = next(iter([*path.glob("**/*.unfinished"), *([path] if path.name.endswith(".unfinished") else [])]))
-    return first.parent.parent
 
 
 def _device(name: str) -> torch.device:
@@ -89,36 +138,94 @@ def _device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def followed(jobs: list[Job], place: Workplace, console: Console, tell_recorded: bool = True) -> bool:
-    """Run with a bar a run and one for all; False where a person stopped it. A run that failed is told at the end."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    failures: list[str] = []
-    stopped = False
-    with _stop_asked() as asked, Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        bars: dict[Job, Any] = {}
-        every = progress.add_task("all runs", total=len(jobs), visible=len(jobs) > 1)
-        for event in execute(jobs, place, stop=lambda: bool(asked)):
-            what, label = event.what, _label(event.job)
-            if isinstance(what, Steps):
-                if event.job not in bars:
-                    bars[event.job] = progress.add_task(label, total=what.steps)
-                progress.update(bars[event.job], completed=what.done)
-            elif isinstance(what, str | Finished):
-                progress.advance(every)
-                if event.job in bars:
-                    progress.update(bars[event.job], visible=False)
-                if tell_recorded:
-                    news = "recorded in" if isinstance(what, Finished) else "not run again, it is in"
-                    console.print(f"{label}: {news} {event.path}", soft_wrap=True)
-            elif isinstance(what, Failed):
-                failures.append(what.why)
-            elif isinstance(what, Stopped):
-                stopped = True
-                said = f"stopped after {what.done} of {what.steps} steps, and saved"
-                console.print(f"{label}: {said}. Go on with: contnorm resume {place.runs}", soft_wrap=True)
-    if failures:
-        raise UserError("; ".join(failures))
-    return not stopped
+def followed(
+    jobs: list[Job], place: Workplace, console: Console, tell_recorded: bool = True, go_on: str | None = None
+) -> int:
+    """Run with a bar a run and one for all; gives 0 where all is through, else the exit code of what stopped it.
+
+    Args:
+        jobs: What to run.
+        place: Where.
+        console: Where it is told.
+        tell_recorded: Whether each record is named.
+        go_on: How a stopped run is gone on with; `contnorm resume` where nothing is said.
+
+    Raises:
+        UserError: At the end, for the runs that failed.
+    """
+    go_on = go_on or f"Go on with: contnorm resume {shlex.quote(str(place.runs))}"
+    with _stop_asked() as asked, _Follower(jobs, console, tell_recorded, go_on) as follower:
+        try:
+            for event in execute(jobs, place, stop=lambda: bool(asked)):
+                follower.tell(event)
+        except KeyboardInterrupt:
+            follower.say(f"stopped at once; what was saved at the last checkpoints stays. {go_on}")
+            return 128 + signal.SIGINT
+        if asked and follower.waiting:
+            follower.tell_waiting()
+    if follower.failures:
+        raise UserError("; ".join(follower.failures))
+    return 128 + asked[0] if asked and follower.waiting else 0
+
+
+class _Follower:
+    """Bars, and a line for what happens to each run."""
+
+    def __init__(self, jobs: list[Job], console: Console, tell_recorded: bool, go_on: str) -> None:
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+        )
+        self.console, self.tell_recorded, self.go_on = console, tell_recorded, go_on
+        self.progress = Progress(*columns, console=console, disable=not console.is_terminal)
+        self.every = self.progress.add_task("all runs", total=len(jobs), visible=len(jobs) > 1)
+        self.asked = f"{len(jobs)} runs"
+        self.bars: dict[Job, Any] = {}
+        self.waiting = dict.fromkeys(jobs)  # those that are neither recorded nor failed
+        self.told: set[Job] = set()  # of those that were stopped
+        self.failures: list[str] = []
+
+    def __enter__(self) -> _Follower:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.progress.stop()
+
+    def say(self, text: str) -> None:
+        """A line as it is: a path may have brackets in it."""
+        self.console.print(text, soft_wrap=True, markup=False)
+
+    def tell(self, event: Event) -> None:
+        job, what = event.job, event.what
+        if isinstance(what, Steps):
+            if job not in self.bars:
+                self.bars[job] = self.progress.add_task(_label(job), total=what.steps)
+            self.progress.update(self.bars[job], completed=what.done)
+        elif isinstance(what, Stopped):
+            self.told.add(job)
+            self.say(f"{_label(job)}: stopped after {what.done} of {what.steps} steps, and saved. {self.go_on}")
+        else:
+            self.waiting.pop(job, None)
+            self._tell_end(event)
+
+    def _tell_end(self, event: Event) -> None:
+        self.progress.advance(self.every)
+        if event.job in self.bars:
+            self.progress.update(self.bars[event.job], visible=False)
+        if isinstance(event.what, Failed):
+            self.failures.append(event.what.why)
+        elif self.tell_recorded:
+            news = "recorded in" if isinstance(event.what, Finished) else "not run again, it is in"
+            self.say(f"{_label(event.job)}: {news} {event.path}")
+
+    def tell_waiting(self) -> None:
+        """Of the runs that were not begun, which `resume` goes on with as well."""
+        rest = [job for job in self.waiting if job not in self.told]
+        if rest:
+            self.say(f"not begun yet: {len(rest)} of {self.asked}. {self.go_on}")
 
 
 def _label(job: Job) -> str:

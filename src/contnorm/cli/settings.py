@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from contnorm.config import RunConfig, dotted, from_dict
-from contnorm.streams.classification import STREAMS
+from contnorm.streams.classification import STREAMS, stream_defaults
 
 __all__ = ["changed", "differences", "in_words", "varying", "word"]
 
@@ -39,7 +39,7 @@ def changed(config: RunConfig) -> dict[str, Any]:
         10
     """
     stream = STREAMS.get(config.stream.name)
-    usual = dotted(from_dict(stream.defaults if stream else {}).as_dict())
+    usual = dotted(from_dict(stream_defaults(stream, config.stream.scenario) if stream else {}).as_dict())
     return {key: value for key, value in dotted(config.as_dict()).items() if value != usual[key]}
 
 
@@ -53,6 +53,8 @@ def varying(configs: Sequence[RunConfig]) -> set[str]:
         ['train.lr']
     """
     each = [changed(config) for config in configs]
+    if not each:
+        return set()
     same = set.intersection(*({(key, word(value)) for key, value in one.items()} for one in each))
     return {key for one in each for key, value in one.items() if (key, word(value)) not in same}
 

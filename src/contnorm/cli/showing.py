@@ -49,7 +49,9 @@ class Row:
 
 
 def show_scores(records: list[Record], console: Console) -> None:
-    """A row for each setting: mean and standard deviation over its seeds."""
+    """A row for each setting: mean and standard deviation over its seeds; nothing where there are none."""
+    if not records:
+        return
     groups: dict[str, list[Record]] = defaultdict(list)
     for record in records:
         groups[record.config.hash].append(record)
@@ -107,8 +109,9 @@ def _table(rows: list[Row], with_settings: bool) -> Table:
     if with_settings:
         table.add_column("settings")
     for row in rows:
-        settings = [Text(row.settings)] if with_settings else []
-        table.add_row(row.run, *row.what, row.moments, str(row.seeds), *row.scores, *settings)
+        settings = [row.settings] if with_settings else []
+        cells = (row.run, *row.what, row.moments, str(row.seeds), *row.scores, *settings)
+        table.add_row(*map(Text, cells))  # as they are: a name may have brackets in it
     return table
 
 

@@ -59,7 +59,8 @@ class Checkpoints:
         return 0 if found is None else int(found[1]["done"])
 
     def _newest_whole(self) -> tuple[bytes, dict[str, Any]] | None:
-        for path in sorted(self.folder.glob("*.json"), key=lambda p: -int(p.stem)):
+        numbered = [path for path in self.folder.glob("*.json") if path.stem.isdigit()]
+        for path in sorted(numbered, key=lambda p: -int(p.stem)):
             try:
                 progress = json.loads(path.read_text())
                 content = path.with_suffix(".safetensors").read_bytes()

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from contnorm.config import RunConfig
 from contnorm.engine.rows import Row, Rows, rows_of
+from contnorm.engine.trial import try_out
 from contnorm.models import build_model
 from contnorm.plan import Plan, Step, make_plan
 from contnorm.seeds import seed_for
@@ -77,6 +78,7 @@ class Lane:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed_for(self.seed, "init"))
             model = build_model(self.config.model, self.config.norm, shape, stream.outputs, len(self.plan.steps))
+            try_out(model, self.config, self.plan, shape, stream.outputs)
         if self.device.type == "cuda":  # as tensor cores like it, and as images come
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return model.to(self.device)

@@ -10,9 +10,10 @@ import multiprocessing
 import os
 import queue
 import signal
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from multiprocessing.process import BaseProcess
 from multiprocessing.synchronize import Event as Flag
 from typing import Any, Protocol
@@ -22,6 +23,9 @@ from contnorm.errors import UserError
 __all__ = ["side_by_side"]
 
 PATIENCE = 0.1  # seconds to wait for news before asking whether to stop
+GRACE = 2.0  # seconds for the last news of a process that has ended to arrive
+LAST_WORDS = 60.0  # seconds for the others to save when one has failed
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Work(Protocol):
@@ -43,54 +47,90 @@ def side_by_side(work: Work, jobs: Sequence[Any], processes: int, stop: Callable
     todo, news, halt = context.Queue(), context.Queue(), context.Event()
     for job in [*jobs, *[None] * processes]:
         todo.put(job)
-    workers = [context.Process(target=_work, args=(work, todo, news, halt, os.getpid())) for _ in range(processes)]
+    workers: list[BaseProcess] = [
+        context.Process(target=_work, args=(number, work, todo, news, halt, os.getpid())) for number in range(processes)
+    ]
+    limit = LAST_WORDS
     try:
-        for worker in workers:
-            worker.start()
+        with _signals_held():
+            for worker in workers:
+                worker.start()
         yield from _news(workers, news, halt, stop)
+    except KeyboardInterrupt:  # the second time: what is saved is saved
+        limit = 0.0
+        raise
     finally:
         halt.set()
         todo.cancel_join_thread()  # jobs not begun need not be taken
-        _wait_for_all(workers, news)
+        _wait_for_all(workers, news, limit)
+
+
+@contextmanager
+def _signals_held() -> Iterator[None]:
+    """A process takes over which signals wait: one that has not come to `_work` yet is not ended by a Ctrl-C."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _news(workers: Sequence[BaseProcess], news: Any, halt: Flag, stop: Callable[[], bool]) -> Iterator[Any]:
-    working = len(workers)
+    working = set(range(len(workers)))
+    ended: dict[int, float] = {}
     while working:
         if stop():
             halt.set()
+        _check_alive({number: workers[number] for number in working}, ended)
         try:
-            what = news.get(timeout=PATIENCE)
+            number, what = news.get(timeout=PATIENCE)
         except queue.Empty:
-            _check_alive(workers)
             continue
         if what is None:
-            working -= 1
+            working.discard(number)
         elif isinstance(what, BaseException):
             raise what
         else:
             yield what
 
 
-def _wait_for_all(workers: Sequence[BaseProcess], news: Any) -> None:
-    """A process ends only when what it has to say has been taken."""
-    while any(worker.is_alive() for worker in workers):
+def _check_alive(working: dict[int, BaseProcess], ended: dict[int, float]) -> None:
+    """A process says when it is through; one that ends without a word is missed."""
+    for number, worker in working.items():
+        if worker.exitcode is None:
+            continue
+        since = ended.setdefault(number, time.monotonic())
+        if worker.exitcode == 0 and time.monotonic() - since < GRACE:
+            continue  # its last words may be on their way
+        code = f"(exit code {worker.exitcode})"
+        how = f"by itself {code}" if worker.exitcode >= 0 else f"from outside {code}, most likely for want of memory"
+        raise UserError(
+            f"a process that was running was ended {how}. What was saved stays: use fewer --lanes, and go on with "
+            f"`contnorm resume`."
+        )
+
+
+def _wait_for_all(workers: Sequence[BaseProcess], news: Any, limit: float) -> None:
+    """A process ends only when what it has to say has been taken; one that can't say it is ended."""
+    started = [worker for worker in workers if worker.pid is not None]
+    deadline = time.monotonic() + limit
+    while any(worker.is_alive() for worker in started) and time.monotonic() < deadline:
         with suppress(queue.Empty):
             news.get(timeout=PATIENCE)
+    for worker in started:
+        if worker.is_alive():
+            worker.kill()
+            worker.join()
 
 
-def _check_alive(workers: Sequence[BaseProcess]) -> None:
-    for worker in workers:
-        if worker.exitcode not in (None, 0):
-            raise UserError(
-                f"a process that was running was ended from outside (exit code {worker.exitcode}), most likely for "
-                f"want of memory. What was saved stays: use fewer --lanes, and go on with `contnorm resume`."
-            )
-
-
-def _work(work: Work, todo: Any, news: Any, halt: Flag, parent: int) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
+def _work(number: int, work: Work, todo: Any, news: Any, halt: Flag, parent: int) -> None:
+    for kind in SIGNALS:
+        signal.signal(kind, signal.SIG_IGN)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
     def stop() -> bool:
         return halt.is_set() or os.getppid() != parent
@@ -100,11 +140,11 @@ def _work(work: Work, todo: Any, news: Any, halt: Flag, parent: int) -> None:
             if stop():
                 break
             for what in work(job, stop):
-                news.put(what)
+                news.put((number, what))
     except UserError as error:
-        news.put(error)
-    except Exception:
-        news.put(RuntimeError(f"in a process of its own:\n{traceback.format_exc()}"))
-    news.put(None)
+        news.put((number, error))
+    except (Exception, SystemExit):
+        news.put((number, RuntimeError(f"in a process of its own:\n{traceback.format_exc()}")))
+    news.put((number, None))
     if os.getppid() != parent:
         news.cancel_join_thread()  # nobody reads it any more

@@ -134,7 +134,7 @@ def fwt(m: AccuracyMatrix) -> float:
     """Forward transfer: accuracy on a task just before it is learned, over that of the untrained network."""
     if m.before is None or any(count is None for count in m.before):
         raise ValueError(
-            "AccuracyMatrix: fwt needs the accuracies before the first task. Run with them evaluated (eval.before)."
+            "AccuracyMatrix: fwt needs the accuracies before the first task. Run with --set evaluate.ahead=true."
         )
     untrained = [100 * (count or 0) / total for count, total in zip(m.before, m.total, strict=True)]
     return _mean(m.at(j - 1, j) - untrained[j] for j in range(1, m.tasks))

@@ -11,7 +11,7 @@ import importlib
 from contnorm.config import StrategyConfig
 from contnorm.errors import UserError, unknown
 from contnorm.methods import STRATEGIES
-from contnorm.own_code import is_own_code, load_own_code
+from contnorm.own_code import is_own_code, load_own_code, own_error
 from contnorm.strategies.base import Batch, Head, Strategy
 
 __all__ = ["ALIASES", "Batch", "Head", "Strategy", "build_strategy"]
@@ -42,5 +42,10 @@ def _ours(target: str) -> object:
 def _built(cls: object, config: StrategyConfig) -> Strategy:
     if not (isinstance(cls, type) and issubclass(cls, Strategy)):
         raise UserError(f"strategy {config.name!r}: it is no class that derives from contnorm.strategies.Strategy.")
-    made: Strategy = cls(config)
+    try:
+        made: Strategy = cls(config)
+    except Exception as error:
+        if is_own_code(config.name):
+            raise own_error(error, "strategy", config.name, "called with its settings") from error
+        raise
     return made

@@ -12,12 +12,23 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from contnorm.config import StreamConfig
+from contnorm.config import StreamConfig, laid_over
 from contnorm.errors import UserError, unknown
 from contnorm.seeds import generator
 from contnorm.streams.sources import Source
 
-__all__ = ["ALIASES", "STREAMS", "TASK_FREE", "Items", "Stream", "StreamSpec", "build_stream", "find_stream"]
+__all__ = [
+    "ALIASES",
+    "STREAMS",
+    "TASK_FREE",
+    "Items",
+    "Stream",
+    "StreamSpec",
+    "build_stream",
+    "check_stream",
+    "find_stream",
+    "stream_defaults",
+]
 
 Indices = NDArray[np.int64]
 Scenario = Literal["task", "class", "domain", "free"]
@@ -226,8 +237,36 @@ def find_stream(name: str) -> StreamSpec:
     return STREAMS[wanted]
 
 
+def stream_defaults(spec: StreamSpec, scenario: str | None) -> dict[str, Any]:
+    """What a run of a stream starts from, by its scenario.
+
+    Example:
+        >>> stream_defaults(STREAMS["split-mnist"], "free")["memory"]
+        {'kind': 'reservoir', 'size': 500}
+    """
+    return laid_over(spec.defaults, TASK_FREE) if scenario == "free" else spec.defaults
+
+
+def check_stream(config: StreamConfig) -> None:
+    """Refuse what a stream can't have: it would be ignored, and yet be another run."""
+    spec = find_stream(config.name)
+    if spec.kind == "permuted" and config.scenario in ("task", "class"):
+        raise UserError(
+            f"stream.scenario={config.scenario}: every task of {spec.name} has the same classes, so none can be told "
+            f"apart by them. Use stream.scenario=domain, or free."
+        )
+    if spec.kind == "permuted" and config.augment:
+        raise UserError(
+            f"stream.augment=true: crops and flips mean nothing to shuffled pixels, and {spec.name} has none. Use "
+            f"stream.augment=false."
+        )
+    if not spec.validation and config.part in ("learn", "validate"):
+        raise UserError(f"stream.part={config.part}: {spec.name} sets no tasks apart. Use stream.part=all.")
+
+
 def build_stream(config: StreamConfig, source: Source, seed: int) -> Stream:
     """The tasks of a stream for one seed, over a source that is loaded."""
+    check_stream(config)
     spec = find_stream(config.name)
     if spec.kind == "permuted":
         return _permuted(spec, config, source, seed)

@@ -80,6 +80,9 @@ class Feed:
         """Where the images of each step are in ``pixels``, for steps from number ``start`` on."""
         return list(steps)
 
+    def close(self) -> None:
+        """No more steps will come."""
+
 
 class Window(Feed):
     """Images of steps from a gallery on the host: the coming ones are brought while the present ones are looked at.
@@ -114,6 +117,9 @@ class Window(Feed):
         self._send_for(end, self.reach(end, len(self.plan)), 1 - side)
         ends = np.cumsum([len(images) for images in steps]) + side * self.half
         return [np.arange(stop - len(images), stop) for images, stop in zip(steps, ends, strict=True)]
+
+    def close(self) -> None:
+        self._worker.shutdown(wait=True)
 
     def _arrived(self, start: int, end: int) -> int:
         """The half that holds these steps; brings them now where others had been sent for."""

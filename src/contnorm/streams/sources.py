@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from contnorm.errors import UserError, unknown
+from contnorm.errors import UserError, unknown, usable
 from contnorm.results import write_atomically
 from contnorm.streams.formats import Images, Labels, read_cifar_binary, read_cifar_pickle, read_idx
 from contnorm.streams.image_folders import read_mini_imagenet, read_tiny_imagenet
@@ -196,24 +196,36 @@ def load_source(name: str, root: Path) -> Source:
             f"--data-root or {ENVIRONMENT}; `contnorm data {name}` says more."
         )
     layout, paths = found
-    fingerprint = _fingerprint(layout, paths)
+    with usable(paths[0].parent, f"{name} can't be read", "Let yourself read it, or say with --data-root where else."):
+        fingerprint = _fingerprint(layout, paths)
     folder = _cache_folder(paths[0].parent) / f"{name}-{fingerprint}"
     if not (folder / "done").is_file():
         _decode(spec, layout, paths, folder)
-    train, train_labels, test, test_labels = (np.load(folder / f"{part}.npy", mmap_mode="c") for part in _ARRAYS)
+    train, train_labels, test, test_labels = _mapped(folder)
     return Source(name, train, train_labels, test, test_labels, spec.classes, fingerprint)
 
 
 _ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 
 
+def _mapped(folder: Path) -> list[np.ndarray]:
+    try:
+        return [np.load(folder / f"{part}.npy", mmap_mode="c") for part in _ARRAYS]
+    except (OSError, ValueError, EOFError) as error:
+        raise UserError(
+            f"{folder}: what was decoded is broken ({error}). Delete the folder; it is made anew."
+        ) from error
+
+
 def _decode(spec: SourceSpec, layout: Layout, paths: list[Path], folder: Path) -> None:
-    (train_images, train_labels), (test_images, test_labels) = layout.read(paths)
+    with usable(paths[0].parent, f"{spec.name} can't be read", "Let yourself read it, or fetch it again."):
+        (train_images, train_labels), (test_images, test_labels) = layout.read(paths)
     for split, images, labels in (("train", train_images, train_labels), ("test", test_images, test_labels)):
         _check(spec, split, images, labels, paths[0].parent)
-    for name, array in zip(_ARRAYS, (train_images, train_labels, test_images, test_labels), strict=True):
-        _save(folder / f"{name}.npy", np.ascontiguousarray(array))
-    write_atomically(folder / "done", b"")
+    with usable(folder, "decoded data can't be kept there", "Make room, or let XDG_CACHE_HOME name another folder."):
+        for name, array in zip(_ARRAYS, (train_images, train_labels, test_images, test_labels), strict=True):
+            _save(folder / f"{name}.npy", np.ascontiguousarray(array))
+        write_atomically(folder / "done", b"")
 
 
 def _check(spec: SourceSpec, split: str, images: Images, labels: Labels, where: Path) -> None:
@@ -235,6 +247,8 @@ def _save(path: Path, array: np.ndarray) -> None:
     try:
         with draft.open("wb") as file:
             np.save(file, array)
+            file.flush()
+            os.fsync(file.fileno())  # before `done` is, or a crash would leave it beside an empty file
         draft.replace(path)
     except BaseException:
         draft.unlink(missing_ok=True)

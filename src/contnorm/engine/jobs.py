@@ -1,0 +1,43 @@
+"""What is to be run, and where."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from contnorm.config import RunConfig
+
+__all__ = ["Job", "Workplace"]
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """Where runs are made: none of it is part of a run's identity.
+
+    Attributes:
+        runs: The folder of records and checkpoints.
+        data_root: Where data lies.
+        device: Where networks learn.
+        checkpoint_every: Steps between checkpoints; one is also written at each task's end.
+        lanes: How many runs go side by side: in one graph on a GPU, in processes of their own on a CPU.
+        threads: Of each run on a CPU; the order of sums depends on it, so it is fixed and recorded.
+        whole: Whether the images go to the GPU whole; None for where they fit.
+    """
+
+    runs: Path
+    data_root: Path
+    device: torch.device
+    checkpoint_every: int = 500
+    lanes: int = 1
+    threads: int = 1
+    whole: bool | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run that is wanted: settings and a seed."""
+
+    config: RunConfig
+    seed: int

@@ -1,0 +1,69 @@
+"""The settings of a run: what was asked for, over what its stream says, over the defaults; and what is filled in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from contnorm.config import RunConfig, from_dict, laid_over
+from contnorm.errors import UserError, unknown
+from contnorm.own_code import code_hash
+from contnorm.strategies import ALIASES as STRATEGY_ALIASES
+from contnorm.strategies import build_strategy
+from contnorm.streams.classification import StreamSpec, check_stream, find_stream, stream_defaults
+from contnorm.streams.sources import SOURCES, find_layout, looked_for
+
+__all__ = ["resolve"]
+
+STREAMS_OWN = ("scenario", "part", "augment")  # where None means what the stream says; elsewhere it means all of it
+
+
+def resolve(values: Mapping[str, Any], data_root: Path) -> RunConfig:
+    """The settings of a run: what was asked for, over what its stream says, over the defaults."""
+    asked = from_dict(values)  # every key and value is checked before anything else
+    _check_not_filled_in(asked)
+    spec = find_stream(asked.stream.name)
+    said = {k: v for k, v in values.get("stream", {}).items() if not (v is None and k in STREAMS_OWN)}
+    merged = laid_over(stream_defaults(spec, asked.stream.scenario), {**values, "stream": said})
+    name = asked.strategy.name.lower()
+    strategy = {**merged.get("strategy", {}), "name": STRATEGY_ALIASES.get(name, asked.strategy.name)}
+    strategy["code"] = code_hash(strategy["name"])
+    model = {**merged.get("model", {})}
+    model["code"] = code_hash(model.get("name", ""))
+    stream = {**merged["stream"], "name": spec.name, "source": _source(spec, merged["stream"].get("source"), data_root)}
+    config = from_dict({**merged, "stream": stream, "strategy": strategy, "model": model})
+    check_stream(config.stream)
+    build_strategy(config.strategy)
+    return config
+
+
+def _check_not_filled_in(asked: RunConfig) -> None:
+    for key, value in (("strategy.code", asked.strategy.code), ("model.code", asked.model.code)):
+        if value is not None:
+            group = key.partition(".")[0]
+            raise UserError(
+                f"config: {key}={value!r} is filled in, from the file that {group}.name names. Leave it out, and set "
+                f"{group}.name=path/to/file.py:Name."
+            )
+
+
+def _source(spec: StreamSpec, asked: str | None, root: Path) -> str:
+    """The data set asked for, where the stream is made of it; the first of the stream's that is found."""
+    if asked is not None:
+        if asked not in spec.sources:
+            raise unknown(f"stream.source for {spec.name}:", asked, spec.sources)
+        return asked
+    return _first_found(spec.sources, root)
+
+
+def _first_found(names: tuple[str, ...], root: Path) -> str:
+    for name in names:
+        spec = SOURCES[name]
+        if not spec.layouts or find_layout(spec, root) is not None:
+            return name
+    wanted = SOURCES[names[0]]
+    raise UserError(
+        f"no {wanted.name} under {root}. Looked for {looked_for(wanted)}. Put it there, or say where it is with "
+        f"--data-root or CONTNORM_DATA; `contnorm data {wanted.name}` says more, and can fetch what is public."
+    )

@@ -1,0 +1,102 @@
+"""A network is tried on the CPU before anything is written: what would fail at some later step fails here, in one line.
+
+A network of a user's own is given two pictures. Where the plan has a forward pass of a single sample, the network is
+also given one as if it were to learn: batch moments can't be taken of one value.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+
+import torch
+from torch import nn
+
+from contnorm.config import RunConfig
+from contnorm.errors import UserError
+from contnorm.own_code import is_own_code, own_error
+from contnorm.plan import Plan, Step
+
+__all__ = ["try_out"]
+
+Shape = tuple[int, ...]
+
+
+def try_out(model: nn.Module, config: RunConfig, plan: Plan, shape: Shape, outputs: int) -> None:
+    """Refuse a network that can't take a run's pictures, or not all of its batches.
+
+    Args:
+        model: The network, fresh, on the CPU.
+        config: The run's settings.
+        plan: Its steps.
+        shape: Of a picture.
+        outputs: How many the stream needs.
+    """
+    if is_own_code(config.model.name):
+        _try_shapes(model, config.model.name, shape, outputs)
+    if not is_own_code(config.strategy.name):  # how one of a user's own makes its passes is not known
+        alone = _first_alone(config, plan)
+        if alone is not None:
+            _try_one_sample(model, config, plan, alone, shape)
+
+
+def _try_shapes(model: nn.Module, name: str, shape: Shape, outputs: int) -> None:
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            found = model(torch.zeros(2, *shape))
+    except Exception as error:
+        raise own_error(error, "model", name, f"given pictures of shape {(2, *shape)}") from error
+    finally:
+        model.train(was_training)
+    got = tuple(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
+    if got != (2, outputs):
+        raise UserError(
+            f"model {name!r}: given pictures of shape {(2, *shape)} it should give {(2, outputs)}, one number for each "
+            f"of the {outputs} outputs, and gives {got}. make(shape, outputs, norm) is told how many."
+        )
+
+
+def _first_alone(config: RunConfig, plan: Plan) -> Step | None:
+    """The first step with a forward pass of a single sample."""
+    for step in plan.steps:
+        sizes = [len(items) for items in (step.stream, *step.replay) if len(items)]
+        if 1 in (sizes if config.strategy.forward == "separate" else [sum(sizes)]):
+            return step
+    return None
+
+
+def _try_one_sample(model: nn.Module, config: RunConfig, plan: Plan, step: Step, shape: Shape) -> None:
+    try:
+        with torch.no_grad():
+            copy.deepcopy(model).train()(torch.zeros(1, *shape))
+    except (ValueError, RuntimeError) as error:
+        raise UserError(_alone_in_words(config, plan, step)) from error
+
+
+def _alone_in_words(config: RunConfig, plan: Plan, step: Step) -> str:
+    batch = config.train.batch
+    why = f"and norm {config.norm.name!r} in model {config.model.name!r} has no moments of a single sample to learn by."
+    if len(step.stream) > 1:
+        return (
+            f"train.replay={config.train.replay}: with strategy.forward=separate a forward pass of task {step.task} "
+            f"has one replayed sample, {why} Use a larger --replay or --buffer, or strategy.forward=joint."
+        )
+    if batch == 1:
+        return f"train.batch=1: every batch of the stream is one sample, {why} Use --batch 2 or more."
+    sizes = _sizes(config, plan)
+    other = next((b for b in range(batch + 1, max(sizes) + 1) if all(n % b != 1 for n in sizes)), None)
+    mend = f"--batch {other}, or stream.train_per_task" if other else "stream.train_per_task"
+    return (
+        f"train.batch={batch}: the last batch of task {step.task} is one sample, what {sizes[0]} leave over, {why} Use "
+        f"{mend} so that none is left alone."
+    )
+
+
+def _sizes(config: RunConfig, plan: Plan) -> list[int]:
+    """How many samples are cut into batches at a time: a task's, or all where tasks are not known of."""
+    shown: Counter[int] = Counter()
+    for step in plan.steps:
+        shown[0 if config.stream.scenario == "free" else step.task] += len(step.stream)
+    return sorted(shown.values(), key=lambda n: n % config.train.batch != 1)

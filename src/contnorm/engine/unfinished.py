@@ -1,0 +1,192 @@
+"""What a run keeps until it is recorded: a note of what it is, its checkpoints, and a lock while it is run."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from contnorm.config import RunConfig, from_dict
+from contnorm.engine.checkpoint import Checkpoints
+from contnorm.engine.claims import Claim
+from contnorm.engine.jobs import Job, Workplace
+from contnorm.errors import UserError, usable
+from contnorm.own_code import code_hash
+from contnorm.results import SCHEMA, Store, write_atomically
+
+__all__ = ["Left", "Leftovers", "Unfinished", "edited", "unfinished"]
+
+ENDING = ".unfinished"
+
+
+@dataclass(frozen=True)
+class Left:
+    """A run that was stopped: what it is, where it lies, and with what it was begun."""
+
+    job: Job
+    runs: Path
+    device: str
+    threads: int
+
+
+@dataclass(frozen=True)
+class Leftovers:
+    """The stopped runs under a folder, and why others there can't be gone on with."""
+
+    runs: list[Left]
+    problems: list[str]
+
+
+class Unfinished:
+    """The folder of a run that is not recorded yet.
+
+    Args:
+        record: Where its record will be.
+    """
+
+    def __init__(self, record: Path) -> None:
+        self.record = record
+        self.folder = record.parent / f"{record.stem}{ENDING}"
+        self.note = self.folder / "run.json"
+        self.checkpoints = Checkpoints(self.folder / "checkpoints")
+        self.claim = Claim(self.folder / "lock")
+
+    @classmethod
+    def of(cls, job: Job, store: Store) -> Unfinished:
+        return cls(store.path(job.config, job.seed))
+
+    def write_note(self, job: Job, place: Workplace) -> None:
+        """Say what is run, and with what: the bits depend on the device and on its threads."""
+        begun = {"schema": SCHEMA, "config": job.config.as_dict(), "seed": job.seed}
+        circumstances = {"device": place.device.type, "threads": place.threads}
+        with usable(self.folder, "a run can't be kept there", "Say with --runs where else."):
+            write_atomically(self.note, json.dumps(begun | circumstances).encode())
+
+    def take(self) -> bool:
+        """Claim the run for this process; False where another has it."""
+        with usable(self.folder, "a run can't be kept there", "Say with --runs where else."):
+            return self.claim.take()
+
+    def begun_otherwise(self, place: Workplace) -> str:
+        """Why going on here would give other bits; empty where it would not."""
+        steps = self.checkpoints.latest_step()
+        if not steps or not self.note.is_file():
+            return ""
+        try:
+            begun = _read(self.note)
+        except _BrokenNoteError:
+            return ""  # it is written anew
+        device, threads = begun.get("device", place.device.type), begun.get("threads", place.threads)
+        if device == place.device.type and (threads == place.threads or device != "cpu"):
+            return ""
+        return (
+            f"{self.folder}: was begun with --device {device} --threads {threads} and has {steps} steps; with --device "
+            f"{place.device.type} --threads {place.threads} its end would be neither's. Go on as it was begun "
+            f"(`contnorm resume` does), or delete the folder to begin anew."
+        )
+
+    def clear(self) -> None:
+        """A run that is recorded, or can't go on, needs its folder no more."""
+        with suppress(OSError):  # another process may have come in between; what stays beside a record is passed over
+            self.checkpoints.clear()
+            self.note.unlink(missing_ok=True)
+            self.claim.path.unlink(missing_ok=True)  # still held: it goes before the folder can
+            self.folder.rmdir()
+            self.folder.parent.rmdir()  # goes only where no record is in it
+
+    def clear_if_untouched(self) -> None:
+        """Take back the note of a run that never came to a checkpoint, unless another process is at it."""
+        with suppress(OSError):
+            if self.folder.is_dir() and not self.checkpoints.latest_step() and self.claim.take():
+                self.clear()
+                self.claim.give_back()
+
+
+def unfinished(root: Path) -> Leftovers:
+    """The runs under a folder that were stopped; what can't be read is named and does not keep the others back."""
+    found = Leftovers([], [])
+    itself = [root] if root.resolve().suffix == ENDING else []
+    for folder in [*itself, *sorted(root.glob(f"**/*{ENDING}"))]:
+        left = Unfinished(_near(folder).with_suffix(".json"))
+        if left.record.is_file():  # another process may have noted a run just recorded
+            continue
+        try:
+            found.runs.extend(_left(left))
+        except UserError as error:
+            found.problems.append(str(error))
+    return found
+
+
+def _near(folder: Path) -> Path:
+    """A folder by its whole name, from here where it is under here: parts of the name are needed."""
+    whole, here = folder.resolve(), Path.cwd()
+    return whole.relative_to(here) if whole.parent.parent.is_relative_to(here) else whole
+
+
+def _left(left: Unfinished) -> list[Left]:
+    if not left.note.is_file():
+        if left.checkpoints.latest_step():
+            raise UserError(
+                f"{left.folder}: has checkpoints and no run.json, so of which run is not known. Run the command that "
+                f"began it again, and it goes on; or delete the folder."
+            )
+        return []
+    raw = _read(left.note)
+    try:
+        job = Job(from_dict(raw["config"], str(left.note)), int(raw["seed"]))
+        device, threads = str(raw.get("device", "cpu")), int(raw.get("threads", 1))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise _no_note(left.note, error) from error
+    runs = left.folder.parent.parent
+    if Unfinished.of(job, Store(runs)).folder != left.folder:
+        raise UserError(
+            f"{left.note}: is of run {job.config.hash}, seed {job.seed}, and lies where another belongs. Move "
+            f"{left.folder.name} back to its place, or delete it."
+        )
+    why = edited(job.config)
+    if why:
+        raise UserError(f"{left.folder}: {why} Or delete the folder, and run it anew.")
+    return [Left(job, runs, device, threads)]
+
+
+def _read(note: Path) -> dict[str, Any]:
+    try:
+        raw = json.loads(note.read_text())
+        newer = raw["schema"] > SCHEMA
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _no_note(note, error) from error
+    if newer:
+        raise UserError(f"{note}: was begun by a newer contnorm (version {raw['schema']}). Upgrade to go on.")
+    found: dict[str, Any] = raw
+    return found
+
+
+class _BrokenNoteError(UserError):
+    """A note that was cut short, or is none."""
+
+
+def _no_note(note: Path, error: Exception) -> UserError:
+    return _BrokenNoteError(
+        f"{note}: is no note of a stopped run ({type(error).__name__}: {error}). Run the command that began it again, "
+        f"or delete {note.parent}."
+    )
+
+
+def edited(config: RunConfig) -> str:
+    """Which file of a user's own is not the one a run was begun with, and what to do; empty where all are."""
+    for what, name, begun_with in (
+        ("strategy", config.strategy.name, config.strategy.code),
+        ("model", config.model.name, config.model.code),
+    ):
+        now = code_hash(name)
+        if begun_with is not None and now != begun_with:
+            path = name.rpartition(":")[0]
+            if now is None:
+                return f"{what} {name!r}: there is no file {path} here. Go on from the folder where it is."
+            return (
+                f"{what} {name!r}: {path} has changed since the run was begun ({what}.code was {begun_with}, and is "
+                f"{now}), and an edited file is another run. Put it back as it was to go on."
+            )
+    return ""

@@ -1,0 +1,202 @@
+"""Runs at a terminal: what is said of each, what a stop leaves, and the exit code of it all."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from contnorm.cli import running
+from contnorm.cli.running import Hands, followed, resume_all, run_seeds
+from contnorm.cli.settings import varying
+from contnorm.cli.showing import show_scores
+from contnorm.engine.loop import Stopped
+from contnorm.engine.runs import Event, Job, Workplace, execute, resolve, unfinished
+from contnorm.errors import UserError
+from contnorm.results import Store
+from tests.datasets import small_mnist
+
+CPU = torch.device("cpu")
+VALUES: dict[str, Any] = {
+    "stream": {"name": "permuted-mnist", "train_per_task": 60, "tasks": 2},
+    "norm": {"name": "bn"},
+    "strategy": {"name": "single"},
+}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_mnist(tmp_path_factory.mktemp("data"), train=400, test=100)
+
+
+@pytest.fixture
+def console() -> Console:
+    return Console(file=io.StringIO(), width=200)
+
+
+def printed(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def jobs(root: Path, seeds: int = 2) -> list[Job]:
+    return [Job(resolve(VALUES, root), seed) for seed in range(seeds)]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_stop_before_any_run_is_begun_is_no_end(
+    root: Path,
+    tmp_path: Path,
+    console: Console,
+    monkeypatch: pytest.MonkeyPatch,
+    number: signal.Signals,
+    code: int,
+) -> None:
+    def nothing_begun(*given: object, **more: object) -> Iterator[Event]:
+        os.kill(os.getpid(), number)
+        yield from ()
+
+    monkeypatch.setattr(running, "execute", nothing_begun)
+    assert followed(jobs(root, 3), Workplace(tmp_path, root, CPU), console) == code
+    assert f"not begun yet: 3 of 3 runs. Go on with: contnorm resume {tmp_path}" in printed(console)
+    assert run_seeds(VALUES, [0], Hands(), root, tmp_path, console) == code
+    assert "ACC" not in printed(console), "no table of what is not there"
+
+
+def test_a_stop_that_comes_when_all_is_done_changes_nothing(
+    root: Path, tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def then_stopped(*given: Any, **more: Any) -> Iterator[Event]:
+        yield from execute(given[0], given[1])
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(running, "execute", then_stopped)
+    assert followed(jobs(root), Workplace(tmp_path, root, CPU), console) == 0
+
+
+def test_the_second_interrupt_says_what_is_saved(
+    root: Path, tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def deaf(*given: object, **more: object) -> Iterator[Event]:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        yield from ()
+
+    monkeypatch.setattr(running, "execute", deaf)
+    assert followed(jobs(root), Workplace(tmp_path, root, CPU), console) == 130
+    assert "stopped at once; what was saved at the last checkpoints stays. Go on with: contnorm" in printed(console)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_nothing_to_show_is_shown_as_nothing(console: Console) -> None:
+    show_scores([], console)
+    assert printed(console) == "" and varying([]) == set()
+
+
+def stop_one(root: Path, runs: Path, threads: int = 1) -> None:
+    *_, event = execute(jobs(root, 1), Workplace(runs, root, CPU, threads=threads), stop=lambda: True)
+    assert isinstance(event.what, Stopped)
+
+
+def test_resume_goes_on_where_each_run_lies_and_as_it_was_begun(root: Path, tmp_path: Path, console: Console) -> None:
+    stop_one(root, tmp_path / "a", threads=2)
+    stop_one(root, tmp_path / "b")
+    assert resume_all(tmp_path, Hands(), root, console) == 0
+    for name, threads in (("a", 2), ("b", 1)):
+        (record,) = Store(tmp_path / name)
+        assert record.raw["device"]["threads"] == threads
+    assert not list(tmp_path.rglob("*.unfinished"))
+
+
+def test_threads_that_are_typed_are_not_taken_for_those_it_was_begun_with(
+    root: Path, tmp_path: Path, console: Console
+) -> None:
+    stop_one(root, tmp_path / "a", threads=2)
+    with pytest.raises(UserError, match="was begun with --device cpu --threads 2"):
+        resume_all(tmp_path, Hands(threads=1), root, console)
+    with pytest.raises(UserError, match="--threads 0: use 1 or more"):
+        resume_all(tmp_path, Hands(threads=0), root, console)
+    assert len(unfinished(tmp_path).runs) == 1
+
+
+def test_runs_of_a_gpu_are_named_where_there_is_none(
+    root: Path, tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    stop_one(root, tmp_path / "a")
+    (note,) = tmp_path.rglob("run.json")
+    note.write_text(note.read_text().replace('"cpu"', '"cuda"'))
+    with pytest.raises(UserError, match=r"1 of the runs were begun with --device cuda, and torch sees no GPU here"):
+        resume_all(tmp_path, Hands(), root, console)
+    with pytest.raises(UserError, match="was begun with --device cuda --threads 1 and has 6 steps; with --device cpu"):
+        resume_all(tmp_path, Hands(device="cpu"), root, console)
+
+
+def test_a_run_that_is_held_keeps_no_other_back(root: Path, tmp_path: Path, console: Console) -> None:
+    for name in ("a", "b"):
+        stop_one(root, tmp_path / name)
+    held = execute(jobs(root, 1), Workplace(tmp_path / "a", root, CPU))
+    next(held)
+    with pytest.raises(UserError, match=f"is being run by process {os.getpid()}"):
+        resume_all(tmp_path, Hands(), root, console)
+    held.close()
+    assert len(list(Store(tmp_path / "b"))) == 1 and not list(Store(tmp_path / "a"))
+
+
+def test_what_can_not_be_gone_on_with_is_told_and_the_rest_done(
+    root: Path, tmp_path: Path, console: Console, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a", "b"):
+        stop_one(root, tmp_path / name)
+    (note,) = (tmp_path / "a").rglob("run.json")
+    note.write_text("{")
+    assert resume_all(tmp_path, Hands(), root, console) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"contnorm: {note}: is no note of a stopped run") and said.count("\n") == 1
+    assert len(list(Store(tmp_path / "b"))) == 1
+    with pytest.raises(UserError, match="is no note of a stopped run"):
+        resume_all(tmp_path, Hands(), root, console)
+    with pytest.raises(UserError, match="no stopped run under"):
+        resume_all(tmp_path / "b", Hands(), root, console)
+
+
+def stopped_at_once(given: list[Job], place: Workplace, **more: object) -> Iterator[Event]:
+    os.kill(os.getpid(), signal.SIGINT)
+    yield from execute(given, place, stop=lambda: True)
+
+
+def test_brackets_in_a_path_are_no_markup(root: Path, tmp_path: Path, console: Console) -> None:
+    runs = tmp_path / "r[bold]x"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(running, "execute", stopped_at_once)
+        assert followed(jobs(root, 1), Workplace(runs, root, CPU), console) == 130
+    assert f"and saved. Go on with: contnorm resume '{runs}'" in printed(console)
+    assert run_seeds(VALUES, [0], Hands(), root, runs, console) == 0
+    assert f"recorded in {runs}" in printed(console)
+
+
+def test_stopped_while_processes_start(root: Path, tmp_path: Path) -> None:
+    """The whole group gets the signal, as at a terminal: no process shows a traceback, and nothing is lost."""
+    command = [sys.executable, "-m", "contnorm", "run", "--data-root", str(root), "--runs", str(tmp_path / "runs")]
+    command += ["--norm", "bn", "--seeds", "2", "--lanes", "2", "--set", "stream.train_per_task=400"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    with subprocess.Popen(command, **pipes) as process:  # type: ignore[call-overload]
+        deadline = time.monotonic() + 60
+        while len(list(tmp_path.rglob("run.json"))) < 2 and time.monotonic() < deadline and process.poll() is None:
+            time.sleep(0.01)
+        time.sleep(0.2)
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=100)
+    assert (process.returncode, err) == (130, "")
+    assert f"contnorm resume {tmp_path / 'runs'}" in out and "ACC" not in out
+    assert len(unfinished(tmp_path).runs) == 2

@@ -1,0 +1,116 @@
+"""Networks are tried before anything is written: on the shapes of a run, and on a single sample where it has one."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from contnorm.engine.lane import Lane
+from contnorm.engine.runs import Job, Workplace, execute, resolve
+from contnorm.errors import UserError
+from contnorm.streams.sources import load_source
+from tests.datasets import small_mnist
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_mnist(tmp_path_factory.mktemp("data"), train=400, test=100)
+
+
+def lane(root: Path, per_task: int = 21, norm: str = "cn", **groups: dict[str, Any]) -> Lane:
+    stream = {"name": "permuted-mnist", "train_per_task": per_task, "tasks": 2, **groups.pop("stream", {})}
+    config = resolve({"stream": stream, "norm": {"name": norm}, **groups}, root)
+    return Lane(config, 0, load_source("mnist", root), CPU)
+
+
+@pytest.mark.parametrize("norm", ["bn", "brn", "cn", "bn_gn"])
+@pytest.mark.parametrize(
+    ("groups", "said"),
+    [
+        ({}, "train.batch=10: the last batch of task 0 is one sample, what 21 leave over"),
+        ({"strategy": {"name": "er"}}, "the last batch of task 0 is one sample"),
+        ({"train": {"batch": 1}}, "train.batch=1: every batch of the stream is one sample"),
+        (
+            {"per_task": 20, "train": {"replay": 1}, "strategy": {"name": "er", "forward": "separate"}},
+            "train.replay=1: with strategy.forward=separate a forward pass of task 1 has one replayed sample",
+        ),
+        ({"stream": {"scenario": "free", "train_per_task": 33}, "train": {"batch": 5}}, "one sample, what 66 leave"),
+    ],
+)
+def test_a_single_sample_without_moments_is_refused(root: Path, norm: str, groups: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=re.escape(said)) as told:
+        lane(root, norm=norm, **groups)
+    assert f"and norm {norm!r} in model 'mlp' has no moments of a single sample" in str(told.value)
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [
+        {"norm": "none"},
+        {"norm": "gn"},
+        {"per_task": 22},
+        {"model": {"name": "resnet18", "width": 4}},
+        {"strategy": {"name": "er", "replay_from": "all"}, "train": {"batch": 20}},
+    ],
+)
+def test_what_can_learn_from_every_batch_is_not_refused(root: Path, groups: dict[str, Any]) -> None:
+    """Also a single sample: with positions to take moments of, without moments, or with replay beside it."""
+    one = lane(root, **groups)
+    for _ in one.plan.steps:
+        one.step()
+
+
+def test_the_batch_that_is_advised_leaves_none_alone(root: Path) -> None:
+    with pytest.raises(UserError, match=r"Use --batch (\d+)") as told:
+        lane(root, 21)
+    advised = re.search(r"--batch (\d+)", str(told.value))
+    assert advised is not None
+    lane(root, 21, train={"batch": int(advised[1])})
+
+
+NETS = """
+from torch import nn
+def few(shape):
+    return nn.Identity()
+def shapes(shape, outputs, norm):
+    return nn.Sequential(nn.Flatten(),
+                         nn.Linear(7, outputs))
+def narrow(shape, outputs, norm):
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, 3))
+def pair(shape, outputs, norm):
+    class Two(nn.Module):
+        def forward(self, x):
+            return x, x
+    return Two()
+def groups(shape, outputs, norm):
+    return norm(7)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("few", "called with (shape, outputs, norm): {file}: TypeError: few() takes 1 positional argument"),
+        ("shapes", "given pictures of shape (2, 1, 28, 28): {file}: RuntimeError: mat1 and mat2 shapes"),
+        ("narrow", "it should give (2, 10), one number for each of the 10 outputs, and gives (2, 3)"),
+        ("pair", "and gives tuple"),
+        ("groups", "{file}, line 16: ValueError: "),
+    ],
+)
+def test_a_network_of_ones_own_that_does_not_fit_leaves_nothing(
+    root: Path, tmp_path: Path, name: str, said: str
+) -> None:
+    file = tmp_path / "net.py"
+    file.write_text(NETS)
+    values: dict[str, Any] = {"model": {"name": f"{file}:{name}"}, "norm": {"name": "cn"}}
+    values["stream"] = {"name": "permuted-mnist", "train_per_task": 20}
+    with pytest.raises(UserError, match=re.escape(said.format(file=file))) as told:
+        list(execute([Job(resolve(values, root), 0)], Workplace(tmp_path / "runs", root, CPU)))
+    assert f"model '{file}:{name}'" in str(told.value) and "\n" not in str(told.value)
+    assert not (tmp_path / "runs").exists()

@@ -1,0 +1,62 @@
+"""The demo as a person meets it: slips in typing, and a stop."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from contnorm.cli import running
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def demo(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    pytest.importorskip("mlxtend", reason="mlxtend is not installed")
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    return importlib.import_module("first_table")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--seeds", "0"], "--seeds 0: use 1 or more"),
+        (["--lanes", "0"], "--lanes 0: use 1 or more"),
+        (["--seeds", "1", "--lanes", "1", "--runs", "file"], "a run can't be kept there"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    demo: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(SystemExit) as ended:
+        demo.main(arguments)
+    err = capsys.readouterr().err
+    assert ended.value.code == 2 and said in err and err.count("\n") == 1
+
+
+def test_a_stop_says_to_run_it_again(
+    demo: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(*given: object, **more: object) -> Iterator[object]:
+        os.kill(os.getpid(), signal.SIGINT)
+        yield from ()
+
+    monkeypatch.setattr(running, "execute", stopped)
+    with pytest.raises(SystemExit) as ended:
+        demo.main(["--seeds", "1", "--runs", str(tmp_path), "--data-root", str(tmp_path)])
+    out = capsys.readouterr().out
+    assert ended.value.code == 130 and "one pass, 1 seed " in out
+    assert "not begun yet: 4 of 4 runs. Run it again to go on." in out and "resume" not in out
