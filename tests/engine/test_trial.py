@@ -29,7 +29,7 @@ def lane(root: Path, per_task: int = 21, norm: str = "cn", **groups: dict[str, A
     return Lane(config, 0, load_source("mnist", root), CPU)
 
 
-@pytest.mark.parametrize("norm", ["bn", "brn", "cn", "bn_gn"])
+@pytest.mark.parametrize("norm", ["bn", "brn", "sn", "cn"])
 @pytest.mark.parametrize(
     ("groups", "said"),
     [

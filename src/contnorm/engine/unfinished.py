@@ -147,7 +147,7 @@ def _left(left: Unfinished) -> list[Left]:
         )
     why = edited(job.config)
     if why:
-        raise UserError(f"{left.folder}: {why} Or delete the folder, and run it anew.")
+        raise UserError(f"{left.folder}: {why} To run it anew, delete the folder.")
     return [Left(job, runs, device, threads)]
 
 
