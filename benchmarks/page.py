@@ -1,0 +1,148 @@
+"""Fill the tables of docs/benchmarks.md from the rows in benchmarks/results, and draw its figure.
+
+    python benchmarks/page.py
+
+Text stands in the page; what lies between `<!-- rows: name -->` and `<!-- end -->` is written here.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("svg")
+import matplotlib.pyplot as plt
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+PAGE = ROOT / "docs" / "benchmarks.md"
+FIGURE = ROOT / "docs" / "figures" / "cn-over-bn.svg"
+Row = dict[str, str]
+COLUMNS = [(dtype, layout) for dtype in ("fp32", "bf16") for layout in ("nchw", "nhwc")]
+
+
+def rows(name: str) -> list[Row]:
+    return list(csv.DictReader((RESULTS / f"{name}.csv").read_text().splitlines()))
+
+
+def table(heads: list[str], lines: list[list[str]]) -> str:
+    return "\n".join("| " + " | ".join(line) + " |" for line in [heads, ["---"] * len(heads), *lines])
+
+
+def by_case(mode: str) -> dict[str, dict[tuple[str, str], dict[str, Row]]]:
+    """shape -> (dtype, layout) -> layer -> row."""
+    found: dict[str, dict[tuple[str, str], dict[str, Row]]] = {}
+    for row in rows("layers"):
+        if row["mode"] == mode:
+            found.setdefault(row["shape"], {}).setdefault((row["dtype"], row["layout"]), {})[row["layer"]] = row
+    return found
+
+
+def layers(mode: str) -> str:
+    """Microseconds of CN and of BN, and their ratio."""
+    lines = []
+    for shape, cases in by_case(mode).items():
+        cells = []
+        for column in COLUMNS:
+            ours, bn = cases[column]["cn"], cases[column]["bn"]
+            ratio = float(ours["over_bn"])
+            shown = f"{float(ours['p50_us']):.1f} / {float(bn['p50_us']):.1f} = {ratio:.2f}"
+            cells.append(f"**{shown}**" if ratio > (1.0 if mode == "train" else 1.1) else shown)
+        lines.append([shape, *cells])
+    return table(["shape", *(f"{dtype} {layout}" for dtype, layout in COLUMNS)], lines)
+
+
+def stock() -> str:
+    """The two stock calls over BN, for comparison."""
+    lines = [
+        [shape, *(f"{float(cases[c]['cn_stock']['over_bn']):.1f}" for c in COLUMNS)]
+        for shape, cases in by_case("train").items()
+    ]
+    return table(["shape", *(f"{dtype} {layout}" for dtype, layout in COLUMNS)], lines)
+
+
+def large() -> str:
+    """Shares of the time a copy would take for the same passes, where tensors have 64 MB or more."""
+    lines = []
+    for mode in ("train", "eval"):
+        for shape, cases in by_case(mode).items():
+            n, c, h, w = map(int, shape.split("x"))
+            for (dtype, layout), found in cases.items():
+                if n * c * h * w * (4 if dtype == "fp32" else 2) >= 64 * 2**20:
+                    shares = [f"{100 * float(found[layer]['share_of_floor']):.0f} %" for layer in ("cn", "bn")]
+                    lines.append([mode, shape, dtype, layout, *shares])
+    return table(["mode", "shape", "type", "layout", "CN", "BN"], lines)
+
+
+def step() -> str:
+    lines = []
+    for row in rows("step"):
+        name = "eager loop" if row["how"] == "eager" else "one graph"
+        exact = "yes" if row["deterministic"] == "True" else "no"
+        cells = [row["norm"].upper(), row["stem"], row["precision"], name, row["lanes"], exact]
+        lines.append([*cells, f"{float(row['p50_us']) / 1000:.3f}"])
+    return table(
+        ["norm", "stem", "precision", "how", "seeds side by side", "deterministic", "ms a step and seed"], lines
+    )
+
+
+def run() -> str:
+    lines = [
+        [r["stream"], r["strategy"], r["norm"].upper(), r["seeds"], r["precision"], r["data"], r["kernels"],
+         f"{float(r['seconds']):.1f}"]
+        for r in rows("run")
+    ]  # fmt: skip
+    heads = ["stream", "strategy", "norm", "seeds", "precision", "images", "kernels", "seconds"]
+    return table(heads, lines)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "train": lambda: layers("train"),
+    "eval": lambda: layers("eval"),
+    "stock": stock,
+    "large": large,
+    "step": step,
+    "run": run,
+}
+
+
+def filled(page: str) -> str:
+    """The page with its tables written anew."""
+
+    def made(match: re.Match[str]) -> str:
+        return f"<!-- rows: {match[1]} -->\n{TABLES[match[1]]()}\n<!-- end -->"
+
+    return re.sub(r"<!-- rows: (\w+) -->\n.*?<!-- end -->", made, page, flags=re.DOTALL)
+
+
+def draw(path: Path) -> None:
+    """CN's time over BN's, shape by shape."""
+    found = by_case("train")
+    shapes = list(found)
+    plt.rcParams["svg.hashsalt"] = "contnorm"
+    figure, axes = plt.subplots(figsize=(9, 4.2), layout="constrained")
+    for number, ((dtype, layout), colour) in enumerate(
+        zip(COLUMNS, ("#4477aa", "#66ccee", "#ee7733", "#ccbb44"), strict=True)
+    ):
+        ratios = [float(found[shape][dtype, layout]["cn"]["over_bn"]) for shape in shapes]
+        places = [i + (number - 1.5) * 0.2 for i in range(len(shapes))]
+        axes.bar(places, ratios, 0.2, color=colour, label=f"{dtype} {layout}")
+    axes.axhline(1, color="black", linewidth=0.8)
+    axes.set_xticks(range(len(shapes)), [s.replace("x", " x ", 1) for s in shapes], rotation=30, ha="right", fontsize=8)
+    axes.set_ylim(0, 2.3)
+    axes.set_ylabel("time of CN over time of BN")
+    axes.set_title("Forward and backward, one H200; below the line CN is faster", fontsize=10)
+    axes.legend(ncols=4, fontsize=8, frameon=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, metadata={"Date": None})
+    plt.close(figure)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(filled(PAGE.read_text()))
+    draw(FIGURE)
+    print(f"wrote {PAGE.relative_to(ROOT)} and {FIGURE.relative_to(ROOT)}")

@@ -1,0 +1,39 @@
+"""The tables and the figure of the benchmark page are made from the rows that were kept."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def page(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return importlib.import_module("page")
+
+
+def test_tables_are_those_of_the_rows(page) -> None:  # type: ignore[no-untyped-def]
+    text = page.PAGE.read_text()
+    assert page.filled(text) == text
+    assert set(re.findall(r"<!-- rows: (\w+) -->", text)) == set(page.TABLES)
+
+
+def test_the_figure_is_drawn_from_them(page, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    page.draw(tmp_path / "figure.svg")
+    assert (tmp_path / "figure.svg").read_text() == page.FIGURE.read_text()
+
+
+def test_numbers_told_in_words_are_in_the_rows(page) -> None:  # type: ignore[no-untyped-def]
+    text = page.PAGE.read_text()
+    eager = {row["norm"]: row for row in page.rows("step") if row["how"] == "eager"}
+    for norm in ("bn", "cn"):
+        assert f"{float(eager[norm]['p50_us']) / 1000:.1f}" in text
+        assert f"{int(eager[norm]['peak_bytes']) / 1e6:.1f} MB" in text
+    runs = {(r["strategy"], r["norm"], r["kernels"]): float(r["seconds"]) for r in page.rows("run")}
+    assert f"{runs['er', 'cn', 'cached']:.0f} s" in text and f"{runs['derpp', 'bn', 'cached']:.1f} s" in text
