@@ -15,6 +15,7 @@ from contnorm.engine.lane import Lane
 from contnorm.engine.loop import Finished, run_lanes
 from contnorm.engine.numerics import numerics
 from contnorm.engine.runs import resolve
+from contnorm.streams import gallery
 from contnorm.streams.sources import Source, load_source
 from tests.datasets import small_cifar100
 
@@ -84,6 +85,26 @@ def test_a_graph_of_many_lanes_equals_each_alone_and_each_step_by_step(
             assert same(together[number], stepped[number]), "graph of four lanes, and step by step"
             assert same(alone[number], stepped[number]), "graph of one lane, and step by step"
         assert not same(together[0], together[1])
+
+
+@pytest.mark.parametrize("case", CASES[:3], ids=["-".join(case) for case in CASES[:3]])
+def test_images_brought_through_pinned_memory_give_the_same_bits(
+    root: Path, source: Source, case: tuple[str, str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Windows of eleven steps: a stretch has several, a graph goes on over them, and evaluation reads from the host."""
+    config, device = settings(root, *case), torch.device("cuda")
+    monkeypatch.setattr(gallery, "WINDOW_BYTES", 2 * 11 * 30 * 3072)
+    found = []
+    with numerics(config.train):
+        for whole in (True, False):
+            pictures = gallery.Pictures.of(source, device, whole)
+            lanes = [Lane(config, seed, source, device, pictures) for seed in range(2)]
+            assert isinstance(lanes[0].feed, gallery.Window) != whole
+            matrices = [what.found["matrix"] for _, what in run_lanes(lanes) if isinstance(what, Finished)]
+            found.append((lanes, matrices))
+    (whole_lanes, expected), (brought, matrices) = found
+    assert matrices == expected
+    assert all(same(a, b) for a, b in zip(brought, whole_lanes, strict=True))
 
 
 @pytest.mark.parametrize("case", CASES[:3], ids=["-".join(case) for case in CASES[:3]])

@@ -686,3 +686,18 @@ def test_three_dimensions_of_positions(device: torch.device) -> None:
     x = inputs((3, 4, 2, (2, 3, 2)), device)["x"].float()
     y, _ = analytic.train(x.double(), None, None, EPS, 2)
     torch.testing.assert_close(layer(x).double(), y, rtol=FLOAT32, atol=FLOAT32)
+
+
+@pytest.mark.parametrize("relu", [False, True], ids=["plain", "relu"])
+def test_kept_for_backward_is_the_input_and_a_few_tables(relu: bool, device: torch.device) -> None:
+    """The memory of batch norm: x, and at most 2NC + 2NG + 2C numbers; parameters are there anyway."""
+    n, c, groups = 5, 12, 3
+    layer = ContinualNorm2d(c, num_groups=groups, kernel="triton").to(device)
+    x = torch.randn(n, c, 4, 4, device=device, requires_grad=True)
+    kept: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):  # type: ignore[func-returns-value]
+        layer(x, relu=relu)
+    there = {p.data_ptr() for p in (x, *layer.parameters())}
+    extra = [t for t in kept if t.data_ptr() not in there]
+    assert sum(t.numel() for t in extra) <= 2 * n * c + 2 * n * groups + 2 * c
+    assert all(t.dtype == torch.float32 for t in extra) and any(t.data_ptr() == x.data_ptr() for t in kept)

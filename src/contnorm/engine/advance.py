@@ -116,6 +116,7 @@ class _Graphed:
         for lane in self.lanes:
             lane.optimizer.zero_grad(set_to_none=True)  # the graph makes its own gradients, in its own memory
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        # Other threads may talk to the device meanwhile: one brings images, one writes checkpoints.
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             self._all_lanes()
         return graph

@@ -92,14 +92,14 @@ class Window(Feed):
     Args:
         gallery: The images.
         plan: The images of every step of a run.
-        size: Bytes to use on the device.
+        size: Bytes to use on the device; None for `WINDOW_BYTES`.
     """
 
-    def __init__(self, gallery: Gallery, plan: Sequence[Indices], size: int = WINDOW_BYTES) -> None:
+    def __init__(self, gallery: Gallery, plan: Sequence[Indices], size: int | None = None) -> None:
         self.host, self.device, self.plan = gallery.pixels, gallery.device, plan
         largest = max((len(images) for images in plan), default=1)
         image_bytes = self.host[0].numel()
-        self.steps = max(1, size // 2 // (largest * image_bytes))
+        self.steps = max(1, (WINDOW_BYTES if size is None else size) // 2 // (largest * image_bytes))
         self.half = self.steps * largest
         self.pixels = torch.empty((2 * self.half, *self.host.shape[1:]), dtype=torch.uint8, device=self.device)
         self._stage = _pinned(torch.empty_like(self.pixels, device="cpu"), self.device)
