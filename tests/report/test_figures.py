@@ -1,0 +1,85 @@
+"""Figures of records: what is drawn is what the records say, and fits a page in any light."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+
+from matplotlib.axes import Axes
+
+from contnorm.report import figures
+from contnorm.results import Record, Store
+
+STORE = Store(Path(__file__).resolve().parents[2] / "docs" / "records" / "runs")
+
+
+def records(name: str) -> list[Record]:
+    return STORE.find(name)
+
+
+def single_bn() -> list[Record]:
+    return records("09ba865b075b")
+
+
+DRAWN = {
+    "heat map": lambda: figures.matrix_heat_map(single_bn(), "Single, BN"),
+    "17 tasks": lambda: figures.matrix_heat_map(records("85d5f7c04f8c"), "ER, CN"),
+    "accuracy": lambda: figures.accuracy_over_tasks(
+        {"BN": records("ba9df79f047e"), "CN": records("85d5f7c04f8c")}, "Split CIFAR-100"
+    ),
+    "drift": lambda: figures.drift_over_tasks(single_bn(), "Drift"),
+    "split": lambda: figures.forgetting_split(single_bn(), "Forgotten"),
+    "pairs": lambda: figures.paired_differences({"CN - BN": [1.0, 2.0, -0.5]}, "Pairs"),
+}
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_a_figure_is_whole_named_and_takes_the_pages_colours(name: str) -> None:
+    svg = DRAWN[name]()
+    root = ElementTree.fromstring(svg)
+    assert root.get("role") == "img" and root.get("aria-label") and root.get("viewBox")
+    assert root.get("width") is None and root.get("height") is None, "it is as wide as its place"
+    assert figures.INK not in svg and "currentColor" in svg
+    assert svg == DRAWN[name](), "the same records give the same picture"
+
+
+def test_a_heat_map_has_the_numbers_of_the_matrix() -> None:
+    svg, found = DRAWN["heat map"](), single_bn()
+    mean = sum(r.matrix.at(4, 0) for r in found) / 5
+    assert f">{mean:.0f}</text>" in svg
+    written = re.findall(r"<text[^>]*>(\d+)</text>", svg)
+    assert len(written) >= 15 + 10, "a number for each cell measured, and ten for the axes"
+    assert len(re.findall(r"<text[^>]*>\d+</text>", DRAWN["17 tasks"]())) < 60, "too many cells for numbers"
+
+
+def test_accuracy_so_far_is_the_mean_over_tasks_learned() -> None:
+    record = single_bn()[0]
+    curve = figures.accuracy_so_far(record.matrix)
+    assert curve[0] == record.matrix.at(0, 0) and curve[-1] == pytest.approx(record.score("acc"))
+
+
+def test_forgetting_is_split_into_what_exact_moments_give_back_and_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    bars: list[list[float]] = []
+    bar = Axes.bar
+    monkeypatch.setattr(
+        Axes, "bar", lambda self, x, height, **k: (bars.append(list(height)), bar(self, x, height, **k))[1]
+    )
+    figures.forgetting_split(single_bn(), "Forgotten")
+    rest, back = bars
+    found = single_bn()
+    running = [figures.AccuracyMatrix(**r.raw["matrix_running"]) for r in found]
+    lost = sum(m.at(0, 0) - m.at(4, 0) for m in running) / 5
+    assert rest[0] + back[0] == pytest.approx(lost)
+    assert back[0] == pytest.approx(
+        sum(r.matrix.at(4, 0) - m.at(4, 0) for r, m in zip(found, running, strict=True)) / 5
+    )
+    assert sum(back) > 0, "exact moments give something back"
+
+
+def test_a_title_with_odd_characters_does_not_break_the_page() -> None:
+    ElementTree.fromstring(figures.paired_differences({"a < b": [1.0]}, 'A "title" <b> & more'))
