@@ -16,8 +16,8 @@ from rich.table import Table
 
 from contnorm import __version__
 from contnorm.config import assigned, parse_assignment, read_toml
-from contnorm.errors import UserError, unknown
-from contnorm.results import Store
+from contnorm.errors import UserError, unknown, usable
+from contnorm.results import Store, write_atomically
 
 __all__ = ["app", "main"]
 
@@ -211,6 +211,28 @@ def data(
         show_data_set(name, data_root, console)
     else:
         show_data_sets(data_root, console)
+
+
+@app.command()
+def report(
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="The file; report.html, or the terminal.")] = None,
+    form: Annotated[str, typer.Option("--format", help="html, md, latex or csv.")] = "html",
+    runs: RunsFolder = Path("runs"),
+) -> None:
+    """One self-contained page of all runs under a folder; or their scores as a table."""
+    from contnorm.cli.reporting import report as made
+
+    records = list(Store(runs))
+    if not records:
+        raise UserError(f"no finished runs under {runs}. Make one: contnorm run --norm cn")
+    text = made(records, form)
+    if out is None and form != "html":
+        print(text, end="")
+        return
+    path = out or Path("report.html")
+    with usable(path, "it can't be written", "Say with -o where else."):
+        write_atomically(path, text.encode())
+    console.print(f"{len(records)} runs in {path}", markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command()
