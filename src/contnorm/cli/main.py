@@ -89,6 +89,9 @@ def run(
     precision: Annotated[str | None, typer.Option(help="fp32, tf32 or bf16.")] = None,
     eval_moments: Annotated[str | None, typer.Option(help="running, or oracle for BN*.")] = None,
     max_steps: Annotated[int | None, typer.Option(help="Stop early, for a try.")] = None,
+    keep_weights: Annotated[
+        bool, typer.Option("--keep-weights", help="Leave each run's weights beside its record, for `diagnose`.")
+    ] = False,
     data_root: DataRoot = None,
     runs: RunsFolder = Path("runs"),
     config: Annotated[Path | None, typer.Option(help="A TOML file of settings.")] = None,
@@ -117,7 +120,8 @@ def run(
             values = assigned(values, key, value)
     for text in set_ or []:
         values = assigned(values, *parse_assignment(text))
-    raise typer.Exit(run_seeds(values, wanted, Hands(device, lanes, threads), data_root, runs, console))
+    hands = Hands(device, lanes, threads, keep_weights)
+    raise typer.Exit(run_seeds(values, wanted, hands, data_root, runs, console))
 
 
 def _seeds(many: int | None, one: int | None) -> list[int]:
@@ -193,6 +197,23 @@ def compare(
 
     store = Store(runs)
     show_comparison(store.find(a), store.find(b), console)
+
+
+@app.command()
+def diagnose(
+    run: Annotated[str, typer.Argument(help="A run made with --keep-weights: a path, or the beginning of a hash.")],
+    seed: Annotated[int | None, typer.Option(help="Which seed; the first there is by default.")] = None,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="A figure too: .svg, .png or .pdf.")] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    threads: Annotated[int, typer.Option(help="On a CPU.")] = 1,
+    data_root: DataRoot = None,
+    runs: RunsFolder = Path("runs"),
+) -> None:
+    """How much of what a run forgot lies in its running moments alone: the cross-task normalization effect."""
+    from contnorm.cli.diagnosing import show_diagnosis
+    from contnorm.cli.running import Hands, workplace
+
+    show_diagnosis(run, seed, workplace(runs, Hands(device, 1, threads), data_root), out, console)
 
 
 @app.command()
