@@ -63,7 +63,7 @@ def _accuracies(axes: Axes, found: Mapping[str, Any]) -> None:
         axes.plot(found["learned"], "_", color=INK, markersize=18, label="when just learned")
     axes.set(title="accuracy", xlabel="task", ylabel="percent", ylim=(0, 100))
     _name_tasks(axes, found)
-    axes.legend(fontsize=8, loc="lower right")
+    axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2)  # bars reach everywhere inside
 
 
 def _drift(axes: Axes, found: Mapping[str, Any]) -> None:
