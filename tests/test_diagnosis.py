@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import random
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -229,6 +230,30 @@ def test_the_sentence_says_what_the_numbers_say(
 ) -> None:
     sentence = effect(running, oracle, learned)
     assert sentence.startswith(f"Re-estimated statistics {said}") and "the model itself's variance" in sentence
+
+
+def test_the_sentence_names_the_price_for_the_last_task() -> None:
+    layers = cn.diagnose(nn.BatchNorm1d(2), [[(torch.zeros(4, 2), torch.zeros(4).long())]]).layers
+    found = Diagnosis("Net", ("0", "1"), layers, (60.0, 90.0), (63.1, 88.0), (70.0, 90.0), (78.6, 90.0), True)
+    assert "recover 3.1 of the 18.6 points forgotten; the last task loses 2.0 by them; " in found.sentence
+    assert (found.recovered, found.forgotten) == pytest.approx((3.1, 18.6))
+
+
+def test_the_page_shows_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    """The words exactly; the numbers as far as another machine's sums may turn a few of 400 answers round."""
+    page = (Path(__file__).parent.parent / "docs" / "howto" / "diagnose-a-model.md").read_text()
+    first, second = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)[:2]
+    shown = re.search(r"^```text\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    exec(compile(first + second, "diagnose-a-model", "exec"), {})
+    assert shown
+    words, numbers = zip(*(parted(text) for text in (capsys.readouterr().out, shown[1])), strict=True)
+    assert words[0] == words[1] and numbers[0] == pytest.approx(numbers[1], abs=2.0)
+
+
+def parted(text: str) -> tuple[str, list[float]]:
+    """Its words, however they are wrapped, and its numbers."""
+    number = r"\d+(?:\.\d+)?"
+    return " ".join(re.sub(number, "#", text).split()), [float(found) for found in re.findall(number, text)]
 
 
 def test_table_json_and_figures(tmp_path: Path, knowing: Knowing) -> None:

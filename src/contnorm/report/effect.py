@@ -108,7 +108,8 @@ class Diagnosis:
                 f"that it forgets lies in running statistics."
             )
         data = "" if self.held_out else " (Accuracy is that on the data the moments were estimated from.)"
-        return f"Re-estimated statistics {self._effect()}; {self._most_drifted()}.{data}"
+        said = [f"Re-estimated statistics {self._effect()}", *self._price(), self._most_drifted()]
+        return f"{'; '.join(said)}.{data}"
 
     def _effect(self) -> str:
         forgotten, recovered = self.forgotten, self.recovered
@@ -122,6 +123,13 @@ class Diagnosis:
             return f"recover {recovered:.1f} of the {forgotten:.1f} points forgotten"
         cost = f", and cost {-recovered:.1f} more" if recovered <= -SEEN else ""
         return f"recover none of the {forgotten:.1f} points forgotten{cost}"
+
+    def _price(self) -> list[str]:
+        """What the last task loses, which `recovered` leaves out beside `forgotten`."""
+        loss = self.running[-1] - self.oracle[-1]
+        if self.learned is None or len(self.tasks) == 1 or loss < SEEN:
+            return []
+        return [f"the last task loses {loss:.1f} by them"]
 
     def _most_drifted(self) -> str:
         moved = [
