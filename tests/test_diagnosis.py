@@ -202,7 +202,7 @@ def test_accuracy_is_of_the_test_data_where_there_is_any() -> None:
 def test_a_model_without_moments_gets_a_sentence_and_no_error() -> None:
     model = nn.Sequential(nn.Linear(6, 8), nn.GroupNorm(2, 8), nn.Linear(8, 2))
     found = cn.diagnose(model, two_tasks(), learned=[90, 90])
-    assert found.sentence.startswith("Sequential has no norm layer with running moments: there is nothing to re-estim")
+    assert found.sentence.startswith("Sequential has no norm layer with running moments that could be re-estimated:")
     assert found.layers == () and "oracle" not in found.table() and found.oracle == found.running
 
 

@@ -178,3 +178,6 @@ def test_diagnose_a_run_whose_weights_were_kept(place: Path) -> None:
     assert (place / "effect.png").read_bytes().startswith(b"\x89PNG")
     done = contnorm("diagnose", hashes(place)[0], *where(place))
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "--keep-weights" in done.stderr
+    for half in ((), ("--model", "net.py:make"), (folder.name, "--stream", "split-mnist")):
+        done = contnorm("diagnose", *half, *runs)
+        assert done.returncode == 2 and "say which run, or all of --model, --weights and --stream" in done.stderr

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
+from torch import nn
 
-from contnorm.cli.diagnosing import diagnose_record, show_diagnosis
+from contnorm.cli.diagnosing import Brought, diagnose_brought, diagnose_record, show_diagnosis
 from contnorm.cli.running import Hands, resume_all, run_seeds
 from contnorm.engine.runs import Job, Workplace, execute, resolve, unfinished
 from contnorm.errors import UserError
@@ -123,8 +124,33 @@ def test_what_can_not_be_diagnosed_is_one_line(root: Path, runs: Path, tmp_path:
     with pytest.raises(UserError, match=r"weights of this run were not kept. Move .* `contnorm run --keep-weights`"):
         shown(str(path), root, tmp_path)
     path.with_suffix(".safetensors").write_bytes(b"cut short")
-    with pytest.raises(UserError, match="is not the weights of this run"):
+    with pytest.raises(UserError, match="is no safetensors file of this network's weights"):
         shown(str(path), root, tmp_path)
     elsewhere = small_mnist(tmp_path / "other", train=100, test=50)
     with pytest.raises(UserError, match="was run on other mnist data than is found here"):
         shown(folder.name, elsewhere, runs)
+
+
+NET = """
+from torch import nn
+
+def make(shape, outputs, norm):
+    return nn.Sequential(nn.Conv2d(shape[0], 8, 5, stride=3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(512, outputs))
+"""
+
+
+def test_a_network_from_elsewhere_is_looked_at_with_a_stream(root: Path, tmp_path: Path) -> None:
+    file, weights = tmp_path / "net.py", tmp_path / "net.safetensors"
+    file.write_text(NET)
+    torch.manual_seed(0)
+    twin = nn.Sequential(nn.Conv2d(1, 8, 5, stride=3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(512, 10))
+    twin[1].running_mean.fill_(3.0)
+    save_file(twin.state_dict(), weights)
+    place = Workplace(tmp_path, root, CPU)
+    found = diagnose_brought(Brought(f"{file}:make", weights, "split-mnist"), 0, place)
+    assert len(found.tasks) == 5 and [layer.layer for layer in found.layers] == ["1"]
+    assert found.learned is None and "points of accuracy" in found.sentence
+    assert found.layers[0].running_oracle.mean > 8 * 2, "every channel's mean is about 3 off"
+    weights.write_bytes(b"")
+    with pytest.raises(UserError, match=r"is no safetensors file .* Save it with safetensors.torch.save_file"):
+        diagnose_brought(Brought(f"{file}:make", weights, "split-mnist"), 0, place)

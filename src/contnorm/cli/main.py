@@ -201,19 +201,30 @@ def compare(
 
 @app.command()
 def diagnose(
-    run: Annotated[str, typer.Argument(help="A run made with --keep-weights: a path, or the beginning of a hash.")],
+    run: Annotated[
+        str, typer.Argument(help="A run made with --keep-weights: a path, or the beginning of a hash.")
+    ] = "",
     seed: Annotated[int | None, typer.Option(help="Which seed; the first there is by default.")] = None,
+    model: Annotated[str | None, typer.Option(help="Instead of a run: file.py:make, a network of your own.")] = None,
+    weights: Annotated[Path | None, typer.Option(help="Its weights, a safetensors file.")] = None,
+    stream: Annotated[str | None, typer.Option(help="Its tasks; see `contnorm ls streams`.")] = None,
+    norm: Annotated[str, typer.Option(help="The norm that `make` is given.")] = "bn",
     out: Annotated[Path | None, typer.Option("-o", "--out", help="A figure too: .svg, .png or .pdf.")] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     threads: Annotated[int, typer.Option(help="On a CPU.")] = 1,
     data_root: DataRoot = None,
     runs: RunsFolder = Path("runs"),
 ) -> None:
-    """How much of what a run forgot lies in its running moments alone: the cross-task normalization effect."""
-    from contnorm.cli.diagnosing import show_diagnosis
+    """How much of what a network forgot lies in its running moments alone: the cross-task normalization effect."""
+    brought = (model, weights, stream)
+    if bool(run) == any(brought) or (any(brought) and not all(brought)):
+        raise UserError("diagnose: say which run, or all of --model, --weights and --stream for a network of your own.")
+    from contnorm.cli.diagnosing import Brought, show_diagnosis
     from contnorm.cli.running import Hands, workplace
 
-    show_diagnosis(run, seed, workplace(runs, Hands(device, 1, threads), data_root), out, console)
+    place = workplace(runs, Hands(device, 1, threads), data_root)
+    given = Brought(model, weights, stream, norm) if model and weights and stream else run
+    show_diagnosis(given, seed, place, out, console)
 
 
 @app.command()

@@ -14,7 +14,7 @@ from contnorm.engine.lane import Lane
 from contnorm.errors import UserError
 from contnorm.results import write_atomically
 
-__all__ = ["keep_weights", "load_weights", "weights_beside"]
+__all__ = ["keep_weights", "load_kept_weights", "load_weights", "weights_beside"]
 
 
 def weights_beside(record: Path) -> Path:
@@ -33,7 +33,7 @@ def keep_weights(lane: Lane, record: Path) -> None:
     write_atomically(weights_beside(record), save(copies))
 
 
-def load_weights(lane: Lane, record: Path) -> None:
+def load_kept_weights(lane: Lane, record: Path) -> None:
     """Give a lane the weights that were kept beside a record.
 
     Raises:
@@ -45,11 +45,17 @@ def load_weights(lane: Lane, record: Path) -> None:
             f"{path}: the weights of this run were not kept. Move {record} away, and run it again with "
             f"`contnorm run --keep-weights` and the settings it had."
         )
+    load_weights(lane, path, f"Move it and {record} away, and run it again with `contnorm run --keep-weights`.")
+
+
+def load_weights(lane: Lane, path: Path, mend: str) -> None:
+    """Give a lane the weights in a safetensors file.
+
+    Raises:
+        UserError: Where they can't be read or belong to another network; ``mend`` says what to do about it.
+    """
     try:
         lane.model.load_state_dict(load(path.read_bytes()))
     except (OSError, SafetensorError, RuntimeError) as error:
         said = " ".join(str(error).split())
-        raise UserError(
-            f"{path}: is not the weights of this run ({said}). Move it and {record} away, and run it again with "
-            f"`contnorm run --keep-weights`."
-        ) from error
+        raise UserError(f"{path}: is no safetensors file of this network's weights ({said}). {mend}") from error

@@ -104,8 +104,8 @@ class Diagnosis:
         """What it comes to, in words."""
         if not self.layers:
             return (
-                f"{self.model} has no norm layer with running moments: there is nothing to re-estimate, and nothing "
-                f"that it forgets lies in running statistics."
+                f"{self.model} has no norm layer with running moments that could be re-estimated: none of what it "
+                f"forgets comes back that way."
             )
         data = "" if self.held_out else " (Accuracy is that on the data the moments were estimated from.)"
         said = [f"Re-estimated statistics {self._effect()}", *self._price(), self._most_drifted()]

@@ -42,9 +42,9 @@ def draw_effect(found: Mapping[str, Any], path: str | Path) -> None:
 
     style: dict[Any, Any] = {"svg.hashsalt": "contnorm", "svg.fonttype": "none", "font.family": "sans-serif"}
     panels = [_accuracies, _drift, _by_task] if found["layers"] else [_accuracies]
-    tall = max(PANEL, 1.6 + 0.22 * len(found["layers"]))  # a line a layer, readable
+    wide, tall = max(PANEL, 0.34 * len(found["tasks"])), max(PANEL, 1.6 + 0.22 * len(found["layers"]))  # room for names
     with plt.rc_context(style):
-        figure, axes = plt.subplots(1, len(panels), figsize=(PANEL * len(panels), tall), squeeze=False)
+        figure, axes = plt.subplots(1, len(panels), figsize=(wide * len(panels), tall), squeeze=False)
         for panel, place in zip(panels, axes[0], strict=True):
             panel(place, found)
         figure.suptitle("\n".join(textwrap.wrap(found["sentence"], 45 * len(panels))), fontsize=11)
@@ -91,8 +91,9 @@ def _by_task(axes: Axes, found: Mapping[str, Any]) -> None:
 
 
 def _name_tasks(axes: Axes, found: Mapping[str, Any]) -> None:
-    axes.set_xticks(range(len(found["tasks"])), found["tasks"])
+    axes.set_xticks(range(len(found["tasks"])), found["tasks"], fontsize=8)
 
 
 def _name_layers(axes: Axes, found: Mapping[str, Any]) -> None:
-    axes.set_yticks(range(len(found["layers"])), [layer["layer"] or "(the model)" for layer in found["layers"]])
+    names = [layer["layer"] or "(the model)" for layer in found["layers"]]
+    axes.set_yticks(range(len(names)), names, fontsize=8)
