@@ -180,6 +180,8 @@ class Diagnosis:
     def __str__(self) -> str:
         return f"{self.table()}\n\n{self.sentence}"
 
+    __repr__ = __str__
+
 
 def _gain(points: float) -> str:
     if abs(points) < SEEN:
