@@ -18,6 +18,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from contnorm import functional
     from contnorm.conversion import convert_norm, convert_sync
+    from contnorm.diagnosis import diagnose
     from contnorm.factory import create_norm
     from contnorm.freezing import freeze_stats, frozen_stats
     from contnorm.layers.batch import BatchNorm1d, BatchNorm2d, BatchNorm3d
@@ -71,6 +72,7 @@ __all__ = [
     "convert_norm",
     "convert_sync",
     "create_norm",
+    "diagnose",
     "freeze_stats",
     "frozen_stats",
     "functional",
@@ -80,6 +82,7 @@ __all__ = [
 
 _HOMES = {
     "contnorm.conversion": ("convert_norm", "convert_sync"),
+    "contnorm.diagnosis": ("diagnose",),
     "contnorm.factory": ("create_norm",),
     "contnorm.freezing": ("freeze_stats", "frozen_stats"),
     "contnorm.oracle": ("reestimate",),

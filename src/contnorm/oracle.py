@@ -27,7 +27,7 @@ from contnorm.functional.batch import channel_moments, unbiased
 from contnorm.layers.base import MomentNorm
 from contnorm.recognition import Stranger, holds_moments, recognize
 
-__all__ = ["LayerMoments", "Reestimated", "reestimate"]
+__all__ = ["Call", "LayerMoments", "Reestimated", "call_with_first", "moment_layers", "on_model", "reestimate"]
 
 Call = Callable[[nn.Module, Any], object]
 
@@ -110,7 +110,7 @@ def reestimate(model: nn.Module, batches: Iterable[Any], *, call: Call | None = 
         raise TypeError("reestimate: batches is a tensor, whose elements are samples. Give a list of batches: [x].")
     layers = _targets(model)
     old = {name: (mean.clone(), var.clone()) for name, layer in layers.items() for mean, var in [_buffers(layer)]}
-    run = call or _call_with_first
+    run = call or call_with_first
     try:
         with torch.no_grad(), _in_evaluation(model):
             reached = _measure_all(model, layers, batches, run)
@@ -282,6 +282,22 @@ def _address(tensor: Tensor) -> int:
 
 
 def _targets(model: nn.Module) -> dict[str, nn.Module]:
+    layers = moment_layers(model)
+    if not layers:
+        raise ValueError(
+            f"reestimate: {type(model).__name__} has no norm layer with running moments, so there is nothing to "
+            f"estimate. See contnorm.summarize(model)."
+        )
+    return layers
+
+
+def moment_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """The norm layers whose running moments `reestimate` sets, by name; refuses those whose moments it can't tell.
+
+    Example:
+        >>> list(moment_layers(nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.GroupNorm(2, 4))))
+        ['1']
+    """
     layers = {}
     for name, module in model.named_modules():
         found = recognize(module)
@@ -300,11 +316,6 @@ def _targets(model: nn.Module) -> dict[str, nn.Module]:
         if is_frozen(module):
             raise ValueError(f"{where}: its moments are frozen. Call contnorm.freeze_stats(model, False) first.")
         layers[name] = module
-    if not layers:
-        raise ValueError(
-            f"reestimate: {type(model).__name__} has no norm layer with running moments, so there is nothing to "
-            f"estimate. See contnorm.summarize(model)."
-        )
     return layers
 
 
@@ -350,8 +361,12 @@ def _in_evaluation(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def _call_with_first(model: nn.Module, batch: Any) -> object:
+def call_with_first(model: nn.Module, batch: Any) -> object:
     """Run the model on a batch, or on the first element of a tuple or list, on the model's own device."""
-    x = batch[0] if isinstance(batch, tuple | list) else batch
+    return model(on_model(model, batch[0] if isinstance(batch, tuple | list) else batch))
+
+
+def on_model(model: nn.Module, x: Any) -> Any:
+    """A tensor on the model's own device; anything else as it is."""
     place = next((t.device for t in (*model.parameters(), *model.buffers())), None)
-    return model(x.to(place) if isinstance(x, Tensor) and place is not None else x)
+    return x.to(place) if isinstance(x, Tensor) and place is not None else x

@@ -166,3 +166,18 @@ def test_show_names_a_broken_record_and_shows_the_rest(
         out, err = capsys.readouterr()
         assert ended.value.code == 0 and RunConfig().hash in out and "50.00" in out
         assert "1.json: is no record of a run" in err and "Delete it" in err and err.count("\n") == 1
+
+
+def test_diagnose_a_run_whose_weights_were_kept(place: Path) -> None:
+    runs = ("--data-root", place / "data", "--runs", place / "kept")
+    done = contnorm("run", "--norm", "bn", "--strategy", "single", "--keep-weights", *runs, *SMALL)
+    assert done.returncode == 0, done.stderr
+    (folder,) = (place / "kept").iterdir()
+    done = contnorm("diagnose", folder.name, *runs, "-o", place / "effect.png")
+    assert done.returncode == 0 and "Re-estimated statistics" in done.stdout, done.stderr
+    assert (place / "effect.png").read_bytes().startswith(b"\x89PNG")
+    done = contnorm("diagnose", hashes(place)[0], *where(place))
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "--keep-weights" in done.stderr
+    for half in ((), ("--model", "net.py:make"), (folder.name, "--stream", "split-mnist")):
+        done = contnorm("diagnose", *half, *runs)
+        assert done.returncode == 2 and "say which run, or all of --model, --weights and --stream" in done.stderr

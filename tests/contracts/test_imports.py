@@ -42,6 +42,7 @@ WITHOUT_TORCH = [
             "streams.sources",
             "streams.fetch",
             "report.cubes",
+            "report.effect",
             "cli.main",
             "cli.data",
             "cli.listing",

@@ -89,6 +89,9 @@ def run(
     precision: Annotated[str | None, typer.Option(help="fp32, tf32 or bf16.")] = None,
     eval_moments: Annotated[str | None, typer.Option(help="running, or oracle for BN*.")] = None,
     max_steps: Annotated[int | None, typer.Option(help="Stop early, for a try.")] = None,
+    keep_weights: Annotated[
+        bool, typer.Option("--keep-weights", help="Leave each run's weights beside its record, for `diagnose`.")
+    ] = False,
     data_root: DataRoot = None,
     runs: RunsFolder = Path("runs"),
     config: Annotated[Path | None, typer.Option(help="A TOML file of settings.")] = None,
@@ -117,7 +120,8 @@ def run(
             values = assigned(values, key, value)
     for text in set_ or []:
         values = assigned(values, *parse_assignment(text))
-    raise typer.Exit(run_seeds(values, wanted, Hands(device, lanes, threads), data_root, runs, console))
+    hands = Hands(device, lanes, threads, keep_weights)
+    raise typer.Exit(run_seeds(values, wanted, hands, data_root, runs, console))
 
 
 def _seeds(many: int | None, one: int | None) -> list[int]:
@@ -193,6 +197,34 @@ def compare(
 
     store = Store(runs)
     show_comparison(store.find(a), store.find(b), console)
+
+
+@app.command()
+def diagnose(
+    run: Annotated[
+        str, typer.Argument(help="A run made with --keep-weights: a path, or the beginning of a hash.")
+    ] = "",
+    seed: Annotated[int | None, typer.Option(help="Which seed; the first there is by default.")] = None,
+    model: Annotated[str | None, typer.Option(help="Instead of a run: file.py:make, a network of your own.")] = None,
+    weights: Annotated[Path | None, typer.Option(help="Its weights, a safetensors file.")] = None,
+    stream: Annotated[str | None, typer.Option(help="Its tasks; see `contnorm ls streams`.")] = None,
+    norm: Annotated[str, typer.Option(help="The norm that `make` is given.")] = "bn",
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="A figure too: .svg, .png or .pdf.")] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    threads: Annotated[int, typer.Option(help="On a CPU.")] = 1,
+    data_root: DataRoot = None,
+    runs: RunsFolder = Path("runs"),
+) -> None:
+    """How much of what a network forgot lies in its running moments alone: the cross-task normalization effect."""
+    brought = (model, weights, stream)
+    if bool(run) == any(brought) or (any(brought) and not all(brought)):
+        raise UserError("diagnose: say which run, or all of --model, --weights and --stream for a network of your own.")
+    from contnorm.cli.diagnosing import Brought, show_diagnosis
+    from contnorm.cli.running import Hands, workplace
+
+    place = workplace(runs, Hands(device, 1, threads), data_root)
+    given = Brought(model, weights, stream, norm) if model and weights and stream else run
+    show_diagnosis(given, seed, place, out, console)
 
 
 @app.command()

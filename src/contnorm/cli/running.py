@@ -21,11 +21,12 @@ from contnorm.engine.loop import Failed, Finished, Stopped
 from contnorm.engine.loop import Progress as Steps
 from contnorm.engine.runs import Event, Job, Workplace, execute, resolve, unfinished
 from contnorm.engine.unfinished import Left
+from contnorm.engine.weights import weights_beside
 from contnorm.errors import UserError
 from contnorm.results import Record, Store
 from contnorm.streams.sources import data_root
 
-__all__ = ["Hands", "cores", "followed", "resume_all", "run_seeds", "say_on_stderr"]
+__all__ = ["Hands", "cores", "followed", "resume_all", "run_seeds", "say_on_stderr", "workplace"]
 
 
 @dataclass(frozen=True)
@@ -36,11 +37,13 @@ class Hands:
         device: ``"cpu"`` or ``"cuda"``.
         lanes: How many runs go side by side.
         threads: Of each run on a CPU.
+        keep_weights: Whether a finished run leaves its weights beside its record.
     """
 
     device: str | None = None
     lanes: int | None = None
     threads: int | None = None
+    keep_weights: bool = False
 
 
 Work = tuple[Workplace, list[Job]]  # jobs, and where they are run
@@ -50,9 +53,20 @@ def run_seeds(
     values: dict[str, Any], seeds: list[int], hands: Hands, root: Path | None, runs: Path, console: Console
 ) -> int:
     """Run what is missing, then show the scores; gives the exit code."""
-    place = _workplace(runs, hands, root)
+    place = workplace(runs, hands, root)
     config = resolve(values, place.data_root)
-    return _run_and_show([(place, [Job(config, seed) for seed in seeds])], console)
+    jobs = [Job(config, seed) for seed in seeds]
+    code = _run_and_show([(place, jobs)], console)
+    if place.keep_weights:
+        _tell_of_lost_weights(jobs, Store(place.runs))
+    return code
+
+
+def _tell_of_lost_weights(jobs: list[Job], store: Store) -> None:
+    """Of the runs that were recorded before, without their weights: they are not run again."""
+    for record in (store.path(job.config, job.seed) for job in jobs):
+        if record.is_file() and not weights_beside(record).is_file():
+            say_on_stderr(f"{record}: was recorded before, without its weights. Move it away to run it for them again.")
 
 
 def resume_all(path: Path, hands: Hands, root: Path | None, console: Console) -> int:
@@ -72,19 +86,19 @@ def resume_all(path: Path, hands: Hands, root: Path | None, console: Console) ->
 
 def _sorted_out(left: list[Left], hands: Hands, root: Path | None) -> tuple[list[Work], list[str]]:
     """Stopped runs by where they lie and how they were begun, where nothing else was typed; and which can't go on."""
-    together: dict[tuple[Path, str, int], list[Job]] = {}
+    together: dict[tuple[Path, str, int, bool], list[Job]] = {}
     for run in left:
         threads = run.threads if hands.threads is None else hands.threads
-        together.setdefault((run.runs, hands.device or run.device, threads), []).append(run.job)
+        together.setdefault((run.runs, hands.device or run.device, threads, run.keep_weights), []).append(run.job)
     work: list[Work] = []
     problems: list[str] = []
-    for (runs, device, threads), jobs in together.items():
+    for (runs, device, threads, keep), jobs in together.items():
         if hands.device is None and device == "cuda" and not torch.cuda.is_available():
             problems.append(
                 f"{runs}: {len(jobs)} of the runs were begun with --device cuda, and torch sees no GPU here."
             )
         else:
-            work.append((_workplace(runs, Hands(device, hands.lanes, threads), root), jobs))
+            work.append((workplace(runs, Hands(device, hands.lanes, threads, keep), root), jobs))
     return work, problems
 
 
@@ -112,7 +126,8 @@ def _run_and_show(work: list[Work], console: Console) -> int:
     return 0
 
 
-def _workplace(runs: Path, hands: Hands, root: Path | None) -> Workplace:
+def workplace(runs: Path, hands: Hands, root: Path | None) -> Workplace:
+    """Where runs are made, from what was typed."""
     threads = 1 if hands.threads is None else hands.threads
     if threads < 1:
         raise UserError(f"--threads {threads}: use 1 or more; every run on a CPU has so many.")
@@ -122,7 +137,8 @@ def _workplace(runs: Path, hands: Hands, root: Path | None) -> Workplace:
         lanes = 8 if device.type == "cuda" else max(1, cores() // threads)
     if lanes < 1:
         raise UserError(f"--lanes {lanes}: use 1 or more; so many runs go side by side.")
-    return Workplace(runs, data_root(root), device, lanes=lanes, threads=threads)
+    kept = hands.keep_weights
+    return Workplace(runs, data_root(root), device, lanes=lanes, threads=threads, keep_weights=kept)
 
 
 def cores() -> int:

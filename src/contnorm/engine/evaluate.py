@@ -13,7 +13,7 @@ from contnorm.engine.lane import Lane
 from contnorm.oracle import Reestimated, reestimate
 from contnorm.recognition import Recognized, recognize
 
-__all__ = ["TrainBatches", "count_right", "drift_of", "keeps_moments", "oracle_moments"]
+__all__ = ["TaskBatches", "TrainBatches", "classes_of", "count_right", "drift_of", "keeps_moments", "oracle_moments"]
 
 TEST_BATCH = 1000
 
@@ -54,6 +54,27 @@ class TrainBatches:
     def __iter__(self) -> Iterator[Tensor]:
         for part in torch.split(self.items, self.size):
             yield self.lane.data.train_x(part)
+
+
+class TaskBatches:
+    """The training or test data of one task, plainly, as batches of images and labels; can be gone over again."""
+
+    def __init__(self, lane: Lane, task: int, *, test: bool = False, size: int = TEST_BATCH) -> None:
+        self.size = size
+        data = lane.data
+        self.table, self.images = (data.test, data.test_x) if test else (data.train, data.train_x)
+        self.items = torch.nonzero(self.table.task == task).squeeze(1)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for part in torch.split(self.items, self.size):
+            yield self.images(part), self.table.label[part]
+
+
+def classes_of(lane: Lane, x: Tensor, task: int) -> Tensor:
+    """The lane's answers for images of one task, outputs competing as the stream says."""
+    with lane.autocast():
+        logits = lane.model(x)
+    return lane.head(logits.float(), torch.full((len(x),), task, device=lane.device)).argmax(1)
 
 
 def keeps_moments(model: nn.Module) -> bool:

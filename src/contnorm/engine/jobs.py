@@ -24,6 +24,7 @@ class Workplace:
         lanes: How many runs go side by side: in one graph on a GPU, in processes of their own on a CPU.
         threads: Of each run on a CPU; the order of sums depends on it, so it is fixed and recorded.
         whole: Whether the images go to the GPU whole; None for where they fit.
+        keep_weights: Whether a finished run leaves its weights beside its record.
     """
 
     runs: Path
@@ -33,6 +34,7 @@ class Workplace:
     lanes: int = 1
     threads: int = 1
     whole: bool | None = None
+    keep_weights: bool = False
 
 
 @dataclass(frozen=True)

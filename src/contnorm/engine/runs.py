@@ -22,6 +22,7 @@ from contnorm.engine.numerics import numerics
 from contnorm.engine.processes import side_by_side
 from contnorm.engine.resolving import resolve
 from contnorm.engine.unfinished import Unfinished, edited, unfinished
+from contnorm.engine.weights import keep_weights
 from contnorm.errors import RunBrokeError, UserError, usable
 from contnorm.own_code import breaks_in, own_error
 from contnorm.results import Store
@@ -198,6 +199,8 @@ def _learn(
             what.found["seconds"] |= {"together": time.perf_counter() - started, "lanes": len(lanes)}
             found = {**what.found, **_circumstances(job.config, source, place.device)}
             with usable(left.record, "the record can't be written", f"{GO_ON} then go on with `contnorm resume`."):
+                if place.keep_weights:  # first: where the record is, the weights are
+                    keep_weights(lane, left.record)
                 store.save(job.config, job.seed, found)
         if isinstance(what, Finished | Failed):
             left.clear()

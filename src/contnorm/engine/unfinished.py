@@ -29,6 +29,7 @@ class Left:
     runs: Path
     device: str
     threads: int
+    keep_weights: bool = False
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,9 @@ class Unfinished:
     def write_note(self, job: Job, place: Workplace) -> None:
         """Say what is run, and with what: the bits depend on the device and on its threads."""
         begun = {"schema": SCHEMA, "config": job.config.as_dict(), "seed": job.seed}
-        circumstances = {"device": place.device.type, "threads": place.threads}
+        circumstances: dict[str, object] = {"device": place.device.type, "threads": place.threads}
+        if place.keep_weights:
+            circumstances["keep_weights"] = True
         with usable(self.folder, "a run can't be kept there", "Say with --runs where else."):
             write_atomically(self.note, json.dumps(begun | circumstances).encode())
 
@@ -148,7 +151,7 @@ def _left(left: Unfinished) -> list[Left]:
     why = edited(job.config)
     if why:
         raise UserError(f"{left.folder}: {why} To run it anew, delete the folder.")
-    return [Left(job, runs, device, threads)]
+    return [Left(job, runs, device, threads, raw.get("keep_weights") is True)]
 
 
 def _read(note: Path) -> dict[str, Any]:

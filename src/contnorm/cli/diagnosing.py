@@ -1,0 +1,154 @@
+"""The cross-task normalization effect at a terminal: of a finished run's network, or of one from elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from contnorm.config import RunConfig
+from contnorm.diagnosis import diagnose
+from contnorm.engine.evaluate import TaskBatches, classes_of
+from contnorm.engine.jobs import Workplace
+from contnorm.engine.lane import Lane
+from contnorm.engine.numerics import numerics
+from contnorm.engine.resolving import resolve
+from contnorm.engine.unfinished import edited
+from contnorm.engine.weights import load_kept_weights, load_weights
+from contnorm.errors import UserError, usable
+from contnorm.metrics.matrix import AccuracyMatrix
+from contnorm.report.effect import Diagnosis
+from contnorm.results import Record, Store
+from contnorm.streams.sources import Source, load_source
+
+__all__ = ["Brought", "diagnose_brought", "diagnose_record", "show_diagnosis"]
+
+ENDINGS = (".svg", ".png", ".pdf")
+
+
+@dataclass(frozen=True)
+class Brought:
+    """A network from elsewhere, as typed.
+
+    Attributes:
+        model: What makes it: ``file.py:make``, or a name of ours.
+        weights: A safetensors file of its state dict.
+        stream: The tasks to look at it with.
+        norm: The norm that ``make`` is given.
+    """
+
+    model: str
+    weights: Path
+    stream: str
+    norm: str = "bn"
+
+
+def show_diagnosis(
+    given: str | Brought, seed: int | None, place: Workplace, out: Path | None, console: Console
+) -> None:
+    """Print table and sentence, and draw the figure where one is asked for."""
+    if out is not None and out.suffix not in ENDINGS:  # told before the work, not after it
+        raise UserError(f"-o {out}: a figure ends in {', '.join(ENDINGS)}.")
+    title, found = _diagnosed(given, seed, place)
+    console.print(f"{title}\n\n{found}", soft_wrap=True, markup=False, highlight=False)
+    if out is not None:
+        with usable(out, "the figure can't be written", "Say with -o where else."):
+            out.parent.mkdir(parents=True, exist_ok=True)
+            found.draw(out)
+        console.print(f"drawn in {out}", soft_wrap=True, markup=False, highlight=False)
+
+
+def _diagnosed(given: str | Brought, seed: int | None, place: Workplace) -> tuple[str, Diagnosis]:
+    if isinstance(given, Brought):
+        return f"{given.weights} on {given.stream}", diagnose_brought(given, seed or 0, place)
+    store = Store(place.runs)
+    record = _of_seed(store.find(given), given, seed)
+    return f"{record.config.hash} seed {record.seed}", diagnose_record(record, _path(given, record, store), place)
+
+
+def diagnose_brought(given: Brought, seed: int, place: Workplace) -> Diagnosis:
+    """The same for a network that was trained elsewhere; nothing is known of its past accuracies."""
+    asked = {"stream": {"name": given.stream}, "model": {"name": given.model}, "norm": {"name": given.norm}}
+    config = resolve(asked, place.data_root)
+    source = load_source(str(config.stream.source), place.data_root)
+    with _lane(config, seed, source, place) as lane:
+        load_weights(lane, given.weights, "Save it with safetensors.torch.save_file(model.state_dict(), path).")
+        return _on_its_stream(lane, None)
+
+
+def diagnose_record(record: Record, path: Path, place: Workplace) -> Diagnosis:
+    """Moments from the training data of each task, accuracy on its test data, and past accuracies from the record.
+
+    Args:
+        record: The run.
+        path: Where its record is; the weights lie beside it.
+        place: Where its data is, and on what device to measure.
+    """
+    config = record.config
+    why = edited(config)
+    if why:
+        raise UserError(why)
+    source = load_source(str(config.stream.source), place.data_root)
+    _check_data(record, source, path)
+    with _lane(config, record.seed, source, place) as lane:
+        load_kept_weights(lane, path)
+        return _on_its_stream(lane, _learned(record))
+
+
+@contextmanager
+def _lane(config: RunConfig, seed: int, source: Source, place: Workplace) -> Iterator[Lane]:
+    with numerics(config.train, place.threads):
+        lane = Lane(config, seed, source, place.device)
+        try:
+            yield lane
+        finally:
+            lane.feed.close()
+
+
+def _on_its_stream(lane: Lane, learned: Sequence[float] | None) -> Diagnosis:
+    tasks = range(lane.data.stream.tasks)
+    return diagnose(
+        lane.model,
+        [TaskBatches(lane, task) for task in tasks],
+        test_by_task=[TaskBatches(lane, task, test=True) for task in tasks],
+        learned=learned,
+        predict=lambda model, x, task: classes_of(lane, x, task),
+    )
+
+
+def _of_seed(records: list[Record], given: str, seed: int | None) -> Record:
+    for record in records:
+        if seed is None or record.seed == seed:
+            return record
+    there = ", ".join(str(record.seed) for record in records)
+    raise UserError(f"--seed {seed}: run {given!r} has the seeds {there}.")
+
+
+def _path(given: str, record: Record, store: Store) -> Path:
+    """Where a record was found: a run is given by its file, its folder, a folder of runs or its hash."""
+    typed = Path(given)
+    if typed.is_file():
+        return typed
+    beside = typed / f"{record.seed}.json"
+    if beside.is_file():
+        return beside
+    return (Store(typed) if typed.is_dir() else store).path(record.config, record.seed)
+
+
+def _learned(record: Record) -> list[float]:
+    """With running moments, as the network was evaluated when it had just learned a task."""
+    running = record.raw.get("matrix_running")
+    matrix = record.matrix if running is None else AccuracyMatrix(**running)
+    return [matrix.at(task, task) for task in range(matrix.tasks)]
+
+
+def _check_data(record: Record, source: Source, path: Path) -> None:
+    was = record.raw.get("source", {}).get("fingerprint")
+    if was is not None and was != source.fingerprint:
+        raise UserError(
+            f"{path}: was run on other {source.name} data than is found here (fingerprint {was}, here "
+            f"{source.fingerprint}). Say with --data-root where that is."
+        )

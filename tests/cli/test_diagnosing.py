@@ -1,0 +1,156 @@
+"""The effect of a finished run: what is measured again is what its record says, and what is missing is told."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from contnorm.cli.diagnosing import Brought, diagnose_brought, diagnose_record, show_diagnosis
+from contnorm.cli.running import Hands, resume_all, run_seeds
+from contnorm.engine.runs import Job, Workplace, execute, resolve, unfinished
+from contnorm.errors import UserError
+from contnorm.metrics.matrix import AccuracyMatrix
+from contnorm.results import Record, Store
+from tests.datasets import small_mnist
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_mnist(tmp_path_factory.mktemp("data"), train=200, test=100)
+
+
+def values(stream: str, **groups: Any) -> dict[str, Any]:
+    """So few samples that not all is right, and numbers differ."""
+    few = {"train_per_task": 30, "tasks": 3} if stream == "permuted-mnist" else {"train_per_task": 10}
+    return {"stream": {"name": stream, **few}, "norm": {"name": "bn"}, "strategy": {"name": "single"}, **groups}
+
+
+def made(root: Path, runs: Path, asked: dict[str, Any], keep: bool = True, seed: int = 0) -> tuple[Record, Path]:
+    config = resolve(asked, root)
+    list(execute([Job(config, seed)], Workplace(runs, root, CPU, keep_weights=keep)))
+    store = Store(runs)
+    path = store.path(config, seed)
+    return store.load(path), path
+
+
+@pytest.mark.parametrize("stream", ["permuted-mnist", "split-mnist"])
+def test_what_is_measured_again_is_what_the_run_measured(root: Path, tmp_path: Path, stream: str) -> None:
+    """Weights, data and heads are those of the run: its last rows, with running and oracle moments, come out again."""
+    record, path = made(root, tmp_path, values(stream, evaluate={"moments": "oracle"}))
+    found = diagnose_record(record, path, Workplace(tmp_path, root, CPU))
+    running, oracle = AccuracyMatrix(**record.raw["matrix_running"]), record.matrix
+    last = oracle.tasks - 1
+    assert found.running == pytest.approx([running.at(last, task) for task in range(last + 1)])
+    assert found.oracle == pytest.approx([oracle.at(last, task) for task in range(last + 1)])
+    assert found.learned == pytest.approx([running.at(task, task) for task in range(last + 1)])
+    assert found.running != found.oracle, "or nothing was told apart"
+    for layer in found.layers:
+        drift = record.drift["by_task"][last][layer.layer]
+        assert layer.running_oracle.mean == pytest.approx(drift["mean"], rel=1e-4)
+        assert layer.running_oracle.var == pytest.approx(drift["var"], rel=1e-4)
+
+
+def test_keeping_weights_changes_neither_the_run_nor_its_name(root: Path, tmp_path: Path) -> None:
+    asked = values("permuted-mnist")
+    kept, path = made(root, tmp_path / "kept", asked)
+    plain, bare = made(root, tmp_path / "plain", asked, keep=False)
+    assert kept.config.hash == plain.config.hash and kept.matrix == plain.matrix
+    assert sorted(inside.name for inside in path.parent.iterdir()) == ["0.json", "0.safetensors"]
+    assert [inside.name for inside in bare.parent.iterdir()] == ["0.json"]
+    assert {"norm1.running_mean", "norm2.weight"} <= load_file(path.with_suffix(".safetensors")).keys()
+    assert len(Store(tmp_path / "kept").readable().records) == 1
+
+
+def test_a_stopped_run_keeps_its_weights_when_gone_on_with(root: Path, tmp_path: Path) -> None:
+    job = Job(resolve(values("permuted-mnist"), root), 0)
+    list(execute([job], Workplace(tmp_path, root, CPU, keep_weights=True), stop=lambda: True))
+    assert [left.keep_weights for left in unfinished(tmp_path).runs] == [True]
+    assert resume_all(tmp_path, Hands(), root, Console(file=io.StringIO())) == 0
+    assert Store(tmp_path).path(job.config, 0).with_suffix(".safetensors").is_file()
+
+
+def test_a_record_from_before_is_told_to_have_no_weights(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = values("permuted-mnist")
+    _, path = made(root, tmp_path, asked, keep=False)
+    run_seeds(asked, [0], Hands(keep_weights=True), root, tmp_path, Console(file=io.StringIO()))
+    assert f"{path}: was recorded before, without its weights. Move it away" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def runs(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    runs = tmp_path_factory.mktemp("runs")
+    for seed in (1, 2):
+        made(root, runs, values("permuted-mnist"), seed=seed)
+    return runs
+
+
+def shown(given: str, root: Path, runs: Path, seed: int | None = None, out: Path | None = None) -> str:
+    console = Console(file=io.StringIO(), width=60)
+    show_diagnosis(given, seed, Workplace(runs, root, CPU), out, console)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_a_run_is_given_by_hash_folder_or_file(root: Path, runs: Path, tmp_path: Path) -> None:
+    (folder,) = runs.iterdir()
+    figure = tmp_path / "new" / "effect.svg"
+    printed = shown(folder.name[:6], root, runs, out=figure)
+    assert printed.startswith(f"{folder.name} seed 1\n") and "norm2" in printed and "Re-estimated statistics" in printed
+    assert "task's own" in printed and f"drawn in {figure}" in printed and figure.read_text().startswith("<?xml")
+    assert shown(str(folder), root, tmp_path) in printed
+    assert shown(str(runs), root, tmp_path) in printed
+    other = shown(str(folder / "2.json"), root, tmp_path)
+    assert other.startswith(f"{folder.name} seed 2\n") and other == shown(folder.name, root, runs, seed=2)
+
+
+def test_what_can_not_be_diagnosed_is_one_line(root: Path, runs: Path, tmp_path: Path) -> None:
+    (folder,) = runs.iterdir()
+    with pytest.raises(UserError, match=r"--seed 7: run '.*' has the seeds 1, 2"):
+        shown(folder.name, root, runs, seed=7)
+    with pytest.raises(UserError, match=r"effect.txt: a figure ends in .svg, .png, .pdf"):
+        shown(folder.name, root, runs, out=tmp_path / "effect.txt")
+    _, path = made(root, tmp_path, values("permuted-mnist"), keep=False)
+    with pytest.raises(UserError, match=r"weights of this run were not kept. Move .* `contnorm run --keep-weights`"):
+        shown(str(path), root, tmp_path)
+    path.with_suffix(".safetensors").write_bytes(b"cut short")
+    with pytest.raises(UserError, match="is no safetensors file of this network's weights"):
+        shown(str(path), root, tmp_path)
+    elsewhere = small_mnist(tmp_path / "other", train=100, test=50)
+    with pytest.raises(UserError, match="was run on other mnist data than is found here"):
+        shown(folder.name, elsewhere, runs)
+
+
+NET = """
+from torch import nn
+
+def make(shape, outputs, norm):
+    return nn.Sequential(nn.Conv2d(shape[0], 8, 5, stride=3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(512, outputs))
+"""
+
+
+def test_a_network_from_elsewhere_is_looked_at_with_a_stream(root: Path, tmp_path: Path) -> None:
+    file, weights = tmp_path / "net.py", tmp_path / "net.safetensors"
+    file.write_text(NET)
+    torch.manual_seed(0)
+    twin = nn.Sequential(nn.Conv2d(1, 8, 5, stride=3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(512, 10))
+    twin[1].running_mean.fill_(3.0)
+    save_file(twin.state_dict(), weights)
+    place = Workplace(tmp_path, root, CPU)
+    found = diagnose_brought(Brought(f"{file}:make", weights, "split-mnist"), 0, place)
+    assert len(found.tasks) == 5 and [layer.layer for layer in found.layers] == ["1"]
+    assert found.learned is None and "points of accuracy" in found.sentence
+    assert found.layers[0].running_oracle.mean > 8 * 2, "every channel's mean is about 3 off"
+    weights.write_bytes(b"")
+    with pytest.raises(UserError, match=r"is no safetensors file .* Save it with safetensors.torch.save_file"):
+        diagnose_brought(Brought(f"{file}:make", weights, "split-mnist"), 0, place)
