@@ -196,6 +196,32 @@ def compare(
 
 
 @app.command()
+def paper(
+    recipe: Annotated[str, typer.Argument(help="table1 ... table14, figure1 ... figure3, or a file of your own.")] = "",
+    list_: Annotated[bool, typer.Option("--list", help="Which there are, and how much of each is run.")] = False,
+    seeds: Annotated[int, typer.Option(help="How many, from 0; the paper has five.")] = 5,
+    only: Annotated[list[str] | None, typer.Option(help="Some cells: norm=cn stream=split-cifar100 buffer=500")] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    lanes: Lanes = None,
+    threads: Annotated[int, typer.Option(help=_THREADS)] = 1,
+    max_steps: Annotated[int | None, typer.Option(help="Stop early, for a try.")] = None,
+    data_root: DataRoot = None,
+    runs: RunsFolder = Path("runs"),
+) -> None:
+    """A table or figure of the paper: run what is missing, then ours beside the published, with a verdict."""
+    if list_ or not recipe:
+        from contnorm.cli.paper_list import show_recipes
+
+        show_recipes(seeds, data_root, runs, console)
+        return
+    from contnorm.cli.paper import Asked, run_recipe
+    from contnorm.cli.running import Hands
+
+    asked = Asked(seeds, only or [], Hands(device, lanes, threads), max_steps, data_root, runs)
+    raise typer.Exit(run_recipe(recipe, asked, console))
+
+
+@app.command()
 def data(
     name: Annotated[str, typer.Argument(help="One data set.")] = "",
     fetch: Annotated[bool, typer.Option("--fetch", help="Bring it from its public source, and verify it.")] = False,

@@ -25,7 +25,7 @@ from contnorm.errors import UserError
 from contnorm.results import Record, Store
 from contnorm.streams.sources import data_root
 
-__all__ = ["Hands", "cores", "followed", "resume_all", "run_seeds", "say_on_stderr"]
+__all__ = ["Hands", "cores", "followed", "resume_all", "run_seeds", "say_on_stderr", "workplace"]
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def run_seeds(
     values: dict[str, Any], seeds: list[int], hands: Hands, root: Path | None, runs: Path, console: Console
 ) -> int:
     """Run what is missing, then show the scores; gives the exit code."""
-    place = _workplace(runs, hands, root)
+    place = workplace(runs, hands, root)
     config = resolve(values, place.data_root)
     return _run_and_show([(place, [Job(config, seed) for seed in seeds])], console)
 
@@ -84,7 +84,7 @@ def _sorted_out(left: list[Left], hands: Hands, root: Path | None) -> tuple[list
                 f"{runs}: {len(jobs)} of the runs were begun with --device cuda, and torch sees no GPU here."
             )
         else:
-            work.append((_workplace(runs, Hands(device, hands.lanes, threads), root), jobs))
+            work.append((workplace(runs, Hands(device, hands.lanes, threads), root), jobs))
     return work, problems
 
 
@@ -112,7 +112,7 @@ def _run_and_show(work: list[Work], console: Console) -> int:
     return 0
 
 
-def _workplace(runs: Path, hands: Hands, root: Path | None) -> Workplace:
+def workplace(runs: Path, hands: Hands, root: Path | None) -> Workplace:
     threads = 1 if hands.threads is None else hands.threads
     if threads < 1:
         raise UserError(f"--threads {threads}: use 1 or more; every run on a CPU has so many.")
