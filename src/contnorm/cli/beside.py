@@ -140,11 +140,12 @@ def show_curves(recipe: Recipe, measured: Sequence[Measured], console: Console) 
         console.print(Text(recipe.note), soft_wrap=True)
 
 
-def show_claims(recipe: Recipe, measured: Sequence[Measured], console: Console) -> None:
-    """Each claim with what the runs say of it, case by case."""
+def show_claims(recipe: Recipe, measured: Sequence[Measured], console: Console, whole: bool = True) -> None:
+    """Each claim with what the runs say of it, case by case; ``whole`` is off where not all cells are run."""
     for decided in (decide(claim, measured) for claim in recipe.claims):
         if decided.cases:
-            console.print(Text(f"\n{decided.outcome.upper()}: {decided.claim.says} ({_measure(decided)})"))
+            outcome = decided.outcome.upper() + ("" if whole else ", of what is run")
+            console.print(Text(f"\n{outcome}: {decided.claim.says} ({_measure(decided)})"))
         for case in decided.cases:
             console.print(Text(f"  {case.what}: {_numbers(decided, case)}"), soft_wrap=True)
 
@@ -158,7 +159,7 @@ def _measure(decided: Decided) -> str:
 
 def _numbers(decided: Decided, case: Case) -> str:
     if case.interval is None:
-        why = "no shared seed" if case.seeds == 0 else "one seed" if case.seeds == 1 else "no spread"
+        why = "not in the records" if case.seeds == 0 else "one seed" if case.seeds == 1 else "no spread"
         first = f"{case.paired.mean:+.2f}, " if case.paired else ""
         return f"{first}{why}: {case.outcome}"
     if case.paired is None:

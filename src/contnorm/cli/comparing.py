@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
-from scipy import stats
 
 from contnorm.cli.settings import differences, word
 from contnorm.cli.showing import SHOWN, described, spread
+from contnorm.comparison.intervals import Interval
+from contnorm.comparison.pairs import summed_up
 from contnorm.errors import UserError
-from contnorm.results import Record, spread_over_seeds
+from contnorm.results import Record
 
 __all__ = ["show_comparison"]
 
@@ -53,7 +55,10 @@ def _footer(seeds: int, paired: bool) -> str:
     how = "paired" if paired else "not paired"
     if seeds == 1:
         return f"1 seed, {how}; B less A."
-    method = "The interval is Student's t, two-sided; the effect is the mean of the differences over their deviation."
+    method = (
+        "The interval is Student's t, two-sided, and beside it one by drawing the seeds' differences again; the effect "
+        "is the mean of the differences over their deviation."
+    )
     return f"{seeds} seeds, {how}; B less A. {method}"
 
 
@@ -76,37 +81,25 @@ def _other_samples(a: Record, b: Record) -> str:
 
 
 def _table(pairs: list[tuple[Record, Record]]) -> Table:
-    heads = ("score", "A", "B", "B - A", "95 % interval", "effect")
+    heads = ("score", "A", "B", "B - A", "95 % interval", "bootstrap", "effect")
     table = Table(*(Column(head, no_wrap=True) for head in heads), box=None, pad_edge=False)
     for name, title in SHOWN.items():
         ours, theirs = ([record.score(name) for record in side] for side in zip(*pairs, strict=True))
         apart = [y - x for x, y in zip(ours, theirs, strict=True)]
-        table.add_row(title, spread(ours), spread(theirs), spread(apart), interval(apart), effect(apart))
+        found = summed_up(apart)
+        effect = "-" if math.isnan(found.effect) else f"{found.effect:+.2f}"
+        intervals = (interval(apart, found.t), interval(apart, found.bootstrap))
+        table.add_row(title, spread(ours), spread(theirs), spread(apart), *intervals, effect)
     return table
 
 
-def interval(differences: list[float]) -> str:
+def interval(differences: Sequence[float], found: Interval | None) -> str:
     """Where the mean difference lies, 95 % of the time; none for one seed.
 
     Example:
-        >>> interval([1.0, 2.0, 3.0]), interval([1.0])
+        >>> interval([1.0, 2.0, 3.0], summed_up([1.0, 2.0, 3.0]).t), interval([1.0], None)
         ('-0.48 to +4.48', 'one seed has none')
     """
     if len(differences) < 2:
         return "one seed has none"
-    mean, std = spread_over_seeds(differences)
-    if math.isnan(mean):
-        return "-"
-    half = float(stats.t.ppf(0.975, len(differences) - 1)) * std / math.sqrt(len(differences))
-    return f"{mean - half:+.2f} to {mean + half:+.2f}"
-
-
-def effect(differences: list[float]) -> str:
-    """The mean of the differences over their standard deviation; none for one seed, or where all are the same.
-
-    Example:
-        >>> effect([1.0, 2.0, 3.0]), effect([1.0]), effect([2.0, 2.0])
-        ('+2.00', '-', '-')
-    """
-    mean, std = spread_over_seeds(differences)
-    return f"{mean / std:+.2f}" if std > 0 else "-"
+    return "-" if found is None else str(found)

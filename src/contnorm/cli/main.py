@@ -204,6 +204,7 @@ def paper(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     lanes: Lanes = None,
     threads: Annotated[int, typer.Option(help=_THREADS)] = 1,
+    precision: Annotated[str | None, typer.Option(help="fp32, tf32 or bf16.")] = None,
     max_steps: Annotated[int | None, typer.Option(help="Stop early, for a try.")] = None,
     data_root: DataRoot = None,
     runs: RunsFolder = Path("runs"),
@@ -217,7 +218,7 @@ def paper(
     from contnorm.cli.paper import Asked, run_recipe
     from contnorm.cli.running import Hands
 
-    asked = Asked(seeds, only or [], Hands(device, lanes, threads), max_steps, data_root, runs)
+    asked = Asked(seeds, only or [], Hands(device, lanes, threads), max_steps, precision, data_root, runs)
     raise typer.Exit(run_recipe(recipe, asked, console))
 
 

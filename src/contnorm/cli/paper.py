@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ class Asked:
     only: Sequence[str] = ()
     hands: Hands = field(default_factory=Hands)
     max_steps: int | None = None
+    precision: str | None = None
     data_root: Path | None = None
     runs: Path = Path("runs")
 
@@ -68,20 +69,35 @@ def _draw(recipe: Recipe, asked: Asked, console: Console) -> int:
 
 def _run_and_show(recipe: Recipe, asked: Asked, console: Console) -> int:
     place = _place(recipe, asked)
-    cells = _with_data(recipe, chosen(cells_of(recipe), asked.only), place.data_root)
-    configs = [config_of(cell, place.data_root, asked.max_steps) for cell in cells]
-    jobs = list(dict.fromkeys(Job(config, seed) for config in configs for seed in range(asked.seeds)))
-    failed = ""
+    cells = chosen(cells_of(recipe), asked.only)
+    own = _typed(asked)
+    configs = {cell: config_of(cell, place.data_root, own) for cell in cells}
+    store, seeds = Store(place.runs), range(asked.seeds)
+    absent = [source for source in sources_of(cells) if not _found(source, place.data_root)]
+    wanted = [cell for cell in cells if source_of(cell) not in absent]
+    jobs = list(dict.fromkeys(Job(configs[cell], seed) for cell in wanted for seed in seeds))
+    missing = [c for c in cells if c not in wanted and not all(store.has(configs[c], seed) for seed in seeds)]
+    said = [_what_to_put(recipe, source, place.data_root) for source in sources_of(missing)]
+    code, failed = 0, ""
     try:
-        code = followed(jobs, place, console, tell_recorded=False, go_on="Run it again to go on.")
+        code = followed(jobs, place, console, tell_recorded=False, go_on="Run it again to go on.") if jobs else 0
     except UserError as error:  # the other runs are there, and are shown
-        code, failed = 2, str(error)
-    measured = _measured(cells, configs, asked.seeds, Store(place.runs))
-    if any(one.records for one in measured):
-        _show(recipe, measured, console, tried=asked.max_steps is not None)
+        failed = str(error)
+    measured = [one for one in _measured(configs, seeds, store) if one.records]
+    if not measured:
+        raise UserError(" ".join(filter(None, [failed, *said])))
+    _show(recipe, measured, console, asked.max_steps is not None, whole=len(measured) == len(cells_of(recipe)))
+    for line in said:
+        say_on_stderr(line)
     if failed:
         raise UserError(failed)
     return code
+
+
+def _typed(asked: Asked) -> dict[str, Any]:
+    """The settings of a recipe's runs that were typed."""
+    train = {"max_steps": asked.max_steps, "precision": asked.precision}
+    return {"train": {key: value for key, value in train.items() if value is not None}}
 
 
 def _place(recipe: Recipe, asked: Asked) -> Workplace:
@@ -94,24 +110,15 @@ def runs_folder(recipe: Recipe, runs: Path) -> Path:
     return runs / recipe.name if recipe.alone else runs
 
 
-def _with_data(recipe: Recipe, cells: Sequence[Cell], root: Path) -> list[Cell]:
-    """The cells whose data is there; of the rest is told what to put where."""
-    absent = [source for source in sources_of(cells) if SOURCES[source].layouts and not _found(source, root)]
-    here = [cell for cell in cells if source_of(cell) not in absent]
-    said = [
+def _what_to_put(recipe: Recipe, source: str, root: Path) -> str:
+    return (
         f"{recipe.name} needs {source}, which is not under {root}: put {looked_for(SOURCES[source])} there, or say "
         f"with --data-root where it is; `contnorm data {source}` says more."
-        for source in absent
-    ]
-    if not here:
-        raise UserError(" ".join(said))
-    for line in said:
-        say_on_stderr(line)
-    return here
+    )
 
 
 def _found(source: str, root: Path) -> bool:
-    return find_layout(SOURCES[source], root) is not None
+    return not SOURCES[source].layouts or find_layout(SOURCES[source], root) is not None
 
 
 def source_of(cell: Cell) -> str:
@@ -124,33 +131,29 @@ def sources_of(cells: Sequence[Cell]) -> list[str]:
     return list(dict.fromkeys(source_of(cell) for cell in cells))
 
 
-def config_of(cell: Cell, root: Path, max_steps: int | None = None) -> RunConfig:
-    """The settings of a cell's run."""
-    own: dict[str, Any] = {"stream": {"source": source_of(cell)}}
-    if max_steps is not None:
-        own["train"] = {"max_steps": max_steps}
-    return resolve(laid_over(cell.values, own), root)
+def config_of(cell: Cell, root: Path, own: Mapping[str, Any] | None = None) -> RunConfig:
+    """The settings of a cell's run, under those typed."""
+    values = laid_over(cell.values, {"stream": {"source": source_of(cell)}})
+    return resolve(laid_over(values, own or {}), root)
 
 
-def _measured(cells: Sequence[Cell], configs: Sequence[RunConfig], seeds: int, store: Store) -> list[Measured]:
+def _measured(configs: Mapping[Cell, RunConfig], seeds: Iterable[int], store: Store) -> list[Measured]:
     loaded: dict[RunConfig, dict[int, Record]] = {}
-    for config in configs:
+    for config in configs.values():
         if config not in loaded:
-            loaded[config] = {
-                seed: store.load(store.path(config, seed)) for seed in range(seeds) if store.has(config, seed)
-            }
-    of = {id(cell): loaded[config] for cell, config in zip(cells, configs, strict=True)}
-    baselines = [baseline_of(cell, cells) for cell in cells]
+            loaded[config] = {seed: store.load(store.path(config, seed)) for seed in seeds if store.has(config, seed)}
+    cells = list(configs)
+    bases = [baseline_of(cell, cells) for cell in cells]
     return [
-        Measured(cell, of[id(cell)], None if base is None else of[id(base)])
-        for cell, base in zip(cells, baselines, strict=True)
+        Measured(cell, loaded[configs[cell]], None if base is None else loaded[configs[base]])
+        for cell, base in zip(cells, bases, strict=True)
     ]
 
 
-def _show(recipe: Recipe, measured: Sequence[Measured], console: Console, tried: bool) -> None:
+def _show(recipe: Recipe, measured: Sequence[Measured], console: Console, tried: bool, whole: bool) -> None:
     if recipe.kind == "curves":
         show_curves(recipe, measured, console)
     else:
         show_table(recipe, measured, console, verdicts=not tried)
     if not tried:
-        show_claims(recipe, measured, console)
+        show_claims(recipe, measured, console, whole)

@@ -24,11 +24,11 @@ def show_recipes(seeds: int, given: Path | None, runs: Path, console: Console) -
     """A line each: its name and title, the data it needs and where that is, and the runs done of those wanted."""
     root = data_root(given)
     console.print(Text(f"data under {root} (--data-root or {ENVIRONMENT} says where else), runs under {runs}"))
-    heads = ("recipe", "runs done", "data", "what it is")
-    table = Table(*(Column(head, no_wrap=head != "what it is") for head in heads), box=None, pad_edge=False)
+    heads = ("recipe", "runs done", "what it is", "data")
+    table = Table(*(Column(head, no_wrap=head != "data") for head in heads), box=None, pad_edge=False)
     for name in recipe_names():
         recipe = find_recipe(name)
-        row = (name, _done(recipe, seeds, root, runs), _data(recipe, root), recipe.title)
+        row = (name, _done(recipe, seeds, root, runs), recipe.title, _data(recipe, root))
         table.add_row(*map(Text, row))
     console.print(table)
 

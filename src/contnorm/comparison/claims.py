@@ -19,7 +19,8 @@ from contnorm.recipes.recipe import Claim
 __all__ = ["Case", "Decided", "decide"]
 
 Outcome = Literal["holds", "does not hold", "undecided"]
-SHARED = ("stream", "strategy", "buffer", "tasks", "moments", "setting")  # the rest belongs to the norm
+SHARED = ("stream", "strategy", "buffer", "tasks", "moments", "setting")
+OF_NORM = ("norm", "groups", "momentum", "schedule")  # shared too where no other norm is named
 
 
 @dataclass(frozen=True)
@@ -69,14 +70,17 @@ def _cases(claim: Claim, measured: Sequence[Measured]) -> Iterator[Case]:
         if claim.kind in ("under", "flat") or claim.than_score:
             yield _alone(claim, cell)
         for other in claim.than:
-            for beside in measured:
-                if beside is not cell and _comparable(cell, beside, other):
-                    yield _together(claim, cell, beside)
+            found = [one for one in measured if one is not cell and _comparable(cell, one, other)]
+            yield from (_together(claim, cell, one) for one in found)
+            if not found:
+                words = " ".join(map(str, other.values()))
+                yield Case(f"{_named(cell)} against {words}", 0, "undecided", None, None)
 
 
 def _comparable(cell: Measured, beside: Measured, other: Mapping[str, Any]) -> bool:
     """Whether a cell is one of the others, and the same in all that they do not name."""
-    shared = [key for key in SHARED if key not in other]
+    dimensions = SHARED if "norm" in other else (*SHARED, *OF_NORM)
+    shared = [key for key in dimensions if key not in other]
     a, b = cell.cell.place, beside.cell.place
     return matches(b, other) and all(a[key] == b[key] for key in shared)
 

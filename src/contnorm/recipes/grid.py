@@ -15,7 +15,7 @@ from contnorm.recipes.recipe import DIMENSIONS, VIEWS, Block, NormEntry, Recipe,
 __all__ = ["Cell", "cells_of", "matches"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Cell:
     """One row of a table.
 
