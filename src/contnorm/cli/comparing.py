@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Column, Table
@@ -11,8 +10,7 @@ from rich.text import Text
 
 from contnorm.cli.settings import differences, word
 from contnorm.cli.showing import SHOWN, described, spread
-from contnorm.comparison.intervals import Interval
-from contnorm.comparison.pairs import summed_up
+from contnorm.comparison.intervals import bootstrap_interval, effect_size, t_interval
 from contnorm.errors import UserError
 from contnorm.results import Record
 
@@ -86,20 +84,31 @@ def _table(pairs: list[tuple[Record, Record]]) -> Table:
     for name, title in SHOWN.items():
         ours, theirs = ([record.score(name) for record in side] for side in zip(*pairs, strict=True))
         apart = [y - x for x, y in zip(ours, theirs, strict=True)]
-        found = summed_up(apart)
-        effect = "-" if math.isnan(found.effect) else f"{found.effect:+.2f}"
-        intervals = (interval(apart, found.t), interval(apart, found.bootstrap))
-        table.add_row(title, spread(ours), spread(theirs), spread(apart), *intervals, effect)
+        found = bootstrap_interval(apart)
+        drawn = "-" if found is None else str(found)
+        table.add_row(title, spread(ours), spread(theirs), spread(apart), interval(apart), drawn, effect(apart))
     return table
 
 
-def interval(differences: Sequence[float], found: Interval | None) -> str:
+def interval(differences: list[float]) -> str:
     """Where the mean difference lies, 95 % of the time; none for one seed.
 
     Example:
-        >>> interval([1.0, 2.0, 3.0], summed_up([1.0, 2.0, 3.0]).t), interval([1.0], None)
+        >>> interval([1.0, 2.0, 3.0]), interval([1.0])
         ('-0.48 to +4.48', 'one seed has none')
     """
     if len(differences) < 2:
         return "one seed has none"
+    found = t_interval(differences)
     return "-" if found is None else str(found)
+
+
+def effect(differences: list[float]) -> str:
+    """The mean of the differences over their standard deviation; none for one seed, or where all are the same.
+
+    Example:
+        >>> effect([1.0, 2.0, 3.0]), effect([1.0]), effect([2.0, 2.0])
+        ('+2.00', '-', '-')
+    """
+    found = effect_size(differences)
+    return "-" if math.isnan(found) else f"{found:+.2f}"
