@@ -28,9 +28,7 @@ def test_welch_is_scipys(mean: float, std: float) -> None:
     found = welch_interval(OURS, mean, std, 5)
     assert found is not None
     for end in found:
-        test = stats.ttest_ind_from_stats(
-            np.mean(OURS) - end, np.std(OURS, ddof=1), 5, mean, std, 5, equal_var=False
-        )
+        test = stats.ttest_ind_from_stats(np.mean(OURS) - end, np.std(OURS, ddof=1), 5, mean, std, 5, equal_var=False)
         assert test.pvalue == pytest.approx(0.05, abs=1e-9)
     whole = stats.ttest_ind_from_stats(np.mean(OURS), np.std(OURS, ddof=1), 5, mean, std, 5, equal_var=False)
     assert (beside(OURS, mean, std).verdict == "agrees") == (whole.pvalue >= 0.05)

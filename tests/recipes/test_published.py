@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,7 +21,19 @@ def test_every_cell_of_every_table_is_there_once() -> None:
         "13": 48, "14": 48,
     }  # fmt: skip
     places = Counter(
-        (c.table, c.dataset, c.strategy, c.norm, c.groups, c.momentum, c.moments, c.buffer, c.setting, c.split, c.metric)
+        (
+            c.table,
+            c.dataset,
+            c.strategy,
+            c.norm,
+            c.groups,
+            c.momentum,
+            c.moments,
+            c.buffer,
+            c.setting,
+            c.split,
+            c.metric,
+        )
         for c in published()
     )
     assert max(places.values()) == 1
@@ -91,7 +104,7 @@ def test_data_sets_are_those_of_table_7() -> None:
 
 
 def test_a_slip_is_one_line() -> None:
-    with pytest.raises(UserError, match="unknown field of a published number 'metrik'. Did you mean 'metric'"):
+    with pytest.raises(UserError, match=r"unknown field of a published number 'metrik'\. Did you mean 'metric'"):
         find(metrik="acc")
     row = {"dataset": "a", "strategy": "er", "norm": "bn"}
     with pytest.raises(UserError, match=r"own\.toml: the key 'values' is missing"):

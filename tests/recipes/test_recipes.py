@@ -26,7 +26,7 @@ norms = ["bn"]
 
 
 def test_every_table_and_figure_has_one() -> None:
-    assert NAMES == [*(f"table{i}" for i in range(1, 15)), "figure1", "figure2", "figure3"]
+    assert [*(f"table{i}" for i in range(1, 15)), "figure1", "figure2", "figure3"] == NAMES
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -70,7 +70,12 @@ def test_settings_of_the_class_incremental_tables(tmp_path: Path) -> None:
         config = config_of(cell, tmp_path)
         strategy = config.strategy
         assert (strategy.alpha, strategy.beta) == alpha_beta[cell.place["stream"], cell.place["buffer"]]
-        assert (config.train.lr, config.train.batch, config.train.replay, strategy.forward) == (0.03, 32, 32, "separate")
+        assert (config.train.lr, config.train.batch, config.train.replay, strategy.forward) == (
+            0.03,
+            32,
+            32,
+            "separate",
+        )
         assert config.memory.kind == "reservoir" and config.evaluate.ahead and config.model.stem == "plain"
 
 
@@ -110,8 +115,16 @@ def test_numbers_of_ones_own() -> None:
         ('["er"]', '["erx"]', r"runs 1: strategies: unknown name 'erx'"),
         ('norms = ["bn"]', 'norms = ["bn"]\nviews = ["al"]', r"runs 1: views: unknown name 'al'"),
         ('norms = ["bn"]', 'norms = ["bn"]\nbuffers = [true]', r"runs 1: buffers: True must be a whole number"),
-        ('norms = ["bn"]', 'norms = ["bn"]\nsettings = { train = { rl = 1 } }', r"runs 1: settings: unknown key 'train\.rl'"),
-        ('norms = ["bn"]', 'norms = ["bn"]\n[[claims]]\nsays = "x"\nkind = "above"', r"claims 1: the key 'score' is missing"),
+        (
+            'norms = ["bn"]',
+            'norms = ["bn"]\nsettings = { train = { rl = 1 } }',
+            r"runs 1: settings: unknown key 'train\.rl'",
+        ),
+        (
+            'norms = ["bn"]',
+            'norms = ["bn"]\n[[claims]]\nsays = "x"\nkind = "above"',
+            r"claims 1: the key 'score' is missing",
+        ),
         (
             'norms = ["bn"]',
             'norms = ["bn"]\n[[claims]]\nsays = "x"\nkind = "above"\nscore = "acc"',
@@ -132,7 +145,7 @@ def test_a_mistake_in_a_recipe_is_one_line(old: str, new: str, said: str) -> Non
 
 
 def test_a_recipe_that_is_not_there() -> None:
-    with pytest.raises(UserError, match="unknown recipe 'tabel1'. Did you mean 'table1'"):
+    with pytest.raises(UserError, match=r"unknown recipe 'tabel1'\. Did you mean 'table1'"):
         find_recipe("tabel1")
     with pytest.raises(UserError, match=r"nowhere\.toml: can't be read"):
         find_recipe("nowhere.toml")
