@@ -55,7 +55,7 @@ DataRoot = Annotated[Path | None, typer.Option("--data-root", help="Where data l
 
 @app.command()
 def ls(
-    what: Annotated[str, typer.Argument(help="norms, streams, strategies or memories; all of them by default.")] = "",
+    what: Annotated[str, typer.Argument(help="norms, streams, strategies, memories or tables; all by default.")] = "",
 ) -> None:
     """What there is, one line each."""
     from contnorm.cli.listing import listings
