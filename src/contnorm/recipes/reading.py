@@ -13,7 +13,8 @@ from contnorm.catalog import find_norm
 from contnorm.config import from_dict, laid_over
 from contnorm.errors import UserError, unknown
 from contnorm.methods import STRATEGIES
-from contnorm.recipes.published import row_cells
+from contnorm.own_code import is_own_code
+from contnorm.recipes.published import RUNS, row_cells
 from contnorm.recipes.recipe import (
     DIMENSIONS,
     KINDS,
@@ -25,7 +26,7 @@ from contnorm.recipes.recipe import (
     Recipe,
     Selected,
 )
-from contnorm.recipes.scores import check_score
+from contnorm.recipes.scores import check_curve, check_score
 
 __all__ = ["find_recipe", "parse_recipe", "recipe_names"]
 
@@ -89,7 +90,7 @@ def parse_recipe(name: str, text: str, where: str) -> Recipe:
         title=_typed(values["title"], str, f"{where}: title"),
         kind=cast(Any, kind),
         table=_typed(values.get("table", ""), str, f"{where}: table"),
-        scores=_scores(values.get("scores", {}), f"{where}: scores"),
+        scores=_scores(values.get("scores", {}), f"{where}: scores", curves=kind == "curves"),
         runs=tuple(_block(b, settings, f"{where}: runs {i}") for i, b in _tables(values, "runs", where)),
         settings=settings,
         selected=tuple(_selected(s, f"{where}: selected {i}") for i, s in _tables(values, "selected", where)),
@@ -97,7 +98,7 @@ def parse_recipe(name: str, text: str, where: str) -> Recipe:
         numbers=tuple(
             cell for i, row in _tables(values, "published", where) for cell in row_cells(row, f"{where}: published {i}")
         ),
-        published_runs=_typed(values.get("published_runs", 5), int, f"{where}: published_runs"),
+        published_runs=_runs(values.get("published_runs", RUNS), f"{where}: published_runs"),
         alone=_typed(values.get("alone", False), bool, f"{where}: alone"),
         note=_typed(values.get("note", ""), str, f"{where}: note"),
         streams=_names(values.get("streams", []), f"{where}: streams"),
@@ -110,9 +111,7 @@ def _block(values: Values, shared: Values, where: str) -> Block:
     from_dict(laid_over(shared, settings), where)
     return Block(
         streams=_names(values["streams"], f"{where}: streams"),
-        strategies=tuple(
-            _one_of(s, tuple(STRATEGIES), f"{where}: strategies") for s in _list(values["strategies"], where)
-        ),
+        strategies=tuple(_strategy(s, f"{where}: strategies") for s in _list(values["strategies"], where)),
         norms=tuple(_norm(n, f"{where}: norms") for n in _list(values["norms"], f"{where}: norms")),
         buffers=tuple(
             _typed(b, int, f"{where}: buffers") for b in _list(values.get("buffers", []), f"{where}: buffers")
@@ -150,6 +149,8 @@ def _claim(values: Values, where: str) -> Claim:
     others = [than] if isinstance(than, Mapping) else _list(than, f"{where}: than")
     if kind in ("above", "near", "steadier") and not others and "than_score" not in values:
         raise UserError(f'{where}: a claim of kind {kind!r} needs `than`: which cells, such as {{ norm = "bn" }}.')
+    if kind == "flat":
+        check_curve(values["score"], f"{where}: score")
     if "than_score" in values:
         check_score(values["than_score"], f"{where}: than_score")
     return Claim(
@@ -171,9 +172,11 @@ def _selector(values: Any, where: str) -> Values:
     return values
 
 
-def _scores(values: Any, where: str) -> Values:
+def _scores(values: Any, where: str, curves: bool) -> Values:
     for score in _typed(values, dict, where).values():
         check_score(score, where)
+        if curves:
+            check_curve(score, where)
     return cast(Values, values)
 
 
@@ -195,6 +198,17 @@ def _names(values: Any, where: str) -> tuple[str, ...]:
 
 def _list(values: Any, where: str) -> list[Any]:
     return cast(list[Any], _typed(values, list, where))
+
+
+def _runs(value: Any, where: str) -> int:
+    if _typed(value, int, where) < 2:
+        raise UserError(f"{where}: {value} must be 2 or more; there is no deviation of one run.")
+    return cast(int, value)
+
+
+def _strategy(value: Any, where: str) -> str:
+    """A name of ours, or one in a file of a user's own."""
+    return value if isinstance(value, str) and is_own_code(value) else _one_of(value, STRATEGIES, where)
 
 
 def _number(value: Any, where: str) -> float:

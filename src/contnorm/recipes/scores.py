@@ -8,7 +8,7 @@ from typing import Any
 from contnorm.errors import UserError, unknown
 from contnorm.metrics.matrix import SCORES
 
-__all__ = ["check_score", "drift_parts", "title_of"]
+__all__ = ["check_curve", "check_score", "drift_parts", "title_of"]
 
 DRIFT = ("drift_mean_1", "drift_mean_2", "drift_var_1", "drift_var_2")  # of the first layers; further ones count on
 OTHERS = ("extra_time", "acc_so_far", "parameters")
@@ -26,6 +26,18 @@ def check_score(name: Any, where: str) -> None:
     known = [*SCORES, *DRIFT, *OTHERS]
     if name not in known and not (isinstance(name, str) and drift_parts(name)):
         raise UserError(f"{where}: {unknown('score', str(name), known)}")
+
+
+def check_curve(name: str, where: str) -> None:
+    """Refuse a score that has no value after each task.
+
+    Example:
+        >>> check_curve("fm", "recipe")
+        Traceback (most recent call last):
+        contnorm.errors.UserError: recipe: 'fm' has no value after each task. Use acc_so_far, drift_mean_1, ...
+    """
+    if name != "acc_so_far" and not drift_parts(name):
+        raise UserError(f"{where}: {name!r} has no value after each task. Use acc_so_far, {', '.join(DRIFT)}.")
 
 
 def drift_parts(name: str) -> tuple[str, int] | None:
