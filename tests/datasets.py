@@ -6,10 +6,14 @@ import gzip
 import os
 import pickle
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
+
+from contnorm.streams.image_folders import MINI_LISTS, MINI_WNIDS
 
 HERE = Path(__file__).resolve()
 
@@ -42,12 +46,14 @@ def small_mnist(root: Path, train: int = 300, test: int = 100, ending: str = "",
     return root
 
 
-def small_cifar100(root: Path, per_class: int = 6, binary: bool = True) -> Path:
+def small_cifar100(
+    root: Path, per_class: int = 6, binary: bool = True, test_labels: Sequence[int] = tuple(range(100)) * 2
+) -> Path:
     """A hundred classes of noise, in one of CIFAR-100's two layouts."""
     chance = np.random.default_rng(0)
-    for split, count in (("train", per_class * 100), ("test", 200)):
-        fine = (np.arange(count) % 100).astype(np.uint8)
-        images = chance.integers(0, 256, size=(count, 3072), dtype=np.uint8)
+    for split, labels in (("train", list(range(100)) * per_class), ("test", list(test_labels))):
+        fine = np.array(labels, dtype=np.uint8)
+        images = chance.integers(0, 256, size=(len(fine), 3072), dtype=np.uint8)
         if binary:
             path = root / "cifar-100-binary" / f"{split}.bin"
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -56,4 +62,52 @@ def small_cifar100(root: Path, per_class: int = 6, binary: bool = True) -> Path:
             path = root / "cifar-100-python" / split
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(pickle.dumps({b"data": images, b"fine_labels": fine.tolist()}, protocol=2))
+    return root
+
+
+def small_cifar10(root: Path, per_class: int = 20, test_labels: Sequence[int] = range(10)) -> Path:
+    """Ten classes of noise, in CIFAR-10's binary layout: five files to learn from, one to test."""
+    chance = np.random.default_rng(0)
+    labels = np.array(list(range(10)) * per_class, dtype=np.uint8)
+    parts = {f"data_batch_{i + 1}": part for i, part in enumerate(np.array_split(labels, 5))}
+    parts["test_batch"] = np.array(test_labels, dtype=np.uint8)
+    for name, part in parts.items():
+        images = chance.integers(0, 256, size=(len(part), 3072), dtype=np.uint8)
+        path = root / "cifar-10-batches-bin" / f"{name}.bin"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(np.concatenate([part[:, None], images], axis=1).tobytes())
+    return root
+
+
+def picture(path: Path, side: int, level: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (side, side), (level, 0, 0)).save(path, format="JPEG")
+
+
+def small_tiny_imagenet(root: Path, per_class: int = 2, test_labels: Sequence[int] = range(200)) -> Path:
+    """Two hundred plain colours, in the official layout of Tiny-ImageNet."""
+    folder = root / "tiny-imagenet-200"
+    wnids = [f"n{10000000 + i}" for i in range(200)]
+    for i, wnid in enumerate(wnids):
+        for j in range(per_class):
+            picture(folder / "train" / wnid / "images" / f"{wnid}_{j}.JPEG", 64, i)
+    for i in test_labels:
+        picture(folder / "val" / "images" / f"val_{i}.JPEG", 64, i)
+    (folder / "wnids.txt").write_text("\n".join(wnids) + "\n")
+    lines = [f"val_{i}.JPEG\t{wnids[i]}\t0\t0\t63\t63" for i in test_labels]
+    (folder / "val" / "val_annotations.txt").write_text("\n".join(lines) + "\n")
+    return root
+
+
+def small_mini_imagenet(root: Path, per_class: int = 3, test_labels: Sequence[int] = range(100)) -> Path:
+    """A hundred plain colours, a folder a class, with lists that make one picture of some classes a test picture."""
+    folder = root / "mini-imagenet"
+    for i, wnid in enumerate(MINI_WNIDS):
+        for j in range(per_class):
+            picture(folder / wnid / f"{wnid}{j:08d}.jpg", 84, 2 * i)
+    for names in MINI_LISTS:
+        for name in names:
+            (folder / name).write_text("")
+    rows = [f"{MINI_WNIDS[i]}{0:08d}.jpg,{i}" for i in test_labels]
+    (folder / MINI_LISTS[1][0]).write_text("\n".join(rows) + "\n")
     return root

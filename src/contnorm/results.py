@@ -104,9 +104,9 @@ class Store:
             raise _no_record(path, f"without {', '.join(sorted(missing))}")
         try:
             config, matrix = from_dict(raw["config"], str(path)), AccuracyMatrix(**raw["matrix"])
-            again = raw.get("matrix_running")
-            if again is not None:
-                AccuracyMatrix(**again)
+            for again in ("matrix_running", "matrix_task"):
+                if raw.get(again) is not None:
+                    AccuracyMatrix(**raw[again])
             return Record(config, int(raw["seed"]), matrix, raw.get("drift", {}), raw)
         except (ValueError, TypeError, AttributeError) as error:
             raise _no_record(path, error) from error

@@ -112,7 +112,7 @@ def test_compare_says_first_in_what_they_differ(tmp_path: Path) -> None:
     assert f"A  {a[0].config.hash}  split-mnist single bn\nB  {b[0].config.hash}" in said
     # Gains of 2 and 4 points: mean 3, standard deviation sqrt(2), half-width 12.706.
     row = next(line for line in said.splitlines() if line.startswith("ACC"))
-    assert re.split("  +", row)[-3:] == ["3.00 +- 1.41", "-9.71 to +15.71", "+2.12"]
+    assert re.split("  +", row)[-4:] == ["3.00 +- 1.41", "-9.71 to +15.71", "+2.00 to +4.00", "+2.12"]
     assert "2 seeds, paired; B less A." in said
 
 

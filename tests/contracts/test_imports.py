@@ -49,6 +49,12 @@ WITHOUT_TORCH = [
             "cli.settings",
             "cli.showing",
             "cli.comparing",
+            "cli.beside",
+            "cli.choosing",
+            "cli.paper_data",
+            "recipes.reading",
+            "recipes.grid",
+            "comparison.claims",
         )
     ),
 ]

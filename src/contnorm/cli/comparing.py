@@ -7,12 +7,12 @@ import math
 from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
-from scipy import stats
 
 from contnorm.cli.settings import differences, word
 from contnorm.cli.showing import SHOWN, described, spread
+from contnorm.comparison.intervals import bootstrap_interval, effect_size, t_interval
 from contnorm.errors import UserError
-from contnorm.results import Record, spread_over_seeds
+from contnorm.results import Record
 
 __all__ = ["show_comparison"]
 
@@ -53,7 +53,10 @@ def _footer(seeds: int, paired: bool) -> str:
     how = "paired" if paired else "not paired"
     if seeds == 1:
         return f"1 seed, {how}; B less A."
-    method = "The interval is Student's t, two-sided; the effect is the mean of the differences over their deviation."
+    method = (
+        "The interval is Student's t, two-sided, and beside it one by drawing the seeds' differences again; the effect "
+        "is the mean of the differences over their deviation."
+    )
     return f"{seeds} seeds, {how}; B less A. {method}"
 
 
@@ -76,12 +79,14 @@ def _other_samples(a: Record, b: Record) -> str:
 
 
 def _table(pairs: list[tuple[Record, Record]]) -> Table:
-    heads = ("score", "A", "B", "B - A", "95 % interval", "effect")
+    heads = ("score", "A", "B", "B - A", "95 % interval", "bootstrap", "effect")
     table = Table(*(Column(head, no_wrap=True) for head in heads), box=None, pad_edge=False)
     for name, title in SHOWN.items():
         ours, theirs = ([record.score(name) for record in side] for side in zip(*pairs, strict=True))
         apart = [y - x for x, y in zip(ours, theirs, strict=True)]
-        table.add_row(title, spread(ours), spread(theirs), spread(apart), interval(apart), effect(apart))
+        found = bootstrap_interval(apart)
+        drawn = "-" if found is None else str(found)
+        table.add_row(title, spread(ours), spread(theirs), spread(apart), interval(apart), drawn, effect(apart))
     return table
 
 
@@ -94,11 +99,8 @@ def interval(differences: list[float]) -> str:
     """
     if len(differences) < 2:
         return "one seed has none"
-    mean, std = spread_over_seeds(differences)
-    if math.isnan(mean):
-        return "-"
-    half = float(stats.t.ppf(0.975, len(differences) - 1)) * std / math.sqrt(len(differences))
-    return f"{mean - half:+.2f} to {mean + half:+.2f}"
+    found = t_interval(differences)
+    return "-" if found is None else str(found)
 
 
 def effect(differences: list[float]) -> str:
@@ -108,5 +110,5 @@ def effect(differences: list[float]) -> str:
         >>> effect([1.0, 2.0, 3.0]), effect([1.0]), effect([2.0, 2.0])
         ('+2.00', '-', '-')
     """
-    mean, std = spread_over_seeds(differences)
-    return f"{mean / std:+.2f}" if std > 0 else "-"
+    found = effect_size(differences)
+    return "-" if math.isnan(found) else f"{found:+.2f}"

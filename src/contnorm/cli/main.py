@@ -55,7 +55,7 @@ DataRoot = Annotated[Path | None, typer.Option("--data-root", help="Where data l
 
 @app.command()
 def ls(
-    what: Annotated[str, typer.Argument(help="norms, streams, strategies or memories; all of them by default.")] = "",
+    what: Annotated[str, typer.Argument(help="norms, streams, strategies, memories or tables; all by default.")] = "",
 ) -> None:
     """What there is, one line each."""
     from contnorm.cli.listing import listings
@@ -225,6 +225,33 @@ def diagnose(
     place = workplace(runs, Hands(device, 1, threads), data_root)
     given = Brought(model, weights, stream, norm) if model and weights and stream else run
     show_diagnosis(given, seed, place, out, console)
+
+
+@app.command()
+def paper(
+    recipe: Annotated[str, typer.Argument(help="table1 ... table14, figure1 ... figure3, or a file of your own.")] = "",
+    list_: Annotated[bool, typer.Option("--list", help="Which there are, and how much of each is run.")] = False,
+    seeds: Annotated[int, typer.Option(help="How many, from 0; the paper has five.")] = 5,
+    only: Annotated[list[str] | None, typer.Option(help="Some cells: norm=cn stream=split-cifar100 buffer=500")] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    lanes: Lanes = None,
+    threads: Annotated[int, typer.Option(help=_THREADS)] = 1,
+    precision: Annotated[str | None, typer.Option(help="fp32, tf32 or bf16.")] = None,
+    max_steps: Annotated[int | None, typer.Option(help="Stop early, for a try.")] = None,
+    data_root: DataRoot = None,
+    runs: RunsFolder = Path("runs"),
+) -> None:
+    """A table or figure of the paper: run what is missing, then ours beside the published, with a verdict."""
+    if list_ or not recipe:
+        from contnorm.cli.paper_list import show_recipes
+
+        show_recipes(seeds, data_root, runs, console)
+        return
+    from contnorm.cli.paper import Asked, run_recipe
+    from contnorm.cli.running import Hands
+
+    asked = Asked(seeds, only or [], Hands(device, lanes, threads), max_steps, precision, data_root, runs)
+    raise typer.Exit(run_recipe(recipe, asked, console))
 
 
 @app.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,35 +14,54 @@ from contnorm.engine.lane import Lane
 from contnorm.oracle import Reestimated, reestimate
 from contnorm.recognition import Recognized, recognize
 
-__all__ = ["TaskBatches", "TrainBatches", "classes_of", "count_right", "drift_of", "keeps_moments", "oracle_moments"]
+__all__ = [
+    "Right",
+    "TaskBatches",
+    "TrainBatches",
+    "classes_of",
+    "count_right",
+    "drift_of",
+    "keeps_moments",
+    "oracle_moments",
+]
 
 TEST_BATCH = 1000
 
 
-def count_right(lanes: Sequence[Lane], tasks: Sequence[int]) -> list[list[int]]:
-    """For each lane the right answers on each of its first tasks, outputs competing as the stream says.
+class Right(NamedTuple):
+    """Right answers on each task."""
+
+    all: list[int]  # outputs competing as the stream says
+    within: list[int] | None  # only those of the task's own classes competing; None where that is no other question
+
+
+def count_right(lanes: Sequence[Lane], tasks: Sequence[int]) -> list[Right]:
+    """For each lane the right answers on each of its first tasks.
 
     All lanes are sent on their way before the first answer is waited for.
     """
     with torch.no_grad():
         found = [_right_by_task(lane, first) for lane, first in zip(lanes, tasks, strict=True)]
-    return [counts.tolist() for counts in found]
+    return [Right(*(counts.tolist() for counts in by_head), *([None] * (2 - len(by_head)))) for by_head in found]
 
 
-def _right_by_task(lane: Lane, tasks: int) -> Tensor:
-    """Counts, still on the device. Test items lie task after task, and a batch may hold several tasks."""
+def _right_by_task(lane: Lane, tasks: int) -> list[Tensor]:
+    """Counts by head, still on the device. Test items lie task after task, and a batch may hold several tasks."""
     lane.model.eval()
     sizes = np.bincount(lane.data.stream.test.task, minlength=lane.data.stream.tasks)[:tasks].tolist()
     items = torch.arange(sum(sizes), device=lane.device)
-    right = torch.cat([_right(lane, part) for part in torch.split(items, TEST_BATCH)])
-    return torch.stack([part.sum() for part in torch.split(right, sizes)])
+    right = torch.cat([_right(lane, part) for part in torch.split(items, TEST_BATCH)], dim=1)
+    return [torch.stack([part.sum() for part in torch.split(one, sizes)]) for one in right]
 
 
 def _right(lane: Lane, items: Tensor) -> Tensor:
+    """(heads, items) whether the answer is right."""
     table = lane.data.test
     with lane.autocast():
-        logits = lane.model(lane.data.test_x(items))
-    return lane.head(logits.float(), table.task[items]).argmax(1) == table.label[items]
+        logits = lane.model(lane.data.test_x(items)).float()
+    task, label = table.task[items], table.label[items]
+    heads = [lane.head] if lane.own_head is None else [lane.head, lane.own_head]
+    return torch.stack([head(logits, task).argmax(1) == label for head in heads])
 
 
 class TrainBatches:

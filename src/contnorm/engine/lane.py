@@ -55,6 +55,7 @@ class Lane:
         self.data = DeviceStream(stream, device, pictures)
         self.feed = self._feed()
         self.head = Head(self.data.competing)
+        self.own_head = self._own_head()
         self.model = self._fresh_model()
         fused = device.type == "cuda"  # one kernel for all parameters
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=config.train.lr, fused=fused)
@@ -66,6 +67,16 @@ class Lane:
         """How the images of a step come to the device."""
         gallery = self.data.pictures.train
         return Feed(gallery) if gallery.whole else Window(gallery, [self._images(step) for step in self.plan.steps])
+
+    def _own_head(self) -> Head | None:
+        """In class-incremental learning the same outputs, with the task known; for evaluation alone."""
+        stream = self.data.stream
+        if self.config.stream.scenario != "class":
+            return None
+        own = torch.zeros(stream.tasks, stream.outputs, dtype=torch.bool)
+        for items in (stream.train, stream.test):
+            own[torch.from_numpy(items.task), torch.from_numpy(items.label)] = True
+        return Head(own.to(self.device))
 
     def _images(self, step: Step) -> NDArray[np.int64]:
         """The images of a step: of the stream, then of each draw."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from contnorm.engine.advance import mover_for
 from contnorm.engine.checkpoint import Checkpoints
-from contnorm.engine.evaluate import count_right, drift_of, keeps_moments, oracle_moments
+from contnorm.engine.evaluate import Right, count_right, drift_of, keeps_moments, oracle_moments
 from contnorm.engine.lane import Lane, LossNotFiniteError
 from contnorm.engine.saving import Saver
 
@@ -60,7 +60,9 @@ class Tally:
 
     correct: list[list[int | None]] = field(default_factory=list)
     correct_running: list[list[int | None]] = field(default_factory=list)
+    correct_task: list[list[int | None]] = field(default_factory=list)  # with the task known
     before: list[int] | None = None
+    before_task: list[int] | None = None
     drift: list[dict[str, dict[str, float]]] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=lambda: {"train": 0.0, "evaluate": 0.0})
 
@@ -151,7 +153,8 @@ def _look_ahead(runs: Sequence[_Run]) -> None:
     """Measure every task before the first is learned, where that is asked for."""
     for run in runs:
         if run.lane.config.evaluate.ahead and run.tally.before is None:
-            (run.tally.before,) = count_right([run.lane], [run.lane.data.stream.tasks])
+            (right,) = count_right([run.lane], [run.lane.data.stream.tasks])
+            run.tally.before, run.tally.before_task = right
 
 
 def _going(runs: Sequence[_Run], verdicts: Sequence[Progress | Failed], saver: Saver) -> list[_Run]:
@@ -185,23 +188,26 @@ def _evaluate(runs: Sequence[_Run], task: int) -> None:
     started = time.perf_counter()
     tasks = [run.lane.data.stream.tasks if run.lane.config.evaluate.ahead else task + 1 for run in runs]
     rows = count_right([run.lane for run in runs], tasks)
-    for run, row in zip(runs, rows, strict=True):
-        _write_row(run, task, row)
+    for run, right in zip(runs, rows, strict=True):
+        _write_row(run, task, right)
     for run in runs:
         run.tally.seconds["evaluate"] += (time.perf_counter() - started) / len(runs)
 
 
-def _write_row(run: _Run, task: int, row: list[int]) -> None:
+def _write_row(run: _Run, task: int, right: Right) -> None:
     lane, tally, evaluate = run.lane, run.tally, run.lane.config.evaluate
-    measured = _padded(row, lane.data.stream.tasks)
+    tasks = lane.data.stream.tasks
+    measured = _padded(right.all, tasks)
     if (evaluate.moments == "oracle" or evaluate.drift) and keeps_moments(lane.model):
         with oracle_moments(lane, task + 1) as done:
             tally.drift.append(drift_of(done))
             if evaluate.moments == "oracle":
                 tally.correct_running.append(measured)
-                (again,) = count_right([lane], [len(row)])
-                measured = _padded(again, lane.data.stream.tasks)
+                (right,) = count_right([lane], [len(right.all)])
+                measured = _padded(right.all, tasks)
     tally.correct.append(measured)
+    if right.within is not None:
+        tally.correct_task.append(_padded(right.within, tasks))
 
 
 def _padded(row: list[int], tasks: int) -> list[int | None]:
@@ -212,6 +218,9 @@ def _found(lane: Lane, tally: Tally) -> dict[str, Any]:
     total = [int((lane.data.stream.test.task == task).sum()) for task in range(lane.data.stream.tasks)]
     matrix = {"correct": tally.correct, "total": total, "before": tally.before}
     found: dict[str, Any] = {"matrix": matrix, "drift": {"by_task": tally.drift}, "seconds": tally.seconds}
+    found["parameters"] = sum(parameter.numel() for parameter in lane.model.parameters())
     if tally.correct_running:
         found["matrix_running"] = {**matrix, "correct": tally.correct_running}
+    if len(tally.correct_task) == len(tally.correct):  # fewer where it was begun by a version that did not count them
+        found["matrix_task"] = {**matrix, "correct": tally.correct_task, "before": tally.before_task}
     return found

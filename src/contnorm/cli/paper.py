@@ -1,0 +1,159 @@
+"""The paper at a terminal: a recipe's runs are made where they are missing, then set beside the published numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from contnorm.cli.beside import show_claims, show_curves, show_table
+from contnorm.cli.choosing import chosen
+from contnorm.cli.paper_data import show_data_table
+from contnorm.cli.running import Hands, followed, say_on_stderr, workplace
+from contnorm.comparison.measured import Measured, baseline_of
+from contnorm.config import RunConfig, laid_over
+from contnorm.engine.jobs import Job, Workplace
+from contnorm.engine.resolving import resolve
+from contnorm.errors import UserError
+from contnorm.recipes.grid import Cell, cells_of
+from contnorm.recipes.reading import find_recipe
+from contnorm.recipes.recipe import Recipe
+from contnorm.report.cubes import draw_cubes
+from contnorm.results import Record, Store
+from contnorm.streams.classification import find_stream
+from contnorm.streams.sources import SOURCES, data_root, find_layout, looked_for
+
+__all__ = ["Asked", "config_of", "run_recipe", "runs_folder", "source_of", "sources_of"]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What was typed."""
+
+    seeds: int = 5
+    only: Sequence[str] = ()
+    hands: Hands = field(default_factory=Hands)
+    max_steps: int | None = None
+    precision: str | None = None
+    data_root: Path | None = None
+    runs: Path = Path("runs")
+
+
+def run_recipe(name: str, asked: Asked, console: Console) -> int:
+    """Run what is missing of a recipe, then print ours beside the published; gives the exit code."""
+    recipe = find_recipe(name)
+    if asked.seeds < 1:
+        raise UserError(f"--seeds {asked.seeds}: use 1 or more; they count from 0.")
+    console.print(Text(f"{recipe.name}: {recipe.title}"), style="bold")
+    if recipe.kind == "waiting":
+        raise UserError(f"{recipe.name} {recipe.note}. The numbers of the paper are in contnorm.recipes.published.")
+    if recipe.kind == "drawing":
+        return _draw(recipe, asked, console)
+    if recipe.kind == "data":
+        show_data_table(recipe, data_root(asked.data_root), console)
+        return 0
+    return _run_and_show(recipe, asked, console)
+
+
+def _draw(recipe: Recipe, asked: Asked, console: Console) -> int:
+    path = asked.runs / f"{recipe.name}.svg"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draw_cubes(path)
+    console.print(Text(f"drawn: {path}"), soft_wrap=True)
+    return 0
+
+
+def _run_and_show(recipe: Recipe, asked: Asked, console: Console) -> int:
+    place = _place(recipe, asked)
+    cells = chosen(cells_of(recipe), asked.only)
+    own = _typed(asked)
+    configs = {cell: config_of(cell, place.data_root, own) for cell in cells}
+    store, seeds = Store(place.runs), range(asked.seeds)
+    absent = [source for source in sources_of(cells) if not _found(source, place.data_root)]
+    wanted = [cell for cell in cells if source_of(cell) not in absent]
+    jobs = list(dict.fromkeys(Job(configs[cell], seed) for cell in wanted for seed in seeds))
+    missing = [c for c in cells if c not in wanted and not all(store.has(configs[c], seed) for seed in seeds)]
+    said = [_what_to_put(recipe, source, place.data_root) for source in sources_of(missing)]
+    code, failed = 0, ""
+    try:
+        code = followed(jobs, place, console, tell_recorded=False, go_on="Run it again to go on.") if jobs else 0
+    except UserError as error:  # the other runs are there, and are shown
+        failed = str(error)
+    measured = [one for one in _measured(configs, seeds, store) if one.records]
+    if not measured:
+        raise UserError(" ".join(filter(None, [failed, *said])))
+    _show(recipe, measured, console, asked.max_steps is not None, whole=len(measured) == len(cells_of(recipe)))
+    for line in said:
+        say_on_stderr(line)
+    if failed:
+        raise UserError(failed)
+    return code
+
+
+def _typed(asked: Asked) -> dict[str, Any]:
+    """The settings of a recipe's runs that were typed."""
+    train = {"max_steps": asked.max_steps, "precision": asked.precision}
+    return {"train": {key: value for key, value in train.items() if value is not None}}
+
+
+def _place(recipe: Recipe, asked: Asked) -> Workplace:
+    """Where runs are made; those whose time counts go alone, and are kept apart."""
+    hands = replace(asked.hands, lanes=1) if recipe.alone else asked.hands
+    return workplace(runs_folder(recipe, asked.runs), hands, asked.data_root)
+
+
+def runs_folder(recipe: Recipe, runs: Path) -> Path:
+    return runs / recipe.name if recipe.alone else runs
+
+
+def _what_to_put(recipe: Recipe, source: str, root: Path) -> str:
+    return (
+        f"{recipe.name} needs {source}, which is not under {root}: put {looked_for(SOURCES[source])} there, or say "
+        f"with --data-root where it is; `contnorm data {source}` says more."
+    )
+
+
+def _found(source: str, root: Path) -> bool:
+    return not SOURCES[source].layouts or find_layout(SOURCES[source], root) is not None
+
+
+def source_of(cell: Cell) -> str:
+    """The data set of a cell: what its recipe says, else the first of its stream's."""
+    said = cell.values["stream"].get("source")
+    return str(said or find_stream(cell.place["stream"]).sources[0])
+
+
+def sources_of(cells: Sequence[Cell]) -> list[str]:
+    return list(dict.fromkeys(source_of(cell) for cell in cells))
+
+
+def config_of(cell: Cell, root: Path, own: Mapping[str, Any] | None = None) -> RunConfig:
+    """The settings of a cell's run, under those typed."""
+    values = laid_over(cell.values, {"stream": {"source": source_of(cell)}})
+    return resolve(laid_over(values, own or {}), root)
+
+
+def _measured(configs: Mapping[Cell, RunConfig], seeds: Iterable[int], store: Store) -> list[Measured]:
+    loaded: dict[RunConfig, dict[int, Record]] = {}
+    for config in configs.values():
+        if config not in loaded:
+            loaded[config] = {seed: store.load(store.path(config, seed)) for seed in seeds if store.has(config, seed)}
+    cells = list(configs)
+    bases = [baseline_of(cell, cells) for cell in cells]
+    return [
+        Measured(cell, loaded[configs[cell]], None if base is None else loaded[configs[base]])
+        for cell, base in zip(cells, bases, strict=True)
+    ]
+
+
+def _show(recipe: Recipe, measured: Sequence[Measured], console: Console, tried: bool, whole: bool) -> None:
+    if recipe.kind == "curves":
+        show_curves(recipe, measured, console)
+    else:
+        show_table(recipe, measured, console, verdicts=not tried)
+    if not tried:
+        show_claims(recipe, measured, console, whole)

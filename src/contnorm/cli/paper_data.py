@@ -1,0 +1,86 @@
+"""Table 7: what the paper says of its data sets, beside what is found. Needs no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Column, Table
+from rich.text import Text
+
+from contnorm.config import StreamConfig
+from contnorm.errors import UserError
+from contnorm.recipes.published import DataRow, data_rows
+from contnorm.recipes.recipe import Recipe
+from contnorm.streams.classification import build_stream, find_stream
+from contnorm.streams.sources import SOURCES, find_layout, load_source, looked_for
+
+__all__ = ["measure_data", "show_data_table"]
+
+COLUMNS = ("tasks", "shape", "train", "test", "classes")
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A data set: what was found of it, or what to put where."""
+
+    published: DataRow
+    found: DataRow | None
+    missing: str = ""
+
+
+def measure_data(name: str, root: Path) -> DataRow:
+    """A stream with all its tasks, those for selection included, counted."""
+    spec = find_stream(name)
+    source = load_source(spec.sources[0], root)
+    said = spec.defaults["stream"]
+    config = StreamConfig(name, part="all", scenario=said["scenario"], train_per_task=said.get("train_per_task"))
+    stream = build_stream(config, source, 0)
+    shape = tuple(source.train_images.shape[1:])
+    return DataRow(name, stream.tasks, shape, len(stream.train), len(stream.test), source.classes)
+
+
+def show_data_table(recipe: Recipe, root: Path, console: Console) -> None:
+    """A line a data set that is found; of the others what to put where."""
+    rows = [_compared(row, root) for row in data_rows() if row.stream in recipe.streams]
+    if not any(row.found for row in rows):
+        raise UserError(f"{recipe.name}: none of its data sets is under {root}. {rows[0].missing}")
+    table = Table(*(Column(head, no_wrap=True) for head in ("stream", *COLUMNS, "verdict")), box=None, pad_edge=False)
+    for row in rows:
+        if row.found is not None:
+            table.add_row(*map(Text, (row.found.stream, *_cells(row), _verdict(row))))
+    console.print(table, "")
+    console.print(Text("Found, with the paper's in brackets where it is another."))
+    said = [row.missing for row in rows if row.missing]
+    said += [f"{row.published.stream}: {row.published.flag}." for row in rows if row.published.flag]
+    said += [f"{row.stream}: {WAITING}." for row in data_rows() if row.stream not in recipe.streams]
+    for line in said:
+        console.print(Text(line), soft_wrap=True)
+
+
+WAITING = "needs the multi-label streams, which are not there yet"
+
+
+def _compared(row: DataRow, root: Path) -> Compared:
+    spec = SOURCES[find_stream(row.stream).sources[0]]
+    if find_layout(spec, root) is None:
+        return Compared(row, None, f"{row.stream}: put {looked_for(spec)} under {root}.")
+    return Compared(row, measure_data(row.stream, root))
+
+
+def _cells(row: Compared) -> list[str]:
+    return [_cell(getattr(row.found, name), getattr(row.published, name)) for name in COLUMNS]
+
+
+def _cell(ours: object, theirs: object) -> str:
+    return _word(ours) if ours == theirs else f"{_word(ours)} ({_word(theirs)})"
+
+
+def _word(value: object) -> str:
+    return "x".join(map(str, value)) if isinstance(value, tuple) else f"{value:,}"
+
+
+def _verdict(row: Compared) -> str:
+    apart = [name for name in COLUMNS if getattr(row.found, name) != getattr(row.published, name)]
+    return f"differs in {', '.join(apart)}" if apart else "agrees"

@@ -1,0 +1,50 @@
+"""Which recipes there are, what data each needs, and how much of it is run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Column, Table
+from rich.text import Text
+
+from contnorm.cli.data import place_of
+from contnorm.cli.paper import config_of, runs_folder, sources_of
+from contnorm.recipes.grid import cells_of
+from contnorm.recipes.reading import find_recipe, recipe_names
+from contnorm.recipes.recipe import Recipe
+from contnorm.results import Store
+from contnorm.streams.classification import find_stream
+from contnorm.streams.sources import ENVIRONMENT, SOURCES, data_root
+
+__all__ = ["show_recipes"]
+
+
+def show_recipes(seeds: int, given: Path | None, runs: Path, console: Console) -> None:
+    """A line each: its name and title, the data it needs and where that is, and the runs done of those wanted."""
+    root = data_root(given)
+    console.print(Text(f"data under {root} (--data-root or {ENVIRONMENT} says where else), runs under {runs}"))
+    heads = ("recipe", "runs done", "what it is", "data")
+    table = Table(*(Column(head, no_wrap=head != "data") for head in heads), box=None, pad_edge=False)
+    for name in recipe_names():
+        recipe = find_recipe(name)
+        row = (name, _done(recipe, seeds, root, runs), recipe.title, _data(recipe, root))
+        table.add_row(*map(Text, row))
+    console.print(table)
+
+
+def _done(recipe: Recipe, seeds: int, root: Path, runs: Path) -> str:
+    configs = dict.fromkeys(config_of(cell, root) for cell in cells_of(recipe))
+    if not configs:
+        return "none to do" if recipe.kind != "waiting" else "waits"
+    store = Store(runs_folder(recipe, runs))
+    done = sum(store.has(config, seed) for config in configs for seed in range(seeds))
+    return f"{done} of {len(configs) * seeds}"
+
+
+def _data(recipe: Recipe, root: Path) -> str:
+    if recipe.kind == "waiting":
+        return "multi-label streams, not there yet"
+    needed = sources_of(cells_of(recipe)) or [find_stream(stream).sources[0] for stream in recipe.streams]
+    found = {source: place_of(SOURCES[source], root) for source in needed}
+    return ", ".join(f"{source}: {place or 'not found'}" for source, place in found.items()) or "none"

@@ -1,0 +1,1 @@
+"""What records say beside published numbers and beside each other: intervals, verdicts, claims. Needs no torch."""

@@ -1,0 +1,85 @@
+"""What the records of a cell say: a score seed by seed, or a curve over tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from contnorm.metrics.matrix import AccuracyMatrix, score
+from contnorm.recipes.grid import Cell
+from contnorm.recipes.scores import drift_parts
+from contnorm.results import Record
+
+__all__ = ["Measured", "baseline_of", "curve_of"]
+
+ONE_LAYOUT = ("stream", "strategy", "buffer", "tasks", "moments", "setting")  # what a cell shares with its baseline
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A cell with the records of its run, by seed; of BN's run beside it where its time is compared."""
+
+    cell: Cell
+    records: Mapping[int, Record]
+    baseline: Mapping[int, Record] | None = None
+
+    def values(self, name: str) -> dict[int, float]:
+        """A score of each seed; seeds of whose record it can't be made are left out."""
+        found = {seed: self._value(record, name) for seed, record in self.records.items()}
+        return {seed: value for seed, value in found.items() if value is not None}
+
+    def curves(self, name: str) -> dict[int, list[float]]:
+        """A score of each seed after each task."""
+        found = {seed: curve_of(record, self.cell, name) for seed, record in self.records.items()}
+        return {seed: curve for seed, curve in found.items() if curve}
+
+    def _value(self, record: Record, name: str) -> float | None:
+        if name == "extra_time":
+            return self._extra_time(record)
+        if name == "parameters":
+            return record.raw.get("parameters")
+        if name == "acc_so_far" or drift_parts(name):
+            curve = curve_of(record, self.cell, name)
+            return curve[-1] if curve else None
+        matrix = _matrix(record, self.cell)
+        return None if matrix is None else score(matrix, name)
+
+    def _extra_time(self, record: Record) -> float | None:
+        """In percent over BN's of the same seed."""
+        beside = (self.baseline or {}).get(record.seed)
+        if beside is None:
+            return None
+        ours, theirs = (float(one.raw["seconds"]["train"]) for one in (record, beside))
+        return 100 * (ours / theirs - 1)
+
+
+def curve_of(record: Record, cell: Cell, name: str) -> list[float]:
+    """A score after each task; empty where the record has none."""
+    parts = drift_parts(name)
+    if parts:
+        if cell.view.moments == "oracle":  # exact moments are not away from themselves
+            return []
+        moment, layer = parts
+        rows = [list(row.values()) for row in record.drift.get("by_task", [])]
+        return [row[layer][moment] for row in rows if layer < len(row)]
+    matrix = _matrix(record, cell)
+    if matrix is None:
+        return []
+    if name != "acc_so_far":
+        raise ValueError(f"curve_of: {name!r} has no value after each task. Use acc_so_far, or a drift.")
+    return [fmean(matrix.at(row, task) for task in range(row + 1)) for row in range(matrix.tasks)]
+
+
+def baseline_of(cell: Cell, cells: Sequence[Cell]) -> Cell | None:
+    """The cell of plain BN that is the same in all but the norm."""
+    for other in cells:
+        plain = other.place["norm"] == "bn" and other.place["momentum"] is None
+        if plain and all(other.place[key] == cell.place[key] for key in ONE_LAYOUT):
+            return other
+    return None
+
+
+def _matrix(record: Record, cell: Cell) -> AccuracyMatrix | None:
+    raw = record.raw.get(cell.view.matrix)
+    return None if raw is None else AccuracyMatrix(**raw)

