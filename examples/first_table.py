@@ -14,6 +14,7 @@ import argparse
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -21,10 +22,11 @@ from rich.console import Console
 from rich.table import Table
 
 from contnorm.cli.running import cores, followed
+from contnorm.cli.showing import spread
 from contnorm.engine.runs import Job, Workplace, resolve
 from contnorm.errors import UserError
-from contnorm.metrics.matrix import AccuracyMatrix, score
-from contnorm.results import Record, Store, spread_over_seeds
+from contnorm.metrics.matrix import score
+from contnorm.results import Record, Store
 from contnorm.streams.sources import data_root
 
 SCORES = ("acc", "fm", "la")
@@ -53,7 +55,7 @@ def settings(strategy: str, norm: str) -> dict[str, Any]:
 
 def scores_of(records: Sequence[Record], key: str) -> list[list[float]]:
     """ACC, FM and LA, over seeds."""
-    matrices = [AccuracyMatrix(**record.raw[key]) for record in records]
+    matrices = [matrix for record in records if (matrix := record.matrix_of(key)) is not None]
     return [[score(matrix, name) for matrix in matrices] for name in SCORES]
 
 
@@ -63,16 +65,11 @@ def distances_of(records: Sequence[Record]) -> list[list[float]]:
     return [[by_layer[layer][moment] for by_layer in last] for layer, moment in MOMENTS]
 
 
-def spread(values: Sequence[float], sign: str = "") -> str:
-    mean, std = spread_over_seeds(list(values))
-    return f"{mean:{sign}.2f}" if len(values) == 1 else f"{mean:{sign}.2f} +- {std:.2f}"
-
-
 def cells(ours: Sequence[Sequence[float]], published: Sequence[float] | None) -> list[str]:
     """Ours beside the published, score by score."""
     shown = []
     for place, values in enumerate(ours):
-        shown += [spread(values), "-" if published is None else f"{published[place]:.2f}"]
+        shown += [spread(list(values)), "-" if published is None else f"{published[place]:.2f}"]
     return shown
 
 
@@ -97,7 +94,7 @@ def distance_table(found: dict[tuple[str, str], list[Record]]) -> Table:
     for head in ("mean, layer 1", "mean, layer 2", "var, layer 1", "var, layer 2"):
         made.add_column(head, justify="right", no_wrap=True)
     for strategy, name in NAMES.items():
-        made.add_row(name, "BN", *(spread(values) for values in distances_of(found[strategy, "bn"])))
+        made.add_row(name, "BN", *(spread(list(values)) for values in distances_of(found[strategy, "bn"])))
         made.add_row(name, "BN, paper", *(f"{value:.2f}" for value in PUBLISHED_DISTANCES[strategy]), style="dim")
     return made
 
@@ -105,7 +102,8 @@ def distance_table(found: dict[tuple[str, str], list[Record]]) -> Table:
 def gain(found: dict[tuple[str, str], list[Record]], strategy: str) -> str:
     """What exact moments give back, seed by seed."""
     running, oracle = (scores_of(found[strategy, "bn"], key)[0] for key in ("matrix_running", "matrix"))
-    return spread([b - a for a, b in zip(running, oracle, strict=True)], "+")
+    differences = [b - a for a, b in zip(running, oracle, strict=True)]
+    return f"{'+' if fmean(differences) >= 0 else ''}{spread(differences)}"
 
 
 def data_in_words(source: str) -> str:

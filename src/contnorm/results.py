@@ -19,7 +19,7 @@ from contnorm.config import RunConfig, from_dict
 from contnorm.errors import UserError
 from contnorm.metrics.matrix import AccuracyMatrix, score
 
-__all__ = ["SCHEMA", "Found", "Record", "Store", "spread_over_seeds", "write_atomically"]
+__all__ = ["SCHEMA", "Found", "Record", "Store", "by_settings", "spread_over_seeds", "write_atomically"]
 
 SCHEMA = 1
 
@@ -33,6 +33,11 @@ class Record:
     matrix: AccuracyMatrix
     drift: Mapping[str, Any]
     raw: Mapping[str, Any]  # the file whole: times, versions, device
+
+    def matrix_of(self, key: str) -> AccuracyMatrix | None:
+        """The matrix of another way to evaluate the same network, such as ``matrix_running``; None where it was not."""
+        raw = self.raw.get(key)
+        return None if raw is None else AccuracyMatrix(**raw)
 
     def score(self, name: str) -> float:
         return score(self.matrix, name)
@@ -177,6 +182,19 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _no_record(path: Path, why: object) -> UserError:
     return UserError(f"{path}: is no record of a run ({why}). Delete it, and it can be run again.")
+
+
+def by_settings(records: Iterable[Record]) -> dict[str, list[Record]]:
+    """Records by the hash of their settings: the seeds of each run together, in the order they come.
+
+    Example:
+        >>> by_settings([])
+        {}
+    """
+    groups: dict[str, list[Record]] = {}
+    for record in records:
+        groups.setdefault(record.config.hash, []).append(record)
+    return groups
 
 
 def spread_over_seeds(values: list[float]) -> tuple[float, float]:

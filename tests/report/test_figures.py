@@ -12,6 +12,7 @@ pytest.importorskip("matplotlib", reason="matplotlib is not installed")
 
 from matplotlib.axes import Axes
 
+from contnorm.metrics.matrix import AccuracyMatrix, acc_so_far
 from contnorm.report import figures
 from contnorm.results import Record, Store
 
@@ -59,7 +60,7 @@ def test_a_heat_map_has_the_numbers_of_the_matrix() -> None:
 
 def test_accuracy_so_far_is_the_mean_over_tasks_learned() -> None:
     record = single_bn()[0]
-    curve = figures.accuracy_so_far(record.matrix)
+    curve = acc_so_far(record.matrix)
     assert curve[0] == record.matrix.at(0, 0) and curve[-1] == pytest.approx(record.score("acc"))
 
 
@@ -72,7 +73,7 @@ def test_forgetting_is_split_into_what_exact_moments_give_back_and_the_rest(monk
     figures.forgetting_split(single_bn(), "Forgotten")
     rest, back = bars
     found = single_bn()
-    running = [figures.AccuracyMatrix(**r.raw["matrix_running"]) for r in found]
+    running = [AccuracyMatrix(**r.raw["matrix_running"]) for r in found]
     lost = sum(m.at(0, 0) - m.at(4, 0) for m in running) / 5
     assert rest[0] + back[0] == pytest.approx(lost)
     assert back[0] == pytest.approx(

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from contnorm.errors import UserError, unknown
+from contnorm.cli.running import device_of
+from contnorm.errors import unknown
 from contnorm.speed.layers import layer_rows
 from contnorm.speed.step import eager_row, step_rows
 from contnorm.speed.table import circumstances, flat, write_rows
@@ -26,9 +27,7 @@ def bench(what: str, device: str, root: Path | None, out: Path, max_steps: int |
     """Measure, print each row as it comes, and write them all."""
     if what not in KINDS:
         raise unknown("benchmark", what, KINDS)
-    if device == "cuda" and not torch.cuda.is_available():
-        raise UserError("--device cuda: torch sees no GPU here. Use --device cpu.")
-    chosen = torch.device(device)
+    chosen = device_of(device)
     about = circumstances(chosen)
     console.print(", ".join(f"{key} {value}" for key, value in about.items()), highlight=False)
     lines: list[dict[str, Any]] = []

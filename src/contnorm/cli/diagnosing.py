@@ -19,7 +19,6 @@ from contnorm.engine.resolving import resolve
 from contnorm.engine.unfinished import edited
 from contnorm.engine.weights import load_kept_weights, load_weights
 from contnorm.errors import UserError, usable
-from contnorm.metrics.matrix import AccuracyMatrix
 from contnorm.report.effect import Diagnosis
 from contnorm.results import Record, Store
 from contnorm.streams.sources import Source, load_source
@@ -140,8 +139,7 @@ def _path(given: str, record: Record, store: Store) -> Path:
 
 def _learned(record: Record) -> list[float]:
     """With running moments, as the network was evaluated when it had just learned a task."""
-    running = record.raw.get("matrix_running")
-    matrix = record.matrix if running is None else AccuracyMatrix(**running)
+    matrix = record.matrix_of("matrix_running") or record.matrix
     return [matrix.at(task, task) for task in range(matrix.tasks)]
 
 

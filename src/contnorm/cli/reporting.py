@@ -8,13 +8,12 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 from contnorm.cli.settings import changed, word
-from contnorm.cli.showing import SHOWN, described, spread
+from contnorm.cli.showing import SHOWN, described, rows_of
 from contnorm.config import RunConfig
 from contnorm.errors import unknown
-from contnorm.metrics.matrix import AccuracyMatrix, score
 from contnorm.report import figures
 from contnorm.report.page import Cell, Page, RunView, Table, page_html
-from contnorm.results import Record
+from contnorm.results import Record, by_settings
 
 __all__ = ["FORMATS", "report"]
 
@@ -26,10 +25,7 @@ def report(records: Sequence[Record], form: str) -> str:
     """All records as one text: a page, or the table of their scores."""
     if form not in FORMATS:
         raise unknown("format", form, FORMATS)
-    groups: dict[str, list[Record]] = defaultdict(list)
-    for record in sorted(records, key=lambda r: (described(r.config), r.config.hash, r.seed)):
-        groups[record.config.hash].append(record)
-    return FORMATS[form](groups)
+    return FORMATS[form](by_settings(sorted(records, key=lambda r: (described(r.config), r.config.hash, r.seed))))
 
 
 def _heads() -> list[str]:
@@ -38,16 +34,8 @@ def _heads() -> list[str]:
 
 def _score_rows(groups: Groups) -> list[list[str]]:
     """A row for each setting and way of evaluation."""
-    rows = []
-    for name, group in groups.items():
-        config = group[0].config
-        ways = [(config.evaluate.moments, [r.matrix for r in group])]
-        if "matrix_running" in group[0].raw:
-            ways.insert(0, ("running", [AccuracyMatrix(**r.raw["matrix_running"]) for r in group]))
-        for moments, matrices in ways:
-            scores = [spread([score(matrix, key) for matrix in matrices]) for key in SHOWN]
-            rows.append([*described(config), moments, str(len(group)), *scores, name])
-    return rows
+    rows = [row for group in groups.values() for row in rows_of(group)]
+    return [[*row.what, row.moments, str(row.seeds), *row.scores, row.run] for row in rows]
 
 
 def _html(groups: Groups) -> str:

@@ -26,7 +26,7 @@ from contnorm.errors import UserError
 from contnorm.results import Record, Store
 from contnorm.streams.sources import data_root
 
-__all__ = ["Hands", "cores", "followed", "resume_all", "run_seeds", "say_on_stderr", "workplace"]
+__all__ = ["Hands", "cores", "device_of", "followed", "resume_all", "run_seeds", "say_on_stderr", "workplace"]
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def workplace(runs: Path, hands: Hands, root: Path | None) -> Workplace:
     threads = 1 if hands.threads is None else hands.threads
     if threads < 1:
         raise UserError(f"--threads {threads}: use 1 or more; every run on a CPU has so many.")
-    device = _device(hands.device or "cpu")
+    device = device_of(hands.device or "cpu")
     lanes = hands.lanes
     if lanes is None:
         lanes = 8 if device.type == "cuda" else max(1, cores() // threads)
@@ -146,7 +146,8 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _device(name: str) -> torch.device:
+def device_of(name: str) -> torch.device:
+    """The device that was typed, where it is there."""
     if name not in ("cpu", "cuda"):
         raise UserError(f"--device {name!r}: use cpu or cuda.")
     if name == "cuda" and not torch.cuda.is_available():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -19,9 +19,9 @@ from contnorm.catalog import find_norm
 from contnorm.cli.settings import changed, in_words, varying
 from contnorm.config import RunConfig
 from contnorm.metrics.matrix import AccuracyMatrix, score
-from contnorm.results import Record, spread_over_seeds
+from contnorm.results import Record, by_settings, spread_over_seeds
 
-__all__ = ["SHOWN", "described", "show_matrices", "show_scores", "spread"]
+__all__ = ["SHOWN", "Row", "described", "rows_of", "show_matrices", "show_scores", "spread"]
 
 SHOWN = {"acc": "ACC", "fm": "FM", "la": "LA"}
 IN_COLUMNS = {
@@ -52,11 +52,9 @@ def show_scores(records: list[Record], console: Console) -> None:
     """A row for each setting: mean and standard deviation over its seeds; nothing where there are none."""
     if not records:
         return
-    groups: dict[str, list[Record]] = defaultdict(list)
-    for record in records:
-        groups[record.config.hash].append(record)
+    groups = by_settings(records)
     worth_saying = _worth_saying([group[0].config for group in groups.values()])
-    rows = [row for group in groups.values() for row in _rows(group, worth_saying)]
+    rows = [row for group in groups.values() for row in rows_of(group, worth_saying)]
     with_settings = len(groups) > 1 and any(row.settings for row in rows)
     if _least_width(rows, with_settings, console) > console.width:
         for row in rows:
@@ -67,13 +65,14 @@ def show_scores(records: list[Record], console: Console) -> None:
         console.print(Text(f"settings that are not the stream's own: {rows[0].settings}"))
 
 
-def _rows(group: list[Record], worth_saying: set[str]) -> list[Row]:
+def rows_of(group: Sequence[Record], worth_saying: Collection[str] = ()) -> list[Row]:
+    """The lines of one setting: one for each way its networks were evaluated."""
     c = group[0].config
     settings = in_words(changed(c), worth_saying)
     rows = [Row(c.hash, described(c), c.evaluate.moments, len(group), _scores([r.matrix for r in group]), settings)]
-    if "matrix_running" in group[0].raw:  # the same networks, evaluated both ways
-        running = _scores([AccuracyMatrix(**record.raw["matrix_running"]) for record in group])
-        rows.insert(0, Row(c.hash, described(c), "running", len(group), running, settings))
+    running = [matrix for record in group if (matrix := record.matrix_of("matrix_running")) is not None]
+    if running:  # the same networks, evaluated both ways
+        rows.insert(0, Row(c.hash, described(c), "running", len(running), _scores(running), settings))
     return rows
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 
-from contnorm.metrics.matrix import AccuracyMatrix, score
+from contnorm.metrics.matrix import acc_so_far, score
 from contnorm.recipes.grid import Cell
 from contnorm.recipes.scores import drift_parts
 from contnorm.results import Record
@@ -42,7 +41,7 @@ class Measured:
         if name == "acc_so_far" or drift_parts(name):
             curve = curve_of(record, self.cell, name)
             return curve[-1] if curve else None
-        matrix = _matrix(record, self.cell)
+        matrix = record.matrix_of(self.cell.view.matrix)
         return None if matrix is None else score(matrix, name)
 
     def _extra_time(self, record: Record) -> float | None:
@@ -63,12 +62,12 @@ def curve_of(record: Record, cell: Cell, name: str) -> list[float]:
         moment, layer = parts
         rows = [list(row.values()) for row in record.drift.get("by_task", [])]
         return [row[layer][moment] for row in rows if layer < len(row)]
-    matrix = _matrix(record, cell)
+    matrix = record.matrix_of(cell.view.matrix)
     if matrix is None:
         return []
     if name != "acc_so_far":
         raise ValueError(f"curve_of: {name!r} has no value after each task. Use acc_so_far, or a drift.")
-    return [fmean(matrix.at(row, task) for task in range(row + 1)) for row in range(matrix.tasks)]
+    return acc_so_far(matrix)
 
 
 def baseline_of(cell: Cell, cells: Sequence[Cell]) -> Cell | None:
@@ -78,8 +77,3 @@ def baseline_of(cell: Cell, cells: Sequence[Cell]) -> Cell | None:
         if plain and all(other.place[key] == cell.place[key] for key in ONE_LAYOUT):
             return other
     return None
-
-
-def _matrix(record: Record, cell: Cell) -> AccuracyMatrix | None:
-    raw = record.raw.get(cell.view.matrix)
-    return None if raw is None else AccuracyMatrix(**raw)

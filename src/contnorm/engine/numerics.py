@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,7 +12,14 @@ import torch
 
 from contnorm.config import TrainConfig
 
-__all__ = ["numerics"]
+__all__ = ["device_name", "numerics"]
+
+
+def device_name(device: torch.device) -> str:
+    """What the machine calls it; numbers, and times even more, depend on it."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return platform.processor() or platform.machine()
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from contnorm.config import RunConfig
 from contnorm.engine.jobs import Job, Workplace
 from contnorm.engine.lane import Lane
 from contnorm.engine.loop import Failed, Finished, Progress, Stopped, run_lanes
-from contnorm.engine.numerics import numerics
+from contnorm.engine.numerics import device_name, numerics
 from contnorm.engine.processes import side_by_side
 from contnorm.engine.resolving import resolve
 from contnorm.engine.unfinished import Unfinished, edited, unfinished
@@ -232,7 +232,6 @@ def _told(lanes: dict[Lane, Job], store: Store) -> Iterator[None]:
 
 def _circumstances(config: RunConfig, source: Source, device: torch.device) -> dict[str, Any]:
     """What a number depends on besides its settings."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
     return {
         "versions": {
             "contnorm": contnorm.__version__,
@@ -240,7 +239,7 @@ def _circumstances(config: RunConfig, source: Source, device: torch.device) -> d
             "python": platform.python_version(),
             "cuda": torch.version.cuda,
         },
-        "device": {"kind": device.type, "name": name, "threads": torch.get_num_threads()},
+        "device": {"kind": device.type, "name": device_name(device), "threads": torch.get_num_threads()},
         "precision": config.train.precision,
         "deterministic": config.train.deterministic,
         "source": {"name": source.name, "fingerprint": source.fingerprint},

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-__all__ = ["SCORES", "AccuracyMatrix", "score"]
+__all__ = ["SCORES", "AccuracyMatrix", "acc_so_far", "score"]
 
 Row = Sequence[int | None]
 
@@ -86,9 +86,19 @@ def la(m: AccuracyMatrix) -> float:
     return fmean(m.at(i, i) for i in range(m.tasks))
 
 
+def acc_so_far(m: AccuracyMatrix) -> list[float]:
+    """After each task, the mean accuracy on all tasks learned by then.
+
+    Example:
+        >>> acc_so_far(AccuracyMatrix(correct=[[90, None], [60, 80]], total=[100, 100]))
+        [90.0, 70.0]
+    """
+    return [fmean(m.at(i, j) for j in range(i + 1)) for i in range(m.tasks)]
+
+
 def aia(m: AccuracyMatrix) -> float:
     """Average incremental accuracy: the mean over time of the mean accuracy on the tasks so far."""
-    return fmean(fmean(m.at(i, j) for j in range(i + 1)) for i in range(m.tasks))
+    return fmean(acc_so_far(m))
 
 
 def fm(m: AccuracyMatrix) -> float:

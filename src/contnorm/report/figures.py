@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from contnorm.metrics.matrix import AccuracyMatrix
+from contnorm.metrics.matrix import acc_so_far
 from contnorm.results import Record, spread_over_seeds
 
 if TYPE_CHECKING:
@@ -105,21 +105,11 @@ def _write_numbers(axes: Axes, values: list[list[float]]) -> None:
                 axes.text(j, i, f"{value:.0f}", ha="center", va="center", color=colour, fontsize=7.5)
 
 
-def accuracy_so_far(matrix: AccuracyMatrix) -> list[float]:
-    """After each task, the mean accuracy on all tasks learned by then.
-
-    Example:
-        >>> accuracy_so_far(AccuracyMatrix(correct=[[90, None], [60, 80]], total=[100, 100]))
-        [90.0, 70.0]
-    """
-    return [fmean(matrix.at(i, j) for j in range(i + 1)) for i in range(matrix.tasks)]
-
-
 def accuracy_over_tasks(groups: Mapping[str, Sequence[Record]], title: str) -> str:
     """The mean accuracy on the tasks so far, after each task; a band of one standard deviation over seeds."""
     with _canvas(title) as canvas:
         for number, (name, records) in enumerate(groups.items()):
-            curves = [accuracy_so_far(record.matrix) for record in records]
+            curves = [acc_so_far(record.matrix) for record in records]
             _line_with_band(canvas.axes, number, name, curves)
         canvas.axes.set(xlabel="tasks learned", ylabel="accuracy on them, percent", title=title)
         canvas.axes.legend(frameon=False, fontsize=8)
@@ -156,7 +146,7 @@ def forgetting_split(records: Sequence[Record], title: str) -> str:
 
     Needs records of runs evaluated both ways, ``--eval-moments oracle``.
     """
-    running = [AccuracyMatrix(**record.raw["matrix_running"]) for record in records]
+    running = [matrix for record in records if (matrix := record.matrix_of("matrix_running")) is not None]
     tasks = running[0].tasks
     lost = [fmean(m.at(t, t) - m.at(tasks - 1, t) for m in running) for t in range(tasks - 1)]
     back = [

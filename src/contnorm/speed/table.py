@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import platform
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 
 import contnorm
+from contnorm.engine.numerics import device_name
 
 __all__ = ["circumstances", "flat", "write_rows"]
 
@@ -42,8 +42,12 @@ def flat(row: Any) -> dict[str, Any]:
 
 def circumstances(device: torch.device) -> dict[str, str]:
     """What a measurement depends on besides its case."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
-    return {"device": name, "torch": torch.__version__, "triton": _version("triton"), "contnorm": contnorm.__version__}
+    return {
+        "device": device_name(device),
+        "torch": torch.__version__,
+        "triton": _version("triton"),
+        "contnorm": contnorm.__version__,
+    }
 
 
 def _version(package: str) -> str:

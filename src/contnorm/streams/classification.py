@@ -31,7 +31,6 @@ __all__ = [
 ]
 
 Indices = NDArray[np.int64]
-Scenario = Literal["task", "class", "domain", "free"]
 
 
 @dataclass(frozen=True)
@@ -110,6 +109,8 @@ _RESNET = {"model": {"name": "resnet18", "width": 64, "stem": "pool"}, **_NO_DRI
 # 32 groups do not divide 100 channels, and groups of few values are noise without positions to add to them.
 _MLP = {"model": {"name": "mlp", "width": 100}, "norm": {"groups": 4}}
 _TINY_STEPS = {"train": {"lr": 0.03, "batch": 10, "replay": 10}}
+_TWO_AT_A_TIME = {**_MLP, **_TINY_STEPS, "stream": {"scenario": "task", "part": "all", "augment": False}}
+_FIVE_AT_A_TIME = {**_RESNET, **_TINY_STEPS, "stream": {"scenario": "task", "part": "learn", "augment": False}}
 _CLASS_INCREMENTAL = {
     "model": {"name": "resnet18", "width": 64, "stem": "plain"},
     "train": {"lr": 0.03, "batch": 32, "replay": 32},
@@ -142,7 +143,7 @@ STREAMS: dict[str, StreamSpec] = {
             "split",
             tasks=5,
             per_task=2,
-            defaults={**_MLP, **_TINY_STEPS, "stream": {"scenario": "task", "part": "all", "augment": False}},
+            defaults=_TWO_AT_A_TIME,
         ),
         StreamSpec(
             "split-fashion-mnist",
@@ -151,7 +152,7 @@ STREAMS: dict[str, StreamSpec] = {
             "split",
             tasks=5,
             per_task=2,
-            defaults={**_MLP, **_TINY_STEPS, "stream": {"scenario": "task", "part": "all", "augment": False}},
+            defaults=_TWO_AT_A_TIME,
         ),
         StreamSpec(
             "split-cifar10",
@@ -183,11 +184,7 @@ STREAMS: dict[str, StreamSpec] = {
             tasks=20,
             per_task=5,
             validation=3,
-            defaults={
-                **_RESNET,
-                **_TINY_STEPS,
-                "stream": {"scenario": "task", "part": "learn", "augment": False},
-            },
+            defaults=_FIVE_AT_A_TIME,
         ),
         StreamSpec(
             "split-cifar100",
@@ -198,11 +195,7 @@ STREAMS: dict[str, StreamSpec] = {
             per_task=5,
             validation=3,
             class_order=_CIFAR100_ORDER,
-            defaults={
-                **_RESNET,
-                **_TINY_STEPS,
-                "stream": {"scenario": "task", "part": "learn", "augment": False},
-            },
+            defaults=_FIVE_AT_A_TIME,
         ),
     )
 }

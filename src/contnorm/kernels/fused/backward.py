@@ -17,6 +17,7 @@ from contnorm.kernels.fused.tiles import (
     place,
     positions,
     scale_and_offset,
+    shared_out,
     slab_pivot,
     split_range,
 )
@@ -172,10 +173,7 @@ def backward_rows(
 ):  # fmt: skip
     """The two sums of each row in one split of its positions: (splits, N, C) of each."""
     program = tl.program_id(0)
-    split = (program // blocks) % splits
-    c, group, exists = lanes(program % blocks, C, K, KP, BC, WHOLE)
-    n = program // (blocks * splits) * BN + tl.arange(0, BN)
-    rows = (n < N)[:, None] & exists[None, :]
+    split, c, group, exists, n, rows = shared_out(blocks, splits, N, C, K, KP, BN, BC, WHOLE)
     pivot = slab_pivot(x_ptr, n, program % blocks, group, rows, N, C, L, K, KP, BN, BC, LAST, WHOLE)
     scale = pivot
     offset = pivot
@@ -243,10 +241,7 @@ def backward_apply(
 ):  # fmt: skip
     """The gradient in one split of the positions of some samples; with ``TABLES`` it first makes the tables."""
     program = tl.program_id(0)
-    split = (program // blocks) % splits
-    c, group, exists = lanes(program % blocks, C, K, KP, BC, TABLES)
-    n = program // (blocks * splits) * BN + tl.arange(0, BN)
-    rows = (n < N)[:, None] & exists[None, :]
+    split, c, group, exists, n, rows = shared_out(blocks, splits, N, C, K, KP, BN, BC, TABLES)
     pivot = slab_pivot(x_ptr, n, program % blocks, group, rows, N, C, L, K, KP, BN, BC, LAST, TABLES)
     group_mean, group_rstd = _load_groups(table_ptr + 2 * N * C, n, group, rows, N, C, K)
     mean, rstd, gain, bias = channel_tables(mean_ptr, var_ptr, weight_ptr, bias_ptr, c, exists, eps)

@@ -21,6 +21,7 @@ from contnorm.kernels.fused.tiles import (
     place,
     positions,
     scale_and_offset,
+    shared_out,
     slab_pivot,
     split_range,
     tables_from_moments,
@@ -188,10 +189,7 @@ def forward_rows(
 ):  # fmt: skip
     """Mean and sum of squares of each row in one split of its positions: (splits, N, C) of each."""
     program = tl.program_id(0)
-    split = (program // blocks) % splits
-    c, group, exists = lanes(program % blocks, C, K, KP, BC, WHOLE)
-    n = program // (blocks * splits) * BN + tl.arange(0, BN)
-    rows = (n < N)[:, None] & exists[None, :]
+    split, c, group, _, n, rows = shared_out(blocks, splits, N, C, K, KP, BN, BC, WHOLE)
     pivot = slab_pivot(x_ptr, n, program % blocks, group, rows, N, C, L, K, KP, BN, BC, LAST, WHOLE)
     start, stop = split_range(split, L, span)
     mean, square = _row_moments(x_ptr, pivot, n, c, rows, start, stop, C, L, LAST, BN, BC, BL)
@@ -256,10 +254,7 @@ def forward_apply(
     It then needs the rows of all samples (``NP`` lanes), and keeps the tables of its own where it is their first.
     """
     program = tl.program_id(0)
-    split = (program // blocks) % splits
-    c, group, exists = lanes(program % blocks, C, K, KP, BC, TABLES)
-    n = program // (blocks * splits) * BN + tl.arange(0, BN)
-    rows = (n < N)[:, None] & exists[None, :]
+    split, c, group, exists, n, rows = shared_out(blocks, splits, N, C, K, KP, BN, BC, TABLES)
     if TABLES:
         row_mean, row_var = merged_moments(part_ptr, n, c, rows, N, C, L, span, splits, SP)
         group_mean, group_rstd, row_mean, within = tables_from_moments(row_mean, row_var, rows, eps, K, BN, BC, KP)
@@ -295,10 +290,7 @@ def evaluate_apply(
 ):  # fmt: skip
     """The output of one split of the positions of some samples, with given moments, from the rows' moments."""
     program = tl.program_id(0)
-    split = (program // blocks) % splits
-    c, group, exists = lanes(program % blocks, C, K, KP, BC, True)
-    n = program // (blocks * splits) * BN + tl.arange(0, BN)
-    rows = (n < N)[:, None] & exists[None, :]
+    split, c, group, exists, n, rows = shared_out(blocks, splits, N, C, K, KP, BN, BC, True)
     row_mean, row_var = merged_moments(part_ptr, n, c, rows, N, C, L, span, splits, SP)
     group_mean, group_rstd, _, _ = tables_from_moments(row_mean, row_var, rows, eps, K, BN, BC, KP)
     mean, _, gain, bias = channel_tables(mean_ptr, var_ptr, weight_ptr, bias_ptr, c, exists, eps)

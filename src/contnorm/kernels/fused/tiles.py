@@ -21,6 +21,7 @@ __all__ = [
     "place",
     "positions",
     "scale_and_offset",
+    "shared_out",
     "slab_pivot",
     "split_range",
     "tables_from_moments",
@@ -41,6 +42,17 @@ def lanes(block, C, K: tl.constexpr, KP: tl.constexpr, BC: tl.constexpr, WHOLE: 
         group = channel // K
         exists = channel < C
     return channel, group, exists
+
+
+@triton.jit
+def shared_out(
+    blocks, splits, N, C, K: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, WHOLE: tl.constexpr
+):  # fmt: skip
+    """What is this program's, where channels, positions and samples are shared out: its split, lanes and rows."""
+    program = tl.program_id(0)
+    c, group, exists = lanes(program % blocks, C, K, KP, BC, WHOLE)
+    n = program // (blocks * splits) * BN + tl.arange(0, BN)
+    return (program // blocks) % splits, c, group, exists, n, (n < N)[:, None] & exists[None, :]
 
 
 @triton.jit
