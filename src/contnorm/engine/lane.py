@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from contnorm.config import RunConfig
+from contnorm.engine.half_weights import HalfWeights
 from contnorm.engine.rows import Row, Rows, rows_of
 from contnorm.engine.trial import try_out
-from contnorm.models import build_model
+from contnorm.models import MODELS, build_model
 from contnorm.plan import Plan, Step, make_plan
 from contnorm.seeds import seed_for
 from contnorm.strategies import Batch, Head, build_strategy
@@ -57,6 +58,9 @@ class Lane:
         self.head = Head(self.data.competing)
         self.own_head = self._own_head()
         self.model = self._fresh_model()
+        # A network of the user's own may look at its weights in ways of its own: there, autocast casts them.
+        ours_in_half = config.train.precision == "bf16" and config.model.name in MODELS
+        self.half = HalfWeights(self.model) if ours_in_half else None
         fused = device.type == "cuda"  # one kernel for all parameters
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=config.train.lr, fused=fused)
         slots = self.plan.slots if self.strategy.stores_logits else 0
@@ -111,9 +115,13 @@ class Lane:
         write, stream, replay = self._batches(row)
         self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
+        if self.half is not None:
+            self.half.refresh()
         with self.autocast():
-            loss, logits = self.strategy.loss(self.model, self.head, stream, replay)
+            loss, logits = self.strategy.loss(self.half or self.model, self.head, stream, replay)
         loss.backward()  # type: ignore[no-untyped-call]
+        if self.half is not None:
+            self.half.bring_gradients()
         self.optimizer.step()
         if logits is not None:
             self.logits.index_copy_(0, write, logits)

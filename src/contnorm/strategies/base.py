@@ -40,13 +40,14 @@ class Head:
 
     def __init__(self, competing: Tensor) -> None:
         self.competing = competing
+        self.resting = ~competing
         self.all_compete = bool(competing.all())
 
     def __call__(self, logits: Tensor, task: Tensor) -> Tensor:
         """The logits, minus infinity where an output does not compete."""
         if self.all_compete:
             return logits
-        return logits.masked_fill(~self.competing[task], float("-inf"))
+        return logits.masked_fill(self.resting[task], float("-inf"))
 
     def cross_entropy(self, logits: Tensor, batch: Batch) -> Tensor:
         """(B,) of each sample."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from contnorm.strategies.base import Batch, Head, Model, Strategy
+from contnorm.strategies.joining import together
 
 __all__ = ["ER"]
 
@@ -26,10 +27,11 @@ class ER(Strategy):
         if len(memory) == 0:
             return head.cross_entropy(model(stream.x), stream).mean(), None
         if self.config.forward == "joint":
-            on_stream, on_memory = torch.split(model(torch.cat([stream.x, memory.x])), [len(stream), len(memory)])
+            both = together(stream, memory)
+            each = head.cross_entropy(model(both.x), both)
         else:
-            on_stream, on_memory = model(stream.x), model(memory.x)
-        new, old = head.cross_entropy(on_stream, stream), head.cross_entropy(on_memory, memory)
+            each = torch.cat([head.cross_entropy(model(batch.x), batch) for batch in (stream, memory)])
         if self.config.loss == "sum":
+            new, old = torch.split(each, [len(stream), len(memory)])
             return new.mean() + old.mean(), None
-        return torch.cat([new, old]).mean(), None
+        return each.mean(), None

@@ -25,6 +25,7 @@ class Limits:
     held: int = 32768  # the same in evaluation, which holds less besides
     one: int = 16384  # values of a block of groups up to which one program does it all, chunk by chunk
     one_rows: int = 512  # and its rows (samples times lanes)
+    one_last: int = 0  # the same where channels lie together: such a program reads in small pieces
     tile: int = 2048  # values of a chunk, where a program goes over its data in several
     last_tile: int = 4096  # the same in large inputs whose channels lie together
     large: int = 2**22  # values of such an input from which it is large
@@ -89,8 +90,7 @@ def plan_pass(sizes: Sizes, backward: bool, limits: Limits) -> Plan:
     rows = block_n * block_c
     blocks = -(-groups // runs)
     held = 2 if backward else 1
-    fits_one = not sizes.last  # across channels that lie together one program would read in small pieces
-    fits_one = fits_one and rows <= limits.one_rows
+    fits_one = rows <= limits.one_rows and (not sizes.last or rows * power(length) * held <= limits.one_last)
     if fits_one and rows * power(length) * held <= limits.single:
         return _one(blocks, lanes, block_n, block_c, power(length), single=True)
     chunk = _chunk(length, max(1, limits.tile // rows), limits)
