@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,12 @@ import torch
 from contnorm.config import RunConfig
 from contnorm.engine.advance import SHORT, mover_for
 from contnorm.engine.checkpoint import Checkpoints
+from contnorm.engine.compiling import compile_kernels
 from contnorm.engine.lane import Lane
 from contnorm.engine.loop import Finished, run_lanes
 from contnorm.engine.numerics import numerics
 from contnorm.engine.runs import resolve
+from contnorm.kernels import launching
 from contnorm.streams import gallery
 from contnorm.streams.sources import Source, load_source
 from tests.datasets import small_cifar100
@@ -125,3 +128,26 @@ def test_stopped_and_resumed_is_bitwise_equal(
         found = [what.found["matrix"] for _, what in run_lanes(resumed, places) if isinstance(what, Finished)]
         assert found == expected
         assert all(same(a, b) for a, b in zip(resumed, whole, strict=True))
+
+
+def test_kernels_compiled_ahead_are_those_of_the_steps_and_leave_the_lanes_as_they_are(
+    root: Path, source: Source
+) -> None:
+    if not launching.can_compile_ahead():
+        pytest.skip("this Triton can't compile side by side")
+    config = settings(root, "cn", "er", "tf32")
+    forward, backward = (import_module(f"contnorm.kernels.fused.{name}") for name in ("forward", "backward"))
+    kernels = [forward.forward_one, forward.forward_rows, forward.forward_apply]
+    kernels += [backward.backward_one, backward.backward_rows, backward.backward_apply]
+
+    def compiled() -> list[int]:
+        return [len(kernel.device_caches[0][0]) for kernel in kernels]
+
+    with numerics(config.train):
+        lane, untouched = lanes_of(config, source, range(1)) + lanes_of(config, source, range(1))
+        compile_kernels([lane])
+        assert same(lane, untouched)
+        ahead = compiled()
+        for _ in range(70):  # into the second task, which replays
+            lane.step()
+        assert compiled() == ahead

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -53,6 +55,9 @@ def agree(shape: tuple[int, int, int, tuple[int, ...]], seed: int, eps: float, d
     for name, value in exact.items():
         # Both are float64: what is left is the order of sums, and it grows where a spread is near to nothing.
         torch.testing.assert_close(judged[name], value, rtol=1e-7, atol=1e-8 * max(1, value.abs().max().item()))
+    length = math.prod(positions)
+    if min(c // groups * length, n * length) <= 2:
+        return  # two values become plus and minus one, whatever they are: what gradient is left is all cancellation
     single = run("analytic", *(t.float() for t in arguments), groups=groups, eps=eps)
     stock = run("reference", *(t.float() for t in arguments), groups=groups, eps=eps)
     for name, value in exact.items():

@@ -13,6 +13,7 @@ from typing import Protocol
 
 import torch
 
+from contnorm.engine.compiling import compile_kernels
 from contnorm.engine.lane import Lane
 from contnorm.engine.rows import Rows, stretch_end
 
@@ -51,6 +52,7 @@ class _OneByOne:
 class _Graphed:
     def __init__(self, lanes: Sequence[Lane]) -> None:
         self.lanes = list(lanes)
+        compile_kernels(self.lanes)
         self.streams = [torch.cuda.Stream(lane.device) for lane in lanes]  # type: ignore[no-untyped-call]
         self.cursor = torch.zeros(1, dtype=torch.int64, device=lanes[0].device)
         self.losses = torch.zeros(len(lanes), device=lanes[0].device)

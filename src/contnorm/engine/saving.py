@@ -34,8 +34,8 @@ class Saver:
         last = self._last.get(place)
         if last is not None and not last.cancel() and last.done():
             _raise_what_went_wrong(place, last)
-        copies = _copied(tensors)
-        self._last[place] = self._worker.submit(place.save, copies, copy.deepcopy(progress))
+        copies = _Copies(tensors)
+        self._last[place] = self._worker.submit(_write, place, copies, copy.deepcopy(progress))
 
     def flush(self) -> None:
         """Wait until all is written; what went wrong is raised here."""
@@ -59,12 +59,26 @@ class Saver:
         self._worker.shutdown(wait=True)
 
 
-def _copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """On the host, and no part of the run any more."""
-    copies = {name: t.detach().to("cpu", non_blocking=True, copy=True) for name, t in tensors.items()}
-    if any(t.is_cuda for t in tensors.values()):
-        torch.cuda.synchronize()
-    return copies
+class _Copies:
+    """Tensors as they are now, where they are: a device copies its own in no time, and the run goes on."""
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        self.tensors = {name: t.detach().clone() for name, t in tensors.items()}
+        self.device = next((t.device for t in tensors.values() if t.is_cuda), None)
+        if self.device is not None:
+            self.made = torch.cuda.current_stream(self.device).record_event()
+
+    def on_host(self) -> dict[str, Tensor]:
+        """Brought beside whatever the device is doing."""
+        if self.device is None:
+            return self.tensors
+        with torch.cuda.stream(torch.cuda.Stream(self.device)):  # type: ignore[no-untyped-call]
+            torch.cuda.current_stream().wait_event(self.made)
+            return {name: t.cpu() for name, t in self.tensors.items()}  # waits for each
+
+
+def _write(place: Checkpoints, copies: _Copies, progress: dict[str, Any]) -> None:
+    place.save(copies.on_host(), progress)
 
 
 def _raise_what_went_wrong(place: Checkpoints, written: Future[None]) -> None:

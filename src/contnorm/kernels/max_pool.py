@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from contnorm.kernels.launching import launch
 from contnorm.kernels.triton_here import usable
 
 __all__ = ["StemPool", "max_pool"]
@@ -46,7 +47,7 @@ def _empty_like(x: Tensor, shape: Any) -> Tensor:
 def _launch(kernel: str, size: int, ctx: Any, *tensors: Tensor) -> None:
     code: Any = getattr(import_module("contnorm.kernels.max_pool_device"), kernel)
     _, channels, *area = ctx.shape
-    code[(-(-size // BLOCK),)](*tensors, size, channels, *area, *ctx.out, BLOCK=BLOCK, num_warps=4)
+    launch(code, (-(-size // BLOCK),), *tensors, size, channels, *area, *ctx.out, BLOCK=BLOCK, num_warps=4)
 
 
 def max_pool(x: Tensor) -> Tensor:

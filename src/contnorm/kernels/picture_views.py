@@ -11,6 +11,8 @@ from importlib import import_module
 import torch
 from torch import Tensor
 
+from contnorm.kernels.launching import launch
+
 __all__ = ["viewed"]
 
 BLOCK = 1024
@@ -42,7 +44,21 @@ def viewed(
     )
     grid = len(image), -(-channels * height * width // BLOCK)
     code = import_module("contnorm.kernels.picture_views_device")
-    code.view_pictures[grid](
-        pixels, image, task, orders, views, levels, out, channels, height, width, padding, BLOCK=BLOCK, num_warps=4
+    launch(
+        code.view_pictures,
+        grid,
+        pixels,
+        image,
+        task,
+        orders,
+        views,
+        levels,
+        out,
+        channels,
+        height,
+        width,
+        padding,
+        BLOCK=BLOCK,
+        num_warps=4,
     )
     return out

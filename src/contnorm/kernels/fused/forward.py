@@ -60,7 +60,7 @@ def _row_moments(
         at, mask = positions(chunk, stop, rows, BL)
         x = _shifted(x_ptr, pivot, place(n, c, at, C, L, LAST), mask)
         off = tl.where(mask, x - mean, 0.0)
-        mean += off / ((chunk - start) // BL + 1)
+        mean += off * (1.0 / ((chunk - start) // BL + 1))  # one division for all values of the chunk
         square += off * tl.where(mask, x - mean, 0.0)
     lane = tl.arange(0, BL)
     count = ((stop - start - lane + BL - 1) // BL).to(tl.float32)[None, None, :]

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from contnorm.kernels.fused import plan
 from contnorm.kernels.fused.plan import Plan, Sizes, plan_evaluation, plan_pass
+from contnorm.kernels.launching import launch as run
 
 __all__ = [
     "Running",
@@ -156,19 +157,38 @@ def forward(
     kept = mean, var, table, *running
     with _here(x):
         if p.way == "one":
-            code.forward_one[grid](*given, *kept, *shape, eps, **tile, SINGLE=p.single, RELU=relu)
+            run(code.forward_one, grid, *given, *kept, *shape, eps, **tile, SINGLE=p.single, RELU=relu)
             return y, mean, var, table
         part = _scratch(x, 2 * p.splits * sizes.samples * sizes.channels)
         several = p.blocks, p.splits, p.span
         whole = p.way == "two"
-        code.forward_rows[grid](x, part, *shape, *several, **tile, WHOLE=whole)
+        run(code.forward_rows, grid, x, part, *shape, *several, **tile, WHOLE=whole)
         if not whole:
-            code.forward_tables[_table_programs(p, sizes)](
-                part, *kept, *shape, eps, p.splits, p.span, **_table_tile(p, sizes)
+            run(
+                code.forward_tables,
+                _table_programs(p, sizes),
+                part,
+                *kept,
+                *shape,
+                eps,
+                p.splits,
+                p.span,
+                **_table_tile(p, sizes),
             )
             kept = mean, var, table, *Running()
-        code.forward_apply[grid](
-            *given, part, *kept, *shape, eps, *several, **tile, **_lanes_of_all(p), TABLES=whole, RELU=relu
+        run(
+            code.forward_apply,
+            grid,
+            *given,
+            part,
+            *kept,
+            *shape,
+            eps,
+            *several,
+            **tile,
+            **_lanes_of_all(p),
+            TABLES=whole,
+            RELU=relu,
         )
     return y, mean, var, table
 
@@ -202,19 +222,44 @@ def backward(
     written = dx, dresidual if masked else None, dweight, dbias
     with _here(x):
         if p.way == "one":
-            code.backward_one[grid](*saved, *written, *shape, eps, **tile, SINGLE=p.single, RELU=relu)
+            run(code.backward_one, grid, *saved, *written, *shape, eps, **tile, SINGLE=p.single, RELU=relu)
             return dx, dweight, dbias, dresidual
         part, slabs = _scratch(x, 2 * p.splits * sizes.samples * sizes.channels), None
         several = p.blocks, p.splits, p.span
         whole = p.way == "two"
-        code.backward_rows[grid](*saved, part, *shape, eps, *several, **tile, WHOLE=whole, RELU=relu)
+        run(code.backward_rows, grid, *saved, part, *shape, eps, *several, **tile, WHOLE=whole, RELU=relu)
         if not whole:
             slabs = _scratch(x, 2 * sizes.samples * groups)
-            code.backward_tables[_table_programs(p, sizes)](
-                part, slabs, weight, mean, var, table, dweight, dbias, *shape, eps, p.splits, **_table_tile(p, sizes)
+            run(
+                code.backward_tables,
+                _table_programs(p, sizes),
+                part,
+                slabs,
+                weight,
+                mean,
+                var,
+                table,
+                dweight,
+                dbias,
+                *shape,
+                eps,
+                p.splits,
+                **_table_tile(p, sizes),
             )
-        code.backward_apply[grid](
-            *saved, part, slabs, *written, *shape, eps, *several, **tile, **_lanes_of_all(p), TABLES=whole, RELU=relu
+        run(
+            code.backward_apply,
+            grid,
+            *saved,
+            part,
+            slabs,
+            *written,
+            *shape,
+            eps,
+            *several,
+            **tile,
+            **_lanes_of_all(p),
+            TABLES=whole,
+            RELU=relu,
         )
     return dx, dweight, dbias, dresidual
 
@@ -240,12 +285,12 @@ def evaluate(
     given = x, *map(_dense, (mean, var, weight, bias)), residual, y
     with _here(x):
         if p.way == "one":
-            code.evaluate[grid](*given, *shape, eps, p.blocks, **tile, SINGLE=p.single, RELU=relu)
+            run(code.evaluate, grid, *given, *shape, eps, p.blocks, **tile, SINGLE=p.single, RELU=relu)
             return y
         part = _scratch(x, 2 * p.splits * sizes.samples * sizes.channels)
         several = p.blocks, p.splits, p.span
-        code.forward_rows[grid](x, part, *shape, *several, **tile, WHOLE=True)
-        code.evaluate_apply[grid](*given, part, *shape, eps, *several, **tile, SP=p.split_lanes, RELU=relu)
+        run(code.forward_rows, grid, x, part, *shape, *several, **tile, WHOLE=True)
+        run(code.evaluate_apply, grid, *given, part, *shape, eps, *several, **tile, SP=p.split_lanes, RELU=relu)
     return y
 
 
@@ -260,6 +305,17 @@ def move_moments(
 ) -> None:
     c = mean.numel()
     with _here(mean):
-        _device_code("forward").move_moments[(-(-c // _MOMENTS_BLOCK),)](
-            running_mean, running_var, mean, var, weight, momentum, factor, c, BC=_MOMENTS_BLOCK, num_warps=4
+        run(
+            _device_code("forward").move_moments,
+            (-(-c // _MOMENTS_BLOCK),),
+            running_mean,
+            running_var,
+            mean,
+            var,
+            weight,
+            momentum,
+            factor,
+            c,
+            BC=_MOMENTS_BLOCK,
+            num_warps=4,
         )
