@@ -38,12 +38,14 @@ SHAPES = [
     pytest.param((5, 9, 3, (7, 3)), id="no power of two"),
     pytest.param((2, 8, 4, (2, 3, 5)), id="volumes"),
     pytest.param((37, 6, 2, (2,)), id="many samples, few positions"),
+    pytest.param((3, 32, 2, (2, 3)), id="a group's channels fill a sector"),
 ]
 AS_IN_NETWORKS = [
     (20, 64, 32, (32, 32)),
     (20, 128, 32, (16, 16)),
     (20, 256, 32, (8, 8)),
     (20, 512, 32, (4, 4)),
+    (20, 512, 32, (2, 2)),
     (128, 64, 32, (32, 32)),
     (20, 64, 32, (84, 84)),
     (8, 64, 32, (112, 112)),
@@ -672,6 +674,8 @@ def test_each_way_is_taken_where_it_was_meant() -> None:
 
     assert way(20, 512, 16, 32, False, 4) == "one"
     assert way(20, 64, 1024, 32, True, 4) == "two"
+    assert way(20, 512, 4, 32, True, 4) == way(20, 512, 4, 32, True, 2) == "one"  # a group's channels fill a sector
+    assert way(10, 256, 16, 32, True, 4) == "one" and way(10, 256, 16, 32, True, 2) == "two"  # and here half of one
     assert way(256, 256, 3136, 32, False, 4) == "three"
     sizes = Sizes(5, 9, 21, 3, False, 4)
     for name, limits in WAYS.items():

@@ -25,7 +25,7 @@ class Limits:
     held: int = 32768  # the same in evaluation, which holds less besides
     one: int = 16384  # values of a block of groups up to which one program does it all, chunk by chunk
     one_rows: int = 512  # and its rows (samples times lanes)
-    one_last: int = 0  # the same where channels lie together: such a program reads in small pieces
+    one_last: int = 4096  # values of one program where channels lie together: it reads in pieces of one group
     tile: int = 2048  # values of a chunk, where a program goes over its data in several
     last_tile: int = 4096  # the same in large inputs whose channels lie together
     large: int = 2**22  # values of such an input from which it is large
@@ -89,8 +89,8 @@ def plan_pass(sizes: Sizes, backward: bool, limits: Limits) -> Plan:
     block_n, block_c = power(n), lanes * runs
     rows = block_n * block_c
     blocks = -(-groups // runs)
-    held = 2 if backward else 1
-    fits_one = rows <= limits.one_rows and (not sizes.last or rows * power(length) * held <= limits.one_last)
+    held = 2 if backward and sizes.itemsize > 2 else 1  # two tensors of two-byte values fit where one of four does
+    fits_one = rows <= limits.one_rows and (not sizes.last or _in_pieces(rows * power(length) * held, runs, limits))
     if fits_one and rows * power(length) * held <= limits.single:
         return _one(blocks, lanes, block_n, block_c, power(length), single=True)
     chunk = _chunk(length, max(1, limits.tile // rows), limits)
@@ -99,6 +99,11 @@ def plan_pass(sizes: Sizes, backward: bool, limits: Limits) -> Plan:
     if power(n) * lanes * _shared_runs(sizes, lanes, limits) <= limits.rows and n * c * length <= limits.small:
         return _shared(sizes, lanes, _shared_runs(sizes, lanes, limits), limits.tile, limits)
     return _three(sizes, lanes, runs, limits)
+
+
+def _in_pieces(values: int, runs: int, limits: Limits) -> bool:
+    """Whether one program may take channels that lie together: few values, and a group's own make a whole sector."""
+    return runs == 1 and values <= limits.one_last
 
 
 def _one(blocks: int, lanes: int, block_n: int, block_c: int, block_l: int, single: bool) -> Plan:
