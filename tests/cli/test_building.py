@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -95,6 +96,16 @@ def test_one_of_your_own_from_a_table_or_from_its_folder(data: Callable[..., str
     assert one.fingerprint == two.fingerprint and one.name == "one"
     assert [line.split()[0] for line in data().splitlines()][-2:] == ["one", "two"]
     assert data("one").splitlines()[0] == f"found: {tmp_path}/root/one"
+    (tmp_path / "root" / "one" / "manifest.json").unlink()
+    assert "one (begun: 2 of 2 pictures)" in data()
+
+
+def test_a_set_that_can_not_be_read_is_said_in_its_line(data: Callable[..., str], tmp_path: Path) -> None:
+    small_nus_wide(tmp_path / "nus")
+    data("nus-wideseq", "--nus", tmp_path / "nus", "--jobs", 1)
+    (tmp_path / "root" / "nus-wideseq" / "manifest.json").write_text("{")
+    assert "nus-wideseq (can't be read)" in data()
+    assert "manifest.json: is no JSON" in data("nus-wideseq", fails=True)
 
 
 @pytest.mark.parametrize(
@@ -145,9 +156,9 @@ def test_the_mini_set_stopped_with_two_processes_goes_on(tmp_path: Path, how: si
     mini = real_data("cocoseq-mini/instances.json") / "cocoseq-mini"
     out = tmp_path / "cocoseq"
     command = [sys.executable, "-m", "contnorm", "data", "cocoseq", "--coco", mini, "--out", out, "--jobs", "2"]
-    with subprocess.Popen(
-        list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # tests in the background are deaf to it
+    with subprocess.Popen(list(map(str, command)), preexec_fn=heard, **pipes) as process:
         until = time.monotonic() + 100
         while (begun(out) or (0, 0))[0] == 0 and time.monotonic() < until:
             time.sleep(0.005)
