@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from contnorm.config import ModelConfig, NormConfig, RunConfig
 from contnorm.engine.lane import Lane
 from contnorm.engine.resolving import resolve
+from contnorm.engine.unfinished import edited
 from contnorm.errors import UserError
 from contnorm.models import build_model, pretrained, weights_files
 from contnorm.models.weights_files import bring_weights, read_weights, weights_hash
@@ -339,8 +340,14 @@ def test_a_file_that_changed_since_a_run_was_begun_is_refused(file: Path, state:
     config = ModelConfig("resnet34", WIDTH, weights=str(file), weights_hash=weights_hash(str(file), "resnet34"))
     assert same(build_model(config, NormConfig(), (3, 32, 32), 5, 1), state)
     other = replace(config, weights_hash="01234567")
-    with pytest.raises(UserError, match=r"is not the file the run was begun with \(model\.weights_hash was 01234567"):
+    with pytest.raises(UserError, match=r"are not those the run was begun with \(model\.weights_hash was 01234567"):
         build_model(other, NormConfig(), (3, 32, 32), 5, 1)
+    assert not edited(RunConfig(model=config))
+    assert "are not those the run was begun with" in edited(RunConfig(model=other))
+    file.write_bytes(file.read_bytes() + b" ")
+    assert "are not those the run was begun with" in edited(RunConfig(model=config)), "looked at again"
+    file.unlink()
+    assert "there is no such file" in edited(RunConfig(model=config))
 
 
 def test_networks_of_ones_own_take_weights_too(tmp_path: Path) -> None:
