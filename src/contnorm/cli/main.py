@@ -6,6 +6,7 @@ is imported where it is used, so that listing and showing start at once.
 
 from __future__ import annotations
 
+import logging
 import sys
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -55,7 +56,9 @@ DataRoot = Annotated[Path | None, typer.Option("--data-root", help="Where data l
 
 @app.command()
 def ls(
-    what: Annotated[str, typer.Argument(help="norms, streams, strategies, memories or tables; all by default.")] = "",
+    what: Annotated[
+        str, typer.Argument(help="norms, streams, strategies, memories, models or tables; all by default.")
+    ] = "",
 ) -> None:
     """What there is, one line each."""
     from contnorm.cli.listing import listings
@@ -77,6 +80,9 @@ def run(
     strategy: Annotated[str, typer.Option(help="How; see `contnorm ls strategies`.")] = "er",
     norm: Annotated[str, typer.Option(help="Which normalization; see `contnorm ls norms`.")] = "cn",
     groups: Annotated[str | None, typer.Option(help="Groups of channels, or 'auto'.")] = None,
+    weights: Annotated[
+        str | None, typer.Option(help="What the network begins with: a file, or torchvision:IMAGENET1K_V1.")
+    ] = None,
     buffer: Annotated[int | None, typer.Option(help="Slots of the memory: of a ring, or in all.")] = None,
     batch: Annotated[int | None, typer.Option(help="Samples of the stream a step.")] = None,
     replay: Annotated[int | None, typer.Option(help="Samples of the memory a step.")] = None,
@@ -107,6 +113,7 @@ def run(
         "strategy.name": strategy,
         "norm.name": norm,
         "norm.groups": int(groups) if groups and groups.isdigit() else groups,
+        "model.weights": weights,
         "memory.size": buffer,
         "train.batch": batch,
         "train.replay": replay,
@@ -331,6 +338,7 @@ def bench(
 
 def main() -> None:
     """The way in: a person's mistake becomes one line and exit code 2."""
+    logging.basicConfig(format="contnorm: %(message)s")  # what else a person should know, as other lines are said
     try:
         code = app(prog_name="contnorm", standalone_mode=False)
     except UserError as error:
