@@ -16,7 +16,7 @@ from contnorm.engine.evaluate import Right, count_right, drift_of, keeps_moments
 from contnorm.engine.lane import Lane, LossNotFiniteError
 from contnorm.engine.saving import Saver
 
-__all__ = ["Failed", "Finished", "Progress", "Stopped", "Tally", "run_lanes"]
+__all__ = ["Failed", "Finished", "Lost", "Progress", "Stopped", "Tally", "run_lanes"]
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,11 @@ class Failed:
     """The run can't go on; others beside it do."""
 
     why: str
+
+
+@dataclass(frozen=True)
+class Lost(Failed):
+    """Its loss is no longer finite: run again, it would be lost again."""
 
 
 What = Progress | Finished | Stopped | Failed
@@ -169,7 +174,7 @@ def _verdict(lane: Lane, task: int, loss: float) -> Progress | Failed:
     try:
         return Progress(lane.done, len(lane.plan.steps), task, lane.check(loss))
     except LossNotFiniteError as error:
-        return Failed(str(error))
+        return Lost(str(error))
 
 
 def _save(runs: Sequence[_Run], saver: Saver) -> None:
