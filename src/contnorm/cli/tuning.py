@@ -38,7 +38,7 @@ from contnorm.streams.classification import find_stream
 
 __all__ = ["RATES", "Wanted", "tune_recipe"]
 
-TOLD_APART_BY = ("stream", "strategy", "norm", "groups", "momentum", "schedule", "buffer")
+TOLD_APART_BY = ("stream", "strategy", "norm", "groups", "momentum", "schedule", "layers", "buffer")
 TUNABLE = "`contnorm tune` takes table2, table8, table9, table10 and table12."
 
 

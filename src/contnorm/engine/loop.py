@@ -70,6 +70,7 @@ class Tally:
     before_task: list[int] | None = None
     drift: list[dict[str, dict[str, float]]] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=lambda: {"train": 0.0, "evaluate": 0.0})
+    train_by_task: list[float] = field(default_factory=list)  # seconds
 
 
 @dataclass
@@ -133,7 +134,7 @@ def _learn(
             until = min(ends[task], (done // report_every + 1) * report_every, (done // every + 1) * every)
             started = time.perf_counter()
             losses = mover.advance(until - done)
-            _share_time(runs, started)
+            _share_time(runs, task, started)
             verdicts = [_verdict(run.lane, task, loss) for run, loss in zip(runs, losses, strict=True)]
             going = _going(runs, verdicts, saver)
             yield from ((run.lane, verdict) for run, verdict in zip(runs, verdicts, strict=True))
@@ -182,10 +183,14 @@ def _save(runs: Sequence[_Run], saver: Saver) -> None:
         run.save(saver)
 
 
-def _share_time(runs: Sequence[_Run], started: float) -> None:
+def _share_time(runs: Sequence[_Run], task: int, started: float) -> None:
     """Lanes that moved together share the time it took."""
+    share = (time.perf_counter() - started) / len(runs)
     for run in runs:
-        run.tally.seconds["train"] += (time.perf_counter() - started) / len(runs)
+        by_task = run.tally.train_by_task
+        by_task.extend([0.0] * (task + 1 - len(by_task)))
+        by_task[task] += share
+        run.tally.seconds["train"] += share
 
 
 def _evaluate(runs: Sequence[_Run], task: int) -> None:
@@ -222,7 +227,8 @@ def _padded(row: list[int], tasks: int) -> list[int | None]:
 def _found(lane: Lane, tally: Tally) -> dict[str, Any]:
     total = [int((lane.data.stream.test.task == task).sum()) for task in range(lane.data.stream.tasks)]
     matrix = {"correct": tally.correct, "total": total, "before": tally.before}
-    found: dict[str, Any] = {"matrix": matrix, "drift": {"by_task": tally.drift}, "seconds": tally.seconds}
+    seconds = {**tally.seconds, "train_by_task": tally.train_by_task}
+    found: dict[str, Any] = {"matrix": matrix, "drift": {"by_task": tally.drift}, "seconds": seconds}
     found["parameters"] = sum(parameter.numel() for parameter in lane.model.parameters())
     if tally.correct_running:
         found["matrix_running"] = {**matrix, "correct": tally.correct_running}
