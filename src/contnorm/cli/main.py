@@ -209,6 +209,9 @@ def diagnose(
     weights: Annotated[Path | None, typer.Option(help="Its weights, a safetensors file.")] = None,
     stream: Annotated[str | None, typer.Option(help="Its tasks; see `contnorm ls streams`.")] = None,
     norm: Annotated[str, typer.Option(help="The norm that `make` is given.")] = "bn",
+    beside: Annotated[
+        str | None, typer.Option(help="A run that differs in its norm alone: how much less is recovered there.")
+    ] = None,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="A figure too: .svg, .png or .pdf.")] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     threads: Annotated[int, typer.Option(help="On a CPU.")] = 1,
@@ -224,7 +227,7 @@ def diagnose(
 
     place = workplace(runs, Hands(device, 1, threads), data_root)
     given = Brought(model, weights, stream, norm) if model and weights and stream else run
-    show_diagnosis(given, seed, place, out, console)
+    show_diagnosis(given, seed, place, out, console, beside)
 
 
 @app.command()
