@@ -103,6 +103,7 @@ def _verdict(line: Line) -> list[str]:
 def _footer(recipe: Recipe, lines: Sequence[Line], verdicts: bool) -> list[str]:
     said = [f"Forgetting is {name}." for name in recipe.scores.values() if name.startswith("fm")]
     said += [recipe.note] if recipe.note else []
+    said += dict.fromkeys(text for line in lines for text in _corrected(line.measured))
     if not verdicts:
         return [*said, "A try: these numbers are of the first steps alone, so there are no verdicts."]
     found = [line.found for line in lines if line.found is not None]
@@ -117,6 +118,12 @@ def _footer(recipe: Recipe, lines: Sequence[Line], verdicts: bool) -> list[str]:
         said.append("Ours alone: the paper gives no deviation, so the interval is Student's of our runs.")
     said += [f"? {_doubt(line)}" for line in lines if line.published is not None and line.published.flag]
     return said
+
+
+def _corrected(one: Measured) -> list[str]:
+    """Of batch renormalization, in how much of the run it was more than batch norm."""
+    found = [record.raw["renorm"]["corrected_share"] for record in one.records.values() if "renorm" in record.raw]
+    return [f"{one.cell.norm}: r was free to differ from 1 in {fmean(found):.0%} of the batches."] if found else []
 
 
 def _doubt(line: Line) -> str:

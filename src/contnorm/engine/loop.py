@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 from contnorm.engine.advance import mover_for
@@ -15,6 +16,7 @@ from contnorm.engine.checkpoint import Checkpoints
 from contnorm.engine.evaluate import Right, count_right, drift_of, keeps_moments, oracle_moments
 from contnorm.engine.lane import Lane, LossNotFiniteError
 from contnorm.engine.saving import Saver
+from contnorm.layers.renorm import BatchRenormBase
 
 __all__ = ["Failed", "Finished", "Lost", "Progress", "Stopped", "Tally", "run_lanes"]
 
@@ -230,6 +232,9 @@ def _found(lane: Lane, tally: Tally) -> dict[str, Any]:
     seconds = {**tally.seconds, "train_by_task": tally.train_by_task}
     found: dict[str, Any] = {"matrix": matrix, "drift": {"by_task": tally.drift}, "seconds": seconds}
     found["parameters"] = sum(parameter.numel() for parameter in lane.model.parameters())
+    shares = [m.corrected_share() for m in lane.model.modules() if isinstance(m, BatchRenormBase)]
+    if shares:
+        found["renorm"] = {"corrected_share": fmean(shares)}
     if tally.correct_running:
         found["matrix_running"] = {**matrix, "correct": tally.correct_running}
     if len(tally.correct_task) == len(tally.correct):  # fewer where it was begun by a version that did not count them
