@@ -230,6 +230,16 @@ def but_for_the_rate(job: Job) -> RunConfig:
     return replace(job.config, train=replace(job.config.train, lr=1.0))
 
 
+def test_on_a_gpu_a_whole_grid_moves_in_one_graph(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)  # nothing is run there
+    asked = Wanted(only=["stream=split-cifar100"], hands=Hands("cuda"), data_root=root, runs=tmp_path)
+    place = tuning._place(asked)
+    grids = tuning._grids(find_recipe("table2"), asked, root)
+    jobs = [job for grid in grids for job in grid.jobs(asked.seeds)]
+    groups = [group.jobs for group in engine_runs._groups(jobs, place, Store(tmp_path))]
+    assert groups == [grid.jobs(3) for grid in grids] and {len(group) for group in groups} == {15}
+
+
 def test_a_choice_is_for_its_cells_alone(root: Path, tmp_path: Path) -> None:
     """Batch renormalization is in the table twice, and is told apart."""
     recipe = find_recipe("table2")

@@ -6,6 +6,7 @@ graph. No task that a table reports on is looked at.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -98,7 +99,7 @@ def tune_recipe(name: str, wanted: Wanted, console: Console) -> int:
         )
     except UserError as error:  # the other runs are there, and are shown
         failed = str(error)
-    _show_and_write(recipe, grids, store, wanted, console)
+    _show_and_write(name, recipe, grids, store, wanted, console)
     if failed:
         raise UserError(failed)
     return code
@@ -175,7 +176,9 @@ def _refuse_test_tasks(jobs: Sequence[Job]) -> None:
             raise RuntimeError(f"tune: a run on stream.part={stream.part} of {stream.name}, not on validation tasks")
 
 
-def _show_and_write(recipe: Recipe, grids: Sequence[_Grid], store: Store, wanted: Wanted, console: Console) -> None:
+def _show_and_write(
+    name: str, recipe: Recipe, grids: Sequence[_Grid], store: Store, wanted: Wanted, console: Console
+) -> None:
     results = [(grid, _tried(grid, wanted.seeds, store)) for grid in grids]
     _show(results, wanted, console)
     picks = [_chosen(grid, tried) for grid, tried in results if _complete(tried, wanted.seeds)]
@@ -189,7 +192,7 @@ def _show_and_write(recipe: Recipe, grids: Sequence[_Grid], store: Store, wanted
         path = wanted.out or selection_file(recipe, wanted.runs)
         with usable(path, "it can't be written", "Say with --out where else."):
             write_atomically(path, selection_text(_over_old(found, path, recipe, wanted)).encode())
-        console.print(Text(f"{len(found.chosen)} chosen, in {path}. {_how_to_use(recipe, wanted)}"), soft_wrap=True)
+        console.print(Text(f"{len(found.chosen)} chosen, in {path}. {_how_to_use(name, wanted)}"), soft_wrap=True)
 
 
 def _over_old(found: Selection, path: Path, recipe: Recipe, wanted: Wanted) -> Selection:
@@ -200,9 +203,10 @@ def _over_old(found: Selection, path: Path, recipe: Recipe, wanted: Wanted) -> S
     return merged(old, found) if old is not None else found
 
 
-def _how_to_use(recipe: Recipe, wanted: Wanted) -> str:
-    said = f" --selected {wanted.out}" if wanted.out else ""
-    return f"`contnorm paper {recipe.name}{said}` shows it."
+def _how_to_use(name: str, wanted: Wanted) -> str:
+    said = f" --runs {shlex.quote(str(wanted.runs))}" if wanted.runs != Wanted.runs else ""
+    said += f" --selected {shlex.quote(str(wanted.out))}" if wanted.out else ""
+    return f"Show the table with it: contnorm paper {shlex.quote(name)}{said}"
 
 
 def _tried(grid: _Grid, seeds: int, store: Store) -> list[Tried]:
@@ -235,7 +239,8 @@ def _show(results: Sequence[tuple[_Grid, list[Tried]]], wanted: Wanted, console:
         cells = [_cell(one, one is best, wanted.seeds) for one in tried]
         table.add_row(*map(Text, [*_named(grid), *cells, f"{best.lr:g}" if best else "none yet"]))
     console.print(table, "")
-    console.print(Text(f"ACC on the validation tasks, over {wanted.seeds} seeds; * is chosen: the highest mean."))
+    seeds = "one seed" if wanted.seeds == 1 else f"{wanted.seeds} seeds"
+    console.print(Text(f"ACC on the validation tasks, over {seeds}; * is chosen: the highest mean."))
 
 
 def _named(grid: _Grid) -> tuple[str, str, str]:
