@@ -39,7 +39,7 @@ class Line:
 def show_table(recipe: Recipe, measured: Sequence[Measured], console: Console, verdicts: bool = True) -> None:
     """A line a score of a cell; ``verdicts`` is off for a try, whose numbers mean nothing."""
     lines = [line for one in measured for line in _lines(recipe, one)]
-    shown = _dimensions(measured)
+    shown = _dimensions(recipe, measured)
     heads = [*shown, "norm", "score", "seeds", "ours", "paper"]
     heads += ["difference", "95 % interval", "verdict"] if verdicts else []
     table = Table(*(Column(head, no_wrap=True) for head in heads), box=None, pad_edge=False)
@@ -66,14 +66,20 @@ def _lines(recipe: Recipe, one: Measured) -> list[Line]:
     return lines
 
 
-def _dimensions(measured: Sequence[Measured]) -> list[str]:
-    """Those in which the cells are something; stream and strategy always."""
+def _dimensions(recipe: Recipe, measured: Sequence[Measured]) -> list[str]:
+    """Those in which the cells are something; stream and strategy always, the learning rate where it was chosen."""
     places = [one.cell.place for one in measured]
-    return [key for key in SHOWN if key in ("stream", "strategy") or any(p[key] is not None for p in places)]
+    shown = [key for key in SHOWN if key in ("stream", "strategy") or any(p[key] is not None for p in places)]
+    chosen = any("lr" in selected.settings.get("train", {}) for selected in recipe.selected)
+    return [*shown, "lr"] if chosen or len({_rate(one) for one in measured}) > 1 else shown
+
+
+def _rate(one: Measured) -> float | None:
+    return next((record.config.train.lr for record in one.records.values()), None)
 
 
 def _place(one: Measured, shown: Sequence[str]) -> list[str]:
-    place = one.cell.place
+    place = {**one.cell.place, "lr": _rate(one)}
     return [*("all" if place[key] is None else str(place[key]) for key in shown), one.cell.norm]
 
 
@@ -97,6 +103,7 @@ def _verdict(line: Line) -> list[str]:
 def _footer(recipe: Recipe, lines: Sequence[Line], verdicts: bool) -> list[str]:
     said = [f"Forgetting is {name}." for name in recipe.scores.values() if name.startswith("fm")]
     said += [recipe.note] if recipe.note else []
+    said += dict.fromkeys(text for line in lines for text in _corrected(line.measured))
     if not verdicts:
         return [*said, "A try: these numbers are of the first steps alone, so there are no verdicts."]
     found = [line.found for line in lines if line.found is not None]
@@ -113,6 +120,12 @@ def _footer(recipe: Recipe, lines: Sequence[Line], verdicts: bool) -> list[str]:
     return said
 
 
+def _corrected(one: Measured) -> list[str]:
+    """Of batch renormalization, in how much of the run it was more than batch norm."""
+    found = [record.raw["renorm"]["corrected_share"] for record in one.records.values() if "renorm" in record.raw]
+    return [f"{one.cell.norm}: r was free to differ from 1 in {fmean(found):.0%} of the batches."] if found else []
+
+
 def _doubt(line: Line) -> str:
     place, number = line.measured.cell.place, line.published
     assert number is not None
@@ -122,7 +135,7 @@ def _doubt(line: Line) -> str:
 
 def show_curves(recipe: Recipe, measured: Sequence[Measured], console: Console) -> None:
     """A line a score of a cell, its mean over seeds after each task."""
-    shown = _dimensions(measured)
+    shown = _dimensions(recipe, measured)
     rows = []
     for one in measured:
         for score in recipe.scores.values():

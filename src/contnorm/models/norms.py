@@ -11,6 +11,7 @@ from contnorm.catalog import find_norm
 from contnorm.config import NormConfig
 from contnorm.factory import Dim, create_norm
 from contnorm.layers.continual import ContinualNormBase
+from contnorm.layers.stock import stock_norm
 
 __all__ = ["NormMaker", "norm_maker", "normed_relu"]
 
@@ -20,6 +21,8 @@ NormMaker = Callable[[int], nn.Module]
 def norm_maker(config: NormConfig, dim: Dim, total_steps: int) -> NormMaker:
     """How to make a norm for so many channels, from the settings of a run."""
     spec, groups = find_norm(config.name, "norm.name")
+    if config.layers == "stock":
+        return _stock_maker(spec.name, groups, config, dim)
     options: dict[str, object] = {}
     if spec.grouped:
         options["num_groups"] = groups or config.groups
@@ -28,6 +31,17 @@ def norm_maker(config: NormConfig, dim: Dim, total_steps: int) -> NormMaker:
     if spec.name == "brn" and config.schedule == "scaled":
         options["total_steps"] = total_steps
     return lambda channels: create_norm(spec.name, channels, dim=dim, **options)
+
+
+def _stock_maker(name: str, groups: int | None, config: NormConfig, dim: Dim) -> NormMaker:
+    of_groups = groups or config.groups
+    if isinstance(of_groups, str) or config.momentum == "cumulative":
+        raise ValueError(
+            "norm.layers='stock': torch's layers take groups by number and momentum as one, so norm.groups='auto' and "
+            "norm.momentum='cumulative' are for ours alone."
+        )
+    momentum = 0.1 if config.momentum is None else config.momentum
+    return lambda channels: stock_norm(name, channels, dim, of_groups, momentum)
 
 
 def normed_relu(norm: nn.Module, x: Tensor, residual: Tensor | None = None) -> Tensor:
