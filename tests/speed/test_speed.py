@@ -90,3 +90,20 @@ def test_rows_are_printed_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_an_unknown_benchmark_is_told(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"unknown benchmark 'layer'\. Did you mean 'layers'"):
         benching.bench("layer", "cpu", None, tmp_path, None, Console())
+
+
+def test_whole_runs_are_chosen_by_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[whole_runs.RunCase] = []
+
+    def timed(case: whole_runs.RunCase, *_: object) -> float:
+        ran.append(case)
+        return 1.0
+
+    monkeypatch.setattr(whole_runs, "_timed", timed)
+    monkeypatch.setattr(whole_runs, "_noise", lambda *_: tmp_path)
+    benching.bench("run", "cpu", tmp_path, tmp_path, None, Console(quiet=True), ["er", "cn"])
+    assert {(case.strategy, case.norm) for case in ran} == {("er", "cn")}
+    with pytest.raises(UserError, match=r"--only cn gn: no run has all of these\. There are split-cifar100 er bn, "):
+        benching.bench("run", "cpu", tmp_path, tmp_path, None, Console(quiet=True), ["cn", "gn"])
+    with pytest.raises(UserError, match="only whole runs are chosen from"):
+        benching.bench("layers", "cpu", tmp_path, tmp_path, None, Console(quiet=True), ["cn"])

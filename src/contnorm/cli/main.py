@@ -376,12 +376,13 @@ def bench(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     out: Annotated[Path, typer.Option(help="The folder of the files of rows.")] = Path("bench"),
     max_steps: Annotated[int | None, typer.Option(help="Of each run, for a try.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Of whole runs, those with this: a strategy, a norm.")] = None,
     data_root: DataRoot = None,
 ) -> None:
     """How fast it is, beside torch's own layers: single layers, training steps, or whole runs."""
     from contnorm.cli.benching import bench as measure
 
-    measure(what, device, data_root, out, max_steps, console)
+    measure(what, device, data_root, out, max_steps, console, only or ())
 
 
 def main() -> None:

@@ -29,7 +29,7 @@ from contnorm.streams.sources import Source
 __all__ = ["StepCase", "StepRow", "eager_row", "step_rows"]
 
 PER_TASK = {"cuda": 500, "cpu": 20}  # samples: 50 steps, or 2; the first task's have no replay
-BLOCKS = {"cuda": (12, 50), "cpu": (5, 1)}  # so many measurements, of so many steps
+BLOCKS = {"cuda": (8, 50), "cpu": (5, 1)}  # so many measurements, of so many steps
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,8 @@ def cases() -> Iterator[StepCase]:
         for precision in ("tf32", "bf16"):
             for norm in ("bn", "cn"):
                 yield StepCase(norm, stem, precision, 8)
+    for stem, precision in (("plain", "tf32"), ("plain", "bf16"), ("pool", "tf32")):
+        yield StepCase("none", stem, precision, 8)  # what all but the norm costs
     for norm in ("bn", "cn"):
         yield StepCase(norm, "pool", "tf32", 1)
         yield StepCase(norm, "pool", "bf16", 8, deterministic=False)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,7 @@ import numpy as np
 from contnorm.errors import UserError
 from contnorm.streams.sources import SOURCES, find_layout
 
-__all__ = ["RunCase", "RunRow", "run_rows"]
+__all__ = ["CASES", "RunCase", "RunRow", "run_rows"]
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,17 @@ CASES = tuple(
 )
 
 
-def run_rows(device: str, root: Path, max_steps: int | None = None) -> Iterator[RunRow]:
-    """Time every case in a process of its own, as a person would run it; twice, since the first compiles kernels."""
+def run_rows(device: str, root: Path, max_steps: int | None = None, only: Sequence[str] = ()) -> Iterator[RunRow]:
+    """Time every case in a process of its own, as a person would run it; twice, since the first compiles kernels.
+
+    Args:
+        device: cpu or cuda.
+        root: Where data lies.
+        max_steps: Stop each run so early, for a try.
+        only: Words that a case must have, such as a strategy and a norm.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        for case in CASES:
+        for case in (case for case in CASES if set(only) <= set(map(str, vars(case).values()))):
             real = find_layout(SOURCES[case.source], root) is not None
             data = root if real else _noise(case.source, Path(folder) / "data")
             for number, kernels in enumerate(("compiled", "cached")):
