@@ -35,6 +35,7 @@ WITHOUT_TORCH = [
             "seeds",
             "results",
             "metrics.matrix",
+            "metrics.multilabel",
             "memories",
             "plan",
             "own_code",
