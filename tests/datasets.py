@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 
 from contnorm.streams.image_folders import MINI_LISTS, MINI_WNIDS
+from contnorm.streams.multilabel import GROUPS, MultiLabelSource
 
 HERE = Path(__file__).resolve()
 
@@ -111,3 +112,31 @@ def small_mini_imagenet(root: Path, per_class: int = 3, test_labels: Sequence[in
     rows = [f"{MINI_WNIDS[i]}{0:08d}.jpg,{i}" for i in test_labels]
     (folder / MINI_LISTS[1][0]).write_text("\n".join(rows) + "\n")
     return root
+
+
+def long_tailed_labels(samples: int, labels: int, tasks: int, seed: int) -> np.ndarray:
+    """Rows of one to six labels, task after task; each task has labels of its own, by Zipf's law."""
+    chance = np.random.default_rng(seed)
+    rows = np.zeros((samples, labels), dtype=np.uint8)
+    for task, own in enumerate(np.array_split(np.random.default_rng(0).permutation(labels), tasks)):
+        weights = 1 / np.arange(1, len(own) + 1)
+        for i in range(task * samples // tasks, (task + 1) * samples // tasks):
+            some = min(int(chance.integers(1, 7)), len(own))
+            rows[i, chance.choice(own, some, replace=False, p=weights / weights.sum())] = 1
+    return rows
+
+
+def small_multi_label(train: int = 180, test: int = 60, labels: int = 12, tasks: int = 3) -> MultiLabelSource:
+    """Pictures that are the sum of a pattern for each of their labels, so that a network can learn them."""
+    patterns = np.random.default_rng(1).integers(0, 60, size=(labels, 3 * 8 * 8))
+    parts = []
+    for seed, samples in ((2, train), (3, test)):
+        rows = long_tailed_labels(samples, labels, tasks, seed)
+        images = np.clip(rows.astype(np.int64) @ patterns, 0, 255).astype(np.uint8).reshape(-1, 3, 8, 8)
+        parts.append((images, rows, np.arange(samples) * tasks // samples))
+    (train_images, train_rows, train_task), (test_images, test_rows, test_task) = parts
+    names, groups = tuple(f"thing {i}" for i in range(labels)), tuple(np.tile(GROUPS, labels)[:labels].tolist())
+    return MultiLabelSource(
+        "cocoseq", train_images, train_rows, test_images, test_rows, labels, "0" * 16,
+        train_task, test_task, tasks, names, groups,
+    )  # fmt: skip

@@ -6,6 +6,7 @@ Free of torch, as the table of norms is, so that listing what there is costs not
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 __all__ = ["STRATEGIES", "StrategySpec"]
 
@@ -19,12 +20,14 @@ class StrategySpec:
         target: ``"module:Class"``.
         summary: One line for listings.
         aliases: What the field also calls it.
+        memory: The kind of memory it brings, where no other is asked for; None for the stream's.
     """
 
     name: str
     target: str
     summary: str
     aliases: tuple[str, ...] = ()
+    memory: Literal["reservoir", "prs"] | None = None
 
 
 STRATEGIES: dict[str, StrategySpec] = {
@@ -46,6 +49,20 @@ STRATEGIES: dict[str, StrategySpec] = {
             "contnorm.strategies.derpp:DERpp",
             "dark experience replay++: replay stored logits and labels",
             ("der++",),
+        ),
+        StrategySpec(
+            "prs",
+            "contnorm.strategies.er:ER",
+            "experience replay from a memory that gives every label its share",
+            ("partitioning-reservoir",),
+            memory="prs",
+        ),
+        StrategySpec(
+            "crs",
+            "contnorm.strategies.er:ER",
+            "experience replay from a conventional reservoir: what prs is compared with",
+            ("reservoir",),
+            memory="reservoir",
         ),
     )
 }

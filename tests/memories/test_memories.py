@@ -13,6 +13,7 @@ from scipy import stats
 
 from contnorm.memories import NOT_KEPT, Memory, PartitioningReservoir, Reservoir, Ring
 from contnorm.memories.base import drawn
+from tests.datasets import long_tailed_labels
 
 LABELS = 6
 
@@ -169,7 +170,7 @@ def test_prs_with_its_quirk_displaces_the_first_where_every_cost_is_high(quirk: 
 
 
 def test_prs_keeps_other_samples_than_a_reservoir_and_displaces_many() -> None:
-    rows = long_tailed(3000, 30, tasks=3, seed=1)
+    rows = long_tailed_labels(3000, 30, tasks=3, seed=1)
     written = {
         "prs": PartitioningReservoir(100, 30, -0.03, np.random.default_rng(0)).offer(rows, 0),
         "reservoir": Reservoir(100, np.random.default_rng(0)).offer(rows, 0),
@@ -247,22 +248,10 @@ class PlainPRS:
         return candidates[0] if best is None else best
 
 
-def long_tailed(samples: int, labels: int, tasks: int, seed: int) -> np.ndarray:
-    """Rows of one to six labels; each task has labels of its own, by Zipf's law."""
-    chance = np.random.default_rng(seed)
-    rows = np.zeros((samples, labels), dtype=np.int64)
-    for task, own in enumerate(np.array_split(chance.permutation(labels), tasks)):
-        weights = 1 / np.arange(1, len(own) + 1)
-        for i in range(task * samples // tasks, (task + 1) * samples // tasks):
-            some = min(int(chance.integers(1, 7)), len(own))
-            rows[i, chance.choice(own, some, replace=False, p=weights / weights.sum())] = 1
-    return rows
-
-
 @pytest.mark.parametrize(("rho", "quirk"), [(-0.03, True), (0.02, False)])
 def test_prs_makes_the_choices_of_a_plain_slow_version(rho: float, quirk: bool) -> None:
     """Over a stream on which more than two thousand samples are displaced, each the one the plain version chooses."""
-    rows = long_tailed(10_000, 50, tasks=5, seed=5)
+    rows = long_tailed_labels(10_000, 50, tasks=5, seed=5)
     fast = PartitioningReservoir(1000, 50, rho, np.random.default_rng(9), quirk=quirk)
     plain = PlainPRS(1000, rho, 9, quirk)
     expected = [plain.offer(set(np.flatnonzero(row).tolist())) for row in rows]

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from contnorm.config import RunConfig
+from contnorm.engine.optimizers import build_optimizer, load_optimizer_state, optimizer_state
 from contnorm.engine.rows import Row, Rows, rows_of
 from contnorm.engine.trial import try_out
 from contnorm.models import build_model
@@ -57,8 +58,7 @@ class Lane:
         self.head = Head(self.data.competing)
         self.own_head = self._own_head()
         self.model = self._fresh_model()
-        fused = device.type == "cuda"  # one kernel for all parameters
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=config.train.lr, fused=fused)
+        self.optimizer = build_optimizer(config.train, self.model, device)
         slots = self.plan.slots if self.strategy.stores_logits else 0
         self.logits = torch.zeros(slots + 1, stream.outputs, device=device)  # the last row takes what is not kept
         self.done = 0  # steps
@@ -114,6 +114,8 @@ class Lane:
         with self.autocast():
             loss, logits = self.strategy.loss(self.model, self.head, stream, replay)
         loss.backward()  # type: ignore[no-untyped-call]
+        if self.config.train.clip_value is not None:
+            nn.utils.clip_grad_value_(self.model.parameters(), self.config.train.clip_value)
         self.optimizer.step()
         if logits is not None:
             self.logits.index_copy_(0, write, logits)
@@ -122,7 +124,8 @@ class Lane:
     def _batches(self, row: Row) -> tuple[Tensor, Batch, tuple[Batch, ...]]:
         """The slots to write to, the samples of the stream, and those of each replay draw."""
         x = self.data.seen(self.feed.pixels, row.image, row.task, row.views)
-        parts = zip(*(torch.split(t, list(row.sizes)) for t in (x, row.label, row.task, row.slots)), strict=True)
+        label = self.data.train.label[row.label] if self.data.stream.several_labels else row.label
+        parts = zip(*(torch.split(t, list(row.sizes)) for t in (x, label, row.task, row.slots)), strict=True)
         (x, label, task, write), *draws = parts
         replay = tuple(
             Batch(x, label, task, self.logits[slots] if self.strategy.stores_logits else None)
@@ -147,12 +150,18 @@ class Lane:
 
     def state(self) -> dict[str, Tensor]:
         """All tensors that must survive a restart; the step number goes beside them."""
-        named = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
-        return {**named, "memory.logits": self.logits[:-1]}
+        model = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
+        remembered = optimizer_state(self.optimizer, self.model)
+        optimizer = {f"optimizer.{name}": tensor for name, tensor in remembered.items()}
+        return {**model, **optimizer, "memory.logits": self.logits[:-1]}
 
     def load(self, state: dict[str, Tensor], done: int) -> None:
         """Go on from a state and the number of steps it was taken after."""
-        own = {name.removeprefix("model."): t for name, t in state.items() if name.startswith("model.")}
+        own, remembered = (
+            {name.removeprefix(of): t for name, t in state.items() if name.startswith(of)}
+            for of in ("model.", "optimizer.")
+        )
         self.model.load_state_dict(own)
+        load_optimizer_state(self.optimizer, self.model, remembered)
         self.logits[:-1].copy_(state["memory.logits"])
         self.done = done

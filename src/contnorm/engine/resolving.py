@@ -8,6 +8,7 @@ from typing import Any
 
 from contnorm.config import RunConfig, from_dict, laid_over
 from contnorm.errors import UserError, unknown
+from contnorm.methods import STRATEGIES
 from contnorm.own_code import code_hash
 from contnorm.strategies import ALIASES as STRATEGY_ALIASES
 from contnorm.strategies import build_strategy
@@ -25,17 +26,33 @@ def resolve(values: Mapping[str, Any], data_root: Path) -> RunConfig:
     _check_not_filled_in(asked)
     spec = find_stream(asked.stream.name)
     said = {k: v for k, v in values.get("stream", {}).items() if not (v is None and k in STREAMS_OWN)}
-    merged = laid_over(stream_defaults(spec, asked.stream.scenario), {**values, "stream": said})
-    name = asked.strategy.name.lower()
-    strategy = {**merged.get("strategy", {}), "name": STRATEGY_ALIASES.get(name, asked.strategy.name)}
+    name = STRATEGY_ALIASES.get(asked.strategy.name.lower(), asked.strategy.name)
+    usual = laid_over(stream_defaults(spec, asked.stream.scenario), _brought(name))
+    merged = laid_over(usual, {**values, "stream": said})
+    strategy = {**merged.get("strategy", {}), "name": name}
     strategy["code"] = code_hash(strategy["name"])
     model = {**merged.get("model", {})}
     model["code"] = code_hash(model.get("name", ""))
     stream = {**merged["stream"], "name": spec.name, "source": _source(spec, merged["stream"].get("source"), data_root)}
     config = from_dict({**merged, "stream": stream, "strategy": strategy, "model": model})
     check_stream(config.stream)
+    _check_evaluation(config, spec)
     build_strategy(config.strategy)
     return config
+
+
+def _brought(strategy: str) -> dict[str, Any]:
+    """What a strategy says of the settings: the kind of memory it is made for."""
+    spec = STRATEGIES.get(strategy.lower())
+    return {} if spec is None or spec.memory is None else {"memory": {"kind": spec.memory}}
+
+
+def _check_evaluation(config: RunConfig, spec: StreamSpec) -> None:
+    if spec.kind == "multi-label" and config.evaluate.ahead:
+        raise UserError(
+            f"evaluate.ahead=true: no score of {spec.name}, whose images have several labels, looks at tasks not "
+            f"learned yet. Leave it out."
+        )
 
 
 def _check_not_filled_in(asked: RunConfig) -> None:
