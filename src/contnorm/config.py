@@ -80,8 +80,10 @@ class MemoryConfig:
 @dataclass(frozen=True)
 class ModelConfig:
     name: str = "mlp"
-    width: int = 100
+    width: int = 100  # of hidden layers; of a ResNet, the filters of its stem
     stem: Literal["pool", "plain"] = "pool"  # of a ResNet: with or without max-pool
+    weights: str | None = None  # to begin with: a file, or torchvision:NAME; None for fresh ones
+    weights_hash: str | None = None  # of that file; filled in
     code: str | None = None  # the hash of a network of one's own; filled in
 
 
@@ -138,12 +140,17 @@ class RunConfig:
 
     @property
     def hash(self) -> str:
-        """Of what differs from the defaults, so that a setting added later leaves old runs what they are."""
+        """Of what differs from the defaults, so that a setting added later leaves old runs what they are.
+
+        Weights are known by what is in them: where their file lies makes no other run.
+        """
         usual = RunConfig().as_dict()
         changed = {
             group: {key: value for key, value in values.items() if value != usual[group][key]}
             for group, values in self.as_dict().items()
         }
+        if self.model.weights_hash is not None:
+            del changed["model"]["weights"]
         canonical = json.dumps(changed, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 

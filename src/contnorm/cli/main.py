@@ -77,6 +77,9 @@ def run(
     strategy: Annotated[str, typer.Option(help="How; see `contnorm ls strategies`.")] = "er",
     norm: Annotated[str, typer.Option(help="Which normalization; see `contnorm ls norms`.")] = "cn",
     groups: Annotated[str | None, typer.Option(help="Groups of channels, or 'auto'.")] = None,
+    weights: Annotated[
+        str | None, typer.Option(help="What the network begins with: a file, or torchvision:IMAGENET1K_V1.")
+    ] = None,
     buffer: Annotated[int | None, typer.Option(help="Slots of the memory: of a ring, or in all.")] = None,
     batch: Annotated[int | None, typer.Option(help="Samples of the stream a step.")] = None,
     replay: Annotated[int | None, typer.Option(help="Samples of the memory a step.")] = None,
@@ -107,6 +110,7 @@ def run(
         "strategy.name": strategy,
         "norm.name": norm,
         "norm.groups": int(groups) if groups and groups.isdigit() else groups,
+        "model.weights": weights,
         "memory.size": buffer,
         "train.batch": batch,
         "train.replay": replay,

@@ -18,7 +18,7 @@ from contnorm.results import Record, by_settings
 __all__ = ["FORMATS", "report"]
 
 Groups = Mapping[str, Sequence[Record]]
-FILLED_IN = {"stream.source", "strategy.code", "model.code"}
+FILLED_IN = {"stream.source", "strategy.code", "model.code", "model.weights_hash"}
 
 
 def report(records: Sequence[Record], form: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from contnorm.config import RunConfig, from_dict, laid_over
 from contnorm.errors import UserError, unknown
 from contnorm.methods import STRATEGIES
+from contnorm.models.weights_files import weights_hash
 from contnorm.own_code import code_hash
 from contnorm.strategies import ALIASES as STRATEGY_ALIASES
 from contnorm.strategies import build_strategy
@@ -33,6 +34,8 @@ def resolve(values: Mapping[str, Any], data_root: Path) -> RunConfig:
     strategy["code"] = code_hash(strategy["name"])
     model = {**merged.get("model", {})}
     model["code"] = code_hash(model.get("name", ""))
+    if model.get("weights") is not None:
+        model["weights_hash"] = weights_hash(model["weights"], model.get("name", ""))
     stream = {**merged["stream"], "name": spec.name, "source": _source(spec, merged["stream"].get("source"), data_root)}
     config = from_dict({**merged, "stream": stream, "strategy": strategy, "model": model})
     check_stream(config.stream)
@@ -56,12 +59,15 @@ def _check_evaluation(config: RunConfig, spec: StreamSpec) -> None:
 
 
 def _check_not_filled_in(asked: RunConfig) -> None:
-    for key, value in (("strategy.code", asked.strategy.code), ("model.code", asked.model.code)):
+    for key, value, by, such in (
+        ("strategy.code", asked.strategy.code, "strategy.name", "path/to/file.py:Name"),
+        ("model.code", asked.model.code, "model.name", "path/to/file.py:Name"),
+        ("model.weights_hash", asked.model.weights_hash, "model.weights", "path/to/file"),
+    ):
         if value is not None:
-            group = key.partition(".")[0]
             raise UserError(
-                f"config: {key}={value!r} is filled in, from the file that {group}.name names. Leave it out, and set "
-                f"{group}.name=path/to/file.py:Name."
+                f"config: {key}={value!r} is filled in, from the file that {by} names. Leave it out, and set "
+                f"{by}={such}."
             )
 
 

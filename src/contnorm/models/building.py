@@ -1,0 +1,62 @@
+"""The network of a run, by its name: one of ours, or one of a user's own."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from contnorm.config import ModelConfig, NormConfig
+from contnorm.errors import UserError, unknown
+from contnorm.models.deep_resnet import DEPTHS, DeepResNet
+from contnorm.models.mlp import MLP
+from contnorm.models.norms import NormMaker, norm_maker
+from contnorm.models.pretrained import load_pretrained
+from contnorm.models.resnet18 import ResNet18
+from contnorm.own_code import is_own_code, load_own_code, own_error
+
+__all__ = ["MODELS", "build_model"]
+
+MODELS = ("mlp", "resnet18", *DEPTHS)
+
+
+def build_model(
+    config: ModelConfig, norm: NormConfig, shape: tuple[int, int, int], outputs: int, total_steps: int
+) -> nn.Module:
+    """The network of a run, freshly initialized from torch's generator, then with the weights its settings name.
+
+    A network of a user's own is named as ``path/to/file.py:make``; ``make(shape, outputs, norm)`` is called with the
+    shape of an image, the number of outputs, and ``norm(channels)`` that makes the run's 2d norm.
+    """
+    network = _fresh(config, norm, shape, outputs, total_steps)
+    if config.weights is not None:
+        load_pretrained(network, config)
+    return network
+
+
+def _fresh(
+    config: ModelConfig, norm: NormConfig, shape: tuple[int, int, int], outputs: int, total_steps: int
+) -> nn.Module:
+    try:
+        if is_own_code(config.name):
+            return _own_model(config.name, shape, outputs, norm_maker(norm, 2, total_steps))
+        if config.name == "mlp":
+            inputs = shape[0] * shape[1] * shape[2]
+            return MLP(inputs, outputs, config.width, norm_maker(norm, 1, total_steps))
+        if config.name == "resnet18":
+            return ResNet18(shape[0], outputs, config.width, norm_maker(norm, 2, total_steps), config.stem)
+        if config.name in DEPTHS:
+            maker = norm_maker(norm, 2, total_steps)
+            return DeepResNet(config.name, shape[0], outputs, config.width, maker, config.stem)
+    except ValueError as error:  # groups that don't divide the channels, an unknown norm
+        raise UserError(str(error)) from error
+    raise unknown("model", config.name, [*MODELS, "path/to/file.py:make"])
+
+
+def _own_model(name: str, shape: tuple[int, int, int], outputs: int, norm: NormMaker) -> nn.Module:
+    make = load_own_code(name, "model")
+    try:
+        model = make(shape, outputs, norm) if callable(make) else None
+    except Exception as error:
+        raise own_error(error, "model", name, "called with (shape, outputs, norm)") from error
+    if not isinstance(model, nn.Module):
+        raise UserError(f"model {name!r}: calling it with (shape, outputs, norm) should give a Module, not {model!r}.")
+    return model
