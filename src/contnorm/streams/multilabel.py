@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from contnorm.streams.sources import Source
+from contnorm.streams.source import Source
 
-__all__ = ["GROUPS", "MultiLabelSource"]
+__all__ = ["GROUPS", "MultiLabelSource", "groups_by_count"]
 
 GROUPS = ("majority", "moderate", "minority")
+MAJORITY_ABOVE, MINORITY_BELOW = 900, 200  # training images, as published for both streams
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,9 @@ class MultiLabelSource(Source):
         tasks: How many tasks.
         class_names: By column of the labels.
         class_groups: By column, one of `GROUPS`: how common the class is in the whole stream, not in a part of it.
+        published_images: How many images the published stream has, of which this may be a part; None for a set of
+            one's own.
+        missing_images: How many of the images listed for it were not there when it was built.
     """
 
     train_task: NDArray[np.int64]
@@ -30,3 +35,18 @@ class MultiLabelSource(Source):
     tasks: int
     class_names: tuple[str, ...]
     class_groups: tuple[str, ...]
+    published_images: int | None = None
+    missing_images: int = 0
+
+
+def groups_by_count(counts: Iterable[int]) -> tuple[str, ...]:
+    """The group of each class by its number of training images: above 900, 200 to 900, below 200.
+
+    Example:
+        >>> groups_by_count([901, 900, 200, 199])
+        ('majority', 'moderate', 'moderate', 'minority')
+    """
+    return tuple(
+        "majority" if count > MAJORITY_ABOVE else "minority" if count < MINORITY_BELOW else "moderate"
+        for count in counts
+    )

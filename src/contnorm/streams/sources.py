@@ -1,7 +1,8 @@
 """Data sets: where they are looked for, in which layouts, and what they give.
 
 A source is read the first time into two plain uint8 files beside the data (or into a cache folder where that can't be
-written), keyed by a fingerprint of the files it came from, and memory-mapped from then on.
+written), keyed by a fingerprint of the files it came from, and memory-mapped from then on. Those whose images have
+several labels are built beforehand, by `contnorm data`, and mapped as they lie.
 """
 
 from __future__ import annotations
@@ -19,26 +20,16 @@ from contnorm.errors import UserError, unknown, usable
 from contnorm.results import write_atomically
 from contnorm.streams.formats import Images, Labels, read_cifar_binary, read_cifar_pickle, read_idx
 from contnorm.streams.image_folders import read_mini_imagenet, read_tiny_imagenet
+from contnorm.streams.source import Source
+from contnorm.streams.stored import MANIFEST, find_stored, load_stored, stored_under
 
 __all__ = ["SOURCES", "Source", "SourceSpec", "data_root", "load_source", "looked_for"]
 
 ENVIRONMENT = "CONTNORM_DATA"
 
 
-@dataclass(frozen=True)
-class Source:
-    """A data set in memory or mapped: images as uint8 (samples, channels, height, width), and classes."""
-
-    name: str
-    train_images: Images
-    train_labels: Labels
-    test_images: Images
-    test_labels: Labels
-    classes: int
-    fingerprint: str
-
-
 Split = tuple[Images, Labels]
+Read = Callable[[list[Path]], tuple[Split, Split]]
 
 
 @dataclass(frozen=True)
@@ -46,7 +37,7 @@ class Layout:
     """One way a data set lies on disk: its files under the root, and how they are read."""
 
     files: tuple[str, ...]
-    read: Callable[[list[Path]], tuple[Split, Split]]
+    read: Read | None  # None where it was built, and is mapped as it lies
     pictures: str = ""  # a pattern of the pictures that belong to it, under the folder of its first file
 
 
@@ -59,6 +50,7 @@ class SourceSpec:
     shape: tuple[int, int, int]
     layouts: tuple[Layout, ...]  # none for the one that ships with a package
     summary: str
+    built_with: str = ""  # the command that builds it, where one has to
 
 
 def _idx_layouts(folder: str) -> tuple[Layout, ...]:
@@ -153,6 +145,22 @@ SOURCES: dict[str, SourceSpec] = {
             ),
             "60,000 pictures of 100 kinds; to be brought by you",
         ),
+        SourceSpec(
+            "cocoseq",
+            70,
+            (3, 256, 256),
+            (Layout((f"cocoseq/{MANIFEST}",), None),),
+            "41,438 pictures in 4 tasks, with several of 70 labels; built from your MS-COCO",
+            "contnorm data cocoseq --coco DIR",
+        ),
+        SourceSpec(
+            "nus-wideseq",
+            49,
+            (3, 256, 256),
+            (Layout((f"nus-wideseq/{MANIFEST}",), None),),
+            "51,114 pictures in 6 tasks, with several of 49 labels; built from your NUS-WIDE",
+            "contnorm data nus-wideseq --nus DIR",
+        ),
     )
 }
 
@@ -183,24 +191,39 @@ def find_layout(spec: SourceSpec, root: Path) -> tuple[Layout, list[Path]] | Non
 
 
 def load_source(name: str, root: Path) -> Source:
-    """A data set, memory-mapped; read from its files the first time."""
+    """A data set, memory-mapped; read from its files the first time.
+
+    Args:
+        name: One of `SOURCES`; or one of your own that was built: its name under the root, or its folder.
+        root: Where data lies.
+    """
     if name not in SOURCES:
-        raise unknown("data set", name, SOURCES)
+        built = find_stored(name, root)
+        if built is None:
+            raise unknown("data set", name, [*SOURCES, *(own for own in stored_under(root) if own not in SOURCES)])
+        return load_stored(built)
     spec = SOURCES[name]
     if not spec.layouts:
         return _digits(spec)
     found = find_layout(spec, root)
     if found is None:
+        if spec.built_with:
+            raise UserError(
+                f"no {name} under {root}. Looked for {looked_for(spec)}. Build it with {spec.built_with}, or say where "
+                f"it is with --data-root or {ENVIRONMENT}; `contnorm data {name}` says more."
+            )
         raise UserError(
             f"no {name} under {root}. Looked for {looked_for(spec)}. Put it there, or say where it is with "
             f"--data-root or {ENVIRONMENT}; `contnorm data {name}` says more."
         )
     layout, paths = found
+    if layout.read is None:
+        return load_stored(paths[0].parent)
     with usable(paths[0].parent, f"{name} can't be read", "Let yourself read it, or say with --data-root where else."):
         fingerprint = _fingerprint(layout, paths)
     folder = _cache_folder(paths[0].parent) / f"{name}-{fingerprint}"
     if not (folder / "done").is_file():
-        _decode(spec, layout, paths, folder)
+        _decode(spec, layout.read, paths, folder)
     train, train_labels, test, test_labels = _mapped(folder)
     return Source(name, train, train_labels, test, test_labels, spec.classes, fingerprint)
 
@@ -217,9 +240,9 @@ def _mapped(folder: Path) -> list[np.ndarray]:
         ) from error
 
 
-def _decode(spec: SourceSpec, layout: Layout, paths: list[Path], folder: Path) -> None:
+def _decode(spec: SourceSpec, read: Read, paths: list[Path], folder: Path) -> None:
     with usable(paths[0].parent, f"{spec.name} can't be read", "Let yourself read it, or fetch it again."):
-        (train_images, train_labels), (test_images, test_labels) = layout.read(paths)
+        (train_images, train_labels), (test_images, test_labels) = read(paths)
     for split, images, labels in (("train", train_images, train_labels), ("test", test_images, test_labels)):
         _check(spec, split, images, labels, paths[0].parent)
     with usable(folder, "decoded data can't be kept there", "Make room, or let XDG_CACHE_HOME name another folder."):

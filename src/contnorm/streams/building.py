@@ -1,0 +1,327 @@
+"""Build a data set of several labels an image: every picture decoded once, into arrays that are mapped from then on.
+
+Pictures go in pieces of 64 rows, and a piece that is written is noted. A build that was stopped, however it was, goes
+on with the pieces that are not; one that has more pictures than an earlier one takes over what that had decoded. The
+manifest comes last. Two builds of the same pictures give the same fingerprint, which is made of what was decoded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import multiprocessing
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from contnorm.errors import UserError, usable
+from contnorm.results import write_atomically
+from contnorm.streams.decoding import Done, Kept, Piece, fill, settle
+from contnorm.streams.listed import SPLITS, Counted, Listed, ListedPicture
+from contnorm.streams.stored import KIND, MANIFEST, VERSION, Manifest, read_manifest
+
+if sys.platform != "win32":
+    import fcntl
+
+__all__ = ["MISSING", "begun", "build"]
+
+ROWS = 64  # of a piece: small enough to lose, large enough to write
+MISSING = "missing.json"
+NAMED = 5  # of pictures that something is wrong with, in a message
+Report = Callable[[int, int], None]  # pictures done, pictures in all
+
+
+def build(
+    listed: Listed,
+    out: Path,
+    side: int,
+    *,
+    allow_missing: bool = False,
+    jobs: int = 1,
+    report: Report = lambda *_: None,
+) -> Manifest:
+    """Build a data set into a folder, or go on with it; gives its manifest. What is there already is left as it is.
+
+    Args:
+        listed: What it should hold.
+        out: The folder.
+        side: Of the squares the pictures are made, in pixels.
+        allow_missing: Build it without the pictures that are not there; it is then recorded as incomplete.
+        jobs: Processes.
+        report: Told how far it is.
+    """
+    _check_listed(listed, allow_missing)
+    plan = _plan(listed, side)
+    key = hashlib.sha256(json.dumps(plan).encode()).hexdigest()[:16]
+    mend = "Make room or let yourself write there, or say with --out where else; what is decoded is kept."
+    with usable(out, "nothing can be built there", mend):
+        if (out / MANIFEST).is_file():
+            there = read_manifest(out)
+            if there["made_of"] == key:
+                return there
+            _check_replaceable(there, listed, side, out)
+        out.mkdir(parents=True, exist_ok=True)
+        with _alone(out):
+            folder = out / f"build-{key}"
+            digests = _decode(listed, plan, folder, jobs, report)
+            _write_labels(listed, folder)
+            return _finish(listed, side, key, folder, digests)
+
+
+def begun(out: Path) -> tuple[int, int] | None:
+    """How many pictures a build that is not finished has, and how many it should have; None where none was begun."""
+    found = []
+    for folder in out.glob("build-*"):
+        plan = _read_plan(folder)
+        if plan is not None:
+            counts = {split: len(plan[split]) for split in SPLITS}
+            rows = sum(min(ROWS, counts[split] - number * ROWS) for split, number in _noted(folder))
+            found.append((rows, sum(counts.values())))
+    return max(found, default=None)
+
+
+def _check_listed(listed: Listed, allow_missing: bool) -> None:
+    absent = [picture for split in SPLITS for picture in listed.absent(split)]
+    if absent and not allow_missing:
+        total = len(listed.train) + len(listed.test)
+        raise UserError(
+            f"{listed.name}: {len(absent):,} of {total:,} pictures are missing, such as {_some(absent)}. Bring them, "
+            f"or build without them with --allow-missing, which records how many of each task and class are absent."
+        )
+    for split in SPLITS:
+        if not listed.present(split):
+            raise UserError(f"{listed.name}: not one {split} picture is there. Say where they are.")
+
+
+def _some(pictures: Sequence[ListedPicture]) -> str:
+    return ", ".join(str(picture.id) for picture in pictures[:NAMED])
+
+
+def _plan(listed: Listed, side: int) -> dict[str, Any]:
+    """All that decides what is built; of the pictures their names, labels and sizes in bytes, not their dates."""
+
+    def told(picture: ListedPicture) -> list[Any]:
+        assert picture.path is not None
+        return [picture.id, picture.path.stat().st_size, picture.task, list(picture.labels)]
+
+    with usable(Path(listed.name), "a picture of it can't be looked at", "Let yourself read it."):
+        pictures: dict[str, Any] = {split: [told(picture) for picture in listed.present(split)] for split in SPLITS}
+    absent = {f"{split}_absent": [picture.id for picture in listed.absent(split)] for split in SPLITS}
+    kinds = [listed.class_names, listed.class_groups, listed.task_names]
+    return {"version": VERSION, "name": listed.name, "side": side, "kinds": kinds, **pictures, **absent}
+
+
+def _check_replaceable(there: Manifest, listed: Listed, side: int, out: Path) -> None:
+    """A whole data set is never replaced; one that lacks pictures is, by one that was listed the same way."""
+    if there["complete"] or there["name"] != listed.name or there["size"] != side:
+        count = sum(there["images"][split]["images"] for split in SPLITS)
+        raise UserError(
+            f"{out}: holds another data set already: {there['name']}, {count:,} pictures of {there['size']} pixels. "
+            f"Delete it, or say with --out where else."
+        )
+
+
+@contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    """Two builds in one folder would take turns at ruining each other; the lock ends with the process."""
+    with (out / ".lock").open("w") as file:
+        try:
+            if sys.platform != "win32":  # where two builds in one place are not told of each other
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"{out}: another process is building there. Wait for it.") from None
+        yield
+
+
+def _decode(
+    listed: Listed, plan: dict[str, Any], folder: Path, jobs: int, report: Report
+) -> dict[tuple[str, int], str]:
+    """Fill all pieces that are not there yet; the hashes of all."""
+    offsets = _arrays(plan, folder)
+    digests = _noted(folder)
+    pieces = list(_pieces(listed, plan["side"], folder, offsets))
+    total = sum(len(piece.pictures) for piece in pieces)
+    missing = [piece for piece in pieces if (piece.split, piece.number) not in digests]
+    count = total - sum(len(piece.pictures) for piece in missing)
+    report(count, total)
+    problems: list[str] = []
+    lines = [_note(*piece, digest) for piece, digest in digests.items()]
+    write_atomically(folder / "done", "".join(lines).encode())  # without a line that broke off
+    with (folder / "done").open("a") as notes:
+        for done in _filled(missing, jobs):
+            problems += done.problems
+            if not done.problems:
+                piece = done.piece
+                digests[piece.split, piece.number] = done.digest
+                notes.write(_note(piece.split, piece.number, done.digest))
+                notes.flush()
+                count += len(piece.pictures)
+                report(count, total)
+    if problems:
+        more = f" So with {len(problems) - NAMED:,} more." if len(problems) > NAMED else ""
+        raise UserError(
+            f"{'; '.join(problems[:NAMED])}.{more} Bring it whole, or delete it and use --allow-missing; the others "
+            f"are decoded, and the same command goes on."
+        )
+    return digests
+
+
+def _arrays(plan: dict[str, Any], folder: Path) -> dict[str, int]:
+    """The two arrays of pictures, made once and filled later; where in each file the rows begin."""
+    if _read_plan(folder) is None:  # the plan is written after the arrays are made
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        for split in SPLITS:
+            shape = (len(plan[split]), 3, plan["side"], plan["side"])
+            np.lib.format.open_memmap(_array(folder, split), mode="w+", dtype=np.uint8, shape=shape)
+        write_atomically(folder / "plan.json", json.dumps(plan).encode())
+    return {split: np.load(_array(folder, split), mmap_mode="r").offset for split in SPLITS}
+
+
+def _array(folder: Path, split: str) -> Path:
+    return folder / f"{split}_images.npy"
+
+
+def _read_plan(folder: Path) -> dict[str, Any] | None:
+    try:
+        plan: dict[str, Any] = json.loads((folder / "plan.json").read_bytes())
+    except (OSError, ValueError):
+        return None
+    return plan
+
+
+def _note(split: str, number: int, digest: str) -> str:
+    return f"{split} {number} {digest}\n"
+
+
+def _noted(folder: Path) -> dict[tuple[str, int], str]:
+    """The pieces that are written, with their hashes; a line that broke off is none."""
+    path = folder / "done"
+    text = path.read_text() if path.is_file() else ""
+    whole = text[: text.rfind("\n") + 1]
+    return {(split, int(number)): digest for split, number, digest in map(str.split, whole.splitlines())}
+
+
+def _pieces(listed: Listed, side: int, folder: Path, offsets: dict[str, int]) -> Iterator[Piece]:
+    kept = _kept(folder, side)
+    for split in SPLITS:
+        present = listed.present(split)
+        for number, start in enumerate(range(0, len(present), ROWS)):
+            offset = offsets[split] + start * 3 * side * side
+            origins = tuple(_origin(split, picture, kept) for picture in present[start : start + ROWS])
+            yield Piece(split, number, _array(folder, split), offset, side, origins)
+
+
+def _origin(split: str, picture: ListedPicture, kept: dict[tuple[str, int | str, int], Kept]) -> Path | Kept:
+    assert picture.path is not None
+    return kept.get((split, picture.id, picture.path.stat().st_size), picture.path) if kept else picture.path
+
+
+def _kept(folder: Path, side: int) -> dict[tuple[str, int | str, int], Kept]:
+    """Pictures that other builds in the same place have decoded, by split, name and size in bytes."""
+    found = {}
+    for other in sorted(folder.parent.glob("build-*")):
+        plan = _read_plan(other)
+        if other == folder or plan is None or plan["side"] != side:
+            continue
+        for split, number in _noted(other):
+            for row, told in enumerate(plan[split][number * ROWS : (number + 1) * ROWS], number * ROWS):
+                found[split, told[0], told[1]] = Kept(_array(other, split), row)
+    return found
+
+
+def _filled(pieces: Sequence[Piece], jobs: int) -> Iterator[Done]:
+    """Pieces as they are done, in this process or in several."""
+    if min(jobs, len(pieces)) < 2:
+        yield from map(fill, pieces)
+        return
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(min(jobs, len(pieces)), mp_context=context, initializer=settle)
+    try:
+        for future in as_completed([pool.submit(fill, piece) for piece in pieces]):
+            yield future.result()
+    except BrokenProcessPool as error:
+        raise UserError(
+            "a process that decoded pictures was ended from outside, perhaps for want of memory. The same command goes "
+            "on; with fewer --jobs it needs less."
+        ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _write_labels(listed: Listed, folder: Path) -> None:
+    for split in SPLITS:
+        present = listed.present(split)
+        labels = np.zeros((len(present), len(listed.class_names)), dtype=np.uint8)
+        for row, picture in enumerate(present):
+            labels[row, list(picture.labels)] = 1
+        _save(folder / f"{split}_labels.npy", labels)
+        _save(folder / f"{split}_task.npy", np.array([picture.task for picture in present], dtype=np.int64))
+
+
+def _save(path: Path, array: np.ndarray) -> None:
+    content = io.BytesIO()
+    np.save(content, array)
+    write_atomically(path, content.getvalue())
+
+
+def _finish(listed: Listed, side: int, key: str, folder: Path, digests: dict[tuple[str, int], str]) -> Manifest:
+    """Write the manifest, which makes it a data set, and clear away what an earlier one left."""
+    absent = {split: listed.absent(split) for split in SPLITS}
+    complete = not any(absent.values())
+    published = {"images": listed.published_images, "lists_as_published": listed.as_published}
+    manifest = {
+        "kind": KIND,
+        "version": VERSION,
+        "name": listed.name,
+        "complete": complete,
+        "size": side,
+        "fingerprint": _fingerprint(listed, folder, digests),
+        "made_of": key,
+        "folder": folder.name,
+        "published": None if listed.published_images is None else published,
+        "images": {split: _told(listed, listed.count(listed.present(split))) for split in SPLITS},
+        "missing": {split: _told(listed, listed.count(absent[split])) for split in SPLITS},
+        "task_names": listed.task_names,
+        "class_names": listed.class_names,
+        "class_groups": listed.class_groups,
+    }
+    out = folder.parent
+    listing = {split: [[picture.id, picture.task] for picture in absent[split]] for split in SPLITS}
+    if not complete:
+        write_atomically(out / MISSING, json.dumps(listing, indent=1).encode())
+    write_atomically(out / MANIFEST, json.dumps(manifest, indent=1).encode())
+    if complete:
+        (out / MISSING).unlink(missing_ok=True)
+    for other in out.glob("build-*"):
+        if other != folder:
+            shutil.rmtree(other, ignore_errors=True)
+    return read_manifest(out)
+
+
+def _told(listed: Listed, count: Counted) -> dict[str, Any]:
+    return {
+        "images": count.images,
+        "unlabelled": count.unlabelled,
+        "by_task": count.by_task,
+        "by_class": dict(zip(listed.class_names, count.by_class, strict=True)),
+    }
+
+
+def _fingerprint(listed: Listed, folder: Path, digests: dict[tuple[str, int], str]) -> str:
+    """Of pixels, labels, tasks and classes."""
+    digest = hashlib.sha256(json.dumps([listed.class_names, listed.class_groups]).encode())
+    for split in SPLITS:
+        for number in range(sum(key[0] == split for key in digests)):
+            digest.update(digests[split, number].encode())
+        for part in ("labels", "task"):
+            digest.update(np.ascontiguousarray(np.load(folder / f"{split}_{part}.npy")).data)
+    return digest.hexdigest()[:16]

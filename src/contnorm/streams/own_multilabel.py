@@ -1,0 +1,128 @@
+"""A data set of one's own whose pictures have several labels: one CSV file, and the folder of the pictures.
+
+A row a picture, with the columns ``image``, ``split`` (train or test) and ``task``, and the labels: either one column
+``labels``, with names between semicolons, or a column a class, with 0 and 1.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from contnorm.errors import UserError, unknown, usable
+from contnorm.streams.listed import SPLITS, Listed, ListedPicture
+from contnorm.streams.multilabel import GROUPS, groups_by_count
+
+__all__ = ["list_own"]
+
+FIRST = ("image", "split", "task")
+JOINED = "labels"
+Row = Mapping[str, str]
+
+
+def list_own(name: str, table: Path, images: Path, groups: Path | None = None) -> Listed:
+    """What a CSV file lists.
+
+    Args:
+        name: What the data set is to be called.
+        table: The CSV file.
+        images: The folder that its paths begin in.
+        groups: A CSV file with the columns ``class`` and ``group``; by the number of training pictures without it.
+    """
+    if not images.is_dir():
+        raise UserError(f"--images {images}: is no folder. Give the one that the paths of {table} begin in.")
+    rows, heads = _rows(table)
+    kinds = _kinds(table, rows, heads)
+    tasks = _tasks(rows)
+    pictures: dict[str, list[ListedPicture]] = {split: [] for split in SPLITS}
+    for line, row in enumerate(rows, 2):
+        labels = _labels(table, line, row, kinds)
+        path = images / row["image"]
+        there = path if path.is_file() else None
+        pictures[row["split"]].append(ListedPicture(row["image"], there, tasks.index(row["task"]), labels))
+    for split in SPLITS:
+        pictures[split].sort(key=lambda picture: picture.task)  # stable: in the order of the rows within a task
+    counts = [sum(column in picture.labels for picture in pictures["train"]) for column in range(len(kinds))]
+    given = groups_by_count(counts) if groups is None else _groups(groups, kinds)
+    return Listed(name, tuple(kinds), given, tuple(tasks), tuple(pictures["train"]), tuple(pictures["test"]))
+
+
+def _read(table: Path) -> tuple[list[dict[str, str]], list[str]]:
+    with usable(table, "it can't be read", "Say which file it is."):
+        try:
+            with table.open(newline="", encoding="utf-8-sig") as file:
+                reader = csv.DictReader(file, restkey="", restval="", strict=True)
+                rows = [{key: _text(value) for key, value in row.items()} for row in reader]
+                return rows, list(reader.fieldnames or [])
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise UserError(f"{table}: is no CSV file in UTF-8 ({error}).") from error
+
+
+def _text(value: str | list[str]) -> str:
+    return value.strip() if isinstance(value, str) else ",".join(value)
+
+
+def _rows(table: Path) -> tuple[list[dict[str, str]], list[str]]:
+    rows, heads = _read(table)
+    absent = [head for head in FIRST if head not in heads]
+    if absent:
+        raise UserError(
+            f"{table}: has no column {absent[0]!r}. Its first line should be image,split,task,labels; or "
+            f"image,split,task and a column for each class. It is: {', '.join(heads)}."
+        )
+    for line, row in enumerate(rows, 2):
+        if row.get(""):
+            raise UserError(f"{table}, line {line}: has more cells than the first line has names: {row['']!r}.")
+        if row["split"] not in SPLITS:
+            raise UserError(f"{table}, line {line}: split is {row['split']!r}. Use train or test.")
+        if not row["image"] or not row["task"]:
+            raise UserError(f"{table}, line {line}: has no {'task' if row['image'] else 'image'}. Give each row one.")
+    return rows, heads
+
+
+def _kinds(table: Path, rows: Sequence[Row], heads: Sequence[str]) -> list[str]:
+    """The classes: the other columns in their order, or the names that occur, in the order of the alphabet."""
+    others = [head for head in heads if head not in FIRST]
+    if JOINED not in others:
+        kinds = others
+    elif len(others) == 1:
+        kinds = sorted({label for row in rows for label in _names(row)})
+    else:
+        raise UserError(f"{table}: has a column {JOINED!r} and others: {', '.join(others)}. Use one or the others.")
+    if not kinds:
+        raise UserError(f"{table}: has no labels. Give it a column 'labels', or a column for each class.")
+    return kinds
+
+
+def _names(row: Row) -> list[str]:
+    return [label.strip() for label in row[JOINED].split(";") if label.strip()]
+
+
+def _labels(table: Path, line: int, row: Row, kinds: Sequence[str]) -> tuple[int, ...]:
+    if JOINED in row:
+        return tuple(sorted({kinds.index(label) for label in _names(row)}))
+    for kind in kinds:
+        if row[kind] not in ("0", "1"):
+            raise UserError(f"{table}, line {line}: {kind} is {row[kind]!r}. Use 0 or 1.")
+    return tuple(column for column, kind in enumerate(kinds) if row[kind] == "1")
+
+
+def _tasks(rows: Sequence[Row]) -> list[str]:
+    """In the order they are learned: by number where all are numbers, else as they first occur."""
+    found = list(dict.fromkeys(row["task"] for row in rows))
+    return sorted(found, key=int) if all(task.isdecimal() for task in found) else found
+
+
+def _groups(path: Path, kinds: Sequence[str]) -> tuple[str, ...]:
+    rows, heads = _read(path)
+    if not {"class", "group"} <= set(heads):
+        raise UserError(f"{path}: its first line should be class,group, and is {','.join(heads)}.")
+    given = {row["class"]: row["group"] for row in rows}
+    absent = [kind for kind in kinds if kind not in given]
+    if absent:
+        raise UserError(f"{path}: has no group of class {absent[0]!r}. Give each class one of {', '.join(GROUPS)}.")
+    wrong = [kind for kind in kinds if given[kind] not in GROUPS]
+    if wrong:
+        raise unknown(f"group of class {wrong[0]!r} in {path}:", given[wrong[0]], GROUPS)
+    return tuple(given[kind] for kind in kinds)
