@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import pickle
 import struct
@@ -13,8 +14,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from contnorm.streams.building import build
 from contnorm.streams.image_folders import MINI_LISTS, MINI_WNIDS
+from contnorm.streams.listed import Listed, ListedPicture
 from contnorm.streams.multilabel import GROUPS, MultiLabelSource
+from contnorm.streams.published_streams import published_stream
 
 HERE = Path(__file__).resolve()
 
@@ -140,3 +144,118 @@ def small_multi_label(train: int = 180, test: int = 60, labels: int = 12, tasks:
         "cocoseq", train_images, train_rows, test_images, test_rows, labels, "0" * 16,
         train_task, test_task, tasks, names, groups,
     )  # fmt: skip
+
+
+DROPPED = (
+    "person",
+    "knife",
+    "cup",
+    "wine glass",
+    "keyboard",
+    "mouse",
+    "microwave",
+    "toaster",
+    "hair drier",
+    "cell phone",
+)
+
+
+def coco_categories() -> list[dict[str, object]]:
+    """COCO's 80, with gaps in their numbers as in COCO; not in the order of the stream's 70."""
+    names = sorted([*published_stream("cocoseq").class_names, *DROPPED], reverse=True)
+    return [{"id": 3 * i + 1, "name": name} for i, name in enumerate(names)]
+
+
+def small_coco(root: Path, train: int = 3, test: int = 2, layout: str = "images", lists: str = "ids") -> Path:
+    """COCO in small: noise of odd sizes, every fifth grey, each with some labels of the 80, the first with none kept.
+
+    Pictures are numbered 1, 2, 3 and so on: those to learn of task 0, those to test of task 0, then task 1.
+    """
+    chance = np.random.default_rng(0)
+    categories = coco_categories()
+    number_of = {str(category["name"]): category["id"] for category in categories}
+    annotated: dict[int, list[str]] = {}
+    for task in range(4):
+        for split, count in (("train", train), ("test", test)):
+            numbers = list(range(len(annotated) + 1, len(annotated) + 1 + count))
+            for number in numbers:
+                annotated[number] = ["person"] if number == 1 else chance.choice(list(number_of), 4, False).tolist()
+                _noise(root / _coco_file(layout, number), chance, grey=number % 5 == 0)
+            write_json(root / lists / f"{split}_task{task}.json", numbers)
+    halves = [[number for number in annotated if number % 2 == half] for half in range(2)]
+    years = "2017" if layout == "2017" else "2014"
+    for half, name in zip(halves, ("train", "val"), strict=True):
+        entries = [(number, kind) for number in half for kind in annotated[number] for _ in range(2)]
+        write_json(
+            root / "annotations" / f"instances_{name}{years}.json",
+            {
+                "images": [{"id": number} for number in half],
+                "annotations": [
+                    {"id": i, "image_id": number, "category_id": number_of[kind], "segmentation": [[1.5, 2.5]]}
+                    for i, (number, kind) in enumerate(entries)
+                ],
+                "categories": categories,
+            },
+        )
+    return root
+
+
+def _coco_file(layout: str, number: int) -> str:
+    half = ("train", "val")[number % 2]
+    names = {"images": "images/{:012d}.jpg", "2014": f"{half}2014/COCO_{half}2014_{{:012d}}.jpg"}
+    return names.get(layout, f"{half}2017/{{:012d}}.jpg").format(number)
+
+
+def _noise(path: Path, chance: np.random.Generator, grey: bool) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    size = tuple(chance.integers(20, 60, size=2))
+    pixels = chance.integers(0, 256, size=size if grey else (*size, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(path, format="JPEG")
+
+
+def write_json(path: Path, content: object) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content))
+
+
+def small_nus_wide(root: Path, images: int = 20) -> Path:
+    """NUS-WIDE in small: official lists of so many images a split, labels of all classes and two more, pictures.
+
+    The tasks have two images to learn and one to test each, the first places of the lists.
+    """
+    chance = np.random.default_rng(1)
+    stream = published_stream("nus-wideseq")
+    for split in ("Train", "Test"):
+        names = [f"word{i % 3}\\{split}_{i:04d}.jpg" for i in range(images)]
+        (root / "ImageList").mkdir(parents=True, exist_ok=True)
+        (root / "ImageList" / f"{split}Imagelist.txt").write_text("\r\n".join(names) + "\r\n")
+        for kind in (*stream.class_names, "airport", "zebra"):
+            path = root / "TrainTestLabels" / f"Labels_{kind}_{split}.txt"
+            path.parent.mkdir(exist_ok=True)
+            path.write_text("\n".join(map(str, chance.integers(0, 2, size=images))) + "\n")
+        per_task = 2 if split == "Train" else 1
+        for task in range(6):
+            places = list(range(task * per_task, (task + 1) * per_task))
+            write_json(root / "ids" / f"{split.lower()}_task{task}_id_nuswide.json", places)
+            for place in places:
+                _noise(root / "image" / names[place].replace("\\", "/"), chance, grey=False)
+    return root
+
+
+def small_long_tail(root: Path, name: str, per_task: int = 10, side: int = 16) -> Path:
+    """One of the two published long-tailed streams, with a few plain pictures a task, built as they are built."""
+    published = published_stream(name)
+    classes, chance = len(published.class_names), np.random.default_rng(0)
+    parts: dict[str, list[ListedPicture]] = {"train": [], "test": []}
+    for split, count in (("train", per_task), ("test", 6)):
+        for number in range(count * len(published.task_order)):
+            labels = sorted(chance.choice(classes, 3, replace=False).tolist())
+            path = root / "pictures" / name / f"{split}{number}.jpg"
+            picture(path, side, 3 * labels[0])
+            parts[split].append(ListedPicture(f"{split}{number}", path, number // count, tuple(labels)))
+    listed = Listed(
+        name, published.class_names, published.class_groups, tuple(map(str, published.task_order)),
+        tuple(parts["train"]), tuple(parts["test"]), published.images,
+    )  # fmt: skip
+    build(listed, root / name, side)
+    return root

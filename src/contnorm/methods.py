@@ -6,9 +6,9 @@ Free of torch, as the table of norms is, so that listing what there is costs not
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-__all__ = ["STRATEGIES", "StrategySpec"]
+__all__ = ["STRATEGIES", "StrategySpec", "strategy_defaults"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,3 +66,14 @@ STRATEGIES: dict[str, StrategySpec] = {
         ),
     )
 }
+
+
+def strategy_defaults(name: str) -> dict[str, Any]:
+    """The settings a strategy brings, over its stream's: the kind of memory it is made for.
+
+    Example:
+        >>> strategy_defaults("crs"), strategy_defaults("er")
+        ({'memory': {'kind': 'reservoir'}}, {})
+    """
+    spec = STRATEGIES.get(name)
+    return {} if spec is None or spec.memory is None else {"memory": {"kind": spec.memory}}

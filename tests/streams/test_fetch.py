@@ -7,7 +7,7 @@ import io
 import tarfile
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -15,6 +15,8 @@ import pytest
 
 from contnorm.errors import UserError
 from contnorm.streams.fetch import FETCHABLE, Fetchable, fetch
+from contnorm.streams.id_lists import find_lists, read_lists
+from contnorm.streams.published_streams import published_stream
 
 pytest.importorskip("pooch", reason="pooch is not installed")
 BODY = bytes(range(256)) * 4000
@@ -135,6 +137,22 @@ def test_an_archive_is_unpacked_and_its_members_verified(server: Server, tmp_pat
 def test_an_address_that_is_not_there_is_named(server: Server, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"/a\.gz: could not be fetched \(HTTP Error 404"):
         fetch(WHAT, tmp_path, server.address)
+
+
+def test_lists_of_tasks_are_fetched_once_into_the_data_set(server: Server, tmp_path: Path) -> None:
+    stream = published_stream("cocoseq")
+    server.files = {name: f"[{i}, 7]".encode() for i, name in enumerate(stream.lists.files)}
+    hashes = {name: f"sha256:{hashlib.sha256(body).hexdigest()}" for name, body in server.files.items()}
+    ours = replace(stream, lists=replace(stream.lists, files=hashes))
+    for _ in range(2):
+        folder = find_lists(ours, None, tmp_path / "coco", tmp_path / "out", server.address)
+        assert folder == tmp_path / "out" / "ids" and len(server.asked) == 8
+    lists = read_lists(ours, folder)
+    assert lists.as_published and lists.ids["test"][3] == [7, 7]
+    (folder / "test_task3_id_coco.json").unlink()
+    with pytest.raises(UserError, match=r"what came is not train_task0_id_coco\.json .*Or say with --ids which folder"):
+        find_lists(stream, None, tmp_path / "coco", tmp_path / "other", server.address)
+    assert not list((tmp_path / "other").rglob("*.json"))
 
 
 def test_every_hash_is_one(tmp_path: Path) -> None:

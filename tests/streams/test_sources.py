@@ -99,7 +99,7 @@ def test_what_is_not_there_says_what_was_looked_for(tmp_path: Path) -> None:
         load_source("cifar100", tmp_path)
     with pytest.raises(UserError, match=r"unknown data set 'cifar1000'\. Did you mean 'cifar100'"):
         load_source("cifar1000", tmp_path)
-    assert len(SOURCES) == 7
+    assert len(SOURCES) == 9
 
 
 def test_a_folder_that_can_not_be_written_is_cached_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,17 +12,19 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from contnorm.cli.showing import spread
+from contnorm.cli.showing import part_of, spread
 from contnorm.comparison.claims import Case, Decided, decide
 from contnorm.comparison.measured import Measured
 from contnorm.comparison.verdicts import Beside, beside
+from contnorm.metrics.matrix import SCORES
+from contnorm.metrics.multilabel import LABEL_SCORES
 from contnorm.recipes.published import Published
 from contnorm.recipes.recipe import Recipe
 from contnorm.recipes.scores import title_of
 
 __all__ = ["show_claims", "show_curves", "show_table"]
 
-SHOWN = {"stream": "stream", "strategy": "strategy", "buffer": "buffer", "tasks": "tasks", "setting": "setting"}
+SHOWN = ("stream", "strategy", "buffer", "tasks", "setting", "labels")
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,11 @@ def _verdict(line: Line) -> list[str]:
 
 
 def _footer(recipe: Recipe, lines: Sequence[Line], verdicts: bool) -> list[str]:
-    said = [f"Forgetting is {name}." for name in recipe.scores.values() if name.startswith("fm")]
+    said = [f"Forgetting is {name}." for name in recipe.scores.values() if name in SCORES and name.startswith("fm")]
+    if any(name in LABEL_SCORES and name.startswith("fm") for name in recipe.scores.values()):
+        said.append("FM is normalized: which part of its best score a task had lost at the end.")
+    parts = {words for line in lines for record in line.measured.records.values() if (words := part_of(record))}
+    said += [f"Ours is {words}." for words in sorted(parts)]
     said += [recipe.note] if recipe.note else []
     if not verdicts:
         return [*said, "A try: these numbers are of the first steps alone, so there are no verdicts."]
@@ -116,7 +122,7 @@ def _footer(recipe: Recipe, lines: Sequence[Line], verdicts: bool) -> list[str]:
 def _doubt(line: Line) -> str:
     place, number = line.measured.cell.place, line.published
     assert number is not None
-    where = [str(place[key]) for key in ("stream", "strategy", "buffer", "setting") if place[key] is not None]
+    where = [str(place[key]) for key in ("stream", "strategy", "buffer", "setting", "labels") if place[key] is not None]
     return f"{' '.join(where)} {line.measured.cell.norm} {title_of(line.score)}: {number.flag}"
 
 

@@ -55,12 +55,13 @@ def build_with_bar(name: str, asked: Asked, root: Path | None, console: Console)
     side = _checked_side(name, asked.size)
     jobs = _checked_jobs(asked.jobs)
     out = asked.out or data_root(root) / name
-    listed = make(out)
-    _say(_lacks(listed), console)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     try:
         with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-            bar = progress.add_task(name, total=None)
+            bar = progress.add_task("reading lists and labels", total=None)
+            listed = make(out)
+            _say(_lacks(listed), console)
+            progress.update(bar, description=name)
             manifest = build(
                 listed,
                 out,

@@ -20,6 +20,7 @@ from contnorm.streams.building import begun
 from contnorm.streams.classification import STREAMS
 from contnorm.streams.fetch import FETCHABLE, fetch
 from contnorm.streams.listed import SPLITS
+from contnorm.streams.published_streams import PUBLISHED_STREAMS, published_stream
 from contnorm.streams.sources import ENVIRONMENT, SOURCES, Layout, SourceSpec, data_root, find_layout
 from contnorm.streams.stored import MANIFEST, find_stored, read_manifest, stored_under
 
@@ -72,6 +73,9 @@ def _details(spec: SourceSpec, root: Path) -> Iterator[str]:
         yield from describe(read_manifest(root / place))
     if not place:
         yield f"how to get it: {_way_to_get(spec)}{_how_far(spec, root)}"
+        if spec.name in PUBLISHED_STREAMS:
+            source = published_stream(spec.name).lists.base
+            yield f"the lists of its tasks: in DIR/ids, or where --ids says, or fetched from {source}"
     if spec.name in FETCHABLE:
         yield f"its public source: {FETCHABLE[spec.name].base}"
 

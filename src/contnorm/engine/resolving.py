@@ -8,13 +8,14 @@ from typing import Any
 
 from contnorm.config import RunConfig, from_dict, laid_over
 from contnorm.errors import UserError, unknown
-from contnorm.methods import STRATEGIES
+from contnorm.methods import strategy_defaults
 from contnorm.models.weights_files import weights_hash
 from contnorm.own_code import code_hash
 from contnorm.strategies import ALIASES as STRATEGY_ALIASES
 from contnorm.strategies import build_strategy
 from contnorm.streams.classification import StreamSpec, check_stream, find_stream, stream_defaults
 from contnorm.streams.sources import SOURCES, find_layout, looked_for
+from contnorm.streams.stored import find_stored, stored_under
 
 __all__ = ["resolve"]
 
@@ -28,7 +29,7 @@ def resolve(values: Mapping[str, Any], data_root: Path) -> RunConfig:
     spec = find_stream(asked.stream.name)
     said = {k: v for k, v in values.get("stream", {}).items() if not (v is None and k in STREAMS_OWN)}
     name = STRATEGY_ALIASES.get(asked.strategy.name.lower(), asked.strategy.name)
-    usual = laid_over(stream_defaults(spec, asked.stream.scenario), _brought(name))
+    usual = laid_over(stream_defaults(spec, asked.stream.scenario), strategy_defaults(name))
     merged = laid_over(usual, {**values, "stream": said})
     strategy = {**merged.get("strategy", {}), "name": name}
     strategy["code"] = code_hash(strategy["name"])
@@ -42,12 +43,6 @@ def resolve(values: Mapping[str, Any], data_root: Path) -> RunConfig:
     _check_evaluation(config, spec)
     build_strategy(config.strategy)
     return config
-
-
-def _brought(strategy: str) -> dict[str, Any]:
-    """What a strategy says of the settings: the kind of memory it is made for."""
-    spec = STRATEGIES.get(strategy.lower())
-    return {} if spec is None or spec.memory is None else {"memory": {"kind": spec.memory}}
 
 
 def _check_evaluation(config: RunConfig, spec: StreamSpec) -> None:
@@ -73,10 +68,17 @@ def _check_not_filled_in(asked: RunConfig) -> None:
 
 def _source(spec: StreamSpec, asked: str | None, root: Path) -> str:
     """The data set asked for, where the stream is made of it; the first of the stream's that is found."""
+    built = spec.kind == "multi-label"
     if asked is not None:
-        if asked not in spec.sources:
-            raise unknown(f"stream.source for {spec.name}:", asked, spec.sources)
+        if asked not in spec.sources and not (built and find_stored(asked, root)):
+            there = [own for own in stored_under(root) if own not in spec.sources] if built else []
+            raise unknown(f"stream.source for {spec.name}:", asked, [*spec.sources, *there])
         return asked
+    if not spec.sources:
+        raise UserError(
+            f"stream {spec.name}: say which, with --set stream.source=NAME, or the folder it was built in. `contnorm "
+            f"data NAME --csv FILE` builds one."
+        )
     return _first_found(spec.sources, root)
 
 
@@ -86,6 +88,11 @@ def _first_found(names: tuple[str, ...], root: Path) -> str:
         if not spec.layouts or find_layout(spec, root) is not None:
             return name
     wanted = SOURCES[names[0]]
+    if wanted.built_with:
+        raise UserError(
+            f"no {wanted.name} under {root}. Looked for {looked_for(wanted)}. Build it with {wanted.built_with}, or "
+            f"say where it is with --data-root or CONTNORM_DATA; `contnorm data {wanted.name}` says more."
+        )
     raise UserError(
         f"no {wanted.name} under {root}. Looked for {looked_for(wanted)}. Put it there, or say where it is with "
         f"--data-root or CONTNORM_DATA; `contnorm data {wanted.name}` says more, and can fetch what is public."

@@ -27,6 +27,7 @@ from contnorm.errors import RunBrokeError, UserError, usable
 from contnorm.own_code import breaks_in, own_error
 from contnorm.results import Store
 from contnorm.streams.gallery import Pictures
+from contnorm.streams.multilabel import MultiLabelSource
 from contnorm.streams.sources import Source, load_source
 
 __all__ = ["Event", "Job", "Workplace", "execute", "resolve", "unfinished"]
@@ -242,9 +243,17 @@ def _circumstances(config: RunConfig, source: Source, device: torch.device) -> d
         "device": {"kind": device.type, "name": device_name(device), "threads": torch.get_num_threads()},
         "precision": config.train.precision,
         "deterministic": config.train.deterministic,
-        "source": {"name": source.name, "fingerprint": source.fingerprint},
+        "source": {"name": source.name, "fingerprint": source.fingerprint, **_part_of(source)},
         "commit": _commit(),
     }
+
+
+def _part_of(source: Source) -> dict[str, Any]:
+    """How much of a published stream there was to learn from and be tested on."""
+    if not isinstance(source, MultiLabelSource):
+        return {}
+    images = len(source.train_images) + len(source.test_images)
+    return {"images": images, "published_images": source.published_images, "missing_images": source.missing_images}
 
 
 def _commit() -> str | None:

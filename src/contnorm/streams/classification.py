@@ -90,10 +90,10 @@ class StreamSpec:
     """A stream that can be asked for by name, and what a run of it starts from."""
 
     name: str
-    sources: tuple[str, ...]  # tried in turn
+    sources: tuple[str, ...]  # tried in turn; none where a run says which
     summary: str
     kind: Literal["permuted", "split", "multi-label"]
-    tasks: int
+    tasks: int  # of one whose pictures have several labels the source says how many
     per_task: int = 0  # classes of a task
     validation: int = 0  # tasks set apart for selection, the first ones
     class_order: tuple[int, ...] = ()  # by task; empty for the source's own
@@ -248,6 +248,16 @@ STREAMS: dict[str, StreamSpec] = {
             mean=_IMAGENET_MEAN,
             std=_IMAGENET_STD,
             defaults=_long_tail(rho=0.02),
+        ),
+        StreamSpec(
+            "multi-label",
+            (),
+            "one of your own whose pictures have several labels: stream.source names it; task-free",
+            "multi-label",
+            tasks=0,
+            mean=_IMAGENET_MEAN,
+            std=_IMAGENET_STD,
+            defaults=_long_tail(rho=0.0),
         ),
     )
 }

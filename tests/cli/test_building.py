@@ -1,0 +1,167 @@
+"""`contnorm data` builds what has to be built: what it prints, and one line with exit code 2 for what is wrong."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from contnorm.cli.main import main
+from contnorm.streams.building import begun
+from contnorm.streams.decoding import squared
+from contnorm.streams.multilabel import MultiLabelSource
+from contnorm.streams.sources import load_source
+from tests.datasets import real_data, small_coco, small_nus_wide
+
+
+@pytest.fixture
+def data(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., str]:
+    """Runs the command on a root of its own; gives what it printed, or the line it ended with and exit code 2."""
+
+    def call(*arguments: object, fails: bool = False) -> str:
+        typed = ["contnorm", "data", *map(str, arguments), "--data-root", str(tmp_path / "root")]
+        monkeypatch.setattr(sys, "argv", typed)
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = capsys.readouterr()
+        assert ended.value.code == (2 if fails else 0), said.err
+        assert said.err.count("\n") == fails
+        return said.err if fails else said.out
+
+    return call
+
+
+def test_cocoseq_is_built_listed_and_loaded(data: Callable[..., str], tmp_path: Path) -> None:
+    small_coco(tmp_path / "coco")
+    said = data("cocoseq", "--coco", tmp_path / "coco", "--jobs", 1).splitlines()
+    assert said[0].startswith(
+        f"{tmp_path}/root/cocoseq: cocoseq, 20 pictures of 256x256 (12 train, 8 test), 4 tasks, 70"
+    )
+    assert said[1:] == [
+        "a part of the published stream: 20 of 41,438",
+        "train by task, in the order learned: 0: 3, 3: 3, 1: 3, 2: 3",
+        "test by task, in the order learned: 0: 2, 3: 2, 1: 2, 2: 2",
+        "without any label, and kept: 1",
+    ]
+    source = load_source("cocoseq", tmp_path / "root")
+    assert isinstance(source, MultiLabelSource) and source.train_images.shape == (12, 3, 256, 256)
+    assert source.class_groups[source.class_names.index("zebra")] == "majority", "as published, not as counted here"
+    assert source.published_images == 41438 and source.tasks == 4 and source.classes == 70
+    assert set(np.unique(source.train_labels)) == {0, 1} and not source.train_labels[0].any()
+    row = next(line for line in data().splitlines() if line.startswith("cocoseq"))
+    assert row.split(maxsplit=1)[1].strip() == "cocoseq (20 of 41,438 pictures)"
+    assert f"found: {tmp_path}/root/cocoseq" in data("cocoseq").splitlines()
+
+
+def test_what_is_missing_is_listed_refused_and_on_demand_recorded(data: Callable[..., str], tmp_path: Path) -> None:
+    small_coco(tmp_path / "coco")
+    for number in (6, 17):
+        (tmp_path / "coco" / "images" / f"{number:012d}.jpg").unlink()
+    how = ("cocoseq", "--coco", tmp_path / "coco", "--jobs", 1, "--size", 224)
+    assert "cocoseq: 2 of 20 pictures are missing, such as 17, 6. Bring them, or build" in data(*how, fails=True)
+    assert not (tmp_path / "root").exists()
+    said = data(*how, "--allow-missing").splitlines()
+    assert said[:2] == ["missing of train: 2, such as 17, 6", "  by task: 3: 1, 1: 1"]
+    assert said[2].startswith("  by class: ") and "not complete; missing.json beside it lists all" in "\n".join(said)
+    shown = data("cocoseq")
+    assert "missing of train: 2\n  by task: 3: 1, 1: 1\n  by class: " in shown
+    assert "cocoseq (18 of 41,438 pictures, 2 missing)" in data()
+
+
+def test_nus_wideseq_by_either_name(data: Callable[..., str], tmp_path: Path) -> None:
+    small_nus_wide(tmp_path / "nus")
+    said = data("nus-wide", "--nus", tmp_path / "nus", "--jobs", 1, "--out", tmp_path / "elsewhere")
+    assert "nus-wideseq, 18 pictures of 256x256 (12 train, 6 test), 6 tasks, 49 classes" in said
+    source = load_source(str(tmp_path / "elsewhere"), Path("nowhere"))
+    assert isinstance(source, MultiLabelSource) and source.name == "nus-wideseq"
+    assert source.test_task.tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_one_of_your_own_from_a_table_or_from_its_folder(data: Callable[..., str], tmp_path: Path) -> None:
+    small_coco(tmp_path / "coco")
+    rows = ["image,split,task,labels", f"{1:012d}.jpg,train,0,sea", f"{2:012d}.jpg,test,0,sea;sky"]
+    table = tmp_path / "coco" / "images" / "labels.csv"
+    table.write_text("\n".join(rows))
+    data("one", "--csv", table, "--images", table.parent, "--size", 32)
+    data("two", "--images", table.parent, "--size", 32)
+    one, two = (load_source(name, tmp_path / "root") for name in ("one", "two"))
+    assert one.fingerprint == two.fingerprint and one.name == "one"
+    assert [line.split()[0] for line in data().splitlines()][-2:] == ["one", "two"]
+    assert data("one").splitlines()[0] == f"found: {tmp_path}/root/one"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("cocoseq", "--size", "300", "--coco", "."), "--size 300: use 256 or 224 for cocoseq."),
+        (("mine", "--size", "4", "--csv", "x"), "--size 4: use 8 to 1024 pixels."),
+        (("cocoseq", "--coco", ".", "--jobs", "0"), "--jobs 0: use 1 or more."),
+        (("cocoseq", "--coco", ".", "--nus", "."), "--coco and --nus: build from one of them."),
+        (("nus-wide", "--coco", "."), "--coco: builds cocoseq, not 'nus-wideseq'"),
+        (("mnist", "--csv", "x"), "--csv: 'mnist' can't be the name of a data set of your own."),
+        (("../x", "--csv", "x"), "--csv: '../x' can't be the name of a data set of your own."),
+        (("mine", "--csv", "x", "--ids", "x"), "--ids: is for --coco and --nus."),
+        (("cocoseq", "--coco", ".", "--groups", "x"), "--groups: the groups of the published streams are fixed."),
+        (("cocoseq", "--allow-missing"), "--allow-missing: is for building. Say what from"),
+        (("cocoseq", "--fetch"), "cocoseq: is built from what you have, with contnorm data cocoseq --coco DIR"),
+        (("cocoseq", "--coco", "nowhere"), "--coco nowhere: is no folder."),
+        (("nus-wide", "--nus", "nowhere"), "--nus nowhere: is no folder."),
+        (("nosuch",), "unknown data set 'nosuch'"),
+    ],
+)
+def test_slips_in_typing_are_one_line(
+    data: Callable[..., str], tmp_path: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    assert said in data(*arguments, fails=True)
+    assert not (tmp_path / "root").exists()
+
+
+def test_a_corrupt_picture_is_named_and_nothing_is_called_built(data: Callable[..., str], tmp_path: Path) -> None:
+    small_coco(tmp_path / "coco")
+    spoilt = tmp_path / "coco" / "images" / f"{7:012d}.jpg"
+    spoilt.write_bytes(spoilt.read_bytes()[:300])
+    said = data("cocoseq", "--coco", tmp_path / "coco", "--jobs", 1, fails=True)
+    assert f"{spoilt}: is no picture that can be read (" in said and "the same command goes on" in said
+    assert not list((tmp_path / "root").rglob("manifest.json"))
+    assert "no (begun: 8 of 20 pictures)" in data()
+
+
+def test_a_folder_in_the_way_is_one_line(data: Callable[..., str], tmp_path: Path) -> None:
+    small_coco(tmp_path / "coco")
+    (tmp_path / "file").write_text("")
+    said = data("cocoseq", "--coco", tmp_path / "coco", "--out", tmp_path / "file", fails=True)
+    assert "file: nothing can be built there (" in said
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_the_mini_set_stopped_with_two_processes_goes_on(tmp_path: Path, how: signal.Signals) -> None:
+    mini = real_data("cocoseq-mini/instances.json") / "cocoseq-mini"
+    out = tmp_path / "cocoseq"
+    command = [sys.executable, "-m", "contnorm", "data", "cocoseq", "--coco", mini, "--out", out, "--jobs", "2"]
+    with subprocess.Popen(
+        list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        until = time.monotonic() + 100
+        while (begun(out) or (0, 0))[0] == 0 and time.monotonic() < until:
+            time.sleep(0.005)
+        process.send_signal(how)
+        said, errors = process.communicate(timeout=100)
+    assert "Traceback" not in errors and process.returncode == (130 if how == signal.SIGINT else -how)
+    assert ("stopped. What is decoded is kept; the same command goes on." in said) == (how == signal.SIGINT)
+    kept = begun(out)
+    assert kept is not None and 0 < kept[0] < 1520 and not (out / "manifest.json").exists()
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0 and "1,520 pictures of 256x256 (1,200 train, 320 test)" in done.stdout, done.stderr
+    source = load_source(str(out), Path("nowhere"))
+    assert source.train_images.reshape(1200, -1).max(1).all() and source.test_images.reshape(320, -1).max(1).all()
+    lists = [json.loads((mini / "ids" / f"train_task{task}.json").read_text()) for task in (0, 3, 1, 2)]
+    for row, number in list(enumerate(number for numbers in lists for number in numbers))[::40]:
+        picture = squared(mini / "images" / f"{number:012d}.jpg", 256)
+        np.testing.assert_array_equal(source.train_images[row], picture)
