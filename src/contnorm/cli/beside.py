@@ -81,7 +81,7 @@ def _place(one: Measured, shown: Sequence[str]) -> list[str]:
 
 def _paper(number: Published | None) -> str:
     if number is None or number.mean is None:
-        return "-"
+        return "-" if number is None or number.std is None else f"+- {number.std:.2f}"
     said = f"{number.mean:.2f}" if number.std is None else f"{number.mean:.2f} +- {number.std:.2f}"
     return f"{said} ?" if number.flag else said
 
@@ -104,7 +104,10 @@ def _footer(recipe: Recipe, lines: Sequence[Line], verdicts: bool) -> list[str]:
     said += [f"Ours is {words}." for words in sorted(parts)]
     said += [recipe.note] if recipe.note else []
     if not verdicts:
-        return [*said, "A try: these numbers are of the first steps alone, so there are no verdicts."]
+        return [
+            *said,
+            "A try: these numbers are of the first steps alone, or of other settings, so there are no verdicts.",
+        ]
     found = [line.found for line in lines if line.found is not None]
     counts = Counter(one.verdict for one in found if one.verdict != "none")
     if counts:

@@ -244,6 +244,9 @@ def paper(
     max_steps: Annotated[int | None, typer.Option(help="Stop early, for a try.")] = None,
     data_root: DataRoot = None,
     runs: RunsFolder = Path("runs"),
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="key=value over the recipe's settings; no verdicts then.")
+    ] = None,
 ) -> None:
     """A table or figure of the paper: run what is missing, then ours beside the published, with a verdict."""
     if list_ or not recipe:
@@ -254,7 +257,8 @@ def paper(
     from contnorm.cli.paper import Asked, run_recipe
     from contnorm.cli.running import Hands
 
-    asked = Asked(seeds, only or [], Hands(device, lanes, threads), max_steps, precision, data_root, runs)
+    hands = Hands(device, lanes, threads)
+    asked = Asked(seeds, only or [], hands, max_steps, precision, data_root, runs, settings=set_ or [])
     raise typer.Exit(run_recipe(recipe, asked, console))
 
 

@@ -15,7 +15,7 @@ from contnorm.cli.choosing import chosen
 from contnorm.cli.paper_data import show_data_table
 from contnorm.cli.running import Hands, followed, say_on_stderr, workplace
 from contnorm.comparison.measured import Measured, baseline_of
-from contnorm.config import RunConfig, laid_over
+from contnorm.config import RunConfig, assigned, laid_over, parse_assignment
 from contnorm.engine.jobs import Job, Workplace
 from contnorm.engine.resolving import resolve
 from contnorm.errors import UserError
@@ -41,6 +41,12 @@ class Asked:
     precision: str | None = None
     data_root: Path | None = None
     runs: Path = Path("runs")
+    settings: Sequence[str] = ()  # key=value, over the recipe's
+
+    @property
+    def tried(self) -> bool:
+        """Whether the runs are not those of the recipe, so that there is nothing to say of the paper's."""
+        return self.max_steps is not None or bool(self.settings)
 
 
 def run_recipe(name: str, asked: Asked, console: Console) -> int:
@@ -86,7 +92,9 @@ def _run_and_show(recipe: Recipe, asked: Asked, console: Console) -> int:
     measured = [one for one in _measured(configs, seeds, store) if one.records]
     if not measured:
         raise UserError(" ".join(filter(None, [failed, *said])))
-    _show(recipe, measured, console, asked.max_steps is not None, whole=len(measured) == len(cells_of(recipe)))
+    if asked.settings:
+        console.print(Text(f"with other settings than the recipe's: {' '.join(asked.settings)}"), soft_wrap=True)
+    _show(recipe, measured, console, asked.tried, whole=len(measured) == len(cells_of(recipe)))
     for line in said:
         say_on_stderr(line)
     if failed:
@@ -97,7 +105,10 @@ def _run_and_show(recipe: Recipe, asked: Asked, console: Console) -> int:
 def _typed(asked: Asked) -> dict[str, Any]:
     """The settings of a recipe's runs that were typed."""
     train = {"max_steps": asked.max_steps, "precision": asked.precision}
-    return {"train": {key: value for key, value in train.items() if value is not None}}
+    typed: dict[str, Any] = {"train": {key: value for key, value in train.items() if value is not None}}
+    for text in asked.settings:
+        typed = assigned(typed, *parse_assignment(text))
+    return typed
 
 
 def _place(recipe: Recipe, asked: Asked) -> Workplace:
@@ -111,9 +122,11 @@ def runs_folder(recipe: Recipe, runs: Path) -> Path:
 
 
 def _what_to_put(recipe: Recipe, source: str, root: Path) -> str:
+    spec = SOURCES[source]
+    how = f"build it with {spec.built_with}" if spec.built_with else f"put {looked_for(spec)} there"
     return (
-        f"{recipe.name} needs {source}, which is not under {root}: put {looked_for(SOURCES[source])} there, or say "
-        f"with --data-root where it is; `contnorm data {source}` says more."
+        f"{recipe.name} needs {source}, which is not under {root}: {how}, or say with --data-root where it is; "
+        f"`contnorm data {source}` says more."
     )
 
 

@@ -45,11 +45,18 @@ def optimizer_state(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[
 
 
 def load_optimizer_state(optimizer: torch.optim.Optimizer, model: nn.Module, state: dict[str, Tensor]) -> None:
-    """Give an optimizer what another one remembered of the same model; a count of steps goes where it is counted."""
+    """Give an optimizer what another one remembered of the same model.
+
+    What is remembered value for value lies in memory as its parameter does, which one kernel for all needs; a count of
+    steps is kept where it is counted.
+    """
     parameters = dict(model.named_parameters())
     on_device = any(group.get("capturable") for group in optimizer.param_groups)
     for name, value in state.items():
         of, _, key = name.rpartition("/")
         parameter = parameters[of]
-        counts = key == "step" and not on_device
-        optimizer.state[parameter][key] = value.clone() if counts else value.to(parameter.device, copy=True)
+        if value.shape == parameter.shape and key != "step":
+            value = torch.empty_like(parameter, requires_grad=False).copy_(value)
+        else:
+            value = value.to(parameter.device if on_device else "cpu", copy=True)
+        optimizer.state[parameter][key] = value
