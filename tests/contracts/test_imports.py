@@ -36,6 +36,8 @@ WITHOUT_TORCH = [
             "results",
             "metrics.matrix",
             "metrics.multilabel",
+            "census",
+            "metrics.multilabel",
             "memories",
             "plan",
             "own_code",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,11 @@ from contnorm.engine.checkpoint import Checkpoints
 from contnorm.engine.evaluate import count_labels
 from contnorm.engine.lane import Lane
 from contnorm.engine.loop import Finished, run_lanes
+from contnorm.engine.runs import Job, Workplace, execute, resolve, unfinished
 from contnorm.metrics.label_stats import LabelStats
 from contnorm.results import Store
 from contnorm.streams.classification import STREAMS
-from tests.datasets import small_multi_label
+from tests.datasets import real_data, small_multi_label
 
 CPU = torch.device("cpu")
 SOURCE = small_multi_label()
@@ -137,3 +140,50 @@ def test_other_strategies_take_several_labels_too() -> None:
     for strategy in ("single", "er", "derpp"):
         found = finished(Lane(settings(strategy={"name": strategy}, train={"max_steps": 4}), 0, SOURCE, CPU))
         assert found["labels"]["tally"][-1]["samples"] == 60
+
+
+@pytest.fixture(scope="module")
+def real_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The mini set of real pictures, built as a person builds it."""
+    coco = real_data("cocoseq-mini/instances.json") / "cocoseq-mini"
+    root = tmp_path_factory.mktemp("data")
+    command = [sys.executable, "-m", "contnorm", "data", "cocoseq", "--coco", coco, "--jobs", "1", "--data-root", root]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    return root
+
+
+def real_settings(root: Path, norm: str, strategy: str) -> RunConfig:
+    """Two steps a task at the size of the pictures, with a narrow ResNet-34."""
+    asked = {
+        "stream": {"name": "cocoseq", "train_per_task": 20, "test_per_task": 6},
+        "strategy": {"name": strategy},
+        "norm": {"name": norm},
+        "model": {"name": "resnet34", "width": 4},
+        "memory": {"size": 20},
+    }
+    return resolve(asked, root)
+
+
+@pytest.mark.parametrize(("norm", "strategy"), [("bn", "prs"), ("cn", "prs"), ("cn", "crs")])
+def test_real_pictures_are_learned(real_root: Path, tmp_path: Path, norm: str, strategy: str) -> None:
+    config = real_settings(real_root, norm, strategy)
+    assert (config.memory.kind, config.norm.groups) == ({"prs": "prs", "crs": "reservoir"}[strategy], 4)
+    list(execute([Job(config, 0)], Workplace(tmp_path, real_root, CPU)))
+    (record,) = Store(tmp_path)
+    assert record.counted.tasks == 4 and 0 <= record.score("map") <= 100
+    assert record.raw["source"]["images"] == 1520 and record.raw["source"]["published_images"] == 41438
+    assert Census.from_json(record.raw["census"]).evicted[-1] > 0
+
+
+def test_a_run_of_real_pictures_goes_on_where_it_was_stopped(real_root: Path, tmp_path: Path) -> None:
+    job = Job(real_settings(real_root, "cn", "prs"), 0)
+    whole, stopped = (Workplace(tmp_path / name, real_root, CPU, checkpoint_every=3) for name in ("whole", "stopped"))
+    list(execute([job], whole))
+    asked_to_stop = iter([False, True])
+    list(execute([job], stopped, stop=lambda: next(asked_to_stop)))
+    assert len(unfinished(stopped.runs).runs) == 1
+    list(execute([job], stopped))
+    (expected,), (found,) = (Store(place.runs) for place in (whole, stopped))
+    for key in ("labels", "census", "classes", "parameters", "source"):
+        assert found.raw[key] == expected.raw[key], key
