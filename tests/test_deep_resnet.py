@@ -15,6 +15,7 @@ from contnorm.conversion import convert_norm
 from contnorm.errors import UserError
 from contnorm.models import DeepResNet, ResNet18, build_model
 from contnorm.models.deep_resnet import DEPTHS, named_by_blocks
+from contnorm.networks import NETWORKS
 
 BLOCKS = {"resnet34": (3, 4, 6, 3), "resnet50": (3, 4, 6, 3), "resnet101": (3, 4, 23, 3)}
 
@@ -158,3 +159,9 @@ def test_settings_reach_the_network() -> None:
     ):
         build_model(ModelConfig("resnet51"), NormConfig(), (3, 32, 32), 4, 1)
     assert tuple(DEPTHS) == tuple(BLOCKS)
+
+
+def test_every_network_of_the_listing_can_be_built() -> None:
+    for name in NETWORKS:
+        network = build_model(ModelConfig(name, width=8), NormConfig("bn"), (3, 32, 32), 4, 1).eval()
+        assert network(torch.randn(2, 3, 32, 32)).shape == (2, 4)

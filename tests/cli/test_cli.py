@@ -105,6 +105,7 @@ def test_a_file_of_settings_is_overruled_by_flags(place: Path) -> None:
         (("run", "--seed", "-1"), "--seed -1: use 0 or more"),
         (("run", "--norm", "cn", "--groups", "7"), "num_groups=7 does not divide the 100 channels"),
         (("run", "--seeds", "0"), "--seeds 0: use 1 or more"),
+        (("run", "--weights", "gone.pth"), "weights 'gone.pth': there is no such file. Give a safetensors or torch"),
         (("run", "--device", "tpu"), "--device 'tpu': use cpu or cuda"),
         (("show", "feed"), "no finished run 'feed'"),
         (("ls", "everything"), "unknown listing 'everything'"),

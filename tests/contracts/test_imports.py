@@ -29,6 +29,7 @@ WITHOUT_TORCH = [
         for name in (
             "catalog",
             "methods",
+            "networks",
             "errors",
             "keys",
             "config",

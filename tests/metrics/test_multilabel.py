@@ -202,7 +202,7 @@ def one(right: int, other: int | None = None) -> LabelStats:
 
 def test_forgetting_of_a_run_leaves_out_the_last_task_and_tasks_without_the_group() -> None:
     own = [
-        [one(8), one(1, 1), one(0)],
+        [one(8), one(9, 9), one(0)],
         [one(9), one(6, 4), one(1)],
         [one(6), one(3, 5), one(2)],
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contnorm.catalog import NORMS
 from contnorm.memories import MEMORIES
 from contnorm.methods import STRATEGIES
+from contnorm.networks import NETWORKS
 from contnorm.recipes.reading import find_recipe, recipe_names
 from contnorm.streams.classification import STREAMS
 
@@ -18,7 +19,7 @@ def listings() -> dict[str, Rows]:
 
     Example:
         >>> list(listings())
-        ['norms', 'streams', 'strategies', 'memories', 'tables']
+        ['norms', 'streams', 'strategies', 'memories', 'models', 'tables']
     """
     return {
         "norms": [(spec.name, spec.summary) for spec in NORMS.values()],
@@ -28,5 +29,6 @@ def listings() -> dict[str, Rows]:
             ("path/to/file.py:ClassName", "one of your own"),
         ],
         "memories": list(MEMORIES.items()),
+        "models": [*NETWORKS.items(), ("path/to/file.py:make", "one of your own")],
         "tables": [(name, find_recipe(name).title) for name in recipe_names()],
     }

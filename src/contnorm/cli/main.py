@@ -6,6 +6,7 @@ is imported where it is used, so that listing and showing start at once.
 
 from __future__ import annotations
 
+import logging
 import sys
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -55,7 +56,9 @@ DataRoot = Annotated[Path | None, typer.Option("--data-root", help="Where data l
 
 @app.command()
 def ls(
-    what: Annotated[str, typer.Argument(help="norms, streams, strategies, memories or tables; all by default.")] = "",
+    what: Annotated[
+        str, typer.Argument(help="norms, streams, strategies, memories, models or tables; all by default.")
+    ] = "",
 ) -> None:
     """What there is, one line each."""
     from contnorm.cli.listing import listings
@@ -339,6 +342,7 @@ def bench(
 
 def main() -> None:
     """The way in: a person's mistake becomes one line and exit code 2."""
+    logging.basicConfig(format="contnorm: %(message)s")  # what else a person should know, as other lines are said
     try:
         code = app(prog_name="contnorm", standalone_mode=False)
     except UserError as error:

@@ -13,6 +13,7 @@ from contnorm.engine.checkpoint import Checkpoints
 from contnorm.engine.claims import Claim
 from contnorm.engine.jobs import Job, Workplace
 from contnorm.errors import UserError, usable
+from contnorm.models.weights_files import replaced_weights
 from contnorm.own_code import code_hash
 from contnorm.results import SCHEMA, Store, write_atomically
 
@@ -178,7 +179,10 @@ def _no_note(note: Path, error: Exception) -> UserError:
 
 
 def edited(config: RunConfig) -> str:
-    """Which file of a user's own is not the one a run was begun with, and what to do; empty where all are."""
+    """Which file of a user's own is not the one a run was begun with, and what to do; empty where all are.
+
+    Code, and the weights that a network begins with.
+    """
     for what, name, begun_with in (
         ("strategy", config.strategy.name, config.strategy.code),
         ("model", config.model.name, config.model.code),
@@ -192,4 +196,4 @@ def edited(config: RunConfig) -> str:
                 f"{what} {name!r}: {path} has changed since the run was begun ({what}.code was {begun_with}, and is "
                 f"{now}), and an edited file is another run. Put it back as it was to go on."
             )
-    return ""
+    return replaced_weights(config.model)

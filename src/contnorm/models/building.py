@@ -11,11 +11,12 @@ from contnorm.models.mlp import MLP
 from contnorm.models.norms import NormMaker, norm_maker
 from contnorm.models.pretrained import load_pretrained
 from contnorm.models.resnet18 import ResNet18
+from contnorm.networks import NETWORKS
 from contnorm.own_code import is_own_code, load_own_code, own_error
 
 __all__ = ["MODELS", "build_model"]
 
-MODELS = ("mlp", "resnet18", *DEPTHS)
+MODELS = tuple(NETWORKS)
 
 
 def build_model(

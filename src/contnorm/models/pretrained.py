@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from contnorm.config import ModelConfig
 from contnorm.errors import UserError
 from contnorm.models.deep_resnet import named_by_blocks
-from contnorm.models.weights_files import bring_weights, read_weights, weights_hash
+from contnorm.models.weights_files import bring_weights, read_weights, replaced_weights
 from contnorm.recognition import recognize
 
 __all__ = ["load_pretrained"]
@@ -39,8 +39,10 @@ def load_pretrained(network: nn.Module, config: ModelConfig) -> None:
         UserError: Where the file can't be used, or is not the one the run was begun with.
     """
     assert config.weights is not None
+    why = replaced_weights(config)
+    if why:
+        raise UserError(why)
     path = bring_weights(config.weights, config.name)
-    _check_same(path, config)
     own = network.state_dict()
     found = _without_prefixes(read_weights(path), own, path)
     parts = _Parts.of(network)
@@ -49,15 +51,6 @@ def load_pretrained(network: nn.Module, config: ModelConfig) -> None:
     network.load_state_dict(fits, strict=False)
     if afresh:
         _say(f"{path}: its classifier is left out; {parts.classifier} starts afresh, {_outputs(own, found, afresh)}.")
-
-
-def _check_same(path: Path, config: ModelConfig) -> None:
-    now = weights_hash(str(path), config.name)
-    if config.weights_hash is not None and now != config.weights_hash:
-        raise UserError(
-            f"{path}: is not the file the run was begun with (model.weights_hash was {config.weights_hash}, and is "
-            f"{now}), and other weights are another run. Put it back as it was to go on."
-        )
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import sys
 import warnings
 import zipfile
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -21,9 +22,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from contnorm.config import ModelConfig
 from contnorm.errors import UserError, unknown, usable
 
-__all__ = ["PUBLISHED", "bring_weights", "read_weights", "weights_hash"]
+__all__ = ["PUBLISHED", "bring_weights", "read_weights", "replaced_weights", "weights_hash"]
 
 BASE = "https://download.pytorch.org/models/"
 DIGITS = 8  # of the SHA-256 of a file: as many as its publisher puts into its name
@@ -51,6 +53,27 @@ def weights_hash(weights: str, model: str) -> str:
     """
     named = _published(weights, model)
     return _digits_in(named) if named else _hash_of(_there(weights))
+
+
+def replaced_weights(config: ModelConfig) -> str:
+    """Why a run's weights are not those it was begun with, and what to do; empty where they are, or where it has none.
+
+    Example:
+        >>> replaced_weights(ModelConfig("resnet34", weights="torchvision:IMAGENET1K_V1", weights_hash="01234567"))
+        "weights 'torchvision:IMAGENET1K_V1' are not those the run was begun with (model.weights_hash was 01234567, ..."
+    """
+    if config.weights is None or config.weights_hash is None:
+        return ""
+    try:
+        now = weights_hash(config.weights, config.name)
+    except UserError as error:
+        return str(error)
+    if now == config.weights_hash:
+        return ""
+    return (
+        f"weights {config.weights!r} are not those the run was begun with (model.weights_hash was "
+        f"{config.weights_hash}, and is {now}), and others are another run. Put the file back as it was to go on."
+    )
 
 
 def bring_weights(weights: str, model: str) -> Path:
@@ -112,7 +135,14 @@ def _digits_in(name: str) -> str:
 
 
 def _hash_of(path: Path) -> str:
-    with usable(path, "it can't be read", "Let yourself read it."), path.open("rb") as file:
+    with usable(path, "it can't be read", "Let yourself read it."):
+        about = path.stat()
+        return _hash_at(path.resolve(), about.st_size, about.st_mtime_ns)
+
+
+@cache  # of a file as it is: every seed asks again
+def _hash_at(path: Path, size: int, changed: int) -> str:
+    with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:DIGITS]
 
 

@@ -1,0 +1,365 @@
+"""Weights of another training: what loads, what starts afresh, and what is refused in one line."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import logging
+import os
+import pickle
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from contnorm.config import ModelConfig, NormConfig, RunConfig
+from contnorm.engine.lane import Lane
+from contnorm.engine.resolving import resolve
+from contnorm.engine.unfinished import edited
+from contnorm.errors import UserError
+from contnorm.models import build_model, pretrained, weights_files
+from contnorm.models.weights_files import bring_weights, read_weights, weights_hash
+from contnorm.streams.sources import load_source
+from tests.datasets import small_mnist
+
+State = dict[str, Tensor]
+WIDTH = 4
+
+
+def made(norm: str = "bn", outputs: int = 5, name: str = "resnet34", weights: Path | None = None) -> nn.Module:
+    config = ModelConfig(name, width=WIDTH, weights=None if weights is None else str(weights))
+    return build_model(config, NormConfig(norm), (3, 32, 32), outputs, 1)
+
+
+@pytest.fixture
+def state() -> State:
+    """A state dict no fresh network has: of a training that left its marks everywhere, 5 outputs."""
+    torch.manual_seed(7)
+    trained = made().state_dict()
+    for name, tensor in trained.items():
+        trained[name] = torch.rand_like(tensor) + 0.5 if tensor.is_floating_point() else torch.tensor(1234)
+    return trained
+
+
+@pytest.fixture
+def file(tmp_path: Path, state: State) -> Path:
+    save_file(state, tmp_path / "trained.safetensors")
+    return tmp_path / "trained.safetensors"
+
+
+def saved(path: Path, content: object, old: bool = False) -> Path:
+    torch.save(content, path, _use_new_zipfile_serialization=not old)
+    return path
+
+
+def same(network: nn.Module, state: State, but: tuple[str, ...] = ()) -> bool:
+    own = network.state_dict()
+    return all(torch.equal(own[name], state[name]) for name in own if not name.startswith(but))
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "torch", "old torch", "checkpoint", "half"])
+def test_every_kind_of_file_loads(kind: str, tmp_path: Path, state: State) -> None:
+    path = tmp_path / "weights"
+    if kind == "safetensors":
+        save_file(state, path)
+    elif kind == "checkpoint":
+        saved(path, {"epoch": 90, "state_dict": state, "optimizer": {"lr": 0.1}})
+    elif kind == "half":
+        state = {name: t.half() if t.is_floating_point() else t for name, t in state.items()}
+        saved(path, state)
+    else:
+        saved(path, state, old=kind == "old torch")
+    assert same(made(weights=path), state)
+    assert not same(made(), state)
+
+
+@pytest.mark.parametrize("prefix", ["module.", "model.", "backbone.", "module.model.", "_orig_mod.module."])
+def test_prefixes_of_wrappers_are_taken_off(prefix: str, tmp_path: Path, state: State) -> None:
+    path = saved(tmp_path / "w.pth", {prefix + name: tensor for name, tensor in state.items()})
+    assert same(made(weights=path), state)
+
+
+def test_a_backbone_beside_a_classifier_without_prefix_loads(tmp_path: Path, state: State) -> None:
+    mixed = {name if name.startswith("fc.") else f"backbone.{name}": tensor for name, tensor in state.items()}
+    assert same(made(weights=saved(tmp_path / "w.pth", mixed)), state)
+    with pytest.raises(UserError, match=r"w\.pth: holds conv1\.weight twice, with and without a prefix"):
+        made(weights=saved(tmp_path / "w.pth", {**state, "module.conv1.weight": state["conv1.weight"]}))
+
+
+@pytest.mark.parametrize("norm", ["cn4", "brn", "bn_gn2", "cn_tied4"])
+def test_bn_weights_give_their_affine_and_moments_to_other_norms(norm: str, file: Path, state: State) -> None:
+    network = made(norm, weights=file)
+    own = network.state_dict()
+    assert set(state) <= set(own) and all(torch.equal(own[name], state[name]) for name in state)
+    assert own["layer4.2.bn2.running_var"].min() > 0.4 and own["bn1.num_batches_tracked"] == 1234
+    if norm == "cn4":
+        assert {m.num_groups for m in network.modules() if hasattr(m, "num_groups")} == {4}
+
+
+@pytest.mark.parametrize("norm", ["gn4", "ln", "in", "none", "sn"])
+def test_a_norm_takes_what_it_has_and_drops_the_rest(norm: str, file: Path, state: State) -> None:
+    own = made(norm, weights=file).state_dict()
+    assert all(torch.equal(own[name], state[name]) for name in own if name in state)
+    assert set(own) <= set(state) or norm == "sn", "switchable norm's mixture is in no file"
+
+
+def test_moments_that_a_file_lacks_stay_as_they_were_made(tmp_path: Path, state: State) -> None:
+    """An older file has no batch counts; one of group norm has no moments at all. Affine parameters it must have."""
+    older = {name: t for name, t in state.items() if not name.endswith("num_batches_tracked")}
+    network = made("cn4", weights=saved(tmp_path / "older.pth", older))
+    assert network.state_dict()["bn1.num_batches_tracked"] == 0
+    assert torch.equal(network.state_dict()["bn1.running_mean"], state["bn1.running_mean"])
+    grouped = {name: t for name, t in older.items() if "running" not in name}
+    network = made("cn4", weights=saved(tmp_path / "gn.pth", grouped))
+    assert network.state_dict()["bn1.running_mean"].eq(0).all()
+    del grouped["bn1.weight"]
+    with pytest.raises(UserError, match=r"1 missing \(bn1\.weight\)"):
+        made("cn4", weights=saved(tmp_path / "gn.pth", grouped))
+
+
+def test_a_classifier_of_other_outputs_starts_afresh_and_it_is_said(
+    file: Path, tmp_path: Path, state: State, caplog: pytest.LogCaptureFixture
+) -> None:
+    pretrained._say.cache_clear()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):  # said once
+            torch.manual_seed(3)
+            network = made(outputs=9, weights=file)
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [
+        f"{file}: its classifier is left out; fc starts afresh, since the file has 5 outputs and the run 9."
+    ]
+    torch.manual_seed(3)
+    assert torch.equal(network.fc.weight, made(outputs=9).fc.weight), "the seed's own"  # type: ignore[union-attr,arg-type]
+    assert same(network, state, but=("fc.",))
+    headless = saved(tmp_path / "headless.pth", {n: t for n, t in state.items() if not n.startswith("fc.")})
+    assert same(made(weights=headless), state, but=("fc.",))
+    assert "since the file has none" in caplog.records[-1].getMessage()
+
+
+def test_what_does_not_fit_is_one_line_and_changes_nothing(file: Path, tmp_path: Path, state: State) -> None:
+    with pytest.raises(UserError) as caught:
+        made(name="resnet50", weights=file)
+    said = str(caught.value)
+    assert said.startswith(f"{file}: its weights don't fit model 'resnet50' of width 4: ") and "\n" not in said
+    assert "They look like resnet34's." in said and "missing (layer1.0.conv3.weight, " in said
+    assert "of another shape (layer1.0.conv1.weight (4, 4, 3, 3) for (4, 4, 1, 1), " in said and len(said) < 600
+    with pytest.raises(UserError, match=r"2 unexpected \(extra\.weight, head\.weight\)\. Say with model\.name"):
+        made(weights=saved(tmp_path / "w.pth", {**state, "extra.weight": torch.ones(1), "head.weight": torch.ones(2)}))
+    narrow = {**state, "fc.weight": torch.ones(5, 7)}
+    with pytest.raises(UserError, match=r"1 of another shape \(fc\.weight \(5, 7\) for \(5, 32\)\)"):
+        made(weights=saved(tmp_path / "w.pth", narrow))
+    network = made()
+    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    config = ModelConfig("resnet34", WIDTH, weights=str(tmp_path / "w.pth"))
+    with pytest.raises(UserError):
+        pretrained.load_pretrained(network, config)
+    assert same(network, before)
+
+
+def test_numbers_that_are_none_are_refused(tmp_path: Path, state: State) -> None:
+    state["layer2.1.conv1.weight"][0, 0, 0, 0] = torch.nan
+    with pytest.raises(UserError, match=r"not all of its numbers are finite \(layer2\.1\.conv1\.weight\)"):
+        made(weights=saved(tmp_path / "w.pth", state))
+    state["layer2.1.conv1.weight"] = torch.ones(8, 8, 3, 3, dtype=torch.complex64)
+    with pytest.raises(UserError, match="1 of another shape"):
+        made(weights=saved(tmp_path / "w.pth", state))
+
+
+class Mischief:
+    """What a pickle does on being read, if it may: leave a file behind."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.mark),)
+
+
+@pytest.mark.parametrize("kind", ["torch", "old torch", "plain pickle"])
+def test_code_in_a_file_is_refused_and_not_run(kind: str, tmp_path: Path, state: State) -> None:
+    mark, path = tmp_path / "mark", tmp_path / "w.pth"
+    content = {**state, "fc.bias": Mischief(mark)}
+    if kind == "plain pickle":
+        path.write_bytes(pickle.dumps(content, protocol=2))
+    else:
+        saved(path, content, old=kind == "old torch")
+    with pytest.raises(UserError) as caught:
+        made(weights=path)
+    assert not mark.exists() and "\n" not in str(caught.value) and str(path) in str(caught.value)
+    if kind != "plain pickle":
+        assert "holds more than weights (" in str(caught.value) and "mkdir" in str(caught.value)
+
+
+def test_whole_networks_and_settings_in_a_file_are_refused(tmp_path: Path, state: State) -> None:
+    for content in (made(), {"state_dict": state, "args": argparse.Namespace(lr=1)}):
+        with pytest.raises(UserError, match=r"holds more than weights .* Save weights with safetensors\.torch"):
+            made(weights=saved(tmp_path / "w.pth", content))
+    with pytest.raises(UserError, match=r"holds no named tensors"):
+        made(weights=saved(tmp_path / "w.pth", [torch.ones(2)]))
+
+
+@pytest.mark.parametrize("kind", ["cut safetensors", "cut torch", "cut old torch", "text", "empty", "json"])
+def test_damaged_files_are_one_line(kind: str, file: Path, tmp_path: Path, state: State) -> None:
+    path = tmp_path / "w"
+    if kind == "text":
+        path.write_bytes(b"no weights at all, but some words of the kind that is found in a download's place")
+    elif kind == "json":
+        path.write_bytes(b"12345678{}")
+    elif kind == "empty":
+        path.write_bytes(b"")
+    else:
+        whole = file if "safetensors" in kind else saved(tmp_path / "whole", state, old="old" in kind)
+        path.write_bytes(whole.read_bytes()[:-100])
+    with pytest.raises(UserError, match=r"w: is no safetensors (or torch )?file.*or a damaged one") as caught:
+        made(weights=path)
+    assert "\n" not in str(caught.value)
+
+
+def test_files_that_are_not_there(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"gone\.pth': there is no such file\. Give .* torchvision:IMAGENET1K_V1, "):
+        made(weights=tmp_path / "gone.pth")
+    with pytest.raises(UserError, match="is a folder"):
+        made(weights=tmp_path)
+
+
+# By name.
+
+
+@pytest.fixture
+def published(tmp_path: Path, state: State, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A server of our own that has one published file, and a folder of torch's to keep it in; gives the former's."""
+    there = tmp_path / "there"
+    there.mkdir()
+    plain = saved(tmp_path / "plain", state).read_bytes()
+    name = f"resnet34-{hashlib.sha256(plain).hexdigest()[:8]}.pth"
+    (there / name).write_bytes(plain)
+    monkeypatch.setitem(weights_files.PUBLISHED["torchvision:IMAGENET1K_V1"], "resnet34", name)
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(torch.hub, "_hub_dir", None)
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(there))) as http:
+        monkeypatch.setattr(weights_files, "BASE", f"http://127.0.0.1:{http.server_port}/")
+        threading.Thread(target=http.serve_forever, daemon=True).start()
+        yield there / name
+        http.shutdown()
+
+
+NAMED = "torchvision:IMAGENET1K_V1"
+
+
+def test_published_weights_are_fetched_once_and_kept_where_torchvision_keeps_them(
+    published: Path, tmp_path: Path, state: State
+) -> None:
+    network = build_model(ModelConfig("resnet34", WIDTH, weights=NAMED), NormConfig(), (3, 32, 32), 5, 1)
+    assert same(network, state)
+    kept = tmp_path / "home" / "hub" / "checkpoints" / published.name
+    assert kept.read_bytes() == published.read_bytes()
+    published.unlink()
+    assert bring_weights(NAMED, "resnet34") == kept
+    kept.write_bytes(b"spoilt")
+    with pytest.raises(UserError, match=rf"{published.name}: is damaged \(its SHA-256 should begin with .*Remove it"):
+        bring_weights(NAMED, "resnet34")
+
+
+def test_what_comes_with_another_hash_or_not_at_all_is_not_kept(published: Path, tmp_path: Path) -> None:
+    whole = published.read_bytes()
+    published.write_bytes(whole[:-10])
+    with pytest.raises(UserError, match=r"what came is not resnet34-.*thrown away\. Bring resnet34-.* --weights"):
+        bring_weights(NAMED, "resnet34")
+    published.unlink()
+    with pytest.raises(UserError, match=r"could not be fetched \(HTTP Error 404"):
+        bring_weights(NAMED, "resnet34")
+    assert not list((tmp_path / "home").rglob("*.p*"))
+
+
+def test_names_there_are_none_of() -> None:
+    with pytest.raises(UserError, match=r"there are none of model 'mlp', only of resnet101, resnet34, resnet50"):
+        weights_hash(NAMED, "mlp")
+    with pytest.raises(UserError, match=r"unknown weights of resnet34 'torchvision:IMAGENET1K_V2'.*IMAGENET1K_V1"):
+        weights_hash("torchvision:IMAGENET1K_V2", "resnet34")
+    for files in weights_files.PUBLISHED.values():
+        for model, name in files.items():
+            stem, _, digits = name.removesuffix(".pth").rpartition("-")
+            assert stem == model and len(digits) == 8 and int(digits, 16)
+
+
+# As a setting of a run.
+
+
+def test_weights_are_part_of_what_a_run_is_by_what_is_in_them(file: Path, tmp_path: Path) -> None:
+    root = small_mnist(tmp_path / "data", train=40, test=20)
+    asked = {"stream": {"name": "split-mnist"}, "model": {"name": "resnet34", "weights": str(file)}}
+    config = resolve(asked, root)
+    assert config.model.weights_hash == hashlib.sha256(file.read_bytes()).hexdigest()[:8]
+    assert config.hash != resolve({**asked, "model": {"name": "resnet34"}}, root).hash
+    copied = tmp_path / "elsewhere"
+    copied.write_bytes(file.read_bytes())
+    elsewhere = resolve({**asked, "model": {"name": "resnet34", "weights": str(copied)}}, root)
+    assert elsewhere.hash == config.hash, "the same weights, wherever they lie"
+    copied.write_bytes(file.read_bytes() + b" ")
+    assert resolve({**asked, "model": {"name": "resnet34", "weights": str(copied)}}, root).hash != config.hash
+    with pytest.raises(UserError, match=r"model\.weights_hash='0' is filled in.*set model\.weights=path/to/file"):
+        resolve({"model": {"weights_hash": "0"}}, root)
+    with pytest.raises(UserError, match="there is no such file"):
+        resolve({**asked, "model": {"weights": "nowhere.pth"}}, root)
+    assert resolve({"model": {"name": "resnet50", "weights": NAMED}}, root).model.weights_hash == "0676ba61"
+
+
+def test_every_seed_begins_with_the_weights_and_a_classifier_of_its_own(file: Path, tmp_path: Path) -> None:
+    root = small_mnist(tmp_path / "data", train=40, test=20)
+    stream = {"name": "split-mnist", "tasks": 2}
+    one = {name: t[:, :1] if name == "conv1.weight" else t for name, t in read_weights(file).items()}
+    model = {"name": "resnet34", "width": WIDTH, "weights": str(saved(tmp_path / "grey.pth", one))}
+    config = resolve({"stream": stream, "model": model, "norm": {"name": "cn4"}}, root)
+    source = load_source("mnist", root)
+    a, b = (Lane(config, seed, source, torch.device("cpu")).model.state_dict() for seed in (0, 1))
+    assert a["fc.weight"].shape == (4, 32) and not torch.equal(a["fc.weight"], b["fc.weight"])
+    for name in (name for name in a if not name.startswith("fc.")):
+        assert torch.equal(a[name], one[name]) and torch.equal(b[name], one[name]), name
+
+
+def test_settings_without_weights_are_the_runs_they_were() -> None:
+    """The hash of all defaults, as it was before weights were a setting."""
+    assert RunConfig().hash == "571ff2d1447a"
+
+
+def test_a_file_that_changed_since_a_run_was_begun_is_refused(file: Path, state: State) -> None:
+    config = ModelConfig("resnet34", WIDTH, weights=str(file), weights_hash=weights_hash(str(file), "resnet34"))
+    assert same(build_model(config, NormConfig(), (3, 32, 32), 5, 1), state)
+    other = replace(config, weights_hash="01234567")
+    with pytest.raises(UserError, match=r"are not those the run was begun with \(model\.weights_hash was 01234567"):
+        build_model(other, NormConfig(), (3, 32, 32), 5, 1)
+    assert not edited(RunConfig(model=config))
+    assert "are not those the run was begun with" in edited(RunConfig(model=other))
+    file.write_bytes(file.read_bytes() + b" ")
+    assert "are not those the run was begun with" in edited(RunConfig(model=config)), "looked at again"
+    file.unlink()
+    assert "there is no such file" in edited(RunConfig(model=config))
+
+
+def test_networks_of_ones_own_take_weights_too(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(
+        "from torch import nn\n"
+        "def make(shape, outputs, norm):\n"
+        "    return nn.Sequential(nn.Conv2d(shape[0], 4, 3), norm(4), nn.Flatten(), nn.Linear(4 * 9, outputs))\n"
+    )
+    config = ModelConfig(f"{tmp_path}/net.py:make")
+    trained = build_model(config, NormConfig("bn"), (3, 5, 5), 6, 1).state_dict()
+    path = saved(tmp_path / "w.pth", trained)
+    network = build_model(replace(config, weights=str(path)), NormConfig("cn4"), (3, 5, 5), 8, 1)
+    own = network.state_dict()
+    assert torch.equal(own["0.weight"], trained["0.weight"]) and own["3.weight"].shape == (8, 36)
+    assert read_weights(path).keys() == own.keys()
