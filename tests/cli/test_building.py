@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from contnorm.streams.building import begun
 from contnorm.streams.decoding import squared
 from contnorm.streams.multilabel import MultiLabelSource
 from contnorm.streams.sources import load_source
-from tests.datasets import real_data, small_coco, small_nus_wide
+from tests.datasets import real_data, small_coco, small_nus_wide, write_json
 
 
 @pytest.fixture
@@ -95,6 +96,16 @@ def test_one_of_your_own_from_a_table_or_from_its_folder(data: Callable[..., str
     assert one.fingerprint == two.fingerprint and one.name == "one"
     assert [line.split()[0] for line in data().splitlines()][-2:] == ["one", "two"]
     assert data("one").splitlines()[0] == f"found: {tmp_path}/root/one"
+    (tmp_path / "root" / "one" / "manifest.json").unlink()
+    assert "one (begun: 2 of 2 pictures)" in data()
+
+
+def test_a_set_that_can_not_be_read_is_said_in_its_line(data: Callable[..., str], tmp_path: Path) -> None:
+    small_nus_wide(tmp_path / "nus")
+    data("nus-wideseq", "--nus", tmp_path / "nus", "--jobs", 1)
+    (tmp_path / "root" / "nus-wideseq" / "manifest.json").write_text("{")
+    assert "nus-wideseq (can't be read)" in data()
+    assert "manifest.json: is no JSON" in data("nus-wideseq", fails=True)
 
 
 @pytest.mark.parametrize(
@@ -141,13 +152,16 @@ def test_a_folder_in_the_way_is_one_line(data: Callable[..., str], tmp_path: Pat
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_the_mini_set_stopped_with_two_processes_goes_on(tmp_path: Path, how: signal.Signals) -> None:
+def test_half_the_mini_set_stopped_with_two_processes_goes_on(tmp_path: Path, how: signal.Signals) -> None:
     mini = real_data("cocoseq-mini/instances.json") / "cocoseq-mini"
     out = tmp_path / "cocoseq"
+    for path in (mini / "ids").iterdir():
+        write_json(tmp_path / "ids" / path.name, json.loads(path.read_text())[::2])
     command = [sys.executable, "-m", "contnorm", "data", "cocoseq", "--coco", mini, "--out", out, "--jobs", "2"]
-    with subprocess.Popen(
-        list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+    command += ["--ids", tmp_path / "ids"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # tests in the background are deaf to it
+    with subprocess.Popen(list(map(str, command)), preexec_fn=heard, **pipes) as process:
         until = time.monotonic() + 100
         while (begun(out) or (0, 0))[0] == 0 and time.monotonic() < until:
             time.sleep(0.005)
@@ -156,12 +170,12 @@ def test_the_mini_set_stopped_with_two_processes_goes_on(tmp_path: Path, how: si
     assert "Traceback" not in errors and process.returncode == (130 if how == signal.SIGINT else -how)
     assert ("stopped. What is decoded is kept; the same command goes on." in said) == (how == signal.SIGINT)
     kept = begun(out)
-    assert kept is not None and 0 < kept[0] < 1520 and not (out / "manifest.json").exists()
+    assert kept is not None and 0 < kept[0] < 760 and not (out / "manifest.json").exists()
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=200, check=False)
-    assert done.returncode == 0 and "1,520 pictures of 256x256 (1,200 train, 320 test)" in done.stdout, done.stderr
+    assert done.returncode == 0 and "760 pictures of 256x256 (600 train, 160 test)" in done.stdout, done.stderr
     source = load_source(str(out), Path("nowhere"))
-    assert source.train_images.reshape(1200, -1).max(1).all() and source.test_images.reshape(320, -1).max(1).all()
-    lists = [json.loads((mini / "ids" / f"train_task{task}.json").read_text()) for task in (0, 3, 1, 2)]
+    assert source.train_images.reshape(600, -1).max(1).all() and source.test_images.reshape(160, -1).max(1).all()
+    lists = [json.loads((tmp_path / "ids" / f"train_task{task}.json").read_text()) for task in (0, 3, 1, 2)]
     for row, number in list(enumerate(number for numbers in lists for number in numbers))[::40]:
         picture = squared(mini / "images" / f"{number:012d}.jpg", 256)
         np.testing.assert_array_equal(source.train_images[row], picture)

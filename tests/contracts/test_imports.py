@@ -49,6 +49,7 @@ WITHOUT_TORCH = [
             "report.effect",
             "cli.main",
             "cli.data",
+            "cli.building",
             "cli.listing",
             "cli.settings",
             "cli.showing",

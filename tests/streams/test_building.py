@@ -245,6 +245,26 @@ def test_a_folder_that_can_not_be_written_is_one_line(tmp_path: Path) -> None:
         build(listed, tmp_path / "file" / "few", SIDE)
 
 
+def test_a_disk_that_is_full_is_told_and_what_was_written_kept(
+    tmp_path: Path, decoded: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = few(tmp_path / "pictures")
+    real = os.fsync
+
+    def full(handle: int) -> None:
+        if len(decoded) > 5:
+            raise OSError(28, "No space left on device")
+        real(handle)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("os.fsync", full)
+        with pytest.raises(UserError, match=r"nothing can be built there \(No space left on device\)\. Make room"):
+            build(listed, tmp_path / "few", SIDE)
+    assert begun(tmp_path / "few") == (4, 10)
+    decoded.clear()
+    assert build(listed, tmp_path / "few", SIDE)["complete"] and len(decoded) == 6
+
+
 def test_two_builds_in_one_place_are_told_of_each_other(tmp_path: Path) -> None:
     listed = few(tmp_path / "pictures")
 

@@ -37,9 +37,8 @@ def show_data_sets(given: Path | None, console: Console) -> None:
         place = place_of(spec, root)
         found = place + _part_of(root / place) if place else "no" + _how_far(spec, root)
         table.add_row(*map(Text, (spec.name, found, "" if place else _way_to_get(spec))))
-    for name, folder in stored_under(root).items():
-        if name not in SOURCES:
-            table.add_row(*map(Text, (name, name + _part_of(folder), "")))
+    for folder in _own(root):
+        table.add_row(*map(Text, (folder.name, folder.name + _part_of(folder), "")))
     console.print(table)
 
 
@@ -101,17 +100,31 @@ def _way_to_get(spec: SourceSpec) -> str:
     return f"yours: put its pictures in {spec.layouts[0].files[0]}/"
 
 
+def _own(root: Path) -> list[Path]:
+    """The folders of data sets of one's own, built or begun."""
+    built = stored_under(root)
+    begun_only = {path.parent.parent.name: path.parent.parent for path in root.glob("*/build-*/plan.json")}
+    return [folder for name, folder in sorted({**begun_only, **built}.items()) if name not in SOURCES]
+
+
 def _how_far(spec: SourceSpec, root: Path) -> str:
     """Of one that is built and not finished, how many pictures it has."""
-    far = begun(root / spec.name) if spec.built_with else None
+    return _begun(root / spec.name) if spec.built_with else ""
+
+
+def _begun(folder: Path) -> str:
+    far = begun(folder)
     return "" if far is None else f" (begun: {far[0]:,} of {far[1]:,} pictures)"
 
 
 def _part_of(folder: Path) -> str:
-    """Of one that was built, what it is a part of and what it lacks; nothing of the others."""
+    """Of one that was built, what it is a part of and what it lacks; nothing of those that are not built."""
     if not (folder / MANIFEST).is_file():
-        return ""
-    manifest = read_manifest(folder)
+        return _begun(folder)
+    try:
+        manifest = read_manifest(folder)
+    except UserError:
+        return " (can't be read)"  # its own page says why
     images, missing = (sum(manifest[what][split]["images"] for split in SPLITS) for what in ("images", "missing"))
     published = manifest["published"]
     of = f" of {published['images']:,}" if published is not None and published["images"] != images else ""
