@@ -130,13 +130,15 @@ def long_tailed_labels(samples: int, labels: int, tasks: int, seed: int) -> np.n
     return rows
 
 
-def small_multi_label(train: int = 180, test: int = 60, labels: int = 12, tasks: int = 3) -> MultiLabelSource:
+def small_multi_label(
+    train: int = 180, test: int = 60, labels: int = 12, tasks: int = 3, side: int = 8
+) -> MultiLabelSource:
     """Pictures that are the sum of a pattern for each of their labels, so that a network can learn them."""
-    patterns = np.random.default_rng(1).integers(0, 60, size=(labels, 3 * 8 * 8))
+    patterns = np.random.default_rng(1).integers(0, 60, size=(labels, 3 * side * side))
     parts = []
     for seed, samples in ((2, train), (3, test)):
         rows = long_tailed_labels(samples, labels, tasks, seed)
-        images = np.clip(rows.astype(np.int64) @ patterns, 0, 255).astype(np.uint8).reshape(-1, 3, 8, 8)
+        images = np.clip(rows.astype(np.int64) @ patterns, 0, 255).astype(np.uint8).reshape(-1, 3, side, side)
         parts.append((images, rows, np.arange(samples) * tasks // samples))
     (train_images, train_rows, train_task), (test_images, test_rows, test_task) = parts
     names, groups = tuple(f"thing {i}" for i in range(labels)), tuple(np.tile(GROUPS, labels)[:labels].tolist())
