@@ -144,8 +144,8 @@ def _batches(config: TrainConfig, stream: Stream, seed: int) -> Iterator[tuple[I
     """The items in their order, cut into batches, each with its task (the latest in it) and whether it is new.
 
     The last batch of a task may be smaller, or is left out. Without tasks to know of, batches go across their borders,
-    unless what fills no batch is left out. Where a task is gone over again, in another order, its samples are not new:
-    a memory is offered those of the first pass, or it would come to hold the same one many times.
+    unless what fills no batch is left out, or tasks are gone over again. That is done in another order each time, and
+    samples are not new then: a memory is offered those of the first pass, or it would come to hold one many times.
     """
     size, task = config.batch, stream.train.task
     across = stream.task_free and config.partial == "keep" and config.passes == 1

@@ -18,7 +18,7 @@ from contnorm.results import Record
 
 __all__ = ["show_comparison"]
 
-# Settings that decide which samples are learned and tested; the rest of a stream's leaves them as they are.
+# Settings that decide which samples are learned and tested; the rest leaves them as they are.
 SAMPLES = {
     "stream.name",
     "stream.source",
@@ -27,6 +27,8 @@ SAMPLES = {
     "stream.test_per_task",
     "stream.class_order",
     "stream.part",
+    "train.partial",
+    "train.passes",
 }
 
 
