@@ -13,6 +13,7 @@ from contnorm.recipes.grid import cells_of, matches
 from contnorm.recipes.published import find
 from contnorm.recipes.reading import find_recipe, parse_recipe, recipe_names
 
+ROOT = Path(__file__).resolve().parents[2]
 NAMES = recipe_names()
 SMALL = """
 title = "one run"
@@ -63,6 +64,16 @@ def test_settings_of_the_long_tailed_tables(tmp_path: Path) -> None:
         assert (memory.kind, memory.size, memory.rho, memory.quirk) == ("prs", 2000, rho, True)
         assert config.strategy.forward == "joint" and config.strategy.replay_from == "all"
         assert (config.model.name, config.model.weights) == ("resnet101", "torchvision:IMAGENET1K_V1")
+
+
+def test_the_example_of_a_long_tail_compares_memories_on_a_part_of_the_stream(tmp_path: Path) -> None:
+    recipe = find_recipe(str(ROOT / "examples" / "cocoseq_mini.toml"))
+    configs = {config_of(cell, tmp_path): cell for cell in cells_of(recipe)}
+    assert len(configs) == 2 * 5 and not any(cell.published for cell in configs.values())
+    for config, cell in configs.items():
+        kind = {"prs": "prs", "crs": "reservoir"}[cell.place["strategy"]]
+        assert (config.memory.kind, config.memory.size, config.train.passes) == (kind, 100, 20)
+        assert (config.model.name, config.model.weights, config.train.optimizer) == ("resnet34", None, "adam")
 
 
 def test_what_waits_says_for_what() -> None:

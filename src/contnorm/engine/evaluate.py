@@ -25,6 +25,7 @@ __all__ = [
     "count_labels",
     "count_right",
     "drift_of",
+    "evaluation_batch",
     "keeps_moments",
     "oracle_moments",
 ]
@@ -55,11 +56,11 @@ def _right_by_task(lane: Lane, tasks: int) -> list[Tensor]:
     lane.model.eval()
     sizes = np.bincount(lane.data.stream.test.task, minlength=lane.data.stream.tasks)[:tasks].tolist()
     items = torch.arange(sum(sizes), device=lane.device)
-    right = torch.cat([_right(lane, part) for part in torch.split(items, _batch_of(lane))], dim=1)
+    right = torch.cat([_right(lane, part) for part in torch.split(items, evaluation_batch(lane))], dim=1)
     return [torch.stack([part.sum() for part in torch.split(one, sizes)]) for one in right]
 
 
-def _batch_of(lane: Lane) -> int:
+def evaluation_batch(lane: Lane) -> int:
     """How many pictures go at a time in evaluation."""
     return max(1, min(TEST_BATCH, TEST_VALUES // lane.data.pictures.test.pixels[0].numel()))
 
@@ -100,7 +101,7 @@ def _label_logits(lane: Lane, tasks: int) -> Tensor:
     """(items, outputs), still on the device; test items lie task after task."""
     lane.model.eval()
     items = torch.arange(int((lane.data.stream.test.task < tasks).sum()), device=lane.device)
-    return torch.cat([_logits(lane, part) for part in torch.split(items, _batch_of(lane))])
+    return torch.cat([_logits(lane, part) for part in torch.split(items, evaluation_batch(lane))])
 
 
 def _label_row(lane: Lane, logits: NDArray[np.float32], tasks: int) -> LabelRow:
@@ -115,7 +116,7 @@ class TrainBatches:
     """The training data of the first tasks, plainly, batch by batch; can be gone over again."""
 
     def __init__(self, lane: Lane, tasks: int, size: int | None = None) -> None:
-        self.lane, self.size = lane, size or _batch_of(lane)
+        self.lane, self.size = lane, size or evaluation_batch(lane)
         self.items = torch.nonzero(lane.data.train.task < tasks).squeeze(1)
 
     def __iter__(self) -> Iterator[Tensor]:
@@ -127,7 +128,7 @@ class TaskBatches:
     """The training or test data of one task, plainly, as batches of images and labels; can be gone over again."""
 
     def __init__(self, lane: Lane, task: int, *, test: bool = False, size: int | None = None) -> None:
-        self.size = size or _batch_of(lane)
+        self.size = size or evaluation_batch(lane)
         data = lane.data
         self.table, self.images = (data.test, data.test_x) if test else (data.train, data.train_x)
         self.items = torch.nonzero(self.table.task == task).squeeze(1)
