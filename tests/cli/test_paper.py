@@ -6,6 +6,7 @@ import io
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,22 @@ def test_each_recipe_of_several_labels_runs(name: str, tmp_path: Path, console: 
     assert re.search(row, said) and "with other settings than the recipe's: model.name=resnet34" in said
     assert "so there are no verdicts" in said and "HOLD" not in said and "pictures of the published" in said
     assert len(list((tmp_path / "runs").rglob("0.json"))) == 1
+
+
+def test_a_part_of_a_stream_has_claims_and_no_verdicts(
+    tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs that are the recipe's in all but the pictures there were; a small network stands for the large one."""
+    small_long_tail(tmp_path, "cocoseq")
+    recipe = find_recipe("table5")
+    small = replace(recipe, runs=(replace(recipe.runs[0], settings={"model": {"name": "mlp", "width": 16}}),))
+    monkeypatch.setattr(paper, "find_recipe", lambda name: small)
+    asked = Asked(2, ["stream=cocoseq"], ALONE, data_root=tmp_path, runs=tmp_path / "runs")
+    assert run_recipe("table5", asked, console) == 0
+    said = printed(console)
+    assert re.search(r"overall +cn4 +mAP +2 +\S+ \+- \S+ +55\.10 \+- 0\.63 +- +- +-", said)
+    assert "on 64 of the 41,438 pictures of the published cocoseq, which is another stream: no verdict" in said
+    assert "of what is run: CN is over BN in mAP (map)\n  cocoseq prs buffer 2000 majority cn4 against bn: " in said
 
 
 @pytest.mark.parametrize("name", ONE_CELL)

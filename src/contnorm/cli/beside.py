@@ -62,10 +62,15 @@ def _lines(recipe: Recipe, one: Measured) -> list[Line]:
             continue
         number = one.cell.published.get(metric)
         found = None
-        if number is not None and number.mean is not None:
+        if number is not None and number.mean is not None and not _parts(one):
             found = beside(values, number.mean, number.std, recipe.published_runs)
         lines.append(Line(one, score, values, number, found))
     return lines
+
+
+def _parts(one: Measured) -> set[str]:
+    """Of which published streams the runs of a cell had only a part."""
+    return {words for record in one.records.values() if (words := part_of(record))}
 
 
 def _dimensions(measured: Sequence[Measured]) -> list[str]:
@@ -100,8 +105,8 @@ def _footer(recipe: Recipe, lines: Sequence[Line], verdicts: bool) -> list[str]:
     said = [f"Forgetting is {name}." for name in recipe.scores.values() if name in SCORES and name.startswith("fm")]
     if any(name in LABEL_SCORES and name.startswith("fm") for name in recipe.scores.values()):
         said.append("FM is normalized: which part of its best score a task had lost at the end.")
-    parts = {words for line in lines for record in line.measured.records.values() if (words := part_of(record))}
-    said += [f"Ours is {words}." for words in sorted(parts)]
+    parts = set().union(*(_parts(line.measured) for line in lines))
+    said += [f"Ours is {words}, which is another stream: no verdict on its numbers." for words in sorted(parts)]
     said += [recipe.note] if recipe.note else []
     if not verdicts:
         return [
