@@ -14,7 +14,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from contnorm.streams.building import build
 from contnorm.streams.image_folders import MINI_LISTS, MINI_WNIDS
+from contnorm.streams.listed import Listed, ListedPicture
+from contnorm.streams.multilabel import GROUPS, MultiLabelSource
 from contnorm.streams.published_streams import published_stream
 
 HERE = Path(__file__).resolve()
@@ -115,6 +118,36 @@ def small_mini_imagenet(root: Path, per_class: int = 3, test_labels: Sequence[in
     return root
 
 
+def long_tailed_labels(samples: int, labels: int, tasks: int, seed: int) -> np.ndarray:
+    """Rows of one to six labels, task after task; each task has labels of its own, by Zipf's law."""
+    chance = np.random.default_rng(seed)
+    rows = np.zeros((samples, labels), dtype=np.uint8)
+    for task, own in enumerate(np.array_split(np.random.default_rng(0).permutation(labels), tasks)):
+        weights = 1 / np.arange(1, len(own) + 1)
+        for i in range(task * samples // tasks, (task + 1) * samples // tasks):
+            some = min(int(chance.integers(1, 7)), len(own))
+            rows[i, chance.choice(own, some, replace=False, p=weights / weights.sum())] = 1
+    return rows
+
+
+def small_multi_label(
+    train: int = 180, test: int = 60, labels: int = 12, tasks: int = 3, side: int = 8
+) -> MultiLabelSource:
+    """Pictures that are the sum of a pattern for each of their labels, so that a network can learn them."""
+    patterns = np.random.default_rng(1).integers(0, 60, size=(labels, 3 * side * side))
+    parts = []
+    for seed, samples in ((2, train), (3, test)):
+        rows = long_tailed_labels(samples, labels, tasks, seed)
+        images = np.clip(rows.astype(np.int64) @ patterns, 0, 255).astype(np.uint8).reshape(-1, 3, side, side)
+        parts.append((images, rows, np.arange(samples) * tasks // samples))
+    (train_images, train_rows, train_task), (test_images, test_rows, test_task) = parts
+    names, groups = tuple(f"thing {i}" for i in range(labels)), tuple(np.tile(GROUPS, labels)[:labels].tolist())
+    return MultiLabelSource(
+        "cocoseq", train_images, train_rows, test_images, test_rows, labels, "0" * 16,
+        train_task, test_task, tasks, names, groups,
+    )  # fmt: skip
+
+
 DROPPED = (
     "person",
     "knife",
@@ -208,4 +241,23 @@ def small_nus_wide(root: Path, images: int = 20) -> Path:
             write_json(root / "ids" / f"{split.lower()}_task{task}_id_nuswide.json", places)
             for place in places:
                 _noise(root / "image" / names[place].replace("\\", "/"), chance, grey=False)
+    return root
+
+
+def small_long_tail(root: Path, name: str, per_task: int = 10, side: int = 16) -> Path:
+    """One of the two published long-tailed streams, with a few plain pictures a task, built as they are built."""
+    published = published_stream(name)
+    classes, chance = len(published.class_names), np.random.default_rng(0)
+    parts: dict[str, list[ListedPicture]] = {"train": [], "test": []}
+    for split, count in (("train", per_task), ("test", 6)):
+        for number in range(count * len(published.task_order)):
+            labels = sorted(chance.choice(classes, 3, replace=False).tolist())
+            path = root / "pictures" / name / f"{split}{number}.jpg"
+            picture(path, side, 3 * labels[0])
+            parts[split].append(ListedPicture(f"{split}{number}", path, number // count, tuple(labels)))
+    listed = Listed(
+        name, published.class_names, published.class_groups, tuple(map(str, published.task_order)),
+        tuple(parts["train"]), tuple(parts["test"]), published.images,
+    )  # fmt: skip
+    build(listed, root / name, side)
     return root

@@ -99,8 +99,12 @@ class NormConfig:
 @dataclass(frozen=True)
 class TrainConfig:
     lr: float = 0.03
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    clip_value: float | None = None  # no value of a gradient goes beyond; None for no limit
     batch: int = 10
     replay: int = 10
+    partial: Literal["keep", "drop"] = "keep"  # drop: each task is cut by itself, what fills no batch is left out
+    passes: int = 1  # over each task; more than one is no online learning any more
     precision: Literal["fp32", "tf32", "bf16"] = "fp32"
     deterministic: bool = True
     max_steps: int | None = None  # stop early, for a try
@@ -162,6 +166,7 @@ _LEAST = {
     "norm.groups": 1,
     "train.batch": 1,
     "train.replay": 0,
+    "train.passes": 1,
     "train.max_steps": 1,
 }
 
@@ -293,7 +298,7 @@ def _in_range(value: Any, where: str, full: str) -> Any:
         raise UserError(f"{where}: {full}={value} must be a finite number.")
     if isinstance(value, int) and value < _LEAST.get(full, value):
         raise UserError(f"{where}: {full}={value} must be {_LEAST[full]} or more.")
-    if full == "train.lr" and value <= 0:
+    if full in ("train.lr", "train.clip_value") and value is not None and value <= 0:
         raise UserError(f"{where}: {full}={value} must be above 0.")
     return value
 

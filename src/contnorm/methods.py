@@ -6,8 +6,9 @@ Free of torch, as the table of norms is, so that listing what there is costs not
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, Literal
 
-__all__ = ["STRATEGIES", "StrategySpec"]
+__all__ = ["STRATEGIES", "StrategySpec", "strategy_defaults"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +20,14 @@ class StrategySpec:
         target: ``"module:Class"``.
         summary: One line for listings.
         aliases: What the field also calls it.
+        memory: The kind of memory it brings, where no other is asked for; None for the stream's.
     """
 
     name: str
     target: str
     summary: str
     aliases: tuple[str, ...] = ()
+    memory: Literal["reservoir", "prs"] | None = None
 
 
 STRATEGIES: dict[str, StrategySpec] = {
@@ -47,5 +50,30 @@ STRATEGIES: dict[str, StrategySpec] = {
             "dark experience replay++: replay stored logits and labels",
             ("der++",),
         ),
+        StrategySpec(
+            "prs",
+            "contnorm.strategies.er:ER",
+            "experience replay from a memory that gives every label its share",
+            ("partitioning-reservoir",),
+            memory="prs",
+        ),
+        StrategySpec(
+            "crs",
+            "contnorm.strategies.er:ER",
+            "experience replay from a conventional reservoir: what prs is compared with",
+            ("reservoir",),
+            memory="reservoir",
+        ),
     )
 }
+
+
+def strategy_defaults(name: str) -> dict[str, Any]:
+    """The settings a strategy brings, over its stream's: the kind of memory it is made for.
+
+    Example:
+        >>> strategy_defaults("crs"), strategy_defaults("er")
+        ({'memory': {'kind': 'reservoir'}}, {})
+    """
+    spec = STRATEGIES.get(name)
+    return {} if spec is None or spec.memory is None else {"memory": {"kind": spec.memory}}

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from contnorm.config import MemoryConfig, RunConfig
+from contnorm.config import MemoryConfig, RunConfig, TrainConfig
 from contnorm.errors import UserError
 from contnorm.memories import NOT_KEPT, Memory, PartitioningReservoir, Reservoir, Ring
 from contnorm.memories.base import drawn
@@ -65,9 +65,11 @@ def build_memory(config: MemoryConfig, stream: Stream, seed: int) -> Memory:
 
 
 def offered_labels(config: MemoryConfig, stream: Stream, items: Indices) -> Indices:
-    """The labels of items as the memory takes them: PRS is made for several a sample, so it gets one-hot rows."""
-    labels = stream.train.label[items]
-    return (labels[:, None] == np.arange(stream.outputs)).astype(np.int64) if config.kind == "prs" else labels
+    """The labels of items as the memory takes them: PRS is made for several a sample, so it gets rows of 0 and 1."""
+    labels: Indices = stream.train.label[items].astype(np.int64)
+    if config.kind == "prs" and not stream.several_labels:
+        return np.eye(stream.outputs, dtype=np.int64)[labels]
+    return labels
 
 
 def make_plan(config: RunConfig, stream: Stream, seed: int, draws: int) -> Plan:
@@ -79,8 +81,8 @@ def make_plan(config: RunConfig, stream: Stream, seed: int, draws: int) -> Plan:
         seed: Its seed.
         draws: How many independent replay draws a step of the strategy has; 0 for none.
     """
-    if draws and stream.task_free:
-        _check_task_free(config)
+    if draws:
+        _check_rings(config, stream)
     memory = build_memory(config.memory, stream, seed)
     if draws:
         _check_replay_can_be_full(config, stream)
@@ -88,12 +90,12 @@ def make_plan(config: RunConfig, stream: Stream, seed: int, draws: int) -> Plan:
     views = _Views(generator(seed, "augment"), stream.padding)
     content = np.full(memory.capacity, -1, dtype=np.int64)  # the item in each slot
     steps: list[Step] = []
-    for items, task in _batches(stream, config.train.batch):
+    for items, task, first_time in _batches(config.train, stream, seed):
         before = task if config.strategy.replay_from == "past" else None
         slots = tuple(drawn(memory.readable(before), config.train.replay, chance) for _ in range(draws))
         replay = tuple(content[chosen] for chosen in slots)
         labels, known = offered_labels(config.memory, stream, items), 0 if stream.task_free else task
-        write = memory.offer(labels, known) if draws else np.full(len(items), NOT_KEPT)
+        write = memory.offer(labels, known) if draws and first_time else np.full(len(items), NOT_KEPT)
         kept = write != NOT_KEPT
         content[write[kept]] = items[kept]  # of two in one slot the later stays
         steps.append(Step(task, items, write, replay, slots, views.of(items), views.of_all(replay)))
@@ -138,33 +140,53 @@ def _in_words(config: MemoryConfig, rings: int, past: bool) -> str:
     return f"the rings of the {rings} {what} before the last have" if past else f"the rings of all {rings} {what} have"
 
 
-def _batches(stream: Stream, size: int) -> Iterator[tuple[Indices, int]]:
-    """The items in their order, cut into batches, each with its task (the latest in it): a task's last may be smaller.
+def _batches(config: TrainConfig, stream: Stream, seed: int) -> Iterator[tuple[Indices, int, bool]]:
+    """The items in their order, cut into batches, each with its task (the latest in it) and whether it is new.
 
-    Without tasks to know of, batches go across their borders.
+    The last batch of a task may be smaller, or is left out. Without tasks to know of, batches go across their borders,
+    unless what fills no batch is left out, or tasks are gone over again. That is done in another order each time, and
+    samples are not new then: a memory is offered those of the first pass, or it would come to hold one many times.
     """
-    task = stream.train.task
-    pieces = [np.arange(len(task))] if stream.task_free else [np.flatnonzero(task == t) for t in range(stream.tasks)]
-    for places in pieces:
-        for i in range(0, len(places), size):
-            items = places[i : i + size]
-            yield items, int(task[items[-1]])
+    size, task = config.batch, stream.train.task
+    across = stream.task_free and config.partial == "keep" and config.passes == 1
+    pieces = [np.arange(len(task))] if across else [np.flatnonzero(task == t) for t in range(stream.tasks)]
+    for number, places in enumerate(pieces):
+        if config.partial == "drop" and len(places) < size:
+            raise UserError(
+                f"train.batch={size}: task {number} has {len(places)} samples, none of which would be learned with "
+                f"train.partial=drop. Use a smaller --batch, or train.partial=keep."
+            )
+        end = len(places) // size * size if config.partial == "drop" else len(places)
+        for again in range(config.passes):
+            order = generator(seed, f"task {number} again {again}").permutation(places) if again else places
+            for i in range(0, end, size):
+                items = order[i : min(i + size, end)]
+                yield items, int(task[items[-1]]), again == 0
 
 
 def _ends(stream: Stream, steps: Sequence[Step]) -> list[int]:
-    """How many steps it takes until all items of each task were shown."""
-    shown = np.cumsum([len(step.stream) for step in steps])
-    last = np.cumsum(np.bincount(stream.train.task, minlength=stream.tasks))
-    return [int(end) + 1 for end in np.searchsorted(shown, last)]
+    """How many steps it takes until all of each task was shown."""
+    ends = [0] * stream.tasks
+    for number, step in enumerate(steps, 1):
+        for task in np.unique(stream.train.task[step.stream]).tolist():
+            ends[task] = number
+    return ends
 
 
-def _check_task_free(config: RunConfig) -> None:
-    rings = config.memory.kind == "ring" and config.memory.per == "task"
-    if rings or config.strategy.replay_from == "past":
-        wrong = "memory.kind=ring with memory.per=task" if rings else "strategy.replay_from=past"
+def _check_rings(config: RunConfig, stream: Stream) -> None:
+    """Refuse rings of what a stream has not, and a past that is not known."""
+    rings = config.memory.kind == "ring"
+    of_tasks = rings and config.memory.per == "task"
+    if stream.task_free and (of_tasks or config.strategy.replay_from == "past"):
+        wrong = "memory.kind=ring with memory.per=task" if of_tasks else "strategy.replay_from=past"
         raise UserError(
             f"stream.scenario=free: a task-free stream has no tasks to go by, and {wrong} does. "
             f"Use memory.kind=reservoir (or memory.per=class), and strategy.replay_from=all."
+        )
+    if stream.several_labels and rings:
+        raise UserError(
+            f"memory.kind=ring with memory.per=class: a sample of {config.stream.name} has several labels, and would "
+            f"belong to several rings. Use memory.kind=prs or reservoir."
         )
 
 

@@ -18,6 +18,7 @@ from typing import Any
 from contnorm.config import RunConfig, from_dict
 from contnorm.errors import UserError
 from contnorm.metrics.matrix import AccuracyMatrix, score
+from contnorm.metrics.multilabel import LabelMatrix, label_score
 
 __all__ = ["SCHEMA", "Found", "Record", "Store", "by_settings", "spread_over_seeds", "write_atomically"]
 
@@ -26,21 +27,55 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class Record:
-    """What a finished run left."""
+    """What a finished run left.
+
+    Attributes:
+        counted: Right answers, or, where images have several labels, what was counted of each label.
+        raw: The file whole: times, versions, device.
+    """
 
     config: RunConfig
     seed: int
-    matrix: AccuracyMatrix
+    counted: AccuracyMatrix | LabelMatrix
     drift: Mapping[str, Any]
-    raw: Mapping[str, Any]  # the file whole: times, versions, device
+    raw: Mapping[str, Any]
+
+    @property
+    def several_labels(self) -> bool:
+        """Whether it is of images with several labels, which have other scores than ACC, FM and LA."""
+        return isinstance(self.counted, LabelMatrix)
+
+    @property
+    def matrix(self) -> AccuracyMatrix:
+        """Of right answers; an error where images have several labels."""
+        if isinstance(self.counted, LabelMatrix):
+            raise UserError(
+                f"run {self.config.hash} seed {self.seed}: its images have several labels, so it has no accuracies. "
+                f"Leave it out, or look at it with `contnorm show`."
+            )
+        return self.counted
 
     def matrix_of(self, key: str) -> AccuracyMatrix | None:
         """The matrix of another way to evaluate the same network, such as ``matrix_running``; None where it was not."""
         raw = self.raw.get(key)
         return None if raw is None else AccuracyMatrix(**raw)
 
-    def score(self, name: str) -> float:
-        return score(self.matrix, name)
+    def labels_of(self, key: str) -> LabelMatrix | None:
+        """What was counted of labels, ``labels`` or with running moments ``labels_running``; None where it was not."""
+        raw = self.raw.get(key)
+        return None if raw is None else LabelMatrix.from_json(raw)
+
+    def classes_of(self, group: str) -> list[int] | None:
+        """The labels of a group, ``"majority"`` and so on; None for ``"overall"``, which is all of them."""
+        if group == "overall":
+            return None
+        return [label for label, own in enumerate(self.raw["classes"]["groups"]) if own == group]
+
+    def score(self, name: str, group: str = "overall") -> float:
+        """A score by its name; where images have several labels, also of a group of them alone."""
+        if isinstance(self.counted, LabelMatrix):
+            return label_score(self.counted, name, self.classes_of(group))
+        return score(self.counted, name)
 
 
 @dataclass(frozen=True)
@@ -116,16 +151,13 @@ class Store:
                 f"{path}: is a record of version {raw['schema']}, and this is contnorm that knows up to {SCHEMA}. "
                 f"Upgrade contnorm to read it."
             )
-        missing = {"config", "seed", "matrix"} - raw.keys()
+        missing = _needed(raw) - raw.keys()
         if missing:
             raise _no_record(path, f"without {', '.join(sorted(missing))}")
         try:
-            config, matrix = from_dict(raw["config"], str(path)), AccuracyMatrix(**raw["matrix"])
-            for again in ("matrix_running", "matrix_task"):
-                if raw.get(again) is not None:
-                    AccuracyMatrix(**raw[again])
-            return Record(config, int(raw["seed"]), matrix, raw.get("drift", {}), raw)
-        except (ValueError, TypeError, AttributeError) as error:
+            config, counted = from_dict(raw["config"], str(path)), _counted(raw)
+            return Record(config, int(raw["seed"]), counted, raw.get("drift", {}), raw)
+        except (ValueError, TypeError, AttributeError, KeyError) as error:
             raise _no_record(path, error) from error
 
     def __iter__(self) -> Iterator[Record]:
@@ -188,8 +220,28 @@ def _read(path: Path) -> dict[str, Any]:
     if "schema" in raw and not isinstance(raw["schema"], int):
         raise _no_record(path, f"schema={raw['schema']!r} is no whole number")
     if "schema" not in raw:
-        raise _no_record(path, f"without {', '.join(sorted({'schema', 'config', 'seed', 'matrix'} - raw.keys()))}")
+        raise _no_record(path, f"without {', '.join(sorted({'schema', *_needed(raw)} - raw.keys()))}")
     return raw
+
+
+def _needed(raw: Mapping[str, Any]) -> set[str]:
+    """What a record must have, by what it is of."""
+    return {"config", "seed", *(("labels", "classes") if "labels" in raw else ("matrix",))}
+
+
+def _counted(raw: Mapping[str, Any]) -> AccuracyMatrix | LabelMatrix:
+    """What was counted, once it is checked that all of it can be read."""
+    if "labels" in raw:
+        for again in ("labels", "labels_running"):
+            if raw.get(again) is not None:
+                counted = LabelMatrix.from_json(raw[again])
+                if len(raw["classes"]["groups"]) != counted.tally[0].classes:
+                    raise ValueError(f"{again} and classes are not of the same labels")
+        return LabelMatrix.from_json(raw["labels"])
+    for again in ("matrix_running", "matrix_task"):
+        if raw.get(again) is not None:
+            AccuracyMatrix(**raw[again])
+    return AccuracyMatrix(**raw["matrix"])
 
 
 def _no_record(path: Path, why: object) -> UserError:

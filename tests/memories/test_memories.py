@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
@@ -11,6 +13,7 @@ from scipy import stats
 
 from contnorm.memories import NOT_KEPT, Memory, PartitioningReservoir, Reservoir, Ring
 from contnorm.memories.base import drawn
+from tests.datasets import long_tailed_labels
 
 LABELS = 6
 
@@ -124,14 +127,65 @@ def test_prs_always_admits_a_sample_of_new_labels_only() -> None:
         assert memory.offer(one_hot(np.array([3])), 1)[0] != NOT_KEPT
 
 
+def again(memory: PartitioningReservoir, seed: int) -> PartitioningReservoir:
+    """The same memory with other chances from here on."""
+    copied = copy.deepcopy(memory)
+    copied._generator = np.random.default_rng(seed)
+    return copied
+
+
 def test_prs_admits_with_its_probability() -> None:
-    """One label with a share of 1 is a reservoir: the n-th sample enters with probability capacity / n."""
-    entered = 0
-    for seed in range(3000):
-        memory = PartitioningReservoir(10, LABELS, 0.0, np.random.default_rng(seed))
-        slots = memory.offer(one_hot(np.zeros(41, dtype=np.int64)), 0)
-        entered += slots[-1] != NOT_KEPT
+    """Of one label it is a reservoir; of several the rarest decides, by what is due to it over how often it came."""
+    alone = PartitioningReservoir(10, LABELS, 0.0, np.random.default_rng(0))
+    alone.offer(one_hot(np.zeros(40, dtype=np.int64)), 0)
+    entered = sum(again(alone, seed).offer(one_hot(np.array([0])), 0)[0] != NOT_KEPT for seed in range(3000))
     assert stats.binomtest(entered, 3000, 10 / 40).pvalue > 1e-3
+    both = PartitioningReservoir(10, LABELS, 0.0, np.random.default_rng(0))
+    both.offer(one_hot(np.repeat([0, 1], [35, 12])), 0)
+    both.offer(
+        np.array([[1, 1, 0, 0, 0, 0]]), 0
+    )  # 36 and 13 times by now, and both are held: half of it is due to each
+    assert both._held_count[0] > 0 and both._held_count[1] > 0
+    rarest, common = min(1, 10 / 2 / 13), min(1, 10 / 2 / 36)
+    weight = 1 / (1 + np.exp(13 - 36))
+    chance = weight * rarest + (1 - weight) * common
+    entered = sum(again(both, s).offer(np.array([[1, 1, 0, 0, 0, 0]]), 0)[0] != NOT_KEPT for s in range(3000))
+    assert stats.binomtest(entered, 3000, chance).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("quirk", [False, True])
+def test_prs_with_its_quirk_displaces_the_first_where_every_cost_is_high(quirk: bool) -> None:
+    """Two slots share label 0. Where it is drawn, to free the second is cheaper, and either costs more than two slots.
+
+    The published search starts from the first at a cost of the capacity, and so never comes to the second.
+    """
+    memory = PartitioningReservoir(2, LABELS, 0.0, np.random.default_rng(0), quirk=quirk)
+    memory.offer(np.array([[1, 1, 1, 0, 0, 0], [1, 0, 0, 1, 1, 0]]), 0)
+    memory._share = np.array([0.0, 0.1, 0.1, 0.0, 0.0, 0.0])
+    assert memory._cost_after_removal(np.arange(2)) == pytest.approx([3, 1 + 0.7 + 0.7])
+    excess = np.exp([2, 0.4, 0.4, 1, 1])  # of labels 0 to 4, whose sum of slots is 6
+    first = (excess[1:3].sum() + quirk * excess[0]) / excess.sum()
+    freed = sum(again(memory, seed)._slot_to_free() == 0 for seed in range(500))
+    assert stats.binomtest(freed, 500, first).pvalue > 1e-3
+
+
+def test_prs_keeps_other_samples_than_a_reservoir_and_displaces_many() -> None:
+    rows = long_tailed_labels(3000, 30, tasks=3, seed=1)
+    written = {
+        "prs": PartitioningReservoir(100, 30, -0.03, np.random.default_rng(0)).offer(rows, 0),
+        "reservoir": Reservoir(100, np.random.default_rng(0)).offer(rows, 0),
+    }
+    held = {}
+    for name, slots in written.items():
+        assert (slots[100:] != NOT_KEPT).sum() > 200, "evictions"
+        content = np.zeros(100, dtype=np.int64)
+        for item, slot in enumerate(slots):
+            if slot != NOT_KEPT:
+                content[slot] = item
+        held[name] = content
+    assert len(set(held["prs"]) & set(held["reservoir"])) < 50
+    rare = rows.sum(0) < np.quantile(rows.sum(0), 0.25)
+    assert rows[held["prs"]][:, rare].sum() > 1.5 * rows[held["reservoir"]][:, rare].sum()
 
 
 class PlainPRS:
@@ -141,6 +195,7 @@ class PlainPRS:
         self.capacity, self.rho, self.quirk = capacity, rho, quirk
         self.chance = np.random.default_rng(seed)
         self.memory: list[set[int]] = []
+        self.held: Counter[int] = Counter()
         self.n: dict[int, int] = {}
         self.p: dict[int, float] = {}
         self.seen = 0
@@ -153,14 +208,16 @@ class PlainPRS:
             self.memory.append(sample)
         elif self.chance.random() < self.admission(sample):
             slot = self.displaced()
+            self.held -= Counter(self.memory[slot])  # labels of which none is left go with it
             self.memory[slot] = sample
             self.evicted += 1
+        if slot != NOT_KEPT:
+            self.held += Counter(sample)
         self.seen += 1
         for i in sample:
             self.n[i] = self.n.get(i, 0) + 1
-        present = sorted({i for item in self.memory for i in item})
-        norm = sum(self.n[j] ** self.rho for j in present)
-        self.p.update({i: self.n[i] ** self.rho / norm for i in present})
+        norm = sum(self.n[j] ** self.rho for j in sorted(self.held))
+        self.p.update({i: self.n[i] ** self.rho / norm for i in self.held})
         return slot
 
     def admission(self, sample: set[int]) -> float:
@@ -171,7 +228,7 @@ class PlainPRS:
         return float(sum(weights[i] * q[i] for i in sample) / sum(weights.values()))
 
     def displaced(self) -> int:
-        held = {i: sum(i in item for item in self.memory) for i in sorted({i for item in self.memory for i in item})}
+        held = dict(sorted(self.held.items()))
         total = sum(held.values())
         delta = {i: held[i] - self.p[i] * total for i in held}
         top = max(delta.values())
@@ -191,16 +248,14 @@ class PlainPRS:
         return candidates[0] if best is None else best
 
 
-@pytest.mark.parametrize("quirk", [False, True])
-def test_prs_makes_the_choices_of_a_plain_slow_version(quirk: bool) -> None:
-    chance = np.random.default_rng(5)
-    frequency = np.array([0.6, 0.4, 0.2, 0.1, 0.05, 0.02])
-    rows = (chance.random((1500, LABELS)) < frequency).astype(np.int64)
-    rows[rows.sum(1) == 0, 0] = 1
-    fast = PartitioningReservoir(25, LABELS, -0.03, np.random.default_rng(9), quirk=quirk)
-    plain = PlainPRS(25, -0.03, 9, quirk)
+@pytest.mark.parametrize(("rho", "quirk"), [(-0.03, True), (0.02, False)])
+def test_prs_makes_the_choices_of_a_plain_slow_version(rho: float, quirk: bool) -> None:
+    """Over a stream on which more than two thousand samples are displaced, each the one the plain version chooses."""
+    rows = long_tailed_labels(10_000, 50, tasks=5, seed=5)
+    fast = PartitioningReservoir(1000, 50, rho, np.random.default_rng(9), quirk=quirk)
+    plain = PlainPRS(1000, rho, 9, quirk)
     expected = [plain.offer(set(np.flatnonzero(row).tolist())) for row in rows]
-    assert plain.evicted > 50
+    assert plain.evicted > 2000
     np.testing.assert_array_equal(fast.offer(rows, 0), expected)
 
 

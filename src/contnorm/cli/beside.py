@@ -12,17 +12,19 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from contnorm.cli.showing import spread
+from contnorm.cli.showing import part_of, spread
 from contnorm.comparison.claims import Case, Decided, decide
 from contnorm.comparison.measured import Measured
 from contnorm.comparison.verdicts import Beside, beside
+from contnorm.metrics.matrix import SCORES
+from contnorm.metrics.multilabel import LABEL_SCORES
 from contnorm.recipes.published import Published
 from contnorm.recipes.recipe import Recipe
 from contnorm.recipes.scores import title_of
 
 __all__ = ["show_claims", "show_curves", "show_table"]
 
-SHOWN = {"stream": "stream", "strategy": "strategy", "buffer": "buffer", "tasks": "tasks", "setting": "setting"}
+SHOWN = ("stream", "strategy", "buffer", "tasks", "setting", "labels")
 
 
 @dataclass(frozen=True)
@@ -60,10 +62,15 @@ def _lines(recipe: Recipe, one: Measured) -> list[Line]:
             continue
         number = one.cell.published.get(metric)
         found = None
-        if number is not None and number.mean is not None:
+        if number is not None and number.mean is not None and not _parts(one):
             found = beside(values, number.mean, number.std, recipe.published_runs)
         lines.append(Line(one, score, values, number, found))
     return lines
+
+
+def _parts(one: Measured) -> set[str]:
+    """Of which published streams the runs of a cell had only a part."""
+    return {words for record in one.records.values() if (words := part_of(record))}
 
 
 def _dimensions(recipe: Recipe, measured: Sequence[Measured]) -> list[str]:
@@ -85,7 +92,7 @@ def _place(one: Measured, shown: Sequence[str]) -> list[str]:
 
 def _paper(number: Published | None) -> str:
     if number is None or number.mean is None:
-        return "-"
+        return "-" if number is None or number.std is None else f"+- {number.std:.2f}"
     said = f"{number.mean:.2f}" if number.std is None else f"{number.mean:.2f} +- {number.std:.2f}"
     return f"{said} ?" if number.flag else said
 
@@ -101,11 +108,18 @@ def _verdict(line: Line) -> list[str]:
 
 
 def _footer(recipe: Recipe, lines: Sequence[Line], verdicts: bool) -> list[str]:
-    said = [f"Forgetting is {name}." for name in recipe.scores.values() if name.startswith("fm")]
+    said = [f"Forgetting is {name}." for name in recipe.scores.values() if name in SCORES and name.startswith("fm")]
+    if any(name in LABEL_SCORES and name.startswith("fm") for name in recipe.scores.values()):
+        said.append("FM is normalized: which part of its best score a task had lost at the end.")
+    parts = set().union(*(_parts(line.measured) for line in lines))
+    said += [f"Ours is {words}, which is another stream: no verdict on its numbers." for words in sorted(parts)]
     said += [recipe.note] if recipe.note else []
     said += dict.fromkeys(text for line in lines for text in _corrected(line.measured))
     if not verdicts:
-        return [*said, "A try: these numbers are of the first steps alone, so there are no verdicts."]
+        return [
+            *said,
+            "A try: these numbers are of the first steps alone, or of other settings, so there are no verdicts.",
+        ]
     found = [line.found for line in lines if line.found is not None]
     counts = Counter(one.verdict for one in found if one.verdict != "none")
     if counts:
@@ -129,7 +143,7 @@ def _corrected(one: Measured) -> list[str]:
 def _doubt(line: Line) -> str:
     place, number = line.measured.cell.place, line.published
     assert number is not None
-    where = [str(place[key]) for key in ("stream", "strategy", "buffer", "setting") if place[key] is not None]
+    where = [str(place[key]) for key in ("stream", "strategy", "buffer", "setting", "labels") if place[key] is not None]
     return f"{' '.join(where)} {line.measured.cell.norm} {title_of(line.score)}: {number.flag}"
 
 

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
 from contnorm.cli.settings import differences, word
-from contnorm.cli.showing import SHOWN, described, spread
+from contnorm.cli.showing import GROUPS_SHOWN, SHOWN, SHOWN_OF_LABELS, described, spread
 from contnorm.comparison.intervals import bootstrap_interval, effect_size, t_interval
 from contnorm.errors import UserError
 from contnorm.results import Record
 
 __all__ = ["show_comparison"]
 
-# Settings that decide which samples are learned and tested; the rest of a stream's leaves them as they are.
+# Settings that decide which samples are learned and tested; the rest leaves them as they are.
 SAMPLES = {
     "stream.name",
     "stream.source",
@@ -25,6 +27,8 @@ SAMPLES = {
     "stream.test_per_task",
     "stream.class_order",
     "stream.part",
+    "train.partial",
+    "train.passes",
 }
 
 
@@ -35,6 +39,8 @@ def show_comparison(a: list[Record], b: list[Record], console: Console) -> None:
     if not seeds:
         raise UserError(f"the two runs share no seed: {sorted(first)} and {sorted(second)}.")
     pairs = [(first[seed], second[seed]) for seed in seeds]
+    if pairs[0][0].several_labels != pairs[0][1].several_labels:
+        raise UserError("the images of one run have several labels, those of the other one: they share no score.")
     apart = _other_samples(*pairs[0])
     _show_settings(*pairs[0], console)
     if apart:
@@ -81,13 +87,24 @@ def _other_samples(a: Record, b: Record) -> str:
 def _table(pairs: list[tuple[Record, Record]]) -> Table:
     heads = ("score", "A", "B", "B - A", "95 % interval", "bootstrap", "effect")
     table = Table(*(Column(head, no_wrap=True) for head in heads), box=None, pad_edge=False)
-    for name, title in SHOWN.items():
-        ours, theirs = ([record.score(name) for record in side] for side in zip(*pairs, strict=True))
+    for title, score in _scores(pairs[0][0]).items():
+        ours, theirs = ([score(record) for record in side] for side in zip(*pairs, strict=True))
         apart = [y - x for x, y in zip(ours, theirs, strict=True)]
         found = bootstrap_interval(apart)
         drawn = "-" if found is None else str(found)
         table.add_row(title, spread(ours), spread(theirs), spread(apart), interval(apart), drawn, effect(apart))
     return table
+
+
+def _scores(record: Record) -> dict[str, Callable[[Record], float]]:
+    """What is compared, by title: where images have several labels, of all and of each group of them."""
+    if not record.several_labels:
+        return {title: partial(Record.score, name=name) for name, title in SHOWN.items()}
+    return {
+        title if labels == "overall" else f"{title}, {labels}": partial(Record.score, name=name, group=labels)
+        for name, title in SHOWN_OF_LABELS.items()
+        for labels in GROUPS_SHOWN
+    }
 
 
 def interval(differences: list[float]) -> str:

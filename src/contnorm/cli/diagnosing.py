@@ -120,6 +120,11 @@ def _lane(config: RunConfig, seed: int, source: Source, place: Workplace) -> Ite
 
 
 def _on_its_stream(lane: Lane, learned: Sequence[float] | None) -> Diagnosis:
+    if lane.data.stream.several_labels:
+        raise UserError(
+            f"diagnose: a picture of {lane.config.stream.name} has several labels, and the effect is measured in "
+            f"accuracy. Use a run whose pictures have one each; `contnorm show` has the scores of this one."
+        )
     tasks = range(lane.data.stream.tasks)
     return diagnose(
         lane.model,

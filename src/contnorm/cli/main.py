@@ -254,6 +254,9 @@ def paper(
     selected: Annotated[Path | None, typer.Option(help="The file that `contnorm tune` wrote with --out.")] = None,
     data_root: DataRoot = None,
     runs: RunsFolder = Path("runs"),
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="key=value over the recipe's settings; no verdicts then.")
+    ] = None,
 ) -> None:
     """A table or figure of the paper: run what is missing, then ours beside the published, with a verdict."""
     if list_ or not recipe:
@@ -265,7 +268,7 @@ def paper(
     from contnorm.cli.running import Hands
 
     hands = Hands(device, lanes, threads)
-    asked = Asked(seeds, only or [], hands, max_steps, precision, data_root, runs, lr, selected)
+    asked = Asked(seeds, only or [], hands, max_steps, precision, data_root, runs, lr, selected, set_ or [])
     raise typer.Exit(run_recipe(recipe, asked, console))
 
 

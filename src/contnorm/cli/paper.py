@@ -15,7 +15,7 @@ from contnorm.cli.choosing import chosen
 from contnorm.cli.paper_data import show_data_table
 from contnorm.cli.running import Hands, followed, say_on_stderr, workplace
 from contnorm.comparison.measured import Measured, baseline_of
-from contnorm.config import RunConfig, laid_over
+from contnorm.config import RunConfig, assigned, laid_over, parse_assignment
 from contnorm.engine.jobs import Job, Workplace
 from contnorm.engine.resolving import resolve
 from contnorm.errors import UserError, unknown
@@ -61,6 +61,12 @@ class Asked:
     runs: Path = Path("runs")
     lr: str = "both"
     selected: Path | None = None
+    settings: Sequence[str] = ()  # key=value, over the recipe's
+
+    @property
+    def tried(self) -> bool:
+        """Whether the runs are not those of the recipe, so that there is nothing to say of the paper's."""
+        return self.max_steps is not None or bool(self.settings)
 
 
 @dataclass(frozen=True)
@@ -116,8 +122,10 @@ def _run_and_show(recipe: Recipe, asked: Asked, console: Console) -> int:
     found = [_measured({cell: configs[cell] for cell in way.cells}, seeds, store) for way in ways]
     if not any(found):
         raise UserError(" ".join(filter(None, [failed, *said])))
+    if asked.settings:
+        console.print(Text(f"with other settings than the recipe's: {' '.join(asked.settings)}"), soft_wrap=True)
     for way, measured in zip(ways, found, strict=True):
-        _show_way(way, measured, console, asked.max_steps is not None)
+        _show_way(way, measured, console, asked.tried)
     for line in said:
         say_on_stderr(line)
     if failed:
@@ -165,7 +173,10 @@ def selection_of(recipe: Recipe, runs: Path, given: Path | None = None) -> Selec
 def _typed(asked: Asked) -> dict[str, Any]:
     """The settings of a recipe's runs that were typed."""
     train = {"max_steps": asked.max_steps, "precision": asked.precision}
-    return {"train": {key: value for key, value in train.items() if value is not None}}
+    typed: dict[str, Any] = {"train": {key: value for key, value in train.items() if value is not None}}
+    for text in asked.settings:
+        typed = assigned(typed, *parse_assignment(text))
+    return typed
 
 
 def _place(recipe: Recipe, asked: Asked) -> Workplace:
@@ -180,9 +191,11 @@ def runs_folder(recipe: Recipe, runs: Path) -> Path:
 
 def what_to_put(recipe: Recipe, source: str, root: Path) -> str:
     """One line for a data set that is absent."""
+    spec = SOURCES[source]
+    how = f"build it with {spec.built_with}" if spec.built_with else f"put {looked_for(spec)} there"
     return (
-        f"{recipe.name} needs {source}, which is not under {root}: put {looked_for(SOURCES[source])} there, or say "
-        f"with --data-root where it is; `contnorm data {source}` says more."
+        f"{recipe.name} needs {source}, which is not under {root}: {how}, or say with --data-root where it is; "
+        f"`contnorm data {source}` says more."
     )
 
 

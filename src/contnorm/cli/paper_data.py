@@ -54,12 +54,8 @@ def show_data_table(recipe: Recipe, root: Path, console: Console) -> None:
     console.print(Text("Found, with the paper's in brackets where it is another."))
     said = [row.missing for row in rows if row.missing]
     said += [f"{row.published.stream}: {row.published.flag}." for row in rows if row.published.flag]
-    said += [f"{row.stream}: {WAITING}." for row in data_rows() if row.stream not in recipe.streams]
     for line in said:
         console.print(Text(line), soft_wrap=True)
-
-
-WAITING = "needs the multi-label streams, which are not there yet"
 
 
 def _compared(row: DataRow, root: Path) -> Compared:

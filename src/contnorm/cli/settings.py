@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from contnorm.config import RunConfig, dotted, from_dict
+from contnorm.config import RunConfig, dotted, from_dict, laid_over
+from contnorm.methods import strategy_defaults
 from contnorm.streams.classification import STREAMS, stream_defaults
 
 __all__ = ["changed", "differences", "in_words", "varying", "word"]
@@ -32,14 +33,15 @@ def in_words(settings: dict[str, Any], keys: Collection[str]) -> str:
 
 
 def changed(config: RunConfig) -> dict[str, Any]:
-    """The settings that are not what the run's stream says, by dotted key.
+    """The settings that are not what the run's stream and strategy say, by dotted key.
 
     Example:
         >>> changed(from_dict({"stream": {"name": "split-cifar10"}, "train": {"lr": 0.03, "batch": 10}}))["train.batch"]
         10
     """
     stream = STREAMS.get(config.stream.name)
-    usual = dotted(from_dict(stream_defaults(stream, config.stream.scenario) if stream else {}).as_dict())
+    said = stream_defaults(stream, config.stream.scenario) if stream else {}
+    usual = dotted(from_dict(laid_over(said, strategy_defaults(config.strategy.name))).as_dict())
     return {key: value for key, value in dotted(config.as_dict()).items() if value != usual[key]}
 
 

@@ -19,11 +19,32 @@ from contnorm.catalog import find_norm
 from contnorm.cli.settings import changed, in_words, varying
 from contnorm.config import RunConfig
 from contnorm.metrics.matrix import AccuracyMatrix, score
+from contnorm.metrics.multilabel import LabelMatrix, label_score, mean_ap
 from contnorm.results import Record, by_settings, spread_over_seeds
+from contnorm.streams.multilabel import GROUPS
 
-__all__ = ["SHOWN", "Row", "described", "rows_of", "show_matrices", "show_scores", "spread"]
+__all__ = [
+    "GROUPS_SHOWN",
+    "SHOWN",
+    "SHOWN_OF_LABELS",
+    "Row",
+    "described",
+    "rows_of",
+    "show_matrices",
+    "show_scores",
+    "spread",
+]
 
 SHOWN = {"acc": "ACC", "fm": "FM", "la": "LA"}
+SHOWN_OF_LABELS = {
+    "c_f1": "C-F1",
+    "o_f1": "O-F1",
+    "map": "mAP",
+    "fm_c_f1": "FM C-F1",
+    "fm_o_f1": "FM O-F1",
+    "fm_map": "FM mAP",
+}
+GROUPS_SHOWN = ("overall", *GROUPS)
 IN_COLUMNS = {
     "stream.name",
     "stream.source",
@@ -46,10 +67,50 @@ class Row:
     seeds: int
     scores: list[str]
     settings: str
+    labels: str = ""  # a group of them; empty where images have one label each
+
+    @property
+    def titles(self) -> list[str]:
+        return list((SHOWN_OF_LABELS if self.labels else SHOWN).values())
 
 
 def show_scores(records: list[Record], console: Console) -> None:
-    """A row for each setting: mean and standard deviation over its seeds; nothing where there are none."""
+    """A row for each setting: mean and standard deviation over its seeds; nothing where there are none.
+
+    Runs whose images have several labels come after the others, with scores of their own and a row for each group of
+    labels.
+    """
+    for several in (False, True):
+        _show_scores([record for record in records if record.several_labels == several], console)
+    for line in _remarks([record for record in records if record.several_labels]):
+        console.print(Text(line), soft_wrap=True)
+
+
+def _remarks(records: list[Record]) -> list[str]:
+    """What a reader of scores of several labels should know."""
+    if not records:
+        return []
+    parts = {record.config.hash: words for record in records if (words := part_of(record))}
+    said = [f"{run}: {words}." for run, words in parts.items()]
+    return ["FM is normalized: which part of its best score a task had lost at the end.", *said]
+
+
+def part_of(record: Record) -> str:
+    """Of which published stream a run had only a part, in words; empty where it had all, or there is none.
+
+    Example:
+        >>> raw = {"source": {"name": "cocoseq", "images": 1520, "published_images": 41438}}
+        >>> part_of(Record(RunConfig(), 0, AccuracyMatrix([[1]], [2]), {}, raw))
+        'on 1,520 of the 41,438 pictures of the published cocoseq'
+    """
+    source = record.raw.get("source", {})
+    there, published = source.get("images"), source.get("published_images")
+    if there is None or published is None or there == published:
+        return ""
+    return f"on {there:,} of the {published:,} pictures of the published {source['name']}"
+
+
+def _show_scores(records: list[Record], console: Console) -> None:
     if not records:
         return
     groups = by_settings(records)
@@ -69,10 +130,26 @@ def rows_of(group: Sequence[Record], worth_saying: Collection[str] = ()) -> list
     """The lines of one setting: one for each way its networks were evaluated."""
     c = group[0].config
     settings = in_words(changed(c), worth_saying)
+    if group[0].several_labels:
+        return _rows_of_labels(group, settings)
     rows = [Row(c.hash, described(c), c.evaluate.moments, len(group), _scores([r.matrix for r in group]), settings)]
     running = [matrix for record in group if (matrix := record.matrix_of("matrix_running")) is not None]
     if running:  # the same networks, evaluated both ways
         rows.insert(0, Row(c.hash, described(c), "running", len(running), _scores(running), settings))
+    return rows
+
+
+def _rows_of_labels(group: Sequence[Record], settings: str) -> list[Row]:
+    c = group[0].config
+    rows = []
+    for key, moments in (("labels_running", "running"), ("labels", c.evaluate.moments)):
+        found = [(record, matrix) for record in group if (matrix := record.labels_of(key)) is not None]
+        for labels in GROUPS_SHOWN if found else ():
+            scores = [
+                spread([label_score(matrix, name, record.classes_of(labels)) for record, matrix in found])
+                for name in SHOWN_OF_LABELS
+            ]
+            rows.append(Row(c.hash, described(c), moments, len(found), scores, settings, labels))
     return rows
 
 
@@ -95,7 +172,7 @@ def described(config: RunConfig) -> tuple[str, ...]:
         ('permuted-mnist', 'single', 'bn')
     """
     stream, own = config.stream, config.stream.name.partition("-")[2]
-    source = "" if stream.source in (None, "mnist", own) else f" ({stream.source})"
+    source = "" if stream.source in (None, "mnist", own, stream.name) else f" ({stream.source})"
     tried = "" if config.train.max_steps is None else f", first {config.train.max_steps} steps"
     spec, groups = find_norm(config.norm.name)
     norm = f"{spec.name}{groups or config.norm.groups}" if spec.grouped else spec.name
@@ -103,13 +180,15 @@ def described(config: RunConfig) -> tuple[str, ...]:
 
 
 def _table(rows: list[Row], with_settings: bool) -> Table:
-    heads = ("run", "stream", "strategy", "norm", "moments", "seeds", *SHOWN.values())
+    labels = ["labels"] if rows[0].labels else []
+    heads = ("run", "stream", "strategy", "norm", "moments", "seeds", *labels, *rows[0].titles)
     table = Table(*(Column(head, no_wrap=True) for head in heads), box=None, pad_edge=False)
     if with_settings:
         table.add_column("settings")
     for row in rows:
         settings = [row.settings] if with_settings else []
-        cells = (row.run, *row.what, row.moments, str(row.seeds), *row.scores, *settings)
+        group = [row.labels] if row.labels else []
+        cells = (row.run, *row.what, row.moments, str(row.seeds), *group, *row.scores, *settings)
         table.add_row(*map(Text, cells))  # as they are: a name may have brackets in it
     return table
 
@@ -123,9 +202,10 @@ def _least_width(rows: list[Row], with_settings: bool, console: Console) -> int:
 
 def _show_lines(row: Row, console: Console) -> None:
     seeds = "1 seed" if row.seeds == 1 else f"{row.seeds} seeds"
-    scores = "  ".join(f"{title} {value}" for title, value in zip(SHOWN.values(), row.scores, strict=True))
+    scores = "  ".join(f"{title} {value}" for title, value in zip(row.titles, row.scores, strict=True))
+    how = ", ".join(filter(None, (seeds, row.moments, row.labels)))
     console.print(Text(f"{row.run}  {' '.join(row.what)}"))
-    for line in filter(None, (f"{seeds}, {row.moments}: {scores}", row.settings)):
+    for line in filter(None, (f"{how}: {scores}", row.settings)):
         console.print(Padding(Text(line), (0, 0, 0, 4), expand=False))
 
 
@@ -147,12 +227,24 @@ def spread(values: list[float]) -> str:
 
 
 def show_matrices(records: list[Record], console: Console) -> None:
-    """The accuracies of each run, row after row."""
+    """The accuracies of each run, row after row; where images have several labels, the mAP."""
     for record in records:
-        m = record.matrix
-        heads = [f"task {j}" for j in range(m.tasks)]
-        table = Table("after", *heads, title=f"{record.config.hash} seed {record.seed}", box=None, pad_edge=False)
-        for i in range(m.tasks):
-            cells = ["-" if m.correct[i][j] is None else f"{m.at(i, j):.1f}" for j in range(m.tasks)]
-            table.add_row(f"task {i}", *cells)
+        rows = _map_by_task(record.counted) if isinstance(record.counted, LabelMatrix) else _acc_by_task(record.counted)
+        heads = [f"task {j}" for j in range(len(rows))]
+        heads += ["all so far"] if record.several_labels else []
+        title = f"{record.config.hash} seed {record.seed}{', mAP' if record.several_labels else ''}"
+        table = Table("after", *heads, title=title, box=None, pad_edge=False)
+        for i, row in enumerate(rows):
+            table.add_row(f"task {i}", *("-" if value is None else f"{value:.1f}" for value in row))
         console.print(table, "")
+
+
+def _acc_by_task(m: AccuracyMatrix) -> list[list[float | None]]:
+    tasks = range(m.tasks)
+    return [[None if m.correct[i][j] is None else m.at(i, j) for j in tasks] for i in tasks]
+
+
+def _map_by_task(m: LabelMatrix) -> list[list[float | None]]:
+    """On each task's own images, then on those of all tasks so far."""
+    measured = [[*own, tally] for own, tally in zip(m.own, m.tally, strict=True)]
+    return [[None if stats is None else mean_ap(stats) for stats in row] for row in measured]

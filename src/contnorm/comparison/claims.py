@@ -19,7 +19,7 @@ from contnorm.recipes.recipe import Claim
 __all__ = ["Case", "Decided", "decide"]
 
 Outcome = Literal["holds", "does not hold", "undecided"]
-SHARED = ("stream", "strategy", "layers", "buffer", "tasks", "moments", "setting")
+SHARED = ("stream", "strategy", "layers", "buffer", "tasks", "moments", "setting", "labels")
 OF_NORM = ("norm", "groups", "momentum", "schedule")  # shared too where no other norm is named
 
 
@@ -141,4 +141,5 @@ def _named(cell: Measured) -> str:
     place = cell.cell.place
     more = [f"{key} {place[key]}" for key in ("buffer", "tasks") if place[key] is not None]
     more += [f"{place['setting']}-incremental"] if place["setting"] else []
+    more += [place["labels"]] if place["labels"] else []
     return " ".join([place["stream"], place["strategy"], *more, cell.cell.norm])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from contnorm.metrics.matrix import acc_so_far, score
+from contnorm.metrics.multilabel import LABEL_SCORES, label_score
 from contnorm.recipes.grid import Cell
 from contnorm.recipes.scores import drift_parts
 from contnorm.results import Record
@@ -20,6 +22,7 @@ ONE_LAYOUT = (
     "tasks",
     "moments",
     "setting",
+    "labels",
 )  # what a cell shares with its baseline
 
 WARM_UP = 2  # tasks
@@ -51,8 +54,20 @@ class Measured:
         if name == "acc_so_far" or drift_parts(name):
             curve = curve_of(record, self.cell, name)
             return curve[-1] if curve else None
-        matrix = record.matrix_of(self.cell.view.matrix)
+        return self._label_score(record, name) if name in LABEL_SCORES else self._score(record, name)
+
+    def _score(self, record: Record, name: str) -> float | None:
+        matrix = None if record.several_labels else record.matrix_of(self.cell.view.matrix)
         return None if matrix is None else score(matrix, name)
+
+    def _label_score(self, record: Record, name: str) -> float | None:
+        """Of the cell's group of labels; None where the test images have none of them."""
+        labels = self.cell.view.labels
+        matrix = None if labels is None else record.labels_of(self.cell.view.matrix)
+        if matrix is None or labels is None:
+            return None
+        value = label_score(matrix, name, record.classes_of(labels))
+        return None if math.isnan(value) else value
 
     def _extra_time(self, record: Record) -> float | None:
         """In percent over BN's of the same seed."""
@@ -81,7 +96,7 @@ def curve_of(record: Record, cell: Cell, name: str) -> list[float]:
         moment, layer = parts
         rows = [list(row.values()) for row in record.drift.get("by_task", [])]
         return [row[layer][moment] for row in rows if layer < len(row)]
-    matrix = record.matrix_of(cell.view.matrix)
+    matrix = None if record.several_labels else record.matrix_of(cell.view.matrix)
     if matrix is None:
         return []
     if name != "acc_so_far":

@@ -16,6 +16,7 @@ import torch
 from contnorm.engine.compiling import compile_kernels
 from contnorm.engine.lane import Lane
 from contnorm.engine.rows import Rows, stretch_end
+from contnorm.streams.gallery import Feed
 
 __all__ = ["Mover", "mover_for"]
 
@@ -82,12 +83,24 @@ class _Graphed:
 
     def _bring_rows(self, done: int) -> None:
         self.first, self.last = done, min(lane.feed.reach(done, self.end) for lane in self.lanes)
-        rows = [lane.rows(self.first, self.last) for lane in self.lanes]
+        rows = self._new_rows()
         if not self.rows:
             self.rows = rows
         else:  # later rows of the same stretch, which is longer than a feed can reach
             for own, new in zip(self.rows, rows, strict=True):
                 own.overwrite(new)
+
+    def _new_rows(self) -> list[Rows]:
+        """Of each lane; lanes that are shown the same, from images that are all there, read the same rows."""
+        made: dict[tuple[object, ...], Rows] = {}
+        for lane in self.lanes:
+            key = self._key(lane)
+            if key not in made:
+                made[key] = lane.rows(self.first, self.last)
+        return [made[self._key(lane)] for lane in self.lanes]
+
+    def _key(self, lane: Lane) -> tuple[object, ...]:
+        return (id(lane.plan), len(lane.logits)) if type(lane.feed) is Feed else (id(lane),)
 
     def _move(self, done: int, steps: int) -> None:
         self.cursor.fill_(done - self.first)

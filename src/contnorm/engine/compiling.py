@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from contnorm.engine.evaluate import TEST_BATCH
+from contnorm.engine.evaluate import evaluation_batch
 from contnorm.engine.lane import Lane
 from contnorm.kernels.launching import can_compile_ahead, compiling_ahead
 from contnorm.layers.continual import ContinualNormBase
@@ -42,7 +42,7 @@ def _go_through(lane: Lane) -> None:
         for count in sorted(_pass_sizes(lane)):
             model.train()(images(count)).sum().backward()
         with torch.no_grad():
-            model.eval()(images(TEST_BATCH))
+            model.eval()(images(evaluation_batch(lane)))
 
 
 def _pass_sizes(lane: Lane) -> set[int]:

@@ -7,25 +7,31 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from contnorm.catalog import NORMS
 from contnorm.engine.lane import Lane
+from contnorm.metrics.label_stats import LabelStats
 from contnorm.oracle import Reestimated, reestimate
 from contnorm.recognition import Recognized, recognize
 
 __all__ = [
+    "LabelRow",
     "Right",
     "TaskBatches",
     "TrainBatches",
     "classes_of",
+    "count_labels",
     "count_right",
     "drift_of",
+    "evaluation_batch",
     "keeps_moments",
     "oracle_moments",
 ]
 
-TEST_BATCH = 1000
+TEST_BATCH = {"cpu": 1000, "cuda": 4096}  # a GPU has time for more, and a host little for many small passes
+TEST_VALUES = 1000 * 3 * 84 * 84  # of larger pictures so many fewer go at a time
 
 
 class Right(NamedTuple):
@@ -50,25 +56,68 @@ def _right_by_task(lane: Lane, tasks: int) -> list[Tensor]:
     lane.model.eval()
     sizes = np.bincount(lane.data.stream.test.task, minlength=lane.data.stream.tasks)[:tasks].tolist()
     items = torch.arange(sum(sizes), device=lane.device)
-    right = torch.cat([_right(lane, part) for part in torch.split(items, TEST_BATCH)], dim=1)
+    right = torch.cat([_right(lane, part) for part in torch.split(items, evaluation_batch(lane))], dim=1)
     return [torch.stack([part.sum() for part in torch.split(one, sizes)]) for one in right]
+
+
+def evaluation_batch(lane: Lane) -> int:
+    """How many pictures go at a time in evaluation."""
+    most = TEST_BATCH["cuda" if lane.device.type == "cuda" else "cpu"]
+    return max(1, min(most, TEST_VALUES // lane.data.pictures.test.pixels[0].numel()))
+
+
+def _logits(lane: Lane, items: Tensor) -> Tensor:
+    with lane.autocast():
+        logits: Tensor = lane.model(lane.data.test_x(items))
+    return logits.float()
 
 
 def _right(lane: Lane, items: Tensor) -> Tensor:
     """(heads, items) whether the answer is right."""
     table = lane.data.test
-    with lane.autocast():
-        logits = lane.model(lane.data.test_x(items)).float()
+    logits = _logits(lane, items)
     task, label = table.task[items], table.label[items]
     heads = [lane.head] if lane.own_head is None else [lane.head, lane.own_head]
     return torch.stack([head(logits, task).argmax(1) == label for head in heads])
 
 
+class LabelRow(NamedTuple):
+    """What was counted where images have several labels: on each task's own, and on those of all tasks together."""
+
+    own: list[LabelStats]
+    tally: LabelStats
+
+
+def count_labels(lanes: Sequence[Lane], tasks: int) -> list[LabelRow]:
+    """For each lane what its network says of the labels of the first tasks' test images.
+
+    All lanes are sent on their way before the first answer is waited for.
+    """
+    with torch.no_grad():
+        found = [_label_logits(lane, tasks) for lane in lanes]
+    return [_label_row(lane, logits.cpu().numpy(), tasks) for lane, logits in zip(lanes, found, strict=True)]
+
+
+def _label_logits(lane: Lane, tasks: int) -> Tensor:
+    """(items, outputs), still on the device; test items lie task after task."""
+    lane.model.eval()
+    items = torch.arange(int((lane.data.stream.test.task < tasks).sum()), device=lane.device)
+    return torch.cat([_logits(lane, part) for part in torch.split(items, evaluation_batch(lane))])
+
+
+def _label_row(lane: Lane, logits: NDArray[np.float32], tasks: int) -> LabelRow:
+    test = lane.data.stream.test
+    task, label = test.task[: len(logits)], test.label[: len(logits)]
+    said = np.nan_to_num(logits, nan=float(np.finfo(np.float32).min))  # what is no number is no yes
+    own = [LabelStats.of(said[task == t], label[task == t]) for t in range(tasks)]
+    return LabelRow(own, LabelStats.of(said, label))
+
+
 class TrainBatches:
     """The training data of the first tasks, plainly, batch by batch; can be gone over again."""
 
-    def __init__(self, lane: Lane, tasks: int, size: int = TEST_BATCH) -> None:
-        self.lane, self.size = lane, size
+    def __init__(self, lane: Lane, tasks: int, size: int | None = None) -> None:
+        self.lane, self.size = lane, size or evaluation_batch(lane)
         self.items = torch.nonzero(lane.data.train.task < tasks).squeeze(1)
 
     def __iter__(self) -> Iterator[Tensor]:
@@ -79,8 +128,8 @@ class TrainBatches:
 class TaskBatches:
     """The training or test data of one task, plainly, as batches of images and labels; can be gone over again."""
 
-    def __init__(self, lane: Lane, task: int, *, test: bool = False, size: int = TEST_BATCH) -> None:
-        self.size = size
+    def __init__(self, lane: Lane, task: int, *, test: bool = False, size: int | None = None) -> None:
+        self.size = size or evaluation_batch(lane)
         data = lane.data
         self.table, self.images = (data.test, data.test_x) if test else (data.train, data.train_x)
         self.items = torch.nonzero(self.table.task == task).squeeze(1)

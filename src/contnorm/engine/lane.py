@@ -17,13 +17,14 @@ from torch import Tensor, nn
 
 from contnorm.config import RunConfig
 from contnorm.engine.half_weights import HalfWeights
+from contnorm.engine.optimizers import build_optimizer, load_optimizer_state, optimizer_state
+from contnorm.engine.plans import Plans
 from contnorm.engine.rows import Row, Rows, rows_of
 from contnorm.engine.trial import try_out
 from contnorm.models import MODELS, build_model
-from contnorm.plan import Plan, Step, make_plan
+from contnorm.plan import Step
 from contnorm.seeds import seed_for
 from contnorm.strategies import Batch, Head, build_strategy
-from contnorm.streams.classification import build_stream
 from contnorm.streams.gallery import Feed, Pictures, Window
 from contnorm.streams.sources import Source
 from contnorm.streams.views import DeviceStream
@@ -44,15 +45,21 @@ class Lane:
         source: Its data set.
         device: Where it runs.
         pictures: The data set there, to share with other lanes; its own where none is given.
+        plans: What is shown, likewise.
     """
 
     def __init__(
-        self, config: RunConfig, seed: int, source: Source, device: torch.device, pictures: Pictures | None = None
+        self,
+        config: RunConfig,
+        seed: int,
+        source: Source,
+        device: torch.device,
+        pictures: Pictures | None = None,
+        plans: Plans | None = None,
     ) -> None:
         self.config, self.seed, self.device = config, seed, device
         self.strategy = build_strategy(config.strategy)
-        stream = build_stream(config.stream, source, seed)
-        self.plan: Plan = make_plan(config, stream, seed, self.strategy.draws)
+        stream, self.plan = (plans or Plans(source)).of(config, seed, self.strategy.draws)
         self.data = DeviceStream(stream, device, pictures)
         self.feed = self._feed()
         self.head = Head(self.data.competing)
@@ -61,8 +68,7 @@ class Lane:
         # A network of the user's own may look at its weights in ways of its own: there, autocast casts them.
         ours_in_half = config.train.precision == "bf16" and config.model.name in MODELS
         self.half = HalfWeights(self.model) if ours_in_half else None
-        fused = device.type == "cuda"  # one kernel for all parameters
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=config.train.lr, fused=fused)
+        self.optimizer = build_optimizer(config.train, self.model, device)
         slots = self.plan.slots if self.strategy.stores_logits else 0
         self.logits = torch.zeros(slots + 1, stream.outputs, device=device)  # the last row takes what is not kept
         self.done = 0  # steps
@@ -122,6 +128,8 @@ class Lane:
         loss.backward()  # type: ignore[no-untyped-call]
         if self.half is not None:
             self.half.bring_gradients()
+        if self.config.train.clip_value is not None:
+            nn.utils.clip_grad_value_(self.model.parameters(), self.config.train.clip_value)
         self.optimizer.step()
         if logits is not None:
             self.logits.index_copy_(0, write, logits)
@@ -130,7 +138,8 @@ class Lane:
     def _batches(self, row: Row) -> tuple[Tensor, Batch, tuple[Batch, ...]]:
         """The slots to write to, the samples of the stream, and those of each replay draw."""
         x = self.data.seen(self.feed.pixels, row.image, row.task, row.views)
-        parts = zip(*(torch.split(t, list(row.sizes)) for t in (x, row.label, row.task, row.slots)), strict=True)
+        label = self.data.train.label[row.label] if self.data.stream.several_labels else row.label
+        parts = zip(*(torch.split(t, list(row.sizes)) for t in (x, label, row.task, row.slots)), strict=True)
         (x, label, task, write), *draws = parts
         replay = tuple(
             Batch(x, label, task, self.logits[slots] if self.strategy.stores_logits else None)
@@ -155,12 +164,18 @@ class Lane:
 
     def state(self) -> dict[str, Tensor]:
         """All tensors that must survive a restart; the step number goes beside them."""
-        named = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
-        return {**named, "memory.logits": self.logits[:-1]}
+        model = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
+        remembered = optimizer_state(self.optimizer, self.model)
+        optimizer = {f"optimizer.{name}": tensor for name, tensor in remembered.items()}
+        return {**model, **optimizer, "memory.logits": self.logits[:-1]}
 
     def load(self, state: dict[str, Tensor], done: int) -> None:
         """Go on from a state and the number of steps it was taken after."""
-        own = {name.removeprefix("model."): t for name, t in state.items() if name.startswith("model.")}
+        own, remembered = (
+            {name.removeprefix(of): t for name, t in state.items() if name.startswith(of)}
+            for of in ("model.", "optimizer.")
+        )
         self.model.load_state_dict(own)
+        load_optimizer_state(self.optimizer, self.model, remembered)
         self.logits[:-1].copy_(state["memory.logits"])
         self.done = done

@@ -11,12 +11,22 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
+from contnorm.census import take_census
 from contnorm.engine.advance import mover_for
 from contnorm.engine.checkpoint import Checkpoints
-from contnorm.engine.evaluate import Right, count_right, drift_of, keeps_moments, oracle_moments
+from contnorm.engine.evaluate import (
+    LabelRow,
+    Right,
+    count_labels,
+    count_right,
+    drift_of,
+    keeps_moments,
+    oracle_moments,
+)
 from contnorm.engine.lane import Lane, LossNotFiniteError
 from contnorm.engine.saving import Saver
 from contnorm.layers.renorm import BatchRenormBase
+from contnorm.streams.multilabel import MultiLabelSource
 
 __all__ = ["Failed", "Finished", "Lost", "Progress", "Stopped", "Tally", "run_lanes"]
 
@@ -70,9 +80,16 @@ class Tally:
     correct_task: list[list[int | None]] = field(default_factory=list)  # with the task known
     before: list[int] | None = None
     before_task: list[int] | None = None
+    labels: list[dict[str, Any]] = field(default_factory=list)  # of images of several labels, in place of the above
+    labels_running: list[dict[str, Any]] = field(default_factory=list)
     drift: list[dict[str, dict[str, float]]] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=lambda: {"train": 0.0, "evaluate": 0.0})
     train_by_task: list[float] = field(default_factory=list)  # seconds
+
+    @property
+    def tasks(self) -> int:
+        """How many tasks are learned and measured."""
+        return max(len(self.correct), len(self.labels))
 
 
 @dataclass
@@ -130,7 +147,7 @@ def _learn(
     steps, ends = len(first.lane.plan.steps), first.lane.plan.ends
     _look_ahead(runs)
     mover = mover_for([run.lane for run in runs])
-    for task in range(len(first.tally.correct), len(ends)):
+    for task in range(first.tally.tasks, len(ends)):
         while runs and runs[0].lane.done < ends[task]:
             done = runs[0].lane.done
             until = min(ends[task], (done // report_every + 1) * report_every, (done // every + 1) * every)
@@ -198,10 +215,14 @@ def _share_time(runs: Sequence[_Run], task: int, started: float) -> None:
 def _evaluate(runs: Sequence[_Run], task: int) -> None:
     """One row after a task: with the running moments, and, where asked for, with the oracle's."""
     started = time.perf_counter()
-    tasks = [run.lane.data.stream.tasks if run.lane.config.evaluate.ahead else task + 1 for run in runs]
-    rows = count_right([run.lane for run in runs], tasks)
-    for run, right in zip(runs, rows, strict=True):
-        _write_row(run, task, right)
+    lanes = [run.lane for run in runs]
+    if lanes and lanes[0].data.stream.several_labels:
+        for run, row in zip(runs, count_labels(lanes, task + 1), strict=True):
+            _write_label_row(run, task, row)
+    else:
+        tasks = [lane.data.stream.tasks if lane.config.evaluate.ahead else task + 1 for lane in lanes]
+        for run, right in zip(runs, count_right(lanes, tasks), strict=True):
+            _write_row(run, task, right)
     for run in runs:
         run.tally.seconds["evaluate"] += (time.perf_counter() - started) / len(runs)
 
@@ -222,21 +243,59 @@ def _write_row(run: _Run, task: int, right: Right) -> None:
         tally.correct_task.append(_padded(right.within, tasks))
 
 
+def _write_label_row(run: _Run, task: int, row: LabelRow) -> None:
+    lane, tally, evaluate = run.lane, run.tally, run.lane.config.evaluate
+    tasks = lane.data.stream.tasks
+    measured = _in_json(row, tasks)
+    if (evaluate.moments == "oracle" or evaluate.drift) and keeps_moments(lane.model):
+        with oracle_moments(lane, task + 1) as done:
+            tally.drift.append(drift_of(done))
+            if evaluate.moments == "oracle":
+                tally.labels_running.append(measured)
+                measured = _in_json(count_labels([lane], task + 1)[0], tasks)
+    tally.labels.append(measured)
+
+
+def _in_json(row: LabelRow, tasks: int) -> dict[str, Any]:
+    own = [stats.to_json() for stats in row.own]
+    return {"own": [*own, *([None] * (tasks - len(own)))], "tally": row.tally.to_json()}
+
+
 def _padded(row: list[int], tasks: int) -> list[int | None]:
     return [*row, *([None] * (tasks - len(row)))]
 
 
 def _found(lane: Lane, tally: Tally) -> dict[str, Any]:
+    measured = _labels_found if lane.data.stream.several_labels else _answers_found
+    parameters = sum(parameter.numel() for parameter in lane.model.parameters())
+    seconds = {**tally.seconds, "train_by_task": tally.train_by_task}
+    rest = {"drift": {"by_task": tally.drift}, "seconds": seconds, "parameters": parameters}
+    shares = [m.corrected_share() for m in lane.model.modules() if isinstance(m, BatchRenormBase)]
+    renorm = {"renorm": {"corrected_share": fmean(shares)}} if shares else {}
+    return {**measured(lane, tally), **rest, **renorm}
+
+
+def _answers_found(lane: Lane, tally: Tally) -> dict[str, Any]:
     total = [int((lane.data.stream.test.task == task).sum()) for task in range(lane.data.stream.tasks)]
     matrix = {"correct": tally.correct, "total": total, "before": tally.before}
-    seconds = {**tally.seconds, "train_by_task": tally.train_by_task}
-    found: dict[str, Any] = {"matrix": matrix, "drift": {"by_task": tally.drift}, "seconds": seconds}
-    found["parameters"] = sum(parameter.numel() for parameter in lane.model.parameters())
-    shares = [m.corrected_share() for m in lane.model.modules() if isinstance(m, BatchRenormBase)]
-    if shares:
-        found["renorm"] = {"corrected_share": fmean(shares)}
+    found: dict[str, Any] = {"matrix": matrix}
     if tally.correct_running:
         found["matrix_running"] = {**matrix, "correct": tally.correct_running}
     if len(tally.correct_task) == len(tally.correct):  # fewer where it was begun by a version that did not count them
         found["matrix_task"] = {**matrix, "correct": tally.correct_task, "before": tally.before_task}
     return found
+
+
+def _labels_found(lane: Lane, tally: Tally) -> dict[str, Any]:
+    """What was counted after each task, what the labels are, and what the memory held of them."""
+    source = lane.data.stream.source
+    assert isinstance(source, MultiLabelSource)
+    found: dict[str, Any] = {"labels": _label_matrix(tally.labels)}
+    if tally.labels_running:
+        found["labels_running"] = _label_matrix(tally.labels_running)
+    found["classes"] = {"names": list(source.class_names), "groups": list(source.class_groups)}
+    return {**found, "census": take_census(lane.plan, lane.data.stream).to_json()}
+
+
+def _label_matrix(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    return {key: [row[key] for row in rows] for key in ("own", "tally")}

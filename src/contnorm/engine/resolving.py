@@ -8,12 +8,14 @@ from typing import Any
 
 from contnorm.config import RunConfig, from_dict, laid_over
 from contnorm.errors import UserError, unknown
+from contnorm.methods import strategy_defaults
 from contnorm.models.weights_files import weights_hash
 from contnorm.own_code import code_hash
 from contnorm.strategies import ALIASES as STRATEGY_ALIASES
 from contnorm.strategies import build_strategy
 from contnorm.streams.classification import StreamSpec, check_stream, find_stream, stream_defaults
 from contnorm.streams.sources import SOURCES, find_layout, looked_for
+from contnorm.streams.stored import find_stored, stored_under
 
 __all__ = ["resolve"]
 
@@ -26,9 +28,10 @@ def resolve(values: Mapping[str, Any], data_root: Path) -> RunConfig:
     _check_not_filled_in(asked)
     spec = find_stream(asked.stream.name)
     said = {k: v for k, v in values.get("stream", {}).items() if not (v is None and k in STREAMS_OWN)}
-    merged = laid_over(stream_defaults(spec, asked.stream.scenario), {**values, "stream": said})
-    name = asked.strategy.name.lower()
-    strategy = {**merged.get("strategy", {}), "name": STRATEGY_ALIASES.get(name, asked.strategy.name)}
+    name = STRATEGY_ALIASES.get(asked.strategy.name.lower(), asked.strategy.name)
+    usual = laid_over(stream_defaults(spec, asked.stream.scenario), strategy_defaults(name))
+    merged = laid_over(usual, {**values, "stream": said})
+    strategy = {**merged.get("strategy", {}), "name": name}
     strategy["code"] = code_hash(strategy["name"])
     model = {**merged.get("model", {})}
     model["code"] = code_hash(model.get("name", ""))
@@ -37,8 +40,17 @@ def resolve(values: Mapping[str, Any], data_root: Path) -> RunConfig:
     stream = {**merged["stream"], "name": spec.name, "source": _source(spec, merged["stream"].get("source"), data_root)}
     config = from_dict({**merged, "stream": stream, "strategy": strategy, "model": model})
     check_stream(config.stream)
+    _check_evaluation(config, spec)
     build_strategy(config.strategy)
     return config
+
+
+def _check_evaluation(config: RunConfig, spec: StreamSpec) -> None:
+    if spec.kind == "multi-label" and config.evaluate.ahead:
+        raise UserError(
+            f"evaluate.ahead=true: no score of {spec.name}, whose images have several labels, looks at tasks not "
+            f"learned yet. Leave it out."
+        )
 
 
 def _check_not_filled_in(asked: RunConfig) -> None:
@@ -56,10 +68,17 @@ def _check_not_filled_in(asked: RunConfig) -> None:
 
 def _source(spec: StreamSpec, asked: str | None, root: Path) -> str:
     """The data set asked for, where the stream is made of it; the first of the stream's that is found."""
+    built = spec.kind == "multi-label"
     if asked is not None:
-        if asked not in spec.sources:
-            raise unknown(f"stream.source for {spec.name}:", asked, spec.sources)
+        if asked not in spec.sources and not (built and find_stored(asked, root)):
+            there = [own for own in stored_under(root) if own not in spec.sources] if built else []
+            raise unknown(f"stream.source for {spec.name}:", asked, [*spec.sources, *there])
         return asked
+    if not spec.sources:
+        raise UserError(
+            f"stream {spec.name}: say which, with --set stream.source=NAME, or the folder it was built in. `contnorm "
+            f"data NAME --csv FILE` builds one."
+        )
     return _first_found(spec.sources, root)
 
 
@@ -69,6 +88,11 @@ def _first_found(names: tuple[str, ...], root: Path) -> str:
         if not spec.layouts or find_layout(spec, root) is not None:
             return name
     wanted = SOURCES[names[0]]
+    if wanted.built_with:
+        raise UserError(
+            f"no {wanted.name} under {root}. Looked for {looked_for(wanted)}. Build it with {wanted.built_with}, or "
+            f"say where it is with --data-root or CONTNORM_DATA; `contnorm data {wanted.name}` says more."
+        )
     raise UserError(
         f"no {wanted.name} under {root}. Looked for {looked_for(wanted)}. Put it there, or say where it is with "
         f"--data-root or CONTNORM_DATA; `contnorm data {wanted.name}` says more, and can fetch what is public."

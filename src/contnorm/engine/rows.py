@@ -29,7 +29,7 @@ class Row:
     Attributes:
         sizes: How many samples the stream has in it, and each draw.
         image: Where the images are.
-        label, task: Of each sample.
+        label, task: Of each sample; for a label, where samples have several, the item whose labels they are.
         slots: The slots the stream's samples are written to, then those the draws came from.
         views: (samples, 3) crops and flips, where the stream has any.
     """
@@ -82,7 +82,8 @@ def _row(step: Step, places: Indices, items: Items, spare: int) -> Indices:
     samples = np.concatenate([step.stream, *step.replay])
     views = [] if step.stream_views is None else [step.stream_views, *(step.replay_views or ())]
     slots = [_last_writers(step.write, spare), *step.replay_slots]
-    return np.concatenate([places, items.label[samples], items.task[samples], *slots, *(v.ravel() for v in views)])
+    label = items.label[samples] if items.label.ndim == 1 else samples
+    return np.concatenate([places, label, items.task[samples], *slots, *(v.ravel() for v in views)])
 
 
 def _last_writers(write: Indices, spare: int) -> Indices:

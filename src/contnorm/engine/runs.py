@@ -19,6 +19,7 @@ from contnorm.engine.jobs import Job, Workplace
 from contnorm.engine.lane import Lane
 from contnorm.engine.loop import Failed, Finished, Progress, Stopped, run_lanes
 from contnorm.engine.numerics import device_name, numerics
+from contnorm.engine.plans import Plans
 from contnorm.engine.processes import side_by_side
 from contnorm.engine.resolving import resolve
 from contnorm.engine.unfinished import Unfinished, edited, unfinished
@@ -27,6 +28,7 @@ from contnorm.errors import RunBrokeError, UserError, usable
 from contnorm.own_code import breaks_in, own_error
 from contnorm.results import Store
 from contnorm.streams.gallery import Pictures
+from contnorm.streams.multilabel import MultiLabelSource
 from contnorm.streams.sources import Source, load_source
 
 __all__ = ["Event", "Job", "Workplace", "execute", "resolve", "unfinished"]
@@ -66,8 +68,11 @@ def _execute(jobs: Sequence[Job], place: Workplace, stop: Callable[[], bool]) ->
     if processes < 2:
         yield from _execute_here(jobs, place, stop)
         return
+    plans: dict[str, Plans] = {}
     for config in {job.config: None for job in jobs}:  # what can't be run is told before a process is started
-        Lane(config, 0, load_source(_source(config), place.data_root), place.device)
+        name = _source(config)
+        plans.setdefault(name, Plans(load_source(name, place.data_root)))
+        Lane(config, 0, plans[name].source, place.device, plans=plans[name])
     _note_begun(jobs, place)
     yield from side_by_side(_one_job, [(job, place) for job in jobs], processes, stop)
 
@@ -80,17 +85,17 @@ def _one_job(job: tuple[Job, Workplace], stop: Callable[[], bool]) -> Iterator[E
 def _execute_here(jobs: Sequence[Job], place: Workplace, stop: Callable[[], bool]) -> Iterator[Event]:
     """Run jobs in this process, those together that can move together."""
     store = Store(place.runs)
-    loaded: dict[str, tuple[Source, Pictures]] = {}
+    loaded: dict[str, _Shared] = {}
     noted: set[RunConfig] = set()
     for group in _groups(jobs, place, store):
         name = _source(group.jobs[0].config)
         if name not in loaded:
             source = load_source(name, place.data_root)
-            loaded[name] = source, Pictures.of(source, place.device, place.whole)
+            loaded[name] = _Shared(source, Pictures.of(source, place.device, place.whole), Plans(source))
         new = {job.config for job in group.jobs} - noted
         noted |= new  # once, or a run that failed would be noted again
         stopped = False
-        for event in _run(group, [job for job in jobs if job.config in new], *loaded[name], place, store, stop):
+        for event in _run(group, [job for job in jobs if job.config in new], loaded[name], place, store, stop):
             yield event
             stopped = stopped or isinstance(event.what, Stopped)
         if stopped:
@@ -100,6 +105,15 @@ def _execute_here(jobs: Sequence[Job], place: Workplace, stop: Callable[[], bool
 def _source(config: RunConfig) -> str:
     assert config.stream.source is not None  # filled in by `resolve`
     return config.stream.source
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """What the runs on one data set have in common."""
+
+    source: Source
+    pictures: Pictures
+    plans: Plans
 
 
 @dataclass(frozen=True)
@@ -127,8 +141,7 @@ def _groups(jobs: Sequence[Job], place: Workplace, store: Store) -> Iterator[_Gr
 def _run(
     group: _Group,
     to_note: Sequence[Job],
-    source: Source,
-    pictures: Pictures,
+    shared: _Shared,
     place: Workplace,
     store: Store,
     stop: Callable[[], bool],
@@ -142,7 +155,7 @@ def _run(
                 yield Event(job, Failed(why), store.path(job.config, job.seed))
                 continue
             # Settings that can't be run fail here, before anything is written.
-            lane = Lane(job.config, job.seed, source, place.device, pictures)
+            lane = Lane(job.config, job.seed, shared.source, place.device, shared.pictures, shared.plans)
             held.callback(lane.feed.close)
             lanes[lane] = job
         _note_begun([job for job in to_note if not edited(job.config)], place)
@@ -153,7 +166,7 @@ def _run(
                 yield Event(job, refused, store.path(job.config, job.seed))
         if lanes:
             with _told(lanes, store):
-                yield from _learn(lanes, source, place, store, stop, started)
+                yield from _learn(lanes, shared.source, place, store, stop, started)
 
 
 def _note_begun(jobs: Sequence[Job], place: Workplace) -> None:
@@ -242,9 +255,17 @@ def _circumstances(config: RunConfig, source: Source, device: torch.device) -> d
         "device": {"kind": device.type, "name": device_name(device), "threads": torch.get_num_threads()},
         "precision": config.train.precision,
         "deterministic": config.train.deterministic,
-        "source": {"name": source.name, "fingerprint": source.fingerprint},
+        "source": {"name": source.name, "fingerprint": source.fingerprint, **_part_of(source)},
         "commit": _commit(),
     }
+
+
+def _part_of(source: Source) -> dict[str, Any]:
+    """How much of a published stream there was to learn from and be tested on."""
+    if not isinstance(source, MultiLabelSource):
+        return {}
+    images = len(source.train_images) + len(source.test_images)
+    return {"images": images, "published_images": source.published_images, "missing_images": source.missing_images}
 
 
 def _commit() -> str | None:

@@ -18,6 +18,7 @@ from contnorm.memories.base import NOT_KEPT, Slots, filled_slots
 __all__ = ["PartitioningReservoir"]
 
 Floats = NDArray[np.float64]
+SAME = 1e-9  # costs nearer to each other than this are equal: their sums were only taken in another order
 
 
 class PartitioningReservoir:
@@ -101,7 +102,7 @@ class PartitioningReservoir:
         cost = self._cost_after_removal(candidates)
         if self.quirk and cost.min() >= self.capacity:
             return int(candidates[0])
-        return int(candidates[np.argmin(cost)])  # of equals the lowest slot
+        return int(candidates[np.flatnonzero(cost <= cost.min() + SAME)[0]])  # of equals the lowest slot
 
     def _cost_after_removal(self, candidates: Slots) -> Floats:
         """How far all shares would be from their targets, were a candidate gone."""

@@ -86,6 +86,7 @@ def _place(
         "tasks": said.get("tasks"),
         "moments": view.moments,
         "setting": view.setting,
+        "labels": view.labels,
     }
     assert tuple(found) == DIMENSIONS
     return found
@@ -115,6 +116,7 @@ def _published(recipe: Recipe, place: Mapping[str, Any]) -> dict[str, Published]
     found = {}
     for cell in among:
         same = cell.dataset == place["stream"] and all(getattr(cell, name) == value for name, value in fixed.items())
+        same = same and cell.split == place["labels"]
         if same and all(_fits(getattr(cell, name), place[name]) for name in ("groups", "buffer", "setting")):
             found[cell.metric] = cell
     return found

@@ -19,16 +19,25 @@ KINDS: tuple[str, ...] = get_args(Kind)
 ClaimKind = Literal["above", "near", "under", "flat", "steadier"]
 DIMENSIONS = (
     "stream", "strategy", "norm", "groups", "momentum", "schedule", "layers", "buffer", "tasks", "moments", "setting",
+    "labels",
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class View:
-    """One of the accuracy matrices of a record, and what it is of."""
+    """One of the matrices of a record, and what it is of.
+
+    Attributes:
+        matrix: Its key in the record.
+        moments: With which moments the network was evaluated.
+        setting: Whether the task was known.
+        labels: A group of labels, or ``"overall"``; None where images have one label each.
+    """
 
     matrix: str
     moments: str = "running"
     setting: str | None = None
+    labels: str | None = None
 
 
 VIEWS: dict[str, View] = {
@@ -37,6 +46,7 @@ VIEWS: dict[str, View] = {
     "oracle": View("matrix", moments="oracle"),
     "class": View("matrix", setting="class"),
     "task": View("matrix_task", setting="task"),
+    **{labels: View("labels", labels=labels) for labels in ("overall", "majority", "moderate", "minority")},
 }
 
 

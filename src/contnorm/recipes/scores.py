@@ -7,12 +7,16 @@ from typing import Any
 
 from contnorm.errors import UserError, unknown
 from contnorm.metrics.matrix import SCORES
+from contnorm.metrics.multilabel import LABEL_SCORES
 
 __all__ = ["check_curve", "check_score", "drift_parts", "title_of"]
 
 DRIFT = ("drift_mean_1", "drift_mean_2", "drift_var_1", "drift_var_2")  # of the first layers; further ones count on
 OTHERS = ("extra_time", "acc_so_far", "parameters")
-TITLES = {"acc": "ACC", "la": "LA", "fm": "FM", "extra_time": "time over BN, %", "acc_so_far": "ACC so far"}
+TITLES = {
+    "acc": "ACC", "la": "LA", "fm": "FM", "extra_time": "time over BN, %", "acc_so_far": "ACC so far",
+    "c_f1": "C-F1", "o_f1": "O-F1", "map": "mAP", "fm_c_f1": "FM C-F1", "fm_o_f1": "FM O-F1", "fm_map": "FM mAP",
+}  # fmt: skip
 
 
 def check_score(name: Any, where: str) -> None:
@@ -23,7 +27,7 @@ def check_score(name: Any, where: str) -> None:
         Traceback (most recent call last):
         contnorm.errors.UserError: recipe: unknown score 'accuracy'. There are: acc, fm, la, ...
     """
-    known = [*SCORES, *DRIFT, *OTHERS]
+    known = [*SCORES, *LABEL_SCORES, *DRIFT, *OTHERS]
     if name not in known and not (isinstance(name, str) and drift_parts(name)):
         raise UserError(f"{where}: {unknown('score', str(name), known)}")
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -21,7 +22,7 @@ class Batch:
     """Samples as the network sees them, with what is known of each."""
 
     x: Tensor
-    label: Tensor  # (B,) among the outputs
+    label: Tensor  # (B,) among the outputs; (B, outputs) of 0 and 1 where samples have several
     task: Tensor  # (B,)
     logits: Tensor | None = None  # (B, outputs) stored when the sample was written; replayed samples only
 
@@ -50,7 +51,10 @@ class Head:
         return logits.masked_fill(self.resting[task], float("-inf"))
 
     def cross_entropy(self, logits: Tensor, batch: Batch) -> Tensor:
-        """(B,) of each sample."""
+        """(B,) of each sample; where it has several labels, the mean over the outputs, each a yes or no of its own."""
+        if batch.label.ndim == 2:
+            labels = batch.label.to(torch.float32)
+            return F.binary_cross_entropy_with_logits(logits.float(), labels, reduction="none").mean(1)
         return F.cross_entropy(self(logits.float(), batch.task), batch.label, reduction="none")
 
     def squared_error(self, logits: Tensor, target: Tensor, task: Tensor) -> Tensor:

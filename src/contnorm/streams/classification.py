@@ -1,4 +1,4 @@
-"""Streams of classification tasks: permuted images, and classes split over tasks. Index arithmetic over a source.
+"""Streams of tasks: permuted images, classes split over tasks, and images of several labels. Index arithmetic.
 
 An *item* is one sample of one task: an image of the source, the label it is to be given, and the task it belongs to.
 What a run sees at each step is a list of items; images are gathered by the engine.
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from contnorm.config import StreamConfig, laid_over
 from contnorm.errors import UserError, unknown
 from contnorm.seeds import generator
+from contnorm.streams.multilabel import MultiLabelSource
 from contnorm.streams.sources import Source
 
 __all__ = [
@@ -35,10 +36,13 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Items:
-    """Samples of tasks: for each its image in the source, its label among the outputs, and its task."""
+    """Samples of tasks: for each its image in the source, its label among the outputs, and its task.
+
+    Where samples have several labels, those of each are a row of 0 and 1, one for each output.
+    """
 
     image: Indices
-    label: Indices
+    label: NDArray[np.integer[Any]]
     task: Indices
 
     def __len__(self) -> int:
@@ -75,16 +79,21 @@ class Stream:
     padding: int | None = None
     task_free: bool = False
 
+    @property
+    def several_labels(self) -> bool:
+        """Whether a sample may have several labels, or none."""
+        return self.train.label.ndim == 2
+
 
 @dataclass(frozen=True)
 class StreamSpec:
     """A stream that can be asked for by name, and what a run of it starts from."""
 
     name: str
-    sources: tuple[str, ...]  # tried in turn
+    sources: tuple[str, ...]  # tried in turn; none where a run says which
     summary: str
-    kind: Literal["permuted", "split"]
-    tasks: int
+    kind: Literal["permuted", "split", "multi-label"]
+    tasks: int  # of one whose pictures have several labels the source says how many
     per_task: int = 0  # classes of a task
     validation: int = 0  # tasks set apart for selection, the first ones
     class_order: tuple[int, ...] = ()  # by task; empty for the source's own
@@ -119,6 +128,29 @@ _CLASS_INCREMENTAL = {
     "stream": {"scenario": "class", "part": "all", "augment": True},
     **_NO_DRIFT,
 }
+_IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def _long_tail(rho: float) -> dict[str, Any]:
+    """As published for PRS: ten images of the stream and ten of two thousand in one pass, and Adam."""
+    return {
+        "model": {"name": "resnet101", "width": 64},
+        "norm": {"groups": 4},
+        "train": {
+            "lr": 1e-4,
+            "optimizer": "adam",
+            "clip_value": 5.0,
+            "batch": 10,
+            "replay": 10,
+            "partial": "drop",
+        },
+        "memory": {"kind": "reservoir", "size": 2000, "rho": rho, "quirk": True},
+        "strategy": {"forward": "joint", "replay_from": "all"},
+        "stream": {"scenario": "free", "part": "all", "augment": False},
+        **_NO_DRIFT,
+    }
+
+
 # Without tasks there are no rings of tasks, and nothing is known to be past.
 TASK_FREE: dict[str, Any] = {"memory": {"kind": "reservoir", "size": 500}, "strategy": {"replay_from": "all"}}
 STREAMS: dict[str, StreamSpec] = {
@@ -197,6 +229,36 @@ STREAMS: dict[str, StreamSpec] = {
             class_order=_CIFAR100_ORDER,
             defaults=_FIVE_AT_A_TIME,
         ),
+        StreamSpec(
+            "cocoseq",
+            ("cocoseq",),
+            "4 tasks of 70 kinds of things, several in a picture, common and rare; task-free",
+            "multi-label",
+            tasks=4,
+            mean=_IMAGENET_MEAN,
+            std=_IMAGENET_STD,
+            defaults=_long_tail(rho=-0.03),
+        ),
+        StreamSpec(
+            "nus-wideseq",
+            ("nus-wideseq",),
+            "6 tasks of 49 kinds of things, several in a picture, common and rare; task-free",
+            "multi-label",
+            tasks=6,
+            mean=_IMAGENET_MEAN,
+            std=_IMAGENET_STD,
+            defaults=_long_tail(rho=0.02),
+        ),
+        StreamSpec(
+            "multi-label",
+            (),
+            "one of your own whose pictures have several labels: stream.source names it; task-free",
+            "multi-label",
+            tasks=0,
+            mean=_IMAGENET_MEAN,
+            std=_IMAGENET_STD,
+            defaults=_long_tail(rho=0.0),
+        ),
     )
 }
 ALIASES = {
@@ -213,6 +275,9 @@ ALIASES = {
     "splitcifar10": "split-cifar10",
     "seq-cifar100": "split-cifar100",
     "splitcifar100": "split-cifar100",
+    "coco-seq": "cocoseq",
+    "nuswideseq": "nus-wideseq",
+    "nus-wide-seq": "nus-wideseq",
 }
 
 
@@ -237,7 +302,8 @@ def stream_defaults(spec: StreamSpec, scenario: str | None) -> dict[str, Any]:
         >>> stream_defaults(STREAMS["split-mnist"], "free")["memory"]
         {'kind': 'reservoir', 'size': 500}
     """
-    return laid_over(spec.defaults, TASK_FREE) if scenario == "free" else spec.defaults
+    known = spec.defaults["stream"]["scenario"] != "free"
+    return laid_over(spec.defaults, TASK_FREE) if scenario == "free" and known else spec.defaults
 
 
 def check_stream(config: StreamConfig) -> None:
@@ -253,14 +319,29 @@ def check_stream(config: StreamConfig) -> None:
             f"stream.augment=true: crops and flips mean nothing to shuffled pixels, and {spec.name} has none. Use "
             f"stream.augment=false."
         )
+    if spec.kind == "multi-label":
+        _check_multi_label(config)
     if not spec.validation and config.part in ("learn", "validate"):
         raise UserError(f"stream.part={config.part}: {spec.name} sets no tasks apart. Use stream.part=all.")
+
+
+def _check_multi_label(config: StreamConfig) -> None:
+    wrong = {
+        f"stream.scenario={config.scenario}: nobody is told of its tasks": config.scenario not in (None, "free"),
+        "stream.class_order=seed: the order of its tasks is part of it": config.class_order == "seed",
+        "stream.augment=true: its pictures are taken as they are": bool(config.augment),
+    }
+    for why, is_so in wrong.items():
+        if is_so:
+            raise UserError(f"{why}, in {config.name}. Leave it out.")
 
 
 def build_stream(config: StreamConfig, source: Source, seed: int) -> Stream:
     """The tasks of a stream for one seed, over a source that is loaded."""
     check_stream(config)
     spec = find_stream(config.name)
+    if spec.kind == "multi-label":
+        return _multi_label(spec, config, source, seed)
     if spec.kind == "permuted":
         return _permuted(spec, config, source, seed)
     return _split(spec, config, source, seed)
@@ -323,6 +404,31 @@ def _split(spec: StreamSpec, config: StreamConfig, source: Source, seed: int) ->
     )
 
 
+def _multi_label(spec: StreamSpec, config: StreamConfig, source: Source, seed: int) -> Stream:
+    """The tasks as the source has them; in each its own pictures in random order."""
+    if not isinstance(source, MultiLabelSource):
+        raise UserError(f"stream.source={source.name}: its pictures have one label each, and {spec.name} has several.")
+    tasks = _task_count(config, source.tasks)
+
+    def chosen(task_of: Indices, limit: int | None, purpose: str, base: int) -> list[Indices]:
+        places = [np.flatnonzero(task_of == task) for task in range(tasks)]
+        return [_some(p, limit, generator(base, f"{purpose} {t}"), spec.name) for t, p in enumerate(places)]
+
+    train = chosen(source.train_task, config.train_per_task, "train", seed)
+    test = chosen(source.test_task, config.test_per_task, "test", 0)
+    return Stream(
+        source,
+        _items(train, [source.train_labels[c] for c in train]),
+        _items(test, [source.test_labels[c] for c in test]),
+        tasks,
+        source.classes,
+        np.ones((tasks, source.classes), dtype=bool),
+        mean=spec.mean,
+        std=spec.std,
+        task_free=True,
+    )
+
+
 def _task_count(config: StreamConfig, there_are: int, unlimited: bool = False) -> int:
     wanted = there_are if config.tasks is None else config.tasks
     if wanted < 1 or (wanted > there_are and not unlimited):
@@ -337,6 +443,6 @@ def _some(places: Indices, limit: int | None, chance: np.random.Generator, name:
     return chance.permutation(places)[:limit]
 
 
-def _items(images: list[Indices], labels: list[Indices]) -> Items:
+def _items(images: list[Indices], labels: list[NDArray[Any]]) -> Items:
     task = np.repeat(np.arange(len(images)), [len(part) for part in images])
     return Items(np.concatenate(images), np.concatenate(labels), task)
