@@ -19,10 +19,13 @@ from contnorm.engine.evaluate import count_labels
 from contnorm.engine.lane import Lane
 from contnorm.engine.loop import Finished, run_lanes
 from contnorm.engine.runs import Job, Workplace, execute, resolve, unfinished
+from contnorm.errors import UserError
 from contnorm.metrics.label_stats import LabelStats
 from contnorm.results import Store
+from contnorm.streams.building import build
 from contnorm.streams.classification import STREAMS
-from tests.datasets import real_data, small_multi_label
+from contnorm.streams.own_multilabel import list_own
+from tests.datasets import picture, real_data, small_multi_label
 
 CPU = torch.device("cpu")
 SOURCE = small_multi_label()
@@ -187,3 +190,54 @@ def test_a_run_of_real_pictures_goes_on_where_it_was_stopped(real_root: Path, tm
     (expected,), (found,) = (Store(place.runs) for place in (whole, stopped))
     for key in ("labels", "census", "classes", "parameters", "source"):
         assert found.raw[key] == expected.raw[key], key
+
+
+def test_a_set_of_ones_own_is_a_stream(tmp_path: Path) -> None:
+    """Built from a table under a name, and run by that name or by its folder."""
+    rows = ["image,split,task,labels"]
+    for number in range(36):
+        picture(tmp_path / "pictures" / f"{number}.jpg", 16, 7 * number)
+        split, task = ("test" if number % 3 == 2 else "train"), ("spring" if number < 18 else "autumn")
+        rows.append(f"{number}.jpg,{split},{task},{'robin;wren' if number % 2 else 'owl'}")
+    (tmp_path / "birds.csv").write_text("\n".join(rows) + "\n")
+    build(list_own("birds", tmp_path / "birds.csv", tmp_path / "pictures"), tmp_path / "birds", 16)
+    common: dict[str, Any] = {
+        "strategy": {"name": "prs"},
+        "model": {"name": "mlp", "width": 16},
+        "memory": {"size": 10},
+    }
+    found = []
+    for source in ("birds", str(tmp_path / "birds")):
+        config = resolve({**common, "stream": {"name": "multi-label", "source": source}}, tmp_path)
+        list(execute([Job(config, 0)], Workplace(tmp_path / "runs", tmp_path, CPU)))
+        found.append(Store(tmp_path / "runs").find(config.hash)[0])
+    assert found[0].raw["labels"] == found[1].raw["labels"] and found[0].counted.tasks == 2
+    assert found[0].raw["classes"]["names"] == ["owl", "robin", "wren"] and found[0].raw["source"]["name"] == "birds"
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"stream": {"name": "cocoseq"}}, "no cocoseq under .*Build it with contnorm data cocoseq --coco DIR"),
+        ({"stream": {"name": "multi-label"}}, "stream multi-label: say which, with --set stream.source=NAME"),
+        ({"stream": {"name": "multi-label", "source": "brids"}}, "stream.source for multi-label: 'brids'"),
+        ({"stream": {"name": "cocoseq", "source": "cifar10"}}, "stream.source for cocoseq: 'cifar10'"),
+        ({"stream": {"name": "cocoseq", "source": "cocoseq"}, "evaluate": {"ahead": True}}, "evaluate.ahead=true: no"),
+        ({"train": {"clip_value": 0.0}}, "train.clip_value=0.0 must be above 0"),
+        ({"train": {"passes": 0}}, "train.passes=0 must be 1 or more"),
+        ({"train": {"optimizer": "lion"}}, "train.optimizer='lion' must be 'sgd' or 'adam'"),
+    ],
+)
+def test_what_can_not_be_asked_for_is_refused(values: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=said) as error:
+        resolve(values, tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_strategy_brings_its_memory_unless_another_is_asked_for(tmp_path: Path) -> None:
+    def kind(strategy: str, **groups: Any) -> str:
+        stream = {"name": "cocoseq", "source": "cocoseq"}
+        return resolve({"stream": stream, "strategy": {"name": strategy}, **groups}, tmp_path).memory.kind
+
+    assert (kind("PRS"), kind("crs"), kind("er")) == ("prs", "reservoir", "reservoir")
+    assert kind("prs", memory={"kind": "reservoir"}) == "reservoir"

@@ -8,7 +8,7 @@ from typing import Any
 
 from contnorm.config import RunConfig, from_dict, laid_over
 from contnorm.errors import UserError, unknown
-from contnorm.methods import strategy_defaults
+from contnorm.methods import STRATEGIES, strategy_defaults
 from contnorm.models.weights_files import weights_hash
 from contnorm.own_code import code_hash
 from contnorm.strategies import ALIASES as STRATEGY_ALIASES
@@ -28,7 +28,7 @@ def resolve(values: Mapping[str, Any], data_root: Path) -> RunConfig:
     _check_not_filled_in(asked)
     spec = find_stream(asked.stream.name)
     said = {k: v for k, v in values.get("stream", {}).items() if not (v is None and k in STREAMS_OWN)}
-    name = STRATEGY_ALIASES.get(asked.strategy.name.lower(), asked.strategy.name)
+    name = _strategy(asked.strategy.name)
     usual = laid_over(stream_defaults(spec, asked.stream.scenario), strategy_defaults(name))
     merged = laid_over(usual, {**values, "stream": said})
     strategy = {**merged.get("strategy", {}), "name": name}
@@ -43,6 +43,12 @@ def resolve(values: Mapping[str, Any], data_root: Path) -> RunConfig:
     _check_evaluation(config, spec)
     build_strategy(config.strategy)
     return config
+
+
+def _strategy(asked: str) -> str:
+    """The name a strategy has in the table, whatever its case; one of a user's own is a path, and stays as it is."""
+    lowered = asked.lower()
+    return STRATEGY_ALIASES.get(lowered, lowered if lowered in STRATEGIES else asked)
 
 
 def _check_evaluation(config: RunConfig, spec: StreamSpec) -> None:
