@@ -151,3 +151,18 @@ def test_kernels_compiled_ahead_are_those_of_the_steps_and_leave_the_lanes_as_th
         for _ in range(70):  # into the second task, which replays
             lane.step()
         assert compiled() == ahead
+
+
+def test_more_lanes_than_torch_has_streams_are_captured_while_checkpoints_are_written(
+    root: Path, source: Source, tmp_path: Path
+) -> None:
+    """Each lane is saved at the first task's end, and the next graph is captured three steps later."""
+    config = settings(root, "bn", "er", "tf32")
+    with numerics(config.train):
+        many = lanes_of(config, source, range(36))
+        kept = [Checkpoints(tmp_path / str(lane.seed)) for lane in many]
+        ends = [what for _, what in run_lanes(many, kept, every=20) if isinstance(what, Finished)]
+        assert len(ends) == len(many)
+        (alone,) = lanes_of(config, source, range(35, 36))
+        mover_for([alone]).advance(len(alone.plan.steps))
+        assert same(alone, many[35])

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from contnorm.engine.checkpoint import Checkpoints
 from contnorm.errors import UserError
+from contnorm.streams.copying import copying_stream
 
 __all__ = ["Saver"]
 
@@ -72,7 +73,7 @@ class _Copies:
         """Brought beside whatever the device is doing."""
         if self.device is None:
             return self.tensors
-        with torch.cuda.stream(torch.cuda.Stream(self.device)):  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(copying_stream(self.device)):
             torch.cuda.current_stream().wait_event(self.made)
             return {name: t.cpu() for name, t in self.tensors.items()}  # waits for each
 

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from contnorm.streams.copying import copying_stream
 from contnorm.streams.formats import Images
 from contnorm.streams.sources import Source
 
@@ -145,7 +146,7 @@ class Window(Feed):
         span = slice(side * self.half, side * self.half + len(wanted))
         torch.index_select(self.host, 0, wanted, out=self._stage[span])
         if self.device.type == "cuda":
-            with torch.cuda.stream(torch.cuda.Stream(self.device)):  # type: ignore[no-untyped-call]
+            with torch.cuda.stream(copying_stream(self.device)):
                 self.pixels[span].copy_(self._stage[span], non_blocking=True)
                 torch.cuda.current_stream().synchronize()
         else:
