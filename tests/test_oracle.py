@@ -327,3 +327,13 @@ def test_an_interruption_puts_everything_back(stop_at: int) -> None:
 def test_bad_input_is_named(model: nn.Module, data: Any, error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
         cn.reestimate(model, data)
+
+
+def test_a_compiled_model_is_measured_without_the_compiler_looking_in(capfd: pytest.CaptureFixture[str]) -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    x = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
+    with cn.reestimate(model, [x]):
+        plain = model[1].running_mean.clone()  # type: ignore[union-attr, operator]
+    with cn.reestimate(torch.compile(model, backend="eager"), [x]):  # type: ignore[arg-type]
+        torch.testing.assert_close(model[1].running_mean, plain)
+    assert "dynamo" not in capfd.readouterr().err

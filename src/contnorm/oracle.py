@@ -9,6 +9,7 @@ layers on parallel branches share a pass. Each pass stops at the last layer it m
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -227,7 +228,7 @@ class _Enough(BaseException):
 def _trace(model: nn.Module, layers: dict[str, nn.Module], batch: Any, run: Call) -> dict[str, list[int]]:
     """The depth of each call of each layer, from one forward pass."""
     calls: dict[str, list[int]] = {name: [] for name in layers}
-    flow = _DepthFlow()
+    flow = _DepthFlowBesideCompiler() if "torch._dynamo" in sys.modules else _DepthFlow()
     with ExitStack() as stack:
         for name, layer in layers.items():
             stack.callback(layer.register_forward_hook(_following(flow, calls[name]), with_kwargs=True).remove)
@@ -255,6 +256,11 @@ class _DepthFlow(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.depth: dict[int, int] = {}
         self.alive: list[Tensor] = []  # so that no storage's address is used again
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch would bring its compiler to be told that nothing here is to be compiled: seconds, at the first use."""
+        return cls.__name__ != "_DepthFlow"
+
     def of(self, values: object) -> int:
         return max((self.depth.get(_address(t), 0) for t in tree_leaves(values) if isinstance(t, Tensor)), default=0)
 
@@ -274,6 +280,13 @@ class _DepthFlow(TorchDispatchMode):  # type: ignore[no-untyped-call]
             written = [a for a, f in zip(args, formal, strict=False) if f.alias_info and f.alias_info.is_write]
             self.deepen(written, depth)
         return result
+
+
+class _DepthFlowBesideCompiler(_DepthFlow):  # type: ignore[no-untyped-call]
+    """The same, where the compiler is there already, perhaps with the model compiled: it must not look in here."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
 
 def _address(tensor: Tensor) -> int:

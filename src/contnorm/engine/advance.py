@@ -129,7 +129,7 @@ class _Graphed:
     def _captured(self) -> torch.cuda.CUDAGraph:
         torch.cuda.synchronize()
         for lane in self.lanes:
-            lane.optimizer.zero_grad(set_to_none=True)  # the graph makes its own gradients, in its own memory
+            lane.optimizer.zero_grad()  # the graph makes its own gradients, in its own memory
         graph = torch.cuda.CUDAGraph()
         # Other threads may talk to the device meanwhile: one brings images, one writes checkpoints.
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):

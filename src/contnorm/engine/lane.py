@@ -120,7 +120,7 @@ class Lane:
         """One step from one row of indices; gives its loss, still on the device."""
         write, stream, replay = self._batches(row)
         self.model.train()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad()
         if self.half is not None:
             self.half.refresh()
         with self.autocast():

@@ -31,7 +31,7 @@ def numerics(config: TrainConfig, threads: int = 1) -> Iterator[None]:
     """
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     old = matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark
-    had_threads, was_deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    had_threads, was_deterministic = torch.get_num_threads(), torch.get_deterministic_debug_mode()
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
     fresh: Any = torch.utils.deterministic
@@ -40,12 +40,13 @@ def numerics(config: TrainConfig, threads: int = 1) -> Iterator[None]:
         torch.set_num_threads(threads)
         matmul.allow_tf32 = cudnn.allow_tf32 = config.precision != "fp32"
         cudnn.deterministic, cudnn.benchmark = config.deterministic, False
-        torch.use_deterministic_algorithms(config.deterministic)
+        # As torch.use_deterministic_algorithms, which also brings torch's compiler: seconds at the start of every run.
+        torch.set_deterministic_debug_mode("error" if config.deterministic else "default")
         # Deterministic mode would fill every fresh tensor before use: half of all kernels of a step, to no effect.
         fresh.fill_uninitialized_memory = False
         yield
     finally:
         torch.set_num_threads(had_threads)
         matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = old
-        torch.use_deterministic_algorithms(was_deterministic)
+        torch.set_deterministic_debug_mode(was_deterministic)
         fresh.fill_uninitialized_memory = was_filled
