@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["STRATEGIES", "StrategySpec"]
+__all__ = ["ALIASES", "STRATEGIES", "StrategySpec"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,3 +49,5 @@ STRATEGIES: dict[str, StrategySpec] = {
         ),
     )
 }
+
+ALIASES = {alias: spec.name for spec in STRATEGIES.values() for alias in spec.aliases}

@@ -52,6 +52,7 @@ WITHOUT_TORCH = [
             "cli.beside",
             "cli.choosing",
             "cli.paper_data",
+            "cli.report_files",
             "recipes.reading",
             "recipes.grid",
             "comparison.claims",

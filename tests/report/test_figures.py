@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from matplotlib.axes import Axes
 
 from contnorm.metrics.matrix import AccuracyMatrix, acc_so_far
 from contnorm.report import figures
+from contnorm.report.heat_map import colour_of, matrix_heat_map
 from contnorm.results import Record, Store
 
 STORE = Store(Path(__file__).resolve().parents[2] / "docs" / "records" / "runs")
@@ -28,8 +30,8 @@ def single_bn() -> list[Record]:
 
 
 DRAWN = {
-    "heat map": lambda: figures.matrix_heat_map(single_bn(), "Single, BN"),
-    "17 tasks": lambda: figures.matrix_heat_map(records("85d5f7c04f8c"), "ER, CN"),
+    "heat map": lambda: matrix_heat_map(single_bn(), "Single, BN"),
+    "17 tasks": lambda: matrix_heat_map(records("85d5f7c04f8c"), "ER, CN"),
     "accuracy": lambda: figures.accuracy_over_tasks(
         {"BN": records("ba9df79f047e"), "CN": records("85d5f7c04f8c")}, "Split CIFAR-100"
     ),
@@ -49,6 +51,23 @@ def test_a_figure_is_whole_named_and_takes_the_pages_colours(name: str) -> None:
     assert svg == DRAWN[name](), "the same records give the same picture"
 
 
+def deep() -> list[Record]:
+    """A network of twenty layers whose drift grows with depth."""
+    rows = [{f"norm{i}": {"mean": 0.1 * i * t, "var": 1.0 * i * t} for i in range(1, 21)} for t in (1, 2, 3)]
+    return [replace(single_bn()[0], drift={"by_task": rows})]
+
+
+def test_the_drift_of_a_deep_network_is_drawn_by_depth() -> None:
+    svg = figures.drift_by_depth(deep(), "Drift")
+    label = ElementTree.fromstring(svg).get("aria-label")
+    assert label == (
+        "Drift. At the end: mean 0.30 in the first layer, 6.00 in the last; "
+        "var 3.00 in the first layer, 60.00 in the last."
+    )
+    assert "mean, after task 1<" in svg and "var, after task 3<" in svg
+    assert figures.drift_by_depth([replace(deep()[0], drift={"by_task": deep()[0].drift["by_task"][:1]})], "One task")
+
+
 def test_a_heat_map_has_the_numbers_of_the_matrix() -> None:
     svg, found = DRAWN["heat map"](), single_bn()
     mean = sum(r.matrix.at(4, 0) for r in found) / 5
@@ -56,6 +75,8 @@ def test_a_heat_map_has_the_numbers_of_the_matrix() -> None:
     written = re.findall(r"<text[^>]*>(\d+)</text>", svg)
     assert len(written) >= 15 + 10, "a number for each cell measured, and ten for the axes"
     assert len(re.findall(r"<text[^>]*>\d+</text>", DRAWN["17 tasks"]())) < 60, "too many cells for numbers"
+    assert DRAWN["17 tasks"]().count("<rect") == 17 * 18 // 2 + 10, "a square for each cell measured, ten of the bar"
+    assert f'fill="{colour_of(mean)}"' in svg
 
 
 def test_accuracy_so_far_is_the_mean_over_tasks_learned() -> None:

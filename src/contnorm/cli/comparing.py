@@ -9,8 +9,9 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from contnorm.cli.settings import differences, word
-from contnorm.cli.showing import SHOWN, described, spread
+from contnorm.cli.showing import SHOWN, described
 from contnorm.comparison.intervals import bootstrap_interval, effect_size, t_interval
+from contnorm.comparison.words import spread
 from contnorm.errors import UserError
 from contnorm.results import Record
 

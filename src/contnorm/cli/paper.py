@@ -18,16 +18,16 @@ from contnorm.comparison.measured import Measured, baseline_of
 from contnorm.config import RunConfig, laid_over
 from contnorm.engine.jobs import Job, Workplace
 from contnorm.engine.resolving import resolve
+from contnorm.engine.settling import source_of
 from contnorm.errors import UserError
 from contnorm.recipes.grid import Cell, cells_of
 from contnorm.recipes.reading import find_recipe
 from contnorm.recipes.recipe import Recipe
 from contnorm.report.cubes import draw_cubes
 from contnorm.results import Record, Store
-from contnorm.streams.classification import find_stream
 from contnorm.streams.sources import SOURCES, data_root, find_layout, looked_for
 
-__all__ = ["Asked", "config_of", "run_recipe", "runs_folder", "source_of", "sources_of"]
+__all__ = ["Asked", "config_of", "run_recipe", "runs_folder", "sources_of"]
 
 
 @dataclass(frozen=True)
@@ -119,12 +119,6 @@ def _what_to_put(recipe: Recipe, source: str, root: Path) -> str:
 
 def _found(source: str, root: Path) -> bool:
     return not SOURCES[source].layouts or find_layout(SOURCES[source], root) is not None
-
-
-def source_of(cell: Cell) -> str:
-    """The data set of a cell: what its recipe says, else the first of its stream's."""
-    said = cell.values["stream"].get("source")
-    return str(said or find_stream(cell.place["stream"]).sources[0])
 
 
 def sources_of(cells: Sequence[Cell]) -> list[str]:

@@ -5,7 +5,6 @@ A table where it fits, else a few lines a run. Runs that differ in settings that
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -17,11 +16,12 @@ from rich.text import Text
 
 from contnorm.catalog import find_norm
 from contnorm.cli.settings import changed, in_words, varying
+from contnorm.comparison.words import spread
 from contnorm.config import RunConfig
 from contnorm.metrics.matrix import AccuracyMatrix, score
-from contnorm.results import Record, by_settings, spread_over_seeds
+from contnorm.results import Record, by_settings
 
-__all__ = ["SHOWN", "Row", "described", "rows_of", "show_matrices", "show_scores", "spread"]
+__all__ = ["SHOWN", "Row", "described", "rows_of", "show_matrices", "show_scores"]
 
 SHOWN = {"acc": "ACC", "fm": "FM", "la": "LA"}
 IN_COLUMNS = {
@@ -131,19 +131,6 @@ def _show_lines(row: Row, console: Console) -> None:
 
 def _scores(matrices: list[AccuracyMatrix]) -> list[str]:
     return [spread([score(matrix, name) for matrix in matrices]) for name in SHOWN]
-
-
-def spread(values: list[float]) -> str:
-    """Mean and standard deviation, as they are printed.
-
-    Example:
-        >>> spread([1.0, 3.0]), spread([2.0]), spread([float("nan")])
-        ('2.00 +- 1.41', '2.00', '-')
-    """
-    mean, std = spread_over_seeds(values)
-    if math.isnan(mean):
-        return "-"
-    return f"{mean:.2f}" if math.isnan(std) else f"{mean:.2f} +- {std:.2f}"
 
 
 def show_matrices(records: list[Record], console: Console) -> None:

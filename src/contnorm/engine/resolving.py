@@ -7,16 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from contnorm.config import RunConfig, from_dict, laid_over
+from contnorm.engine.settling import settle
 from contnorm.errors import UserError, unknown
-from contnorm.own_code import code_hash
-from contnorm.strategies import ALIASES as STRATEGY_ALIASES
 from contnorm.strategies import build_strategy
 from contnorm.streams.classification import StreamSpec, check_stream, find_stream, stream_defaults
 from contnorm.streams.sources import SOURCES, find_layout, looked_for
 
 __all__ = ["resolve"]
-
-STREAMS_OWN = ("scenario", "part", "augment")  # where None means what the stream says; elsewhere it means all of it
 
 
 def resolve(values: Mapping[str, Any], data_root: Path) -> RunConfig:
@@ -24,15 +21,8 @@ def resolve(values: Mapping[str, Any], data_root: Path) -> RunConfig:
     asked = from_dict(values)  # every key and value is checked before anything else
     _check_not_filled_in(asked)
     spec = find_stream(asked.stream.name)
-    said = {k: v for k, v in values.get("stream", {}).items() if not (v is None and k in STREAMS_OWN)}
-    merged = laid_over(stream_defaults(spec, asked.stream.scenario), {**values, "stream": said})
-    name = asked.strategy.name.lower()
-    strategy = {**merged.get("strategy", {}), "name": STRATEGY_ALIASES.get(name, asked.strategy.name)}
-    strategy["code"] = code_hash(strategy["name"])
-    model = {**merged.get("model", {})}
-    model["code"] = code_hash(model.get("name", ""))
-    stream = {**merged["stream"], "name": spec.name, "source": _source(spec, merged["stream"].get("source"), data_root)}
-    config = from_dict({**merged, "stream": stream, "strategy": strategy, "model": model})
+    said = laid_over(stream_defaults(spec, asked.stream.scenario), values)["stream"].get("source")
+    config = settle(values, _source(spec, said, data_root))
     check_stream(config.stream)
     build_strategy(config.strategy)
     return config

@@ -1,0 +1,102 @@
+"""Numbers, verdicts and claims in words, the same at a terminal, on a page and in a file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from contnorm.comparison.claims import Case
+from contnorm.comparison.verdicts import Beside
+from contnorm.metrics.matrix import SCORES
+from contnorm.recipes.published import Published
+from contnorm.recipes.recipe import Claim
+from contnorm.results import spread_over_seeds
+
+__all__ = ["forgetting", "measure", "numbers", "paper_number", "place_words", "spread", "verdict_words"]
+
+
+def spread(values: Sequence[float]) -> str:
+    """Mean and standard deviation, as they are printed.
+
+    Example:
+        >>> spread([1.0, 3.0]), spread([2.0]), spread([float("nan")])
+        ('2.00 +- 1.41', '2.00', '-')
+    """
+    mean, std = spread_over_seeds(list(values))
+    if math.isnan(mean):
+        return "-"
+    return f"{mean:.2f}" if math.isnan(std) else f"{mean:.2f} +- {std:.2f}"
+
+
+def paper_number(number: Published | None) -> str:
+    """What the paper prints; a doubtful number with a question mark."""
+    if number is None or number.mean is None:
+        return "-"
+    said = f"{number.mean:.2f}" if number.std is None else f"{number.mean:.2f} +- {number.std:.2f}"
+    return f"{said} ?" if number.flag else said
+
+
+def verdict_words(found: Beside | None) -> tuple[str, str, str]:
+    """Difference, interval and verdict.
+
+    Example:
+        >>> from contnorm.comparison.verdicts import beside
+        >>> verdict_words(beside([10.0, 11.0, 12.0], 11.2, 1.0)), verdict_words(beside([10.0], 11.2, 1.0))[2]
+        (('-0.20', '-1.98 to +1.58', 'agrees'), 'one seed: none')
+    """
+    if found is None:
+        return "-", "-", "-"
+    if found.interval is None:
+        return f"{found.difference:+.2f}", "-", "one seed: none"
+    words = found.verdict if found.how == "welch" else f"{found.verdict} (ours alone)"
+    return f"{found.difference:+.2f}", str(found.interval), words
+
+
+def place_words(place: Mapping[str, Any]) -> str:
+    """What the cells of one part of a table share.
+
+    Example:
+        >>> place_words({"stream": "split-mnist", "strategy": "er", "buffer": 50, "tasks": None, "setting": "task"})
+        'split-mnist, er, buffer 50, task-incremental'
+    """
+    words = [str(place["stream"]), str(place["strategy"])]
+    words += [f"buffer {place['buffer']}"] if place["buffer"] is not None else []
+    words += [f"{place['tasks']} tasks"] if place["tasks"] is not None else []
+    words += [f"{place['setting']}-incremental"] if place["setting"] else []
+    return ", ".join(words)
+
+
+def forgetting(scores: Sequence[str]) -> list[str]:
+    """Which definition each forgetting score has.
+
+    Example:
+        >>> forgetting(["acc", "fm_first"])
+        ["Forgetting is fm_first. Avalanche's: from the accuracy when the task had just been learned."]
+    """
+    named = [name for name in scores if name.startswith("fm")]
+    return [f"Forgetting is {name}. {(SCORES[name].__doc__ or '').splitlines()[0]}" for name in named]
+
+
+def measure(claim: Claim) -> str:
+    """By which score a claim is decided, and against what."""
+    if claim.kind in ("near", "flat"):
+        return f"{claim.score}, within {claim.margin:g}"
+    return f"{claim.score}, less {claim.limit:g}" if claim.kind == "under" else claim.score
+
+
+def numbers(case: Case) -> tuple[str, str, str, str]:
+    """Difference, Student's interval, the interval by resampling and effect size; of a spread the ratio's interval.
+
+    Example:
+        >>> from contnorm.comparison.pairs import summed_up
+        >>> pair = summed_up([1.0, 2.0, 3.0])
+        >>> numbers(Case("cn against bn", 3, "undecided", pair, pair.t))
+        ('+2.00', '-0.48 to +4.48', '+1.00 to +3.00', '+2.00')
+    """
+    if case.paired is None:
+        low, high = case.interval or (math.nan, math.nan)
+        return "-", "-" if case.interval is None else f"ratio of variances {low:.2f} to {high:.2f}", "-", "-"
+    pair = case.paired
+    effect = "-" if math.isnan(pair.effect) else f"{pair.effect:+.2f}"
+    return f"{pair.mean:+.2f}", str(pair.t or "-"), str(pair.bootstrap or "-"), effect

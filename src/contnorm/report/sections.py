@@ -1,0 +1,167 @@
+"""A table or figure of the paper with what was run of it: its parts, and its claims decided; in no form yet.
+
+Where a recipe chose settings for some cells, such as a learning rate for each norm, there are two ways to look at it:
+with the same settings for all, and with those that were chosen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from contnorm.comparison.claims import Case, Decided, decide
+from contnorm.comparison.lines import Line, lines_of, remarks
+from contnorm.comparison.measured import Measured
+from contnorm.comparison.words import forgetting, place_words
+from contnorm.recipes.published import RUNS
+from contnorm.recipes.reading import find_recipe
+from contnorm.recipes.recipe import Recipe
+from contnorm.report.found import Shelf, Shelves, measured_of
+from contnorm.results import Record
+
+__all__ = ["Part", "Section", "Unrun", "Way", "sections_of", "table_title", "weakest"]
+
+OF_PART = ("stream", "strategy", "buffer", "tasks", "setting")
+ONE_FOR_ALL, CHOSEN = "The same settings for all norms", "Each norm with the settings chosen on the validation tasks"
+
+
+@dataclass(frozen=True)
+class Part:
+    """The cells that differ in nothing but the norm, or in how they are evaluated."""
+
+    title: str
+    measured: tuple[Measured, ...]
+    lines: tuple[Line, ...]
+
+    @property
+    def run(self) -> bool:
+        return any(one.records for one in self.measured)
+
+
+@dataclass(frozen=True)
+class Way:
+    """A table with one choice of settings; the title is empty where there is but one."""
+
+    title: str
+    parts: tuple[Part, ...]
+    decided: tuple[Decided, ...]
+    remarks: tuple[str, ...]
+
+    @property
+    def run(self) -> bool:
+        return any(part.run for part in self.parts)
+
+    @property
+    def whole(self) -> bool:
+        return all(one.records for part in self.parts for one in part.measured)
+
+    @property
+    def records(self) -> list[Record]:
+        return [record for part in self.parts for one in part.measured for record in one.records.values()]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A recipe of which something was run."""
+
+    recipe: Recipe
+    title: str
+    notes: tuple[str, ...]
+    ways: tuple[Way, ...]
+    command: str
+
+    @property
+    def records(self) -> list[Record]:
+        return [record for way in self.ways for record in way.records]
+
+
+@dataclass(frozen=True)
+class Unrun:
+    """A recipe of which nothing was run; why, where it can't be yet."""
+
+    name: str
+    title: str
+    command: str
+    why: str = ""
+
+
+def sections_of(names: Iterable[str], shelves: Shelves) -> tuple[list[Section], list[Unrun]]:
+    """The recipes that runs are there of, and the others; recipes that have none to run are left out."""
+    sections, unrun = [], []
+    for name in names:
+        recipe = find_recipe(name)
+        if recipe.kind == "waiting":
+            unrun.append(Unrun(recipe.name, table_title(recipe), "", recipe.note))
+        elif recipe.kind in ("runs", "curves"):
+            section = _section(recipe, name, shelves.of(recipe))
+            if section.records:
+                sections.append(section)
+            else:
+                unrun.append(Unrun(recipe.name, section.title, section.command))
+    return sections, unrun
+
+
+def table_title(recipe: Recipe) -> str:
+    """Its name in words, and what it is.
+
+    Example:
+        >>> table_title(find_recipe("table3"))
+        'Table 3: Running time of ER, over that with batch norm'
+    """
+    name = f"Table {recipe.table}" if recipe.table else recipe.name.replace("figure", "Figure ")
+    return f"{name}: {recipe.title}"
+
+
+def weakest(decided: Decided) -> Case:
+    """The case that speaks least for a claim: the worst outcome there is, and of those the worst numbers."""
+    order = ("does not hold", "undecided", "holds")
+    return min(decided.cases, key=lambda case: (order.index(case.outcome), _support(decided, case)))
+
+
+def _support(decided: Decided, case: Case) -> float:
+    """The larger, the more a case speaks for its claim; most where nothing was measured, which speaks for nothing."""
+    if case.interval is None:
+        return math.inf
+    if case.paired is None:
+        return -case.interval.high
+    mean = case.paired.mean
+    return {"above": mean, "under": -mean}.get(decided.claim.kind, -abs(mean))
+
+
+def _section(recipe: Recipe, name: str, shelf: Shelf) -> Section:
+    ways = [("", recipe)]
+    if recipe.selected:
+        ways = [(ONE_FOR_ALL, replace(recipe, selected=())), (CHOSEN, recipe)]
+    made = tuple(_way(title, one, shelf) for title, one in ways)
+    notes = (*((recipe.note,) if recipe.note else ()), *forgetting(list(recipe.scores.values())))
+    return Section(recipe, table_title(recipe), notes, made, _command(name, [r for way in made for r in way.records]))
+
+
+def _way(title: str, recipe: Recipe, shelf: Shelf) -> Way:
+    measured = measured_of(recipe, shelf)
+    parts = tuple(_parts(recipe, measured))
+    there = [one for one in measured if one.records]
+    decided = tuple(found for claim in recipe.claims if (found := decide(claim, there)).cases)
+    return Way(title, parts, decided, tuple(remarks(recipe, [line for part in parts for line in part.lines])))
+
+
+def _parts(recipe: Recipe, measured: Sequence[Measured]) -> Iterable[Part]:
+    together: dict[str, list[Measured]] = {}
+    for one in measured:
+        together.setdefault(place_words({key: one.cell.place[key] for key in OF_PART}), []).append(one)
+    for title, some in together.items():
+        lines = tuple(line for one in some for line in lines_of(recipe, one)) if recipe.kind == "runs" else ()
+        yield Part(title, tuple(some), lines)
+
+
+def _command(name: str, records: Sequence[Record]) -> str:
+    """What to type to make the runs of a recipe, as those that are there were made."""
+    typed = ["contnorm paper", name]
+    if any((record.raw.get("device") or {}).get("kind") == "cuda" for record in records):
+        typed.append("--device cuda")
+    precisions = {record.config.train.precision for record in records}
+    if len(precisions) == 1 and precisions != {"fp32"}:
+        typed.append(f"--precision {precisions.pop()}")
+    seeds = len({record.seed for record in records})
+    return " ".join([*typed, *([f"--seeds {seeds}"] if seeds not in (0, RUNS) else [])])
