@@ -60,11 +60,9 @@ def place_words(place: Mapping[str, Any]) -> str:
         >>> place_words({"stream": "split-mnist", "strategy": "er", "buffer": 50, "tasks": None, "setting": "task"})
         'split-mnist, er, buffer 50, task-incremental'
     """
-    words = [str(place["stream"]), str(place["strategy"])]
-    words += [f"buffer {place['buffer']}"] if place["buffer"] is not None else []
-    words += [f"{place['tasks']} tasks"] if place["tasks"] is not None else []
-    words += [f"{place['setting']}-incremental"] if place["setting"] else []
-    return ", ".join(words)
+    written = {"stream": "{}", "strategy": "{}", "tasks": "{} tasks", "setting": "{}-incremental"}
+    there = {key: value for key, value in place.items() if value is not None}
+    return ", ".join(written.get(key, f"{key} {{}}").format(value) for key, value in there.items())
 
 
 def forgetting(scores: Sequence[str]) -> list[str]:

@@ -22,7 +22,7 @@ from contnorm.results import Record
 
 __all__ = ["Part", "Section", "Unrun", "Way", "sections_of", "table_title", "weakest"]
 
-OF_PART = ("stream", "strategy", "buffer", "tasks", "setting")
+OF_ROWS = ("norm", "groups", "momentum", "schedule", "moments")  # what tells the rows of a part apart
 ONE_FOR_ALL, CHOSEN = "The same settings for all norms", "Each norm with the settings chosen on the validation tasks"
 
 
@@ -149,7 +149,8 @@ def _way(title: str, recipe: Recipe, shelf: Shelf) -> Way:
 def _parts(recipe: Recipe, measured: Sequence[Measured]) -> Iterable[Part]:
     together: dict[str, list[Measured]] = {}
     for one in measured:
-        together.setdefault(place_words({key: one.cell.place[key] for key in OF_PART}), []).append(one)
+        shared = {key: value for key, value in one.cell.place.items() if key not in OF_ROWS}
+        together.setdefault(place_words(shared), []).append(one)
     for title, some in together.items():
         lines = tuple(line for one in some for line in lines_of(recipe, one)) if recipe.kind == "runs" else ()
         yield Part(title, tuple(some), lines)
