@@ -21,12 +21,14 @@ def matrix_heat_map(records: Sequence[Record], title: str) -> str:
     values = _mean_matrix(records)
     tasks = len(values)
     extent = tasks * SIDE
+    width = max(LEFT + extent + BAR, 260)
     learned = fmean(values[i][i] or 0.0 for i in range(tasks))
     last = fmean(value or 0.0 for value in values[-1])
     says = f"{title}. {tasks} tasks; {learned:.1f} percent when just learned, {last:.1f} at the end, on average."
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{escape(says)}" '
-        f'viewBox="0 0 {max(LEFT + extent + BAR, 260)} {TOP + extent + 42}" font-size="11" fill="currentColor">',
+        f'viewBox="0 0 {width} {TOP + extent + 42}" style="max-width: {1.2 * width:.0f}px" font-size="11" '
+        'fill="currentColor">',
         f'<text x="{LEFT}" y="16" font-size="13">{escape(title)}</text>',
         *_squares(values),
         *_axes(tasks),

@@ -52,7 +52,7 @@ def _pairs(case: Case) -> str:
 def section_view(section: Section) -> SectionView:
     """A section whole: its tables both ways where there are two, its claims case by case, and its pictures."""
     tables = [table for way in section.ways for table in _tables(section.recipe, way)]
-    drawn = [svg for way in section.ways for svg in _curves(section.recipe, way)]
+    drawn = [svg for way in section.ways for svg in (*_curves(section.recipe, way), *_splits(way))]
     pairs = [svg for way in section.ways for svg in _pair_figures(way)]
     recipe = section.recipe
     return SectionView(recipe.name, section.title, section.notes, tables, drawn, section.command, pairs)
@@ -156,6 +156,18 @@ def _drawn(measured: Iterable[Measured], scores: Sequence[str], title: str) -> I
     what = "L1 distance to exact moments" if drift_parts(scores[0]) else "accuracy on them, percent"
     for first in range(0, len(curves), MOST_CURVES):
         yield figures.curves_over_tasks(dict(list(curves.items())[first : first + MOST_CURVES]), title, what)
+
+
+def _splits(way: Way) -> Iterator[str]:
+    """Where a run was evaluated with exact moments too: how much of what was forgotten they give back."""
+    for part in way.parts:
+        for one in part.measured:
+            records = list(one.records.values())
+            both = records and all(record.matrix_of("matrix_running") for record in records)
+            if both and one.cell.view.moments == "oracle" and records[0].matrix.tasks > 1:
+                name = one.cell.norm.rstrip("*")
+                title = f"{part.title}, {name}: forgotten since each task was learned (fm_first)"
+                yield figures.forgetting_split(records, title)
 
 
 def _curve_name(one: Measured, score: str, scores: Sequence[str]) -> str:
