@@ -135,6 +135,17 @@ def test_chosen_settings_are_shown_beside_the_same_for_all(chosen: Section) -> N
     assert len(best.parts[0].lines[1].values) == 5
 
 
+@pytest.mark.parametrize(
+    ("was_run", "left"), [("same", "same settings for all"), ("chosen", "chosen on the validation")]
+)
+def test_a_way_that_nothing_is_run_of_is_left_out(was_run: str, left: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(CHOSEN)
+    recipe = parse_recipe("mine", CHOSEN, "mine.toml")
+    make_records(recipe if was_run == "chosen" else replace(recipe, selected=()), tmp_path / "runs")
+    (way,) = only_section(str(tmp_path / "mine.toml"), tmp_path / "runs").ways
+    assert left in way.title and all(one.records for part in way.parts for one in part.measured)
+
+
 def test_a_sheet_has_ours_the_papers_and_the_verdict(chosen: Section) -> None:
     text = markdown(section_sheet(chosen))
     line = chosen.ways[1].parts[0].lines[1]

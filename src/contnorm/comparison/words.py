@@ -43,7 +43,7 @@ def verdict_words(found: Beside | None) -> tuple[str, str, str]:
     Example:
         >>> from contnorm.comparison.verdicts import beside
         >>> verdict_words(beside([10.0, 11.0, 12.0], 11.2, 1.0)), verdict_words(beside([10.0], 11.2, 1.0))[2]
-        (('-0.20', '-1.98 to +1.58', 'agrees'), 'one seed: none')
+        (('-0.20', '-2.17 to +1.77', 'agrees'), 'one seed: none')
     """
     if found is None:
         return "-", "-", "-"

@@ -130,12 +130,20 @@ def _support(decided: Decided, case: Case) -> float:
 
 
 def _section(recipe: Recipe, name: str, shelf: Shelf) -> Section:
-    ways = [("", recipe)]
-    if recipe.selected:
-        ways = [(ONE_FOR_ALL, replace(recipe, selected=())), (CHOSEN, recipe)]
-    made = tuple(_way(title, one, shelf) for title, one in ways)
+    made = tuple(_ways(recipe, shelf))
     notes = (*((recipe.note,) if recipe.note else ()), *forgetting(list(recipe.scores.values())))
     return Section(recipe, table_title(recipe), notes, made, _command(name, [r for way in made for r in way.records]))
+
+
+def _ways(recipe: Recipe, shelf: Shelf) -> list[Way]:
+    """Both where settings were chosen; one alone where of the other nothing is run that is not the same."""
+    if not recipe.selected:
+        return [_way("", recipe, shelf)]
+    same, chosen = _way(ONE_FOR_ALL, replace(recipe, selected=()), shelf), _way(CHOSEN, recipe, shelf)
+    cells = [[one for part in way.parts for one in part.measured] for way in (same, chosen)]
+    apart = [(a, b) for a, b in zip(*cells, strict=True) if a.cell.values != b.cell.values]
+    there = [way for way, side in ((same, 0), (chosen, 1)) if any(pair[side].records for pair in apart)]
+    return there or [chosen]
 
 
 def _way(title: str, recipe: Recipe, shelf: Shelf) -> Way:
