@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import contnorm as cn
 from contnorm.report.effect import Diagnosis
+from contnorm.report.effect_pair import pair_sentence
 from tests.models import BatchNormAct2d, ScaledBatchNorm2d
 
 Data = list[tuple[Tensor, Tensor]]
@@ -318,3 +319,35 @@ def test_layers_of_other_libraries_are_measured() -> None:
     tasks = [[(torch.randn(6, 3, 8, 8) + i, torch.zeros(6).long())] for i in range(3)]
     (layer,) = cn.diagnose(model, tasks).layers
     assert layer.layer == "1" and len(layer.task_running) == 3 and layer.running_oracle.var > 0
+
+
+def diagnosis(
+    running: float, oracle: float, learned: float | None = 90.0, tasks: tuple[str, ...] = ("0", "1")
+) -> Diagnosis:
+    """Of two tasks, the last as it was learned."""
+    own = (oracle, 90.0)
+    before = None if learned is None else (learned, 90.0)
+    return Diagnosis("Net", tasks, (), (running, 90.0), own, own, before, held_out=True)
+
+
+def test_a_pair_says_how_much_less_is_recovered() -> None:
+    bn, cn32 = diagnosis(71.4, 74.5), diagnosis(80.0, 80.4)
+    assert bn.beside(cn32, "bn", "cn32") == (
+        "With cn32 re-estimated statistics recover 0.4 of the 10.0 points forgotten, with bn 3.1 of 18.6: 2.7 less."
+    )
+    assert cn32.beside(bn).endswith("with this model 0.4 of 10.0: 2.7 more.")
+    assert bn.beside(bn).endswith(": as much.")
+
+
+def test_several_pairs_have_an_interval() -> None:
+    """Of differences 1, 2 and 3, Student's: 2 -+ 4.303 / sqrt(3), the 97.5 % point for two degrees of freedom."""
+    pairs = [(diagnosis(70.0, 70.0 + gain), diagnosis(70.0, 70.0)) for gain in (1.0, 2.0, 3.0)]
+    said = pair_sentence(pairs, "bn", "cn")
+    assert said.endswith("2.0 less, over 3 seeds; the 95 % interval of what is less is -0.48 to +4.48.")
+
+
+def test_what_makes_no_pair_is_refused() -> None:
+    with pytest.raises(ValueError, match="on the tasks 0, 1 and the other on a, b"):
+        diagnosis(70.0, 71.0).beside(diagnosis(70.0, 71.0, tasks=("a", "b")))
+    with pytest.raises(ValueError, match="known of one of the two alone"):
+        diagnosis(70.0, 71.0).beside(diagnosis(70.0, 71.0, learned=None))

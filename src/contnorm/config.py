@@ -91,6 +91,7 @@ class NormConfig:
     groups: int | Literal["auto"] = 32
     momentum: float | Literal["cumulative"] | None = None  # None for the norm's own
     schedule: Literal["published", "scaled"] = "published"  # of batch renormalization's limits
+    layers: Literal["ours", "stock"] = "ours"  # or torch's own, not fused; for what they cost
 
 
 @dataclass(frozen=True)

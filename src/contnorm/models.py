@@ -14,6 +14,7 @@ from contnorm.errors import UserError, unknown
 from contnorm.factory import Dim, create_norm
 from contnorm.kernels.max_pool import StemPool
 from contnorm.layers.continual import ContinualNormBase
+from contnorm.layers.stock import stock_norm
 from contnorm.own_code import is_own_code, load_own_code, own_error
 
 __all__ = ["MLP", "MODELS", "NormMaker", "ResNet18", "build_model", "norm_maker"]
@@ -24,6 +25,8 @@ NormMaker = Callable[[int], nn.Module]
 def norm_maker(config: NormConfig, dim: Dim, total_steps: int) -> NormMaker:
     """How to make a norm for so many channels, from the settings of a run."""
     spec, groups = find_norm(config.name, "norm.name")
+    if config.layers == "stock":
+        return _stock_maker(spec.name, groups, config, dim)
     options: dict[str, object] = {}
     if spec.grouped:
         options["num_groups"] = groups or config.groups
@@ -32,6 +35,17 @@ def norm_maker(config: NormConfig, dim: Dim, total_steps: int) -> NormMaker:
     if spec.name == "brn" and config.schedule == "scaled":
         options["total_steps"] = total_steps
     return lambda channels: create_norm(spec.name, channels, dim=dim, **options)
+
+
+def _stock_maker(name: str, groups: int | None, config: NormConfig, dim: Dim) -> NormMaker:
+    of_groups = groups or config.groups
+    if isinstance(of_groups, str) or config.momentum == "cumulative":
+        raise ValueError(
+            "norm.layers='stock': torch's layers take groups by number and momentum as one, so norm.groups='auto' and "
+            "norm.momentum='cumulative' are for ours alone."
+        )
+    momentum = 0.1 if config.momentum is None else config.momentum
+    return lambda channels: stock_norm(name, channels, dim, of_groups, momentum)
 
 
 def normed_relu(norm: nn.Module, x: Tensor, residual: Tensor | None = None) -> Tensor:

@@ -97,6 +97,18 @@ class Store:
         write_atomically(path, (json.dumps(content, indent=1) + "\n").encode())
         return path
 
+    def note_lost(self, config: RunConfig, seed: int, why: str) -> Path:
+        """Leave a note, in place of a record, of a run whose loss is no longer finite."""
+        path = self._note_of_lost(config, seed)
+        write_atomically(path, (json.dumps({"schema": SCHEMA, "lost": why}, indent=1) + "\n").encode())
+        return path
+
+    def lost(self, config: RunConfig, seed: int) -> bool:
+        return self._note_of_lost(config, seed).is_file()
+
+    def _note_of_lost(self, config: RunConfig, seed: int) -> Path:
+        return self.root / config.hash / f"{seed}.lost.json"
+
     def load(self, path: Path) -> Record:
         raw = _read(path)
         if raw["schema"] > SCHEMA:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -154,3 +155,37 @@ def test_a_network_from_elsewhere_is_looked_at_with_a_stream(root: Path, tmp_pat
     weights.write_bytes(b"")
     with pytest.raises(UserError, match=r"is no safetensors file .* Save it with safetensors.torch.save_file"):
         diagnose_brought(Brought(f"{file}:make", weights, "split-mnist"), 0, place)
+
+
+def test_a_run_beside_it_is_compared_by_pairs(root: Path, runs: Path, tmp_path: Path) -> None:
+    (bn,) = runs.iterdir()
+    asked = values("permuted-mnist", norm={"name": "cn", "groups": 4})
+    others = [made(root, tmp_path, asked, seed=seed) for seed in (1, 2)]
+    place, console = Workplace(runs, root, CPU), Console(file=io.StringIO(), width=60)
+    other = others[0][1].parent
+    show_diagnosis(str(bn), None, place, None, console, beside=str(other))
+    assert isinstance(console.file, io.StringIO)
+    said = console.file.getvalue().splitlines()[-1]
+    recovered = [
+        fmean(diagnose_record(record, path, place).recovered for record, path in some)
+        for some in (others, [(Store(runs).load(bn / f"{seed}.json"), bn / f"{seed}.json") for seed in (1, 2)])
+    ]
+    assert said.startswith(f"With cn4 re-estimated statistics recover {recovered[0]:.1f} of the ")
+    assert f"with bn {recovered[1]:.1f} of " in said and ", over 2 seeds; " in said
+
+
+@pytest.mark.parametrize(
+    ("more", "keep", "said"),
+    [
+        ({}, True, "is the same run. Give one with another norm"),
+        ({"norm": {"name": "cn"}, "train": {"lr": 0.1}}, True, r"differs in its norm alone, and here train\.lr=0\.1 "),
+        ({"norm": {"name": "cn", "groups": 4}}, False, "its weights were not kept. Run it with --keep-weights"),
+    ],
+)
+def test_what_is_no_pair_is_refused(
+    more: dict[str, Any], keep: bool, said: str, root: Path, runs: Path, tmp_path: Path
+) -> None:
+    (bn,) = runs.iterdir()
+    _, path = made(root, tmp_path, values("permuted-mnist", **more), keep=keep, seed=1)
+    with pytest.raises(UserError, match=said):
+        show_diagnosis(str(bn), None, Workplace(runs, root, CPU), None, Console(), beside=str(path.parent))

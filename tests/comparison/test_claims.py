@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from contnorm.comparison.claims import decide
-from contnorm.comparison.measured import Measured, baseline_of
+from contnorm.comparison.measured import Measured, baseline_of, training_seconds
 from contnorm.config import RunConfig
 from contnorm.metrics.matrix import AccuracyMatrix
 from contnorm.recipes.grid import Cell, cells_of
@@ -113,6 +113,15 @@ def test_curves_and_views() -> None:
 
 def test_the_baseline_of_time_is_plain_bn() -> None:
     cells = cells_of(find_recipe("table3"))
-    assert {cell.norm: found and found.norm for cell in cells for found in [baseline_of(cell, cells)]} == dict.fromkeys(
-        ["bn", "gn32", "sn", "cn32"], "bn"
-    )
+    found = {cell.norm: base and base.norm for cell in cells for base in [baseline_of(cell, cells)]}
+    norms = ["bn", "gn32", "sn", "cn32"]
+    assert found == dict.fromkeys(norms, "bn") | dict.fromkeys([f"{norm} stock" for norm in norms], "bn stock")
+
+
+def test_the_first_two_tasks_are_the_warm_up() -> None:
+    def timed(**seconds: object) -> Record:
+        return Record(RunConfig(), 0, AccuracyMatrix([[1]], [1]), {}, {"seconds": seconds})
+
+    assert training_seconds(timed(train=111.0, train_by_task=[60.0, 40.0, 5.0, 6.0])) == 11.0
+    assert training_seconds(timed(train=9.0, train_by_task=[5.0, 4.0])) == 9.0  # there is nothing after them
+    assert training_seconds(timed(train=7.0)) == 7.0  # of a record made before

@@ -324,3 +324,12 @@ def test_batch_norm_forgets_less_with_oracle_moments_on_the_real_digits(tmp_path
     oracle, running = (AccuracyMatrix(**found[key]) for key in ("matrix", "matrix_running"))
     assert score(oracle, "acc") > score(running, "acc") + 1
     assert 84 < score(running, "la") < 92
+
+
+@pytest.mark.parametrize(("schedule", "share"), [("published", 0.0), ("scaled", 17 / 18)])
+def test_a_record_says_how_much_batch_renormalization_corrected(root: Path, schedule: str, share: float) -> None:
+    """Eighteen steps: the scaled ramp begins at batch 0.9, so that the first has none counted before it, and r = 1."""
+    config = settings(root, norm={"name": "brn", "schedule": schedule})
+    found = finished(Lane(config, 0, load_source("mnist", root), CPU))
+    assert found["renorm"] == {"corrected_share": pytest.approx(share)}
+    assert "renorm" not in finished(Lane(settings(root), 0, load_source("mnist", root), CPU))

@@ -110,3 +110,18 @@ def test_open_limits_make_training_equal_evaluation() -> None:
 def test_bad_limits_are_named(option: dict[str, float], said: str) -> None:
     with pytest.raises(ValueError, match=f"BatchRenorm2d: {said}"):
         cn.BatchRenorm2d(8, **option)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("total_steps", [None, 30, 100])
+def test_the_share_is_that_of_the_batches_whose_r_is_not_1(total_steps: int | None) -> None:
+    """By the formula itself: the running spread before a batch, and what of the ratio to it the limit lets through."""
+    torch.manual_seed(0)
+    layer = cn.BatchRenorm1d(3, total_steps=total_steps)
+    free = []
+    for _ in range(30):
+        x, spread = torch.randn(8, 3), layer.running_var.sqrt()
+        ratio = x.std(0, correction=0) / spread
+        layer(x)
+        free.append(bool((ratio.clamp(1 / layer.r_limit, layer.r_limit) != 1).any()))
+    assert layer.corrected_share() == sum(free) / 30
+    assert any(free) == (total_steps is not None)

@@ -17,6 +17,7 @@ from contnorm.errors import UserError
 from contnorm.recipes.published import find
 from contnorm.recipes.reading import find_recipe, parse_recipe, recipe_names
 from contnorm.recipes.recipe import Claim
+from contnorm.recipes.selection import Chosen, Selection, Tried, covers, selection_text, with_selection
 from contnorm.report.found import Shelves, measured_of
 from contnorm.report.paper_sheets import claims_csv, claims_sheet, section_sheet, tables_csv
 from contnorm.report.sections import Section, sections_of, weakest
@@ -96,7 +97,7 @@ def test_timed_runs_are_read_from_their_own_folder(tmp_path: Path) -> None:
     make_records(find_recipe("table3"), tmp_path)
     shelves = Shelves([tmp_path])
     (section,), _ = sections_of(["table3"], shelves)
-    assert not shelves.records and len(shelves.timed["table3"]) == 12
+    assert not shelves.records and len(shelves.timed["table3"]) == 3 * 8, "stock layers and ours"
     lines = {line.measured.cell.norm: line for line in section.ways[0].parts[0].lines}
     bn, cn = (
         Store(tmp_path / "table3").find(f"{r.config.hash}")
@@ -135,6 +136,25 @@ def test_chosen_settings_are_shown_beside_the_same_for_all(chosen: Section) -> N
     assert len(best.parts[0].lines[1].values) == 5
 
 
+def test_what_tune_chose_is_shown_beside_the_recipes_own(tmp_path: Path) -> None:
+    """Cells that nothing was chosen for are in the first table alone; the whole grid is told."""
+    recipe = find_recipe("table10")
+    where = {"stream": "split-cifar100", "strategy": "single", "norm": "cn", "groups": 32}
+    grid = (Tried(0.03, 60.0, 1.0, 3), Tried(0.1, 62.0, 1.0, 3))
+    selection = Selection("table10", (Chosen(where, 0.1, "fp32", grid),))
+    (tmp_path / "selected").mkdir()
+    (tmp_path / "selected" / "table10.toml").write_text(selection_text(selection))
+    make_records(recipe, tmp_path, only=lambda cell: "cifar" in cell.place["stream"])
+    make_records(with_selection(recipe, selection), tmp_path, seeds=2, only=lambda cell: covers(selection, cell))
+    section = only_section("table10", tmp_path)
+    same, best = section.ways
+    assert len(same.parts) == 2
+    assert [(part.title, len(part.measured)) for part in best.parts] == [("split-cifar100, single", 1)]
+    text = markdown(section_sheet(section))
+    assert "| cn32, lr 0.03 | ACC | 3 |" in text and "| cn32, lr 0.1 | ACC | 2 |" in text
+    assert "| split-cifar100 single cn 32 | fp32 | 60.00 +- 1.00 | [62.00 +- 1.00] |" in text
+
+
 @pytest.mark.parametrize(
     ("was_run", "left"), [("same", "same settings for all"), ("chosen", "chosen on the validation")]
 )
@@ -152,7 +172,7 @@ def test_a_sheet_has_ours_the_papers_and_the_verdict(chosen: Section) -> None:
     assert line.found is not None and line.found.interval is not None
     ours = spread([record.score("acc") for record in line.measured.records.values()])
     verdict = f"{line.found.difference:+.2f} | {line.found.interval} | {line.found.verdict}"
-    row = f"| cn4 | ACC | 5 | {ours} | 75.00 +- 1.00 ? | {verdict} |"
+    row = f"| cn4, lr 0.1 | ACC | 5 | {ours} | 75.00 +- 1.00 ? | {verdict} |"
     assert row in text.splitlines()
     assert "split-mnist er cn4 ACC: smudged" in text
     assert "each norm with the settings chosen on the validation tasks" in text

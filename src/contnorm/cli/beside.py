@@ -10,7 +10,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from contnorm.comparison.claims import Case, decide
-from contnorm.comparison.lines import Line, lines_of, remarks
+from contnorm.comparison.lines import Line, corrected, lines_of, remarks
 from contnorm.comparison.measured import Measured
 from contnorm.comparison.words import measure, numbers, paper_number, spread, verdict_words
 from contnorm.recipes.recipe import Recipe
@@ -24,7 +24,7 @@ SHOWN = {"stream": "stream", "strategy": "strategy", "buffer": "buffer", "tasks"
 def show_table(recipe: Recipe, measured: Sequence[Measured], console: Console, verdicts: bool = True) -> None:
     """A line a score of a cell; ``verdicts`` is off for a try, whose numbers mean nothing."""
     lines = [line for one in measured for line in lines_of(recipe, one)]
-    shown = _dimensions(measured)
+    shown = _dimensions(recipe, measured)
     heads = [*shown, "norm", "score", "seeds", "ours", "paper"]
     heads += ["difference", "95 % interval", "verdict"] if verdicts else []
     table = Table(*(Column(head, no_wrap=True) for head in heads), box=None, pad_edge=False)
@@ -37,20 +37,27 @@ def show_table(recipe: Recipe, measured: Sequence[Measured], console: Console, v
         console.print(Text(text), soft_wrap=True)
 
 
-def _dimensions(measured: Sequence[Measured]) -> list[str]:
-    """Those in which the cells are something; stream and strategy always."""
+def _dimensions(recipe: Recipe, measured: Sequence[Measured]) -> list[str]:
+    """Those in which the cells are something; stream and strategy always, the learning rate where it was chosen."""
     places = [one.cell.place for one in measured]
-    return [key for key in SHOWN if key in ("stream", "strategy") or any(p[key] is not None for p in places)]
+    shown = [key for key in SHOWN if key in ("stream", "strategy") or any(p[key] is not None for p in places)]
+    chosen = any("lr" in selected.settings.get("train", {}) for selected in recipe.selected)
+    return [*shown, "lr"] if chosen or len({_rate(one) for one in measured}) > 1 else shown
+
+
+def _rate(one: Measured) -> float | None:
+    return next((record.config.train.lr for record in one.records.values()), None)
 
 
 def _place(one: Measured, shown: Sequence[str]) -> list[str]:
-    place = one.cell.place
+    place = {**one.cell.place, "lr": _rate(one)}
     return [*("all" if place[key] is None else str(place[key]) for key in shown), one.cell.norm]
 
 
 def _footer(recipe: Recipe, lines: Sequence[Line], verdicts: bool) -> list[str]:
     said = [f"Forgetting is {name}." for name in recipe.scores.values() if name.startswith("fm")]
     said += [recipe.note] if recipe.note else []
+    said += corrected([line.measured for line in lines])
     if not verdicts:
         return [*said, "A try: these numbers are of the first steps alone, so there are no verdicts."]
     return said + remarks(recipe, lines)
@@ -58,7 +65,7 @@ def _footer(recipe: Recipe, lines: Sequence[Line], verdicts: bool) -> list[str]:
 
 def show_curves(recipe: Recipe, measured: Sequence[Measured], console: Console) -> None:
     """A line a score of a cell, its mean over seeds after each task."""
-    shown = _dimensions(measured)
+    shown = _dimensions(recipe, measured)
     rows = []
     for one in measured:
         for score in recipe.scores.values():

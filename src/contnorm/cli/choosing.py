@@ -18,8 +18,8 @@ def chosen(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
     Example:
         >>> from contnorm.recipes.grid import cells_of
         >>> from contnorm.recipes.reading import find_recipe
-        >>> [c.norm for c in chosen(cells_of(find_recipe("table3")), ["norm=cn", "norm=bn"])]
-        ['bn', 'cn32']
+        >>> [c.norm for c in chosen(cells_of(find_recipe("table3")), ["norm=cn", "norm=bn", "layers=stock"])]
+        ['bn stock', 'cn32 stock']
     """
     wanted: dict[str, set[str]] = defaultdict(set)
     for text in only:

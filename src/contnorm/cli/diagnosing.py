@@ -9,6 +9,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from contnorm.cli.settings import differences, word
+from contnorm.cli.showing import described
 from contnorm.config import RunConfig
 from contnorm.diagnosis import diagnose
 from contnorm.engine.evaluate import TaskBatches, classes_of
@@ -17,9 +19,10 @@ from contnorm.engine.lane import Lane
 from contnorm.engine.numerics import numerics
 from contnorm.engine.resolving import resolve
 from contnorm.engine.unfinished import edited
-from contnorm.engine.weights import load_kept_weights, load_weights
+from contnorm.engine.weights import load_kept_weights, load_weights, weights_beside
 from contnorm.errors import UserError, usable
 from contnorm.report.effect import Diagnosis
+from contnorm.report.effect_pair import pair_sentence
 from contnorm.results import Record, Store
 from contnorm.streams.sources import Source, load_source
 
@@ -46,13 +49,22 @@ class Brought:
 
 
 def show_diagnosis(
-    given: str | Brought, seed: int | None, place: Workplace, out: Path | None, console: Console
+    given: str | Brought,
+    seed: int | None,
+    place: Workplace,
+    out: Path | None,
+    console: Console,
+    beside: str | None = None,
 ) -> None:
-    """Print table and sentence, and draw the figure where one is asked for."""
+    """Print table and sentence, one more on the run beside it where one is given, and draw a figure if asked to."""
     if out is not None and out.suffix not in ENDINGS:  # told before the work, not after it
         raise UserError(f"-o {out}: a figure ends in {', '.join(ENDINGS)}.")
+    pairs = _pairs(given, beside, seed, place) if beside else []  # told before the work, too
     title, found = _diagnosed(given, seed, place)
     console.print(f"{title}\n\n{found}", soft_wrap=True, markup=False, highlight=False)
+    if pairs:
+        said = _said_of(pairs, place)
+        console.print(f"\n{said}", soft_wrap=True, markup=False, highlight=False)
     if out is not None:
         with usable(out, "the figure can't be written", "Say with -o where else."):
             out.parent.mkdir(parents=True, exist_ok=True)
@@ -116,6 +128,50 @@ def _on_its_stream(lane: Lane, learned: Sequence[float] | None) -> Diagnosis:
         learned=learned,
         predict=lambda model, x, task: classes_of(lane, x, task),
     )
+
+
+Located = tuple[Record, Path]  # a record, and where it is
+
+
+def _pairs(given: str | Brought, beside: str, seed: int | None, place: Workplace) -> list[tuple[Located, Located]]:
+    """Two runs that differ in their norm alone, by the seeds whose weights both have kept."""
+    if isinstance(given, Brought):
+        raise UserError(
+            "--beside: takes a run beside a run; of a network of your own, use contnorm.diagnose in Python."
+        )
+    first, second = (_kept(run, seed, place) for run in (given, beside))
+    configs = [next(iter(records.values()))[0].config for records in (first, second)]
+    apart = differences(*configs)
+    if not apart:
+        raise UserError(f"--beside {beside}: is the same run. Give one with another norm.")
+    others = [f"{key}={word(b)} (not {word(a)})" for key, (a, b) in apart.items() if not key.startswith("norm.")]
+    if others:
+        raise UserError(f"--beside {beside}: a pair differs in its norm alone, and here {', '.join(others)} too.")
+    seeds = sorted(first.keys() & second.keys())
+    if not seeds:
+        there = [", ".join(map(str, found)) for found in (first, second)]
+        raise UserError(
+            f"--beside {beside}: the two share no seed whose weights were kept: {there[0]}, and {there[1]}."
+        )
+    return [(first[shared], second[shared]) for shared in seeds]
+
+
+def _kept(given: str, seed: int | None, place: Workplace) -> dict[int, Located]:
+    """The records of a run whose weights were kept, by seed; of one seed where it is typed."""
+    store = Store(place.runs)
+    records = store.find(given)
+    wanted = records if seed is None else [_of_seed(records, given, seed)]
+    located = [(record, _path(given, record, store)) for record in wanted]
+    found = {record.seed: (record, path) for record, path in located if weights_beside(path).is_file()}
+    if not found:
+        raise UserError(f"{given}: its weights were not kept. Run it with --keep-weights into another folder of runs.")
+    return found
+
+
+def _said_of(pairs: Sequence[tuple[Located, Located]], place: Workplace) -> str:
+    found = [tuple(diagnose_record(record, path, place) for record, path in pair) for pair in pairs]
+    here, there = (described(record.config)[-1] for record, _ in pairs[0])
+    return pair_sentence([(first, second) for first, second in found], here, there)
 
 
 def _of_seed(records: list[Record], given: str, seed: int | None) -> Record:

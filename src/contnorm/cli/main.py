@@ -209,6 +209,9 @@ def diagnose(
     weights: Annotated[Path | None, typer.Option(help="Its weights, a safetensors file.")] = None,
     stream: Annotated[str | None, typer.Option(help="Its tasks; see `contnorm ls streams`.")] = None,
     norm: Annotated[str, typer.Option(help="The norm that `make` is given.")] = "bn",
+    beside: Annotated[
+        str | None, typer.Option(help="A run that differs in its norm alone: how much less is recovered there.")
+    ] = None,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="A figure too: .svg, .png or .pdf.")] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     threads: Annotated[int, typer.Option(help="On a CPU.")] = 1,
@@ -224,7 +227,7 @@ def diagnose(
 
     place = workplace(runs, Hands(device, 1, threads), data_root)
     given = Brought(model, weights, stream, norm) if model and weights and stream else run
-    show_diagnosis(given, seed, place, out, console)
+    show_diagnosis(given, seed, place, out, console, beside)
 
 
 @app.command()
@@ -238,6 +241,10 @@ def paper(
     threads: Annotated[int, typer.Option(help=_THREADS)] = 1,
     precision: Annotated[str | None, typer.Option(help="fp32, tf32 or bf16.")] = None,
     max_steps: Annotated[int | None, typer.Option(help="Stop early, for a try.")] = None,
+    lr: Annotated[
+        str, typer.Option(help="one for all, best: each norm its own as `contnorm tune` chose it, or both.")
+    ] = "both",
+    selected: Annotated[Path | None, typer.Option(help="The file that `contnorm tune` wrote with --out.")] = None,
     data_root: DataRoot = None,
     runs: RunsFolder = Path("runs"),
 ) -> None:
@@ -250,8 +257,49 @@ def paper(
     from contnorm.cli.paper import Asked, run_recipe
     from contnorm.cli.running import Hands
 
-    asked = Asked(seeds, only or [], Hands(device, lanes, threads), max_steps, precision, data_root, runs)
+    hands = Hands(device, lanes, threads)
+    asked = Asked(seeds, only or [], hands, max_steps, precision, data_root, runs, lr, selected)
     raise typer.Exit(run_recipe(recipe, asked, console))
+
+
+@app.command()
+def tune(
+    recipe: Annotated[str, typer.Argument(help="table2, table8, table9, table10, table12, or a file of your own.")],
+    stream: Annotated[str | None, typer.Option(help="Just these, with commas between: split-cifar100")] = None,
+    strategies: Annotated[str | None, typer.Option(help="Just these: er,derpp")] = None,
+    norms: Annotated[str | None, typer.Option(help="Just these: bn,cn")] = None,
+    seeds: Annotated[int, typer.Option(help="How many, from 0.")] = 3,
+    rates: Annotated[str | None, typer.Option(help="The grid; 0.003,0.01,0.03,0.1,0.3 by default.")] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    lanes: Annotated[
+        int | None, typer.Option(help="Runs side by side; a norm's whole grid on a GPU, a core each on a CPU.")
+    ] = None,
+    threads: Annotated[int, typer.Option(help=_THREADS)] = 1,
+    precision: Annotated[str | None, typer.Option(help="fp32, tf32 or bf16.")] = None,
+    max_steps: Annotated[int | None, typer.Option(help="Stop early, for a try: nothing is chosen.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="The file; RUNS/selected/RECIPE.toml by default.")
+    ] = None,
+    data_root: DataRoot = None,
+    runs: RunsFolder = Path("runs"),
+) -> None:
+    """Choose a learning rate for each norm and strategy of a table, on the validation tasks alone."""
+    from contnorm.cli.running import Hands
+    from contnorm.cli.tuning import RATES, Wanted, tune_recipe
+
+    typed = {"stream": stream, "strategy": strategies, "norm": norms}
+    only = [f"{key}={value.strip()}" for key, values in typed.items() if values for value in values.split(",")]
+    grid = _numbers(rates, "--rates") if rates else RATES
+    hands = Hands(device, lanes, threads)
+    wanted = Wanted(seeds, only, grid, hands, max_steps, precision, data_root, runs, out)
+    raise typer.Exit(tune_recipe(recipe, wanted, console))
+
+
+def _numbers(text: str, flag: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise UserError(f"{flag} {text!r}: use numbers with commas between, such as 0.03,0.1.") from None
 
 
 @app.command()

@@ -19,20 +19,37 @@ from contnorm.config import RunConfig, laid_over
 from contnorm.engine.jobs import Job, Workplace
 from contnorm.engine.resolving import resolve
 from contnorm.engine.settling import source_of
-from contnorm.errors import UserError
+from contnorm.errors import UserError, unknown
 from contnorm.recipes.grid import Cell, cells_of
 from contnorm.recipes.reading import find_recipe
 from contnorm.recipes.recipe import Recipe
+from contnorm.recipes.selection import Selection, covers, find_selection, read_selection, with_selection
 from contnorm.report.cubes import draw_cubes
 from contnorm.results import Record, Store
 from contnorm.streams.sources import SOURCES, data_root, find_layout, looked_for
 
-__all__ = ["Asked", "config_of", "run_recipe", "runs_folder", "sources_of"]
+__all__ = [
+    "RATES",
+    "Asked",
+    "config_of",
+    "is_found",
+    "run_recipe",
+    "runs_folder",
+    "selection_file",
+    "selection_of",
+    "sources_of",
+    "what_to_put",
+]
+
+RATES = ("one", "best", "both")
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What was typed."""
+    """What was typed.
+
+    ``lr`` is one of `RATES`: the recipe's own learning rate, those chosen for each norm, or both where there are any.
+    """
 
     seeds: int = 5
     only: Sequence[str] = ()
@@ -41,6 +58,17 @@ class Asked:
     precision: str | None = None
     data_root: Path | None = None
     runs: Path = Path("runs")
+    lr: str = "both"
+    selected: Path | None = None
+
+
+@dataclass(frozen=True)
+class _Way:
+    """A recipe's cells with one learning rate for all, or each with its own."""
+
+    title: str
+    recipe: Recipe
+    cells: list[Cell]
 
 
 def run_recipe(name: str, asked: Asked, console: Console) -> int:
@@ -69,29 +97,68 @@ def _draw(recipe: Recipe, asked: Asked, console: Console) -> int:
 
 def _run_and_show(recipe: Recipe, asked: Asked, console: Console) -> int:
     place = _place(recipe, asked)
-    cells = chosen(cells_of(recipe), asked.only)
+    ways = _ways(recipe, asked)
+    cells = [cell for way in ways for cell in way.cells]
     own = _typed(asked)
     configs = {cell: config_of(cell, place.data_root, own) for cell in cells}
     store, seeds = Store(place.runs), range(asked.seeds)
-    absent = [source for source in sources_of(cells) if not _found(source, place.data_root)]
+    absent = [source for source in sources_of(cells) if not is_found(source, place.data_root)]
     wanted = [cell for cell in cells if source_of(cell) not in absent]
     jobs = list(dict.fromkeys(Job(configs[cell], seed) for cell in wanted for seed in seeds))
     missing = [c for c in cells if c not in wanted and not all(store.has(configs[c], seed) for seed in seeds)]
-    said = [_what_to_put(recipe, source, place.data_root) for source in sources_of(missing)]
+    said = [what_to_put(recipe, source, place.data_root) for source in sources_of(missing)]
     code, failed = 0, ""
     try:
         code = followed(jobs, place, console, tell_recorded=False, go_on="Run it again to go on.") if jobs else 0
     except UserError as error:  # the other runs are there, and are shown
         failed = str(error)
-    measured = [one for one in _measured(configs, seeds, store) if one.records]
-    if not measured:
+    found = [_measured({cell: configs[cell] for cell in way.cells}, seeds, store) for way in ways]
+    if not any(found):
         raise UserError(" ".join(filter(None, [failed, *said])))
-    _show(recipe, measured, console, asked.max_steps is not None, whole=len(measured) == len(cells_of(recipe)))
+    for way, measured in zip(ways, found, strict=True):
+        _show_way(way, measured, console, asked.max_steps is not None)
     for line in said:
         say_on_stderr(line)
     if failed:
         raise UserError(failed)
     return code
+
+
+def _ways(recipe: Recipe, asked: Asked) -> list[_Way]:
+    """The ways in which learning rates are set that were asked for and are there."""
+    if asked.lr not in RATES:
+        raise UserError(f"--lr: {unknown('way', asked.lr, RATES)}")
+    found = selection_of(recipe, asked.runs, asked.selected)
+    if asked.lr == "best" and found is None:
+        raise UserError(
+            f"--lr best: no learning rates are chosen for {recipe.name}. Choose them with `contnorm tune "
+            f"{recipe.name}`, which writes {selection_file(recipe, asked.runs)}, or say with --selected where they are."
+        )
+    ways = []
+    if asked.lr != "best":
+        title = "One learning rate for all" if found else ""
+        ways.append(_Way(title, recipe, chosen(cells_of(recipe), asked.only)))
+    if asked.lr != "one" and found is not None:
+        own = with_selection(recipe, found)
+        wanted = chosen(cells_of(own), asked.only)
+        cells = [cell for cell in wanted if covers(found, cell)]
+        without = len(wanted) - len(cells)
+        rest = f"; {without} cells have none: `contnorm tune {recipe.name}` chooses" if without else ""
+        title = f"Each with its own learning rate, chosen on the validation tasks ({found.path}){rest}"
+        ways.append(_Way(title, own, cells))
+    return ways
+
+
+def selection_file(recipe: Recipe, runs: Path) -> Path:
+    """Where `contnorm tune` writes what it chose, and `contnorm paper` looks first."""
+    return runs / "selected" / f"{recipe.name}.toml"
+
+
+def selection_of(recipe: Recipe, runs: Path, given: Path | None = None) -> Selection | None:
+    """The learning rates chosen for a recipe: of a file that was typed, of the runs' folder, or of the package."""
+    if given is not None:
+        return read_selection(given, recipe.name)
+    return find_selection(recipe.name, [selection_file(recipe, runs)])
 
 
 def _typed(asked: Asked) -> dict[str, Any]:
@@ -110,14 +177,16 @@ def runs_folder(recipe: Recipe, runs: Path) -> Path:
     return runs / recipe.name if recipe.alone else runs
 
 
-def _what_to_put(recipe: Recipe, source: str, root: Path) -> str:
+def what_to_put(recipe: Recipe, source: str, root: Path) -> str:
+    """One line for a data set that is absent."""
     return (
         f"{recipe.name} needs {source}, which is not under {root}: put {looked_for(SOURCES[source])} there, or say "
         f"with --data-root where it is; `contnorm data {source}` says more."
     )
 
 
-def _found(source: str, root: Path) -> bool:
+def is_found(source: str, root: Path) -> bool:
+    """Whether a data set is there; one inside the package always is."""
     return not SOURCES[source].layouts or find_layout(SOURCES[source], root) is not None
 
 
@@ -132,6 +201,7 @@ def config_of(cell: Cell, root: Path, own: Mapping[str, Any] | None = None) -> R
 
 
 def _measured(configs: Mapping[Cell, RunConfig], seeds: Iterable[int], store: Store) -> list[Measured]:
+    """The cells of which there are records."""
     loaded: dict[RunConfig, dict[int, Record]] = {}
     for config in configs.values():
         if config not in loaded:
@@ -141,7 +211,17 @@ def _measured(configs: Mapping[Cell, RunConfig], seeds: Iterable[int], store: St
     return [
         Measured(cell, loaded[configs[cell]], None if base is None else loaded[configs[base]])
         for cell, base in zip(cells, bases, strict=True)
+        if loaded[configs[cell]]
     ]
+
+
+def _show_way(way: _Way, measured: Sequence[Measured], console: Console, tried: bool) -> None:
+    if way.title:
+        console.print(Text(f"\n{way.title}:"), style="bold", soft_wrap=True)
+    if measured:
+        _show(way.recipe, measured, console, tried, whole=len(measured) == len(cells_of(way.recipe)))
+    else:
+        console.print(Text("none of it is run"))
 
 
 def _show(recipe: Recipe, measured: Sequence[Measured], console: Console, tried: bool, whole: bool) -> None:

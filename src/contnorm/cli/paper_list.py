@@ -9,10 +9,11 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from contnorm.cli.data import place_of
-from contnorm.cli.paper import config_of, runs_folder, sources_of
+from contnorm.cli.paper import config_of, runs_folder, selection_of, sources_of
 from contnorm.recipes.grid import cells_of
 from contnorm.recipes.reading import find_recipe, recipe_names
 from contnorm.recipes.recipe import Recipe
+from contnorm.recipes.selection import covers, with_selection
 from contnorm.results import Store
 from contnorm.streams.classification import find_stream
 from contnorm.streams.sources import ENVIRONMENT, SOURCES, data_root
@@ -34,7 +35,11 @@ def show_recipes(seeds: int, given: Path | None, runs: Path, console: Console) -
 
 
 def _done(recipe: Recipe, seeds: int, root: Path, runs: Path) -> str:
-    configs = dict.fromkeys(config_of(cell, root) for cell in cells_of(recipe))
+    found = selection_of(recipe, runs)
+    cells = cells_of(recipe)
+    if found is not None:
+        cells += [cell for cell in cells_of(with_selection(recipe, found)) if covers(found, cell)]
+    configs = dict.fromkeys(config_of(cell, root) for cell in cells)
     if not configs:
         return "none to do" if recipe.kind != "waiting" else "waits"
     store = Store(runs_folder(recipe, runs))

@@ -6,7 +6,7 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from contnorm.cli.showing import show_scores
-from contnorm.engine.loop import Failed, Finished, Stopped
+from contnorm.engine.loop import Failed, Finished, Lost, Stopped
 from contnorm.engine.loop import Progress as Steps
 from contnorm.engine.runs import Event, Job, Workplace, execute, resolve, unfinished
 from contnorm.engine.unfinished import Left
@@ -156,7 +156,12 @@ def device_of(name: str) -> torch.device:
 
 
 def followed(
-    jobs: list[Job], place: Workplace, console: Console, tell_recorded: bool = True, go_on: str | None = None
+    jobs: list[Job],
+    place: Workplace,
+    console: Console,
+    tell_recorded: bool = True,
+    go_on: str | None = None,
+    if_lost: Callable[[Job, str], None] | None = None,
 ) -> int:
     """Run with a bar a run and one for all; gives 0 where all is through, else the exit code of what stopped it.
 
@@ -166,12 +171,13 @@ def followed(
         console: Where it is told.
         tell_recorded: Whether each record is named.
         go_on: How a stopped run is gone on with; `contnorm resume` where nothing is said.
+        if_lost: Told of each run whose loss is no longer finite, and why; where it is given, these are no failures.
 
     Raises:
         UserError: At the end, for the runs that failed.
     """
     go_on = go_on or f"Go on with: contnorm resume {shlex.quote(str(place.runs))}"
-    with _stop_asked() as asked, _Follower(jobs, console, tell_recorded, go_on) as follower:
+    with _stop_asked() as asked, _Follower(jobs, console, tell_recorded, go_on, if_lost) as follower:
         try:
             for event in execute(jobs, place, stop=lambda: bool(asked)):
                 follower.tell(event)
@@ -188,14 +194,21 @@ def followed(
 class _Follower:
     """Bars, and a line for what happens to each run."""
 
-    def __init__(self, jobs: list[Job], console: Console, tell_recorded: bool, go_on: str) -> None:
+    def __init__(
+        self,
+        jobs: list[Job],
+        console: Console,
+        tell_recorded: bool,
+        go_on: str,
+        if_lost: Callable[[Job, str], None] | None,
+    ) -> None:
         columns = (
             TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TimeRemainingColumn(),
         )
-        self.console, self.tell_recorded, self.go_on = console, tell_recorded, go_on
+        self.console, self.tell_recorded, self.go_on, self.if_lost = console, tell_recorded, go_on, if_lost
         self.progress = Progress(*columns, console=console, disable=not console.is_terminal)
         self.every = self.progress.add_task("all runs", total=len(jobs), visible=len(jobs) > 1)
         self.asked = f"{len(jobs)} runs"
@@ -232,7 +245,9 @@ class _Follower:
         self.progress.advance(self.every)
         if event.job in self.bars:
             self.progress.update(self.bars[event.job], visible=False)
-        if isinstance(event.what, Failed):
+        if isinstance(event.what, Lost) and self.if_lost is not None:
+            self.if_lost(event.job, event.what.why)
+        elif isinstance(event.what, Failed):
             self.failures.append(event.what.why)
         elif self.tell_recorded:
             news = "recorded in" if isinstance(event.what, Finished) else "not run again, it is in"

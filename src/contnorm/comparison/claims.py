@@ -19,7 +19,7 @@ from contnorm.recipes.recipe import Claim
 __all__ = ["Case", "Decided", "decide"]
 
 Outcome = Literal["holds", "does not hold", "undecided"]
-SHARED = ("stream", "strategy", "buffer", "tasks", "moments", "setting")
+SHARED = ("stream", "strategy", "layers", "buffer", "tasks", "moments", "setting")
 OF_NORM = ("norm", "groups", "momentum", "schedule")  # shared too where no other norm is named
 
 

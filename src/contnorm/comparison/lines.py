@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from contnorm.comparison.measured import Measured
 from contnorm.comparison.verdicts import Beside, beside
@@ -12,7 +13,7 @@ from contnorm.recipes.published import Published
 from contnorm.recipes.recipe import Recipe
 from contnorm.recipes.scores import drift_parts, title_of
 
-__all__ = ["Line", "lines_of", "remarks"]
+__all__ = ["Line", "corrected", "lines_of", "remarks"]
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,16 @@ def remarks(recipe: Recipe, lines: Sequence[Line]) -> list[str]:
         for line in lines
         if line.values and line.published is not None and line.published.flag
     ]
+
+
+def corrected(measured: Sequence[Measured]) -> list[str]:
+    """Of batch renormalization, in how much of the run it was more than batch norm; each said once."""
+    said = []
+    for one in measured:
+        found = [record.raw["renorm"]["corrected_share"] for record in one.records.values() if "renorm" in record.raw]
+        if found:
+            said.append(f"{one.cell.norm}: r was free to differ from 1 in {fmean(found):.0%} of the batches.")
+    return list(dict.fromkeys(said))
 
 
 def _doubt(line: Line, number: Published) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 from contnorm.engine.advance import mover_for
@@ -15,8 +16,9 @@ from contnorm.engine.checkpoint import Checkpoints
 from contnorm.engine.evaluate import Right, count_right, drift_of, keeps_moments, oracle_moments
 from contnorm.engine.lane import Lane, LossNotFiniteError
 from contnorm.engine.saving import Saver
+from contnorm.layers.renorm import BatchRenormBase
 
-__all__ = ["Failed", "Finished", "Progress", "Stopped", "Tally", "run_lanes"]
+__all__ = ["Failed", "Finished", "Lost", "Progress", "Stopped", "Tally", "run_lanes"]
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,11 @@ class Failed:
     why: str
 
 
+@dataclass(frozen=True)
+class Lost(Failed):
+    """Its loss is no longer finite: run again, it would be lost again."""
+
+
 What = Progress | Finished | Stopped | Failed
 
 
@@ -65,6 +72,7 @@ class Tally:
     before_task: list[int] | None = None
     drift: list[dict[str, dict[str, float]]] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=lambda: {"train": 0.0, "evaluate": 0.0})
+    train_by_task: list[float] = field(default_factory=list)  # seconds
 
 
 @dataclass
@@ -128,7 +136,7 @@ def _learn(
             until = min(ends[task], (done // report_every + 1) * report_every, (done // every + 1) * every)
             started = time.perf_counter()
             losses = mover.advance(until - done)
-            _share_time(runs, started)
+            _share_time(runs, task, started)
             verdicts = [_verdict(run.lane, task, loss) for run, loss in zip(runs, losses, strict=True)]
             going = _going(runs, verdicts, saver)
             yield from ((run.lane, verdict) for run, verdict in zip(runs, verdicts, strict=True))
@@ -169,7 +177,7 @@ def _verdict(lane: Lane, task: int, loss: float) -> Progress | Failed:
     try:
         return Progress(lane.done, len(lane.plan.steps), task, lane.check(loss))
     except LossNotFiniteError as error:
-        return Failed(str(error))
+        return Lost(str(error))
 
 
 def _save(runs: Sequence[_Run], saver: Saver) -> None:
@@ -177,10 +185,14 @@ def _save(runs: Sequence[_Run], saver: Saver) -> None:
         run.save(saver)
 
 
-def _share_time(runs: Sequence[_Run], started: float) -> None:
+def _share_time(runs: Sequence[_Run], task: int, started: float) -> None:
     """Lanes that moved together share the time it took."""
+    share = (time.perf_counter() - started) / len(runs)
     for run in runs:
-        run.tally.seconds["train"] += (time.perf_counter() - started) / len(runs)
+        by_task = run.tally.train_by_task
+        by_task.extend([0.0] * (task + 1 - len(by_task)))
+        by_task[task] += share
+        run.tally.seconds["train"] += share
 
 
 def _evaluate(runs: Sequence[_Run], task: int) -> None:
@@ -217,8 +229,12 @@ def _padded(row: list[int], tasks: int) -> list[int | None]:
 def _found(lane: Lane, tally: Tally) -> dict[str, Any]:
     total = [int((lane.data.stream.test.task == task).sum()) for task in range(lane.data.stream.tasks)]
     matrix = {"correct": tally.correct, "total": total, "before": tally.before}
-    found: dict[str, Any] = {"matrix": matrix, "drift": {"by_task": tally.drift}, "seconds": tally.seconds}
+    seconds = {**tally.seconds, "train_by_task": tally.train_by_task}
+    found: dict[str, Any] = {"matrix": matrix, "drift": {"by_task": tally.drift}, "seconds": seconds}
     found["parameters"] = sum(parameter.numel() for parameter in lane.model.parameters())
+    shares = [m.corrected_share() for m in lane.model.modules() if isinstance(m, BatchRenormBase)]
+    if shares:
+        found["renorm"] = {"corrected_share": fmean(shares)}
     if tally.correct_running:
         found["matrix_running"] = {**matrix, "correct": tally.correct_running}
     if len(tally.correct_task) == len(tally.correct):  # fewer where it was begun by a version that did not count them

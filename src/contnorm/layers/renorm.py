@@ -8,6 +8,7 @@ batches 5,000 and 40,000, ``d_max`` from 0 to 5 between 5,000 and 25,000. A shor
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar
 
 import torch
@@ -23,7 +24,7 @@ PUBLISHED_D_RAMP = (5_000, 25_000)
 PUBLISHED_STEPS = 100_000  # the length of run of which the published ramps are 5-40 % and 5-25 %
 
 
-class _BatchRenorm(OwnSyncOnly, MomentNorm):
+class BatchRenormBase(OwnSyncOnly, MomentNorm):
     """Batch renormalization.
 
     Args:
@@ -73,9 +74,11 @@ class _BatchRenorm(OwnSyncOnly, MomentNorm):
     def _ramp(self, published: tuple[int, int]) -> Tensor:
         """How far a ramp is climbed at the batches counted so far, 0 to 1."""
         assert self.num_batches_tracked is not None
-        stretch = 1.0 if self.total_steps is None else self.total_steps / PUBLISHED_STEPS
-        start, end = published[0] * stretch, published[1] * stretch
+        start, end = (batches * self._stretch() for batches in published)
         return ((self.num_batches_tracked - start) / (end - start)).clamp(0, 1)
+
+    def _stretch(self) -> float:
+        return 1.0 if self.total_steps is None else self.total_steps / PUBLISHED_STEPS
 
     def _limits(self) -> tuple[Tensor, Tensor]:
         """The limits in force for the batch at hand."""
@@ -87,6 +90,23 @@ class _BatchRenorm(OwnSyncOnly, MomentNorm):
             self.r_limit.copy_(r_limit)
             self.d_limit.copy_(d_limit)
         return r_limit, d_limit
+
+    def corrected_share(self) -> float:
+        """Of the batches counted so far, the share in which r was free to differ from 1: those after its ramp began.
+
+        Example:
+            >>> layer = BatchRenorm1d(2, total_steps=20)  # the ramp begins at batch 1 of 20
+            >>> for _ in range(8):
+            ...     _ = layer(torch.randn(4, 2))
+            >>> layer.corrected_share(), BatchRenorm1d(2).corrected_share()
+            (0.75, 0.0)
+        """
+        seen = 0 if self.num_batches_tracked is None else int(self.num_batches_tracked)
+        if not seen or self.r_max == 1:
+            return 0.0
+        # The batch at hand is normalized with those counted before it: 0, 1, ... of them.
+        closed = math.floor(PUBLISHED_R_RAMP[0] * self._stretch()) + 1
+        return max(0, seen - closed) / seen
 
     def forward(self, input: Tensor) -> Tensor:
         self._check(input)
@@ -114,7 +134,7 @@ class _BatchRenorm(OwnSyncOnly, MomentNorm):
         return [f"r_max={self.r_max}", f"d_max={self.d_max}", *ramps]
 
 
-class BatchRenorm1d(_BatchRenorm):
+class BatchRenorm1d(BatchRenormBase):
     """Batch renormalization of (N, C) or (N, C, L) input.
 
     Example:
@@ -125,7 +145,7 @@ class BatchRenorm1d(_BatchRenorm):
     ranks: ClassVar[tuple[int, ...]] = (2, 3)
 
 
-class BatchRenorm2d(_BatchRenorm):
+class BatchRenorm2d(BatchRenormBase):
     """Batch renormalization of (N, C, H, W) input.
 
     Example:
@@ -139,7 +159,7 @@ class BatchRenorm2d(_BatchRenorm):
     ranks: ClassVar[tuple[int, ...]] = (4,)
 
 
-class BatchRenorm3d(_BatchRenorm):
+class BatchRenorm3d(BatchRenormBase):
     """Batch renormalization of (N, C, D, H, W) input.
 
     Example:

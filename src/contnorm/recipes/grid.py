@@ -41,8 +41,7 @@ class Cell:
             ['bn', 'bn*', 'gn32', 'cn32']
         """
         star = "*" if self.place["moments"] == "oracle" else ""
-        extra = [f" {self.place['momentum']}"] if self.place["momentum"] is not None else []
-        extra += [f" {self.place['schedule']}"] if self.place["schedule"] is not None else []
+        extra = [f" {self.place[key]}" for key in ("momentum", "schedule", "layers") if self.place[key] is not None]
         return f"{self.place['norm']}{self.place['groups'] or ''}{star}{''.join(extra)}"
 
 
@@ -82,6 +81,7 @@ def _place(
         "groups": (groups or norm.settings.get("groups")) if spec.grouped else None,
         "momentum": norm.settings.get("momentum"),
         "schedule": norm.settings.get("schedule"),
+        "layers": norm.settings.get("layers"),
         "buffer": buffer,
         "tasks": said.get("tasks"),
         "moments": view.moments,

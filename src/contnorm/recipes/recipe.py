@@ -17,7 +17,9 @@ __all__ = ["DIMENSIONS", "KINDS", "VIEWS", "Block", "Claim", "ClaimKind", "NormE
 Kind = Literal["runs", "curves", "data", "drawing", "waiting"]
 KINDS: tuple[str, ...] = get_args(Kind)
 ClaimKind = Literal["above", "near", "under", "flat", "steadier"]
-DIMENSIONS = ("stream", "strategy", "norm", "groups", "momentum", "schedule", "buffer", "tasks", "moments", "setting")
+DIMENSIONS = (
+    "stream", "strategy", "norm", "groups", "momentum", "schedule", "layers", "buffer", "tasks", "moments", "setting",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from contnorm.config import RunConfig
 from contnorm.engine.settling import settle, source_of
 from contnorm.recipes.grid import Cell, cells_of
 from contnorm.recipes.recipe import Recipe
+from contnorm.recipes.selection import Selection, find_selection
 from contnorm.results import Record, Store
 
 __all__ = ["Shelf", "Shelves", "measured_of"]
@@ -65,6 +66,10 @@ class Shelves:
         if recipe.name not in self.timed:
             self.timed[recipe.name] = self._read([root / recipe.name for root in self._roots])
         return Shelf(self.timed[recipe.name])
+
+    def selection(self, recipe: Recipe) -> Selection | None:
+        """The learning rates chosen for a recipe: of the first of the folders that has some, else of the package."""
+        return find_selection(recipe.name, [root / "selected" / f"{recipe.name}.toml" for root in self._roots])
 
     def _read(self, folders: Sequence[Path]) -> list[Record]:
         found = [Store(folder).readable() for folder in folders]

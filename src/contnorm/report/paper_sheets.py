@@ -10,10 +10,11 @@ from statistics import fmean
 from contnorm.comparison.claims import Case, Decided
 from contnorm.comparison.lines import Line
 from contnorm.comparison.words import measure, numbers, paper_number, spread, verdict_words
-from contnorm.recipes.recipe import DIMENSIONS, Recipe
+from contnorm.recipes.recipe import DIMENSIONS
 from contnorm.recipes.scores import title_of
 from contnorm.report.sections import Part, Section, Unrun, Way, weakest
 from contnorm.report.sheets import Block, Sheet
+from contnorm.report.tried import GRID_NOTE, grid_rows
 from contnorm.results import spread_over_seeds
 
 __all__ = ["claims_csv", "claims_sheet", "section_sheet", "tables_csv"]
@@ -24,15 +25,18 @@ CASE_HEADS = ("case", "difference", "95 % interval (t)", "bootstrap", "effect", 
 
 def section_sheet(section: Section) -> Sheet:
     """A table or figure: ours beside the paper's, part by part; what was not run; its claims."""
-    blocks = [block for way in section.ways for block in _blocks(section.recipe, way)]
+    blocks = [block for way in section.ways for block in _blocks(section, way)]
+    if section.selection is not None and section.selection.chosen:
+        heads, *rows = grid_rows(section.selection)
+        blocks.append(Block("Learning rates tried on the validation tasks", heads, rows, (GRID_NOTE,)))
     return Sheet(section.recipe.name, section.title, blocks, section.notes, section.command)
 
 
-def _blocks(recipe: Recipe, way: Way) -> Iterator[Block]:
+def _blocks(section: Section, way: Way) -> Iterator[Block]:
     of = f" ({way.title.lower()})" if way.title else ""
     for part in way.parts:
         if part.run:
-            yield _curves(recipe, part, of) if recipe.kind == "curves" else _lines(part, of)
+            yield (_curves if section.recipe.kind == "curves" else _lines)(section, part, of)
     missing = tuple(f"{part.title}: {', '.join(_norms(part))}" for part in way.parts if _norms(part))
     if way.remarks and way.run:
         yield Block(f"Verdicts{of}", below=way.remarks)
@@ -46,23 +50,24 @@ def _norms(part: Part) -> list[str]:
     return [one.cell.norm for one in part.measured if not one.records]
 
 
-def _lines(part: Part, of: str) -> Block:
-    return Block(f"{part.title}{of}", LINE_HEADS, [_line(line) for line in part.lines])
+def _lines(section: Section, part: Part, of: str) -> Block:
+    rows = [_line(line, section.row_name(line.measured)) for line in part.lines]
+    return Block(f"{part.title}{of}", LINE_HEADS, rows)
 
 
-def _line(line: Line) -> list[str]:
+def _line(line: Line, name: str) -> list[str]:
     ours = spread(line.values) if line.values else "not run"
-    what = [line.measured.cell.norm, title_of(line.score), str(len(line.values)), ours]
+    what = [name, title_of(line.score), str(len(line.values)), ours]
     return [*what, paper_number(line.published), *verdict_words(line.found)]
 
 
-def _curves(recipe: Recipe, part: Part, of: str) -> Block:
+def _curves(section: Section, part: Part, of: str) -> Block:
     rows = []
     for one in part.measured:
-        for score in recipe.scores.values():
+        for score in section.recipe.scores.values():
             curves = list(one.curves(score).values())
             means = [f"{fmean(values):.2f}" for values in zip(*curves, strict=True)]
-            rows.append([one.cell.norm, title_of(score), str(len(curves)), *(means or ["not run"])])
+            rows.append([section.row_name(one), title_of(score), str(len(curves)), *(means or ["not run"])])
     tasks = max(map(len, rows)) - 3
     heads = ["norm", "score", "seeds", *(f"task {i + 1}" for i in range(tasks))]
     return Block(f"{part.title}{of}", heads, [row + [""] * (len(heads) - len(row)) for row in rows])

@@ -11,18 +11,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from contnorm.comparison.claims import Case, Decided, decide
-from contnorm.comparison.lines import Line, lines_of, remarks
+from contnorm.comparison.lines import Line, corrected, lines_of, remarks
 from contnorm.comparison.measured import Measured
 from contnorm.comparison.words import forgetting, place_words
 from contnorm.recipes.published import RUNS
 from contnorm.recipes.reading import find_recipe
 from contnorm.recipes.recipe import Recipe
+from contnorm.recipes.selection import Selection, covers, with_selection
 from contnorm.report.found import Shelf, Shelves, measured_of
 from contnorm.results import Record
 
 __all__ = ["Part", "Section", "Unrun", "Way", "sections_of", "table_title", "weakest"]
 
-OF_ROWS = ("norm", "groups", "momentum", "schedule", "moments")  # what tells the rows of a part apart
+OF_ROWS = ("norm", "groups", "momentum", "schedule", "layers", "moments")  # what tells the rows of a part apart
 ONE_FOR_ALL, CHOSEN = "The same settings for all norms", "Each norm with the settings chosen on the validation tasks"
 
 
@@ -70,10 +71,21 @@ class Section:
     notes: tuple[str, ...]
     ways: tuple[Way, ...]
     command: str
+    selection: Selection | None = None
 
     @property
     def records(self) -> list[Record]:
         return [record for way in self.ways for record in way.records]
+
+    def row_name(self, one: Measured) -> str:
+        """The norm of a row, with its learning rate where there are several."""
+        rate = one.cell.values.get("train", {}).get("lr")
+        return one.cell.norm if rate is None or len(self._rates) < 2 else f"{one.cell.norm}, lr {rate:g}"
+
+    @property
+    def _rates(self) -> set[float | None]:
+        cells = (one.cell for way in self.ways for part in way.parts for one in part.measured)
+        return {cell.values.get("train", {}).get("lr") for cell in cells}
 
 
 @dataclass(frozen=True)
@@ -94,7 +106,7 @@ def sections_of(names: Iterable[str], shelves: Shelves) -> tuple[list[Section], 
         if recipe.kind == "waiting":
             unrun.append(Unrun(recipe.name, table_title(recipe), "", recipe.note))
         elif recipe.kind in ("runs", "curves"):
-            section = _section(recipe, name, shelves.of(recipe))
+            section = _section(recipe, name, shelves.of(recipe), shelves.selection(recipe))
             if section.records:
                 sections.append(section)
             else:
@@ -129,29 +141,35 @@ def _support(decided: Decided, case: Case) -> float:
     return {"above": mean, "under": -mean}.get(decided.claim.kind, -abs(mean))
 
 
-def _section(recipe: Recipe, name: str, shelf: Shelf) -> Section:
-    made = tuple(_ways(recipe, shelf))
+def _section(recipe: Recipe, name: str, shelf: Shelf, selection: Selection | None) -> Section:
+    made = tuple(_ways(recipe, shelf, selection))
     notes = (*((recipe.note,) if recipe.note else ()), *forgetting(list(recipe.scores.values())))
-    return Section(recipe, table_title(recipe), notes, made, _command(name, [r for way in made for r in way.records]))
+    command = _command(name, [r for way in made for r in way.records])
+    return Section(recipe, table_title(recipe), notes, made, command, selection)
 
 
-def _ways(recipe: Recipe, shelf: Shelf) -> list[Way]:
+def _ways(recipe: Recipe, shelf: Shelf, selection: Selection | None) -> list[Way]:
     """Both where settings were chosen; one alone where of the other nothing is run that is not the same."""
-    if not recipe.selected:
-        return [_way("", recipe, shelf)]
-    same, chosen = _way(ONE_FOR_ALL, replace(recipe, selected=()), shelf), _way(CHOSEN, recipe, shelf)
-    cells = [[one for part in way.parts for one in part.measured] for way in (same, chosen)]
+    if selection is not None:
+        same, chosen = recipe, with_selection(recipe, selection)
+    elif recipe.selected:
+        same, chosen = replace(recipe, selected=()), recipe
+    else:
+        return [_way("", recipe, measured_of(recipe, shelf))]
+    cells = [measured_of(one, shelf) for one in (same, chosen)]
     apart = [(a, b) for a, b in zip(*cells, strict=True) if a.cell.values != b.cell.values]
-    there = [way for way, side in ((same, 0), (chosen, 1)) if any(pair[side].records for pair in apart)]
-    return there or [chosen]
+    own = [one for one in cells[1] if selection is None or covers(selection, one.cell)]
+    ways = (_way(ONE_FOR_ALL, same, cells[0]), _way(CHOSEN, chosen, own))
+    there = [way for side, way in enumerate(ways) if any(pair[side].records for pair in apart)]
+    return there or [ways[selection is None]]
 
 
-def _way(title: str, recipe: Recipe, shelf: Shelf) -> Way:
-    measured = measured_of(recipe, shelf)
+def _way(title: str, recipe: Recipe, measured: Sequence[Measured]) -> Way:
     parts = tuple(_parts(recipe, measured))
     there = [one for one in measured if one.records]
     decided = tuple(found for claim in recipe.claims if (found := decide(claim, there)).cases)
-    return Way(title, parts, decided, tuple(remarks(recipe, [line for part in parts for line in part.lines])))
+    said = [*corrected(measured), *remarks(recipe, [line for part in parts for line in part.lines])]
+    return Way(title, parts, decided, tuple(said))
 
 
 def _parts(recipe: Recipe, measured: Sequence[Measured]) -> Iterable[Part]:

@@ -15,6 +15,7 @@ from contnorm.recipes.scores import drift_parts, title_of
 from contnorm.report import figures
 from contnorm.report.page import Cell, ClaimRow, Rows, SectionView, Table
 from contnorm.report.sections import Part, Section, Way, weakest
+from contnorm.report.tried import GRID_NOTE, grid_rows
 from contnorm.results import spread_over_seeds
 
 __all__ = ["claim_rows", "section_view"]
@@ -51,18 +52,19 @@ def _pairs(case: Case) -> str:
 
 def section_view(section: Section) -> SectionView:
     """A section whole: its tables both ways where there are two, its claims case by case, and its pictures."""
-    tables = [table for way in section.ways for table in _tables(section.recipe, way)]
+    tables = [table for way in section.ways for table in _tables(section, way)]
+    tables += _tried(section)
     drawn = [svg for way in section.ways for svg in (*_curves(section.recipe, way), *_splits(way))]
     pairs = [svg for way in section.ways for svg in _pair_figures(way)]
     recipe = section.recipe
     return SectionView(recipe.name, section.title, section.notes, tables, drawn, section.command, pairs)
 
 
-def _tables(recipe: Recipe, way: Way) -> Iterator[Table]:
-    rows = _curve_rows if recipe.kind == "curves" else _score_rows
-    heads = _heads(recipe, way)
-    there = [Rows(part.title, rows(recipe, part)) for part in way.parts if part.run]
-    missing = [Rows(part.title, rows(recipe, part)) for part in way.parts if not part.run]
+def _tables(section: Section, way: Way) -> Iterator[Table]:
+    rows = _curve_rows if section.recipe.kind == "curves" else _score_rows
+    heads = _heads(section.recipe, way)
+    there = [Rows(part.title, rows(section, part)) for part in way.parts if part.run]
+    missing = [Rows(part.title, rows(section, part)) for part in way.parts if not part.run]
     if there:
         yield Table(way.title, heads, there, way.remarks)
     elif way.title:
@@ -90,14 +92,14 @@ def _tasks(recipe: Recipe, way: Way) -> int:
     return max(len(c) for one in cells for s in recipe.scores.values() for c in [*one.curves(s).values(), []])
 
 
-def _score_rows(recipe: Recipe, part: Part) -> list[list[Cell]]:
+def _score_rows(section: Section, part: Part) -> list[list[Cell]]:
     """A row a cell: ours, what the paper has, and the verdict, for each score."""
     rows = []
     for one in part.measured:
         lines = {line.score: line for line in part.lines if line.measured is one}
-        scores = [_score(lines[score]) if score in lines else Cell("-") for score in recipe.scores.values()]
+        scores = [_score(lines[score]) if score in lines else Cell("-") for score in section.recipe.scores.values()]
         seeds = str(len(one.records) or "-")
-        rows.append([Cell(one.cell.norm), Cell(seeds), *scores])
+        rows.append([Cell(section.row_name(one)), Cell(seeds), *scores])
     return rows
 
 
@@ -113,20 +115,36 @@ def _score(line: Line) -> Cell:
     return Cell(spread(line.values), paper, apart, verdict)
 
 
-def _curve_rows(recipe: Recipe, part: Part) -> list[list[Cell]]:
+def _curve_rows(section: Section, part: Part) -> list[list[Cell]]:
     rows = []
     for one in part.measured:
-        for score in recipe.scores.values():
+        for score in section.recipe.scores.values():
             curves = list(one.curves(score).values())
             means = [Cell(f"{fmean(values):.2f}", _deviation(values)) for values in zip(*curves, strict=True)]
             seeds = str(len(curves)) if curves else "not run"
-            rows.append([Cell(one.cell.norm), Cell(title_of(score)), Cell(seeds), *means])
+            rows.append([Cell(section.row_name(one)), Cell(title_of(score)), Cell(seeds), *means])
     return rows
 
 
 def _deviation(values: Sequence[float]) -> str:
     std = spread_over_seeds(list(values))[1]
     return f"+- {std:.2f}" if std == std else ""
+
+
+def _tried(section: Section) -> list[Table]:
+    """Every learning rate that was tried on the validation tasks, the chosen one marked."""
+    if section.selection is None or not section.selection.chosen:
+        return []
+    heads, *rows = grid_rows(section.selection)
+    return [
+        Table(
+            "Learning rates tried on the validation tasks",
+            heads,
+            [Rows("", [list(map(Cell, r)) for r in rows])],
+            (GRID_NOTE,),
+            True,
+        )
+    ]
 
 
 CASE_HEADS = ("case", "difference", "95 % interval (t)", "bootstrap", "effect", "pairs", "outcome")

@@ -1,0 +1,40 @@
+"""Norms of torch's own layers alone, as the paper timed them: nothing here is fused, and nothing is checked.
+
+Continual norm is group norm without affine and then batch norm, two layers. Torch has no switchable norm; ours, written
+in torch's operators, stands for it.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import nn
+
+from contnorm.layers.switchable import SwitchNorm1d, SwitchNorm2d, SwitchNorm3d
+
+__all__ = ["STOCK", "stock_norm"]
+
+STOCK = ("none", "bn", "gn", "sn", "cn")
+BATCH = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
+SWITCHABLE = {1: SwitchNorm1d, 2: SwitchNorm2d, 3: SwitchNorm3d}
+
+
+def stock_norm(name: str, num_features: int, dim: Literal[1, 2, 3], num_groups: int, momentum: float) -> nn.Module:
+    """One of `STOCK`, with torch's defaults for all that is not said.
+
+    Example:
+        >>> [type(layer).__name__ for layer in stock_norm("cn", 64, 2, 32, 0.1)]
+        ['GroupNorm', 'BatchNorm2d']
+    """
+    if name == "bn":
+        return BATCH[dim](num_features, momentum=momentum)
+    if name == "gn":
+        return nn.GroupNorm(num_groups, num_features)
+    if name == "cn":
+        first = nn.GroupNorm(num_groups, num_features, affine=False)
+        return nn.Sequential(first, BATCH[dim](num_features, momentum=momentum))
+    if name == "sn":
+        return SWITCHABLE[dim](num_features, momentum=momentum)
+    if name == "none":
+        return nn.Identity()
+    raise ValueError(f"norm.layers='stock': torch has no layers for norm {name!r}. Use one of {', '.join(STOCK)}.")

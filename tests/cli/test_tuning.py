@@ -1,0 +1,276 @@
+"""`contnorm tune`: learning rates are chosen on the validation tasks alone, and `contnorm paper` shows both ways."""
+
+from __future__ import annotations
+
+import io
+import re
+import signal
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+from rich.console import Console
+
+from contnorm.cli import tuning
+from contnorm.cli.paper import Asked, run_recipe
+from contnorm.cli.running import Hands
+from contnorm.cli.tuning import Wanted, tune_recipe
+from contnorm.config import RunConfig
+from contnorm.engine import runs as engine_runs
+from contnorm.engine.jobs import Job
+from contnorm.errors import UserError
+from contnorm.recipes.grid import cells_of, matches
+from contnorm.recipes.reading import find_recipe, recipe_names
+from contnorm.recipes.selection import RATES, find_selection, read_selection
+from contnorm.results import Store
+from tests.datasets import small_cifar100
+
+ALONE = Hands("cpu", 1, 1)
+OWN = """
+title = "a small network"
+[scores]
+acc = "acc"
+[settings]
+model = { name = "mlp", width = 8 }
+train = { lr = 0.03, batch = 10, replay = 10 }
+[[runs]]
+streams = ["split-cifar100"]
+strategies = ["single", "er"]
+norms = ["none", "bn"]
+[[claims]]
+says = "BN is over none"
+kind = "above"
+score = "acc"
+cells = { norm = "bn" }
+than = { norm = "none" }
+"""
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_cifar100(tmp_path_factory.mktemp("data"), per_class=10)
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> str:
+    path = tmp_path / "own.toml"
+    path.write_text(OWN)
+    return str(path)
+
+
+@pytest.fixture
+def console() -> Console:
+    return Console(file=io.StringIO(), width=200)
+
+
+def printed(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def wanted(root: Path, tmp_path: Path, **more: object) -> Wanted:
+    said = {"seeds": 2, "rates": (0.01, 0.1), "only": ["strategy=er"], **more}
+    return Wanted(hands=ALONE, data_root=root, runs=tmp_path / "runs", **said)  # type: ignore[arg-type]
+
+
+def test_the_highest_mean_is_chosen_and_the_whole_grid_is_kept(
+    root: Path, tmp_path: Path, recipe: str, console: Console
+) -> None:
+    assert tune_recipe(recipe, wanted(root, tmp_path), console) == 0
+    records = list(Store(tmp_path / "runs"))
+    assert len(records) == 2 * 2 * 2 and {record.config.stream.part for record in records} == {"validate"}
+    assert {len(record.matrix.correct) for record in records} == {3}  # the stream's first three tasks
+    found = read_selection(tmp_path / "runs" / "selected" / "own.toml", "own")
+    assert [one.where for one in found.chosen] == [
+        {"stream": "split-cifar100", "strategy": "er", "norm": name} for name in ("none", "bn")
+    ]
+    for one in found.chosen:
+        acc = {
+            rate: [
+                r.score("acc") for r in records if (r.config.norm.name, r.config.train.lr) == (one.where["norm"], rate)
+            ]
+            for rate in (0.01, 0.1)
+        }
+        assert one.lr == max(sorted(acc), key=lambda rate: fmean(acc[rate]))
+        assert [(tried.lr, tried.seeds, tried.lost) for tried in one.grid] == [(0.01, 2, 0), (0.1, 2, 0)]
+        # as it is written, to eight digits
+        assert [tried.mean for tried in one.grid] == pytest.approx([fmean(acc[rate]) for rate in (0.01, 0.1)], abs=1e-5)
+        mark = rf"er +{one.where['norm']} .*{fmean(acc[one.lr]):.2f} \+- [\d.]+ \*.* {one.lr:g}"
+        assert re.search(mark, printed(console))
+
+
+def test_a_second_time_nothing_is_run(root: Path, tmp_path: Path, recipe: str, console: Console) -> None:
+    asked = wanted(root, tmp_path, only=["strategy=er", "norm=bn"], rates=(0.01, 1e30), seeds=1)
+    tune_recipe(recipe, asked, console)
+    files = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*.json")}
+    assert tune_recipe(recipe, asked, console) == 0
+    assert files == {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*.json")}
+
+
+def test_a_learning_rate_that_loses_a_run_is_not_chosen(
+    root: Path, tmp_path: Path, recipe: str, console: Console
+) -> None:
+    """A step of 1e30 puts weights out of range; the others of the grid go on."""
+    asked = wanted(root, tmp_path, only=["strategy=er", "norm=none"], rates=(0.01, 1e30))
+    assert tune_recipe(recipe, asked, console) == 0
+    assert "lost 2 of 2" in printed(console) and "such a learning rate is not chosen" in printed(console)
+    (one,) = read_selection(tmp_path / "runs" / "selected" / "own.toml", "own").chosen
+    assert one.lr == 0.01 and [(tried.seeds, tried.lost) for tried in one.grid] == [(2, 0), (0, 2)]
+    assert len(list((tmp_path / "runs").rglob("[01].json"))) == 2
+    assert len(list((tmp_path / "runs").rglob("*.lost.json"))) == 2
+
+
+def test_where_all_are_lost_nothing_is_chosen(root: Path, tmp_path: Path, recipe: str, console: Console) -> None:
+    tune_recipe(recipe, wanted(root, tmp_path, only=["norm=none", "strategy=er"], rates=(1e30,), seeds=1), console)
+    assert "every learning rate lost a run, so none is chosen" in printed(console)
+    assert not (tmp_path / "runs" / "selected").exists()
+
+
+def test_a_stop_loses_nothing_and_chooses_nothing(
+    root: Path, tmp_path: Path, recipe: str, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = wanted(root, tmp_path, only=["norm=bn", "strategy=er"])
+    real, seen = engine_runs.run_lanes, []
+
+    def stop_in_the_second(lanes, *args, **more):  # type: ignore[no-untyped-def]
+        seen.append(lanes)
+        if len(seen) == 2:
+            signal.raise_signal(signal.SIGINT)
+        return real(lanes, *args, **more)
+
+    monkeypatch.setattr(engine_runs, "run_lanes", stop_in_the_second)
+    assert tune_recipe(recipe, asked, console) == 130
+    assert "not all of its runs are there, so nothing is chosen yet" in printed(console)
+    assert not (tmp_path / "runs" / "selected").exists()
+    monkeypatch.undo()
+    (first,) = (tmp_path / "runs").rglob("[01].json")
+    written = first.stat().st_mtime_ns
+    assert tune_recipe(recipe, asked, console) == 0
+    assert first.stat().st_mtime_ns == written and (tmp_path / "runs" / "selected" / "own.toml").is_file()
+
+
+def test_the_table_is_shown_both_ways(root: Path, tmp_path: Path, recipe: str, console: Console) -> None:
+    out = tmp_path / "mine.toml"
+    asked = wanted(root, tmp_path, only=["norm=bn"], rates=(0.1,), out=out)
+    tune_recipe(recipe, asked, console)
+
+    def shown(lr: str, **more: object) -> str:
+        console = Console(file=io.StringIO(), width=200)
+        run_recipe(recipe, Asked(2, [], ALONE, data_root=root, runs=tmp_path / "runs", lr=lr, **more), console)  # type: ignore[arg-type]
+        return printed(console)
+
+    both, one, best = shown("both", selected=out), shown("one", selected=out), shown("best", selected=out)
+    assert both.index("One learning rate for all") < both.index("Each with its own learning rate")
+    assert "2 cells have none: `contnorm tune own` chooses" in best
+    assert not re.search(r"none +ACC", best)
+    assert one.count(" ACC ") == 4 and best.count(" ACC ") == 2 and both.count(" ACC ") == 6
+    assert "Each with its own" not in shown("both")  # nothing is chosen there
+    records = [r for r in Store(tmp_path / "runs") if r.config.stream.part == "learn"]
+    assert sorted({(r.config.norm.name, r.config.train.lr) for r in records}) == [
+        ("bn", 0.03),
+        ("bn", 0.1),
+        ("none", 0.03),
+    ]
+    own = fmean(r.score("acc") for r in records if r.config.train.lr == 0.1 and r.config.strategy.name == "er")
+    assert re.search(rf"er +0.1 +bn +ACC +2 +{own:.2f}", best)
+    with pytest.raises(UserError, match=r"--lr best: no learning rates are chosen for own. Choose them with `contnorm"):
+        shown("best")
+    with pytest.raises(UserError, match=r"--lr: unknown way 'bets'. Did you mean 'best'"):
+        shown("bets")
+
+
+def test_what_is_chosen_later_leaves_the_rest(root: Path, tmp_path: Path, recipe: str, console: Console) -> None:
+    for norm, rate in (("bn", 0.1), ("none", 0.1), ("bn", 0.01)):
+        asked = wanted(root, tmp_path, only=["strategy=er", f"norm={norm}"], rates=(rate,), seeds=1)
+        tune_recipe(recipe, asked, console)
+    found = read_selection(tmp_path / "runs" / "selected" / "own.toml", "own")
+    assert [(one.where["norm"], one.lr) for one in found.chosen] == [("none", 0.1), ("bn", 0.01)]
+
+
+def test_test_tasks_are_refused(root: Path, tmp_path: Path, recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def on_test_tasks(cell, rate, wanted, root):  # type: ignore[no-untyped-def]
+        return tuning.config_of(cell, root, {"stream": {"part": "learn"}, "train": {"lr": rate}})
+
+    monkeypatch.setattr(tuning, "_on_validation", on_test_tasks)
+    with pytest.raises(RuntimeError, match=r"a run on stream\.part=learn of split-cifar100, not on validation tasks"):
+        tune_recipe(recipe, wanted(root, tmp_path), Console(file=io.StringIO()))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_try_chooses_nothing(root: Path, tmp_path: Path, recipe: str, console: Console) -> None:
+    asked = wanted(root, tmp_path, only=["strategy=er", "norm=bn"], seeds=1, max_steps=1)
+    assert tune_recipe(recipe, asked, console) == 0
+    assert "A try" in printed(console) and not (tmp_path / "runs" / "selected").exists()
+
+
+@pytest.mark.parametrize("name", ["table2", "table8", "table9", "table10", "table12"])
+def test_each_grid_of_the_paper_is_on_validation_tasks(name: str, root: Path, tmp_path: Path) -> None:
+    """The protocol's grid: five learning rates of one norm and strategy, in a row; all else is the table's own."""
+    recipe = find_recipe(name)
+    only = ["stream=split-cifar100"]
+    grids = tuning._grids(recipe, Wanted(only=only, data_root=root), root)
+    jobs = [job for grid in grids for job in grid.jobs(3)]
+    assert all(job.config.stream.part == "validate" and job.config.stream.tasks is None for job in jobs)
+    assert len(jobs) == 15 * len(grids) == len(set(jobs))
+    for grid in grids:
+        assert tuple(grid.configs) == RATES
+        (config,) = {but_for_the_rate(job) for job in grid.jobs(3)}
+        assert (config.train.batch, config.train.replay, config.strategy.alpha, config.strategy.beta) == (
+            10,
+            10,
+            0.2,
+            0.5,
+        )
+    places = {(c.place["stream"], c.place["strategy"], c.norm.strip("*")) for c in cells_of(recipe)}
+    assert len(grids) == len({place for place in places if place[0] == "split-cifar100"})
+
+
+def but_for_the_rate(job: Job) -> RunConfig:
+    return replace(job.config, train=replace(job.config.train, lr=1.0))
+
+
+def test_on_a_gpu_a_whole_grid_moves_in_one_graph(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)  # nothing is run there
+    asked = Wanted(only=["stream=split-cifar100"], hands=Hands("cuda"), data_root=root, runs=tmp_path)
+    place = tuning._place(asked)
+    grids = tuning._grids(find_recipe("table2"), asked, root)
+    jobs = [job for grid in grids for job in grid.jobs(asked.seeds)]
+    groups = [group.jobs for group in engine_runs._groups(jobs, place, Store(tmp_path))]
+    assert groups == [grid.jobs(3) for grid in grids] and {len(group) for group in groups} == {15}
+
+
+def test_a_choice_is_for_its_cells_alone(root: Path, tmp_path: Path) -> None:
+    """Batch renormalization is in the table twice, and is told apart."""
+    recipe = find_recipe("table2")
+    grids = tuning._grids(recipe, Wanted(data_root=root, only=["stream=split-cifar100", "norm=brn"]), root)
+    assert sorted((g.where["strategy"], g.where["schedule"]) for g in grids) == [
+        (strategy, schedule) for strategy in ("derpp", "er") for schedule in ("own", "scaled")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "said"),
+    [
+        ("table1", {"only": []}, "table1: permuted-mnist sets no tasks apart to choose by"),
+        ("figure1", {"only": []}, "figure1: it has no runs"),
+        ("table2", {"only": ["stream=split-mini-imagenet"]}, "table2 needs mini-imagenet, which is not under"),
+        ("table2", {"only": ["norm=bm"]}, "no cell of the recipe is that; norm is one of"),
+        ("table2", {"seeds": 0}, "--seeds 0: use 1 or more"),
+        ("table2", {"rates": (0.1, -1.0)}, "--rates 0.1,-1.0: use learning rates above 0"),
+    ],
+)
+def test_mistakes_are_one_line(
+    name: str, more: dict[str, object], said: str, root: Path, tmp_path: Path, console: Console
+) -> None:
+    with pytest.raises(UserError, match=said) as error:
+        tune_recipe(name, wanted(root, tmp_path, **more), console)
+    assert "\n" not in str(error.value) and not (tmp_path / "runs").exists()
+
+
+def test_what_the_package_has_chosen_is_of_its_recipes() -> None:
+    for name in recipe_names():
+        found = find_selection(name)
+        for one in found.chosen if found else ():
+            assert [tried.lr for tried in one.grid] == list(RATES)
+            assert any(matches(cell.place, one.where) for cell in cells_of(find_recipe(name)))

@@ -1,0 +1,61 @@
+"""Torch's own layers in a network: what they give is what ours give, so that only their time differs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from contnorm.catalog import NORMS
+from contnorm.config import ModelConfig, NormConfig
+from contnorm.errors import UserError
+from contnorm.layers.stock import STOCK
+from contnorm.models import build_model
+
+
+def network(norm: NormConfig) -> nn.Module:
+    torch.manual_seed(0)
+    return build_model(ModelConfig("resnet18", width=8), norm, (3, 8, 8), 5, 100)
+
+
+@pytest.mark.parametrize("name", STOCK)
+def test_stock_layers_learn_as_ours_do(name: str) -> None:
+    """In float64, where two orders of the same sums agree to 1e-9 after three steps."""
+    ours, stock = (network(NormConfig(name, groups=4, layers=kind)).double() for kind in ("ours", "stock"))
+    chance = torch.Generator().manual_seed(1)
+    losses: list[list[float]] = [[], []]
+    for _ in range(3):
+        x = torch.randn(6, 3, 8, 8, generator=chance, dtype=torch.float64)
+        for model, seen in zip((ours, stock), losses, strict=True):
+            loss = model(x).square().mean()
+            model.zero_grad()
+            loss.backward()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter -= 0.1 * parameter.grad
+            seen.append(loss.item())
+    assert losses[0] == pytest.approx(losses[1], rel=1e-9)
+    x = torch.randn(6, 3, 8, 8, generator=chance, dtype=torch.float64)
+    torch.testing.assert_close(ours.eval()(x), stock.eval()(x), rtol=1e-8, atol=1e-9)
+    parameters = [sum(p.numel() for p in model.parameters()) for model in (ours, stock)]
+    assert parameters[0] == parameters[1]
+
+
+@pytest.mark.parametrize("name", ["bn", "gn", "cn"])
+def test_stock_layers_are_torchs(name: str) -> None:
+    model = network(NormConfig(name, groups=4, layers="stock"))
+    assert {
+        type(module).__module__.partition(".")[0] for module in model.blocks.modules() if not list(module.children())
+    } == {"torch"}
+
+
+@pytest.mark.parametrize("name", sorted(NORMS.keys() - set(STOCK)))
+def test_what_torch_has_no_layer_for_is_refused(name: str) -> None:
+    with pytest.raises(UserError, match=rf"norm\.layers='stock': torch has no layers for norm '{name}'\. Use one of"):
+        network(NormConfig(name, groups=4, layers="stock"))
+
+
+@pytest.mark.parametrize("more", [{"groups": "auto"}, {"momentum": "cumulative"}])
+def test_what_torchs_layers_do_not_take_is_refused(more: dict[str, str]) -> None:
+    with pytest.raises(UserError, match="are for ours alone"):
+        network(NormConfig("cn", layers="stock", **more))  # type: ignore[arg-type]
