@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-pytest.importorskip("matplotlib", reason="matplotlib is not installed")
 pytest.importorskip("jinja2", reason="jinja2 is not installed")
 
 from contnorm.cli.report_files import write_report
@@ -25,7 +24,7 @@ from contnorm.recipes.reading import find_recipe
 from contnorm.report.found import Shelves
 from contnorm.report.page import Cell, Page, Rows, Table, page_html
 from contnorm.results import Store
-from tests.report.made_records import make_records, six_settings
+from tests.report.made_records import KEPT, make_records, six_settings
 
 
 @pytest.fixture(scope="module")
@@ -219,6 +218,12 @@ def test_in_a_browser_nothing_is_wrong_or_cut(html: str, tmp_path: Path, width: 
 @pytest.mark.parametrize("width", [390, 1440])
 def test_tables_of_every_kind_fit_the_browser(all_kinds: str, tmp_path: Path, width: int) -> None:
     seen = looked_at(all_kinds, tmp_path, width, "light")
+    assert not seen["said"] and seen["overflow"] <= 0 and seen["flat"] == 0 and seen["unseen"] == []
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+def test_the_page_of_all_committed_results_fits_the_browser(tmp_path: Path, width: int) -> None:
+    seen = looked_at(report_text(report_of(Shelves([KEPT])), "html"), tmp_path, width, "light")
     assert not seen["said"] and seen["overflow"] <= 0 and seen["flat"] == 0 and seen["unseen"] == []
 
 
