@@ -12,7 +12,6 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 pytest.importorskip("mlxtend", reason="mlxtend is not installed")
-pytest.importorskip("matplotlib", reason="matplotlib is not installed")
 
 from contnorm.cli.main import app
 from contnorm.cli.paper import Asked, run_recipe

@@ -1,7 +1,8 @@
-"""Records of a recipe's cells without a run: small matrices, drift, times and versions, drawn from a seed."""
+"""Records for tests of the report: a few real ones, and made ones of any recipe's cells, drawn from a seed."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,15 @@ from contnorm.recipes.recipe import Recipe
 from contnorm.results import Store
 
 TASKS = 3
+KEPT = Path(__file__).resolve().parents[2] / "docs" / "records" / "runs"
+SIX = ("09ba865b075b", "be94d42372be", "7ab8938428eb", "3f3dcf8bc3c3", "ba9df79f047e", "85d5f7c04f8c")
+
+
+def six_settings(root: Path) -> Path:
+    """Table 1 whole, and BN and CN of Table 2 with ER: real runs, and the same however many more are kept."""
+    for name in SIX:
+        shutil.copytree(KEPT / name, root / name)
+    return root
 
 
 def make_records(

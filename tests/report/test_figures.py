@@ -9,10 +9,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-
-from matplotlib.axes import Axes
-
 from contnorm.metrics.matrix import AccuracyMatrix, acc_so_far
 from contnorm.report import figures
 from contnorm.report.heat_map import colour_of, matrix_heat_map
@@ -47,7 +43,7 @@ def test_a_figure_is_whole_named_and_takes_the_pages_colours(name: str) -> None:
     root = ElementTree.fromstring(svg)
     assert root.get("role") == "img" and root.get("aria-label") and root.get("viewBox")
     assert root.get("width") is None and root.get("height") is None, "it is as wide as its place"
-    assert figures.INK not in svg and "currentColor" in svg
+    assert "currentColor" in svg and "nan" not in svg
     assert svg == DRAWN[name](), "the same records give the same picture"
 
 
@@ -85,14 +81,8 @@ def test_accuracy_so_far_is_the_mean_over_tasks_learned() -> None:
     assert curve[0] == record.matrix.at(0, 0) and curve[-1] == pytest.approx(record.score("acc"))
 
 
-def test_forgetting_is_split_into_what_exact_moments_give_back_and_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    bars: list[list[float]] = []
-    bar = Axes.bar
-    monkeypatch.setattr(
-        Axes, "bar", lambda self, x, height, **k: (bars.append(list(height)), bar(self, x, height, **k))[1]
-    )
-    figures.forgetting_split(single_bn(), "Forgotten")
-    rest, back = bars
+def test_forgetting_is_split_into_what_exact_moments_give_back_and_the_rest() -> None:
+    back, rest = figures.forgetting_parts(single_bn())
     found = single_bn()
     running = [AccuracyMatrix(**r.raw["matrix_running"]) for r in found]
     lost = sum(m.at(0, 0) - m.at(4, 0) for m in running) / 5
@@ -101,6 +91,32 @@ def test_forgetting_is_split_into_what_exact_moments_give_back_and_the_rest(monk
         sum(r.matrix.at(4, 0) - m.at(4, 0) for r, m in zip(found, running, strict=True)) / 5
     )
     assert sum(back) > 0, "exact moments give something back"
+
+
+def test_bars_stand_on_each_other_and_are_as_high_as_their_numbers() -> None:
+    """The axis of the picture gives the height of a point; bars of weights, then of statistics, one a task."""
+    back, rest = figures.forgetting_parts(single_bn())
+    svg = ElementTree.fromstring(DRAWN["split"]())
+    bars = [r for r in svg.iter("{http://www.w3.org/2000/svg}rect") if float(r.get("width") or 0) > 40]
+    heights = [float(bar.get("height") or 0) for bar in bars]
+    scale = heights[0] / rest[0]
+    assert heights == pytest.approx([abs(v) * scale for v in (*rest, *back)], abs=0.2), "of a pixel, as written"
+    tops = [float(bar.get("y") or 0) for bar in bars]
+    assert tops[4] + heights[4] == pytest.approx(tops[0], abs=0.2)
+
+
+def test_marks_of_differences_are_where_the_axis_says() -> None:
+    svg = figures.paired_differences({"a": [0.0, 4.0], "b": [-1.0, 1.0, 3.0]}, "Pairs")
+    dots = [float(x) for x in re.findall(r'<circle cx="([\d.]+)"', svg)]
+    scale = (dots[1] - dots[0]) / 4
+    assert [round((x - dots[0]) / scale, 1) for x in dots] == [0.0, 4.0, -1.0, 1.0, 3.0]
+    assert ">a</text>" in svg and ">b</text>" in svg and "Means: a +2.00; b +1.00." in svg
+
+
+def test_a_curve_that_never_changes_can_be_drawn() -> None:
+    ElementTree.fromstring(figures.curves_over_tasks({"flat": [[5.0, 5.0]], "zero": [[0.0, 0.0]]}, "x", "y"))
+    ElementTree.fromstring(figures.curves_over_tasks({"zero": [[0.0, 0.0]]}, "x", "y"))
+    ElementTree.fromstring(figures.paired_differences({"none": [0.0, 0.0]}, "x"))
 
 
 def test_a_title_with_odd_characters_does_not_break_the_page() -> None:

@@ -23,9 +23,7 @@ from contnorm.report.paper_sheets import claims_csv, claims_sheet, section_sheet
 from contnorm.report.sections import Section, sections_of, weakest
 from contnorm.report.sheets import Block, Sheet, latex, markdown
 from contnorm.results import Store
-from tests.report.made_records import make_records
-
-RECORDS = Path(__file__).resolve().parents[2] / "docs" / "records" / "runs"
+from tests.report.made_records import make_records, six_settings
 
 CHOSEN = """
 title = "a rate for each norm"
@@ -57,8 +55,8 @@ def only_section(name: str, root: Path) -> Section:
     return section
 
 
-def test_records_serve_whatever_their_precision() -> None:
-    section = only_section("table2", RECORDS)
+def test_records_serve_whatever_their_precision(tmp_path: Path) -> None:
+    section = only_section("table2", six_settings(tmp_path))
     found = {
         (one.cell.place["stream"], one.cell.norm): len(one.records)
         for p in section.ways[0].parts
