@@ -104,6 +104,7 @@ def test_timed_runs_are_read_from_their_own_folder(tmp_path: Path) -> None:
     times = [[record.raw["seconds"]["train"] for record in some] for some in (bn, cn)]
     assert lines["cn32"].values == pytest.approx([100 * (c / b - 1) for b, c in zip(*times, strict=True)])
     assert lines["cn32"].found is not None and lines["cn32"].found.how == "ours"
+    assert set(lines["bn"].values) == {0.0} and lines["bn"].found is None, "no verdict on what can be no other"
 
 
 def test_a_broken_record_is_named_and_the_rest_is_told(tmp_path: Path) -> None:

@@ -36,10 +36,15 @@ def lines_of(recipe: Recipe, one: Measured) -> list[Line]:
         if not values and (one.records or (number is None and drift_parts(score))):
             continue
         found = None
-        if values and number is not None and number.mean is not None:
+        if values and number is not None and number.mean is not None and not _by_definition(one, score):
             found = beside(values, number.mean, number.std, recipe.published_runs)
         lines.append(Line(one, score, values, number, found))
     return lines
+
+
+def _by_definition(one: Measured, score: str) -> bool:
+    """Whether a number could be no other: the time of BN over that of BN agrees with nothing."""
+    return score == "extra_time" and one.baseline is one.records
 
 
 def remarks(recipe: Recipe, lines: Sequence[Line]) -> list[str]:
