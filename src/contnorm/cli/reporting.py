@@ -15,6 +15,8 @@ from contnorm.recipes.reading import recipe_names
 from contnorm.report import figures
 from contnorm.report.found import Shelves
 from contnorm.report.heat_map import matrix_heat_map
+from contnorm.report.label_figures import map_over_tasks
+from contnorm.report.label_views import run_figures
 from contnorm.report.page import Cell, Page, Rows, RunView, Table, page_html
 from contnorm.report.paper_sheets import claims_csv, claims_sheet, section_sheet, tables_csv
 from contnorm.report.sections import Section, Unrun, sections_of
@@ -127,15 +129,16 @@ def _scores(block: Block) -> Table:
 
 
 def _compared(report: Report) -> list[str]:
-    """For each stream, the accuracy over tasks of the settings that are in no table."""
+    """For each stream, the accuracy over tasks of the settings that are in no table; mAP where labels are several."""
     told = {record.config.hash for section in report.sections for record in section.records}
-    by_stream: dict[str, dict[str, Sequence[Record]]] = defaultdict(dict)
+    by_stream: dict[tuple[str, bool], dict[str, Sequence[Record]]] = defaultdict(dict)
     for name, group in report.groups.items():
-        if name not in told and not group[0].several_labels:
+        if name not in told:
             stream, strategy, norm = described(group[0].config)
             exact = ", exact moments" if group[0].config.evaluate.moments == "oracle" else ""
-            by_stream[stream][f"{strategy} {norm}{exact} ({name[:4]})"] = group
-    return [figures.accuracy_over_tasks(found, stream) for stream, found in by_stream.items() if len(found) > 1]
+            by_stream[stream, group[0].several_labels][f"{strategy} {norm}{exact} ({name[:4]})"] = group
+    draw = {False: figures.accuracy_over_tasks, True: map_over_tasks}
+    return [draw[several](found, stream) for (stream, several), found in by_stream.items() if len(found) > 1]
 
 
 def _run_view(group: Sequence[Record], timed: str = "") -> RunView:
@@ -147,7 +150,7 @@ def _run_view(group: Sequence[Record], timed: str = "") -> RunView:
 def _drawn(group: Sequence[Record]) -> list[str]:
     first = group[0]
     if first.several_labels:
-        return _drift(group)
+        return [*run_figures(group), *_drift(group)]
     drawn = [matrix_heat_map(group, "Accuracy, mean over seeds")]
     drawn += _drift(group)
     if all("matrix_running" in record.raw for record in group) and first.matrix.tasks > 1:

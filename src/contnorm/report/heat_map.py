@@ -1,4 +1,4 @@
-"""The accuracy matrix as a picture, written as SVG directly: a page has one for every run, so they must be quick."""
+"""The matrix of accuracies or of mAP as a picture, written as SVG directly: a page has one for every run."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from statistics import fmean
 
+from contnorm.metrics.matrix import AccuracyMatrix
+from contnorm.metrics.multilabel import LabelMatrix, mean_ap
 from contnorm.results import Record
 
 __all__ = ["colour_of", "matrix_heat_map"]
@@ -17,8 +19,9 @@ MOST_NUMBERS = 10  # with more tasks, numbers would not be readable
 
 
 def matrix_heat_map(records: Sequence[Record], title: str) -> str:
-    """The accuracy on each task after each other, averaged over seeds."""
+    """The accuracy on each task after each other, averaged over seeds; mAP where pictures have several labels."""
     values = _mean_matrix(records)
+    what = "mAP" if records[0].several_labels else "accuracy"
     tasks = len(values)
     extent = tasks * SIDE
     width = max(LEFT + extent + BAR, 260)
@@ -31,7 +34,7 @@ def matrix_heat_map(records: Sequence[Record], title: str) -> str:
         'fill="currentColor">',
         f'<text x="{LEFT}" y="16" font-size="13">{escape(title)}</text>',
         *_squares(values),
-        *_axes(tasks),
+        *_axes(tasks, what),
         *_bar(LEFT + extent + 24, min(extent, 160)),
         "</svg>",
     ]
@@ -56,15 +59,22 @@ def _channels(colour: str) -> list[int]:
 
 
 def _mean_matrix(records: Sequence[Record]) -> list[list[float | None]]:
-    """Accuracies averaged over seeds; None where nothing was measured."""
-    tasks = range(records[0].matrix.tasks)
+    """Averaged over seeds; None where nothing was measured."""
+    rows = [_percent(record.counted) for record in records]
+    tasks = range(len(rows[0]))
 
     def cell(i: int, j: int) -> float | None:
-        if any(record.matrix.correct[i][j] is None for record in records):
-            return None
-        return fmean(record.matrix.at(i, j) for record in records)
+        found = [value for row in rows if (value := row[i][j]) is not None]
+        return fmean(found) if len(found) == len(rows) else None
 
     return [[cell(i, j) for j in tasks] for i in tasks]
+
+
+def _percent(counted: AccuracyMatrix | LabelMatrix) -> list[list[float | None]]:
+    if isinstance(counted, LabelMatrix):
+        return [[None if stats is None else mean_ap(stats) for stats in row] for row in counted.own]
+    tasks = range(counted.tasks)
+    return [[None if counted.correct[i][j] is None else counted.at(i, j) for j in tasks] for i in tasks]
 
 
 def _squares(values: list[list[float | None]]) -> Iterator[str]:
@@ -80,7 +90,7 @@ def _squares(values: list[list[float | None]]) -> Iterator[str]:
                     yield f'<text {place} fill="{ink}">{value:.0f}</text>'
 
 
-def _axes(tasks: int) -> Iterator[str]:
+def _axes(tasks: int, what: str) -> Iterator[str]:
     end = TOP + tasks * SIDE
     middle = tasks * SIDE / 2
     step = 1 if tasks <= MOST_NUMBERS else 4
@@ -88,7 +98,7 @@ def _axes(tasks: int) -> Iterator[str]:
         at = i * SIDE + SIDE / 2
         yield f'<text x="{LEFT + at:g}" y="{end + 15}" text-anchor="middle">{i + 1}</text>'
         yield f'<text x="{LEFT - 6}" y="{TOP + at + 4:g}" text-anchor="end">{i + 1}</text>'
-    yield f'<text x="{LEFT + middle:g}" y="{end + 33}" text-anchor="middle">accuracy on task</text>'
+    yield f'<text x="{LEFT + middle:g}" y="{end + 33}" text-anchor="middle">{what} on task</text>'
     turned = f'transform="translate(14 {TOP + middle:g}) rotate(-90)"'
     yield f'<text {turned} text-anchor="middle">after task</text>'
 

@@ -127,6 +127,27 @@ class Plot:
             self._drawn.append(f'<rect {size} fill="{fill}"/>')
         self._legend.append((name, f'<rect x="4" y="-6" width="14" height="12" fill="{fill}"/>'))
 
+    def columns(self, points: Sequence[Point], spreads: Sequence[float], number: int, width: float, name: str) -> None:
+        """Bars from zero in the colour of a number, its mark on top, and a stroke as long as the spread both ways."""
+        look = f'fill="{_colour(number)}" fill-opacity="0.55"'
+        for (place, value), spread in zip(points, spreads, strict=True):
+            (x1, y1), (x2, y2) = (
+                self._place((place - 0.45 * width, max(value, 0.0))),
+                self._place((place + 0.45 * width, min(value, 0.0))),
+            )
+            size = f'x="{x1:.1f}" y="{y1:.1f}" width="{x2 - x1:.1f}" height="{y2 - y1:.1f}"'
+            self._drawn.append(f"<rect {size} {look}/>")
+            if spread:
+                self.stroke((place, value - spread), (place, value + spread), None, 1.2)
+            self._drawn.append(_mark(*self._place((place, value)), number))
+        self._legend.append((name, f'<rect x="4" y="-6" width="14" height="12" {look}/>{_mark(11, 0, number)}'))
+
+    def scatter(self, points: Sequence[Point], number: int, name: str, told: Sequence[str]) -> None:
+        """Marks without a line, each with what is told of it where it is pointed at."""
+        for point, text in zip(points, told, strict=True):
+            self._drawn.append(f"<g><title>{escape(text)}</title>{_mark(*self._place(point), number)}</g>")
+        self._legend.append((name, _mark(11, 0, number)))
+
     def dots(self, points: Sequence[Point], number: int) -> None:
         for x, y in map(self._place, points):
             self._drawn.append(

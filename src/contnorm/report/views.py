@@ -14,6 +14,7 @@ from contnorm.metrics.matrix import SCORES
 from contnorm.recipes.recipe import Recipe
 from contnorm.recipes.scores import drift_parts, title_of
 from contnorm.report import figures
+from contnorm.report.label_views import label_figures
 from contnorm.report.page import Cell, ClaimRow, Rows, SectionView, Table
 from contnorm.report.sections import Part, Section, Way, weakest
 from contnorm.report.tried import GRID_NOTE, grid_rows
@@ -55,10 +56,16 @@ def section_view(section: Section) -> SectionView:
     """A section whole: its tables both ways where there are two, its claims case by case, and its pictures."""
     tables = [table for way in section.ways for table in _tables(section, way)]
     tables += _tried(section)
-    drawn = [svg for way in section.ways for svg in (*_curves(section.recipe, way), *_splits(way))]
+    drawn = [svg for way in section.ways for svg in _pictures(section.recipe, way)]
     pairs = [svg for way in section.ways for svg in _pair_figures(way)]
     recipe = section.recipe
     return SectionView(recipe.name, section.title, section.notes, tables, drawn, section.command, pairs)
+
+
+def _pictures(recipe: Recipe, way: Way) -> Iterator[str]:
+    yield from _curves(recipe, way)
+    yield from label_figures(recipe, way)
+    yield from _splits(way)
 
 
 def _tables(section: Section, way: Way) -> Iterator[Table]:
@@ -96,22 +103,24 @@ def _tasks(recipe: Recipe, way: Way) -> int:
 def _score_rows(section: Section, part: Part) -> list[list[Cell]]:
     """A row a cell: ours, what the paper has, and the verdict, for each score."""
     rows = []
+    published = any(one.cell.published for way in section.ways for some in way.parts for one in some.measured)
     for one in part.measured:
         lines = {line.score: line for line in part.lines if line.measured is one}
-        scores = [_score(lines[score]) if score in lines else Cell("-") for score in section.recipe.scores.values()]
+        scores = [_score(lines[s], published) if s in lines else Cell("-") for s in section.recipe.scores.values()]
         seeds = str(len(one.records) or "-")
         rows.append([Cell(section.row_name(one)), Cell(seeds), *scores])
     return rows
 
 
-def _score(line: Line) -> Cell:
-    published = paper_number(line.published)
-    paper = "" if published == "-" else f"paper {published}"
+def _score(line: Line, published: bool) -> Cell:
+    """``published`` is off where no cell of the table has a number of a paper, which need not be said of each."""
+    number = paper_number(line.published)
+    paper = "" if number == "-" else f"paper {number}"
     if not line.values:
         return Cell("not run", paper)
     difference, interval, verdict = verdict_words(line.found)
     if line.found is None:
-        return Cell(spread(line.values), paper or "not in the paper")
+        return Cell(spread(line.values), paper or ("not in the paper" if published else ""))
     apart = difference if interval == "-" else f"{difference} ({interval})"
     return Cell(spread(line.values), paper, apart, verdict)
 
@@ -182,7 +191,11 @@ def _splits(way: Way) -> Iterator[str]:
     for part in way.parts:
         for one in part.measured:
             records = list(one.records.values())
-            both = records and all(record.matrix_of("matrix_running") for record in records)
+            both = (
+                records
+                and not records[0].several_labels
+                and all(record.matrix_of("matrix_running") for record in records)
+            )
             if both and one.cell.view.moments == "oracle" and records[0].matrix.tasks > 1:
                 name = one.cell.norm.rstrip("*")
                 title = f"{part.title}, {name}: forgotten since each task was learned (fm_first)"
