@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from contnorm.cli.running import cores, followed
-from contnorm.cli.showing import spread
+from contnorm.comparison.words import spread
 from contnorm.engine.runs import Job, Workplace, resolve
 from contnorm.errors import UserError
 from contnorm.metrics.matrix import score

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-__all__ = ["STRATEGIES", "StrategySpec", "strategy_defaults"]
+__all__ = ["ALIASES", "STRATEGIES", "StrategySpec", "strategy_defaults"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,8 @@ STRATEGIES: dict[str, StrategySpec] = {
         ),
     )
 }
+
+ALIASES = {alias: spec.name for spec in STRATEGIES.values() for alias in spec.aliases}
 
 
 def strategy_defaults(name: str) -> dict[str, Any]:

@@ -57,6 +57,8 @@ WITHOUT_TORCH = [
             "cli.beside",
             "cli.choosing",
             "cli.paper_data",
+            "cli.report_files",
+            "cli.run_tables",
             "recipes.reading",
             "recipes.grid",
             "comparison.claims",

@@ -3,47 +3,144 @@
 from __future__ import annotations
 
 import csv
+import io
 import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from html import unescape
 from pathlib import Path
+from typing import Any
 
 import pytest
+from rich.console import Console
 
-pytest.importorskip("matplotlib", reason="matplotlib is not installed")
 pytest.importorskip("jinja2", reason="jinja2 is not installed")
 
-from contnorm.cli.reporting import FORMATS, report
+from contnorm.cli.report_files import write_report
+from contnorm.cli.reporting import FORMATS, PARTS, Report, report_files, report_of, report_text
 from contnorm.errors import UserError
-from contnorm.report.page import Cell, Page, Table, page_html
-from contnorm.results import Record, Store
-
-STORE = Store(Path(__file__).resolve().parents[2] / "docs" / "records" / "runs")
-
-
-@pytest.fixture(scope="module")
-def records() -> list[Record]:
-    return list(STORE)
+from contnorm.recipes.reading import find_recipe
+from contnorm.report.found import Shelves
+from contnorm.report.page import Cell, Page, Rows, Table, page_html
+from contnorm.results import Store
+from tests.report.made_records import KEPT, make_records, six_settings
 
 
 @pytest.fixture(scope="module")
-def html(records: list[Record]) -> str:
-    return report(records, "html")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return six_settings(tmp_path_factory.mktemp("six"))
 
 
-def test_the_page_needs_nothing_from_outside(html: str) -> None:
-    assert not re.findall(r"<script|<link|<img|@import|url\((?!#)", html)
-    addresses = set(re.findall(r"""(?:src|href)=["']([^"'#][^"']*)""", html))
-    assert all(address.startswith("data:image/png") for address in addresses), "heat maps carry their pixels"
+@pytest.fixture(scope="module")
+def report(runs: Path) -> Report:
+    return report_of(Shelves([runs]))
+
+
+@pytest.fixture(scope="module")
+def html(report: Report) -> str:
+    return report_text(report, "html")
+
+
+@pytest.fixture(scope="module")
+def all_kinds(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A page of every kind: by time, class-incremental, with exact moments, of a deep network, and of curves."""
+    root = tmp_path_factory.mktemp("runs")
+    some = {
+        "table3": lambda cell: True,
+        "table9": lambda cell: cell.place["norm"] == "bn" and cell.place["tasks"] == 4,
+        "table12": lambda cell: cell.norm == "bn cumulative",
+        "figure2": lambda cell: "cifar" in cell.place["stream"],
+        "figure3": lambda cell: True,
+    }
+    for name, only in some.items():
+        make_records(find_recipe(name), root, only=only, layers=20 if name == "table12" else 2)
+    return report_text(report_of(Shelves([root])), "html")
+
+
+def text_of(html: str) -> str:
+    """What is read, on one line."""
+    return " ".join(unescape(re.sub(r"<[^>]*>", " ", html)).split())
+
+
+def section(html: str, name: str) -> str:
+    found = re.search(rf'<section id="{name}">.*?</section>', html, re.DOTALL)
+    assert found, f"no section {name}"
+    return found[0]
+
+
+def test_the_page_needs_nothing_from_outside(html: str, all_kinds: str) -> None:
+    for page in (html, all_kinds):
+        assert not re.findall(r"<script|<link|<img|<image|@import|url\((?!#)", page)
+        assert not re.findall(r"""(?:src|href)=["'][^"'#]""", page)
+
+
+def test_links_on_the_page_lead_somewhere(all_kinds: str) -> None:
+    targets = set(re.findall(r'<a href="#([^"]*)"', all_kinds))
+    assert {"claims", "table3", "table4", "figure2", "not-run", "runs"} <= targets
+    assert targets <= set(re.findall(r'<section id="([^"]*)"', all_kinds))
 
 
 def test_scores_on_the_page_are_those_of_the_records(html: str) -> None:
-    for text in ("72.79 +- 2.93", "78.59 +- 1.58", "66.45 +- 1.19"):
+    for text in ("72.79 ± 2.93", "78.59 ± 1.58", "66.45 ± 1.19"):
         assert text in html
-    assert html.count("<details>") == 6
+    assert section(html, "runs").count("<details>") == 6
+
+
+def test_a_table_has_ours_the_papers_and_a_verdict_in_words(html: str) -> None:
+    told = text_of(section(html, "table2"))
+    assert "66.45 ± 1.19 paper 67.48 ± 0.81 -1.03 (-2.55 to +0.49) agrees" in told
+    assert "72.01 ± 0.79 paper 74.27 ± 0.36 -2.26 (-3.23 to -1.29) below" in told
+    assert "not run paper 63.42 ± 0.92" in told, "a cell that was not run still shows the paper's"
+    assert "forgetting (fm)" in told and "Forgetting is fm. FM, the paper's" in told
+    assert "contnorm paper table2 --device cuda --precision tf32" in told
+    doubtful = text_of(section(html, "table1"))
+    assert "paper 15.13 ?" in doubtful and "? permuted-mnist single bn* FM: with this row's ACC and LA" in doubtful
+
+
+def test_claims_are_summed_up_at_the_top(html: str, report: Report) -> None:
+    told = text_of(section(html, "claims"))
+    assert html.index('id="claims"') < html.index('id="table1"')
+    outcomes = [decided.outcome for one in report.sections for way in one.ways for decided in way.decided]
+    counts = [outcomes.count(outcome) for outcome in ("holds", "does not hold", "undecided")]
+    assert "{} hold {} do not hold {} undecided".format(*counts) in told and counts[0] >= 5
+    assert (
+        "holds 2 of 2 cases hold exact moments give ACC back to BN acc Table 1 "
+        "permuted-mnist er bn* against bn +0.54 +0.03 to +1.05 +1.32 5" in told
+    )
+    assert "undecided 1 case CN is over BN in ACC acc, of what is run Table 2" in told
+
+
+def test_every_kind_of_table_and_picture_is_there(all_kinds: str) -> None:
+    assert "time over BN, %" in section(all_kinds, "table3") and "truncated, not rounded" in section(
+        all_kinds, "table3"
+    )
+    four = text_of(section(all_kinds, "table4"))
+    assert "split-cifar10, derpp, buffer 5120, class-incremental" in four and "forgetting (fm_mammoth)" in four
+    assert "Not run: 30 rows" in four and "split-tiny-imagenet, derpp, buffer 5120, task-incremental" in four
+    labels = re.findall(r'<svg[^>]*aria-label="([^"]*)"', all_kinds)
+    for begin in (
+        "Accuracy, mean over seeds. 3 tasks; ",
+        "split-cifar10, derpp, buffer 5120, task-incremental. At the end: bn ",
+        "permuted-mnist, single. At the end: bn, mean of layer 1 ",
+        "Running moments drift from exact ones. At the end: mean ",
+        "Forgotten since each task was learned (fm_first). Of ",
+        "split-cifar100, er, 4 tasks, bn: forgotten since each task was learned (fm_first). Of ",
+        "CN takes at most 3.73 % longer than BN. Means: split-cifar100 er cn32 ",
+    ):
+        assert any(label.startswith(begin) for label in labels), begin
+
+
+def test_each_run_tells_its_settings_versions_and_device(all_kinds: str) -> None:
+    told = text_of(section(all_kinds, "runs"))
+    assert "device a card (cuda, 1 threads)" in told and "contnorm 0.1.0, torch 2.11.0" in told and "c0ffee" in told
+    assert "split-cifar100 er sn, timed for table3" in told
+    assert "contnorm run --stream split-cifar100 --strategy er --norm bn --seeds 3 --device cuda" in told
 
 
 def test_a_run_can_be_made_again_from_its_command(html: str) -> None:
-    assert "contnorm run --stream split-cifar100 --strategy er --norm cn --seeds 5 --set train.precision=tf32" in html
+    start = "contnorm run --stream split-cifar100 --strategy er --norm cn --seeds 5 --device cuda"
+    assert f"{start} --set train.precision=tf32" in html
     assert (
         "contnorm run --stream permuted-mnist --strategy single --norm bn --seeds 5 --set evaluate.moments=oracle"
         in html
@@ -51,51 +148,140 @@ def test_a_run_can_be_made_again_from_its_command(html: str) -> None:
 
 
 def test_what_people_typed_can_not_break_the_page() -> None:
-    table = Table("<b>", ["a"], [[Cell("<script>alert(1)</script>", "& more", "agrees")]])
-    html = page_html(Page("x", "y", [table]))
+    table = Table("<b>", ["a"], [Rows("", [[Cell("<script>alert(1)</script>", "& more", "", "agrees")]])])
+    html = page_html(Page("x", "y", scores=[table]))
     assert "<script>" not in html and "&lt;script&gt;" in html
     assert 'class="agrees"' in html and '<span class="verdict">agrees</span>' in html, "told in words too"
 
 
-def test_other_formats_hold_the_same_scores(records: list[Record]) -> None:
-    assert "| permuted-mnist | single | bn | running | 5 | 72.79 +- 2.93 |" in report(records, "md")
-    assert r"66.45 $\pm$ 1.19" in report(records, "latex") and report(records, "latex").count(r"\\") == 11
-    rows = list(csv.DictReader(report(records, "csv").splitlines()))
+def test_other_formats_hold_the_same_scores(report: Report, runs: Path) -> None:
+    assert "| permuted-mnist | single | bn | running | 5 | 72.79 +- 2.93 |" in report_text(report, "md")
+    assert r"66.45 $\pm$ 1.19" in report_text(report, "latex")
+    assert report_text(report, "latex", "runs").count(r"\\") == 11
+    rows = list(csv.DictReader(report_text(report, "csv").splitlines()))
     assert len(rows) == 30
     one = next(r for r in rows if r["run"] == "85d5f7c04f8c" and r["seed"] == "0")
-    assert float(one["acc"]) == next(r for r in STORE.find("85d5f7c04f8c") if r.seed == 0).score("acc")
-    with pytest.raises(UserError, match=r"unknown format 'pdf'\. There are: html, md, latex, csv"):
-        report(records, "pdf")
-    assert set(FORMATS) == {"html", "md", "latex", "csv"}
+    assert float(one["acc"]) == next(r for r in Store(runs).find("85d5f7c04f8c") if r.seed == 0).score("acc")
+
+
+def test_a_part_is_that_part(report: Report) -> None:
+    whole = report_text(report, "md")
+    for part, begin in (("claims", "# What the paper claims"), ("tables", "# Table 1: "), ("runs", "# Runs")):
+        text = report_text(report, "md", part)
+        assert text.startswith(begin) and text in whole
+    assert report_text(report, "csv", "tables").startswith("recipe,settings,stream,")
+    assert report_text(report, "csv", "claims").startswith("recipe,settings,claim,")
+
+
+def test_some_tables_are_told_where_they_are_named(runs: Path) -> None:
+    told = report_text(report_of(Shelves([runs]), ["table9"]), "md", "tables")
+    assert told.startswith("# Table 9") and "Table 2" not in told
+
+
+@pytest.mark.parametrize(
+    ("form", "part", "said"),
+    [
+        ("pdf", "all", r"unknown format 'pdf'\. There are: html, md, latex, csv"),
+        ("md", "claim", r"unknown part 'claim'\. Did you mean 'claims'"),
+    ],
+)
+def test_a_slip_is_one_line(report: Report, form: str, part: str, said: str) -> None:
+    for made in (report_text, report_files):
+        with pytest.raises(UserError, match=said):
+            made(report, form, part)
+    assert set(FORMATS) == {"html", "md", "latex", "csv"} and PARTS[0] == "all"
+
+
+def test_a_folder_gets_a_file_a_table(report: Report, tmp_path: Path) -> None:
+    console = Console(file=io.StringIO(), width=200)
+    write_report(report, "md", "all", tmp_path / "tables", console)
+    names = {path.name for path in (tmp_path / "tables").iterdir()}
+    assert names == {"claims.md", "runs.md", *(f"{one.recipe.name}.md" for one in report.sections)}
+    write_report(report, "latex", "tables", tmp_path / "tables", console)
+    assert (tmp_path / "tables" / "table2.tex").is_file() and not (tmp_path / "tables" / "claims.tex").exists()
+    write_report(report, "csv", "all", tmp_path / "rows", console)
+    assert {path.name for path in (tmp_path / "rows").iterdir()} == {"tables.csv", "claims.csv", "runs.csv"}
+    write_report(report, "md", "claims", tmp_path / "one.md", console)
+    assert (tmp_path / "one.md").read_text().startswith("# What the paper claims")
+    assert f"30 runs in {len(names)} files under {tmp_path / 'tables'}" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1440])
 def test_in_a_browser_nothing_is_wrong_or_cut(html: str, tmp_path: Path, width: int, scheme: str) -> None:
+    seen = looked_at(html, tmp_path, width, scheme)
+    assert not seen["said"] and seen["overflow"] <= 0 and seen["flat"] == 0 and seen["broken"] == 0
+    assert (_brightness(seen["ground"]) > _brightness(seen["ink"])) == (scheme == "light")
+    assert seen["unseen"] == [], "every section is really there"
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+def test_tables_of_every_kind_fit_the_browser(all_kinds: str, tmp_path: Path, width: int) -> None:
+    seen = looked_at(all_kinds, tmp_path, width, "light")
+    assert not seen["said"] and seen["overflow"] <= 0 and seen["flat"] == 0 and seen["unseen"] == []
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+def test_the_page_of_all_committed_results_fits_the_browser(tmp_path: Path, width: int) -> None:
+    seen = looked_at(report_text(report_of(Shelves([KEPT])), "html"), tmp_path, width, "light")
+    assert not seen["said"] and seen["overflow"] <= 0 and seen["flat"] == 0 and seen["unseen"] == []
+
+
+def test_on_a_phone_every_number_has_its_heading_and_none_is_out_of_sight(html: str, tmp_path: Path) -> None:
+    with opened(html, tmp_path, 390, "light") as page:
+        beyond = page.evaluate(
+            "[...document.querySelectorAll('td')].filter(c => c.getBoundingClientRect().right > 391).length"
+        )
+        heads = page.evaluate("getComputedStyle(document.querySelector('#table2 td'), '::before').content")
+    assert beyond == 0 and "norm" in heads
+
+
+def test_on_paper_what_is_folded_is_open_and_all_is_dark_on_white(html: str, tmp_path: Path) -> None:
+    with opened(html, tmp_path, 800, "dark", unfold=False) as page:
+        page.emulate_media(media="print", color_scheme="dark")
+        hidden = page.evaluate(
+            "[...document.querySelectorAll('#runs details pre')].filter(p => !p.checkVisibility()).length"
+        )
+        ground, ink = page.evaluate(GROUND_AND_INK)
+        pages = page.pdf(format="A4").count(b"/Type /Page\n")
+    assert hidden == 0 and _brightness(ground) > _brightness(ink) and pages > 3
+
+
+GROUND_AND_INK = "[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color]"
+SEEN = """() => ({
+  overflow: document.documentElement.scrollWidth - document.documentElement.clientWidth,
+  flat: [...document.querySelectorAll('svg')].filter(s => s.getBoundingClientRect().height < 50).length,
+  broken: [...document.querySelectorAll('img, image')].filter(i => i.naturalWidth === 0).length,
+  unseen: [...document.querySelectorAll('section')].filter(s => s.getBoundingClientRect().height < 60).map(s => s.id),
+})"""
+
+
+def looked_at(html: str, folder: Path, width: int, scheme: str) -> dict[str, Any]:
+    """What a reader would find wrong, with everything unfolded."""
+    with opened(html, folder, width, scheme) as page:
+        ground, ink = page.evaluate(GROUND_AND_INK)
+        return {**page.evaluate(SEEN), "ground": ground, "ink": ink, "said": page.said}
+
+
+@contextmanager
+def opened(html: str, folder: Path, width: int, scheme: str, unfold: bool = True) -> Iterator[Any]:
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     browser_path = shutil.which("chromium")
     if browser_path is None:
         pytest.skip("no chromium here: apt-get install -y chromium")
-    path = tmp_path / "report.html"
+    path = folder / "report.html"
     path.write_text(html)
-    said: list[str] = []
     with playwright.sync_playwright() as started:
         browser = started.chromium.launch(executable_path=browser_path, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-        page.on("console", lambda message: said.append(message.text))
-        page.on("pageerror", lambda error: said.append(str(error)))
+        page.said = []
+        page.on("console", lambda message: page.said.append(message.text))
+        page.on("pageerror", lambda error: page.said.append(str(error)))
         page.goto(path.as_uri())
-        page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
-        overflow = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
-        flat = page.evaluate(
-            "[...document.querySelectorAll('svg')].filter(s => s.getBoundingClientRect().height < 50).length"
-        )
-        ground, ink = page.evaluate(
-            "[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color]"
-        )
+        if unfold:
+            page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+        yield page
         browser.close()
-    assert not said and overflow <= 0 and flat == 0
-    assert (_brightness(ground) > _brightness(ink)) == (scheme == "light")
 
 
 def _brightness(colour: str) -> int:

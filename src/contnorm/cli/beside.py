@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import fmean
 
 from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from contnorm.cli.showing import part_of, spread
-from contnorm.comparison.claims import Case, Decided, decide
+from contnorm.comparison.claims import Case, decide
+from contnorm.comparison.lines import Line, apart, corrected, lines_of, remarks
 from contnorm.comparison.measured import Measured
-from contnorm.comparison.verdicts import Beside, beside
+from contnorm.comparison.words import FM_OF_LABELS, measure, numbers, paper_number, spread, verdict_words
 from contnorm.metrics.matrix import SCORES
 from contnorm.metrics.multilabel import LABEL_SCORES
-from contnorm.recipes.published import Published
 from contnorm.recipes.recipe import Recipe
 from contnorm.recipes.scores import title_of
 
@@ -27,50 +23,20 @@ __all__ = ["show_claims", "show_curves", "show_table"]
 SHOWN = ("stream", "strategy", "buffer", "tasks", "setting", "labels")
 
 
-@dataclass(frozen=True)
-class Line:
-    """One score of one cell."""
-
-    measured: Measured
-    score: str
-    values: list[float]
-    published: Published | None
-    found: Beside | None
-
-
 def show_table(recipe: Recipe, measured: Sequence[Measured], console: Console, verdicts: bool = True) -> None:
     """A line a score of a cell; ``verdicts`` is off for a try, whose numbers mean nothing."""
-    lines = [line for one in measured for line in _lines(recipe, one)]
+    lines = [line for one in measured for line in lines_of(recipe, one)]
     shown = _dimensions(recipe, measured)
     heads = [*shown, "norm", "score", "seeds", "ours", "paper"]
     heads += ["difference", "95 % interval", "verdict"] if verdicts else []
     table = Table(*(Column(head, no_wrap=True) for head in heads), box=None, pad_edge=False)
     for line in lines:
         cells = [*_place(line.measured, shown), title_of(line.score), str(len(line.values)), spread(line.values)]
-        cells.append(_paper(line.published))
-        table.add_row(*map(Text, cells + (_verdict(line) if verdicts else [])))
+        cells.append(paper_number(line.published))
+        table.add_row(*map(Text, cells + (list(verdict_words(line.found)) if verdicts else [])))
     console.print(table, "")
     for text in _footer(recipe, lines, verdicts):
         console.print(Text(text), soft_wrap=True)
-
-
-def _lines(recipe: Recipe, one: Measured) -> list[Line]:
-    lines = []
-    for metric, score in recipe.scores.items():
-        values = list(one.values(score).values())
-        if not values:
-            continue
-        number = one.cell.published.get(metric)
-        found = None
-        if number is not None and number.mean is not None and not _parts(one):
-            found = beside(values, number.mean, number.std, recipe.published_runs)
-        lines.append(Line(one, score, values, number, found))
-    return lines
-
-
-def _parts(one: Measured) -> set[str]:
-    """Of which published streams the runs of a cell had only a part."""
-    return {words for record in one.records.values() if (words := part_of(record))}
 
 
 def _dimensions(recipe: Recipe, measured: Sequence[Measured]) -> list[str]:
@@ -90,61 +56,18 @@ def _place(one: Measured, shown: Sequence[str]) -> list[str]:
     return [*("all" if place[key] is None else str(place[key]) for key in shown), one.cell.norm]
 
 
-def _paper(number: Published | None) -> str:
-    if number is None or number.mean is None:
-        return "-" if number is None or number.std is None else f"+- {number.std:.2f}"
-    said = f"{number.mean:.2f}" if number.std is None else f"{number.mean:.2f} +- {number.std:.2f}"
-    return f"{said} ?" if number.flag else said
-
-
-def _verdict(line: Line) -> list[str]:
-    found = line.found
-    if found is None:
-        return ["-", "-", "-"]
-    if found.interval is None:
-        return [f"{found.difference:+.2f}", "-", "one seed: none"]
-    words = found.verdict if found.how == "welch" else f"{found.verdict} (ours alone)"
-    return [f"{found.difference:+.2f}", str(found.interval), words]
-
-
 def _footer(recipe: Recipe, lines: Sequence[Line], verdicts: bool) -> list[str]:
     said = [f"Forgetting is {name}." for name in recipe.scores.values() if name in SCORES and name.startswith("fm")]
-    if any(name in LABEL_SCORES and name.startswith("fm") for name in recipe.scores.values()):
-        said.append("FM is normalized: which part of its best score a task had lost at the end.")
-    parts = set().union(*(_parts(line.measured) for line in lines))
-    said += [f"Ours is {words}, which is another stream: no verdict on its numbers." for words in sorted(parts)]
+    said += [FM_OF_LABELS] if any(n in LABEL_SCORES and n.startswith("fm") for n in recipe.scores.values()) else []
+    said += apart([line.measured for line in lines])
     said += [recipe.note] if recipe.note else []
-    said += dict.fromkeys(text for line in lines for text in _corrected(line.measured))
+    said += corrected([line.measured for line in lines])
     if not verdicts:
-        return [
-            *said,
-            "A try: these numbers are of the first steps alone, or of other settings, so there are no verdicts.",
-        ]
-    found = [line.found for line in lines if line.found is not None]
-    counts = Counter(one.verdict for one in found if one.verdict != "none")
-    if counts:
-        words = ", ".join(f"{counts[verdict]} {verdict}" for verdict in ("agrees", "above", "below"))
-        said.append(f"Of {sum(counts.values())} numbers: {words}; by the 95 % interval of ours less the paper's.")
-    how = {one.how for one in found if one.interval is not None}
-    if "welch" in how:
-        said.append(f"Welch's interval, with the paper's deviation over {recipe.published_runs} runs.")
-    if "ours" in how:
-        said.append("Ours alone: the paper gives no deviation, so the interval is Student's of our runs.")
-    said += [f"? {_doubt(line)}" for line in lines if line.published is not None and line.published.flag]
-    return said
-
-
-def _corrected(one: Measured) -> list[str]:
-    """Of batch renormalization, in how much of the run it was more than batch norm."""
-    found = [record.raw["renorm"]["corrected_share"] for record in one.records.values() if "renorm" in record.raw]
-    return [f"{one.cell.norm}: r was free to differ from 1 in {fmean(found):.0%} of the batches."] if found else []
-
-
-def _doubt(line: Line) -> str:
-    place, number = line.measured.cell.place, line.published
-    assert number is not None
-    where = [str(place[key]) for key in ("stream", "strategy", "buffer", "setting", "labels") if place[key] is not None]
-    return f"{' '.join(where)} {line.measured.cell.norm} {title_of(line.score)}: {number.flag}"
+        said.append(
+            "A try: these numbers are of the first steps alone, or of other settings, so there are no verdicts."
+        )
+        return said
+    return said + remarks(recipe, lines)
 
 
 def show_curves(recipe: Recipe, measured: Sequence[Measured], console: Console) -> None:
@@ -172,27 +95,18 @@ def show_claims(recipe: Recipe, measured: Sequence[Measured], console: Console, 
     for decided in (decide(claim, measured) for claim in recipe.claims):
         if decided.cases:
             outcome = decided.outcome.upper() + ("" if whole else ", of what is run")
-            console.print(Text(f"\n{outcome}: {decided.claim.says} ({_measure(decided)})"))
+            console.print(Text(f"\n{outcome}: {decided.claim.says} ({measure(decided.claim)})"))
         for case in decided.cases:
-            console.print(Text(f"  {case.what}: {_numbers(decided, case)}"), soft_wrap=True)
+            console.print(Text(f"  {case.what}: {_numbers(case)}"), soft_wrap=True)
 
 
-def _measure(decided: Decided) -> str:
-    claim = decided.claim
-    if claim.kind in ("near", "flat"):
-        return f"{claim.score}, within {claim.margin:g}"
-    return f"{claim.score}, less {claim.limit:g}" if claim.kind == "under" else claim.score
-
-
-def _numbers(decided: Decided, case: Case) -> str:
+def _numbers(case: Case) -> str:
+    mean, interval, bootstrap, effect = numbers(case)
     if case.interval is None:
         why = "not in the records" if case.seeds == 0 else "one seed" if case.seeds == 1 else "no spread"
-        first = f"{case.paired.mean:+.2f}, " if case.paired else ""
+        first = f"{mean}, " if case.paired else ""
         return f"{first}{why}: {case.outcome}"
     if case.paired is None:
-        low, high = case.interval
-        return f"ratio of variances {low:.2f} to {high:.2f}, {case.seeds} seeds: {case.outcome}"
-    pair = case.paired
-    effect = "" if math.isnan(pair.effect) else f", effect {pair.effect:+.2f}"
-    intervals = f"t {pair.t}, bootstrap {pair.bootstrap}"
-    return f"{pair.mean:+.2f}, {intervals}{effect}, {case.seeds} seeds: {case.outcome}"
+        return f"{interval}, {case.seeds} seeds: {case.outcome}"
+    said = "" if effect == "-" else f", effect {effect}"
+    return f"{mean}, t {interval}, bootstrap {bootstrap}{said}, {case.seeds} seeds: {case.outcome}"

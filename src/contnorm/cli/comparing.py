@@ -11,8 +11,9 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from contnorm.cli.settings import differences, word
-from contnorm.cli.showing import GROUPS_SHOWN, SHOWN, SHOWN_OF_LABELS, described, spread
+from contnorm.cli.showing import GROUPS_SHOWN, SHOWN, SHOWN_OF_LABELS, described
 from contnorm.comparison.intervals import bootstrap_interval, effect_size, t_interval
+from contnorm.comparison.words import spread
 from contnorm.errors import UserError
 from contnorm.results import Record
 

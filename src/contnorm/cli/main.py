@@ -17,8 +17,8 @@ from rich.table import Table
 
 from contnorm import __version__
 from contnorm.config import assigned, parse_assignment, read_toml
-from contnorm.errors import UserError, unknown, usable
-from contnorm.results import Store, write_atomically
+from contnorm.errors import UserError, unknown
+from contnorm.results import Store
 
 __all__ = ["app", "main"]
 
@@ -353,24 +353,33 @@ def data(
 
 @app.command()
 def report(
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="The file; report.html, or the terminal.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="A file, or a folder for a file a table; report.html by default.")
+    ] = None,
     form: Annotated[str, typer.Option("--format", help="html, md, latex or csv.")] = "html",
-    runs: RunsFolder = Path("runs"),
+    part: Annotated[str, typer.Option(help="all, tables, claims or runs; a page has all.")] = "all",
+    table: Annotated[
+        list[str] | None,
+        typer.Option(help="Some tables: table2, or a file of your own; all of the paper's by default."),
+    ] = None,
+    runs: Annotated[
+        list[Path] | None, typer.Option("--runs", help="Where records are; several folders make one report.")
+    ] = None,
 ) -> None:
-    """One self-contained page of all runs under a folder; or their scores as a table."""
-    from contnorm.cli.reporting import report as made
+    """One self-contained page of the paper's tables and all runs under a folder; or the tables as text."""
+    from contnorm.cli.report_files import write_report
+    from contnorm.cli.reporting import report_of
+    from contnorm.report.found import Shelves
 
-    records = list(Store(runs))
-    if not records:
-        raise UserError(f"no finished runs under {runs}. Make one: contnorm run --norm cn")
-    text = made(records, form)
-    if out is None and form != "html":
-        print(text, end="")
-        return
-    path = out or Path("report.html")
-    with usable(path, "it can't be written", "Say with -o where else."):
-        write_atomically(path, text.encode())
-    console.print(f"{len(records)} runs in {path}", markup=False, highlight=False, soft_wrap=True)
+    roots = runs or [Path("runs")]
+    shelves = Shelves(roots)
+    made = report_of(shelves, table or [])
+    if not made.runs:
+        said = "; ".join(shelves.problems) or f"no finished runs under {', '.join(map(str, roots))}"
+        raise UserError(f"{said}. Make one: contnorm run --norm cn")
+    for problem in shelves.problems:
+        print(f"contnorm: {problem}", file=sys.stderr)
+    write_report(made, form, part, out, console)
 
 
 @app.command()

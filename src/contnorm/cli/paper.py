@@ -18,6 +18,7 @@ from contnorm.comparison.measured import Measured, baseline_of
 from contnorm.config import RunConfig, assigned, laid_over, parse_assignment
 from contnorm.engine.jobs import Job, Workplace
 from contnorm.engine.resolving import resolve
+from contnorm.engine.settling import source_of
 from contnorm.errors import UserError, unknown
 from contnorm.recipes.grid import Cell, cells_of
 from contnorm.recipes.reading import find_recipe
@@ -25,7 +26,6 @@ from contnorm.recipes.recipe import Recipe
 from contnorm.recipes.selection import Selection, covers, find_selection, read_selection, with_selection
 from contnorm.report.cubes import draw_cubes
 from contnorm.results import Record, Store
-from contnorm.streams.classification import find_stream
 from contnorm.streams.sources import SOURCES, data_root, find_layout, looked_for
 
 __all__ = [
@@ -37,7 +37,6 @@ __all__ = [
     "runs_folder",
     "selection_file",
     "selection_of",
-    "source_of",
     "sources_of",
     "what_to_put",
 ]
@@ -202,12 +201,6 @@ def what_to_put(recipe: Recipe, source: str, root: Path) -> str:
 def is_found(source: str, root: Path) -> bool:
     """Whether a data set is there; one inside the package always is."""
     return not SOURCES[source].layouts or find_layout(SOURCES[source], root) is not None
-
-
-def source_of(cell: Cell) -> str:
-    """The data set of a cell: what its recipe says, else the first of its stream's."""
-    said = cell.values["stream"].get("source")
-    return str(said or find_stream(cell.place["stream"]).sources[0])
 
 
 def sources_of(cells: Sequence[Cell]) -> list[str]:

@@ -2,124 +2,198 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
+from contnorm.cli.run_tables import run_blocks, runs_csv
 from contnorm.cli.settings import changed, word
-from contnorm.cli.showing import SHOWN, described, rows_of
+from contnorm.cli.showing import described
 from contnorm.config import RunConfig
 from contnorm.errors import unknown
+from contnorm.recipes.reading import recipe_names
 from contnorm.report import figures
-from contnorm.report.page import Cell, Page, RunView, Table, page_html
+from contnorm.report.found import Shelves
+from contnorm.report.heat_map import matrix_heat_map
+from contnorm.report.label_figures import map_over_tasks
+from contnorm.report.label_views import run_figures
+from contnorm.report.page import Cell, Page, Rows, RunView, Table, page_html
+from contnorm.report.paper_sheets import claims_csv, claims_sheet, section_sheet, tables_csv
+from contnorm.report.sections import Section, Unrun, sections_of
+from contnorm.report.sheets import Block, Sheet, latex, markdown
+from contnorm.report.views import claim_rows, section_view
 from contnorm.results import Record, by_settings
 
-__all__ = ["FORMATS", "report"]
+__all__ = ["FORMATS", "PARTS", "Report", "report_files", "report_of", "report_text"]
 
-Groups = Mapping[str, Sequence[Record]]
+FORMATS = ("html", "md", "latex", "csv")
+PARTS = ("all", "tables", "claims", "runs")
+ENDINGS = {"html": "html", "md": "md", "latex": "tex", "csv": "csv"}
 FILLED_IN = {"stream.source", "strategy.code", "model.code", "model.weights_hash"}
+MADE = "<!-- Made from the records by `contnorm report`; a change by hand is lost when it is made again. -->\n\n"
+Groups = Mapping[str, Sequence[Record]]
 
 
-def report(records: Sequence[Record], form: str) -> str:
-    """All records as one text: a page, or the table of their scores."""
+@dataclass(frozen=True)
+class Report:
+    """All that is told: the paper's tables that runs are there of, those that none are of, and the runs."""
+
+    sections: Sequence[Section]
+    unrun: Sequence[Unrun]
+    groups: Groups
+    timed: Mapping[str, Groups]  # runs whose time counts, by recipe
+
+    @property
+    def runs(self) -> int:
+        return sum(len(group) for groups in (self.groups, *self.timed.values()) for group in groups.values())
+
+
+def report_of(shelves: Shelves, names: Sequence[str] = ()) -> Report:
+    """What the records say of some recipes, or of all of the paper's, and of each run."""
+    sections, unrun = sections_of(names or recipe_names(), shelves)
+    timed = {name: _grouped(records) for name, records in shelves.timed.items() if records}
+    return Report(sections, unrun, _grouped(shelves.records), timed)
+
+
+def _grouped(records: Sequence[Record]) -> Groups:
+    return by_settings(sorted(records, key=lambda r: (described(r.config), r.config.hash, r.seed)))
+
+
+def report_text(report: Report, form: str, part: str = "all") -> str:
+    """All of it, or a part, as one text; CSV holds one kind of rows, those of runs unless another is asked for."""
     if form not in FORMATS:
         raise unknown("format", form, FORMATS)
-    return FORMATS[form](by_settings(sorted(records, key=lambda r: (described(r.config), r.config.hash, r.seed))))
+    if part not in PARTS:
+        raise unknown("part", part, PARTS)
+    if form == "html":
+        return page_html(_page(report))
+    if form == "csv":
+        return _csv(report, "runs" if part == "all" else part)
+    write = markdown if form == "md" else latex
+    return "\n".join(write(sheet) for sheet in _sheets(report, part))
 
 
-def _heads() -> list[str]:
-    return ["stream", "strategy", "norm", "moments", "seeds", *SHOWN.values(), "run"]
+def report_files(report: Report, form: str, part: str = "all") -> dict[str, str]:
+    """The files of a folder, by name: a table each, the claims, and the runs."""
+    if form == "html":
+        return {"report.html": report_text(report, form)}
+    if form not in FORMATS or part not in PARTS:
+        report_text(report, form, part)
+    if form == "csv":
+        return {f"{name}.csv": _csv(report, name) for name in PARTS[1:] if part in ("all", name)}
+    write = (lambda sheet: MADE + markdown(sheet)) if form == "md" else latex
+    return {f"{sheet.name}.{ENDINGS[form]}": write(sheet) for sheet in _sheets(report, part, linked=form == "md")}
 
 
-def _score_rows(groups: Groups) -> list[list[str]]:
-    """A row for each setting and way of evaluation."""
-    rows = [row for group in groups.values() for row in rows_of(group)]
-    return [[*row.what, row.moments, str(row.seeds), *row.scores, row.run] for row in rows]
+def _sheets(report: Report, part: str, linked: bool = False) -> Iterator[Sheet]:
+    if part in ("all", "claims"):
+        yield claims_sheet(report.sections, report.unrun, linked)
+    if part in ("all", "tables"):
+        yield from map(section_sheet, report.sections)
+    if part in ("all", "runs"):
+        yield _runs_sheet(run_blocks(report.groups))
 
 
-def _html(groups: Groups) -> str:
-    table = Table(
-        "Scores",
-        _heads(),
-        [[Cell(text) for text in row] for row in _score_rows(groups)],
-        "Percent, mean +- sample standard deviation over seeds. ACC: accuracy on all tasks at the end. FM: forgotten "
-        "since each task was known best, up to the last row but one (the paper's definition). LA: accuracy on each "
-        "task just after it was learned.",
+def _runs_sheet(blocks: Sequence[Block]) -> Sheet:
+    """What is said of the scores stands at the top where it is of all, else below each table."""
+    if len(blocks) == 1:
+        return Sheet("runs", "Runs", [replace(blocks[0], below=())], blocks[0].below)
+    return Sheet("runs", "Runs", blocks)
+
+
+def _csv(report: Report, part: str) -> str:
+    if part == "runs":
+        return runs_csv(report.groups)
+    return {"tables": tables_csv, "claims": claims_csv}[part](report.sections)
+
+
+def _page(report: Report) -> Page:
+    lead = f"{report.runs} runs of {len(report.groups)} settings; all numbers are made from their records."
+    views = [_run_view(group) for group in report.groups.values()]
+    views += [_run_view(group, name) for name, groups in report.timed.items() for group in groups.values()]
+    return Page(
+        "contnorm: the paper and these runs" if report.sections else "contnorm: runs",
+        lead,
+        [row for section in report.sections for row in claim_rows(section)],
+        [section_view(section) for section in report.sections],
+        [(one.title, one.command, one.why) for one in report.unrun],
+        [_scores(block) for block in run_blocks(report.groups)],
+        _compared(report),
+        views,
     )
-    lead = f"{sum(map(len, groups.values()))} runs of {len(groups)} settings, all numbers from their records."
-    page = Page("contnorm: runs", lead, [table], _compared(groups), [_run_view(group) for group in groups.values()])
-    return page_html(page)
 
 
-def _compared(groups: Groups) -> list[str]:
-    """For each stream, the accuracy over tasks of all its settings."""
-    by_stream: dict[str, dict[str, Sequence[Record]]] = defaultdict(dict)
-    for name, group in groups.items():
-        stream, strategy, norm = described(group[0].config)
-        exact = ", exact moments" if group[0].config.evaluate.moments == "oracle" else ""
-        by_stream[stream][f"{strategy} {norm}{exact} ({name[:4]})"] = group
-    return [figures.accuracy_over_tasks(found, stream) for stream, found in by_stream.items() if len(found) > 1]
+def _scores(block: Block) -> Table:
+    title = f"Scores of all runs{f': {block.title.lower()}' if block.title else ''}"
+    return Table(title, block.heads, [Rows("", [list(map(Cell, row)) for row in block.rows])], block.below)
 
 
-def _run_view(group: Sequence[Record]) -> RunView:
+def _compared(report: Report) -> list[str]:
+    """For each stream, the accuracy over tasks of the settings that are in no table; mAP where labels are several."""
+    told = {record.config.hash for section in report.sections for record in section.records}
+    by_stream: dict[tuple[str, bool], dict[str, Sequence[Record]]] = defaultdict(dict)
+    for name, group in report.groups.items():
+        if name not in told:
+            stream, strategy, norm = described(group[0].config)
+            exact = ", exact moments" if group[0].config.evaluate.moments == "oracle" else ""
+            by_stream[stream, group[0].several_labels][f"{strategy} {norm}{exact} ({name[:4]})"] = group
+    draw = {False: figures.accuracy_over_tasks, True: map_over_tasks}
+    return [draw[several](found, stream) for (stream, several), found in by_stream.items() if len(found) > 1]
+
+
+def _run_view(group: Sequence[Record], timed: str = "") -> RunView:
     first = group[0]
-    title = " ".join(described(first.config))
-    drawn = [figures.matrix_heat_map(group, "Accuracy, mean over seeds")]
-    if all(record.drift.get("by_task") for record in group) and len(first.drift["by_task"][0]) <= 4:
-        drawn.append(figures.drift_over_tasks(group, "Running moments drift from exact ones"))
+    title = " ".join(described(first.config)) + (f", timed for {timed}" if timed else "")
+    return RunView(first.config.hash, title, _command(group), _facts(group), [] if timed else _drawn(group))
+
+
+def _drawn(group: Sequence[Record]) -> list[str]:
+    first = group[0]
+    if first.several_labels:
+        return [*run_figures(group), *_drift(group)]
+    drawn = [matrix_heat_map(group, "Accuracy, mean over seeds")]
+    drawn += _drift(group)
     if all("matrix_running" in record.raw for record in group) and first.matrix.tasks > 1:
-        drawn.append(figures.forgetting_split(group, "Forgotten at the end"))
-    return RunView(first.config.hash, title, _command(first.config, len(group)), _facts(group), drawn)
+        drawn.append(figures.forgetting_split(group, "Forgotten since each task was learned (fm_first)"))
+    return drawn
 
 
-def _command(config: RunConfig, seeds: int) -> str:
+def _drift(group: Sequence[Record]) -> list[str]:
+    rows = group[0].drift.get("by_task")
+    if not rows or not rows[0] or not all(record.drift.get("by_task") for record in group):
+        return []
+    draw = figures.drift_over_tasks if len(rows[0]) <= 4 else figures.drift_by_depth
+    return [draw(group, "Running moments drift from exact ones")]
+
+
+def _command(group: Sequence[Record]) -> str:
     """What to type to make the runs again."""
+    config: RunConfig = group[0].config
     rest = {key: value for key, value in changed(config).items() if key not in FILLED_IN}
     for key in ("stream.name", "strategy.name", "norm.name"):
         rest.pop(key, None)
     named = f"--stream {config.stream.name} --strategy {config.strategy.name} --norm {config.norm.name}"
-    return " ".join(["contnorm run", named, f"--seeds {seeds}", *(f"--set {k}={word(v)}" for k, v in rest.items())])
+    cuda = (group[0].raw.get("device") or {}).get("kind") == "cuda"
+    typed = ["contnorm run", named, f"--seeds {len(group)}", *(["--device cuda"] if cuda else [])]
+    return " ".join([*typed, *(f"--set {k}={word(v)}" for k, v in rest.items())])
 
 
 def _facts(group: Sequence[Record]) -> list[tuple[str, str]]:
-    raw = group[0].raw
+    """Of all seeds; where they differ, each value once."""
+    each = [_of_one(record) for record in group]
+    facts = {key: " / ".join(dict.fromkeys(one[key] for one in each)) for key in each[0]}
+    settings = ", ".join(f"{key}={word(value)}" for key, value in changed(group[0].config).items())
+    seeds = ", ".join(str(record.seed) for record in group)
+    return [(name, value) for name, value in {"seeds": seeds, "settings": settings, **facts}.items() if value]
+
+
+def _of_one(record: Record) -> dict[str, str]:
+    raw = record.raw
     versions, device, source = (raw.get(key) or {} for key in ("versions", "device", "source"))
-    facts = {
-        "seeds": ", ".join(str(record.seed) for record in group),
-        "settings": ", ".join(f"{key}={word(value)}" for key, value in changed(group[0].config).items()),
+    return {
         "device": f"{device.get('name', 'unknown')} ({device.get('kind', '?')}, {device.get('threads', '?')} threads)",
         "precision": f"{raw.get('precision')}, {'deterministic' if raw.get('deterministic') else 'not deterministic'}",
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items() if version),
         "data": f"{source.get('name')} {source.get('fingerprint', '')}",
         "commit": str(raw.get("commit") or "unknown"),
     }
-    return [(name, value) for name, value in facts.items() if value]
-
-
-def _markdown(groups: Groups) -> str:
-    lines = [_heads(), ["---"] * len(_heads()), *_score_rows(groups)]
-    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
-
-
-def _latex(groups: Groups) -> str:
-    def set_(cells: Sequence[str]) -> str:
-        return " & ".join(cell.replace("_", r"\_").replace("+-", r"$\pm$") for cell in cells) + r" \\"
-
-    lines = [rf"\begin{{tabular}}{{{'l' * len(_heads())}}}", r"\toprule", set_(_heads()), r"\midrule"]
-    return "\n".join([*lines, *map(set_, _score_rows(groups)), r"\bottomrule", r"\end{tabular}"]) + "\n"
-
-
-def _csv(groups: Groups) -> str:
-    """One line a run and score, unrounded: for other tools."""
-    written = io.StringIO()
-    writer = csv.writer(written, lineterminator="\n")
-    writer.writerow(["run", "stream", "strategy", "norm", "moments", "seed", *SHOWN])
-    for name, group in groups.items():
-        for record in group:
-            moments = record.config.evaluate.moments
-            writer.writerow([name, *described(record.config), moments, record.seed, *map(record.score, SHOWN)])
-    return written.getvalue()
-
-
-FORMATS: dict[str, Callable[[Groups], str]] = {"html": _html, "md": _markdown, "latex": _latex, "csv": _csv}

@@ -5,7 +5,6 @@ A table where it fits, else a few lines a run. Runs that differ in settings that
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -17,10 +16,11 @@ from rich.text import Text
 
 from contnorm.catalog import find_norm
 from contnorm.cli.settings import changed, in_words, varying
+from contnorm.comparison.words import FM_OF_LABELS, part_of, spread
 from contnorm.config import RunConfig
 from contnorm.metrics.matrix import AccuracyMatrix, score
 from contnorm.metrics.multilabel import LabelMatrix, label_score, mean_ap
-from contnorm.results import Record, by_settings, spread_over_seeds
+from contnorm.results import Record, by_settings
 from contnorm.streams.multilabel import GROUPS
 
 __all__ = [
@@ -32,7 +32,6 @@ __all__ = [
     "rows_of",
     "show_matrices",
     "show_scores",
-    "spread",
 ]
 
 SHOWN = {"acc": "ACC", "fm": "FM", "la": "LA"}
@@ -92,22 +91,7 @@ def _remarks(records: list[Record]) -> list[str]:
         return []
     parts = {record.config.hash: words for record in records if (words := part_of(record))}
     said = [f"{run}: {words}." for run, words in parts.items()]
-    return ["FM is normalized: which part of its best score a task had lost at the end.", *said]
-
-
-def part_of(record: Record) -> str:
-    """Of which published stream a run had only a part, in words; empty where it had all, or there is none.
-
-    Example:
-        >>> raw = {"source": {"name": "cocoseq", "images": 1520, "published_images": 41438}}
-        >>> part_of(Record(RunConfig(), 0, AccuracyMatrix([[1]], [2]), {}, raw))
-        'on 1,520 of the 41,438 pictures of the published cocoseq'
-    """
-    source = record.raw.get("source", {})
-    there, published = source.get("images"), source.get("published_images")
-    if there is None or published is None or there == published:
-        return ""
-    return f"on {there:,} of the {published:,} pictures of the published {source['name']}"
+    return [FM_OF_LABELS, *said]
 
 
 def _show_scores(records: list[Record], console: Console) -> None:
@@ -211,19 +195,6 @@ def _show_lines(row: Row, console: Console) -> None:
 
 def _scores(matrices: list[AccuracyMatrix]) -> list[str]:
     return [spread([score(matrix, name) for matrix in matrices]) for name in SHOWN]
-
-
-def spread(values: list[float]) -> str:
-    """Mean and standard deviation, as they are printed.
-
-    Example:
-        >>> spread([1.0, 3.0]), spread([2.0]), spread([float("nan")])
-        ('2.00 +- 1.41', '2.00', '-')
-    """
-    mean, std = spread_over_seeds(values)
-    if math.isnan(mean):
-        return "-"
-    return f"{mean:.2f}" if math.isnan(std) else f"{mean:.2f} +- {std:.2f}"
 
 
 def show_matrices(records: list[Record], console: Console) -> None:

@@ -16,10 +16,11 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from contnorm.cli.choosing import chosen
-from contnorm.cli.paper import config_of, is_found, selection_file, selection_of, source_of, what_to_put
+from contnorm.cli.paper import config_of, is_found, selection_file, selection_of, what_to_put
 from contnorm.cli.running import Hands, followed, say_on_stderr, workplace
 from contnorm.config import RunConfig
 from contnorm.engine.jobs import Job, Workplace
+from contnorm.engine.settling import source_of
 from contnorm.errors import UserError, usable
 from contnorm.recipes.grid import Cell, cells_of
 from contnorm.recipes.reading import find_recipe

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from contnorm.config import RunConfig, from_dict, laid_over
+from contnorm.engine.settling import settle
 from contnorm.errors import UserError, unknown
-from contnorm.methods import STRATEGIES, strategy_defaults
 from contnorm.models.weights_files import weights_hash
-from contnorm.own_code import code_hash
-from contnorm.strategies import ALIASES as STRATEGY_ALIASES
 from contnorm.strategies import build_strategy
 from contnorm.streams.classification import StreamSpec, check_stream, find_stream, stream_defaults
 from contnorm.streams.sources import SOURCES, find_layout, looked_for
@@ -19,36 +18,21 @@ from contnorm.streams.stored import find_stored, stored_under
 
 __all__ = ["resolve"]
 
-STREAMS_OWN = ("scenario", "part", "augment")  # where None means what the stream says; elsewhere it means all of it
-
 
 def resolve(values: Mapping[str, Any], data_root: Path) -> RunConfig:
     """The settings of a run: what was asked for, over what its stream says, over the defaults."""
     asked = from_dict(values)  # every key and value is checked before anything else
     _check_not_filled_in(asked)
     spec = find_stream(asked.stream.name)
-    said = {k: v for k, v in values.get("stream", {}).items() if not (v is None and k in STREAMS_OWN)}
-    name = _strategy(asked.strategy.name)
-    usual = laid_over(stream_defaults(spec, asked.stream.scenario), strategy_defaults(name))
-    merged = laid_over(usual, {**values, "stream": said})
-    strategy = {**merged.get("strategy", {}), "name": name}
-    strategy["code"] = code_hash(strategy["name"])
-    model = {**merged.get("model", {})}
-    model["code"] = code_hash(model.get("name", ""))
-    if model.get("weights") is not None:
-        model["weights_hash"] = weights_hash(model["weights"], model.get("name", ""))
-    stream = {**merged["stream"], "name": spec.name, "source": _source(spec, merged["stream"].get("source"), data_root)}
-    config = from_dict({**merged, "stream": stream, "strategy": strategy, "model": model})
+    said = laid_over(stream_defaults(spec, asked.stream.scenario), values)["stream"].get("source")
+    config = settle(values, _source(spec, said, data_root))
+    if config.model.weights is not None:
+        weights = weights_hash(config.model.weights, config.model.name)
+        config = replace(config, model=replace(config.model, weights_hash=weights))
     check_stream(config.stream)
     _check_evaluation(config, spec)
     build_strategy(config.strategy)
     return config
-
-
-def _strategy(asked: str) -> str:
-    """The name a strategy has in the table, whatever its case; one of a user's own is a path, and stays as it is."""
-    lowered = asked.lower()
-    return STRATEGY_ALIASES.get(lowered, lowered if lowered in STRATEGIES else asked)
 
 
 def _check_evaluation(config: RunConfig, spec: StreamSpec) -> None:

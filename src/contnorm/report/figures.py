@@ -1,179 +1,135 @@
-"""Figures of records, each as a piece of SVG for a page: they have no ground of their own and take its text colour.
-
-Every figure is a function of records alone; needs matplotlib, not torch.
-"""
+"""Figures of records, each as a piece of SVG for a page, with what it shows in words."""
 
 from __future__ import annotations
 
-import io
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
 
+from contnorm.comparison.intervals import t_interval
 from contnorm.metrics.matrix import acc_so_far
+from contnorm.report.plot import COLOURS, Plot, Span
 from contnorm.results import Record, spread_over_seeds
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+__all__ = [
+    "accuracy_over_tasks",
+    "curves_over_tasks",
+    "drift_by_depth",
+    "drift_over_tasks",
+    "forgetting_parts",
+    "forgetting_split",
+    "paired_differences",
+]
 
-__all__ = ["accuracy_over_tasks", "drift_over_tasks", "forgetting_split", "matrix_heat_map", "paired_differences"]
-
-COLOURS = ("#4477aa", "#ee7733", "#228833", "#aa3377", "#66a5c9", "#b59f2a", "#8a8a8a", "#cc6677")
-MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
-INK = "#010203"  # stands for the page's text colour until the figure is written
-
-
-class _Canvas:
-    """One figure being drawn; `svg` is there once it is finished."""
-
-    def __init__(self, figure: Any, axes: Axes) -> None:
-        self.figure, self.axes, self.svg = figure, axes, ""
-
-
-@contextmanager
-def _canvas(title: str, width: float = 6.4, height: float = 3.6) -> Iterator[_Canvas]:
-    import matplotlib
-
-    matplotlib.use("svg")
-    from matplotlib import pyplot
-
-    style: Any = {
-        "svg.hashsalt": "contnorm",
-        "svg.fonttype": "none",  # text stays text: it can be read aloud, searched and copied
-        "font.size": 9,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK),
-    }
-    with pyplot.rc_context(style):
-        figure, axes = pyplot.subplots(figsize=(width, height), layout="constrained")
-        canvas = _Canvas(figure, axes)
-        yield canvas
-        written = io.StringIO()
-        figure.savefig(written, format="svg", transparent=True, metadata={"Date": None, "Title": title})
-        pyplot.close(figure)
-    canvas.svg = _for_a_page(written.getvalue(), title)
-
-
-def _for_a_page(svg: str, title: str) -> str:
-    """Without its file header, as wide as its place, named for readers who can't see it."""
-    body = svg[svg.index("<svg") :].replace(INK, "currentColor")
-    body = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", body, count=1)
-    body = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", body, count=1)
-    return body.replace("<svg ", f'<svg role="img" aria-label="{_escaped(title)}" ', 1)
-
-
-def _escaped(text: str) -> str:
-    return text.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
-
-
-def _mean_matrix(records: Sequence[Record]) -> list[list[float]]:
-    """Accuracies averaged over seeds; not a number where nothing was measured."""
-    tasks = records[0].matrix.tasks
-
-    def cell(i: int, j: int) -> float:
-        if any(r.matrix.correct[i][j] is None for r in records):
-            return float("nan")
-        return fmean(r.matrix.at(i, j) for r in records)
-
-    return [[cell(i, j) for j in range(tasks)] for i in range(tasks)]
-
-
-def matrix_heat_map(records: Sequence[Record], title: str) -> str:
-    """The accuracy on each task after each other, averaged over seeds."""
-    values = _mean_matrix(records)
-    tasks = len(values)
-    side = min(6.4, 1.6 + 0.42 * tasks)
-    with _canvas(title, side + 0.6, side) as canvas:
-        image = canvas.axes.imshow(values, cmap="viridis", vmin=0, vmax=100)
-        canvas.axes.set(xlabel="accuracy on task", ylabel="after learning task", title=title)
-        canvas.axes.set_xticks(range(tasks), [str(t + 1) for t in range(tasks)])
-        canvas.axes.set_yticks(range(tasks), [str(t + 1) for t in range(tasks)])
-        if tasks <= 10:  # with more, numbers would not be readable
-            _write_numbers(canvas.axes, values)
-        canvas.figure.colorbar(image, ax=canvas.axes, shrink=0.8, label="percent")
-    return canvas.svg
-
-
-def _write_numbers(axes: Axes, values: list[list[float]]) -> None:
-    for i, row in enumerate(values):
-        for j, value in enumerate(row):
-            if value == value:  # measured
-                colour = "white" if value < 60 else "black"
-                axes.text(j, i, f"{value:.0f}", ha="center", va="center", color=colour, fontsize=7.5)
+DISTANCE, MOMENTS = "L1 distance to exact moments", ("mean", "var")
+DASHES = ("2 3", "7 4", "")  # after the first task, the middle one and the last
 
 
 def accuracy_over_tasks(groups: Mapping[str, Sequence[Record]], title: str) -> str:
     """The mean accuracy on the tasks so far, after each task; a band of one standard deviation over seeds."""
-    with _canvas(title) as canvas:
-        for number, (name, records) in enumerate(groups.items()):
-            curves = [acc_so_far(record.matrix) for record in records]
-            _line_with_band(canvas.axes, number, name, curves)
-        canvas.axes.set(xlabel="tasks learned", ylabel="accuracy on them, percent", title=title)
-        canvas.axes.legend(frameon=False, fontsize=8)
-    return canvas.svg
+    curves = {name: [acc_so_far(record.matrix) for record in records] for name, records in groups.items()}
+    return curves_over_tasks(curves, title, "accuracy on them, percent")
 
 
-def _line_with_band(axes: Axes, number: int, name: str, curves: Sequence[Sequence[float]]) -> None:
-    """One curve a seed: their mean, and a band where there are several."""
-    places = list(range(1, len(curves[0]) + 1))
-    spread = [spread_over_seeds(list(values)) for values in zip(*curves, strict=True)]
-    colour, mark = COLOURS[number % len(COLOURS)], MARKS[number % len(MARKS)]
-    means = [mean for mean, _ in spread]
-    axes.plot(places, means, color=colour, marker=mark, markersize=4, label=name)
-    if len(curves) > 1:
-        low, high = ([mean + sign * std for mean, std in spread] for sign in (-1, 1))
-        axes.fill_between(places, low, high, color=colour, alpha=0.18, linewidth=0)
-    axes.set_xticks(places)
+def curves_over_tasks(curves: Mapping[str, Sequence[Sequence[float]]], title: str, what: str) -> str:
+    """By name a curve a seed: their means after each task, with bands of one standard deviation over seeds."""
+    spreads = {name: _spreads(some) for name, some in curves.items()}
+    ends = [mean + sign * (std if std == std else 0.0) for s in spreads.values() for mean, std in s for sign in (-1, 1)]
+    tasks = max(len(spread) for spread in spreads.values())
+    plot = Plot(title, Span.counted(tasks), Span.around(ends), "tasks learned", what)
+    for number, spread in enumerate(spreads.values()):
+        if not any(math.isnan(std) for _, std in spread):
+            low, high = ([(i, mean + sign * std) for i, (mean, std) in enumerate(spread, 1)] for sign in (-1, 1))
+            plot.band(low, high, number)
+    for number, (name, spread) in enumerate(spreads.items()):
+        plot.line([(i, mean) for i, (mean, _) in enumerate(spread, 1)], number, name=name)
+    return plot.svg(f"At the end: {', '.join(f'{name} {spread[-1][0]:.2f}' for name, spread in spreads.items())}.")
+
+
+def _spreads(curves: Sequence[Sequence[float]]) -> list[tuple[float, float]]:
+    return [spread_over_seeds(list(values)) for values in zip(*curves, strict=True)]
 
 
 def drift_over_tasks(records: Sequence[Record], title: str) -> str:
     """How far running moments are from exact ones after each task: a curve for each layer's means and variances."""
     layers = list(records[0].drift["by_task"][0])
-    with _canvas(title) as canvas:
-        for number, (layer, moment) in enumerate((layer, moment) for layer in layers for moment in ("mean", "var")):
-            curves = [[after[layer][moment] for after in record.drift["by_task"]] for record in records]
-            _line_with_band(canvas.axes, number, f"{layer} {moment}", curves)
-        canvas.axes.set(xlabel="tasks learned", ylabel="L1 distance to exact moments", title=title)
-        canvas.axes.legend(frameon=False, fontsize=7, ncols=2)
-    return canvas.svg
+    curves = {
+        f"{layer} {moment}": [[after[layer][moment] for after in record.drift["by_task"]] for record in records]
+        for layer in layers
+        for moment in MOMENTS
+    }
+    return curves_over_tasks(curves, title, "L1 distance to exact moments")
+
+
+def drift_by_depth(records: Sequence[Record], title: str) -> str:
+    """The same of a deep network: from the first layer to the last, after the first, the middle and the last task."""
+    layers, tasks = list(records[0].drift["by_task"][0]), len(records[0].drift["by_task"])
+    shown = sorted({0, (tasks - 1) // 2, tasks - 1})
+    values = {
+        (moment, after): [fmean(r.drift["by_task"][after][layer][moment] for r in records) for layer in layers]
+        for moment in MOMENTS
+        for after in shown
+    }
+    plot = Plot(title, Span.counted(len(layers)), _by_tens(values.values()), "norm layer, from the input on", DISTANCE)
+    for number, moment in enumerate(MOMENTS):
+        for after, dash in zip(shown, DASHES[-len(shown) :], strict=True):
+            points = [(i, _tens(value)) for i, value in enumerate(values[moment, after], 1)]
+            plot.line(points, number, dash, f"{moment}, after task {after + 1}", marks=False)
+    ends = ((moment, values[moment, tasks - 1]) for moment in MOMENTS)
+    said = (f"{moment} {some[0]:.2f} in the first layer, {some[-1]:.2f} in the last" for moment, some in ends)
+    return plot.svg(f"At the end: {'; '.join(said)}.")
+
+
+def _tens(value: float) -> float:
+    """Even for small values, by powers of ten for large ones: distances go from hundredths to hundreds."""
+    return math.log10(1 + value)
+
+
+def _by_tens(values: Iterable[Sequence[float]]) -> Span:
+    largest = max(max(some) for some in values)
+    marks = [v for v in (0.0, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0) if v <= largest * 1.05]
+    return Span(0.0, _tens(largest) * 1.05 or 1.0, tuple((_tens(value), f"{value:g}") for value in marks))
+
+
+def forgetting_parts(records: Sequence[Record]) -> tuple[list[float], list[float]]:
+    """For each task but the last, what exact moments give back of what was forgotten at the end, and the rest.
+
+    Needs records of runs evaluated both ways, ``--eval-moments oracle``; averaged over them.
+    """
+    running = [matrix for record in records if (matrix := record.matrix_of("matrix_running")) is not None]
+    last = running[0].tasks - 1
+    lost = [fmean(m.at(t, t) - m.at(last, t) for m in running) for t in range(last)]
+    both = list(zip(records, running, strict=True))
+    back = [fmean(record.matrix.at(last, t) - m.at(last, t) for record, m in both) for t in range(last)]
+    return back, [whole - part for whole, part in zip(lost, back, strict=True)]
 
 
 def forgetting_split(records: Sequence[Record], title: str) -> str:
-    """For each task, what was forgotten at the end: what exact moments give back (statistics), and the rest (weights).
-
-    Needs records of runs evaluated both ways, ``--eval-moments oracle``.
-    """
-    running = [matrix for record in records if (matrix := record.matrix_of("matrix_running")) is not None]
-    tasks = running[0].tasks
-    lost = [fmean(m.at(t, t) - m.at(tasks - 1, t) for m in running) for t in range(tasks - 1)]
-    back = [
-        fmean(r.matrix.at(tasks - 1, t) - m.at(tasks - 1, t) for r, m in zip(records, running, strict=True))
-        for t in range(tasks - 1)
-    ]
-    places = [t + 1 for t in range(tasks - 1)]
-    with _canvas(title) as canvas:
-        rest = [whole - part for whole, part in zip(lost, back, strict=True)]
-        canvas.axes.bar(places, rest, color=COLOURS[0], label="weights")
-        canvas.axes.bar(
-            places, back, bottom=rest, color=COLOURS[1], hatch="//", label="statistics: exact moments give it back"
-        )
-        canvas.axes.axhline(0, color=INK, linewidth=0.8)
-        canvas.axes.set(xlabel="task", ylabel="points forgotten at the end", title=title, xticks=places)
-        canvas.axes.legend(frameon=False, fontsize=8)
-    return canvas.svg
+    """What was forgotten of each task at the end: what exact moments give back (statistics), and the rest (weights)."""
+    back, rest = forgetting_parts(records)
+    lost = [a + b for a, b in zip(back, rest, strict=True)]
+    places = range(1, len(lost) + 1)
+    x, y = Span.counted(len(lost), room=0.5), Span.around([*lost, *rest], 0.0)
+    plot = Plot(title, x, y, "task", "points forgotten at the end")
+    plot.bars(places, [0.0] * len(rest), rest, COLOURS[0], "weights")
+    plot.bars(places, rest, lost, "url(#hatch)", "statistics: exact moments give it back")
+    plot.stroke((plot.x.low, 0.0), (plot.x.high, 0.0), None, 1.0)
+    return plot.svg(f"Of {fmean(lost):.1f} points forgotten on average exact moments give {fmean(back):.1f} back.")
 
 
 def paired_differences(pairs: Mapping[str, Sequence[float]], title: str, unit: str = "points of ACC") -> str:
-    """Seed by seed: each difference as a mark, their mean as a line across."""
-    with _canvas(title, 6.4, 1.2 + 0.42 * len(pairs)) as canvas:
-        for number, differences in enumerate(reversed(list(pairs.values()))):
-            colour = COLOURS[(len(pairs) - 1 - number) % len(COLOURS)]
-            canvas.axes.plot(differences, [number] * len(differences), "o", color=colour, markersize=5, alpha=0.7)
-            canvas.axes.plot([fmean(differences)] * 2, [number - 0.3, number + 0.3], color=colour, linewidth=2.5)
-        canvas.axes.axvline(0, color=INK, linewidth=0.8)
-        canvas.axes.set(xlabel=f"difference, {unit}, seed by seed", title=title)
-        canvas.axes.set_yticks(range(len(pairs)), list(reversed(list(pairs))))
-    return canvas.svg
+    """Seed by seed: each difference as a mark, their mean as a line across, its 95 % interval as a bar."""
+    intervals = {name: t_interval(differences) for name, differences in pairs.items()}
+    values = [value for some in pairs.values() for value in some] + [v for i in intervals.values() if i for v in i]
+    rows = tuple((float(-row), name) for row, name in enumerate(pairs))
+    label = f"difference, {unit}, seed by seed; bar: 95 % interval of the mean"
+    y = Span(-len(pairs) + 0.4, 0.6, rows)
+    plot = Plot(title, Span.around(values, 0.0), y, label, height=76 + 36 * len(pairs), left=230)
+    plot.stroke((0.0, y.low), (0.0, y.high), None, 1.0)
+    for row, (name, differences) in enumerate(pairs.items()):
+        interval, mean = intervals[name], fmean(differences)
+        if interval is not None:
+            plot.stroke((interval.low, -row), (interval.high, -row), row, 9.0, 0.3)
+        plot.dots([(value, -row) for value in differences], row)
+        plot.stroke((mean, -row - 0.3), (mean, -row + 0.3), row, 3.0)
+    return plot.svg(f"Means: {'; '.join(f'{name} {fmean(some):+.2f}' for name, some in pairs.items())}.")

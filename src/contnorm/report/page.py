@@ -1,4 +1,4 @@
-"""One page of runs: a single HTML file that needs no network and no script, in light and dark, on a phone and on paper.
+"""One page: a single HTML file that needs no network and no script, in light and dark, on a phone and on paper.
 
 What stands on it is handed over as plain data (`Page` and its parts); this file only sets it.
 """
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 
-__all__ = ["Cell", "Page", "RunView", "Table", "page_html"]
+__all__ = ["Cell", "ClaimRow", "Page", "Rows", "RunView", "SectionView", "Table", "page_html"]
 
 
 @dataclass(frozen=True)
@@ -18,17 +18,58 @@ class Cell:
 
     text: str
     beside: str = ""  # what it is compared with
-    verdict: str = ""  # agrees, above, below, or nothing
+    apart: str = ""  # how far it is from that
+    verdict: str = ""  # in words; the first one, such as agrees, above or below, is also its colour
+
+    @property
+    def kind(self) -> str:
+        """The class of its colour."""
+        return "not" if self.text == "not run" else self.verdict.partition(" ")[0].strip(":,")
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows under one heading of their own; the heading may be empty."""
+
+    title: str
+    rows: Sequence[Sequence[Cell]]
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table with a title and, where it needs one, a note."""
+    """A table with a title and, where it needs them, notes; a folded one is opened by its title."""
 
     title: str
     heads: Sequence[str]
-    rows: Sequence[Sequence[Cell]]
-    note: str = ""
+    groups: Sequence[Rows]
+    notes: Sequence[str] = ()
+    folded: bool = False
+
+
+@dataclass(frozen=True)
+class ClaimRow:
+    """A claim, what became of it, and the case that speaks least for it."""
+
+    says: str
+    outcome: str  # holds, does not hold or undecided
+    beside: str  # by which score, and of what
+    section: str  # where it is told in full
+    where: str
+    cases: str
+    numbers: Sequence[str]  # case, difference, interval, effect, pairs
+
+
+@dataclass(frozen=True)
+class SectionView:
+    """A table or figure of the paper."""
+
+    name: str
+    title: str
+    notes: Sequence[str]
+    tables: Sequence[Table]
+    figures: Sequence[str]  # SVG
+    command: str
+    folded_figures: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -48,15 +89,31 @@ class Page:
 
     title: str
     lead: str
-    tables: Sequence[Table] = ()
+    claims: Sequence[ClaimRow] = ()
+    sections: Sequence[SectionView] = ()
+    unrun: Sequence[tuple[str, str, str]] = ()  # title, what to type, why it can't be run yet
+    scores: Sequence[Table] = ()
     figures: Sequence[str] = ()
     runs: Sequence[RunView] = field(default_factory=tuple)
+
+    @property
+    def counted(self) -> list[tuple[str, int]]:
+        """How many claims came out how."""
+        outcomes = [claim.outcome for claim in self.claims]
+        return [(outcome, outcomes.count(outcome)) for outcome in ("holds", "does not hold", "undecided")]
 
 
 def page_html(page: Page) -> str:
     """The page as one file."""
-    from jinja2 import Environment, StrictUndefined
+    from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    template = files("contnorm.report").joinpath("page.html.jinja").read_text(encoding="utf-8")
-    return environment.from_string(template).render(page=page)
+    environment = Environment(
+        loader=PackageLoader("contnorm.report", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["typeset"] = lambda text: str(text).replace("+-", "±")
+    style = files("contnorm.report").joinpath("templates", "page.css").read_text(encoding="utf-8")
+    return environment.get_template("page.html.jinja").render(page=page, style=style)

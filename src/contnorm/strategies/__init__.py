@@ -10,13 +10,11 @@ import importlib
 
 from contnorm.config import StrategyConfig
 from contnorm.errors import UserError, unknown
-from contnorm.methods import STRATEGIES
+from contnorm.methods import ALIASES, STRATEGIES
 from contnorm.own_code import is_own_code, load_own_code, own_error
 from contnorm.strategies.base import Batch, Head, Strategy
 
 __all__ = ["ALIASES", "Batch", "Head", "Strategy", "build_strategy"]
-
-ALIASES = {alias: spec.name for spec in STRATEGIES.values() for alias in spec.aliases}
 
 
 def build_strategy(config: StrategyConfig) -> Strategy:

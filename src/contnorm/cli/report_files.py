@@ -1,0 +1,31 @@
+"""Where a report goes: to the terminal, into a file, or into a folder, a file a table. Needs no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from contnorm.cli.reporting import Report, report_files, report_text
+from contnorm.errors import usable
+from contnorm.results import write_atomically
+
+__all__ = ["write_report"]
+
+
+def write_report(report: Report, form: str, part: str, out: Path | None, console: Console) -> None:
+    """Text goes to the terminal unless a place is named; what has no ending, or is there already, is a folder."""
+    if out is None and form != "html":
+        print(report_text(report, form, part), end="")
+        return
+    path = out or Path("report.html")
+    if path.is_dir() or not path.suffix:
+        found = {path / name: text for name, text in report_files(report, form, part).items()}
+    else:
+        found = {path: report_text(report, form, part)}
+    for file, text in found.items():
+        with usable(file, "it can't be written", "Say with -o where else."):
+            write_atomically(file, text.encode())
+    where = str(path) if list(found) == [path] else f"{len(found)} files under {path}"
+    console.print(Text(f"{report.runs} runs in {where}"), soft_wrap=True)

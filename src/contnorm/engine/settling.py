@@ -1,0 +1,58 @@
+"""The settings of a run once its data set is known: what was asked for, over what its strategy and its stream say.
+
+Needs no torch; so what is made of files of weights is not filled in here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from contnorm.config import RunConfig, from_dict, laid_over
+from contnorm.methods import ALIASES, STRATEGIES, strategy_defaults
+from contnorm.own_code import code_hash
+from contnorm.recipes.grid import Cell
+from contnorm.streams.classification import find_stream, stream_defaults
+
+__all__ = ["settle", "source_of"]
+
+STREAMS_OWN = ("scenario", "part", "augment")  # where None means what the stream says; elsewhere it means all of it
+
+
+def settle(values: Mapping[str, Any], source: str) -> RunConfig:
+    """All settings of a run of a data set.
+
+    Example:
+        >>> settle({"stream": {"name": "split-cifar10"}, "strategy": {"name": "der++"}}, "cifar10").strategy.name
+        'derpp'
+    """
+    asked = from_dict(values)
+    spec = find_stream(asked.stream.name)
+    said = {k: v for k, v in values.get("stream", {}).items() if not (v is None and k in STREAMS_OWN)}
+    name = _strategy(asked.strategy.name)
+    usual = laid_over(stream_defaults(spec, asked.stream.scenario), strategy_defaults(name))
+    merged = laid_over(usual, {**values, "stream": said})
+    strategy = {**merged.get("strategy", {}), "name": name, "code": code_hash(name)}
+    model = {**merged.get("model", {})}
+    model["code"] = code_hash(model.get("name", ""))
+    stream = {**merged["stream"], "name": spec.name, "source": source}
+    return from_dict({**merged, "stream": stream, "strategy": strategy, "model": model})
+
+
+def _strategy(asked: str) -> str:
+    """The name a strategy has in the table, whatever its case; one of a user's own is a path, and stays as it is."""
+    lowered = asked.lower()
+    return ALIASES.get(lowered, lowered if lowered in STRATEGIES else asked)
+
+
+def source_of(cell: Cell) -> str:
+    """The data set of a recipe's cell: what the recipe says, else the first of its stream's.
+
+    Example:
+        >>> from contnorm.recipes.grid import cells_of
+        >>> from contnorm.recipes.reading import find_recipe
+        >>> source_of(cells_of(find_recipe("table2"))[0])
+        'cifar100'
+    """
+    said = cell.values["stream"].get("source")
+    return str(said or find_stream(cell.place["stream"]).sources[0])

@@ -1,0 +1,199 @@
+"""A table or figure of the paper with what was run of it: its parts, and its claims decided; in no form yet.
+
+Where a recipe chose settings for some cells, such as a learning rate for each norm, there are two ways to look at it:
+with the same settings for all, and with those that were chosen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from contnorm.comparison.claims import Case, Decided, decide
+from contnorm.comparison.lines import Line, apart, corrected, lines_of, remarks
+from contnorm.comparison.measured import Measured
+from contnorm.comparison.words import forgetting, place_words
+from contnorm.recipes.published import RUNS
+from contnorm.recipes.reading import find_recipe
+from contnorm.recipes.recipe import Recipe
+from contnorm.recipes.selection import Selection, covers, with_selection
+from contnorm.report.found import Shelf, Shelves, measured_of
+from contnorm.results import Record
+
+__all__ = ["Part", "Section", "Unrun", "Way", "sections_of", "table_title", "weakest"]
+
+OF_ROWS = ("norm", "groups", "momentum", "schedule", "layers", "moments")  # what tells the rows of a part apart
+ONE_FOR_ALL, CHOSEN = "The same settings for all norms", "Each norm with the settings chosen on the validation tasks"
+
+
+@dataclass(frozen=True)
+class Part:
+    """The cells that differ in nothing but the norm, or in how they are evaluated."""
+
+    title: str
+    measured: tuple[Measured, ...]
+    lines: tuple[Line, ...]
+
+    @property
+    def run(self) -> bool:
+        return any(one.records for one in self.measured)
+
+
+@dataclass(frozen=True)
+class Way:
+    """A table with one choice of settings; the title is empty where there is but one."""
+
+    title: str
+    parts: tuple[Part, ...]
+    decided: tuple[Decided, ...]
+    remarks: tuple[str, ...]
+
+    @property
+    def run(self) -> bool:
+        return any(part.run for part in self.parts)
+
+    @property
+    def whole(self) -> bool:
+        return all(one.records for part in self.parts for one in part.measured)
+
+    @property
+    def records(self) -> list[Record]:
+        return [record for part in self.parts for one in part.measured for record in one.records.values()]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A recipe of which something was run."""
+
+    recipe: Recipe
+    title: str
+    notes: tuple[str, ...]
+    ways: tuple[Way, ...]
+    command: str
+    selection: Selection | None = None
+
+    @property
+    def records(self) -> list[Record]:
+        return [record for way in self.ways for record in way.records]
+
+    def row_name(self, one: Measured) -> str:
+        """The norm of a row, with its learning rate where its stream has several."""
+        rate = _rate(one)
+        several = len(self._rates(one.cell.place["stream"])) > 1
+        return f"{one.cell.norm}, lr {rate:g}" if rate is not None and several else one.cell.norm
+
+    def _rates(self, stream: str) -> set[float | None]:
+        there = (one for way in self.ways for part in way.parts for one in part.measured)
+        return {_rate(one) for one in there if one.cell.place["stream"] == stream}
+
+
+@dataclass(frozen=True)
+class Unrun:
+    """A recipe of which nothing was run; why, where it can't be yet."""
+
+    name: str
+    title: str
+    command: str
+    why: str = ""
+
+
+def _rate(one: Measured) -> float | None:
+    rate: float | None = one.cell.values.get("train", {}).get("lr")
+    return rate
+
+
+def sections_of(names: Iterable[str], shelves: Shelves) -> tuple[list[Section], list[Unrun]]:
+    """The recipes that runs are there of, and the others; recipes that have none to run are left out."""
+    sections, unrun = [], []
+    for name in names:
+        recipe = find_recipe(name)
+        if recipe.kind == "waiting":
+            unrun.append(Unrun(recipe.name, table_title(recipe), "", recipe.note))
+        elif recipe.kind in ("runs", "curves"):
+            section = _section(recipe, name, shelves.of(recipe), shelves.selection(recipe))
+            if section.records:
+                sections.append(section)
+            else:
+                unrun.append(Unrun(recipe.name, section.title, section.command))
+    return sections, unrun
+
+
+def table_title(recipe: Recipe) -> str:
+    """Its name in words, and what it is.
+
+    Example:
+        >>> table_title(find_recipe("table3"))
+        'Table 3: Running time of ER, over that with batch norm'
+    """
+    name = f"Table {recipe.table}" if recipe.table else recipe.name.replace("figure", "Figure ")
+    return f"{name}: {recipe.title}"
+
+
+def weakest(decided: Decided) -> Case:
+    """The case that speaks least for a claim: the worst outcome there is, and of those the worst numbers."""
+    order = ("does not hold", "undecided", "holds")
+    return min(decided.cases, key=lambda case: (order.index(case.outcome), _support(decided, case)))
+
+
+def _support(decided: Decided, case: Case) -> float:
+    """The larger, the more a case speaks for its claim; most where nothing was measured, which speaks for nothing."""
+    if case.interval is None:
+        return math.inf
+    if case.paired is None:
+        return -case.interval.high
+    mean = case.paired.mean
+    return {"above": mean, "under": -mean}.get(decided.claim.kind, -abs(mean))
+
+
+def _section(recipe: Recipe, name: str, shelf: Shelf, selection: Selection | None) -> Section:
+    made = tuple(_ways(recipe, shelf, selection))
+    notes = (*((recipe.note,) if recipe.note else ()), *forgetting(list(recipe.scores.values())))
+    command = _command(name, [r for way in made for r in way.records])
+    return Section(recipe, table_title(recipe), notes, made, command, selection)
+
+
+def _ways(recipe: Recipe, shelf: Shelf, selection: Selection | None) -> list[Way]:
+    """Both where settings were chosen; one alone where of the other nothing is run that is not the same."""
+    if selection is not None:
+        same, chosen = recipe, with_selection(recipe, selection)
+    elif recipe.selected:
+        same, chosen = replace(recipe, selected=()), recipe
+    else:
+        return [_way("", recipe, measured_of(recipe, shelf))]
+    cells = [measured_of(one, shelf) for one in (same, chosen)]
+    apart = [(a, b) for a, b in zip(*cells, strict=True) if a.cell.values != b.cell.values]
+    own = [one for one in cells[1] if selection is None or covers(selection, one.cell)]
+    ways = (_way(ONE_FOR_ALL, same, cells[0]), _way(CHOSEN, chosen, own))
+    there = [way for side, way in enumerate(ways) if any(pair[side].records for pair in apart)]
+    return there or [ways[selection is None]]
+
+
+def _way(title: str, recipe: Recipe, measured: Sequence[Measured]) -> Way:
+    parts = tuple(_parts(recipe, measured))
+    there = [one for one in measured if one.records]
+    decided = tuple(found for claim in recipe.claims if (found := decide(claim, there)).cases)
+    said = [*apart(measured), *corrected(measured), *remarks(recipe, [line for part in parts for line in part.lines])]
+    return Way(title, parts, decided, tuple(said))
+
+
+def _parts(recipe: Recipe, measured: Sequence[Measured]) -> Iterable[Part]:
+    together: dict[str, list[Measured]] = {}
+    for one in measured:
+        shared = {key: value for key, value in one.cell.place.items() if key not in OF_ROWS}
+        together.setdefault(place_words(shared), []).append(one)
+    for title, some in together.items():
+        lines = tuple(line for one in some for line in lines_of(recipe, one)) if recipe.kind == "runs" else ()
+        yield Part(title, tuple(some), lines)
+
+
+def _command(name: str, records: Sequence[Record]) -> str:
+    """What to type to make the runs of a recipe, as those that are there were made."""
+    typed = ["contnorm paper", name]
+    if any((record.raw.get("device") or {}).get("kind") == "cuda" for record in records):
+        typed.append("--device cuda")
+    precisions = {record.config.train.precision for record in records}
+    if len(precisions) == 1 and precisions != {"fp32"}:
+        typed.append(f"--precision {precisions.pop()}")
+    seeds = len({record.seed for record in records})
+    return " ".join([*typed, *([f"--seeds {seeds}"] if seeds not in (0, RUNS) else [])])

@@ -1,0 +1,41 @@
+"""The learning rates tried on the validation tasks, as rows: for each choice the whole grid, the winner marked."""
+
+from __future__ import annotations
+
+import math
+
+from contnorm.recipes.selection import Selection, Tried
+
+__all__ = ["GRID_NOTE", "grid_rows"]
+
+GRID_NOTE = (
+    "Mean ACC on the validation tasks, which the table leaves out, over seeds; the chosen one in brackets. One that "
+    "lost a seed, because its loss was no longer finite, is not chosen."
+)
+
+
+def grid_rows(selection: Selection) -> list[list[str]]:
+    """Heads and rows of what was tried: a row for each choice, a column for each learning rate.
+
+    Example:
+        >>> from contnorm.recipes.selection import Chosen
+        >>> grid = (Tried(0.03, 61.0, 1.5, 3), Tried(0.1, 64.0, 1.0, 3), Tried(0.3, 66.0, 2.0, 2, lost=1))
+        >>> for row in grid_rows(Selection("x", (Chosen({"strategy": "er", "norm": "cn"}, 0.1, "fp32", grid),))):
+        ...     print(row)
+        ['of', 'precision', 'lr 0.03', 'lr 0.1', 'lr 0.3']
+        ['er cn', 'fp32', '61.00 +- 1.50', '[64.00 +- 1.00]', '66.00 +- 2.00, 1 lost']
+    """
+    rates = sorted({tried.lr for one in selection.chosen for tried in one.grid})
+    rows = [["of", "precision", *(f"lr {rate:g}" for rate in rates)]]
+    for one in selection.chosen:
+        found = {tried.lr: _words(tried, tried.lr == one.lr) for tried in one.grid}
+        what = " ".join(map(str, one.where.values()))
+        rows.append([what, one.precision, *(found.get(rate, "-") for rate in rates)])
+    return rows
+
+
+def _words(tried: Tried, chosen: bool) -> str:
+    words = "-" if math.isnan(tried.mean) else f"{tried.mean:.2f}"
+    words += "" if math.isnan(tried.sd) else f" +- {tried.sd:.2f}"
+    words += f", {tried.lost} lost" if tried.lost else ""
+    return f"[{words}]" if chosen else words

@@ -1,0 +1,128 @@
+"""Runs of several labels in the report: in their tables, in the list of runs, and in every format."""
+
+from __future__ import annotations
+
+import csv
+import re
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("jinja2", reason="jinja2 is not installed")
+
+from contnorm.cli.reporting import Report, report_of, report_text
+from contnorm.engine.settling import settle, source_of
+from contnorm.recipes.grid import cells_of
+from contnorm.recipes.published import find
+from contnorm.recipes.reading import find_recipe
+from contnorm.report.found import Shelves
+from tests.report.made_records import make_records, six_settings
+from tests.report.test_page import looked_at, section, text_of
+
+MINI = str(Path(__file__).resolve().parents[2] / "examples" / "cocoseq_mini.toml")
+PART = {"images": 1520, "published_images": 41438}
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """COCOseq of Tables 5, 6, 13 and 14, which share their runs, the half of Table 8, and a part; and of one label."""
+    root = six_settings(tmp_path_factory.mktemp("runs"))
+    for name in ("table5", "table8"):
+        make_records(find_recipe(name), root, only=lambda cell: cell.place["stream"] == "cocoseq")
+    make_records(find_recipe(MINI), root, source=PART, only=lambda cell: cell.place["norm"] in ("bn", "cn"))
+    return report_of(Shelves([root]), ["table5", "table6", "table8", "table13", "table14", MINI])
+
+
+@pytest.fixture(scope="module")
+def html(report: Report) -> str:
+    return report_text(report, "html")
+
+
+def test_a_strategys_own_memory_is_part_of_its_settings() -> None:
+    kinds = {
+        cell.place["strategy"]: settle(cell.values, source_of(cell)).memory.kind for cell in cells_of(find_recipe(MINI))
+    }
+    assert kinds == {"prs": "prs", "crs": "reservoir"}
+    assert settle({"stream": {"name": "cocoseq"}, "strategy": {"name": "PRS"}}, "cocoseq").strategy.name == "prs"
+
+
+def test_tables_of_labels_have_verdicts_by_group(html: str) -> None:
+    told = text_of(section(html, "table5"))
+    for group in ("majority", "moderate", "minority", "all"):
+        assert f"cocoseq, prs, buffer 2000, {group} classes" in told
+    [paper] = find(table="5", dataset="cocoseq", norm="bn", split="majority", metric="c_f1")
+    ours, verdict = r"majority classes bn 3 [\d.]+ ± [\d.]+", r"\S+ \(.*?\) (?:agrees|above|below)"
+    assert re.search(rf"{ours} paper {paper.mean:.2f} ± {paper.std:.2f} {verdict}", told), (
+        "found though the hash of the weights is filled in"
+    )
+    assert "FM is normalized" in section(html, "table6")
+
+
+def test_deviations_stand_alone_and_are_not_drawn_again(html: str) -> None:
+    told = section(html, "table13")
+    assert re.search(r"paper ± \d", text_of(told)) and "by group" not in told
+    assert "the memory beside the stream" in section(html, "table5")
+    assert "the memory beside the stream" not in told
+
+
+def test_a_part_of_a_stream_has_claims_and_no_verdict(html: str, report: Report) -> None:
+    told = text_of(section(html, "cocoseq_mini"))
+    assert "Ours is on 1,520 of the 41,438 pictures of the published cocoseq" in told
+    assert not re.search(r'class="(?:agrees|above|below)', section(html, "cocoseq_mini"))
+    outcomes = [
+        decided.outcome
+        for one in report.sections
+        if one.recipe.name == "cocoseq_mini"
+        for way in one.ways
+        for decided in way.decided
+    ]
+    assert len(outcomes) == 3 and "PRS is over a reservoir in mAP of minority classes" in told
+
+
+def test_a_section_draws_its_groups_its_classes_and_its_memory(html: str) -> None:
+    labels = re.findall(r'aria-label="([^"]*)"', section(html, "cocoseq_mini"))
+    for strategy in ("prs", "crs"):
+        where = f"cocoseq, {strategy}, buffer 100"
+        for begin in (
+            f"{where}, mAP. overall: bn ",
+            f"{where}, FM C-F1. overall: bn ",
+            f"{where}: each class by how often it came. Mean of the classes, and how many: bn ",
+            f"{where}: the memory beside the stream. At the end: majority classes 33.3 percent",
+        ):
+            assert sum(label.startswith(begin) for label in labels) == 1, begin
+
+
+def test_rows_of_cells_not_run_have_their_own_scores(report: Report) -> None:
+    [eight] = [one for one in report.sections if one.recipe.name == "table8"]
+    scores = {(line.measured.cell.place["stream"], line.score) for part in eight.ways[0].parts for line in part.lines}
+    assert ("cocoseq", "map") in scores and ("cocoseq", "acc") not in scores
+    assert ("split-mini-imagenet", "acc") in scores and ("split-mini-imagenet", "map") not in scores
+
+
+def test_runs_of_labels_have_a_table_of_their_own(html: str, report: Report) -> None:
+    told = text_of(html)
+    assert "Scores of all runs: one label a picture" in told and "Scores of all runs: several labels a picture" in told
+    runs = section(html, "runs")
+    assert "Scores by group of classes, at the end" in runs and "Each class by how often it came" in runs
+    assert "mAP on task" in runs and "accuracy on task" in runs
+    written = report_text(report, "md", "runs")
+    assert "| moments | seeds | labels | C-F1 | O-F1 | mAP | FM C-F1 | FM O-F1 | FM mAP | run |" in written
+    assert len(re.findall(r"\| minority \|", written)) == len(re.findall(r"\| overall \|", written)) == 9
+
+
+def test_rows_for_other_tools_are_those_of_the_records(report: Report) -> None:
+    rows = list(csv.DictReader(report_text(report, "csv").splitlines()))
+    groups = report.groups
+    for row in rows:
+        record = next(r for r in groups[row["run"]] if r.seed == int(row["seed"]))
+        if record.several_labels:
+            assert float(row["fm_map"]) == record.score("fm_map", row["labels"]) and row["acc"] == ""
+        else:
+            assert float(row["acc"]) == record.score("acc") and row["map"] == row["labels"] == ""
+    assert report_text(report, "latex").count("minority") > 10
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1440, "light"), (390, "dark")])
+def test_it_fits_a_desk_and_a_phone(html: str, tmp_path: Path, width: int, scheme: str) -> None:
+    seen = looked_at(html, tmp_path, width, scheme)
+    assert not seen["said"] and seen["overflow"] <= 0 and seen["flat"] == 0 and seen["unseen"] == []

@@ -1,0 +1,242 @@
+"""The paper's tables from records: which records serve a cell, both ways to look at it, and what was not run."""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from contnorm.comparison.claims import Case, Decided
+from contnorm.comparison.intervals import Interval
+from contnorm.comparison.pairs import summed_up
+from contnorm.comparison.words import spread
+from contnorm.errors import UserError
+from contnorm.recipes.published import find
+from contnorm.recipes.reading import find_recipe, parse_recipe, recipe_names
+from contnorm.recipes.recipe import Claim
+from contnorm.recipes.selection import Chosen, Selection, Tried, covers, selection_text, with_selection
+from contnorm.report.found import Shelves, measured_of
+from contnorm.report.paper_sheets import claims_csv, claims_sheet, section_sheet, tables_csv
+from contnorm.report.sections import Section, sections_of, weakest
+from contnorm.report.sheets import Block, Sheet, latex, markdown
+from contnorm.results import Store
+from tests.report.made_records import make_records, six_settings
+
+CHOSEN = """
+title = "a rate for each norm"
+[scores]
+acc = "acc"
+[[runs]]
+streams = ["split-mnist"]
+strategies = ["er"]
+norms = ["bn", { name = "cn", groups = 4 }]
+[[selected]]
+where = { norm = "cn" }
+settings = { train = { lr = 0.1 } }
+[[published]]
+dataset = "split-mnist"
+strategy = "er"
+norm = "cn"
+values = { acc = [75.0, 1.0, "smudged"] }
+[[claims]]
+says = "CN is over BN in ACC"
+kind = "above"
+score = "acc"
+cells = { norm = "cn" }
+than = { norm = "bn" }
+"""
+
+
+def only_section(name: str, root: Path) -> Section:
+    (section,) = sections_of([name], Shelves([root]))[0]
+    return section
+
+
+def test_records_serve_whatever_their_precision(tmp_path: Path) -> None:
+    section = only_section("table2", six_settings(tmp_path))
+    found = {
+        (one.cell.place["stream"], one.cell.norm): len(one.records)
+        for p in section.ways[0].parts
+        for one in p.measured
+        if one.records
+    }
+    assert found == {("split-cifar100", "bn"): 5, ("split-cifar100", "cn32"): 5}
+    assert {record.config.train.precision for record in section.records} == {"tf32"}
+    assert section.command == "contnorm paper table2 --device cuda --precision tf32"
+
+
+def test_one_recipe_keeps_to_the_precision_most_of_it_has(tmp_path: Path) -> None:
+    recipe = find_recipe("table10")
+    make_records(recipe, tmp_path, only=lambda cell: cell.place["stream"] == "split-cifar100", precision="tf32")
+    make_records(recipe, tmp_path, seeds=4, only=lambda cell: cell.norm == "bn", precision="fp32")
+    found = measured_of(recipe, Shelves([tmp_path]).of(recipe))
+    kept = {
+        (one.cell.place["stream"], one.cell.norm): {r.config.train.precision for r in one.records.values()}
+        for one in found
+    }
+    assert kept["split-cifar100", "bn"] == {"tf32"} and kept["split-mini-imagenet", "bn"] == {"fp32"}
+    assert kept["split-mini-imagenet", "cn32"] == set()
+
+
+def test_of_the_same_run_in_two_folders_the_first_is_taken(tmp_path: Path) -> None:
+    recipe = find_recipe("figure3")
+    make_records(recipe, tmp_path / "a", seeds=1)
+    make_records(recipe, tmp_path / "b", seeds=2)
+    path = next((tmp_path / "a").rglob("0.json"))
+    path.write_text(path.read_text().replace("c0ffee", "other"))
+    (one,) = measured_of(recipe, Shelves([tmp_path / "a", tmp_path / "b"]).of(recipe))
+    assert [record.raw["commit"] for record in one.records.values()] == ["other", "c0ffee"]
+
+
+def test_timed_runs_are_read_from_their_own_folder(tmp_path: Path) -> None:
+    make_records(find_recipe("table3"), tmp_path)
+    shelves = Shelves([tmp_path])
+    (section,), _ = sections_of(["table3"], shelves)
+    assert not shelves.records and len(shelves.timed["table3"]) == 3 * 8, "stock layers and ours"
+    lines = {line.measured.cell.norm: line for line in section.ways[0].parts[0].lines}
+    bn, cn = (
+        Store(tmp_path / "table3").find(f"{r.config.hash}")
+        for r in (lines[n].measured.records[0] for n in ("bn", "cn32"))
+    )
+    times = [[record.raw["seconds"]["train"] for record in some] for some in (bn, cn)]
+    assert lines["cn32"].values == pytest.approx([100 * (c / b - 1) for b, c in zip(*times, strict=True)])
+    assert lines["cn32"].found is not None and lines["cn32"].found.how == "ours"
+    assert set(lines["bn"].values) == {0.0} and lines["bn"].found is None, "no verdict on what can be no other"
+
+
+def test_a_broken_record_is_named_and_the_rest_is_told(tmp_path: Path) -> None:
+    make_records(find_recipe("figure3"), tmp_path)
+    path = sorted(tmp_path.rglob("*.json"))[0]
+    path.write_text("{")
+    shelves = Shelves([tmp_path])
+    assert len(shelves.records) == 2 and str(path) in shelves.problems[0]
+
+
+@pytest.fixture
+def chosen(tmp_path: Path) -> Section:
+    (tmp_path / "mine.toml").write_text(CHOSEN)
+    recipe = parse_recipe("mine", CHOSEN, "mine.toml")
+    make_records(replace(recipe, selected=()), tmp_path / "runs")
+    make_records(recipe, tmp_path / "runs", seeds=5, only=lambda cell: cell.norm == "cn4")
+    return only_section(str(tmp_path / "mine.toml"), tmp_path / "runs")
+
+
+def test_chosen_settings_are_shown_beside_the_same_for_all(chosen: Section) -> None:
+    same, best = chosen.ways
+    rates = [
+        [{r.config.train.lr for r in one.records.values()} for one in way.parts[0].measured] for way in (same, best)
+    ]
+    assert rates == [[{0.03}, {0.03}], [{0.03}, {0.1}]]
+    assert "same settings for all" in same.title and "chosen on the validation tasks" in best.title
+    assert [way.decided[0].cases[0].seeds for way in (same, best)] == [3, 3], "pairs are the seeds both have"
+    assert len(best.parts[0].lines[1].values) == 5
+
+
+def test_what_tune_chose_is_shown_beside_the_recipes_own(tmp_path: Path) -> None:
+    """Cells that nothing was chosen for are in the first table alone; the whole grid is told."""
+    recipe = find_recipe("table10")
+    where = {"stream": "split-cifar100", "strategy": "single", "norm": "cn", "groups": 32}
+    grid = (Tried(0.03, 60.0, 1.0, 3), Tried(0.1, 62.0, 1.0, 3))
+    selection = Selection("table10", (Chosen(where, 0.1, "fp32", grid),))
+    (tmp_path / "selected").mkdir()
+    (tmp_path / "selected" / "table10.toml").write_text(selection_text(selection))
+    make_records(recipe, tmp_path, only=lambda cell: "cifar" in cell.place["stream"])
+    make_records(with_selection(recipe, selection), tmp_path, seeds=2, only=lambda cell: covers(selection, cell))
+    section = only_section("table10", tmp_path)
+    same, best = section.ways
+    assert len(same.parts) == 2
+    assert [(part.title, len(part.measured)) for part in best.parts] == [("split-cifar100, single", 1)]
+    text = markdown(section_sheet(section))
+    assert "| cn32, lr 0.03 | ACC | 3 |" in text and "| cn32, lr 0.1 | ACC | 2 |" in text
+    assert "| split-cifar100 single cn 32 | fp32 | 60.00 +- 1.00 | [62.00 +- 1.00] |" in text
+
+
+@pytest.mark.parametrize(
+    ("was_run", "left"), [("same", "same settings for all"), ("chosen", "chosen on the validation")]
+)
+def test_a_way_that_nothing_is_run_of_is_left_out(was_run: str, left: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(CHOSEN)
+    recipe = parse_recipe("mine", CHOSEN, "mine.toml")
+    make_records(recipe if was_run == "chosen" else replace(recipe, selected=()), tmp_path / "runs")
+    (way,) = only_section(str(tmp_path / "mine.toml"), tmp_path / "runs").ways
+    assert left in way.title and all(one.records for part in way.parts for one in part.measured)
+
+
+def test_a_sheet_has_ours_the_papers_and_the_verdict(chosen: Section) -> None:
+    text = markdown(section_sheet(chosen))
+    line = chosen.ways[1].parts[0].lines[1]
+    assert line.found is not None and line.found.interval is not None
+    ours = spread([record.score("acc") for record in line.measured.records.values()])
+    verdict = f"{line.found.difference:+.2f} | {line.found.interval} | {line.found.verdict}"
+    row = f"| cn4, lr 0.1 | ACC | 5 | {ours} | 75.00 +- 1.00 ? | {verdict} |"
+    assert row in text.splitlines()
+    assert "split-mnist er cn4 ACC: smudged" in text
+    assert "each norm with the settings chosen on the validation tasks" in text
+    assert row.replace("+-", r"$\pm$").replace(" | ", " & ").strip("| ") + r" \\" in latex(section_sheet(chosen))
+
+
+def test_rows_for_other_tools_are_unrounded(chosen: Section) -> None:
+    rows = list(csv.DictReader(io.StringIO(tables_csv([chosen]))))
+    assert len(rows) == 4
+    line, last = chosen.ways[1].parts[0].lines[1], rows[-1]
+    assert (
+        line.found is not None
+        and float(last["mean"]) == line.found.mean
+        and float(last["difference"]) == line.found.difference
+    )
+    assert (last["norm"], last["groups"], last["doubt"], last["verdict"]) == ("cn", "4", "smudged", line.found.verdict)
+    cases = list(csv.DictReader(io.StringIO(claims_csv([chosen]))))
+    pair = chosen.ways[0].decided[0].cases[0].paired
+    assert pair is not None and float(cases[0]["difference"]) == pair.mean and cases[0]["pairs"] == "3"
+
+
+def test_what_was_not_run_is_said(tmp_path: Path) -> None:
+    make_records(
+        find_recipe("table10"),
+        tmp_path,
+        only=lambda cell: cell.norm in ("bn", "cn32") and "cifar" in cell.place["stream"],
+    )
+    sections, unrun = sections_of(recipe_names(), Shelves([tmp_path]))
+    assert [section.recipe.name for section in sections] == ["table10"]
+    assert {one.name for one in unrun} == {f"table{i}" for i in (1, 2, 3, 4, 5, 6, 8, 9, 11, 12, 13, 14)} | {
+        "figure2",
+        "figure3",
+    }
+    text = markdown(section_sheet(sections[0]))
+    (number,) = find(table="10", dataset="split-cifar100", norm="gn", metric="fm")
+    assert f"| gn32 | FM | 0 | not run | {number.mean:.2f} +- {number.std:.2f} | - | - | - |" in text
+    assert "- split-mini-imagenet, single: bn, brn, gn32, cn32" in text
+    assert "UNDECIDED, of what is run: without replay GN forgets less than BN (FM)" in text
+    claims = markdown(claims_sheet(sections, unrun, linked=True))
+    assert "[Table 10](table10.md)" in claims and "- Table 5: Long-tailed" in claims and "multi-label streams" in claims
+
+
+@pytest.mark.parametrize(
+    ("kind", "means", "worst"),
+    [("above", [2.0, 1.0, 3.0], 1), ("under", [-2.0, -1.0, -3.0], 1), ("near", [0.2, 0.1, -0.3], 2)],
+)
+def test_the_weakest_case_speaks_least_for_its_claim(kind: str, means: list[float], worst: int) -> None:
+    cases = []
+    for mean in means:
+        pair = summed_up([mean, mean + 0.01])
+        cases.append(Case(str(mean), 2, "holds", pair, pair.t))
+    none = Case("nothing", 0, "undecided", None, None)
+    claim = Claim("x", kind, "acc")  # type: ignore[arg-type]
+    assert weakest(Decided(claim, "holds", tuple(cases))) is cases[worst]
+    assert weakest(Decided(claim, "undecided", (*cases, none))) is none
+    refuted = Case("refuted", 2, "does not hold", None, Interval(1.1, 2.0))
+    assert weakest(Decided(claim, "does not hold", (*cases, none, refuted))) is refuted
+
+
+def test_text_keeps_its_table_whole() -> None:
+    sheet = Sheet("x", "A_b", [Block("part", ["a|b"], [["bn* | 5 % & {x}"]])])
+    assert r"| bn\* \| 5 % & {x} |" in markdown(sheet)
+    assert r"bn* | 5 \% \& \{x\} \\" in latex(sheet)
+
+
+def test_a_table_that_is_none_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="unknown recipe 'tabel2'"):
+        sections_of(["tabel2"], Shelves([tmp_path]))

@@ -1,0 +1,39 @@
+"""The tables under docs/results are those of the records that were kept, and every one of them can be found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("jinja2", reason="jinja2 is not installed")
+
+from contnorm.cli.reporting import MADE, report_files, report_of
+from contnorm.report.found import Shelves
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS, RECORDS = ROOT / "docs" / "results", ROOT / "docs" / "records" / "runs"
+AGAIN = "make them again: contnorm report --runs docs/records/runs --format md -o docs/results"
+
+
+@pytest.fixture(scope="module")
+def made() -> dict[str, str]:
+    return report_files(report_of(Shelves([RECORDS])), "md")
+
+
+def test_tables_are_those_of_the_records(made: dict[str, str]) -> None:
+    kept = {path.name: text for path in RESULTS.glob("*.md") if (text := path.read_text()).startswith(MADE)}
+    assert kept.keys() == made.keys(), AGAIN
+    for name, text in made.items():
+        assert kept[name] == text, f"docs/results/{name} is not what the records give; {AGAIN}"
+
+
+def test_every_record_can_be_read() -> None:
+    shelves = Shelves([RECORDS])
+    report_of(shelves)
+    assert shelves.problems == []
+
+
+def test_every_table_is_linked_from_the_index(made: dict[str, str]) -> None:
+    index = (RESULTS / "README.md").read_text()
+    assert [name for name in made if f"({name})" not in index] == []
