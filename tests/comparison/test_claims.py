@@ -53,6 +53,14 @@ def test_one_case_that_is_refuted_refutes_it_and_one_that_is_open_leaves_it_open
         assert decided.outcome == outcome and len(decided.cases) == 2  # cells of one buffer alone are compared
 
 
+def test_a_case_says_against_what_it_is() -> None:
+    cells = [measured("bn", [700, 690], place={"strategy": s, "labels": "minority"}) for s in ("prs", "crs")]
+    claim = Claim("prs over crs", "above", "acc", {"strategy": "prs"}, ({"strategy": "crs"},))
+    assert [case.what for case in decide(claim, cells).cases] == ["s prs minority bn against crs"]
+    (case,) = decide(ABOVE, [measured("bn", [700]), measured("cn", [710])]).cases
+    assert case.what == "s er cn against bn"
+
+
 def test_what_is_not_run_decides_nothing() -> None:
     assert decide(ABOVE, []).outcome == "undecided"
     assert decide(ABOVE, [measured("cn", [700, 710])]).outcome == "undecided"

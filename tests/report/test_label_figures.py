@@ -134,6 +134,16 @@ def test_classes_never_shown_have_no_place_and_none_held_no_bar(made: list[Recor
     )
 
 
+def test_where_no_class_was_shown_the_figure_is_empty(made: list[Record]) -> None:
+    nothing = Census(4, ((0,) * 6,), ((0,) * 6,), (0,), (0,)).to_json()
+    raw = {**made[0].raw, "census": nothing}
+    svg = label_figures.ap_of_groups([Record(made[0].config, 0, made[0].counted, {}, raw)], "Classes")
+    assert "how many: none." in (ElementTree.fromstring(svg).get("aria-label") or "") and "nan" not in svg
+    assert "nan" not in memory_panels([Record(made[0].config, 0, made[0].counted, {}, raw)], "Memory")
+    groups = label_figures.group_bars({"bn": [[math.nan], []]}, ["majority", "minority"], "B", "y")
+    assert "majority: bn none; minority: bn none." in groups and "nan" not in groups
+
+
 def test_a_heat_map_of_labels_has_their_map(made: list[Record]) -> None:
     svg = DRAWN["heat map"](made)
     found = [mean_ap(r.counted.own[2][0]) for r in made]  # type: ignore[union-attr, arg-type]

@@ -79,6 +79,13 @@ def test_a_part_of_a_stream_has_claims_and_no_verdict(html: str, report: Report)
     assert len(outcomes) == 3 and "PRS is over a reservoir in mAP of minority classes" in told
 
 
+def test_a_part_is_not_held_against_the_published(tmp_path: Path) -> None:
+    make_records(find_recipe("table5"), tmp_path, source=PART, only=lambda cell: cell.place["stream"] == "cocoseq")
+    told = section(report_text(report_of(Shelves([tmp_path]), ["table5"]), "html"), "table5")
+    assert "which is another stream: no verdict on its numbers" in told and "paper 64.20" in text_of(told)
+    assert not re.search(r'class="(?:agrees|above|below)', told)
+
+
 def test_a_section_draws_its_groups_its_classes_and_its_memory(html: str) -> None:
     labels = re.findall(r'aria-label="([^"]*)"', section(html, "cocoseq_mini"))
     for strategy in ("prs", "crs"):

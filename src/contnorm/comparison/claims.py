@@ -98,12 +98,19 @@ def _alone(claim: Claim, cell: Measured) -> Case:
 
 
 def _together(claim: Claim, cell: Measured, beside: Measured) -> Case:
-    what = f"{_named(cell)} against {beside.cell.norm}"
+    what = f"{_named(cell)} against {_other(cell, beside)}"
     ours, theirs = cell.values(claim.score), beside.values(claim.score)
     if claim.kind == "steadier":
         ratio = variance_ratio_interval(list(ours.values()), list(theirs.values()))
         return Case(what, min(len(ours), len(theirs)), _below(ratio, 1.0), None, ratio)
     return _case(claim, what, paired(ours, theirs))
+
+
+def _other(cell: Measured, beside: Measured) -> str:
+    """The norm of another cell, and in what else it is another."""
+    a, b = cell.cell.place, beside.cell.place
+    apart = [str(b[key]) for key in ("stream", "strategy", "buffer", "tasks", "labels") if a[key] != b[key]]
+    return " ".join([*apart, *([] if apart and cell.cell.norm == beside.cell.norm else [beside.cell.norm])])
 
 
 def _case(claim: Claim, what: str, found: Paired | None) -> Case:

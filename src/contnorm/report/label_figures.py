@@ -84,15 +84,18 @@ def _labels(record: Record) -> LabelMatrix:
 
 
 def _scatter(series: Mapping[str, Points], record: Record, title: str) -> str:
-    often, found = zip(*(point for points in series.values() for point in points.values()), strict=True)
+    """Marks of a colour and a shape a name; names without any class, as in a try of few steps, are left out."""
+    there = {name: points for name, points in series.items() if points}
+    placed = [point for points in there.values() for point in points.values()]
+    often, found = [n for n, _ in placed] or [1.0], [ap for _, ap in placed]
     x, y = _by_tens(min(often), max(often)), Span.around(found, 0.0)
     plot = Plot(title, x, y, "training pictures of the class that the stream showed", "average precision, percent")
     names = record.raw["classes"]["names"]
-    for number, (name, points) in enumerate(series.items()):
+    for number, (name, points) in enumerate(there.items()):
         told = [f"{names[c]}, {name}: {n:g} pictures, {ap:.1f}" for c, (n, ap) in points.items()]
         plot.scatter([(math.log10(n), ap) for n, ap in points.values()], number, name, told)
-    said = (f"{name} {fmean(ap for _, ap in points.values()):.1f}, {len(points)}" for name, points in series.items())
-    return plot.svg(f"Mean of the classes, and how many: {'; '.join(said)}.")
+    said = (f"{name} {fmean(ap for _, ap in points.values()):.1f}, {len(points)}" for name, points in there.items())
+    return plot.svg(f"Mean of the classes, and how many: {'; '.join(said) or 'none'}.")
 
 
 def _by_tens(low: float, high: float) -> Span:

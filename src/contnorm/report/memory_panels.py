@@ -37,7 +37,7 @@ def memory_panels(records: Sequence[Record], title: str) -> str:
         for name in ("held", "shown")
     )
     order = sorted((c for c, share in enumerate(shown[-1]) if share), key=lambda c: (-shown[-1][c], c))
-    top = max(max(row) for row in (*held, *shown)) * 1.05
+    top = max(max(row) for row in (*held, *shown)) * 1.05 or 1.0  # nothing was shown in a try of no steps
     height = TOP + (PANEL + GAP) * len(held) + BELOW
     says = f"{title}. {_said(records[0], held[-1], shown[-1])}"
     return "\n".join(
@@ -77,7 +77,7 @@ def _said(record: Record, held: Shares, shown: Shares) -> str:
 
 def _panel(task: int, memory: Shares, stream: Shares, top: float) -> Iterator[str]:
     first = TOP + (PANEL + GAP) * task
-    floor, room = first + PANEL, (WIDTH - LEFT - RIGHT) / len(memory)
+    floor, room = first + PANEL, (WIDTH - LEFT - RIGHT) / max(len(memory), 1)
 
     def y(share: float) -> float:  # by the root: the rare are seen beside the common, and nothing is still nothing
         return floor - PANEL * math.sqrt(share / top)
