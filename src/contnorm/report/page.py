@@ -57,6 +57,7 @@ class ClaimRow:
     where: str
     cases: str
     numbers: Sequence[str]  # case, difference, interval, effect, pairs
+    measured: bool = True  # whether any case of it is run
 
 
 @dataclass(frozen=True)
@@ -98,9 +99,9 @@ class Page:
 
     @property
     def counted(self) -> list[tuple[str, int]]:
-        """How many claims came out how."""
-        outcomes = [claim.outcome for claim in self.claims]
-        return [(outcome, outcomes.count(outcome)) for outcome in ("holds", "does not hold", "undecided")]
+        """How many claims came out how; those of which nothing is run apart from those that runs left open."""
+        outcomes = [claim.outcome if claim.measured else "not run" for claim in self.claims]
+        return [(outcome, outcomes.count(outcome)) for outcome in ("holds", "does not hold", "undecided", "not run")]
 
 
 def page_html(page: Page) -> str:

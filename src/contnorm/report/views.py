@@ -35,7 +35,8 @@ def _claim_row(section: Section, way: Way, decided: Decided) -> ClaimRow:
     difference, interval, _, effect = numbers(case)
     counts = Counter(one.outcome for one in decided.cases)
     of = f"{counts['holds']} of {len(decided.cases)} cases hold" if len(decided.cases) > 1 else "1 case"
-    of += "" if any(one.seeds for one in decided.cases) else ", not run"
+    measured = any(one.seeds for one in decided.cases)
+    of += "" if measured else ", not run"
     beside = ", ".join(filter(None, [measure(decided.claim), way.title.lower(), "" if way.whole else "of what is run"]))
     return ClaimRow(
         says=decided.claim.says,
@@ -45,6 +46,7 @@ def _claim_row(section: Section, way: Way, decided: Decided) -> ClaimRow:
         where=section.title.partition(":")[0],
         cases=of,
         numbers=(case.what, difference, interval, effect, _pairs(case)),
+        measured=measured,
     )
 
 
