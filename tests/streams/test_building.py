@@ -100,6 +100,20 @@ def test_what_is_there_is_neither_decoded_nor_written_again(tmp_path: Path, deco
     assert (tmp_path / "few" / "manifest.json").stat().st_mtime_ns == before
 
 
+@pytest.mark.parametrize("where", ["train", "test"])
+def test_a_picture_is_listed_once(tmp_path: Path, where: str) -> None:
+    listed = few(tmp_path / "pictures")
+    again = {"train": (*listed.train, replace(listed.train[1], labels=(0, 1))), "test": (*listed.test, listed.train[1])}
+    twice = replace(listed, **{where: again[where]})
+    said = rf"few: 1 pictures are listed again, such as 1\.png, in train of task 0 and in {where} of task 0\. List each"
+    with pytest.raises(UserError, match=said):
+        build(twice, tmp_path / "few", SIDE)
+    assert not (tmp_path / "few").exists()
+    assert build(replace(twice, as_published=True), tmp_path / "few", SIDE)["complete"], (
+        "the published lists as they are"
+    )
+
+
 def test_several_processes_give_the_bits_of_one(tmp_path: Path) -> None:
     listed = few(tmp_path / "pictures", train=70, test=3)
     one, two = (build(listed, tmp_path / f"with{jobs}", SIDE, jobs=jobs) for jobs in (1, 2))

@@ -99,6 +99,27 @@ def _check_listed(listed: Listed, allow_missing: bool) -> None:
     for split in SPLITS:
         if not listed.present(split):
             raise UserError(f"{listed.name}: not one {split} picture is there. Say where they are.")
+    if not listed.as_published:
+        _check_once(listed)
+
+
+def _check_once(listed: Listed) -> None:
+    """A picture listed twice would be learned twice, each time with a part of its labels, or be learned and tested."""
+    first: dict[Path, str] = {}
+    again: list[str] = []
+    for split in SPLITS:
+        for picture in listed.present(split):
+            assert picture.path is not None
+            here = f"{split} of task {listed.task_names[picture.task]}"
+            if picture.path in first:
+                again.append(f"{picture.id}, in {first[picture.path]} and in {here}")
+            else:
+                first[picture.path] = here
+    if again:
+        raise UserError(
+            f"{listed.name}: {len(again):,} pictures are listed again, such as {again[0]}. List each once, with all of "
+            f"its labels."
+        )
 
 
 def _some(pictures: Sequence[ListedPicture]) -> str:
