@@ -100,6 +100,12 @@ def test_what_is_there_is_neither_decoded_nor_written_again(tmp_path: Path, deco
     assert (tmp_path / "few" / "manifest.json").stat().st_mtime_ns == before
 
 
+def test_a_task_without_a_picture_to_learn_from_is_refused(tmp_path: Path) -> None:
+    listed = without(few(tmp_path / "pictures"), "3.png", "4.png", "5.png", "6.png")
+    with pytest.raises(UserError, match=r"few: task 1 has not one train picture\. Bring some, or leave the task out"):
+        build(listed, tmp_path / "few", SIDE, allow_missing=True)
+
+
 @pytest.mark.parametrize("where", ["train", "test"])
 def test_a_picture_is_listed_once(tmp_path: Path, where: str) -> None:
     listed = few(tmp_path / "pictures")

@@ -99,6 +99,9 @@ def _check_listed(listed: Listed, allow_missing: bool) -> None:
     for split in SPLITS:
         if not listed.present(split):
             raise UserError(f"{listed.name}: not one {split} picture is there. Say where they are.")
+    for task, count in zip(listed.task_names, listed.count(listed.present("train")).by_task, strict=True):
+        if not count:
+            raise UserError(f"{listed.name}: task {task} has not one train picture. Bring some, or leave the task out.")
     if not listed.as_published:
         _check_once(listed)
 
