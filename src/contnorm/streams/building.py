@@ -12,6 +12,7 @@ import io
 import json
 import multiprocessing
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -24,6 +25,7 @@ import numpy as np
 
 from contnorm.errors import UserError, usable
 from contnorm.results import write_atomically
+from contnorm.signals import signals_held
 from contnorm.streams.decoding import Done, Kept, Piece, fill, settle
 from contnorm.streams.listed import SPLITS, Counted, Listed, ListedPicture
 from contnorm.streams.stored import KIND, MANIFEST, VERSION, Manifest, read_manifest
@@ -270,7 +272,9 @@ def _filled(pieces: Sequence[Piece], jobs: int) -> Iterator[Done]:
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(min(jobs, len(pieces)), mp_context=context, initializer=settle)
     try:
-        for future in as_completed([pool.submit(fill, piece) for piece in pieces]):
+        with signals_held([signal.SIGINT]):  # processes are started here; a Ctrl-C is not for them
+            waiting = [pool.submit(fill, piece) for piece in pieces]
+        for future in as_completed(waiting):
             yield future.result()
     except BrokenProcessPool as error:
         raise UserError(
