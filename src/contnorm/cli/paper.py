@@ -27,6 +27,7 @@ from contnorm.report.cubes import draw_cubes
 from contnorm.results import Record, Store
 from contnorm.streams.classification import find_stream
 from contnorm.streams.sources import SOURCES, data_root, find_layout, looked_for
+from contnorm.streams.stored import find_stored
 
 __all__ = [
     "RATES",
@@ -201,13 +202,18 @@ def what_to_put(recipe: Recipe, source: str, root: Path) -> str:
 
 def is_found(source: str, root: Path) -> bool:
     """Whether a data set is there; one inside the package always is."""
+    if source not in SOURCES:  # one of a user's own
+        return find_stored(source, root) is not None
     return not SOURCES[source].layouts or find_layout(SOURCES[source], root) is not None
 
 
 def source_of(cell: Cell) -> str:
     """The data set of a cell: what its recipe says, else the first of its stream's."""
-    said = cell.values["stream"].get("source")
-    return str(said or find_stream(cell.place["stream"]).sources[0])
+    said, usual = cell.values["stream"].get("source"), find_stream(cell.place["stream"]).sources
+    if not said and not usual:
+        name = cell.place["stream"]
+        raise UserError(f"stream {name}: say which data set, with settings = {{ stream = {{ source = NAME }} }}.")
+    return str(said or usual[0])
 
 
 def sources_of(cells: Sequence[Cell]) -> list[str]:
