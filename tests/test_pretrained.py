@@ -169,6 +169,9 @@ def test_numbers_that_are_none_are_refused(tmp_path: Path, state: State) -> None
     state["layer2.1.conv1.weight"][0, 0, 0, 0] = torch.nan
     with pytest.raises(UserError, match=r"not all of its numbers are finite \(layer2\.1\.conv1\.weight\)"):
         made(weights=saved(tmp_path / "w.pth", state))
+    state["layer2.1.conv1.weight"][0, 0, 0, 0] = 0.0
+    with pytest.raises(UserError, match=r"has variances below 0 \(bn1\.running_var\)"):
+        made(weights=saved(tmp_path / "w.pth", {**state, "bn1.running_var": -state["bn1.running_var"]}))
     state["layer2.1.conv1.weight"] = torch.ones(8, 8, 3, 3, dtype=torch.complex64)
     with pytest.raises(UserError, match="1 of another shape"):
         made(weights=saved(tmp_path / "w.pth", state))

@@ -169,6 +169,7 @@ _LEAST = {
     "train.passes": 1,
     "train.max_steps": 1,
 }
+_LARGEST_RHO = 10  # the power of a count of samples: with larger ones it can come to be no finite number
 
 
 def dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -298,6 +299,8 @@ def _in_range(value: Any, where: str, full: str) -> Any:
         raise UserError(f"{where}: {full}={value} must be a finite number.")
     if isinstance(value, int) and value < _LEAST.get(full, value):
         raise UserError(f"{where}: {full}={value} must be {_LEAST[full]} or more.")
+    if full == "memory.rho" and abs(value) > _LARGEST_RHO:
+        raise UserError(f"{where}: {full}={value} must be -{_LARGEST_RHO} to {_LARGEST_RHO}.")
     if full in ("train.lr", "train.clip_value") and value is not None and value <= 0:
         raise UserError(f"{where}: {full}={value} must be above 0.")
     return value

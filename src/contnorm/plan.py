@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,7 +91,7 @@ def make_plan(config: RunConfig, stream: Stream, seed: int, draws: int) -> Plan:
     views = _Views(generator(seed, "augment"), stream.padding)
     content = np.full(memory.capacity, -1, dtype=np.int64)  # the item in each slot
     steps: list[Step] = []
-    for items, task, first_time in _batches(config.train, stream, seed):
+    for items, task, first_time in islice(_batches(config.train, stream, seed), config.train.max_steps):
         before = task if config.strategy.replay_from == "past" else None
         slots = tuple(drawn(memory.readable(before), config.train.replay, chance) for _ in range(draws))
         replay = tuple(content[chosen] for chosen in slots)
@@ -99,11 +100,7 @@ def make_plan(config: RunConfig, stream: Stream, seed: int, draws: int) -> Plan:
         kept = write != NOT_KEPT
         content[write[kept]] = items[kept]  # of two in one slot the later stays
         steps.append(Step(task, items, write, replay, slots, views.of(items), views.of_all(replay)))
-    ends = _ends(stream, steps)
-    limit = config.train.max_steps
-    if limit is not None:
-        steps, ends = steps[:limit], [min(end, limit) for end in ends]
-    return Plan(tuple(steps), tuple(ends), memory.capacity if draws else 0)
+    return Plan(tuple(steps), tuple(_ends(stream, steps)), memory.capacity if draws else 0)
 
 
 def _check_replay_can_be_full(config: RunConfig, stream: Stream) -> None:
@@ -150,12 +147,13 @@ def _batches(config: TrainConfig, stream: Stream, seed: int) -> Iterator[tuple[I
     size, task = config.batch, stream.train.task
     across = stream.task_free and config.partial == "keep" and config.passes == 1
     pieces = [np.arange(len(task))] if across else [np.flatnonzero(task == t) for t in range(stream.tasks)]
-    for number, places in enumerate(pieces):
+    for number, places in enumerate(pieces):  # all of them first: a run may be stopped before it comes to the last
         if config.partial == "drop" and len(places) < size:
             raise UserError(
                 f"train.batch={size}: task {number} has {len(places)} samples, none of which would be learned with "
                 f"train.partial=drop. Use a smaller --batch, or train.partial=keep."
             )
+    for number, places in enumerate(pieces):
         end = len(places) // size * size if config.partial == "drop" else len(places)
         for again in range(config.passes):
             order = generator(seed, f"task {number} again {again}").permutation(places) if again else places
@@ -165,8 +163,8 @@ def _batches(config: TrainConfig, stream: Stream, seed: int) -> Iterator[tuple[I
 
 
 def _ends(stream: Stream, steps: Sequence[Step]) -> list[int]:
-    """How many steps it takes until all of each task was shown."""
-    ends = [0] * stream.tasks
+    """How many steps it takes until all of each task was shown; of tasks that steps end before, all steps."""
+    ends = [len(steps)] * stream.tasks
     for number, step in enumerate(steps, 1):
         for task in np.unique(stream.train.task[step.stream]).tolist():
             ends[task] = number

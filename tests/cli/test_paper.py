@@ -21,8 +21,11 @@ from contnorm.errors import UserError
 from contnorm.recipes.grid import cells_of
 from contnorm.recipes.reading import find_recipe, parse_recipe
 from contnorm.results import Store
+from contnorm.streams.building import build
 from contnorm.streams.classification import STREAMS
+from contnorm.streams.own_multilabel import list_own
 from tests.datasets import (
+    picture,
     small_cifar10,
     small_cifar100,
     small_long_tail,
@@ -286,3 +289,35 @@ def test_recipes_keep_to_the_papers_data(tmp_path: Path) -> None:
     cell = cells_of(find_recipe("figure3"))[0]
     assert config_of(cell, tmp_path).stream.source == "mnist"
     assert resolve({"stream": {"name": "permuted-mnist"}}, tmp_path).stream.source == "digits"
+
+
+def test_a_recipe_may_be_of_a_set_of_ones_own(tmp_path: Path, console: Console) -> None:
+    rows = ["image,split,task,labels"]
+    for number in range(24):
+        picture(tmp_path / "pictures" / f"{number}.jpg", 16, 7 * number)
+        rows.append(f"{number}.jpg,{'test' if number % 4 == 3 else 'train'},0,{'wren' if number % 2 else 'owl;wren'}")
+    (tmp_path / "birds.csv").write_text("\n".join(rows))
+    build(list_own("birds", tmp_path / "birds.csv", tmp_path / "pictures"), tmp_path / "birds", 16)
+    recipe = """
+    title = "Birds"
+    [scores]
+    map = "map"
+    [[runs]]
+    streams = ["multi-label"]
+    strategies = ["prs"]
+    norms = ["bn"]
+    buffers = [10]
+    views = ["overall"]
+    published = false
+    settings = { stream = { source = "birds" }, model = { name = "mlp", width = 8 } }
+    """
+    (tmp_path / "birds.toml").write_text(recipe)
+    asked = Asked(seeds=1, hands=ALONE, data_root=tmp_path, runs=tmp_path / "runs")
+    assert run_recipe(str(tmp_path / "birds.toml"), asked, console) == 0
+    (record,) = Store(tmp_path / "runs")
+    assert f"{record.score('map'):.2f}" in printed(console)
+    (tmp_path / "birds.toml").write_text(recipe.replace('stream = { source = "birds" }, ', ""))
+    with pytest.raises(
+        UserError, match=r"stream multi-label: say which data set, with settings = \{ stream = \{ source"
+    ):
+        run_recipe(str(tmp_path / "birds.toml"), asked, console)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,7 @@ from contnorm.config import RunConfig, from_dict, laid_over
 from contnorm.engine.checkpoint import Checkpoints
 from contnorm.engine.evaluate import count_labels
 from contnorm.engine.lane import Lane
-from contnorm.engine.loop import Finished, run_lanes
+from contnorm.engine.loop import Failed, Finished, run_lanes
 from contnorm.engine.runs import Job, Workplace, execute, resolve, unfinished
 from contnorm.errors import UserError
 from contnorm.metrics.label_stats import LabelStats
@@ -192,23 +193,56 @@ def test_a_run_of_real_pictures_goes_on_where_it_was_stopped(real_root: Path, tm
         assert found.raw[key] == expected.raw[key], key
 
 
-def test_a_set_of_ones_own_is_a_stream(tmp_path: Path) -> None:
-    """Built from a table under a name, and run by that name or by its folder."""
+def birds(tmp_path: Path, *gone: int) -> None:
+    """A set of one's own in two tasks, built without some of its pictures."""
     rows = ["image,split,task,labels"]
     for number in range(36):
-        picture(tmp_path / "pictures" / f"{number}.jpg", 16, 7 * number)
+        if number not in gone:
+            picture(tmp_path / "pictures" / f"{number}.jpg", 16, 7 * number)
         split, task = ("test" if number % 3 == 2 else "train"), ("spring" if number < 18 else "autumn")
         rows.append(f"{number}.jpg,{split},{task},{'robin;wren' if number % 2 else 'owl'}")
     (tmp_path / "birds.csv").write_text("\n".join(rows) + "\n")
-    build(list_own("birds", tmp_path / "birds.csv", tmp_path / "pictures"), tmp_path / "birds", 16)
+    listed = list_own("birds", tmp_path / "birds.csv", tmp_path / "pictures")
+    build(listed, tmp_path / "birds", 16, allow_missing=True)
+
+
+def of_birds(tmp_path: Path, source: str = "birds") -> RunConfig:
     common: dict[str, Any] = {
         "strategy": {"name": "prs"},
         "model": {"name": "mlp", "width": 16},
         "memory": {"size": 10},
     }
+    return resolve({**common, "stream": {"name": "multi-label", "source": source}}, tmp_path)
+
+
+def test_a_run_goes_on_with_the_data_it_was_begun_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A set that lacked pictures is built anew when they come; half a run of each would be a run of neither."""
+    birds(tmp_path, 1)
+    job, place = Job(of_birds(tmp_path), 0), Workplace(tmp_path / "runs", tmp_path, CPU)
+    list(execute([job], place, stop=lambda: True))
+    birds(tmp_path)
+    (event,) = execute([job], place)
+    assert isinstance(event.what, Failed) and "was begun on other data than is found here" in event.what.why
+    assert len(unfinished(place.runs).runs) == 1, "what is refused is left as it is"
+    shutil.rmtree(tmp_path / "birds")
+    (tmp_path / "pictures" / "1.jpg").unlink()
+    birds(tmp_path, 1)
+    *_, event = execute([job], place)
+    assert isinstance(event.what, Finished) and not caplog.messages, "the same pictures give the same fingerprint"
+    list(execute([job], place))
+    assert not caplog.messages
+    birds(tmp_path)
+    (event,) = execute([job], place)
+    (said,) = caplog.messages
+    assert event.what == "recorded" and f"{event.path}: is of other data than" in said and "Move it away" in said
+
+
+def test_a_set_of_ones_own_is_a_stream(tmp_path: Path) -> None:
+    """Built from a table under a name, and run by that name or by its folder."""
+    birds(tmp_path)
     found = []
     for source in ("birds", str(tmp_path / "birds")):
-        config = resolve({**common, "stream": {"name": "multi-label", "source": source}}, tmp_path)
+        config = of_birds(tmp_path, source)
         list(execute([Job(config, 0)], Workplace(tmp_path / "runs", tmp_path, CPU)))
         found.append(Store(tmp_path / "runs").find(config.hash)[0])
     assert found[0].raw["labels"] == found[1].raw["labels"] and found[0].counted.tasks == 2
@@ -224,6 +258,8 @@ def test_a_set_of_ones_own_is_a_stream(tmp_path: Path) -> None:
         ({"stream": {"name": "cocoseq", "source": "cifar10"}}, "stream.source for cocoseq: 'cifar10'"),
         ({"stream": {"name": "cocoseq", "source": "cocoseq"}, "evaluate": {"ahead": True}}, "evaluate.ahead=true: no"),
         ({"train": {"clip_value": 0.0}}, "train.clip_value=0.0 must be above 0"),
+        ({"memory": {"rho": 1000}}, "memory.rho=1000.0 must be -10 to 10"),
+        ({"memory": {"rho": -10.5}}, "memory.rho=-10.5 must be -10 to 10"),
         ({"train": {"passes": 0}}, "train.passes=0 must be 1 or more"),
         ({"train": {"optimizer": "lion"}}, "train.optimizer='lion' must be 'sgd' or 'adam'"),
     ],

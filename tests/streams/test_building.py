@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -98,6 +101,45 @@ def test_what_is_there_is_neither_decoded_nor_written_again(tmp_path: Path, deco
     decoded.clear()
     assert build(listed, tmp_path / "few", SIDE) == first and not decoded
     assert (tmp_path / "few" / "manifest.json").stat().st_mtime_ns == before
+
+
+def test_processes_that_are_being_started_do_not_hear_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take over what waits in the one that starts them, until they say for themselves that they ignore it."""
+    waiting: list[bool] = []
+
+    class Pool(ThreadPoolExecutor):
+        def __init__(self, jobs: int, **_: object) -> None:
+            super().__init__(jobs)
+
+        def submit(self, *what: Any, **named: Any) -> Future[Any]:
+            waiting.append(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))
+            return super().submit(*what, **named)
+
+    monkeypatch.setattr(building, "ProcessPoolExecutor", Pool)
+    monkeypatch.setattr(building, "ROWS", 2)
+    build(few(tmp_path / "pictures"), tmp_path / "few", SIDE, jobs=2)
+    assert waiting == [True] * 6, "pieces of two: four of seven pictures, two of three"
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+def test_a_task_without_a_picture_to_learn_from_is_refused(tmp_path: Path) -> None:
+    listed = without(few(tmp_path / "pictures"), "3.png", "4.png", "5.png", "6.png")
+    with pytest.raises(UserError, match=r"few: task 1 has not one train picture\. Bring some, or leave the task out"):
+        build(listed, tmp_path / "few", SIDE, allow_missing=True)
+
+
+@pytest.mark.parametrize("where", ["train", "test"])
+def test_a_picture_is_listed_once(tmp_path: Path, where: str) -> None:
+    listed = few(tmp_path / "pictures")
+    again = {"train": (*listed.train, replace(listed.train[1], labels=(0, 1))), "test": (*listed.test, listed.train[1])}
+    twice = replace(listed, **{where: again[where]})
+    said = rf"few: 1 pictures are listed again, such as 1\.png, in train of task 0 and in {where} of task 0\. List each"
+    with pytest.raises(UserError, match=said):
+        build(twice, tmp_path / "few", SIDE)
+    assert not (tmp_path / "few").exists()
+    assert build(replace(twice, as_published=True), tmp_path / "few", SIDE)["complete"], (
+        "the published lists as they are"
+    )
 
 
 def test_several_processes_give_the_bits_of_one(tmp_path: Path) -> None:

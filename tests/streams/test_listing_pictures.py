@@ -236,6 +236,11 @@ def test_a_table_with_a_column_a_class_and_groups_of_its_own(tmp_path: Path) -> 
     assert listed.class_groups == ("majority", "moderate")
 
 
+def test_spaces_around_the_cells_of_a_table_say_nothing(tmp_path: Path) -> None:
+    listed = own(tmp_path, "image, split, task, sky\na.jpg, train, 0, 1\na.jpg, test, 0, 0\n")
+    assert listed.class_names == ("sky",) and listed.train[0].labels == (0,) and listed.test[0].labels == ()
+
+
 def test_groups_are_counted_over_the_pictures_to_learn_from(tmp_path: Path) -> None:
     rows = [f"a.jpg,train,0,{int(i < 901)},{int(i < 200)}" for i in range(901)]
     rows += [f"a.jpg,test,0,1,{int(i < 900)}" for i in range(1000)]
@@ -256,8 +261,22 @@ def test_groups_are_counted_over_the_pictures_to_learn_from(tmp_path: Path) -> N
         ("image,split,task,sky\na.jpg,train,0,1\na.jpg,train,0,x\n", r"line 3: sky is 'x'\. Use 0 or 1"),
         ("image,split,task,sky\na.jpg,train,,1\n", r"line 2: has no task"),
         ("image,split,task,sky\na.jpg,train,0,1,1\n", r"line 2: has more cells than the first line has names: '1'"),
+        ("image,split,task,sky\n\n\na.jpg,train,0,x\n", r"line 4: sky is 'x'"),
+        ('image,split,task,sky\n"a\nb.jpg",train,0,1\na.jpg,train,0,x\n', r"line 4: sky is 'x'"),
+        ("image,split,task,sky,sea,sky\na.jpg,train,0,1,0,0\n", r"has the column 'sky' more than once"),
     ],
-    ids=["no task", "no labels", "both", "split", "cell", "empty", "long"],
+    ids=[
+        "no task",
+        "no labels",
+        "both",
+        "split",
+        "cell",
+        "empty",
+        "long",
+        "empty lines",
+        "line of two",
+        "column again",
+    ],
 )
 def test_what_is_wrong_with_a_table_is_one_line(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(UserError, match=said):

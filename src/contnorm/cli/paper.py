@@ -27,6 +27,7 @@ from contnorm.recipes.selection import Selection, covers, find_selection, read_s
 from contnorm.report.cubes import draw_cubes
 from contnorm.results import Record, Store
 from contnorm.streams.sources import SOURCES, data_root, find_layout, looked_for
+from contnorm.streams.stored import find_stored
 
 __all__ = [
     "RATES",
@@ -200,6 +201,8 @@ def what_to_put(recipe: Recipe, source: str, root: Path) -> str:
 
 def is_found(source: str, root: Path) -> bool:
     """Whether a data set is there; one inside the package always is."""
+    if source not in SOURCES:  # one of a user's own
+        return find_stored(source, root) is not None
     return not SOURCES[source].layouts or find_layout(SOURCES[source], root) is not None
 
 

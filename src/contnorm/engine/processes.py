@@ -13,12 +13,13 @@ import signal
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from multiprocessing.process import BaseProcess
 from multiprocessing.synchronize import Event as Flag
 from typing import Any, Protocol
 
 from contnorm.errors import UserError
+from contnorm.signals import signals_held, signals_let_go
 
 __all__ = ["side_by_side"]
 
@@ -52,7 +53,7 @@ def side_by_side(work: Work, jobs: Sequence[Any], processes: int, stop: Callable
     ]
     limit = LAST_WORDS
     try:
-        with _signals_held():
+        with signals_held(SIGNALS):  # one that has not come to `_work` yet is not ended by a Ctrl-C
             for worker in workers:
                 worker.start()
         yield from _news(workers, news, halt, stop)
@@ -63,19 +64,6 @@ def side_by_side(work: Work, jobs: Sequence[Any], processes: int, stop: Callable
         halt.set()
         todo.cancel_join_thread()  # jobs not begun need not be taken
         _wait_for_all(workers, news, limit)
-
-
-@contextmanager
-def _signals_held() -> Iterator[None]:
-    """A process takes over which signals wait: one that has not come to `_work` yet is not ended by a Ctrl-C."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _news(workers: Sequence[BaseProcess], news: Any, halt: Flag, stop: Callable[[], bool]) -> Iterator[Any]:
@@ -129,8 +117,7 @@ def _wait_for_all(workers: Sequence[BaseProcess], news: Any, limit: float) -> No
 def _work(number: int, work: Work, todo: Any, news: Any, halt: Flag, parent: int) -> None:
     for kind in SIGNALS:
         signal.signal(kind, signal.SIG_IGN)
-    if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    signals_let_go(SIGNALS)
 
     def stop() -> bool:
         return halt.is_set() or os.getppid() != parent

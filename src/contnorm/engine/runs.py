@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import platform
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +31,7 @@ from contnorm.results import Store
 from contnorm.streams.gallery import Pictures
 from contnorm.streams.multilabel import MultiLabelSource
 from contnorm.streams.sources import Source, load_source
+from contnorm.streams.stored import find_stored, read_manifest
 
 __all__ = ["Event", "Job", "Workplace", "execute", "resolve", "unfinished"]
 
@@ -51,6 +53,7 @@ def execute(jobs: Sequence[Job], place: Workplace, stop: Callable[[], bool] = la
         with usable(place.runs, "it can't be looked into", "Say with --runs where else."):
             recorded = store.has(job.config, job.seed)
         if recorded:
+            _tell_of_other_data(job, place, store)
             yield Event(job, "recorded", store.path(job.config, job.seed))
         else:
             missing.append(job)
@@ -63,6 +66,20 @@ def execute(jobs: Sequence[Job], place: Workplace, stop: Callable[[], bool] = la
         raise
 
 
+def _tell_of_other_data(job: Job, place: Workplace, store: Store) -> None:
+    """Of a record whose data set was built anew since, such as with pictures that had been missing."""
+    folder = find_stored(_source(job.config), place.data_root)
+    if folder is None:
+        return
+    path = store.path(job.config, job.seed)
+    was, now = store.load(path).raw.get("source", {}).get("fingerprint"), read_manifest(folder)["fingerprint"]
+    if was not in (None, now):
+        logging.getLogger("contnorm").warning(
+            f"{path}: is of other data than {folder} holds now (fingerprint {was}, now {now}), and is not run again. "
+            f"Move it away to run it on these."
+        )
+
+
 def _execute(jobs: Sequence[Job], place: Workplace, stop: Callable[[], bool]) -> Iterator[Event]:
     processes = min(place.lanes, len(jobs)) if place.device.type == "cpu" else 1
     if processes < 2:
@@ -73,7 +90,7 @@ def _execute(jobs: Sequence[Job], place: Workplace, stop: Callable[[], bool]) ->
         name = _source(config)
         plans.setdefault(name, Plans(load_source(name, place.data_root)))
         Lane(config, 0, plans[name].source, place.device, plans=plans[name])
-    _note_begun(jobs, place)
+    _note_begun(jobs, place, {name: held.source for name, held in plans.items()})
     yield from side_by_side(_one_job, [(job, place) for job in jobs], processes, stop)
 
 
@@ -158,9 +175,10 @@ def _run(
             lane = Lane(job.config, job.seed, shared.source, place.device, shared.pictures, shared.plans)
             held.callback(lane.feed.close)
             lanes[lane] = job
-        _note_begun([job for job in to_note if not edited(job.config)], place)
+        sources = {_source(job.config): shared.source for job in group.jobs}
+        _note_begun([job for job in to_note if not edited(job.config)], place, sources)
         for lane, job in list(lanes.items()):
-            refused = _claimed(job, group, place, store, held)
+            refused = _claimed(job, group, place, store, held, shared.source)
             if refused is not None:
                 del lanes[lane]
                 yield Event(job, refused, store.path(job.config, job.seed))
@@ -169,16 +187,18 @@ def _run(
                 yield from _learn(lanes, shared.source, place, store, stop, started)
 
 
-def _note_begun(jobs: Sequence[Job], place: Workplace) -> None:
+def _note_begun(jobs: Sequence[Job], place: Workplace, sources: Mapping[str, Source]) -> None:
     """Leave a note of runs to come, so that `resume` knows of those too that did not come to their turn."""
     store = Store(place.runs)
     for job in jobs:
         left = Unfinished.of(job, store)
         if not left.note.is_file() and not left.record.is_file():
-            left.write_note(job, place)
+            left.write_note(job, place, sources[_source(job.config)].fingerprint)
 
 
-def _claimed(job: Job, group: _Group, place: Workplace, store: Store, held: ExitStack) -> Failed | str | None:
+def _claimed(
+    job: Job, group: _Group, place: Workplace, store: Store, held: ExitStack, source: Source
+) -> Failed | str | None:
     """Take a run for this process; gives what to say of it where it is not to be run here, or not now."""
     left = Unfinished.of(job, store)
     if not left.take():
@@ -189,10 +209,10 @@ def _claimed(job: Job, group: _Group, place: Workplace, store: Store, held: Exit
         return "recorded"
     if left.checkpoints.latest_step() != group.done:
         return Failed(f"{left.folder}: another process has moved it on meanwhile. Go on with `contnorm resume`.")
-    otherwise = left.begun_otherwise(place)
+    otherwise = left.begun_otherwise(place, source.fingerprint)
     if otherwise:
         return Failed(otherwise)
-    left.write_note(job, place)
+    left.write_note(job, place, source.fingerprint)
     return None
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from contnorm.config import RunConfig, from_dict, laid_over
+from contnorm.errors import UserError
 from contnorm.methods import ALIASES, STRATEGIES, strategy_defaults
 from contnorm.own_code import code_hash
 from contnorm.recipes.grid import Cell
@@ -54,5 +55,8 @@ def source_of(cell: Cell) -> str:
         >>> source_of(cells_of(find_recipe("table2"))[0])
         'cifar100'
     """
-    said = cell.values["stream"].get("source")
-    return str(said or find_stream(cell.place["stream"]).sources[0])
+    said, usual = cell.values["stream"].get("source"), find_stream(cell.place["stream"]).sources
+    if not said and not usual:
+        name = cell.place["stream"]
+        raise UserError(f"stream {name}: say which data set, with settings = {{ stream = {{ source = NAME }} }}.")
+    return str(said or usual[0])

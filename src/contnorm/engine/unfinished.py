@@ -59,9 +59,15 @@ class Unfinished:
     def of(cls, job: Job, store: Store) -> Unfinished:
         return cls(store.path(job.config, job.seed))
 
-    def write_note(self, job: Job, place: Workplace) -> None:
-        """Say what is run, and with what: the bits depend on the device and on its threads."""
-        begun = {"schema": SCHEMA, "config": job.config.as_dict(), "seed": job.seed}
+    def write_note(self, job: Job, place: Workplace, data: str) -> None:
+        """Say what is run, and with what: the bits depend on the data, on the device and on its threads.
+
+        Args:
+            job: What.
+            place: Where.
+            data: The fingerprint of its data.
+        """
+        begun = {"schema": SCHEMA, "config": job.config.as_dict(), "seed": job.seed, "data": data}
         circumstances: dict[str, object] = {"device": place.device.type, "threads": place.threads}
         if place.keep_weights:
             circumstances["keep_weights"] = True
@@ -73,8 +79,8 @@ class Unfinished:
         with usable(self.folder, "a run can't be kept there", "Say with --runs where else."):
             return self.claim.take()
 
-    def begun_otherwise(self, place: Workplace) -> str:
-        """Why going on here would give other bits; empty where it would not."""
+    def begun_otherwise(self, place: Workplace, data: str) -> str:
+        """Why going on here, with data of that fingerprint, would give other bits; empty where it would not."""
         steps = self.checkpoints.latest_step()
         if not steps or not self.note.is_file():
             return ""
@@ -82,6 +88,12 @@ class Unfinished:
             begun = _read(self.note)
         except _BrokenNoteError:
             return ""  # it is written anew
+        begun_on = begun.get("data", data)
+        if begun_on != data:
+            return (
+                f"{self.folder}: was begun on other data than is found here (fingerprint {begun_on}, here {data}) and "
+                f"has {steps} steps. Say with --data-root where that is, or delete the folder to begin anew."
+            )
         device, threads = begun.get("device", place.device.type), begun.get("threads", place.threads)
         if device == place.device.type and (threads == place.threads or device != "cpu"):
             return ""

@@ -134,6 +134,9 @@ def _fitting(
         raise UserError(
             f"{path}: not all of its numbers are finite ({_some(broken)}). Take weights of another training."
         )
+    below = [n for n in both if n.endswith("running_var") and (found[n] < 0).any()]
+    if below:
+        raise UserError(f"{path}: has variances below 0 ({_some(below)}). Take weights of another training.")
     return {name: found[name] for name in both}
 
 

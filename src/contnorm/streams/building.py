@@ -12,6 +12,7 @@ import io
 import json
 import multiprocessing
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -24,6 +25,7 @@ import numpy as np
 
 from contnorm.errors import UserError, usable
 from contnorm.results import write_atomically
+from contnorm.signals import signals_held
 from contnorm.streams.decoding import Done, Kept, Piece, fill, settle
 from contnorm.streams.listed import SPLITS, Counted, Listed, ListedPicture
 from contnorm.streams.stored import KIND, MANIFEST, VERSION, Manifest, read_manifest
@@ -99,6 +101,30 @@ def _check_listed(listed: Listed, allow_missing: bool) -> None:
     for split in SPLITS:
         if not listed.present(split):
             raise UserError(f"{listed.name}: not one {split} picture is there. Say where they are.")
+    for task, count in zip(listed.task_names, listed.count(listed.present("train")).by_task, strict=True):
+        if not count:
+            raise UserError(f"{listed.name}: task {task} has not one train picture. Bring some, or leave the task out.")
+    if not listed.as_published:
+        _check_once(listed)
+
+
+def _check_once(listed: Listed) -> None:
+    """A picture listed twice would be learned twice, each time with a part of its labels, or be learned and tested."""
+    first: dict[Path, str] = {}
+    again: list[str] = []
+    for split in SPLITS:
+        for picture in listed.present(split):
+            assert picture.path is not None
+            here = f"{split} of task {listed.task_names[picture.task]}"
+            if picture.path in first:
+                again.append(f"{picture.id}, in {first[picture.path]} and in {here}")
+            else:
+                first[picture.path] = here
+    if again:
+        raise UserError(
+            f"{listed.name}: {len(again):,} pictures are listed again, such as {again[0]}. List each once, with all of "
+            f"its labels."
+        )
 
 
 def _some(pictures: Sequence[ListedPicture]) -> str:
@@ -246,7 +272,9 @@ def _filled(pieces: Sequence[Piece], jobs: int) -> Iterator[Done]:
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(min(jobs, len(pieces)), mp_context=context, initializer=settle)
     try:
-        for future in as_completed([pool.submit(fill, piece) for piece in pieces]):
+        with signals_held([signal.SIGINT]):  # processes are started here; a Ctrl-C is not for them
+            waiting = [pool.submit(fill, piece) for piece in pieces]
+        for future in as_completed(waiting):
             yield future.result()
     except BrokenProcessPool as error:
         raise UserError(

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from contnorm.errors import UserError
+from contnorm.signals import signals_let_go
 from contnorm.streams.formats import Images
 
 __all__ = ["Done", "Kept", "Piece", "fill", "settle", "squared"]
@@ -93,6 +94,7 @@ def _copied(kept: Kept) -> Images:
 def settle() -> None:
     """At the start of a process of several: it leaves Ctrl-C to the one that began it, and does not outlive that."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signals_let_go([signal.SIGINT])
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 

@@ -7,6 +7,7 @@ A row a picture, with the columns ``image``, ``split`` (train or test) and ``tas
 from __future__ import annotations
 
 import csv
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -32,11 +33,12 @@ def list_own(name: str, table: Path, images: Path, groups: Path | None = None) -
     """
     if not images.is_dir():
         raise UserError(f"--images {images}: is no folder. Give the one that the paths of {table} begin in.")
-    rows, heads = _rows(table)
+    numbered, heads = _rows(table)
+    rows = list(numbered.values())
     kinds = _kinds(table, rows, heads)
     tasks = _tasks(rows)
     pictures: dict[str, list[ListedPicture]] = {split: [] for split in SPLITS}
-    for line, row in enumerate(rows, 2):
+    for line, row in numbered.items():
         labels = _labels(table, line, row, kinds)
         path = images / row["image"]
         there = path if path.is_file() else None
@@ -48,22 +50,29 @@ def list_own(name: str, table: Path, images: Path, groups: Path | None = None) -
     return Listed(name, tuple(kinds), given, tuple(tasks), tuple(pictures["train"]), tuple(pictures["test"]))
 
 
-def _read(table: Path) -> tuple[list[dict[str, str]], list[str]]:
+def _read(table: Path) -> tuple[dict[int, Row], list[str]]:
+    """The rows by the line each ends in, and the heads of the columns."""
+    rows: dict[int, Row] = {}
     with usable(table, "it can't be read", "Say which file it is."):
         try:
             with table.open(newline="", encoding="utf-8-sig") as file:
                 reader = csv.DictReader(file, restkey="", restval="", strict=True)
-                rows = [{key: _text(value) for key, value in row.items()} for row in reader]
-                return rows, list(reader.fieldnames or [])
+                reader.fieldnames = heads = [head.strip() for head in reader.fieldnames or []]
+                for row in reader:
+                    rows[reader.line_num] = {key: _text(value) for key, value in row.items()}
         except (csv.Error, UnicodeDecodeError) as error:
             raise UserError(f"{table}: is no CSV file in UTF-8 ({error}).") from error
+    twice = [head for head, count in Counter(heads).items() if count > 1]
+    if twice:
+        raise UserError(f"{table}: has the column {twice[0]!r} more than once. Name each column in its own way.")
+    return rows, heads
 
 
 def _text(value: str | list[str]) -> str:
     return value.strip() if isinstance(value, str) else ",".join(value)
 
 
-def _rows(table: Path) -> tuple[list[dict[str, str]], list[str]]:
+def _rows(table: Path) -> tuple[dict[int, Row], list[str]]:
     rows, heads = _read(table)
     absent = [head for head in FIRST if head not in heads]
     if absent:
@@ -71,7 +80,7 @@ def _rows(table: Path) -> tuple[list[dict[str, str]], list[str]]:
             f"{table}: has no column {absent[0]!r}. Its first line should be image,split,task,labels; or "
             f"image,split,task and a column for each class. It is: {', '.join(heads)}."
         )
-    for line, row in enumerate(rows, 2):
+    for line, row in rows.items():
         if row.get(""):
             raise UserError(f"{table}, line {line}: has more cells than the first line has names: {row['']!r}.")
         if row["split"] not in SPLITS:
@@ -118,7 +127,7 @@ def _groups(path: Path, kinds: Sequence[str]) -> tuple[str, ...]:
     rows, heads = _read(path)
     if not {"class", "group"} <= set(heads):
         raise UserError(f"{path}: its first line should be class,group, and is {','.join(heads)}.")
-    given = {row["class"]: row["group"] for row in rows}
+    given = {row["class"]: row["group"] for row in rows.values()}
     absent = [kind for kind in kinds if kind not in given]
     if absent:
         raise UserError(f"{path}: has no group of class {absent[0]!r}. Give each class one of {', '.join(GROUPS)}.")
