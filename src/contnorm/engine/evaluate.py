@@ -30,7 +30,9 @@ __all__ = [
     "oracle_moments",
 ]
 
-TEST_BATCH = {"cpu": 1000, "cuda": 4096}  # a GPU has time for more, and a host little for many small passes
+TEST_BATCH = 1000
+LARGE_TEST_BATCH = 4096  # where a GPU has room: it has time for more, and a host little for many small passes
+ROOM = 32  # maps of 64 channels of a large batch that a GPU's memory should hold
 TEST_VALUES = 1000 * 3 * 84 * 84  # of larger pictures so many fewer go at a time
 
 
@@ -62,8 +64,13 @@ def _right_by_task(lane: Lane, tasks: int) -> list[Tensor]:
 
 def evaluation_batch(lane: Lane) -> int:
     """How many pictures go at a time in evaluation."""
-    most = TEST_BATCH["cuda" if lane.device.type == "cuda" else "cpu"]
-    return max(1, min(most, TEST_VALUES // lane.data.pictures.test.pixels[0].numel()))
+    picture = lane.data.pictures.test.pixels[0]
+    most = TEST_BATCH
+    if lane.device.type == "cuda":
+        memory = torch.cuda.get_device_properties(lane.device).total_memory
+        map_bytes = 64 * picture[0].numel() * 4
+        most = min(LARGE_TEST_BATCH, max(TEST_BATCH, memory // (ROOM * map_bytes)))
+    return max(1, min(most, TEST_VALUES // picture.numel()))
 
 
 def _logits(lane: Lane, items: Tensor) -> Tensor:
