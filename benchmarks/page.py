@@ -22,6 +22,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "benchmarks.md"
 FIGURE = ROOT / "docs" / "figures" / "cn-over-bn.svg"
 Row = dict[str, str]
+LEAST_SHARE = {"train": 0.85, "eval": 1 / 1.2}
 COLUMNS = [(dtype, layout) for dtype in ("fp32", "bf16") for layout in ("nchw", "nhwc")]
 
 
@@ -73,8 +74,9 @@ def large() -> str:
             n, c, h, w = map(int, shape.split("x"))
             for (dtype, layout), found in cases.items():
                 if n * c * h * w * (4 if dtype == "fp32" else 2) >= 64 * 2**20:
-                    shares = [f"{100 * float(found[layer]['share_of_floor']):.0f} %" for layer in ("cn", "bn")]
-                    lines.append([mode, shape, dtype, layout, *shares])
+                    ours, bn = (f"{100 * float(found[layer]['share_of_floor']):.0f} %" for layer in ("cn", "bn"))
+                    missed = float(found["cn"]["share_of_floor"]) < LEAST_SHARE[mode]
+                    lines.append([mode, shape, dtype, layout, f"**{ours}**" if missed else ours, bn])
     return table(["mode", "shape", "type", "layout", "CN", "BN"], lines)
 
 

@@ -60,6 +60,13 @@ class Record:
         raw = self.raw.get(key)
         return None if raw is None else AccuracyMatrix(**raw)
 
+    @property
+    def evaluated(self) -> dict[str, AccuracyMatrix]:
+        """Its matrices by the moments they were measured with: ``running``, ``oracle``, or both of the same network."""
+        found: dict[str, AccuracyMatrix] = {self.config.evaluate.moments: self.matrix}
+        running = self.matrix_of("matrix_running")
+        return found if running is None else {"running": running, **found}
+
     def labels_of(self, key: str) -> LabelMatrix | None:
         """What was counted of labels, ``labels`` or with running moments ``labels_running``; None where it was not."""
         raw = self.raw.get(key)

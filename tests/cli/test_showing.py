@@ -14,7 +14,7 @@ from rich.console import Console
 
 from contnorm.cli.comparing import effect, interval, show_comparison
 from contnorm.cli.settings import changed, differences
-from contnorm.cli.showing import show_scores
+from contnorm.cli.showing import show_matrices, show_scores
 from contnorm.config import from_dict, laid_over
 from contnorm.results import Record, Store
 from contnorm.streams.classification import STREAMS, stream_defaults
@@ -103,6 +103,27 @@ def test_both_evaluations_of_one_run_are_no_two_runs(tmp_path: Path) -> None:
     shown = printed(show_scores, list(Store(tmp_path)))
     assert "running  1      40.00  -   40.00" in shown and "oracle   1      50.00  -   50.00" in shown
     assert "train.lr=0.5" in shown.splitlines()[-1] and shown.count("train.lr") == 1
+
+
+def evaluated_twice(where: Path, norm: str, running: int, exact: int) -> list[Record]:
+    config = from_dict({"evaluate": {"moments": "oracle"}, "norm": {"name": norm}})
+    matrix = {"correct": [[exact]], "total": [100]}
+    Store(where).save(config, 0, {"matrix": matrix, "matrix_running": {**matrix, "correct": [[running]]}})
+    return Store(where).find(config.hash)
+
+
+def test_compare_sets_like_beside_like_where_networks_were_evaluated_twice(tmp_path: Path) -> None:
+    said = printed(show_comparison, evaluated_twice(tmp_path, "bn", 40, 50), evaluated_twice(tmp_path, "cn", 45, 52))
+    rows = {re.split("  +", line)[0]: re.split("  +", line)[1:4] for line in said.splitlines()}
+    assert rows["ACC"] == ["40.00", "45.00", "5.00"]
+    assert rows["ACC, exact moments"] == ["50.00", "52.00", "2.00"]
+
+
+def test_both_matrices_are_shown_by_task_and_say_which_they_are(tmp_path: Path) -> None:
+    said = " ".join(printed(show_matrices, evaluated_twice(tmp_path, "bn", 40, 50)).split())
+    running, exact = said.split("exact moments")
+    assert "seed 0, running moments" in running and "40.0" in running and "50.0" in exact
+    assert "moments" not in printed(show_matrices, records(tmp_path, seeds=1))
 
 
 def test_compare_says_first_in_what_they_differ(tmp_path: Path) -> None:

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-from contnorm.cli.paper import config_of
+from contnorm.cli.paper import Asked, config_of, run_recipe
 from contnorm.errors import UserError
-from contnorm.recipes.grid import cells_of, matches
+from contnorm.recipes.grid import cells_of, matches, unreached
 from contnorm.recipes.published import find
 from contnorm.recipes.reading import find_recipe, parse_recipe, recipe_names
 
@@ -183,3 +184,43 @@ def test_a_recipe_that_is_not_there() -> None:
         find_recipe("tabel1")
     with pytest.raises(UserError, match=r"nowhere\.toml: can't be read"):
         find_recipe("nowhere.toml")
+
+
+OWN = """
+title = "Two norms"
+[scores]
+acc = "acc"
+[[runs]]
+streams = ["split-mnist"]
+strategies = ["er"]
+norms = ["bn", { name = "cn", groups = 4 }]
+buffers = [50]
+"""
+SLIPS = {
+    "[[published]] split-mnist er cn 51 running": (
+        '[[published]]\ndataset = "split-mnist"\nstrategy = "er"\nnorm = "cn"\nbuffer = 51\nvalues = { acc = [97.1] }'
+    ),
+    "[[selected]] where = { norm = 'gn' }": (
+        '[[selected]]\nwhere = { norm = "gn" }\nsettings = { train = { lr = 0.1 } }'
+    ),
+    "[[claims]] 'CN is over GN': { norm = 'gn' }": (
+        '[[claims]]\nsays = "CN is over GN"\nkind = "above"\nscore = "acc"\ncells = { norm = "cn" }\n'
+        'than = { norm = "gn" }'
+    ),
+}
+
+
+@pytest.mark.parametrize("slip", SLIPS)
+def test_what_is_said_of_no_cell_is_found(tmp_path: Path, slip: str) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(OWN)
+    assert unreached(find_recipe(str(path))) == []
+    path.write_text(f"{OWN}\n{SLIPS[slip]}\n")
+    assert unreached(find_recipe(str(path))) == [slip]
+    with pytest.raises(UserError, match=r"mine: .* is of no cell of the table\. Cells are made of"):
+        run_recipe(str(path), Asked(), Console(quiet=True))
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_the_papers_tables_speak_of_cells_they_have(name: str) -> None:
+    assert unreached(find_recipe(name)) == []

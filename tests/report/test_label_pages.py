@@ -12,6 +12,7 @@ pytest.importorskip("jinja2", reason="jinja2 is not installed")
 
 from contnorm.cli.reporting import Report, report_of, report_text
 from contnorm.engine.settling import settle, source_of
+from contnorm.metrics.matrix import score
 from contnorm.recipes.grid import cells_of
 from contnorm.recipes.published import find
 from contnorm.recipes.reading import find_recipe
@@ -113,7 +114,7 @@ def test_runs_of_labels_have_a_table_of_their_own(html: str, report: Report) -> 
     assert "Scores by group of classes, at the end" in runs and "Each class by how often it came" in runs
     assert "mAP on task" in runs and "accuracy on task" in runs
     written = report_text(report, "md", "runs")
-    assert "| moments | seeds | labels | C-F1 | O-F1 | mAP | FM C-F1 | FM O-F1 | FM mAP | run |" in written
+    assert "| moments | seeds | labels | C-F1 | O-F1 | mAP | FM C-F1 | FM O-F1 | FM mAP | settings | run |" in written
     assert len(re.findall(r"\| minority \|", written)) == len(re.findall(r"\| overall \|", written)) == 9
 
 
@@ -125,7 +126,8 @@ def test_rows_for_other_tools_are_those_of_the_records(report: Report) -> None:
         if record.several_labels:
             assert float(row["fm_map"]) == record.score("fm_map", row["labels"]) and row["acc"] == ""
         else:
-            assert float(row["acc"]) == record.score("acc") and row["map"] == row["labels"] == ""
+            matrix = record.evaluated[row["moments"]]
+            assert float(row["acc"]) == score(matrix, "acc") and row["map"] == row["labels"] == ""
     assert report_text(report, "latex").count("minority") > 10
 
 

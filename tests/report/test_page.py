@@ -19,6 +19,7 @@ pytest.importorskip("jinja2", reason="jinja2 is not installed")
 
 from contnorm.cli.report_files import write_report
 from contnorm.cli.reporting import FORMATS, PARTS, Report, report_files, report_of, report_text
+from contnorm.config import from_dict
 from contnorm.errors import UserError
 from contnorm.recipes.reading import find_recipe
 from contnorm.report.found import Shelves
@@ -141,6 +142,20 @@ def test_each_run_tells_its_settings_versions_and_device(all_kinds: str) -> None
     assert "contnorm run --stream split-cifar100 --strategy er --norm bn --seeds 3 --device cuda" in told
 
 
+def test_the_command_names_data_that_would_not_be_found_first(tmp_path: Path) -> None:
+    config = from_dict({"stream": {"name": "permuted-mnist", "source": "digits"}})
+    Store(tmp_path).save(config, 0, {"matrix": {"correct": [[50]], "total": [100]}})
+    told = text_of(report_text(report_of(Shelves([tmp_path])), "html"))
+    assert "--norm bn --seeds 1" in told and "--set stream.source=digits" in told
+
+
+def test_rows_of_runs_hold_both_evaluations_and_what_sets_runs_apart(report: Report) -> None:
+    rows = list(csv.DictReader(io.StringIO(report_text(report, "csv"))))
+    both = {row["moments"] for row in rows if row["run"] == "be94d42372be"}
+    assert both == {"running", "oracle"}
+    assert {row["settings"] for row in rows if row["run"] == "85d5f7c04f8c"} == {"train.precision=tf32"}
+
+
 def test_a_run_can_be_made_again_from_its_command(html: str) -> None:
     start = "contnorm run --stream split-cifar100 --strategy er --norm cn --seeds 5 --device cuda"
     assert f"{start} --set train.precision=tf32" in html
@@ -162,7 +177,7 @@ def test_other_formats_hold_the_same_scores(report: Report, runs: Path) -> None:
     assert r"66.45 $\pm$ 1.19" in report_text(report, "latex")
     assert report_text(report, "latex", "runs").count(r"\\") == 11
     rows = list(csv.DictReader(report_text(report, "csv").splitlines()))
-    assert len(rows) == 30
+    assert len(rows) == 6 * 5 + 4 * 5, "the four runs of Table 1 were evaluated twice"
     one = next(r for r in rows if r["run"] == "85d5f7c04f8c" and r["seed"] == "0")
     assert float(one["acc"]) == next(r for r in Store(runs).find("85d5f7c04f8c") if r.seed == 0).score("acc")
 

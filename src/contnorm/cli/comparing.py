@@ -15,6 +15,7 @@ from contnorm.cli.showing import GROUPS_SHOWN, SHOWN, SHOWN_OF_LABELS, described
 from contnorm.comparison.intervals import bootstrap_interval, effect_size, t_interval
 from contnorm.comparison.words import spread
 from contnorm.errors import UserError
+from contnorm.metrics.matrix import score
 from contnorm.results import Record
 
 __all__ = ["show_comparison"]
@@ -88,8 +89,8 @@ def _other_samples(a: Record, b: Record) -> str:
 def _table(pairs: list[tuple[Record, Record]]) -> Table:
     heads = ("score", "A", "B", "B - A", "95 % interval", "bootstrap", "effect")
     table = Table(*(Column(head, no_wrap=True) for head in heads), box=None, pad_edge=False)
-    for title, score in _scores(pairs[0][0]).items():
-        ours, theirs = ([score(record) for record in side] for side in zip(*pairs, strict=True))
+    for title, value in _scores(*pairs[0]).items():
+        ours, theirs = ([value(record) for record in side] for side in zip(*pairs, strict=True))
         apart = [y - x for x, y in zip(ours, theirs, strict=True)]
         found = bootstrap_interval(apart)
         drawn = "-" if found is None else str(found)
@@ -97,15 +98,30 @@ def _table(pairs: list[tuple[Record, Record]]) -> Table:
     return table
 
 
-def _scores(record: Record) -> dict[str, Callable[[Record], float]]:
-    """What is compared, by title: where images have several labels, of all and of each group of them."""
-    if not record.several_labels:
-        return {title: partial(Record.score, name=name) for name, title in SHOWN.items()}
+def _scores(a: Record, b: Record) -> dict[str, Callable[[Record], float]]:
+    """What is compared, by title: like with like where networks were evaluated with running and with exact moments.
+
+    Where images have several labels, the scores of all labels and of each group of them.
+    """
+    if not a.several_labels:
+        shared = a.evaluated.keys() & b.evaluated.keys()
+        if not shared:  # one with running, one with exact moments: it stands among the differences
+            return {title: partial(Record.score, name=name) for name, title in SHOWN.items()}
+        return {
+            title if way == "running" else f"{title}, exact moments": partial(_score_of, way=way, name=name)
+            for way in ("running", "oracle")
+            if way in shared
+            for name, title in SHOWN.items()
+        }
     return {
         title if labels == "overall" else f"{title}, {labels}": partial(Record.score, name=name, group=labels)
         for name, title in SHOWN_OF_LABELS.items()
         for labels in GROUPS_SHOWN
     }
+
+
+def _score_of(record: Record, way: str, name: str) -> float:
+    return score(record.evaluated[way], name)
 
 
 def interval(differences: list[float]) -> str:

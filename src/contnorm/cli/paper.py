@@ -20,7 +20,7 @@ from contnorm.engine.jobs import Job, Workplace
 from contnorm.engine.resolving import resolve
 from contnorm.engine.settling import source_of
 from contnorm.errors import UserError, unknown
-from contnorm.recipes.grid import Cell, cells_of
+from contnorm.recipes.grid import Cell, cells_of, unreached
 from contnorm.recipes.reading import find_recipe
 from contnorm.recipes.recipe import Recipe
 from contnorm.recipes.selection import Selection, covers, find_selection, read_selection, with_selection
@@ -81,6 +81,13 @@ class _Way:
 def run_recipe(name: str, asked: Asked, console: Console) -> int:
     """Run what is missing of a recipe, then print ours beside the published; gives the exit code."""
     recipe = find_recipe(name)
+    lost = unreached(recipe)
+    if lost:
+        more = f" ({len(lost) - 1} more likewise)" if len(lost) > 1 else ""
+        raise UserError(
+            f"{recipe.name}: {lost[0]} is of no cell of the table{more}. Cells are made of the streams, strategies, "
+            f"norms and buffers under [[runs]]."
+        )
     if asked.seeds < 1:
         raise UserError(f"--seeds {asked.seeds}: use 1 or more; they count from 0.")
     console.print(Text(f"{recipe.name}: {recipe.title}"), style="bold")

@@ -23,6 +23,7 @@ from contnorm.report.sections import Section, Unrun, sections_of
 from contnorm.report.sheets import Block, Sheet, latex, markdown
 from contnorm.report.views import claim_rows, section_view
 from contnorm.results import Record, by_settings
+from contnorm.streams.classification import find_stream
 
 __all__ = ["FORMATS", "PARTS", "Report", "report_files", "report_of", "report_text"]
 
@@ -170,6 +171,8 @@ def _command(group: Sequence[Record]) -> str:
     """What to type to make the runs again."""
     config: RunConfig = group[0].config
     rest = {key: value for key, value in changed(config).items() if key not in FILLED_IN}
+    if config.stream.source not in (None, *find_stream(config.stream.name).sources[:1]):  # else it is found again
+        rest["stream.source"] = config.stream.source
     for key in ("stream.name", "strategy.name", "norm.name"):
         rest.pop(key, None)
     named = f"--stream {config.stream.name} --strategy {config.strategy.name} --norm {config.norm.name}"

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from contnorm.cli.showing import GROUPS_SHOWN, SHOWN, SHOWN_OF_LABELS, described, rows_of
+from contnorm.cli.settings import changed, in_words
+from contnorm.cli.showing import GROUPS_SHOWN, SHOWN, SHOWN_OF_LABELS, described, own_settings, rows_of
 from contnorm.comparison.words import FM_OF_LABELS, part_of
+from contnorm.metrics.matrix import score
 from contnorm.report.sheets import Block
 from contnorm.results import Record
 
@@ -46,28 +48,44 @@ def run_blocks(groups: Groups) -> list[Block]:
 
 
 def _block(title: str, groups: Iterable[Sequence[Record]], notes: Sequence[str]) -> Block:
-    rows = [row for group in groups for row in rows_of(group)]
+    rows = [row for group in groups for row in rows_of(group, own_settings(group[0].config))]
     labels = ["labels"] if rows[0].labels else []
-    heads = ["stream", "strategy", "norm", "moments", "seeds", *labels, *rows[0].titles, "run"]
+    settings = ["settings"] if any(row.settings for row in rows) else []
+    heads = ["stream", "strategy", "norm", "moments", "seeds", *labels, *rows[0].titles, *settings, "run"]
     written = [
-        [*row.what, row.moments, str(row.seeds), *([row.labels] if labels else []), *row.scores, row.run]
+        [
+            *row.what, row.moments, str(row.seeds), *([row.labels] if labels else []), *row.scores,
+            *([row.settings] if settings else []), row.run,
+        ]
         for row in rows
-    ]
+    ]  # fmt: skip
     return Block(title, heads, written, notes)
 
 
 def runs_csv(groups: Groups) -> str:
-    """One line a run and, where there are several, group of labels, unrounded: for other tools."""
+    """One line a run, way of evaluation and, where there are several, group of labels, unrounded: for other tools."""
     several = any(group[0].several_labels for group in groups.values())
     scores = [*SHOWN, *(SHOWN_OF_LABELS if several else ())]
     written = io.StringIO()
     writer = csv.writer(written, lineterminator="\n")
-    writer.writerow(["run", "stream", "strategy", "norm", "moments", "seed", *(["labels"] if several else []), *scores])
-    for name, group in groups.items():
+    heads = ["run", "stream", "strategy", "norm", "settings", "moments", "seed", *(["labels"] if several else [])]
+    writer.writerow([*heads, *scores])
+    for run, group in groups.items():
+        config = group[0].config
+        what = [run, *described(config), in_words(changed(config), own_settings(config))]
         for record in group:
-            what = [name, *described(record.config), record.config.evaluate.moments, record.seed]
-            for labels in GROUPS_SHOWN if record.several_labels else ("",):
-                own = SHOWN_OF_LABELS if record.several_labels else SHOWN
-                values = [record.score(score, labels) if score in own else "" for score in scores]
-                writer.writerow([*what, *([labels] if several else []), *values])
+            for moments, labels, found in _measured(record):
+                place = [moments, record.seed, *([labels] if several else [])]
+                writer.writerow([*what, *place, *(found.get(name, "") for name in scores)])
     return written.getvalue()
+
+
+def _measured(record: Record) -> Iterator[tuple[str, str, dict[str, float]]]:
+    """With which moments, of which labels, and the scores by name."""
+    if record.several_labels:
+        for labels in GROUPS_SHOWN:
+            found = {name: record.score(name, labels) for name in SHOWN_OF_LABELS}
+            yield record.config.evaluate.moments, labels, found
+        return
+    for moments, matrix in record.evaluated.items():
+        yield moments, "", {name: score(matrix, name) for name in SHOWN}

@@ -140,12 +140,22 @@ def _rows_of_labels(group: Sequence[Record], settings: str) -> list[Row]:
 def _worth_saying(configs: Sequence[RunConfig]) -> set[str]:
     """Of one run what is not its stream's; of several what sets them apart, and no column shows."""
     if len(configs) == 1:
-        return changed(configs[0]).keys() - IN_COLUMNS
+        return own_settings(configs[0])
     alike: dict[tuple[str, ...], list[RunConfig]] = defaultdict(list)
     for config in configs:
         alike[(*described(config), config.evaluate.moments)].append(config)
     hidden = set().union(*(varying(some) for some in alike.values()))
     return hidden | (varying(configs) - IN_COLUMNS)
+
+
+def own_settings(config: RunConfig) -> set[str]:
+    """The keys of a run that are not its stream's, and that no column shows.
+
+    Example:
+        >>> own_settings(RunConfig())
+        set()
+    """
+    return changed(config).keys() - IN_COLUMNS
 
 
 def described(config: RunConfig) -> tuple[str, ...]:
@@ -200,14 +210,23 @@ def _scores(matrices: list[AccuracyMatrix]) -> list[str]:
 def show_matrices(records: list[Record], console: Console) -> None:
     """The accuracies of each run, row after row; where images have several labels, the mAP."""
     for record in records:
-        rows = _map_by_task(record.counted) if isinstance(record.counted, LabelMatrix) else _acc_by_task(record.counted)
-        heads = [f"task {j}" for j in range(len(rows))]
-        heads += ["all so far"] if record.several_labels else []
-        title = f"{record.config.hash} seed {record.seed}{', mAP' if record.several_labels else ''}"
-        table = Table("after", *heads, title=title, box=None, pad_edge=False)
-        for i, row in enumerate(rows):
-            table.add_row(f"task {i}", *("-" if value is None else f"{value:.1f}" for value in row))
-        console.print(table, "")
+        for title, rows in _matrices_by_task(record).items():
+            heads = [f"task {j}" for j in range(len(rows))]
+            heads += ["all so far"] if record.several_labels else []
+            table = Table("after", *heads, title=f"{record.config.hash} seed {record.seed}{title}", box=None)
+            table.pad_edge = False
+            for i, row in enumerate(rows):
+                table.add_row(f"task {i}", *("-" if value is None else f"{value:.1f}" for value in row))
+            console.print(table, "")
+
+
+def _matrices_by_task(record: Record) -> dict[str, list[list[float | None]]]:
+    """What was measured after each task, by what to say of it."""
+    if isinstance(record.counted, LabelMatrix):
+        return {", mAP": _map_by_task(record.counted)}
+    found = {way: _acc_by_task(matrix) for way, matrix in record.evaluated.items()}
+    words = {"running": ", running moments", "oracle": ", exact moments"}
+    return {words[way] if len(found) > 1 or way == "oracle" else "": rows for way, rows in found.items()}
 
 
 def _acc_by_task(m: AccuracyMatrix) -> list[list[float | None]]:

@@ -148,7 +148,7 @@ def _hash_at(path: Path, size: int, changed: int) -> str:
 
 def _fetch(name: str, path: Path) -> None:
     url = BASE + name
-    elsewhere = f"Bring {name} from elsewhere, and say where it is with --weights."
+    elsewhere = f"Bring {name} from elsewhere, and say where it is with --weights, or --set model.weights=FILE."
     with usable(path.parent, "weights can't be kept there", "Say with TORCH_HOME where else."):
         path.parent.mkdir(parents=True, exist_ok=True)
     try:

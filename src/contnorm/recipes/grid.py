@@ -12,7 +12,7 @@ from contnorm.config import from_dict, laid_over
 from contnorm.recipes.published import Published, find
 from contnorm.recipes.recipe import DIMENSIONS, VIEWS, Block, NormEntry, Recipe, View
 
-__all__ = ["Cell", "cells_of", "matches"]
+__all__ = ["Cell", "cells_of", "matches", "unreached"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +48,37 @@ class Cell:
 def cells_of(recipe: Recipe) -> list[Cell]:
     """All cells of a recipe, in the order of its file."""
     return [cell for block in recipe.runs for cell in _cells(recipe, block)]
+
+
+def unreached(recipe: Recipe) -> list[str]:
+    """What a recipe says of cells that it does not have: a slip of the pen, which would leave no trace.
+
+    Example:
+        >>> from contnorm.recipes.reading import find_recipe
+        >>> unreached(find_recipe("table2"))
+        []
+    """
+    cells = cells_of(recipe)
+    chosen = [(f"[[selected]] where = {_typed(one.where)}", one.where) for one in recipe.selected]
+    claimed = [
+        (f"[[claims]] {claim.says!r}: {_typed(wanted)}", wanted)
+        for claim in recipe.claims
+        for wanted in (claim.cells, *claim.than)
+    ]
+    lost = [what for what, wanted in chosen + claimed if not any(matches(cell.place, wanted) for cell in cells)]
+    reached = {id(number) for cell in cells for number in cell.published.values()}
+    rows = {_row(number): None for number in recipe.numbers if id(number) not in reached}
+    return [*(f"[[published]] {row}" for row in rows), *lost]
+
+
+def _typed(wanted: Mapping[str, Any]) -> str:
+    return f"{{ {', '.join(f'{key} = {value!r}' for key, value in wanted.items())} }}"
+
+
+def _row(number: Published) -> str:
+    """A row of published numbers, by what it is of."""
+    of = (number.dataset, number.strategy, number.norm, number.groups, number.buffer, number.setting, number.moments)
+    return " ".join(str(value) for value in of if value is not None)
 
 
 def matches(place: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
