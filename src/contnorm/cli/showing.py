@@ -152,8 +152,9 @@ def own_settings(config: RunConfig) -> set[str]:
     """The keys of a run that are not its stream's, and that no column shows.
 
     Example:
-        >>> own_settings(RunConfig())
-        set()
+        >>> from contnorm.config import from_dict
+        >>> "train.lr" in own_settings(from_dict({"train": {"lr": 0.5}})), "train.lr" in own_settings(RunConfig())
+        (True, False)
     """
     return changed(config).keys() - IN_COLUMNS
 
