@@ -39,6 +39,15 @@ class Step:
     stream_views: Views | None
     replay_views: tuple[Views, ...] | None
 
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """How many samples of the stream there are, and of each draw."""
+        return len(self.stream), *map(len, self.replay)
+
+    def passes(self, forward: str) -> tuple[int, ...]:
+        """How many samples each forward pass has: all in one where they go jointly, else a pass a part that has any."""
+        return (sum(self.sizes),) if forward == "joint" else tuple(size for size in self.sizes if size)
+
 
 @dataclass(frozen=True)
 class Plan:

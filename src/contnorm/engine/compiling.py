@@ -47,6 +47,4 @@ def _go_through(lane: Lane) -> None:
 
 def _pass_sizes(lane: Lane) -> set[int]:
     """How many samples a forward pass of the plan may have."""
-    parts = {(len(step.stream), *map(len, step.replay)) for step in lane.plan.steps}
-    joint = lane.config.strategy.forward == "joint"
-    return {size for sizes in parts for size in ([sum(sizes)] if joint else sizes) if size > 1}
+    return {size for step in lane.plan.steps for size in step.passes(lane.config.strategy.forward) if size > 1}

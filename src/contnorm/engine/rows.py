@@ -74,8 +74,7 @@ def rows_of(steps: Sequence[Step], images: Sequence[Indices], items: Items, spar
     """
     table = [_row(step, places, items, spare) for step, places in zip(steps, images, strict=True)]
     first = steps[0]
-    sizes = (len(first.stream), *map(len, first.replay))
-    return Rows(torch.from_numpy(np.stack(table)).to(device), sizes, first.stream_views is not None)
+    return Rows(torch.from_numpy(np.stack(table)).to(device), first.sizes, first.stream_views is not None)
 
 
 def _row(step: Step, places: Indices, items: Items, spare: int) -> Indices:
@@ -94,11 +93,7 @@ def _last_writers(write: Indices, spare: int) -> Indices:
 
 def stretch_end(steps: Sequence[Step], start: int) -> int:
     """Where the run of steps ends that have the shape of the one at ``start``."""
-
-    def shape(step: Step) -> tuple[int, ...]:
-        return (len(step.stream), *(len(draw) for draw in step.replay))
-
     end = start
-    while end < len(steps) and shape(steps[end]) == shape(steps[start]):
+    while end < len(steps) and steps[end].sizes == steps[start].sizes:
         end += 1
     return end

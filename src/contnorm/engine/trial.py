@@ -61,8 +61,7 @@ def _try_shapes(model: nn.Module, name: str, shape: Shape, outputs: int) -> None
 def _first_alone(config: RunConfig, plan: Plan) -> Step | None:
     """The first step with a forward pass of a single sample."""
     for step in plan.steps:
-        sizes = [len(items) for items in (step.stream, *step.replay) if len(items)]
-        if 1 in (sizes if config.strategy.forward == "separate" else [sum(sizes)]):
+        if 1 in step.passes(config.strategy.forward):
             return step
     return None
 

@@ -6,6 +6,7 @@ What a run sees at each step is a list of items; images are gathered by the engi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -353,8 +354,8 @@ def _permuted(spec: StreamSpec, config: StreamConfig, source: Source, seed: int)
     pixels = int(np.prod(source.train_images.shape[1:]))
     permutations = np.stack([chance.permutation(pixels) for _ in range(tasks)])
     every_train, every_test = np.arange(len(source.train_labels)), np.arange(len(source.test_labels))
-    train = [_some(every_train, config.train_per_task, generator(seed, f"train {t}"), spec.name) for t in range(tasks)]
-    test = [_some(every_test, config.test_per_task, generator(0, f"test {t}"), spec.name) for t in range(tasks)]
+    train = _drawn([every_train] * tasks, config.train_per_task, "train", seed, spec.name)
+    test = _drawn([every_test] * tasks, config.test_per_task, "test", 0, spec.name)
     return Stream(
         source,
         _items(train, [source.train_labels[chosen] for chosen in train]),
@@ -381,12 +382,11 @@ def _split(spec: StreamSpec, config: StreamConfig, source: Source, seed: int) ->
     label_of = np.full(source.classes, -1)
     label_of[blocks.ravel()] = np.tile(np.arange(spec.per_task), tasks) if domain else np.arange(blocks.size)
 
-    def chosen(labels: Indices, limit: int | None, purpose: str, base: int) -> list[Indices]:
-        places = [np.flatnonzero(np.isin(labels, block)) for block in blocks]
-        return [_some(p, limit, generator(base, f"{purpose} {t}"), spec.name) for t, p in enumerate(places)]
+    def places(labels: Indices) -> list[Indices]:
+        return [np.flatnonzero(np.isin(labels, block)) for block in blocks]
 
-    train = chosen(source.train_labels, config.train_per_task, "train", seed)
-    test = chosen(source.test_labels, config.test_per_task, "test", 0)
+    train = _drawn(places(source.train_labels), config.train_per_task, "train", seed, spec.name)
+    test = _drawn(places(source.test_labels), config.test_per_task, "test", 0, spec.name)
     competing = np.ones((tasks, outputs), dtype=bool)
     if config.scenario == "task":
         competing = np.arange(outputs)[None] // spec.per_task == np.arange(tasks)[:, None]
@@ -410,12 +410,11 @@ def _multi_label(spec: StreamSpec, config: StreamConfig, source: Source, seed: i
         raise UserError(f"stream.source={source.name}: its pictures have one label each, and {spec.name} has several.")
     tasks = _task_count(config, source.tasks)
 
-    def chosen(task_of: Indices, limit: int | None, purpose: str, base: int) -> list[Indices]:
-        places = [np.flatnonzero(task_of == task) for task in range(tasks)]
-        return [_some(p, limit, generator(base, f"{purpose} {t}"), spec.name) for t, p in enumerate(places)]
+    def places(task_of: Indices) -> list[Indices]:
+        return [np.flatnonzero(task_of == task) for task in range(tasks)]
 
-    train = chosen(source.train_task, config.train_per_task, "train", seed)
-    test = chosen(source.test_task, config.test_per_task, "test", 0)
+    train = _drawn(places(source.train_task), config.train_per_task, "train", seed, spec.name)
+    test = _drawn(places(source.test_task), config.test_per_task, "test", 0, spec.name)
     return Stream(
         source,
         _items(train, [source.train_labels[c] for c in train]),
@@ -434,6 +433,11 @@ def _task_count(config: StreamConfig, there_are: int, unlimited: bool = False) -
     if wanted < 1 or (wanted > there_are and not unlimited):
         raise UserError(f"stream.tasks={wanted} must be 1 to {there_are} for {config.name} here.")
     return wanted
+
+
+def _drawn(places: Sequence[Indices], limit: int | None, purpose: str, seed: int, name: str) -> list[Indices]:
+    """Of each task's places as many as wanted, each task from a generator of its own."""
+    return [_some(p, limit, generator(seed, f"{purpose} {t}"), name) for t, p in enumerate(places)]
 
 
 def _some(places: Indices, limit: int | None, chance: np.random.Generator, name: str) -> Indices:

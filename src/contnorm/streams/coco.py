@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from contnorm.errors import UserError, usable
-from contnorm.streams.id_lists import IdLists
+from contnorm.streams.id_lists import IdLists, listed_as
 from contnorm.streams.listed import SPLITS, Listed, ListedPicture
 from contnorm.streams.published_streams import published_stream
 
@@ -46,26 +46,13 @@ def list_cocoseq(coco: Path, instances: Sequence[Path], lists: IdLists) -> Liste
     labels = _labels(instances, stream.class_names)
     _check_known(labels, lists, instances)
     files = _files(coco)
-    pictures = {
-        split: tuple(
-            ListedPicture(number, files.get(number), task, labels[number])
-            for task, index in enumerate(stream.task_order)
-            for number in lists.ids[split][index]
-        )
-        for split in SPLITS
-    }
     if not files:
         raise UserError(f"{coco}: has no pictures. Looked in {', '.join(FOLDERS)} for *.jpg.")
-    return Listed(
-        stream.name,
-        stream.class_names,
-        stream.class_groups,
-        tuple(map(str, stream.task_order)),
-        pictures["train"],
-        pictures["test"],
-        stream.images,
-        lists.as_published,
-    )
+
+    def picture(split: str, number: int, task: int) -> ListedPicture:
+        return ListedPicture(number, files.get(number), task, labels[number])
+
+    return listed_as(stream, lists, picture)
 
 
 def _files(coco: Path) -> dict[int, Path]:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from contnorm.errors import UserError, usable
 from contnorm.streams.fetch import Report, fetch
+from contnorm.streams.listed import SPLITS, Listed, ListedPicture
 from contnorm.streams.published_streams import PublishedStream
 
-__all__ = ["IdLists", "find_lists", "read_lists"]
+__all__ = ["IdLists", "find_lists", "listed_as", "read_lists"]
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,34 @@ class IdLists:
     ids: Mapping[str, Sequence[Sequence[int]]]
     as_published: bool
     where: Mapping[str, Sequence[Path]]
+
+
+def listed_as(stream: PublishedStream, lists: IdLists, picture: Callable[[str, int, int], ListedPicture]) -> Listed:
+    """What the lists name, task after task in the order they are learned.
+
+    Args:
+        stream: The published stream.
+        lists: Its lists, or one's own.
+        picture: Makes a picture of a split, its number in the list, and its task.
+    """
+    train, test = (
+        tuple(
+            picture(split, number, task)
+            for task, index in enumerate(stream.task_order)
+            for number in lists.ids[split][index]
+        )
+        for split in SPLITS
+    )
+    return Listed(
+        stream.name,
+        stream.class_names,
+        stream.class_groups,
+        tuple(map(str, stream.task_order)),
+        train,
+        test,
+        stream.images,
+        lists.as_published,
+    )
 
 
 def find_lists(

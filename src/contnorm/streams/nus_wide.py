@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contnorm.errors import UserError, usable
-from contnorm.streams.id_lists import IdLists
+from contnorm.streams.id_lists import IdLists, listed_as
 from contnorm.streams.listed import SPLITS, Listed, ListedPicture
 from contnorm.streams.published_streams import published_stream
 
@@ -48,25 +48,14 @@ def read_nus_wide(nus: Path) -> NusWide:
 def list_nus_wideseq(nus: Path, found: NusWide, lists: IdLists) -> Listed:
     """What the lists name, with its labels, and its files where they are there."""
     stream = published_stream("nus-wideseq")
-    pictures = {}
     for split in SPLITS:
         _check_places(found.names[split], lists, split)
-        columns = [tuple(np.flatnonzero(row).tolist()) for row in found.labels[split]]
-        pictures[split] = tuple(
-            ListedPicture(place, _file(nus, found.names[split][place]), task, columns[place])
-            for task, index in enumerate(stream.task_order)
-            for place in lists.ids[split][index]
-        )
-    return Listed(
-        stream.name,
-        stream.class_names,
-        stream.class_groups,
-        tuple(map(str, stream.task_order)),
-        pictures["train"],
-        pictures["test"],
-        stream.images,
-        lists.as_published,
-    )
+
+    def picture(split: str, place: int, task: int) -> ListedPicture:
+        columns = tuple(np.flatnonzero(found.labels[split][place]).tolist())
+        return ListedPicture(place, _file(nus, found.names[split][place]), task, columns)
+
+    return listed_as(stream, lists, picture)
 
 
 def _first(nus: Path, names: Sequence[str], what: str) -> Path:
