@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from contnorm.kernels.beside import Convolution
+
 __all__ = ["HalfWeights"]
 
-CAST = (nn.Conv2d, nn.Linear)  # whose weights and biases autocast casts
+CAST = (nn.Conv2d, Convolution, nn.Linear)  # whose weights and biases autocast casts
 
 
 class HalfWeights:

@@ -21,6 +21,7 @@ from contnorm.engine.optimizers import build_optimizer, load_optimizer_state, op
 from contnorm.engine.plans import Plans
 from contnorm.engine.rows import Row, Rows, rows_of
 from contnorm.engine.trial import try_out
+from contnorm.kernels.beside import Beside, weights_beside
 from contnorm.models import MODELS, build_model
 from contnorm.plan import Step
 from contnorm.seeds import seed_for
@@ -71,6 +72,7 @@ class Lane:
         self.optimizer = build_optimizer(config.train, self.model, device)
         slots = self.plan.slots if self.strategy.stores_logits else 0
         self.logits = torch.zeros(slots + 1, stream.outputs, device=device)  # the last row takes what is not kept
+        self.beside: Beside | None = None  # where weight gradients are made, if not among the rest
         self.done = 0  # steps
 
     def _feed(self) -> Feed:
@@ -123,9 +125,10 @@ class Lane:
         self.optimizer.zero_grad()
         if self.half is not None:
             self.half.refresh()
-        with self.autocast():
-            loss, logits = self.strategy.loss(self.half or self.model, self.head, stream, replay)
-        loss.backward()  # type: ignore[no-untyped-call]
+        with weights_beside(self.beside):
+            with self.autocast():
+                loss, logits = self.strategy.loss(self.half or self.model, self.head, stream, replay)
+            loss.backward()  # type: ignore[no-untyped-call]
         if self.half is not None:
             self.half.bring_gradients()
         if self.config.train.clip_value is not None:

@@ -12,6 +12,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
+from contnorm.kernels.beside import Convolution
 from contnorm.kernels.max_pool import StemPool
 from contnorm.models.norms import NormMaker, normed_relu
 
@@ -25,8 +26,8 @@ class _Basic(nn.Module):
 
     def __init__(self, width_in: int, width: int, stride: int, norm: NormMaker) -> None:
         super().__init__()
-        self.conv1, self.bn1 = nn.Conv2d(width_in, width, 3, stride, 1, bias=False), norm(width)
-        self.conv2, self.bn2 = nn.Conv2d(width, width, 3, 1, 1, bias=False), norm(width)
+        self.conv1, self.bn1 = Convolution(width_in, width, 3, stride, 1, bias=False), norm(width)
+        self.conv2, self.bn2 = Convolution(width, width, 3, 1, 1, bias=False), norm(width)
         self.downsample = _shortcut(width_in, width, stride, norm)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -42,9 +43,9 @@ class _Bottleneck(nn.Module):
     def __init__(self, width_in: int, width: int, stride: int, norm: NormMaker) -> None:
         super().__init__()
         wide = width * self.widens
-        self.conv1, self.bn1 = nn.Conv2d(width_in, width, 1, bias=False), norm(width)
-        self.conv2, self.bn2 = nn.Conv2d(width, width, 3, stride, 1, bias=False), norm(width)
-        self.conv3, self.bn3 = nn.Conv2d(width, wide, 1, bias=False), norm(wide)
+        self.conv1, self.bn1 = Convolution(width_in, width, 1, bias=False), norm(width)
+        self.conv2, self.bn2 = Convolution(width, width, 3, stride, 1, bias=False), norm(width)
+        self.conv3, self.bn3 = Convolution(width, wide, 1, bias=False), norm(wide)
         self.downsample = _shortcut(width_in, wide, stride, norm)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -57,7 +58,7 @@ def _shortcut(width_in: int, width: int, stride: int, norm: NormMaker) -> nn.Seq
     """What brings a block's input to the size of its output; None where it has that already."""
     if stride == 1 and width_in == width:
         return None
-    return nn.Sequential(nn.Conv2d(width_in, width, 1, stride, bias=False), norm(width))
+    return nn.Sequential(Convolution(width_in, width, 1, stride, bias=False), norm(width))
 
 
 # By name: the block, and how many of it each stage has.
@@ -98,7 +99,7 @@ class DeepResNet(nn.Module):
     ) -> None:
         super().__init__()
         block, numbers = DEPTHS[name]
-        self.conv1, self.bn1 = nn.Conv2d(channels, width, 7, 2, 3, bias=False), norm(width)
+        self.conv1, self.bn1 = Convolution(channels, width, 7, 2, 3, bias=False), norm(width)
         self.maxpool: nn.Module = StemPool() if stem == "pool" else nn.Identity()
         before = width
         stages = []

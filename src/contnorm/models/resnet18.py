@@ -6,6 +6,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
+from contnorm.kernels.beside import Convolution
 from contnorm.kernels.max_pool import StemPool
 from contnorm.models.norms import NormMaker, normed_relu
 
@@ -15,11 +16,11 @@ __all__ = ["ResNet18"]
 class _Block(nn.Module):
     def __init__(self, width_in: int, width: int, stride: int, norm: NormMaker) -> None:
         super().__init__()
-        self.conv1, self.norm1 = nn.Conv2d(width_in, width, 3, stride, 1, bias=False), norm(width)
-        self.conv2, self.norm2 = nn.Conv2d(width, width, 3, 1, 1, bias=False), norm(width)
+        self.conv1, self.norm1 = Convolution(width_in, width, 3, stride, 1, bias=False), norm(width)
+        self.conv2, self.norm2 = Convolution(width, width, 3, 1, 1, bias=False), norm(width)
         self.shortcut = nn.Sequential()
         if stride != 1 or width_in != width:
-            self.shortcut = nn.Sequential(nn.Conv2d(width_in, width, 1, stride, bias=False), norm(width))
+            self.shortcut = nn.Sequential(Convolution(width_in, width, 1, stride, bias=False), norm(width))
 
     def forward(self, x: Tensor) -> Tensor:
         y = normed_relu(self.norm1, self.conv1(x))
@@ -45,7 +46,7 @@ class ResNet18(nn.Module):
         self, channels: int, outputs: int, width: int, norm: NormMaker, stem: Literal["pool", "plain"] = "pool"
     ) -> None:
         super().__init__()
-        self.conv, self.norm = nn.Conv2d(channels, width, 3, 1, 1, bias=False), norm(width)
+        self.conv, self.norm = Convolution(channels, width, 3, 1, 1, bias=False), norm(width)
         self.pool: nn.Module = StemPool() if stem == "pool" else nn.Identity()
         blocks: list[nn.Module] = []
         before = width

@@ -1,0 +1,115 @@
+"""A convolution whose weight gradient is made beside the rest gives the bits of torch's.
+
+The stream is a stand-in here, which notes what is asked of it. On a GPU `tests/engine/test_graphs.py` compares lanes
+that use one with lanes that do not.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from contnorm.kernels import beside as module
+from contnorm.kernels.beside import Beside, Convolution, weights_beside
+
+
+class Stream:
+    """Notes who waits for whom."""
+
+    def __init__(self, name: str, notes: list[str]) -> None:
+        self.name, self.notes = name, notes
+
+    def wait_stream(self, other: Stream) -> None:
+        self.notes.append(f"{self.name} waits for {other.name}")
+
+
+@pytest.fixture
+def notes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    found: list[str] = []
+
+    def on(stream: Stream) -> nullcontext[None]:
+        found.append(f"on {stream.name}")
+        return nullcontext()
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: Stream("main", found))
+    monkeypatch.setattr(torch.cuda, "stream", on)
+    return found
+
+
+def both(stride: int = 1, padding: int = 1, size: int = 3, groups: int = 1) -> tuple[Convolution, nn.Conv2d]:
+    torch.manual_seed(0)
+    ours = Convolution(4, 6, size, stride, padding, groups=groups, bias=False)
+    theirs = nn.Conv2d(4, 6, size, stride, padding, groups=groups, bias=False)
+    theirs.load_state_dict(ours.state_dict())
+    return ours, theirs
+
+
+def images() -> Tensor:
+    return torch.randn(3, 4, 7, 5, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"stride": 2}, {"size": 1, "padding": 0, "stride": 2}, {"groups": 2}], ids=str
+)
+def test_gradients_are_torchs_to_the_bit(notes: list[str], settings: dict[str, Any]) -> None:
+    ours, theirs = both(**settings)
+    x, y = images().requires_grad_(), images().requires_grad_()
+    with weights_beside(Beside(Stream("side", notes))):
+        ours(x).square().sum().backward()
+        assert ours.weight.grad is None, "not before it is joined"
+    theirs(y).square().sum().backward()
+    for own, other in ((x, y), (ours.weight, theirs.weight)):
+        assert own.grad is not None and other.grad is not None and torch.equal(own.grad, other.grad)
+    assert notes == ["side waits for main", "on side", "main waits for side"]
+
+
+def test_a_weight_used_twice_gets_the_sum_and_an_input_without_gradient_none(notes: list[str]) -> None:
+    ours, theirs = both()
+    beside = Beside(Stream("side", notes))
+    with weights_beside(beside):
+        (ours(images()).square().sum() + ours(images() + 1).sum()).backward()
+    (theirs(images()).square().sum() + theirs(images() + 1).sum()).backward()
+    assert ours.weight.grad is not None and theirs.weight.grad is not None
+    assert torch.equal(ours.weight.grad, theirs.weight.grad)
+    assert not beside.read and not beside.made, "what was kept for it is let go"
+
+
+@pytest.mark.parametrize("why", ["no stream", "large", "frozen", "bias", "no gradients"])
+def test_where_it_does_not_pay_or_can_not_be_it_is_torchs_own(
+    notes: list[str], monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    ours, _ = both()
+    if why == "bias":
+        ours = Convolution(4, 6, 3)
+    if why == "large":
+        monkeypatch.setattr(module, "LARGE", images().numel() - 1)
+    ours.weight.requires_grad_(why != "frozen")
+    beside = None if why == "no stream" else Beside(Stream("side", notes))
+    with torch.set_grad_enabled(why != "no gradients"), weights_beside(beside):
+        y = ours(images().requires_grad_())
+        if y.requires_grad:
+            y.sum().backward()
+    assert notes == []
+
+
+def test_a_weight_that_is_cast_on_its_way_is_left_to_autograd(
+    notes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, _ = both()
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: True)
+    monkeypatch.setattr(torch, "get_autocast_dtype", lambda kind: torch.bfloat16)
+    with weights_beside(Beside(Stream("side", notes))):
+        ours(images()).sum().backward()
+    assert notes == [] and ours.weight.grad is not None
+
+
+def test_after_a_failure_the_next_pass_is_as_ever(notes: list[str]) -> None:
+    ours, _ = both()
+    with pytest.raises(KeyError), weights_beside(Beside(Stream("side", notes))):
+        raise KeyError
+    ours(images()).sum().backward()
+    assert notes == []
