@@ -63,12 +63,12 @@ def verdict_words(found: Beside | None) -> tuple[str, str, str]:
     Example:
         >>> from contnorm.comparison.verdicts import beside
         >>> verdict_words(beside([10.0, 11.0, 12.0], 11.2, 1.0)), verdict_words(beside([10.0], 11.2, 1.0))[2]
-        (('-0.20', '-2.17 to +1.77', 'agrees'), 'one seed: none')
+        (('-0.20', '-2.17 to +1.77', 'agrees'), 'no interval: one seed')
     """
     if found is None:
         return "-", "-", "-"
     if found.interval is None:
-        return f"{found.difference:+.2f}", "-", "one seed: none"
+        return f"{found.difference:+.2f}", "-", f"no interval: {found.why}"
     words = found.verdict if found.how == "welch" else f"{found.verdict} (ours alone)"
     return f"{found.difference:+.2f}", str(found.interval), words
 

@@ -39,7 +39,8 @@ def _blocks(section: Section, way: Way) -> Iterator[Block]:
             yield (_curves if section.recipe.kind == "curves" else _lines)(section, part, of)
     missing = tuple(f"{part.title}: {', '.join(_norms(part))}" for part in way.parts if _norms(part))
     if way.remarks and way.run:
-        yield Block(f"Verdicts{of}", below=way.remarks)
+        judged = any(line.found is not None for part in way.parts for line in part.lines)
+        yield Block(f"{'Verdicts' if judged else 'Remarks'}{of}", below=way.remarks)
     if missing:
         yield Block(f"Not run{of}", below=missing)
     for decided in way.decided:

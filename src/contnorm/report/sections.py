@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from contnorm.comparison.claims import Case, Decided, decide
 from contnorm.comparison.lines import Line, apart, corrected, lines_of, remarks
 from contnorm.comparison.measured import Measured
+from contnorm.comparison.precisions import precision_remarks
 from contnorm.comparison.words import forgetting, place_words
 from contnorm.recipes.published import RUNS
 from contnorm.recipes.reading import find_recipe
@@ -173,7 +174,8 @@ def _way(title: str, recipe: Recipe, measured: Sequence[Measured]) -> Way:
     parts = tuple(_parts(recipe, measured))
     there = [one for one in measured if one.records]
     decided = tuple(found for claim in recipe.claims if (found := decide(claim, there)).cases)
-    said = [*apart(measured), *corrected(measured), *remarks(recipe, [line for part in parts for line in part.lines])]
+    judged = remarks(recipe, [line for part in parts for line in part.lines])
+    said = [*apart(measured), *corrected(measured), *precision_remarks(measured), *judged]
     return Way(title, parts, decided, tuple(said))
 
 
