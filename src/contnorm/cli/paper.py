@@ -157,7 +157,7 @@ def _ways(recipe: Recipe, asked: Asked) -> list[_Way]:
         )
     ways = []
     if asked.lr != "best":
-        title = "One learning rate for all" if found else ""
+        title = ("The recipe's learning rates" if recipe.selected else "One learning rate for all") if found else ""
         ways.append(_Way(title, recipe, chosen(cells_of(recipe), asked.only)))
     if asked.lr != "one" and found is not None:
         own = with_selection(recipe, found)
