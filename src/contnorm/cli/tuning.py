@@ -154,8 +154,8 @@ def _tunable(recipe: Recipe, cells: Sequence[Cell]) -> list[Cell]:
     if not found:
         able = " and ".join(sorted(spec.name for spec in STREAMS.values() if spec.validation))
         raise UserError(
-            f"tune {recipe.name}: {', '.join(without)} sets no validation tasks apart to choose by; {able} do. "
-            f"{TUNABLE} with those streams; for others, write learning rates by hand under [[selected]] of a recipe of "
+            f"tune {recipe.name}: {' and '.join(without)} {'set' if len(without) > 1 else 'sets'} no validation tasks "
+            f"apart to choose by; {able} do. {TUNABLE} with those streams; for others, write learning rates by hand under [[selected]] of a recipe of "
             f"your own."
         )
     for stream in without:
