@@ -155,8 +155,8 @@ def _tunable(recipe: Recipe, cells: Sequence[Cell]) -> list[Cell]:
         able = " and ".join(sorted(spec.name for spec in STREAMS.values() if spec.validation))
         raise UserError(
             f"tune {recipe.name}: {' and '.join(without)} {'set' if len(without) > 1 else 'sets'} no validation tasks "
-            f"apart to choose by; {able} do. {TUNABLE} with those streams; for others, write learning rates by hand under [[selected]] of a recipe of "
-            f"your own."
+            f"apart to choose by; {able} do. {TUNABLE} with those streams; for others, write learning rates by hand "
+            f"under [[selected]] of a recipe of your own."
         )
     for stream in without:
         say_on_stderr(f"tune {recipe.name}: {stream} sets no validation tasks apart to choose by, and is left out.")
