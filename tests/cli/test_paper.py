@@ -33,6 +33,7 @@ from tests.datasets import (
     small_mnist,
     small_tiny_imagenet,
 )
+from tests.report.made_records import make_records
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDS = ROOT / "docs" / "records" / "runs"
@@ -172,7 +173,7 @@ def test_records_in_another_precision_are_shown_and_named(tmp_path: Path, consol
     assert run_recipe("table2", Asked(only=only, data_root=tmp_path, runs=RECORDS), console) == 0
     said = printed(console)
     assert re.search(r"bn +ACC +5 +64\.75 \+- 3\.44 +64\.97 \+- 1\.09 +-0\.22 +\S+ to \S+ +agrees", said)
-    assert "\nIn tf32, where the recipe has fp32: all that is run.\n" in said
+    assert "\nIn tf32, where the recipe has fp32: all that is run.\n" in said and "Not run" not in said
     with pytest.raises(UserError, match="table2 needs cifar100"):
         run_recipe("table2", Asked(only=only, data_root=tmp_path, runs=RECORDS, precision="fp32"), console)
 
@@ -263,6 +264,21 @@ def test_a_mistake_is_one_line(name: str, asked: Asked, said: str, tmp_path: Pat
     assert "\n" not in str(error.value)
 
 
+def test_what_is_not_run_is_named(tmp_path: Path) -> None:
+    """Six rows by name; of more, how many."""
+    named = ("bn stock", "gn32 stock", "sn stock", "cn32 stock", "gn32", "sn")
+    for folder, norms, more in (("a", ["bn", "cn32"], "."), ("b", ["bn"], " and 1 more.")):
+        console = Console(file=io.StringIO(), width=200)
+        runs = made_table3(tmp_path / folder, norms)
+        assert run_recipe("table3", Asked(1, data_root=tmp_path, runs=runs), console) == 0
+        assert f"\nNot run: {', '.join(f'split-cifar100 er {norm}' for norm in named)}{more}\n" in printed(console)
+
+
+def made_table3(root: Path, norms: list[str]) -> Path:
+    make_records(find_recipe("table3"), root, seeds=1, only=lambda cell: cell.norm in norms)
+    return root
+
+
 def test_half_the_data_runs_half_the_table(
     tmp_path: Path, console: Console, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -283,7 +299,8 @@ values = { acc = [50.0, 1.0] }
     monkeypatch.setattr(paper, "find_recipe", lambda name: parse_recipe(name, text, f"{name}.toml"))
     small_mnist(tmp_path, train=100, test=50)
     assert run_recipe("own", Asked(2, [], ALONE, data_root=tmp_path, runs=tmp_path / "runs"), console) == 0
-    assert "split-mnist" in printed(console) and "split-fashion" not in printed(console)
+    assert re.search(r"\nsplit-mnist +single +bn +ACC +2 ", printed(console))
+    assert "\nsplit-fashion" not in printed(console) and "Not run: split-fashion-mnist single bn." in printed(console)
     assert "50.00 +- 1.00" in printed(console)
     assert "own needs fashion-mnist, which is not under" in capsys.readouterr().err
 

@@ -13,7 +13,7 @@ from contnorm.comparison.claims import Case, decide
 from contnorm.comparison.lines import Line, apart, corrected, lines_of, remarks
 from contnorm.comparison.measured import Measured
 from contnorm.comparison.precisions import precision_remarks
-from contnorm.comparison.words import FM_OF_LABELS, measure, numbers, paper_number, spread, verdict_words
+from contnorm.comparison.words import FM_OF_LABELS, measure, no_interval, numbers, paper_number, spread, verdict_words
 from contnorm.metrics.matrix import SCORES
 from contnorm.metrics.multilabel import LABEL_SCORES
 from contnorm.recipes.recipe import Recipe
@@ -105,9 +105,8 @@ def show_claims(recipe: Recipe, measured: Sequence[Measured], console: Console, 
 def _numbers(case: Case) -> str:
     mean, interval, bootstrap, effect = numbers(case)
     if case.interval is None:
-        why = "not in the records" if case.seeds == 0 else "one seed" if case.seeds == 1 else "no spread"
         first = f"{mean}, " if case.paired else ""
-        return f"{first}{why}: {case.outcome}"
+        return f"{first}{no_interval(case)}: {case.outcome}"
     if case.paired is None:
         return f"{interval}, {case.seeds} seeds: {case.outcome}"
     said = "" if effect == "-" else f", effect {effect}"

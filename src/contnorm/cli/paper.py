@@ -45,6 +45,7 @@ __all__ = [
 ]
 
 RATES = ("one", "best", "both")
+SOME = 6  # cells named in one line
 
 
 @dataclass(frozen=True)
@@ -250,16 +251,21 @@ def _other_data(cells: Iterable[Cell], typed: str | None) -> list[str]:
 def _show_way(way: _Way, measured: Sequence[Measured], console: Console, tried: bool) -> None:
     if way.title:
         console.print(Text(f"\n{way.title}:"), style="bold", soft_wrap=True)
-    if measured:
-        _show(way.recipe, measured, console, tried, whole=len(measured) == len(cells_of(way.recipe)))
-    else:
+    if not measured:
         console.print(Text("none of it is run"))
+        return
+    _show(way.recipe, measured, console, tried)
+    done = {id(one.cell) for one in measured}
+    missing = [cell.words for cell in way.cells if id(cell) not in done]
+    if missing:
+        more = f" and {len(missing) - SOME} more" if len(missing) > SOME else ""
+        console.print(Text(f"Not run: {', '.join(missing[:SOME])}{more}."), soft_wrap=True)
+    if not tried:
+        show_claims(way.recipe, measured, console, whole=len(measured) == len(cells_of(way.recipe)))
 
 
-def _show(recipe: Recipe, measured: Sequence[Measured], console: Console, tried: bool, whole: bool) -> None:
+def _show(recipe: Recipe, measured: Sequence[Measured], console: Console, tried: bool) -> None:
     if recipe.kind == "curves":
         show_curves(recipe, measured, console)
     else:
         show_table(recipe, measured, console, verdicts=not tried)
-    if not tried:
-        show_claims(recipe, measured, console, whole)

@@ -18,6 +18,7 @@ __all__ = [
     "FM_OF_LABELS",
     "forgetting",
     "measure",
+    "no_interval",
     "numbers",
     "paper_number",
     "part_of",
@@ -131,6 +132,16 @@ def measure(claim: Claim) -> str:
     if claim.kind in ("near", "flat"):
         return f"{claim.score}, within {claim.margin:g}"
     return f"{claim.score}, less {claim.limit:g}" if claim.kind == "under" else claim.score
+
+
+def no_interval(case: Case) -> str:
+    """Why a case has none to be decided by.
+
+    Example:
+        >>> no_interval(Case("cn against bn", 0, "undecided", None, None))
+        'not in the records'
+    """
+    return {0: "not in the records", 1: "one seed"}.get(case.seeds, "no spread")
 
 
 def numbers(case: Case) -> tuple[str, str, str, str]:

@@ -9,7 +9,7 @@ from statistics import fmean
 
 from contnorm.comparison.claims import Case, Decided
 from contnorm.comparison.lines import Line
-from contnorm.comparison.words import measure, numbers, paper_number, spread, verdict_words
+from contnorm.comparison.words import measure, no_interval, numbers, paper_number, spread, verdict_words
 from contnorm.recipes.recipe import DIMENSIONS
 from contnorm.recipes.scores import title_of
 from contnorm.report.sections import Part, Section, Unrun, Way, weakest
@@ -108,7 +108,7 @@ HOW = (
 def _summed_up(decided: Decided, way: Way, where: str) -> list[str]:
     case = weakest(decided)
     difference, interval, _, effect = numbers(case)
-    said = f"{difference}, {interval}, effect {effect}, {case.seeds} pairs" if case.interval else "no interval"
+    said = f"{difference}, {interval}, effect {effect}, {case.seeds} pairs" if case.interval else no_interval(case)
     held = sum(one.outcome == "holds" for one in decided.cases)
     outcome = decided.outcome + ("" if way.whole else ", of what is run")
     by = ", ".join(filter(None, [measure(decided.claim), way.title.lower()]))
