@@ -339,6 +339,22 @@ def test_a_pair_says_how_much_less_is_recovered() -> None:
     assert bn.beside(bn).endswith(": as much.")
 
 
+def test_of_nothing_forgotten_no_part_is_told() -> None:
+    """One side kept what it learned, or both did; better than when it was learned is kept, too."""
+    bn, kept, better = diagnosis(71.4, 74.5), diagnosis(90.0, 90.0), diagnosis(91.0, 91.3)
+    assert bn.beside(kept, "bn", "cn32") == (
+        "With cn32 nothing was forgotten, so there is nothing to recover; with bn re-estimated statistics recover 3.1 "
+        "of the 18.6 points forgotten."
+    )
+    assert kept.beside(bn, "cn32", "bn") == bn.beside(kept, "bn", "cn32"), "whichever is the first"
+    assert kept.beside(better, "bn", "cn32") == (
+        "Nothing was forgotten, neither with cn32 nor with bn, so there is nothing to recover; re-estimated statistics "
+        "change the accuracy by +0.3 with cn32 and +0.0 with bn."
+    )
+    said = pair_sentence([(kept, kept)] * 2, "bn", "cn")
+    assert said.endswith("re-estimated statistics leave the accuracy as it is, over 2 seeds.") and "0.0 of" not in said
+
+
 def test_several_pairs_have_an_interval() -> None:
     """Of differences 1, 2 and 3, Student's: 2 -+ 4.303 / sqrt(3), the 97.5 % point for two degrees of freedom."""
     pairs = [(diagnosis(70.0, 70.0 + gain), diagnosis(70.0, 70.0)) for gain in (1.0, 2.0, 3.0)]

@@ -21,6 +21,7 @@ from contnorm.errors import UserError
 from contnorm.keys import unknown_key
 
 __all__ = [
+    "PRECISIONS",
     "EvaluateConfig",
     "MemoryConfig",
     "ModelConfig",
@@ -96,6 +97,10 @@ class NormConfig:
     layers: Literal["ours", "stock"] = "ours"  # or torch's own, not fused; for what they cost
 
 
+Precision = Literal["fp32", "tf32", "bf16"]
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)  # the more exact first
+
+
 @dataclass(frozen=True)
 class TrainConfig:
     lr: float = 0.03
@@ -105,7 +110,7 @@ class TrainConfig:
     replay: int = 10
     partial: Literal["keep", "drop"] = "keep"  # drop: each task is cut by itself, what fills no batch is left out
     passes: int = 1  # over each task; more than one is no online learning any more
-    precision: Literal["fp32", "tf32", "bf16"] = "fp32"
+    precision: Precision = "fp32"
     deterministic: bool = True
     max_steps: int | None = None  # stop early, for a try
 

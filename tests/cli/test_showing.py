@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from scipy import stats
 
 from contnorm.cli.comparing import effect, interval, show_comparison
 from contnorm.cli.settings import changed, differences
@@ -137,6 +138,33 @@ def test_compare_says_first_in_what_they_differ(tmp_path: Path) -> None:
     assert "2 seeds, paired; B less A." in said
 
 
+def test_compare_of_runs_that_share_no_seed_pairs_nothing(tmp_path: Path) -> None:
+    """Seeds 0, 1, 2 beside 3, 4 have nothing to do with each other: Welch's interval, as scipy has it."""
+    a = records(tmp_path / "a", seeds=3)
+    b = records(tmp_path / "b", seeds=5, gain=2, train={"lr": 0.1})[3:]
+    said = printed(show_comparison, a, b)
+    assert "A and B share no seed (0, 1, 2; 3, 4), so nothing is paired." in said and "warning" not in said
+    assert "Unpaired: 3 of A, 2 of B; B less A. The interval is Welch's" in said
+    first, second = ([record.score("acc") for record in some] for some in (a, b))
+    assert (first, second) == ([50.0, 51.0, 52.0], [61.0, 64.0])
+    theirs = stats.ttest_ind(second, first, equal_var=False).confidence_interval(0.95)
+    row = next(line for line in said.splitlines() if line.startswith("ACC"))
+    cells = re.split("  +", row)
+    assert cells[3:5] == ["+11.50", f"{theirs.low:+.2f} to {theirs.high:+.2f}"]
+    # Deviations of 1 and 1.5 * sqrt(2) with 2 and 1 degrees of freedom: together sqrt((2 * 1 + 4.5) / 3).
+    assert cells[6] == f"{11.5 / (6.5 / 3) ** 0.5:+.2f}"
+    assert "one seed has none" in printed(show_comparison, a, b[:1])
+
+
+def test_compare_of_some_shared_seeds_is_of_those_alone(tmp_path: Path) -> None:
+    a = records(tmp_path / "a", seeds=3)
+    b = records(tmp_path / "b", seeds=5, gain=2, train={"lr": 0.1})[1:]
+    said = printed(show_comparison, a, b)
+    assert "2 seeds, paired; B less A." in said, "seeds 1 and 2"
+    row = next(line for line in said.splitlines() if line.startswith("ACC"))
+    assert re.split("  +", row)[3] == "5.00 +- 1.41", "4 and 6 points more"
+
+
 def test_compare_of_one_seed_and_of_a_run_with_itself(tmp_path: Path) -> None:
     a = records(tmp_path, seeds=1)
     said = printed(show_comparison, a, a)
@@ -156,7 +184,7 @@ def test_compare_warns_of_runs_that_saw_other_samples(tmp_path: Path, other: dic
     a, b = records(tmp_path / "a"), records(tmp_path / "b", **other)
     said = printed(show_comparison, a, b)
     assert f"warning: A and B did not see the same samples ({why}), so seeds pair nothing." in said
-    assert "2 seeds, not paired" in said
+    assert "Unpaired: 2 of A, 2 of B; B less A. The interval is Welch's" in said
 
 
 def test_settings_that_leave_the_samples_alone_do_not_warn(tmp_path: Path) -> None:
@@ -168,7 +196,7 @@ def test_settings_that_leave_the_samples_alone_do_not_warn(tmp_path: Path) -> No
 
 def test_no_number_is_made_of_none() -> None:
     nothing = [float("nan")] * 2
-    assert interval(nothing) == effect(nothing) == effect([1.0, 1.0]) == "-"
+    assert interval(nothing) == effect(nothing) == effect([1.0, 1.0]) == interval([1.0, 1.0]) == "-"
 
 
 def test_changed_is_against_the_stream_and_differences_against_the_other() -> None:

@@ -252,8 +252,13 @@ def test_a_choice_is_for_its_cells_alone(root: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "more", "said"),
     [
-        ("table1", {"only": []}, "table1: permuted-mnist sets no tasks apart to choose by"),
-        ("figure1", {"only": []}, "figure1: it has no runs"),
+        (
+            "table1",
+            {"only": []},
+            "^tune table1: permuted-mnist sets no validation tasks apart to choose by; split-cifar100 and "
+            r"split-mini-imagenet do\. .* with those streams; for others, write learning rates by hand under \[\[sel",
+        ),
+        ("figure1", {"only": []}, "tune figure1: it has no runs. `contnorm tune` takes table2, "),
         ("table2", {"only": ["stream=split-mini-imagenet"]}, "table2 needs mini-imagenet, which is not under"),
         ("table2", {"only": ["norm=bm"]}, "no cell of the recipe is that; norm is one of"),
         ("table2", {"seeds": 0}, "--seeds 0: use 1 or more"),
@@ -266,6 +271,9 @@ def test_mistakes_are_one_line(
     with pytest.raises(UserError, match=said) as error:
         tune_recipe(name, wanted(root, tmp_path, **more), console)
     assert "\n" not in str(error.value) and not (tmp_path / "runs").exists()
+    assert isinstance(console.file, io.StringIO) and console.file.getvalue() == "", (
+        "nothing is announced that is not done"
+    )
 
 
 def test_what_the_package_has_chosen_is_of_its_recipes() -> None:

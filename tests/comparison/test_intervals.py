@@ -9,8 +9,9 @@ import pytest
 from scipy import stats
 
 from contnorm.comparison.intervals import (
-    Interval,
+    bootstrap_apart,
     bootstrap_interval,
+    effect_apart,
     effect_size,
     t_interval,
     variance_ratio_interval,
@@ -18,6 +19,7 @@ from contnorm.comparison.intervals import (
 )
 from contnorm.comparison.pairs import paired
 from contnorm.comparison.verdicts import beside
+from contnorm.comparison.words import verdict_words
 
 OURS = [64.1, 66.0, 65.2, 63.3, 67.9]
 
@@ -45,9 +47,29 @@ def test_one_value_or_none_has_no_interval() -> None:
     assert math.isnan(effect_size([1.0])) and math.isnan(effect_size([2.0, 2.0]))
 
 
-def test_no_spread_on_either_side_is_no_division_by_zero() -> None:
-    assert welch_interval([3.0, 3.0], 1.0, 0.0, 5) == Interval(2.0, 2.0)
-    assert beside([3.0, 3.0], 3.0, 0.0).verdict == "agrees" and beside([3.0, 3.0], 4.0, 0.0).verdict == "below"
+@pytest.mark.parametrize(
+    ("values", "std", "why"),
+    [
+        ([65.0], 0.1, "one seed"),
+        ([65.0], None, "one seed"),
+        ([65.0, 65.0], 0.1, "all our seeds are the same"),
+        ([65.0, 65.0], None, "all our seeds are the same"),
+        ([65.0, 65.1], 0.0, "the published deviation is 0"),
+        ([65.0, math.nan], 0.1, "a seed has no number"),
+    ],
+)
+def test_where_nothing_is_known_of_a_spread_there_is_no_verdict(
+    values: list[float], std: float | None, why: str
+) -> None:
+    """A spread of zero would make an interval of no width, by which any number is above or below any other."""
+    found = beside(values, 70.0, std)
+    assert (found.verdict, found.interval, found.why) == ("none", None, why)
+    assert verdict_words(found)[1:] == ("-", f"no interval: {why}")
+
+
+def test_welch_needs_a_spread_on_both_sides() -> None:
+    assert welch_interval([3.0, 3.0], 1.0, 0.5, 5) is None and welch_interval([3.0, 3.1], 1.0, 0.0, 5) is None
+    assert welch_interval(OURS, 1.0, 0.5, 1) is None and welch_interval(OURS, 1.0, math.nan, 5) is None
 
 
 def test_the_bootstrap_is_that_of_scipy_and_the_same_each_time() -> None:
@@ -76,9 +98,26 @@ def test_without_a_published_deviation_our_interval_decides_and_says_so() -> Non
     assert beside(OURS, 70.0, None).verdict == "below" and beside(OURS, 60.0, None).verdict == "above"
 
 
-def test_one_seed_has_no_verdict() -> None:
-    found = beside([65.0], 70.0, 0.1)
-    assert found.verdict == "none" and found.interval is None and found.difference == -5.0
+def test_two_sides_that_pair_nothing_are_drawn_each_for_itself() -> None:
+    others = [60.2, 61.9, 63.0, 62.4, 59.1, 61.3]
+    found = bootstrap_apart(OURS, others)
+    assert found is not None and found == bootstrap_apart(OURS, others)
+
+    def between(a: np.ndarray, b: np.ndarray, axis: int) -> np.ndarray:
+        return a.mean(axis=axis) - b.mean(axis=axis)
+
+    theirs = stats.bootstrap((OURS, others), between, n_resamples=50_000, method="percentile", rng=1)
+    theirs = theirs.confidence_interval
+    assert found == pytest.approx((theirs.low, theirs.high), abs=0.1)  # three standard errors of such a quantile
+    assert bootstrap_apart(OURS, [1.0]) is None and bootstrap_apart(OURS, [1.0, math.nan]) is None
+
+
+def test_the_effect_of_two_sides_is_over_their_pooled_deviation() -> None:
+    """scipy's t with equal variances is the same but for the counts: t = d / sqrt(1/n + 1/m)."""
+    others = [60.2, 61.9, 63.0]
+    t = stats.ttest_ind(OURS, others).statistic
+    assert effect_apart(OURS, others) == pytest.approx(t * math.sqrt(1 / 5 + 1 / 3))
+    assert math.isnan(effect_apart(OURS, [1.0])) and math.isnan(effect_apart([2.0, 2.0], [1.0, 1.0]))
 
 
 def test_pairs_are_made_on_shared_seeds() -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from contnorm.engine.optimizers import PlainSGD
+from tests.datasets import small_mnist
 
 
 def network() -> nn.Module:
@@ -39,7 +40,8 @@ def test_the_bits_are_those_of_torch(device: torch.device) -> None:
 
 
 def test_a_run_does_not_wait_for_torchs_compiler(tmp_path: Path) -> None:
-    """In a process of its own, since a test before this one may have brought it."""
+    """In a process of its own, since a test before this one may have brought it; on digits that are written here."""
+    small_mnist(tmp_path, train=2000, test=20)
     code = (
         "import sys\n"
         "from contnorm.cli.main import app\n"

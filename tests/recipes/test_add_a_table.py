@@ -56,5 +56,6 @@ def test_the_example_runs_and_is_reported(tmp_path: Path, monkeypatch: pytest.Mo
     page = Path("report.html").read_text()
     assert '<section id="my-table">' in page and "printed as 19" in page and "fm_mammoth" in page
     assert "contnorm paper my-table.toml --seeds 2" in page
-    assert "chosen on the validation tasks" in page and "The same settings for all norms" not in page
+    assert "settings the recipe has for it" in page and "chosen on the validation tasks" not in page
+    assert "The same settings for all norms" not in page
     assert 'id="table2"' not in page, "only the table that was named"

@@ -76,6 +76,21 @@ def test_the_page_needs_nothing_from_outside(html: str, all_kinds: str) -> None:
         assert not re.findall(r"""(?:src|href)=["'][^"'#]""", page)
 
 
+def test_runs_that_no_table_counts_are_told_with_the_reason(tmp_path: Path) -> None:
+    make_records(find_recipe("figure3"), tmp_path, seeds=2)
+    assert "Not counted" not in report_text(report_of(Shelves([tmp_path])), "md", "runs")
+    others = ({"train": {"max_steps": 3}}, {"stream": {"part": "validate"}}, {"train": {"lr": 0.5}})
+    for seed, more in enumerate((*others, others[0])):
+        values = {"stream": {"name": "split-cifar100"}} | more
+        Store(tmp_path).save(from_dict(values), seed, {"matrix": {"correct": [[5]], "total": [10]}})
+    said = (
+        "Not counted in any table: 4 of the 6 runs (2 stopped early, by --max-steps; 1 on validation tasks, by which "
+        "settings are chosen; 1 with settings or in a precision that no table counts)."
+    )
+    report = report_of(Shelves([tmp_path]))
+    assert said in report_text(report, "md", "runs") and said in text_of(report_text(report, "html"))
+
+
 def test_links_on_the_page_lead_somewhere(all_kinds: str) -> None:
     targets = set(re.findall(r'<a href="#([^"]*)"', all_kinds))
     assert {"claims", "table3", "table4", "figure2", "not-run", "runs"} <= targets

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -130,7 +131,10 @@ def test_chosen_settings_are_shown_beside_the_same_for_all(chosen: Section) -> N
         [{r.config.train.lr for r in one.records.values()} for one in way.parts[0].measured] for way in (same, best)
     ]
     assert rates == [[{0.03}, {0.03}], [{0.03}, {0.1}]]
-    assert "same settings for all" in same.title and "chosen on the validation tasks" in best.title
+    assert (same.title, best.title) == (
+        "The same settings for all norms",
+        "Each norm with the settings the recipe has for it",
+    ), "a recipe's own [[selected]] was written by hand, not chosen on validation tasks"
     assert [way.decided[0].cases[0].seeds for way in (same, best)] == [3, 3], "pairs are the seeds both have"
     assert len(best.parts[0].lines[1].values) == 5
 
@@ -139,7 +143,7 @@ def test_what_tune_chose_is_shown_beside_the_recipes_own(tmp_path: Path) -> None
     """Cells that nothing was chosen for are in the first table alone; the whole grid is told."""
     recipe = find_recipe("table10")
     where = {"stream": "split-cifar100", "strategy": "single", "norm": "cn", "groups": 32}
-    grid = (Tried(0.03, 60.0, 1.0, 3), Tried(0.1, 62.0, 1.0, 3))
+    grid = (Tried(0.03, 60.0, 1.0, 3), Tried(0.1, 62.0, 1.0, 3), Tried(0.3, math.nan, math.nan, 0, lost=3))
     selection = Selection("table10", (Chosen(where, 0.1, "fp32", grid),))
     (tmp_path / "selected").mkdir()
     (tmp_path / "selected" / "table10.toml").write_text(selection_text(selection))
@@ -151,11 +155,15 @@ def test_what_tune_chose_is_shown_beside_the_recipes_own(tmp_path: Path) -> None
     assert [(part.title, len(part.measured)) for part in best.parts] == [("split-cifar100, single", 1)]
     text = markdown(section_sheet(section))
     assert "| cn32, lr 0.03 | ACC | 3 |" in text and "| cn32, lr 0.1 | ACC | 2 |" in text
-    assert "| split-cifar100 single cn 32 | fp32 | 60.00 +- 1.00 | [62.00 +- 1.00] |" in text
+    assert "| split-cifar100 single cn 32 | fp32 | 60.00 +- 1.00 | [62.00 +- 1.00] | 3 lost |" in text
+    assert best.title == "Each norm with the settings chosen on the validation tasks"
+    assert "lost a seed, because its loss was no longer finite, does not count" in text
+    assert best.remarks[-1] == "Left out: the 7 cells for which no learning rate was chosen."
+    assert not any("Left out" in text for text in same.remarks)
 
 
 @pytest.mark.parametrize(
-    ("was_run", "left"), [("same", "same settings for all"), ("chosen", "chosen on the validation")]
+    ("was_run", "left"), [("same", "same settings for all"), ("chosen", "the settings the recipe has")]
 )
 def test_a_way_that_nothing_is_run_of_is_left_out(was_run: str, left: str, tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(CHOSEN)
@@ -174,7 +182,7 @@ def test_a_sheet_has_ours_the_papers_and_the_verdict(chosen: Section) -> None:
     row = f"| cn4, lr 0.1 | ACC | 5 | {ours} | 75.00 +- 1.00 ? | {verdict} |"
     assert row in text.splitlines()
     assert "split-mnist er cn4 ACC: smudged" in text
-    assert "each norm with the settings chosen on the validation tasks" in text
+    assert "each norm with the settings the recipe has for it" in text
     assert row.replace("+-", r"$\pm$").replace(" | ", " & ").strip("| ") + r" \\" in latex(section_sheet(chosen))
 
 

@@ -12,7 +12,8 @@ from rich.text import Text
 from contnorm.comparison.claims import Case, decide
 from contnorm.comparison.lines import Line, apart, corrected, lines_of, remarks
 from contnorm.comparison.measured import Measured
-from contnorm.comparison.words import FM_OF_LABELS, measure, numbers, paper_number, spread, verdict_words
+from contnorm.comparison.precisions import precision_remarks
+from contnorm.comparison.words import FM_OF_LABELS, measure, no_interval, numbers, paper_number, spread, verdict_words
 from contnorm.metrics.matrix import SCORES
 from contnorm.metrics.multilabel import LABEL_SCORES
 from contnorm.recipes.recipe import Recipe
@@ -35,7 +36,7 @@ def show_table(recipe: Recipe, measured: Sequence[Measured], console: Console, v
         cells.append(paper_number(line.published))
         table.add_row(*map(Text, cells + (list(verdict_words(line.found)) if verdicts else [])))
     console.print(table, "")
-    for text in _footer(recipe, lines, verdicts):
+    for text in _footer(recipe, measured, lines, verdicts):
         console.print(Text(text), soft_wrap=True)
 
 
@@ -56,12 +57,13 @@ def _place(one: Measured, shown: Sequence[str]) -> list[str]:
     return [*("all" if place[key] is None else str(place[key]) for key in shown), one.cell.norm]
 
 
-def _footer(recipe: Recipe, lines: Sequence[Line], verdicts: bool) -> list[str]:
+def _footer(recipe: Recipe, measured: Sequence[Measured], lines: Sequence[Line], verdicts: bool) -> list[str]:
     said = [f"Forgetting is {name}." for name in recipe.scores.values() if name in SCORES and name.startswith("fm")]
     said += [FM_OF_LABELS] if any(n in LABEL_SCORES and n.startswith("fm") for n in recipe.scores.values()) else []
-    said += apart([line.measured for line in lines])
+    said += apart(measured)
     said += [recipe.note] if recipe.note else []
-    said += corrected([line.measured for line in lines])
+    said += corrected(measured)
+    said += precision_remarks(measured)
     if not verdicts:
         said.append(
             "A try: these numbers are of the first steps alone, or of other settings, so there are no verdicts."
@@ -86,8 +88,8 @@ def show_curves(recipe: Recipe, measured: Sequence[Measured], console: Console) 
     for row in rows:
         table.add_row(*map(Text, row))
     console.print(table, "")
-    if recipe.note:
-        console.print(Text(recipe.note), soft_wrap=True)
+    for text in [*([recipe.note] if recipe.note else []), *precision_remarks(measured)]:
+        console.print(Text(text), soft_wrap=True)
 
 
 def show_claims(recipe: Recipe, measured: Sequence[Measured], console: Console, whole: bool = True) -> None:
@@ -103,9 +105,8 @@ def show_claims(recipe: Recipe, measured: Sequence[Measured], console: Console, 
 def _numbers(case: Case) -> str:
     mean, interval, bootstrap, effect = numbers(case)
     if case.interval is None:
-        why = "not in the records" if case.seeds == 0 else "one seed" if case.seeds == 1 else "no spread"
         first = f"{mean}, " if case.paired else ""
-        return f"{first}{why}: {case.outcome}"
+        return f"{first}{no_interval(case)}: {case.outcome}"
     if case.paired is None:
         return f"{interval}, {case.seeds} seeds: {case.outcome}"
     said = "" if effect == "-" else f", effect {effect}"

@@ -1,9 +1,13 @@
-"""Two settings side by side: in what they differ, and by how much, paired over the seeds both have. Needs no torch."""
+"""Two settings side by side: in what they differ, and by how much, paired over the seeds both have. Needs no torch.
+
+Runs that share no seed, or did not see the same samples, are two sides by themselves, and are told as unpaired.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 from rich.console import Console
@@ -12,11 +16,18 @@ from rich.text import Text
 
 from contnorm.cli.settings import differences, word
 from contnorm.cli.showing import GROUPS_SHOWN, SHOWN, SHOWN_OF_LABELS, described
-from contnorm.comparison.intervals import bootstrap_interval, effect_size, t_interval
+from contnorm.comparison.intervals import (
+    bootstrap_apart,
+    bootstrap_interval,
+    effect_apart,
+    effect_size,
+    t_interval,
+    welch_interval,
+)
 from contnorm.comparison.words import spread
 from contnorm.errors import UserError
 from contnorm.metrics.matrix import score
-from contnorm.results import Record
+from contnorm.results import Record, spread_over_seeds
 
 __all__ = ["show_comparison"]
 
@@ -34,38 +45,59 @@ SAMPLES = {
 }
 
 
+@dataclass(frozen=True)
+class _Sides:
+    """The records that are compared: those of the seeds both have, one beside the other, or all where nothing pairs."""
+
+    a: list[Record]
+    b: list[Record]
+    paired: bool
+
+
 def show_comparison(a: list[Record], b: list[Record], console: Console) -> None:
     """What differs in the settings, then the scores, with the 95 % interval of the mean difference."""
-    first, second = ({r.seed: r for r in records} for records in (a, b))
-    seeds = sorted(first.keys() & second.keys())
-    if not seeds:
-        raise UserError(f"the two runs share no seed: {sorted(first)} and {sorted(second)}.")
-    pairs = [(first[seed], second[seed]) for seed in seeds]
-    if pairs[0][0].several_labels != pairs[0][1].several_labels:
+    if a[0].several_labels != b[0].several_labels:
         raise UserError("the images of one run have several labels, those of the other one: they share no score.")
-    apart = _other_samples(*pairs[0])
-    _show_settings(*pairs[0], console)
+    apart = _other_samples(a[0], b[0])
+    sides = _sides(a, b, bool(apart))
+    _show_settings(a[0], b[0], console)
     if apart:
         console.print(Text(f"warning: A and B did not see the same samples ({apart}), so seeds pair nothing."))
-    console.print("", _table(pairs))
-    console.print(Text(_footer(len(seeds), paired=not apart)))
+    elif not sides.paired:
+        console.print(Text(f"A and B share no seed ({_seeds(a)}; {_seeds(b)}), so nothing is paired."))
+    console.print("", _table(sides))
+    console.print(Text(_footer(sides)))
 
 
-def _footer(seeds: int, paired: bool) -> str:
-    """How the differences were made.
+def _sides(a: list[Record], b: list[Record], apart: bool) -> _Sides:
+    """``apart``: they did not see the same samples, and a seed both have is none they share."""
+    first, second = ({record.seed: record for record in records} for records in (a, b))
+    seeds = sorted(first.keys() & second.keys())
+    if apart or not seeds:
+        return _Sides(a, b, paired=False)
+    return _Sides([first[seed] for seed in seeds], [second[seed] for seed in seeds], paired=True)
 
-    Example:
-        >>> _footer(1, paired=True), _footer(1, paired=False)
-        ('1 seed, paired; B less A.', '1 seed, not paired; B less A.')
-    """
-    how = "paired" if paired else "not paired"
-    if seeds == 1:
-        return f"1 seed, {how}; B less A."
-    method = (
-        "The interval is Student's t, two-sided, and beside it one by drawing the seeds' differences again; the effect "
-        "is the mean of the differences over their deviation."
-    )
-    return f"{seeds} seeds, {how}; B less A. {method}"
+
+def _seeds(records: list[Record]) -> str:
+    return ", ".join(str(record.seed) for record in records)
+
+
+def _footer(sides: _Sides) -> str:
+    """How the differences were made."""
+    many = len(sides.a) if sides.paired else max(len(sides.a), len(sides.b))
+    if sides.paired:
+        said = f"{many} seed{'s' if many > 1 else ''}, paired; B less A."
+        how = (
+            "The interval is Student's t, two-sided, and beside it one by drawing the seeds' differences again; the "
+            "effect is the mean of the differences over their deviation."
+        )
+    else:
+        said = f"Unpaired: {len(sides.a)} of A, {len(sides.b)} of B; B less A."
+        how = (
+            "The interval is Welch's, two-sided, and beside it one by drawing each side again; the effect is the "
+            "difference of the means over the deviation of both together."
+        )
+    return said if many == 1 else f"{said} {how}"
 
 
 def _show_settings(a: Record, b: Record, console: Console) -> None:
@@ -86,16 +118,36 @@ def _other_samples(a: Record, b: Record) -> str:
     return f"{a.config.stream.source} was read from other files" if len(files) > 1 else ""
 
 
-def _table(pairs: list[tuple[Record, Record]]) -> Table:
+def _table(sides: _Sides) -> Table:
     heads = ("score", "A", "B", "B - A", "95 % interval", "bootstrap", "effect")
     table = Table(*(Column(head, no_wrap=True) for head in heads), box=None, pad_edge=False)
-    for title, value in _scores(*pairs[0]).items():
-        ours, theirs = ([value(record) for record in side] for side in zip(*pairs, strict=True))
-        apart = [y - x for x, y in zip(ours, theirs, strict=True)]
-        found = bootstrap_interval(apart)
-        drawn = "-" if found is None else str(found)
-        table.add_row(title, spread(ours), spread(theirs), spread(apart), interval(apart), drawn, effect(apart))
+    for title, value in _scores(sides.a[0], sides.b[0]).items():
+        a, b = ([value(record) for record in side] for side in (sides.a, sides.b))
+        table.add_row(title, spread(a), spread(b), *(_paired(a, b) if sides.paired else _unpaired(a, b)))
     return table
+
+
+def _paired(a: list[float], b: list[float]) -> tuple[str, str, str, str]:
+    """Difference, intervals and effect, seed by seed."""
+    apart = [y - x for x, y in zip(a, b, strict=True)]
+    return spread(apart), interval(apart), str(bootstrap_interval(apart) or "-"), effect(apart)
+
+
+def _unpaired(a: list[float], b: list[float]) -> tuple[str, str, str, str]:
+    """The same of two sides whose seeds have nothing to do with each other.
+
+    Example:
+        >>> _unpaired([1.0, 2.0, 3.0], [3.0, 4.0, 5.0])[:2], _unpaired([1.0], [3.0, 4.0])[1]
+        (('+2.00', '-0.27 to +4.27'), 'one seed has none')
+    """
+    (mean, _), (other, std) = spread_over_seeds(b), spread_over_seeds(a)
+    found = welch_interval(b, other, std, len(a))
+    none = "one seed has none" if min(len(a), len(b)) < 2 else "-"
+    return _signed(mean - other), str(found or none), str(bootstrap_apart(b, a) or "-"), _signed(effect_apart(b, a))
+
+
+def _signed(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:+.2f}"
 
 
 def _scores(a: Record, b: Record) -> dict[str, Callable[[Record], float]]:
@@ -125,16 +177,15 @@ def _score_of(record: Record, way: str, name: str) -> float:
 
 
 def interval(differences: list[float]) -> str:
-    """Where the mean difference lies, 95 % of the time; none for one seed.
+    """Where the mean difference lies, 95 % of the time; none for one seed, or where all differ by the same.
 
     Example:
-        >>> interval([1.0, 2.0, 3.0]), interval([1.0])
-        ('-0.48 to +4.48', 'one seed has none')
+        >>> interval([1.0, 2.0, 3.0]), interval([1.0]), interval([2.0, 2.0])
+        ('-0.48 to +4.48', 'one seed has none', '-')
     """
     if len(differences) < 2:
         return "one seed has none"
-    found = t_interval(differences)
-    return "-" if found is None else str(found)
+    return "-" if math.isnan(effect_size(differences)) else str(t_interval(differences))
 
 
 def effect(differences: list[float]) -> str:
@@ -144,5 +195,4 @@ def effect(differences: list[float]) -> str:
         >>> effect([1.0, 2.0, 3.0]), effect([1.0]), effect([2.0, 2.0])
         ('+2.00', '-', '-')
     """
-    found = effect_size(differences)
-    return "-" if math.isnan(found) else f"{found:+.2f}"
+    return _signed(effect_size(differences))

@@ -13,10 +13,11 @@ from rich.text import Text
 from contnorm.cli.beside import show_claims, show_curves, show_table
 from contnorm.cli.choosing import chosen
 from contnorm.cli.paper_data import show_data_table
+from contnorm.cli.paper_records import Kept, hows_of
 from contnorm.cli.running import Hands, followed, say_on_stderr, workplace
-from contnorm.comparison.measured import Measured, baseline_of
+from contnorm.comparison.measured import Measured
 from contnorm.config import RunConfig, assigned, laid_over, parse_assignment
-from contnorm.engine.jobs import Job, Workplace
+from contnorm.engine.jobs import Workplace
 from contnorm.engine.resolving import resolve
 from contnorm.engine.settling import source_of
 from contnorm.errors import UserError, unknown
@@ -25,7 +26,8 @@ from contnorm.recipes.reading import find_recipe
 from contnorm.recipes.recipe import Recipe
 from contnorm.recipes.selection import Selection, covers, find_selection, read_selection, with_selection
 from contnorm.report.cubes import draw_cubes
-from contnorm.results import Record, Store
+from contnorm.results import Store
+from contnorm.streams.classification import find_stream
 from contnorm.streams.sources import SOURCES, data_root, find_layout, looked_for
 from contnorm.streams.stored import find_stored
 
@@ -43,6 +45,7 @@ __all__ = [
 ]
 
 RATES = ("one", "best", "both")
+SOME = 6  # cells named in one line
 
 
 @dataclass(frozen=True)
@@ -112,25 +115,28 @@ def _draw(recipe: Recipe, asked: Asked, console: Console) -> int:
 def _run_and_show(recipe: Recipe, asked: Asked, console: Console) -> int:
     place = _place(recipe, asked)
     ways = _ways(recipe, asked)
-    cells = [cell for way in ways for cell in way.cells]
     own = _typed(asked)
-    configs = {cell: config_of(cell, place.data_root, own) for cell in cells}
-    store, seeds = Store(place.runs), range(asked.seeds)
-    absent = [source for source in sources_of(cells) if not is_found(source, place.data_root)]
-    wanted = [cell for cell in cells if source_of(cell) not in absent]
-    jobs = list(dict.fromkeys(Job(configs[cell], seed) for cell in wanted for seed in seeds))
-    missing = [c for c in cells if c not in wanted and not all(store.has(configs[c], seed) for seed in seeds)]
-    said = [what_to_put(recipe, source, place.data_root) for source in sources_of(missing)]
+    configs = {cell: config_of(cell, place.data_root, own) for way in ways for cell in way.cells}
+    kept = Kept(Store(place.runs), range(asked.seeds), hows_of(own))
+    absent = [source for source in _sources(configs.values()) if not is_found(source, place.data_root)]
+    here = [config for config in configs.values() if config.stream.source not in absent]
+    away = [config for config in configs.values() if config.stream.source in absent and not kept.whole(config)]
+    said = [what_to_put(recipe, source, place.data_root) for source in _sources(away)]
+    jobs = kept.jobs(here)
+    if words := kept.said_of(jobs, here):
+        console.print(Text(words), soft_wrap=True)
     code, failed = 0, ""
     try:
         code = followed(jobs, place, console, tell_recorded=False, go_on="Run it again to go on.") if jobs else 0
     except UserError as error:  # the other runs are there, and are shown
         failed = str(error)
-    found = [_measured({cell: configs[cell] for cell in way.cells}, seeds, store) for way in ways]
+    found = [kept.measured({cell: configs[cell] for cell in way.cells}) for way in ways]
     if not any(found):
         raise UserError(" ".join(filter(None, [failed, *said])))
     if asked.settings:
         console.print(Text(f"with other settings than the recipe's: {' '.join(asked.settings)}"), soft_wrap=True)
+    for line in _other_data(configs, own.get("stream", {}).get("source")):
+        console.print(Text(line), soft_wrap=True)
     for way, measured in zip(ways, found, strict=True):
         _show_way(way, measured, console, asked.tried)
     for line in said:
@@ -152,7 +158,7 @@ def _ways(recipe: Recipe, asked: Asked) -> list[_Way]:
         )
     ways = []
     if asked.lr != "best":
-        title = "One learning rate for all" if found else ""
+        title = ("The recipe's learning rates" if recipe.selected else "One learning rate for all") if found else ""
         ways.append(_Way(title, recipe, chosen(cells_of(recipe), asked.only)))
     if asked.lr != "one" and found is not None:
         own = with_selection(recipe, found)
@@ -200,8 +206,11 @@ def what_to_put(recipe: Recipe, source: str, root: Path) -> str:
     """One line for a data set that is absent."""
     spec = SOURCES[source]
     how = f"build it with {spec.built_with}" if spec.built_with else f"put {looked_for(spec)} there"
+    streams = [find_stream(stream) for block in recipe.runs for stream in block.streams]
+    others = [one for spec in streams if source in spec.sources for one in spec.sources if one != source]
+    tried = f", or try it on other data with --set stream.source={others[0]}" if others else ""
     return (
-        f"{recipe.name} needs {source}, which is not under {root}: {how}, or say with --data-root where it is; "
+        f"{recipe.name} needs {source}, which is not under {root}: {how}, or say with --data-root where it is{tried}; "
         f"`contnorm data {source}` says more."
     )
 
@@ -217,40 +226,46 @@ def sources_of(cells: Sequence[Cell]) -> list[str]:
     return list(dict.fromkeys(source_of(cell) for cell in cells))
 
 
+def _sources(configs: Iterable[RunConfig]) -> list[str]:
+    return list(dict.fromkeys(str(config.stream.source) for config in configs))
+
+
 def config_of(cell: Cell, root: Path, own: Mapping[str, Any] | None = None) -> RunConfig:
     """The settings of a cell's run, under those typed."""
-    values = laid_over(cell.values, {"stream": {"source": source_of(cell)}})
-    return resolve(laid_over(values, own or {}), root)
+    typed = own or {}
+    source = typed.get("stream", {}).get("source") or source_of(cell)
+    return resolve(laid_over(laid_over(cell.values, typed), {"stream": {"source": source}}), root)
 
 
-def _measured(configs: Mapping[Cell, RunConfig], seeds: Iterable[int], store: Store) -> list[Measured]:
-    """The cells of which there are records."""
-    loaded: dict[RunConfig, dict[int, Record]] = {}
-    for config in configs.values():
-        if config not in loaded:
-            loaded[config] = {seed: store.load(store.path(config, seed)) for seed in seeds if store.has(config, seed)}
-    cells = list(configs)
-    bases = [baseline_of(cell, cells) for cell in cells]
+def _other_data(cells: Iterable[Cell], typed: str | None) -> list[str]:
+    """That published numbers are of other data, where another data set was typed than the recipe's."""
+    usual = dict.fromkeys(source_of(cell) for cell in cells if typed is not None and cell.published)
     return [
-        Measured(cell, loaded[configs[cell]], None if base is None else loaded[configs[base]])
-        for cell, base in zip(cells, bases, strict=True)
-        if loaded[configs[cell]]
+        f"Ours is on {typed}, where the recipe has {source}: other data, with which the published numbers can't be "
+        f"compared."
+        for source in usual
+        if source != typed
     ]
 
 
 def _show_way(way: _Way, measured: Sequence[Measured], console: Console, tried: bool) -> None:
     if way.title:
         console.print(Text(f"\n{way.title}:"), style="bold", soft_wrap=True)
-    if measured:
-        _show(way.recipe, measured, console, tried, whole=len(measured) == len(cells_of(way.recipe)))
-    else:
+    if not measured:
         console.print(Text("none of it is run"))
+        return
+    _show(way.recipe, measured, console, tried)
+    done = {id(one.cell) for one in measured}
+    missing = [cell.words for cell in way.cells if id(cell) not in done]
+    if missing:
+        more = f" and {len(missing) - SOME} more" if len(missing) > SOME else ""
+        console.print(Text(f"Not run: {', '.join(missing[:SOME])}{more}."), soft_wrap=True)
+    if not tried:
+        show_claims(way.recipe, measured, console, whole=len(measured) == len(cells_of(way.recipe)))
 
 
-def _show(recipe: Recipe, measured: Sequence[Measured], console: Console, tried: bool, whole: bool) -> None:
+def _show(recipe: Recipe, measured: Sequence[Measured], console: Console, tried: bool) -> None:
     if recipe.kind == "curves":
         show_curves(recipe, measured, console)
     else:
         show_table(recipe, measured, console, verdicts=not tried)
-    if not tried:
-        show_claims(recipe, measured, console, whole)

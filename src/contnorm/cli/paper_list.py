@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 from rich.console import Console
@@ -10,6 +11,8 @@ from rich.text import Text
 
 from contnorm.cli.data import place_of
 from contnorm.cli.paper import config_of, runs_folder, selection_of, sources_of
+from contnorm.cli.paper_records import Kept
+from contnorm.comparison.precisions import HOWS, how_of, how_words
 from contnorm.recipes.grid import cells_of
 from contnorm.recipes.reading import find_recipe, recipe_names
 from contnorm.recipes.recipe import Recipe
@@ -42,9 +45,13 @@ def _done(recipe: Recipe, seeds: int, root: Path, runs: Path) -> str:
     configs = dict.fromkeys(config_of(cell, root) for cell in cells)
     if not configs:
         return "none to do" if recipe.kind != "waiting" else "waits"
-    store = Store(runs_folder(recipe, runs))
-    done = sum(store.has(config, seed) for config in configs for seed in range(seeds))
-    return f"{done} of {len(configs) * seeds}"
+    kept = Kept(Store(runs_folder(recipe, runs)), range(seeds), HOWS)
+    jobs = kept.jobs(list(configs))
+    done = [job for job in jobs if kept.store.has(job.config, job.seed)]
+    usual = {how_of(config) for config in configs}
+    others = Counter(how_words(how) for job in done if (how := how_of(job.config)) not in usual)
+    said = "".join(f", {count if count < len(done) else 'all'} in {how}" for how, count in others.items())
+    return f"{len(done)} of {len(jobs)}{said}"
 
 
 def _data(recipe: Recipe, root: Path) -> str:

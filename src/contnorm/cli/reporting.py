@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -92,14 +92,40 @@ def _sheets(report: Report, part: str, linked: bool = False) -> Iterator[Sheet]:
     if part in ("all", "tables"):
         yield from map(section_sheet, report.sections)
     if part in ("all", "runs"):
-        yield _runs_sheet(run_blocks(report.groups))
+        yield _runs_sheet(run_blocks(report.groups), outside(report))
 
 
-def _runs_sheet(blocks: Sequence[Block]) -> Sheet:
+def _runs_sheet(blocks: Sequence[Block], notes: Sequence[str]) -> Sheet:
     """What is said of the scores stands at the top where it is of all, else below each table."""
     if len(blocks) == 1:
-        return Sheet("runs", "Runs", [replace(blocks[0], below=())], blocks[0].below)
-    return Sheet("runs", "Runs", blocks)
+        return Sheet("runs", "Runs", [replace(blocks[0], below=())], [*blocks[0].below, *notes])
+    return Sheet("runs", "Runs", blocks, notes)
+
+
+def outside(report: Report) -> list[str]:
+    """Which of the runs are in no number of a table, and why; nothing where all are, or no table is told."""
+    told = {(record.config.hash, record.seed) for section in report.sections for record in section.records}
+    records = [record for group in report.groups.values() for record in group]
+    counts = Counter(_why_outside(one.config) for one in records if (one.config.hash, one.seed) not in told)
+    if not counts or not report.sections:
+        return []
+    total = sum(counts.values())
+    reasons = "; ".join(f"{count} {why}" for why, count in counts.most_common())
+    return [f"Not counted in any table: {total} of the {len(records)} runs ({reasons})."]
+
+
+def _why_outside(config: RunConfig) -> str:
+    """What keeps a run out of the tables.
+
+    Example:
+        >>> _why_outside(RunConfig())
+        'with settings or in a precision that no table counts'
+    """
+    if config.train.max_steps is not None:
+        return "stopped early, by --max-steps"
+    if config.stream.part == "validate":
+        return "on validation tasks, by which settings are chosen"
+    return "with settings or in a precision that no table counts"
 
 
 def _csv(report: Report, part: str) -> str:
@@ -110,6 +136,7 @@ def _csv(report: Report, part: str) -> str:
 
 def _page(report: Report) -> Page:
     lead = f"{report.runs} runs of {len(report.groups)} settings; all numbers are made from their records."
+    lead = " ".join([lead, *outside(report)])
     views = [_run_view(group) for group in report.groups.values()]
     views += [_run_view(group, name) for name, groups in report.timed.items() for group in groups.values()]
     return Page(

@@ -36,12 +36,12 @@ from contnorm.recipes.selection import (
     winner,
 )
 from contnorm.results import Store, write_atomically
-from contnorm.streams.classification import find_stream
+from contnorm.streams.classification import STREAMS, find_stream
 
 __all__ = ["RATES", "Wanted", "tune_recipe"]
 
 TOLD_APART_BY = ("stream", "strategy", "norm", "groups", "momentum", "schedule", "layers", "buffer")
-TUNABLE = "`contnorm tune` takes table2, table8, table9, table10 and table12."
+TUNABLE = "`contnorm tune` takes table2, table8, table9, table10, table12, and recipes of your own"
 
 
 @dataclass(frozen=True)
@@ -81,9 +81,9 @@ def tune_recipe(name: str, wanted: Wanted, console: Console) -> int:
     """Run what is missing of the grids, show them, and write the winners down; gives the exit code."""
     recipe = find_recipe(name)
     _check(wanted)
-    console.print(Text(f"{recipe.name}: learning rates, chosen on the validation tasks"), style="bold")
     place = _place(wanted)
     grids = _grids(recipe, wanted, place.data_root)
+    console.print(Text(f"{recipe.name}: learning rates, chosen on the validation tasks"), style="bold")
     jobs = [job for grid in grids for job in grid.jobs(wanted.seeds)]
     _refuse_test_tasks(jobs)
     store = Store(place.runs)
@@ -129,7 +129,7 @@ def _note(store: Store, job: Job, why: str) -> None:
 def _grids(recipe: Recipe, wanted: Wanted, root: Path) -> list[_Grid]:
     """One for each norm and strategy on a stream; what can't be tuned is said."""
     if not cells_of(recipe):
-        raise UserError(f"{recipe.name}: it has no runs. {TUNABLE}")
+        raise UserError(f"tune {recipe.name}: it has no runs. {TUNABLE}.")
     cells = _tunable(recipe, chosen(cells_of(recipe), wanted.only))
     absent = {source for source in map(source_of, cells) if not is_found(source, root)}
     said = [what_to_put(recipe, source, root) for source in sorted(absent)]
@@ -152,9 +152,14 @@ def _tunable(recipe: Recipe, cells: Sequence[Cell]) -> list[Cell]:
     without = dict.fromkeys(cell.place["stream"] for cell in cells if not find_stream(cell.place["stream"]).validation)
     found = [cell for cell in cells if cell.place["stream"] not in without]
     if not found:
-        raise UserError(f"{recipe.name}: {', '.join(without)} sets no tasks apart to choose by. {TUNABLE}")
+        able = " and ".join(sorted(spec.name for spec in STREAMS.values() if spec.validation))
+        raise UserError(
+            f"tune {recipe.name}: {' and '.join(without)} {'set' if len(without) > 1 else 'sets'} no validation tasks "
+            f"apart to choose by; {able} do. {TUNABLE} with those streams; for others, write learning rates by hand "
+            f"under [[selected]] of a recipe of your own."
+        )
     for stream in without:
-        say_on_stderr(f"{stream} sets no tasks apart to choose by, and is left out.")
+        say_on_stderr(f"tune {recipe.name}: {stream} sets no validation tasks apart to choose by, and is left out.")
     return found
 
 

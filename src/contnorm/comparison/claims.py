@@ -74,7 +74,7 @@ def _cases(claim: Claim, measured: Sequence[Measured]) -> Iterator[Case]:
             yield from (_together(claim, cell, one) for one in found)
             if not found:
                 words = " ".join(map(str, other.values()))
-                yield Case(f"{_named(cell)} against {words}", 0, "undecided", None, None)
+                yield Case(f"{cell.cell.words} against {words}", 0, "undecided", None, None)
 
 
 def _comparable(cell: Measured, beside: Measured, other: Mapping[str, Any]) -> bool:
@@ -86,7 +86,7 @@ def _comparable(cell: Measured, beside: Measured, other: Mapping[str, Any]) -> b
 
 
 def _alone(claim: Claim, cell: Measured) -> Case:
-    what = _named(cell)
+    what = cell.cell.words
     values = cell.values(claim.score)
     if claim.than_score:
         return _case(claim, what, paired(values, cell.values(claim.than_score)))
@@ -98,7 +98,7 @@ def _alone(claim: Claim, cell: Measured) -> Case:
 
 
 def _together(claim: Claim, cell: Measured, beside: Measured) -> Case:
-    what = f"{_named(cell)} against {_other(cell, beside)}"
+    what = f"{cell.cell.words} against {_other(cell, beside)}"
     ours, theirs = cell.values(claim.score), beside.values(claim.score)
     if claim.kind == "steadier":
         ratio = variance_ratio_interval(list(ours.values()), list(theirs.values()))
@@ -142,11 +142,3 @@ def _within(interval: Interval | None, margin: float) -> Outcome:
     if -margin <= interval.low and interval.high <= margin:
         return "holds"
     return "does not hold" if interval.low > margin or interval.high < -margin else "undecided"
-
-
-def _named(cell: Measured) -> str:
-    place = cell.cell.place
-    more = [f"{key} {place[key]}" for key in ("buffer", "tasks") if place[key] is not None]
-    more += [f"{place['setting']}-incremental"] if place["setting"] else []
-    more += [place["labels"]] if place["labels"] else []
-    return " ".join([place["stream"], place["strategy"], *more, cell.cell.norm])

@@ -7,11 +7,21 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import stats
 
 from contnorm.results import spread_over_seeds
 
-__all__ = ["Interval", "bootstrap_interval", "effect_size", "t_interval", "variance_ratio_interval", "welch_interval"]
+__all__ = [
+    "Interval",
+    "bootstrap_apart",
+    "bootstrap_interval",
+    "effect_apart",
+    "effect_size",
+    "t_interval",
+    "variance_ratio_interval",
+    "welch_interval",
+]
 
 LEVEL = 0.95
 RESAMPLES = 10_000
@@ -47,17 +57,18 @@ def t_interval(values: Sequence[float]) -> Interval | None:
 def welch_interval(values: Sequence[float], mean: float, std: float, runs: int) -> Interval | None:
     """Welch's, of the mean of ``values`` less another mean, of which only deviation and count are known.
 
+    None for one value on either side, and where either has no spread: from values that are all the same nothing can be
+    said of how far others would lie from them.
+
     Example:
-        >>> str(welch_interval([1.0, 2.0, 3.0], 2.0, 1.0, 3))
-        '-2.27 to +2.27'
+        >>> str(welch_interval([1.0, 2.0, 3.0], 2.0, 1.0, 3)), welch_interval([1.0, 2.0, 3.0], 2.0, 0.0, 3)
+        ('-2.27 to +2.27', None)
     """
     ours, spread = spread_over_seeds(list(values))
-    if math.isnan(spread):
+    if not (spread > 0 and std > 0 and runs > 1):  # not so for what is no number, either
         return None
     a, b = spread**2 / len(values), std**2 / runs
     apart = ours - mean
-    if a + b == 0:
-        return Interval(apart, apart)
     freedom = (a + b) ** 2 / (a**2 / (len(values) - 1) + b**2 / (runs - 1))
     half = _t(freedom) * math.sqrt(a + b)
     return Interval(apart - half, apart + half)
@@ -76,8 +87,21 @@ def bootstrap_interval(values: Sequence[float], seed: int = 0) -> Interval | Non
         return None
     chance = np.random.default_rng(seed)
     drawn = np.asarray(values)[chance.integers(len(values), size=(RESAMPLES, len(values)))].mean(axis=1)
-    low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return Interval(float(low), float(high))
+    return _middle(drawn)
+
+
+def bootstrap_apart(values: Sequence[float], others: Sequence[float], seed: int = 0) -> Interval | None:
+    """Of the mean of ``values`` less that of ``others``, by drawing from both sides, each for itself.
+
+    Example:
+        >>> bootstrap_apart([3.0, 3.0], [1.0, 1.0]), bootstrap_apart([3.0, 3.0], [1.0])
+        (Interval(low=2.0, high=2.0), None)
+    """
+    if min(len(values), len(others)) < 2 or any(map(math.isnan, (*values, *others))):
+        return None
+    chance = np.random.default_rng(seed)
+    drawn = [np.asarray(side)[chance.integers(len(side), size=(RESAMPLES, len(side)))] for side in (values, others)]
+    return _middle(drawn[0].mean(axis=1) - drawn[1].mean(axis=1))
 
 
 def effect_size(differences: Sequence[float]) -> float:
@@ -89,6 +113,19 @@ def effect_size(differences: Sequence[float]) -> float:
     """
     mean, std = spread_over_seeds(list(differences))
     return mean / std if std > 0 else float("nan")
+
+
+def effect_apart(values: Sequence[float], others: Sequence[float]) -> float:
+    """How far two means lie apart, over the deviation of both sides together; not a number where there is none.
+
+    Example:
+        >>> effect_apart([2.0, 3.0, 4.0], [1.0, 2.0, 3.0])
+        1.0
+    """
+    (mean, a), (other, b) = spread_over_seeds(list(values)), spread_over_seeds(list(others))
+    n, m = len(values) - 1, len(others) - 1
+    together = (n * a**2 + m * b**2) / (n + m) if n and m else math.nan
+    return (mean - other) / math.sqrt(together) if together > 0 else math.nan
 
 
 def variance_ratio_interval(values: Sequence[float], others: Sequence[float]) -> Interval | None:
@@ -105,6 +142,11 @@ def variance_ratio_interval(values: Sequence[float], others: Sequence[float]) ->
     ratio, n, m = (a / b) ** 2, len(values) - 1, len(others) - 1
     low, high = stats.f.ppf([(1 - LEVEL) / 2, (1 + LEVEL) / 2], n, m)
     return Interval(float(ratio / high), float(ratio / low))
+
+
+def _middle(drawn: NDArray[np.float64]) -> Interval:
+    low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Interval(float(low), float(high))
 
 
 def _t(freedom: float) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from contnorm.metrics.matrix import acc_so_far, score
 from contnorm.metrics.multilabel import LABEL_SCORES, label_score
@@ -30,11 +30,15 @@ WARM_UP = 2  # tasks
 
 @dataclass(frozen=True)
 class Measured:
-    """A cell with the records of its run, by seed; of BN's run beside it where its time is compared."""
+    """A cell with the records of its run, by seed; of BN's run beside it where its time is compared.
+
+    ``left_out`` counts its records in other precisions, which are in no number of the cell.
+    """
 
     cell: Cell
     records: Mapping[int, Record]
     baseline: Mapping[int, Record] | None = None
+    left_out: Mapping[str, int] = field(default_factory=dict)
 
     def values(self, name: str) -> dict[int, float]:
         """A score of each seed; seeds of whose record it can't be made are left out."""

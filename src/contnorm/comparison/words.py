@@ -18,6 +18,7 @@ __all__ = [
     "FM_OF_LABELS",
     "forgetting",
     "measure",
+    "no_interval",
     "numbers",
     "paper_number",
     "part_of",
@@ -63,12 +64,12 @@ def verdict_words(found: Beside | None) -> tuple[str, str, str]:
     Example:
         >>> from contnorm.comparison.verdicts import beside
         >>> verdict_words(beside([10.0, 11.0, 12.0], 11.2, 1.0)), verdict_words(beside([10.0], 11.2, 1.0))[2]
-        (('-0.20', '-2.17 to +1.77', 'agrees'), 'one seed: none')
+        (('-0.20', '-2.17 to +1.77', 'agrees'), 'no interval: one seed')
     """
     if found is None:
         return "-", "-", "-"
     if found.interval is None:
-        return f"{found.difference:+.2f}", "-", "one seed: none"
+        return f"{found.difference:+.2f}", "-", f"no interval: {found.why}"
     words = found.verdict if found.how == "welch" else f"{found.verdict} (ours alone)"
     return f"{found.difference:+.2f}", str(found.interval), words
 
@@ -131,6 +132,16 @@ def measure(claim: Claim) -> str:
     if claim.kind in ("near", "flat"):
         return f"{claim.score}, within {claim.margin:g}"
     return f"{claim.score}, less {claim.limit:g}" if claim.kind == "under" else claim.score
+
+
+def no_interval(case: Case) -> str:
+    """Why a case has none to be decided by.
+
+    Example:
+        >>> no_interval(Case("cn against bn", 0, "undecided", None, None))
+        'not in the records'
+    """
+    return {0: "not in the records", 1: "one seed"}.get(case.seeds, "no spread")
 
 
 def numbers(case: Case) -> tuple[str, str, str, str]:

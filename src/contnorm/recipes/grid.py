@@ -44,6 +44,21 @@ class Cell:
         extra = [f" {self.place[key]}" for key in ("momentum", "schedule", "layers") if self.place[key] is not None]
         return f"{self.place['norm']}{self.place['groups'] or ''}{star}{''.join(extra)}"
 
+    @property
+    def words(self) -> str:
+        """All that it is, in words.
+
+        Example:
+            >>> from contnorm.recipes.reading import find_recipe
+            >>> cells_of(find_recipe("table4"))[0].words
+            'split-cifar10 derpp buffer 500 class-incremental bn'
+        """
+        place = self.place
+        more = [f"{key} {place[key]}" for key in ("buffer", "tasks") if place[key] is not None]
+        more += [f"{place['setting']}-incremental"] if place["setting"] else []
+        more += [place["labels"]] if place["labels"] else []
+        return " ".join([place["stream"], place["strategy"], *more, self.norm])
+
 
 def cells_of(recipe: Recipe) -> list[Cell]:
     """All cells of a recipe, in the order of its file."""

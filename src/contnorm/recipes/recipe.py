@@ -73,7 +73,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Selected:
-    """Settings that were chosen for some cells, such as a learning rate, by what the validation tasks say."""
+    """Settings that were chosen for some cells, such as a learning rate: by `contnorm tune`, or by hand."""
 
     where: Mapping[str, Any]
     settings: Mapping[str, Any]

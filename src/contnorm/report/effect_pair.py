@@ -38,6 +38,9 @@ def pair_sentence(pairs: Sequence[tuple[Diagnosis, Diagnosis]], here: str, there
     for first, second in pairs:
         _check(first, second)
     firsts, seconds = ([pair[side] for pair in pairs] for side in (0, 1))
+    if _unforgotten(firsts) or _unforgotten(seconds):
+        over = "" if len(pairs) == 1 else f", over {len(pairs)} seeds"
+        return f"{_of_nothing((there, seconds), (here, firsts))}{over}."
     less = [first.recovered - second.recovered for first, second in pairs]
     said = f"With {there} re-estimated statistics recover {_recovered(seconds, ' points forgotten')}, with {here} "
     said += f"{_recovered(firsts)}: {_difference(fmean(less))}"
@@ -60,13 +63,38 @@ def _check(first: Diagnosis, second: Diagnosis) -> None:
         )
 
 
+def _of_nothing(*sides: tuple[str, Sequence[Diagnosis]]) -> str:
+    """Where there is nothing to recover in one of two, or in both: no part of nothing is spoken of."""
+    whole = [name for name, found in sides if _unforgotten(found)]
+    if len(whole) == 1:
+        ((other, found),) = [side for side in sides if not _unforgotten(side[1])]
+        said = f"With {whole[0]} nothing was forgotten, so there is nothing to recover; with {other} re-estimated"
+        return f"{said} statistics recover {_recovered(found, ' points forgotten')}"
+    said = f"Nothing was forgotten, neither with {whole[0]} nor with {whole[1]}, so there is nothing to recover;"
+    points = [(fmean(one.recovered for one in found), name) for name, found in sides]
+    if all(abs(value) < SEEN for value, _ in points):
+        return f"{said} re-estimated statistics leave the accuracy as it is"
+    moved = " and ".join(f"{value:+.1f} with {name}" for value, name in points)
+    return f"{said} re-estimated statistics change the accuracy by {moved}"
+
+
+def _unforgotten(found: Sequence[Diagnosis]) -> bool:
+    forgotten = _forgotten(found)
+    return forgotten is not None and forgotten < SEEN
+
+
+def _forgotten(found: Sequence[Diagnosis]) -> float | None:
+    """On average; None where it is not known."""
+    known = [one.forgotten for one in found if one.forgotten is not None]
+    return fmean(known) if known else None
+
+
 def _recovered(found: Sequence[Diagnosis], unit: str = "") -> str:
-    points = fmean(one.recovered for one in found)
-    forgotten = [one.forgotten for one in found if one.forgotten is not None]
-    if not forgotten:
+    points, forgotten = fmean(one.recovered for one in found), _forgotten(found)
+    if forgotten is None:
         return f"{points:.1f}{' points of accuracy' if unit else ''}"
     the = "the " if unit else ""
-    return f"{points:.1f} of {the}{fmean(forgotten):.1f}{unit}"
+    return f"{points:.1f} of {the}{forgotten:.1f}{unit}"
 
 
 def _difference(less: float) -> str:

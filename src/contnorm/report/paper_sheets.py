@@ -9,7 +9,7 @@ from statistics import fmean
 
 from contnorm.comparison.claims import Case, Decided
 from contnorm.comparison.lines import Line
-from contnorm.comparison.words import measure, numbers, paper_number, spread, verdict_words
+from contnorm.comparison.words import measure, no_interval, numbers, paper_number, spread, verdict_words
 from contnorm.recipes.recipe import DIMENSIONS
 from contnorm.recipes.scores import title_of
 from contnorm.report.sections import Part, Section, Unrun, Way, weakest
@@ -39,7 +39,8 @@ def _blocks(section: Section, way: Way) -> Iterator[Block]:
             yield (_curves if section.recipe.kind == "curves" else _lines)(section, part, of)
     missing = tuple(f"{part.title}: {', '.join(_norms(part))}" for part in way.parts if _norms(part))
     if way.remarks and way.run:
-        yield Block(f"Verdicts{of}", below=way.remarks)
+        judged = any(line.found is not None for part in way.parts for line in part.lines)
+        yield Block(f"{'Verdicts' if judged else 'Remarks'}{of}", below=way.remarks)
     if missing:
         yield Block(f"Not run{of}", below=missing)
     for decided in way.decided:
@@ -107,7 +108,7 @@ HOW = (
 def _summed_up(decided: Decided, way: Way, where: str) -> list[str]:
     case = weakest(decided)
     difference, interval, _, effect = numbers(case)
-    said = f"{difference}, {interval}, effect {effect}, {case.seeds} pairs" if case.interval else "no interval"
+    said = f"{difference}, {interval}, effect {effect}, {case.seeds} pairs" if case.interval else no_interval(case)
     held = sum(one.outcome == "holds" for one in decided.cases)
     outcome = decided.outcome + ("" if way.whole else ", of what is run")
     by = ", ".join(filter(None, [measure(decided.claim), way.title.lower()]))

@@ -1,7 +1,7 @@
 """A table or figure of the paper with what was run of it: its parts, and its claims decided; in no form yet.
 
 Where a recipe chose settings for some cells, such as a learning rate for each norm, there are two ways to look at it:
-with the same settings for all, and with those that were chosen.
+with the same settings for all, and with those that were chosen, by validation tasks or by the recipe's author.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from contnorm.comparison.claims import Case, Decided, decide
 from contnorm.comparison.lines import Line, apart, corrected, lines_of, remarks
 from contnorm.comparison.measured import Measured
+from contnorm.comparison.precisions import precision_remarks
 from contnorm.comparison.words import forgetting, place_words
 from contnorm.recipes.published import RUNS
 from contnorm.recipes.reading import find_recipe
@@ -24,7 +25,8 @@ from contnorm.results import Record
 __all__ = ["Part", "Section", "Unrun", "Way", "sections_of", "table_title", "weakest"]
 
 OF_ROWS = ("norm", "groups", "momentum", "schedule", "layers", "moments")  # what tells the rows of a part apart
-ONE_FOR_ALL, CHOSEN = "The same settings for all norms", "Each norm with the settings chosen on the validation tasks"
+ONE_FOR_ALL, RECIPES_OWN = "The same settings for all norms", "Each norm with the settings the recipe has for it"
+CHOSEN = "Each norm with the settings chosen on the validation tasks"
 
 
 @dataclass(frozen=True)
@@ -157,23 +159,28 @@ def _ways(recipe: Recipe, shelf: Shelf, selection: Selection | None) -> list[Way
     """Both where settings were chosen; one alone where of the other nothing is run that is not the same."""
     if selection is not None:
         same, chosen = recipe, with_selection(recipe, selection)
+        titles = RECIPES_OWN if recipe.selected else ONE_FOR_ALL, CHOSEN
     elif recipe.selected:
         same, chosen = replace(recipe, selected=()), recipe
+        titles = ONE_FOR_ALL, RECIPES_OWN
     else:
         return [_way("", recipe, measured_of(recipe, shelf))]
     cells = [measured_of(one, shelf) for one in (same, chosen)]
     apart = [(a, b) for a, b in zip(*cells, strict=True) if a.cell.values != b.cell.values]
     own = [one for one in cells[1] if selection is None or covers(selection, one.cell)]
-    ways = (_way(ONE_FOR_ALL, same, cells[0]), _way(CHOSEN, chosen, own))
+    ways = (_way(titles[0], same, cells[0]), _way(titles[1], chosen, own, len(cells[1]) - len(own)))
     there = [way for side, way in enumerate(ways) if any(pair[side].records for pair in apart)]
     return there or [ways[selection is None]]
 
 
-def _way(title: str, recipe: Recipe, measured: Sequence[Measured]) -> Way:
+def _way(title: str, recipe: Recipe, measured: Sequence[Measured], unchosen: int = 0) -> Way:
+    """``unchosen`` cells are not in it, since nothing was chosen for them."""
     parts = tuple(_parts(recipe, measured))
     there = [one for one in measured if one.records]
     decided = tuple(found for claim in recipe.claims if (found := decide(claim, there)).cases)
-    said = [*apart(measured), *corrected(measured), *remarks(recipe, [line for part in parts for line in part.lines])]
+    judged = remarks(recipe, [line for part in parts for line in part.lines])
+    said = [*apart(measured), *corrected(measured), *precision_remarks(measured), *judged]
+    said += [f"Left out: the {unchosen} cells for which no learning rate was chosen."] if unchosen else []
     return Way(title, parts, decided, tuple(said))
 
 

@@ -9,8 +9,9 @@ from contnorm.recipes.selection import Selection, Tried
 __all__ = ["GRID_NOTE", "grid_rows"]
 
 GRID_NOTE = (
-    "Mean ACC on the validation tasks, which the table leaves out, over seeds; the chosen one in brackets. One that "
-    "lost a seed, because its loss was no longer finite, is not chosen."
+    "Mean ACC on the validation tasks, which the table leaves out, over seeds; the chosen one in brackets: the "
+    "highest, and of several the smallest learning rate. One that lost a seed, because its loss was no longer finite, "
+    "does not count, whatever the others have: it would fail in the table too. A dash was not tried."
 )
 
 
@@ -35,7 +36,8 @@ def grid_rows(selection: Selection) -> list[list[str]]:
 
 
 def _words(tried: Tried, chosen: bool) -> str:
-    words = "-" if math.isnan(tried.mean) else f"{tried.mean:.2f}"
-    words += "" if math.isnan(tried.sd) else f" +- {tried.sd:.2f}"
-    words += f", {tried.lost} lost" if tried.lost else ""
-    return f"[{words}]" if chosen else words
+    words = [] if math.isnan(tried.mean) else [f"{tried.mean:.2f}"]
+    words += [] if math.isnan(tried.sd) else [f"+- {tried.sd:.2f}"]
+    lost = [f"{tried.lost} lost"] if tried.lost else []
+    said = ", ".join([*([" ".join(words)] if words else []), *lost]) or "-"
+    return f"[{said}]" if chosen else said
