@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from contnorm.kernels.fused.tiles import shared_out
-from contnorm.kernels.rows.row_kernels import as_given, lerped, write_gradient, write_scaled
+from contnorm.kernels.rows.row_kernels import as_given, lerped, parameter, write_gradient, write_scaled
 
 __all__ = ["renorm_apply", "renorm_gradient", "renorm_limits", "renorm_moments", "renorm_sums"]
 
@@ -50,14 +50,13 @@ def _store_kept(kept_ptr, c, exists, C, mean, std, r, d):
 
 @triton.jit
 def _load_kept(kept_ptr, c, exists, C):
+    """Each channel's pivot, how far its mean lies from it, its standard deviation, r and d."""
     mean = tl.load(kept_ptr + c, mask=exists, other=0.0)
-    std = tl.load(kept_ptr + C + c, mask=exists, other=1.0)
-    return (
-        mean,
-        std,
-        tl.load(kept_ptr + 2 * C + c, mask=exists, other=1.0),
-        tl.load(kept_ptr + 3 * C + c, mask=exists, other=0.0),
-    )
+    std = tl.load(kept_ptr + C + c, mask=exists, other=1.0).to(tl.float32)
+    r = tl.load(kept_ptr + 2 * C + c, mask=exists, other=1.0).to(tl.float32)
+    d = tl.load(kept_ptr + 3 * C + c, mask=exists, other=0.0).to(tl.float32)
+    pivot = mean.to(tl.float32)
+    return pivot, (mean - pivot.to(tl.float64)).to(tl.float32), std, r, d
 
 
 @triton.jit(do_not_specialize=["N"])
@@ -98,23 +97,24 @@ def renorm_apply(
     """The output from what is kept; or, in evaluation, from the running moments, which the first programs keep."""
     split, c, _, exists, n, rows = shared_out(blocks, splits, N, C, 1, 1, BN, BC, False)
     if TRAIN:
-        mean, std, r, d = _load_kept(kept_ptr, c, exists, C)
+        pivot, off, std, r, d = _load_kept(kept_ptr, c, exists, C)
     else:
         mean = tl.load(run_mean_ptr + c, mask=exists, other=0.0).to(tl.float64)
-        std = tl.sqrt(tl.load(run_var_ptr + c, mask=exists, other=1.0).to(tl.float64))
-        r = tl.zeros_like(mean) + 1.0
-        d = tl.zeros_like(mean)
+        pivot = mean.to(tl.float32)
+        off = tl.zeros_like(pivot)  # running moments are float32 at most
+        std = tl.sqrt(tl.load(run_var_ptr + c, mask=exists, other=1.0).to(tl.float32))
+        r = off + 1.0
+        d = off
         if tl.program_id(0) < blocks:
-            _store_kept(kept_ptr, c, exists, C, mean, std, r, d)
+            _store_kept(kept_ptr, c, exists, C, mean, std.to(tl.float64), r.to(tl.float64), d.to(tl.float64))
     scale = r / (std + eps)
-    pivot = mean.to(tl.float32).to(tl.float64)
-    offset = (pivot - mean) * scale + d
+    offset = d - off * scale
     if weight_ptr is not None:
-        weight = tl.load(weight_ptr + c, mask=exists, other=0.0).to(tl.float64)
+        weight = parameter(weight_ptr, c, exists)
         scale = scale * weight
         offset = offset * weight
     if bias_ptr is not None:
-        offset += tl.load(bias_ptr + c, mask=exists, other=0.0).to(tl.float64)
+        offset += parameter(bias_ptr, c, exists)
     write_scaled(
         x_ptr, y_ptr, pivot[None, :], scale[None, :], offset[None, :], n, c, rows, split, C, L, LAST, BL
     )  # fmt: skip
@@ -135,9 +135,9 @@ def renorm_sums(
         where = sum_ptr + n.to(tl.int64)[:, None] * C + c[None, :]
         all_dy += tl.load(where, mask=rows, other=0.0).to(tl.float64)
         all_dyx += tl.load(where + N * C, mask=rows, other=0.0).to(tl.float64)
-    mean, std, r, d = _load_kept(kept_ptr, c, exists, C)
+    _, off, std, r, d = _load_kept(kept_ptr, c, exists, C)
     sum_dy = tl.sum(all_dy, 0)
-    against = tl.sum(all_dyx, 0) + (mean.to(tl.float32).to(tl.float64) - mean) * sum_dy
+    against = tl.sum(all_dyx, 0) - off * sum_dy
     tl.store(back_ptr + c, sum_dy, mask=exists)
     tl.store(back_ptr + C + c, against, mask=exists)
     if dweight_ptr is not None:
@@ -154,21 +154,20 @@ def renorm_gradient(
 ):  # fmt: skip
     """The gradient of the input; r and d carry none, nor do running moments."""
     split, c, _, exists, n, rows = shared_out(blocks, splits, N, C, 1, 1, BN, BC, False)
-    mean, std, r, _ = _load_kept(kept_ptr, c, exists, C)
+    pivot, off, std, r, _ = _load_kept(kept_ptr, c, exists, C)
     rstd = 1.0 / (std + eps)
     p = r * rstd
     if weight_ptr is not None:
-        p = p * tl.load(weight_ptr + c, mask=exists, other=0.0).to(tl.float64)
-    pivot = mean.to(tl.float32).to(tl.float64)
-    q = tl.zeros_like(mean)
-    t = tl.zeros_like(mean)
+        p = p * parameter(weight_ptr, c, exists)
+    q = tl.zeros_like(p)
+    t = tl.zeros_like(p)
     if TRAIN:
-        sum_dy = tl.load(back_ptr + c, mask=exists, other=0.0)
-        against = tl.load(back_ptr + C + c, mask=exists, other=0.0)
+        sum_dy = tl.load(back_ptr + c, mask=exists, other=0.0).to(tl.float32)
+        against = tl.load(back_ptr + C + c, mask=exists, other=0.0).to(tl.float32)
         # A channel that does not vary has nothing to pull at: its deviation has no slope.
         slope = tl.where(std == 0.0, 0.0, against / tl.where(std == 0.0, 1.0, std))
         q = -p * rstd * slope / N / L
-        t = -p * sum_dy / N / L + q * (pivot - mean)
+        t = -p * sum_dy / N / L - q * off
     write_gradient(
         x_ptr, dy_ptr, dx_ptr, pivot[None, :], p[None, :], q[None, :], t[None, :], n, c, rows, split, C, L, LAST, BL
     )  # fmt: skip

@@ -1,8 +1,9 @@
 """The kernels that go over rows, for every norm made of their moments; and what those of one norm share.
 
 A row is one sample and channel with all its positions. A tile is (BN samples, BC channels, BL positions), a table
-(BN, BC). Tables are float64: they are small beside the data, and a mean of 1e4 with a spread of 1e-2 then keeps its
-digits. What is done to every value is float32, on the value less its row's pivot, which is that mean, rounded.
+(BN, BC). Tables of moments are float64: they are small beside the data, and a mean of 1e4 with a spread of 1e-2 then
+keeps its digits. Means are only ever subtracted from each other; all that follows is float32, and what is done to a
+value is done to it less its pivot, which is its row's or channel's mean, rounded.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import triton.language as tl
 from contnorm.kernels.fused.forward import row_moments
 from contnorm.kernels.fused.tiles import place, positions, shared_out, slab_pivot
 
-__all__ = ["as_given", "lerped", "moments", "sums", "write_gradient", "write_scaled"]
+__all__ = ["as_given", "lerped", "moments", "parameter", "sums", "write_gradient", "write_scaled"]
 
 
 @triton.jit(do_not_specialize=["N", "blocks"])
@@ -60,11 +61,11 @@ def sums(
 def write_scaled(
     x_ptr, y_ptr, pivot, scale, offset, n, c, rows, split, C, L, LAST: tl.constexpr, BL: tl.constexpr
 ):  # fmt: skip
-    """``y = scale * (x - pivot) + offset`` over one chunk of positions; tables are float64, (BN, BC) or (1, BC)."""
+    """``y = scale * (x - pivot) + offset`` over one chunk of positions; tables are (BN, BC), or (1, BC)."""
     at, mask = positions(split * BL, L, rows, BL)
     where = place(n, c, at, C, L, LAST)
-    x = tl.load(x_ptr + where, mask=mask, other=0).to(tl.float32) - pivot.to(tl.float32)[:, :, None]
-    y = x * scale.to(tl.float32)[:, :, None] + offset.to(tl.float32)[:, :, None]
+    x = tl.load(x_ptr + where, mask=mask, other=0).to(tl.float32) - pivot[:, :, None]
+    y = x * scale[:, :, None] + offset[:, :, None]
     tl.store(y_ptr + where, y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
@@ -75,11 +76,15 @@ def write_gradient(
     """``dx = p * dy + q * (x - pivot) + t`` over one chunk of positions; tables as above."""
     at, mask = positions(split * BL, L, rows, BL)
     where = place(n, c, at, C, L, LAST)
-    x = tl.load(x_ptr + where, mask=mask, other=0).to(tl.float32) - pivot.to(tl.float32)[:, :, None]
+    x = tl.load(x_ptr + where, mask=mask, other=0).to(tl.float32) - pivot[:, :, None]
     dy = tl.load(dy_ptr + where, mask=mask, other=0).to(tl.float32)
-    rest = x * q.to(tl.float32)[:, :, None] + t.to(tl.float32)[:, :, None]
-    dx = dy * p.to(tl.float32)[:, :, None] + rest
+    dx = dy * p[:, :, None] + (x * q[:, :, None] + t[:, :, None])
     tl.store(dx_ptr + where, dx.to(dx_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def parameter(parameter_ptr, c, exists):
+    return tl.load(parameter_ptr + c, mask=exists, other=0.0).to(tl.float32)
 
 
 @triton.jit

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from contnorm.kernels.fused.tiles import shared_out
-from contnorm.kernels.rows.row_kernels import as_given, lerped, write_gradient, write_scaled
+from contnorm.kernels.rows.row_kernels import as_given, lerped, parameter, write_gradient, write_scaled
 
 __all__ = ["switch_apply", "switch_gradient", "switch_moments", "switch_sums"]
 
@@ -29,49 +29,59 @@ def _row(table_ptr, n, c, rows, N, C, L):
 
 
 @triton.jit
-def _layer(table_ptr, n, N, C):
-    where = table_ptr + 2 * N * C + n
-    return tl.load(where, mask=n < N, other=0.0)[:, None], tl.load(where + N, mask=n < N, other=0.0)[:, None]
-
-
-@triton.jit
-def _batch(table_ptr, c, exists, N, C):
-    where = table_ptr + 2 * N * C + 2 * N + c
-    return tl.load(where, mask=exists, other=0.0)[None, :], tl.load(where + C, mask=exists, other=0.0)[None, :]
-
-
-@triton.jit
 def _shares(logits_ptr):
-    """The softmax of three logits; divided in float64, so that the shares of a large mean add up to it."""
+    """The softmax of three logits."""
     instance = tl.load(logits_ptr).to(tl.float32)
     layer = tl.load(logits_ptr + 1).to(tl.float32)
     batch = tl.load(logits_ptr + 2).to(tl.float32)
     top = tl.maximum(instance, tl.maximum(layer, batch))
-    instance = tl.exp(instance - top).to(tl.float64)
-    layer = tl.exp(layer - top).to(tl.float64)
-    batch = tl.exp(batch - top).to(tl.float64)
+    instance = tl.exp(instance - top)
+    layer = tl.exp(layer - top)
+    batch = tl.exp(batch - top)
     total = instance + layer + batch
     return instance / total, layer / total, batch / total
 
 
 @triton.jit
+def _means(table_ptr, n, c, exists, rows, N, C):
+    """Each row's pivot, and how far its mean lies from the pivot, from its layer's and from its batch's."""
+    mean = tl.load(table_ptr + n.to(tl.int64)[:, None] * C + c[None, :], mask=rows, other=0.0)
+    layer = tl.load(table_ptr + 2 * N * C + n, mask=n < N, other=0.0)[:, None]
+    batch = tl.load(table_ptr + 2 * N * C + 2 * N + c, mask=exists, other=0.0)[None, :]
+    pivot = mean.to(tl.float32)
+    off = (mean - pivot.to(tl.float64)).to(tl.float32)
+    return pivot, off, (mean - layer).to(tl.float32), (mean - batch).to(tl.float32)
+
+
+@triton.jit
+def _variances(table_ptr, n, c, exists, rows, N, C, L):
+    """Of each row, its layer and its batch."""
+    square = tl.load(table_ptr + N * C + n.to(tl.int64)[:, None] * C + c[None, :], mask=rows, other=0.0)
+    layer = tl.load(table_ptr + 2 * N * C + N + n, mask=n < N, other=0.0)[:, None]
+    batch = tl.load(table_ptr + 2 * N * C + 2 * N + C + c, mask=exists, other=0.0)[None, :]
+    return square.to(tl.float32) / (L - 1), layer.to(tl.float32), batch.to(tl.float32)
+
+
+@triton.jit
 def _mixed(table_ptr, mean_weight_ptr, var_weight_ptr, eps, n, c, exists, rows, N, C, L):
-    """The mixed mean of each row and the reciprocal of its mixed deviation."""
-    row_mean, row_var = _row(table_ptr, n, c, rows, N, C, L)
-    layer_mean, layer_var = _layer(table_ptr, n, N, C)
-    batch_mean, batch_var = _batch(table_ptr, c, exists, N, C)
-    w0, w1, w2 = _shares(mean_weight_ptr)
+    """Each row's pivot, how far its mean lies from it, how far from the mixed mean; the variance, and its rsqrt.
+
+    The shares add up to one, so the mixture is told by differences alone, and a large mean costs no digits.
+    """
+    pivot, off, off_layer, off_batch = _means(table_ptr, n, c, exists, rows, N, C)
+    row_var, layer_var, batch_var = _variances(table_ptr, n, c, exists, rows, N, C, L)
+    _, w1, w2 = _shares(mean_weight_ptr)
     u0, u1, u2 = _shares(var_weight_ptr)
-    mean = w0 * row_mean + w1 * layer_mean + w2 * batch_mean
+    off_mixed = w1 * off_layer + w2 * off_batch
     var = tl.where(rows, u0 * row_var + u1 * layer_var + u2 * batch_var, 1.0)  # nothing is divided by an empty lane
-    return mean, var, 1.0 / tl.sqrt(var + eps)
+    return pivot, off, off_mixed, var, tl.rsqrt(var + eps)
 
 
 @triton.jit
 def _gain(weight_ptr, c, exists, rstd):
     gain = rstd
     if weight_ptr is not None:
-        gain = rstd * tl.load(weight_ptr + c, mask=exists, other=0.0).to(tl.float64)[None, :]
+        gain = rstd * parameter(weight_ptr, c, exists)[None, :]
     return gain
 
 
@@ -165,13 +175,13 @@ def switch_apply(
     BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr, LAST: tl.constexpr,
 ):  # fmt: skip
     split, c, _, exists, n, rows = shared_out(blocks, splits, N, C, 1, 1, BN, BC, False)
-    mean, _, rstd = _mixed(table_ptr, mean_weight_ptr, var_weight_ptr, eps, n, c, exists, rows, N, C, L)
+    pivot, off, off_mixed, _, rstd = _mixed(
+        table_ptr, mean_weight_ptr, var_weight_ptr, eps, n, c, exists, rows, N, C, L
+    )
     gain = _gain(weight_ptr, c, exists, rstd)
-    row_mean, _ = _row(table_ptr, n, c, rows, N, C, L)
-    pivot = row_mean.to(tl.float32).to(tl.float64)
-    offset = (pivot - mean) * gain
+    offset = (off_mixed - off) * gain
     if bias_ptr is not None:
-        offset += tl.load(bias_ptr + c, mask=exists, other=0.0).to(tl.float64)[None, :]
+        offset += parameter(bias_ptr, c, exists)[None, :]
     write_scaled(x_ptr, y_ptr, pivot, gain, offset, n, c, rows, split, C, L, LAST, BL)
 
 
@@ -182,18 +192,18 @@ def switch_apply(
 def _pulls(
     table_ptr, sum_ptr, weight_ptr, mean_weight_ptr, var_weight_ptr, eps, n, c, exists, rows, N, C, L
 ):  # fmt: skip
-    """Of each row: the sum of dy, that of dy times the normalized value; the gradients of its mixed mean and variance;
-    and the mixture itself."""
-    mean, var, rstd = _mixed(table_ptr, mean_weight_ptr, var_weight_ptr, eps, n, c, exists, rows, N, C, L)
-    row_mean, _ = _row(table_ptr, n, c, rows, N, C, L)
-    pivot = row_mean.to(tl.float32).to(tl.float64)
+    """Of each row: the sum of dy, and of dy times the normalized value; the gradients of its mixed mean and variance;
+    and of the mixture what `_mixed` says, with the gain."""
+    pivot, off, off_mixed, var, rstd = _mixed(
+        table_ptr, mean_weight_ptr, var_weight_ptr, eps, n, c, exists, rows, N, C, L
+    )
     where = sum_ptr + n.to(tl.int64)[:, None] * C + c[None, :]
-    sum_dy = tl.load(where, mask=rows, other=0.0).to(tl.float64)
-    against = tl.load(where + N * C, mask=rows, other=0.0).to(tl.float64) + (pivot - mean) * sum_dy
+    sum_dy = tl.load(where, mask=rows, other=0.0)
+    against = (tl.load(where + N * C, mask=rows, other=0.0) + (off_mixed - off) * sum_dy) * rstd
     gain = _gain(weight_ptr, c, exists, rstd)
     to_mean = -gain * sum_dy
-    to_var = -0.5 * gain * rstd * rstd * against
-    return sum_dy, rstd * against, to_mean, to_var, mean, var, gain
+    to_var = -0.5 * gain * rstd * against
+    return sum_dy, against, to_mean, to_var, pivot, off, off_mixed, var, gain
 
 
 @triton.jit
@@ -217,17 +227,16 @@ def _sums_of_sample(
         c = first + tl.arange(0, BT)
         exists = c < C
         rows = exists[None, :]
-        _, _, pull_mean, pull_var, mean, var, _ = _pulls(
+        _, _, pull_mean, pull_var, _, _, off_mixed, var, _ = _pulls(
             table_ptr, sum_ptr, weight_ptr, mean_weight_ptr, var_weight_ptr, eps, n, c, exists, rows, N, C, L
         )
-        row_mean, row_var = _row(table_ptr, n, c, rows, N, C, L)
-        layer_mean, layer_var = _layer(table_ptr, n, N, C)
-        batch_mean, batch_var = _batch(table_ptr, c, exists, N, C)
+        _, _, off_layer, off_batch = _means(table_ptr, n, c, exists, rows, N, C)
+        row_var, layer_var, batch_var = _variances(table_ptr, n, c, exists, rows, N, C, L)
         to_mean += pull_mean
         to_var += pull_var
-        m0 += pull_mean * (row_mean - mean)
-        m1 += pull_mean * (layer_mean - mean)
-        m2 += pull_mean * (batch_mean - mean)
+        m0 += pull_mean * off_mixed
+        m1 += pull_mean * (off_mixed - off_layer)
+        m2 += pull_mean * (off_mixed - off_batch)
         v0 += pull_var * (row_var - var)
         v1 += pull_var * (layer_var - var)
         v2 += pull_var * (batch_var - var)
@@ -257,7 +266,7 @@ def _sums_of_channels(
     for first in range(0, N, BN):
         n = first + tl.arange(0, BN)
         rows = (n < N)[:, None] & exists[None, :]
-        sum_dy, normalized, pull_mean, pull_var, _, _, _ = _pulls(
+        sum_dy, normalized, pull_mean, pull_var, _, _, _, _, _ = _pulls(
             table_ptr, sum_ptr, weight_ptr, mean_weight_ptr, var_weight_ptr, eps, n, c, exists, rows, N, C, L
         )
         to_mean += pull_mean
@@ -324,27 +333,24 @@ def switch_gradient(
 ):  # fmt: skip
     """The gradient of the input; the first program adds up those of the logits by the way."""
     split, c, _, exists, n, rows = shared_out(blocks, splits, N, C, 1, 1, BN, BC, False)
-    _, _, pull_mean, pull_var, _, _, gain = _pulls(
+    _, _, pull_mean, pull_var, pivot, off, _, _, gain = _pulls(
         table_ptr, sum_ptr, weight_ptr, mean_weight_ptr, var_weight_ptr, eps, n, c, exists, rows, N, C, L
     )
-    row_mean, _ = _row(table_ptr, n, c, rows, N, C, L)
-    layer_mean, _ = _layer(table_ptr, n, N, C)
+    _, _, off_layer, off_batch = _means(table_ptr, n, c, exists, rows, N, C)
     w0, w1, w2 = _shares(mean_weight_ptr)
     u0, u1, u2 = _shares(var_weight_ptr)
-    layer_pull = tl.load(back_ptr + n, mask=n < N, other=0.0)[:, None] * w1
-    layer_var_pull = tl.load(back_ptr + N + n, mask=n < N, other=0.0)[:, None] * u1
-    to_mean = w0 * pull_mean + (layer_pull + 2.0 * layer_var_pull * (row_mean - layer_mean)) / C
+    layer_pull = tl.load(back_ptr + n, mask=n < N, other=0.0).to(tl.float32)[:, None] * w1
+    layer_var_pull = tl.load(back_ptr + N + n, mask=n < N, other=0.0).to(tl.float32)[:, None] * u1
+    to_mean = w0 * pull_mean + (layer_pull + 2.0 * layer_var_pull * off_layer) / C
     to_var = u0 * pull_var + layer_var_pull / C
     if TRAIN:
-        batch_mean, _ = _batch(table_ptr, c, exists, N, C)
         where = back_ptr + 8 * N + c
-        batch_pull = tl.load(where, mask=exists, other=0.0)[None, :] * w2
-        batch_var_pull = tl.load(where + C, mask=exists, other=0.0)[None, :] * u2
-        to_mean += (batch_pull + 2.0 * batch_var_pull * (row_mean - batch_mean)) / N
+        batch_pull = tl.load(where, mask=exists, other=0.0).to(tl.float32)[None, :] * w2
+        batch_var_pull = tl.load(where + C, mask=exists, other=0.0).to(tl.float32)[None, :] * u2
+        to_mean += (batch_pull + 2.0 * batch_var_pull * off_batch) / N
         to_var += batch_var_pull / N
-    pivot = row_mean.to(tl.float32).to(tl.float64)
     q = 2.0 * to_var / (L - 1)
-    t = to_mean / L + q * (pivot - row_mean)
+    t = to_mean / L - q * off
     write_gradient(x_ptr, dy_ptr, dx_ptr, pivot, gain, q, t, n, c, rows, split, C, L, LAST, BL)
     if tl.program_id(0) == 0:
         _logits(back_ptr, mean_weight_ptr, var_weight_ptr, dmean_ptr, dvar_ptr, N, BT)
