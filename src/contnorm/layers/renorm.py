@@ -41,6 +41,7 @@ class BatchRenormBase(OwnSyncOnly, MomentNorm):
         total_steps: Scale the published ramps to a run of so many batches.
     """
 
+    own_kernels: ClassVar[bool] = True
     sync_advice: ClassVar[str] = "It has no synchronised form: convert it to 'bn' or 'cn' first."
     r_limit: Tensor
     d_limit: Tensor

@@ -98,10 +98,7 @@ def _by_torch(
     differentiable = torch.is_grad_enabled()
     with torch.enable_grad():
         # A name of its own for each: one of them may have been made from another, and would then be counted twice.
-        own = [t if t is None else t.view_as(t) if differentiable else t.detach() for t in given]
+        own = [None if t is None else t.view_as(t) for t in given]
         wanted = [t for t, need in zip(own, needed, strict=True) if need and t is not None]
-        if not differentiable:
-            for t in wanted:
-                t.requires_grad_()
         found = iter(torch.autograd.grad(again(*own), wanted, dy, create_graph=differentiable))
     return tuple(next(found) if need and t is not None else None for t, need in zip(own, needed, strict=True))

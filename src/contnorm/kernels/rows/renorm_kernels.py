@@ -79,14 +79,14 @@ def renorm_moments(
         reach = as_given(d_max_ptr, d_max)
         r = _clipped(std / floor, 1.0 / top, top)
         d = _clipped((mean - old_mean) / floor, -reach, reach)
-        if MOVE:
-            weight = as_given(momentum_ptr, momentum)
-            moved = lerped(old_mean, mean, weight).to(tl.float32)
-            tl.store(run_mean_ptr + c, moved.to(run_mean_ptr.dtype.element_ty), mask=exists)
-            spread = lerped(old_std, std, weight)  # the average is of standard deviations, kept squared
-            moved = (spread * spread).to(tl.float32)
-            tl.store(run_var_ptr + c, moved.to(run_var_ptr.dtype.element_ty), mask=exists)
-    _store_kept(kept_ptr, c, exists, C, mean, std, r, d)
+    _store_kept(kept_ptr, c, exists, C, mean, std, r, d)  # before anything moves: r and d are of the old moments
+    if MOVE:
+        weight = as_given(momentum_ptr, momentum)
+        moved = lerped(old_mean, mean, weight).to(tl.float32)
+        tl.store(run_mean_ptr + c, moved.to(run_mean_ptr.dtype.element_ty), mask=exists)
+        spread = lerped(old_std, std, weight)  # the average is of standard deviations, kept squared
+        moved = (spread * spread).to(tl.float32)
+        tl.store(run_var_ptr + c, moved.to(run_var_ptr.dtype.element_ty), mask=exists)
 
 
 @triton.jit(do_not_specialize=["N", "blocks", "splits"])
@@ -177,7 +177,7 @@ def renorm_gradient(
 def renorm_limits(counter_ptr, r_ptr, d_ptr, r_max, d_max, r_start, r_length, d_start, d_length):
     """The limits of r and d after so many batches, by their ramps."""
     seen = tl.load(counter_ptr).to(tl.float32)
-    r_part = _clipped((seen - r_start) / r_length, 0.0, 1.0)
-    d_part = _clipped((seen - d_start) / d_length, 0.0, 1.0)
+    r_part = _clipped(tl.div_rn(seen - r_start, r_length * 1.0), 0.0, 1.0)
+    d_part = _clipped(tl.div_rn(seen - d_start, d_length * 1.0), 0.0, 1.0)
     tl.store(r_ptr, 1.0 + (r_max - 1.0) * r_part)
     tl.store(d_ptr, d_max * d_part)
