@@ -14,6 +14,7 @@ collect_ignore_glob = (
     []
     if find_spec("triton")
     else [f"src/contnorm/kernels/fused/{name}.py" for name in ("tiles", "forward", "backward")]
+    + ["src/contnorm/kernels/rows/*_kernels.py"]
 )
 
 

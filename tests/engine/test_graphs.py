@@ -130,15 +130,40 @@ def test_stopped_and_resumed_is_bitwise_equal(
         assert all(same(a, b) for a, b in zip(resumed, whole, strict=True))
 
 
+OWN_KERNELS = {
+    "cn": {
+        "fused.forward": ("forward_one", "forward_rows", "forward_apply"),
+        "fused.backward": ("backward_one", "backward_rows", "backward_apply"),
+    },
+    "brn": {
+        "rows.row_kernels": ("moments", "sums"),
+        "rows.renorm_kernels": (
+            "renorm_limits",
+            "renorm_moments",
+            "renorm_apply",
+            "renorm_sums",
+            "renorm_gradient",
+        ),
+    },
+    "sn": {
+        "rows.row_kernels": ("moments", "sums"),
+        "rows.switch_kernels": ("switch_moments", "switch_apply", "switch_sums", "switch_gradient"),
+    },
+}
+
+
+@pytest.mark.parametrize("norm", OWN_KERNELS)
 def test_kernels_compiled_ahead_are_those_of_the_steps_and_leave_the_lanes_as_they_are(
-    root: Path, source: Source
+    root: Path, source: Source, norm: str
 ) -> None:
     if not launching.can_compile_ahead():
         pytest.skip("this Triton can't compile side by side")
-    config = settings(root, "cn", "er", "tf32")
-    forward, backward = (import_module(f"contnorm.kernels.fused.{name}") for name in ("forward", "backward"))
-    kernels = [forward.forward_one, forward.forward_rows, forward.forward_apply]
-    kernels += [backward.backward_one, backward.backward_rows, backward.backward_apply]
+    config = settings(root, norm, "er", "tf32")
+    kernels = [
+        getattr(import_module(f"contnorm.kernels.{module}"), name)
+        for module, names in OWN_KERNELS[norm].items()
+        for name in names
+    ]
 
     def compiled() -> list[int]:
         return [len(kernel.device_caches[0][0]) for kernel in kernels]
@@ -148,6 +173,7 @@ def test_kernels_compiled_ahead_are_those_of_the_steps_and_leave_the_lanes_as_th
         compile_kernels([lane])
         assert same(lane, untouched)
         ahead = compiled()
+        assert all(ahead)
         for _ in range(70):  # into the second task, which replays
             lane.step()
         assert compiled() == ahead

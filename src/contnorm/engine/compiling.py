@@ -10,7 +10,7 @@ import torch
 from contnorm.engine.evaluate import evaluation_batch
 from contnorm.engine.lane import Lane
 from contnorm.kernels.launching import can_compile_ahead, compiling_ahead
-from contnorm.layers.continual import ContinualNormBase
+from contnorm.layers.base import NormLayer
 from contnorm.models import MODELS
 
 __all__ = ["compile_kernels"]
@@ -27,7 +27,7 @@ def compile_kernels(lanes: Sequence[Lane]) -> None:
     with compiling_ahead():
         for lane in different.values():
             ours = lane.config.model.name in MODELS
-            if ours and any(isinstance(module, ContinualNormBase) for module in lane.model.modules()):
+            if ours and any(isinstance(module, NormLayer) and module.own_kernels for module in lane.model.modules()):
                 _go_through(lane)
 
 

@@ -2,6 +2,8 @@
 
 The paper's formula divides by ``sigma + eps``, not ``sqrt(sigma^2 + eps)``, and both factors stop their gradient.
 The running spread is an average of *standard deviations*, biased; it is kept squared, under batch norm's own name.
+
+On CUDA it is a few kernels of our own (`contnorm.kernels.rows`); the code here is the meaning, and what runs elsewhere.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from contnorm.functional.batch import (
     update_moments,
     uses_batch_moments,
 )
+from contnorm.kernels import rows
 from contnorm.kernels.pivot import channel_pivot, per_channel
 
 __all__ = ["batch_renorm"]
@@ -73,14 +76,54 @@ def batch_renorm(
     check_moments(running_mean, running_var, caller)
     if x.numel() == 0:
         return empty_like_input(x, weight, bias)
+    by_batch = uses_batch_moments(training, running_mean)
+    if by_batch:
+        check_batch(x, eps, caller)
+    moments, parameters, limits = (running_mean, running_var), (weight, bias), (r_max, d_max)
+    chosen = r is not None or d is not None
+    if not chosen and rows.suits(x, parameters, moments, (momentum, *limits), caller):
+        return rows.renorm(_again, x, *moments, parameters, by_batch, momentum, eps, *limits)
+    return _in_torch(x, *moments, *parameters, by_batch, momentum, eps, *limits, r, d)
+
+
+def _again(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor,
+    std: Tensor,
+    r: Tensor,
+    d: Tensor,
+    by_batch: bool,
+    eps: float,
+) -> Tensor:
+    """What the kernels gave, for derivatives that they have not; no running moment is moved."""
+    if by_batch:
+        return _in_torch(x, None, None, weight, bias, True, 0.0, eps, 1.0, 0.0, r, d)
+    return _in_torch(x, mean, std.square(), weight, bias, False, 0.0, eps, 1.0, 0.0, None, None)
+
+
+def _in_torch(
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    by_batch: bool,
+    momentum: float | Tensor,
+    eps: float,
+    r_max: float | Tensor,
+    d_max: float | Tensor,
+    r: Tensor | None,
+    d: Tensor | None,
+) -> Tensor:
     dtype, rank = statistics_dtype(x), x.dim()
-    if not uses_batch_moments(training, running_mean):
+    if not by_batch:
         assert running_mean is not None and running_var is not None
         rstd = 1 / (running_var.to(dtype).sqrt() + eps)
         centred = x.to(dtype) - per_channel(running_mean.to(dtype), rank)
         return apply_affine(centred * per_channel(rstd, rank), weight, bias).to(x.dtype)
 
-    check_batch(x, eps, caller)
     at = channel_pivot(x)
     shifted = x.to(dtype) - per_channel(at, rank)
     mean, var = channel_moments(shifted)

@@ -3,6 +3,8 @@
 As the method's own code has it: two separate weight vectors, one for the means and one for the variances; the
 instance variance is the unbiased one, and the layer and batch variances are built from it. Where a sample has one
 position, as (N, C) input does, an instance has no variance, and only layer and batch moments are mixed.
+
+On CUDA it is a few kernels of our own (`contnorm.kernels.rows`); the code here is the meaning, and what runs elsewhere.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from torch import Tensor
 
 from contnorm.checks import check_batch, check_eps, check_input, check_moments, statistics_dtype
 from contnorm.functional.batch import ANY_RANK, empty_like_input, update_moments, uses_batch_moments
+from contnorm.kernels import rows
 from contnorm.kernels.pivot import per_channel, row_pivot
 
 __all__ = ["batch_moments", "switch_norm"]
@@ -64,30 +67,70 @@ def switch_norm(
     check_moments(running_mean, running_var, caller)
     if x.numel() == 0:
         return empty_like_input(x, weight, bias, mean_weight, var_weight)
-    rows = _row_moments(x)
-    if uses_batch_moments(training, running_mean):
+    by_batch = uses_batch_moments(training, running_mean)
+    if by_batch:
         check_batch(x, eps, caller)
-        batch_mean, batch_var = _batch_branch(rows)
+    moments, parameters = (running_mean, running_var), (weight, bias, mean_weight, var_weight)
+    if not _single(x) and rows.suits(x, parameters, moments, (momentum,), caller):
+        return rows.switch(_again, x, *moments, parameters, by_batch, momentum, eps)
+    return _in_torch(x, *moments, weight, bias, mean_weight, var_weight, by_batch, momentum, eps)
+
+
+def _again(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean_weight: Tensor,
+    var_weight: Tensor,
+    batch_mean: Tensor | None,
+    batch_var: Tensor | None,
+    eps: float,
+) -> Tensor:
+    """What the kernels gave, for derivatives that they have not; no running moment is moved."""
+    by_batch = batch_mean is None
+    return _in_torch(x, batch_mean, batch_var, weight, bias, mean_weight, var_weight, by_batch, 0.0, eps)
+
+
+def _in_torch(
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean_weight: Tensor,
+    var_weight: Tensor,
+    by_batch: bool,
+    momentum: float | Tensor,
+    eps: float,
+) -> Tensor:
+    found = _row_moments(x)
+    if by_batch:
+        batch_mean, batch_var = _batch_branch(found)
         update_moments(running_mean, running_var, batch_mean, batch_var, momentum)
     else:
         assert running_mean is not None and running_var is not None
         batch_mean, batch_var = running_mean.double(), running_var.double()
 
-    layer_mean = rows.mean.mean(1, keepdim=True)
-    layer_var = (rows.var + (rows.mean - layer_mean).square()).mean(1, keepdim=True)
-    single = x.numel() == x.shape[0] * x.shape[1]
-    mean = _mixed(mean_weight, rows.mean, layer_mean, batch_mean, single)
-    var = _mixed(var_weight, rows.var, layer_var, batch_var, single)
+    layer_mean = found.mean.mean(1, keepdim=True)
+    layer_var = (found.var + (found.mean - layer_mean).square()).mean(1, keepdim=True)
+    single = _single(x)
+    mean = _mixed(mean_weight, found.mean, layer_mean, batch_mean, single)
+    var = _mixed(var_weight, found.var, layer_var, batch_var, single)
 
     dtype, rank = statistics_dtype(x), x.dim()
     scale = torch.rsqrt(var + eps)
     if weight is not None:
         scale = scale * weight
-    centred = rows.shifted - per_channel((mean - rows.pivot).to(dtype), rank)
+    centred = found.shifted - per_channel((mean - found.pivot).to(dtype), rank)
     y = centred * per_channel(scale.to(dtype), rank)
     if bias is not None:
         y = y + per_channel(bias.to(dtype), rank)
     return y.to(x.dtype)
+
+
+def _single(x: Tensor) -> bool:
+    """Whether a row is a single position."""
+    return x.numel() == x.shape[0] * x.shape[1]
 
 
 class _Rows(NamedTuple):
@@ -102,7 +145,7 @@ class _Rows(NamedTuple):
 def _row_moments(x: Tensor) -> _Rows:
     wide = x.to(statistics_dtype(x))
     positions = tuple(range(2, x.dim()))
-    if x.numel() == x.shape[0] * x.shape[1]:
+    if _single(x):
         # One position: the row is its own mean, and all that varies is in the tables.
         table = wide.reshape(x.shape[0], x.shape[1])
         zero = torch.zeros_like(table, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""The arithmetic of continual normalization, written more than once; this file names them.
+"""The arithmetic of norms, written more than once; this file names the ways. Those of continual normalization:
 
 - `reference` is the meaning: torch's two stock calls, which cancel at large means.
 - `pivoted` is the same two calls on the data less a pivot, right at any mean.
@@ -9,6 +9,10 @@
 torch operators, each of them a pass of its own, is not it in training: forward and backward it takes 1.5 to 2.6 times
 as long as `pivoted` on two CPU cores (docs/deviations.md), so `auto` is `pivoted`. In evaluation, where the batch step
 is a constant map that group norm can apply, `auto` is `analytic`.
+
+Batch renorm and switchable norm are written twice: in torch's operators, beside their functions, and in a few GPU
+kernels (`kernels/rows`). To them `auto` is the kernels on CUDA and torch's operators elsewhere, `triton` the kernels
+wherever they can run, and every other name torch's operators.
 """
 
 from __future__ import annotations

@@ -18,10 +18,12 @@ __all__ = ["MomentNorm", "NormLayer", "OwnSyncOnly"]
 class NormLayer(nn.Module):
     """A layer over (N, C, *) that checks what it is given under its own name.
 
-    ``ranks`` lists the ranks of input a class takes; ``num_features`` is its number of channels.
+    ``ranks`` lists the ranks of input a class takes; ``num_features`` is its number of channels. ``own_kernels`` says
+    whether on a GPU it is kernels of ours, which are compiled before they first run.
     """
 
     ranks: ClassVar[tuple[int, ...]] = (2, 3, 4, 5)
+    own_kernels: ClassVar[bool] = False
     num_features: int
 
     def _check(self, x: Tensor) -> None:

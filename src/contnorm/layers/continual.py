@@ -43,6 +43,7 @@ class ContinualNormBase(OwnSyncOnly, MomentNorm):
         kernel: Which arithmetic to use, settled now; None reads ``CONTNORM_KERNEL``. See `contnorm.kernels`.
     """
 
+    own_kernels: ClassVar[bool] = True
     sync_advice: ClassVar[str] = "Use contnorm.convert_sync(model), which keeps the group step."
     num_groups: int | str
     order: Order

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from contnorm.functional import batch_renorm
+from contnorm.kernels import rows
 from contnorm.layers.base import MomentNorm, OwnSyncOnly
 
 __all__ = ["BatchRenorm1d", "BatchRenorm2d", "BatchRenorm3d"]
@@ -40,6 +41,7 @@ class BatchRenormBase(OwnSyncOnly, MomentNorm):
         total_steps: Scale the published ramps to a run of so many batches.
     """
 
+    own_kernels: ClassVar[bool] = True
     sync_advice: ClassVar[str] = "It has no synchronised form: convert it to 'bn' or 'cn' first."
     r_limit: Tensor
     d_limit: Tensor
@@ -74,8 +76,11 @@ class BatchRenormBase(OwnSyncOnly, MomentNorm):
     def _ramp(self, published: tuple[int, int]) -> Tensor:
         """How far a ramp is climbed at the batches counted so far, 0 to 1."""
         assert self.num_batches_tracked is not None
-        start, end = (batches * self._stretch() for batches in published)
+        start, end = self._stretched(published)
         return ((self.num_batches_tracked - start) / (end - start)).clamp(0, 1)
+
+    def _stretched(self, published: tuple[int, int]) -> tuple[float, float]:
+        return published[0] * self._stretch(), published[1] * self._stretch()
 
     def _stretch(self) -> float:
         return 1.0 if self.total_steps is None else self.total_steps / PUBLISHED_STEPS
@@ -84,6 +89,16 @@ class BatchRenormBase(OwnSyncOnly, MomentNorm):
         """The limits in force for the batch at hand."""
         if self.num_batches_tracked is None:
             return self.r_limit, self.d_limit
+        found = rows.renorm_limits(
+            self.num_batches_tracked,
+            (self.r_limit, self.d_limit),
+            self._moves_moments(),
+            (self.r_max, self.d_max),
+            (self._stretched(PUBLISHED_R_RAMP), self._stretched(PUBLISHED_D_RAMP)),
+            type(self).__name__,
+        )
+        if found is not None:
+            return found
         r_limit = 1 + (self.r_max - 1) * self._ramp(PUBLISHED_R_RAMP)
         d_limit = self.d_max * self._ramp(PUBLISHED_D_RAMP)
         if self._moves_moments():
@@ -111,16 +126,17 @@ class BatchRenormBase(OwnSyncOnly, MomentNorm):
     def forward(self, input: Tensor) -> Tensor:
         self._check(input)
         tracked = not self.training or self.track_running_stats
+        by_batch = self._normalizes_with_batch()
         output = batch_renorm(
             input,
             self.running_mean if tracked else None,
             self.running_var if tracked else None,
             self.weight,
             self.bias,
-            self._normalizes_with_batch(),
+            by_batch,
             self._weight_of_batch(),
             self.eps,
-            *self._limits(),
+            *(self._limits() if by_batch else (self.r_limit, self.d_limit)),
             caller=type(self).__name__,
         )
         self._count(input)

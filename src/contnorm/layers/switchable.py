@@ -25,6 +25,7 @@ class _SwitchNorm(OwnSyncOnly, MomentNorm):
     softmax mixes the moments, also where ``affine`` is off.
     """
 
+    own_kernels: ClassVar[bool] = True
     sync_advice: ClassVar[str] = "It has no synchronised form: convert it to 'bn' or 'cn' first."
 
     def __init__(

@@ -36,6 +36,7 @@ __all__ = [
     "forward_rows",
     "forward_tables",
     "move_moments",
+    "row_moments",
 ]
 
 
@@ -45,7 +46,7 @@ def _shifted(x_ptr, pivot, where, mask):
 
 
 @triton.jit
-def _row_moments(
+def row_moments(
     x_ptr, pivot, n, c, rows, start, stop, C, L,
     LAST: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr,
 ):  # fmt: skip
@@ -162,7 +163,7 @@ def forward_one(
         x = _shifted(x_ptr, pivot, where, mask)
         row_mean, row_square = chunk_moments(x, mask, L * 1.0)
     else:
-        row_mean, row_square = _row_moments(x_ptr, pivot, n, c, rows, 0, L, C, L, LAST, BN, BC, BL)
+        row_mean, row_square = row_moments(x_ptr, pivot, n, c, rows, 0, L, C, L, LAST, BN, BC, BL)
     group_mean, group_rstd, row_mean, within = tables_from_moments(row_mean, row_square / L, rows, eps, K, BN, BC, KP)
     mean, var = _batch_moments(row_mean, within, rows, N)
     _store_rows(table_ptr, n, c, rows, N, C, row_mean, within)
@@ -192,7 +193,7 @@ def forward_rows(
     split, c, group, _, n, rows = shared_out(blocks, splits, N, C, K, KP, BN, BC, WHOLE)
     pivot = slab_pivot(x_ptr, n, program % blocks, group, rows, N, C, L, K, KP, BN, BC, LAST, WHOLE)
     start, stop = split_range(split, L, span)
-    mean, square = _row_moments(x_ptr, pivot, n, c, rows, start, stop, C, L, LAST, BN, BC, BL)
+    mean, square = row_moments(x_ptr, pivot, n, c, rows, start, stop, C, L, LAST, BN, BC, BL)
     where = (split * N + n.to(tl.int64)[:, None]) * C + c[None, :]
     tl.store(part_ptr + where, mean, mask=rows)
     tl.store(part_ptr + splits * N * C + where, square, mask=rows)
@@ -319,7 +320,7 @@ def evaluate(
         x = _shifted(x_ptr, pivot, where, mask)
         row_mean, row_square = chunk_moments(x, mask, L * 1.0)
     else:
-        row_mean, row_square = _row_moments(x_ptr, pivot, n, c, rows, 0, L, C, L, LAST, BN, BC, BL)
+        row_mean, row_square = row_moments(x_ptr, pivot, n, c, rows, 0, L, C, L, LAST, BN, BC, BL)
     group_mean, group_rstd, _, _ = tables_from_moments(row_mean, row_square / L, rows, eps, K, BN, BC, KP)
     scale, offset = scale_and_offset(group_mean, group_rstd, mean, gain, bias)
     if SINGLE:

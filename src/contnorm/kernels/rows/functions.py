@@ -1,0 +1,104 @@
+"""The launches under plain autograd functions.
+
+Each is given, beside its arguments, the same norm in torch's operators (``again``): where a second derivative is
+wanted, or something besides autograd looks on, the backward pass goes through that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from contnorm.kernels.fused.eager import is_plain
+from contnorm.kernels.rows import launch
+from contnorm.kernels.rows.launch import Limits, Running, Sizes
+
+__all__ = ["Renorm", "Switch"]
+
+Again = Callable[..., Tensor]
+
+
+class Switch(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, again: Again, running: Running, training: bool, eps: float, x: Tensor, *parameters: Any
+    ) -> Tensor:
+        y, table = launch.switch(x, *parameters, running, training, eps)  # type: ignore[call-arg]
+        _say_moved(running)
+        ctx.again, ctx.training, ctx.eps = again, training, eps
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x, *parameters, table)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor | None) -> tuple[Any, ...]:
+        *given, table = ctx.saved_tensors
+        if dy is None:
+            return (None,) * 9
+        if _by_kernels(dy):
+            grads = launch.switch_backward(dy, *given, table, ctx.training, ctx.eps)  # type: ignore[call-arg]
+        else:
+            n, c, *_ = Sizes.of(given[0])
+            batch = (None, None) if ctx.training else table[2 * (n * c + n) :].split(c)
+            grads = _by_torch(lambda *new: ctx.again(*new, *batch, ctx.eps), dy, given, ctx.needs_input_grad[4:])
+        return None, None, None, None, *grads
+
+
+class Renorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        again: Again,
+        running: Running,
+        limits: Limits,
+        training: bool,
+        eps: float,
+        x: Tensor,
+        *parameters: Any,
+    ) -> Tensor:
+        y, kept = launch.renorm(x, *parameters, running, limits, training, eps)  # type: ignore[call-arg]
+        _say_moved(running)
+        ctx.again, ctx.training, ctx.eps = again, training, eps
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x, *parameters, kept)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor | None) -> tuple[Any, ...]:
+        *given, kept = ctx.saved_tensors
+        if dy is None:
+            return (None,) * 8
+        if _by_kernels(dy):
+            grads = launch.renorm_backward(dy, *given, kept, ctx.training, ctx.eps)  # type: ignore[call-arg]
+        else:
+            channels = kept.split(given[0].shape[1])
+            again = lambda *new: ctx.again(*new, *channels, ctx.training, ctx.eps)  # noqa: E731 read once, below
+            grads = _by_torch(again, dy, given, ctx.needs_input_grad[5:])
+        return None, None, None, None, None, *grads
+
+
+def _say_moved(running: Running) -> None:
+    """In place, and said so to autograd, as an operator would."""
+    if running.moves:
+        torch.autograd.graph.increment_version([t for t in running[:2] if t is not None])
+
+
+def _by_kernels(dy: Tensor) -> bool:
+    batched = torch._C._functorch.is_legacy_batchedtensor(dy)  # `is_grads_batched`
+    return not torch.is_grad_enabled() and not batched and is_plain(dy)
+
+
+def _by_torch(
+    again: Again, dy: Tensor, given: Sequence[Tensor | None], needed: Sequence[bool]
+) -> tuple[Tensor | None, ...]:
+    """The gradients of what is needed through torch's operators; differentiable themselves, where that is asked for."""
+    differentiable = torch.is_grad_enabled()
+    with torch.enable_grad():
+        # A name of its own for each: one of them may have been made from another, and would then be counted twice.
+        own = [None if t is None else t.view_as(t) for t in given]
+        wanted = [t for t, need in zip(own, needed, strict=True) if need and t is not None]
+        found = iter(torch.autograd.grad(again(*own), wanted, dy, create_graph=differentiable))
+    return tuple(next(found) if need and t is not None else None for t, need in zip(own, needed, strict=True))

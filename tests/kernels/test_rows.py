@@ -1,0 +1,486 @@
+"""The kernels of batch renorm and switchable norm against their own torch code in float64: all outputs and gradients.
+
+On the CPU they run in Triton's interpreter, with blocks so small that tiny inputs need several of each;
+``--device cuda`` runs the same on a GPU, and the sizes of real networks besides.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from contnorm import BatchRenorm1d, BatchRenorm2d, SwitchNorm1d, SwitchNorm2d
+from contnorm.functional import batch_renorm, switch_norm
+from contnorm.kernels import rows, triton_here
+from contnorm.kernels.rows import launch
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+NORMS = ("brn", "sn")
+NODES = {"brn": "RenormBackward", "sn": "SwitchBackward"}
+PARAMETERS = {"brn": ("weight", "bias"), "sn": ("weight", "bias", "mean_weight", "var_weight")}
+# Sums of float32 against sums of float64: a few roundings; gradients of logits are differences of such sums.
+FLOAT32 = 1e-5
+
+# (N, C, positions), each with its reason.
+SHAPES = [
+    pytest.param((2, 1, (2,)), id="smallest"),
+    pytest.param((1, 6, (5,)), id="one sample"),
+    pytest.param((3, 19, (3, 3)), id="no power of two, two blocks of channels"),
+    pytest.param((3, 5, (9, 31)), id="rows longer than a chunk"),
+    pytest.param((2, 3, (13, 5)), id="rows just too long to be short"),
+    pytest.param((2, 4, (2, 3, 2)), id="volumes"),
+]
+AS_IN_NETWORKS = [
+    (20, 64, (32, 32)),
+    (20, 512, (4, 4)),
+    (20, 160, (2, 2)),
+    (10, 20, (84, 84)),
+    (256, 64, (32, 32)),
+    (4, 64, (112, 112)),
+    (1500, 40, (3, 3)),
+    (3, 2000, (7, 7)),
+]
+Shape = tuple[int, int, tuple[int, ...]]
+every_norm = pytest.mark.parametrize("norm", NORMS)
+every_mode = pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+
+
+@pytest.fixture(autouse=True)
+def _asked_for(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    if device.type == "cpu" and not triton_here.INTERPRETED:
+        pytest.skip("Triton's interpreter is for machines without a GPU; here, use --device cuda")
+    monkeypatch.setenv("CONTNORM_KERNEL", "triton")
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two samples and eight channels at a time, so that every loop over a table goes round more than once."""
+    monkeypatch.setitem(launch._TABLE, "BN", 2)
+    monkeypatch.setattr(launch, "_CHANNELS", 8)
+
+
+def last(x: Tensor) -> Tensor:
+    """The same values with channels next to each other."""
+    return x.movedim(1, -1).contiguous().movedim(-1, 1) if x.dim() > 2 else x
+
+
+def inputs(shape: Shape, device: torch.device, dtype: torch.dtype = torch.float32, seed: int = 0) -> dict[str, Tensor]:
+    """Made on the CPU, so that a GPU sees the same numbers; channels and samples differ in mean and spread."""
+    n, c, positions = shape
+    g = torch.Generator().manual_seed(seed)
+    ones = [1] * len(positions)
+    spread, level = torch.rand((1, c, *ones), generator=g), torch.randn((n, c, *ones), generator=g)
+    x = torch.randn((n, c, *positions), generator=g) * (spread + 0.3) + level + 0.5
+    given = {"x": x, "dy": torch.randn(x.shape, generator=g)}
+    given |= {"weight": torch.randn(c, generator=g), "bias": torch.randn(c, generator=g)}
+    given |= {"mean_weight": torch.randn(3, generator=g), "var_weight": torch.randn(3, generator=g)}
+    given |= {"running_mean": torch.randn(c, generator=g), "running_var": torch.rand(c, generator=g) + 0.2}
+    return {name: value.to(device, dtype) for name, value in given.items()}
+
+
+def call(norm: str, given: dict[str, Any], training: bool, **options: Any) -> Tensor:
+    moments = given.get("running_mean"), given.get("running_var")
+    if norm == "brn":  # limits that some channels reach and others don't
+        limits = {"r_max": 1.5, "d_max": 0.8, **options}
+        return batch_renorm(given["x"], *moments, given.get("weight"), given.get("bias"), training, **limits)
+    arguments = given.get("weight"), given.get("bias"), given["mean_weight"], given["var_weight"]
+    return switch_norm(given["x"], *moments, *arguments, training, **options)
+
+
+def leaves_of(norm: str, given: dict[str, Tensor]) -> dict[str, Tensor]:
+    wanted = {"x", *PARAMETERS[norm]}
+    return {name: t.detach().clone().requires_grad_(name in wanted) for name, t in given.items()}
+
+
+def results(norm: str, given: dict[str, Tensor], training: bool = True, **options: Any) -> dict[str, Tensor]:
+    """The output, all gradients, and the running moments afterwards."""
+    leaves = leaves_of(norm, given)
+    if given["x"].dim() > 2 and not given["x"].is_contiguous():
+        leaves["x"] = last(given["x"].detach()).requires_grad_()
+    y = call(norm, leaves, training, **options)
+    by_kernels = type(y.grad_fn).__name__ == NODES[norm]
+    assert by_kernels == (given["x"].dtype != torch.float64), "kernels, but for the judge"
+    y.backward(given["dy"])
+    found = {f"d{name}": leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
+    found |= {name: leaves[name] for name in ("running_mean", "running_var") if name in leaves}
+    return {"y": y.detach(), **found}
+
+
+def wide(given: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: t.double() for name, t in given.items()}
+
+
+def agree(actual: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = FLOAT32) -> None:
+    assert actual.keys() == expected.keys()
+    for name, value in expected.items():
+        assert actual[name].shape == value.shape, name
+        error = (actual[name].double() - value).abs().max().item() / max(1.0, value.abs().max().item())
+        assert error <= tolerance, f"{name}: off by {error:.1e}"
+
+
+def compare(norm: str, given: dict[str, Tensor], training: bool = True, **options: Any) -> None:
+    """The judge sees the same rounded numbers."""
+    in_double = {
+        name: o.double() if isinstance(o, Tensor) and o.is_floating_point() else o for name, o in options.items()
+    }
+    agree(results(norm, given, training, **options), results(norm, wide(given), training, **in_double))
+
+
+# --- values and gradients ---------------------------------------------------------------------------------------
+
+
+@every_mode
+@pytest.mark.parametrize("shape", SHAPES)
+@every_norm
+@pytest.mark.usefixtures("small_blocks")
+def test_outputs_moments_and_gradients_are_exact(norm: str, shape: Shape, training: bool, device: torch.device) -> None:
+    compare(norm, inputs(shape, device), training)
+
+
+@every_mode
+@pytest.mark.parametrize("shape", [(3, 19, (3, 3)), (2, 5, (9, 31)), (2, 4, (2, 3, 2)), (2, 3, (6,))], ids=str)
+@every_norm
+def test_and_so_with_channels_next_to_each_other(norm: str, shape: Shape, training: bool, device: torch.device) -> None:
+    given = inputs(shape, device)
+    compare(norm, given | {name: last(given[name]) for name in ("x", "dy")}, training)
+
+
+def test_more_samples_than_a_block(device: torch.device) -> None:
+    """With the blocks that are used: 32 samples."""
+    compare("brn", inputs((33, 2, (2,)), device))
+
+
+@every_mode
+def test_batch_renorm_of_no_positions(training: bool, device: torch.device) -> None:
+    compare("brn", inputs((7, 12, ()), device), training)
+
+
+@every_norm
+@pytest.mark.parametrize("absent", ["weight", "bias", "weight bias", "running_mean running_var"])
+def test_what_is_optional_may_be_absent(norm: str, absent: str, device: torch.device) -> None:
+    given = inputs((3, 4, (3, 2)), device)
+    for name in absent.split():
+        del given[name]
+    compare(norm, given)
+    if "running" not in absent:
+        compare(norm, given, training=False)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.3, 1.0, torch.tensor(0.75), torch.tensor(1 / 3, dtype=torch.float64)])
+@every_norm
+def test_running_moments_move_by_any_weight(norm: str, momentum: float | Tensor, device: torch.device) -> None:
+    given = inputs((3, 4, (3,)), device)
+    if isinstance(momentum, Tensor):
+        momentum = momentum.to(device)
+    compare(norm, given, momentum=momentum)
+
+
+def test_limits_on_the_device_are_those_on_the_host(device: torch.device) -> None:
+    given = inputs((3, 6, (3,)), device)
+    limits = {"r_max": torch.tensor(1.5, device=device), "d_max": torch.tensor(0.8, device=device)}
+    agree(results("brn", given, **limits), results("brn", given), 1e-6)
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["parameters too", "parameters in float32"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@every_norm
+def test_half_precision_is_rounded_once(norm: str, dtype: torch.dtype, whole: bool, device: torch.device) -> None:
+    given = inputs((2, 5, (3, 3)), device, dtype)
+    if not whole:
+        given |= {name: t.float() for name, t in given.items() if name not in ("x", "dy")}
+    for training in (True, False):
+        actual, expected = results(norm, given, training), results(norm, wide(given), training)
+        for name, value in actual.items():
+            assert value.dtype == given[name.removeprefix("d") if name not in ("dy", "y") else "x"].dtype, name
+        agree(actual, expected, torch.finfo(dtype).eps)  # one rounding of each result to its type
+
+
+# --- hard numbers -----------------------------------------------------------------------------------------------
+
+
+@every_mode
+@every_norm
+def test_large_means_cost_nothing(norm: str, training: bool, device: torch.device) -> None:
+    """Mean 1e4, spread 1e-2: fails for any arithmetic that lets the mean cancel."""
+    given = inputs((4, 5, (4, 5)), device)
+    g = torch.Generator().manual_seed(1)
+    given["x"] = (torch.randn(given["x"].shape, generator=g) * 1e-2 + 1e4).to(device)
+    given["x"][:, 1, 0, 0] += 0.5  # fifty spreads away, where one of the three values of a pivot is taken
+    given["running_mean"] = torch.full_like(given["bias"], 1e4)
+    given["running_var"] = torch.full_like(given["bias"], 2e-4)
+    actual, expected = results(norm, given, training), results(norm, wide(given), training)
+    for name, value in expected.items():
+        size = value.abs().max()
+        assert ((actual[name] - value).abs().max() / size).item() < 2e-5, name
+
+
+@every_norm
+def test_nan_stays_visible(norm: str, device: torch.device) -> None:
+    for place in ((0, 0, 0), (1, 3, 2)):  # where a pivot is taken, and where none is
+        given = inputs((3, 4, (5,)), device)
+        given["x"][place] = float("nan")
+        found = results(norm, given)
+        assert found["y"][place].isnan()
+        for name in ("running_mean", "running_var"):
+            assert found[name][place[1]].isnan() and not found[name][3 - place[1]].isnan()
+
+
+def test_a_channel_that_does_not_vary_has_a_gradient(device: torch.device) -> None:
+    given = inputs((3, 2, (4,)), device)
+    given["x"][:, 0] = 2.5
+    found = results("brn", given)
+    assert all(value.isfinite().all() for value in found.values())
+
+
+@every_norm
+def test_twice_the_same_bits(norm: str, device: torch.device) -> None:
+    given = inputs((64, 96, (30, 30)) if device.type == "cuda" else (3, 6, (5,)), device)
+    first, second = (results(norm, given) for _ in range(2))
+    for name, value in first.items():
+        assert torch.equal(value, second[name]), name
+
+
+# --- what comes in and goes out ---------------------------------------------------------------------------------
+
+
+@every_norm
+def test_inputs_and_gradients_of_any_strides(norm: str, device: torch.device) -> None:
+    given = inputs((3, 4, (6, 2)), device)
+    plain = results(norm, given | {"x": given["x"][:, :, ::2], "dy": torch.ones_like(given["dy"][:, :, ::2])})
+    leaves = leaves_of(norm, given)
+    y = call(norm, {**leaves, "x": leaves["x"][:, :, ::2]}, True)
+    y.sum().backward()  # a gradient of one number, repeated
+    torch.testing.assert_close(y.detach(), plain["y"])
+    torch.testing.assert_close(leaves["x"].grad[:, :, ::2], plain["dx"])  # type: ignore[index]
+
+
+@pytest.mark.parametrize("positions", [(6,), (3, 4), (2, 3, 2)], ids=["3d", "4d", "5d"])
+@every_norm
+def test_the_layout_is_kept(norm: str, positions: tuple[int, ...], device: torch.device) -> None:
+    given = inputs((2, 3, positions), device)
+    leaves = leaves_of(norm, given) | {"x": last(given["x"]).requires_grad_()}
+    y = call(norm, leaves, True)
+    y.backward(given["dy"])
+    assert y.stride() == leaves["x"].stride() == leaves["x"].grad.stride()  # type: ignore[union-attr]
+
+
+@every_norm
+def test_kept_for_backward_is_the_input_and_small_tables(norm: str, device: torch.device) -> None:
+    n, c = 3, 4
+    given = inputs((n, c, (8, 8)), device)
+    leaves = leaves_of(norm, given)
+    kept: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):  # type: ignore[func-returns-value]
+        call(norm, leaves, True)
+    there = {t.data_ptr() for t in leaves.values()}
+    assert sum(t.numel() for t in kept if t.data_ptr() not in there) <= 2 * (n * c + n + c)
+
+
+@every_norm
+def test_moments_used_in_evaluation_may_move_before_backward(norm: str, device: torch.device) -> None:
+    given = inputs((3, 4, (3,)), device)
+    expected = results(norm, given, training=False)
+    leaves = leaves_of(norm, given)
+    y = call(norm, leaves, False)
+    leaves["running_mean"].add_(1.0), leaves["running_var"].mul_(4.0)
+    y.backward(given["dy"])
+    for name in ("x", *PARAMETERS[norm]):
+        assert torch.equal(leaves[name].grad, expected[f"d{name}"]), name  # type: ignore[arg-type]
+
+
+# --- derivatives of derivatives, several at once ----------------------------------------------------------------
+
+
+@every_mode
+@every_norm
+def test_second_derivatives(norm: str, training: bool, device: torch.device) -> None:
+    given = inputs((3, 4, (3, 2)), device)
+    push = torch.randn(given["x"].shape, generator=torch.Generator().manual_seed(9)).to(device)
+
+    def twice(given: dict[str, Tensor]) -> list[Tensor]:
+        leaves = leaves_of(norm, given)
+        leaves["dy"].requires_grad_()
+        y = call(norm, leaves, training, momentum=0.0)
+        names = ["x", *PARAMETERS[norm]]
+        first = torch.autograd.grad(y, [leaves[name] for name in names], leaves["dy"], create_graph=True)
+        total = (first[0] * push.to(y.dtype)).sum() + sum(each.square().sum() for each in first[1:])
+        return list(torch.autograd.grad(total, [leaves[name] for name in ("x", "weight", "dy")]))
+
+    for actual, expected in zip(twice(given), twice(wide(given)), strict=True):
+        # Sums of products of first derivatives, in float32: some hundred roundings.
+        assert (actual.double() - expected).abs().max().item() <= 1e-4 * max(1.0, expected.abs().max().item())
+
+
+@every_norm
+def test_a_second_derivative_through_a_parameter_made_from_the_input(norm: str, device: torch.device) -> None:
+    """Each way is counted once: the gradient of x inside the norm is not that through the weight."""
+    given = inputs((3, 4, (3, 2)), device)
+
+    def slope(given: dict[str, Tensor]) -> Tensor:
+        leaves = leaves_of(norm, given)
+        weight = leaves["x"].mean((0, 2, 3))
+        y = call(norm, leaves | {"weight": weight}, True, momentum=0.0)
+        (dx,) = torch.autograd.grad(y, leaves["x"], given["dy"], create_graph=True)
+        return dx.detach()
+
+    torch.testing.assert_close(slope(given).double(), slope(wide(given)), rtol=1e-4, atol=1e-4)
+
+
+@every_norm
+def test_several_gradients_at_once(norm: str, device: torch.device) -> None:
+    """A vmap around the backward pass alone, torch's older one (`is_grads_batched`) and its newer one."""
+    given = inputs((3, 4, (5,)), device)
+    leaves = leaves_of(norm, given)
+    x, y = leaves["x"], call(norm, leaves, True, momentum=0.0)
+    pushes = torch.stack([given["dy"], given["x"]])
+    (older,) = torch.autograd.grad(y, x, pushes, is_grads_batched=True, retain_graph=True)
+    (newer,) = torch.func.vmap(lambda push: torch.autograd.grad(y, x, push, retain_graph=True))(pushes)
+    for push, *found in zip(pushes, older, newer, strict=True):
+        (expected,) = torch.autograd.grad(y, x, push, retain_graph=True)
+        for each in found:
+            torch.testing.assert_close(each, expected, rtol=1e-4, atol=1e-5)
+
+
+# --- the layers -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layer", [BatchRenorm2d(4, total_steps=20), SwitchNorm2d(4, momentum=None)], ids=NORMS)
+def test_a_layer_trains_as_in_float64(layer: nn.Module, device: torch.device) -> None:
+    """Six batches, along the ramps of the limits: moments, counter and limits."""
+    layer = layer.to(device)
+    judge = type(layer)(4, momentum=layer.momentum).to(device).double()  # type: ignore[call-arg, arg-type]
+    judge.total_steps = getattr(layer, "total_steps", None)  # type: ignore[assignment]
+    for seed in range(6):
+        x = inputs((3, 4, (3, 2)), device, seed=seed)["x"]
+        torch.testing.assert_close(layer(x).double(), judge(x.double()), rtol=1e-5, atol=1e-5)
+    for (name, a), b in zip(layer.named_buffers(), judge.buffers(), strict=True):
+        torch.testing.assert_close(a.double(), b.double(), rtol=1e-5, atol=1e-6, msg=name)
+    assert layer.num_batches_tracked == 6
+    torch.testing.assert_close(layer.eval()(x).double(), judge.eval()(x.double()), rtol=1e-5, atol=1e-5)
+
+
+def test_frozen_layers_keep_their_limits_and_moments(device: torch.device) -> None:
+    layer = BatchRenorm1d(4, total_steps=20).to(device)
+    for seed in range(4):
+        layer(inputs((3, 4, (3,)), device, seed=seed)["x"])
+    before = {name: buffer.clone() for name, buffer in layer.named_buffers()}
+    layer.stats_frozen = True
+    x = inputs((3, 4, (3,)), device, seed=9)["x"]
+    y = layer(x)
+    judge = BatchRenorm1d(4, total_steps=20).to(device)
+    judge.load_state_dict(layer.state_dict())
+    torch.testing.assert_close(y.double(), judge.double()(x.double()), rtol=1e-5, atol=1e-5)
+    for name, buffer in layer.named_buffers():
+        assert torch.equal(buffer, before[name]), name
+
+
+# --- where they run ---------------------------------------------------------------------------------------------
+
+
+def taken(y: Tensor) -> bool:
+    return type(y.grad_fn).__name__ in NODES.values()
+
+
+def test_a_single_position_is_left_to_the_torch_code(device: torch.device) -> None:
+    for layer, shape in ((SwitchNorm1d(4), (3, 4)), (SwitchNorm2d(4), (3, 4, 1, 1))):
+        assert not taken(layer.to(device)(torch.randn(shape, device=device)))
+
+
+@every_norm
+def test_auto_takes_them_on_cuda_alone_and_the_other_names_never(
+    norm: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = (BatchRenorm1d if norm == "brn" else SwitchNorm1d)(4).to(device)
+    x = torch.randn(3, 4, 5, device=device)
+    for kernel in ("auto", "reference", "pivoted", "analytic"):
+        monkeypatch.setenv("CONTNORM_KERNEL", kernel)
+        assert taken(layer(x)) == (kernel == "auto" and device.type == "cuda")
+    monkeypatch.setenv("CONTNORM_KERNEL", "fast")
+    with pytest.raises(ValueError, match="CONTNORM_KERNEL='fast' is unknown"):
+        layer(x)
+
+
+@every_norm
+def test_what_the_kernels_do_not_take_is_left_to_the_torch_code(
+    norm: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = inputs((3, 4, (3,)), device)
+    others: list[tuple[str, Tensor]] = [("x", given["x"].double()), ("weight", given["weight"].double())]
+    others += [("running_mean", given["running_mean"].repeat_interleave(2)[::2])]
+    others += [("running_var", given["running_var"].clone().requires_grad_())]
+    for name, value in others:
+        leaves = leaves_of(norm, given) | {name: value}
+        assert not taken(call(norm, leaves, name != "running_var", momentum=0.0)), name
+    assert taken(call(norm, leaves_of(norm, given), True))
+    monkeypatch.setattr(triton_here, "INSTALLED", False)
+    assert not taken(call(norm, leaves_of(norm, given), True))
+
+
+@every_norm
+def test_they_step_back_from_what_looks_inside(norm: str, device: torch.device) -> None:
+    layer = (BatchRenorm1d if norm == "brn" else SwitchNorm1d)(4).to(device).eval()
+    x = torch.randn(3, 4, 5, device=device)
+    _, slope = torch.func.jvp(layer, (x,), (torch.ones_like(x),))
+    assert slope.isfinite().all()
+    together = torch.func.vmap(layer)(torch.stack([x, -x]))
+    torch.testing.assert_close(together, torch.stack([layer(x), layer(-x)]), rtol=1e-5, atol=1e-6)
+    program = torch.export.export(layer, (x,))
+    assert "contnorm" not in str(program.graph)
+
+
+# --- on a GPU ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("is_last", [False, True], ids=["channels first", "channels last"])
+@pytest.mark.parametrize("shape", AS_IN_NETWORKS, ids=str)
+@every_norm
+def test_sizes_of_networks(norm: str, shape: Shape, is_last: bool, device: torch.device) -> None:
+    if device.type == "cpu":
+        pytest.skip("too slow in the interpreter")
+    given = inputs(shape, device)
+    if is_last:
+        given |= {name: last(given[name]) for name in ("x", "dy")}
+    for training in (True, False):
+        compare(norm, given, training)
+
+
+@pytest.mark.gpu
+@every_norm
+def test_captured_in_a_graph_gives_the_same_bits(norm: str, device: torch.device) -> None:
+    if device.type == "cpu":
+        pytest.skip("needs a GPU")
+    make = BatchRenorm2d if norm == "brn" else SwitchNorm2d
+    plain, captured = (make(16, momentum=None).to(device) for _ in range(2))
+    x, dy = (torch.randn(8, 16, 9, 9, device=device) for _ in range(2))
+
+    def step(layer: nn.Module) -> list[Tensor]:
+        leaf = x.detach().requires_grad_()
+        y = layer(leaf)
+        return [y, *torch.autograd.grad(y, [leaf, *layer.parameters()], dy)]
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step(captured), step(plain)  # compiled before the capture
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = step(captured)
+    for _ in range(3):
+        graph.replay()
+        expected = step(plain)
+        torch.cuda.synchronize()
+        for a, b in zip([*found, *captured.buffers()], [*expected, *plain.buffers()], strict=True):
+            assert torch.equal(a, b)
+
+
+def test_the_door_says_no_to_what_it_can_not_count(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
+    x = torch.randn(3, 4, 5, device=device)
+    assert rows.suits(x, (), (), (), "demo")
+    monkeypatch.setattr(launch, "MOST", 12)
+    assert not rows.suits(x, (), (), (), "demo")
