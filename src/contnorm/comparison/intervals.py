@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from importlib import import_module
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 
 from contnorm.results import spread_over_seeds
 
@@ -140,7 +140,7 @@ def variance_ratio_interval(values: Sequence[float], others: Sequence[float]) ->
     if math.isnan(a) or math.isnan(b) or b == 0:
         return None
     ratio, n, m = (a / b) ** 2, len(values) - 1, len(others) - 1
-    low, high = stats.f.ppf([(1 - LEVEL) / 2, (1 + LEVEL) / 2], n, m)
+    low, high = _quantiles().fdtri(n, m, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Interval(float(ratio / high), float(ratio / low))
 
 
@@ -150,4 +150,9 @@ def _middle(drawn: NDArray[np.float64]) -> Interval:
 
 
 def _t(freedom: float) -> float:
-    return float(stats.t.ppf((1 + LEVEL) / 2, freedom))
+    return float(_quantiles().stdtrit(freedom, (1 + LEVEL) / 2))
+
+
+def _quantiles() -> Any:
+    """SciPy's, imported where one is wanted: every command comes by this file, and few have intervals to make."""
+    return import_module("scipy.special")
