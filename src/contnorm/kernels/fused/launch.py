@@ -22,6 +22,7 @@ __all__ = [
     "evaluate",
     "forward",
     "gradients_like",
+    "here",
     "in_layout",
     "move_moments",
     "outputs_like",
@@ -85,7 +86,7 @@ def _dense(parameter: Tensor | None) -> Tensor | None:
     return None if parameter is None else parameter.contiguous()
 
 
-def _here(x: Tensor) -> Any:
+def here(x: Tensor) -> Any:
     """Triton launches on the current device, which need not be the tensor's."""
     return torch.cuda.device(x.device if x.is_cuda and x.device.index != torch.cuda.current_device() else -1)
 
@@ -155,7 +156,7 @@ def forward(
     code, grid, tile, shape = _device_code("forward"), (p.programs,), _tile(p, sizes), sizes[:3]
     given = x, _dense(weight), _dense(bias), residual, y
     kept = mean, var, table, *running
-    with _here(x):
+    with here(x):
         if p.way == "one":
             run(code.forward_one, grid, *given, *kept, *shape, eps, **tile, SINGLE=p.single, RELU=relu)
             return y, mean, var, table
@@ -220,7 +221,7 @@ def backward(
     weight, bias = _dense(weight), _dense(bias)
     saved = x, like(dy, x), None if y is None else like(y, x), weight, bias, mean, var, table
     written = dx, dresidual if masked else None, dweight, dbias
-    with _here(x):
+    with here(x):
         if p.way == "one":
             run(code.backward_one, grid, *saved, *written, *shape, eps, **tile, SINGLE=p.single, RELU=relu)
             return dx, dweight, dbias, dresidual
@@ -283,7 +284,7 @@ def evaluate(
     p = plan_evaluation(sizes, plan.LIMITS)
     code, grid, tile, shape = _device_code("forward"), (p.programs,), _tile(p, sizes), sizes[:3]
     given = x, *map(_dense, (mean, var, weight, bias)), residual, y
-    with _here(x):
+    with here(x):
         if p.way == "one":
             run(code.evaluate, grid, *given, *shape, eps, p.blocks, **tile, SINGLE=p.single, RELU=relu)
             return y
@@ -304,7 +305,7 @@ def move_moments(
     factor: float,
 ) -> None:
     c = mean.numel()
-    with _here(mean):
+    with here(mean):
         run(
             _device_code("forward").move_moments,
             (-(-c // _MOMENTS_BLOCK),),
