@@ -110,13 +110,16 @@ def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
 
 def _plain_gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
     """The same in torch's operators, where it is to be differentiated again, or several are wanted at once."""
-    x, weight, bias, _ = ctx.saved_tensors
+    *saved, _ = ctx.saved_tensors
     again = torch.is_grad_enabled()
     with torch.enable_grad():
+        # Views, at which the gradient stops: a tied weight is also behind x, and what goes that way is not ours.
+        own: list[Any] = [None if t is None else t.view_as(t) for t in saved]
+        x, weight, bias = own
         signal = less_slab_pivot(x, ctx.groups)
         scale, offset = (None if p is None else p.to(signal.dtype) for p in (weight, bias))
         y = group_norm_in_layout(signal, ctx.groups, scale, offset, ctx.eps).to(ctx.dtype)
-        needed = [t for t, wanted in zip((x, weight, bias), ctx.needs_input_grad[:3], strict=True) if wanted]
+        needed = [t for t, wanted in zip(own, ctx.needs_input_grad[:3], strict=True) if wanted]
         found = iter(torch.autograd.grad(y, needed, dy, create_graph=again))
     return tuple(next(found) if wanted else None for wanted in ctx.needs_input_grad[:3])
 
@@ -148,7 +151,7 @@ class _LessPivot(torch.autograd.Function):
         given = in_layout(x)
         sizes = sizes_of(given, 1)
         signal = torch.empty_like(given, dtype=torch.float32)
-        pivot, about = torch.empty((2, sizes.channels), dtype=torch.float32, device=x.device).unbind()
+        pivot, about = (torch.empty(sizes.channels, dtype=torch.float32, device=x.device) for _ in range(2))
         chunks = -(-sizes.channels * sizes.length // BLOCK)
         with here(x):
             launch(
