@@ -1,7 +1,7 @@
 """The paper's variants of continual norm on a GPU: our kernel for the group step, torch's own for the batch step.
 
-The meaning is `reference`'s. Its two calls less a pivot are some thirty small kernels a pass; here they are three or
-four. Batch norm goes first or second as it is: what it takes to be right at large means is done before it.
+The meaning is `reference`'s, whose two calls less a pivot are dozens of small kernels there; here each step is one call,
+and what batch norm needs besides to be right at large means is one small kernel before it.
 """
 
 from __future__ import annotations
