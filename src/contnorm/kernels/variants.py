@@ -1,6 +1,6 @@
 """The paper's variants of continual norm on a GPU: our kernel for the group step, torch's own for the batch step.
 
-The meaning is `reference`'s, whose two calls less a pivot are dozens of small kernels there; here each step is one call,
+The meaning is `reference`'s, whose two calls less a pivot are dozens of small kernels; here each step is one call,
 and what batch norm needs besides to be right at large means is one small kernel before it.
 """
 
