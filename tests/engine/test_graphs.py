@@ -55,6 +55,8 @@ CASES = [
     ("cn", "er", "tf32"),
     ("cn", "derpp", "tf32"),
     ("cn", "er", "bf16"),
+    ("bn_gn", "er", "tf32"),
+    ("cn_tied", "er", "bf16"),
     ("brn", "single", "fp32"),
     ("sn", "single", "fp32"),
 ]
@@ -130,15 +132,20 @@ def test_stopped_and_resumed_is_bitwise_equal(
         assert all(same(a, b) for a, b in zip(resumed, whole, strict=True))
 
 
+@pytest.mark.parametrize("norm", ["cn", "bn_gn_tied"])
 def test_kernels_compiled_ahead_are_those_of_the_steps_and_leave_the_lanes_as_they_are(
-    root: Path, source: Source
+    root: Path, source: Source, norm: str
 ) -> None:
     if not launching.can_compile_ahead():
         pytest.skip("this Triton can't compile side by side")
-    config = settings(root, "cn", "er", "tf32")
-    forward, backward = (import_module(f"contnorm.kernels.fused.{name}") for name in ("forward", "backward"))
-    kernels = [forward.forward_one, forward.forward_rows, forward.forward_apply]
-    kernels += [backward.backward_one, backward.backward_rows, backward.backward_apply]
+    config = settings(root, norm, "er", "tf32")
+    if norm == "cn":
+        forward, backward = (import_module(f"contnorm.kernels.fused.{name}") for name in ("forward", "backward"))
+        kernels = [forward.forward_one, forward.forward_rows, forward.forward_apply]
+        kernels += [backward.backward_one, backward.backward_rows, backward.backward_apply]
+    else:
+        code = import_module("contnorm.kernels.group_step_device")
+        kernels = [code.less_channel_pivot, code.forward, code.backward]
 
     def compiled() -> list[int]:
         return [len(kernel.device_caches[0][0]) for kernel in kernels]
@@ -148,6 +155,7 @@ def test_kernels_compiled_ahead_are_those_of_the_steps_and_leave_the_lanes_as_th
         compile_kernels([lane])
         assert same(lane, untouched)
         ahead = compiled()
+        assert norm == "cn" or all(ahead)
         for _ in range(70):  # into the second task, which replays
             lane.step()
         assert compiled() == ahead

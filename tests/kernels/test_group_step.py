@@ -492,6 +492,26 @@ def test_compiled_graphs_have_torchs_operators(variant: str, device: torch.devic
     torch.testing.assert_close(twin.running_mean, plain.running_mean, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("variant", "kernels"),
+    [
+        ("bn_gn", ["less_channel_pivot", "forward", "backward", "evaluate"]),
+        ("cn_tied", ["forward", "backward", "forward"]),
+    ],
+)
+def test_a_step_is_these_launches_and_goes_through_with_none_of_them_done(
+    variant: str, kernels: list[str], device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where kernels are compiled ahead, and every number between them means nothing."""
+    asked: list[str] = []
+    monkeypatch.setattr(group_step, "launch", lambda kernel, *_, **__: asked.append(kernel.__name__))
+    layer = ContinualNorm2d(8, num_groups=2, kernel="triton", **VARIANTS[variant]).to(device)
+    layer(torch.randn(4, 8, 3, 3, device=device, requires_grad=True)).sum().backward()
+    with torch.no_grad():
+        layer.eval()(torch.randn(4, 8, 3, 3, device=device))
+    assert asked == kernels
+
+
 # --- tiles ------------------------------------------------------------------------------------------------------
 
 
