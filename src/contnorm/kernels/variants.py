@@ -20,13 +20,12 @@ __all__ = ["evaluate", "refusal", "suits", "train"]
 
 def refusal(x: Tensor, num_groups: int) -> str | None:
     """Why the kernel can't take this input; None where it can."""
-    reason = fused.refusal(x, num_groups)
-    if reason is None and not (is_plain(x) and fused.is_bare()):
+    if not (is_plain(x) and fused.is_bare()):  # first: what follows looks at sizes, which an exporter leaves open
         return (
             "for order='bn_gn' and tied=True it is launched in plain eager code, and not where torch compiles, "
             "exports, traces or transforms it"
         )
-    return reason
+    return fused.refusal(x, num_groups)
 
 
 def suits(x: Tensor, num_groups: int) -> bool:
