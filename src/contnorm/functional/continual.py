@@ -9,7 +9,7 @@ from torch import Tensor
 
 from contnorm.checks import check_batch, check_eps, check_group_size, check_input, check_moments, resolve_groups
 from contnorm.functional.batch import ANY_RANK, empty_like_input, unbiased, update_moments, uses_batch_moments
-from contnorm.kernels import Kernel, Order, analytic, chosen_kernel, fused, reference
+from contnorm.kernels import Kernel, Order, analytic, chosen_kernel, fused, reference, variants
 from contnorm.kernels.activation import activated
 from contnorm.kernels.reference import BatchMoments
 
@@ -79,7 +79,10 @@ def continual_norm(
     chosen = _settled(chosen_kernel(kernel, caller), x, groups, order, tied, by_batch, caller)
     if chosen == "triton":
         moments = running_mean, running_var
-        return _fused(x, moments, weight, bias, by_batch, momentum, eps, groups, relu, residual, num_batches)
+        if order == "gn_bn" and not tied:
+            return _fused(x, moments, weight, bias, by_batch, momentum, eps, groups, relu, residual, num_batches)
+        y = _variant(x, moments, weight, bias, by_batch, momentum, eps, groups, order, tied, num_batches)
+        return activated(y, residual, relu)
     pivot = chosen != "reference"
     if not by_batch:
         assert running_mean is not None and running_var is not None
@@ -105,13 +108,15 @@ def continual_norm(
 
 def _settled(chosen: Kernel, x: Tensor, groups: int, order: Order, tied: bool, by_batch: bool, caller: str) -> Kernel:
     """The kernel to use on this input: ``auto`` is decided, and one that can't do it gives way or is refused."""
-    closed_form = order == "gn_bn" and not tied  # the variants have none: they are the two calls, less a pivot
+    closed_form = order == "gn_bn" and not tied  # the variants have none: they are the two steps, less a pivot
     if chosen == "triton":
-        reason = fused.refusal(x, groups) if closed_form else "order='bn_gn' and tied=True have no fused form"
+        reason = fused.refusal(x, groups) if closed_form else variants.refusal(x, groups)
         if reason is not None:
             raise ValueError(f"{caller}: kernel='triton' can't be used here: {reason}. Leave it to 'auto'.")
         return chosen
     if not closed_form:
+        if chosen == "auto" and variants.suits(x, groups):
+            return "triton"
         return "pivoted" if chosen in ("auto", "analytic") else chosen
     if chosen == "auto":
         if fused.suits(x, groups):
@@ -144,6 +149,33 @@ def _fused(
     if found is not None:
         update_moments(mean, var, found.mean, unbiased(found.var, count), momentum)
         _count(num_batches)
+    return y
+
+
+def _variant(
+    x: Tensor,
+    moments: tuple[Tensor | None, Tensor | None],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    by_batch: bool,
+    momentum: float | Tensor,
+    eps: float,
+    groups: int,
+    order: Order,
+    tied: bool,
+    num_batches: Tensor | None,
+) -> Tensor:
+    mean, var = moments
+    if not by_batch:
+        assert mean is not None and var is not None
+        return variants.evaluate(x, mean, var, weight, bias, eps, groups, order=order, tied=tied)
+    running = None
+    if mean is not None and var is not None and not (isinstance(momentum, float) and momentum == 0.0):
+        running = mean, var
+    y, found = variants.train(x, weight, bias, eps, groups, order=order, tied=tied, running=running, momentum=momentum)
+    if found is not None:
+        update_moments(mean, var, found.mean, found.var, momentum)
+    _count(num_batches)
     return y
 
 

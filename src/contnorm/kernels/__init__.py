@@ -3,7 +3,8 @@
 - `reference` is the meaning: torch's two stock calls, which cancel at large means.
 - `pivoted` is the same two calls on the data less a pivot, right at any mean.
 - `analytic` is one pass of statistics and one multiply-add with a hand-written backward, right at any mean.
-- `triton` is `analytic` fused into one to three GPU kernels each way (`kernels/fused`), right at any mean.
+- `triton` is `analytic` fused into one to three GPU kernels each way (`kernels/fused`), right at any mean. The paper's
+  variants have no closed form here: theirs is a kernel for the group step, beside torch's batch norm (`variants`).
 
 `auto` takes the fastest that is right. On CUDA that is `triton`, wherever it can run. Elsewhere `analytic`, written in
 torch operators, each of them a pass of its own, is not it in training: forward and backward it takes 1.5 to 2.6 times

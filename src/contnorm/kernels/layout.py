@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -16,6 +17,8 @@ def group_norm_in_layout(x: Tensor, num_groups: int, weight: Tensor | None, bias
         >>> group_norm_in_layout(x, 2, None, None, 1e-5).is_contiguous(memory_format=torch.channels_last)
         True
     """
+    if weight is None and bias is not None:
+        weight = torch.ones_like(bias)  # with a bias alone torch's backward pass fails
     y = F.group_norm(x, num_groups, weight, bias, eps)
     if x.dim() > 3 and x.stride(1) == 1 and not x.is_contiguous():
         return y.movedim(1, -1).contiguous().movedim(-1, 1)  # no copy where it is so already

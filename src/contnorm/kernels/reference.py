@@ -17,7 +17,15 @@ from contnorm.kernels import Order
 from contnorm.kernels.layout import group_norm_in_layout
 from contnorm.kernels.pivot import channel_pivot, less_slab_pivot, per_channel, slab_pivot
 
-__all__ = ["BatchMoments", "batch_step", "evaluate", "in_statistics_dtype", "train"]
+__all__ = [
+    "BatchMoments",
+    "batch_step",
+    "beside_bias",
+    "evaluate",
+    "in_statistics_dtype",
+    "scaled_about_pivot",
+    "train",
+]
 
 
 class BatchMoments(NamedTuple):
@@ -83,14 +91,14 @@ def evaluate(
         y = F.batch_norm(grouped, mean, var, weight, bias, False, 0.0, eps)
     else:
         if pivot:
-            normalized = _scaled_about_pivot(x, mean, var, first_weight, first_bias, eps, num_groups)
+            normalized = scaled_about_pivot(x, mean, var, first_weight, first_bias, eps, num_groups)
         else:
             normalized = F.batch_norm(signal, mean, var, first_weight, first_bias, False, 0.0, eps)
         y = group_norm_in_layout(normalized, num_groups, weight, bias, eps)
     return y.to(x.dtype)
 
 
-def _scaled_about_pivot(
+def scaled_about_pivot(
     x: Tensor,
     mean: Tensor,
     var: Tensor,
@@ -123,13 +131,17 @@ def batch_step(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, moments: bool
 ) -> tuple[Tensor, BatchMoments | None]:
     """Stock batch norm with batch statistics; momentum 1 into fresh buffers is how it tells what they were."""
-    if weight is None and bias is not None:
-        weight = torch.ones_like(bias)  # on CUDA torch's backward pass fails with a bias alone
+    weight = beside_bias(weight, bias)
     if not moments:
         return F.batch_norm(x, None, None, weight, bias, True, 0.0, eps), None
     dtype = statistics_dtype(x)
     found = BatchMoments(x.new_zeros(x.shape[1], dtype=dtype), x.new_ones(x.shape[1], dtype=dtype))
     return F.batch_norm(x, found.mean, found.var, weight, bias, True, 1.0, eps), found
+
+
+def beside_bias(weight: Tensor | None, bias: Tensor | None) -> Tensor | None:
+    """The weight, or ones beside a bias alone, with which the backward pass of torch's batch norm fails on CUDA."""
+    return torch.ones_like(bias) if weight is None and bias is not None else weight
 
 
 def in_statistics_dtype(

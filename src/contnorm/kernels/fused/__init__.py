@@ -18,7 +18,7 @@ from contnorm.kernels.fused.launch import Running
 from contnorm.kernels.reference import BatchMoments
 from contnorm.kernels.triton_here import COMPILER, INSTALLED, INTERPRETED
 
-__all__ = ["evaluate", "refusal", "running_moments", "suits", "train"]
+__all__ = ["check_parameters", "evaluate", "is_bare", "refusal", "running_moments", "suits", "train"]
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -40,12 +40,15 @@ def refusal(x: Tensor, num_groups: int) -> str | None:
 
 def suits(x: Tensor, num_groups: int) -> bool:
     """Whether to take the kernels unasked: on CUDA, and where nothing has to look inside the operators."""
+    return x.is_cuda and is_bare() and refusal(x, num_groups) is None
+
+
+def is_bare() -> bool:
+    """Whether no exporter, tracer or transform has to look inside what is called."""
     return (
-        x.is_cuda
-        and not torch.compiler.is_exporting()  # an exported program should need no operators of ours
+        not torch.compiler.is_exporting()  # an exported program should need no operators of ours
         and not torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
         and not _transformed()
-        and refusal(x, num_groups) is None
     )
 
 
@@ -64,7 +67,7 @@ def train(
     Given with the output are the batch's moments, the variance a biased one; or None where running moments were given
     and are moved already.
     """
-    _check(x, weight, bias)
+    check_parameters(x, weight, bias)
     if not _fusible(x, residual):
         y, found = train(x, weight, bias, eps, num_groups, running=running)
         return activated(y, residual, relu), found
@@ -111,7 +114,7 @@ def evaluate(
     relu: bool = False,
 ) -> Tensor:
     """The same with given moments."""
-    _check(x, mean, var, weight, bias)
+    check_parameters(x, mean, var, weight, bias)
     if not _fusible(x, residual):
         return activated(evaluate(x, mean, var, weight, bias, eps, num_groups), residual, relu)
     run: Any = operators.continual_norm_eval
@@ -123,7 +126,7 @@ def evaluate(
     return y
 
 
-def _check(x: Tensor, *channels: Tensor | None) -> None:
+def check_parameters(x: Tensor, *channels: Tensor | None) -> None:
     """What torch's operators see to themselves: a kernel would read past an end, or on another device."""
     for each in channels:
         if each is not None and (each.shape != x.shape[1:2] or each.device != x.device):

@@ -1,0 +1,532 @@
+"""The paper's variants by our group norm and torch's batch norm, against float64 of the meaning.
+
+On the CPU the kernels run in Triton's interpreter, in tiles so small that a few values need several; ``--device cuda``
+runs the same on a GPU, and the sizes of real networks besides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from contnorm import ContinualNorm2d
+from contnorm.functional import continual_norm
+from contnorm.kernels import fused, group_step, variants
+from contnorm.kernels.fused.plan import Sizes
+from contnorm.kernels.group_step import tile_of
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+Shape = tuple[int, int, int, tuple[int, ...]]
+EPS = 1e-5
+# Sums of float32 against sums of float64: a few roundings, and more where the spread of a group is near to nothing.
+FLOAT32 = 2e-5
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "bn_gn": {"order": "bn_gn"},
+    "cn_tied": {"tied": True},
+    "bn_gn_tied": {"order": "bn_gn", "tied": True},
+}
+# (N, C, G, positions), each with its reason.
+SHAPES = [
+    pytest.param((2, 12, 3, ()), id="no positions"),
+    pytest.param((1, 6, 2, (5,)), id="one sample"),
+    pytest.param((1, 5, 5, (4, 4)), id="group of one channel"),
+    pytest.param((2, 5, 1, (4, 4)), id="one group"),
+    pytest.param((2, 8, 4, (4, 4)), id="as in a ResNet"),
+    pytest.param((2, 9, 3, (7, 3)), id="no power of two"),
+    pytest.param((1, 8, 4, (2, 3, 5)), id="volumes"),
+    pytest.param((2, 72, 2, (2, 3)), id="a group of more lanes than one sum takes side by side"),
+    pytest.param((1, 22, 11, (3,)), id="groups that do not fill their blocks"),
+]
+AS_IN_NETWORKS = [
+    (20, 64, 32, (32, 32)),
+    (20, 128, 32, (16, 16)),
+    (20, 256, 32, (8, 8)),
+    (20, 512, 32, (4, 4)),
+    (8, 64, 32, (112, 112)),
+    (64, 512, 1, (7, 7)),
+    (4096, 128, 16, ()),
+    (128, 96, 32, (3, 3)),
+]
+every_variant = pytest.mark.parametrize("variant", VARIANTS)
+every_shape = pytest.mark.parametrize("shape", SHAPES)
+both_layouts = pytest.mark.parametrize("is_last", [False, True], ids=["nchw", "nhwc"])
+
+
+@pytest.fixture(autouse=True)
+def _can_run(device: torch.device) -> None:
+    if device.type == "cpu" and not fused.INTERPRETED:
+        pytest.skip("Triton's interpreter is for machines without a GPU; here, use --device cuda")
+
+
+@pytest.fixture(autouse=True)
+def _usual_tiles() -> Iterator[None]:
+    usual = group_step.SMALL, group_step.LARGE
+    yield
+    group_step.SMALL, group_step.LARGE = usual
+
+
+def in_small_tiles() -> None:
+    """A few values then need several chunks."""
+    group_step.SMALL = group_step.LARGE = 64
+
+
+def last(x: Tensor) -> Tensor:
+    """The same values with channels next to each other."""
+    return x.movedim(1, -1).contiguous().movedim(-1, 1)
+
+
+def inputs(shape: Shape, device: torch.device, seed: int = 0) -> dict[str, Tensor]:
+    n, c, _, positions = shape
+    g = torch.Generator().manual_seed(seed)
+    spread = torch.rand((1, c, *[1] * len(positions)), generator=g) + 0.1
+    x = torch.randn((n, c, *positions), generator=g) * spread + 0.5
+    given = {"x": x, "dy": torch.randn(x.shape, generator=g)}
+    given |= {name: torch.randn(c, generator=g) for name in ("weight", "bias", "mean")}
+    given["var"] = torch.rand(c, generator=g) + 0.1
+    return {name: t.to(device) for name, t in given.items()}
+
+
+def results(
+    given: dict[str, Tensor], groups: int, kernel: Any, variant: str, training: bool = True
+) -> dict[str, Tensor]:
+    """The output, the moved running moments and every gradient."""
+    leaves = {name: given[name].detach().requires_grad_() for name in ("x", "weight", "bias") if name in given}
+    moments = [given[name].clone() for name in ("mean", "var")]
+    y = continual_norm(
+        leaves["x"], *moments, leaves.get("weight"), leaves.get("bias"), training, 0.3, EPS, groups,
+        kernel=kernel, **VARIANTS[variant],
+    )  # fmt: skip
+    grads = torch.autograd.grad(y, list(leaves.values()), given["dy"])
+    found = {"y": y.detach(), "mean": moments[0], "var": moments[1]}
+    return found | {f"d{name}": grad for name, grad in zip(leaves, grads, strict=True)}
+
+
+def wide(given: dict[str, Tensor]) -> dict[str, Tensor]:
+    """For the oracle, in one layout: torch's group norm squares before it sums in the other, and is off at 1e4."""
+    return {name: t.double().contiguous() for name, t in given.items()}
+
+
+def errors(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str, float]:
+    assert actual.keys() == expected.keys()
+    found = {}
+    for name, value in expected.items():
+        assert actual[name].shape == value.shape, name
+        found[name] = (actual[name].double() - value).abs().max().item() / max(1.0, value.abs().max().item())
+    return found
+
+
+def compare(given: dict[str, Tensor], groups: int, variant: str, training: bool = True) -> None:
+    """As good as the stock calls in float32, which are off by more where a spread is near to nothing."""
+    expected = results(wide(given), groups, "reference", variant, training)
+    stock = errors(results(given, groups, "reference", variant, training), expected)
+    for name, error in errors(results(given, groups, "triton", variant, training), expected).items():
+        assert error <= 4 * stock[name] + FLOAT32, f"{name}: off by {error:.1e}, the stock calls by {stock[name]:.1e}"
+
+
+# --- values and gradients ---------------------------------------------------------------------------------------
+
+
+@both_layouts
+@every_shape
+def test_the_group_step_is_exact(shape: Shape, is_last: bool, device: torch.device) -> None:
+    if is_last and not shape[3]:
+        pytest.skip("without positions there is one layout")
+    given = inputs(shape, device)
+    given |= {name: last(given[name]) for name in ("x", "dy") if is_last}
+    if is_last:
+        in_small_tiles()
+    outcomes = []
+    for each in (given, wide(given)):
+        leaves = [each[name].detach().requires_grad_() for name in ("x", "weight", "bias")]
+        if each is given:
+            y = group_step.group_step(*leaves, EPS, shape[2], torch.float32)  # type: ignore[call-arg]
+            assert y.stride() == leaves[0].stride()
+        else:
+            y = F.group_norm(leaves[0], shape[2], *leaves[1:], EPS)
+        outcomes.append([y.detach(), *torch.autograd.grad(y, leaves, each["dy"])])
+    for actual, expected in zip(*outcomes, strict=True):
+        assert (actual - expected).abs().max().item() <= FLOAT32 * max(1.0, expected.abs().max().item())
+
+
+@pytest.mark.parametrize(
+    "shape", [(2, 9, 3, (7, 3)), (1, 6, 2, (5,)), (4, 6, 2, ())], ids=["no power of two", "one sample", "no positions"]
+)
+@every_variant
+def test_outputs_moments_and_gradients_are_exact(variant: str, shape: Shape, device: torch.device) -> None:
+    compare(inputs(shape, device), shape[2], variant)
+
+
+@every_variant
+def test_and_so_with_channels_next_to_each_other_and_slabs_larger_than_a_tile(
+    variant: str, device: torch.device
+) -> None:
+    in_small_tiles()
+    given = inputs((2, 6, 2, (3, 5)), device)
+    given |= {name: last(given[name]) for name in ("x", "dy")}
+    assert tile_of(Sizes(2, 6, 15, 2, True, 4)).positions == 8
+    compare(given, 2, variant)
+    compare(given, 2, variant, training=False)
+
+
+@pytest.mark.parametrize(
+    ("variant", "missing"),
+    [
+        ("bn_gn", ("weight", "bias")),
+        ("bn_gn", ("weight",)),
+        ("cn_tied", ("weight",)),
+        ("cn_tied", ("bias",)),
+        ("bn_gn_tied", ("weight",)),
+        ("bn_gn_tied", ("bias",)),
+    ],
+)
+def test_parameters_may_be_missing(variant: str, missing: tuple[str, ...], device: torch.device) -> None:
+    given = {name: t for name, t in inputs((2, 6, 2, (5,)), device).items() if name not in missing}
+    compare(given, 2, variant)
+    compare(given, 2, variant, training=False)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "whole"), [(torch.bfloat16, False), (torch.float16, True)], ids=["bfloat16", "float16, parameters too"]
+)
+@every_variant
+def test_half_precision_is_rounded_once(variant: str, dtype: torch.dtype, whole: bool, device: torch.device) -> None:
+    given = inputs((3, 6, 2, (4, 2)), device)
+    half = ("x", "dy", "weight", "bias") if whole else ("x", "dy")
+    given |= {name: given[name].to(dtype) for name in half}
+    actual = results(given, 2, "triton", variant)
+    for name, value in actual.items():
+        like = given["x" if name == "y" else name.removeprefix("d")]
+        assert value.dtype == like.dtype, name
+    for name, error in errors(actual, results(wide(given), 2, "reference", variant)).items():
+        # One rounding of each result to its type, two where both steps have a gradient; all before is float32.
+        assert error <= 2 * torch.finfo(dtype).eps, name
+
+
+@pytest.mark.gpu
+@both_layouts
+@pytest.mark.parametrize("shape", AS_IN_NETWORKS, ids=str)
+@every_variant
+def test_sizes_of_networks(variant: str, shape: Shape, is_last: bool, device: torch.device) -> None:
+    if device.type == "cpu":
+        pytest.skip("too slow in the interpreter")
+    given = inputs(shape, device)
+    if is_last:
+        given |= {name: last(given[name]) for name in ("x", "dy")}
+    compare(given, shape[2], variant)
+    compare(given, shape[2], variant, training=False)
+
+
+@pytest.mark.gpu
+def test_more_values_than_32_bits_can_count(device: torch.device) -> None:
+    if device.type == "cpu":
+        pytest.skip("needs 30 GB")
+    n = 2**31 // (64 * 1024) + 8
+    x = torch.randn(n, 64, 32, 32, device=device, dtype=torch.bfloat16).requires_grad_()
+    y = group_step.group_step(x, None, None, EPS, 32, torch.bfloat16)
+    tail = x.detach()[-2:]
+    assert torch.equal(y[-2:], group_step.group_step(tail, None, None, EPS, 32, torch.bfloat16))
+    y.backward(y.detach().square())
+    leaf = tail.clone().requires_grad_()
+    group_step.group_step(leaf, None, None, EPS, 32, torch.bfloat16).backward(y.detach()[-2:].square())
+    assert x.grad is not None and leaf.grad is not None and torch.equal(x.grad[-2:], leaf.grad)
+
+
+# --- hard numbers -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+@both_layouts
+@every_variant
+def test_large_means_cost_nothing(variant: str, is_last: bool, training: bool, device: torch.device) -> None:
+    """Mean 1e4, spread 1e-2, with an outlier where a pivot is taken: fails for what lets the mean cancel."""
+    in_small_tiles()
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(3, 8, 3, 5, generator=g) * 1e-2 + 1e4
+    x[0, :, 0, 0] += 0.5  # fifty spreads away
+    given = {"x": x, "weight": torch.ones(8), "bias": torch.zeros(8), "dy": torch.randn(x.shape, generator=g)}
+    level = 9e3 if "bn_gn" in variant else 0.1  # of what the running mean describes: the input, or normalized groups
+    given |= {"mean": torch.full((8,), level), "var": torch.full((8,), 0.5)}
+    given = {name: (last(t) if is_last and t.dim() > 1 else t).to(device) for name, t in given.items()}
+    actual = results(given, 2, "triton", variant, training)
+    expected = results(wide(given), 2, "reference", variant, training)
+    for name, value in expected.items():
+        # The tied weight's two gradients almost cancel: a norm does not see the scale of what it is given.
+        size = max(value.abs().max().item(), 1.0 if name == "dweight" else 0.0)
+        assert (actual[name] - value).abs().max().item() / size < 1e-5, name
+    if not training and VARIANTS[variant].get("order") == "bn_gn":  # without gradients it is a kernel of its own
+        seen = {name: given[name] for name in ("mean", "var", "weight", "bias")}
+        y = continual_norm(given["x"], *seen.values(), False, num_groups=2, kernel="triton", **VARIANTS[variant])
+        assert (y - expected["y"]).abs().max().item() < 1e-5 * expected["y"].abs().max().item()
+
+
+@every_variant
+def test_evaluation_of_channels_far_apart(variant: str, device: torch.device) -> None:
+    """Each channel around a mean of its own, which its running mean knows: the batch step takes it off."""
+    g = torch.Generator().manual_seed(0)
+    means = torch.tensor([1e4, -1e4, 3e3, 0.0, 1.0, -7e3])
+    x = (torch.randn(3, 6, 4, generator=g) + means[:, None]).to(device)
+    moments = means.to(device), torch.ones(6, device=device)
+    options = VARIANTS[variant]
+    y = continual_norm(x, *moments, num_groups=2, kernel="triton", **options)
+    exact = continual_norm(x.double(), *(t.double() for t in moments), num_groups=2, kernel="reference", **options)
+    assert (y - exact).abs().max().item() < 1e-5 * exact.abs().max().item()
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+@every_variant
+def test_nan_stays_visible(variant: str, training: bool, device: torch.device) -> None:
+    given = inputs((3, 6, 2, (5,)), device)
+    for place in ((0, 0, 0), (1, 4, 2)):  # where a pivot is taken, and where none is
+        x = given["x"].clone()
+        x[place] = float("nan")
+        y = continual_norm(
+            x, given["mean"].clone(), given["var"].clone(), None, None, training,
+            num_groups=2, kernel="triton", **VARIANTS[variant],
+        )  # fmt: skip
+        assert y[place].isnan()
+        assert y[:, 5 - place[1]].isfinite().all()  # of the other group
+
+
+@every_variant
+def test_twice_the_same_bits(variant: str, device: torch.device) -> None:
+    given = inputs((64, 96, 2, (30, 30)) if device.type == "cuda" else (2, 6, 2, (5,)), device)
+    first, second = (results(given, 2, "triton", variant) for _ in range(2))
+    for name, value in first.items():
+        assert torch.equal(value, second[name]), name
+
+
+# --- layouts ----------------------------------------------------------------------------------------------------
+
+
+@every_variant
+def test_output_and_gradient_keep_the_layout_of_the_input(variant: str, device: torch.device) -> None:
+    given = inputs((2, 4, 2, (3, 4)), device)
+    outcomes = []
+    for arrange in (torch.Tensor.contiguous, last):
+        x = arrange(given["x"]).detach().requires_grad_()
+        layer = ContinualNorm2d(4, num_groups=2, kernel="triton", **VARIANTS[variant]).to(device)
+        y = layer(x)
+        assert y.stride() == x.stride()
+        y.backward(given["dy"])  # of the other layout in the second round
+        seen = layer.eval()(x.detach())
+        assert seen.stride() == x.stride()
+        outcomes.append([y, x.grad, seen])
+    for first, second in zip(*outcomes, strict=True):
+        torch.testing.assert_close(second, first, rtol=1e-5, atol=1e-5)
+
+
+def test_any_other_layout_is_taken_too(device: torch.device) -> None:
+    whole = inputs((2, 4, 2, (4, 6)), device)["x"]
+    for x in (whole[:, :, ::2], whole.transpose(2, 3), whole[:, :, :1].expand(-1, -1, 4, -1)):
+        leaf = x.detach().requires_grad_()
+        y = group_step.group_step(leaf, None, None, EPS, 2, torch.float32)
+        y.sum().backward()
+        torch.testing.assert_close(y.double(), F.group_norm(x.double(), 2, eps=EPS), rtol=FLOAT32, atol=FLOAT32)
+        assert leaf.grad is not None and leaf.grad.abs().max() < 1e-4  # the sum of a slab does not depend on x
+
+
+def test_parameters_in_steps_and_of_a_wrong_size(device: torch.device) -> None:
+    x, spaced = inputs((3, 4, 2, (5,)), device)["x"], torch.rand(8).to(device)
+    weight, bias = spaced[::2], spaced[:1].expand(4)
+    options = {"training": True, "num_groups": 2, "order": "bn_gn", "kernel": "triton"}
+    y = continual_norm(x, None, None, weight, bias, **options)  # type: ignore[arg-type]
+    assert torch.equal(y, continual_norm(x, None, None, weight.clone(), bias.clone(), **options))  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match=r"needs parameters and moments of shape \(4,\) there, and one has \(3,\)"):
+        continual_norm(x, None, None, weight, torch.ones(3).to(device), **options)  # type: ignore[arg-type]
+
+
+# --- running moments --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("momentum", [0.1, 1.0, 0.0, None])
+@every_variant
+def test_running_moments_follow_torch(variant: str, momentum: float | None, device: torch.device) -> None:
+    """By batch norm itself, or, where the momentum is on the device, from the moments it tells."""
+    layer, judge = (
+        ContinualNorm2d(4, num_groups=2, momentum=momentum, kernel=kernel, **VARIANTS[variant]).to(device)
+        for kernel in ("triton", "reference")
+    )
+    judge.double()
+    for seed in range(2):
+        x = inputs((3, 4, 2, (2, 3)), device, seed)["x"] + 100
+        layer(x)
+        judge(x.double())
+    torch.testing.assert_close(layer.running_mean.double(), judge.running_mean, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(layer.running_var.double(), judge.running_var, rtol=1e-5, atol=1e-6)
+    assert int(layer.num_batches_tracked) == 2
+
+
+@every_variant
+def test_running_moments_of_another_type_or_in_steps(variant: str, device: torch.device) -> None:
+    x = inputs((3, 4, 2, (3,)), device)["x"]
+    buffers = torch.zeros(2, 8, device=device)[:, ::2]
+    for mean, var in (buffers, torch.zeros(2, 4, device=device, dtype=torch.bfloat16)):
+        exact = [torch.zeros(4, device=device, dtype=torch.float64) for _ in range(2)]
+        for given, moments, kernel in ((x, (mean, var), "triton"), (x.double(), exact, "reference")):
+            continual_norm(
+                given, *moments, training=True, momentum=0.5, num_groups=2, kernel=kernel, **VARIANTS[variant]  # type: ignore[arg-type]
+            )  # fmt: skip
+        for moved, expected in zip((mean, var), exact, strict=True):
+            torch.testing.assert_close(moved.double(), expected, rtol=torch.finfo(moved.dtype).eps, atol=1e-5)
+
+
+@every_variant
+def test_two_passes_before_one_backward(variant: str, device: torch.device) -> None:
+    """As replay does it: the second pass moves the moments that the first one saw."""
+    given = inputs((2, 4, 2, (5,)), device)
+    sums = []
+    for kernel in ("triton", "reference"):
+        dtype = torch.float32 if kernel == "triton" else torch.float64
+        x = given["x"].to(dtype, copy=True).requires_grad_()
+        moments = torch.zeros(4, device=device, dtype=dtype), torch.ones(4, device=device, dtype=dtype)
+        ys = [
+            continual_norm(each, *moments, training=True, num_groups=2, kernel=kernel, **VARIANTS[variant])  # type: ignore[arg-type]
+            for each in (x, x.square())
+        ]
+        (ys[0] * given["dy"] + ys[1] * given["dy"]).sum().backward()
+        sums.append(x.grad.double())
+    torch.testing.assert_close(*sums, rtol=1e-4, atol=1e-5)
+
+
+# --- derivatives of derivatives, several at once ----------------------------------------------------------------
+
+
+@every_variant
+def test_second_derivatives(variant: str, device: torch.device) -> None:
+    given = inputs((4, 6, 2, (3, 2)), device)
+    push = torch.randn(given["x"].shape, generator=torch.Generator().manual_seed(9)).to(device)
+
+    def twice(dtype: torch.dtype, kernel: Any) -> tuple[Tensor, ...]:
+        x, weight, bias, dy = (given[name].to(dtype).requires_grad_() for name in ("x", "weight", "bias", "dy"))
+        y = continual_norm(
+            x, None, None, weight, bias, training=True, num_groups=2, kernel=kernel, **VARIANTS[variant]
+        )  # fmt: skip
+        first = torch.autograd.grad(y, [x, weight], dy, create_graph=True)
+        return torch.autograd.grad((first[0] * push).sum() + first[1].square().sum(), [x, weight, dy])
+
+    for actual, expected in zip(twice(torch.float32, "triton"), twice(torch.float64, "reference"), strict=True):
+        # Sums of products of first derivatives, in float32: some hundred roundings.
+        assert (actual.double() - expected).abs().max().item() <= 1e-4 * max(1.0, expected.abs().max().item())
+
+
+@every_variant
+def test_several_gradients_at_once(variant: str, device: torch.device) -> None:
+    """A vmap around the backward pass alone, torch's older one (`is_grads_batched`) and its newer one."""
+    given = inputs((3, 4, 2, (5,)), device)
+    x = given["x"].requires_grad_()
+    y = continual_norm(
+        x, None, None, given["weight"], given["bias"], training=True, num_groups=2, kernel="triton", **VARIANTS[variant]
+    )  # fmt: skip
+    pushes = torch.stack([given["dy"], given["dy"].square()])
+    (older,) = torch.autograd.grad(y, x, pushes, is_grads_batched=True, retain_graph=True)
+    (newer,) = torch.func.vmap(lambda push: torch.autograd.grad(y, x, push, retain_graph=True))(pushes)
+    for push, *found in zip(pushes, older, newer, strict=True):
+        (expected,) = torch.autograd.grad(y, x, push, retain_graph=True)
+        for each in found:
+            torch.testing.assert_close(each, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_bias_before_batch_norm_has_no_gradient(device: torch.device) -> None:
+    """Batch norm takes it off again: of the tied bias all the gradient is the second step's, to the bit."""
+    given = inputs((3, 4, 2, (5,)), device)
+    bias = given["bias"].requires_grad_()
+    y = continual_norm(
+        given["x"], None, None, given["weight"], bias, training=True, num_groups=2, tied=True, kernel="triton"
+    )  # fmt: skip
+    y.backward(torch.ones_like(y))
+    assert bias.grad is not None and torch.equal(bias.grad, torch.full_like(bias, 15.0))
+
+
+# --- where it runs ----------------------------------------------------------------------------------------------
+
+
+@every_variant
+def test_forced_where_it_can_not_run_says_why(variant: str, device: torch.device) -> None:
+    layer = ContinualNorm2d(8, num_groups=2, kernel="triton", **VARIANTS[variant]).to(device)
+    x = torch.randn(4, 8, 3, 3).to(device)
+    with pytest.raises(ValueError, match=r"statistics are float32, and the input is torch\.float64"):
+        layer(x.double())
+    with pytest.raises(
+        ValueError, match=r"can't be used here: for order='bn_gn' and tied=True it is launched in plain"
+    ):
+        torch.func.vmap(layer)(x[None])
+    with pytest.raises(ValueError, match=r"it runs on CUDA, and the input is on meta"):
+        layer.to("meta")(x.to("meta"))
+
+
+@every_variant
+def test_auto_takes_it_on_cuda_alone_and_steps_back_from_what_looks_inside(
+    variant: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = []
+    for name in ("train", "evaluate"):
+        own = getattr(variants, name)
+        monkeypatch.setattr(variants, name, lambda *a, own=own, **k: taken.append(1) or own(*a, **k))
+    x = torch.randn(4, 8, 3, 3).to(device)
+    layer = ContinualNorm2d(8, num_groups=2, **VARIANTS[variant]).to(device)
+    layer(x)
+    layer.eval()(x)
+    assert len(taken) == (2 if device.type == "cuda" else 0)
+    taken.clear()
+    _, slope = torch.func.jvp(layer, (x,), (torch.ones_like(x),))
+    assert slope.isfinite().all() and not taken
+    for kernel in ("reference", "pivoted", "analytic"):
+        ContinualNorm2d(8, num_groups=2, kernel=kernel, **VARIANTS[variant]).to(device)(x)
+    assert not taken
+
+
+@pytest.mark.parametrize("variant", ["bn_gn_tied"])
+def test_compiled_graphs_have_torchs_operators(variant: str, device: torch.device) -> None:
+    torch._dynamo.reset()
+    plain, twin = (ContinualNorm2d(4, num_groups=2, **VARIANTS[variant]).to(device) for _ in range(2))
+    compiled = torch.compile(twin, fullgraph=True, backend="aot_eager")
+    x = inputs((3, 4, 2, (3, 3)), device)["x"]
+    torch.testing.assert_close(compiled(x), plain(x), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(twin.running_mean, plain.running_mean, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("variant", "kernels"),
+    [
+        ("bn_gn", ["less_channel_pivot", "forward", "backward", "evaluate"]),
+        ("cn_tied", ["forward", "backward", "forward"]),
+    ],
+)
+def test_a_step_is_these_launches_and_goes_through_with_none_of_them_done(
+    variant: str, kernels: list[str], device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where kernels are compiled ahead, and every number between them means nothing."""
+    asked: list[str] = []
+    monkeypatch.setattr(group_step, "launch", lambda kernel, *_, **__: asked.append(kernel.__name__))
+    layer = ContinualNorm2d(8, num_groups=2, kernel="triton", **VARIANTS[variant]).to(device)
+    layer(torch.randn(4, 8, 3, 3, device=device, requires_grad=True)).sum().backward()
+    with torch.no_grad():
+        layer.eval()(torch.randn(4, 8, 3, 3, device=device))
+    assert asked == kernels
+
+
+# --- tiles ------------------------------------------------------------------------------------------------------
+
+
+def test_tiles_cover_all_groups_and_are_few() -> None:
+    seen = set()
+    for n, c, groups, positions in AS_IN_NETWORKS:
+        for is_last in (False, True):
+            k = c // groups
+            tile = tile_of(Sizes(n, c, torch.Size(positions).numel(), groups, is_last, 4))
+            assert tile.lanes >= tile.side * k and tile.side * tile.blocks >= groups > tile.side * (tile.blocks - 1)
+            assert tile.side == 1 or tile.lanes <= 32  # sums of several groups are made for so few lanes alone
+            assert tile.lanes * tile.positions <= max(group_step.LARGE, tile.lanes)
+            seen.add((tile.lanes, tile.positions, is_last))
+    resnet = {
+        tile_of(Sizes(20, c, length, 32, True, 4))[:2] for c, length in ((64, 1024), (128, 256), (256, 64), (512, 16))
+    }
+    assert resnet == {(8, 1024), (8, 256), (32, 64)}
+    assert len(seen) <= 10
