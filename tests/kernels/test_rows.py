@@ -482,5 +482,6 @@ def test_captured_in_a_graph_gives_the_same_bits(norm: str, device: torch.device
 def test_the_door_says_no_to_what_it_can_not_count(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
     x = torch.randn(3, 4, 5, device=device)
     assert rows.suits(x, (), (), (), "demo")
+    assert not rows.suits(x.to("meta"), (), (), (), "demo")
     monkeypatch.setattr(launch, "MOST", 12)
     assert not rows.suits(x, (), (), (), "demo")

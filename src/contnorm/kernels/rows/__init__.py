@@ -51,7 +51,7 @@ def suits(
     chosen = chosen_kernel(None, caller)
     return (
         chosen in ("auto", "triton")
-        and (x.is_cuda or chosen == "triton")
+        and (x.is_cuda or (chosen == "triton" and x.device.type == "cpu"))
         and forward_ad._current_level < 0
         and triton_here.usable(x.device)
         and x.dtype in TYPES
