@@ -15,7 +15,7 @@ from statistics import fmean
 from typing import Any
 
 from contnorm.report.effect_figure import draw_effect
-from contnorm.report.effect_pair import pair_sentence
+from contnorm.report.effect_pair import gain, pair_sentence
 
 __all__ = ["Diagnosis", "Distance", "LayerDistances"]
 
@@ -115,9 +115,9 @@ class Diagnosis:
     def _effect(self) -> str:
         forgotten, recovered = self.forgotten, self.recovered
         if forgotten is None:
-            return _gain(recovered) + f" (from {fmean(self.running):.1f} to {fmean(self.oracle):.1f} percent)"
+            return gain(recovered) + f" (from {fmean(self.running):.1f} to {fmean(self.oracle):.1f} percent)"
         if forgotten < SEEN:
-            return f"{_gain(recovered)}, and nothing was forgotten"
+            return f"{gain(recovered)}, and nothing was forgotten"
         if recovered >= forgotten + SEEN:
             return f"bring {recovered:.1f} points, more than the {forgotten:.1f} forgotten"
         if recovered >= SEEN:
@@ -193,12 +193,6 @@ class Diagnosis:
         return f"{self.table()}\n\n{self.sentence}"
 
     __repr__ = __str__
-
-
-def _gain(points: float) -> str:
-    if abs(points) < SEEN:
-        return "leave the accuracy as it is"
-    return f"recover {points:.1f} points of accuracy" if points > 0 else f"cost {-points:.1f} points of accuracy"
 
 
 Pick = Callable[[LayerDistances], Sequence[Distance | None]]

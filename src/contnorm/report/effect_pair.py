@@ -14,7 +14,7 @@ from contnorm.comparison.pairs import summed_up
 if TYPE_CHECKING:
     from contnorm.report.effect import Diagnosis
 
-__all__ = ["pair_sentence"]
+__all__ = ["gain", "pair_sentence"]
 
 SEEN = 0.05  # points: less is printed as 0.0
 
@@ -38,17 +38,43 @@ def pair_sentence(pairs: Sequence[tuple[Diagnosis, Diagnosis]], here: str, there
     for first, second in pairs:
         _check(first, second)
     firsts, seconds = ([pair[side] for pair in pairs] for side in (0, 1))
-    if _unforgotten(firsts) or _unforgotten(seconds):
-        over = "" if len(pairs) == 1 else f", over {len(pairs)} seeds"
-        return f"{_of_nothing((there, seconds), (here, firsts))}{over}."
+    kept = [_unforgotten(some) for some in (firsts, seconds)]
+    if any(kept) and not all(kept):
+        named = ((here, firsts), (there, seconds))
+        return f"{_one_forgot_nothing(*sorted(named, key=lambda one: not _unforgotten(one[1])))}{_over(len(pairs))}."
     less = [first.recovered - second.recovered for first, second in pairs]
-    said = f"With {there} re-estimated statistics recover {_recovered(seconds, ' points forgotten')}, with {here} "
-    said += f"{_recovered(firsts)}: {_difference(fmean(less))}"
-    if len(pairs) == 1:
-        return f"{said}."
+    unit = " points of accuracy" if all(kept) or _forgotten(firsts) is None else " points forgotten"
+    said = f"Nothing was forgotten, neither with {there} nor with {here}; with" if all(kept) else "With"
+    said += f" {there} re-estimated statistics recover {_recovered(seconds, unit)}, with {here} "
+    said += f"{_recovered(firsts, unit, again=True)}: {_difference(fmean(less))}{_over(len(pairs))}"
     interval = summed_up(less).t
-    between = "" if interval is None else f"; the 95 % interval of what is less is {interval}"
-    return f"{said}, over {len(pairs)} seeds{between}."
+    return f"{said}." if interval is None else f"{said}; the 95 % interval of what is less is {interval}."
+
+
+def gain(points: float) -> str:
+    """What re-estimated statistics do to the accuracy.
+
+    Example:
+        >>> gain(2.0), gain(-1.5), gain(0.01)
+        ('recover 2.0 points of accuracy', 'cost 1.5 points of accuracy', 'leave the accuracy as it is')
+    """
+    if abs(points) < SEEN:
+        return "leave the accuracy as it is"
+    return f"recover {points:.1f} points of accuracy" if points > 0 else f"cost {-points:.1f} points of accuracy"
+
+
+def _one_forgot_nothing(kept: tuple[str, Sequence[Diagnosis]], other: tuple[str, Sequence[Diagnosis]]) -> str:
+    """No part of nothing is spoken of."""
+    moved = gain(fmean(one.recovered for one in kept[1]))
+    recovered = _recovered(other[1], " points forgotten")
+    return (
+        f"With {kept[0]} nothing was forgotten, and re-estimated statistics {moved}; with {other[0]} they recover "
+        f"{recovered}"
+    )
+
+
+def _over(seeds: int) -> str:
+    return "" if seeds == 1 else f", over {seeds} seeds"
 
 
 def _check(first: Diagnosis, second: Diagnosis) -> None:
@@ -63,21 +89,6 @@ def _check(first: Diagnosis, second: Diagnosis) -> None:
         )
 
 
-def _of_nothing(*sides: tuple[str, Sequence[Diagnosis]]) -> str:
-    """Where there is nothing to recover in one of two, or in both: no part of nothing is spoken of."""
-    whole = [name for name, found in sides if _unforgotten(found)]
-    if len(whole) == 1:
-        ((other, found),) = [side for side in sides if not _unforgotten(side[1])]
-        said = f"With {whole[0]} nothing was forgotten, so there is nothing to recover; with {other} re-estimated"
-        return f"{said} statistics recover {_recovered(found, ' points forgotten')}"
-    said = f"Nothing was forgotten, neither with {whole[0]} nor with {whole[1]}, so there is nothing to recover;"
-    points = [(fmean(one.recovered for one in found), name) for name, found in sides]
-    if all(abs(value) < SEEN for value, _ in points):
-        return f"{said} re-estimated statistics leave the accuracy as it is"
-    moved = " and ".join(f"{value:+.1f} with {name}" for value, name in points)
-    return f"{said} re-estimated statistics change the accuracy by {moved}"
-
-
 def _unforgotten(found: Sequence[Diagnosis]) -> bool:
     forgotten = _forgotten(found)
     return forgotten is not None and forgotten < SEEN
@@ -89,12 +100,12 @@ def _forgotten(found: Sequence[Diagnosis]) -> float | None:
     return fmean(known) if known else None
 
 
-def _recovered(found: Sequence[Diagnosis], unit: str = "") -> str:
-    points, forgotten = fmean(one.recovered for one in found), _forgotten(found)
-    if forgotten is None:
-        return f"{points:.1f}{' points of accuracy' if unit else ''}"
-    the = "the " if unit else ""
-    return f"{points:.1f} of {the}{forgotten:.1f}{unit}"
+def _recovered(found: Sequence[Diagnosis], unit: str, again: bool = False) -> str:
+    """In points, or of those forgotten; ``again`` leaves out what was said before."""
+    points = fmean(one.recovered for one in found)
+    if unit != " points forgotten":
+        return f"{points:.1f}{'' if again else unit}"
+    return f"{points:.1f} of {'' if again else 'the '}{_forgotten(found):.1f}{'' if again else unit}"
 
 
 def _difference(less: float) -> str:
