@@ -13,8 +13,10 @@ if not torch.cuda.is_available():
 collect_ignore_glob = (
     []
     if find_spec("triton")
-    else [f"src/contnorm/kernels/fused/{name}.py" for name in ("tiles", "forward", "backward")]
-    + ["src/contnorm/kernels/rows/*_kernels.py"]
+    else [
+        f"src/contnorm/kernels/{name}.py"
+        for name in ("fused/tiles", "fused/forward", "fused/backward", "rows/*_kernels", "*_device")
+    ]
 )
 
 

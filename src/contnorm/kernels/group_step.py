@@ -55,7 +55,12 @@ class Tile(NamedTuple):
 
 
 def tile_of(sizes: Sizes) -> Tile:
-    """One group in a program or, where channels lie together, as many as make whole sectors."""
+    """One group in a program or, where channels lie together, as many as make whole sectors.
+
+    Example:
+        >>> tile_of(Sizes(samples=20, channels=64, length=256, groups=32, last=True, itemsize=4))
+        Tile(lanes=8, positions=256, side=4, blocks=8)
+    """
     _, c, length, groups, last, _ = sizes
     k = c // groups
     lanes = next(lanes for lanes in LANES if lanes >= (max(k, SECTOR) if last else k))

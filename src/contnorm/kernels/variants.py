@@ -63,7 +63,7 @@ def train(
     in_place = _moves_in_place(running, momentum)
     shifted = less_channel_pivot(x, running[0] if in_place and running is not None else None)
     normalized, found = _batch_step(shifted.signal, first_weight, first_bias, eps, running, momentum, shifted)
-    return group_step(normalized, weight, bias, eps, num_groups, x.dtype), found
+    return group_step(normalized, wide_weight, wide_bias, eps, num_groups, x.dtype), found
 
 
 def _batch_step(
@@ -120,7 +120,7 @@ def evaluate(
         return F.batch_norm(grouped, mean.float(), var.float(), wide_weight, wide_bias, False, 0.0, eps).to(x.dtype)
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, mean, var, weight, bias)):
         normalized = scaled_about_pivot(x, mean, var, first_weight, first_bias, eps, num_groups)
-        return group_step(normalized, weight, bias, eps, num_groups, x.dtype)
+        return group_step(normalized, wide_weight, wide_bias, eps, num_groups, x.dtype)
     return normalized_groups(x, mean, var, weight, bias, eps, num_groups, tied)
 
 
