@@ -23,7 +23,7 @@ __all__ = ["Mover", "mover_for"]
 
 WARM_UP = 3  # steps run as they are before a capture, so that libraries have set themselves up
 SHORT = 24  # steps for which a capture would not pay
-FEW = 16  # lanes that may have two streams each: torch has thirty-two
+FEW = 1  # lanes that make their weight gradients beside the rest: several fill a GPU by themselves, and gain nothing
 
 
 class Mover(Protocol):

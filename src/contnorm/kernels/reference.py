@@ -88,12 +88,13 @@ def evaluate(
         if pivot:
             signal = less_slab_pivot(x, num_groups)
         grouped = group_norm_in_layout(signal, num_groups, first_weight, first_bias, eps)
-        y = F.batch_norm(grouped, mean, var, weight, bias, False, 0.0, eps)
+        y = F.batch_norm(grouped, mean, var, beside_bias(weight, bias), bias, False, 0.0, eps)
     else:
         if pivot:
             normalized = scaled_about_pivot(x, mean, var, first_weight, first_bias, eps, num_groups)
         else:
-            normalized = F.batch_norm(signal, mean, var, first_weight, first_bias, False, 0.0, eps)
+            scale = beside_bias(first_weight, first_bias)
+            normalized = F.batch_norm(signal, mean, var, scale, first_bias, False, 0.0, eps)
         y = group_norm_in_layout(normalized, num_groups, weight, bias, eps)
     return y.to(x.dtype)
 

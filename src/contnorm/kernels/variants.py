@@ -117,7 +117,8 @@ def evaluate(
     first_weight, first_bias = (wide_weight, wide_bias) if tied else (None, None)
     if order == "gn_bn":
         grouped = group_step(x, first_weight, first_bias, eps, num_groups, torch.float32)
-        return F.batch_norm(grouped, mean.float(), var.float(), wide_weight, wide_bias, False, 0.0, eps).to(x.dtype)
+        scale = beside_bias(wide_weight, wide_bias)
+        return F.batch_norm(grouped, mean.float(), var.float(), scale, wide_bias, False, 0.0, eps).to(x.dtype)
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, mean, var, weight, bias)):
         normalized = scaled_about_pivot(x, mean, var, first_weight, first_bias, eps, num_groups)
         return group_step(normalized, wide_weight, wide_bias, eps, num_groups, x.dtype)
