@@ -14,11 +14,25 @@ from contnorm.report.found import Shelves
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, RECORDS = ROOT / "docs" / "results", ROOT / "docs" / "records" / "runs"
 AGAIN = "make them again: contnorm report --runs docs/records/runs --format md -o docs/results"
+# Tables of our own beside the paper's: the folder of the files and of the records, and the recipe.
+OWN = {"cocoseq-mini": "examples/cocoseq_mini.toml"}
 
 
 @pytest.fixture(scope="module")
 def made() -> dict[str, str]:
     return report_files(report_of(Shelves([RECORDS])), "md")
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_tables_of_our_own_are_those_of_their_records(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)  # a table names its file as it was asked for
+    report = report_of(Shelves([RECORDS.parent / name]), [OWN[name]])
+    folder = RESULTS / name
+    index = (folder / "README.md").read_text()
+    for file, text in report_files(report, "md").items():
+        assert (folder / file).read_text() == text, f"made again by the command in {folder / 'README.md'}"
+        assert f"({file})" in index
+    assert f"({name}/README.md)" in (RESULTS / "README.md").read_text()
 
 
 def test_tables_are_those_of_the_records(made: dict[str, str]) -> None:

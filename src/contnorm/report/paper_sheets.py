@@ -52,8 +52,22 @@ def _norms(part: Part) -> list[str]:
 
 
 def _lines(section: Section, part: Part, of: str) -> Block:
+    if all(line.published is None for line in part.lines):
+        return _ours_alone(section, part, of)
     rows = [_line(line, section.row_name(line.measured)) for line in part.lines]
     return Block(f"{part.title}{of}", LINE_HEADS, rows)
+
+
+def _ours_alone(section: Section, part: Part, of: str) -> Block:
+    """Where the paper has no numbers: a row a norm, a column a score."""
+    scores = list(dict.fromkeys(line.score for line in part.lines))
+    rows = []
+    for one in part.measured:
+        found = {line.score: line.values for line in part.lines if line.measured is one}
+        seeds = max(map(len, found.values()), default=0)
+        cells = [spread(found[score]) if found.get(score) else "not run" for score in scores]
+        rows.append([section.row_name(one), str(seeds), *cells])
+    return Block(f"{part.title}{of}", ["norm", "seeds", *map(title_of, scores)], rows)
 
 
 def _line(line: Line, name: str) -> list[str]:
