@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from contnorm import ContinualNorm2d
-from contnorm.functional import continual_norm
+from contnorm.functional import continual_norm, group
 from contnorm.kernels import fused, group_step, variants
 from contnorm.kernels.fused.plan import Sizes
 from contnorm.kernels.group_step import tile_of
@@ -530,3 +530,41 @@ def test_tiles_cover_all_groups_and_are_few() -> None:
     }
     assert resnet == {(8, 1024), (8, 256), (32, 64)}
     assert len(seen) <= 10
+
+
+@pytest.mark.parametrize("norm", ["group", "instance", "layer"])
+def test_group_norm_itself_with_channels_next_to_each_other(
+    norm: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch's operator would copy there. Of other layouts, and where torch is asked for, it is still torch's."""
+    taken: list[int] = []
+
+    def noted(*given: Any) -> Tensor:
+        taken.append(given[4])
+        return group_step.group_step(*given)
+
+    monkeypatch.setattr(group, "group_step", noted)
+    if device.type == "cpu":
+        monkeypatch.setattr(group, "_by_kernel", lambda x, groups, caller: not x.is_contiguous())
+    groups = {"group": 2, "instance": 6, "layer": 1}[norm]
+    given = inputs((3, 6, groups, (5, 3)), device)
+    call = {
+        "group": lambda x, *affine: group.group_norm(x, 2, *affine, eps=EPS),
+        "instance": lambda x, *affine: group.instance_norm(x, *affine, eps=EPS),
+        "layer": lambda x, *affine: group.layer_norm(x, *affine, eps=EPS),
+    }[norm]
+    leaves = [last(given["x"]).requires_grad_(), given["weight"].requires_grad_(), given["bias"].requires_grad_()]
+    y = call(*leaves)
+    assert taken == [groups] and y.is_contiguous(memory_format=torch.channels_last)
+    expected_leaves = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    expected = F.group_norm(expected_leaves[0], groups, *expected_leaves[1:], EPS)
+    torch.testing.assert_close(y.double(), expected, rtol=FLOAT32, atol=FLOAT32)
+    grads = torch.autograd.grad(y, leaves, given["dy"])
+    wanted = torch.autograd.grad(expected, expected_leaves, given["dy"].double())
+    for found, right in zip(grads, wanted, strict=True):
+        torch.testing.assert_close(found.double(), right, rtol=1e-4, atol=1e-4)  # sums of 45 products of size one
+    call(given["x"])
+    if device.type == "cuda":
+        monkeypatch.setenv("CONTNORM_KERNEL", "reference")
+        call(leaves[0])
+    assert taken == [groups]

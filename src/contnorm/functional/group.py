@@ -1,4 +1,8 @@
-"""Group, instance and layer normalization, by torch's own operator, with one weight and bias per channel."""
+"""Group, instance and layer normalization, with one weight and bias per channel.
+
+By torch's own operator; but on CUDA, where channels lie next to each other, by our kernel: torch's copies the input to
+the other layout, and its output back.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,9 @@ from torch import Tensor
 
 from contnorm.checks import check_eps, check_group_size, check_input, resolve_groups, statistics_dtype
 from contnorm.functional.batch import ANY_RANK, empty_like_input
+from contnorm.kernels import chosen_kernel, variants
+from contnorm.kernels.fused.launch import channels_last
+from contnorm.kernels.group_step import group_step
 from contnorm.kernels.layout import group_norm_in_layout
 
 __all__ = ["group_norm", "instance_norm", "layer_norm"]
@@ -20,7 +27,7 @@ def group_norm(
     *,
     caller: str = "group_norm",
 ) -> Tensor:
-    """Group normalization: ``F.group_norm`` whose output has the input's dtype, under autocast too.
+    """Group normalization: ``F.group_norm`` whose output has the input's dtype, under autocast too, and its layout.
 
     Args:
         x: (N, C) or (N, C, *).
@@ -40,12 +47,25 @@ def group_norm(
     if x.numel() == 0:
         return empty_like_input(x, weight, bias)
     check_group_size(x, groups, caller)
+    if _by_kernel(x, groups, caller):
+        return group_step(x, weight, bias, eps, groups, x.dtype)
     if weight is not None and weight.dtype != x.dtype:
         # Half input with float32 weights: CPU takes the mixture, CUDA does not. Widening serves both.
         wide = statistics_dtype(x)
         offset = None if bias is None else bias.to(wide)
         return group_norm_in_layout(x.to(wide), groups, weight.to(wide), offset, eps).to(x.dtype)
     return group_norm_in_layout(x, groups, weight, bias, eps).to(x.dtype)
+
+
+def _by_kernel(x: Tensor, groups: int, caller: str) -> bool:
+    """Whether torch's operator would have to copy, and ours can do without."""
+    return (
+        x.is_cuda
+        and chosen_kernel(None, caller) in ("auto", "triton")
+        and variants.suits(x, groups)
+        and not x.is_contiguous()
+        and channels_last(x)
+    )
 
 
 def instance_norm(

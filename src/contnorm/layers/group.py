@@ -32,6 +32,7 @@ __all__ = [
 class _SampleNorm(NormLayer):
     """A norm of each sample by itself: weight and bias per channel, the same in training and evaluation."""
 
+    own_kernels: ClassVar[bool] = True
     weight: nn.Parameter | None
     bias: nn.Parameter | None
 

@@ -19,6 +19,7 @@ from contnorm.kernels.launching import launch as run
 __all__ = [
     "Running",
     "backward",
+    "channels_last",
     "evaluate",
     "forward",
     "gradients_like",
