@@ -14,6 +14,7 @@ import tomllib
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -144,7 +145,7 @@ class RunConfig:
     def as_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
-    @property
+    @cached_property
     def hash(self) -> str:
         """Of what differs from the defaults, so that a setting added later leaves old runs what they are.
 
@@ -264,7 +265,7 @@ def assigned(values: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
 
 
 def _built(cls: type, values: Mapping[str, Any], where: str, prefix: str) -> Any:
-    hints = get_type_hints(cls)
+    hints = _hints(cls)
     names = [f.name for f in dataclasses.fields(cls)]
     made = {}
     for key, value in values.items():
@@ -281,6 +282,11 @@ def _built(cls: type, values: Mapping[str, Any], where: str, prefix: str) -> Any
         else:
             made[key] = _in_range(_checked(kind, value, where, full), where, full)
     return cls(**made)
+
+
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    return get_type_hints(cls)
 
 
 def _checked(kind: Any, value: Any, where: str, full: str) -> Any:
