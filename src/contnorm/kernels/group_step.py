@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from contnorm.kernels.by_torch import gradients_by_torch
 from contnorm.kernels.fused.eager import is_plain
 from contnorm.kernels.fused.launch import here, in_layout, like, sizes_of
 from contnorm.kernels.fused.plan import Sizes, power
@@ -115,18 +116,14 @@ def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
 
 def _plain_gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
     """The same in torch's operators, where it is to be differentiated again, or several are wanted at once."""
-    *saved, _ = ctx.saved_tensors
-    again = torch.is_grad_enabled()
-    with torch.enable_grad():
-        # Views, at which the gradient stops: a tied weight is also behind x, and what goes that way is not ours.
-        own: list[Any] = [None if t is None else t.view_as(t) for t in saved]
-        x, weight, bias = own
+
+    def again(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         signal = less_slab_pivot(x, ctx.groups)
         scale, offset = (None if p is None else p.to(signal.dtype) for p in (weight, bias))
-        y = group_norm_in_layout(signal, ctx.groups, scale, offset, ctx.eps).to(ctx.dtype)
-        needed = [t for t, wanted in zip(own, ctx.needs_input_grad[:3], strict=True) if wanted]
-        found = iter(torch.autograd.grad(y, needed, dy, create_graph=again))
-    return tuple(next(found) if wanted else None for wanted in ctx.needs_input_grad[:3])
+        return group_norm_in_layout(signal, ctx.groups, scale, offset, ctx.eps).to(ctx.dtype)
+
+    *saved, _ = ctx.saved_tensors
+    return gradients_by_torch(again, dy, saved, ctx.needs_input_grad[:3])
 
 
 def normalized_groups(

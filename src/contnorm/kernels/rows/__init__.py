@@ -18,9 +18,10 @@ from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 from contnorm.kernels import chosen_kernel, triton_here
+from contnorm.kernels.by_torch import Again
 from contnorm.kernels.fused.eager import is_plain
 from contnorm.kernels.rows import launch
-from contnorm.kernels.rows.functions import Again, Renorm, Switch
+from contnorm.kernels.rows.functions import Renorm, Switch
 from contnorm.kernels.rows.launch import Limits, Running
 
 __all__ = ["renorm", "renorm_limits", "suits", "switch"]

@@ -6,19 +6,17 @@ wanted, or something besides autograd looks on, the backward pass goes through t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from contnorm.kernels.by_torch import Again, gradients_by_torch
 from contnorm.kernels.fused.eager import is_plain
 from contnorm.kernels.rows import launch
 from contnorm.kernels.rows.launch import Limits, Running, Sizes
 
 __all__ = ["Renorm", "Switch"]
-
-Again = Callable[..., Tensor]
 
 
 class Switch(torch.autograd.Function):
@@ -43,7 +41,9 @@ class Switch(torch.autograd.Function):
         else:
             n, c, *_ = Sizes.of(given[0])
             batch = (None, None) if ctx.training else table[2 * (n * c + n) :].split(c)
-            grads = _by_torch(lambda *new: ctx.again(*new, *batch, ctx.eps), dy, given, ctx.needs_input_grad[4:])
+            grads = gradients_by_torch(
+                lambda *new: ctx.again(*new, *batch, ctx.eps), dy, given, ctx.needs_input_grad[4:]
+            )
         return None, None, None, None, *grads
 
 
@@ -76,7 +76,7 @@ class Renorm(torch.autograd.Function):
         else:
             channels = kept.split(given[0].shape[1])
             again = lambda *new: ctx.again(*new, *channels, ctx.training, ctx.eps)  # noqa: E731 read once, below
-            grads = _by_torch(again, dy, given, ctx.needs_input_grad[5:])
+            grads = gradients_by_torch(again, dy, given, ctx.needs_input_grad[5:])
         return None, None, None, None, None, *grads
 
 
@@ -89,16 +89,3 @@ def _say_moved(running: Running) -> None:
 def _by_kernels(dy: Tensor) -> bool:
     batched = torch._C._functorch.is_legacy_batchedtensor(dy)  # `is_grads_batched`
     return not torch.is_grad_enabled() and not batched and is_plain(dy)
-
-
-def _by_torch(
-    again: Again, dy: Tensor, given: Sequence[Tensor | None], needed: Sequence[bool]
-) -> tuple[Tensor | None, ...]:
-    """The gradients of what is needed through torch's operators; differentiable themselves, where that is asked for."""
-    differentiable = torch.is_grad_enabled()
-    with torch.enable_grad():
-        # A name of its own for each: one of them may have been made from another, and would then be counted twice.
-        own = [None if t is None else t.view_as(t) for t in given]
-        wanted = [t for t, need in zip(own, needed, strict=True) if need and t is not None]
-        found = iter(torch.autograd.grad(again(*own), wanted, dy, create_graph=differentiable))
-    return tuple(next(found) if need and t is not None else None for t, need in zip(own, needed, strict=True))
