@@ -104,10 +104,13 @@ def make_plan(config: RunConfig, stream: Stream, seed: int, draws: int) -> Plan:
         before = task if config.strategy.replay_from == "past" else None
         slots = tuple(drawn(memory.readable(before), config.train.replay, chance) for _ in range(draws))
         replay = tuple(content[chosen] for chosen in slots)
-        labels, known = offered_labels(config.memory, stream, items), 0 if stream.task_free else task
-        write = memory.offer(labels, known) if draws and first_time else np.full(len(items), NOT_KEPT)
-        kept = write != NOT_KEPT
-        content[write[kept]] = items[kept]  # of two in one slot the later stays
+        if draws and first_time:
+            labels = offered_labels(config.memory, stream, items)
+            write = memory.offer(labels, 0 if stream.task_free else task)
+            kept = write != NOT_KEPT
+            content[write[kept]] = items[kept]  # of two in one slot the later stays
+        else:
+            write = np.full(len(items), NOT_KEPT)
         steps.append(Step(task, items, write, replay, slots, views.of(items), views.of_all(replay)))
     return Plan(tuple(steps), tuple(_ends(stream, steps)), memory.capacity if draws else 0)
 
@@ -173,10 +176,11 @@ def _batches(config: TrainConfig, stream: Stream, seed: int) -> Iterator[tuple[I
 
 def _ends(stream: Stream, steps: Sequence[Step]) -> list[int]:
     """How many steps it takes until all of each task was shown; of tasks that steps end before, all steps."""
-    ends = [len(steps)] * stream.tasks
-    for number, step in enumerate(steps, 1):
-        for task in np.unique(stream.train.task[step.stream]).tolist():
-            ends[task] = number
+    task = stream.train.task[np.concatenate([step.stream for step in steps])]
+    number = np.repeat(np.arange(1, len(steps) + 1), [len(step.stream) for step in steps])
+    last = np.zeros(stream.tasks, dtype=np.int64)
+    np.maximum.at(last, task, number)
+    ends: list[int] = np.where(last > 0, last, len(steps)).tolist()
     return ends
 
 

@@ -19,7 +19,7 @@ from contnorm.config import RunConfig
 from contnorm.engine.half_weights import HalfWeights
 from contnorm.engine.optimizers import build_optimizer, load_optimizer_state, optimizer_state
 from contnorm.engine.plans import Plans
-from contnorm.engine.rows import Row, Rows, rows_of
+from contnorm.engine.rows import Row, Rows, rows_of, samples_of
 from contnorm.engine.trial import try_out
 from contnorm.kernels.beside import Beside, weights_beside
 from contnorm.models import MODELS, build_model
@@ -109,7 +109,7 @@ class Lane:
     def rows(self, start: int, end: int) -> Rows:
         """The rows of steps of one shape, on the device."""
         steps = self.plan.steps[start:end]
-        places = self.feed.places([self._images(step) for step in steps], start)
+        places = self.feed.places(list(self.data.stream.train.image[samples_of(steps)]), start)
         return rows_of(steps, places, self.data.stream.train, len(self.logits) - 1, self.device)
 
     def step(self) -> Tensor:
