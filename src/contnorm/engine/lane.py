@@ -102,9 +102,10 @@ class Lane:
             torch.manual_seed(seed_for(self.seed, "init"))
             model = build_model(self.config.model, self.config.norm, shape, stream.outputs, len(self.plan.steps))
             try_out(model, self.config, self.plan, shape, stream.outputs)
-        if self.device.type == "cuda":  # as tensor cores like it, and as images come
+        model = model.to(self.device)
+        if self.device.type == "cuda":  # as tensor cores like it, and as images come; there it is done in no time
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        return model.to(self.device)
+        return model
 
     def rows(self, start: int, end: int) -> Rows:
         """The rows of steps of one shape, on the device."""

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -288,6 +289,7 @@ def _part_of(source: Source) -> dict[str, Any]:
     return {"images": images, "published_images": source.published_images, "missing_images": source.missing_images}
 
 
+@cache
 def _commit() -> str | None:
     """The commit of the package's own checkout, with a mark where it was changed; None outside one."""
     here = Path(__file__).resolve().parent
