@@ -17,13 +17,14 @@ from numpy.typing import NDArray
 from contnorm.config import MemoryConfig, RunConfig, TrainConfig
 from contnorm.errors import UserError
 from contnorm.memories import NOT_KEPT, Memory, PartitioningReservoir, Reservoir, Ring
-from contnorm.memories.base import drawn
+from contnorm.memories.drawing import drawn_each
 from contnorm.seeds import generator
 from contnorm.streams.classification import Stream
 
 __all__ = ["Plan", "Step", "build_memory", "make_plan", "offered_labels"]
 
 Indices = NDArray[np.int64]
+AT_ONCE = 1000  # steps whose replay is drawn together
 Views = NDArray[np.int64]  # (samples, 3): vertical and horizontal offset of the crop, and whether it is flipped
 
 
@@ -100,19 +101,34 @@ def make_plan(config: RunConfig, stream: Stream, seed: int, draws: int) -> Plan:
     views = _Views(generator(seed, "augment"), stream.padding)
     content = np.full(memory.capacity, -1, dtype=np.int64)  # the item in each slot
     steps: list[Step] = []
-    for items, task, first_time in islice(_batches(config.train, stream, seed), config.train.max_steps):
-        before = task if config.strategy.replay_from == "past" else None
-        slots = tuple(drawn(memory.readable(before), config.train.replay, chance) for _ in range(draws))
-        replay = tuple(content[chosen] for chosen in slots)
-        if draws and first_time:
-            labels = offered_labels(config.memory, stream, items)
-            write = memory.offer(labels, 0 if stream.task_free else task)
+    batches = list(islice(_batches(config.train, stream, seed), config.train.max_steps))
+    for start in range(0, len(batches), AT_ONCE):
+        batch = batches[start : start + AT_ONCE]
+        readable, writes = _passed_through(memory, config, stream, batch, draws)
+        chosen = iter(drawn_each(readable, config.train.replay, chance))
+        for (items, task, _), write in zip(batch, writes, strict=True):
+            slots = tuple(islice(chosen, draws))
+            replay = tuple(content[few] for few in slots)
             kept = write != NOT_KEPT
             content[write[kept]] = items[kept]  # of two in one slot the later stays
-        else:
-            write = np.full(len(items), NOT_KEPT)
-        steps.append(Step(task, items, write, replay, slots, views.of(items), views.of_all(replay)))
+            steps.append(Step(task, items, write, replay, slots, views.of(items), views.of_all(replay)))
     return Plan(tuple(steps), tuple(_ends(stream, steps)), memory.capacity if draws else 0)
+
+
+def _passed_through(
+    memory: Memory, config: RunConfig, stream: Stream, batches: Sequence[tuple[Indices, int, bool]], draws: int
+) -> tuple[list[Indices], list[Indices]]:
+    """Which slots each draw of each batch may read, and where each batch is written then."""
+    readable, writes = [], []
+    for items, task, first_time in batches:
+        if draws:
+            readable += [memory.readable(task if config.strategy.replay_from == "past" else None)] * draws
+        if draws and first_time:
+            labels = offered_labels(config.memory, stream, items)
+            writes.append(memory.offer(labels, 0 if stream.task_free else task))
+        else:
+            writes.append(np.full(len(items), NOT_KEPT))
+    return readable, writes
 
 
 def _check_replay_can_be_full(config: RunConfig, stream: Stream) -> None:

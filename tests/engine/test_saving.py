@@ -83,9 +83,15 @@ def test_of_runs_that_are_over_none_that_waits_is_written_while_another_is_waite
         saver.save(first, {}, {"done": 1})
         assert first.begun.wait(30)
         saver.save(second, {}, {"done": 1})
-        threading.Timer(0.05, first.may_write.set).start()
+        waiting, cancelled = saver._last[second], list[bool]()
+
+        def let_the_first_go_on() -> None:
+            cancelled.append(waiting.cancelled())
+            first.may_write.set()
+
+        threading.Timer(0.05, let_the_first_go_on).start()
         saver.forget([first, second])
-    assert first.wrote == [1] and second.wrote == []
+    assert first.wrote == [1] and second.wrote == [] and cancelled == [True]
 
 
 KINDS = (torch.float64, torch.int64, torch.float32, torch.int32, torch.bfloat16, torch.float16, torch.int16, torch.int8)

@@ -54,9 +54,11 @@ class Filled:
 
     def write(self, slots: Slots | int, task: int) -> None:
         """Samples of a task go to these slots."""
-        if (self._task[slots] != task).any():
+        held = self._task[slots]
+        if (held != task).any():
+            every = self._known.get(None) if (held >= 0).all() else None  # the same, of whichever tasks they are
             self._task[slots] = task
-            self._known.clear()
+            self._known = {} if every is None else {None: every}
 
     def readable(self, before_task: int | None = None) -> Slots:
         """The filled slots; with ``before_task``, only those of earlier tasks. Not to be written to: it is kept."""
