@@ -126,7 +126,7 @@ def run_lanes(
     Args:
         lanes: The runs.
         checkpoints: Where to save each; None for nowhere.
-        every: Steps between checkpoints; one is also written at each task's end.
+        every: Steps between checkpoints; one is also written at each task's end but the last.
         report_every: Steps between reports, each of which looks at the losses.
         stop: Asked at each report and checkpoint; where it says so, the runs are saved and end.
     """
