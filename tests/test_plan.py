@@ -10,7 +10,9 @@ import pytest
 from contnorm.config import RunConfig, from_dict
 from contnorm.errors import UserError
 from contnorm.memories import NOT_KEPT, PartitioningReservoir, Reservoir
+from contnorm.memories.base import drawn
 from contnorm.plan import build_memory, make_plan
+from contnorm.seeds import generator
 from contnorm.streams.classification import Stream, build_stream
 from contnorm.streams.sources import Source, load_source
 from tests.datasets import small_mnist
@@ -53,6 +55,22 @@ def given(stream: Stream, memory: dict[str, Any], item: int) -> np.ndarray:
     """The label of one item as the memory takes it."""
     label = stream.train.label[[item]]
     return np.eye(stream.outputs, dtype=np.int64)[label] if memory["kind"] == "prs" else label
+
+
+@pytest.mark.parametrize("memory", EVERY_MEMORY, ids=NAMES)
+def test_replay_is_drawn_as_one_by_one(source: Source, memory: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some steps at a time, and not the same number as a plan has: where one part ends the next goes on."""
+    monkeypatch.setattr("contnorm.plan.AT_ONCE", 7)
+    config = settings(memory=memory, strategy={"name": "er", "replay_from": "all"}, train={"passes": 2})
+    stream = stream_of(config, source)
+    live, chance = build_memory(config.memory, stream, 5), generator(5, "replay")
+    seen: set[int] = set()
+    for step in make_plan(config, stream, 5, draws=2).steps:
+        for slots in step.replay_slots:
+            np.testing.assert_array_equal(drawn(live.readable(), 10, chance), slots, strict=True)
+        if seen.isdisjoint(step.stream.tolist()):  # what is shown again is not offered again
+            live.offer(np.concatenate([given(stream, memory, i) for i in step.stream]), step.task)
+        seen |= set(step.stream.tolist())
 
 
 @pytest.mark.parametrize("memory", EVERY_MEMORY, ids=NAMES)

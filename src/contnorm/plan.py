@@ -17,13 +17,14 @@ from numpy.typing import NDArray
 from contnorm.config import MemoryConfig, RunConfig, TrainConfig
 from contnorm.errors import UserError
 from contnorm.memories import NOT_KEPT, Memory, PartitioningReservoir, Reservoir, Ring
-from contnorm.memories.base import drawn
+from contnorm.memories.drawing import drawn_each
 from contnorm.seeds import generator
 from contnorm.streams.classification import Stream
 
 __all__ = ["Plan", "Step", "build_memory", "make_plan", "offered_labels"]
 
 Indices = NDArray[np.int64]
+AT_ONCE = 1000  # steps whose replay is drawn together
 Views = NDArray[np.int64]  # (samples, 3): vertical and horizontal offset of the crop, and whether it is flipped
 
 
@@ -100,16 +101,34 @@ def make_plan(config: RunConfig, stream: Stream, seed: int, draws: int) -> Plan:
     views = _Views(generator(seed, "augment"), stream.padding)
     content = np.full(memory.capacity, -1, dtype=np.int64)  # the item in each slot
     steps: list[Step] = []
-    for items, task, first_time in islice(_batches(config.train, stream, seed), config.train.max_steps):
-        before = task if config.strategy.replay_from == "past" else None
-        slots = tuple(drawn(memory.readable(before), config.train.replay, chance) for _ in range(draws))
-        replay = tuple(content[chosen] for chosen in slots)
-        labels, known = offered_labels(config.memory, stream, items), 0 if stream.task_free else task
-        write = memory.offer(labels, known) if draws and first_time else np.full(len(items), NOT_KEPT)
-        kept = write != NOT_KEPT
-        content[write[kept]] = items[kept]  # of two in one slot the later stays
-        steps.append(Step(task, items, write, replay, slots, views.of(items), views.of_all(replay)))
+    batches = list(islice(_batches(config.train, stream, seed), config.train.max_steps))
+    for start in range(0, len(batches), AT_ONCE):
+        batch = batches[start : start + AT_ONCE]
+        readable, writes = _passed_through(memory, config, stream, batch, draws)
+        chosen = iter(drawn_each(readable, config.train.replay, chance))
+        for (items, task, _), write in zip(batch, writes, strict=True):
+            slots = tuple(islice(chosen, draws))
+            replay = tuple(content[few] for few in slots)
+            kept = write != NOT_KEPT
+            content[write[kept]] = items[kept]  # of two in one slot the later stays
+            steps.append(Step(task, items, write, replay, slots, views.of(items), views.of_all(replay)))
     return Plan(tuple(steps), tuple(_ends(stream, steps)), memory.capacity if draws else 0)
+
+
+def _passed_through(
+    memory: Memory, config: RunConfig, stream: Stream, batches: Sequence[tuple[Indices, int, bool]], draws: int
+) -> tuple[list[Indices], list[Indices]]:
+    """Which slots each draw of each batch may read, and where each batch is written then."""
+    readable, writes = [], []
+    for items, task, first_time in batches:
+        if draws:
+            readable += [memory.readable(task if config.strategy.replay_from == "past" else None)] * draws
+        if draws and first_time:
+            labels = offered_labels(config.memory, stream, items)
+            writes.append(memory.offer(labels, 0 if stream.task_free else task))
+        else:
+            writes.append(np.full(len(items), NOT_KEPT))
+    return readable, writes
 
 
 def _check_replay_can_be_full(config: RunConfig, stream: Stream) -> None:
@@ -173,10 +192,11 @@ def _batches(config: TrainConfig, stream: Stream, seed: int) -> Iterator[tuple[I
 
 def _ends(stream: Stream, steps: Sequence[Step]) -> list[int]:
     """How many steps it takes until all of each task was shown; of tasks that steps end before, all steps."""
-    ends = [len(steps)] * stream.tasks
-    for number, step in enumerate(steps, 1):
-        for task in np.unique(stream.train.task[step.stream]).tolist():
-            ends[task] = number
+    task = stream.train.task[np.concatenate([step.stream for step in steps])]
+    number = np.repeat(np.arange(1, len(steps) + 1), [len(step.stream) for step in steps])
+    last = np.zeros(stream.tasks, dtype=np.int64)
+    np.maximum.at(last, task, number)
+    ends: list[int] = np.where(last > 0, last, len(steps)).tolist()
     return ends
 
 

@@ -93,8 +93,12 @@ class Found:
     problems: list[str]
 
 
-def write_atomically(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, *parts: bytes | memoryview) -> None:
     """Write a file so that it is either the old one or the new one, whatever happens meanwhile.
+
+    Args:
+        path: The file; its folder is made.
+        parts: What it holds, one after the other.
 
     Example:
         >>> import tempfile
@@ -107,7 +111,8 @@ def write_atomically(path: Path, content: bytes) -> None:
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with draft.open("wb") as file:
-            file.write(content)
+            for part in parts:
+                file.write(part)
             file.flush()
             os.fsync(file.fileno())
         draft.replace(path)

@@ -119,6 +119,20 @@ def test_a_checkpoint_cut_short_is_passed_over(root: Path, tmp_path: Path) -> No
     assert latest is not None and latest.progress["done"] == 8
 
 
+def test_saved_at_every_tasks_end_but_the_last(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved: list[int] = []
+    save = Saver.save
+
+    def noted(saver: Saver, place: Checkpoints, tensors: Any, progress: dict[str, Any]) -> None:
+        saved.append(progress["done"])
+        save(saver, place, tensors, progress)
+
+    monkeypatch.setattr(Saver, "save", noted)
+    lane = Lane(settings(root), 0, load_source("mnist", root), CPU)
+    assert finished(lane, Checkpoints(tmp_path))
+    assert len(lane.plan.ends) > 1 and saved == list(lane.plan.ends[:-1]), "what is through is recorded"
+
+
 def test_a_full_disk_loses_nothing(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config, source = settings(root), load_source("mnist", root)
     expected = finished(Lane(config, 0, source, CPU))

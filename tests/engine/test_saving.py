@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from safetensors.torch import load, save
 
 from contnorm.engine.checkpoint import Checkpoints
+from contnorm.engine.packing import Packed, packed
 from contnorm.engine.saving import Saver
 from contnorm.errors import UserError
 
@@ -22,7 +23,7 @@ class Slow(Checkpoints):
         super().__init__(folder)
         self.may_write, self.begun, self.wrote = threading.Event(), threading.Event(), list[int]()
 
-    def save(self, tensors: dict[str, Tensor], progress: dict[str, Any]) -> None:
+    def save(self, tensors: Packed, progress: dict[str, Any]) -> None:
         self.begun.set()
         assert self.may_write.wait(30)
         super().save(tensors, progress)
@@ -60,7 +61,7 @@ def test_a_run_that_is_over_is_not_written_any_more(tmp_path: Path) -> None:
         assert place.begun.wait(30)
         saver.save(place, {}, {"done": 2})
         place.may_write.set()
-        saver.forget(place)
+        saver.forget([place])
     assert 2 not in place.wrote or place.wrote == [1, 2]  # it may have been at it already; but nothing comes after
     place.clear()
     assert not tmp_path.exists()
@@ -73,3 +74,51 @@ def test_what_could_not_be_written_is_told_when_the_next_is_saved(tmp_path: Path
         saver.save(place, {}, {"done": 1})
         with pytest.raises(UserError, match="a checkpoint can't be written"):
             saver.flush()
+
+
+def test_of_runs_that_are_over_none_that_waits_is_written_while_another_is_waited_for(tmp_path: Path) -> None:
+    first, second = Slow(tmp_path / "first"), Slow(tmp_path / "second")
+    second.may_write.set()
+    with Saver() as saver:
+        saver.save(first, {}, {"done": 1})
+        assert first.begun.wait(30)
+        saver.save(second, {}, {"done": 1})
+        waiting, cancelled = saver._last[second], list[bool]()
+
+        def let_the_first_go_on() -> None:
+            cancelled.append(waiting.cancelled())
+            first.may_write.set()
+
+        threading.Timer(0.05, let_the_first_go_on).start()
+        saver.forget([first, second])
+    assert first.wrote == [1] and second.wrote == [] and cancelled == [True]
+
+
+KINDS = (torch.float64, torch.int64, torch.float32, torch.int32, torch.bfloat16, torch.float16, torch.int16, torch.int8)
+
+
+def test_safetensors_reads_what_is_packed_as_what_it_writes_itself() -> None:
+    chance = torch.Generator().manual_seed(0)
+    tensors = {f"{kind}": torch.randint(-9, 9, (3, 5), generator=chance).to(kind) for kind in KINDS}
+    tensors |= {"a mask": torch.tensor([True, False, True]), "levels": torch.arange(7, dtype=torch.uint8)}
+    tensors |= {"a single": torch.tensor(7), "none": torch.empty(0, 4), "näme": torch.ones(1)}
+    tensors["channels last"] = torch.rand(2, 3, 4, 5, generator=chance).to(memory_format=torch.channels_last)
+    tensors["a part"] = torch.rand(9, 4, generator=chance)[:-1, 1:3]
+    mine, theirs = b"".join(packed(tensors).parts), save({name: t.contiguous() for name, t in tensors.items()})
+    found = load(mine)
+    assert found.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor), name
+    assert len(mine) - _head(mine) == len(theirs) - _head(theirs)
+    assert _head(mine) % 8 == 0, "what comes after the head lies as numbers like to lie"
+
+
+def _head(file: bytes) -> int:
+    return 8 + int.from_bytes(file[:8], "little")
+
+
+def test_what_is_packed_is_a_copy() -> None:
+    weight = torch.ones(3)
+    kept = packed({"weight": weight})
+    weight.add_(1)
+    assert torch.equal(load(b"".join(kept.parts))["weight"], torch.ones(3))

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from contnorm import __version__
+from contnorm.cli.garbage import importing_torch, leave_it_to_the_system
 from contnorm.config import assigned, parse_assignment, read_toml
 from contnorm.errors import UserError, unknown
 from contnorm.results import Store
@@ -104,7 +105,8 @@ def run(
     set_: Annotated[list[str] | None, typer.Option("--set", help="key=value: strategy.forward=separate")] = None,
 ) -> None:
     """Learn a stream, once through, and record how well each task is known after each other one."""
-    from contnorm.cli.running import Hands, run_seeds
+    with importing_torch():
+        from contnorm.cli.running import Hands, run_seeds
 
     wanted = _seeds(seeds, seed)
     values = read_toml(config) if config else {}
@@ -165,7 +167,8 @@ def resume(
     data_root: DataRoot = None,
 ) -> None:
     """Go on, bit for bit, with every run under a folder that was stopped."""
-    from contnorm.cli.running import Hands, resume_all
+    with importing_torch():
+        from contnorm.cli.running import Hands, resume_all
 
     raise typer.Exit(resume_all(path, Hands(device, lanes, threads), data_root, console))
 
@@ -229,8 +232,9 @@ def diagnose(
     brought = (model, weights, stream)
     if bool(run) == any(brought) or (any(brought) and not all(brought)):
         raise UserError("diagnose: say which run, or all of --model, --weights and --stream for a network of your own.")
-    from contnorm.cli.diagnosing import Brought, show_diagnosis
-    from contnorm.cli.running import Hands, workplace
+    with importing_torch():
+        from contnorm.cli.diagnosing import Brought, show_diagnosis
+        from contnorm.cli.running import Hands, workplace
 
     place = workplace(runs, Hands(device, 1, threads), data_root)
     given = Brought(model, weights, stream, norm) if model and weights and stream else run
@@ -264,8 +268,9 @@ def paper(
 
         show_recipes(seeds, data_root, runs, console)
         return
-    from contnorm.cli.paper import Asked, run_recipe
-    from contnorm.cli.running import Hands
+    with importing_torch():
+        from contnorm.cli.paper import Asked, run_recipe
+        from contnorm.cli.running import Hands
 
     hands = Hands(device, lanes, threads)
     asked = Asked(seeds, only or [], hands, max_steps, precision, data_root, runs, lr, selected, set_ or [])
@@ -294,8 +299,9 @@ def tune(
     runs: RunsFolder = Path("runs"),
 ) -> None:
     """Choose a learning rate for each norm and strategy of a table, on the validation tasks alone."""
-    from contnorm.cli.running import Hands
-    from contnorm.cli.tuning import RATES, Wanted, tune_recipe
+    with importing_torch():
+        from contnorm.cli.running import Hands
+        from contnorm.cli.tuning import RATES, Wanted, tune_recipe
 
     typed = {"stream": stream, "strategy": strategies, "norm": norms}
     only = [f"{key}={value.strip()}" for key, values in typed.items() if values for value in values.split(",")]
@@ -399,6 +405,7 @@ def bench(
 
 def main() -> None:
     """The way in: a person's mistake becomes one line and exit code 2."""
+    leave_it_to_the_system()
     logging.basicConfig(format="contnorm: %(message)s")  # what else a person should know, as other lines are said
     try:
         code = app(prog_name="contnorm", standalone_mode=False)

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load, save
+from safetensors.torch import load
 from torch import Tensor
 
+from contnorm.engine.packing import Packed
 from contnorm.results import write_atomically
 
 __all__ = ["Checkpoint", "Checkpoints"]
@@ -38,13 +39,13 @@ class Checkpoints:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def save(self, tensors: dict[str, Tensor], progress: dict[str, Any]) -> None:
-        """Write a checkpoint, then forget the older ones."""
-        content = save({name: tensor.contiguous() for name, tensor in tensors.items()})
-        step = progress["done"]
-        write_atomically(self.folder / f"{step}.safetensors", content)
-        digest = hashlib.sha256(content).hexdigest()
-        beside = json.dumps({**progress, "sha256": digest}).encode()
+    def save(self, tensors: Packed, progress: dict[str, Any]) -> None:
+        """Write a checkpoint of tensors that are on the host, then forget the older ones."""
+        step, digest = progress["done"], hashlib.sha256()
+        for part in tensors.parts:
+            digest.update(part)
+        write_atomically(self.folder / f"{step}.safetensors", *tensors.parts)
+        beside = json.dumps({**progress, "sha256": digest.hexdigest()}).encode()
         write_atomically(self.folder / f"{step}.json", beside)
         self._forget(keep=step)
 

@@ -19,7 +19,7 @@ from contnorm.config import RunConfig
 from contnorm.engine.half_weights import HalfWeights
 from contnorm.engine.optimizers import build_optimizer, load_optimizer_state, optimizer_state
 from contnorm.engine.plans import Plans
-from contnorm.engine.rows import Row, Rows, rows_of
+from contnorm.engine.rows import Row, Rows, rows_of, samples_of
 from contnorm.engine.trial import try_out
 from contnorm.kernels.beside import Beside, weights_beside
 from contnorm.models import MODELS, build_model
@@ -102,14 +102,15 @@ class Lane:
             torch.manual_seed(seed_for(self.seed, "init"))
             model = build_model(self.config.model, self.config.norm, shape, stream.outputs, len(self.plan.steps))
             try_out(model, self.config, self.plan, shape, stream.outputs)
-        if self.device.type == "cuda":  # as tensor cores like it, and as images come
+        model = model.to(self.device)
+        if self.device.type == "cuda":  # as tensor cores like it, and as images come; there it is done in no time
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        return model.to(self.device)
+        return model
 
     def rows(self, start: int, end: int) -> Rows:
         """The rows of steps of one shape, on the device."""
         steps = self.plan.steps[start:end]
-        places = self.feed.places([self._images(step) for step in steps], start)
+        places = self.feed.places(list(self.data.stream.train.image[samples_of(steps)]), start)
         return rows_of(steps, places, self.data.stream.train, len(self.logits) - 1, self.device)
 
     def step(self) -> Tensor:

@@ -104,10 +104,6 @@ class _Run:
         if self.checkpoints is not None:
             saver.save(self.checkpoints, self.lane.state(), {"done": self.lane.done, "tally": vars(self.tally)})
 
-    def over(self, saver: Saver) -> None:
-        if self.checkpoints is not None:
-            saver.forget(self.checkpoints)
-
 
 def resumed(lane: Lane, checkpoints: Checkpoints | None) -> Tally:
     """Put a lane where its last checkpoint left it; gives what had been counted by then."""
@@ -130,7 +126,7 @@ def run_lanes(
     Args:
         lanes: The runs.
         checkpoints: Where to save each; None for nowhere.
-        every: Steps between checkpoints; one is also written at each task's end.
+        every: Steps between checkpoints; one is also written at each task's end but the last.
         report_every: Steps between reports, each of which looks at the losses.
         stop: Asked at each report and checkpoint; where it says so, the runs are saved and end.
     """
@@ -168,9 +164,9 @@ def _learn(
                 yield from ((run.lane, Stopped(until, steps)) for run in runs)
                 return
         _evaluate(runs, task)
-        _save(runs, saver)
-    for run in runs:
-        run.over(saver)
+        if task + 1 < len(ends):  # what is through is recorded at once, and needs no checkpoint
+            _save(runs, saver)
+    _forget(runs, saver)
     yield from ((run.lane, Finished(_found(run.lane, run.tally))) for run in runs)
 
 
@@ -184,9 +180,7 @@ def _look_ahead(runs: Sequence[_Run]) -> None:
 
 def _going(runs: Sequence[_Run], verdicts: Sequence[Progress | Failed], saver: Saver) -> list[_Run]:
     """The runs that go on; of the others nothing more is saved."""
-    for run, verdict in zip(runs, verdicts, strict=True):
-        if isinstance(verdict, Failed):
-            run.over(saver)
+    _forget([run for run, verdict in zip(runs, verdicts, strict=True) if isinstance(verdict, Failed)], saver)
     return [run for run, verdict in zip(runs, verdicts, strict=True) if isinstance(verdict, Progress)]
 
 
@@ -200,6 +194,11 @@ def _verdict(lane: Lane, task: int, loss: float) -> Progress | Failed:
 def _save(runs: Sequence[_Run], saver: Saver) -> None:
     for run in runs:
         run.save(saver)
+
+
+def _forget(runs: Sequence[_Run], saver: Saver) -> None:
+    """Of runs that are over nothing more is saved."""
+    saver.forget([run.checkpoints for run in runs if run.checkpoints is not None])
 
 
 def _share_time(runs: Sequence[_Run], task: int, started: float) -> None:

@@ -17,7 +17,7 @@ from contnorm.memories import NOT_KEPT
 from contnorm.plan import Step
 from contnorm.streams.classification import Items
 
-__all__ = ["Row", "Rows", "rows_of", "stretch_end"]
+__all__ = ["Row", "Rows", "rows_of", "samples_of", "stretch_end"]
 
 Indices = NDArray[np.int64]
 
@@ -72,23 +72,42 @@ def rows_of(steps: Sequence[Step], images: Sequence[Indices], items: Items, spar
         spare: The slot for what is not kept, or is overwritten in the same step.
         device: Where the rows go.
     """
-    table = [_row(step, places, items, spare) for step, places in zip(steps, images, strict=True)]
     first = steps[0]
-    return Rows(torch.from_numpy(np.stack(table)).to(device), first.sizes, first.stream_views is not None)
-
-
-def _row(step: Step, places: Indices, items: Items, spare: int) -> Indices:
-    samples = np.concatenate([step.stream, *step.replay])
-    views = [] if step.stream_views is None else [step.stream_views, *(step.replay_views or ())]
-    slots = [_last_writers(step.write, spare), *step.replay_slots]
+    samples = samples_of(steps)
     label = items.label[samples] if items.label.ndim == 1 else samples
-    return np.concatenate([places, label, items.task[samples], *slots, *(v.ravel() for v in views)])
+    slots = [_last_writers(_table([step.write for step in steps]), spare), *_draws([s.replay_slots for s in steps])]
+    views = (
+        [] if first.stream_views is None else [_table([s.stream_views for s in steps if s.stream_views is not None])]
+    )
+    views += _draws([step.replay_views for step in steps if step.replay_views is not None])
+    table = np.concatenate([_table(images), label, items.task[samples], *slots, *views], axis=1)
+    return Rows(torch.from_numpy(table).to(device), first.sizes, first.stream_views is not None)
+
+
+def samples_of(steps: Sequence[Step]) -> Indices:
+    """(steps, samples) the items of steps of one shape: of the stream, then of each draw."""
+    return np.concatenate([_table([step.stream for step in steps]), *_draws([step.replay for step in steps])], axis=1)
+
+
+def _draws(of_steps: Sequence[tuple[Indices, ...]]) -> list[Indices]:
+    """A table of each draw, from the draws of each step."""
+    return [_table(one) for one in zip(*of_steps, strict=True)]
+
+
+def _table(rows: Sequence[Indices]) -> Indices:
+    """A row of numbers for each step; at once, since a stretch has thousands of steps."""
+    return np.concatenate(rows).reshape(len(rows), -1)
 
 
 def _last_writers(write: Indices, spare: int) -> Indices:
-    """Each slot once, at its last writer; all else to the spare slot."""
-    last = {int(slot): place for place, slot in enumerate(write)}
-    return np.array([slot if slot != NOT_KEPT and last[int(slot)] == i else spare for i, slot in enumerate(write)])
+    """In each row each slot once, at its last writer; all else to the spare slot."""
+    order = np.argsort(write, axis=1, kind="stable")
+    ranked = np.take_along_axis(write, order, axis=1)
+    last = np.ones(write.shape, dtype=bool)
+    last[:, :-1] = ranked[:, :-1] != ranked[:, 1:]
+    found = np.empty_like(write)
+    np.put_along_axis(found, order, np.where(last & (ranked != NOT_KEPT), ranked, spare), axis=1)
+    return found
 
 
 def stretch_end(steps: Sequence[Step], start: int) -> int:

@@ -7,8 +7,10 @@ import platform
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +109,7 @@ def _execute_here(jobs: Sequence[Job], place: Workplace, stop: Callable[[], bool
     for group in _groups(jobs, place, store):
         name = _source(group.jobs[0].config)
         if name not in loaded:
-            source = load_source(name, place.data_root)
+            source = _loaded(name, place)
             loaded[name] = _Shared(source, Pictures.of(source, place.device, place.whole), Plans(source))
         new = {job.config for job in group.jobs} - noted
         noted |= new  # once, or a run that failed would be noted again
@@ -117,6 +119,14 @@ def _execute_here(jobs: Sequence[Job], place: Workplace, stop: Callable[[], bool
             stopped = stopped or isinstance(event.what, Stopped)
         if stopped:
             return
+
+
+def _loaded(name: str, place: Workplace) -> Source:
+    """A data set; it is looked for and hashed while the device wakes up, which a GPU takes its time for."""
+    with ThreadPoolExecutor(max_workers=1) as worker:
+        loading = worker.submit(load_source, name, place.data_root)
+        torch.zeros(1, device=place.device)
+        return loading.result()
 
 
 def _source(config: RunConfig) -> str:
@@ -288,6 +298,7 @@ def _part_of(source: Source) -> dict[str, Any]:
     return {"images": images, "published_images": source.published_images, "missing_images": source.missing_images}
 
 
+@cache
 def _commit() -> str | None:
     """The commit of the package's own checkout, with a mark where it was changed; None outside one."""
     here = Path(__file__).resolve().parent

@@ -6,6 +6,7 @@ Of one run at most one copy waits while another is written; a newer one takes th
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from contnorm.engine.checkpoint import Checkpoints
+from contnorm.engine.packing import Packed, packed
 from contnorm.errors import UserError
 from contnorm.streams.copying import copying_stream
 
@@ -28,6 +30,7 @@ class Saver:
 
     def __init__(self) -> None:
         self._worker = ThreadPoolExecutor(max_workers=1)
+        self._host = _Host()
         self._last: dict[Checkpoints, Future[None]] = {}
 
     def save(self, place: Checkpoints, tensors: dict[str, Tensor], progress: dict[str, Any]) -> None:
@@ -35,8 +38,14 @@ class Saver:
         last = self._last.get(place)
         if last is not None and not last.cancel() and last.done():
             _raise_what_went_wrong(place, last)
-        copies = _Copies(tensors)
-        self._last[place] = self._worker.submit(_write, place, copies, copy.deepcopy(progress))
+        copies = packed(tensors)
+        made = torch.cuda.current_stream(copies.body.device).record_event() if copies.body.is_cuda else None
+        self._last[place] = self._worker.submit(self._write, place, copies, made, copy.deepcopy(progress))
+
+    def _write(
+        self, place: Checkpoints, tensors: Packed, made: torch.cuda.Event | None, progress: dict[str, Any]
+    ) -> None:
+        place.save(self._host.bring(tensors, made), progress)
 
     def flush(self) -> None:
         """Wait until all is written; what went wrong is raised here."""
@@ -45,10 +54,10 @@ class Saver:
             if not last.cancelled():
                 _raise_what_went_wrong(place, last)
 
-    def forget(self, place: Checkpoints) -> None:
-        """Write nothing more for a run: it is over. What is being written is waited for."""
-        last = self._last.pop(place, None)
-        if last is not None and not last.cancel():
+    def forget(self, places: Iterable[Checkpoints]) -> None:
+        """Write nothing more for runs that are over. What is being written is waited for; what waits never is."""
+        waiting = [self._last.pop(place) for place in places if place in self._last]
+        for last in [last for last in waiting if not last.cancel()]:  # all are cancelled before any is waited for
             last.exception()
 
     def __enter__(self) -> Saver:
@@ -60,26 +69,25 @@ class Saver:
         self._worker.shutdown(wait=True)
 
 
-class _Copies:
-    """Tensors as they are now, where they are: a device copies its own in no time, and the run goes on."""
+class _Host:
+    """Brings what is packed on a GPU to the host, through page-locked memory that is kept from one copy to the next."""
 
-    def __init__(self, tensors: dict[str, Tensor]) -> None:
-        self.tensors = {name: t.detach().clone() for name, t in tensors.items()}
-        self.device = next((t.device for t in tensors.values() if t.is_cuda), None)
-        if self.device is not None:
-            self.made = torch.cuda.current_stream(self.device).record_event()
+    def __init__(self) -> None:
+        self._stage = torch.empty(0, dtype=torch.uint8)
 
-    def on_host(self) -> dict[str, Tensor]:
-        """Brought beside whatever the device is doing."""
-        if self.device is None:
-            return self.tensors
-        with torch.cuda.stream(copying_stream(self.device)):
-            torch.cuda.current_stream().wait_event(self.made)
-            return {name: t.cpu() for name, t in self.tensors.items()}  # waits for each
-
-
-def _write(place: Checkpoints, copies: _Copies, progress: dict[str, Any]) -> None:
-    place.save(copies.on_host(), progress)
+    def bring(self, tensors: Packed, made: torch.cuda.Event | None) -> Packed:
+        """Beside whatever the device is doing, once the packing is done; good until the next is brought."""
+        if made is None:
+            return tensors
+        size = len(tensors.body)
+        if len(self._stage) < size:
+            self._stage = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        with torch.cuda.stream(copying_stream(tensors.body.device)):
+            stream = torch.cuda.current_stream()
+            stream.wait_event(made)
+            self._stage[:size].copy_(tensors.body, non_blocking=True)
+            stream.synchronize()
+        return Packed(tensors.head, self._stage[:size])
 
 
 def _raise_what_went_wrong(place: Checkpoints, written: Future[None]) -> None:

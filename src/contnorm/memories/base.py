@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["NOT_KEPT", "Memory", "Slots", "drawn", "filled_slots"]
+__all__ = ["NOT_KEPT", "Filled", "Memory", "Slots", "drawn"]
 
 NOT_KEPT = -1  # the slot of a sample that is not written
 
@@ -32,17 +32,43 @@ class Memory(Protocol):
         ...
 
 
-def filled_slots(task_of_slot: Slots, before_task: int | None) -> Slots:
-    """The slots that hold a sample, of an earlier task where that is asked for; -1 marks an empty one.
+class Filled:
+    """The slots that hold a sample, and of which task it is.
+
+    A plan asks at every step which of them may be read, and mostly nothing has changed since: the answer is kept.
+
+    Args:
+        capacity: Slots.
 
     Example:
-        >>> filled_slots(np.array([0, -1, 2, 1]), before_task=2).tolist()
-        [0, 3]
+        >>> filled = Filled(4)
+        >>> filled.write(np.array([0, 3]), task=1)
+        >>> filled.write(np.array([2]), task=2)
+        >>> filled.readable().tolist(), filled.readable(before_task=2).tolist()
+        ([0, 2, 3], [0, 3])
     """
-    filled = task_of_slot >= 0
-    if before_task is not None:
-        filled &= task_of_slot < before_task
-    return np.flatnonzero(filled)
+
+    def __init__(self, capacity: int) -> None:
+        self._task = np.full(capacity, -1, dtype=np.int64)  # -1: empty
+        self._known: dict[int | None, Slots] = {}
+
+    def write(self, slots: Slots | int, task: int) -> None:
+        """Samples of a task go to these slots."""
+        held = self._task[slots]
+        if (held != task).any():
+            every = self._known.get(None) if (held >= 0).all() else None  # the same, of whichever tasks they are
+            self._task[slots] = task
+            self._known = {} if every is None else {None: every}
+
+    def readable(self, before_task: int | None = None) -> Slots:
+        """The filled slots; with ``before_task``, only those of earlier tasks. Not to be written to: it is kept."""
+        if before_task not in self._known:
+            filled = self._task >= 0
+            if before_task is not None:
+                filled &= self._task < before_task
+            self._known[before_task] = np.flatnonzero(filled)
+            self._known[before_task].flags.writeable = False
+        return self._known[before_task]
 
 
 def drawn(slots: Slots, size: int, generator: np.random.Generator) -> Slots:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from contnorm.memories.base import NOT_KEPT, Slots, filled_slots
+from contnorm.memories.base import NOT_KEPT, Filled, Slots
 
 __all__ = ["PartitioningReservoir"]
 
@@ -45,7 +45,7 @@ class PartitioningReservoir:
         self.capacity, self.labels, self.rho, self.quirk = capacity, labels, rho, quirk
         self._generator = generator
         self._seen = 0
-        self._task = np.full(capacity, -1, dtype=np.int64)
+        self._filled = Filled(capacity)
         self._held = np.zeros((capacity, labels), dtype=bool)  # the labels of what is in each slot
         self._held_count = np.zeros(labels, dtype=np.int64)  # l: how many slots carry a label
         self._stream_count = np.zeros(labels, dtype=np.int64)  # n: how often the stream has shown it
@@ -60,7 +60,7 @@ class PartitioningReservoir:
         return np.array([self._offer_one(row.astype(bool), task) for row in labels], dtype=np.int64)
 
     def readable(self, before_task: int | None = None) -> Slots:
-        return filled_slots(self._task, before_task)
+        return self._filled.readable(before_task)
 
     def _offer_one(self, sample: NDArray[np.bool_], task: int) -> int:
         slot = NOT_KEPT
@@ -72,7 +72,7 @@ class PartitioningReservoir:
         if slot != NOT_KEPT:
             self._held[slot] = sample
             self._held_count += sample
-            self._task[slot] = task
+            self._filled.write(slot, task)
         self._seen += 1
         self._stream_count += sample
         self._set_shares()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from contnorm.memories.base import NOT_KEPT, Slots, filled_slots
+from contnorm.memories.base import NOT_KEPT, Filled, Slots
 
 __all__ = ["Reservoir"]
 
@@ -35,7 +35,7 @@ class Reservoir:
         self.capacity = capacity
         self._generator = generator
         self._seen = 0
-        self._task = np.full(capacity, -1, dtype=np.int64)
+        self._filled = Filled(capacity)
 
     def offer(self, labels: NDArray[np.int64], task: int) -> Slots:
         order = self._seen + np.arange(len(labels))
@@ -43,8 +43,8 @@ class Reservoir:
         chance = self._generator.integers(0, order + 1) if len(order) else order
         slots = np.where(order < self.capacity, order, np.where(chance < self.capacity, chance, NOT_KEPT))
         self._seen += len(labels)
-        self._task[slots[slots != NOT_KEPT]] = task
+        self._filled.write(slots[slots != NOT_KEPT], task)
         return slots.astype(np.int64)
 
     def readable(self, before_task: int | None = None) -> Slots:
-        return filled_slots(self._task, before_task)
+        return self._filled.readable(before_task)

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from contnorm.memories.base import Slots, filled_slots
+from contnorm.memories.base import Filled, Slots
 
 __all__ = ["Ring"]
 
@@ -37,22 +37,25 @@ class Ring:
             raise ValueError(f"Ring: size={size} and rings={rings} must be 1 or more.")
         self.size, self.rings, self.per = size, rings, per
         self.capacity = size * rings
-        self._seen = np.zeros(rings, dtype=np.int64)
-        self._task = np.full(self.capacity, -1, dtype=np.int64)  # the task whose sample a slot holds
+        self._seen = [0] * rings
+        self._filled = Filled(self.capacity)
 
     def offer(self, labels: NDArray[np.int64], task: int) -> Slots:
-        slots = np.empty(len(labels), dtype=np.int64)
-        for i, label in enumerate(labels):
-            ring = task if self.per == "task" else int(label)
-            if not 0 <= ring < self.rings:
-                raise ValueError(
-                    f"Ring: got a sample of {self.per} {ring}, and there are rings for 0 to {self.rings - 1}. "
-                    f"Build it with rings={ring + 1} or more."
-                )
-            slots[i] = ring * self.size + self._seen[ring] % self.size
-            self._seen[ring] += 1
-        self._task[slots] = task
+        rings = [task] * len(labels) if self.per == "task" else labels.tolist()
+        slots = np.array([self._next(ring) for ring in rings], dtype=np.int64)
+        self._filled.write(slots, task)
         return slots
 
+    def _next(self, ring: int) -> int:
+        """The slot of a ring's next sample."""
+        if not 0 <= ring < self.rings:
+            raise ValueError(
+                f"Ring: got a sample of {self.per} {ring}, and there are rings for 0 to {self.rings - 1}. "
+                f"Build it with rings={ring + 1} or more."
+            )
+        seen = self._seen[ring]
+        self._seen[ring] = seen + 1
+        return ring * self.size + seen % self.size
+
     def readable(self, before_task: int | None = None) -> Slots:
-        return filled_slots(self._task, before_task)
+        return self._filled.readable(before_task)

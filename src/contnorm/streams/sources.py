@@ -26,6 +26,7 @@ from contnorm.streams.stored import MANIFEST, find_stored, load_stored, stored_u
 __all__ = ["SOURCES", "Source", "SourceSpec", "data_root", "load_source", "looked_for"]
 
 ENVIRONMENT = "CONTNORM_DATA"
+BLOCK = 2**24  # bytes of a file that are read at a time
 
 
 Split = tuple[Images, Labels]
@@ -284,13 +285,21 @@ def _fingerprint(layout: Layout, paths: list[Path]) -> str:
     for path in paths:
         digest.update(path.name.encode())
         if path.is_file():
-            with path.open("rb") as file:
-                digest.update(hashlib.file_digest(file, "sha256").digest())
+            digest.update(_content_digest(path))
     if layout.pictures:
         root = paths[0] if paths[0].is_dir() else paths[0].parent
         for picture in sorted(root.glob(layout.pictures)):
             digest.update(f"{picture.relative_to(root)} {picture.stat().st_size}\n".encode())
     return digest.hexdigest()[:16]
+
+
+def _content_digest(path: Path) -> bytes:
+    """In large blocks: a thread that hashes asks for Python between them, and may have to wait for it."""
+    digest, block = hashlib.sha256(), memoryview(bytearray(BLOCK))
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(block):
+            digest.update(block[:count])
+    return digest.digest()
 
 
 def _cache_folder(beside: Path) -> Path:
