@@ -26,6 +26,20 @@ def test_running_spread_of_zero_gives_the_limits() -> None:
     torch.testing.assert_close(y, torch.zeros(4, 1))
 
 
+def test_a_channel_that_does_not_vary_has_a_gradient() -> None:
+    """Its deviation is zero and has no slope: what is left is (dy - mean of dy) over eps, and r and d stand still."""
+    x = torch.full((4, 2), 7.0, dtype=torch.float64)
+    x[:, 1] = torch.tensor([1.0, 2.0, 4.0, 8.0])
+    x.requires_grad_()
+    dy = torch.tensor([[1.0, 1.0], [2.0, 0.0], [3.0, 0.0], [6.0, 0.0]], dtype=torch.float64)
+    y = batch_renorm(x, None, None, training=True, eps=1e-3)
+    (dx,) = torch.autograd.grad(y, x, dy)
+    torch.testing.assert_close(dx[:, 0], (dy[:, 0] - 3.0) / 1e-3)
+    other = x.detach()[:, 1:].requires_grad_()  # the channel beside it is what it is alone
+    (alone,) = torch.autograd.grad(batch_renorm(other, None, None, training=True, eps=1e-3), other, dy[:, 1:])
+    torch.testing.assert_close(dx[:, 1:], alone)
+
+
 def test_derivatives_with_r_and_d_given() -> None:
     x = torch.randn(4, 3, 2, dtype=torch.float64, requires_grad=True)
     weight, bias = (torch.randn(3, dtype=torch.float64, requires_grad=True) for _ in range(2))

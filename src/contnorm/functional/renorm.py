@@ -127,7 +127,7 @@ def _in_torch(
     at = channel_pivot(x)
     shifted = x.to(dtype) - per_channel(at, rank)
     mean, var = channel_moments(shifted)
-    std = var.sqrt()
+    std = _deviation(var)
     if running_mean is not None and running_var is not None:
         ratio, offset = _clipped(mean, std, running_mean.to(dtype) - at, running_var.to(dtype), r_max, d_max)
         r, d = ratio if r is None else r, offset if d is None else d
@@ -138,6 +138,15 @@ def _in_torch(
         normalized = normalized + per_channel(d.to(dtype), rank)
     _update(running_mean, running_var, mean + at, std, momentum)
     return apply_affine(normalized, weight, bias).to(x.dtype)
+
+
+def _deviation(var: Tensor) -> Tensor:
+    """The square root; where nothing varies, its slope is taken as zero and not as infinite.
+
+    A channel whose inputs have all gone dead is such a one, and no-number from it would spoil the whole network.
+    """
+    varies = var > 0
+    return torch.where(varies, var, 1.0).sqrt() * varies
 
 
 def _clipped(
