@@ -145,7 +145,7 @@ def _deviation(var: Tensor) -> Tensor:
 
     A channel whose inputs have all gone dead is such a one, and no-number from it would spoil the whole network.
     """
-    varies = var > 0
+    varies = var != 0  # also where it is no number, which stays visible
     return torch.where(varies, var, 1.0).sqrt() * varies
 
 
