@@ -140,8 +140,7 @@ class Store:
 
     def seeds(self, config: RunConfig, among: Iterable[int]) -> set[int]:
         """Those of the seeds that are recorded of a run."""
-        folder = self.root / config.hash
-        return {seed for seed in among if (folder / f"{seed}.json").is_file()}
+        return {seed for seed in among if self.has(config, seed)}
 
     def save(self, config: RunConfig, seed: int, found: Mapping[str, Any]) -> Path:
         content = {"schema": SCHEMA, "config": config.as_dict(), "hash": config.hash, "seed": seed, **found}

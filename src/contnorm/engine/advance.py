@@ -23,7 +23,6 @@ __all__ = ["Mover", "mover_for"]
 
 WARM_UP = 3  # steps run as they are before a capture, so that libraries have set themselves up
 SHORT = 24  # steps for which a capture would not pay
-FEW = 1  # lanes that make their weight gradients beside the rest: several fill a GPU by themselves, and gain nothing
 
 
 class Mover(Protocol):
@@ -57,18 +56,14 @@ class _Graphed:
         self.lanes = list(lanes)
         compile_kernels(self.lanes)
         self.streams = [torch.cuda.Stream(lane.device) for lane in lanes]  # type: ignore[no-untyped-call]
-        self._share_out_streams()
+        if len(self.lanes) == 1:  # several fill a GPU by themselves, and were slower so
+            lanes[0].beside = Beside(torch.cuda.Stream(lanes[0].device))  # type: ignore[no-untyped-call]
         self.cursor = torch.zeros(1, dtype=torch.int64, device=lanes[0].device)
         self.losses = torch.zeros(len(lanes), device=lanes[0].device)
         self.rows: list[Rows] = []
         self.graph: torch.cuda.CUDAGraph | None = None
         self.start = self.end = -1  # of the stretch of steps that the graph is for
         self.first = self.last = -1  # of those whose rows are on the device
-
-    def _share_out_streams(self) -> None:
-        """Where there are streams left over, each lane makes its weight gradients on one."""
-        for lane in self.lanes if len(self.lanes) <= FEW else ():
-            lane.beside = Beside(torch.cuda.Stream(lane.device))  # type: ignore[no-untyped-call]
 
     def advance(self, steps: int) -> list[float]:
         left = steps

@@ -7,9 +7,17 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["Again", "gradients_by_torch"]
+from contnorm.kernels.fused.eager import is_plain
+
+__all__ = ["Again", "by_kernels", "gradients_by_torch"]
 
 Again = Callable[..., Tensor]
+
+
+def by_kernels(dy: Tensor) -> bool:
+    """Whether kernels may do a backward pass: it is not differentiated itself, of one gradient, and seen by nothing."""
+    batched = torch._C._functorch.is_legacy_batchedtensor(dy)  # `is_grads_batched`
+    return not torch.is_grad_enabled() and not batched and is_plain(dy)
 
 
 def gradients_by_torch(

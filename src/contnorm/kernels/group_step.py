@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from contnorm.kernels.by_torch import gradients_by_torch
-from contnorm.kernels.fused.eager import is_plain
-from contnorm.kernels.fused.launch import here, in_layout, like, sizes_of
+from contnorm.kernels.by_torch import by_kernels, gradients_by_torch
+from contnorm.kernels.fused.launch import dense, here, in_layout, like, sizes_of
 from contnorm.kernels.fused.plan import Sizes, power
 from contnorm.kernels.launching import launch
 from contnorm.kernels.layout import group_norm_in_layout
@@ -88,7 +87,7 @@ class _GroupStep(torch.autograd.Function):
         given = in_layout(x)
         y = torch.empty_like(given, dtype=dtype)
         table = torch.empty(3 * x.shape[0] * groups, dtype=torch.float32, device=x.device)
-        _run("forward", given, groups, (given, _dense(weight), _dense(bias), y, table), eps)
+        _run("forward", given, groups, (given, dense(weight), dense(bias), y, table), eps)
         ctx.save_for_backward(x, weight, bias, table)
         return y
 
@@ -96,9 +95,7 @@ class _GroupStep(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor | None) -> tuple[Any, ...]:
         if dy is None:
             return (None,) * 6
-        batched = torch._C._functorch.is_legacy_batchedtensor(dy)  # `is_grads_batched`
-        plain = torch.is_grad_enabled() or batched or not is_plain(dy)
-        return *(_plain_gradients if plain else _gradients)(ctx, dy), None, None, None
+        return *(_gradients if by_kernels(dy) else _plain_gradients)(ctx, dy), None, None, None
 
 
 def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
@@ -106,10 +103,10 @@ def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
     given = in_layout(x)
     dx = torch.empty_like(given)
     if not any(ctx.needs_input_grad[1:3]):
-        _run("backward", given, ctx.groups, (like(dy, given), given, _dense(weight), table, dx, None))
+        _run("backward", given, ctx.groups, (like(dy, given), given, dense(weight), table, dx, None))
         return dx, None, None
     part = torch.empty((2, *x.shape[:2]), dtype=torch.float32, device=x.device)
-    _run("backward", given, ctx.groups, (like(dy, given), given, _dense(weight), table, dx, part))
+    _run("backward", given, ctx.groups, (like(dy, given), given, dense(weight), table, dx, part))
     dweight, dbias = part.sum(1).unbind()
     return dx, None if weight is None else dweight.to(weight.dtype), None if bias is None else dbias.to(bias.dtype)
 
@@ -139,7 +136,7 @@ def normalized_groups(
     """Batch norm with given moments, then group norm, in one pass and without gradients."""
     given = in_layout(x)
     y = torch.empty_like(given)
-    tensors = given, *map(_dense, (mean, var, weight, bias)), y
+    tensors = given, *map(dense, (mean, var, weight, bias)), y
     _run("evaluate", given, groups, tensors, eps, TIED=tied)
     return y
 
@@ -208,8 +205,3 @@ def _run(
 
 def _code() -> Any:
     return import_module("contnorm.kernels.group_step_device")
-
-
-def _dense(parameter: Tensor | None) -> Tensor | None:
-    """A (C,) tensor that lies in one piece: it may have come in as a slice, or expanded."""
-    return None if parameter is None else parameter.contiguous()

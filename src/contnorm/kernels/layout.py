@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["group_norm_in_layout"]
+__all__ = ["beside_bias", "group_norm_in_layout"]
 
 
 def group_norm_in_layout(x: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
@@ -17,9 +17,12 @@ def group_norm_in_layout(x: Tensor, num_groups: int, weight: Tensor | None, bias
         >>> group_norm_in_layout(x, 2, None, None, 1e-5).is_contiguous(memory_format=torch.channels_last)
         True
     """
-    if weight is None and bias is not None:
-        weight = torch.ones_like(bias)  # with a bias alone torch's backward pass fails
-    y = F.group_norm(x, num_groups, weight, bias, eps)
+    y = F.group_norm(x, num_groups, beside_bias(weight, bias), bias, eps)
     if x.dim() > 3 and x.stride(1) == 1 and not x.is_contiguous():
         return y.movedim(1, -1).contiguous().movedim(-1, 1)  # no copy where it is so already
     return y
+
+
+def beside_bias(weight: Tensor | None, bias: Tensor | None) -> Tensor | None:
+    """The weight, or ones beside a bias alone, with which the backward passes of torch's own norms fail."""
+    return torch.ones_like(bias) if weight is None and bias is not None else weight

@@ -14,13 +14,12 @@ from torch import Tensor
 
 from contnorm.checks import statistics_dtype
 from contnorm.kernels import Order
-from contnorm.kernels.layout import group_norm_in_layout
+from contnorm.kernels.layout import beside_bias, group_norm_in_layout
 from contnorm.kernels.pivot import channel_pivot, less_slab_pivot, per_channel, slab_pivot
 
 __all__ = [
     "BatchMoments",
     "batch_step",
-    "beside_bias",
     "evaluate",
     "in_statistics_dtype",
     "scaled_about_pivot",
@@ -138,11 +137,6 @@ def batch_step(
     dtype = statistics_dtype(x)
     found = BatchMoments(x.new_zeros(x.shape[1], dtype=dtype), x.new_ones(x.shape[1], dtype=dtype))
     return F.batch_norm(x, found.mean, found.var, weight, bias, True, 1.0, eps), found
-
-
-def beside_bias(weight: Tensor | None, bias: Tensor | None) -> Tensor | None:
-    """The weight, or ones beside a bias alone, with which the backward pass of torch's batch norm fails on CUDA."""
-    return torch.ones_like(bias) if weight is None and bias is not None else weight
 
 
 def in_statistics_dtype(

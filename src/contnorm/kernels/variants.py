@@ -13,7 +13,8 @@ from torch import Tensor
 from contnorm.kernels import Order, fused
 from contnorm.kernels.fused.eager import is_plain
 from contnorm.kernels.group_step import ShiftedInput, group_step, less_channel_pivot, normalized_groups
-from contnorm.kernels.reference import BatchMoments, batch_step, beside_bias, scaled_about_pivot
+from contnorm.kernels.layout import beside_bias
+from contnorm.kernels.reference import BatchMoments, batch_step, scaled_about_pivot
 
 __all__ = ["evaluate", "refusal", "suits", "train"]
 

@@ -20,6 +20,7 @@ __all__ = [
     "Running",
     "backward",
     "channels_last",
+    "dense",
     "evaluate",
     "forward",
     "gradients_like",
@@ -83,7 +84,7 @@ def _scratch(x: Tensor, size: int) -> Tensor:
     return torch.empty(size, dtype=torch.float32, device=x.device)
 
 
-def _dense(parameter: Tensor | None) -> Tensor | None:
+def dense(parameter: Tensor | None) -> Tensor | None:
     """A (C,) tensor that lies in one piece: it may have come in as a slice, or expanded."""
     return None if parameter is None else parameter.contiguous()
 
@@ -156,7 +157,7 @@ def forward(
         residual = like(residual, x)
     p = plan_pass(sizes, False, plan.LIMITS)
     code, grid, tile, shape = _device_code("forward"), (p.programs,), _tile(p, sizes), sizes[:3]
-    given = x, _dense(weight), _dense(bias), residual, y
+    given = x, dense(weight), dense(bias), residual, y
     kept = mean, var, table, *running
     with here(x):
         if p.way == "one":
@@ -220,7 +221,7 @@ def backward(
     dx, dweight, dbias, dresidual = gradients_like(x, masked)
     p = plan_pass(sizes, True, plan.LIMITS)
     code, grid, tile, shape = _device_code("backward"), (p.programs,), _tile(p, sizes), sizes[:3]
-    weight, bias = _dense(weight), _dense(bias)
+    weight, bias = dense(weight), dense(bias)
     saved = x, like(dy, x), None if y is None else like(y, x), weight, bias, mean, var, table
     written = dx, dresidual if masked else None, dweight, dbias
     with here(x):
@@ -285,7 +286,7 @@ def evaluate(
         residual = like(residual, x)
     p = plan_evaluation(sizes, plan.LIMITS)
     code, grid, tile, shape = _device_code("forward"), (p.programs,), _tile(p, sizes), sizes[:3]
-    given = x, *map(_dense, (mean, var, weight, bias)), residual, y
+    given = x, *map(dense, (mean, var, weight, bias)), residual, y
     with here(x):
         if p.way == "one":
             run(code.evaluate, grid, *given, *shape, eps, p.blocks, **tile, SINGLE=p.single, RELU=relu)

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from contnorm.kernels.by_torch import Again, gradients_by_torch
-from contnorm.kernels.fused.eager import is_plain
+from contnorm.kernels.by_torch import Again, by_kernels, gradients_by_torch
+from contnorm.kernels.fused.launch import sizes_of
 from contnorm.kernels.rows import launch
-from contnorm.kernels.rows.launch import Limits, Running, Sizes
+from contnorm.kernels.rows.launch import Limits, Running
 
 __all__ = ["Renorm", "Switch"]
 
@@ -36,10 +36,10 @@ class Switch(torch.autograd.Function):
         *given, table = ctx.saved_tensors
         if dy is None:
             return (None,) * 9
-        if _by_kernels(dy):
+        if by_kernels(dy):
             grads = launch.switch_backward(dy, *given, table, ctx.training, ctx.eps)  # type: ignore[call-arg]
         else:
-            n, c, *_ = Sizes.of(given[0])
+            n, c, *_ = sizes_of(given[0], 1)
             batch = (None, None) if ctx.training else table[2 * (n * c + n) :].split(c)
             grads = gradients_by_torch(
                 lambda *new: ctx.again(*new, *batch, ctx.eps), dy, given, ctx.needs_input_grad[4:]
@@ -71,7 +71,7 @@ class Renorm(torch.autograd.Function):
         *given, kept = ctx.saved_tensors
         if dy is None:
             return (None,) * 8
-        if _by_kernels(dy):
+        if by_kernels(dy):
             grads = launch.renorm_backward(dy, *given, kept, ctx.training, ctx.eps)  # type: ignore[call-arg]
         else:
             channels = kept.split(given[0].shape[1])
@@ -84,8 +84,3 @@ def _say_moved(running: Running) -> None:
     """In place, and said so to autograd, as an operator would."""
     if running.moves:
         torch.autograd.graph.increment_version([t for t in running[:2] if t is not None])
-
-
-def _by_kernels(dy: Tensor) -> bool:
-    batched = torch._C._functorch.is_legacy_batchedtensor(dy)  # `is_grads_batched`
-    return not torch.is_grad_enabled() and not batched and is_plain(dy)

@@ -7,19 +7,18 @@ network meets every kernel cold, and compiling one takes about a second.
 from __future__ import annotations
 
 from importlib import import_module
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from contnorm.kernels.fused.launch import here, in_layout, like
+from contnorm.kernels.fused.launch import dense, here, in_layout, like, sizes_of
+from contnorm.kernels.fused.plan import Sizes
 from contnorm.kernels.launching import launch
 
 __all__ = [
     "Limits",
     "Running",
-    "Sizes",
     "fits",
     "renorm",
     "renorm_backward",
@@ -33,22 +32,6 @@ SHORT = 64  # positions up to which a row is short: a tile then holds several sa
 _BLOCK_C = 16  # channels of a tile: a sector of memory or more, where they lie together
 _TABLE = {"BN": 32, "BC": _BLOCK_C}
 _CHANNELS = 512  # channels that a program of one sample takes at once
-_modules: dict[str, ModuleType] = {}
-
-
-class Sizes(NamedTuple):
-    """An input seen as (N, C, L), in one of two orders of memory."""
-
-    samples: int
-    channels: int
-    length: int
-    last: bool  # channels next to each other
-
-    @classmethod
-    def of(cls, x: Tensor) -> Sizes:
-        n, c = x.shape[:2]
-        length = x.numel() // (n * c)
-        return cls(n, c, length, length == 1 or not x.is_contiguous())
 
 
 class Running(NamedTuple):
@@ -77,9 +60,7 @@ def fits(x: Tensor) -> bool:
 
 
 def _code(name: str) -> Any:
-    if name not in _modules:
-        _modules[name] = import_module(f"contnorm.kernels.rows.{name}_kernels")
-    return _modules[name]
+    return import_module(f"contnorm.kernels.rows.{name}_kernels")
 
 
 def _tile(sizes: Sizes) -> dict[str, Any]:
@@ -110,10 +91,6 @@ def _empty(x: Tensor, size: int, dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.empty(size, dtype=dtype, device=x.device)
 
 
-def _dense(*parameters: Tensor | None) -> tuple[Tensor | None, ...]:
-    return tuple(None if p is None else p.contiguous() for p in parameters)
-
-
 def _like(parameter: Tensor | None) -> Tensor | None:
     return None if parameter is None else torch.empty_like(parameter, memory_format=torch.contiguous_format)
 
@@ -140,12 +117,12 @@ def switch(
 ) -> tuple[Tensor, Tensor]:
     """The output, and all moments for the backward pass; see `switch_kernels`."""
     x = in_layout(x)
-    sizes = Sizes.of(x)
-    n, c, length, _ = sizes
+    sizes = sizes_of(x, 1)
+    n, c, length = sizes[:3]
     y, table = torch.empty_like(x), _empty(x, 2 * (n * c + n + c))
     code = _code("switch")
     moments = running[:2] if running.moves or not training else (None, None)
-    given = _dense(weight, bias, mean_weight, var_weight)
+    given = tuple(map(dense, (weight, bias, mean_weight, var_weight)))
     with here(x):
         _over_rows(_code("row").moments, sizes, x, table)
         launch(
@@ -179,11 +156,11 @@ def switch_backward(
     """The gradients of x, weight, bias and both vectors of logits."""
     x = in_layout(x)
     dy = like(dy, x)
-    sizes = Sizes.of(x)
-    n, c, length, _ = sizes
+    sizes = sizes_of(x, 1)
+    n, c, length = sizes[:3]
     dx, back = torch.empty_like(x), _empty(x, 8 * n + 2 * c)
     dweight, dbias, dmean, dvar = map(_like, (weight, bias, mean_weight, var_weight))
-    given = _dense(weight, mean_weight, var_weight)
+    given = tuple(map(dense, (weight, mean_weight, var_weight)))
     code = _code("switch")
     with here(x):
         sums = _row_sums(x, dy, table, sizes, own=True)
@@ -221,8 +198,8 @@ def renorm(
 ) -> tuple[Tensor, Tensor]:
     """The output, and each channel's mean, standard deviation, r and d for the backward pass."""
     x = in_layout(x)
-    sizes = Sizes.of(x)
-    n, c, length, _ = sizes
+    sizes = sizes_of(x, 1)
+    n, c, length = sizes[:3]
     y, kept = torch.empty_like(x), _empty(x, 4 * c)
     code = _code("renorm")
     with here(x):
@@ -242,7 +219,7 @@ def renorm(
                 num_warps=4,
             )
         moments = (None, None) if training else running[:2]
-        _over_all(code.renorm_apply, sizes, x, y, kept, *moments, *_dense(weight, bias), eps, TRAIN=training)
+        _over_all(code.renorm_apply, sizes, x, y, kept, *moments, dense(weight), dense(bias), eps, TRAIN=training)
     return y, kept
 
 
@@ -252,15 +229,15 @@ def renorm_backward(
     """The gradients of x, weight and bias."""
     x = in_layout(x)
     dy = like(dy, x)
-    sizes = Sizes.of(x)
-    n, c, *_ = sizes
+    sizes = sizes_of(x, 1)
+    n, c = sizes[:2]
     dx, back, dweight, dbias = torch.empty_like(x), _empty(x, 2 * c), _like(weight), _like(bias)
     code = _code("renorm")
     with here(x):
         sums = _row_sums(x, dy, kept, sizes, own=False)
         of_channels = kept, sums, back, dweight, dbias, eps, n, c
         launch(code.renorm_sums, (_blocks(sizes),), *of_channels, **_TABLE, num_warps=4)
-        of_all = x, dy, dx, kept, back, *_dense(weight), eps
+        of_all = x, dy, dx, kept, back, dense(weight), eps
         _over_all(code.renorm_gradient, sizes, *of_all, TRAIN=training)
     return dx, dweight, dbias
 

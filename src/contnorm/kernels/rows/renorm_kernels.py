@@ -9,28 +9,9 @@ import triton
 import triton.language as tl
 
 from contnorm.kernels.fused.tiles import shared_out
-from contnorm.kernels.rows.row_kernels import as_given, lerped, parameter, write_gradient, write_scaled
+from contnorm.kernels.rows.row_kernels import as_given, channel_moments, lerped, parameter, write_gradient, write_scaled
 
 __all__ = ["renorm_apply", "renorm_gradient", "renorm_limits", "renorm_moments", "renorm_sums"]
-
-
-@triton.jit
-def _channel_moments(table_ptr, c, exists, N, C, L, BN: tl.constexpr, BC: tl.constexpr):
-    """Mean and biased variance of some channels, from their rows' means and sums of squares."""
-    total = tl.zeros((BN, BC), tl.float64)
-    for first in range(0, N, BN):
-        n = first + tl.arange(0, BN)
-        where = table_ptr + n.to(tl.int64)[:, None] * C + c[None, :]
-        total += tl.load(where, mask=(n < N)[:, None] & exists[None, :], other=0.0)
-    mean = tl.sum(total, 0) / N
-    spread = tl.zeros((BN, BC), tl.float64)
-    for first in range(0, N, BN):
-        n = first + tl.arange(0, BN)
-        rows = (n < N)[:, None] & exists[None, :]
-        where = table_ptr + n.to(tl.int64)[:, None] * C + c[None, :]
-        off = tl.where(rows, tl.load(where, mask=rows, other=0.0) - mean[None, :], 0.0)
-        spread += tl.load(where + N * C, mask=rows, other=0.0) / L + off * off
-    return mean, tl.sum(spread, 0) / N
 
 
 @triton.jit
@@ -67,7 +48,7 @@ def renorm_moments(
     """Some channels' moments, r and d against the running ones as they were, and those moved where asked."""
     c = tl.program_id(0) * BC + tl.arange(0, BC)
     exists = c < C
-    mean, var = _channel_moments(table_ptr, c, exists, N, C, L, BN, BC)
+    mean, var = channel_moments(table_ptr, c, exists, N, C, L, BN, BC)
     std = tl.sqrt(var)
     r = tl.zeros_like(mean) + 1.0
     d = tl.zeros_like(mean)

@@ -14,7 +14,17 @@ import triton.language as tl
 from contnorm.kernels.fused.forward import row_moments
 from contnorm.kernels.fused.tiles import place, positions, shared_out, slab_pivot
 
-__all__ = ["as_given", "lerped", "moments", "parameter", "sums", "write_gradient", "write_scaled"]
+__all__ = [
+    "as_given",
+    "channel_moments",
+    "lerped",
+    "moments",
+    "parameter",
+    "row",
+    "sums",
+    "write_gradient",
+    "write_scaled",
+]
 
 
 @triton.jit(do_not_specialize=["N", "blocks"])
@@ -55,6 +65,32 @@ def sums(
     where = sum_ptr + from_sample * C + c[None, :]
     tl.store(where, tl.sum(sum_dy, 2), mask=rows)
     tl.store(where + N * C, tl.sum(sum_dyx, 2), mask=rows)
+
+
+@triton.jit
+def row(table_ptr, n, c, rows, N, C, degrees):
+    """Mean of each row, and its sum of squares over so many: what `moments` wrote."""
+    where = table_ptr + n.to(tl.int64)[:, None] * C + c[None, :]
+    return tl.load(where, mask=rows, other=0.0), tl.load(where + N * C, mask=rows, other=0.0) / degrees
+
+
+@triton.jit
+def channel_moments(table_ptr, c, exists, N, C, degrees, BN: tl.constexpr, BC: tl.constexpr):
+    """Of some channels over all samples: the mean, and the mean of the rows' variances plus the variance of means."""
+    total = tl.zeros((BN, BC), tl.float64)
+    for first in range(0, N, BN):
+        n = first + tl.arange(0, BN)
+        row_mean, _ = row(table_ptr, n, c, (n < N)[:, None] & exists[None, :], N, C, degrees)
+        total += row_mean
+    mean = tl.sum(total, 0) / N
+    spread = tl.zeros((BN, BC), tl.float64)
+    for first in range(0, N, BN):
+        n = first + tl.arange(0, BN)
+        rows = (n < N)[:, None] & exists[None, :]
+        row_mean, row_var = row(table_ptr, n, c, rows, N, C, degrees)
+        off = tl.where(rows, row_mean - mean[None, :], 0.0)
+        spread += row_var + off * off
+    return mean, tl.sum(spread, 0) / N
 
 
 @triton.jit

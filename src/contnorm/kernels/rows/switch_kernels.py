@@ -13,19 +13,20 @@ import triton
 import triton.language as tl
 
 from contnorm.kernels.fused.tiles import shared_out
-from contnorm.kernels.rows.row_kernels import as_given, lerped, parameter, write_gradient, write_scaled
+from contnorm.kernels.rows.row_kernels import (
+    as_given,
+    channel_moments,
+    lerped,
+    parameter,
+    row,
+    write_gradient,
+    write_scaled,
+)
 
 __all__ = ["switch_apply", "switch_gradient", "switch_moments", "switch_sums"]
 
 
 # --- what is read -------------------------------------------------------------------------------------------------
-
-
-@triton.jit
-def _row(table_ptr, n, c, rows, N, C, L):
-    """Mean and unbiased variance of each row."""
-    where = table_ptr + n.to(tl.int64)[:, None] * C + c[None, :]
-    return tl.load(where, mask=rows, other=0.0), tl.load(where + N * C, mask=rows, other=0.0) / (L - 1)
 
 
 @triton.jit
@@ -94,38 +95,19 @@ def _sample_moments(table_ptr, n, N, C, L, BT: tl.constexpr):
     total = tl.zeros((1, BT), tl.float64)
     for first in range(0, C, BT):
         c = first + tl.arange(0, BT)
-        row_mean, _ = _row(table_ptr, n, c, (c < C)[None, :], N, C, L)
+        row_mean, _ = row(table_ptr, n, c, (c < C)[None, :], N, C, L - 1)
         total += row_mean
     mean = tl.sum(total, 1) / C
     spread = tl.zeros((1, BT), tl.float64)
     for first in range(0, C, BT):
         c = first + tl.arange(0, BT)
         rows = (c < C)[None, :]
-        row_mean, row_var = _row(table_ptr, n, c, rows, N, C, L)
+        row_mean, row_var = row(table_ptr, n, c, rows, N, C, L - 1)
         off = tl.where(rows, row_mean - mean[:, None], 0.0)
         spread += row_var + off * off
     where = table_ptr + 2 * N * C + n
     tl.store(where, mean)
     tl.store(where + N, tl.sum(spread, 1) / C)
-
-
-@triton.jit
-def _channel_moments(table_ptr, c, exists, N, C, L, BN: tl.constexpr, BC: tl.constexpr):
-    """Of some channels over all samples, likewise."""
-    total = tl.zeros((BN, BC), tl.float64)
-    for first in range(0, N, BN):
-        n = first + tl.arange(0, BN)
-        row_mean, _ = _row(table_ptr, n, c, (n < N)[:, None] & exists[None, :], N, C, L)
-        total += row_mean
-    mean = tl.sum(total, 0) / N
-    spread = tl.zeros((BN, BC), tl.float64)
-    for first in range(0, N, BN):
-        n = first + tl.arange(0, BN)
-        rows = (n < N)[:, None] & exists[None, :]
-        row_mean, row_var = _row(table_ptr, n, c, rows, N, C, L)
-        off = tl.where(rows, row_mean - mean[None, :], 0.0)
-        spread += row_var + off * off
-    return mean, tl.sum(spread, 0) / N
 
 
 @triton.jit
@@ -137,7 +119,7 @@ def _batch_branch(
     c = block * BC + tl.arange(0, BC)
     exists = c < C
     if TRAIN:
-        mean, var = _channel_moments(table_ptr, c, exists, N, C, L, BN, BC)
+        mean, var = channel_moments(table_ptr, c, exists, N, C, L - 1, BN, BC)
         if run_mean_ptr is not None:
             weight = as_given(momentum_ptr, momentum)
             old = tl.load(run_mean_ptr + c, mask=exists, other=0.0).to(tl.float64)
