@@ -19,6 +19,7 @@ from contnorm.functional import continual_norm, group
 from contnorm.kernels import fused, group_step, variants
 from contnorm.kernels.fused.plan import Sizes
 from contnorm.kernels.group_step import tile_of
+from tests.kernels.exactness import errors, last, same_under_vmaps
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -77,11 +78,6 @@ def in_small_tiles() -> None:
     group_step.SMALL = group_step.LARGE = 64
 
 
-def last(x: Tensor) -> Tensor:
-    """The same values with channels next to each other."""
-    return x.movedim(1, -1).contiguous().movedim(-1, 1)
-
-
 def inputs(shape: Shape, device: torch.device, seed: int = 0) -> dict[str, Tensor]:
     n, c, _, positions = shape
     g = torch.Generator().manual_seed(seed)
@@ -111,15 +107,6 @@ def results(
 def wide(given: dict[str, Tensor]) -> dict[str, Tensor]:
     """For the oracle, in one layout: torch's group norm squares before it sums in the other, and is off at 1e4."""
     return {name: t.double().contiguous() for name, t in given.items()}
-
-
-def errors(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str, float]:
-    assert actual.keys() == expected.keys()
-    found = {}
-    for name, value in expected.items():
-        assert actual[name].shape == value.shape, name
-        found[name] = (actual[name].double() - value).abs().max().item() / max(1.0, value.abs().max().item())
-    return found
 
 
 def compare(given: dict[str, Tensor], groups: int, variant: str, training: bool = True) -> None:
@@ -425,12 +412,7 @@ def test_several_gradients_at_once(variant: str, device: torch.device) -> None:
         x, None, None, given["weight"], given["bias"], training=True, num_groups=2, kernel="triton", **VARIANTS[variant]
     )  # fmt: skip
     pushes = torch.stack([given["dy"], given["dy"].square()])
-    (older,) = torch.autograd.grad(y, x, pushes, is_grads_batched=True, retain_graph=True)
-    (newer,) = torch.func.vmap(lambda push: torch.autograd.grad(y, x, push, retain_graph=True))(pushes)
-    for push, *found in zip(pushes, older, newer, strict=True):
-        (expected,) = torch.autograd.grad(y, x, push, retain_graph=True)
-        for each in found:
-            torch.testing.assert_close(each, expected, rtol=1e-4, atol=1e-5)
+    same_under_vmaps(x, y, pushes)
 
 
 def test_a_bias_before_batch_norm_has_no_gradient(device: torch.device) -> None:

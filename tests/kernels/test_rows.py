@@ -16,6 +16,7 @@ from contnorm import BatchRenorm1d, BatchRenorm2d, SwitchNorm1d, SwitchNorm2d
 from contnorm.functional import batch_renorm, switch_norm
 from contnorm.kernels import rows, triton_here
 from contnorm.kernels.rows import launch
+from tests.kernels.exactness import errors, last, same_under_vmaps
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -61,11 +62,6 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two samples and eight channels at a time, so that every loop over a table goes round more than once."""
     monkeypatch.setitem(launch._TABLE, "BN", 2)
     monkeypatch.setattr(launch, "_CHANNELS", 8)
-
-
-def last(x: Tensor) -> Tensor:
-    """The same values with channels next to each other."""
-    return x.movedim(1, -1).contiguous().movedim(-1, 1) if x.dim() > 2 else x
 
 
 def inputs(shape: Shape, device: torch.device, dtype: torch.dtype = torch.float32, seed: int = 0) -> dict[str, Tensor]:
@@ -115,10 +111,7 @@ def wide(given: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def agree(actual: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = FLOAT32) -> None:
-    assert actual.keys() == expected.keys()
-    for name, value in expected.items():
-        assert actual[name].shape == value.shape, name
-        error = (actual[name].double() - value).abs().max().item() / max(1.0, value.abs().max().item())
+    for name, error in errors(actual, expected).items():
         assert error <= tolerance, f"{name}: off by {error:.1e}"
 
 
@@ -337,12 +330,7 @@ def test_several_gradients_at_once(norm: str, device: torch.device) -> None:
     leaves = leaves_of(norm, given)
     x, y = leaves["x"], call(norm, leaves, True, momentum=0.0)
     pushes = torch.stack([given["dy"], given["x"]])
-    (older,) = torch.autograd.grad(y, x, pushes, is_grads_batched=True, retain_graph=True)
-    (newer,) = torch.func.vmap(lambda push: torch.autograd.grad(y, x, push, retain_graph=True))(pushes)
-    for push, *found in zip(pushes, older, newer, strict=True):
-        (expected,) = torch.autograd.grad(y, x, push, retain_graph=True)
-        for each in found:
-            torch.testing.assert_close(each, expected, rtol=1e-4, atol=1e-5)
+    same_under_vmaps(x, y, pushes)
 
 
 # --- the layers -------------------------------------------------------------------------------------------------

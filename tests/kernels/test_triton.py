@@ -19,6 +19,7 @@ from contnorm.kernels import analytic, fused, reference
 from contnorm.kernels.activation import activated
 from contnorm.kernels.fused import eager, launch, operators, plan
 from contnorm.kernels.fused.plan import Limits, Sizes
+from tests.kernels.exactness import errors, last, same_under_vmaps
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -80,11 +81,6 @@ def _usual_limits() -> Iterator[None]:
     plan.LIMITS = usual
 
 
-def last(x: Tensor) -> Tensor:
-    """The same values with channels next to each other."""
-    return x.movedim(1, -1).contiguous().movedim(-1, 1)
-
-
 def inputs(shape: Shape, device: torch.device, seed: int = 0) -> dict[str, Tensor]:
     """In float64, on the CPU first, so that a GPU sees the same numbers."""
     n, c, _, positions = shape
@@ -123,15 +119,6 @@ def away_from_zero(given: dict[str, Tensor], groups: int) -> dict[str, Tensor]:
     """No gradient where rounding could decide on which side of zero a value lies."""
     y, _ = exact(given["x"], given.get("weight"), given.get("bias"), given.get("residual"), groups, False)
     return given | {"dy": given["dy"].masked_fill(y.abs() < 1e-4, 0.0)}
-
-
-def errors(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str, float]:
-    assert actual.keys() == expected.keys()
-    found = {}
-    for name, value in expected.items():
-        assert actual[name].shape == value.shape, name
-        found[name] = (actual[name].double() - value).abs().max().item() / max(1.0, value.abs().max().item())
-    return found
 
 
 def agree(actual: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = FLOAT32) -> None:
@@ -507,12 +494,7 @@ def test_several_gradients_at_once(device: torch.device) -> None:
     x = given["x"].requires_grad_()
     y, _ = fused.train(x, given["weight"], given["bias"], EPS, 2, None, True)
     pushes = torch.stack([given["dy"], given["residual"]])
-    (older,) = torch.autograd.grad(y, x, pushes, is_grads_batched=True, retain_graph=True)
-    (newer,) = torch.func.vmap(lambda push: torch.autograd.grad(y, x, push, retain_graph=True))(pushes)
-    for push, *found in zip(pushes, older, newer, strict=True):
-        (expected,) = torch.autograd.grad(y, x, push, retain_graph=True)
-        for each in found:
-            torch.testing.assert_close(each, expected, rtol=1e-4, atol=1e-5)
+    same_under_vmaps(x, y, pushes)
 
 
 def test_vmap_of_the_operators_themselves(device: torch.device) -> None:
