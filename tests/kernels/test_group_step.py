@@ -550,3 +550,12 @@ def test_group_norm_itself_with_channels_next_to_each_other(
         monkeypatch.setenv("CONTNORM_KERNEL", "reference")
         call(leaves[0])
     assert taken == [groups]
+
+
+def test_a_bias_of_another_size_is_not_read(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's operator sees to that itself; a kernel would read past its end."""
+    if device.type == "cpu":
+        monkeypatch.setattr(group, "_by_kernel", lambda x, groups, caller: True)
+    given = inputs((3, 6, 2, (5, 3)), device)
+    with pytest.raises(RuntimeError, match="bias"):
+        group.group_norm(last(given["x"]), 2, given["weight"], given["bias"][:-1])

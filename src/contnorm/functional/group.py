@@ -47,7 +47,7 @@ def group_norm(
     if x.numel() == 0:
         return empty_like_input(x, weight, bias)
     check_group_size(x, groups, caller)
-    if _by_kernel(x, groups, caller):
+    if _by_kernel(x, groups, caller) and _belong(x, weight, bias):
         return group_step(x, weight, bias, eps, groups, x.dtype)
     if weight is not None and weight.dtype != x.dtype:
         # Half input with float32 weights: CPU takes the mixture, CUDA does not. Widening serves both.
@@ -66,6 +66,11 @@ def _by_kernel(x: Tensor, groups: int, caller: str) -> bool:
         and not x.is_contiguous()
         and channels_last(x)
     )
+
+
+def _belong(x: Tensor, *parameters: Tensor | None) -> bool:
+    """Whether a kernel can read them; where not, torch's operator says what is wrong with them."""
+    return all(p is None or (p.shape == x.shape[1:2] and p.device == x.device) for p in parameters)
 
 
 def instance_norm(
