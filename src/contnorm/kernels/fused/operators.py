@@ -93,7 +93,6 @@ def _(
 def keep_for_training(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     x, weight, bias, residual, ctx.eps, ctx.groups, ctx.relu = inputs
     y, mean, var, table = output
-    ctx.mark_non_differentiable(mean, var, table)
     ctx.set_materialize_grads(False)
     ctx.residual = residual is not None
     # Without a residual the sign of the output is found again from the tables: saving it would cost as much as x.
@@ -112,8 +111,8 @@ def backward_of_training(ctx: Any, dy: Tensor | None, *_: Any, run: Any = None) 
     dx, dweight, dbias, dresidual = grads
     return (
         dx,
-        None if weight is None else dweight.to(weight.dtype),
-        None if bias is None else dbias.to(bias.dtype),
+        _typed(dweight, weight),
+        _typed(dbias, bias),
         (dresidual if ctx.relu else dy) if ctx.residual else None,
         None,
         None,
@@ -121,7 +120,19 @@ def backward_of_training(ctx: Any, dy: Tensor | None, *_: Any, run: Any = None) 
     )
 
 
-continual_norm.register_autograd(backward_of_training, setup_context=keep_for_training)
+def _set_up_training(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.mark_non_differentiable(*output[1:])
+    keep_for_training(ctx, inputs, output)
+
+
+continual_norm.register_autograd(backward_of_training, setup_context=_set_up_training)
+
+
+def _typed(gradient: Tensor, parameter: Tensor | None) -> Tensor | None:
+    """A parameter's gradient in the parameter's type; None where there is no parameter."""
+    if parameter is None or gradient.dtype == parameter.dtype:
+        return None if parameter is None else gradient
+    return gradient.to(parameter.dtype)
 
 
 def analytic_gradients(
@@ -161,8 +172,8 @@ def backward_of_evaluation(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
         dx,
         None,
         None,
-        None if weight is None else dweight.to(weight.dtype),
-        None if bias is None else dbias.to(bias.dtype),
+        _typed(dweight, weight),
+        _typed(dbias, bias),
         dy if ctx.residual else None,
         None,
         None,

@@ -6,7 +6,6 @@ All choices are made here, from sizes alone, so that the same input gives the sa
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
@@ -17,8 +16,7 @@ MOST = 2**30  # tables and samples are addressed in 32 bits
 SECTOR = 32  # bytes: what memory moves at the least
 
 
-@dataclass(frozen=True)
-class Limits:
+class Limits(NamedTuple):
     """The numbers to tune; values are counted with their padding to powers of two."""
 
     single: int = 16384  # values one program holds in registers: what fits is read once
@@ -76,8 +74,9 @@ class Plan(NamedTuple):
 
 def fits(sizes: Sizes, limits: Limits | None = None) -> bool:
     """Whether an input of these sizes can be taken at all."""
-    n, c, length, groups, *_ = sizes
-    return n * c < MOST and c * length < 2 * MOST and power(c // groups) <= (limits or LIMITS).channels
+    c = sizes.channels
+    most = (limits or LIMITS).channels
+    return sizes.samples * c < MOST and c * sizes.length < 2 * MOST and power(c // sizes.groups) <= most
 
 
 @lru_cache(maxsize=4096)
