@@ -75,9 +75,12 @@ def train(
     transformed = _transformed()
     if not transformed and eager.is_plain(x):
         return eager.train(given, running)
-    run: Any = operators.plain_training if transformed else operators.continual_norm
-    y, mean, var, _ = run(*given)
-    if running is None or transformed:
+    if transformed:
+        y, mean, var = operators.plain_training(*given)
+        return y, BatchMoments(mean, var)
+    y, table = operators.continual_norm(*given)
+    mean, var = launch.moments_in(table, x.shape[1])
+    if running is None:
         return y, BatchMoments(mean, var)
     _move(running, mean, var)
     return y, None

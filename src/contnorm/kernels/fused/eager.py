@@ -35,7 +35,10 @@ def is_plain(x: Tensor) -> bool:
 def train(given: tuple[Any, ...], running: launch.Running | None) -> tuple[Tensor, BatchMoments | None]:
     """The output; and the batch's moments, where there are no running ones that moved towards them already."""
     output: Any = _Training.apply(*given[:4], (given[4:], running))  # type: ignore[no-untyped-call]
-    return (output, None) if running else (output[0], BatchMoments(*output[1:]))
+    if running is not None:
+        return output, None
+    y, table = output
+    return y, BatchMoments(*launch.moments_in(table, y.shape[1]))
 
 
 def evaluate(*given: Any) -> Tensor:
@@ -53,8 +56,8 @@ class _Training(torch.autograd.Function):
         output = launch.forward(*given, running or launch.NOTHING)  # type: ignore[call-arg]
         operators.keep_for_training(ctx, given, output)
         if running is None:
-            ctx.mark_non_differentiable(*output[1:3])
-            return output[:3]
+            ctx.mark_non_differentiable(output[1])
+            return output
         moved = [t for t in running[:3] if t is not None]
         torch.autograd.graph.increment_version(moved)  # in place, and said so to autograd, as an operator would
         return output[0]

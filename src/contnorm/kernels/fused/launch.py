@@ -27,6 +27,7 @@ __all__ = [
     "here",
     "in_layout",
     "like",
+    "moments_in",
     "move_moments",
     "outputs_like",
     "sizes_of",
@@ -63,16 +64,22 @@ def sizes_of(x: Tensor, groups: int) -> Sizes:
     return Sizes(n, c, length, groups, length == 1 or not x.is_contiguous(), x.element_size())
 
 
-def outputs_like(x: Tensor, groups: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What `forward` fills: output, batch mean, biased batch variance, and the tables for the backward pass."""
-    n, c = x.shape[:2]
-    return torch.empty_like(x), _scratch(x, c), _scratch(x, c), _scratch(x, 2 * n * (c + groups))
+def outputs_like(x: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+    """What `forward` fills: the output; and all tables for the backward pass in one, the batch's moments first."""
+    shape = x.shape
+    n, c = shape[0], shape[1]
+    return torch.empty_like(x), _scratch(x, 2 * (c + n * (c + groups)))
 
 
-def gradients_like(x: Tensor, residual: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What `backward` fills: gradients of x, weight, bias and residual, the last empty where it is not wanted."""
-    c = x.shape[1]
-    return torch.empty_like(x), _scratch(x, c), _scratch(x, c), torch.empty_like(x) if residual else x.new_empty(0)
+def moments_in(table: Tensor, channels: int) -> tuple[Tensor, Tensor]:
+    """The batch's mean and biased variance, (C,) each."""
+    return table[:channels], table[channels : 2 * channels]
+
+
+def gradients_like(x: Tensor, residual: bool) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """What `backward` fills: gradients of x, weight, bias and residual, the last where it is wanted."""
+    dweight = _scratch(x, x.shape[1])
+    return torch.empty_like(x), dweight, torch.empty_like(dweight), torch.empty_like(x) if residual else None
 
 
 def _scratch(x: Tensor, size: int) -> Tensor:
@@ -201,24 +208,24 @@ def forward(
     groups: int,
     relu: bool,
     running: Running = NOTHING,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:
     x = in_layout(x)
-    y, mean, var, table = outputs_like(x, groups)
+    y, table = outputs_like(x, groups)
     if residual is not None:
         residual = like(residual, x)
     rows, tables, last, shape, parts, several = _training(sizes_of(x, groups), False, relu, plan.LIMITS)
     given = x, _dense(weight), _dense(bias), residual, y
     with here(x):
         if rows is None:
-            last(*given, mean, var, table, *running, *shape, eps)
-            return y, mean, var, table
+            last(*given, table, *running, *shape, eps)
+            return y, table
         part = _scratch(x, parts)
         rows(x, part, *shape, *several)
         if tables is not None:
-            tables(part, mean, var, table, *running, *shape, eps, *several[1:])
+            tables(part, table, *running, *shape, eps, *several[1:])
             running = NOTHING
-        last(*given, part, mean, var, table, *running, *shape, eps, *several)
-    return y, mean, var, table
+        last(*given, part, table, *running, *shape, eps, *several)
+    return y, table
 
 
 def backward(
@@ -227,21 +234,18 @@ def backward(
     y: Tensor | None,
     weight: Tensor | None,
     bias: Tensor | None,
-    mean: Tensor,
-    var: Tensor,
     table: Tensor,
     eps: float,
     groups: int,
     relu: bool,
     residual: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     x = in_layout(x)
-    masked = relu and residual
-    dx, dweight, dbias, dresidual = gradients_like(x, masked)
+    dx, dweight, dbias, dresidual = gradients_like(x, relu and residual)
     rows, tables, last, shape, parts, several = _training(sizes_of(x, groups), True, relu, plan.LIMITS)
     weight, bias = _dense(weight), _dense(bias)
-    saved = x, like(dy, x), None if y is None else like(y, x), weight, bias, mean, var, table
-    written = dx, dresidual if masked else None, dweight, dbias
+    saved = x, like(dy, x), None if y is None else like(y, x), weight, bias, table
+    written = dx, dresidual, dweight, dbias
     with here(x):
         if rows is None:
             last(*saved, *written, *shape, eps)
@@ -250,7 +254,7 @@ def backward(
         rows(*saved, part, *shape, eps, *several)
         if tables is not None:
             slabs = _scratch(x, 2 * x.shape[0] * groups)
-            tables(part, slabs, weight, mean, var, table, dweight, dbias, *shape, eps, several[1])
+            tables(part, slabs, weight, table, dweight, dbias, *shape, eps, several[1])
         last(*saved, part, slabs, *written, *shape, eps, *several)
     return dx, dweight, dbias, dresidual
 
