@@ -50,11 +50,12 @@ class Launch:
             self.kernel[self.grid](*args, **self.constants)
         else:
             key = _key(args)
-            if key in self._compiled and not self.kernel.pre_run_hooks:
-                run, constants = self._compiled[key]
-                run(*args, *constants)
-            else:
+            known = self._compiled.get(key)
+            if known is None or self.kernel.pre_run_hooks:
                 self._keep(key, len(args), self.kernel[self.grid](*args, **self.constants))
+            else:
+                run, constants = known
+                run(*args, *constants)
 
     def _keep(self, key: tuple[Any, ...], given: int, compiled: Any) -> None:
         """Keep what a launch gave back, where it is a compiled kernel and all its arguments are known."""

@@ -33,7 +33,8 @@ def refusal(x: Tensor, num_groups: int) -> str | None:
         return "Triton needs a C compiler, and neither gcc nor clang is found, nor one named in CC"
     if x.dtype not in TYPES:
         return f"its statistics are float32, and the input is {x.dtype}"
-    if not plan.fits(launch.sizes_of(x, num_groups)):
+    samples, channels = x.shape[0], x.shape[1]
+    if not plan.fits(samples, channels, x.numel() // (samples * channels), num_groups):
         return f"an input of shape {tuple(x.shape)} in {num_groups} groups is too large for it"
     return None
 

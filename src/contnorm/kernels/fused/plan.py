@@ -72,11 +72,10 @@ class Plan(NamedTuple):
     table_warps: int
 
 
-def fits(sizes: Sizes, limits: Limits | None = None) -> bool:
+def fits(samples: int, channels: int, length: int, groups: int) -> bool:
     """Whether an input of these sizes can be taken at all."""
-    c = sizes.channels
-    most = (limits or LIMITS).channels
-    return sizes.samples * c < MOST and c * sizes.length < 2 * MOST and power(c // sizes.groups) <= most
+    small = samples * channels < MOST and channels * length < 2 * MOST
+    return small and power(channels // groups) <= LIMITS.channels
 
 
 @lru_cache(maxsize=4096)
