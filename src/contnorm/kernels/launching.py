@@ -29,6 +29,7 @@ KEEPS = not INTERPRETED and torch.version.hip is None
 MOST_KEPT = 1024  # where sizes never come to an end
 
 _ahead: Context | None = None  # one for all threads: a backward pass runs in threads of torch's own
+_launches: dict[tuple[Any, ...], Launch] = {}
 
 
 class Launch:
@@ -89,9 +90,6 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> 
             _launches.clear()
         known = _launches[key] = Launch(kernel, grid, constants)
     known(*args)
-
-
-_launches: dict[tuple[Any, ...], Launch] = {}
 
 
 @contextmanager
