@@ -1,11 +1,14 @@
-"""Compiling ahead: what is launched is compiled and not run, in whatever thread, and all of it by the end."""
+"""Launches: what was compiled before is launched without asking Triton again, and nothing is taken for another.
+
+Compiling ahead: what is launched is compiled and not run, in whatever thread, and all of it by the end.
+"""
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -40,6 +43,134 @@ def test_a_launch_is_a_launch() -> None:
     kernel = Kernel()
     launching.launch(kernel, (3,), 1, 2, SIZE=4)
     assert kernel.launched == [((3,), (1, 2), {"SIZE": 4})] and not kernel.compiled
+
+
+class Asked(NamedTuple):
+    grid: tuple[int, ...]
+    args: tuple[Any, ...]
+    constants: dict[str, Any]
+
+
+class Code:
+    """Stands in for a compiled kernel: Triton gives one back at each launch."""
+
+    packed_metadata = ()
+
+    def __init__(self) -> None:
+        self.launched: list[Any] = []
+
+    def __getitem__(self, grid: tuple[int, int, int]) -> Any:
+        return lambda *args: self.launched.append((grid, args))
+
+
+class Compiling:
+    """Stands in for a Triton kernel that gives back the code it launched."""
+
+    arg_names = ("x", "y", "rate", "N", "BC", "LAST")
+
+    def __init__(self) -> None:
+        self.asked: list[Asked] = []
+        self.code = Code()
+        self.pre_run_hooks: list[Any] = []
+        self.gives: Any = lambda: self.code
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        return lambda *args, **constants: self.asked.append(Asked(grid, args, constants)) or self.gives()
+
+
+@pytest.fixture
+def current(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Launches keep what was compiled, as on a GPU; the number of the current device is there to be changed."""
+    device = [0]
+    monkeypatch.setattr(launching, "KEEPS", True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: device[0])
+    return device
+
+
+def settled(kernel: Any) -> launching.Launch:
+    return launching.Launch(kernel, (3,), {"LAST": True, "num_warps": 4, "BC": 16})
+
+
+def test_what_was_compiled_is_launched_without_asking_again(current: list[int]) -> None:
+    kernel = Compiling()
+    launch = settled(kernel)
+    x = torch.zeros(4)
+    launch(x, None, 0.5, 20)
+    launch(torch.ones(8), None, 0.25, 20)  # other values and sizes of the same types
+    assert len(kernel.asked) == 1 and kernel.asked[0][2] == {"LAST": True, "num_warps": 4, "BC": 16}
+    ((grid, (y, *rest)),) = kernel.code.launched
+    assert grid == (3, 1, 1) and torch.equal(y, torch.ones(8))
+    assert rest == [None, 0.25, 20, 16, True]  # constants in the kernel's order, without Triton's options
+
+
+def test_what_triton_would_compile_anew_it_is_asked_for(current: list[int]) -> None:
+    kernel = Compiling()
+    launch = settled(kernel)
+    x = torch.zeros(5)
+    usual = x, None, 0.5, 20
+    others: list[tuple[Any, ...]] = [
+        (x.bfloat16(), None, 0.5, 20),
+        (x[1:], None, 0.5, 20),  # four bytes off
+        (x, x, 0.5, 20),
+        (x, None, 0.5, 32),  # divisible by 16
+        (x, None, 0.5, 1),
+        (x, None, 1, 20),
+    ]
+    for given in (usual, *others):
+        launch(*given)
+    assert len(kernel.asked) == 1 + len(others) and not kernel.code.launched
+    for given in (usual, *others):
+        launch(*given)
+    assert len(kernel.asked) == 1 + len(others) == len(kernel.code.launched)
+    current[0] = 1
+    launch(*usual)
+    assert len(kernel.asked) == 2 + len(others)
+    current[0] = 0
+    kernel.pre_run_hooks.append(print)  # Triton is to call it
+    launch(*usual)
+    assert len(kernel.asked) == 3 + len(others)
+
+
+def test_nothing_is_kept_where_triton_gives_no_code(current: list[int]) -> None:
+    kernel = Compiling()
+    launch = settled(kernel)
+    kernel.gives = lambda: None
+    for _ in range(2):
+        launch(torch.zeros(4), None, 0.5, 20)
+    assert len(kernel.asked) == 2
+
+
+def test_of_code_that_was_compiled_ahead_the_result_is_kept(current: list[int]) -> None:
+    class Future:
+        def result(self) -> Code:
+            return kernel.code
+
+    kernel = Compiling()
+    launch = settled(kernel)
+    kernel.gives = Future
+    for _ in range(2):
+        launch(torch.zeros(4), None, 0.5, 20)
+    assert len(kernel.asked) == 1 == len(kernel.code.launched)
+
+
+def test_sizes_without_end_are_not_kept_without_end(current: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launching, "MOST_KEPT", 3)
+    kernel = Compiling()
+    launch = settled(kernel)
+    for size in range(20):
+        launch(torch.zeros(4), None, 0.5, size)
+        launching.launch(kernel, (size,), torch.zeros(4), None, 0.5, 7, BC=16, LAST=True)
+    assert len(launch._compiled) <= 3 and len(launching._launches) <= 3
+
+
+def test_launches_put_together_each_time_are_known_by_kernel_grid_and_constants(current: list[int]) -> None:
+    kernel, other = Compiling(), Compiling()
+    given = torch.zeros(4), None, 0.5, 20
+    for each, grid, lanes in ((kernel, 3, 16), (kernel, 4, 16), (kernel, 3, 32), (other, 3, 16)):
+        for _ in range(2):
+            launching.launch(each, (grid,), *given, BC=lanes, LAST=False)
+    assert len(kernel.asked) == 3 == len(kernel.code.launched) and len(other.asked) == 1 == len(other.code.launched)
+    assert [(grid[0], args[4]) for grid, args in kernel.code.launched] == [(3, 16), (4, 16), (3, 32)]
 
 
 @needs_mode

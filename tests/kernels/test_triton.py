@@ -444,6 +444,25 @@ def test_running_moments_in_half_precision_and_in_steps(device: torch.device) ->
         torch.testing.assert_close(mean.double(), 0.5 * found.mean, rtol=torch.finfo(mean.dtype).eps, atol=1e-5)
 
 
+def test_what_was_settled_for_one_input_is_not_used_for_another(device: torch.device) -> None:
+    """The same shape in turn in other layouts, types, groups, limits, and a few bytes off: each is right each time."""
+    given = narrowed(inputs((3, 4, 2, (3,)), device), torch.float32)
+    off = torch.zeros(given["x"].numel() + 1, device=device)[1:].view(given["x"].shape)
+    changes: list[dict[str, Any]] = [
+        {}, {"layout": last}, {"layout": off.copy_}, {"groups": 4}, {"relu": True}, {"dtype": torch.bfloat16},
+        {"way": "three"}, {"without": "weight"}, {},
+    ]  # fmt: skip
+    for change in changes:
+        plan.LIMITS = WAYS[change.get("way", "one, read once")]
+        groups, relu, dtype = change.get("groups", 2), change.get("relu", False), change.get("dtype", torch.float32)
+        used = {name: t for name, t in given.items() if name not in ("residual", change.get("without"))}
+        wide = narrowed(away_from_zero(narrowed(used, torch.float64), groups), dtype)
+        expected = results(exact, groups, narrowed(wide, torch.float64), relu)
+        wide["x"] = change.get("layout", lambda x: x)(wide["x"])
+        # bfloat16 rounds outputs and gradients once, to 8 bits.
+        agree(results(ours, groups, wide, relu), expected, FLOAT32 if dtype == torch.float32 else 2**-7)
+
+
 # --- second derivatives, vmap, compiled graphs ------------------------------------------------------------------
 
 

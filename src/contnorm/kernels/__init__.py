@@ -25,6 +25,7 @@ __all__ = ["Kernel", "Order", "chosen_kernel"]
 
 Kernel = Literal["auto", "reference", "pivoted", "analytic", "triton"]
 Order = Literal["gn_bn", "bn_gn"]
+KERNELS = get_args(Kernel)
 
 VARIABLE = "CONTNORM_KERNEL"
 
@@ -39,7 +40,7 @@ def chosen_kernel(kernel: str | None, caller: str) -> Kernel:
         ('auto', 'analytic')
     """
     asked = kernel or os.environ.get(VARIABLE) or "auto"
-    where = f"{caller}: kernel={asked!r}" if kernel else f"{caller}: {VARIABLE}={asked!r}"
-    if asked not in get_args(Kernel):
-        raise ValueError(f"{where} is unknown. Use one of {', '.join(get_args(Kernel))}.")
+    if asked not in KERNELS:
+        where = f"{caller}: kernel={asked!r}" if kernel else f"{caller}: {VARIABLE}={asked!r}"
+        raise ValueError(f"{where} is unknown. Use one of {', '.join(KERNELS)}.")
     return cast(Kernel, asked)

@@ -73,9 +73,7 @@ class MomentNorm(NormLayer, _BatchNorm):
         super().reset_running_stats()
 
     def _normalizes_with_batch(self) -> bool:
-        if self.use_running and self.running_mean is not None:
-            return False
-        return self.training or self.running_mean is None
+        return (self.training and not self.use_running) or self.running_mean is None
 
     def _moves_moments(self) -> bool:
         return (
@@ -88,8 +86,9 @@ class MomentNorm(NormLayer, _BatchNorm):
 
     def _weight_of_batch(self) -> float | Tensor:
         """How much the batch at hand weighs in the running moments."""
-        if not self._moves_moments():
-            return 0.0
+        return self._weight_of_moving_batch() if self._moves_moments() else 0.0
+
+    def _weight_of_moving_batch(self) -> float | Tensor:
         if self.momentum is None:
             assert self.num_batches_tracked is not None
             return (self.num_batches_tracked + 1).to(torch.float64).reciprocal()

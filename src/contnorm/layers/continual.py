@@ -82,20 +82,23 @@ class ContinualNormBase(OwnSyncOnly, MomentNorm):
             True
         """
         self._check(input)
+        by_batch, moves = self._normalizes_with_batch(), self._moves_moments()
+        kept = moves or not by_batch  # a module's buffers are slow to look up: only those that are needed, and once
         return continual_norm(
             input,
-            *self._moments(),
+            self.running_mean if kept else None,
+            self.running_var if kept else None,
             self.weight,
             self.bias,
-            self._normalizes_with_batch(),
-            self._weight_of_batch(),
+            by_batch,
+            self._weight_of_moving_batch() if moves else 0.0,
             self.eps,
             self.num_groups,
             order=self.order,
             tied=self.tied,
             relu=relu,
             residual=residual,
-            num_batches=self.num_batches_tracked if self._moves_moments() else None,
+            num_batches=self.num_batches_tracked if moves else None,
             kernel=self.kernel,
             caller=type(self).__name__,
         )

@@ -33,7 +33,8 @@ def refusal(x: Tensor, num_groups: int) -> str | None:
         return "Triton needs a C compiler, and neither gcc nor clang is found, nor one named in CC"
     if x.dtype not in TYPES:
         return f"its statistics are float32, and the input is {x.dtype}"
-    if not plan.fits(launch.sizes_of(x, num_groups)):
+    samples, channels = x.shape[0], x.shape[1]
+    if not plan.fits(samples, channels, x.numel() // (samples * channels), num_groups):
         return f"an input of shape {tuple(x.shape)} in {num_groups} groups is too large for it"
     return None
 
@@ -72,12 +73,15 @@ def train(
         y, found = train(x, weight, bias, eps, num_groups, running=running)
         return activated(y, residual, relu), found
     given = x, weight, bias, residual, eps, num_groups, relu
-    run: Any = operators.plain_training if _transformed() else operators.continual_norm
-    if eager.is_plain(x) and not _transformed():
-        y, mean, var, _ = eager.Training.apply(running or Running(), *given)  # type: ignore[no-untyped-call]
-        return y, None if running else BatchMoments(mean, var)
-    y, mean, var, _ = run(*given)
-    if running is None or _transformed():
+    transformed = _transformed()
+    if not transformed and eager.is_plain(x):
+        return eager.train(given, running)
+    if transformed:
+        y, mean, var = operators.plain_training(*given)
+        return y, BatchMoments(mean, var)
+    y, table = operators.continual_norm(*given)
+    mean, var = launch.moments_in(table, x.shape[1])
+    if running is None:
         return y, BatchMoments(mean, var)
     _move(running, mean, var)
     return y, None
@@ -121,15 +125,16 @@ def evaluate(
     if _transformed():
         run = operators.plain_evaluation
     elif eager.is_plain(x):
-        run = eager.Evaluation.apply
+        run = eager.evaluate
     y: Tensor = run(x, mean, var, weight, bias, residual, eps, num_groups, relu)
     return y
 
 
 def check_parameters(x: Tensor, *channels: Tensor | None) -> None:
     """What torch's operators see to themselves: a kernel would read past an end, or on another device."""
+    shape, device = x.shape[1:2], x.device
     for each in channels:
-        if each is not None and (each.shape != x.shape[1:2] or each.device != x.device):
+        if each is not None and (each.shape != shape or each.device != device):
             raise RuntimeError(
                 f"continual_norm: an input of shape {tuple(x.shape)} on {x.device} needs parameters and moments of "
                 f"shape ({x.shape[1]},) there, and one has {tuple(each.shape)} on {each.device}. "

@@ -14,6 +14,7 @@ from contnorm.kernels.fused.tiles import (
     group_sum,
     lanes,
     masked_gradient,
+    moments_and_tables,
     place,
     positions,
     scale_and_offset,
@@ -123,12 +124,13 @@ def _store_channels(dweight_ptr, dbias_ptr, c, exists, d_weight, d_bias):
 
 @triton.jit
 def backward_one(
-    x_ptr, dy_ptr, y_ptr, weight_ptr, bias_ptr, mean_ptr, var_ptr, table_ptr,
+    x_ptr, dy_ptr, y_ptr, weight_ptr, bias_ptr, table_ptr,
     dx_ptr, dr_ptr, dweight_ptr, dbias_ptr, N, C, L, eps,
     K: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr,
     LAST: tl.constexpr, SINGLE: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
     """A block of groups over all samples; with ``SINGLE`` x and dy are read once."""
+    mean_ptr, var_ptr, table_ptr = moments_and_tables(table_ptr, C)
     c, group, exists = lanes(tl.program_id(0), C, K, KP, BC, True)
     n = tl.arange(0, BN)
     rows = (n < N)[:, None] & exists[None, :]
@@ -166,12 +168,13 @@ def backward_one(
 
 @triton.jit
 def backward_rows(
-    x_ptr, dy_ptr, y_ptr, weight_ptr, bias_ptr, mean_ptr, var_ptr, table_ptr, part_ptr,
+    x_ptr, dy_ptr, y_ptr, weight_ptr, bias_ptr, table_ptr, part_ptr,
     N, C, L, eps, blocks, splits, span,
     K: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr,
     LAST: tl.constexpr, WHOLE: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
     """The two sums of each row in one split of its positions: (splits, N, C) of each."""
+    mean_ptr, var_ptr, table_ptr = moments_and_tables(table_ptr, C)
     program = tl.program_id(0)
     split, c, group, exists, n, rows = shared_out(blocks, splits, N, C, K, KP, BN, BC, WHOLE)
     pivot = slab_pivot(x_ptr, n, program % blocks, group, rows, N, C, L, K, KP, BN, BC, LAST, WHOLE)
@@ -192,10 +195,11 @@ def backward_rows(
 
 @triton.jit
 def backward_tables(
-    part_ptr, slab_ptr, weight_ptr, mean_ptr, var_ptr, table_ptr, dweight_ptr, dbias_ptr, N, C, L, eps, splits,
+    part_ptr, slab_ptr, weight_ptr, table_ptr, dweight_ptr, dbias_ptr, N, C, L, eps, splits,
     K: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, SP: tl.constexpr,
 ):  # fmt: skip
     """The parameters' gradients, then the averages over each slab, (N, G) each; samples block by block, twice."""
+    mean_ptr, var_ptr, table_ptr = moments_and_tables(table_ptr, C)
     c, group, exists = lanes(tl.program_id(0), C, K, KP, BC, True)
     mean, rstd, gain, _ = channel_tables(mean_ptr, var_ptr, weight_ptr, None, c, exists, eps)
     d_bias = tl.zeros_like(mean)
@@ -234,12 +238,13 @@ def _parameter_gradients(sum_dy, sum_dyx, group_mean, group_rstd, mean, rstd):
 
 @triton.jit
 def backward_apply(
-    x_ptr, dy_ptr, y_ptr, weight_ptr, bias_ptr, mean_ptr, var_ptr, table_ptr, part_ptr, slab_ptr,
+    x_ptr, dy_ptr, y_ptr, weight_ptr, bias_ptr, table_ptr, part_ptr, slab_ptr,
     dx_ptr, dr_ptr, dweight_ptr, dbias_ptr, N, C, L, eps, blocks, splits, span,
     K: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr, SP: tl.constexpr,
     NP: tl.constexpr, LAST: tl.constexpr, TABLES: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
     """The gradient in one split of the positions of some samples; with ``TABLES`` it first makes the tables."""
+    mean_ptr, var_ptr, table_ptr = moments_and_tables(table_ptr, C)
     program = tl.program_id(0)
     split, c, group, exists, n, rows = shared_out(blocks, splits, N, C, K, KP, BN, BC, TABLES)
     pivot = slab_pivot(x_ptr, n, program % blocks, group, rows, N, C, L, K, KP, BN, BC, LAST, TABLES)

@@ -3,6 +3,9 @@
 A torch operator written in Python costs some 60 microseconds a call, three times what the launch costs: twenty layers
 would spend milliseconds a step on it. Compilers, functorch and dispatch modes need the operator; plain eager code, and
 CUDA graphs captured from it, do not. Here the forward kernel itself moves the running moments, which spares a launch.
+
+Torch looks at every argument and output of an autograd function, so settings travel as one tuple, and what only the
+backward pass needs is no output.
 """
 
 from __future__ import annotations
@@ -14,8 +17,9 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from contnorm.kernels.fused import launch, operators
+from contnorm.kernels.reference import BatchMoments
 
-__all__ = ["Evaluation", "Training", "is_plain"]
+__all__ = ["evaluate", "is_plain", "train"]
 
 
 def is_plain(x: Tensor) -> bool:
@@ -28,14 +32,35 @@ def is_plain(x: Tensor) -> bool:
     )
 
 
-class Training(torch.autograd.Function):
+def train(given: tuple[Any, ...], running: launch.Running | None) -> tuple[Tensor, BatchMoments | None]:
+    """The output; and the batch's moments, where there are no running ones that moved towards them already."""
+    output: Any = _Training.apply(*given[:4], (given[4:], running))  # type: ignore[no-untyped-call]
+    if running is not None:
+        return output, None
+    y, table = output
+    return y, BatchMoments(*launch.moments_in(table, y.shape[1]))
+
+
+def evaluate(*given: Any) -> Tensor:
+    output: Tensor = _Evaluation.apply(*given[:6], given[6:])  # type: ignore[no-untyped-call]
+    return output
+
+
+class _Training(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, running: launch.Running, *given: Any) -> tuple[Tensor, ...]:
-        output: tuple[Tensor, ...] = launch.forward(*given, running)  # type: ignore[call-arg]
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None, rest: Any
+    ) -> Tensor | tuple[Tensor, ...]:
+        settings, running = rest
+        given = x, weight, bias, residual, *settings
+        output = launch.forward(*given, running or launch.NOTHING)  # type: ignore[call-arg]
+        operators.keep_for_training(ctx, given, output)
+        if running is None:
+            ctx.mark_non_differentiable(output[1])
+            return output
         moved = [t for t in running[:3] if t is not None]
         torch.autograd.graph.increment_version(moved)  # in place, and said so to autograd, as an operator would
-        operators.keep_for_training(ctx, given, output)
-        return output
+        return output[0]
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None, *_: Any) -> tuple[Any, ...]:
@@ -44,16 +69,17 @@ class Training(torch.autograd.Function):
             run = operators.plain_backward
         elif dy is not None and is_plain(dy):
             run = launch.backward
-        return None, *operators.backward_of_training(ctx, dy, run=run)
+        return operators.backward_of_training(ctx, dy, run=run)[:5]
 
 
-class Evaluation(torch.autograd.Function):
+class _Evaluation(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, *given: Any) -> Tensor:
+    def forward(ctx: Any, *rest: Any) -> Tensor:
+        given = *rest[:6], *rest[6]
         output = launch.evaluate(*given)
         operators.keep_for_evaluation(ctx, given, output)
         return output
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-        return operators.backward_of_evaluation(ctx, dy)
+        return operators.backward_of_evaluation(ctx, dy)[:7]

@@ -4,8 +4,8 @@ The channels of one group over all samples depend on nothing else. Where they fi
 (`forward_one`). Where their rows do, each of several programs takes a part of the positions, and every one of them
 makes the tables again (`forward_apply` with ``TABLES``). Else `forward_tables` makes them once, block by block.
 
-Written for the backward pass, one after another: the mean of each group-normalized row and its mean square, (N, C)
-each, then each slab's mean and reciprocal deviation, (N, G) each.
+Written for the backward pass, one after another: the batch's mean and biased variance, (C,) each, then the mean of each
+group-normalized row and its mean square, (N, C) each, then each slab's mean and reciprocal deviation, (N, G) each.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from contnorm.kernels.fused.tiles import (
     chunk_moments,
     lanes,
     merged_moments,
+    moments_and_tables,
     place,
     positions,
     scale_and_offset,
@@ -147,12 +148,13 @@ def _write(
 
 @triton.jit
 def forward_one(
-    x_ptr, weight_ptr, bias_ptr, residual_ptr, y_ptr, mean_ptr, var_ptr, table_ptr,
+    x_ptr, weight_ptr, bias_ptr, residual_ptr, y_ptr, table_ptr,
     run_mean_ptr, run_var_ptr, counter_ptr, momentum_ptr, momentum, factor, N, C, L, eps,
     K: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr,
     LAST: tl.constexpr, SINGLE: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
     """A block of groups over all samples, from input to output; with ``SINGLE`` one chunk holds it, read once."""
+    mean_ptr, var_ptr, table_ptr = moments_and_tables(table_ptr, C)
     c, group, exists = lanes(tl.program_id(0), C, K, KP, BC, True)
     n = tl.arange(0, BN)
     rows = (n < N)[:, None] & exists[None, :]
@@ -201,11 +203,12 @@ def forward_rows(
 
 @triton.jit
 def forward_tables(
-    part_ptr, mean_ptr, var_ptr, table_ptr,
+    part_ptr, table_ptr,
     run_mean_ptr, run_var_ptr, counter_ptr, momentum_ptr, momentum, factor, N, C, L, eps, splits, span,
     K: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, SP: tl.constexpr,
 ):  # fmt: skip
     """All tables of a block of groups, over the samples block by block; batch moments merged by Chan's formula."""
+    mean_ptr, var_ptr, table_ptr = moments_and_tables(table_ptr, C)
     c, group, exists = lanes(tl.program_id(0), C, K, KP, BC, True)
     mean = tl.zeros((BC,), tl.float32)
     square = tl.zeros((BC,), tl.float32)
@@ -245,7 +248,7 @@ def _all_batch_moments(
 
 @triton.jit
 def forward_apply(
-    x_ptr, weight_ptr, bias_ptr, residual_ptr, y_ptr, part_ptr, mean_ptr, var_ptr, table_ptr,
+    x_ptr, weight_ptr, bias_ptr, residual_ptr, y_ptr, part_ptr, table_ptr,
     run_mean_ptr, run_var_ptr, counter_ptr, momentum_ptr, momentum, factor, N, C, L, eps, blocks, splits, span,
     K: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr, SP: tl.constexpr,
     NP: tl.constexpr, LAST: tl.constexpr, TABLES: tl.constexpr, RELU: tl.constexpr,
@@ -254,6 +257,7 @@ def forward_apply(
 
     It then needs the rows of all samples (``NP`` lanes), and keeps the tables of its own where it is their first.
     """
+    mean_ptr, var_ptr, table_ptr = moments_and_tables(table_ptr, C)
     program = tl.program_id(0)
     split, c, group, exists, n, rows = shared_out(blocks, splits, N, C, K, KP, BN, BC, TABLES)
     if TABLES:

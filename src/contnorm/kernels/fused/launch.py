@@ -5,18 +5,20 @@ Triton and the device code are imported when first launched.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from functools import lru_cache
 from importlib import import_module
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from contnorm.kernels.fused import plan
-from contnorm.kernels.fused.plan import Plan, Sizes, plan_evaluation, plan_pass
-from contnorm.kernels.launching import launch as run
+from contnorm.kernels.fused.plan import Limits, Plan, Sizes, plan_evaluation, plan_pass
+from contnorm.kernels.launching import Launch
 
 __all__ = [
+    "NOTHING",
     "Running",
     "backward",
     "channels_last",
@@ -27,6 +29,7 @@ __all__ = [
     "here",
     "in_layout",
     "like",
+    "moments_in",
     "move_moments",
     "outputs_like",
     "sizes_of",
@@ -34,13 +37,7 @@ __all__ = [
 
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 _MOMENTS_BLOCK = 256
-_modules: dict[str, ModuleType] = {}
-
-
-def _device_code(name: str) -> Any:
-    if name not in _modules:
-        _modules[name] = import_module(f"contnorm.kernels.fused.{name}")
-    return _modules[name]
+_ALREADY = nullcontext()
 
 
 def channels_last(x: Tensor) -> bool:
@@ -63,21 +60,28 @@ def like(other: Tensor, x: Tensor) -> Tensor:
 
 
 def sizes_of(x: Tensor, groups: int) -> Sizes:
-    n, c = x.shape[:2]
+    shape = x.shape
+    n, c = shape[0], shape[1]
     length = x.numel() // (n * c)
     return Sizes(n, c, length, groups, length == 1 or not x.is_contiguous(), x.element_size())
 
 
-def outputs_like(x: Tensor, groups: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What `forward` fills: output, batch mean, biased batch variance, and the tables for the backward pass."""
-    n, c = x.shape[:2]
-    return torch.empty_like(x), _scratch(x, c), _scratch(x, c), _scratch(x, 2 * n * (c + groups))
+def outputs_like(x: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+    """What `forward` fills: the output; and all tables for the backward pass in one, the batch's moments first."""
+    shape = x.shape
+    n, c = shape[0], shape[1]
+    return torch.empty_like(x), _scratch(x, 2 * (c + n * (c + groups)))
 
 
-def gradients_like(x: Tensor, residual: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What `backward` fills: gradients of x, weight, bias and residual, the last empty where it is not wanted."""
-    c = x.shape[1]
-    return torch.empty_like(x), _scratch(x, c), _scratch(x, c), torch.empty_like(x) if residual else x.new_empty(0)
+def moments_in(table: Tensor, channels: int) -> tuple[Tensor, Tensor]:
+    """The batch's mean and biased variance, (C,) each."""
+    return table[:channels], table[channels : 2 * channels]
+
+
+def gradients_like(x: Tensor, residual: bool) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """What `backward` fills: gradients of x, weight, bias and residual, the last where it is wanted."""
+    dweight = _scratch(x, x.shape[1])
+    return torch.empty_like(x), dweight, torch.empty_like(dweight), torch.empty_like(x) if residual else None
 
 
 def _scratch(x: Tensor, size: int) -> Tensor:
@@ -91,7 +95,61 @@ def dense(parameter: Tensor | None) -> Tensor | None:
 
 def here(x: Tensor) -> Any:
     """Triton launches on the current device, which need not be the tensor's."""
-    return torch.cuda.device(x.device if x.is_cuda and x.device.index != torch.cuda.current_device() else -1)
+    if not x.is_cuda or x.get_device() == torch.cuda.current_device():
+        return _ALREADY
+    return torch.cuda.device(x.device)
+
+
+class Launches(NamedTuple):
+    """What a pass launches, one after another, and the numbers it hands to each; all of it follows from the sizes."""
+
+    rows: Launch | None  # the first of several
+    tables: Launch | None
+    last: Launch  # and the only one, where there is one
+    shape: tuple[int, int, int]
+    parts: int  # numbers that the first writes for the others
+    several: tuple[int, int, int]  # blocks, splits, span
+
+
+@lru_cache(maxsize=4096)
+def _training(sizes: Sizes, backward: bool, relu: bool, limits: Limits) -> Launches:
+    name = "backward" if backward else "forward"
+    p, code = plan_pass(sizes, backward, limits), import_module(f"contnorm.kernels.fused.{name}")
+    if p.way == "one":
+        constants = _tile(p, sizes) | {"SINGLE": p.single, "RELU": relu}
+        return _launches(p, sizes, None, None, Launch(getattr(code, f"{name}_one"), (p.programs,), constants))
+    whole = p.way == "two"
+    by_rows = _tile(p, sizes) | {"WHOLE": whole} | ({"RELU": relu} if backward else {})
+    by_tiles = _tile(p, sizes) | {"SP": p.split_lanes, "NP": p.all_n, "TABLES": whole, "RELU": relu}
+    by_tables = Launch(getattr(code, f"{name}_tables"), _table_programs(p, sizes), _table_tile(p, sizes))
+    return _launches(
+        p,
+        sizes,
+        Launch(getattr(code, f"{name}_rows"), (p.programs,), by_rows),
+        None if whole else by_tables,
+        Launch(getattr(code, f"{name}_apply"), (p.programs,), by_tiles),
+    )
+
+
+@lru_cache(maxsize=4096)
+def _evaluation(sizes: Sizes, relu: bool, limits: Limits) -> Launches:
+    p, code = plan_evaluation(sizes, limits), import_module("contnorm.kernels.fused.forward")
+    if p.way == "one":
+        constants = _tile(p, sizes) | {"SINGLE": p.single, "RELU": relu}
+        return _launches(p, sizes, None, None, Launch(code.evaluate, (p.programs,), constants))
+    by_tiles = _tile(p, sizes) | {"SP": p.split_lanes, "RELU": relu}
+    return _launches(
+        p,
+        sizes,
+        Launch(code.forward_rows, (p.programs,), _tile(p, sizes) | {"WHOLE": True}),
+        None,
+        Launch(code.evaluate_apply, (p.programs,), by_tiles),
+    )
+
+
+def _launches(p: Plan, sizes: Sizes, rows: Launch | None, tables: Launch | None, last: Launch) -> Launches:
+    parts = 2 * p.splits * sizes.samples * sizes.channels
+    return Launches(rows, tables, last, sizes[:3], parts, (p.blocks, p.splits, p.span))
 
 
 def _tile(p: Plan, sizes: Sizes) -> dict[str, Any]:
@@ -140,6 +198,9 @@ class Running(NamedTuple):
     factor: float = 1.0
 
 
+NOTHING = Running()
+
+
 def forward(
     x: Tensor,
     weight: Tensor | None,
@@ -148,57 +209,25 @@ def forward(
     eps: float,
     groups: int,
     relu: bool,
-    running: Running = Running(),  # noqa: B008 a tuple of nothing
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    running: Running = NOTHING,
+) -> tuple[Tensor, Tensor]:
     x = in_layout(x)
-    sizes = sizes_of(x, groups)
-    y, mean, var, table = outputs_like(x, groups)
+    y, table = outputs_like(x, groups)
     if residual is not None:
         residual = like(residual, x)
-    p = plan_pass(sizes, False, plan.LIMITS)
-    code, grid, tile, shape = _device_code("forward"), (p.programs,), _tile(p, sizes), sizes[:3]
+    rows, tables, last, shape, parts, several = _training(sizes_of(x, groups), False, relu, plan.LIMITS)
     given = x, dense(weight), dense(bias), residual, y
-    kept = mean, var, table, *running
     with here(x):
-        if p.way == "one":
-            run(code.forward_one, grid, *given, *kept, *shape, eps, **tile, SINGLE=p.single, RELU=relu)
-            return y, mean, var, table
-        part = _scratch(x, 2 * p.splits * sizes.samples * sizes.channels)
-        several = p.blocks, p.splits, p.span
-        whole = p.way == "two"
-        run(code.forward_rows, grid, x, part, *shape, *several, **tile, WHOLE=whole)
-        if not whole:
-            run(
-                code.forward_tables,
-                _table_programs(p, sizes),
-                part,
-                *kept,
-                *shape,
-                eps,
-                p.splits,
-                p.span,
-                **_table_tile(p, sizes),
-            )
-            kept = mean, var, table, *Running()
-        run(
-            code.forward_apply,
-            grid,
-            *given,
-            part,
-            *kept,
-            *shape,
-            eps,
-            *several,
-            **tile,
-            **_lanes_of_all(p),
-            TABLES=whole,
-            RELU=relu,
-        )
-    return y, mean, var, table
-
-
-def _lanes_of_all(p: Plan) -> dict[str, int]:
-    return {"SP": p.split_lanes, "NP": p.all_n}
+        if rows is None:
+            last(*given, table, *running, *shape, eps)
+            return y, table
+        part = _scratch(x, parts)
+        rows(x, part, *shape, *several)
+        if tables is not None:
+            tables(part, table, *running, *shape, eps, *several[1:])
+            running = NOTHING
+        last(*given, part, table, *running, *shape, eps, *several)
+    return y, table
 
 
 def backward(
@@ -207,64 +236,28 @@ def backward(
     y: Tensor | None,
     weight: Tensor | None,
     bias: Tensor | None,
-    mean: Tensor,
-    var: Tensor,
     table: Tensor,
     eps: float,
     groups: int,
     relu: bool,
     residual: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     x = in_layout(x)
-    sizes = sizes_of(x, groups)
-    masked = relu and residual
-    dx, dweight, dbias, dresidual = gradients_like(x, masked)
-    p = plan_pass(sizes, True, plan.LIMITS)
-    code, grid, tile, shape = _device_code("backward"), (p.programs,), _tile(p, sizes), sizes[:3]
+    dx, dweight, dbias, dresidual = gradients_like(x, relu and residual)
+    rows, tables, last, shape, parts, several = _training(sizes_of(x, groups), True, relu, plan.LIMITS)
     weight, bias = dense(weight), dense(bias)
-    saved = x, like(dy, x), None if y is None else like(y, x), weight, bias, mean, var, table
-    written = dx, dresidual if masked else None, dweight, dbias
+    saved = x, like(dy, x), None if y is None else like(y, x), weight, bias, table
+    written = dx, dresidual, dweight, dbias
     with here(x):
-        if p.way == "one":
-            run(code.backward_one, grid, *saved, *written, *shape, eps, **tile, SINGLE=p.single, RELU=relu)
+        if rows is None:
+            last(*saved, *written, *shape, eps)
             return dx, dweight, dbias, dresidual
-        part, slabs = _scratch(x, 2 * p.splits * sizes.samples * sizes.channels), None
-        several = p.blocks, p.splits, p.span
-        whole = p.way == "two"
-        run(code.backward_rows, grid, *saved, part, *shape, eps, *several, **tile, WHOLE=whole, RELU=relu)
-        if not whole:
-            slabs = _scratch(x, 2 * sizes.samples * groups)
-            run(
-                code.backward_tables,
-                _table_programs(p, sizes),
-                part,
-                slabs,
-                weight,
-                mean,
-                var,
-                table,
-                dweight,
-                dbias,
-                *shape,
-                eps,
-                p.splits,
-                **_table_tile(p, sizes),
-            )
-        run(
-            code.backward_apply,
-            grid,
-            *saved,
-            part,
-            slabs,
-            *written,
-            *shape,
-            eps,
-            *several,
-            **tile,
-            **_lanes_of_all(p),
-            TABLES=whole,
-            RELU=relu,
-        )
+        part, slabs = _scratch(x, parts), None
+        rows(*saved, part, *shape, eps, *several)
+        if tables is not None:
+            slabs = _scratch(x, 2 * x.shape[0] * groups)
+            tables(part, slabs, weight, table, dweight, dbias, *shape, eps, several[1])
+        last(*saved, part, slabs, *written, *shape, eps, *several)
     return dx, dweight, dbias, dresidual
 
 
@@ -280,21 +273,18 @@ def evaluate(
     relu: bool,
 ) -> Tensor:
     x = in_layout(x)
-    sizes = sizes_of(x, groups)
     y = torch.empty_like(x)
     if residual is not None:
         residual = like(residual, x)
-    p = plan_evaluation(sizes, plan.LIMITS)
-    code, grid, tile, shape = _device_code("forward"), (p.programs,), _tile(p, sizes), sizes[:3]
+    rows, _, last, shape, parts, several = _evaluation(sizes_of(x, groups), relu, plan.LIMITS)
     given = x, *map(dense, (mean, var, weight, bias)), residual, y
     with here(x):
-        if p.way == "one":
-            run(code.evaluate, grid, *given, *shape, eps, p.blocks, **tile, SINGLE=p.single, RELU=relu)
+        if rows is None:
+            last(*given, *shape, eps, several[0])
             return y
-        part = _scratch(x, 2 * p.splits * sizes.samples * sizes.channels)
-        several = p.blocks, p.splits, p.span
-        run(code.forward_rows, grid, x, part, *shape, *several, **tile, WHOLE=True)
-        run(code.evaluate_apply, grid, *given, part, *shape, eps, *several, **tile, SP=p.split_lanes, RELU=relu)
+        part = _scratch(x, parts)
+        rows(x, part, *shape, *several)
+        last(*given, part, *shape, eps, *several)
     return y
 
 
@@ -309,17 +299,10 @@ def move_moments(
 ) -> None:
     c = mean.numel()
     with here(mean):
-        run(
-            _device_code("forward").move_moments,
-            (-(-c // _MOMENTS_BLOCK),),
-            running_mean,
-            running_var,
-            mean,
-            var,
-            weight,
-            momentum,
-            factor,
-            c,
-            BC=_MOMENTS_BLOCK,
-            num_warps=4,
-        )
+        _moving(c)(running_mean, running_var, mean, var, weight, momentum, factor, c)
+
+
+@lru_cache(maxsize=4096)
+def _moving(channels: int) -> Launch:
+    kernel = import_module("contnorm.kernels.fused.forward").move_moments
+    return Launch(kernel, (-(-channels // _MOMENTS_BLOCK),), {"BC": _MOMENTS_BLOCK, "num_warps": 4})

@@ -1,9 +1,9 @@
 """The fused kernels as torch operators, so that autograd, compiled graphs, autocast and vmap know them.
 
-`contnorm::continual_norm` is a pure function: it gives the output, the batch's moments and the tables that its backward
-pass reads; running moments are moved by `contnorm::update_moments_`. A derivative of the derivative goes through the
-formulas of `analytic`, which torch can differentiate; and so does all that happens under functorch, where torch does
-not run an operator's own backward pass.
+`contnorm::continual_norm` is a pure function: it gives the output, and the tables that its backward pass reads, the
+batch's moments first among them; running moments are moved by `contnorm::update_moments_`. A derivative of the
+derivative goes through the formulas of `analytic`, which torch can differentiate; and so does all that happens under
+functorch, where torch does not run an operator's own backward pass.
 """
 
 from __future__ import annotations
@@ -35,19 +35,26 @@ __all__ = [
 
 _PARAMETERS = "Tensor? weight, Tensor? bias"
 _SETTINGS = "float eps, int groups, bool relu"
-_FOUR = "(Tensor, Tensor, Tensor, Tensor)"
 continual_norm = torch.library.custom_op(
     "contnorm::continual_norm",
     launch.forward,
     mutates_args=(),
-    schema=f"(Tensor x, {_PARAMETERS}, Tensor? residual, {_SETTINGS}) -> {_FOUR}",
+    schema=f"(Tensor x, {_PARAMETERS}, Tensor? residual, {_SETTINGS}) -> (Tensor, Tensor)",
 )
+
+
+def _backward(dy: Tensor, x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    """An operator gives tensors: an empty one for the residual's gradient, where it is not wanted."""
+    *grads, dresidual = launch.backward(dy, x, *rest)
+    return *grads, x.new_empty(0) if dresidual is None else dresidual
+
+
 continual_norm_backward = torch.library.custom_op(
     "contnorm::continual_norm_backward",
-    launch.backward,
+    _backward,
     mutates_args=(),
-    schema=f"(Tensor dy, Tensor x, Tensor? y, {_PARAMETERS}, Tensor mean, Tensor var, Tensor table, {_SETTINGS}, "
-    f"bool residual) -> {_FOUR}",
+    schema=f"(Tensor dy, Tensor x, Tensor? y, {_PARAMETERS}, Tensor table, {_SETTINGS}, bool residual) "
+    f"-> (Tensor, Tensor, Tensor, Tensor)",
 )
 continual_norm_eval = torch.library.custom_op(
     "contnorm::continual_norm_eval",
@@ -74,10 +81,11 @@ def _(x: Tensor, weight: Any, bias: Any, residual: Any, eps: float, groups: int,
 
 @continual_norm_backward.register_fake
 def _(
-    dy: Tensor, x: Tensor, y: Any, weight: Any, bias: Any, mean: Any, var: Any, table: Any,
+    dy: Tensor, x: Tensor, y: Any, weight: Any, bias: Any, table: Any,
     eps: float, groups: int, relu: bool, residual: bool,
 ) -> Any:  # fmt: skip
-    return launch.gradients_like(launch.in_layout(x), relu and residual)
+    *grads, dresidual = launch.gradients_like(launch.in_layout(x), relu and residual)
+    return *grads, x.new_empty(0) if dresidual is None else dresidual
 
 
 @continual_norm_eval.register_fake
@@ -92,28 +100,27 @@ def _(
 
 def keep_for_training(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     x, weight, bias, residual, ctx.eps, ctx.groups, ctx.relu = inputs
-    y, mean, var, table = output
-    ctx.mark_non_differentiable(mean, var, table)
+    y, table = output
     ctx.set_materialize_grads(False)
     ctx.residual = residual is not None
     # Without a residual the sign of the output is found again from the tables: saving it would cost as much as x.
-    ctx.save_for_backward(x, y if ctx.relu and ctx.residual else None, weight, bias, mean, var, table)
+    ctx.save_for_backward(x, y if ctx.relu and ctx.residual else None, weight, bias, table)
 
 
 def backward_of_training(ctx: Any, dy: Tensor | None, *_: Any, run: Any = None) -> tuple[Any, ...]:
     if dy is None:
         return (None,) * 7
-    x, y, weight, bias, mean, var, table = ctx.saved_tensors
+    x, y, weight, bias, table = ctx.saved_tensors
     if torch.is_grad_enabled():  # a second derivative is wanted: the formulas that torch can differentiate
         grads = analytic_gradients(dy, x, y, weight, bias, ctx.eps, ctx.groups, ctx.relu)
     else:
         settings = ctx.eps, ctx.groups, ctx.relu, ctx.residual
-        grads = (run or continual_norm_backward)(dy, x, y, weight, bias, mean, var, table, *settings)
+        grads = (run or continual_norm_backward)(dy, x, y, weight, bias, table, *settings)
     dx, dweight, dbias, dresidual = grads
     return (
         dx,
-        None if weight is None else dweight.to(weight.dtype),
-        None if bias is None else dbias.to(bias.dtype),
+        _typed(dweight, weight),
+        _typed(dbias, bias),
         (dresidual if ctx.relu else dy) if ctx.residual else None,
         None,
         None,
@@ -121,7 +128,19 @@ def backward_of_training(ctx: Any, dy: Tensor | None, *_: Any, run: Any = None) 
     )
 
 
-continual_norm.register_autograd(backward_of_training, setup_context=keep_for_training)
+def _set_up_training(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.mark_non_differentiable(output[1])
+    keep_for_training(ctx, inputs, output)
+
+
+continual_norm.register_autograd(backward_of_training, setup_context=_set_up_training)
+
+
+def _typed(gradient: Tensor, parameter: Tensor | None) -> Tensor | None:
+    """A parameter's gradient in the parameter's type; None where there is no parameter."""
+    if parameter is None or gradient.dtype == parameter.dtype:
+        return None if parameter is None else gradient
+    return gradient.to(parameter.dtype)
 
 
 def analytic_gradients(
@@ -161,8 +180,8 @@ def backward_of_evaluation(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
         dx,
         None,
         None,
-        None if weight is None else dweight.to(weight.dtype),
-        None if bias is None else dbias.to(bias.dtype),
+        _typed(dweight, weight),
+        _typed(dbias, bias),
         dy if ctx.residual else None,
         None,
         None,
@@ -200,21 +219,20 @@ for _operator in (continual_norm, continual_norm_backward, continual_norm_eval):
 
 def plain_training(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None, eps: float, groups: int, relu: bool
-) -> tuple[Tensor, Tensor, Tensor, None]:
-    """What `continual_norm` gives, in torch's operators; torch derives the backward pass, which needs no tables."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The output and the batch's moments, in torch's operators; torch derives the backward pass."""
     shifted = less_slab_pivot(x, groups)
     found = analytic.statistics(shifted, eps, groups)
     scale, offset = (None if p is None else p.to(shifted.dtype) for p in (weight, bias))
     y = activated(analytic.multiply_add(shifted, scale, offset, found), residual, relu).to(x.dtype)
-    return y, found.mean.detach(), found.var.detach(), None
+    return y, found.mean.detach(), found.var.detach()
 
 
 def plain_backward(
     dy: Tensor, x: Tensor, y: Tensor | None, weight: Tensor | None, bias: Tensor | None,
-    mean: Tensor, var: Tensor, table: Tensor, eps: float, groups: int, relu: bool, residual: bool,
+    table: Tensor, eps: float, groups: int, relu: bool, residual: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    dx, dweight, dbias, dresidual = analytic_gradients(dy, x, y, weight, bias, eps, groups, relu)
-    return dx, dweight, dbias, dresidual if relu and residual else x.new_empty(0)
+    return analytic_gradients(dy, x, y, weight, bias, eps, groups, relu)
 
 
 def plain_evaluation(

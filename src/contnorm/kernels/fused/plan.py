@@ -6,7 +6,6 @@ All choices are made here, from sizes alone, so that the same input gives the sa
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
@@ -17,8 +16,7 @@ MOST = 2**30  # tables and samples are addressed in 32 bits
 SECTOR = 32  # bytes: what memory moves at the least
 
 
-@dataclass(frozen=True)
-class Limits:
+class Limits(NamedTuple):
     """The numbers to tune; values are counted with their padding to powers of two."""
 
     single: int = 16384  # values one program holds in registers: what fits is read once
@@ -74,10 +72,10 @@ class Plan(NamedTuple):
     table_warps: int
 
 
-def fits(sizes: Sizes, limits: Limits | None = None) -> bool:
+def fits(samples: int, channels: int, length: int, groups: int) -> bool:
     """Whether an input of these sizes can be taken at all."""
-    n, c, length, groups, *_ = sizes
-    return n * c < MOST and c * length < 2 * MOST and power(c // groups) <= (limits or LIMITS).channels
+    small = samples * channels < MOST and channels * length < 2 * MOST
+    return small and power(channels // groups) <= LIMITS.channels
 
 
 @lru_cache(maxsize=4096)

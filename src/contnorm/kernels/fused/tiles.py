@@ -18,6 +18,7 @@ __all__ = [
     "lanes",
     "masked_gradient",
     "merged_moments",
+    "moments_and_tables",
     "place",
     "positions",
     "scale_and_offset",
@@ -156,6 +157,12 @@ def tables_from_moments(mean, var, rows, eps, K: tl.constexpr, BN: tl.constexpr,
     off = tl.where(rows, mean - group_mean, 0.0)
     group_rstd = tl.rsqrt(group_sum(var + off * off, BN, BC, KP) / K + eps)
     return group_mean, group_rstd, off * group_rstd, var * group_rstd * group_rstd
+
+
+@triton.jit
+def moments_and_tables(table_ptr, C):
+    """Where the batch's mean and variance lie, which come first, and where what follows them."""
+    return table_ptr, table_ptr + C, table_ptr + 2 * C
 
 
 @triton.jit
