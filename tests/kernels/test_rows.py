@@ -382,14 +382,18 @@ def test_a_single_position_is_left_to_the_torch_code(device: torch.device) -> No
 def test_auto_takes_them_on_cuda_alone_and_the_other_names_never(
     norm: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    layer = (BatchRenorm1d if norm == "brn" else SwitchNorm1d)(4).to(device)
+    make = BatchRenorm1d if norm == "brn" else SwitchNorm1d
     x = torch.randn(3, 4, 5, device=device)
     for kernel in ("auto", "reference", "pivoted", "analytic"):
         monkeypatch.setenv("CONTNORM_KERNEL", kernel)
+        layer = make(4).to(device)
         assert taken(layer(x)) == (kernel == "auto" and device.type == "cuda")
+        assert taken(make(4, kernel="triton").to(device)(x))  # the layer's own word is before the variable's
+    monkeypatch.setenv("CONTNORM_KERNEL", "triton")
+    assert not taken(make(4, kernel="reference").to(device)(x))
     monkeypatch.setenv("CONTNORM_KERNEL", "fast")
     with pytest.raises(ValueError, match="CONTNORM_KERNEL='fast' is unknown"):
-        layer(x)
+        make(4)
 
 
 @every_norm
@@ -469,7 +473,7 @@ def test_captured_in_a_graph_gives_the_same_bits(norm: str, device: torch.device
 
 def test_the_door_says_no_to_what_it_can_not_count(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
     x = torch.randn(3, 4, 5, device=device)
-    assert rows.suits(x, (), (), (), "demo")
-    assert not rows.suits(x.to("meta"), (), (), (), "demo")
+    assert rows.suits(x, (), (), (), None, "demo")
+    assert not rows.suits(x.to("meta"), (), (), (), None, "demo")
     monkeypatch.setattr(launch, "MOST", 12)
-    assert not rows.suits(x, (), (), (), "demo")
+    assert not rows.suits(x, (), (), (), None, "demo")

@@ -10,6 +10,7 @@ from contnorm.catalog import NORMS
 from contnorm.config import ModelConfig, NormConfig
 from contnorm.errors import UserError
 from contnorm.layers.stock import STOCK
+from contnorm.layers.switchable import SwitchNorm2d
 from contnorm.models import build_model
 
 
@@ -46,6 +47,13 @@ def test_stock_layers_are_torchs(name: str) -> None:
     model = network(NormConfig(name, groups=4, layers="stock"))
     leaves = [m for m in model.blocks.modules() if not list(m.children()) and not isinstance(m, nn.Conv2d)]
     assert {type(module).__module__.partition(".")[0] for module in leaves} == {"torch"}
+
+
+def test_the_stock_switchable_norm_keeps_to_torchs_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is asked for by the variable, and on a GPU: its time is what Table 3 compares."""
+    monkeypatch.setenv("CONTNORM_KERNEL", "triton")
+    layers = [m for m in network(NormConfig("sn", layers="stock")).modules() if isinstance(m, SwitchNorm2d)]
+    assert layers and {layer.kernel for layer in layers} == {"reference"}
 
 
 @pytest.mark.parametrize("name", sorted(NORMS.keys() - set(STOCK)))

@@ -20,7 +20,7 @@ from contnorm.functional.batch import (
     update_moments,
     uses_batch_moments,
 )
-from contnorm.kernels import rows
+from contnorm.kernels import Kernel, rows
 from contnorm.kernels.pivot import channel_pivot, per_channel
 
 __all__ = ["batch_renorm"]
@@ -40,6 +40,7 @@ def batch_renorm(
     *,
     r: Tensor | None = None,
     d: Tensor | None = None,
+    kernel: Kernel | None = None,
     caller: str = "batch_renorm",
 ) -> Tensor:
     r"""Batch renormalization.
@@ -62,6 +63,7 @@ def batch_renorm(
         d_max: The limit of d; 0 switches the correction of the mean off.
         r: (C,), used as it is in place of the clipped ratio.
         d: (C,), likewise.
+        kernel: Which arithmetic to use; None reads ``CONTNORM_KERNEL``. See `contnorm.kernels`.
         caller: Whom an error message names.
 
     Example:
@@ -81,7 +83,7 @@ def batch_renorm(
         check_batch(x, eps, caller)
     moments, parameters, limits = (running_mean, running_var), (weight, bias), (r_max, d_max)
     chosen = r is not None or d is not None
-    if not chosen and rows.suits(x, parameters, moments, (momentum, *limits), caller):
+    if not chosen and rows.suits(x, parameters, moments, (momentum, *limits), kernel, caller):
         return rows.renorm(_again, x, *moments, parameters, by_batch, momentum, eps, *limits)
     return _in_torch(x, *moments, *parameters, by_batch, momentum, eps, *limits, r, d)
 

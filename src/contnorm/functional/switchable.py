@@ -16,7 +16,7 @@ from torch import Tensor
 
 from contnorm.checks import check_batch, check_eps, check_input, check_moments, statistics_dtype
 from contnorm.functional.batch import ANY_RANK, empty_like_input, update_moments, uses_batch_moments
-from contnorm.kernels import rows
+from contnorm.kernels import Kernel, rows
 from contnorm.kernels.pivot import per_channel, row_pivot
 
 __all__ = ["batch_moments", "switch_norm"]
@@ -34,6 +34,7 @@ def switch_norm(
     momentum: float | Tensor = 0.1,
     eps: float = 1e-5,
     *,
+    kernel: Kernel | None = None,
     caller: str = "switch_norm",
 ) -> Tensor:
     r"""Switchable normalization.
@@ -53,6 +54,7 @@ def switch_norm(
         training: Whether the batch branch uses the moments of the batch; without running moments it always does.
         momentum: The weight of this batch in the running moments; a 0-dim tensor keeps it on the device.
         eps: Added to the mixed variance.
+        kernel: Which arithmetic to use; None reads ``CONTNORM_KERNEL``. See `contnorm.kernels`.
         caller: Whom an error message names.
 
     Example:
@@ -71,7 +73,7 @@ def switch_norm(
     if by_batch:
         check_batch(x, eps, caller)
     moments, parameters = (running_mean, running_var), (weight, bias, mean_weight, var_weight)
-    if not _single(x) and rows.suits(x, parameters, moments, (momentum,), caller):
+    if not _single(x) and rows.suits(x, parameters, moments, (momentum,), kernel, caller):
         return rows.switch(_again, x, *moments, parameters, by_batch, momentum, eps)
     return _in_torch(x, *moments, weight, bias, mean_weight, var_weight, by_batch, momentum, eps)
 

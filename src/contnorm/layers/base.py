@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from contnorm.checks import check_eps, check_features, check_input, check_momentum
 from contnorm.functional.batch import channel_moments, unbiased
+from contnorm.kernels import Kernel
 
 __all__ = ["MomentNorm", "NormLayer", "OwnSyncOnly"]
 
@@ -25,6 +26,7 @@ class NormLayer(nn.Module):
     ranks: ClassVar[tuple[int, ...]] = (2, 3, 4, 5)
     own_kernels: ClassVar[bool] = False
     num_features: int
+    kernel: Kernel = "auto"  # which arithmetic, where there is a choice
 
     def _check(self, x: Tensor) -> None:
         check_input(x, self.ranks, self.num_features, type(self).__name__)
@@ -123,7 +125,8 @@ class MomentNorm(NormLayer, _BatchNorm):
         return x
 
     def extra_repr(self) -> str:
-        shown = [f"{self.num_features}", *self._own_repr(), f"eps={self.eps}", f"momentum={self.momentum}"]
+        kernel = [] if self.kernel == "auto" else [f"kernel={self.kernel!r}"]
+        shown = [f"{self.num_features}", *self._own_repr(), *kernel, f"eps={self.eps}", f"momentum={self.momentum}"]
         usual = {"affine": True, "track_running_stats": True, "stats_frozen": False, "use_running": False}
         shown += [f"{name}={getattr(self, name)}" for name, value in usual.items() if getattr(self, name) is not value]
         return ", ".join(shown)

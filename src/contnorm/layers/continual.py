@@ -70,7 +70,7 @@ class ContinualNormBase(OwnSyncOnly, MomentNorm):
         self.num_groups = settled_groups(num_groups, num_features, self.ranks, name)
         self.order = order
         self.tied = tied
-        self.kernel: Kernel = chosen_kernel(kernel, name)
+        self.kernel = chosen_kernel(kernel, name)
 
     def forward(self, input: Tensor, residual: Tensor | None = None, relu: bool = False) -> Tensor:
         """The normalized input; with ``residual`` and ``relu``, ``relu(norm(input) + residual)`` in the same pass.
@@ -117,8 +117,6 @@ class ContinualNormBase(OwnSyncOnly, MomentNorm):
             shown.append(f"order={self.order!r}")
         if self.tied:
             shown.append("tied=True")
-        if self.kernel != "auto":
-            shown.append(f"kernel={self.kernel!r}")
         return shown
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from contnorm.functional import batch_renorm
-from contnorm.kernels import rows
+from contnorm.kernels import Kernel, chosen_kernel, rows
 from contnorm.layers.base import MomentNorm, OwnSyncOnly
 
 __all__ = ["BatchRenorm1d", "BatchRenorm2d", "BatchRenorm3d"]
@@ -39,6 +39,7 @@ class BatchRenormBase(OwnSyncOnly, MomentNorm):
         r_max: Where the limit of r ends; it starts at 1.
         d_max: Where the limit of d ends; it starts at 0.
         total_steps: Scale the published ramps to a run of so many batches.
+        kernel: Which arithmetic to use, settled now; None reads ``CONTNORM_KERNEL``. See `contnorm.kernels`.
     """
 
     own_kernels: ClassVar[bool] = True
@@ -59,6 +60,7 @@ class BatchRenormBase(OwnSyncOnly, MomentNorm):
         r_max: float = 3.0,
         d_max: float = 5.0,
         total_steps: int | None = None,
+        kernel: Kernel | None = None,
     ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
         name = type(self).__name__
@@ -69,6 +71,7 @@ class BatchRenormBase(OwnSyncOnly, MomentNorm):
         if total_steps is not None and not total_steps >= 1:
             raise ValueError(f"{name}: total_steps={total_steps!r} must be 1 or more, or None for the published ramps.")
         self.r_max, self.d_max, self.total_steps = r_max, d_max, total_steps
+        self.kernel = chosen_kernel(kernel, name)
         # What is in force now; both follow from the batch counter, so a batch norm's checkpoint is enough.
         self.register_buffer("r_limit", torch.ones((), device=device), persistent=False)
         self.register_buffer("d_limit", torch.zeros((), device=device), persistent=False)
@@ -95,6 +98,7 @@ class BatchRenormBase(OwnSyncOnly, MomentNorm):
             self._moves_moments(),
             (self.r_max, self.d_max),
             (self._stretched(PUBLISHED_R_RAMP), self._stretched(PUBLISHED_D_RAMP)),
+            self.kernel,
             type(self).__name__,
         )
         if found is not None:
@@ -137,6 +141,7 @@ class BatchRenormBase(OwnSyncOnly, MomentNorm):
             self._weight_of_batch(),
             self.eps,
             *(self._limits() if by_batch else (self.r_limit, self.d_limit)),
+            kernel=self.kernel,
             caller=type(self).__name__,
         )
         self._count(input)

@@ -1,7 +1,7 @@
 """Norms of torch's own layers alone, as the paper timed them: nothing here is fused, and nothing is checked.
 
 Continual norm is group norm without affine and then batch norm, two layers. Torch has no switchable norm; ours, written
-in torch's operators, stands for it.
+in torch's operators and kept to them, stands for it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def stock_norm(name: str, num_features: int, dim: Literal[1, 2, 3], num_groups: 
         first = nn.GroupNorm(num_groups, num_features, affine=False)
         return nn.Sequential(first, BATCH[dim](num_features, momentum=momentum))
     if name == "sn":
-        return SWITCHABLE[dim](num_features, momentum=momentum)
+        return SWITCHABLE[dim](num_features, momentum=momentum, kernel="reference")
     if name == "none":
         return nn.Identity()
     raise ValueError(f"norm.layers='stock': torch has no layers for norm {name!r}. Use one of {', '.join(STOCK)}.")

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from contnorm.functional import switch_norm
 from contnorm.functional.switchable import batch_moments
+from contnorm.kernels import Kernel, chosen_kernel
 from contnorm.layers.base import MomentNorm, OwnSyncOnly
 
 __all__ = ["SwitchNorm1d", "SwitchNorm2d", "SwitchNorm3d"]
@@ -22,7 +23,8 @@ class _SwitchNorm(OwnSyncOnly, MomentNorm):
     """Switchable normalization.
 
     ``mean_weight`` and ``var_weight`` hold the logits for instance, layer and batch moments, in that order; their
-    softmax mixes the moments, also where ``affine`` is off.
+    softmax mixes the moments, also where ``affine`` is off. ``kernel`` says which arithmetic to use, settled when the
+    layer is made; None reads ``CONTNORM_KERNEL``. See `contnorm.kernels`.
     """
 
     own_kernels: ClassVar[bool] = True
@@ -37,8 +39,11 @@ class _SwitchNorm(OwnSyncOnly, MomentNorm):
         track_running_stats: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        *,
+        kernel: Kernel | None = None,
     ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
+        self.kernel = chosen_kernel(kernel, type(self).__name__)
         self.mean_weight = nn.Parameter(torch.ones(3, device=device, dtype=dtype))
         self.var_weight = nn.Parameter(torch.ones(3, device=device, dtype=dtype))
 
@@ -65,6 +70,7 @@ class _SwitchNorm(OwnSyncOnly, MomentNorm):
             self._normalizes_with_batch(),
             self._weight_of_batch(),
             self.eps,
+            kernel=self.kernel,
             caller=type(self).__name__,
         )
         self._count(input)

@@ -34,6 +34,7 @@ def suits(
     parameters: tuple[Tensor | None, ...],
     moments: tuple[Tensor | None, ...],
     numbers: tuple[float | Tensor, ...],
+    kernel: str | None,
     caller: str,
 ) -> bool:
     """Whether to take the kernels: on CUDA unasked, elsewhere (in Triton's interpreter) where ``triton`` is asked for.
@@ -45,11 +46,12 @@ def suits(
         parameters: Of the norm.
         moments: The running ones.
         numbers: Momentum and limits, where they may be on the device.
+        kernel: The one asked for; None reads ``CONTNORM_KERNEL``.
         caller: Whom an error message about an unknown kernel names.
     """
     if not is_plain(x) or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
         return False
-    chosen = chosen_kernel(None, caller)
+    chosen = chosen_kernel(kernel, caller)
     return (
         chosen in ("auto", "triton")
         and (x.is_cuda or (chosen == "triton" and x.device.type == "cpu"))
@@ -130,6 +132,7 @@ def renorm_limits(
     keep: bool,
     tops: tuple[float, float],
     ramps: tuple[tuple[float, float], tuple[float, float]],
+    kernel: str | None,
     caller: str,
 ) -> tuple[Tensor, Tensor] | None:
     """The limits of r and d after the batches counted so far, by one launch; None where the kernels don't suit.
@@ -140,9 +143,10 @@ def renorm_limits(
         keep: Whether to put them there.
         tops: Where each ends.
         ramps: From which batch to which each rises.
+        kernel: The one asked for; None reads ``CONTNORM_KERNEL``.
         caller: Whom an error message about an unknown kernel names.
     """
-    if kept[0].dtype != torch.float32 or not suits(kept[0].view(1, 1), (), kept, (counter,), caller):
+    if kept[0].dtype != torch.float32 or not suits(kept[0].view(1, 1), (), kept, (counter,), kernel, caller):
         return None
     found = kept if keep else (torch.empty_like(kept[0]), torch.empty_like(kept[1]))
     launch.renorm_limits(counter, found, tops, ramps)
