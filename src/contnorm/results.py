@@ -23,6 +23,7 @@ from contnorm.metrics.multilabel import LabelMatrix, label_score
 __all__ = ["SCHEMA", "Found", "Record", "Store", "by_settings", "spread_over_seeds", "write_atomically"]
 
 SCHEMA = 1
+LOST = ".lost.json"  # the end of the name of a note, in place of a record
 
 
 @dataclass(frozen=True)
@@ -157,8 +158,14 @@ class Store:
     def lost(self, config: RunConfig, seed: int) -> bool:
         return self._note_of_lost(config, seed).is_file()
 
+    def all_lost(self, config: RunConfig) -> dict[int, str]:
+        """The seeds of a run that were lost and have no record, and what was said of each."""
+        notes = {path.name.removesuffix(LOST): path for path in (self.root / config.hash).glob(f"*{LOST}")}
+        found = {int(seed): _why_lost(path) for seed, path in notes.items() if seed.isdigit()}
+        return {seed: found[seed] for seed in sorted(found) if not self.has(config, seed)}
+
     def _note_of_lost(self, config: RunConfig, seed: int) -> Path:
-        return self.root / config.hash / f"{seed}.lost.json"
+        return self.root / config.hash / f"{seed}{LOST}"
 
     def load(self, path: Path) -> Record:
         raw = _read(path)
@@ -238,6 +245,14 @@ def _read(path: Path) -> dict[str, Any]:
     if "schema" not in raw:
         raise _no_record(path, f"without {', '.join(sorted({'schema', *_needed(raw)} - raw.keys()))}")
     return raw
+
+
+def _why_lost(path: Path) -> str:
+    """What a note says; one that can't be read still says that the run was lost."""
+    try:
+        return str(_read(path).get("lost", ""))
+    except UserError:
+        return ""
 
 
 def _needed(raw: Mapping[str, Any]) -> set[str]:

@@ -27,6 +27,8 @@ from contnorm.results import Store
 from tests.datasets import small_cifar100
 
 ALONE = Hands("cpu", 1, 1)
+ROOT = Path(__file__).resolve().parents[2]
+TUNED, SELECTED = ROOT / "docs/records/tuning", ROOT / "src/contnorm/recipes/selected/table2.toml"
 OWN = """
 title = "a small network"
 [scores]
@@ -209,7 +211,8 @@ def test_each_grid_of_the_paper_is_on_validation_tasks(name: str, root: Path, tm
     """The protocol's grid: five learning rates of one norm and strategy, in a row; all else is the table's own."""
     recipe = find_recipe(name)
     only = ["stream=split-cifar100"]
-    grids = tuning._grids(recipe, Wanted(only=only, data_root=root), root)
+    asked = Wanted(only=only, data_root=root, runs=tmp_path)
+    grids = tuning._grids(recipe, asked, tuning._place(asked))
     jobs = [job for grid in grids for job in grid.jobs(3)]
     assert all(job.config.stream.part == "validate" and job.config.stream.tasks is None for job in jobs)
     assert len(jobs) == 15 * len(grids) == len(set(jobs))
@@ -234,16 +237,37 @@ def test_on_a_gpu_a_whole_grid_moves_in_one_graph(root: Path, tmp_path: Path, mo
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)  # nothing is run there
     asked = Wanted(only=["stream=split-cifar100"], hands=Hands("cuda"), data_root=root, runs=tmp_path)
     place = tuning._place(asked)
-    grids = tuning._grids(find_recipe("table2"), asked, root)
+    grids = tuning._grids(find_recipe("table2"), asked, place)
     jobs = [job for grid in grids for job in grid.jobs(asked.seeds)]
     groups = [group.jobs for group in engine_runs._groups(jobs, place, Store(tmp_path))]
     assert groups == [grid.jobs(3) for grid in grids] and {len(group) for group in groups} == {15}
 
 
+def test_a_grid_goes_on_in_the_precision_it_was_begun_in(
+    root: Path, tmp_path: Path, recipe: str, console: Console
+) -> None:
+    begun = wanted(root, tmp_path, only=["strategy=er", "norm=bn"], rates=(0.1,), seeds=1, precision="tf32")
+    assert tune_recipe(recipe, begun, console) == 0
+    assert tune_recipe(recipe, replace(begun, rates=(0.01, 0.1), seeds=2, precision=None), console) == 0
+    assert [record.config.train.precision for record in Store(tmp_path / "runs")] == ["tf32"] * 4
+    assert tune_recipe(recipe, replace(begun, precision="fp32"), console) == 0
+    assert sorted(r.config.train.precision for r in Store(tmp_path / "runs")) == ["fp32"] + ["tf32"] * 4
+
+
+def test_what_comes_with_the_package_is_what_its_records_choose(tmp_path: Path, console: Console) -> None:
+    """From the records alone: no data set is there."""
+    out = tmp_path / "table2.toml"
+    asked = Wanted(only=["stream=split-cifar100"], hands=ALONE, data_root=tmp_path, runs=TUNED, out=out)
+    assert tune_recipe("table2", asked, console) == 0
+    assert out.read_text() == SELECTED.read_text()
+    assert "split-cifar100 derpp brn scaled" in printed(console) and "lost 3 of 3" in printed(console)
+
+
 def test_a_choice_is_for_its_cells_alone(root: Path, tmp_path: Path) -> None:
     """Batch renormalization is in the table twice, and is told apart."""
     recipe = find_recipe("table2")
-    grids = tuning._grids(recipe, Wanted(data_root=root, only=["stream=split-cifar100", "norm=brn"]), root)
+    asked = Wanted(data_root=root, only=["stream=split-cifar100", "norm=brn"], runs=tmp_path)
+    grids = tuning._grids(recipe, asked, tuning._place(asked))
     assert sorted((g.where["strategy"], g.where["schedule"]) for g in grids) == [
         (strategy, schedule) for strategy in ("derpp", "er") for schedule in ("own", "scaled")
     ]

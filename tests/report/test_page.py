@@ -127,7 +127,7 @@ def test_claims_are_summed_up_at_the_top(html: str, report: Report) -> None:
         "holds 2 of 2 cases hold exact moments give ACC back to BN acc Table 1 "
         "permuted-mnist er bn* against bn +0.54 +0.03 to +1.05 +1.32 5" in told
     )
-    assert "undecided 1 case CN is over BN in ACC acc, of what is run Table 2" in told
+    assert "undecided 1 case CN is over BN in ACC acc, the same settings for all norms, of what is run Table 2" in told
 
 
 def test_every_kind_of_table_and_picture_is_there(all_kinds: str) -> None:

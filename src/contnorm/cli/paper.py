@@ -14,7 +14,8 @@ from contnorm.cli.beside import show_claims, show_curves, show_table
 from contnorm.cli.choosing import chosen
 from contnorm.cli.paper_data import show_data_table
 from contnorm.cli.paper_records import Kept, hows_of
-from contnorm.cli.running import Hands, followed, say_on_stderr, workplace
+from contnorm.cli.running import Hands, recorded, say_on_stderr, workplace
+from contnorm.comparison.lost import lost_remarks
 from contnorm.comparison.measured import Measured
 from contnorm.config import RunConfig, assigned, laid_over, parse_assignment
 from contnorm.engine.jobs import Workplace
@@ -127,7 +128,7 @@ def _run_and_show(recipe: Recipe, asked: Asked, console: Console) -> int:
         console.print(Text(words), soft_wrap=True)
     code, failed = 0, ""
     try:
-        code = followed(jobs, place, console, tell_recorded=False, go_on="Run it again to go on.") if jobs else 0
+        code = recorded(jobs, place, console) if jobs else 0
     except UserError as error:  # the other runs are there, and are shown
         failed = str(error)
     found = [kept.measured({cell: configs[cell] for cell in way.cells}) for way in ways]
@@ -251,17 +252,21 @@ def _other_data(cells: Iterable[Cell], typed: str | None) -> list[str]:
 def _show_way(way: _Way, measured: Sequence[Measured], console: Console, tried: bool) -> None:
     if way.title:
         console.print(Text(f"\n{way.title}:"), style="bold", soft_wrap=True)
+    there = [one for one in measured if one.records]
+    if there:
+        _show(way.recipe, there, console, tried)
+    for line in lost_remarks(measured):
+        console.print(Text(line), soft_wrap=True)
     if not measured:
         console.print(Text("none of it is run"))
         return
-    _show(way.recipe, measured, console, tried)
     done = {id(one.cell) for one in measured}
     missing = [cell.words for cell in way.cells if id(cell) not in done]
     if missing:
         more = f" and {len(missing) - SOME} more" if len(missing) > SOME else ""
         console.print(Text(f"Not run: {', '.join(missing[:SOME])}{more}."), soft_wrap=True)
     if not tried:
-        show_claims(way.recipe, measured, console, whole=len(measured) == len(cells_of(way.recipe)))
+        show_claims(way.recipe, there, console, whole=len(there) == len(cells_of(way.recipe)))
 
 
 def _show(recipe: Recipe, measured: Sequence[Measured], console: Console, tried: bool) -> None:

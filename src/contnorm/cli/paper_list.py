@@ -51,7 +51,8 @@ def _done(recipe: Recipe, seeds: int, root: Path, runs: Path) -> str:
     usual = {how_of(config) for config in configs}
     others = Counter(how_words(how) for job in done if (how := how_of(job.config)) not in usual)
     said = "".join(f", {count if count < len(done) else 'all'} in {how}" for how, count in others.items())
-    return f"{len(done)} of {len(jobs)}{said}"
+    lost = sum(job.seed in kept.lost(job.config) for job in jobs)
+    return f"{len(done)} of {len(jobs)}{said}{f', {lost} lost' if lost else ''}"
 
 
 def _data(recipe: Recipe, root: Path) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from contnorm.comparison.lost import with_lost
 from contnorm.comparison.measured import Measured
 from contnorm.comparison.precisions import HOWS, How, Seeds, computed, how_of, how_words, measured_cells, taken
 from contnorm.config import RunConfig
@@ -53,7 +54,18 @@ class Kept:
         return {how: seeds for how, seeds in found.items() if seeds}
 
     def whole(self, config: RunConfig) -> bool:
-        return set().union(*self.seeds_of(config).values()) == set(self.seeds)
+        return set().union(*self.seeds_of(config).values(), *map(self.lost, self._ways(config))) >= set(self.seeds)
+
+    def lost(self, config: RunConfig) -> dict[int, str]:
+        """The seeds of a run that have no record because they were lost, and how; they would be lost again."""
+        return {seed: why for seed, why in self.store.all_lost(config).items() if seed in self.seeds}
+
+    def count(self, config: RunConfig) -> int:
+        """How many seeds of a run, in its own precision, need not be run: recorded, or lost."""
+        return len(self.store.seeds(config, self.seeds)) + len(self.lost(config))
+
+    def _ways(self, config: RunConfig) -> list[RunConfig]:
+        return [computed(config, how) for how in self.hows]
 
     def jobs(self, configs: Sequence[RunConfig]) -> list[Job]:
         """All that is wanted; what is recorded, as it is, and what is not, as its run was begun."""
@@ -84,9 +96,11 @@ class Kept:
         return f"Runs: {', '.join(said)}. --precision says one for all."
 
     def measured(self, configs: Mapping[Cell, RunConfig]) -> list[Measured]:
-        """The cells of which there are records."""
+        """The cells of which there are records, or notes that they were lost."""
         loaded = {config: self._records(config) for config in dict.fromkeys(configs.values())}
-        return [one for one in measured_cells(list(configs), [loaded[c] for c in configs.values()]) if one.records]
+        cells = measured_cells(list(configs), [loaded[config] for config in configs.values()])
+        found = [with_lost(one, configs[one.cell], self.lost) for one in cells]
+        return [one for one in found if one.records or one.lost]
 
     def _records(self, config: RunConfig) -> dict[How, Seeds]:
         return {

@@ -22,11 +22,21 @@ from contnorm.engine.loop import Progress as Steps
 from contnorm.engine.runs import Event, Job, Workplace, execute, resolve, unfinished
 from contnorm.engine.unfinished import Left
 from contnorm.engine.weights import weights_beside
-from contnorm.errors import UserError
+from contnorm.errors import UserError, usable
 from contnorm.results import Record, Store
 from contnorm.streams.sources import data_root
 
-__all__ = ["Hands", "cores", "device_of", "followed", "resume_all", "run_seeds", "say_on_stderr", "workplace"]
+__all__ = [
+    "Hands",
+    "cores",
+    "device_of",
+    "followed",
+    "recorded",
+    "resume_all",
+    "run_seeds",
+    "say_on_stderr",
+    "workplace",
+]
 
 
 @dataclass(frozen=True)
@@ -189,6 +199,22 @@ def followed(
     if follower.failures:
         raise UserError("; ".join(follower.failures))
     return 128 + asked[0] if asked and follower.waiting else 0
+
+
+def recorded(jobs: list[Job], place: Workplace, console: Console) -> int:
+    """Run what is neither recorded nor lost, for a table made of all of it; a run that is lost now is noted.
+
+    A run is lost where its loss is no longer finite. Run again it would be lost again, so it is no failure of the
+    command, and not tried twice.
+    """
+    store = Store(place.runs)
+
+    def note(job: Job, why: str) -> None:
+        with usable(store.root, "nothing can be kept there", "Make room, and run it again to go on."):
+            store.note_lost(job.config, job.seed, why)
+
+    left = [job for job in jobs if store.has(job.config, job.seed) or not store.lost(job.config, job.seed)]
+    return followed(left, place, console, tell_recorded=False, go_on="Run it again to go on.", if_lost=note)
 
 
 class _Follower:

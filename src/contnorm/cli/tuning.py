@@ -17,7 +17,9 @@ from rich.text import Text
 
 from contnorm.cli.choosing import chosen
 from contnorm.cli.paper import config_of, is_found, selection_file, selection_of, what_to_put
-from contnorm.cli.running import Hands, followed, say_on_stderr, workplace
+from contnorm.cli.paper_records import Kept, hows_of
+from contnorm.cli.running import Hands, recorded, say_on_stderr, workplace
+from contnorm.comparison.precisions import computed
 from contnorm.config import RunConfig
 from contnorm.engine.jobs import Job, Workplace
 from contnorm.engine.settling import source_of
@@ -82,22 +84,14 @@ def tune_recipe(name: str, wanted: Wanted, console: Console) -> int:
     recipe = find_recipe(name)
     _check(wanted)
     place = _place(wanted)
-    grids = _grids(recipe, wanted, place.data_root)
+    grids = _grids(recipe, wanted, place)
     console.print(Text(f"{recipe.name}: learning rates, chosen on the validation tasks"), style="bold")
     jobs = [job for grid in grids for job in grid.jobs(wanted.seeds)]
     _refuse_test_tasks(jobs)
     store = Store(place.runs)
-    left = [job for job in jobs if not store.lost(job.config, job.seed)]
     code, failed = 0, ""
     try:
-        code = followed(
-            left,
-            place,
-            console,
-            tell_recorded=False,
-            go_on="Run it again to go on.",
-            if_lost=lambda job, why: _note(store, job, why),
-        )
+        code = recorded(jobs, place, console)
     except UserError as error:  # the other runs are there, and are shown
         failed = str(error)
     _show_and_write(name, recipe, grids, store, wanted, console)
@@ -121,30 +115,40 @@ def _place(wanted: Wanted) -> Workplace:
     return workplace(wanted.runs, hands, wanted.data_root)
 
 
-def _note(store: Store, job: Job, why: str) -> None:
-    with usable(store.root, "nothing can be kept there", "Make room, and run it again to go on."):
-        store.note_lost(job.config, job.seed, why)
-
-
-def _grids(recipe: Recipe, wanted: Wanted, root: Path) -> list[_Grid]:
+def _grids(recipe: Recipe, wanted: Wanted, place: Workplace) -> list[_Grid]:
     """One for each norm and strategy on a stream; what can't be tuned is said."""
     if not cells_of(recipe):
         raise UserError(f"tune {recipe.name}: it has no runs. {TUNABLE}.")
     cells = _tunable(recipe, chosen(cells_of(recipe), wanted.only))
-    absent = {source for source in map(source_of, cells) if not is_found(source, root)}
+    spoken = [key for key in TOLD_APART_BY if any(cell.place[key] is not None for cell in cells_of(recipe))]
+    kept = Kept(Store(place.runs), range(wanted.seeds), hows_of({"train": {"precision": wanted.precision}}))
+    grids: dict[tuple[RunConfig, ...], _Grid] = {}
+    for cell in cells:
+        configs = {rate: _on_validation(cell, rate, wanted, place.data_root) for rate in sorted(set(wanted.rates))}
+        where = {key: "own" if cell.place[key] is None else cell.place[key] for key in spoken}
+        configs = _as_begun(configs, kept)
+        grids.setdefault(tuple(configs.values()), _Grid(cell, where, configs))
+    return _with_data(recipe, list(grids.values()), kept, place.data_root)
+
+
+def _as_begun(configs: dict[float, RunConfig], kept: Kept) -> dict[float, RunConfig]:
+    """A grid in the precision that most of it is recorded in: all of it in one, since it is compared with itself."""
+    ways = [{rate: computed(config, how) for rate, config in configs.items()} for how in kept.hows]
+    most = max(ways, key=lambda way: sum(map(kept.count, way.values())))
+    return most if any(map(kept.count, most.values())) else configs
+
+
+def _with_data(recipe: Recipe, grids: list[_Grid], kept: Kept, root: Path) -> list[_Grid]:
+    """Those that can be run, or are run already; what the others need is said."""
+    whole = {id(grid) for grid in grids if all(kept.count(c) == len(kept.seeds) for c in grid.configs.values())}
+    absent = {source for grid in grids if id(grid) not in whole and not is_found(source := source_of(grid.cell), root)}
     said = [what_to_put(recipe, source, root) for source in sorted(absent)]
-    here = [cell for cell in cells if source_of(cell) not in absent]
+    here = [grid for grid in grids if id(grid) in whole or source_of(grid.cell) not in absent]
     if not here:
         raise UserError(" ".join(said))
     for line in said:
         say_on_stderr(line)
-    spoken = [key for key in TOLD_APART_BY if any(cell.place[key] is not None for cell in cells_of(recipe))]
-    grids: dict[tuple[RunConfig, ...], _Grid] = {}
-    for cell in here:
-        configs = {rate: _on_validation(cell, rate, wanted, root) for rate in sorted(set(wanted.rates))}
-        where = {key: "own" if cell.place[key] is None else cell.place[key] for key in spoken}
-        grids.setdefault(tuple(configs.values()), _Grid(cell, where, configs))
-    return list(grids.values())
+    return here
 
 
 def _tunable(recipe: Recipe, cells: Sequence[Cell]) -> list[Cell]:

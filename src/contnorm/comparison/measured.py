@@ -32,13 +32,15 @@ WARM_UP = 2  # tasks
 class Measured:
     """A cell with the records of its run, by seed; of BN's run beside it where its time is compared.
 
-    ``left_out`` counts its records in other precisions, which are in no number of the cell.
+    ``left_out`` counts its records in other precisions, which are in no number of the cell; ``lost`` has the seeds that
+    have no record because their loss was no longer finite, and what was said of each.
     """
 
     cell: Cell
     records: Mapping[int, Record]
     baseline: Mapping[int, Record] | None = None
     left_out: Mapping[str, int] = field(default_factory=dict)
+    lost: Mapping[int, str] = field(default_factory=dict)
 
     def values(self, name: str) -> dict[int, float]:
         """A score of each seed; seeds of whose record it can't be made are left out."""

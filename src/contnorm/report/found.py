@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from contnorm.comparison.lost import with_lost
 from contnorm.comparison.measured import Measured
 from contnorm.comparison.precisions import HOWS, How, Seeds, computed, how_of, measured_cells
 from contnorm.config import RunConfig
@@ -27,7 +28,8 @@ class Shelf:
         {}
     """
 
-    def __init__(self, records: Iterable[Record]) -> None:
+    def __init__(self, records: Iterable[Record], stores: Sequence[Store] = ()) -> None:
+        self._stores = stores
         self._by_run: dict[str, dict[How, dict[int, Record]]] = defaultdict(lambda: defaultdict(dict))
         for record in records:
             seeds = self._by_run[_run(record.config)][how_of(record.config)]
@@ -36,6 +38,10 @@ class Shelf:
     def find(self, config: RunConfig) -> Mapping[How, Seeds]:
         """The records of a run, by how they were computed and by seed."""
         return {how: dict(sorted(seeds.items())) for how, seeds in self._by_run.get(_run(config), {}).items()}
+
+    def lost(self, config: RunConfig) -> Mapping[int, str]:
+        """The seeds of a run that were lost, and how."""
+        return {seed: why for store in reversed(self._stores) for seed, why in store.all_lost(config).items()}
 
 
 class Shelves:
@@ -52,14 +58,15 @@ class Shelves:
         self.problems: list[str] = []
         self.timed: dict[str, list[Record]] = {}
         self.records = self._read(roots)
-        self._shared = Shelf(self.records)
+        self._shared = Shelf(self.records, [Store(root) for root in roots])
 
     def of(self, recipe: Recipe) -> Shelf:
         if not recipe.alone:
             return self._shared
+        folders = [root / recipe.name for root in self._roots]
         if recipe.name not in self.timed:
-            self.timed[recipe.name] = self._read([root / recipe.name for root in self._roots])
-        return Shelf(self.timed[recipe.name])
+            self.timed[recipe.name] = self._read(folders)
+        return Shelf(self.timed[recipe.name], [Store(folder) for folder in folders])
 
     def selection(self, recipe: Recipe) -> Selection | None:
         """The learning rates chosen for a recipe: of the first of the folders that has some, else of the package."""
@@ -73,8 +80,9 @@ class Shelves:
 
 def measured_of(recipe: Recipe, shelf: Shelf) -> list[Measured]:
     """Every cell of a recipe with its records; none where it was not run."""
-    cells = cells_of(recipe)
-    return measured_cells(cells, [shelf.find(settle(cell.values, source_of(cell))) for cell in cells])
+    configs = {cell: settle(cell.values, source_of(cell)) for cell in cells_of(recipe)}
+    found = measured_cells(list(configs), [shelf.find(config) for config in configs.values()])
+    return [with_lost(one, configs[one.cell], shelf.lost) for one in found]
 
 
 def _run(config: RunConfig) -> str:

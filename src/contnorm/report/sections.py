@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from contnorm.comparison.claims import Case, Decided, decide
 from contnorm.comparison.lines import Line, apart, corrected, lines_of, remarks
+from contnorm.comparison.lost import lost_remarks
 from contnorm.comparison.measured import Measured
 from contnorm.comparison.precisions import precision_remarks
 from contnorm.comparison.words import forgetting, place_words
@@ -179,7 +180,7 @@ def _way(title: str, recipe: Recipe, measured: Sequence[Measured], unchosen: int
     there = [one for one in measured if one.records]
     decided = tuple(found for claim in recipe.claims if (found := decide(claim, there)).cases)
     judged = remarks(recipe, [line for part in parts for line in part.lines])
-    said = [*apart(measured), *corrected(measured), *precision_remarks(measured), *judged]
+    said = [*apart(measured), *corrected(measured), *precision_remarks(measured), *lost_remarks(measured), *judged]
     said += [f"Left out: the {unchosen} cells for which no learning rate was chosen."] if unchosen else []
     return Way(title, parts, decided, tuple(said))
 

@@ -1,0 +1,44 @@
+"""Runs of a table whose loss was no longer finite: they are in no number, and a reader is told so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from contnorm.comparison.measured import Measured
+from contnorm.comparison.precisions import HOWS, computed
+from contnorm.config import RunConfig
+
+__all__ = ["lost_remarks", "with_lost"]
+
+Notes = Callable[[RunConfig], Mapping[int, str]]
+
+
+def with_lost(one: Measured, config: RunConfig, notes: Notes) -> Measured:
+    """A cell with the seeds that were lost beside those that count, or in any precision where none came through."""
+    records = list(one.records.values())
+    runs = [records[0].config] if records else [computed(config, how) for how in HOWS]
+    lost = {seed: why for run in runs for seed, why in notes(run).items() if seed not in one.records}
+    return replace(one, lost=dict(sorted(lost.items())))
+
+
+def lost_remarks(measured: Sequence[Measured]) -> list[str]:
+    """Of which cells how many seeds were lost, and how; once for each run.
+
+    Example:
+        >>> from contnorm.recipes.grid import cells_of
+        >>> from contnorm.recipes.reading import find_recipe
+        >>> cell = next(iter(cells_of(find_recipe("table10"))))
+        >>> lost_remarks([Measured(cell, {}, lost={1: "seed 1: the loss is nan at step 9 of 60 (task 2)."})])
+        ['split-cifar100 single bn: the only seed was lost. seed 1: the loss is nan at step 9 of 60 (task 2).']
+    """
+    return list(dict.fromkeys(_said(one) for one in measured if one.lost))
+
+
+def _said(one: Measured) -> str:
+    lost, through = len(one.lost), len(one.records)
+    if through:
+        what = f"{lost} of {lost + through} seeds {'was' if lost == 1 else 'were'} lost; the numbers are of the rest"
+    else:
+        what = "the only seed was lost" if lost == 1 else f"all {lost} seeds were lost"
+    return f"{one.cell.words}: {what}. {' '.join(one.lost.values())}"
