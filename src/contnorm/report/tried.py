@@ -21,16 +21,16 @@ def grid_rows(selection: Selection) -> list[list[str]]:
     Example:
         >>> from contnorm.recipes.selection import Chosen
         >>> grid = (Tried(0.03, 61.0, 1.5, 3), Tried(0.1, 64.0, 1.0, 3), Tried(0.3, 66.0, 2.0, 2, lost=1))
-        >>> for row in grid_rows(Selection("x", (Chosen({"strategy": "er", "norm": "cn"}, 0.1, "fp32", grid),))):
+        >>> for row in grid_rows(Selection("x", (Chosen({"norm": "cn", "momentum": "own"}, 0.1, "fp32", grid),))):
         ...     print(row)
         ['of', 'precision', 'lr 0.03', 'lr 0.1', 'lr 0.3']
-        ['er cn', 'fp32', '61.00 +- 1.50', '[64.00 +- 1.00]', '66.00 +- 2.00, 1 lost']
+        ['cn', 'fp32', '61.00 +- 1.50', '[64.00 +- 1.00]', '66.00 +- 2.00, 1 lost']
     """
     rates = sorted({tried.lr for one in selection.chosen for tried in one.grid})
     rows = [["of", "precision", *(f"lr {rate:g}" for rate in rates)]]
     for one in selection.chosen:
         found = {tried.lr: _words(tried, tried.lr == one.lr) for tried in one.grid}
-        what = " ".join(map(str, one.where.values()))
+        what = " ".join(str(value) for value in one.where.values() if value != "own")
         rows.append([what, one.precision, *(found.get(rate, "-") for rate in rates)])
     return rows
 
