@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from contnorm.config import NormConfig, RunConfig
+from contnorm.config import NormConfig, RunConfig, from_dict
 from contnorm.errors import UserError
 from contnorm.results import SCHEMA, Store, spread_over_seeds, write_atomically
 
@@ -98,6 +98,30 @@ def test_a_folder_of_runs_is_searched_whole(tmp_path: Path) -> None:
 def test_a_run_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no finished run 'abc'"):
         Store(tmp_path).find("abc")
+
+
+def test_seeds_that_were_lost_are_found_beside_the_records(tmp_path: Path) -> None:
+    """A seed that came through after all is not among them; a note that is broken still is."""
+    config, other, store = RunConfig(), from_dict({"train": {"lr": 0.5}}), Store(tmp_path)
+    store.save(config, 0, FOUND)
+    store.note_lost(config, 0, "seed 0: an old note.")
+    store.note_lost(config, 10, "seed 10: the loss is nan.")
+    store.note_lost(config, 2, "seed 2: the loss is inf.").write_text("{")
+    store.note_lost(other, 1, "seed 1: the loss is inf.")
+    lost = {2: "", 10: "seed 10: the loss is nan."}
+    assert store.readable().lost == {config.hash: lost, other.hash: {1: "seed 1: the loss is inf."}}
+    assert store.find_one(config.hash).lost == {config.hash: lost} and list(lost) == [2, 10]
+
+
+def test_a_run_that_was_lost_whole_is_told_so(tmp_path: Path) -> None:
+    """By its hash, by its folder and by the note itself: not that there is no such run."""
+    store = Store(tmp_path)
+    note = store.note_lost(RunConfig(), 1, "seed 1: the loss is nan.")
+    for given in (RunConfig().hash, str(note.parent)):
+        with pytest.raises(UserError, match=r"has no scores, for each of its seeds was lost\. seed 1: the loss is nan"):
+            store.find(given)
+    with pytest.raises(UserError, match=r"1\.lost\.json: is a note of a run that was lost.* seed 1: the loss is nan"):
+        store.find(str(note))
 
 
 def test_spread() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from math import isnan
 from pathlib import Path
 from statistics import fmean, stdev
@@ -88,10 +88,15 @@ class Record:
 
 @dataclass(frozen=True)
 class Found:
-    """The records that were looked for, and what is wrong with those that can't be read."""
+    """The records that were looked for, and what is wrong with those that can't be read.
+
+    ``lost`` has, by the hash of a run, its seeds that have no record because their loss was no longer finite, and what
+    was said of each.
+    """
 
     records: list[Record]
     problems: list[str]
+    lost: dict[str, dict[int, str]] = field(default_factory=dict)
 
 
 def write_atomically(path: Path, *parts: bytes | memoryview) -> None:
@@ -160,9 +165,7 @@ class Store:
 
     def all_lost(self, config: RunConfig) -> dict[int, str]:
         """The seeds of a run that were lost and have no record, and what was said of each."""
-        notes = {path.name.removesuffix(LOST): path for path in (self.root / config.hash).glob(f"*{LOST}")}
-        found = {int(seed): _why_lost(path) for seed, path in notes.items() if seed.isdigit()}
-        return {seed: found[seed] for seed in sorted(found) if not self.has(config, seed)}
+        return _lost_in(self.root / config.hash)
 
     def _note_of_lost(self, config: RunConfig, seed: int) -> Path:
         return self.root / config.hash / f"{seed}{LOST}"
@@ -190,30 +193,36 @@ class Store:
 
     def readable(self) -> Found:
         """All records, but for those that are broken: of each of these why."""
-        return self._found(path for path in self.root.glob("*/*.json"))
+        return _found(folder for folder in self.root.glob("*") if folder.is_dir())
 
     def search(self, given: str) -> Found:
         """The records of a path, of a folder of runs, or of the beginning of a hash, all its seeds."""
         path = Path(given)
+        if path.is_file() and path.name.endswith(LOST):
+            raise UserError(
+                f"{path}: is a note of a run that was lost, so it has no scores. {_why_lost(path)}".rstrip()
+            )
         if path.is_file():
             return Found([self.load(path)], [])
-        if path.is_dir() and not any(inside.stem.isdigit() for inside in path.glob("*.json")):
-            found = Store(path).readable()
-        else:
-            found = self._found(inside for folder in self._folders(given) for inside in folder.glob("*.json"))
+        of_many = path.is_dir() and not _is_of_run(path)
+        found = Store(path).readable() if of_many else _found(self._folders(given))
         if not found.records and not found.problems:
-            raise UserError(f"no finished run {given!r} under {self.root}. A run is a path or the beginning of a hash.")
+            raise _none_finished(given, self.root, found.lost)
         return found
 
     def find(self, given: str) -> list[Record]:
         """The records of one run, by its path or the beginning of its hash, all its seeds."""
+        return self.find_one(given).records
+
+    def find_one(self, given: str) -> Found:
+        """The same, with its seeds that were lost."""
         found = self.search(given)
         hashes = {record.config.hash for record in found.records}
         if found.problems:
             raise UserError("; ".join(found.problems))
         if len(hashes) > 1:
             raise UserError(f"{given!r} holds {len(hashes)} runs: {', '.join(sorted(hashes))}. Say which.")
-        return sorted(found.records, key=lambda record: record.seed)
+        return replace(found, records=sorted(found.records, key=lambda record: record.seed))
 
     def _folders(self, given: str) -> list[Path]:
         path = Path(given)
@@ -222,14 +231,38 @@ class Store:
             raise UserError(f"{given!r} begins {len(folders)} hashes: {', '.join(f.name for f in folders)}. Say more.")
         return folders
 
-    def _found(self, paths: Iterable[Path]) -> Found:
-        found = Found([], [])
-        for path in sorted((p for p in paths if p.stem.isdigit()), key=lambda p: (p.parent, int(p.stem))):
+
+def _found(folders: Iterable[Path]) -> Found:
+    """What lies in the folders of some runs."""
+    found = Found([], [])
+    for folder in sorted(folders):
+        for path in sorted((p for p in folder.glob("*.json") if p.stem.isdigit()), key=lambda p: int(p.stem)):
             try:
-                found.records.append(self.load(path))
+                found.records.append(Store(folder.parent).load(path))
             except UserError as error:
                 found.problems.append(str(error))
-        return found
+        if lost := _lost_in(folder):
+            found.lost[folder.resolve().name] = lost
+    return found
+
+
+def _lost_in(folder: Path) -> dict[int, str]:
+    """The seeds of a run's folder that have a note in place of a record, and what it says."""
+    notes = {path.name.removesuffix(LOST): path for path in folder.glob(f"*{LOST}")}
+    found = {int(seed): _why_lost(path) for seed, path in notes.items() if seed.isdigit()}
+    return {seed: found[seed] for seed in sorted(found) if not (folder / f"{seed}.json").is_file()}
+
+
+def _is_of_run(folder: Path) -> bool:
+    """Whether a folder is that of one run, with its records or notes in it."""
+    return any(path.name.removesuffix(LOST).removesuffix(".json").isdigit() for path in folder.glob("*.json"))
+
+
+def _none_finished(given: str, root: Path, lost: Mapping[str, Mapping[int, str]]) -> UserError:
+    whys = " ".join(why for notes in lost.values() for why in notes.values())
+    if lost:
+        return UserError(f"{given!r}: has no scores, for each of its seeds was lost. {whys}")
+    return UserError(f"no finished run {given!r} under {root}. A run is a path or the beginning of a hash.")
 
 
 def _read(path: Path) -> dict[str, Any]:

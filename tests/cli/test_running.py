@@ -154,6 +154,19 @@ def test_a_run_that_is_held_keeps_no_other_back(root: Path, tmp_path: Path, cons
     assert len(list(Store(tmp_path / "b"))) == 1 and not list(Store(tmp_path / "a"))
 
 
+def test_seeds_that_fail_are_told_in_order_and_those_that_came_through_are_shown(
+    root: Path, tmp_path: Path, console: Console
+) -> None:
+    """What is recorded already needs no second run to be shown."""
+    values = VALUES | {"train": {"lr": 1e30}}
+    found = {"matrix": {"correct": [[9, None], [9, 9]], "total": [10, 10]}}
+    Store(tmp_path).save(resolve(values, root), 1, found)
+    lost = r"^seed 0: the loss is \S+ at .* is too high for norm 'bn'\. seed 2: the loss is .* norm 'bn'\.$"
+    with pytest.raises(UserError, match=lost):
+        run_seeds(values, [2, 1, 0], Hands(lanes=1), root, tmp_path, console)
+    assert "90.00" in printed(console)
+
+
 def test_what_can_not_be_gone_on_with_is_told_and_the_rest_done(
     root: Path, tmp_path: Path, console: Console, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,7 +15,7 @@ from scipy import stats
 
 from contnorm.cli.comparing import effect, interval, show_comparison
 from contnorm.cli.settings import changed, differences
-from contnorm.cli.showing import show_matrices, show_scores
+from contnorm.cli.showing import show_lost, show_matrices, show_scores
 from contnorm.config import from_dict, laid_over
 from contnorm.results import Record, Store
 from contnorm.streams.classification import STREAMS, stream_defaults
@@ -73,6 +73,18 @@ def test_one_run_says_what_is_not_its_streams(tmp_path: Path) -> None:
     assert printed(show_scores, records(tmp_path)).count("\n") == 1
     shown = printed(show_scores, records(tmp_path, train={"lr": 0.1}, strategy={"name": "er"}))
     assert shown.splitlines()[-1] == "settings that are not the stream's own: train.lr=0.1"
+
+
+def test_runs_that_lost_seeds_are_told_below(tmp_path: Path) -> None:
+    plain, gone = records(tmp_path), from_dict({"train": {"lr": 9.0}})
+    store = Store(tmp_path)
+    store.note_lost(plain[0].config, 2, "seed 2: the loss is nan.")
+    store.note_lost(gone, 0, "seed 0: the loss is inf.")
+    found = store.readable()
+    said = printed(show_lost, found.records, found.lost).splitlines()
+    some = "1 of 3 seeds was lost; the numbers are of the rest. seed 2: the loss is nan."
+    whole = "the only seed was lost. seed 0: the loss is inf."
+    assert sorted(said) == sorted([f"{plain[0].config.hash}: {some}", f"{gone.hash}: {whole}"])
 
 
 def test_nothing_is_cut_at_any_width(two_runs: list[Record]) -> None:

@@ -14,7 +14,9 @@ from contnorm.comparison.claims import Case, Decided
 from contnorm.comparison.intervals import Interval
 from contnorm.comparison.pairs import summed_up
 from contnorm.comparison.words import spread
+from contnorm.engine.settling import settle, source_of
 from contnorm.errors import UserError
+from contnorm.recipes.grid import cells_of
 from contnorm.recipes.published import find
 from contnorm.recipes.reading import find_recipe, parse_recipe, recipe_names
 from contnorm.recipes.recipe import Claim
@@ -23,6 +25,7 @@ from contnorm.report.found import Shelves, measured_of
 from contnorm.report.paper_sheets import claims_csv, claims_sheet, section_sheet, tables_csv
 from contnorm.report.sections import Section, sections_of, weakest
 from contnorm.report.sheets import Block, Sheet, latex, markdown
+from contnorm.report.views import section_view
 from contnorm.results import Store
 from tests.report.made_records import make_records, six_settings
 
@@ -160,6 +163,31 @@ def test_what_tune_chose_is_shown_beside_the_recipes_own(tmp_path: Path) -> None
     assert "lost a seed, because its loss was no longer finite, does not count" in text
     assert best.remarks[-1] == "Left out: the 7 cells for which no learning rate was chosen."
     assert not any("Left out" in text for text in same.remarks)
+
+
+def test_a_cell_that_was_lost_is_not_told_as_not_run(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(CHOSEN)
+    recipe = parse_recipe("mine", CHOSEN, "mine.toml")
+    make_records(recipe, tmp_path / "runs", only=lambda cell: cell.norm == "bn")
+    (lost,) = [settle(cell.values, source_of(cell)) for cell in cells_of(recipe) if cell.norm == "cn4"]
+    Store(tmp_path / "runs").note_lost(lost, 0, "seed 0: the loss is nan.")
+    section = only_section(str(tmp_path / "mine.toml"), tmp_path / "runs")
+    text = markdown(section_sheet(section))
+    assert "| cn4, lr 0.1 | ACC | 0 | lost | 75.00 +- 1.00 ? |" in text
+    assert "- split-mnist er cn4: the only seed was lost. seed 0: the loss is nan." in text.splitlines()
+    assert "not run" not in text.lower(), "one cell has records, the other was lost"
+    rows = section_view(section).tables[0].groups[0].rows
+    assert [(row[2].text, row[2].kind) for row in rows][1] == ("lost", "not")
+
+
+def test_a_table_of_which_all_was_lost_is_told_so(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(CHOSEN)
+    for cell in cells_of(parse_recipe("mine", CHOSEN, "mine.toml")):
+        Store(tmp_path / "runs").note_lost(settle(cell.values, source_of(cell)), 1, "seed 1: the loss is nan.")
+    section = only_section(str(tmp_path / "mine.toml"), tmp_path / "runs")
+    text = markdown(section_sheet(section))
+    assert text.count("| lost |") == 2 and text.count("the only seed was lost") == 2
+    assert section_view(section).tables[0].groups[0].rows[0][2].text == "lost"
 
 
 @pytest.mark.parametrize(

@@ -183,17 +183,20 @@ def show(
     by_task: Annotated[bool, typer.Option("--by-task", help="The whole accuracy matrix of each run.")] = False,
 ) -> None:
     """Scores of finished runs, averaged over seeds."""
-    from contnorm.cli.showing import show_matrices, show_scores
+    from contnorm.cli.showing import show_lost, show_matrices, show_scores
 
     store = Store(runs)
     found = [store.search(given) for given in run] if run else [store.readable()]
     records = [record for some in found for record in some.records]
     problems = [problem for some in found for problem in some.problems]
+    lost = {run: notes for some in found for run, notes in some.lost.items()}
     if not records:
-        raise UserError("; ".join(problems) or f"no finished runs under {runs}. Make one: contnorm run --norm cn")
+        none = f"no finished runs under {runs}{', all were lost' if lost else ''}. Make one: contnorm run --norm cn"
+        raise UserError("; ".join(problems) or none)
     for problem in problems:
         print(f"contnorm: {problem}", file=sys.stderr)
     (show_matrices if by_task else show_scores)(records, console)
+    show_lost(records, lost, console)
 
 
 @app.command()
@@ -204,9 +207,12 @@ def compare(
 ) -> None:
     """Two runs: in which settings they differ, and how far their scores, paired over the seeds both have."""
     from contnorm.cli.comparing import show_comparison
+    from contnorm.cli.showing import show_lost
 
     store = Store(runs)
-    show_comparison(store.find(a), store.find(b), console)
+    first, second = store.find_one(a), store.find_one(b)
+    show_comparison(first.records, second.records, console)
+    show_lost([*first.records, *second.records], first.lost | second.lost, console)
 
 
 @app.command()

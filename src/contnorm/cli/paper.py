@@ -266,7 +266,7 @@ def _show_way(way: _Way, measured: Sequence[Measured], console: Console, tried: 
         more = f" and {len(missing) - SOME} more" if len(missing) > SOME else ""
         console.print(Text(f"Not run: {', '.join(missing[:SOME])}{more}."), soft_wrap=True)
     if not tried:
-        show_claims(way.recipe, there, console, whole=len(there) == len(cells_of(way.recipe)))
+        show_claims(way.recipe, there, console, whole=len(measured) == len(cells_of(way.recipe)))
 
 
 def _show(recipe: Recipe, measured: Sequence[Measured], console: Console, tried: bool) -> None:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 from contnorm.cli.run_tables import run_blocks, runs_csv
 from contnorm.cli.settings import changed, word
-from contnorm.cli.showing import described
+from contnorm.cli.showing import Lost, described
+from contnorm.comparison.lost import lost_words
 from contnorm.config import RunConfig
 from contnorm.errors import unknown
 from contnorm.recipes.reading import recipe_names
@@ -43,17 +44,22 @@ class Report:
     unrun: Sequence[Unrun]
     groups: Groups
     timed: Mapping[str, Groups]  # runs whose time counts, by recipe
+    lost: Lost  # seeds of runs that have no record, since their loss was no longer finite
 
     @property
     def runs(self) -> int:
         return sum(len(group) for groups in (self.groups, *self.timed.values()) for group in groups.values())
+
+    @property
+    def settings(self) -> int:
+        return len({run for groups in (self.groups, *self.timed.values()) for run in groups})
 
 
 def report_of(shelves: Shelves, names: Sequence[str] = ()) -> Report:
     """What the records say of some recipes, or of all of the paper's, and of each run."""
     sections, unrun = sections_of(names or recipe_names(), shelves)
     timed = {name: _grouped(records) for name, records in shelves.timed.items() if records}
-    return Report(sections, unrun, _grouped(shelves.records), timed)
+    return Report(sections, unrun, _grouped(shelves.records), timed, shelves.lost)
 
 
 def _grouped(records: Sequence[Record]) -> Groups:
@@ -92,7 +98,7 @@ def _sheets(report: Report, part: str, linked: bool = False) -> Iterator[Sheet]:
     if part in ("all", "tables"):
         yield from map(section_sheet, report.sections)
     if part in ("all", "runs"):
-        yield _runs_sheet(run_blocks(report.groups), outside(report))
+        yield _runs_sheet(run_blocks(report.groups, report.lost), outside(report))
 
 
 def _runs_sheet(blocks: Sequence[Block], notes: Sequence[str]) -> Sheet:
@@ -135,9 +141,9 @@ def _csv(report: Report, part: str) -> str:
 
 
 def _page(report: Report) -> Page:
-    lead = f"{report.runs} runs of {len(report.groups)} settings; all numbers are made from their records."
+    lead = f"{report.runs} runs of {report.settings} settings; all numbers are made from their records."
     lead = " ".join([lead, *outside(report)])
-    views = [_run_view(group) for group in report.groups.values()]
+    views = [_run_view(group, lost=report.lost.get(run, {})) for run, group in report.groups.items()]
     views += [_run_view(group, name) for name, groups in report.timed.items() for group in groups.values()]
     return Page(
         "contnorm: the paper and these runs" if report.sections else "contnorm: runs",
@@ -145,7 +151,7 @@ def _page(report: Report) -> Page:
         [row for section in report.sections for row in claim_rows(section)],
         [section_view(section) for section in report.sections],
         [(one.title, one.command, one.why) for one in report.unrun],
-        [_scores(block) for block in run_blocks(report.groups)],
+        [_scores(block) for block in run_blocks(report.groups, report.lost)],
         _compared(report),
         views,
     )
@@ -169,10 +175,11 @@ def _compared(report: Report) -> list[str]:
     return [draw[several](found, stream) for (stream, several), found in by_stream.items() if len(found) > 1]
 
 
-def _run_view(group: Sequence[Record], timed: str = "") -> RunView:
+def _run_view(group: Sequence[Record], timed: str = "", lost: Mapping[int, str] | None = None) -> RunView:
     first = group[0]
+    facts = [*_facts(group), *([("lost", lost_words(lost, len(group)))] if lost else [])]
     title = " ".join(described(first.config)) + (f", timed for {timed}" if timed else "")
-    return RunView(first.config.hash, title, _command(group), _facts(group), [] if timed else _drawn(group))
+    return RunView(first.config.hash, title, _command(group), facts, [] if timed else _drawn(group))
 
 
 def _drawn(group: Sequence[Record]) -> list[str]:
@@ -204,8 +211,18 @@ def _command(group: Sequence[Record]) -> str:
         rest.pop(key, None)
     named = f"--stream {config.stream.name} --strategy {config.strategy.name} --norm {config.norm.name}"
     cuda = (group[0].raw.get("device") or {}).get("kind") == "cuda"
-    typed = ["contnorm run", named, f"--seeds {len(group)}", *(["--device cuda"] if cuda else [])]
+    typed = ["contnorm run", named, _seeds([record.seed for record in group]), *(["--device cuda"] if cuda else [])]
     return " ".join([*typed, *(f"--set {k}={word(v)}" for k, v in rest.items())])
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    """How to ask for the seeds of a run; those that were lost among them are asked for too.
+
+    Example:
+        >>> _seeds([0, 1, 2, 4]), _seeds([3])
+        ('--seeds 5', '--seed 3')
+    """
+    return f"--seed {seeds[0]}" if len(seeds) == 1 and seeds[0] else f"--seeds {max(seeds) + 1}"
 
 
 def _facts(group: Sequence[Record]) -> list[tuple[str, str]]:

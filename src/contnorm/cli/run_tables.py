@@ -9,9 +9,19 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from contnorm.cli.settings import changed, in_words
-from contnorm.cli.showing import GROUPS_SHOWN, SHOWN, SHOWN_OF_LABELS, described, own_settings, rows_of
+from contnorm.cli.showing import (
+    GROUPS_SHOWN,
+    SHOWN,
+    SHOWN_OF_LABELS,
+    Lost,
+    described,
+    lost_lines,
+    own_settings,
+    rows_of,
+)
 from contnorm.comparison.words import FM_OF_LABELS, part_of
 from contnorm.metrics.matrix import score
 from contnorm.report.sheets import Block
@@ -33,18 +43,20 @@ LABELS_NOTE = (
 )
 
 
-def run_blocks(groups: Groups) -> list[Block]:
-    """A row for each setting, way of evaluation and, where there are several, group of labels.
+def run_blocks(groups: Groups, lost: Lost) -> list[Block]:
+    """A row for each setting, way of evaluation and, where there are several, group of labels; then what was lost.
 
     Example:
-        >>> run_blocks({})
+        >>> run_blocks({}, {})
         []
     """
     one, several = ([g for g in groups.values() if g[0].several_labels == kind] for kind in (False, True))
     blocks = [_block("One label a picture" if several else "", one, (SCORES_NOTE,))] if one else []
     parts = {words: None for group in several for record in group if (words := part_of(record))}
     notes = (LABELS_NOTE, FM_OF_LABELS, *(f"Some are {words}, which is another stream." for words in parts))
-    return [*blocks, _block("Several labels a picture" if one else "", several, notes)] if several else blocks
+    blocks += [_block("Several labels a picture" if one else "", several, notes)] if several else []
+    said = lost_lines([record for group in groups.values() for record in group], lost)
+    return [*blocks[:-1], replace(blocks[-1], below=(*blocks[-1].below, *said))] if said and blocks else blocks
 
 
 def _block(title: str, groups: Iterable[Sequence[Record]], notes: Sequence[str]) -> Block:

@@ -6,7 +6,7 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,19 +121,29 @@ def _run_and_show(work: list[Work], console: Console) -> int:
     done: list[Record] = []
     failures: list[str] = []
     for place, jobs in work:
+        code = 0
         try:
             code = followed(jobs, place, console)
-        except UserError as error:  # what lies in one folder keeps nothing in another back
+        except UserError as error:  # a run that fails keeps no other one back, nor what lies in another folder
             failures.append(str(error))
-            continue
         if code:
             return code
         store = Store(place.runs)
         done += [store.load(store.path(job.config, job.seed)) for job in jobs if store.has(job.config, job.seed)]
     show_scores(done, console)
     if failures:
-        raise UserError("; ".join(failures))
+        raise UserError(_all_told(failures))
     return 0
+
+
+def _all_told(failures: Sequence[str]) -> str:
+    """What went wrong, one after the other, each with its full stop.
+
+    Example:
+        >>> _all_told(["seed 0: the loss is nan.", "net.py:3: KeyError: 'a'"])
+        "seed 0: the loss is nan. net.py:3: KeyError: 'a'."
+    """
+    return " ".join(f"{why.removesuffix('.')}." for why in failures)
 
 
 def workplace(runs: Path, hands: Hands, root: Path | None) -> Workplace:
@@ -197,7 +207,7 @@ def followed(
         if asked and follower.waiting:
             follower.tell_waiting()
     if follower.failures:
-        raise UserError("; ".join(follower.failures))
+        raise UserError(_all_told(sorted(follower.failures)))
     return 128 + asked[0] if asked and follower.waiting else 0
 
 

@@ -5,8 +5,8 @@ A table where it fits, else a few lines a run. Runs that differ in settings that
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -16,6 +16,7 @@ from rich.text import Text
 
 from contnorm.catalog import find_norm
 from contnorm.cli.settings import changed, in_words, varying
+from contnorm.comparison.lost import lost_words
 from contnorm.comparison.words import FM_OF_LABELS, part_of, spread
 from contnorm.config import RunConfig
 from contnorm.metrics.matrix import AccuracyMatrix, score
@@ -29,10 +30,14 @@ __all__ = [
     "SHOWN_OF_LABELS",
     "Row",
     "described",
+    "lost_lines",
     "rows_of",
+    "show_lost",
     "show_matrices",
     "show_scores",
 ]
+
+Lost = Mapping[str, Mapping[int, str]]  # by the hash of a run its seeds that were lost, and how
 
 SHOWN = {"acc": "ACC", "fm": "FM", "la": "LA"}
 SHOWN_OF_LABELS = {
@@ -92,6 +97,23 @@ def _remarks(records: list[Record]) -> list[str]:
     parts = {record.config.hash: words for record in records if (words := part_of(record))}
     said = [f"{run}: {words}." for run, words in parts.items()]
     return [FM_OF_LABELS, *said]
+
+
+def show_lost(records: Sequence[Record], lost: Lost, console: Console) -> None:
+    """Below the scores, which runs lack seeds because their loss was no longer finite."""
+    for line in lost_lines(records, lost):
+        console.print(Text(line), soft_wrap=True)
+
+
+def lost_lines(records: Sequence[Record], lost: Lost) -> list[str]:
+    """A line for each run that lost seeds.
+
+    Example:
+        >>> lost_lines([], {"75cc28cb778a": {0: "seed 0: the loss is nan at step 9 of 60 (task 2)."}})
+        ['75cc28cb778a: the only seed was lost. seed 0: the loss is nan at step 9 of 60 (task 2).']
+    """
+    through = Counter(run for run, _ in {(record.config.hash, record.seed) for record in records})
+    return [f"{run}: {lost_words(notes, through[run])}" for run, notes in lost.items()]
 
 
 def _show_scores(records: list[Record], console: Console) -> None:

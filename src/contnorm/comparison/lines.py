@@ -73,7 +73,8 @@ def remarks(recipe: Recipe, lines: Sequence[Line]) -> list[str]:
     counts = Counter(one.verdict for one in found if one.verdict != "none")
     said = []
     if counts:
-        words = ", ".join(f"{counts[verdict]} {verdict}" for verdict in ("agrees", "above", "below"))
+        agree = "agrees" if counts["agrees"] == 1 else "agree"
+        words = f"{counts['agrees']} {agree}, {counts['above']} above, {counts['below']} below"
         said.append(f"Of {sum(counts.values())} numbers: {words}; by the 95 % interval of ours less the paper's.")
     how = {one.how for one in found if one.interval is not None}
     if "welch" in how:

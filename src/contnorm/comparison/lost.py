@@ -9,7 +9,7 @@ from contnorm.comparison.measured import Measured
 from contnorm.comparison.precisions import HOWS, computed
 from contnorm.config import RunConfig
 
-__all__ = ["lost_remarks", "with_lost"]
+__all__ = ["lost_remarks", "lost_words", "with_lost"]
 
 Notes = Callable[[RunConfig], Mapping[int, str]]
 
@@ -32,13 +32,21 @@ def lost_remarks(measured: Sequence[Measured]) -> list[str]:
         >>> lost_remarks([Measured(cell, {}, lost={1: "seed 1: the loss is nan at step 9 of 60 (task 2)."})])
         ['split-cifar100 single bn: the only seed was lost. seed 1: the loss is nan at step 9 of 60 (task 2).']
     """
-    return list(dict.fromkeys(_said(one) for one in measured if one.lost))
+    return list(
+        dict.fromkeys(f"{one.cell.words}: {lost_words(one.lost, len(one.records))}" for one in measured if one.lost)
+    )
 
 
-def _said(one: Measured) -> str:
-    lost, through = len(one.lost), len(one.records)
+def lost_words(notes: Mapping[int, str], through: int) -> str:
+    """How many seeds of a run were lost, beside those that came through, and what was said of each.
+
+    Example:
+        >>> lost_words({3: "seed 3: the loss is nan at step 9 of 60 (task 2)."}, through=4)
+        '1 of 5 seeds was lost; the numbers are of the rest. seed 3: the loss is nan at step 9 of 60 (task 2).'
+    """
+    lost = len(notes)
     if through:
         what = f"{lost} of {lost + through} seeds {'was' if lost == 1 else 'were'} lost; the numbers are of the rest"
     else:
-        what = "the only seed was lost" if lost == 1 else f"all {lost} seeds were lost"
-    return f"{one.cell.words}: {what}. {' '.join(one.lost.values())}"
+        what = {1: "the only seed was lost", 2: "both seeds were lost"}.get(lost, f"all {lost} seeds were lost")
+    return " ".join(filter(None, [f"{what}.", *notes.values()]))

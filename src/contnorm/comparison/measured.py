@@ -42,6 +42,16 @@ class Measured:
     left_out: Mapping[str, int] = field(default_factory=dict)
     lost: Mapping[int, str] = field(default_factory=dict)
 
+    @property
+    def run(self) -> bool:
+        """Whether it was: there are records, or notes that its seeds were lost."""
+        return bool(self.records or self.lost)
+
+    @property
+    def why_empty(self) -> str:
+        """What to say in place of a number that is not there."""
+        return "lost" if self.lost else "not run"
+
     def values(self, name: str) -> dict[int, float]:
         """A score of each seed; seeds of whose record it can't be made are left out."""
         found = {seed: self._value(record, name) for seed, record in self.records.items()}

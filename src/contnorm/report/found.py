@@ -51,13 +51,15 @@ class Shelves:
         records: All but those.
         timed: Those, by recipe, of the recipes that were asked for.
         problems: What is wrong with records that can't be read.
+        lost: By the hash of a run, which of its seeds were lost, and how; but for those.
     """
 
     def __init__(self, roots: Sequence[Path]) -> None:
         self._roots = roots
         self.problems: list[str] = []
         self.timed: dict[str, list[Record]] = {}
-        self.records = self._read(roots)
+        self.lost: dict[str, dict[int, str]] = {}
+        self.records = self._read(roots, self.lost)
         self._shared = Shelf(self.records, [Store(root) for root in roots])
 
     def of(self, recipe: Recipe) -> Shelf:
@@ -65,17 +67,24 @@ class Shelves:
             return self._shared
         folders = [root / recipe.name for root in self._roots]
         if recipe.name not in self.timed:
-            self.timed[recipe.name] = self._read(folders)
+            self.timed[recipe.name] = self._read(folders, {})
         return Shelf(self.timed[recipe.name], [Store(folder) for folder in folders])
 
     def selection(self, recipe: Recipe) -> Selection | None:
         """The learning rates chosen for a recipe: of the first of the folders that has some, else of the package."""
         return find_selection(recipe.name, [root / "selected" / f"{recipe.name}.toml" for root in self._roots])
 
-    def _read(self, folders: Sequence[Path]) -> list[Record]:
+    def _read(self, folders: Sequence[Path], lost: dict[str, dict[int, str]]) -> list[Record]:
+        """The records, and among the ``lost`` the seeds that have one in none of the folders."""
         found = [Store(folder).readable() for folder in folders]
         self.problems += [problem for one in found for problem in one.problems]
-        return [record for one in found for record in one.records]
+        records = [record for one in found for record in one.records]
+        there = {(record.config.hash, record.seed) for record in records}
+        for run, notes in (item for one in found for item in one.lost.items()):
+            left = {seed: why for seed, why in notes.items() if (run, seed) not in there}
+            if left:
+                lost[run] = left | lost.get(run, {})
+        return records
 
 
 def measured_of(recipe: Recipe, shelf: Shelf) -> list[Measured]:

@@ -24,7 +24,7 @@ class Cell:
     @property
     def kind(self) -> str:
         """The class of its colour."""
-        return "not" if self.text == "not run" else self.verdict.partition(" ")[0].strip(":,")
+        return "not" if self.text in ("not run", "lost") else self.verdict.partition(" ")[0].strip(":,")
 
 
 @dataclass(frozen=True)

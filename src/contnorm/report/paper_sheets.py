@@ -48,7 +48,7 @@ def _blocks(section: Section, way: Way) -> Iterator[Block]:
 
 
 def _norms(part: Part) -> list[str]:
-    return [one.cell.norm for one in part.measured if not one.records]
+    return [one.cell.norm for one in part.measured if not one.run]
 
 
 def _lines(section: Section, part: Part, of: str) -> Block:
@@ -65,13 +65,13 @@ def _ours_alone(section: Section, part: Part, of: str) -> Block:
     for one in part.measured:
         found = {line.score: line.values for line in part.lines if line.measured is one}
         seeds = max(map(len, found.values()), default=0)
-        cells = [spread(found[score]) if found.get(score) else "not run" for score in scores]
+        cells = [spread(found[score]) if found.get(score) else one.why_empty for score in scores]
         rows.append([section.row_name(one), str(seeds), *cells])
     return Block(f"{part.title}{of}", ["norm", "seeds", *map(title_of, scores)], rows)
 
 
 def _line(line: Line, name: str) -> list[str]:
-    ours = spread(line.values) if line.values else "not run"
+    ours = spread(line.values) if line.values else line.measured.why_empty
     what = [name, title_of(line.score), str(len(line.values)), ours]
     return [*what, paper_number(line.published), *verdict_words(line.found)]
 
@@ -82,7 +82,7 @@ def _curves(section: Section, part: Part, of: str) -> Block:
         for score in section.recipe.scores.values():
             curves = list(one.curves(score).values())
             means = [f"{fmean(values):.2f}" for values in zip(*curves, strict=True)]
-            rows.append([section.row_name(one), title_of(score), str(len(curves)), *(means or ["not run"])])
+            rows.append([section.row_name(one), title_of(score), str(len(curves)), *(means or [one.why_empty])])
     tasks = max(map(len, rows)) - 3
     heads = ["norm", "score", "seeds", *(f"task {i + 1}" for i in range(tasks))]
     return Block(f"{part.title}{of}", heads, [row + [""] * (len(heads) - len(row)) for row in rows])

@@ -40,7 +40,7 @@ class Part:
 
     @property
     def run(self) -> bool:
-        return any(one.records for one in self.measured)
+        return any(one.run for one in self.measured)
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Way:
 
     @property
     def whole(self) -> bool:
-        return all(one.records for part in self.parts for one in part.measured)
+        return all(one.run for part in self.parts for one in part.measured)
 
     @property
     def records(self) -> list[Record]:
@@ -79,6 +79,10 @@ class Section:
     @property
     def records(self) -> list[Record]:
         return [record for way in self.ways for record in way.records]
+
+    @property
+    def run(self) -> bool:
+        return any(way.run for way in self.ways)
 
     def row_name(self, one: Measured) -> str:
         """The norm of a row, with its learning rate where its stream has several."""
@@ -115,7 +119,7 @@ def sections_of(names: Iterable[str], shelves: Shelves) -> tuple[list[Section], 
             unrun.append(Unrun(recipe.name, table_title(recipe), "", recipe.note))
         elif recipe.kind in ("runs", "curves"):
             section = _section(recipe, name, shelves.of(recipe), shelves.selection(recipe))
-            if section.records:
+            if section.run:
                 sections.append(section)
             else:
                 unrun.append(Unrun(recipe.name, section.title, section.command))
@@ -170,7 +174,7 @@ def _ways(recipe: Recipe, shelf: Shelf, selection: Selection | None) -> list[Way
     apart = [(a, b) for a, b in zip(*cells, strict=True) if a.cell.values != b.cell.values]
     own = [one for one in cells[1] if selection is None or covers(selection, one.cell)]
     ways = (_way(titles[0], same, cells[0]), _way(titles[1], chosen, own, len(cells[1]) - len(own)))
-    there = [way for side, way in enumerate(ways) if any(pair[side].records for pair in apart)]
+    there = [way for side, way in enumerate(ways) if any(pair[side].run for pair in apart)]
     return there or [ways[selection is None]]
 
 
@@ -203,5 +207,5 @@ def _command(name: str, records: Sequence[Record]) -> str:
     precisions = {record.config.train.precision for record in records}
     if len(precisions) == 1 and precisions != {"fp32"}:
         typed.append(f"--precision {precisions.pop()}")
-    seeds = len({record.seed for record in records})
+    seeds = max((record.seed + 1 for record in records), default=0)  # they count from 0, and some may be lost
     return " ".join([*typed, *([f"--seeds {seeds}"] if seeds not in (0, RUNS) else [])])

@@ -119,7 +119,7 @@ def _score(line: Line, published: bool) -> Cell:
     number = paper_number(line.published)
     paper = "" if number == "-" else f"paper {number}"
     if not line.values:
-        return Cell("not run", paper)
+        return Cell(line.measured.why_empty, paper)
     difference, interval, verdict = verdict_words(line.found)
     if line.found is None:
         return Cell(spread(line.values), paper or ("not in the paper" if published else ""))
@@ -133,7 +133,7 @@ def _curve_rows(section: Section, part: Part) -> list[list[Cell]]:
         for score in section.recipe.scores.values():
             curves = list(one.curves(score).values())
             means = [Cell(f"{fmean(values):.2f}", _deviation(values)) for values in zip(*curves, strict=True)]
-            seeds = str(len(curves)) if curves else "not run"
+            seeds = str(len(curves)) if curves else one.why_empty
             rows.append([Cell(section.row_name(one)), Cell(title_of(score)), Cell(seeds), *means])
     return rows
 
