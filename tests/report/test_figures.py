@@ -12,6 +12,8 @@ import pytest
 from contnorm.metrics.matrix import AccuracyMatrix, acc_so_far
 from contnorm.report import figures
 from contnorm.report.heat_map import colour_of, matrix_heat_map
+from contnorm.report.plot import Plot, Span
+from contnorm.report.views import MOST_CURVES
 from contnorm.results import Record, Store
 
 STORE = Store(Path(__file__).resolve().parents[2] / "docs" / "records" / "runs")
@@ -111,6 +113,17 @@ def test_marks_of_differences_are_where_the_axis_says() -> None:
     scale = (dots[1] - dots[0]) / 4
     assert [round((x - dots[0]) / scale, 1) for x in dots] == [0.0, 4.0, -1.0, 1.0, 3.0]
     assert ">a</text>" in svg and ">b</text>" in svg and "Means: a +2.00; b +1.00." in svg
+
+
+def test_no_two_of_the_lines_in_a_picture_look_alike() -> None:
+    """Neither by colour, nor by mark where colours can't be told apart."""
+    plot = Plot("Lines", Span(0, 2), Span(0, 2), "x")
+    for number in range(MOST_CURVES):
+        plot.line([(1.0, 1.0)], number, name=f"line {number}")
+    drawn = re.findall(r'(<(?:circle|rect|path) [^>]*?) fill="(#\w{6})"/>', plot.svg("All in one place."))
+    legend = drawn[MOST_CURVES:]
+    assert len(legend) == MOST_CURVES
+    assert len({mark for mark, _ in legend}) == len({colour for _, colour in legend}) == MOST_CURVES
 
 
 def test_a_curve_that_never_changes_can_be_drawn() -> None:

@@ -23,7 +23,7 @@ from contnorm.config import from_dict
 from contnorm.errors import UserError
 from contnorm.recipes.reading import find_recipe
 from contnorm.report.found import Shelves
-from contnorm.report.page import Cell, Page, Rows, Table, page_html
+from contnorm.report.page import Cell, Page, Rows, SectionView, Table, page_html
 from contnorm.results import Store
 from tests.report.made_records import KEPT, make_records, six_settings
 
@@ -155,6 +155,33 @@ def test_each_run_tells_its_settings_versions_and_device(all_kinds: str) -> None
     assert "device a card (cuda, 1 threads)" in told and "contnorm 0.1.0, torch 2.11.0" in told and "c0ffee" in told
     assert "split-cifar100 er sn, timed for table3" in told
     assert "contnorm run --stream split-cifar100 --strategy er --norm bn --seeds 3 --device cuda" in told
+
+
+def test_seeds_that_were_lost_are_told_with_their_run(tmp_path: Path) -> None:
+    """Below the scores and with the run; the command that makes it again asks for all seeds, and counts no gap."""
+    name = "634f63758def"
+    shutil.copytree(KEPT / name, tmp_path / name)
+    assert (tmp_path / name / "3.lost.json").is_file()
+    report = report_of(Shelves([tmp_path]), ["table2"])
+    said = "1 of 5 seeds was lost; the numbers are of the rest. seed 3: the loss is nan at step 1140"
+    page = unescape(report_text(report, "html"))
+    assert f"{name}: {said}" in page and f"<dt>lost</dt><dd>{said}" in page
+    assert "--norm brn --seeds 5 --device cuda" in page and "<dd>0, 1, 2, 4</dd>" in page
+    assert f"{name}: {said}" in report_text(report, "md", "runs")
+
+
+def test_runs_are_told_apart_before_they_are_unfolded(html: str, tmp_path: Path) -> None:
+    """By their settings, which titles do not show, and the moments they were evaluated with."""
+    summaries = re.findall(r"<summary>(.*?)</summary>", html)
+    assert any("single bn " in one and "evaluate.moments=oracle" in one for one in summaries)
+    assert any("split-cifar100 er cn32" in one and "train.precision=tf32" in one for one in summaries)
+
+
+def test_what_is_said_of_a_folded_table_is_folded_with_it() -> None:
+    table = Table("Tried", ["norm"], [Rows("", [[Cell("bn")]])], ["of a few"], folded=True)
+    section = SectionView("table2", "Table 2", [], [table], [], "contnorm paper table2")
+    page = page_html(Page("t", "", [], [section], [], [], [], []))
+    assert re.search(r"<details>\s*<summary>Tried</summary>.*of a few.*</details>", page, re.DOTALL)
 
 
 def test_the_command_names_data_that_would_not_be_found_first(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from contnorm.cli.run_tables import run_blocks, runs_csv
-from contnorm.cli.settings import changed, word
-from contnorm.cli.showing import Lost, described
+from contnorm.cli.settings import changed, in_words, word
+from contnorm.cli.showing import Lost, described, own_settings
 from contnorm.comparison.lost import lost_words
 from contnorm.config import RunConfig
 from contnorm.errors import unknown
@@ -179,7 +179,8 @@ def _run_view(group: Sequence[Record], timed: str = "", lost: Mapping[int, str] 
     first = group[0]
     facts = [*_facts(group), *([("lost", lost_words(lost, len(group)))] if lost else [])]
     title = " ".join(described(first.config)) + (f", timed for {timed}" if timed else "")
-    return RunView(first.config.hash, title, _command(group), facts, [] if timed else _drawn(group))
+    settings = in_words(changed(first.config), {*own_settings(first.config), "evaluate.moments"})
+    return RunView(first.config.hash, title, settings, _command(group), facts, [] if timed else _drawn(group))
 
 
 def _drawn(group: Sequence[Record]) -> list[str]:

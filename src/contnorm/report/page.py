@@ -75,10 +75,11 @@ class SectionView:
 
 @dataclass(frozen=True)
 class RunView:
-    """All that is told of the runs of one setting."""
+    """All that is told of the runs of one setting; the settings in words are those its title does not show."""
 
     name: str
     title: str
+    settings: str
     command: str
     facts: Sequence[tuple[str, str]]
     figures: Sequence[str] = ()  # SVG

@@ -14,7 +14,7 @@ from textwrap import wrap
 
 __all__ = ["COLOURS", "Plot", "Span", "nice_steps"]
 
-COLOURS = ("#4477aa", "#ee7733", "#228833", "#c24d8c", "#66a5c9", "#b59f2a", "#8a8a8a", "#cc6677", "#7a5cc0")
+COLOURS = ("#4477aa", "#ee7733", "#228833", "#c24d8c", "#66a5c9", "#b59f2a", "#8a8a8a", "#7a5cc0", "#cc6677")
 WIDTH, TOP, BOTTOM, RIGHT = 640, 30, 44, 14
 LEGEND_LINE = 18
 HATCH = (
@@ -246,7 +246,10 @@ MARKS: tuple[Callable[[float, float], str], ...] = (
     lambda x, y: f'<path d="M{x:.1f} {y - 4.5:.1f}l4.5 4.5l-4.5 4.5l-4.5 -4.5z"',
     lambda x, y: f'<path d="M{x:.1f} {y + 4:.1f}l4 -7h-8z"',
     lambda x, y: f'<path d="M{x - 4:.1f} {y - 1.3:.1f}h2.7v-2.7h2.6v2.7h2.7v2.6h-2.7v2.7h-2.6v-2.7h-2.7z"',
-)
+    lambda x, y: f'<path d="M{x - 4:.1f} {y - 4:.1f}h2l2 2l2 -2h2v2l-2 2l2 2v2h-2l-2 -2l-2 2h-2v-2l2 -2l-2 -2z"',
+    lambda x, y: f'<path d="M{x:.1f} {y - 5:.1f}l1.4 3.6l3.6 1.4l-3.6 1.4l-1.4 3.6l-1.4 -3.6l-3.6 -1.4l3.6 -1.4z"',
+    lambda x, y: f'<rect x="{x - 4.5:.1f}" y="{y - 1.5:.1f}" width="9" height="3"',
+)  # as many as colours: no two lines share either
 
 
 def _mark(x: float, y: float, number: int) -> str:
