@@ -333,6 +333,17 @@ settings = { train = { lr = 1e30 } }
     assert len(seen[0]) == 2 and seen[0] == seen[1]
 
 
+def test_a_recipe_that_is_named_is_listed_alone(tmp_path: Path, console: Console) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        'title = "my own"\n[scores]\nacc = "acc"\n'
+        '[[runs]]\nstreams = ["split-mnist"]\nstrategies = ["single"]\nnorms = ["bn", "none"]\n'
+    )
+    show_recipes(3, tmp_path, tmp_path / "runs", console, str(path))
+    said = printed(console)
+    assert re.search(r"mine\.toml +0 of 6 +my own", said) and "table1" not in said
+
+
 def test_data_sets_are_counted(root: Path, tmp_path: Path, console: Console) -> None:
     assert run_recipe("table7", Asked(data_root=root, runs=tmp_path), console) == 0
     said = printed(console)

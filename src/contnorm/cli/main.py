@@ -272,7 +272,7 @@ def paper(
     if list_ or not recipe:
         from contnorm.cli.paper_list import show_recipes
 
-        show_recipes(seeds, data_root, runs, console)
+        show_recipes(seeds, data_root, runs, console, recipe)
         return
     with importing_torch():
         from contnorm.cli.paper import Asked, run_recipe
@@ -387,7 +387,8 @@ def report(
     shelves = Shelves(roots)
     made = report_of(shelves, table or [])
     if not made.runs:
-        said = "; ".join(shelves.problems) or f"no finished runs under {', '.join(map(str, roots))}"
+        none = f"no finished runs under {', '.join(map(str, roots))}{', all were lost' if made.lost else ''}"
+        said = "; ".join(shelves.problems) or none
         raise UserError(f"{said}. Make one: contnorm run --norm cn")
     for problem in shelves.problems:
         print(f"contnorm: {problem}", file=sys.stderr)

@@ -24,13 +24,16 @@ from contnorm.streams.sources import ENVIRONMENT, SOURCES, data_root
 __all__ = ["show_recipes"]
 
 
-def show_recipes(seeds: int, given: Path | None, runs: Path, console: Console) -> None:
-    """A line each: its name and title, the data it needs and where that is, and the runs done of those wanted."""
+def show_recipes(seeds: int, given: Path | None, runs: Path, console: Console, only: str = "") -> None:
+    """A line each: its name and title, the data it needs and where that is, and the runs done of those wanted.
+
+    ``only`` one of them, which may be a file, or all of the paper's.
+    """
     root = data_root(given)
     console.print(Text(f"data under {root} (--data-root or {ENVIRONMENT} says where else), runs under {runs}"))
     heads = ("recipe", "runs done", "what it is", "data")
     table = Table(*(Column(head, no_wrap=head != "data") for head in heads), box=None, pad_edge=False)
-    for name in recipe_names():
+    for name in [only] if only else recipe_names():
         recipe = find_recipe(name)
         row = (name, _done(recipe, seeds, root, runs), recipe.title, _data(recipe, root))
         table.add_row(*map(Text, row))

@@ -26,7 +26,7 @@ from contnorm.report.views import claim_rows, section_view
 from contnorm.results import Record, by_settings
 from contnorm.streams.classification import find_stream
 
-__all__ = ["FORMATS", "PARTS", "Report", "report_files", "report_of", "report_text"]
+__all__ = ["FORMATS", "PARTS", "Report", "counted", "report_files", "report_of", "report_text"]
 
 FORMATS = ("html", "md", "latex", "csv")
 PARTS = ("all", "tables", "claims", "runs")
@@ -60,6 +60,16 @@ def report_of(shelves: Shelves, names: Sequence[str] = ()) -> Report:
     sections, unrun = sections_of(names or recipe_names(), shelves)
     timed = {name: _grouped(records) for name, records in shelves.timed.items() if records}
     return Report(sections, unrun, _grouped(shelves.records), timed, shelves.lost)
+
+
+def counted(many: int, what: str) -> str:
+    """So many of something.
+
+    Example:
+        >>> counted(1, "run"), counted(2, "run")
+        ('1 run', '2 runs')
+    """
+    return f"{many} {what}{'' if many == 1 else 's'}"
 
 
 def _grouped(records: Sequence[Record]) -> Groups:
@@ -141,7 +151,8 @@ def _csv(report: Report, part: str) -> str:
 
 
 def _page(report: Report) -> Page:
-    lead = f"{report.runs} runs of {report.settings} settings; all numbers are made from their records."
+    what = f"{counted(report.runs, 'run')} of {counted(report.settings, 'setting')}"
+    lead = f"{what}; all numbers are made from their records."
     lead = " ".join([lead, *outside(report)])
     views = [_run_view(group, lost=report.lost.get(run, {})) for run, group in report.groups.items()]
     views += [_run_view(group, name) for name, groups in report.timed.items() for group in groups.values()]
