@@ -128,8 +128,8 @@ def evaluated_twice(where: Path, norm: str, running: int, exact: int) -> list[Re
 def test_compare_sets_like_beside_like_where_networks_were_evaluated_twice(tmp_path: Path) -> None:
     said = printed(show_comparison, evaluated_twice(tmp_path, "bn", 40, 50), evaluated_twice(tmp_path, "cn", 45, 52))
     rows = {re.split("  +", line)[0]: re.split("  +", line)[1:4] for line in said.splitlines()}
-    assert rows["ACC"] == ["40.00", "45.00", "5.00"]
-    assert rows["ACC, exact moments"] == ["50.00", "52.00", "2.00"]
+    assert rows["ACC"] == ["40.00", "45.00", "+5.00"]
+    assert rows["ACC, exact moments"] == ["50.00", "52.00", "+2.00"]
 
 
 def test_both_matrices_are_shown_by_task_and_say_which_they_are(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_compare_says_first_in_what_they_differ(tmp_path: Path) -> None:
     assert f"A  {a[0].config.hash}  split-mnist single bn\nB  {b[0].config.hash}" in said
     # Gains of 2 and 4 points: mean 3, standard deviation sqrt(2), half-width 12.706.
     row = next(line for line in said.splitlines() if line.startswith("ACC"))
-    assert re.split("  +", row)[-4:] == ["3.00 +- 1.41", "-9.71 to +15.71", "+2.00 to +4.00", "+2.12"]
+    assert re.split("  +", row)[-4:] == ["+3.00 +- 1.41", "-9.71 to +15.71", "+2.00 to +4.00", "+2.12"]
     assert "2 seeds, paired; B less A." in said
 
 
@@ -174,7 +174,7 @@ def test_compare_of_some_shared_seeds_is_of_those_alone(tmp_path: Path) -> None:
     said = printed(show_comparison, a, b)
     assert "2 seeds, paired; B less A." in said, "seeds 1 and 2"
     row = next(line for line in said.splitlines() if line.startswith("ACC"))
-    assert re.split("  +", row)[3] == "5.00 +- 1.41", "4 and 6 points more"
+    assert re.split("  +", row)[3] == "+5.00 +- 1.41", "4 and 6 points more"
 
 
 def test_compare_of_one_seed_and_of_a_run_with_itself(tmp_path: Path) -> None:

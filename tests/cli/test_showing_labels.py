@@ -89,7 +89,7 @@ def test_two_runs_are_compared_by_group(tmp_path: Path) -> None:
     assert "norm.name: bn -> cn" in shown
     titles = re.findall(r"^((?:FM )?(?:C-F1|O-F1|mAP)(?:, \w+)?) ", shown, re.MULTILINE)
     assert len(titles) == 6 * 4 and titles[:2] == ["C-F1", "C-F1, majority"]
-    assert re.search(r"mAP, minority +12\.50 \+- 0\.00 +12\.50 \+- 0\.00 +0\.00", shown)
+    assert re.search(r"mAP, minority +12\.50 \+- 0\.00 +12\.50 \+- 0\.00 +\+0\.00", shown)
     with pytest.raises(UserError, match="the images of one run have several labels"):
         printed(show_comparison, a, records_of_one_label(tmp_path / "b"))
 

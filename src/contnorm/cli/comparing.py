@@ -130,7 +130,9 @@ def _table(sides: _Sides) -> Table:
 def _paired(a: list[float], b: list[float]) -> tuple[str, str, str, str]:
     """Difference, intervals and effect, seed by seed."""
     apart = [y - x for x, y in zip(a, b, strict=True)]
-    return spread(apart), interval(apart), str(bootstrap_interval(apart) or "-"), effect(apart)
+    said = spread(apart)
+    signed = said if said.startswith("-") else f"+{said}"
+    return signed, interval(apart), str(bootstrap_interval(apart) or "-"), effect(apart)
 
 
 def _unpaired(a: list[float], b: list[float]) -> tuple[str, str, str, str]:

@@ -50,7 +50,7 @@ class Measured:
     @property
     def why_empty(self) -> str:
         """What to say in place of a number that is not there."""
-        return "lost" if self.lost else "not run"
+        return "lost" if self.lost and not self.records else "not run"
 
     def values(self, name: str) -> dict[int, float]:
         """A score of each seed; seeds of whose record it can't be made are left out."""
