@@ -78,7 +78,7 @@ def test_the_block_is_real() -> None:
 
 
 def test_a_layer_brings_nothing_but_the_package_beside_torch() -> None:
-    """So importing takes a few hundredths of a second over torch: no other library, and not the bench or its reports."""
+    """So importing takes a few hundredths of a second: no other library, and not the bench or its reports."""
     code = (
         "import sys, torch; before = set(sys.modules); import contnorm; contnorm.ContinualNorm2d\n"
         "print(*sorted(set(sys.modules) - before))"
