@@ -134,6 +134,28 @@ def test_what_triton_would_compile_anew_it_is_asked_for(current: list[int]) -> N
     assert len(kernel.asked) == 3 + len(others)
 
 
+def test_what_triton_tells_apart_our_key_does(current: list[int]) -> None:
+    """By Triton's own code, which asks no GPU for it."""
+    jit, compiler = (import_module(f"triton.{name}") for name in ("runtime.jit", "compiler.compiler"))
+    kernel = jit.JITFunction(_of_one_argument)
+    target = import_module("triton.backends.compiler").GPUTarget("cuda", 90, 32)
+    seen = jit.create_function_from_signature(kernel.signature, kernel.params, compiler.make_backend(target))
+    x = torch.zeros(64)
+    tensors = [x, x[1:], x[4:], x[:0], x[0], torch.nn.Parameter(x), x.view(8, 8).t(), x.bfloat16(), x.half()[1:]]
+    tensors += [x.to(dtype) for dtype in (torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool)]
+    numbers = [sign * 2**power + more for sign in (1, -1) for power in (0, 4, 31, 32, 63) for more in (-1, 0, 1)]
+    others = [None, True, False, 0.0, 1.0, 16.0, float("nan"), 1e300]
+    found: dict[Any, Any] = {}
+    for given in (*tensors, *(n for n in numbers if -(2**63) <= n < 2**64), *others):
+        special = seen(given)[1]
+        assert found.setdefault(launching._key((given,)), special) == special, given
+    assert len({str(special) for special in found.values()}) > 15  # it does tell them apart
+
+
+def _of_one_argument(given: Any) -> None:
+    """For Triton to make a kernel of."""
+
+
 def test_nothing_is_kept_where_triton_gives_no_code(current: list[int]) -> None:
     kernel = Compiling()
     launch = settled(kernel)

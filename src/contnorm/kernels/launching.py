@@ -4,7 +4,8 @@ Triton compiles a kernel when it is first launched, and the launch waits for it.
 step, one after another, and would wait most of a minute. Compiled ahead, they are all under way at once.
 
 At every launch Triton looks at each argument again to find the code compiled for its like, which takes longer than the
-rest of a layer. What it found once is kept here, under a key that is quick to make and no coarser than Triton's own.
+rest of a layer. What it found once is kept here, under a key that is quick to make and no coarser than Triton's own;
+settings of Triton itself (its debug mode, say) have to be made before a kernel's first launch.
 """
 
 from __future__ import annotations
