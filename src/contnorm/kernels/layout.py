@@ -26,7 +26,9 @@ def group_norm_in_layout(x: Tensor, num_groups: int, weight: Tensor | None, bias
 
 def _would_crash(x: Tensor, *parameters: Tensor | None) -> bool:
     """On a CPU, with channels together, torch's backward pass writes a gradient of x even where there is none."""
-    return x.device.type == "cpu" and not x.requires_grad and any(p is not None and p.requires_grad for p in parameters)
+    if x.device.type != "cpu" or x.requires_grad or not torch.is_grad_enabled():
+        return False
+    return any(p is not None and p.requires_grad for p in parameters)
 
 
 def beside_bias(weight: Tensor | None, bias: Tensor | None) -> Tensor | None:
