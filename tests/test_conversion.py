@@ -74,6 +74,18 @@ def test_keeps_all_that_a_layer_was() -> None:
         assert tensor is tensors[name]
 
 
+def test_a_kernel_that_was_chosen_is_kept_and_one_that_was_not_is_chosen_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer: nn.Module = cn.SwitchNorm2d(8, kernel="reference")
+    monkeypatch.setenv("CONTNORM_KERNEL", "pivoted")
+    for name in ("brn", "cn2", "bn_gn2", "sn", "cn4"):
+        layer = cn.convert_norm(layer, name)
+        assert layer.kernel == "reference", name
+    for norm in ("bn", "gn2", "none"):  # which have one kernel, and no choice to hand on
+        layer = cn.create_norm(norm, 8)
+        assert cn.convert_norm(layer, "cn2").kernel == "pivoted", norm
+    assert cn.convert_norm(nn.BatchNorm2d(8), "brn").kernel == "pivoted"
+
+
 def test_options_win_over_what_the_layer_had() -> None:
     new = cn.convert_norm(nn.Sequential(nn.BatchNorm2d(8, eps=1e-3)), "cn", num_groups=2, eps=1e-4, momentum=None)[0]
     assert (new.eps, new.momentum) == (1e-4, None)

@@ -19,6 +19,7 @@ __all__ = [
     "check_input",
     "check_moments",
     "check_momentum",
+    "moves_moments",
     "resolve_groups",
     "statistics_dtype",
 ]
@@ -46,7 +47,7 @@ def check_eps(eps: float, caller: str) -> float:
             f"{caller}: eps={eps!r} would drown a variance of 1; the usual value is 1e-5. Batch norm's arguments come "
             f"in batch norm's order: give groups by name, num_groups={eps!r}."
         )
-    return eps
+    return float(eps)  # kernels take no other kind of number
 
 
 def check_momentum(momentum: float | None, caller: str) -> float | None:
@@ -140,6 +141,23 @@ def check_moments(running_mean: Tensor | None, running_var: Tensor | None, calle
     if (running_mean is None) != (running_var is None):
         missing = "running_mean" if running_mean is None else "running_var"
         raise ValueError(f"{caller}: {missing} is None and its partner is not. Give both, or neither.")
+    if running_mean is None or running_var is None:
+        return
+    if running_mean.dim() != 1 or running_mean.shape != running_var.shape:
+        raise ValueError(
+            f"{caller}: running_mean has shape {tuple(running_mean.shape)} and running_var {tuple(running_var.shape)}. "
+            f"Give one value for each channel in both."
+        )
+
+
+def moves_moments(running_mean: Tensor | None, momentum: float | Tensor) -> bool:
+    """Whether there are running moments for a batch to move; one that weighs 0 leaves them, whatever it holds.
+
+    Example:
+        >>> moves_moments(torch.zeros(2), 0.1), moves_moments(torch.zeros(2), 0), moves_moments(None, 0.1)
+        (True, False, False)
+    """
+    return running_mean is not None and (isinstance(momentum, Tensor) or momentum != 0)
 
 
 def statistics_dtype(x: Tensor) -> torch.dtype:

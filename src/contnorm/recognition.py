@@ -146,6 +146,8 @@ def _options_of(module: nn.Module) -> dict[str, object]:
         found["affine"] = module._parameters.get("weight") is not None or module._parameters.get("bias") is not None
     if isinstance(module, _InstanceNorm):
         found = {name: found[name] for name in ("eps", "affine")}
+    if "kernel" not in vars(module):  # a norm that has one kernel did not choose it, and its successor may
+        found.pop("kernel", None)
     if hasattr(module, "_contnorm_tracked"):  # torch's layer, frozen by us: see freezing.py
         found["track_running_stats"] = module._contnorm_tracked
     return found

@@ -152,6 +152,27 @@ def test_channels_last_is_kept_and_equal(spec: NormSpec, rank: int, training: bo
         torch.testing.assert_close(last, plain, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("rank", [4, 5])
+@every_norm
+def test_affine_learns_from_an_input_without_gradient(
+    spec: NormSpec, rank: int, training: bool, device: torch.device
+) -> None:
+    """As behind a frozen network. With channels together, torch's group norm alone would end the process on a CPU."""
+    layout = torch.channels_last if rank == 4 else torch.channels_last_3d
+    results = []
+    for needed in (True, False):
+        layer = make(spec, rank).to(device).train(training)
+        if not any(True for _ in layer.parameters()):
+            return
+        y = layer(data(rank).float().to(device).to(memory_format=layout).requires_grad_(needed))
+        assert y.is_contiguous(memory_format=layout)
+        y.backward(data(rank, seed=5).float().to(device))
+        results.append([y, *(p.grad for p in layer.parameters())])
+    for expected, found in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 @every_norm

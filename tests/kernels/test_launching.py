@@ -5,7 +5,9 @@ Compiling ahead: what is launched is compiled and not run, in whatever thread, a
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from contextvars import ContextVar
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -115,6 +117,7 @@ def test_what_triton_would_compile_anew_it_is_asked_for(current: list[int]) -> N
         (x, None, 0.5, 32),  # divisible by 16
         (x, None, 0.5, 1),
         (x, None, 1, 20),
+        (x, None, 0.5, True),  # equal to 1, and of another type
     ]
     for given in (usual, *others):
         launch(*given)
@@ -129,6 +132,28 @@ def test_what_triton_would_compile_anew_it_is_asked_for(current: list[int]) -> N
     kernel.pre_run_hooks.append(print)  # Triton is to call it
     launch(*usual)
     assert len(kernel.asked) == 3 + len(others)
+
+
+def test_what_triton_tells_apart_our_key_does(current: list[int]) -> None:
+    """By Triton's own code, which asks no GPU for it."""
+    jit, compiler = (import_module(f"triton.{name}") for name in ("runtime.jit", "compiler.compiler"))
+    kernel = jit.JITFunction(_of_one_argument)
+    target = import_module("triton.backends.compiler").GPUTarget("cuda", 90, 32)
+    seen = jit.create_function_from_signature(kernel.signature, kernel.params, compiler.make_backend(target))
+    x = torch.zeros(64)
+    tensors = [x, x[1:], x[4:], x[:0], x[0], torch.nn.Parameter(x), x.view(8, 8).t(), x.bfloat16(), x.half()[1:]]
+    tensors += [x.to(dtype) for dtype in (torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool)]
+    numbers = [sign * 2**power + more for sign in (1, -1) for power in (0, 4, 31, 32, 63) for more in (-1, 0, 1)]
+    others = [None, True, False, 0.0, 1.0, 16.0, float("nan"), 1e300]
+    found: dict[Any, Any] = {}
+    for given in (*tensors, *(n for n in numbers if -(2**63) <= n < 2**64), *others):
+        special = seen(given)[1]
+        assert found.setdefault(launching._key((given,)), special) == special, given
+    assert len({str(special) for special in found.values()}) > 15  # it does tell them apart
+
+
+def _of_one_argument(given: Any) -> None:
+    """For Triton to make a kernel of."""
 
 
 def test_nothing_is_kept_where_triton_gives_no_code(current: list[int]) -> None:
@@ -171,6 +196,33 @@ def test_launches_put_together_each_time_are_known_by_kernel_grid_and_constants(
             launching.launch(each, (grid,), *given, BC=lanes, LAST=False)
     assert len(kernel.asked) == 3 == len(kernel.code.launched) and len(other.asked) == 1 == len(other.code.launched)
     assert [(grid[0], args[4]) for grid, args in kernel.code.launched] == [(3, 16), (4, 16), (3, 32)]
+
+
+def test_launches_are_on_the_tensors_own_device(current: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several GPUs the current one need not be it; a tensor on the CPU goes to the interpreter as it is."""
+
+    class OnGpu(NamedTuple):
+        index: int
+        is_cuda: bool = True
+
+        @property
+        def device(self) -> torch.device:
+            return torch.device("cuda", self.index)
+
+        def get_device(self) -> int:
+            return self.index
+
+    @contextmanager
+    def switched(device: torch.device) -> Iterator[None]:
+        before, current[0] = current[0], device.index
+        yield
+        current[0] = before
+
+    monkeypatch.setattr(torch.cuda, "device", switched)
+    for x, expected in ((torch.zeros(1), 0), (OnGpu(0), 0), (OnGpu(1), 1)):
+        with launching.here(x):
+            assert torch.cuda.current_device() == expected
+        assert torch.cuda.current_device() == 0
 
 
 @needs_mode

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
 
+from contnorm.kernels import launching, picture_views
+from contnorm.kernels import max_pool as pooling
 from contnorm.kernels.max_pool import StemPool, max_pool
 from contnorm.kernels.picture_views import viewed
 from contnorm.kernels.triton_here import usable
 from contnorm.streams.views import crop_and_flip
+from tests.kernels.exactness import last, same_under_vmaps
 
 
 @pytest.fixture(autouse=True)
@@ -65,6 +70,58 @@ def test_max_pooling_and_its_gradient(shape: tuple[int, ...], dtype: torch.dtype
     stock.backward(dy)
     # At most four terms, summed in float32 and rounded once; torch may round each.
     torch.testing.assert_close(a.grad, b.grad, rtol=0 if dtype == torch.float32 else 2e-2, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 8, 8), (1, 2, 7, 5), (2, 2, 1, 3)], ids=str)
+def test_max_pooling_can_be_differentiated_twice(shape: tuple[int, ...], device: torch.device) -> None:
+    """As the penalty on a gradient does: it is linear in the gradient above it, which has one of its own."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(shape, generator=g).to(device)
+
+    def penalty(pool: Callable[[torch.Tensor], torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        leaf = x.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(pool(leaf).pow(3).sum(), leaf, create_graph=True)
+        return slope, *torch.autograd.grad(slope.square().sum(), leaf)
+
+    for ours, stock in zip(penalty(max_pool), penalty(lambda t: F.max_pool2d(t, 3, 2, 1)), strict=True):
+        torch.testing.assert_close(ours, stock, rtol=1e-5, atol=1e-5)
+
+
+def test_several_gradients_of_max_pooling_at_once(device: torch.device) -> None:
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 3, 5, 6, generator=g).to(device).requires_grad_()
+    y = max_pool(x)
+    same_under_vmaps(x, y, torch.randn(2, *y.shape, generator=g).to(device))
+
+
+def test_the_kernels_are_launched_on_the_device_of_what_they_read(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    for module in (pooling, picture_views):
+        monkeypatch.setattr(module, "here", lambda x: asked.append(x.device) or launching.here(x))
+    x = torch.randn(1, 2, 4, 4).to(device).requires_grad_()
+    max_pool(x).sum().backward()
+    pixels, image, levels = pictures(device)
+    viewed(pixels, image, levels)
+    assert asked == [pixels.device] * 3
+
+
+def test_the_stem_steps_back_from_what_looks_inside_and_from_other_types(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = last(torch.randn(2, 4, 6, 6, generator=torch.Generator().manual_seed(0))).to(device)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    taken: list[torch.dtype] = []
+    monkeypatch.setattr(pooling, "max_pool", lambda x: taken.append(x.dtype) or F.max_pool2d(x, 3, 2, 1))
+    stem = StemPool()
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):  # in float32 a kernel would lose half of float64
+        stem(x.to(dtype))
+    assert taken == [torch.float32, torch.bfloat16]
+    torch.func.vmap(stem)(torch.stack([x, x]))
+    torch.func.jvp(stem, (x,), (torch.ones_like(x),))
+    torch.export.export(stem, (x,))
+    assert len(taken) == 2
 
 
 def test_the_stem_pools_as_torch_does_in_any_layout(device: torch.device) -> None:

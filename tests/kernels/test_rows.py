@@ -407,6 +407,10 @@ def test_what_the_kernels_do_not_take_is_left_to_the_torch_code(
     for name, value in others:
         leaves = leaves_of(norm, given) | {name: value}
         assert not taken(call(norm, leaves, name != "running_var", momentum=0.0)), name
+    for name in ("weight", "bias"):  # a kernel would read past the end
+        leaves = leaves_of(norm, given) | {name: given[name][:3].clone()}
+        with pytest.raises((ValueError, RuntimeError), match=r"3"):
+            call(norm, leaves, True)
     assert taken(call(norm, leaves_of(norm, given), True))
     monkeypatch.setattr(triton_here, "INSTALLED", False)
     assert not taken(call(norm, leaves_of(norm, given), True))

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from contnorm.checks import check_batch, check_eps, check_input, check_moments, statistics_dtype
+from contnorm.checks import check_batch, check_eps, check_input, check_moments, moves_moments, statistics_dtype
 from contnorm.kernels.pivot import per_channel
 from contnorm.kernels.reference import batch_step, in_statistics_dtype
 
@@ -56,7 +56,7 @@ def batch_norm(
                 [ 1.]])
     """
     check_input(x, ANY_RANK, _channels(running_mean, weight), caller)
-    check_eps(eps, caller)
+    eps = check_eps(eps, caller)
     check_moments(running_mean, running_var, caller)
     if x.numel() == 0:
         return empty_like_input(x, weight, bias)
@@ -83,11 +83,11 @@ def update_moments(
     running_mean: Tensor | None, running_var: Tensor | None, mean: Tensor, var: Tensor, momentum: float | Tensor
 ) -> None:
     """Move the running moments towards a batch's, in place; a momentum of 0 leaves them, whatever the batch holds."""
-    if running_mean is None or running_var is None or (isinstance(momentum, float) and momentum == 0.0):
+    if running_mean is None or running_var is None or not moves_moments(running_mean, momentum):
         return
     with torch.no_grad():
         for running, new in ((running_mean, mean), (running_var, var)):
-            weight = momentum.to(new.dtype) if isinstance(momentum, Tensor) else momentum
+            weight = momentum.to(new.dtype) if isinstance(momentum, Tensor) else float(momentum)
             running.copy_(torch.lerp(running.to(new.dtype), new.detach(), weight))
 
 

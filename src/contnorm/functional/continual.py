@@ -7,13 +7,23 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from contnorm.checks import check_batch, check_eps, check_group_size, check_input, check_moments, resolve_groups
+from contnorm.checks import (
+    check_batch,
+    check_eps,
+    check_group_size,
+    check_input,
+    check_moments,
+    moves_moments,
+    resolve_groups,
+)
 from contnorm.functional.batch import ANY_RANK, empty_like_input, unbiased, update_moments, uses_batch_moments
 from contnorm.kernels import Kernel, Order, analytic, chosen_kernel, fused, reference, variants
 from contnorm.kernels.activation import activated
 from contnorm.kernels.reference import BatchMoments
 
 __all__ = ["continual_norm"]
+
+Pair = tuple[Tensor | None, Tensor | None]  # running mean and variance, or weight and bias
 
 
 def continual_norm(
@@ -67,7 +77,7 @@ def continual_norm(
     """
     known = running_mean if running_mean is not None else weight
     check_input(x, ANY_RANK, None if known is None else known.shape[0], caller)
-    check_eps(eps, caller)
+    eps = check_eps(eps, caller)
     check_moments(running_mean, running_var, caller)
     groups = resolve_groups(num_groups, x.shape[1], x.dim(), caller)
     if x.numel() == 0:
@@ -77,38 +87,25 @@ def continual_norm(
     if by_batch:
         check_batch(x, eps, caller)
     chosen = _settled(chosen_kernel(kernel, caller), x, groups, order, tied, by_batch, caller)
-    if chosen == "triton":
-        moments = running_mean, running_var
-        if order == "gn_bn" and not tied:
-            return _fused(x, moments, weight, bias, by_batch, momentum, eps, groups, relu, residual, num_batches)
-        y = _variant(x, moments, weight, bias, by_batch, momentum, eps, groups, order, tied, num_batches)
-        return activated(y, residual, relu)
-    pivot = chosen != "reference"
-    if not by_batch:
-        assert running_mean is not None and running_var is not None
-        if chosen == "analytic":
-            y = analytic.evaluate(x, running_mean, running_var, weight, bias, eps, groups)
-        else:
-            y = reference.evaluate(
-                x, running_mean, running_var, weight, bias, eps, groups, order=order, tied=tied, pivot=pivot
-            )
-        return activated(y, residual, relu)
-
-    found: BatchMoments | None
-    if chosen == "analytic":
-        y, found = analytic.train(x, weight, bias, eps, groups)
+    moments, affine = (running_mean, running_var), (weight, bias)
+    if chosen == "triton" and _has_closed_form(order, tied):
+        return _fused(x, moments, affine, by_batch, momentum, eps, groups, relu, residual, num_batches)
+    if by_batch:
+        y = _trained(chosen, x, moments, affine, momentum, eps, groups, order, tied)
+        _count(num_batches)
     else:
-        tracked = running_mean is not None
-        y, found = reference.train(x, weight, bias, eps, groups, order=order, tied=tied, pivot=pivot, moments=tracked)
-    if found is not None:
-        update_moments(running_mean, running_var, found.mean, found.var, momentum)
-    _count(num_batches)
+        y = _evaluated(chosen, x, moments, affine, eps, groups, order, tied)
     return activated(y, residual, relu)
+
+
+def _has_closed_form(order: Order, tied: bool) -> bool:
+    """The variants have none: they are the two steps, less a pivot."""
+    return order == "gn_bn" and not tied
 
 
 def _settled(chosen: Kernel, x: Tensor, groups: int, order: Order, tied: bool, by_batch: bool, caller: str) -> Kernel:
     """The kernel to use on this input: ``auto`` is decided, and one that can't do it gives way or is refused."""
-    closed_form = order == "gn_bn" and not tied  # the variants have none: they are the two steps, less a pivot
+    closed_form = _has_closed_form(order, tied)
     if chosen == "triton":
         reason = fused.refusal(x, groups) if closed_form else variants.refusal(x, groups)
         if reason is not None:
@@ -127,9 +124,8 @@ def _settled(chosen: Kernel, x: Tensor, groups: int, order: Order, tied: bool, b
 
 def _fused(
     x: Tensor,
-    moments: tuple[Tensor | None, Tensor | None],
-    weight: Tensor | None,
-    bias: Tensor | None,
+    moments: Pair,
+    affine: Pair,
     by_batch: bool,
     momentum: float | Tensor,
     eps: float,
@@ -138,45 +134,60 @@ def _fused(
     residual: Tensor | None,
     num_batches: Tensor | None,
 ) -> Tensor:
+    """All of it by the fused kernels: in training they may also move the moments and count the batch."""
     mean, var = moments
     if not by_batch:
         assert mean is not None and var is not None
-        return fused.evaluate(x, mean, var, weight, bias, eps, groups, residual, relu)
-    moves = mean is not None and not (isinstance(momentum, float) and momentum == 0.0)
+        return fused.evaluate(x, mean, var, *affine, eps, groups, residual, relu)
     count = x.numel() // x.shape[1]
+    moves = moves_moments(mean, momentum)
     running = fused.running_moments(mean, var, num_batches, momentum, count) if moves else None
-    y, found = fused.train(x, weight, bias, eps, groups, residual, relu, running)
+    y, found = fused.train(x, *affine, eps, groups, residual, relu, running)
     if found is not None:
         update_moments(mean, var, found.mean, unbiased(found.var, count), momentum)
         _count(num_batches)
     return y
 
 
-def _variant(
+def _trained(
+    chosen: Kernel,
     x: Tensor,
-    moments: tuple[Tensor | None, Tensor | None],
-    weight: Tensor | None,
-    bias: Tensor | None,
-    by_batch: bool,
+    moments: Pair,
+    affine: Pair,
     momentum: float | Tensor,
     eps: float,
     groups: int,
     order: Order,
     tied: bool,
-    num_batches: Tensor | None,
 ) -> Tensor:
+    """The output with the moments of the batch, towards which the running ones are moved."""
     mean, var = moments
-    if not by_batch:
-        assert mean is not None and var is not None
-        return variants.evaluate(x, mean, var, weight, bias, eps, groups, order=order, tied=tied)
-    running = None
-    if mean is not None and var is not None and not (isinstance(momentum, float) and momentum == 0.0):
-        running = mean, var
-    y, found = variants.train(x, weight, bias, eps, groups, order=order, tied=tied, running=running, momentum=momentum)
+    found: BatchMoments | None
+    if chosen == "analytic":
+        y, found = analytic.train(x, *affine, eps, groups)
+    elif chosen == "triton":
+        running = (mean, var) if mean is not None and var is not None and moves_moments(mean, momentum) else None
+        y, found = variants.train(x, *affine, eps, groups, order=order, tied=tied, running=running, momentum=momentum)
+    else:
+        pivot, tracked = chosen != "reference", mean is not None
+        y, found = reference.train(x, *affine, eps, groups, order=order, tied=tied, pivot=pivot, moments=tracked)
     if found is not None:
         update_moments(mean, var, found.mean, found.var, momentum)
-    _count(num_batches)
     return y
+
+
+def _evaluated(
+    chosen: Kernel, x: Tensor, moments: Pair, affine: Pair, eps: float, groups: int, order: Order, tied: bool
+) -> Tensor:
+    """The output with the running moments."""
+    mean, var = moments
+    assert mean is not None and var is not None
+    if chosen == "analytic":
+        return analytic.evaluate(x, mean, var, *affine, eps, groups)
+    if chosen == "triton":
+        return variants.evaluate(x, mean, var, *affine, eps, groups, order=order, tied=tied)
+    pivot = chosen != "reference"
+    return reference.evaluate(x, mean, var, *affine, eps, groups, order=order, tied=tied, pivot=pivot)
 
 
 def _count(num_batches: Tensor | None) -> None:

@@ -42,7 +42,7 @@ def group_norm(
         tensor([[-1.,  1., -1.,  1.]])
     """
     check_input(x, ANY_RANK, None if weight is None else weight.shape[0], caller)
-    check_eps(eps, caller)
+    eps = check_eps(eps, caller)
     groups = resolve_groups(num_groups, x.shape[1], x.dim(), caller)
     if x.numel() == 0:
         return empty_like_input(x, weight, bias)

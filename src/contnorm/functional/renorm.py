@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from contnorm.checks import check_batch, check_eps, check_input, check_moments, statistics_dtype
+from contnorm.checks import check_batch, check_eps, check_input, check_moments, moves_moments, statistics_dtype
 from contnorm.functional.batch import (
     ANY_RANK,
     apply_affine,
@@ -74,7 +74,7 @@ def batch_renorm(
     """
     known = running_mean if running_mean is not None else weight
     check_input(x, ANY_RANK, None if known is None else known.shape[0], caller)
-    check_eps(eps, caller)
+    eps = check_eps(eps, caller)
     check_moments(running_mean, running_var, caller)
     if x.numel() == 0:
         return empty_like_input(x, weight, bias)
@@ -176,10 +176,9 @@ def _update(
     running_mean: Tensor | None, running_var: Tensor | None, mean: Tensor, std: Tensor, momentum: float | Tensor
 ) -> None:
     """Average the standard deviation, store its square."""
-    if running_mean is None or running_var is None:
+    if running_mean is None or running_var is None or not moves_moments(running_mean, momentum):
         return
     with torch.no_grad():
         running_std = running_var.to(std.dtype).sqrt()
         update_moments(running_mean, running_std, mean, std, momentum)
-        if not (isinstance(momentum, float) and momentum == 0.0):
-            running_var.copy_(running_std.square())
+        running_var.copy_(running_std.square())

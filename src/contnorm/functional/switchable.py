@@ -65,17 +65,26 @@ def switch_norm(
     """
     known = running_mean if running_mean is not None else weight
     check_input(x, ANY_RANK, None if known is None else known.shape[0], caller)
-    check_eps(eps, caller)
+    eps = check_eps(eps, caller)
     check_moments(running_mean, running_var, caller)
+    _check_logits(mean_weight, var_weight, caller)
     if x.numel() == 0:
         return empty_like_input(x, weight, bias, mean_weight, var_weight)
     by_batch = uses_batch_moments(training, running_mean)
     if by_batch:
         check_batch(x, eps, caller)
-    moments, parameters = (running_mean, running_var), (weight, bias, mean_weight, var_weight)
-    if not _single(x) and rows.suits(x, parameters, moments, (momentum,), kernel, caller):
-        return rows.switch(_again, x, *moments, parameters, by_batch, momentum, eps)
-    return _in_torch(x, *moments, weight, bias, mean_weight, var_weight, by_batch, momentum, eps)
+    moments, affine, logits = (running_mean, running_var), (weight, bias), (mean_weight, var_weight)
+    if not _single(x) and rows.suits(x, affine, moments, (momentum,), kernel, caller, logits):
+        return rows.switch(_again, x, *moments, (*affine, *logits), by_batch, momentum, eps)
+    return _in_torch(x, *moments, *affine, *logits, by_batch, momentum, eps)
+
+
+def _check_logits(mean_weight: Tensor, var_weight: Tensor, caller: str) -> None:
+    for name, logits in (("mean_weight", mean_weight), ("var_weight", var_weight)):
+        if logits.shape != (3,):
+            raise ValueError(
+                f"{caller}: {name} has shape {tuple(logits.shape)}. Give three logits: instance, layer, batch."
+            )
 
 
 def _again(

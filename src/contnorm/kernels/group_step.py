@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from contnorm.kernels.by_torch import by_kernels, gradients_by_torch
-from contnorm.kernels.fused.launch import dense, here, in_layout, like, sizes_of
+from contnorm.kernels.fused.launch import dense, in_layout, like, sizes_of
 from contnorm.kernels.fused.plan import Sizes, power
-from contnorm.kernels.launching import launch
+from contnorm.kernels.launching import here, launch
 from contnorm.kernels.layout import group_norm_in_layout
 from contnorm.kernels.pivot import less_slab_pivot
 

@@ -4,7 +4,8 @@ Triton compiles a kernel when it is first launched, and the launch waits for it.
 step, one after another, and would wait most of a minute. Compiled ahead, they are all under way at once.
 
 At every launch Triton looks at each argument again to find the code compiled for its like, which takes longer than the
-rest of a layer. What it found once is kept here, under a key that is quick to make and no coarser than Triton's own.
+rest of a layer. What it found once is kept here, under a key that is quick to make and no coarser than Triton's own;
+settings of Triton itself (its debug mode, say) have to be made before a kernel's first launch.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import Context, copy_context
 from importlib import import_module
 from typing import Any
@@ -22,7 +23,7 @@ from torch import Tensor
 
 from contnorm.kernels.triton_here import INSTALLED, INTERPRETED
 
-__all__ = ["Launch", "can_compile_ahead", "compiling_ahead", "launch"]
+__all__ = ["Launch", "can_compile_ahead", "compiling_ahead", "here", "launch"]
 
 # The interpreter compiles nothing; and for AMD's GPUs Triton looks at more of a tensor than is in our key.
 KEEPS = not INTERPRETED and torch.version.hip is None
@@ -30,6 +31,14 @@ MOST_KEPT = 1024  # where sizes never come to an end
 
 _ahead: Context | None = None  # one for all threads: a backward pass runs in threads of torch's own
 _launches: dict[tuple[Any, ...], Launch] = {}
+_ALREADY = nullcontext()
+
+
+def here(x: Tensor) -> Any:
+    """Inside, kernels are launched on the tensor's device: Triton's is the current one, which need not be it."""
+    if not x.is_cuda or x.get_device() == torch.cuda.current_device():
+        return _ALREADY
+    return torch.cuda.device(x.device)
 
 
 class Launch:
@@ -71,11 +80,14 @@ class Launch:
 
 
 def _key(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """All that Triton compiles by: of a tensor its type and whether it is aligned, of a whole number its value."""
+    """All that Triton compiles by: of a tensor its type and whether it is aligned, of a whole number its value.
+
+    True is apart from 1, which it equals: Triton has a type of its own for it.
+    """
     kinds = [
         (arg.dtype if arg.data_ptr() % 16 == 0 else (arg.dtype,))
         if isinstance(arg, Tensor)
-        else (float if isinstance(arg, float) else arg)
+        else (float if isinstance(arg, float) else (arg,) if isinstance(arg, bool) else arg)
         for arg in args
     ]
     return torch.cuda.current_device(), *kinds

@@ -13,8 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from contnorm.kernels.launching import launch
-from contnorm.kernels.triton_here import usable
+from contnorm.kernels import fused
+from contnorm.kernels.by_torch import by_kernels
+from contnorm.kernels.fused.eager import is_plain
+from contnorm.kernels.launching import here, launch
+from contnorm.kernels.triton_here import TYPES, usable
 
 __all__ = ["StemPool", "max_pool"]
 
@@ -35,6 +38,8 @@ class _MaxPool(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> Tensor:
         (place,) = ctx.saved_tensors
+        if not by_kernels(dy):
+            return _gradient_by_torch(dy, place, ctx.shape)
         dx = _empty_like(dy, ctx.shape)
         _launch("pool_backward", dx.numel(), ctx, dy.movedim(1, -1).contiguous(), place, dx)
         return dx
@@ -47,7 +52,19 @@ def _empty_like(x: Tensor, shape: Any) -> Tensor:
 def _launch(kernel: str, size: int, ctx: Any, *tensors: Tensor) -> None:
     code: Any = getattr(import_module("contnorm.kernels.max_pool_device"), kernel)
     _, channels, *area = ctx.shape
-    launch(code, (-(-size // BLOCK),), *tensors, size, channels, *area, *ctx.out, BLOCK=BLOCK, num_warps=4)
+    with here(tensors[0]):
+        launch(code, (-(-size // BLOCK),), *tensors, size, channels, *area, *ctx.out, BLOCK=BLOCK, num_warps=4)
+
+
+def _gradient_by_torch(dy: Tensor, place: Tensor, shape: Any) -> Tensor:
+    """The same in torch's operators, where it is to be differentiated again, or several are wanted at once."""
+    n, c, height, width = shape
+    *_, rows, columns = dy.shape
+    place = place.view(n, rows, columns, c).movedim(-1, 1).long()
+    row, column = (2 * torch.arange(size, device=dy.device) - 1 for size in (rows, columns))
+    where = (row[:, None] + place // 3) * width + column + place % 3
+    zeros = torch.zeros((n, c, height * width), dtype=dy.dtype, device=dy.device)
+    return zeros.scatter_add(2, where.flatten(2), dy.reshape(n, c, -1)).view(shape)
 
 
 def max_pool(x: Tensor) -> Tensor:
@@ -65,5 +82,15 @@ class StemPool(nn.Module):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        fast = x.is_cuda and x.is_contiguous(memory_format=torch.channels_last) and usable(x.device)
-        return max_pool(x) if fast else F.max_pool2d(x, 3, 2, 1)
+        return max_pool(x) if _suits(x) else F.max_pool2d(x, 3, 2, 1)
+
+
+def _suits(x: Tensor) -> bool:
+    return (
+        x.is_cuda
+        and x.dtype in TYPES
+        and is_plain(x)
+        and fused.is_bare()
+        and usable(x.device)
+        and x.is_contiguous(memory_format=torch.channels_last)
+    )

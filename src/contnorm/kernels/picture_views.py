@@ -11,7 +11,7 @@ from importlib import import_module
 import torch
 from torch import Tensor
 
-from contnorm.kernels.launching import launch
+from contnorm.kernels.launching import here, launch
 
 __all__ = ["viewed"]
 
@@ -44,21 +44,22 @@ def viewed(
     )
     grid = len(image), -(-channels * height * width // BLOCK)
     code = import_module("contnorm.kernels.picture_views_device")
-    launch(
-        code.view_pictures,
-        grid,
-        pixels,
-        image,
-        task,
-        orders,
-        views,
-        levels,
-        out,
-        channels,
-        height,
-        width,
-        padding,
-        BLOCK=BLOCK,
-        num_warps=4,
-    )
+    with here(pixels):
+        launch(
+            code.view_pictures,
+            grid,
+            pixels,
+            image,
+            task,
+            orders,
+            views,
+            levels,
+            out,
+            channels,
+            height,
+            width,
+            padding,
+            BLOCK=BLOCK,
+            num_warps=4,
+        )
     return out

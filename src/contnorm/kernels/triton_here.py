@@ -8,7 +8,9 @@ from importlib.util import find_spec
 
 import torch
 
-__all__ = ["COMPILER", "INSTALLED", "INTERPRETED", "usable"]
+__all__ = ["COMPILER", "INSTALLED", "INTERPRETED", "TYPES", "usable"]
+
+TYPES = (torch.float32, torch.bfloat16, torch.float16)  # of inputs: our kernels reckon in float32
 
 # Read once: Triton, too, takes its mode at import. Its launcher is built by a C compiler at the first launch.
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

@@ -51,7 +51,7 @@ def train(
     Where there are running moments, those of the batch are given with the output, or None where they are moved already:
     batch norm does that itself, if they are of its type and the momentum is a number.
     """
-    fused.check_parameters(x, weight, bias)
+    fused.check_parameters(x, weight, bias, *(running or ()))
     wide_weight, wide_bias = _wide(weight), _wide(bias)
     first_weight, first_bias = (wide_weight, wide_bias) if tied else (None, None)
     found: BatchMoments | None

@@ -59,7 +59,7 @@ class MomentNorm(NormLayer, _BatchNorm):
     ) -> None:
         name = type(self).__name__
         check_features(num_features, name)
-        check_eps(eps, name)
+        eps = check_eps(eps, name)
         check_momentum(momentum, name)
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
 

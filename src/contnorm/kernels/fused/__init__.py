@@ -16,11 +16,9 @@ from contnorm.kernels.activation import activated
 from contnorm.kernels.fused import eager, launch, operators, plan
 from contnorm.kernels.fused.launch import Running
 from contnorm.kernels.reference import BatchMoments
-from contnorm.kernels.triton_here import COMPILER, INSTALLED, INTERPRETED
+from contnorm.kernels.triton_here import COMPILER, INSTALLED, INTERPRETED, TYPES
 
 __all__ = ["check_parameters", "evaluate", "is_bare", "refusal", "running_moments", "suits", "train"]
-
-TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def refusal(x: Tensor, num_groups: int) -> str | None:
@@ -68,7 +66,7 @@ def train(
     Given with the output are the batch's moments, the variance a biased one; or None where running moments were given
     and are moved already.
     """
-    check_parameters(x, weight, bias)
+    check_parameters(x, weight, bias, *(() if running is None else running[:2]))
     if not _fusible(x, residual):
         y, found = train(x, weight, bias, eps, num_groups, running=running)
         return activated(y, residual, relu), found
@@ -99,6 +97,8 @@ def running_moments(
 ) -> Running | None:
     """What is to be moved along with a batch of so many values a channel; None where a kernel can't do it."""
     if mean is None or var is None or not (mean.is_contiguous() and var.is_contiguous()):
+        return None
+    if counter is not None and (counter.device != mean.device or counter.dim() != 0):
         return None
     if isinstance(momentum, Tensor):
         on_device = momentum.device == mean.device and momentum.dim() == 0

@@ -5,7 +5,6 @@ Triton and the device code are imported when first launched.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from functools import lru_cache
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from contnorm.kernels.fused import plan
 from contnorm.kernels.fused.plan import Limits, Plan, Sizes, plan_evaluation, plan_pass
-from contnorm.kernels.launching import Launch
+from contnorm.kernels.launching import Launch, here
 
 __all__ = [
     "NOTHING",
@@ -26,7 +25,6 @@ __all__ = [
     "evaluate",
     "forward",
     "gradients_like",
-    "here",
     "in_layout",
     "like",
     "moments_in",
@@ -37,7 +35,6 @@ __all__ = [
 
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 _MOMENTS_BLOCK = 256
-_ALREADY = nullcontext()
 
 
 def channels_last(x: Tensor) -> bool:
@@ -91,13 +88,6 @@ def _scratch(x: Tensor, size: int) -> Tensor:
 def dense(parameter: Tensor | None) -> Tensor | None:
     """A (C,) tensor that lies in one piece: it may have come in as a slice, or expanded."""
     return None if parameter is None else parameter.contiguous()
-
-
-def here(x: Tensor) -> Any:
-    """Triton launches on the current device, which need not be the tensor's."""
-    if not x.is_cuda or x.get_device() == torch.cuda.current_device():
-        return _ALREADY
-    return torch.cuda.device(x.device)
 
 
 class Launches(NamedTuple):

@@ -17,16 +17,16 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 
+from contnorm.checks import moves_moments
 from contnorm.kernels import chosen_kernel, triton_here
 from contnorm.kernels.by_torch import Again
 from contnorm.kernels.fused.eager import is_plain
 from contnorm.kernels.rows import launch
 from contnorm.kernels.rows.functions import Renorm, Switch
 from contnorm.kernels.rows.launch import Limits, Running
+from contnorm.kernels.triton_here import TYPES
 
 __all__ = ["renorm", "renorm_limits", "suits", "switch"]
-
-TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def suits(
@@ -36,6 +36,7 @@ def suits(
     numbers: tuple[float | Tensor, ...],
     kernel: str | None,
     caller: str,
+    logits: tuple[Tensor, ...] = (),
 ) -> bool:
     """Whether to take the kernels: on CUDA unasked, elsewhere (in Triton's interpreter) where ``triton`` is asked for.
 
@@ -43,11 +44,12 @@ def suits(
 
     Args:
         x: The input.
-        parameters: Of the norm.
+        parameters: Those of each channel.
         moments: The running ones.
         numbers: Momentum and limits, where they may be on the device.
         kernel: The one asked for; None reads ``CONTNORM_KERNEL``.
         caller: Whom an error message about an unknown kernel names.
+        logits: Of the three moments that are mixed.
     """
     if not is_plain(x) or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
         return False
@@ -59,14 +61,17 @@ def suits(
         and triton_here.usable(x.device)
         and x.dtype in TYPES
         and launch.fits(x)
-        and all(_is_plain_vector(t, x) for t in (*parameters, *moments) if t is not None)
+        and all(_is_plain_vector(t, x, x.shape[1]) for t in (*parameters, *moments) if t is not None)
+        and all(_is_plain_vector(t, x, 3) for t in logits)
         and not any(t.requires_grad for t in moments if t is not None)
         and all(t.dim() == 0 and t.device == x.device for t in numbers if isinstance(t, Tensor))
     )
 
 
-def _is_plain_vector(t: Tensor, x: Tensor) -> bool:
-    return type(t) in (Tensor, Parameter) and t.device == x.device and t.dtype in TYPES and t.is_contiguous()
+def _is_plain_vector(t: Tensor, x: Tensor, size: int) -> bool:
+    """Whether a kernel can read it as it lies, and not past its end."""
+    alike = t.shape == (size,) and t.device == x.device and t.dtype in TYPES
+    return alike and type(t) in (Tensor, Parameter) and t.is_contiguous()
 
 
 def switch(
@@ -118,8 +123,7 @@ def renorm(
 
 
 def _running(mean: Tensor | None, var: Tensor | None, momentum: float | Tensor, by_batch: bool) -> Running:
-    moves = by_batch and mean is not None and not (isinstance(momentum, float) and momentum == 0.0)
-    return Running(mean, var, *_on_device_or_not(momentum), moves)
+    return Running(mean, var, *_on_device_or_not(momentum), by_batch and moves_moments(mean, momentum))
 
 
 def _on_device_or_not(number: float | Tensor) -> tuple[Tensor | None, float]:
@@ -146,7 +150,7 @@ def renorm_limits(
         kernel: The one asked for; None reads ``CONTNORM_KERNEL``.
         caller: Whom an error message about an unknown kernel names.
     """
-    if kept[0].dtype != torch.float32 or not suits(kept[0].view(1, 1), (), kept, (counter,), kernel, caller):
+    if kept[0].dtype != torch.float32 or not suits(kept[0].view(1, 1), (), (), (counter, *kept), kernel, caller):
         return None
     found = kept if keep else (torch.empty_like(kept[0]), torch.empty_like(kept[1]))
     launch.renorm_limits(counter, found, tops, ramps)

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from contnorm.kernels.fused.launch import dense, here, in_layout, like, sizes_of
+from contnorm.kernels.fused.launch import dense, in_layout, like, sizes_of
 from contnorm.kernels.fused.plan import Sizes
-from contnorm.kernels.launching import launch
+from contnorm.kernels.launching import here, launch
 
 __all__ = [
     "Limits",
