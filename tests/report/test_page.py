@@ -296,6 +296,14 @@ def test_on_a_phone_every_number_has_its_heading_and_none_is_out_of_sight(html: 
     assert beyond == 0 and "norm" in heads
 
 
+def test_on_a_phone_the_letters_of_a_figure_can_be_read(html: str, tmp_path: Path) -> None:
+    """They are of 12 units of the drawing; drawn to the width of the screen they would be of 7 pixels."""
+    scales = "[...document.querySelectorAll('.figures:not(.small) svg')].map(s => s.getScreenCTM().a)"
+    with opened(html, tmp_path, 390, "light") as page:
+        found = page.evaluate(scales)
+    assert found and min(found) * 12 >= 10
+
+
 def test_on_paper_what_is_folded_is_open_and_all_is_dark_on_white(html: str, tmp_path: Path) -> None:
     with opened(html, tmp_path, 800, "dark", unfold=False) as page:
         page.emulate_media(media="print", color_scheme="dark")
