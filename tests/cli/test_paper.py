@@ -24,6 +24,7 @@ from contnorm.results import Store
 from contnorm.streams.building import build
 from contnorm.streams.classification import STREAMS
 from contnorm.streams.own_multilabel import list_own
+from tests.cli.terminal import printed
 from tests.datasets import (
     picture,
     small_cifar10,
@@ -48,16 +49,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     small_cifar100(root, per_class=2, test_labels=STREAMS["split-cifar100"].class_order[::5])
     small_mini_imagenet(root, test_labels=range(0, 100, 5))
     return small_tiny_imagenet(root, per_class=1, test_labels=range(0, 200, 20))
-
-
-@pytest.fixture
-def console() -> Console:
-    return Console(file=io.StringIO(), width=200)
-
-
-def printed(console: Console) -> str:
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
 
 
 ONE_CELL = {

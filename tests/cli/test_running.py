@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import signal
 import subprocess
@@ -24,6 +23,7 @@ from contnorm.engine.loop import Stopped
 from contnorm.engine.runs import Event, Job, Workplace, execute, resolve, unfinished
 from contnorm.errors import UserError
 from contnorm.results import Store
+from tests.cli.terminal import printed
 from tests.datasets import small_mnist
 
 CPU = torch.device("cpu")
@@ -37,16 +37,6 @@ VALUES: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return small_mnist(tmp_path_factory.mktemp("data"), train=400, test=100)
-
-
-@pytest.fixture
-def console() -> Console:
-    return Console(file=io.StringIO(), width=200)
-
-
-def printed(console: Console) -> str:
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
 
 
 def jobs(root: Path, seeds: int = 2) -> list[Job]:

@@ -24,6 +24,7 @@ from contnorm.recipes.grid import cells_of, matches
 from contnorm.recipes.reading import find_recipe, recipe_names
 from contnorm.recipes.selection import RATES, find_selection, read_selection
 from contnorm.results import Store
+from tests.cli.terminal import printed
 from tests.datasets import small_cifar100
 
 ALONE = Hands("cpu", 1, 1)
@@ -59,16 +60,6 @@ def recipe(tmp_path: Path) -> str:
     path = tmp_path / "own.toml"
     path.write_text(OWN)
     return str(path)
-
-
-@pytest.fixture
-def console() -> Console:
-    return Console(file=io.StringIO(), width=200)
-
-
-def printed(console: Console) -> str:
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
 
 
 def wanted(root: Path, tmp_path: Path, **more: object) -> Wanted:
