@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -182,6 +183,34 @@ def test_nothing_to_convert_is_an_error() -> None:
         cn.convert_norm(nn.Sequential(nn.Linear(3, 3)), "cn")
     with pytest.raises(ValueError, match="found nothing to convert in ResNet: it has 20 norm layers"):
         cn.convert_norm(ResNet(), "cn", only="nowhere")
+
+
+def test_several_choices_are_told_apart_by_name_class_or_function() -> None:
+    model = nn.Sequential(nn.BatchNorm2d(8), nn.BatchNorm1d(8), nn.GroupNorm(2, 8), nn.BatchNorm2d(8))
+    cn.convert_norm(model, "none", dim=2, only=[nn.BatchNorm1d, "0", lambda name, module: name == "2"])
+    assert [row.norm for row in cn.summarize(model)] == ["none", "none", "none", "bn"]
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "said"),
+    [
+        (
+            nn.BatchNorm2d(8),
+            {"only": 3},
+            r"convert_norm: only=3: give names or patterns of layers, classes, or f\(name",
+        ),
+        (nn.BatchNorm2d(8), {"skip": ["a", None, 1]}, "convert_norm: skip=1: give names"),
+        (nn.BatchNorm2d(8), {"dim": 5}, "convert_norm: dim=5 must be 1, 2 or 3"),
+        (nn.BatchNorm2d(8), {"groups": 2}, "convert_norm: norm 'cn' takes no 'groups'. Did you mean 'num_groups'"),
+        ("net", {}, "convert_norm: the model is a str, and has to be a torch.nn.Module"),
+        (torch.jit.script(nn.BatchNorm2d(8)), {}, "it is scripted or traced and can't be changed"),
+        (nn.LayerNorm(8), {}, "it has 0 norm layers .* torch's LayerNorm, over the last ones, is none of them"),
+        (nn.BatchNorm2d(8), {"only": "nowhere"}, "only= and skip= leave none of them"),
+    ],
+)
+def test_what_was_typed_wrong_is_named(model: Any, options: dict[str, Any], said: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=said):
+        cn.convert_norm(model, "cn", **options)
 
 
 def test_unknown_norm_has_near_matches() -> None:

@@ -305,12 +305,44 @@ GOOD: Any = [[(X, Y)]]
         (nn.Sequential(nn.BatchNorm1d(3), nn.Flatten(0)), GOOD, {}, r"gives a tensor of shape \(12,\).*Give predict="),
         (nn.BatchNorm1d(3), [[(X, X)]], {}, r"labels of shape \(4, 3\) and answers of shape \(4,\). Give predict="),
         (cn.freeze_stats(nn.BatchNorm1d(3)), GOOD, {}, "its moments are frozen. Call contnorm.freeze_stats"),
-        (ScaledBatchNorm2d(3), GOOD, {}, r"layer '' \(ScaledBatchNorm2d\).*Convert it first"),
+        (ScaledBatchNorm2d(3), GOOD, {}, r"layer '' \(ScaledBatchNorm2d\).* by hand"),
+        ("net", GOOD, {}, "diagnose: the model is a str, and has to be a torch.nn.Module"),
+        (nn.BatchNorm1d(3), [[{"x": X, "y": Y}]], {}, r"a batch is a dict.*x may be anything that predict= or call="),
+        (nn.BatchNorm1d(3), [[(X, Y.tolist())]], {}, r"the labels of a batch are a list.*torch.as_tensor\(y\)"),
+        (nn.BatchNorm1d(3), GOOD, {"predict": lambda m, x, task: [0]}, "task 0: predict= gives a list, and has to"),
+        (nn.BatchNorm1d(3), GOOD, {"learned": 90}, "learned=90: give one accuracy for each task, in percent, in a"),
+        (nn.BatchNorm1d(3), GOOD, {"learned": [None]}, r"learned=\[None\]: accuracies are numbers, in percent"),
     ],
 )
 def test_bad_input_is_named(model: nn.Module, tasks: Any, options: dict[str, Any], said: str) -> None:
     with pytest.raises((TypeError, ValueError), match=said):
         cn.diagnose(model, tasks, **options)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_moments_of_no_number_are_refused_by_task_and_layer(value: float) -> None:
+    """Every answer would be the first class, and a distance of no number would read as no distance."""
+    model, bad = nn.Sequential(nn.BatchNorm1d(3)), X.clone()
+    bad[1, 2] = value
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match="task 'second': the moments of its data at layer '0' are not finite"):
+        cn.diagnose(model, {"first": [(X, Y)], "second": [(X, Y), (bad, Y)]})
+    assert all(torch.equal(kept, model.state_dict()[key]) for key, kept in before.items())
+    model[0].running_var[1] = value
+    with pytest.raises(ValueError, match="the running moments of layer '0' are not finite: the model has diverged"):
+        cn.diagnose(model, GOOD)
+
+
+def test_what_is_printed_fits_a_terminal_of_80_columns(knowing: Knowing) -> None:
+    model, tasks, learned = knowing
+    found = cn.diagnose(model, tasks, learned=learned)
+    lines = str(found).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert " ".join(lines[-2:]).endswith("(Accuracy is that on the data the moments were estimated from.)")
+    drift = found.layers[1].running_oracle
+    row = next(i for i, line in enumerate(lines) if line.startswith("4 "))
+    assert lines[row].split()[:4] == ["4", "mean", f"{drift.mean:.3g}", f"({drift.mean_scaled:.2f})"]
+    assert lines[row + 1].split()[:3] == ["var", f"{drift.var:.3g}", f"({drift.var_scaled:.2f})"]
 
 
 def test_layers_of_other_libraries_are_measured() -> None:

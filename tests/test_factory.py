@@ -22,6 +22,9 @@ def test_options_reach_the_layer() -> None:
         ("cn_tied", {"tied": False}, r"tied=False contradicts the norm 'cn_tied', which is tied=True"),
         ("cn", {"dim": 4}, r"dim=4 must be 1, 2 or 3"),
         ("cm", {}, r"create_norm: unknown norm 'cm'\. Did you mean 'cn'"),
+        ("ContinualNorm2d", {}, r"unknown norm 'ContinualNorm2d'\. Did you mean 'cn'\?"),
+        ("group_norm", {}, r"unknown norm 'group_norm'\. Did you mean 'gn'\?"),
+        ("norm", {}, r"unknown norm 'norm'\. Did you mean 'none'"),
         ("cn", {"num_groups": 0}, r"num_groups=0 must be a whole number, 1 or more, or 'auto'"),
     ],
 )

@@ -311,7 +311,12 @@ def test_an_interruption_puts_everything_back(stop_at: int) -> None:
         (nn.BatchNorm1d(4), torch.zeros(3, 4), TypeError, r"batches is a tensor.*Give a list of batches: \[x\]"),
         (nn.BatchNorm1d(4), [], ValueError, "batches is empty"),
         (nn.GroupNorm(2, 4), batches((3,), (4,)), ValueError, "GroupNorm has no norm layer with running moments"),
-        (ScaledBatchNorm2d(3), batches(), ValueError, r"layer '' \(ScaledBatchNorm2d\).*Convert it first"),
+        (ScaledBatchNorm2d(3), batches(), ValueError, r"layer '' \(ScaledBatchNorm2d\): its.* by hand"),
+        (nn.Sequential(nn.LazyBatchNorm1d()), batches((3,), (4,)), ValueError, r"can't be told.*run one through the"),
+        (torch.jit.script(nn.BatchNorm1d(4)), batches((3,), (4,)), ValueError, "it is scripted or traced"),
+        (nn.BatchNorm1d(4), {"x": torch.zeros(3, 4)}, TypeError, "batches is a dict. Give a list of batches, or a"),
+        (nn.BatchNorm1d(4), None, TypeError, "batches is None. Give a list of batches, or a DataLoader"),
+        ([nn.BatchNorm1d(4)], batches((3,), (4,)), TypeError, "the model is a list, and has to be a torch.nn.Module"),
         (
             cn.freeze_stats(nn.BatchNorm2d(3)),
             batches(),
@@ -322,7 +327,22 @@ def test_an_interruption_puts_everything_back(stop_at: int) -> None:
         (nn.BatchNorm1d(4), [torch.zeros(0, 4)] * 3, ValueError, "no data reached layer '': all 3 batches are empty"),
         (nn.BatchNorm1d(4, track_running_stats=False), batches((3,), (4,)), ValueError, "it keeps no running moments"),
     ],
-    ids=["generator", "tensor", "empty", "no moments", "stranger", "frozen", "constant", "empty batches", "untracked"],
+    ids=[
+        "generator",
+        "tensor",
+        "empty",
+        "no moments",
+        "stranger",
+        "lazy",
+        "scripted",
+        "mapping",
+        "None",
+        "list",
+        "frozen",
+        "constant",
+        "empty batches",
+        "untracked",
+    ],
 )
 def test_bad_input_is_named(model: nn.Module, data: Any, error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):

@@ -1,5 +1,6 @@
 """The table of norms: what it lists and how it reads."""
 
+import torch
 from torch import nn
 
 import contnorm as cn
@@ -22,6 +23,13 @@ def test_lists_every_layer_once_with_what_it_is() -> None:
 
 def test_a_stranger_is_listed_as_one() -> None:
     assert cn.summarize(nn.Sequential(ScaledBatchNorm2d(8))).rows[0].norm == "?"
+
+
+def test_what_is_not_known_yet_or_can_not_be_looked_into_is_listed_so() -> None:
+    (lazy,) = cn.summarize(nn.Sequential(nn.LazyBatchNorm2d()))
+    assert (lazy.norm, lazy.channels) == ("?", "?")
+    (scripted,) = cn.summarize(torch.jit.script(nn.Sequential(nn.BatchNorm2d(4))))
+    assert (scripted.layer, scripted.norm) == ("0", "?")
 
 
 def test_a_model_without_norms_says_so() -> None:

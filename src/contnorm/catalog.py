@@ -197,12 +197,24 @@ def find_norm(name: str, caller: str = "find_norm") -> tuple[NormSpec, int | Non
             f"{caller}: norm {name!r} carries a number of groups, but {spec.name!r} has no groups. "
             f"Use {spec.name!r}, or one of the grouped norms: {_listed(grouped=True)}."
         )
-    near = difflib.get_close_matches(wanted, NORMS, n=3, cutoff=0.5)
+    near = _by_class(wanted) or difflib.get_close_matches(wanted, NORMS, n=3, cutoff=0.5)
     hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
     raise ValueError(
         f"{caller}: unknown norm {name!r}.{hint} There are {len(NORMS)}: {_listed()}. "
         f"A number of groups may follow {_listed(grouped=True)}, as in 'cn8'."
     )
+
+
+def _by_class(wanted: str) -> list[str]:
+    """The norm whose class, or the beginning of whose class, was typed: ``BatchNorm2d``, ``group_norm``, ``continual``.
+
+    Example:
+        >>> _by_class("continualnorm2d"), _by_class("c")
+        (['cn'], [])
+    """
+    typed = re.sub(r"\dd$|[^a-z]", "", wanted)
+    plain = [n for n, s in NORMS.items() if not s.preset and s.target.partition(":")[2].lower().startswith(typed)]
+    return plain if len(plain) == 1 and len(typed) > 3 else []
 
 
 def _listed(grouped: bool = False) -> str:

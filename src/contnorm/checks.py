@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from numbers import Integral
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 __all__ = [
     "check_batch",
@@ -17,6 +17,7 @@ __all__ = [
     "check_features",
     "check_group_size",
     "check_input",
+    "check_model",
     "check_moments",
     "check_momentum",
     "moves_moments",
@@ -26,6 +27,12 @@ __all__ = [
 
 MAX_AUTO_GROUPS = 32
 MIN_AUTO_CHANNELS = 8  # a group of fewer values is noise: on (N, C) input a group has no positions to add to them
+
+
+def check_model(model: object, caller: str) -> nn.Module:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"{caller}: the model is a {type(model).__name__}, and has to be a torch.nn.Module.")
+    return model
 
 
 def check_features(num_features: object, caller: str) -> int:

@@ -16,6 +16,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from contnorm.catalog import NORMS, NormSpec
+from contnorm.checks import check_model
 from contnorm.factory import Dim, accepted_options, build, check_options, named, norm_class
 from contnorm.freezing import freeze_stats, is_frozen
 from contnorm.layers.base import MomentNorm
@@ -24,7 +25,8 @@ from contnorm.recognition import Recognized, Stranger, holds_moments, recognize
 
 __all__ = ["Filter", "convert_norm", "convert_sync"]
 
-Filter = str | Iterable[str] | Callable[[str, nn.Module], bool]
+Choice = str | type[nn.Module] | Callable[[str, nn.Module], bool]
+Filter = Choice | Iterable[Choice]
 
 
 def convert_norm(
@@ -45,8 +47,8 @@ def convert_norm(
     Args:
         model: The model; a bare norm layer works too, its replacement is what is returned.
         to: A norm's name, as in ``create_norm``.
-        only: Convert just these layers: a name or pattern (``"layer1.*"``), several, a class, or
-            ``f(name, module) -> bool``.
+        only: Convert just these layers: a name or pattern (``"layer1.*"``), a class, ``f(name, module) -> bool``, or
+            a list of such, of which one has to fit.
         skip: Leave these layers alone; the same forms.
         dim: The dimension of layers whose class doesn't tell it (``GroupNorm``, ``SyncBatchNorm``); by default that
             of the model's convolutions.
@@ -69,6 +71,8 @@ def convert_norm(
         True
     """
     spec, options = named(to, options, "convert_norm")
+    check_model(model, "convert_norm")
+    check_options(spec, norm_class(spec, dim or 2, "convert_norm"), options, "convert_norm")
     found = _selected(model, only, skip, "convert_norm")
     fallback = dim or _dim_of_convolutions(model)
     replace = {}
@@ -101,6 +105,7 @@ def convert_sync(
         >>> type(convert_sync(nn.Sequential(ContinualNorm2d(64)))[0]).__name__
         'SyncContinualNorm'
     """
+    check_model(model, "convert_sync")
     replace = {}
     for layer in _selected(model, only, skip, "convert_sync", _needs_sync):
         with _naming(layer, "convert_sync"):
@@ -144,7 +149,7 @@ def _selected(
     wants: Callable[[nn.Module, Recognized], bool] = lambda module, found: True,
 ) -> list[_Layer]:
     """All norm layers that are wanted and that the filters leave; refuses by name those that can't be replaced."""
-    wanted, unwanted = _predicate(only), _predicate(skip)
+    wanted, unwanted = _predicate(only, f"{caller}: only"), _predicate(skip, f"{caller}: skip")
     out_of_reach = _out_of_reach(model)
     layers, refused, seen = [], [], 0
     near = next(_floating(model.modules()), None)
@@ -167,9 +172,10 @@ def _selected(
             f"The model is unchanged."
         )
     if not layers:
+        why = "only= and skip= leave none of them" if seen else "torch's LayerNorm, over the last ones, is none of them"
         raise ValueError(
             f"{caller}: found nothing to convert in {type(model).__name__}: it has {seen} norm layers to convert that "
-            f"work over channels in dimension 1, and the filters left none. See contnorm.summarize(model)."
+            f"work over channels in dimension 1; {why}. See contnorm.summarize(model)."
         )
     return layers
 
@@ -186,7 +192,7 @@ def _out_of_reach(model: nn.Module) -> dict[nn.Module, str]:
     """Layers that are also held where a walk over the modules can't replace them: the old one would go on running."""
     found: dict[nn.Module, str] = {}
     for parent in model.modules():
-        if (compiled := parent._modules.get("_orig_mod")) is not None:
+        if isinstance(compiled := getattr(parent, "_orig_mod", None), nn.Module):
             found[compiled] = "it is compiled as a model of its own; convert first, then compile"
         for key, value in vars(parent).items():
             held = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
@@ -195,13 +201,17 @@ def _out_of_reach(model: nn.Module) -> dict[nn.Module, str]:
     return found
 
 
-def _predicate(given: Filter | None) -> Callable[[str, nn.Module], bool]:
+def _predicate(given: Filter | None, where: str) -> Callable[[str, nn.Module], bool]:
     if isinstance(given, type):
         return lambda name, module: isinstance(module, given)
     if callable(given):
         return given
-    patterns = [given] if isinstance(given, str) else list(given or ())
-    return lambda name, module: any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+    if isinstance(given, str):
+        return lambda name, module: fnmatch.fnmatchcase(name, given)
+    if given is not None and not isinstance(given, Iterable):
+        raise TypeError(f"{where}={given!r}: give names or patterns of layers, classes, or f(name, module).")
+    several = [_predicate(one, where) for one in given or ()]
+    return lambda name, module: any(fits(name, module) for fits in several)
 
 
 _HOOKS = (

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from contnorm.checks import check_model
 from contnorm.oracle import Call, LayerMoments, call_with_first, moment_layers, on_model, reestimate
 from contnorm.report.effect import Diagnosis, Distance, LayerDistances
 
@@ -60,7 +61,8 @@ def diagnose(
 
     Raises:
         TypeError: For batches that can be gone over only once.
-        ValueError: Where a task has no data, or `reestimate` can't tell a layer's moments or finds them frozen.
+        ValueError: Where a task has no data, where moments are not finite (NaN among the data, or a model that has
+            diverged), or where `reestimate` can't tell a layer's moments or finds them frozen.
 
     Example:
         >>> model = nn.Sequential(nn.BatchNorm1d(2, affine=False))  # the larger feature is the class
@@ -71,6 +73,7 @@ def diagnose(
         >>> print(diagnose(model, tasks, test_by_task=tasks, learned=[100.0, 50.0]).sentence)
         Re-estimated statistics recover 50.0 of the 50.0 points forgotten; layer 0's mean has drifted most.
     """
+    check_model(model, "diagnose")
     train = _tasks(batches_by_task, "batches_by_task")
     test = train if test_by_task is None else _tasks(test_by_task, "test_by_task")
     if list(train) != list(test):
@@ -101,19 +104,44 @@ class _Measured:
 
 
 def _measure(probe: _Probe, train: dict[Any, _Again], eps: dict[str, float], call: Call | None) -> _Measured:
+    _check_running(probe.model)
     running = tuple(map(probe.accuracy, train))
     if not eps:  # no moments: the same whatever data they would be of
         return _Measured((), running, running, running)
-    with reestimate(probe.model, _All(list(train.values())), call=call) as all_tasks:
-        oracle = tuple(map(probe.accuracy, train))
     own: list[float] = []
     by_task: list[dict[str, LayerMoments]] = []
     for task, batches in train.items():
         with reestimate(probe.model, batches, call=call) as one_task:
+            _check_of_task(one_task.moments, task)  # before those of all tasks, which don't tell whose data it was
             own.append(probe.accuracy(task))
             by_task.append(one_task.moments)
+    with reestimate(probe.model, _All(list(train.values())), call=call) as all_tasks:
+        oracle = tuple(map(probe.accuracy, train))
     layers = tuple(_distances(name, m, by_task, eps[name]) for name, m in all_tasks.moments.items())
     return _Measured(layers, running, oracle, tuple(own))
+
+
+def _check_running(model: nn.Module) -> None:
+    """Refuses running moments of no number: with them every answer is the first class, and distances are nothing."""
+    for name, layer in moment_layers(model).items():
+        if not _finite(layer.running_mean, layer.running_var):
+            raise ValueError(
+                f"diagnose: the running moments of layer {name!r} are not finite: the model has diverged, or met NaN "
+                f"or infinite values in training. Nothing can be said of what it forgot."
+            )
+
+
+def _check_of_task(moments: Mapping[str, LayerMoments], task: Any) -> None:
+    for name, found in moments.items():
+        if not _finite(found.new_mean, found.new_var):
+            raise ValueError(
+                f"diagnose: task {task!r}: the moments of its data at layer {name!r} are not finite. Look for NaN and "
+                f"infinite values in its batches, and for values too large for the model's precision."
+            )
+
+
+def _finite(*moments: Any) -> bool:
+    return all(bool(moment.isfinite().all()) for moment in moments)
 
 
 def _distances(
@@ -136,7 +164,7 @@ def _distance(a: Moments, b: Moments, spread: Tensor) -> Distance:
 
 def _over(distance: float, spread: Tensor) -> float:
     whole = float(spread.sum())
-    return distance / whole if whole > 0 else 0.0  # a layer of constants and without eps has no scale
+    return distance / whole if whole != 0 else 0.0  # a layer of constants and without eps has no scale
 
 
 class _Probe:
@@ -151,6 +179,11 @@ class _Probe:
         self.model.eval()
         for batch in self.test[task]:
             answers, y = self._answers(batch, task), batch[1]
+            if not isinstance(answers, Tensor):
+                raise TypeError(
+                    f"diagnose: task {task!r}: predict= gives a {type(answers).__name__}, and has to give a tensor of "
+                    f"classes, one for each label."
+                )
             if answers.shape != y.shape:
                 raise ValueError(
                     f"diagnose: task {task!r}: labels of shape {tuple(y.shape)} and answers of shape "
@@ -163,11 +196,7 @@ class _Probe:
         return 100 * right / total
 
     def _answers(self, batch: Any, task: Any) -> Tensor:
-        if not isinstance(batch, tuple | list) or len(batch) < 2 or not isinstance(batch[1], Tensor):
-            raise TypeError(
-                f"diagnose: task {task!r}: a batch is a {type(batch).__name__}, and (x, y) is needed, y a tensor of "
-                f"classes. Give for each task a list of such batches, or a DataLoader."
-            )
+        self._check_batch(batch, task)
         if self.predict is not None:
             return self.predict(self.model, on_model(self.model, batch[0]), task)
         scores = self.call(self.model, batch)
@@ -178,6 +207,24 @@ class _Probe:
                 f"predict(model, x, task) the classes."
             )
         return scores.argmax(1)
+
+    def _check_batch(self, batch: Any, task: Any) -> None:
+        needed = "and (x, y) is needed, y a tensor of classes"
+        if isinstance(batch, Tensor):
+            raise TypeError(
+                f"diagnose: task {task!r}: a batch is a Tensor, {needed}. Give for each task a list of such batches, "
+                f"or a DataLoader; of one task alone, a list with that one in it."
+            )
+        if not isinstance(batch, tuple | list) or len(batch) < 2:
+            raise TypeError(
+                f"diagnose: task {task!r}: a batch is a {type(batch).__name__}, {needed}. Give for each task a list of "
+                f"such batches, or a DataLoader that makes them; x may be anything that predict= or call= takes."
+            )
+        if not isinstance(batch[1], Tensor):
+            raise TypeError(
+                f"diagnose: task {task!r}: the labels of a batch are a {type(batch[1]).__name__}, {needed}. "
+                f"torch.as_tensor(y) makes one."
+            )
 
 
 class _Again:
@@ -227,12 +274,17 @@ def _tasks(given: ByTask, name: str) -> dict[Any, _Again]:
 
 
 def _learned(given: Sequence[float] | Mapping[Any, float], tasks: list[Any]) -> tuple[float, ...]:
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise TypeError(f"diagnose: learned={given!r}: give one accuracy for each task, in percent, in a list.")
     named = given if isinstance(given, Mapping) else dict(enumerate(given))
     if not isinstance(given, Mapping) and len(given) == len(tasks):
         named = dict(zip(tasks, given, strict=True))
     if set(named) != set(tasks):
         raise ValueError(f"diagnose: learned has {list(named)} and the tasks are {tasks}. Give one accuracy for each.")
-    found = tuple(float(named[task]) for task in tasks)
+    try:
+        found = tuple(float(named[task]) for task in tasks)
+    except (TypeError, ValueError):
+        raise TypeError(f"diagnose: learned={list(named.values())}: accuracies are numbers, in percent.") from None
     if not all(0 <= value <= 100 for value in found) or 0 < max(found) <= 1:
         raise ValueError(f"diagnose: learned={list(found)}: accuracies are in percent, 0 to 100.")
     return found

@@ -76,10 +76,10 @@ def check_options(spec: NormSpec, cls: type[nn.Module], options: Mapping[str, ob
             raise ValueError(f"{caller}: norm {spec.name!r} takes no {key!r}.{hint} It takes {', '.join(allowed)}.")
 
 
-def norm_class(spec: NormSpec, dim: Dim) -> type[nn.Module]:
+def norm_class(spec: NormSpec, dim: Dim, caller: str = "create_norm") -> type[nn.Module]:
     """The class of a row of the catalog for 1d, 2d or 3d input."""
     if dim not in (1, 2, 3):
-        raise ValueError(f"create_norm: dim={dim!r} must be 1, 2 or 3: the number of spatial dimensions, 1 for none.")
+        raise ValueError(f"{caller}: dim={dim!r} must be 1, 2 or 3: the number of spatial dimensions, 1 for none.")
     module, _, stem = spec.target.partition(":")
     cls: type[nn.Module] = getattr(importlib.import_module(module), f"{stem}{dim}d")
     return cls

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from contnorm.checks import check_model
 from contnorm.layers.base import MomentNorm
 from contnorm.recognition import Recognized, holds_moments, recognize
 
@@ -43,7 +44,7 @@ def freeze_stats(model: nn.Module, frozen: bool = True) -> nn.Module:
         >>> model[0].running_mean
         tensor([0., 0.])
     """
-    for module in model.modules():
+    for module in check_model(model, "freeze_stats").modules():
         if holds_moments(module) and is_frozen(module) is not frozen:
             _set(module, frozen)
     return model
@@ -61,7 +62,7 @@ def frozen_stats(model: nn.Module) -> Iterator[nn.Module]:
         >>> model[0].running_mean, model[0].num_batches_tracked.item()
         (tensor([0., 0.]), 0)
     """
-    moving = [m for m in model.modules() if holds_moments(m) and not is_frozen(m)]
+    moving = [m for m in check_model(model, "frozen_stats").modules() if holds_moments(m) and not is_frozen(m)]
     for module in moving:
         _set(module, True)
     try:

@@ -10,7 +10,7 @@ layers on parallel branches share a pass. Each pass stops at the last layer it m
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from contnorm.catalog import NORMS
+from contnorm.checks import check_model
 from contnorm.freezing import frozen_stats, is_frozen
 from contnorm.functional.batch import channel_moments, unbiased
 from contnorm.layers.base import MomentNorm
@@ -90,7 +91,7 @@ def reestimate(model: nn.Module, batches: Iterable[Any], *, call: Call | None = 
         What changed; used as a context manager it puts the old moments back.
 
     Raises:
-        TypeError: For a generator, which can be gone over only once.
+        TypeError: For a generator, which can be gone over only once, and for what holds no batches.
         ValueError: Where there is no data, or a layer's moments can't be told or are frozen.
 
     Example:
@@ -102,14 +103,8 @@ def reestimate(model: nn.Module, batches: Iterable[Any], *, call: Call | None = 
         >>> model[0].running_mean
         tensor([0.])
     """
-    if isinstance(batches, Iterator):
-        raise TypeError(
-            f"reestimate: batches is a one-shot iterator ({type(batches).__name__}), and the data is gone over once "
-            f"for every depth of norm layers. Give a list, a DataLoader, or any object whose iter() starts anew."
-        )
-    if isinstance(batches, Tensor):
-        raise TypeError("reestimate: batches is a tensor, whose elements are samples. Give a list of batches: [x].")
-    layers = _targets(model)
+    _check_batches(batches)
+    layers = _targets(check_model(model, "reestimate"))
     old = {name: (mean.clone(), var.clone()) for name, layer in layers.items() for mean, var in [_buffers(layer)]}
     run = call or call_with_first
     try:
@@ -119,6 +114,19 @@ def reestimate(model: nn.Module, batches: Iterable[Any], *, call: Call | None = 
         _write(layers, old)
         raise
     return Reestimated(reached, {name: old[name] for name in reached})
+
+
+def _check_batches(batches: object) -> None:
+    if isinstance(batches, Iterator):
+        raise TypeError(
+            f"reestimate: batches is a one-shot iterator ({type(batches).__name__}), and the data is gone over once "
+            f"for every depth of norm layers. Give a list, a DataLoader, or any object whose iter() starts anew."
+        )
+    if isinstance(batches, Tensor):
+        raise TypeError("reestimate: batches is a tensor, whose elements are samples. Give a list of batches: [x].")
+    if isinstance(batches, Mapping | str) or not isinstance(batches, Iterable):
+        what = "None" if batches is None else f"a {type(batches).__name__}"
+        raise TypeError(f"reestimate: batches is {what}. Give a list of batches, or a DataLoader.")
 
 
 def _measure_all(
@@ -304,6 +312,9 @@ def _targets(model: nn.Module) -> dict[str, nn.Module]:
     return layers
 
 
+_MEND = "Mend that, or put another norm in its place by hand."
+
+
 def moment_layers(model: nn.Module) -> dict[str, nn.Module]:
     """The norm layers whose running moments `reestimate` sets, by name; refuses those whose moments it can't tell.
 
@@ -318,7 +329,7 @@ def moment_layers(model: nn.Module) -> dict[str, nn.Module]:
             continue
         where = f"reestimate: layer {name!r} ({type(module).__name__})"
         if isinstance(found, Stranger):
-            raise ValueError(f"{where}: {found.reason}, so its moments can't be told from its input. Convert it first.")
+            raise ValueError(f"{where}: its moments can't be told from its input: {found.reason}. {_MEND}")
         if not NORMS[found.norm].keeps_moments or found.constant or getattr(module, "use_running", False):
             continue
         if not holds_moments(module):

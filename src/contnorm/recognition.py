@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
@@ -56,6 +57,7 @@ _TORCH: tuple[tuple[type[nn.Module], str, int | None], ...] = (
     (nn.InstanceNorm3d, "in", 3),
     (nn.GroupNorm, "gn", None),
 )
+_NAMES = {cls.__name__ for cls, _, _ in _TORCH}
 _OPTIONS = ("eps", "momentum", "affine", "track_running_stats", "num_groups", "kernel", "r_max", "d_max", "total_steps")
 
 
@@ -75,6 +77,8 @@ def recognize(module: nn.Module) -> Recognized | Stranger | None:
             if isinstance(module, _InstanceNorm) and module.track_running_stats:
                 return Stranger("it evaluates with running statistics of instances, which no norm here keeps")
             return _described(module, cls, norm, dim, synced=cls is nn.SyncBatchNorm)
+    if isinstance(module, torch.jit.ScriptModule) and module.original_name in _NAMES:
+        return Stranger("it is scripted or traced and can't be changed; do this first, and script the model then")
     if isinstance(module, LazyModuleMixin) and isinstance(module, _BatchNorm | _InstanceNorm):
         return Stranger("it does not know its channels before it has seen a batch; run one through the model first")
     if isinstance(module, _BatchNorm | _InstanceNorm):

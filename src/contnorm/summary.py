@@ -8,6 +8,7 @@ from dataclasses import astuple, dataclass
 
 from torch import nn
 
+from contnorm.checks import check_model
 from contnorm.freezing import is_frozen
 from contnorm.recognition import Recognized, recognize
 
@@ -77,7 +78,7 @@ def summarize(model: nn.Module) -> NormSummary:
         Sequential: 1 bn, 1 gn
     """
     rows = []
-    for name, module in model.named_modules():
+    for name, module in check_model(model, "summarize").named_modules():
         found = recognize(module)
         if found is not None:
             rows.append(_row(name, module, found if isinstance(found, Recognized) else None))
@@ -90,7 +91,7 @@ def _row(name: str, module: nn.Module, found: Recognized | None) -> NormRow:
         layer=name or "(the model)",
         norm=found.norm if found else "?",
         kind=type(module).__name__,
-        channels=str(found.channels if found else getattr(module, "num_features", "?")),
+        channels=str(found.channels if found else getattr(module, "num_features", 0) or "?"),
         groups=str(options.get("num_groups", "-")),
         eps=_short(options.get("eps")),
         momentum=str(options["momentum"]) if "momentum" in options else "-",

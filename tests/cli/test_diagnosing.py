@@ -115,6 +115,17 @@ def test_a_run_is_given_by_hash_folder_or_file(root: Path, runs: Path, tmp_path:
     assert other.startswith(f"{folder.name} seed 2\n") and other == shown(folder.name, root, runs, seed=2)
 
 
+def test_a_sentence_is_broken_between_words_at_a_terminal_and_not_in_a_file(root: Path, runs: Path) -> None:
+    (folder,) = runs.iterdir()
+    terminal = Console(file=io.StringIO(), width=60, force_terminal=True, color_system=None)
+    show_diagnosis(folder.name, None, Workplace(runs, root, CPU), None, terminal)
+    assert isinstance(terminal.file, io.StringIO)
+    sentence = shown(folder.name, root, runs).splitlines()[-1]
+    broken = terminal.file.getvalue().split("\n\n")[-1].splitlines()
+    assert sentence.startswith("Re-estimated statistics") and len(sentence) > 60
+    assert max(map(len, broken)) <= 60 and [word for line in broken for word in line.split()] == sentence.split()
+
+
 def test_what_can_not_be_diagnosed_is_one_line(root: Path, runs: Path, tmp_path: Path) -> None:
     (folder,) = runs.iterdir()
     with pytest.raises(UserError, match=r"--seed 7: run '.*' has the seeds 1, 2"):

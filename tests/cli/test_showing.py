@@ -150,6 +150,16 @@ def test_compare_says_first_in_what_they_differ(tmp_path: Path) -> None:
     assert "2 seeds, paired; B less A." in said
 
 
+@pytest.mark.parametrize("width", [60, 80])
+def test_compare_cuts_no_number_where_the_table_does_not_fit(tmp_path: Path, width: int) -> None:
+    a, b = records(tmp_path, seeds=3), records(tmp_path, seeds=2, gain=2, train={"lr": 0.1})
+    said = printed(show_comparison, a, b, width=width)
+    assert "\u2026" not in said and "effect" in said
+    acc = " ".join(said.split("ACC\n")[1].split("FM\n")[0].split())
+    assert acc.startswith("A 50.50 +- 0.71 B 53.50 +- 2.12 B - A +3.00 +- 1.41 95 % interval -9.71 to +15.71")
+    assert acc.endswith("bootstrap +2.00 to +4.00 effect +2.12")
+
+
 def test_compare_of_runs_that_share_no_seed_pairs_nothing(tmp_path: Path) -> None:
     """Seeds 0, 1, 2 beside 3, 4 have nothing to do with each other: Welch's interval, as scipy has it."""
     a = records(tmp_path / "a", seeds=3)

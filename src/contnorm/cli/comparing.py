@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from functools import partial
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
 from contnorm.cli.settings import differences, word
-from contnorm.cli.showing import GROUPS_SHOWN, SHOWN, SHOWN_OF_LABELS, described
+from contnorm.cli.showing import GROUPS_SHOWN, SHOWN, SHOWN_OF_LABELS, UNLIMITED, described
 from contnorm.comparison.intervals import (
     bootstrap_apart,
     bootstrap_interval,
@@ -65,7 +66,8 @@ def show_comparison(a: list[Record], b: list[Record], console: Console) -> None:
         console.print(Text(f"warning: A and B did not see the same samples ({apart}), so seeds pair nothing."))
     elif not sides.paired:
         console.print(Text(f"A and B share no seed ({_seeds(a)}; {_seeds(b)}), so nothing is paired."))
-    console.print("", _table(sides))
+    console.print()
+    _show_rows(_rows(sides), console)
     console.print(Text(_footer(sides)))
 
 
@@ -118,13 +120,30 @@ def _other_samples(a: Record, b: Record) -> str:
     return f"{a.config.stream.source} was read from other files" if len(files) > 1 else ""
 
 
-def _table(sides: _Sides) -> Table:
-    heads = ("score", "A", "B", "B - A", "95 % interval", "bootstrap", "effect")
-    table = Table(*(Column(head, no_wrap=True) for head in heads), box=None, pad_edge=False)
+HEADS = ("score", "A", "B", "B - A", "95 % interval", "bootstrap", "effect")
+
+
+def _rows(sides: _Sides) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
     for title, value in _scores(sides.a[0], sides.b[0]).items():
         a, b = ([value(record) for record in side] for side in (sides.a, sides.b))
-        table.add_row(title, spread(a), spread(b), *(_paired(a, b) if sides.paired else _unpaired(a, b)))
-    return table
+        rows.append((title, spread(a), spread(b), *(_paired(a, b) if sides.paired else _unpaired(a, b))))
+    return rows
+
+
+def _show_rows(rows: list[tuple[str, ...]], console: Console) -> None:
+    """A table where it fits, else three lines a score: no number is cut."""
+    table = Table(*(Column(head, no_wrap=True) for head in HEADS), box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*row)
+    if console.measure(table, options=console.options.update(width=UNLIMITED)).maximum <= console.width:
+        console.print(table)
+        return
+    for title, *cells in rows:
+        said = [f"{head} {cell}" for head, cell in zip(HEADS[1:], cells, strict=True)]
+        console.print(Text(title))
+        for line in (said[:3], said[3:]):
+            console.print(Padding(Text("  ".join(line)), (0, 0, 0, 4), expand=False))
 
 
 def _paired(a: list[float], b: list[float]) -> tuple[str, str, str, str]:

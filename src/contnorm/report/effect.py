@@ -8,6 +8,7 @@ or its variance by half of itself, as it goes in this layer; channels that are h
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ __all__ = ["Diagnosis", "Distance", "LayerDistances"]
 
 SEEN = 0.05  # points: less is printed as 0.0
 MOVED = 0.005  # scaled distance: less is printed as 0.00
+WIDTH = 80  # of a terminal that nobody has widened
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class LayerDistances:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What `contnorm.diagnose` found; `str()` of it is the table and the sentence.
+    """What `contnorm.diagnose` found; `str()` of it is the tables and the sentence, for a terminal.
 
     Attributes:
         model: The name of the model's class.
@@ -147,10 +149,10 @@ class Diagnosis:
         return f"{f'layer {name}' if name else 'the model itself'}'s {what} has drifted most"
 
     def table(self) -> str:
-        """Accuracies by task, and distances by layer: those of tasks as the mean over tasks."""
+        """Accuracies by task, and distances by layer, two rows each: those of tasks as the mean over tasks."""
         parts = [f"accuracy in percent, by the moments used\n{self._accuracies()}"]
         if self.layers:
-            said = "distance of moments, L1; (scaled by the layer's own spread); of tasks the mean over tasks"
+            said = "L1 distances of moments (scaled by the layer's spread); of tasks, the mean"
             parts.append(f"{said}\n{self._distances()}")
         return "\n\n".join(parts)
 
@@ -165,9 +167,11 @@ class Diagnosis:
 
     def _distances(self) -> str:
         pairs = {"running-oracle": _running_oracle, "task-running": _task_running, "task-oracle": _task_oracle}
-        heads = ["layer", *(f"{pair} {what}" for pair in pairs for what in ("mean", "var"))]
-        rows = [[layer.layer or "(the model)", *_cells(layer, list(pairs.values()))] for layer in self.layers]
-        return _aligned([heads, *rows])
+        rows = []
+        for layer in self.layers:
+            for name, what in ((layer.layer or "(the model)", "mean"), ("", "var")):
+                rows.append([name, what, *(_cell(pick(layer), what) for pick in pairs.values())])
+        return _aligned([["layer", "", *pairs], *rows])
 
     def as_dict(self) -> dict[str, Any]:
         """All of it in numbers, texts, lists and dicts, for JSON."""
@@ -190,7 +194,7 @@ class Diagnosis:
         draw_effect(self.as_dict(), path)
 
     def __str__(self) -> str:
-        return f"{self.table()}\n\n{self.sentence}"
+        return f"{self.table()}\n\n{textwrap.fill(self.sentence, WIDTH, break_on_hyphens=False)}"
 
     __repr__ = __str__
 
@@ -210,14 +214,10 @@ def _task_oracle(layer: LayerDistances) -> Sequence[Distance | None]:
     return layer.task_oracle
 
 
-def _cells(layer: LayerDistances, pairs: Sequence[Pick]) -> list[str]:
-    cells = []
-    for pick in pairs:
-        found = [distance for distance in pick(layer) if distance is not None]
-        for what in ("mean", "var"):
-            plain, scaled = (fmean(getattr(d, name) for d in found) for name in (what, f"{what}_scaled"))
-            cells.append(f"{plain:.3g} ({scaled:.2f})")
-    return cells
+def _cell(distances: Sequence[Distance | None], what: str) -> str:
+    found = [distance for distance in distances if distance is not None]
+    plain, scaled = (fmean(getattr(d, name) for d in found) for name in (what, f"{what}_scaled"))
+    return f"{plain:.3g} ({scaled:.2f})"
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> str:

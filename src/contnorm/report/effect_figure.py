@@ -18,6 +18,8 @@ __all__ = ["draw_effect"]
 BLUE, ORANGE, GREEN, INK = "#4477aa", "#ee7733", "#228833", "#55555a"
 BARS = (("running", "running moments", BLUE), ("oracle", "oracle moments", ORANGE), ("own", "the task's own", GREEN))
 PANEL = 4.6  # inches
+ABOVE = 36  # points from a panel to its title: two lines of a legend
+LETTER = 0.075  # of a name, inches
 
 
 def draw_effect(found: Mapping[str, Any], path: str | Path) -> None:
@@ -43,12 +45,14 @@ def draw_effect(found: Mapping[str, Any], path: str | Path) -> None:
     style: dict[Any, Any] = {"svg.hashsalt": "contnorm", "svg.fonttype": "none", "font.family": "sans-serif"}
     panels = [_accuracies, _drift, _by_task] if found["layers"] else [_accuracies]
     wide, tall = max(PANEL, 0.34 * len(found["tasks"])), max(PANEL, 1.6 + 0.22 * len(found["layers"]))  # room for names
+    aside = LETTER * max((len(layer["layer"]) for layer in found["layers"]), default=0)
     with plt.rc_context(style):
-        figure, axes = plt.subplots(1, len(panels), figsize=(wide * len(panels), tall), squeeze=False)
+        figure, axes = plt.subplots(
+            1, len(panels), figsize=(wide * len(panels) + aside, tall), squeeze=False, layout="constrained"
+        )
         for panel, place in zip(panels, axes[0], strict=True):
             panel(place, found)
         figure.suptitle("\n".join(textwrap.wrap(found["sentence"], 45 * len(panels))), fontsize=11)
-        figure.tight_layout()
         figure.savefig(path, metadata={"Date": None} if str(path).endswith(".svg") else None, dpi=150)
         plt.close(figure)
 
@@ -60,10 +64,11 @@ def _accuracies(axes: Axes, found: Mapping[str, Any]) -> None:
         places = [task + (number - (len(bars) - 1) / 2) * width for task in range(len(found["tasks"]))]
         axes.bar(places, found[key], width, label=label, color=colour)
     if found["learned"] is not None:
-        axes.plot(found["learned"], "_", color=INK, markersize=18, label="when just learned")
-    axes.set(title="accuracy", xlabel="task", ylabel="percent", ylim=(0, 100))
+        ends = [(task - 0.45, task + 0.45) for task in range(len(found["tasks"]))]  # across the bars of its task
+        axes.hlines(found["learned"], *zip(*ends, strict=True), color=INK, label="when just learned")
+    axes.set(xlabel="task", ylabel="percent", ylim=(0, 100))
     _name_tasks(axes, found)
-    axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2)  # bars reach everywhere inside
+    _entitle(axes, "accuracy")
 
 
 def _drift(axes: Axes, found: Mapping[str, Any]) -> None:
@@ -71,10 +76,9 @@ def _drift(axes: Axes, found: Mapping[str, Any]) -> None:
     for key, label, colour, off in (("mean_scaled", "mean", BLUE, -0.2), ("var_scaled", "variance", ORANGE, 0.2)):
         lengths = [layer["running_oracle"][key] for layer in found["layers"]]
         axes.barh([row + off for row in rows], lengths, 0.4, label=label, color=colour)
-    axes.set(title="running to oracle moments", xlabel="distance, scaled by the layer's spread")
-    _name_layers(axes, found)
-    axes.invert_yaxis()
-    axes.legend(fontsize=8)
+    axes.set(xlabel="distance, scaled by the layer's spread", ylim=(len(rows) - 0.5, -0.5))
+    axes.set_yticks(rows, [layer["layer"] or "(the model)" for layer in found["layers"]], fontsize=8)
+    _entitle(axes, "running to oracle moments")
 
 
 def _by_task(axes: Axes, found: Mapping[str, Any]) -> None:
@@ -83,17 +87,22 @@ def _by_task(axes: Axes, found: Mapping[str, Any]) -> None:
         [empty if d is None else (d["mean_scaled"] + d["var_scaled"]) / 2 for d in layer["task_running"]]
         for layer in found["layers"]
     ]
-    image = axes.imshow(cells, aspect="auto", cmap="Blues", vmin=0)
-    axes.set(title="each task's to running moments", xlabel="task")
+    largest = max((cell for row in cells for cell in row if cell == cell), default=0.0)
+    image = axes.imshow(cells, aspect="auto", cmap="Blues", vmin=0, vmax=largest or 1.0)
+    axes.set(xlabel="task")
+    axes.set_title("each task's to running moments", pad=ABOVE)
+    axes.set_yticks(range(len(cells)), [])  # the rows are those of the panel beside it, which names them
     _name_tasks(axes, found)
-    _name_layers(axes, found)
-    axes.figure.colorbar(image, ax=axes, label="scaled distance, mean and variance averaged")
+    axes.figure.colorbar(image, ax=axes).set_label("scaled, of mean and variance the average", fontsize=8)
+
+
+def _entitle(axes: Axes, title: str) -> None:
+    """A title and, between it and the panel, the legend: inside, bars reach everywhere; below, names may be long."""
+    axes.set_title(title, pad=ABOVE)
+    axes.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False)
 
 
 def _name_tasks(axes: Axes, found: Mapping[str, Any]) -> None:
-    axes.set_xticks(range(len(found["tasks"])), found["tasks"], fontsize=8)
-
-
-def _name_layers(axes: Axes, found: Mapping[str, Any]) -> None:
-    names = [layer["layer"] or "(the model)" for layer in found["layers"]]
-    axes.set_yticks(range(len(names)), names, fontsize=8)
+    crowded = max(map(len, found["tasks"])) * len(found["tasks"]) * LETTER > PANEL - 1.4 and len(found["tasks"]) > 1
+    turned: dict[str, Any] = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"} if crowded else {}
+    axes.set_xticks(range(len(found["tasks"])), found["tasks"], fontsize=8, **turned)
