@@ -56,6 +56,22 @@ def test_quickstart_shows_the_table_that_is_printed(capsys: pytest.CaptureFixtur
     assert capsys.readouterr().out == shown[1]
 
 
+def test_the_table_of_a_set_of_your_own_builds_as_it_is_shown(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
+    from contnorm.streams.building import build
+    from contnorm.streams.own_multilabel import list_own
+
+    page = (ROOT / "docs" / "howto" / "build-cocoseq.md").read_text()
+    shown = re.search(r"^```text\n(image,split.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert shown
+    (tmp_path / "labels.csv").write_text(shown[1])
+    for picture in re.findall(r"^\S+\.jpg", shown[1], re.MULTILINE):
+        (tmp_path / picture).parent.mkdir(exist_ok=True)
+        image.new("RGB", (20, 10)).save(tmp_path / picture)
+    manifest = build(list_own("beaches", tmp_path / "labels.csv", tmp_path), tmp_path / "beaches", side=8)
+    assert manifest["complete"] and manifest["class_names"] == ["palm", "sea", "sky"]
+
+
 def test_times_in_the_docs_are_those_of_the_record() -> None:
     page = (ROOT / "docs" / "deviations.md").read_text()
     record = json.loads((ROOT / "docs" / "records" / "cn-on-cpu.json").read_text())

@@ -167,12 +167,12 @@ def norm_names() -> tuple[str, ...]:
     return tuple(NORMS)
 
 
-def find_norm(name: str, caller: str = "find_norm") -> tuple[NormSpec, int | None]:
+def find_norm(name: str, caller: str = "") -> tuple[NormSpec, int | None]:
     """The row for a name, and the number of groups where the name carries one.
 
     Args:
         name: A name of the table in any case, with a number of groups behind it where the norm takes one.
-        caller: Whom an error message names.
+        caller: Whom an error message names before all else; nobody where it has a place of its own to name.
 
     Raises:
         ValueError: For a name that isn't in the table, with near matches.
@@ -183,8 +183,9 @@ def find_norm(name: str, caller: str = "find_norm") -> tuple[NormSpec, int | Non
         >>> find_norm("BN")[1] is None
         True
     """
+    where = f"{caller}: " if caller else ""
     if not isinstance(name, str):
-        raise TypeError(f"{caller}: the norm's name must be a string such as 'cn', got {name!r}.")
+        raise TypeError(f"{where}the norm's name must be a string such as 'cn', got {name!r}.")
     wanted = name.strip().lower()
     if wanted in NORMS:
         return NORMS[wanted], None
@@ -194,13 +195,13 @@ def find_norm(name: str, caller: str = "find_norm") -> tuple[NormSpec, int | Non
         if spec.grouped:
             return spec, int(numbered[2])
         raise ValueError(
-            f"{caller}: norm {name!r} carries a number of groups, but {spec.name!r} has no groups. "
+            f"{where}norm {name!r} carries a number of groups, but {spec.name!r} has no groups. "
             f"Use {spec.name!r}, or one of the grouped norms: {_listed(grouped=True)}."
         )
     near = _by_class(wanted) or difflib.get_close_matches(wanted, NORMS, n=3, cutoff=0.5)
     hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
     raise ValueError(
-        f"{caller}: unknown norm {name!r}.{hint} There are {len(NORMS)}: {_listed()}. "
+        f"{where}unknown norm {name!r}.{hint} There are {len(NORMS)}: {_listed()}. "
         f"A number of groups may follow {_listed(grouped=True)}, as in 'cn8'."
     )
 
