@@ -11,6 +11,8 @@ import pytest
 
 import contnorm as cn
 from contnorm import functional
+from contnorm.streams.building import build
+from contnorm.streams.own_multilabel import list_own
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -58,9 +60,6 @@ def test_quickstart_shows_the_table_that_is_printed(capsys: pytest.CaptureFixtur
 
 def test_the_table_of_a_set_of_your_own_builds_as_it_is_shown(tmp_path: Path) -> None:
     image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
-    from contnorm.streams.building import build
-    from contnorm.streams.own_multilabel import list_own
-
     page = (ROOT / "docs" / "howto" / "build-cocoseq.md").read_text()
     shown = re.search(r"^```text\n(image,split.*?)^```", page, re.MULTILINE | re.DOTALL)
     assert shown
@@ -70,6 +69,18 @@ def test_the_table_of_a_set_of_your_own_builds_as_it_is_shown(tmp_path: Path) ->
         image.new("RGB", (20, 10)).save(tmp_path / picture)
     manifest = build(list_own("beaches", tmp_path / "labels.csv", tmp_path), tmp_path / "beaches", side=8)
     assert manifest["complete"] and manifest["class_names"] == ["palm", "sea", "sky"]
+
+
+def test_what_is_to_be_expected_of_cn_is_what_the_table_has() -> None:
+    page = " ".join((ROOT / "docs" / "concepts" / "why-bn-forgets.md").read_text().split())
+    table = (ROOT / "docs" / "results" / "table2.md").read_text()
+    alike, chosen = re.findall(r"^## .*?: CN is over BN in ACC .*?(?=^## )", table, re.MULTILINE | re.DOTALL)
+    for claim, said in (
+        (alike, "has {} points with CN under ER and {} under DER++"),
+        (chosen, "of its own, {} and {}"),
+    ):
+        differences = re.findall(r"^\| split-cifar100 (?:er|derpp) cn32 against bn \| (\S+)", claim, re.MULTILINE)
+        assert len(differences) == 2 and said.format(*differences) in page
 
 
 def test_times_in_the_docs_are_those_of_the_record() -> None:
