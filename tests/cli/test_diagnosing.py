@@ -163,6 +163,10 @@ def test_a_network_from_elsewhere_is_looked_at_with_a_stream(root: Path, tmp_pat
     assert len(found.tasks) == 5 and [layer.layer for layer in found.layers] == ["1"]
     assert found.learned is None and "points of accuracy" in found.sentence
     assert found.layers[0].running_oracle.mean > 8 * 2, "every channel's mean is about 3 off"
+    twin[1].running_var.fill_(float("nan"))
+    save_file(twin.state_dict(), weights)
+    with pytest.raises(UserError, match=r"the running moments of layer '1' are not finite: the model has diverged"):
+        diagnose_brought(Brought(f"{file}:make", weights, "split-mnist"), 0, place)
     weights.write_bytes(b"")
     with pytest.raises(UserError, match=r"is no safetensors file .* Save it with safetensors.torch.save_file"):
         diagnose_brought(Brought(f"{file}:make", weights, "split-mnist"), 0, place)

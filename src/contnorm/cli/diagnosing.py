@@ -131,13 +131,16 @@ def _on_its_stream(lane: Lane, learned: Sequence[float] | None) -> Diagnosis:
             f"accuracy. Use a run whose pictures have one each; `contnorm show` has the scores of this one."
         )
     tasks = range(lane.data.stream.tasks)
-    return diagnose(
-        lane.model,
-        [TaskBatches(lane, task) for task in tasks],
-        test_by_task=[TaskBatches(lane, task, test=True) for task in tasks],
-        learned=learned,
-        predict=lambda model, x, task: classes_of(lane, x, task),
-    )
+    try:
+        return diagnose(
+            lane.model,
+            [TaskBatches(lane, task) for task in tasks],
+            test_by_task=[TaskBatches(lane, task, test=True) for task in tasks],
+            learned=learned,
+            predict=lambda model, x, task: classes_of(lane, x, task),
+        )
+    except ValueError as error:  # a network whose moments can't be told, or are not finite
+        raise UserError(str(error)) from error
 
 
 Located = tuple[Record, Path]  # a record, and where it is

@@ -76,7 +76,7 @@ def _drift(axes: Axes, found: Mapping[str, Any]) -> None:
     for key, label, colour, off in (("mean_scaled", "mean", BLUE, -0.2), ("var_scaled", "variance", ORANGE, 0.2)):
         lengths = [layer["running_oracle"][key] for layer in found["layers"]]
         axes.barh([row + off for row in rows], lengths, 0.4, label=label, color=colour)
-    axes.set(xlabel="distance, scaled by the layer's spread", ylim=(len(rows) - 0.5, -0.5))
+    axes.set(xlabel="distance, scaled by the layer's spread", ylabel="layer", ylim=(len(rows) - 0.5, -0.5))
     axes.set_yticks(rows, [layer["layer"] or "(the model)" for layer in found["layers"]], fontsize=8)
     _entitle(axes, "running to oracle moments")
 
