@@ -360,6 +360,19 @@ def test_the_list_says_what_is_there(tmp_path: Path, console: Console) -> None:
     assert "0 of 20" in rows["table5"] and "cocoseq: not found" in rows["table5"] and "none to do" in rows["figure1"]
 
 
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_in_a_narrow_terminal_no_number_is_cut(tmp_path: Path, width: int) -> None:
+    wide, narrow = (Console(file=io.StringIO(), width=columns) for columns in (400, width))
+    for console in (wide, narrow):
+        run_recipe("table1", Asked(runs=RECORDS, data_root=tmp_path), console)
+        show_recipes(5, tmp_path, RECORDS, console)
+    said = printed(narrow)
+    assert "\u2026" not in said and max(len(line) for line in said.splitlines() if "+-" in line) <= width
+    numbers = r"[-+]?\d+\.\d+(?: \+- \d+\.\d+)?"
+    assert re.findall(numbers, " ".join(said.split())) == re.findall(numbers, " ".join(printed(wide).split()))
+    assert re.search(r"table2 +154 of 235, all in tf32, 1 lost", said) and "Seven norms, task-incremental" in said
+
+
 def test_a_recipe_of_ones_own_as_it_is_typed(tmp_path: Path) -> None:
     pytest.importorskip("mlxtend", reason="mlxtend is not installed")
     (tmp_path / "mine.toml").write_text(

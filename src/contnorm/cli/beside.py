@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from rich.console import Console
-from rich.table import Column, Table
 from rich.text import Text
 
+from contnorm.cli.fitting import say, show_rows
 from contnorm.comparison.claims import Case, decide
 from contnorm.comparison.lines import Line, apart, corrected, lines_of, remarks
 from contnorm.comparison.measured import Measured
@@ -30,14 +30,15 @@ def show_table(recipe: Recipe, measured: Sequence[Measured], console: Console, v
     shown = _dimensions(recipe, measured)
     heads = [*shown, "norm", "score", "seeds", "ours", "paper"]
     heads += ["difference", "95 % interval", "verdict"] if verdicts else []
-    table = Table(*(Column(head, no_wrap=True) for head in heads), box=None, pad_edge=False)
+    rows = []
     for line in lines:
         cells = [*_place(line.measured, shown), title_of(line.score), str(len(line.values)), spread(line.values)]
         cells.append(paper_number(line.published))
-        table.add_row(*map(Text, cells + (list(verdict_words(line.found)) if verdicts else [])))
-    console.print(table, "")
+        rows.append(cells + (list(verdict_words(line.found)) if verdicts else []))
+    show_rows(heads, rows, console, named=len(shown) + 1)
+    console.print()
     for text in _footer(recipe, measured, lines, verdicts):
-        console.print(Text(text), soft_wrap=True)
+        say(text, console)
 
 
 def _dimensions(recipe: Recipe, measured: Sequence[Measured]) -> list[str]:
@@ -84,12 +85,10 @@ def show_curves(recipe: Recipe, measured: Sequence[Measured], console: Console) 
                 rows.append([*_place(one, shown), title_of(score), str(len(curves)), *means])
     tasks = max((len(row) for row in rows), default=0) - len(shown) - 3
     heads = [*shown, "norm", "score", "seeds", *(f"task {i + 1}" for i in range(tasks))]
-    table = Table(*(Column(head, no_wrap=True) for head in heads), box=None, pad_edge=False)
-    for row in rows:
-        table.add_row(*map(Text, row))
-    console.print(table, "")
+    show_rows(heads, rows, console, named=len(shown) + 2)
+    console.print()
     for text in [*([recipe.note] if recipe.note else []), *precision_remarks(measured)]:
-        console.print(Text(text), soft_wrap=True)
+        say(text, console)
 
 
 def show_claims(recipe: Recipe, measured: Sequence[Measured], console: Console, whole: bool = True) -> None:
@@ -99,7 +98,7 @@ def show_claims(recipe: Recipe, measured: Sequence[Measured], console: Console, 
             outcome = decided.outcome.upper() + ("" if whole else ", of what is run")
             console.print(Text(f"\n{outcome}: {decided.claim.says} ({measure(decided.claim)})"))
         for case in decided.cases:
-            console.print(Text(f"  {case.what}: {_numbers(case)}"), soft_wrap=True)
+            say(f"  {case.what}: {_numbers(case)}", console)
 
 
 def _numbers(case: Case) -> str:

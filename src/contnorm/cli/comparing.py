@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from rich.console import Console
-from rich.padding import Padding
-from rich.table import Column, Table
 from rich.text import Text
 
+from contnorm.cli.fitting import show_rows
 from contnorm.cli.settings import differences, word
-from contnorm.cli.showing import GROUPS_SHOWN, SHOWN, SHOWN_OF_LABELS, UNLIMITED, described
+from contnorm.cli.showing import GROUPS_SHOWN, SHOWN, SHOWN_OF_LABELS, described
 from contnorm.comparison.intervals import (
     bootstrap_apart,
     bootstrap_interval,
@@ -67,7 +66,7 @@ def show_comparison(a: list[Record], b: list[Record], console: Console) -> None:
     elif not sides.paired:
         console.print(Text(f"A and B share no seed ({_seeds(a)}; {_seeds(b)}), so nothing is paired."))
     console.print()
-    _show_rows(_rows(sides), console)
+    show_rows(HEADS, _rows(sides), console)
     console.print(Text(_footer(sides)))
 
 
@@ -129,21 +128,6 @@ def _rows(sides: _Sides) -> list[tuple[str, ...]]:
         a, b = ([value(record) for record in side] for side in (sides.a, sides.b))
         rows.append((title, spread(a), spread(b), *(_paired(a, b) if sides.paired else _unpaired(a, b))))
     return rows
-
-
-def _show_rows(rows: list[tuple[str, ...]], console: Console) -> None:
-    """A table where it fits, else three lines a score: no number is cut."""
-    table = Table(*(Column(head, no_wrap=True) for head in HEADS), box=None, pad_edge=False)
-    for row in rows:
-        table.add_row(*row)
-    if console.measure(table, options=console.options.update(width=UNLIMITED)).maximum <= console.width:
-        console.print(table)
-        return
-    for title, *cells in rows:
-        said = [f"{head} {cell}" for head, cell in zip(HEADS[1:], cells, strict=True)]
-        console.print(Text(title))
-        for line in (said[:3], said[3:]):
-            console.print(Padding(Text("  ".join(line)), (0, 0, 0, 4), expand=False))
 
 
 def _paired(a: list[float], b: list[float]) -> tuple[str, str, str, str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from contnorm.cli.fitting import say
 from contnorm.cli.settings import differences, word
 from contnorm.cli.showing import described
 from contnorm.config import RunConfig
@@ -74,7 +75,7 @@ def show_diagnosis(
 
 def _say(sentence: str, console: Console) -> None:
     """Broken between words at a terminal; one line in a file, where it may be searched for."""
-    console.print(sentence, soft_wrap=not console.is_terminal, markup=False, highlight=False)
+    say(sentence, console)
 
 
 def _diagnosed(given: str | Brought, seed: int | None, place: Workplace) -> tuple[str, Diagnosis]:

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from contnorm.cli.beside import show_claims, show_curves, show_table
 from contnorm.cli.choosing import chosen
+from contnorm.cli.fitting import say
 from contnorm.cli.paper_data import show_data_table
 from contnorm.cli.paper_records import Kept, hows_of
 from contnorm.cli.running import Hands, recorded, say_on_stderr, workplace
@@ -125,7 +126,7 @@ def _run_and_show(recipe: Recipe, asked: Asked, console: Console) -> int:
     said = [what_to_put(recipe, source, place.data_root) for source in _sources(away)]
     jobs = kept.jobs(here)
     if words := kept.said_of(jobs, here):
-        console.print(Text(words), soft_wrap=True)
+        say(words, console)
     code, failed = 0, ""
     try:
         code = recorded(jobs, place, console) if jobs else 0
@@ -137,7 +138,7 @@ def _run_and_show(recipe: Recipe, asked: Asked, console: Console) -> int:
     if asked.settings:
         console.print(Text(f"with other settings than the recipe's: {' '.join(asked.settings)}"), soft_wrap=True)
     for line in _other_data(configs, own.get("stream", {}).get("source")):
-        console.print(Text(line), soft_wrap=True)
+        say(line, console)
     for way, measured in zip(ways, found, strict=True):
         _show_way(way, measured, console, asked.tried)
     for line in said:
@@ -251,12 +252,12 @@ def _other_data(cells: Iterable[Cell], typed: str | None) -> list[str]:
 
 def _show_way(way: _Way, measured: Sequence[Measured], console: Console, tried: bool) -> None:
     if way.title:
-        console.print(Text(f"\n{way.title}:"), style="bold", soft_wrap=True)
+        say(f"\n{way.title}:", console, style="bold")
     there = [one for one in measured if one.records]
     if there:
         _show(way.recipe, there, console, tried)
     for line in lost_remarks(measured):
-        console.print(Text(line), soft_wrap=True)
+        say(line, console)
     if not measured:
         console.print(Text("none of it is run"))
         return
@@ -264,7 +265,7 @@ def _show_way(way: _Way, measured: Sequence[Measured], console: Console, tried: 
     missing = [cell.words for cell in way.cells if id(cell) not in done]
     if missing:
         more = f" and {len(missing) - SOME} more" if len(missing) > SOME else ""
-        console.print(Text(f"Not run: {', '.join(missing[:SOME])}{more}."), soft_wrap=True)
+        say(f"Not run: {', '.join(missing[:SOME])}{more}.", console)
     if not tried:
         show_claims(way.recipe, there, console, whole=len(measured) == len(cells_of(way.recipe)))
 

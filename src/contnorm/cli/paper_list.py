@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
 from contnorm.cli.data import place_of
+from contnorm.cli.fitting import needed_width
 from contnorm.cli.paper import config_of, runs_folder, selection_of, sources_of
 from contnorm.cli.paper_records import Kept
 from contnorm.comparison.precisions import HOWS, how_of, how_words
@@ -23,6 +26,8 @@ from contnorm.streams.sources import ENVIRONMENT, SOURCES, data_root
 
 __all__ = ["show_recipes"]
 
+LEAST_OF_DATA = 24  # columns
+
 
 def show_recipes(seeds: int, given: Path | None, runs: Path, console: Console, only: str = "") -> None:
     """A line each: its name and title, the data it needs and where that is, and the runs done of those wanted.
@@ -31,13 +36,24 @@ def show_recipes(seeds: int, given: Path | None, runs: Path, console: Console, o
     """
     root = data_root(given)
     console.print(Text(f"data under {root} (--data-root or {ENVIRONMENT} says where else), runs under {runs}"))
-    heads = ("recipe", "runs done", "what it is", "data")
+    found = [(name, find_recipe(name)) for name in ([only] if only else recipe_names())]
+    rows = [(name, _done(one, seeds, root, runs), one.title, _data(one, root)) for name, one in found]
+    table = _table(rows, ("recipe", "runs done", "what it is"))
+    if needed_width(table, console) + LEAST_OF_DATA <= console.width:
+        console.print(_table(rows, ("recipe", "runs done", "what it is", "data")))
+        return
+    for name, done, *rest in rows:
+        console.print(Text(f"{name}  {done}"))
+        for line in rest:
+            console.print(Padding(Text(line), (0, 0, 0, 4), expand=False))
+
+
+def _table(rows: Sequence[tuple[str, ...]], heads: Sequence[str]) -> Table:
+    """Of so many columns; what is said of data may wrap."""
     table = Table(*(Column(head, no_wrap=head != "data") for head in heads), box=None, pad_edge=False)
-    for name in [only] if only else recipe_names():
-        recipe = find_recipe(name)
-        row = (name, _done(recipe, seeds, root, runs), recipe.title, _data(recipe, root))
-        table.add_row(*map(Text, row))
-    console.print(table)
+    for row in rows:
+        table.add_row(*map(Text, row[: len(heads)]))
+    return table
 
 
 def _done(recipe: Recipe, seeds: int, root: Path, runs: Path) -> str:

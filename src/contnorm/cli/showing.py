@@ -15,6 +15,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from contnorm.catalog import find_norm
+from contnorm.cli.fitting import needed_width, say
 from contnorm.cli.settings import changed, in_words, varying
 from contnorm.comparison.lost import lost_words
 from contnorm.comparison.words import FM_OF_LABELS, part_of, spread
@@ -58,7 +59,6 @@ IN_COLUMNS = {
     "train.max_steps",
     "evaluate.moments",
 }
-UNLIMITED = 10_000  # a width at which nothing is cut
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def show_scores(records: list[Record], console: Console) -> None:
     for several in (False, True):
         _show_scores([record for record in records if record.several_labels == several], console)
     for line in _remarks([record for record in records if record.several_labels]):
-        console.print(Text(line), soft_wrap=True)
+        say(line, console)
 
 
 def _remarks(records: list[Record]) -> list[str]:
@@ -102,7 +102,7 @@ def _remarks(records: list[Record]) -> list[str]:
 def show_lost(records: Sequence[Record], lost: Lost, console: Console) -> None:
     """Below the scores, which runs lack seeds because their loss was no longer finite."""
     for line in lost_lines(records, lost):
-        console.print(Text(line), soft_wrap=True)
+        say(line, console)
 
 
 def lost_lines(records: Sequence[Record], lost: Lost) -> list[str]:
@@ -212,7 +212,7 @@ def _table(rows: list[Row], with_settings: bool) -> Table:
 
 def _least_width(rows: list[Row], with_settings: bool, console: Console) -> int:
     """What the table needs for nothing to be cut; settings may wrap between one and the next."""
-    least = console.measure(_table(rows, False), options=console.options.update(width=UNLIMITED)).maximum
+    least = needed_width(_table(rows, False), console)
     words = [word for row in rows for word in (*row.settings.split(), "settings")]
     return least + (2 + max(map(len, words)) if with_settings else 0)
 

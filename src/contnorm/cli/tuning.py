@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Column, Table
 from rich.text import Text
 
 from contnorm.cli.choosing import chosen
+from contnorm.cli.fitting import say, show_rows
 from contnorm.cli.paper import config_of, is_found, selection_file, selection_of, what_to_put
 from contnorm.cli.paper_records import Kept, hows_of
 from contnorm.cli.running import Hands, recorded, say_on_stderr, workplace
@@ -197,7 +197,7 @@ def _show_and_write(
         console.print(Text("A try: these numbers are of the first steps alone, so nothing is chosen by them."))
         return
     for line in _footer(results, wanted.seeds):
-        console.print(Text(line), soft_wrap=True)
+        say(line, console)
     if found.chosen:
         path = wanted.out or selection_file(recipe, wanted.runs)
         with usable(path, "it can't be written", "Say with --out where else."):
@@ -243,12 +243,13 @@ def _show(results: Sequence[tuple[_Grid, list[Tried]]], wanted: Wanted, console:
     """A line a grid, its winner marked."""
     rates = sorted(set(wanted.rates))
     heads = ["stream", "strategy", "norm", *(f"lr {rate:g}" for rate in rates), "chosen"]
-    table = Table(*(Column(head, no_wrap=True) for head in heads), box=None, pad_edge=False)
+    rows = []
     for grid, tried in results:
         best = winner(tried) if _complete(tried, wanted.seeds) and wanted.max_steps is None else None
         cells = [_cell(one, one is best, wanted.seeds) for one in tried]
-        table.add_row(*map(Text, [*_named(grid), *cells, f"{best.lr:g}" if best else "none yet"]))
-    console.print(table, "")
+        rows.append([*_named(grid), *cells, f"{best.lr:g}" if best else "none yet"])
+    show_rows(heads, rows, console, named=3)
+    console.print()
     seeds = "one seed" if wanted.seeds == 1 else f"{wanted.seeds} seeds"
     console.print(Text(f"ACC on the validation tasks, over {seeds}; * is chosen: the highest mean."))
 

@@ -1,0 +1,77 @@
+"""Rows of numbers at a terminal of any width: a table where it fits, else lines. No number is cut."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Column, Table
+from rich.text import Text
+
+__all__ = ["needed_width", "say", "show_rows"]
+
+UNLIMITED = 10_000  # a width at which nothing is cut
+INDENT = 4
+
+
+def show_rows(heads: Sequence[str], rows: Sequence[Sequence[str]], console: Console, named: int = 1) -> None:
+    """Print rows as a table; where the terminal is narrower, each as its name and then what its columns say.
+
+    Args:
+        heads: Of the columns.
+        rows: Their cells.
+        console: Where.
+        named: How many of the first columns name a row; a name is said once for the rows that share it.
+
+    Example:
+        >>> heads, rows = ("norm", "ACC", "FM"), [("bn", "64.75 +- 3.44", "8.48 +- 3.34")]
+        >>> show_rows(heads, rows, Console(width=40))
+        norm  ACC            FM
+        bn    64.75 +- 3.44  8.48 +- 3.34
+        >>> show_rows(heads, rows, Console(width=24))
+        bn
+            ACC 64.75 +- 3.44
+            FM 8.48 +- 3.34
+    """
+    table = Table(*(Column(head, no_wrap=True) for head in heads), box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*map(Text, row))  # as they are: a name may have brackets in it
+    if needed_width(table, console) <= console.width:
+        console.print(table)
+        return
+    before = ""
+    for row in rows:
+        name = " ".join(row[:named])
+        if name != before:
+            console.print(Text(name))
+        before = name
+        said = [f"{head} {cell}" for head, cell in zip(heads[named:], row[named:], strict=True)]
+        for line in _lines(said, console.width - INDENT):
+            console.print(Padding(Text(line), (0, 0, 0, INDENT), expand=False))
+
+
+def say(sentence: str, console: Console, style: str = "") -> None:
+    """A sentence: at a terminal it breaks between words; in a file it stays one line, to be searched."""
+    console.print(Text(sentence), style=style, soft_wrap=not console.is_terminal)
+
+
+def needed_width(table: Table, console: Console) -> int:
+    """The width at which nothing of a table is cut or wrapped."""
+    return console.measure(table, options=console.options.update(width=UNLIMITED)).maximum
+
+
+def _lines(parts: Sequence[str], width: int) -> list[str]:
+    """As many beside each other as fit.
+
+    Example:
+        >>> _lines(["ACC 64.75", "FM 8.48", "LA 71.50"], 20)
+        ['ACC 64.75  FM 8.48', 'LA 71.50']
+    """
+    lines: list[str] = []
+    for part in parts:
+        if lines and len(lines[-1]) + 2 + len(part) <= width:
+            lines[-1] += f"  {part}"
+        else:
+            lines.append(part)
+    return lines
