@@ -264,6 +264,13 @@ def test_groups_are_counted_over_the_pictures_to_learn_from(tmp_path: Path) -> N
         ("image,split,task,sky\n\n\na.jpg,train,0,x\n", r"line 4: sky is 'x'"),
         ('image,split,task,sky\n"a\nb.jpg",train,0,1\na.jpg,train,0,x\n', r"line 4: sky is 'x'"),
         ("image,split,task,sky,sea,sky\na.jpg,train,0,1,0,0\n", r"has the column 'sky' more than once"),
+        (",image,split,task,sky\n0,a.jpg,train,0,1\n", r"column 1 of 5 has no name .*index=False"),
+        ("image,split,task,labels,\na.jpg,train,0,sky,\n", r"column 5 of 5 has no name"),
+        ("image,split,task,labels\n", r"table\.csv: lists no picture\. Give it a row for each"),
+        (
+            f"image,split,task,sky\n{'a' * 300}.jpg,train,0,1\n",
+            r"aaa\.jpg: it can't be looked for \(File name too long\)\. Mend line 2 of .*table\.csv",
+        ),
     ],
     ids=[
         "no task",
@@ -276,6 +283,10 @@ def test_groups_are_counted_over_the_pictures_to_learn_from(tmp_path: Path) -> N
         "empty lines",
         "line of two",
         "column again",
+        "index",
+        "comma at the end",
+        "no rows",
+        "name",
     ],
 )
 def test_what_is_wrong_with_a_table_is_one_line(tmp_path: Path, text: str, said: str) -> None:
@@ -291,6 +302,8 @@ def test_groups_and_folders_that_do_not_fit_are_told(tmp_path: Path) -> None:
         own(tmp_path, text, "class,group\nsky,minor\n")
     with pytest.raises(UserError, match=r"groups\.csv: has no group of class 'sky'"):
         own(tmp_path, text, "class,group\nsea,minority\n")
+    with pytest.raises(UserError, match=r"groups\.csv, line 3: class 'sky' is 'minority', and before 'majority'"):
+        own(tmp_path, text, "class,group\nsky,majority\nsky,minority\n")
     with pytest.raises(UserError, match=r"--images .*nowhere: is no folder"):
         list_own("mine", tmp_path / "table.csv", tmp_path / "nowhere")
     with pytest.raises(UserError, match=r"none\.csv: it can't be read"):

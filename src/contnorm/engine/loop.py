@@ -126,7 +126,7 @@ def run_lanes(
     Args:
         lanes: The runs.
         checkpoints: Where to save each; None for nowhere.
-        every: Steps between checkpoints; one is also written at each task's end but the last.
+        every: Steps between checkpoints; one is also written at each task's end.
         report_every: Steps between reports, each of which looks at the losses.
         stop: Asked at each report and checkpoint; where it says so, the runs are saved and end.
     """
@@ -143,7 +143,7 @@ def _learn(
     steps, ends = len(first.lane.plan.steps), first.lane.plan.ends
     _look_ahead(runs)
     mover = mover_for([run.lane for run in runs])
-    for task in range(first.tally.tasks, len(ends)):
+    for task in range(min(run.tally.tasks for run in runs), len(ends)):
         while runs and runs[0].lane.done < ends[task]:
             done = runs[0].lane.done
             until = min(ends[task], (done // report_every + 1) * report_every, (done // every + 1) * every)
@@ -163,8 +163,11 @@ def _learn(
                 saver.flush()
                 yield from ((run.lane, Stopped(until, steps)) for run in runs)
                 return
-        _evaluate(runs, task)
-        if task + 1 < len(ends):  # what is through is recorded at once, and needs no checkpoint
+        last = task + 1 == len(ends)
+        if last:  # after its evaluation a run is recorded: what can still be lost is that evaluation
+            _save(runs, saver)
+        _evaluate([run for run in runs if run.tally.tasks == task], task)  # one saved since then has it counted
+        if not last:
             _save(runs, saver)
     _forget(runs, saver)
     yield from ((run.lane, Finished(_found(run.lane, run.tally))) for run in runs)
