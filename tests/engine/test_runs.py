@@ -119,7 +119,7 @@ def test_a_checkpoint_cut_short_is_passed_over(root: Path, tmp_path: Path) -> No
     assert latest is not None and latest.progress["done"] == 8
 
 
-def test_saved_at_every_tasks_end(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_saved_at_every_tasks_end_on_a_cpu(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved: list[int] = []
     save = Saver.save
 

@@ -126,7 +126,7 @@ def run_lanes(
     Args:
         lanes: The runs.
         checkpoints: Where to save each; None for nowhere.
-        every: Steps between checkpoints; one is also written at each task's end.
+        every: Steps between checkpoints; one is also written at each task's end, but on a GPU the last's.
         report_every: Steps between reports, each of which looks at the losses.
         stop: Asked at each report and checkpoint; where it says so, the runs are saved and end.
     """
@@ -164,7 +164,7 @@ def _learn(
                 yield from ((run.lane, Stopped(until, steps)) for run in runs)
                 return
         last = task + 1 == len(ends)
-        if last:  # after its evaluation a run is recorded: what can still be lost is that evaluation
+        if last and first.lane.device.type == "cpu":  # a GPU learns what is lost again sooner than it waits for a disk
             _save(runs, saver)
         _evaluate([run for run in runs if run.tally.tasks == task], task)  # one saved since then has it counted
         if not last:
