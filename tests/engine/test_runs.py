@@ -115,6 +115,9 @@ def test_a_checkpoint_cut_short_is_passed_over(root: Path, tmp_path: Path) -> No
     (tmp_path / "9.safetensors").write_bytes(good[: len(good) // 2])
     (tmp_path / "9.json").write_text((tmp_path / "8.json").read_text().replace('"done": 8', '"done": 9'))
     (tmp_path / "10.json").write_text('{"done": 10, "ta')
+    for name, text in (("11", "[]"), ("12", "7")):
+        (tmp_path / f"{name}.json").write_text(text)
+        (tmp_path / f"{name}.safetensors").write_bytes(good)
     latest = checkpoints.latest()
     assert latest is not None and latest.progress["done"] == 8
 

@@ -84,6 +84,15 @@ def remove(*paths: str) -> Callable[[Path], None]:
     return spoil
 
 
+def refer(**to: object) -> Callable[[Path], None]:
+    def spoil(root: Path) -> None:
+        raw = json.loads((root / INSTANCES).read_text())
+        raw["annotations"][0].update(to)
+        write_json(root / INSTANCES, raw)
+
+    return spoil
+
+
 INSTANCES = "annotations/instances_train2014.json"
 BOTH = (INSTANCES, "annotations/instances_val2014.json")
 
@@ -94,6 +103,11 @@ BOTH = (INSTANCES, "annotations/instances_val2014.json")
         (remove(*BOTH), r"has no annotations\. Looked for instances\*\.json and annotations/instances\*\.json"),
         (spoil_json(INSTANCES), r"instances_train2014\.json: is no JSON, or is cut short \(.*\)\. Bring it again"),
         (rewrite(INSTANCES, [1]), r"instances_train2014\.json: is no instances file of COCO: it should have lists of"),
+        (
+            refer(image_id=999),
+            r"instances_train2014\.json: is no instances file of COCO: 999 is missing, which an entry",
+        ),
+        (refer(image_id=[1]), r"instances_train2014\.json: .* an entry is of another kind .*list.* Bring it again"),
         (
             remove(INSTANCES),
             r"train_task0\.json: 1 of its 3 pictures are in no annotations, such as 2\. Looked in inst",
@@ -106,7 +120,18 @@ BOTH = (INSTANCES, "annotations/instances_val2014.json")
             r"train_task1\.json: 1 of its 1 pictures are in no annotations, such as 999",
         ),
     ],
-    ids=["none", "truncated", "other", "half", "no list", "truncated list", "words", "unknown"],
+    ids=[
+        "none",
+        "truncated",
+        "other",
+        "no such picture",
+        "no number",
+        "half",
+        "no list",
+        "truncated list",
+        "words",
+        "unknown",
+    ],
 )
 def test_what_is_wrong_with_coco_is_one_line(tmp_path: Path, spoil: Callable[[Path], None], said: str) -> None:
     spoil(small_coco(tmp_path))
