@@ -163,6 +163,21 @@ def test_a_task_that_was_measured_is_not_measured_again_beside_one_that_was_not(
     assert found == expected
 
 
+def test_a_run_that_is_through_needs_no_room_for_a_checkpoint(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = settings(root, stream={"name": "permuted-mnist", "train_per_task": 60, "tasks": 2})
+    written: list[int] = []
+
+    def full(place: Checkpoints, tensors: Any, progress: dict[str, Any]) -> None:
+        written.append(progress["done"])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Checkpoints, "save", full)
+    assert finished(Lane(config, 0, load_source("mnist", root), CPU), Checkpoints(tmp_path))["matrix"]
+    assert written, "the first task's end was to be saved"
+
+
 def test_a_full_disk_loses_nothing(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config, source = settings(root), load_source("mnist", root)
     expected = finished(Lane(config, 0, source, CPU))
