@@ -170,3 +170,19 @@ def test_a_network_that_draws_random_numbers_is_run_and_told_of(
         lane(root, per_task=20, model={"name": f"{tmp_path / 'own.py'}:dropping"})
     (told,) = caplog.messages
     assert "dropping': draws random numbers as it learns" in told
+
+
+def test_what_does_not_fit_into_memory_is_told_by_its_setting(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_network(*given: object) -> None:
+        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes")
+
+    def no_memory(*given: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr("contnorm.models.building.MLP", no_network)
+        with pytest.raises(UserError, match=r"model\.width=100: a mlp of that width does not fit into memory"):
+            lane(root, per_task=20)
+    monkeypatch.setattr("contnorm.plan.build_memory", no_memory)
+    with pytest.raises(UserError, match=r"memory\.size=50: so many slots do not fit into memory\. Use a smaller"):
+        lane(root, per_task=20)
