@@ -53,6 +53,8 @@ def test_identity_is_of_what_differs_from_the_defaults() -> None:
         ({"train": {"lr": 0}}, r"train\.lr=0\.0 must be above 0"),
         ({"train": {"lr": float("nan")}}, r"train\.lr=nan must be a finite number"),
         ({"strategy": {"alpha": float("inf")}}, r"strategy\.alpha=inf must be a finite number"),
+        ({"train": {"lr": 1e300}}, r"train\.lr=1e\+300 must be a finite number, no larger than 3\.4e\+38"),
+        ({"train": {"max_steps": 10**30}}, r"train\.max_steps=10+ must be no more than 1,000,000,000"),
     ],
 )
 def test_bad_settings_are_named(values: dict[str, object], said: str) -> None:
@@ -69,6 +71,7 @@ def test_every_key_that_is_suggested_or_bounded_is_a_setting() -> None:
 def test_assignments_and_files(tmp_path: Path) -> None:
     assert parse_assignment("stream.tasks=none") == ("stream.tasks", None)
     assert parse_assignment("train.deterministic=false") == ("train.deterministic", False)
+    assert parse_assignment("train.lr=0.1\nbatch=3") == ("train.lr", "0.1\nbatch=3"), "which is no number"
     with pytest.raises(UserError, match=r"--set 'lr': expected key=value"):
         parse_assignment("lr")
     file = tmp_path / "run.toml"

@@ -165,6 +165,24 @@ def test_what_does_not_fit_is_one_line_and_changes_nothing(file: Path, tmp_path:
     assert same(network, before)
 
 
+@pytest.mark.parametrize("kind", ["sparse", "without values", "of 8 bits"])
+def test_tensors_that_are_not_plain_are_refused(kind: str, tmp_path: Path, state: State) -> None:
+    made_of = {
+        "sparse": lambda t: t.to_sparse(),
+        "without values": lambda t: t.to("meta"),
+        "of 8 bits": lambda t: t.to(torch.float8_e4m3fn),
+    }
+    torch.save({**state, "conv1.weight": made_of[kind](state["conv1.weight"])}, tmp_path / "odd.pt")
+    with pytest.raises(UserError, match=r"odd\.pt: conv1\.weight is no plain tensor, but .*Weights are dense"):
+        read_weights(tmp_path / "odd.pt")
+
+
+def test_what_is_of_another_kind_is_told_by_its_kind(tmp_path: Path, state: State) -> None:
+    torch.save({**state, "conv1.weight": state["conv1.weight"].int(), 7: torch.ones(1)}, tmp_path / "odd.pt")
+    with pytest.raises(UserError, match=r"1 of another kind \(conv1\.weight torch\.int32 for torch\.float32\)"):
+        made(weights=tmp_path / "odd.pt")
+
+
 def test_numbers_that_are_none_are_refused(tmp_path: Path, state: State) -> None:
     state["layer2.1.conv1.weight"][0, 0, 0, 0] = torch.nan
     with pytest.raises(UserError, match=r"not all of its numbers are finite \(layer2\.1\.conv1\.weight\)"):
@@ -173,7 +191,7 @@ def test_numbers_that_are_none_are_refused(tmp_path: Path, state: State) -> None
     with pytest.raises(UserError, match=r"has variances below 0 \(bn1\.running_var\)"):
         made(weights=saved(tmp_path / "w.pth", {**state, "bn1.running_var": -state["bn1.running_var"]}))
     state["layer2.1.conv1.weight"] = torch.ones(8, 8, 3, 3, dtype=torch.complex64)
-    with pytest.raises(UserError, match="1 of another shape"):
+    with pytest.raises(UserError, match="1 of another kind"):
         made(weights=saved(tmp_path / "w.pth", state))
 
 

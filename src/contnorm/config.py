@@ -175,6 +175,8 @@ _LEAST = {
     "train.passes": 1,
     "train.max_steps": 1,
 }
+_LARGEST_WHOLE = 10**9  # more samples, slots or steps than any machine has room for
+_LARGEST = 3.4e38  # of single precision, which networks are computed in
 _LARGEST_RHO = 10  # the power of a count of samples: with larger ones it can come to be no finite number
 
 
@@ -243,9 +245,10 @@ def parse_assignment(text: str) -> tuple[str, Any]:
     if value == "none":
         return key.strip(), None
     try:
-        return key.strip(), tomllib.loads(f"value = {value}")["value"]
+        read = tomllib.loads(f"value = {value}")
     except tomllib.TOMLDecodeError:
         return key.strip(), value
+    return key.strip(), read["value"] if len(read) == 1 else value  # a second line would set a key of its own
 
 
 def assigned(values: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
@@ -306,10 +309,12 @@ def _checked(kind: Any, value: Any, where: str, full: str) -> Any:
 
 
 def _in_range(value: Any, where: str, full: str) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        raise UserError(f"{where}: {full}={value} must be a finite number.")
+    if isinstance(value, float) and not (math.isfinite(value) and abs(value) <= _LARGEST):
+        raise UserError(f"{where}: {full}={value} must be a finite number, no larger than {_LARGEST}.")
     if isinstance(value, int) and value < _LEAST.get(full, value):
         raise UserError(f"{where}: {full}={value} must be {_LEAST[full]} or more.")
+    if isinstance(value, int) and value > _LARGEST_WHOLE:
+        raise UserError(f"{where}: {full}={value} must be no more than {_LARGEST_WHOLE:,}.")
     if full == "memory.rho" and abs(value) > _LARGEST_RHO:
         raise UserError(f"{where}: {full}={value} must be -{_LARGEST_RHO} to {_LARGEST_RHO}.")
     if full in ("train.lr", "train.clip_value") and value is not None and value <= 0:

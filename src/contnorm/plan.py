@@ -94,7 +94,12 @@ def make_plan(config: RunConfig, stream: Stream, seed: int, draws: int) -> Plan:
     """
     if draws:
         _check_rings(config, stream)
-    memory = build_memory(config.memory, stream, seed)
+    try:
+        memory = build_memory(config.memory, stream, seed)
+    except MemoryError as error:
+        raise UserError(
+            f"memory.size={config.memory.size}: so many slots do not fit into memory. Use a smaller --buffer."
+        ) from error
     if draws:
         _check_replay_can_be_full(config, stream)
     chance = generator(seed, "replay")

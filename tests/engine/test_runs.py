@@ -115,11 +115,14 @@ def test_a_checkpoint_cut_short_is_passed_over(root: Path, tmp_path: Path) -> No
     (tmp_path / "9.safetensors").write_bytes(good[: len(good) // 2])
     (tmp_path / "9.json").write_text((tmp_path / "8.json").read_text().replace('"done": 8', '"done": 9'))
     (tmp_path / "10.json").write_text('{"done": 10, "ta')
+    for name, text in (("11", "[]"), ("12", "7")):
+        (tmp_path / f"{name}.json").write_text(text)
+        (tmp_path / f"{name}.safetensors").write_bytes(good)
     latest = checkpoints.latest()
     assert latest is not None and latest.progress["done"] == 8
 
 
-def test_saved_at_every_tasks_end_but_the_last(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_saved_at_every_tasks_end_on_a_cpu(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved: list[int] = []
     save = Saver.save
 
@@ -130,7 +133,49 @@ def test_saved_at_every_tasks_end_but_the_last(root: Path, tmp_path: Path, monke
     monkeypatch.setattr(Saver, "save", noted)
     lane = Lane(settings(root), 0, load_source("mnist", root), CPU)
     assert finished(lane, Checkpoints(tmp_path))
-    assert len(lane.plan.ends) > 1 and saved == list(lane.plan.ends[:-1]), "what is through is recorded"
+    assert len(lane.plan.ends) > 1 and saved == list(lane.plan.ends)
+
+
+def test_a_run_lost_before_its_record_learns_nothing_again(root: Path, tmp_path: Path) -> None:
+    config, source = settings(root), load_source("mnist", root)
+    expected = finished(Lane(config, 0, source, CPU), Checkpoints(tmp_path))  # which nobody records
+    again = Lane(config, 0, source, CPU)
+    events = [what for _, what in run_lanes([again], [Checkpoints(tmp_path)])]
+    assert len(events) == 1, "no step"
+    assert isinstance(events[0], Finished) and events[0].found["matrix"] == expected["matrix"]
+    assert events[0].found["drift"] == expected["drift"]
+
+
+def test_a_task_that_was_measured_is_not_measured_again_beside_one_that_was_not(root: Path, tmp_path: Path) -> None:
+    """Both are saved after the steps of the first task: one stopped before its evaluation, one killed after it."""
+    config, source = settings(root), load_source("mnist", root)
+    expected = [finished(Lane(config, seed, source, CPU))["matrix"] for seed in (0, 1)]
+    places = [Checkpoints(tmp_path / str(seed)) for seed in (0, 1)]
+    stopped, killed = (Lane(config, seed, source, CPU) for seed in (0, 1))
+    end = stopped.plan.ends[0]
+    list(run_lanes([stopped], places[:1], report_every=1, stop=lambda: stopped.done == end))
+    for _ in run_lanes([killed], places[1:], report_every=1):
+        if killed.done > end:
+            break
+    assert [place.latest_step() for place in places] == [end, end]
+    lanes = [Lane(config, seed, source, CPU) for seed in (0, 1)]
+    found = [what.found["matrix"] for _, what in run_lanes(lanes, places) if isinstance(what, Finished)]
+    assert found == expected
+
+
+def test_a_run_that_is_through_needs_no_room_for_a_checkpoint(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = settings(root, stream={"name": "permuted-mnist", "train_per_task": 60, "tasks": 2})
+    written: list[int] = []
+
+    def full(place: Checkpoints, tensors: Any, progress: dict[str, Any]) -> None:
+        written.append(progress["done"])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Checkpoints, "save", full)
+    assert finished(Lane(config, 0, load_source("mnist", root), CPU), Checkpoints(tmp_path))["matrix"]
+    assert written, "the first task's end was to be saved"
 
 
 def test_a_full_disk_loses_nothing(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

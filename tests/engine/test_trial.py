@@ -114,3 +114,75 @@ def test_a_network_of_ones_own_that_does_not_fit_leaves_nothing(
         list(execute([Job(resolve(values, root), 0)], Workplace(tmp_path / "runs", root, CPU)))
     assert f"model '{file}:{name}'" in str(told.value) and "\n" not in str(told.value)
     assert not (tmp_path / "runs").exists()
+
+
+OWN = """
+import torch
+from torch import nn
+
+def plain(shape, outputs, norm):
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, outputs))
+
+def frozen(shape, outputs, norm):
+    return plain(shape, outputs, norm).requires_grad_(False)
+
+def dropping(shape, outputs, norm):
+    return nn.Sequential(nn.Dropout(0.5), *plain(shape, outputs, norm))
+
+def complex(shape, outputs, norm):
+    model = plain(shape, outputs, norm)
+    model.register_buffer("phase", torch.zeros(2, dtype=torch.complex64))
+    return model
+
+class Two(nn.Linear):
+    def forward(self, x):
+        y = super().forward(x.flatten(1))
+        return y[:, :2] if self.training else y
+
+def other_in_training(shape, outputs, norm):
+    return Two(784, outputs)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("frozen", "has no parameter that can learn"),
+        ("complex", "phase in its state_dict() is of torch.complex64, which a checkpoint can't hold. Use tensors of"),
+        ("other_in_training", "in training, given pictures of shape (2, 1, 28, 28) it should give (2, 10)"),
+    ],
+)
+def test_a_network_that_could_not_learn_or_be_saved_is_refused(
+    root: Path, tmp_path: Path, name: str, said: str
+) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    with pytest.raises(UserError, match=re.escape(said)):
+        lane(root, per_task=20, model={"name": f"{tmp_path / 'own.py'}:{name}"})
+
+
+def test_a_network_that_draws_random_numbers_is_run_and_told_of(
+    root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    lane(root, per_task=20, model={"name": f"{tmp_path / 'own.py'}:plain"})
+    assert not caplog.messages
+    for _ in range(2):
+        lane(root, per_task=20, model={"name": f"{tmp_path / 'own.py'}:dropping"})
+    (told,) = caplog.messages
+    assert "dropping': draws random numbers as it learns" in told
+
+
+def test_what_does_not_fit_into_memory_is_told_by_its_setting(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_network(*given: object) -> None:
+        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes")
+
+    def no_memory(*given: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr("contnorm.models.building.MLP", no_network)
+        with pytest.raises(UserError, match=r"model\.width=100: a mlp of that width does not fit into memory"):
+            lane(root, per_task=20)
+    monkeypatch.setattr("contnorm.plan.build_memory", no_memory)
+    with pytest.raises(UserError, match=r"memory\.size=50: so many slots do not fit into memory\. Use a smaller"):
+        lane(root, per_task=20)

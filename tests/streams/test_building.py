@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -78,6 +79,22 @@ def test_pictures_become_squares_of_bytes_channels_first(tmp_path: Path) -> None
     np.testing.assert_array_equal(squared(tmp_path / "grey.png", 16), np.stack([one_by_one[0]] * 3))
 
 
+@pytest.mark.parametrize("kind", [np.uint16, np.int32, np.float32])
+def test_values_that_would_be_cut_off_are_refused(tmp_path: Path, kind: type) -> None:
+    path = tmp_path / "deep.tif"
+    Image.fromarray(np.linspace(0, 60000, 20 * 30).reshape(20, 30).astype(kind)).save(path)
+    with pytest.raises(UserError, match=r"deep\.tif: has more than 8 bits a value .*save it with 8"):
+        squared(path, SIDE)
+
+
+def test_a_large_picture_is_taken_without_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = few(tmp_path / "pictures")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 60)  # of 11 * 9; at twice as many Pillow refuses
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert build(listed, tmp_path / "few", SIDE)["complete"]
+
+
 def test_what_is_built_is_what_was_listed(tmp_path: Path, decoded: list[str]) -> None:
     listed = few(tmp_path / "pictures")
     told: list[tuple[int, int]] = []
@@ -140,6 +157,13 @@ def test_a_picture_is_listed_once(tmp_path: Path, where: str) -> None:
     assert build(replace(twice, as_published=True), tmp_path / "few", SIDE)["complete"], (
         "the published lists as they are"
     )
+
+
+def test_a_picture_by_another_name_is_the_same_picture(tmp_path: Path) -> None:
+    listed = few(tmp_path / "pictures")
+    roundabout = replace(listed.train[1], id="1 again", path=tmp_path / "pictures" / ".." / "pictures" / "1.png")
+    with pytest.raises(UserError, match=r"listed again, such as 1 again, in train of task 0 and in test of task 0"):
+        build(replace(listed, test=(*listed.test, roundabout)), tmp_path / "few", SIDE)
 
 
 def test_several_processes_give_the_bits_of_one(tmp_path: Path) -> None:
@@ -224,6 +248,32 @@ def test_a_piece_that_was_not_noted_is_decoded_again(tmp_path: Path, decoded: li
     (folder / "done").write_text("".join(line for line in lines if not line.startswith("train 1 ")))
     decoded.clear()
     assert build(listed, tmp_path / "few", SIDE) == whole and decoded == ["2.png", "3.png"]
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [("train_images.npy", None), ("test_images.npy", b"cut"), ("done", b"\0\0\0\xff\ntrain x y\n")],
+    ids=["gone", "cut short", "notes"],
+)
+def test_what_is_left_of_a_build_and_broken_is_made_anew(
+    tmp_path: Path, decoded: list[str], file: str, content: bytes | None
+) -> None:
+    listed = few(tmp_path / "pictures")
+    whole = build(listed, tmp_path / "few", SIDE)
+    (tmp_path / "few" / "manifest.json").unlink()
+    broken = tmp_path / "few" / whole["folder"] / file
+    broken.unlink() if content is None else broken.write_bytes(content)
+    decoded.clear()
+    assert build(listed, tmp_path / "few", SIDE) == whole and len(decoded) == 10
+    np.testing.assert_array_equal(load_stored(tmp_path / "few").train_images[0], squared(listed.train[0].path, SIDE))
+
+
+def test_pictures_are_not_taken_over_from_a_build_that_is_broken(tmp_path: Path, decoded: list[str]) -> None:
+    listed = few(tmp_path / "pictures")
+    part = build(without(listed, "0.png"), tmp_path / "few", SIDE, allow_missing=True)
+    (tmp_path / "few" / part["folder"] / "train_images.npy").unlink()
+    decoded.clear()
+    assert build(listed, tmp_path / "few", SIDE)["complete"] and len(decoded) == 10
 
 
 def test_missing_pictures_are_refused_or_recorded(tmp_path: Path, decoded: list[str]) -> None:
@@ -329,6 +379,10 @@ def test_stored_data_that_is_broken_or_newer_is_told(tmp_path: Path) -> None:
     path.write_text("{")
     with pytest.raises(UserError, match=r"manifest\.json: is no JSON .*build it again"):
         load_source("few", tmp_path)
+    for gone in ("version", "folder", "missing"):
+        path.write_text(json.dumps({key: value for key, value in manifest.items() if key != gone}))
+        with pytest.raises(UserError, match=rf"manifest\.json: has no {gone}\. Delete .*few, and build it again"):
+            load_source("few", tmp_path)
     path.write_text("{}")
     assert stored_under(tmp_path) == {}
     path.write_text(json.dumps(manifest))

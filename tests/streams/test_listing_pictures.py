@@ -84,6 +84,15 @@ def remove(*paths: str) -> Callable[[Path], None]:
     return spoil
 
 
+def refer(**to: object) -> Callable[[Path], None]:
+    def spoil(root: Path) -> None:
+        raw = json.loads((root / INSTANCES).read_text())
+        raw["annotations"][0].update(to)
+        write_json(root / INSTANCES, raw)
+
+    return spoil
+
+
 INSTANCES = "annotations/instances_train2014.json"
 BOTH = (INSTANCES, "annotations/instances_val2014.json")
 
@@ -94,6 +103,11 @@ BOTH = (INSTANCES, "annotations/instances_val2014.json")
         (remove(*BOTH), r"has no annotations\. Looked for instances\*\.json and annotations/instances\*\.json"),
         (spoil_json(INSTANCES), r"instances_train2014\.json: is no JSON, or is cut short \(.*\)\. Bring it again"),
         (rewrite(INSTANCES, [1]), r"instances_train2014\.json: is no instances file of COCO: it should have lists of"),
+        (
+            refer(image_id=999),
+            r"instances_train2014\.json: is no instances file of COCO: 999 is missing, which an entry",
+        ),
+        (refer(image_id=[1]), r"instances_train2014\.json: .* an entry is of another kind .*list.* Bring it again"),
         (
             remove(INSTANCES),
             r"train_task0\.json: 1 of its 3 pictures are in no annotations, such as 2\. Looked in inst",
@@ -106,7 +120,18 @@ BOTH = (INSTANCES, "annotations/instances_val2014.json")
             r"train_task1\.json: 1 of its 1 pictures are in no annotations, such as 999",
         ),
     ],
-    ids=["none", "truncated", "other", "half", "no list", "truncated list", "words", "unknown"],
+    ids=[
+        "none",
+        "truncated",
+        "other",
+        "no such picture",
+        "no number",
+        "half",
+        "no list",
+        "truncated list",
+        "words",
+        "unknown",
+    ],
 )
 def test_what_is_wrong_with_coco_is_one_line(tmp_path: Path, spoil: Callable[[Path], None], said: str) -> None:
     spoil(small_coco(tmp_path))
@@ -264,6 +289,13 @@ def test_groups_are_counted_over_the_pictures_to_learn_from(tmp_path: Path) -> N
         ("image,split,task,sky\n\n\na.jpg,train,0,x\n", r"line 4: sky is 'x'"),
         ('image,split,task,sky\n"a\nb.jpg",train,0,1\na.jpg,train,0,x\n', r"line 4: sky is 'x'"),
         ("image,split,task,sky,sea,sky\na.jpg,train,0,1,0,0\n", r"has the column 'sky' more than once"),
+        (",image,split,task,sky\n0,a.jpg,train,0,1\n", r"column 1 of 5 has no name .*index=False"),
+        ("image,split,task,labels,\na.jpg,train,0,sky,\n", r"column 5 of 5 has no name"),
+        ("image,split,task,labels\n", r"table\.csv: lists no picture\. Give it a row for each"),
+        (
+            f"image,split,task,sky\n{'a' * 300}.jpg,train,0,1\n",
+            r"aaa\.jpg: it can't be looked for \(File name too long\)\. Mend line 2 of .*table\.csv",
+        ),
     ],
     ids=[
         "no task",
@@ -276,6 +308,10 @@ def test_groups_are_counted_over_the_pictures_to_learn_from(tmp_path: Path) -> N
         "empty lines",
         "line of two",
         "column again",
+        "index",
+        "comma at the end",
+        "no rows",
+        "name",
     ],
 )
 def test_what_is_wrong_with_a_table_is_one_line(tmp_path: Path, text: str, said: str) -> None:
@@ -291,6 +327,8 @@ def test_groups_and_folders_that_do_not_fit_are_told(tmp_path: Path) -> None:
         own(tmp_path, text, "class,group\nsky,minor\n")
     with pytest.raises(UserError, match=r"groups\.csv: has no group of class 'sky'"):
         own(tmp_path, text, "class,group\nsea,minority\n")
+    with pytest.raises(UserError, match=r"groups\.csv, line 3: class 'sky' is 'minority', and before 'majority'"):
+        own(tmp_path, text, "class,group\nsky,majority\nsky,minority\n")
     with pytest.raises(UserError, match=r"--images .*nowhere: is no folder"):
         list_own("mine", tmp_path / "table.csv", tmp_path / "nowhere")
     with pytest.raises(UserError, match=r"none\.csv: it can't be read"):

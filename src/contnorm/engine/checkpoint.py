@@ -67,8 +67,8 @@ class Checkpoints:
                 content = path.with_suffix(".safetensors").read_bytes()
                 if hashlib.sha256(content).hexdigest() == progress.pop("sha256"):
                     return content, progress
-            except (OSError, ValueError, KeyError):
-                continue  # cut short: an older one will do
+            except (OSError, ValueError, KeyError, TypeError, AttributeError):
+                continue  # cut short, or something else: an older one will do
         return None
 
     def clear(self) -> None:

@@ -20,7 +20,7 @@ class Workplace:
         runs: The folder of records and checkpoints.
         data_root: Where data lies.
         device: Where networks learn.
-        checkpoint_every: Steps between checkpoints; one is also written at each task's end but the last.
+        checkpoint_every: Steps between checkpoints; one is also written at each task's end, but on a GPU the last's.
         lanes: How many runs go side by side: in one graph on a GPU, in processes of their own on a CPU.
         threads: Of each run on a CPU; the order of sums depends on it, so it is fixed and recorded.
         whole: Whether the images go to the GPU whole; None for where they fit.

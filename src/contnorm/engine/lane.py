@@ -23,9 +23,11 @@ from contnorm.engine.rows import Row, Rows, rows_of, samples_of
 from contnorm.engine.trial import try_out
 from contnorm.kernels.beside import Beside, weights_beside
 from contnorm.models import MODELS, build_model
+from contnorm.own_code import is_own_code
 from contnorm.plan import Step
 from contnorm.seeds import seed_for
 from contnorm.strategies import Batch, Head, build_strategy
+from contnorm.strategies.own import checked_answer
 from contnorm.streams.gallery import Feed, Pictures, Window
 from contnorm.streams.sources import Source
 from contnorm.streams.views import DeviceStream
@@ -128,7 +130,7 @@ class Lane:
             self.half.refresh()
         with weights_beside(self.beside):
             with self.autocast():
-                loss, logits = self.strategy.loss(self.half or self.model, self.head, stream, replay)
+                loss, logits = self._loss(stream, replay)
             loss.backward()  # type: ignore[no-untyped-call]
         if self.half is not None:
             self.half.bring_gradients()
@@ -138,6 +140,13 @@ class Lane:
         if logits is not None:
             self.logits.index_copy_(0, write, logits)
         return loss.detach()
+
+    def _loss(self, stream: Batch, replay: tuple[Batch, ...]) -> tuple[Tensor, Tensor | None]:
+        answer = self.strategy.loss(self.half or self.model, self.head, stream, replay)
+        name = self.config.strategy.name
+        if is_own_code(name):
+            return checked_answer(name, answer, self.strategy.stores_logits, self.head, stream)
+        return answer
 
     def _batches(self, row: Row) -> tuple[Tensor, Batch, tuple[Batch, ...]]:
         """The slots to write to, the samples of the stream, and those of each replay draw."""

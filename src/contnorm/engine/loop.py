@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
@@ -25,6 +26,7 @@ from contnorm.engine.evaluate import (
 )
 from contnorm.engine.lane import Lane, LossNotFiniteError
 from contnorm.engine.saving import Saver
+from contnorm.errors import UserError
 from contnorm.layers.renorm import BatchRenormBase
 from contnorm.streams.multilabel import MultiLabelSource
 
@@ -126,7 +128,7 @@ def run_lanes(
     Args:
         lanes: The runs.
         checkpoints: Where to save each; None for nowhere.
-        every: Steps between checkpoints; one is also written at each task's end but the last.
+        every: Steps between checkpoints; one is also written at each task's end, but on a GPU the last's.
         report_every: Steps between reports, each of which looks at the losses.
         stop: Asked at each report and checkpoint; where it says so, the runs are saved and end.
     """
@@ -143,7 +145,7 @@ def _learn(
     steps, ends = len(first.lane.plan.steps), first.lane.plan.ends
     _look_ahead(runs)
     mover = mover_for([run.lane for run in runs])
-    for task in range(first.tally.tasks, len(ends)):
+    for task in range(min(run.tally.tasks for run in runs), len(ends)):
         while runs and runs[0].lane.done < ends[task]:
             done = runs[0].lane.done
             until = min(ends[task], (done // report_every + 1) * report_every, (done // every + 1) * every)
@@ -163,11 +165,19 @@ def _learn(
                 saver.flush()
                 yield from ((run.lane, Stopped(until, steps)) for run in runs)
                 return
-        _evaluate(runs, task)
-        if task + 1 < len(ends):  # what is through is recorded at once, and needs no checkpoint
-            _save(runs, saver)
+        _end_task(runs, task, saver, last=task + 1 == len(ends))
     _forget(runs, saver)
     yield from ((run.lane, Finished(_found(run.lane, run.tally))) for run in runs)
+
+
+def _end_task(runs: Sequence[_Run], task: int, saver: Saver, last: bool) -> None:
+    """Measure and save; after the last task in the other order, since what is measured then is recorded at once."""
+    if last and runs and runs[0].lane.device.type == "cpu":  # a GPU learns it again sooner than it waits for a disk
+        with suppress(UserError):  # without room for a checkpoint there may be room for the record
+            _save(runs, saver)
+    _evaluate([run for run in runs if run.tally.tasks == task], task)  # one saved after it has that row already
+    if not last:
+        _save(runs, saver)
 
 
 def _look_ahead(runs: Sequence[_Run]) -> None:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Packed", "packed"]
+__all__ = ["KINDS", "Packed", "packed"]
 
-_KINDS = {
+KINDS = {
     torch.float64: "F64",
     torch.int64: "I64",
     torch.float32: "F32",
@@ -63,7 +63,7 @@ def _head(tensors: Mapping[str, Tensor], names: list[str]) -> bytes:
     for name in names:
         tensor = tensors[name]
         end = start + tensor.numel() * tensor.element_size()
-        described[name] = {"dtype": _KINDS[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+        described[name] = {"dtype": KINDS[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
         start = end
     text = json.dumps(described, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)

@@ -1,18 +1,22 @@
 """A network is tried on the CPU before anything is written: what would fail at some later step fails here, in one line.
 
-A network of a user's own is given two pictures. Where the plan has a forward pass of a single sample, the network is
+A network of a user's own is given two pictures, as in evaluation and as in training, and must be one that a checkpoint
+can hold. Where the plan has a forward pass of a single sample, the network is
 also given one as if it were to learn: batch moments can't be taken of one value.
 """
 
 from __future__ import annotations
 
 import copy
+import logging
 from collections import Counter
+from functools import cache
 
 import torch
 from torch import nn
 
 from contnorm.config import RunConfig
+from contnorm.engine.packing import KINDS
 from contnorm.errors import UserError
 from contnorm.own_code import is_own_code, own_error
 from contnorm.plan import Plan, Step
@@ -34,6 +38,8 @@ def try_out(model: nn.Module, config: RunConfig, plan: Plan, shape: Shape, outpu
     """
     if is_own_code(config.model.name):
         _try_shapes(model, config.model.name, shape, outputs)
+        _try_learning(model, config.model.name, shape, outputs)
+        _try_saving(model, config.model.name)
     if not is_own_code(config.strategy.name):  # how one of a user's own makes its passes is not known
         alone = _first_alone(config, plan)
         if alone is not None:
@@ -42,20 +48,59 @@ def try_out(model: nn.Module, config: RunConfig, plan: Plan, shape: Shape, outpu
 
 def _try_shapes(model: nn.Module, name: str, shape: Shape, outputs: int) -> None:
     was_training = model.training
-    model.eval()
+    try:
+        _try_forward(model.eval(), name, shape, outputs, "")
+    finally:
+        model.train(was_training)
+
+
+def _try_forward(model: nn.Module, name: str, shape: Shape, outputs: int, when: str) -> None:
+    given = f"{when}given pictures of shape {(2, *shape)}"
     try:
         with torch.no_grad():
             found = model(torch.zeros(2, *shape))
     except Exception as error:
-        raise own_error(error, "model", name, f"given pictures of shape {(2, *shape)}") from error
-    finally:
-        model.train(was_training)
+        raise own_error(error, "model", name, given) from error
     got = tuple(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
     if got != (2, outputs):
         raise UserError(
-            f"model {name!r}: given pictures of shape {(2, *shape)} it should give {(2, outputs)}, one number for each "
-            f"of the {outputs} outputs, and gives {got}. make(shape, outputs, norm) is told how many."
+            f"model {name!r}: {given} it should give {(2, outputs)}, one number for each of the {outputs} outputs, and "
+            f"gives {got}. make(shape, outputs, norm) is told how many."
         )
+
+
+def _try_learning(model: nn.Module, name: str, shape: Shape, outputs: int) -> None:
+    """In training a network may do other things; on a copy, where it can be copied, since moments would move."""
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise UserError(f"model {name!r}: has no parameter that can learn. Leave requires_grad of some of them True.")
+    try:
+        trial = copy.deepcopy(model)
+    except Exception:  # such as one with a tensor that was computed; it can be run all the same
+        return
+    before = torch.random.get_rng_state()
+    _try_forward(trial.train(), name, shape, outputs, "in training, ")
+    if not torch.equal(before, torch.random.get_rng_state()):
+        _say_random(name)
+
+
+@cache  # once, however many seeds there are
+def _say_random(name: str) -> None:
+    logging.getLogger("contnorm").warning(
+        f"model {name!r}: draws random numbers as it learns, such as for dropout. A run's seed does not settle them: "
+        f"run again, or stopped and resumed, it ends in other numbers."
+    )
+
+
+def _try_saving(model: nn.Module, name: str) -> None:
+    """What can't be put into a checkpoint is told before there is one."""
+    for key, value in model.state_dict().items():
+        kind = value.dtype if isinstance(value, torch.Tensor) else type(value).__name__
+        if kind not in KINDS:
+            allowed = ", ".join(str(known).removeprefix("torch.") for known in KINDS)
+            raise UserError(
+                f"model {name!r}: {key} in its state_dict() is of {kind}, which a checkpoint can't hold. Use tensors "
+                f"of {allowed}; register_buffer(..., persistent=False) keeps one out."
+            )
 
 
 def _first_alone(config: RunConfig, plan: Plan) -> Step | None:

@@ -49,6 +49,12 @@ def _fresh(
             return DeepResNet(config.name, shape[0], outputs, config.width, maker, config.stem)
     except ValueError as error:  # groups that don't divide the channels, an unknown norm
         raise UserError(str(error)) from error
+    except RuntimeError as error:
+        if "allocate memory" not in str(error):
+            raise
+        raise UserError(
+            f"model.width={config.width}: a {config.name} of that width does not fit into memory. Use a smaller one."
+        ) from error
     raise unknown("model", config.name, [*MODELS, "path/to/file.py:make"])
 
 

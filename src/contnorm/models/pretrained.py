@@ -118,11 +118,11 @@ def _fitting(
     missing = [name for name in own if name not in found and name not in afresh and parts.needed(name)]
     unexpected = [name for name in found if name not in own and not parts.in_norm(name)]
     both = [name for name in own if name in found]
-    other = [n for n in both if found[n].shape != own[n].shape or _kind(found[n]) != _kind(own[n])]
-    if missing or unexpected or other:
-        shapes = [f"{name} {tuple(found[name].shape)} for {tuple(own[name].shape)}" for name in other]
-        kinds = {"missing": missing, "unexpected": unexpected, "of another shape": shapes}
-        wrong = ", ".join(f"{len(names)} {kind} ({_some(names)})" for kind, names in kinds.items() if names)
+    shapes = [f"{n} {tuple(found[n].shape)} for {tuple(own[n].shape)}" for n in both if found[n].shape != own[n].shape]
+    kinds = [f"{n} {found[n].dtype} for {own[n].dtype}" for n in both if _kind(found[n]) != _kind(own[n])]
+    if missing or unexpected or shapes or kinds:
+        told = {"missing": missing, "unexpected": unexpected, "of another shape": shapes, "of another kind": kinds}
+        wrong = ", ".join(f"{len(names)} {what} ({_some(names)})" for what, names in told.items() if names)
         like = named_by_blocks(found)
         hint = f" They look like {like}'s." if like and like != config.name else ""
         raise UserError(

@@ -97,13 +97,30 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     for key in ("state_dict", "model_state_dict", "model"):  # a checkpoint: weights, and what else training needs
         if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
             found = found[key]
-    tensors = {name: t for name, t in found.items() if isinstance(t, Tensor)} if isinstance(found, Mapping) else {}
+    named = found.items() if isinstance(found, Mapping) else ()
+    tensors = {name: t for name, t in named if isinstance(name, str) and isinstance(t, Tensor)}
     if not tensors:
         raise UserError(f"{path}: holds no named tensors. {SAVE}")
+    odd = next((name for name, tensor in tensors.items() if not _is_plain(tensor)), None)
+    if odd is not None:
+        raise UserError(
+            f"{path}: {odd} is no plain tensor, but {_kind(tensors[odd])}. Weights are dense, of 16 bits or more, and "
+            f"with their values. {SAVE}"
+        )
     return tensors
 
 
 SAVE = "Save weights with safetensors.torch.save_file(model.state_dict(), path)."
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    dense = tensor.layout == torch.strided and not tensor.is_quantized and not tensor.is_meta
+    return dense and not (tensor.is_floating_point() and tensor.element_size() < 2)
+
+
+def _kind(tensor: Tensor) -> str:
+    layout, kind = (str(told).removeprefix("torch.") for told in (tensor.layout, tensor.dtype))
+    return f"{layout}, {kind}, on {tensor.device.type}"
 
 
 def _published(weights: str, model: str) -> str | None:

@@ -13,6 +13,7 @@ from contnorm.errors import UserError, unknown
 from contnorm.methods import ALIASES, STRATEGIES
 from contnorm.own_code import is_own_code, load_own_code, own_error
 from contnorm.strategies.base import Batch, Head, Strategy
+from contnorm.strategies.own import check_own_strategy
 
 __all__ = ["ALIASES", "Batch", "Head", "Strategy", "build_strategy"]
 
@@ -46,4 +47,6 @@ def _built(cls: object, config: StrategyConfig) -> Strategy:
         if is_own_code(config.name):
             raise own_error(error, "strategy", config.name, "called with its settings") from error
         raise
+    if is_own_code(config.name):
+        check_own_strategy(config.name, made)
     return made

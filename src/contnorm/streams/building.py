@@ -11,6 +11,7 @@ import hashlib
 import io
 import json
 import multiprocessing
+import re
 import shutil
 import signal
 import sys
@@ -38,6 +39,7 @@ __all__ = ["MISSING", "begun", "build"]
 ROWS = 64  # of a piece: small enough to lose, large enough to write
 MISSING = "missing.json"
 NAMED = 5  # of pictures that something is wrong with, in a message
+NOTE = re.compile(rf"^({'|'.join(SPLITS)}) (\d+) ([0-9a-f]{{64}})$", re.MULTILINE)
 Report = Callable[[int, int], None]  # pictures done, pictures in all
 
 
@@ -115,11 +117,12 @@ def _check_once(listed: Listed) -> None:
     for split in SPLITS:
         for picture in listed.present(split):
             assert picture.path is not None
+            file = picture.path.resolve()  # by whatever name
             here = f"{split} of task {listed.task_names[picture.task]}"
-            if picture.path in first:
-                again.append(f"{picture.id}, in {first[picture.path]} and in {here}")
+            if file in first:
+                again.append(f"{picture.id}, in {first[file]} and in {here}")
             else:
-                first[picture.path] = here
+                first[file] = here
     if again:
         raise UserError(
             f"{listed.name}: {len(again):,} pictures are listed again, such as {again[0]}. List each once, with all of "
@@ -194,15 +197,15 @@ def _decode(
     if problems:
         more = f" So with {len(problems) - NAMED:,} more." if len(problems) > NAMED else ""
         raise UserError(
-            f"{'; '.join(problems[:NAMED])}.{more} Bring it whole, or delete it and use --allow-missing; the others "
-            f"are decoded, and the same command goes on."
+            f"{'; '.join(problems[:NAMED])}.{more} Mend it, or delete it and use --allow-missing; the others are "
+            f"decoded, and the same command goes on."
         )
     return digests
 
 
 def _arrays(plan: dict[str, Any], folder: Path) -> dict[str, int]:
     """The two arrays of pictures, made once and filled later; where in each file the rows begin."""
-    if _read_plan(folder) is None:  # the plan is written after the arrays are made
+    if not _has_arrays(folder):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         for split in SPLITS:
@@ -210,6 +213,16 @@ def _arrays(plan: dict[str, Any], folder: Path) -> dict[str, int]:
             np.lib.format.open_memmap(_array(folder, split), mode="w+", dtype=np.uint8, shape=shape)
         write_atomically(folder / "plan.json", json.dumps(plan).encode())
     return {split: np.load(_array(folder, split), mmap_mode="r").offset for split in SPLITS}
+
+
+def _has_arrays(folder: Path) -> bool:
+    """Whether a build was begun there and its arrays are whole; the plan is written after they are made."""
+    try:
+        for split in SPLITS:
+            np.load(_array(folder, split), mmap_mode="r")
+    except (OSError, ValueError, EOFError):
+        return False
+    return _read_plan(folder) is not None
 
 
 def _array(folder: Path, split: str) -> Path:
@@ -231,9 +244,8 @@ def _note(split: str, number: int, digest: str) -> str:
 def _noted(folder: Path) -> dict[tuple[str, int], str]:
     """The pieces that are written, with their hashes; a line that broke off is none."""
     path = folder / "done"
-    text = path.read_text() if path.is_file() else ""
-    whole = text[: text.rfind("\n") + 1]
-    return {(split, int(number)): digest for split, number, digest in map(str.split, whole.splitlines())}
+    text = path.read_text(errors="replace") if path.is_file() else ""
+    return {(split, int(number)): digest for split, number, digest in NOTE.findall(text)}
 
 
 def _pieces(listed: Listed, side: int, folder: Path, offsets: dict[str, int]) -> Iterator[Piece]:
@@ -255,8 +267,8 @@ def _kept(folder: Path, side: int) -> dict[tuple[str, int | str, int], Kept]:
     """Pictures that other builds in the same place have decoded, by split, name and size in bytes."""
     found = {}
     for other in sorted(folder.parent.glob("build-*")):
-        plan = _read_plan(other)
-        if other == folder or plan is None or plan["side"] != side:
+        plan = _read_plan(other) if other != folder and _has_arrays(other) else None
+        if plan is None or plan["side"] != side:
             continue
         for split, number in _noted(other):
             for row, told in enumerate(plan[split][number * ROWS : (number + 1) * ROWS], number * ROWS):

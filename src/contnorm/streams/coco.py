@@ -81,8 +81,16 @@ def _labels(instances: Sequence[Path], class_names: Sequence[str]) -> dict[int, 
                 found.setdefault(image["id"], set())
             for number, column in _annotated(raw, names, column_of):
                 found[number].add(column)
-        except (KeyError, TypeError) as error:
-            raise UserError(f"{path}: is no instances file of COCO: something in it has no {error}.") from error
+        except KeyError as error:
+            raise UserError(
+                f"{path}: is no instances file of COCO: {error} is missing, which an entry should have or refers to. "
+                f"Bring it again."
+            ) from error
+        except TypeError as error:
+            raise UserError(
+                f"{path}: is no instances file of COCO: an entry is of another kind than it should be ({error}). Bring "
+                f"it again."
+            ) from error
     return {number: tuple(sorted(columns)) for number, columns in found.items()}
 
 

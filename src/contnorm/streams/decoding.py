@@ -7,8 +7,10 @@ import multiprocessing
 import os
 import signal
 import threading
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -17,6 +19,8 @@ from contnorm.signals import signals_let_go
 from contnorm.streams.formats import Images
 
 __all__ = ["Done", "Kept", "Piece", "fill", "settle", "squared"]
+
+DEEP = ("I", "F")  # how Pillow's modes of more than 8 bits a value begin: made RGB, they are clipped, not scaled
 
 
 @dataclass(frozen=True)
@@ -54,15 +58,25 @@ class Done:
     problems: tuple[str, ...] = ()
 
 
-def squared(path: Path, side: int) -> Images:
-    """A picture as bytes, channels first: bicubic to a square whatever its shape, grey in three channels."""
-    from PIL import Image, UnidentifiedImageError
+def squared(path: Path, side: int, how: Literal["bicubic", "bilinear"] = "bicubic") -> Images:
+    """A picture as bytes, channels first: made a square whatever its shape, grey in three channels.
+
+    As its pixels are stored: a turn that a camera noted beside them (EXIF) is not made, as in the published code.
+    """
+    from PIL import Image
 
     try:
         with Image.open(path) as picture:
-            resized = picture.convert("RGB").resize((side, side), Image.Resampling.BICUBIC)
-    except (OSError, SyntaxError, ValueError, UnidentifiedImageError, Image.DecompressionBombError) as error:
-        said = " ".join(str(error).split())
+            if picture.mode.startswith(DEEP):
+                raise UserError(
+                    f"{path}: has more than 8 bits a value (mode {picture.mode}), and all above 255 would be cut off; "
+                    f"save it with 8"
+                )
+            resized = picture.convert("RGB").resize((side, side), Image.Resampling[how.upper()])
+    except UserError:
+        raise
+    except Exception as error:  # what is no picture, or a damaged one, can fail in any way
+        said = " ".join(str(error).split()) or type(error).__name__
         raise UserError(f"{path}: is no picture that can be read ({said})") from error
     return np.asarray(resized).transpose(2, 0, 1)
 
@@ -71,11 +85,13 @@ def fill(piece: Piece) -> Done:
     """Decode the pictures of a piece and write them, to the disk and not just towards it, unless one can't be read."""
     rows = np.empty((len(piece.pictures), 3, piece.side, piece.side), dtype=np.uint8)
     problems = []
-    for i, picture in enumerate(piece.pictures):
-        try:
-            rows[i] = _copied(picture) if isinstance(picture, Kept) else squared(picture, piece.side)
-        except UserError as error:
-            problems.append(str(error))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of large pictures and odd notes beside the pixels; what is wrong is told
+        for i, picture in enumerate(piece.pictures):
+            try:
+                rows[i] = _copied(picture) if isinstance(picture, Kept) else squared(picture, piece.side)
+            except UserError as error:
+                problems.append(str(error))
     if problems:
         return Done(piece, "", tuple(problems))
     with piece.array.open("r+b") as file:

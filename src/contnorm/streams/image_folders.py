@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from contnorm.errors import UserError
+from contnorm.streams.decoding import squared
 from contnorm.streams.formats import Images, Labels
 
 __all__ = ["MINI_WNIDS", "read_mini_imagenet", "read_tiny_imagenet"]
@@ -97,15 +98,12 @@ def _listed_test_names(root: Path) -> set[str] | None:
 
 def _decoded(pictures: list[tuple[Path, int]], side: int) -> Split:
     """All pictures as bytes, squared to one side, grey ones in three channels; decoded on several threads."""
-    from PIL import Image, UnidentifiedImageError
 
-    def decode(path: Path) -> np.ndarray:
+    def decode(path: Path) -> Images:
         try:
-            with Image.open(path) as picture:
-                squared = picture.convert("RGB").resize((side, side), Image.Resampling.BILINEAR)
-                return np.asarray(squared).transpose(2, 0, 1)
-        except (OSError, UnidentifiedImageError) as error:
-            raise UserError(f"{path}: is no picture that can be read ({error}).") from error
+            return squared(path, side, "bilinear")
+        except UserError as error:
+            raise UserError(f"{error}. Bring it again.") from error
 
     images = np.empty((len(pictures), 3, side, side), dtype=np.uint8)
     with ThreadPoolExecutor() as pool:

@@ -104,6 +104,7 @@ def _file(nus: Path, listed: str) -> Path | None:
     name = PureWindowsPath(listed)
     for folder in PICTURES:
         for path in (nus / folder / Path(*name.parts), nus / folder / name.name):
-            if path.is_file():
-                return path
+            with usable(path, "it can't be looked for", "Let yourself read there."):
+                if path.is_file():
+                    return path
     return None

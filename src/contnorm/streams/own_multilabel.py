@@ -41,7 +41,8 @@ def list_own(name: str, table: Path, images: Path, groups: Path | None = None) -
     for line, row in numbered.items():
         labels = _labels(table, line, row, kinds)
         path = images / row["image"]
-        there = path if path.is_file() else None
+        with usable(path, "it can't be looked for", f"Mend line {line} of {table}, or let yourself read there."):
+            there = path if path.is_file() else None
         pictures[row["split"]].append(ListedPicture(row["image"], there, tasks.index(row["task"]), labels))
     for split in SPLITS:
         pictures[split].sort(key=lambda picture: picture.task)  # stable: in the order of the rows within a task
@@ -62,6 +63,11 @@ def _read(table: Path) -> tuple[dict[int, Row], list[str]]:
                     rows[reader.line_num] = {key: _text(value) for key, value in row.items()}
         except (csv.Error, UnicodeDecodeError) as error:
             raise UserError(f"{table}: is no CSV file in UTF-8 ({error}).") from error
+    if "" in heads:
+        raise UserError(
+            f"{table}: column {heads.index('') + 1} of {len(heads)} has no name in the first line. Name it, or leave "
+            f"it out (with pandas, to_csv(index=False))."
+        )
     twice = [head for head, count in Counter(heads).items() if count > 1]
     if twice:
         raise UserError(f"{table}: has the column {twice[0]!r} more than once. Name each column in its own way.")
@@ -99,6 +105,8 @@ def _kinds(table: Path, rows: Sequence[Row], heads: Sequence[str]) -> list[str]:
         kinds = sorted({label for row in rows for label in _names(row)})
     else:
         raise UserError(f"{table}: has a column {JOINED!r} and others: {', '.join(others)}. Use one or the others.")
+    if not rows:
+        raise UserError(f"{table}: lists no picture. Give it a row for each, below the first line.")
     if not kinds:
         raise UserError(f"{table}: has no labels. Give it a column 'labels', or a column for each class.")
     return kinds
@@ -127,7 +135,13 @@ def _groups(path: Path, kinds: Sequence[str]) -> tuple[str, ...]:
     rows, heads = _read(path)
     if not {"class", "group"} <= set(heads):
         raise UserError(f"{path}: its first line should be class,group, and is {','.join(heads)}.")
-    given = {row["class"]: row["group"] for row in rows.values()}
+    given: dict[str, str] = {}
+    for line, row in rows.items():
+        if given.setdefault(row["class"], row["group"]) != row["group"]:
+            raise UserError(
+                f"{path}, line {line}: class {row['class']!r} is {row['group']!r}, and before {given[row['class']]!r}. "
+                f"Give each class one group."
+            )
     absent = [kind for kind in kinds if kind not in given]
     if absent:
         raise UserError(f"{path}: has no group of class {absent[0]!r}. Give each class one of {', '.join(GROUPS)}.")

@@ -22,6 +22,21 @@ __all__ = ["MANIFEST", "VERSION", "Manifest", "find_stored", "load_stored", "rea
 MANIFEST = "manifest.json"
 KIND = "contnorm multi-label data set"
 VERSION = 1
+NEEDED = (
+    "version",
+    "name",
+    "complete",
+    "size",
+    "fingerprint",
+    "made_of",
+    "folder",
+    "published",
+    "images",
+    "missing",
+    "task_names",
+    "class_names",
+    "class_groups",
+)
 Manifest = Mapping[str, Any]
 
 
@@ -59,8 +74,11 @@ def read_manifest(folder: Path) -> Manifest:
         raise UserError(f"{path}: is no JSON ({error}). Delete {folder}, and build it again.") from error
     if not isinstance(raw, dict) or raw.get("kind") != KIND:
         raise UserError(f"{path}: is no manifest of a data set that `contnorm data` has built.")
-    if raw["version"] > VERSION:
+    if isinstance(raw.get("version"), int) and raw["version"] > VERSION:
         raise UserError(f"{path}: is of version {raw['version']}; this contnorm reads {VERSION}. Upgrade contnorm.")
+    absent = [key for key in NEEDED if key not in raw]
+    if absent:
+        raise UserError(f"{path}: has no {', '.join(absent)}. Delete {folder}, and build it again.")
     return raw
 
 
