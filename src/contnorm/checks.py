@@ -6,7 +6,7 @@ They are done once, by the public function or the layer, under its own name; wha
 from __future__ import annotations
 
 from collections.abc import Sequence
-from numbers import Integral
+from numbers import Integral, Real
 
 import torch
 from torch import Tensor, nn
@@ -45,7 +45,7 @@ def check_features(num_features: object, caller: str) -> int:
 
 
 def check_eps(eps: float, caller: str) -> float:
-    if not eps >= 0:
+    if not (_is_number(eps) and eps >= 0):
         raise ValueError(
             f"{caller}: eps={eps!r} must be 0 or more: it is added to a variance. The usual value is 1e-5."
         )
@@ -57,8 +57,12 @@ def check_eps(eps: float, caller: str) -> float:
     return float(eps)  # kernels take no other kind of number
 
 
+def _is_number(value: object) -> bool:
+    return type(value) is float or (isinstance(value, Real) and not isinstance(value, bool))
+
+
 def check_momentum(momentum: float | None, caller: str) -> float | None:
-    if momentum is not None and not 0 <= momentum <= 1:
+    if momentum is not None and not (_is_number(momentum) and 0 <= momentum <= 1):
         raise ValueError(
             f"{caller}: momentum={momentum!r} must lie in [0, 1] (the weight of the newest batch), or be None for "
             f"the plain average of all batches. The usual value is 0.1."

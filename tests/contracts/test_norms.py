@@ -589,9 +589,13 @@ def test_bad_arguments_are_named(spec: NormSpec) -> None:
     if spec.name != "none":
         with pytest.raises(ValueError, match=rf"{name}: eps=-1e-05 must be 0 or more"):
             make(spec, eps=-1e-5)
+        with pytest.raises(ValueError, match=rf"{name}: eps='small' must be 0 or more"):
+            make(spec, eps="small")
     if spec.keeps_moments:
         with pytest.raises(ValueError, match=rf"{name}: momentum=1.5 must lie in \[0, 1\]"):
             make(spec, momentum=1.5)
+        with pytest.raises(ValueError, match=rf"{name}: momentum='slow' must lie in \[0, 1\]"):
+            make(spec, momentum="slow")
     if spec.grouped:
         with pytest.raises(ValueError, match=rf"{name}: num_groups=3 does not divide the 8 channels.*: 1, 2, 4, 8"):
             make(spec, num_groups=3)

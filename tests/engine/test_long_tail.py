@@ -247,6 +247,8 @@ def test_a_set_of_ones_own_is_a_stream(tmp_path: Path) -> None:
         found.append(Store(tmp_path / "runs").find(config.hash)[0])
     assert found[0].raw["labels"] == found[1].raw["labels"] and found[0].counted.tasks == 2
     assert found[0].raw["classes"]["names"] == ["owl", "robin", "wren"] and found[0].raw["source"]["name"] == "birds"
+    with pytest.raises(UserError, match="stream.source for multi-label: 'brids'. Did you mean 'birds'"):
+        resolve({"stream": {"name": "multi-label", "source": "brids"}}, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -254,7 +256,10 @@ def test_a_set_of_ones_own_is_a_stream(tmp_path: Path) -> None:
     [
         ({"stream": {"name": "cocoseq"}}, "no cocoseq under .*Build it with contnorm data cocoseq --coco DIR"),
         ({"stream": {"name": "multi-label"}}, "stream multi-label: say which, with --set stream.source=NAME"),
-        ({"stream": {"name": "multi-label", "source": "brids"}}, "stream.source for multi-label: 'brids'"),
+        (
+            {"stream": {"name": "multi-label", "source": "birds"}},
+            "stream.source='birds': no set of multi-label pictures is built under .* `contnorm data birds --csv FILE",
+        ),
         ({"stream": {"name": "cocoseq", "source": "cifar10"}}, "stream.source for cocoseq: 'cifar10'"),
         ({"stream": {"name": "cocoseq", "source": "cocoseq"}, "evaluate": {"ahead": True}}, "evaluate.ahead=true: no"),
         ({"train": {"clip_value": 0.0}}, "train.clip_value=0.0 must be above 0"),

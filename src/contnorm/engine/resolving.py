@@ -62,6 +62,11 @@ def _source(spec: StreamSpec, asked: str | None, root: Path) -> str:
     if asked is not None:
         if asked not in spec.sources and not (built and find_stored(asked, root)):
             there = [own for own in stored_under(root) if own not in spec.sources] if built else []
+            if not (spec.sources or there):
+                raise UserError(
+                    f"stream.source={asked!r}: no set of {spec.name} pictures is built under {root}. `contnorm data "
+                    f"{asked} --csv FILE --images DIR` builds one there; --data-root says where else one is."
+                )
             raise unknown(f"stream.source for {spec.name}:", asked, [*spec.sources, *there])
         return asked
     if not spec.sources:
