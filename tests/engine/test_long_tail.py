@@ -247,7 +247,7 @@ def test_a_set_of_ones_own_is_a_stream(tmp_path: Path) -> None:
         found.append(Store(tmp_path / "runs").find(config.hash)[0])
     assert found[0].raw["labels"] == found[1].raw["labels"] and found[0].counted.tasks == 2
     assert found[0].raw["classes"]["names"] == ["owl", "robin", "wren"] and found[0].raw["source"]["name"] == "birds"
-    with pytest.raises(UserError, match="stream.source for multi-label: 'brids'. Did you mean 'birds'"):
+    with pytest.raises(UserError, match=r"stream\.source for multi-label: 'brids'\. Did you mean 'birds'"):
         resolve({"stream": {"name": "multi-label", "source": "brids"}}, tmp_path)
 
 
