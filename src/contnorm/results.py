@@ -161,7 +161,8 @@ class Store:
         return path
 
     def lost(self, config: RunConfig, seed: int) -> bool:
-        return self._note_of_lost(config, seed).is_file()
+        """Whether a run has a note that it was lost, and no record."""
+        return self._note_of_lost(config, seed).is_file() and not self.has(config, seed)
 
     def all_lost(self, config: RunConfig) -> dict[int, str]:
         """The seeds of a run that were lost and have no record, and what was said of each."""

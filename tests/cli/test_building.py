@@ -27,7 +27,7 @@ def data(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tm
     """Runs the command on a root of its own; gives what it printed, or the line it ended with and exit code 2."""
 
     def call(*arguments: object, fails: bool = False) -> str:
-        typed = ["contnorm", "data", *map(str, arguments), "--data-root", str(tmp_path / "root")]
+        typed = ["contnorm", "data", *map(str, arguments), "--data-root", str(tmp_path / "sets")]
         monkeypatch.setattr(sys, "argv", typed)
         with pytest.raises(SystemExit) as ended:
             main()
@@ -43,7 +43,7 @@ def test_cocoseq_is_built_listed_and_loaded(data: Callable[..., str], tmp_path: 
     small_coco(tmp_path / "coco")
     said = data("cocoseq", "--coco", tmp_path / "coco", "--jobs", 1).splitlines()
     assert said[0].startswith(
-        f"{tmp_path}/root/cocoseq: cocoseq, 20 pictures of 256x256 (12 train, 8 test), 4 tasks, 70"
+        f"{tmp_path}/sets/cocoseq: cocoseq, 20 pictures of 256x256 (12 train, 8 test), 4 tasks, 70"
     )
     assert said[1:] == [
         "a part of the published stream: 20 of 41,438",
@@ -51,14 +51,14 @@ def test_cocoseq_is_built_listed_and_loaded(data: Callable[..., str], tmp_path: 
         "test by task, in the order learned: 0: 2, 3: 2, 1: 2, 2: 2",
         "without any label, and kept: 1",
     ]
-    source = load_source("cocoseq", tmp_path / "root")
+    source = load_source("cocoseq", tmp_path / "sets")
     assert isinstance(source, MultiLabelSource) and source.train_images.shape == (12, 3, 256, 256)
     assert source.class_groups[source.class_names.index("zebra")] == "majority", "as published, not as counted here"
     assert source.published_images == 41438 and source.tasks == 4 and source.classes == 70
     assert set(np.unique(source.train_labels)) == {0, 1} and not source.train_labels[0].any()
     row = next(line for line in data().splitlines() if line.startswith("cocoseq"))
     assert row.split(maxsplit=1)[1].strip() == "cocoseq (20 of 41,438 pictures)"
-    assert f"found: {tmp_path}/root/cocoseq" in data("cocoseq").splitlines()
+    assert f"found: {tmp_path}/sets/cocoseq" in data("cocoseq").splitlines()
 
 
 def test_what_is_missing_is_listed_refused_and_on_demand_recorded(data: Callable[..., str], tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_what_is_missing_is_listed_refused_and_on_demand_recorded(data: Callable
         (tmp_path / "coco" / "images" / f"{number:012d}.jpg").unlink()
     how = ("cocoseq", "--coco", tmp_path / "coco", "--jobs", 1, "--size", 224)
     assert "cocoseq: 2 of 20 pictures are missing, such as 17, 6. Bring them, or build" in data(*how, fails=True)
-    assert not (tmp_path / "root").exists()
+    assert not (tmp_path / "sets").exists()
     said = data(*how, "--allow-missing").splitlines()
     assert said[:2] == ["missing of train: 2, such as 17, 6", "  by task: 3: 1, 1: 1"]
     assert said[2].startswith("  by class: ") and "not complete; missing.json beside it lists all" in "\n".join(said)
@@ -92,18 +92,18 @@ def test_one_of_your_own_from_a_table_or_from_its_folder(data: Callable[..., str
     table.write_text("\n".join(rows))
     data("one", "--csv", table, "--images", table.parent, "--size", 32)
     data("two", "--images", table.parent, "--size", 32)
-    one, two = (load_source(name, tmp_path / "root") for name in ("one", "two"))
+    one, two = (load_source(name, tmp_path / "sets") for name in ("one", "two"))
     assert one.fingerprint == two.fingerprint and one.name == "one"
     assert [line.split()[0] for line in data().splitlines()][-2:] == ["one", "two"]
-    assert data("one").splitlines()[0] == f"found: {tmp_path}/root/one"
-    (tmp_path / "root" / "one" / "manifest.json").unlink()
+    assert data("one").splitlines()[0] == f"found: {tmp_path}/sets/one"
+    (tmp_path / "sets" / "one" / "manifest.json").unlink()
     assert "one (begun: 2 of 2 pictures)" in data()
 
 
 def test_a_set_that_can_not_be_read_is_said_in_its_line(data: Callable[..., str], tmp_path: Path) -> None:
     small_nus_wide(tmp_path / "nus")
     data("nus-wideseq", "--nus", tmp_path / "nus", "--jobs", 1)
-    (tmp_path / "root" / "nus-wideseq" / "manifest.json").write_text("{")
+    (tmp_path / "sets" / "nus-wideseq" / "manifest.json").write_text("{")
     assert "nus-wideseq (can't be read)" in data()
     assert "manifest.json: is no JSON" in data("nus-wideseq", fails=True)
 
@@ -131,7 +131,7 @@ def test_slips_in_typing_are_one_line(
     data: Callable[..., str], tmp_path: Path, arguments: tuple[str, ...], said: str
 ) -> None:
     assert said in data(*arguments, fails=True)
-    assert not (tmp_path / "root").exists()
+    assert not (tmp_path / "sets").exists()
 
 
 def test_a_corrupt_picture_is_named_and_nothing_is_called_built(data: Callable[..., str], tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_a_corrupt_picture_is_named_and_nothing_is_called_built(data: Callable[.
     spoilt.write_bytes(spoilt.read_bytes()[:300])
     said = data("cocoseq", "--coco", tmp_path / "coco", "--jobs", 1, fails=True)
     assert f"{spoilt}: is no picture that can be read (" in said and "the same command goes on" in said
-    assert not list((tmp_path / "root").rglob("manifest.json"))
+    assert not list((tmp_path / "sets").rglob("manifest.json"))
     assert "no (begun: 8 of 20 pictures)" in data()
 
 

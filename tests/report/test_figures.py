@@ -127,10 +127,15 @@ def test_no_two_of_the_lines_in_a_picture_look_alike() -> None:
 
 
 def test_a_curve_that_never_changes_can_be_drawn() -> None:
-    ElementTree.fromstring(figures.curves_over_tasks({"flat": [[5.0, 5.0]], "zero": [[0.0, 0.0]]}, "x", "y"))
-    ElementTree.fromstring(figures.curves_over_tasks({"zero": [[0.0, 0.0]]}, "x", "y"))
-    ElementTree.fromstring(figures.paired_differences({"none": [0.0, 0.0]}, "x"))
+    for drawn in (
+        figures.curves_over_tasks({"flat": [[5.0, 5.0]], "zero": [[0.0, 0.0]]}, "x", "y"),
+        figures.curves_over_tasks({"zero": [[0.0, 0.0]]}, "x", "y"),
+        figures.paired_differences({"none": [0.0, 0.0]}, "x"),
+    ):
+        assert ElementTree.fromstring(drawn).tag.endswith("svg") and "nan" not in drawn and "inf" not in drawn
 
 
 def test_a_title_with_odd_characters_does_not_break_the_page() -> None:
-    ElementTree.fromstring(figures.paired_differences({"a < b": [1.0]}, 'A "title" <b> & more'))
+    drawn = ElementTree.fromstring(figures.paired_differences({"a < b": [1.0]}, 'A "title" <b> & more'))
+    told = ["".join(text.itertext()) for text in drawn.iter("{http://www.w3.org/2000/svg}text")]
+    assert 'A "title" <b> & more' in told and "a < b" in told

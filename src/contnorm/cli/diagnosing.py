@@ -63,19 +63,14 @@ def show_diagnosis(
     pairs = _pairs(given, beside, seed, place) if beside else []  # told before the work, too
     title, found = _diagnosed(given, seed, place)
     console.print(f"{title}\n\n{found.table()}\n", soft_wrap=True, markup=False, highlight=False)
-    _say(found.sentence, console)
+    say(found.sentence, console)
     if pairs:
-        _say(f"\n{_said_of(pairs, place)}", console)
+        say(f"\n{_said_of(pairs, place)}", console)
     if out is not None:
         with usable(out, "the figure can't be written", "Say with -o where else."):
             out.parent.mkdir(parents=True, exist_ok=True)
             found.draw(out)
         console.print(f"drawn in {out}", soft_wrap=True, markup=False, highlight=False)
-
-
-def _say(sentence: str, console: Console) -> None:
-    """Broken between words at a terminal; one line in a file, where it may be searched for."""
-    say(sentence, console)
 
 
 def _diagnosed(given: str | Brought, seed: int | None, place: Workplace) -> tuple[str, Diagnosis]:

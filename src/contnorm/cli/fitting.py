@@ -9,7 +9,7 @@ from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
-__all__ = ["needed_width", "say", "show_rows"]
+__all__ = ["indented", "needed_width", "say", "show_rows"]
 
 UNLIMITED = 10_000  # a width at which nothing is cut
 INDENT = 4
@@ -48,12 +48,17 @@ def show_rows(heads: Sequence[str], rows: Sequence[Sequence[str]], console: Cons
         before = name
         said = [f"{head} {cell}" for head, cell in zip(heads[named:], row[named:], strict=True)]
         for line in _lines(said, console.width - INDENT):
-            console.print(Padding(Text(line), (0, 0, 0, INDENT), expand=False))
+            indented(line, console)
 
 
 def say(sentence: str, console: Console, style: str = "") -> None:
     """A sentence: at a terminal it breaks between words; in a file it stays one line, to be searched."""
     console.print(Text(sentence), style=style, soft_wrap=not console.is_terminal)
+
+
+def indented(line: str, console: Console) -> None:
+    """A line below the name of what it is about; broken, it stays below it."""
+    console.print(Padding(Text(line), (0, 0, 0, INDENT), expand=False))
 
 
 def needed_width(table: Table, console: Console) -> int:

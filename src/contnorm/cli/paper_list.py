@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
 from contnorm.cli.data import place_of
-from contnorm.cli.fitting import needed_width
+from contnorm.cli.fitting import indented, needed_width
 from contnorm.cli.paper import config_of, runs_folder, selection_of, sources_of
 from contnorm.cli.paper_records import Kept
 from contnorm.comparison.precisions import HOWS, how_of, how_words
@@ -45,7 +44,7 @@ def show_recipes(seeds: int, given: Path | None, runs: Path, console: Console, o
     for name, done, *rest in rows:
         console.print(Text(f"{name}  {done}"))
         for line in rest:
-            console.print(Padding(Text(line), (0, 0, 0, 4), expand=False))
+            indented(line, console)
 
 
 def _table(rows: Sequence[tuple[str, ...]], heads: Sequence[str]) -> Table:
@@ -70,7 +69,7 @@ def _done(recipe: Recipe, seeds: int, root: Path, runs: Path) -> str:
     usual = {how_of(config) for config in configs}
     others = Counter(how_words(how) for job in done if (how := how_of(job.config)) not in usual)
     said = "".join(f", {count if count < len(done) else 'all'} in {how}" for how, count in others.items())
-    lost = sum(job.seed in kept.lost(job.config) for job in jobs)
+    lost = sum(kept.store.lost(job.config, job.seed) for job in jobs)
     return f"{len(done)} of {len(jobs)}{said}{f', {lost} lost' if lost else ''}"
 
 

@@ -100,7 +100,7 @@ class Kept:
         loaded = {config: self._records(config) for config in dict.fromkeys(configs.values())}
         cells = measured_cells(list(configs), [loaded[config] for config in configs.values()])
         found = [with_lost(one, configs[one.cell], self.lost) for one in cells]
-        return [one for one in found if one.records or one.lost]
+        return [one for one in found if one.run]
 
     def _records(self, config: RunConfig) -> dict[How, Seeds]:
         return {

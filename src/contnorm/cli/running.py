@@ -223,7 +223,7 @@ def recorded(jobs: list[Job], place: Workplace, console: Console) -> int:
         with usable(store.root, "nothing can be kept there", "Make room, and run it again to go on."):
             store.note_lost(job.config, job.seed, why)
 
-    left = [job for job in jobs if store.has(job.config, job.seed) or not store.lost(job.config, job.seed)]
+    left = [job for job in jobs if not store.lost(job.config, job.seed)]
     return followed(left, place, console, tell_recorded=False, go_on="Run it again to go on.", if_lost=note)
 
 

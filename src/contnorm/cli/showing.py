@@ -10,12 +10,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
-from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
 from contnorm.catalog import find_norm
-from contnorm.cli.fitting import needed_width, say
+from contnorm.cli.fitting import indented, needed_width, say
 from contnorm.cli.settings import changed, in_words, varying
 from contnorm.comparison.lost import lost_words
 from contnorm.comparison.words import FM_OF_LABELS, part_of, spread
@@ -223,7 +222,7 @@ def _show_lines(row: Row, console: Console) -> None:
     how = ", ".join(filter(None, (seeds, row.moments, row.labels)))
     console.print(Text(f"{row.run}  {' '.join(row.what)}"))
     for line in filter(None, (f"{how}: {scores}", row.settings)):
-        console.print(Padding(Text(line), (0, 0, 0, 4), expand=False))
+        indented(line, console)
 
 
 def _scores(matrices: list[AccuracyMatrix]) -> list[str]:

@@ -223,7 +223,7 @@ def _tried(grid: _Grid, seeds: int, store: Store) -> list[Tried]:
     found = []
     for rate, config in grid.configs.items():
         accuracies = [store.load(store.path(config, s)).score("acc") for s in range(seeds) if store.has(config, s)]
-        lost = sum(store.lost(config, s) and not store.has(config, s) for s in range(seeds))
+        lost = sum(store.lost(config, s) for s in range(seeds))
         found.append(Tried.of(rate, accuracies, lost))
     return found
 
