@@ -70,6 +70,31 @@ def small_cifar100(
     return root
 
 
+def python2_batch(images: np.ndarray, labels: Sequence[int], key: str) -> bytes:
+    """A CIFAR batch with the opcodes that Python 2 and numpy of its time wrote, as in the official files."""
+
+    def text(value: bytes) -> bytes:
+        return b"U" + bytes([len(value)]) + value
+
+    def number(value: int) -> bytes:
+        return b"K" + bytes([value]) if value < 256 else b"M" + struct.pack("<H", value)
+
+    names = b"".join(text(b"name_%d.png" % i) + b"r" + struct.pack("<I", 256 + i) for i in range(len(labels)))
+    array = b"cnumpy.core.multiarray\n_reconstruct\nq\x05cnumpy\nndarray\nq\x06K\x00\x85U\x01b\x87Rq\x07"
+    dtype = b"cnumpy\ndtype\nq\x08U\x02u1K\x00K\x01\x87Rq\x09(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+    shape = b"".join(map(number, images.shape)) + b"\x86"
+    raw = images.tobytes()
+    return b"".join(
+        [
+            b"\x80\x02}q\x01(" + text(b"filenames") + b"q\x02](" + names + b"e",
+            text(b"batch_label") + text(b"training batch 1 of 5"),
+            text(key.encode()) + b"q\x03]q\x04(" + b"".join(map(number, labels)) + b"e",
+            text(b"data") + array + b"(K\x01" + shape + dtype + b"\x89T" + struct.pack("<I", len(raw)) + raw + b"tb",
+            b"u.",
+        ]
+    )
+
+
 def small_cifar10(root: Path, per_class: int = 20, test_labels: Sequence[int] = range(10)) -> Path:
     """Ten classes of noise, in CIFAR-10's binary layout: five files to learn from, one to test."""
     chance = np.random.default_rng(0)

@@ -58,7 +58,7 @@ def _idx_layouts(folder: str) -> tuple[Layout, ...]:
     """The four files of MNIST's kind: gzipped or not, in folders of the usual names or in the root."""
 
     def read(paths: list[Path]) -> tuple[Split, Split]:
-        parts = [read_idx(path) for path in paths]
+        parts = [read_idx(path, rank) for path, rank in zip(paths, (3, 1, 3, 1), strict=True)]
         return (parts[0][:, None], parts[1].astype(np.int64)), (parts[2][:, None], parts[3].astype(np.int64))
 
     stems = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
