@@ -87,6 +87,42 @@ def test_values_that_would_be_cut_off_are_refused(tmp_path: Path, kind: type) ->
         squared(path, SIDE)
 
 
+def test_picture_with_too_many_pixels_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Image.new("RGB", (11, 9)).save(tmp_path / "bomb.png")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 40)  # at twice as many Pillow refuses
+    with pytest.raises(UserError, match=r"bomb\.png: is no picture that can be read .*decompression bomb") as caught:
+        squared(tmp_path / "bomb.png", SIDE)
+    assert "\n" not in str(caught.value)
+
+
+def test_formats_that_start_programs_are_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Image.new("RGB", (11, 9)).save(tmp_path / "hidden.png", format="EPS")
+
+    def started(*command: object, **options: object) -> None:
+        raise AssertionError(f"a program was started: {command}")
+
+    monkeypatch.setattr("subprocess.check_call", started)
+    monkeypatch.setattr("subprocess.Popen", started)
+    with pytest.raises(UserError, match=r"hidden\.png: is no picture that can be read .*cannot identify.*JPEG, PNG"):
+        squared(tmp_path / "hidden.png", SIDE)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM"])
+def test_usual_formats_are_opened(tmp_path: Path, kind: str) -> None:
+    Image.new("RGB", (11, 9), (200, 0, 0)).save(tmp_path / "a", format=kind)
+    assert abs(int(squared(tmp_path / "a", SIDE)[0].mean()) - 200) < 5
+
+
+@pytest.mark.parametrize("folder", ["..", "../other", "{root}/other", "", ".", "a/b", None, 7])
+def test_manifest_that_leads_outside_is_refused(tmp_path: Path, folder: object) -> None:
+    manifest = dict(build(few(tmp_path / "pictures"), tmp_path / "few", SIDE))
+    (tmp_path / "few" / manifest["folder"]).rename(tmp_path / "other")
+    manifest["folder"] = folder.format(root=tmp_path) if isinstance(folder, str) else folder
+    (tmp_path / "few" / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match=r"manifest\.json: has an unusable value of 'folder'"):
+        load_stored(tmp_path / "few")
+
+
 def test_a_large_picture_is_taken_without_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     listed = few(tmp_path / "pictures")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 60)  # of 11 * 9; at twice as many Pillow refuses

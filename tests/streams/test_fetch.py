@@ -6,6 +6,7 @@ import hashlib
 import io
 import tarfile
 import threading
+import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -30,6 +31,7 @@ class Server:
     files: dict[str, bytes] = field(default_factory=dict)
     break_after: int | None = None  # close the connection after so many bytes, once
     ranges: bool = True
+    tells_length: bool = True
     asked: list[str | None] = field(default_factory=list)
 
 
@@ -50,7 +52,8 @@ def server() -> Iterator[Server]:
                 self.send_error(416)
                 return
             self.send_response(206 if start else 200)
-            self.send_header("Content-Length", str(len(body) - start))
+            if state.tells_length:
+                self.send_header("Content-Length", str(len(body) - start))
             self.end_headers()
             end = len(body) if state.break_after is None else start + state.break_after
             state.break_after = None
@@ -61,7 +64,7 @@ def server() -> Iterator[Server]:
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
         state.address = f"http://127.0.0.1:{http.server_port}"
-        threading.Thread(target=http.serve_forever, daemon=True).start()
+        threading.Thread(target=http.serve_forever, args=(0.02,), daemon=True).start()
         yield state
         http.shutdown()
 
@@ -132,6 +135,102 @@ def test_an_archive_is_unpacked_and_its_members_verified(server: Server, tmp_pat
     (tmp_path / "inner" / "train").write_bytes(b"damaged")
     with pytest.raises(UserError, match=r"inner/train: is missing or damaged \(md5:"):
         fetch(what, tmp_path, server.address)
+
+
+def packed(ending: str, name: str, **attributes: object) -> bytes:
+    """An archive with a proper member, and one of a given name and kind."""
+    content = io.BytesIO()
+    if ending == "zip":
+        with zipfile.ZipFile(content, "w") as archive:
+            archive.writestr("inner/train", BODY)
+            archive.writestr(name, b"hostile")
+    else:
+        with tarfile.open(fileobj=content, mode="w:gz") as archive:
+            proper, other = tarfile.TarInfo("inner/train"), tarfile.TarInfo(name)
+            proper.size = len(BODY)
+            for key, value in attributes.items():
+                setattr(other, key, value)
+            archive.addfile(proper, io.BytesIO(BODY))
+            archive.addfile(other, io.BytesIO(b"hostile"))
+    return content.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("ending", "name", "attributes"),
+    [
+        ("tar.gz", "../outside", {"size": 7}),
+        ("tar.gz", "inner/../../outside", {"size": 7}),
+        ("tar.gz", "{root}/outside", {"size": 7}),
+        ("tar.gz", "inner/link", {"type": tarfile.SYMTYPE, "linkname": "/etc"}),
+        ("tar.gz", "inner/link", {"type": tarfile.LNKTYPE, "linkname": "../../outside"}),
+        ("tar.gz", "inner/pipe", {"type": tarfile.FIFOTYPE}),
+        ("zip", "../outside", {}),
+        ("zip", "{root}/outside", {}),
+    ],
+)
+def test_archive_that_leads_outside_is_not_unpacked(
+    server: Server, tmp_path: Path, ending: str, name: str, attributes: dict[str, object]
+) -> None:
+    body = packed(ending, name.format(root=tmp_path), **attributes)
+    server.files[f"b.{ending}"] = body
+    with pytest.raises(UserError, match="has the member"):
+        fetch(Fetchable("nowhere", {f"b.{ending}": md5(body)}, folder="deep/set"), tmp_path, server.address)
+    assert not list(tmp_path.rglob("outside")) and not (tmp_path / "deep" / "set" / "inner").exists()
+
+
+@pytest.mark.parametrize("ending", ["tar.gz", "zip"])
+def test_member_that_was_deleted_is_unpacked_again(server: Server, tmp_path: Path, ending: str) -> None:
+    body = packed(ending, "inner/more", size=7)
+    server.files[f"b.{ending}"] = body
+    what = Fetchable("nowhere", {f"b.{ending}": md5(body)}, folder="set")
+    for _ in range(2):
+        fetch(what, tmp_path, server.address)
+        assert (tmp_path / "set" / "inner" / "train").read_bytes() == BODY
+        assert (tmp_path / "set" / "inner" / "more").read_bytes() == b"hostile"
+        (tmp_path / "set" / "inner" / "train").unlink()
+    assert len(server.asked) == 1
+
+
+def test_damaged_archive_and_one_that_expands_too_far_are_named(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.files = {"c.tar.gz": b"no archive", "c.zip": b"no archive", "d.zip": packed("zip", "inner/more")}
+    monkeypatch.setattr("contnorm.streams.fetch.UNPACKED_LIMIT", len(BODY))
+    for name, words in (("c.tar.gz", "can't be unpacked"), ("c.zip", "can't be unpacked"), ("d.zip", "more than the")):
+        with pytest.raises(UserError, match=words):
+            fetch(Fetchable("nowhere", {name: md5(server.files[name])}), tmp_path, server.address)
+    assert not (tmp_path / "inner").exists()
+
+
+@pytest.mark.parametrize("tells_length", [True, False])
+def test_download_that_exceeds_the_known_size_is_aborted(server: Server, tmp_path: Path, tells_length: bool) -> None:
+    server.files["a.gz"], server.tells_length = BODY, tells_length
+    what = replace(WHAT, sizes={"a.gz": len(BODY) - 1})
+    received: list[int] = []
+    with pytest.raises(UserError, match=r"a\.gz.* at most 1,023,999"):
+        fetch(what, tmp_path, server.address, lambda _, done, __: received.append(done))
+    assert max(received, default=0) < len(BODY)
+    assert not [path for path in (tmp_path / "set").iterdir() if path.is_file()]
+    fetch(replace(WHAT, sizes={"a.gz": len(BODY)}), tmp_path, server.address)
+
+
+def test_partial_download_that_is_too_large_is_started_anew(server: Server, tmp_path: Path) -> None:
+    server.files["a.gz"] = BODY
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "a.gz.part").write_bytes(BODY + b"more")
+    fetch(replace(WHAT, sizes={"a.gz": len(BODY)}), tmp_path, server.address)
+    assert server.asked == [None] and (tmp_path / "set" / "a.gz").read_bytes() == BODY
+
+
+@pytest.mark.parametrize("base", ["nowhere", "http://[", "http://127.0.0.1:1", "http://a b"])
+def test_address_that_is_none_is_one_line(tmp_path: Path, base: str) -> None:
+    with pytest.raises(UserError, match="could not be fetched"):
+        fetch(WHAT, tmp_path, base)
+
+
+def test_every_file_has_a_known_size() -> None:
+    for what in FETCHABLE.values():
+        assert set(what.sizes) == set(what.files) and min(what.sizes.values()) > 0
 
 
 def test_an_address_that_is_not_there_is_named(server: Server, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from contnorm.errors import UserError
 from contnorm.streams.coco import find_instances, list_cocoseq
@@ -234,6 +235,38 @@ def test_what_is_wrong_with_nus_wide_is_one_line(tmp_path: Path, spoil: Callable
         nus(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["..\\..\\secret.jpg", "word0/../../../secret.jpg"])
+def test_nus_wide_list_that_leads_outside_is_refused(tmp_path: Path, name: str) -> None:
+    small_nus_wide(tmp_path / "nus")
+    Image.new("RGB", (9, 9)).save(tmp_path / "secret.jpg")
+    path = tmp_path / "nus" / "ImageList" / "TrainImagelist.txt"
+    path.write_text("\n".join([name, *path.read_text().splitlines()[1:]]))
+    with pytest.raises(UserError, match=r"secret\.jpg.* must not contain '\.\.'"):
+        nus(tmp_path / "nus")
+
+
+def test_absolute_names_in_a_nus_wide_list_count_by_their_last_part(tmp_path: Path) -> None:
+    small_nus_wide(tmp_path)
+    for file in list((tmp_path / "image").glob("*/*.jpg")):
+        file.rename(tmp_path / "image" / file.name)
+    path = tmp_path / "ImageList" / "TrainImagelist.txt"
+    path.write_text("\n".join(f"C:\\ImageData\\{line}" for line in path.read_text().splitlines()))
+    listed = nus(tmp_path)
+    assert {picture.path.parent for picture in listed.train if picture.path} == {tmp_path / "image"}
+    assert not listed.absent("train")
+
+
+def test_links_in_the_folder_of_pictures_are_followed(tmp_path: Path) -> None:
+    """They were made by the owner of the folder, for example to pictures on another disk."""
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "b.jpg").write_bytes(b"")
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "more").symlink_to(tmp_path / "other")
+    (tmp_path / "table.csv").write_text("image,split,task,sky\nmore/b.jpg,train,0,1\n")
+    listed = list_own("mine", tmp_path / "table.csv", tmp_path / "images")
+    assert listed.train[0].path == tmp_path / "images" / "more" / "b.jpg"
+
+
 def own(tmp_path: Path, text: str, groups: str | None = None) -> Listed:
     (tmp_path / "a.jpg").write_bytes(b"")
     (tmp_path / "table.csv").write_text(text)
@@ -266,6 +299,12 @@ def test_spaces_around_the_cells_of_a_table_say_nothing(tmp_path: Path) -> None:
     assert listed.class_names == ("sky",) and listed.train[0].labels == (0,) and listed.test[0].labels == ()
 
 
+def test_task_names_of_many_digits_are_taken_as_words(tmp_path: Path) -> None:
+    long = "9" * 5000  # more digits than Python converts to a number
+    listed = own(tmp_path, f"image,split,task,sky\na.jpg,train,{long},1\nb.jpg,train,1,1\n")
+    assert listed.task_names == (long, "1")
+
+
 def test_groups_are_counted_over_the_pictures_to_learn_from(tmp_path: Path) -> None:
     rows = [f"a.jpg,train,0,{int(i < 901)},{int(i < 200)}" for i in range(901)]
     rows += [f"a.jpg,test,0,1,{int(i < 900)}" for i in range(1000)]
@@ -287,7 +326,12 @@ def test_groups_are_counted_over_the_pictures_to_learn_from(tmp_path: Path) -> N
         ("image,split,task,sky\na.jpg,train,,1\n", r"line 2: has no task"),
         ("image,split,task,sky\na.jpg,train,0,1,1\n", r"line 2: has more cells than the first line has names: '1'"),
         ("image,split,task,sky\n\n\na.jpg,train,0,x\n", r"line 4: sky is 'x'"),
-        ('image,split,task,sky\n"a\nb.jpg",train,0,1\na.jpg,train,0,x\n', r"line 4: sky is 'x'"),
+        ('image,split,task,sky\n"a\nb.jpg",train,0,1\na.jpg,train,0,x\n', r"line 3: 'a\\nb\.jpg' has a control"),
+        ("image,split,task,sky\na.jpg,train,\x1b[31m,1\n", r"line 2: .*x1b.* has a control character"),
+        ("image,split,task,s\vky\na.jpg,train,0,1\n", r"column name .* has a control character"),
+        ("image,split,task,sky\n../a.jpg,train,0,1\n", r"line 2: image is '\.\./a\.jpg'\. Use a path below"),
+        ("image,split,task,sky\nb/../../a.jpg,train,0,1\n", r"line 2: image is .*Use a path below"),
+        ("image,split,task,sky\n/etc/a.jpg,train,0,1\n", r"line 2: image is '/etc/a\.jpg'"),
         ("image,split,task,sky,sea,sky\na.jpg,train,0,1,0,0\n", r"has the column 'sky' more than once"),
         (",image,split,task,sky\n0,a.jpg,train,0,1\n", r"column 1 of 5 has no name .*index=False"),
         ("image,split,task,labels,\na.jpg,train,0,sky,\n", r"column 5 of 5 has no name"),
@@ -307,6 +351,11 @@ def test_groups_are_counted_over_the_pictures_to_learn_from(tmp_path: Path) -> N
         "long",
         "empty lines",
         "line of two",
+        "escape",
+        "column escape",
+        "parent folder",
+        "inner parent folder",
+        "absolute",
         "column again",
         "index",
         "comma at the end",

@@ -28,6 +28,7 @@ from contnorm.errors import UserError, usable
 from contnorm.results import write_atomically
 from contnorm.signals import signals_held
 from contnorm.streams.decoding import Done, Kept, Piece, fill, settle
+from contnorm.streams.json_text import parse_json
 from contnorm.streams.listed import SPLITS, Counted, Listed, ListedPicture
 from contnorm.streams.stored import KIND, MANIFEST, VERSION, Manifest, read_manifest
 
@@ -39,7 +40,7 @@ __all__ = ["MISSING", "begun", "build"]
 ROWS = 64  # of a piece: small enough to lose, large enough to write
 MISSING = "missing.json"
 NAMED = 5  # of pictures that something is wrong with, in a message
-NOTE = re.compile(rf"^({'|'.join(SPLITS)}) (\d+) ([0-9a-f]{{64}})$", re.MULTILINE)
+NOTE = re.compile(rf"^({'|'.join(SPLITS)}) ([0-9]{{1,9}}) ([0-9a-f]{{64}})$", re.MULTILINE)
 Report = Callable[[int, int], None]  # pictures done, pictures in all
 
 
@@ -87,7 +88,7 @@ def begun(out: Path) -> tuple[int, int] | None:
         plan = _read_plan(folder)
         if plan is not None:
             counts = {split: len(plan[split]) for split in SPLITS}
-            rows = sum(min(ROWS, counts[split] - number * ROWS) for split, number in _noted(folder))
+            rows = sum(max(0, min(ROWS, counts[split] - number * ROWS)) for split, number in _noted(folder))
             found.append((rows, sum(counts.values())))
     return max(found, default=None)
 
@@ -175,8 +176,9 @@ def _decode(
 ) -> dict[tuple[str, int], str]:
     """Fill all pieces that are not there yet; the hashes of all."""
     offsets = _arrays(plan, folder)
-    digests = _noted(folder)
     pieces = list(_pieces(listed, plan["side"], folder, offsets))
+    expected = {(piece.split, piece.number) for piece in pieces}
+    digests = {piece: digest for piece, digest in _noted(folder).items() if piece in expected}
     total = sum(len(piece.pictures) for piece in pieces)
     missing = [piece for piece in pieces if (piece.split, piece.number) not in digests]
     count = total - sum(len(piece.pictures) for piece in missing)
@@ -217,12 +219,17 @@ def _arrays(plan: dict[str, Any], folder: Path) -> dict[str, int]:
 
 def _has_arrays(folder: Path) -> bool:
     """Whether a build was begun there and its arrays are whole; the plan is written after they are made."""
-    try:
-        for split in SPLITS:
-            np.load(_array(folder, split), mmap_mode="r")
-    except (OSError, ValueError, EOFError):
+    plan = _read_plan(folder)
+    if plan is None:
         return False
-    return _read_plan(folder) is not None
+    try:
+        arrays = {split: np.lib.format.open_memmap(_array(folder, split), mode="r") for split in SPLITS}
+    except Exception:  # a damaged header can fail in any way
+        return False
+    return all(
+        array.dtype == np.uint8 and array.shape == (len(plan[split]), 3, plan["side"], plan["side"])
+        for split, array in arrays.items()
+    )
 
 
 def _array(folder: Path, split: str) -> Path:
@@ -230,11 +237,29 @@ def _array(folder: Path, split: str) -> Path:
 
 
 def _read_plan(folder: Path) -> dict[str, Any] | None:
+    """The plan of a build that was begun; None where there is none, or none that this version wrote."""
     try:
-        plan: dict[str, Any] = json.loads((folder / "plan.json").read_bytes())
+        plan: dict[str, Any] = parse_json((folder / "plan.json").read_bytes())
     except (OSError, ValueError):
         return None
-    return plan
+    return plan if _is_plan(plan) else None
+
+
+def _is_plan(plan: Any) -> bool:
+    """Whether a plan has a side, and for each split pictures as [name, bytes, task, labels]."""
+    if not isinstance(plan, dict) or type(plan.get("side")) is not int:
+        return False
+    pictures = [plan.get(split) for split in SPLITS]
+    return all(isinstance(listed, list) and all(map(_is_planned, listed)) for listed in pictures)
+
+
+def _is_planned(picture: Any) -> bool:
+    return (
+        isinstance(picture, list)
+        and len(picture) == 4
+        and type(picture[0]) in (int, str)
+        and all(type(number) is int for number in picture[1:3])
+    )
 
 
 def _note(split: str, number: int, digest: str) -> str:

@@ -7,7 +7,6 @@ same numbers.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 from contnorm.errors import UserError, usable
 from contnorm.streams.id_lists import IdLists, listed_as
+from contnorm.streams.json_text import parse_json
 from contnorm.streams.listed import SPLITS, Listed, ListedPicture
 from contnorm.streams.published_streams import published_stream
 
@@ -83,8 +83,8 @@ def _labels(instances: Sequence[Path], class_names: Sequence[str]) -> dict[int, 
                 found[number].add(column)
         except KeyError as error:
             raise UserError(
-                f"{path}: is no instances file of COCO: {error} is missing, which an entry should have or refers to. "
-                f"Bring it again."
+                f"{path}: is no instances file of COCO: {str(error)[:80]} is missing, which an entry should have or "
+                f"refers to. Bring it again."
             ) from error
         except TypeError as error:
             raise UserError(
@@ -111,7 +111,7 @@ def _read(path: Path) -> dict[str, Any]:
     with usable(path, "it can't be read", "Let yourself read it."):
         text = path.read_bytes()
     try:
-        raw = json.loads(text, object_hook=needed)
+        raw = parse_json(text, object_hook=needed)
     except ValueError as error:
         raise UserError(f"{path}: is no JSON, or is cut short ({error}). Bring it again.") from error
     if not isinstance(raw, dict) or any(not isinstance(raw.get(key), list) for key in NEEDED):

@@ -20,6 +20,8 @@ from contnorm.streams.formats import Images
 
 __all__ = ["Done", "Kept", "Piece", "fill", "settle", "squared"]
 
+# The formats that pictures may have. Pillow knows others that start programs (EPS starts Ghostscript) or are obscure.
+FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 DEEP = ("I", "F")  # how Pillow's modes of more than 8 bits a value begin: made RGB, they are clipped, not scaled
 
 
@@ -62,11 +64,12 @@ def squared(path: Path, side: int, how: Literal["bicubic", "bilinear"] = "bicubi
     """A picture as bytes, channels first: made a square whatever its shape, grey in three channels.
 
     As its pixels are stored: a turn that a camera noted beside them (EXIF) is not made, as in the published code.
+    Pictures of other formats than `FORMATS`, or with more pixels than Pillow's limit, raise a `UserError`.
     """
     from PIL import Image
 
     try:
-        with Image.open(path) as picture:
+        with Image.open(path, formats=FORMATS) as picture:
             if picture.mode.startswith(DEEP):
                 raise UserError(
                     f"{path}: has more than 8 bits a value (mode {picture.mode}), and all above 255 would be cut off; "
@@ -76,8 +79,10 @@ def squared(path: Path, side: int, how: Literal["bicubic", "bilinear"] = "bicubi
     except UserError:
         raise
     except Exception as error:  # what is no picture, or a damaged one, can fail in any way
-        said = " ".join(str(error).split()) or type(error).__name__
-        raise UserError(f"{path}: is no picture that can be read ({said})") from error
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(
+            f"{path}: is no picture that can be read ({reason}); known formats are {', '.join(FORMATS)}"
+        ) from error
     return np.asarray(resized).transpose(2, 0, 1)
 
 

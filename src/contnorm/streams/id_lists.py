@@ -10,6 +10,7 @@ from pathlib import Path
 
 from contnorm.errors import UserError, usable
 from contnorm.streams.fetch import Report, fetch
+from contnorm.streams.json_text import parse_json
 from contnorm.streams.listed import SPLITS, Listed, ListedPicture
 from contnorm.streams.published_streams import PublishedStream
 
@@ -126,11 +127,11 @@ def _numbers(path: Path) -> list[int]:
     with usable(path, "it can't be read", "Let yourself read it."):
         text = path.read_bytes()
     try:
-        numbers = json.loads(text)
+        numbers = parse_json(text)
     except ValueError as error:
         raise UserError(f"{path}: is no JSON, or is cut short ({error}). Bring it again.") from error
-    if not isinstance(numbers, list) or not all(type(number) is int for number in numbers):
-        raise UserError(f"{path}: should be a list of whole numbers, such as [813, 1392].")
+    if not isinstance(numbers, list) or not all(type(number) is int and 0 <= number < 2**63 for number in numbers):
+        raise UserError(f"{path}: should be a list of whole numbers of at least 0, such as [813, 1392].")
     return numbers
 
 

@@ -8,6 +8,7 @@ else the last 100 of each class by name are, which is a deviation.
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +18,7 @@ import numpy as np
 from contnorm.errors import UserError
 from contnorm.streams.decoding import squared
 from contnorm.streams.formats import Images, Labels
+from contnorm.streams.safe_paths import is_plain_name
 
 __all__ = ["MINI_WNIDS", "read_mini_imagenet", "read_tiny_imagenet"]
 
@@ -47,14 +49,19 @@ def read_tiny_imagenet(paths: Sequence[Path]) -> tuple[Split, Split]:
     """From ``wnids.txt`` and ``val/val_annotations.txt``; the official validation pictures are the test pictures."""
     names, annotations = paths
     root = names.parent
-    wnids = names.read_text().split()
+    wnids = _text(names).split()
     label_of = {wnid: label for label, wnid in enumerate(wnids)}
+    unusable = [wnid for wnid in wnids if not is_plain_name(wnid)]
+    if unusable:
+        raise UserError(f"{names}: {unusable[0]!r} is not the name of a class, such as n01443537.")
     train = [(path, label_of[wnid]) for wnid in wnids for path in sorted((root / "train" / wnid / "images").iterdir())]
     test = []
-    for line in annotations.read_text().splitlines():
-        name, wnid, *_ = line.split("\t")
+    for number, line in enumerate(_text(annotations).splitlines(), 1):
+        name, wnid, *_ = (*line.split("\t"), "")
+        if not is_plain_name(name):
+            raise UserError(f"{annotations}, line {number}: should begin with the name of a picture, and is {line!r}.")
         if wnid not in label_of:
-            raise UserError(f"{annotations}: {name} is of class {wnid!r}, which is not in {names}.")
+            raise UserError(f"{annotations}: {name!r} is of class {wnid!r}, which is not in {names}.")
         test.append((root / "val" / "images" / name, label_of[wnid]))
     return _decoded(train, 64), _decoded(test, 64)
 
@@ -91,9 +98,19 @@ def _listed_test_names(root: Path) -> set[str] | None:
         return None
     names = set()
     for listed in MINI_LISTS[1]:
-        with (root / listed).open(newline="") as file:
-            names |= {Path(row[0]).name for row in csv.reader(file) if row and row[0].strip()}
+        try:
+            rows = list(csv.reader(io.StringIO(_text(root / listed), newline="")))
+        except csv.Error as error:
+            raise UserError(f"{root / listed}: is not a CSV file ({error}). Bring it again.") from error
+        names |= {Path(row[0]).name for row in rows if row and row[0].strip()}
     return names
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: is not a text file in UTF-8 ({error}). Bring it again.") from error
 
 
 def _decoded(pictures: list[tuple[Path, int]], side: int) -> Split:

@@ -100,10 +100,16 @@ def _check_places(names: Sequence[str], lists: IdLists, split: str) -> None:
 
 
 def _file(nus: Path, listed: str) -> Path | None:
-    """The lists were written on Windows: ``actor\\0001_2124494179.jpg``; in the folder of its word, or without it."""
+    """The lists were written on Windows: ``actor\\0001_2124494179.jpg``; in the folder of its word, or without it.
+
+    Of an absolute path, only the file name counts: the folders are those of the machine that wrote the list.
+    """
     name = PureWindowsPath(listed)
+    if ".." in name.parts or "\0" in listed:
+        raise UserError(f"{nus}: an image list names {listed[:200]!r}. Image names must not contain '..'.")
+    relative = name.name if name.anchor else Path(*name.parts)
     for folder in PICTURES:
-        for path in (nus / folder / Path(*name.parts), nus / folder / name.name):
+        for path in (nus / folder / relative, nus / folder / name.name):
             with usable(path, "it can't be looked for", "Let yourself read there."):
                 if path.is_file():
                     return path

@@ -14,6 +14,7 @@ from pathlib import Path
 from contnorm.errors import UserError, unknown, usable
 from contnorm.streams.listed import SPLITS, Listed, ListedPicture
 from contnorm.streams.multilabel import GROUPS, groups_by_count
+from contnorm.streams.safe_paths import path_inside
 
 __all__ = ["list_own"]
 
@@ -40,7 +41,12 @@ def list_own(name: str, table: Path, images: Path, groups: Path | None = None) -
     pictures: dict[str, list[ListedPicture]] = {split: [] for split in SPLITS}
     for line, row in numbered.items():
         labels = _labels(table, line, row, kinds)
-        path = images / row["image"]
+        path = path_inside(images, row["image"])
+        if path is None:
+            raise UserError(
+                f"{table}, line {line}: image is {row['image']!r}. Use a path below {images}, relative to it and "
+                f"without '..'."
+            )
         with usable(path, "it can't be looked for", f"Mend line {line} of {table}, or let yourself read there."):
             there = path if path.is_file() else None
         pictures[row["split"]].append(ListedPicture(row["image"], there, tasks.index(row["task"]), labels))
@@ -63,6 +69,7 @@ def _read(table: Path) -> tuple[dict[int, Row], list[str]]:
                     rows[reader.line_num] = {key: _text(value) for key, value in row.items()}
         except (csv.Error, UnicodeDecodeError) as error:
             raise UserError(f"{table}: is no CSV file in UTF-8 ({error}).") from error
+    _check_printable(table, rows, heads)
     if "" in heads:
         raise UserError(
             f"{table}: column {heads.index('') + 1} of {len(heads)} has no name in the first line. Name it, or leave "
@@ -72,6 +79,17 @@ def _read(table: Path) -> tuple[dict[int, Row], list[str]]:
     if twice:
         raise UserError(f"{table}: has the column {twice[0]!r} more than once. Name each column in its own way.")
     return rows, heads
+
+
+def _check_printable(table: Path, rows: Mapping[int, Row], heads: Sequence[str]) -> None:
+    """Names of columns, pictures, tasks, classes and groups appear in tables and messages, so they must be one line."""
+    unusable = [head for head in heads if not head.isprintable()]
+    if unusable:
+        raise UserError(f"{table}: the column name {unusable[0][:80]!r} has a control character. Remove it.")
+    for line, row in rows.items():
+        unusable = [cell for cell in row.values() if not cell.isprintable()]
+        if unusable:
+            raise UserError(f"{table}, line {line}: {unusable[0][:80]!r} has a control character. Remove it.")
 
 
 def _text(value: str | list[str]) -> str:
@@ -128,7 +146,7 @@ def _labels(table: Path, line: int, row: Row, kinds: Sequence[str]) -> tuple[int
 def _tasks(rows: Sequence[Row]) -> list[str]:
     """In the order they are learned: by number where all are numbers, else as they first occur."""
     found = list(dict.fromkeys(row["task"] for row in rows))
-    return sorted(found, key=int) if all(task.isdecimal() for task in found) else found
+    return sorted(found, key=int) if all(task.isdecimal() and len(task) < 19 for task in found) else found
 
 
 def _groups(path: Path, kinds: Sequence[str]) -> tuple[str, ...]:

@@ -6,7 +6,6 @@ there whole or, to whoever loads it, not at all. ``missing.json`` lists the pict
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,10 @@ from typing import Any
 import numpy as np
 
 from contnorm.errors import UserError, usable
+from contnorm.streams.json_text import parse_json
 from contnorm.streams.listed import SPLITS
-from contnorm.streams.multilabel import GROUPS, MultiLabelSource
+from contnorm.streams.manifest_check import manifest_problem
+from contnorm.streams.multilabel import MultiLabelSource
 
 __all__ = ["MANIFEST", "VERSION", "Manifest", "find_stored", "load_stored", "read_manifest", "stored_under"]
 
@@ -69,16 +70,21 @@ def read_manifest(folder: Path) -> Manifest:
     with usable(path, "it can't be read", "Let yourself read it, or build the data set elsewhere."):
         text = path.read_bytes()
     try:
-        raw = json.loads(text)
+        raw = parse_json(text)
     except ValueError as error:
         raise UserError(f"{path}: is no JSON ({error}). Delete {folder}, and build it again.") from error
     if not isinstance(raw, dict) or raw.get("kind") != KIND:
         raise UserError(f"{path}: is no manifest of a data set that `contnorm data` has built.")
-    if isinstance(raw.get("version"), int) and raw["version"] > VERSION:
-        raise UserError(f"{path}: is of version {raw['version']}; this contnorm reads {VERSION}. Upgrade contnorm.")
+    if type(raw.get("version")) is int and raw["version"] > VERSION:
+        raise UserError(
+            f"{path}: is of version {str(raw['version'])[:20]}; this contnorm reads {VERSION}. Upgrade contnorm."
+        )
     absent = [key for key in NEEDED if key not in raw]
     if absent:
         raise UserError(f"{path}: has no {', '.join(absent)}. Delete {folder}, and build it again.")
+    problem = manifest_problem(raw)
+    if problem:
+        raise UserError(f"{path}: {problem}. Delete {folder}, and build it again.")
     return raw
 
 
@@ -109,9 +115,10 @@ def load_stored(folder: Path) -> MultiLabelSource:
 def _mapped(folder: Path, manifest: Manifest, part: str) -> np.ndarray:
     path = folder / manifest["folder"] / f"{part}.npy"
     try:
-        array: np.ndarray = np.load(path, mmap_mode="c")
-    except (OSError, ValueError, EOFError) as error:
-        raise UserError(f"{path}: is broken or not there ({error}). Delete {folder}, and build it again.") from error
+        array = np.lib.format.open_memmap(path, mode="c")  # unlike np.load, reads arrays only
+    except Exception as error:  # a damaged header can fail in any way
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"{path}: is broken or not there ({reason}). Delete {folder}, and build it again.") from error
     return array
 
 
@@ -127,5 +134,15 @@ def _check(folder: Path, manifest: Manifest, arrays: Mapping[str, np.ndarray]) -
                     f"{folder}: {split}_{part}.npy should be {shape}, and is {arrays[f'{split}_{part}'].shape}. Delete "
                     f"the folder, and build it again."
                 )
-    if len(manifest["class_groups"]) != classes or not set(manifest["class_groups"]) <= set(GROUPS):
-        raise UserError(f"{folder / MANIFEST}: has no group of {', '.join(GROUPS)} for each class. Build it again.")
+        _check_values(folder, split, arrays, len(manifest["task_names"]))
+
+
+def _check_values(folder: Path, split: str, arrays: Mapping[str, np.ndarray], tasks: int) -> None:
+    """Data types, and labels and tasks in their range. Pixels may have any value."""
+    for part, kind, end in (("images", np.uint8, 256), ("labels", np.uint8, 2), ("task", np.int64, tasks)):
+        array = arrays[f"{split}_{part}"]
+        if array.dtype != kind or (part != "images" and array.size and not 0 <= array.min() <= array.max() < end):
+            raise UserError(
+                f"{folder}: {split}_{part}.npy should hold {np.dtype(kind)} below {end}. Delete the folder, and "
+                f"build it again."
+            )
