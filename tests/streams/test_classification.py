@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 
 from contnorm.config import StreamConfig
 from contnorm.errors import UserError
-from contnorm.streams.classification import STREAMS, Stream, build_stream, find_stream
+from contnorm.streams.classification import STREAMS, Stream, build_stream, check_stream, find_stream
 from contnorm.streams.sources import Source, load_source
 from contnorm.streams.views import DeviceStream, crop_and_flip
 from tests.datasets import small_cifar100, small_mnist
@@ -141,3 +142,45 @@ def test_tables_of_a_missing_folder_are_not_written(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no mnist under"):
         load_source("mnist", tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("tasks", [0, -1, 1001, 100_000, 10**9])
+def test_tasks_of_a_permuted_stream_are_bounded(mnist: Source, tasks: int) -> None:
+    config = StreamConfig("permuted-mnist", tasks=tasks, train_per_task=1, test_per_task=1)
+    with pytest.raises(UserError, match=rf"stream\.tasks={tasks} must be 1 to 1000 for permuted-mnist"):
+        check_stream(config)  # before any data is read
+    with pytest.raises(UserError, match=rf"stream\.tasks={tasks} must be"):
+        build_stream(config, mnist, 0)
+
+
+def test_permuted_stream_that_does_not_fit_in_memory_is_refused(mnist: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("contnorm.streams.classification.MAX_ITEMS", 5 * 150)
+    config = StreamConfig("permuted-mnist", train_per_task=50)
+    assert build_stream(config, mnist, 0).tasks == 5
+    monkeypatch.setattr("contnorm.streams.classification.MAX_ITEMS", 5 * 150 - 1)
+    with pytest.raises(UserError, match=r"stream\.tasks=5: .*50 train and 100 test.* Use up to 4 tasks"):
+        build_stream(config, mnist, 0)
+
+
+def test_memory_of_a_stream_is_that_of_its_items(mnist: Source) -> None:
+    """Each task draws a few of all images; the rest of the draw must not stay in memory."""
+    config = StreamConfig("permuted-mnist", tasks=1000, train_per_task=2, test_per_task=1)
+    tracemalloc.start()
+    try:
+        stream = build_stream(config, mnist, 0)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert stream.permutations is not None
+    assert peak < 1.4 * stream.permutations.nbytes, "the largest part are the orders of the pixels"
+
+
+def test_first_tasks_do_not_depend_on_the_number_of_tasks(mnist: Source) -> None:
+    few, many = (
+        build_stream(StreamConfig("permuted-mnist", tasks=tasks, train_per_task=20, test_per_task=10), mnist, 3)
+        for tasks in (3, 40)
+    )
+    assert few.permutations is not None and many.permutations is not None
+    np.testing.assert_array_equal(few.permutations, many.permutations[:3])
+    np.testing.assert_array_equal(few.train.image, many.train.image[:60])
+    np.testing.assert_array_equal(few.test.image, many.test.image[:30])

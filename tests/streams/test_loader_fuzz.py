@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 import shutil
@@ -88,7 +89,7 @@ def mutated_json(content: bytes, chance: random.Random) -> bytes:
         if chance.random() < 0.25:
             del container[key]
         else:
-            container[key] = chance.choice(VALUES)
+            container[key] = copy.deepcopy(chance.choice(VALUES))
     return json.dumps(value).encode()
 
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
+import numpy as np
+
 from contnorm.census import take_census
 from contnorm.engine.advance import mover_for
 from contnorm.engine.checkpoint import Checkpoints
@@ -285,7 +287,8 @@ def _found(lane: Lane, tally: Tally) -> dict[str, Any]:
 
 
 def _answers_found(lane: Lane, tally: Tally) -> dict[str, Any]:
-    total = [int((lane.data.stream.test.task == task).sum()) for task in range(lane.data.stream.tasks)]
+    stream = lane.data.stream
+    total = np.bincount(stream.test.task, minlength=stream.tasks).tolist()
     matrix = {"correct": tally.correct, "total": total, "before": tally.before}
     found: dict[str, Any] = {"matrix": matrix}
     if tally.correct_running:

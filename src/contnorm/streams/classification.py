@@ -33,6 +33,10 @@ __all__ = [
 ]
 
 Indices = NDArray[np.int64]
+# Bounds of permuted streams, whose tasks are not bounded by the number of classes. The accuracy matrix, its record and
+# the evaluations grow with the square of the tasks; the items of all tasks take 24 bytes each.
+MAX_PERMUTED_TASKS = 1000
+MAX_ITEMS = 50_000_000
 
 
 @dataclass(frozen=True)
@@ -315,6 +319,8 @@ def check_stream(config: StreamConfig) -> None:
             f"stream.scenario={config.scenario}: every task of {spec.name} has the same classes, so none can be told "
             f"apart by them. Use stream.scenario=domain, or free."
         )
+    if spec.kind == "permuted" and config.tasks is not None and not 1 <= config.tasks <= MAX_PERMUTED_TASKS:
+        raise UserError(f"stream.tasks={config.tasks} must be 1 to {MAX_PERMUTED_TASKS} for {spec.name}.")
     if spec.kind == "permuted" and config.augment:
         raise UserError(
             f"stream.augment=true: crops and flips mean nothing to shuffled pixels, and {spec.name} has none. Use "
@@ -349,10 +355,13 @@ def build_stream(config: StreamConfig, source: Source, seed: int) -> Stream:
 
 
 def _permuted(spec: StreamSpec, config: StreamConfig, source: Source, seed: int) -> Stream:
-    tasks = _task_count(config, spec.tasks, unlimited=True)
+    tasks = spec.tasks if config.tasks is None else config.tasks
+    _check_items(config, tasks, source)
     chance = generator(seed if config.class_order == "seed" else 0, "permutation")
     pixels = int(np.prod(source.train_images.shape[1:]))
-    permutations = np.stack([chance.permutation(pixels) for _ in range(tasks)])
+    permutations = np.empty((tasks, pixels), dtype=np.int64)
+    for order in permutations:
+        order[:] = chance.permutation(pixels)
     every_train, every_test = np.arange(len(source.train_labels)), np.arange(len(source.test_labels))
     train = _drawn([every_train] * tasks, config.train_per_task, "train", seed, spec.name)
     test = _drawn([every_test] * tasks, config.test_per_task, "test", 0, spec.name)
@@ -428,9 +437,21 @@ def _multi_label(spec: StreamSpec, config: StreamConfig, source: Source, seed: i
     )
 
 
-def _task_count(config: StreamConfig, there_are: int, unlimited: bool = False) -> int:
+def _check_items(config: StreamConfig, tasks: int, source: Source) -> None:
+    """Refuse a permuted stream that does not fit in memory, before anything of it is built."""
+    train = min(config.train_per_task or len(source.train_labels), len(source.train_labels))
+    test = min(config.test_per_task or len(source.test_labels), len(source.test_labels))
+    if tasks * (train + test) > MAX_ITEMS:
+        raise UserError(
+            f"stream.tasks={tasks}: {tasks:,} tasks of {train:,} train and {test:,} test samples are more than the "
+            f"{MAX_ITEMS:,} samples a stream may have. Use up to {MAX_ITEMS // (train + test)} tasks, or set "
+            f"stream.train_per_task and stream.test_per_task."
+        )
+
+
+def _task_count(config: StreamConfig, there_are: int) -> int:
     wanted = there_are if config.tasks is None else config.tasks
-    if wanted < 1 or (wanted > there_are and not unlimited):
+    if not 1 <= wanted <= there_are:
         raise UserError(f"stream.tasks={wanted} must be 1 to {there_are} for {config.name} here.")
     return wanted
 
@@ -444,7 +465,8 @@ def _some(places: Indices, limit: int | None, chance: np.random.Generator, name:
     """So many of the samples, in random order; all of them where no limit is set."""
     if limit is not None and not 1 <= limit <= len(places):
         raise UserError(f"{name}: {limit:,} samples of a task were asked for, and it has {len(places):,}.")
-    return chance.permutation(places)[:limit]
+    drawn = chance.permutation(places)
+    return drawn if limit is None else drawn[:limit].copy()  # a view would keep all of them in memory
 
 
 def _items(images: list[Indices], labels: list[NDArray[Any]]) -> Items:

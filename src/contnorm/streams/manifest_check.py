@@ -26,7 +26,7 @@ def manifest_problem(raw: Mapping[str, Any]) -> str:
         "size": _is_count(raw["size"]) and 0 < raw["size"] <= MAX_SIDE,
         "fingerprint": _is_text(raw["fingerprint"]),
         "made_of": _is_text(raw["made_of"]),
-        "folder": is_plain_name(raw["folder"]) and raw["folder"].isprintable(),
+        "folder": is_plain_name(raw["folder"]),
         "published": raw["published"] is None or _is_published(raw["published"]),
         "task_names": _are_texts(raw["task_names"]),
         "class_names": _are_texts(raw["class_names"]),

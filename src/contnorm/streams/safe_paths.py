@@ -26,10 +26,12 @@ def path_inside(folder: Path, name: str) -> Path | None:
 
 
 def is_plain_name(name: object) -> bool:
-    """Whether a value is the name of a file or folder, without any path.
+    """Whether a value is the name of a file or folder, without any path and without control characters.
 
     Example:
         >>> is_plain_name("build-1"), is_plain_name("../build-1"), is_plain_name(None)
         (True, False, False)
     """
-    return isinstance(name, str) and path_inside(Path(), name) is not None and Path(name).name == name
+    if not isinstance(name, str) or not name.isprintable():
+        return False
+    return path_inside(Path(), name) is not None and Path(name).name == name
