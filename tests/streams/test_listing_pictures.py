@@ -235,7 +235,7 @@ def test_what_is_wrong_with_nus_wide_is_one_line(tmp_path: Path, spoil: Callable
         nus(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["..\\..\\secret.jpg", "word0/../../../secret.jpg"])
+@pytest.mark.parametrize("name", ["..\\..\\secret.jpg", "word0/../../../secret.jpg", "\x1b[31msecret.jpg"])
 def test_nus_wide_list_that_leads_outside_is_refused(tmp_path: Path, name: str) -> None:
     small_nus_wide(tmp_path / "nus")
     Image.new("RGB", (9, 9)).save(tmp_path / "secret.jpg")

@@ -189,10 +189,10 @@ def _extract(archive: Path, targets: dict[str, Path]) -> None:
     else:
         with tarfile.open(archive) as file:
             for info in file:
-                content = file.extractfile(info) if info.isreg() else None
-                if content is not None:
-                    with content:
-                        _write(content, targets[info.name])
+                member = file.extractfile(info) if info.isreg() else None
+                if member is not None:
+                    with member:
+                        _write(member, targets[info.name])
 
 
 def _write(content: IO[bytes], target: Path) -> None:

@@ -105,8 +105,10 @@ def _file(nus: Path, listed: str) -> Path | None:
     Of an absolute path, only the file name counts: the folders are those of the machine that wrote the list.
     """
     name = PureWindowsPath(listed)
-    if ".." in name.parts or "\0" in listed:
-        raise UserError(f"{nus}: an image list names {listed[:200]!r}. Image names must not contain '..'.")
+    if ".." in name.parts or not listed.isprintable():
+        raise UserError(
+            f"{nus}: an image list names {listed[:200]!r}. Names must not contain '..' or control characters."
+        )
     relative = name.name if name.anchor else Path(*name.parts)
     for folder in PICTURES:
         for path in (nus / folder / relative, nus / folder / name.name):
