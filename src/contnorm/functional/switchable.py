@@ -14,9 +14,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from contnorm.checks import check_batch, check_eps, check_input, check_moments, statistics_dtype
-from contnorm.functional.batch import ANY_RANK, empty_like_input, update_moments, uses_batch_moments
-from contnorm.kernels import Kernel, rows
+from contnorm.checks import (
+    check_batch,
+    check_eps,
+    check_input,
+    check_moments,
+    check_parameters,
+    check_weight_of_batch,
+    statistics_dtype,
+)
+from contnorm.functional.batch import ANY_RANK, channels_of, empty_like_input, update_moments, uses_batch_moments
+from contnorm.kernels import Kernel, chosen_kernel, rows
 from contnorm.kernels.pivot import per_channel, row_pivot
 
 __all__ = ["batch_moments", "switch_norm"]
@@ -63,10 +71,12 @@ def switch_norm(
         tensor([[-1., -1.],
                 [ 1.,  1.]])
     """
-    known = running_mean if running_mean is not None else weight
-    check_input(x, ANY_RANK, None if known is None else known.shape[0], caller)
+    check_input(x, ANY_RANK, channels_of(running_mean, weight), caller)
     eps = check_eps(eps, caller)
+    momentum = check_weight_of_batch(momentum, caller)
     check_moments(running_mean, running_var, caller)
+    check_parameters(x, weight, bias, caller)
+    kernel = chosen_kernel(kernel, caller)
     _check_logits(mean_weight, var_weight, caller)
     if x.numel() == 0:
         return empty_like_input(x, weight, bias, mean_weight, var_weight)
