@@ -165,15 +165,16 @@ class _Rows(NamedTuple):
 
 def _row_moments(x: Tensor) -> _Rows:
     wide = x.to(statistics_dtype(x))
-    positions = tuple(range(2, x.dim()))
-    if _single(x):
-        # One position: the row is its own mean, and all that varies is in the tables.
-        table = wide.reshape(x.shape[0], x.shape[1])
-        zero = torch.zeros_like(table, dtype=torch.float64)
-        return _Rows(wide, zero, table.double(), zero)
-    pivot = row_pivot(x)
+    single = _single(x)
+    # A row of one position is its own pivot: with zero in its place the mixed mean, rounded to the type of the data,
+    # would be taken off the data itself, and a large mean would cancel.
+    pivot = wide.detach().reshape(x.shape[0], x.shape[1]) if single else row_pivot(x)
     shifted = wide - per_channel(pivot, x.dim())
-    var, off = torch.var_mean(shifted, dim=positions, correction=1)
+    if single:
+        off = shifted.reshape(x.shape[0], x.shape[1])
+        var = torch.zeros_like(off)
+    else:
+        var, off = torch.var_mean(shifted, dim=tuple(range(2, x.dim())), correction=1)
     return _Rows(shifted, pivot.double(), pivot.double() + off.double(), var.double())
 
 
