@@ -140,8 +140,9 @@ def check_input(x: Tensor, ranks: Sequence[int], channels: int | None, caller: s
     """Rank, channel count, dtype and layout of an input."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{caller}: expected a torch.Tensor as input, got {type(x).__name__}.")
-    if x.layout is not torch.strided:
-        raise ValueError(f"{caller}: expected a dense input, got the layout {x.layout}. Use x.to_dense().")
+    if x.layout is not torch.strided or x.is_nested:
+        layout = "a nested tensor" if x.is_nested else f"the layout {x.layout}"
+        raise ValueError(f"{caller}: expected a dense input, got {layout}. Convert it to a plain tensor first.")
     if x.dim() not in ranks:
         shapes = {2: "(N, C)", 3: "(N, C, L)", 4: "(N, C, H, W)", 5: "(N, C, D, H, W)"}
         allowed = " or ".join(shapes[r] for r in ranks)
@@ -199,12 +200,17 @@ def check_residual(residual: Tensor | None, x: Tensor, caller: str) -> Tensor | 
     if residual.dtype == x.dtype:
         return residual
     # Autocast gives branches different dtypes: a shortcut without an operation in it keeps float32.
-    if residual.dtype in INPUT_DTYPES and torch.is_autocast_enabled(x.device.type):
+    if residual.dtype in INPUT_DTYPES and _in_autocast(x.device.type):
         return residual.to(x.dtype)
     raise ValueError(
         f"{caller}: residual is {residual.dtype} and the input {x.dtype}. They must be equal outside autocast; use "
         f"residual.to(x.dtype)."
     )
+
+
+def _in_autocast(device_type: str) -> bool:
+    """Whether autocast is on; of a device type that has none, torch raises where it is asked."""
+    return torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
 
 
 def check_batch(x: Tensor, eps: float, caller: str) -> None:

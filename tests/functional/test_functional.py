@@ -218,6 +218,12 @@ def test_a_residual_unlike_the_input_is_refused(
     assert torch.equal(mean, torch.zeros(4))
 
 
+def test_a_residual_of_another_type_is_refused_on_a_device_without_autocast() -> None:
+    x = torch.randn(6, 4, 3, device="meta")
+    with pytest.raises(ValueError, match=r"residual is torch\.float64"):
+        MOMENT_FORMS["continual_norm"](x, None, None, training=True, residual=x.double())
+
+
 @pytest.mark.parametrize("relu", [False, True])
 def test_a_residual_of_another_float_type_is_cast_under_autocast(relu: bool, kernel: str) -> None:
     """The output has the input's type, as without a residual; both get gradients in their own types."""
