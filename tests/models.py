@@ -85,3 +85,16 @@ class ScaledBatchNorm2d(nn.BatchNorm2d):
 
 class RenamedBatchNorm2d(nn.BatchNorm2d):
     """A subclass that only has another name."""
+
+
+class UnknownNorm(nn.Module):
+    """A norm of another library that shares no base class with torch's: only its buffers show that it is one."""
+
+    def __init__(self, num_features: int) -> None:
+        super().__init__()
+        self.register_buffer("running_mean", torch.zeros(num_features))
+        self.register_buffer("running_var", torch.ones(num_features))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = F.batch_norm(x, self.running_mean, self.running_var, training=self.training)
+        return y

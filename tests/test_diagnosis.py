@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import contnorm as cn
 from contnorm.report.effect import Diagnosis
 from contnorm.report.effect_pair import pair_sentence
-from tests.models import BatchNormAct2d, ScaledBatchNorm2d
+from tests.models import BatchNormAct2d, ScaledBatchNorm2d, UnknownNorm
 
 Data = list[tuple[Tensor, Tensor]]
 
@@ -306,6 +306,7 @@ GOOD: Any = [[(X, Y)]]
         (nn.BatchNorm1d(3), [[(X, X)]], {}, r"labels of shape \(4, 3\) and answers of shape \(4,\). Give predict="),
         (cn.freeze_stats(nn.BatchNorm1d(3)), GOOD, {}, "its moments are frozen. Call contnorm.freeze_stats"),
         (ScaledBatchNorm2d(3), GOOD, {}, r"layer '' \(ScaledBatchNorm2d\).* by hand"),
+        (nn.Sequential(UnknownNorm(3)), GOOD, {}, r"layer '0' \(UnknownNorm\).*not a known norm"),
         ("net", GOOD, {}, "diagnose: the model is a str, and has to be a torch.nn.Module"),
         (nn.BatchNorm1d(3), [[{"x": X, "y": Y}]], {}, r"a batch is a dict.*x may be anything that predict= or call="),
         (nn.BatchNorm1d(3), [[(X, Y.tolist())]], {}, r"the labels of a batch are a list.*torch.as_tensor\(y\)"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import pickle
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -13,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 import contnorm as cn
-from contnorm.oracle import Reestimated
-from tests.models import BatchNormAct2d, FrozenBatchNorm2d, ResNet, ScaledBatchNorm2d
+from contnorm.oracle import NonFiniteMomentsError, Reestimated
+from tests.models import BatchNormAct2d, FrozenBatchNorm2d, ResNet, ScaledBatchNorm2d, UnknownNorm
 
 
 def batches(sizes: tuple[int, ...] = (10, 10, 7, 3), shape: tuple[int, ...] = (3, 16, 16)) -> list[Tensor]:
@@ -326,6 +327,12 @@ def test_an_interruption_puts_everything_back(stop_at: int) -> None:
         (FrozenBatchNorm2d(3), batches(), ValueError, "has no norm layer with running moments"),
         (nn.BatchNorm1d(4), [torch.zeros(0, 4)] * 3, ValueError, "no data reached layer '': all 3 batches are empty"),
         (nn.BatchNorm1d(4, track_running_stats=False), batches((3,), (4,)), ValueError, "it keeps no running moments"),
+        (
+            nn.Sequential(nn.BatchNorm1d(4), UnknownNorm(4)),
+            batches((3,), (4,)),
+            ValueError,
+            r"layer '1' \(UnknownNorm\).*not a known norm",
+        ),
     ],
     ids=[
         "generator",
@@ -342,11 +349,43 @@ def test_an_interruption_puts_everything_back(stop_at: int) -> None:
         "constant",
         "empty batches",
         "untracked",
+        "unknown",
     ],
 )
 def test_bad_input_is_named(model: nn.Module, data: Any, error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
         cn.reestimate(model, data)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("norm", [None, "bn", "cn", "brn", "sn"])
+def test_non_finite_data_is_refused_and_the_model_unchanged(norm: str | None, value: float) -> None:
+    model = trained()
+    if norm:
+        cn.convert_norm(model, norm, **({"num_groups": 4} if norm == "cn" else {}))
+    data = batches()
+    data[2][1, 0, 3, 3] = value
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(NonFiniteMomentsError, match=r"layer 'stem\.1'.*NaN or infinite") as error:
+        cn.reestimate(model, data)
+    assert error.value.layer == "stem.1" and isinstance(error.value, ValueError)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert str(pickle.loads(pickle.dumps(error.value))) == str(error.value)
+
+
+def test_moments_that_overflow_the_type_of_the_buffers_are_refused() -> None:
+    """Finite in float64, but not in the layer's float32; in a deeper layer the first one's are written by then."""
+    model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2), nn.BatchNorm1d(2))
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(NonFiniteMomentsError, match="layer '0'"):
+        cn.reestimate(model, [torch.tensor([[1e30, 0.0], [-1e30, 1.0]])])
+    with torch.no_grad():
+        model[1].weight.fill_(float("nan"))
+    before["1.weight"].fill_(float("nan"))
+    with pytest.raises(NonFiniteMomentsError, match="layer '2'"):
+        cn.reestimate(model, [torch.randn(5, 2)])
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value, before[name], rtol=0, atol=0, equal_nan=True)
 
 
 def test_a_compiled_model_is_measured_without_the_compiler_looking_in(capfd: pytest.CaptureFixture[str]) -> None:

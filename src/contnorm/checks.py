@@ -5,6 +5,7 @@ They are done once, by the public function or the layer, under its own name; wha
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from numbers import Integral, Real
 
@@ -20,11 +21,16 @@ __all__ = [
     "check_model",
     "check_moments",
     "check_momentum",
+    "check_number",
+    "check_parameters",
+    "check_residual",
+    "check_weight_of_batch",
     "moves_moments",
     "resolve_groups",
     "statistics_dtype",
 ]
 
+INPUT_DTYPES = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
 MAX_AUTO_GROUPS = 32
 MIN_AUTO_CHANNELS = 8  # a group of fewer values is noise: on (N, C) input a group has no positions to add to them
 
@@ -70,6 +76,36 @@ def check_momentum(momentum: float | None, caller: str) -> float | None:
     return momentum
 
 
+def check_weight_of_batch(momentum: float | Tensor, caller: str) -> float | Tensor:
+    """The momentum of a functional form: a number in [0, 1], or a 0-dim tensor, whose value is not looked at.
+
+    Reading a tensor's value would wait for the device.
+    """
+    if type(momentum) is float and 0 <= momentum <= 1:
+        return momentum
+    if isinstance(momentum, Tensor):
+        if momentum.dim() != 0:
+            raise ValueError(
+                f"{caller}: momentum is a tensor of shape {tuple(momentum.shape)}, and must be a number or a 0-dim "
+                f"tensor: one momentum for all channels."
+            )
+        return momentum
+    if not (_is_number(momentum) and 0 <= momentum <= 1):
+        raise ValueError(
+            f"{caller}: momentum={momentum!r} must lie in [0, 1] (the weight of the newest batch). The usual value is "
+            f"0.1; for the plain average of all batches give 1 / (batches so far + 1)."
+        )
+    return float(momentum)
+
+
+def check_number(value: float, least: float, name: str, caller: str, finite: bool = False) -> float:
+    """A number that has a lower limit."""
+    if not (_is_number(value) and value >= least) or (finite and value == math.inf):
+        what = "a finite number" if finite else "a number"
+        raise ValueError(f"{caller}: {name}={value!r} must be {what}, {least:g} or more.")
+    return float(value)
+
+
 def divisors(n: int) -> list[int]:
     return [d for d in range(1, n + 1) if n % d == 0]
 
@@ -101,7 +137,12 @@ def _some(choices: Sequence[int], wanted: int, most: int = 12) -> str:
 
 
 def check_input(x: Tensor, ranks: Sequence[int], channels: int | None, caller: str) -> None:
-    """Rank, channel count and dtype of an input."""
+    """Rank, channel count, dtype and layout of an input."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{caller}: expected a torch.Tensor as input, got {type(x).__name__}.")
+    if x.layout is not torch.strided or x.is_nested:
+        layout = "a nested tensor" if x.is_nested else f"the layout {x.layout}"
+        raise ValueError(f"{caller}: expected a dense input, got {layout}. Convert it to a plain tensor first.")
     if x.dim() not in ranks:
         shapes = {2: "(N, C)", 3: "(N, C, L)", 4: "(N, C, H, W)", 5: "(N, C, D, H, W)"}
         allowed = " or ".join(shapes[r] for r in ranks)
@@ -113,7 +154,7 @@ def check_input(x: Tensor, ranks: Sequence[int], channels: int | None, caller: s
             f"{caller}: built for {channels} channels, got an input of shape {tuple(x.shape)} with {x.shape[1]}. "
             f"Channels are dimension 1; build the layer with num_features={x.shape[1]}, or permute the input."
         )
-    if not x.is_floating_point():
+    if x.dtype not in INPUT_DTYPES:
         raise ValueError(
             f"{caller}: expected float16, bfloat16, float32 or float64 input, got {x.dtype}. Use x.float()."
         )
@@ -125,6 +166,51 @@ def _other_layer(rank: int, caller: str) -> str:
     if suffix and caller[-2:] in ("1d", "2d", "3d"):
         return f". Use {caller[:-2]}{suffix} for that rank."
     return ". The first two dimensions are samples and channels."
+
+
+def check_parameters(x: Tensor, weight: Tensor | None, bias: Tensor | None, caller: str) -> None:
+    """Weight and bias have one value for each channel: other shapes would be broadcast."""
+    shape = (x.shape[1],)
+    if (weight is None or weight.shape == shape) and (bias is None or bias.shape == shape):
+        return
+    name, wrong = ("bias", bias) if weight is None or weight.shape == shape else ("weight", weight)
+    assert wrong is not None
+    raise ValueError(
+        f"{caller}: {name} has shape {tuple(wrong.shape)}, and an input of shape {tuple(x.shape)} needs {shape}: one "
+        f"value for each channel."
+    )
+
+
+def check_residual(residual: Tensor | None, x: Tensor, caller: str) -> Tensor | None:
+    """A residual of the input's shape, dtype and device; under autocast it is cast to the input's dtype.
+
+    So the output has the input's shape and dtype whatever the residual is.
+    """
+    if residual is None:
+        return None
+    if not isinstance(residual, Tensor):
+        raise TypeError(f"{caller}: residual is a {type(residual).__name__}, and must be a tensor.")
+    if residual.shape != x.shape:
+        raise ValueError(
+            f"{caller}: residual has shape {tuple(residual.shape)} and the input {tuple(x.shape)}. They must be equal; "
+            f"use residual.expand_as(x) if it is meant to be broadcast."
+        )
+    if residual.device != x.device:
+        raise ValueError(f"{caller}: residual is on {residual.device} and the input on {x.device}. Move one of them.")
+    if residual.dtype == x.dtype:
+        return residual
+    # Autocast gives branches different dtypes: a shortcut without an operation in it keeps float32.
+    if residual.dtype in INPUT_DTYPES and _in_autocast(x.device.type):
+        return residual.to(x.dtype)
+    raise ValueError(
+        f"{caller}: residual is {residual.dtype} and the input {x.dtype}. They must be equal outside autocast; use "
+        f"residual.to(x.dtype)."
+    )
+
+
+def _in_autocast(device_type: str) -> bool:
+    """Whether autocast is on; of a device type that has none, torch raises where it is asked."""
+    return torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
 
 
 def check_batch(x: Tensor, eps: float, caller: str) -> None:

@@ -19,7 +19,16 @@ import torch
 from torch import Tensor, nn
 
 from contnorm.checks import check_model
-from contnorm.oracle import Call, LayerMoments, call_with_first, moment_layers, on_model, reestimate
+from contnorm.oracle import (
+    Call,
+    LayerMoments,
+    NonFiniteMomentsError,
+    Reestimated,
+    call_with_first,
+    moment_layers,
+    on_model,
+    reestimate,
+)
 from contnorm.report.effect import Diagnosis, Distance, LayerDistances
 
 __all__ = ["diagnose"]
@@ -62,7 +71,8 @@ def diagnose(
     Raises:
         TypeError: For batches that can be gone over only once.
         ValueError: Where a task has no data, where moments are not finite (NaN among the data, or a model that has
-            diverged), or where `reestimate` can't tell a layer's moments or finds them frozen.
+            diverged), where `reestimate` can't tell a layer's moments or finds them frozen, or where the model has an
+            unknown layer with running moments.
 
     Example:
         >>> model = nn.Sequential(nn.BatchNorm1d(2, affine=False))  # the larger feature is the class
@@ -111,8 +121,7 @@ def _measure(probe: _Probe, train: dict[Any, _Again], eps: dict[str, float], cal
     own: list[float] = []
     by_task: list[dict[str, LayerMoments]] = []
     for task, batches in train.items():
-        with reestimate(probe.model, batches, call=call) as one_task:
-            _check_of_task(one_task.moments, task)  # before those of all tasks, which don't tell whose data it was
+        with _reestimate_task(probe.model, batches, call, task) as one_task:
             own.append(probe.accuracy(task))
             by_task.append(one_task.moments)
     with reestimate(probe.model, _All(list(train.values())), call=call) as all_tasks:
@@ -131,13 +140,15 @@ def _check_running(model: nn.Module) -> None:
             )
 
 
-def _check_of_task(moments: Mapping[str, LayerMoments], task: Any) -> None:
-    for name, found in moments.items():
-        if not _finite(found.new_mean, found.new_var):
-            raise ValueError(
-                f"diagnose: task {task!r}: the moments of its data at layer {name!r} are not finite. Look for NaN and "
-                f"infinite values in its batches, and for values too large for the model's precision."
-            )
+def _reestimate_task(model: nn.Module, batches: Batches, call: Call | None, task: Any) -> Reestimated:
+    """`reestimate` from the data of one task, whose name an error about non-finite moments gives."""
+    try:
+        return reestimate(model, batches, call=call)
+    except NonFiniteMomentsError as error:
+        raise ValueError(
+            f"diagnose: task {task!r}: the moments of its data at layer {error.layer!r} are not finite. Look for NaN "
+            f"and infinite values in its batches, and for values too large for the model's precision."
+        ) from error
 
 
 def _finite(*moments: Any) -> bool:

@@ -27,11 +27,39 @@ from contnorm.checks import check_model
 from contnorm.freezing import frozen_stats, is_frozen
 from contnorm.functional.batch import channel_moments, unbiased
 from contnorm.layers.base import MomentNorm
-from contnorm.recognition import Stranger, holds_moments, recognize
+from contnorm.recognition import Recognized, Stranger, holds_moments, recognize
 
-__all__ = ["Call", "LayerMoments", "Reestimated", "call_with_first", "moment_layers", "on_model", "reestimate"]
+__all__ = [
+    "Call",
+    "LayerMoments",
+    "NonFiniteMomentsError",
+    "Reestimated",
+    "call_with_first",
+    "keeps_moments",
+    "moment_layers",
+    "on_model",
+    "reestimate",
+]
 
 Call = Callable[[nn.Module, Any], object]
+
+
+class NonFiniteMomentsError(ValueError):
+    """The moments of the data at a layer are NaN or infinite.
+
+    Attributes:
+        layer: The layer's name in the model.
+    """
+
+    def __init__(self, layer: str) -> None:
+        super().__init__(
+            f"reestimate: the moments of the data at layer {layer!r} are NaN or infinite, and the model was left "
+            f"unchanged. Check the batches and the model's weights for values that are not finite or overflow."
+        )
+        self.layer = layer
+
+    def __reduce__(self) -> tuple[type[NonFiniteMomentsError], tuple[str]]:
+        return type(self), (self.layer,)
 
 
 @dataclass(frozen=True)
@@ -92,7 +120,10 @@ def reestimate(model: nn.Module, batches: Iterable[Any], *, call: Call | None = 
 
     Raises:
         TypeError: For a generator, which can be gone over only once, and for what holds no batches.
-        ValueError: Where there is no data, or a layer's moments can't be told or are frozen.
+        ValueError: Where there is no data, where a layer's moments can't be told or are frozen, and where the model
+            has an unknown layer with running moments.
+        NonFiniteMomentsError: Where the moments of the data at a layer are NaN or infinite; a ValueError, with the
+            layer's name in ``layer``. After any error the model has its old moments.
 
     Example:
         >>> model = nn.Sequential(nn.BatchNorm1d(1))
@@ -137,7 +168,9 @@ def _measure_all(
     pooled: dict[str, _Pool] = {}
     while plan.depth is not None:
         pooled |= plan.measure(batches)
-    _write(layers, {name: (pool.mean, _stored(layers[name], pool.var, pool.count)) for name, pool in pooled.items()})
+    _write_finite(
+        layers, {name: (pool.mean, _stored(layers[name], pool.var, pool.count)) for name, pool in pooled.items()}
+    )
     return {name: layers[name] for name in pooled}
 
 
@@ -164,7 +197,7 @@ class _Passes:
             self._pool(batch, pools, due)
         self._check(seen, pools)
         # A giant training-mode forward normalizes with the biased variance; so must the layers on the way.
-        _write(self.layers, {name: (pool.mean, pool.var) for name, pool in pools.items()})
+        _write_finite(self.layers, {name: (pool.mean, pool.var) for name, pool in pools.items()})
         deeper = {depth for depths in self.calls.values() for depth in depths if depth > (self.depth or 0)}
         self.depth = min(deeper, default=None)
         return pools
@@ -316,7 +349,11 @@ _MEND = "Mend that, or put another norm in its place by hand."
 
 
 def moment_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """The norm layers whose running moments `reestimate` sets, by name; refuses those whose moments it can't tell.
+    """The norm layers whose running moments `reestimate` sets, by name.
+
+    Raises:
+        ValueError: For a layer whose moments are frozen or cannot be estimated, and for an unknown layer with buffers
+            ``running_mean`` and ``running_var``.
 
     Example:
         >>> list(moment_layers(nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.GroupNorm(2, 4))))
@@ -325,9 +362,14 @@ def moment_layers(model: nn.Module) -> dict[str, nn.Module]:
     layers = {}
     for name, module in model.named_modules():
         found = recognize(module)
+        where = f"reestimate: layer {name!r} ({type(module).__name__})"
+        if found is None and _has_moment_buffers(module):
+            raise ValueError(
+                f"{where}: it has buffers running_mean and running_var but is not a known norm, so its moments cannot "
+                f"be estimated. Replace it with a norm of torch or contnorm; if it is not a norm, rename its buffers."
+            )
         if found is None or isinstance(module, _InstanceNorm):
             continue
-        where = f"reestimate: layer {name!r} ({type(module).__name__})"
         if isinstance(found, Stranger):
             raise ValueError(f"{where}: its moments can't be told from its input: {found.reason}. {_MEND}")
         if not NORMS[found.norm].keeps_moments or found.constant or getattr(module, "use_running", False):
@@ -341,6 +383,22 @@ def moment_layers(model: nn.Module) -> dict[str, nn.Module]:
             raise ValueError(f"{where}: its moments are frozen. Call contnorm.freeze_stats(model, False) first.")
         layers[name] = module
     return layers
+
+
+def keeps_moments(model: nn.Module) -> bool:
+    """Whether any norm of the model keeps running moments.
+
+    Example:
+        >>> keeps_moments(nn.Sequential(nn.BatchNorm1d(4))), keeps_moments(nn.GroupNorm(2, 4))
+        (True, False)
+    """
+    found = (recognize(module) for module in model.modules())
+    return any(isinstance(norm, Recognized) and NORMS[norm.norm].keeps_moments for norm in found)
+
+
+def _has_moment_buffers(module: nn.Module) -> bool:
+    """Whether the module itself registers running moments; wrappers that pass attribute access on do not."""
+    return {"running_mean", "running_var"} <= {name for name, _ in module.named_buffers(recurse=False)}
 
 
 def _moments_of(layer: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -366,6 +424,14 @@ def _write(layers: dict[str, nn.Module], values: dict[str, tuple[Tensor, Tensor]
         for name, moments in values.items():
             for buffer, value in zip(_buffers(layers[name]), moments, strict=True):
                 buffer.copy_(value)
+
+
+def _write_finite(layers: dict[str, nn.Module], values: dict[str, tuple[Tensor, Tensor]]) -> None:
+    """Write moments, and raise NonFiniteMomentsError where what a buffer then holds is NaN or infinite."""
+    _write(layers, values)
+    for name in values:  # after the write: a float64 moment may overflow the buffer's type
+        if not all(bool(buffer.isfinite().all()) for buffer in _buffers(layers[name])):
+            raise NonFiniteMomentsError(name)
 
 
 @contextmanager

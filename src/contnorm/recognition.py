@@ -22,6 +22,7 @@ from contnorm.catalog import NORMS
 from contnorm.factory import norm_class
 from contnorm.layers.base import NormLayer
 from contnorm.layers.continual import ContinualNormBase
+from contnorm.layers.stock import StockGroupNorm
 from contnorm.layers.sync import SyncContinualNorm
 
 __all__ = ["Recognized", "Stranger", "holds_moments", "recognize"]
@@ -55,6 +56,7 @@ _TORCH: tuple[tuple[type[nn.Module], str, int | None], ...] = (
     (nn.InstanceNorm1d, "in", 1),
     (nn.InstanceNorm2d, "in", 2),
     (nn.InstanceNorm3d, "in", 3),
+    (StockGroupNorm, "gn", None),
     (nn.GroupNorm, "gn", None),
 )
 _NAMES = {cls.__name__ for cls, _, _ in _TORCH}

@@ -579,6 +579,39 @@ def test_bad_input_is_named(spec: NormSpec) -> None:
         ValueError, match=rf"{name}: expected float16, bfloat16, float32 or float64 input, got torch.int64"
     ):
         layer(torch.zeros(2, 8, 4, 4, dtype=torch.int64))
+    for dtype in (torch.complex64, torch.float8_e4m3fn, torch.bool):
+        with pytest.raises(ValueError, match=rf"{name}: expected float16, .* got {dtype}"):
+            layer(torch.zeros(2, 8, 4, 4).to(dtype))
+    for layout in (torch.zeros(2, 8, 4, 4).to_sparse(), torch.nested.nested_tensor([torch.zeros(8, 4, 4)] * 2)):
+        with pytest.raises(ValueError, match=rf"{name}: expected a dense input"):
+            layer(layout)
+    for other in (None, [1.0], np.zeros((2, 8, 4, 4), np.float32)):
+        with pytest.raises(TypeError, match=rf"{name}: expected a torch\.Tensor as input, got {type(other).__name__}"):
+            layer(other)
+
+
+@every_moment_norm
+def test_layers_without_a_batch_counter_learn_as_torchs_do(spec: NormSpec) -> None:
+    """Torch's batch norm takes a counter of None: moments move, and nothing is counted."""
+    layer, twin, x = make(spec), make(spec), data().float()
+    layer.num_batches_tracked = None
+    close(layer(x), twin(x), 0.0)
+    assert torch.equal(layer.running_mean, twin.running_mean)
+    cumulative = make(spec, momentum=None)
+    cumulative.num_batches_tracked = None
+    with pytest.raises(ValueError, match=f"{type(layer).__name__}: momentum=None averages"):
+        cumulative(x)
+
+
+@every_norm
+def test_autocast_of_another_half_type_than_the_inputs(spec: NormSpec, device: torch.device) -> None:
+    layer, twin = make(spec).to(device), make(spec).to(device)
+    for given, lower in ((torch.float16, torch.bfloat16), (torch.bfloat16, torch.float16)):
+        x = data().to(device, given)
+        with torch.autocast(device.type, lower):
+            y = layer(x)
+        assert y.dtype == given
+        close(y, twin(x), 4 * torch.finfo(given).eps)
 
 
 @every_norm

@@ -15,9 +15,10 @@ import pytest
 import torch
 
 from contnorm.config import RunConfig
+from contnorm.engine.advance import _OneByOne
 from contnorm.engine.checkpoint import Checkpoints
 from contnorm.engine.lane import Lane
-from contnorm.engine.loop import Failed, Finished, run_lanes
+from contnorm.engine.loop import Failed, Finished, Lost, run_lanes
 from contnorm.engine.runs import Job, Workplace, execute, resolve, unfinished
 from contnorm.engine.saving import Saver
 from contnorm.errors import UserError
@@ -277,6 +278,37 @@ def test_a_loss_that_is_not_finite_ends_its_lane_and_no_other(root: Path) -> Non
     assert re.match(r"seed 0: the loss is \w+ at step \d+ of 18 \(task \d\)\. .*rate of 1e\+30 is too high", failed)
     assert isinstance(events[-1][1], Finished) and events[-1][0] is lanes[1]
     alone = Lane(good, 0, source, CPU)
+    finished(alone)
+    assert all(torch.equal(lanes[1].state()[name], tensor) for name, tensor in alone.state().items())
+
+
+@pytest.mark.parametrize("task", [0, 2], ids=["first task", "last task"])
+@pytest.mark.parametrize("evaluate", [{"moments": "oracle"}, {"drift": True}], ids=["oracle", "drift"])
+def test_moments_that_are_not_finite_end_their_lane_and_no_other(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, evaluate: dict[str, Any], task: int
+) -> None:
+    """An update after the last finite loss of a task makes a weight infinite, and only the evaluation meets it."""
+    config = settings(root, norm={"name": "bn"}, evaluate=evaluate)
+    source = load_source("mnist", root)
+    lanes = [Lane(config, seed, source, CPU) for seed in (0, 1)]
+    advance = _OneByOne.advance
+
+    def breaking(mover: _OneByOne, steps: int) -> list[float]:
+        losses = advance(mover, steps)
+        if lanes[0].done == lanes[0].plan.ends[task]:
+            with torch.no_grad():
+                next(lanes[0].model.parameters()).view(-1)[0] = float("inf")
+        return losses
+
+    monkeypatch.setattr(_OneByOne, "advance", breaking)
+    events = list(run_lanes(lanes, [Checkpoints(tmp_path / str(lane.seed)) for lane in lanes]))
+    (failed,) = [what for lane, what in events if isinstance(what, Failed) and lane is lanes[0]]
+    assert isinstance(failed, Lost)
+    assert re.match(rf"seed 0: .* layer 'norm1' are not finite at step {lanes[0].done} .*rate of", failed.why)
+    assert not [what for lane, what in events if isinstance(what, Finished) and lane is lanes[0]]
+    assert isinstance(events[-1][1], Finished) and events[-1][0] is lanes[1]
+    monkeypatch.undo()
+    alone = Lane(config, 1, source, CPU)
     finished(alone)
     assert all(torch.equal(lanes[1].state()[name], tensor) for name, tensor in alone.state().items())
 

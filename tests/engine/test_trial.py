@@ -187,3 +187,33 @@ def test_what_does_not_fit_into_memory_is_told_by_its_setting(root: Path, monkey
     monkeypatch.setattr("contnorm.plan.build_memory", no_memory)
     with pytest.raises(UserError, match=r"memory\.size=50: so many slots do not fit into memory\. Use a smaller"):
         lane(root, per_task=20)
+
+
+@pytest.mark.parametrize(
+    ("first", "evaluate", "advice"),
+    [
+        ("norm(8)", {"moments": "oracle"}, "--eval-moments running"),
+        ("nn.Identity()", {"moments": "oracle"}, "--eval-moments running"),
+        ("norm(8)", {"drift": True}, "--set evaluate.drift=false"),
+        ("norm(8)", {"drift": False}, None),
+        ("nn.Identity()", {"drift": True}, None),
+    ],
+)
+def test_a_network_whose_moments_cannot_be_estimated_is_refused_before_the_run(
+    root: Path, tmp_path: Path, first: str, evaluate: dict[str, Any], advice: str | None
+) -> None:
+    file = tmp_path / "net.py"
+    file.write_text(
+        "from torch import nn\n"
+        "from tests.models import UnknownNorm\n"
+        "def make(shape, outputs, norm):\n"
+        f"    return nn.Sequential(nn.Conv2d(shape[0], 8, 9, 9), {first}, UnknownNorm(8), nn.Flatten(),\n"
+        "                         nn.Linear(72, outputs))\n"
+    )
+    groups: dict[str, Any] = {"model": {"name": f"{file}:make"}, "evaluate": evaluate}
+    if advice is None:
+        assert lane(root, per_task=20, norm="bn", **groups).model is not None
+        return
+    with pytest.raises(UserError, match=re.escape(advice)) as refused:
+        lane(root, per_task=20, norm="bn", **groups)
+    assert "layer '2' (UnknownNorm)" in str(refused.value)

@@ -1,7 +1,9 @@
 """The stateless forms by themselves: torch's rule for modes, and what they refuse."""
 
+import re
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -101,6 +103,141 @@ def test_a_mixture_of_other_than_three_is_named(kernel: str) -> None:
 def test_no_eps_in_training_is_named(name: str) -> None:
     with pytest.raises(ValueError, match=rf"{name}: eps must be above 0 when training, got 0\.0"):
         MOMENT_FORMS[name](torch.randn(6, 4, 3), None, None, training=True, eps=0.0)
+
+
+@every_form
+@pytest.mark.parametrize("momentum", [-1.0, 1.5, float("nan"), float("inf"), True, None, "0.1", 2, torch.tensor([0.1])])
+def test_a_momentum_outside_0_to_1_is_refused(name: str, momentum: Any) -> None:
+    mean, var = torch.zeros(4), torch.ones(4)
+    for training in (True, False):
+        with pytest.raises(ValueError, match=f"{name}: momentum"):
+            MOMENT_FORMS[name](torch.randn(6, 4, 3), mean, var, training=training, momentum=momentum)
+    assert torch.equal(mean, torch.zeros(4)) and torch.equal(var, torch.ones(4))
+
+
+@every_form
+@pytest.mark.parametrize("momentum", [0.0, 0, 0.3, 1.0, 1, torch.tensor(0.3)])
+def test_a_momentum_from_0_to_1_is_accepted(name: str, momentum: Any) -> None:
+    x, mean, whole = torch.randn(6, 4, 3) + 5, torch.zeros(4), torch.zeros(4)
+    MOMENT_FORMS[name](x, mean, torch.ones(4), training=True, momentum=momentum)
+    MOMENT_FORMS[name](x, whole, torch.ones(4), training=True, momentum=1.0)
+    torch.testing.assert_close(mean, float(momentum) * whole)
+    MOMENT_FORMS[name](x, None, None, training=True, momentum=momentum)
+
+
+@pytest.mark.parametrize("name", [*MOMENT_FORMS, "group_norm", "layer_norm", "instance_norm"])
+@pytest.mark.parametrize("eps", [-1e-5, float("nan"), float("inf"), True, None, "1e-5"])
+def test_a_bad_eps_is_refused(name: str, eps: Any) -> None:
+    with pytest.raises(ValueError, match=f"{name}: eps"):
+        getattr(F, name)(torch.randn(6, 4, 3), eps=eps, **required(name))
+
+
+def required(name: str) -> dict[str, Any]:
+    """The arguments without defaults, and groups that divide four channels."""
+    options: dict[str, Any] = {"num_groups": 2} if name in ("continual_norm", "group_norm") else {}
+    if name in ("continual_norm", "switch_norm"):
+        options |= {"running_mean": None, "running_var": None}
+    if name == "switch_norm":
+        options |= {"weight": None, "bias": None, "mean_weight": MIXTURE[0], "var_weight": MIXTURE[1]}
+    return options
+
+
+@pytest.mark.parametrize("name", ["batch_renorm", "continual_norm", "switch_norm"])
+@pytest.mark.parametrize("kernel", ["", "fast", "AUTO", 0, False, []])
+@pytest.mark.parametrize("shape", [(6, 4, 3), (6, 4), (0, 4)], ids=str)
+def test_an_unknown_kernel_is_refused(name: str, kernel: Any, shape: tuple[int, ...]) -> None:
+    """Also where the input alone decides the arithmetic: one position, or none."""
+    with pytest.raises(ValueError, match=re.escape(f"{name}: kernel={kernel!r} is unknown. Use one of auto,")):
+        MOMENT_FORMS[name](torch.randn(shape), None, None, training=True, kernel=kernel)
+
+
+def test_an_empty_variable_names_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CONTNORM_KERNEL", "")
+    assert MOMENT_FORMS["continual_norm"](torch.randn(6, 4, 3), None, None, training=True).shape == (6, 4, 3)
+
+
+def test_an_unknown_order_is_refused() -> None:
+    with pytest.raises(ValueError, match="continual_norm: order='bn' is unknown"):
+        MOMENT_FORMS["continual_norm"](torch.randn(6, 4, 3), None, None, training=True, order="bn")
+
+
+@pytest.mark.parametrize(
+    ("option", "match"),
+    [
+        ({"r_max": 0.5}, "r_max=0.5"),
+        ({"r_max": float("nan")}, "r_max=nan"),
+        ({"d_max": -1}, "d_max=-1"),
+        ({"d_max": None}, "d_max=None"),
+        ({"r": torch.ones(1)}, r"r has shape \(1,\)"),
+        ({"d": torch.ones(6, 4)}, r"d has shape \(6, 4\)"),
+    ],
+)
+def test_bad_limits_of_batch_renorm_are_refused(option: dict[str, Any], match: str) -> None:
+    with pytest.raises(ValueError, match=f"batch_renorm: {match}"):
+        F.batch_renorm(torch.randn(6, 4, 3), torch.zeros(4), torch.ones(4), training=True, **option)
+
+
+@pytest.mark.parametrize("name", [*MOMENT_FORMS, "group_norm"])
+@pytest.mark.parametrize("wrong", [(1,), (6, 4), (4, 1), (3,), ()], ids=str)
+@pytest.mark.parametrize("which", ["weight", "bias"])
+def test_parameters_of_another_shape_are_refused(name: str, which: str, wrong: tuple[int, ...]) -> None:
+    """Some of them would broadcast: (1,) over channels, (N, C) over samples."""
+    affine = {"weight": torch.ones(4), "bias": torch.zeros(4)} | {which: torch.ones(wrong)}
+    with pytest.raises(ValueError, match=rf"{name}: {which} has shape|{name}: built for \d channels"):
+        getattr(F, name)(torch.randn(6, 4, 3), **(required(name) | affine))
+
+
+# --- residuals of continual norm --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("size", [6, 0], ids=["batch", "empty batch"])
+@pytest.mark.parametrize(
+    ("wrong", "error", "match"),
+    [
+        (torch.randn(4, 3), ValueError, r"residual has shape \(4, 3\)"),
+        (torch.randn(1, 4, 3), ValueError, r"residual has shape \(1, 4, 3\)"),
+        (torch.randn(2, 6, 4, 3), ValueError, "residual has shape"),
+        (torch.tensor(1.0), ValueError, r"residual has shape \(\)"),
+        ("double", ValueError, "residual is torch.float64 and the input torch.float32"),
+        ("bfloat16", ValueError, "residual is torch.bfloat16"),
+        ("int64", ValueError, "residual is torch.int64"),
+        ("meta", ValueError, "residual is on meta and the input on cpu"),
+        (0.5, TypeError, "residual is a float"),
+    ],
+)
+def test_a_residual_unlike_the_input_is_refused(
+    wrong: Any, error: type[Exception], match: str, training: bool, size: int
+) -> None:
+    x = torch.randn(size, 4, 3)
+    if isinstance(wrong, str):
+        wrong = x.to(wrong if wrong == "meta" else getattr(torch, wrong))
+    mean, var = torch.zeros(4), torch.ones(4)
+    with pytest.raises(error, match=f"continual_norm: {match}"):
+        MOMENT_FORMS["continual_norm"](x, mean, var, training=training, residual=wrong)
+    assert torch.equal(mean, torch.zeros(4))
+
+
+def test_a_residual_of_another_type_is_refused_on_a_device_without_autocast() -> None:
+    x = torch.randn(6, 4, 3, device="meta")
+    with pytest.raises(ValueError, match=r"residual is torch\.float64"):
+        MOMENT_FORMS["continual_norm"](x, None, None, training=True, residual=x.double())
+
+
+@pytest.mark.parametrize("relu", [False, True])
+def test_a_residual_of_another_float_type_is_cast_under_autocast(relu: bool, kernel: str) -> None:
+    """The output has the input's type, as without a residual; both get gradients in their own types."""
+    norm = MOMENT_FORMS["continual_norm"]
+    for types in ((torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)):
+        x, residual = (torch.randn(6, 4, 3).to(dtype).requires_grad_() for dtype in types)
+        with torch.autocast("cpu", torch.bfloat16):
+            y = norm(x, None, None, training=True, residual=residual, relu=relu)
+            expected = norm(x, None, None, training=True, residual=residual.to(x.dtype), relu=relu)
+            with pytest.raises(ValueError, match=r"residual is torch\.int64"):
+                norm(x, None, None, training=True, residual=residual.long())
+        assert y.dtype == x.dtype and torch.equal(y, expected)
+        y.sum().backward()
+        assert residual.grad is not None and residual.grad.dtype == residual.dtype
 
 
 def test_group_forms_are_one_family() -> None:

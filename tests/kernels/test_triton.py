@@ -348,17 +348,6 @@ def test_parameters_in_steps_and_of_a_wrong_size(device: torch.device) -> None:
             fused.train(x, weight, bad, EPS, 2)
 
 
-def test_a_residual_of_another_type_or_shape_follows_torchs_rules(device: torch.device) -> None:
-    given = narrowed(inputs((3, 4, 2, (5,)), device), torch.float32)
-    x = given["x"].bfloat16()
-    plain, _ = fused.train(x, None, None, EPS, 2)
-    for residual in (given["residual"], given["residual"][:1].bfloat16()):
-        y, _ = fused.train(x, None, None, EPS, 2, residual, True)
-        torch.testing.assert_close(y, torch.relu(plain + residual), rtol=0, atol=0)
-        seen = fused.evaluate(x, torch.zeros(4).to(device), torch.ones(4).to(device), None, None, EPS, 2, residual)
-        assert seen.dtype == residual.dtype
-
-
 # --- evaluation -------------------------------------------------------------------------------------------------
 
 

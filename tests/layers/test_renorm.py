@@ -1,5 +1,7 @@
 """Batch renormalization: the formula with open limits, the schedule, and derivatives with r and d given."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -116,14 +118,18 @@ def test_open_limits_make_training_equal_evaluation() -> None:
 @pytest.mark.parametrize(
     ("option", "said"),
     [
-        ({"r_max": 0.5}, "r_max=0.5 must be 1 or more"),
-        ({"d_max": -1}, "d_max=-1 must be 0"),
+        ({"r_max": 0.5}, "r_max=0.5 must be .* 1 or more"),
+        ({"r_max": float("nan")}, "r_max=nan must be"),
+        ({"r_max": float("inf")}, "r_max=inf must be a finite"),
+        ({"r_max": "3"}, "r_max='3' must be"),
+        ({"d_max": -1}, "d_max=-1 must be .* 0 or more"),
+        ({"d_max": float("inf")}, "d_max=inf must be a finite"),
         ({"total_steps": 0}, "total_steps=0 must be 1 or more"),
     ],
 )
-def test_bad_limits_are_named(option: dict[str, float], said: str) -> None:
+def test_bad_limits_are_named(option: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=f"BatchRenorm2d: {said}"):
-        cn.BatchRenorm2d(8, **option)  # type: ignore[arg-type]
+        cn.BatchRenorm2d(8, **option)
 
 
 @pytest.mark.parametrize("total_steps", [None, 30, 100])

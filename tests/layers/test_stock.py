@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -9,9 +12,10 @@ from torch import nn
 from contnorm.catalog import NORMS
 from contnorm.config import ModelConfig, NormConfig
 from contnorm.errors import UserError
-from contnorm.layers.stock import STOCK
+from contnorm.layers.stock import STOCK, StockGroupNorm
 from contnorm.layers.switchable import SwitchNorm2d
 from contnorm.models import build_model
+from contnorm.recognition import Recognized, recognize
 
 
 def network(norm: NormConfig) -> nn.Module:
@@ -46,7 +50,45 @@ def test_stock_layers_learn_as_ours_do(name: str) -> None:
 def test_stock_layers_are_torchs(name: str) -> None:
     model = network(NormConfig(name, groups=4, layers="stock"))
     leaves = [m for m in model.blocks.modules() if not list(m.children()) and not isinstance(m, nn.Conv2d)]
-    assert {type(module).__module__.partition(".")[0] for module in leaves} == {"torch"}
+    plain = [m for m in leaves if type(m) is not StockGroupNorm]  # torch's forward, but where that would crash
+    assert {type(module).__module__.partition(".")[0] for module in plain} <= {"torch"}
+    assert len(plain) < len(leaves) if name == "gn" else plain == leaves
+
+
+CHANNELS_LAST = """
+import torch
+from contnorm.layers.stock import stock_norm
+
+for name in ("gn", "cn"):
+    for shape in ((3, 8, 5), (3, 8, 4, 5), (3, 8, 2, 4, 5)):
+        x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+        found = []
+        for given in (x, x.movedim(1, -1).contiguous().movedim(-1, 1)):
+            layer = stock_norm(name, 8, len(shape) - 2, 4, 0.1)
+            y = layer(given)
+            y.square().sum().backward()
+            found.append([y, *(p.grad for p in layer.parameters())])
+            assert y.dim() == 3 or y.stride() == given.stride()
+        for plain, last in zip(*found):
+            torch.testing.assert_close(plain, last, rtol=1e-5, atol=1e-5)
+print("done")
+"""
+
+
+def test_channels_last_input_without_gradient_does_not_end_the_process() -> None:
+    """In a process of its own: torch's group norm ends it with a segmentation fault."""
+    ran = subprocess.run([sys.executable, "-c", CHANNELS_LAST], capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout.strip()) == (0, "done"), ran.stderr
+
+
+def test_stock_group_norm_is_torchs_bit_for_bit_and_recognized() -> None:
+    ours, stock = StockGroupNorm(2, 8), nn.GroupNorm(2, 8)
+    x = torch.randn(3, 8, 4, 4, generator=torch.Generator().manual_seed(0))
+    for given in (x, x.clone().requires_grad_()):
+        assert torch.equal(ours(given), stock(given))
+    assert ours.state_dict().keys() == stock.state_dict().keys()
+    found = recognize(ours)
+    assert isinstance(found, Recognized) and found.norm == "gn" and found.options["num_groups"] == 2
 
 
 def test_the_stock_switchable_norm_keeps_to_torchs_operators(monkeypatch: pytest.MonkeyPatch) -> None:

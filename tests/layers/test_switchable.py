@@ -1,5 +1,7 @@
 """Switchable normalization: each corner of its mixture is a norm known otherwise."""
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -56,3 +58,31 @@ def test_an_outlier_harms_only_what_it_touches(value: float) -> None:
     clean = layer(x)
     x[0, 0, 0, 0] = value
     torch.testing.assert_close(layer(x)[1:, 1:], clean[1:, 1:], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("mean", [0.0, 1e4, 1e6])
+@pytest.mark.parametrize("shape", [(16, 8), (16, 8, 1), (16, 8, 1, 1), (16, 8, 1, 1, 1)], ids=str)
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+def test_single_positions_are_exact_at_large_means(shape: tuple[int, ...], mean: float, training: bool) -> None:
+    """Against float64 from the same input and moments, outputs, gradients and running moments."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(shape, generator=generator) + mean
+    dy = torch.randn(shape, generator=generator)
+    layer = cn.create_norm("sn", 8, dim=max(1, len(shape) - 2), momentum=1.0)  # type: ignore[arg-type]
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.copy_(torch.rand(parameter.shape, generator=generator) + 0.5)
+    layer(x)
+    exact = copy.deepcopy(layer).double()
+    layer.train(training), exact.train(training)
+    inputs = [x.clone().requires_grad_(), x.double().requires_grad_()]
+    outputs = [layer(inputs[0]), exact(inputs[1])]
+    outputs[0].backward(dy), outputs[1].backward(dy.double())
+    torch.testing.assert_close(outputs[0].double(), outputs[1], rtol=0, atol=3e-6)
+    assert inputs[0].grad is not None and inputs[1].grad is not None
+    torch.testing.assert_close(inputs[0].grad.double(), inputs[1].grad, rtol=0, atol=3e-6)
+    for ours, expected in zip(layer.parameters(), exact.parameters(), strict=True):
+        assert ours.grad is not None and expected.grad is not None
+        torch.testing.assert_close(ours.grad.double(), expected.grad, rtol=1e-5, atol=1e-5)
+    for name, buffer in layer.named_buffers():
+        torch.testing.assert_close(buffer.double(), exact.get_buffer(name).double(), rtol=1e-6, atol=1e-6)

@@ -8,13 +8,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
-from contnorm.catalog import NORMS
 from contnorm.engine.lane import Lane
 from contnorm.metrics.label_stats import LabelStats
 from contnorm.oracle import Reestimated, reestimate
-from contnorm.recognition import Recognized, recognize
 
 __all__ = [
     "LabelRow",
@@ -26,7 +24,6 @@ __all__ = [
     "count_right",
     "drift_of",
     "evaluation_batch",
-    "keeps_moments",
     "oracle_moments",
 ]
 
@@ -151,12 +148,6 @@ def classes_of(lane: Lane, x: Tensor, task: int) -> Tensor:
     with lane.autocast():
         logits = lane.model(x)
     return lane.head(logits.float(), torch.full((len(x),), task, device=lane.device)).argmax(1)
-
-
-def keeps_moments(model: nn.Module) -> bool:
-    """Whether any norm of the model keeps running moments."""
-    found = (recognize(module) for module in model.modules())
-    return any(isinstance(f, Recognized) and NORMS[f.norm].keeps_moments for f in found)
 
 
 def oracle_moments(lane: Lane, tasks: int) -> Reestimated:

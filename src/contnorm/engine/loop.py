@@ -6,7 +6,7 @@ It moves several lanes together and yields what happens to each; progress bars, 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from contnorm.census import take_census
-from contnorm.engine.advance import mover_for
+from contnorm.engine.advance import Mover, mover_for
 from contnorm.engine.checkpoint import Checkpoints
 from contnorm.engine.evaluate import (
     LabelRow,
@@ -23,13 +23,13 @@ from contnorm.engine.evaluate import (
     count_labels,
     count_right,
     drift_of,
-    keeps_moments,
     oracle_moments,
 )
 from contnorm.engine.lane import Lane, LossNotFiniteError
 from contnorm.engine.saving import Saver
 from contnorm.errors import UserError
 from contnorm.layers.renorm import BatchRenormBase
+from contnorm.oracle import NonFiniteMomentsError, keeps_moments
 from contnorm.streams.multilabel import MultiLabelSource
 
 __all__ = ["Failed", "Finished", "Lost", "Progress", "Stopped", "Tally", "run_lanes"]
@@ -69,7 +69,7 @@ class Failed:
 
 @dataclass(frozen=True)
 class Lost(Failed):
-    """Its loss is no longer finite: run again, it would be lost again."""
+    """Its loss, or a moment of its signals, is no longer finite: run again, it would be lost again."""
 
 
 What = Progress | Finished | Stopped | Failed
@@ -157,9 +157,7 @@ def _learn(
             verdicts = [_verdict(run.lane, task, loss) for run, loss in zip(runs, losses, strict=True)]
             going = _going(runs, verdicts, saver)
             yield from ((run.lane, verdict) for run, verdict in zip(runs, verdicts, strict=True))
-            if going and len(going) < len(runs):
-                mover = mover_for([run.lane for run in going])
-            runs = going
+            mover, runs = _mover_of(mover, runs, going), going
             stopping = stop()
             if stopping or (until % every == 0 and until < ends[task]):
                 _save(runs, saver)
@@ -167,19 +165,33 @@ def _learn(
                 saver.flush()
                 yield from ((run.lane, Stopped(until, steps)) for run in runs)
                 return
-        _end_task(runs, task, saver, last=task + 1 == len(ends))
+        going = yield from _end_task(runs, task, saver, last=task + 1 == len(ends))
+        mover, runs = _mover_of(mover, runs, going), going
     _forget(runs, saver)
     yield from ((run.lane, Finished(_found(run.lane, run.tally))) for run in runs)
 
 
-def _end_task(runs: Sequence[_Run], task: int, saver: Saver, last: bool) -> None:
-    """Measure and save; after the last task in the other order, since what is measured then is recorded at once."""
+def _mover_of(mover: Mover, runs: Sequence[_Run], going: Sequence[_Run]) -> Mover:
+    """The mover of the runs that continue: a new one where some have ended."""
+    return mover_for([run.lane for run in going]) if going and len(going) < len(runs) else mover
+
+
+def _end_task(runs: list[_Run], task: int, saver: Saver, last: bool) -> Generator[tuple[Lane, What], None, list[_Run]]:
+    """Measure and save; after the last task in the other order, since what is measured then is recorded at once.
+
+    Yields the runs that have diverged, and returns the others.
+    """
     if last and runs and runs[0].lane.device.type == "cpu":  # a GPU learns it again sooner than it waits for a disk
         with suppress(UserError):  # without room for a checkpoint there may be room for the record
             _save(runs, saver)
-    _evaluate([run for run in runs if run.tally.tasks == task], task)  # one saved after it has that row already
+    # A run whose checkpoint was written after the evaluation has that row already.
+    diverged = _evaluate([run for run in runs if run.tally.tasks == task], task)
+    _forget([run for run, _ in diverged], saver)
+    yield from ((run.lane, verdict) for run, verdict in diverged)
+    going = [run for run in runs if all(run is not ended for ended, _ in diverged)]
     if not last:
-        _save(runs, saver)
+        _save(going, saver)
+    return going
 
 
 def _look_ahead(runs: Sequence[_Run]) -> None:
@@ -223,19 +235,39 @@ def _share_time(runs: Sequence[_Run], task: int, started: float) -> None:
         run.tally.seconds["train"] += share
 
 
-def _evaluate(runs: Sequence[_Run], task: int) -> None:
-    """One row after a task: with the running moments, and, where asked for, with the oracle's."""
+def _evaluate(runs: Sequence[_Run], task: int) -> list[tuple[_Run, Lost]]:
+    """One row after a task: with the running moments, and, where asked for, with the oracle's.
+
+    Returns the runs that turn out to have diverged: the last update before an evaluation can make weights so large
+    that no loss shows it yet, but the moments of the data do.
+    """
     started = time.perf_counter()
     lanes = [run.lane for run in runs]
+    diverged = []
     if lanes and lanes[0].data.stream.several_labels:
-        for run, row in zip(runs, count_labels(lanes, task + 1), strict=True):
-            _write_label_row(run, task, row)
+        rows: Sequence[LabelRow | Right] = count_labels(lanes, task + 1)
     else:
         tasks = [lane.data.stream.tasks if lane.config.evaluate.ahead else task + 1 for lane in lanes]
-        for run, right in zip(runs, count_right(lanes, tasks), strict=True):
-            _write_row(run, task, right)
+        rows = count_right(lanes, tasks)
+    for run, row in zip(runs, rows, strict=True):
+        try:
+            if isinstance(row, LabelRow):
+                _write_label_row(run, task, row)
+            else:
+                _write_row(run, task, row)
+        except NonFiniteMomentsError as error:
+            diverged.append((run, Lost(_divergence_message(run.lane, error.layer, task))))
     for run in runs:
         run.tally.seconds["evaluate"] += (time.perf_counter() - started) / len(runs)
+    return diverged
+
+
+def _divergence_message(lane: Lane, layer: str, task: int) -> str:
+    return (
+        f"seed {lane.seed}: the moments of the training data at layer {layer!r} are not finite at step {lane.done} of "
+        f"{len(lane.plan.steps)} (after task {task}). Most likely the learning rate of {lane.config.train.lr} is too "
+        f"high for norm {lane.config.norm.name!r}."
+    )
 
 
 def _write_row(run: _Run, task: int, right: Right) -> None:

@@ -18,6 +18,7 @@ from torch import nn
 from contnorm.config import RunConfig
 from contnorm.engine.packing import KINDS
 from contnorm.errors import UserError
+from contnorm.oracle import keeps_moments, moment_layers
 from contnorm.own_code import is_own_code, own_error
 from contnorm.plan import Plan, Step
 
@@ -40,6 +41,7 @@ def try_out(model: nn.Module, config: RunConfig, plan: Plan, shape: Shape, outpu
         _try_shapes(model, config.model.name, shape, outputs)
         _try_learning(model, config.model.name, shape, outputs)
         _try_saving(model, config.model.name)
+        _try_moments(model, config)
     if not is_own_code(config.strategy.name):  # how one of a user's own makes its passes is not known
         alone = _first_alone(config, plan)
         if alone is not None:
@@ -101,6 +103,18 @@ def _try_saving(model: nn.Module, name: str) -> None:
                 f"model {name!r}: {key} in its state_dict() is of {kind}, which a checkpoint can't hold. Use tensors "
                 f"of {allowed}; register_buffer(..., persistent=False) keeps one out."
             )
+
+
+def _try_moments(model: nn.Module, config: RunConfig) -> None:
+    """Refuse a network whose exact moments the evaluation needs and cannot estimate."""
+    oracle = config.evaluate.moments == "oracle"
+    if not oracle and not (config.evaluate.drift and keeps_moments(model)):
+        return
+    try:
+        moment_layers(model)
+    except ValueError as error:
+        setting = "--eval-moments running" if oracle else "--set evaluate.drift=false"
+        raise UserError(f"model {config.model.name!r}: {error} Or evaluate without: {setting}.") from error
 
 
 def _first_alone(config: RunConfig, plan: Plan) -> Step | None:

@@ -6,7 +6,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from contnorm.checks import check_batch, check_eps, check_input, check_moments, moves_moments, statistics_dtype
+from contnorm.checks import (
+    check_batch,
+    check_eps,
+    check_input,
+    check_moments,
+    check_parameters,
+    check_weight_of_batch,
+    moves_moments,
+    statistics_dtype,
+)
 from contnorm.kernels.pivot import per_channel
 from contnorm.kernels.reference import batch_step, in_statistics_dtype
 
@@ -15,6 +24,7 @@ __all__ = [
     "apply_affine",
     "batch_norm",
     "channel_moments",
+    "channels_of",
     "empty_like_input",
     "unbiased",
     "update_moments",
@@ -55,9 +65,11 @@ def batch_norm(
         tensor([[-1.],
                 [ 1.]])
     """
-    check_input(x, ANY_RANK, _channels(running_mean, weight), caller)
+    check_input(x, ANY_RANK, channels_of(running_mean, weight), caller)
     eps = check_eps(eps, caller)
+    momentum = check_weight_of_batch(momentum, caller)
     check_moments(running_mean, running_var, caller)
+    check_parameters(x, weight, bias, caller)
     if x.numel() == 0:
         return empty_like_input(x, weight, bias)
     if not uses_batch_moments(training, running_mean):
@@ -71,7 +83,8 @@ def batch_norm(
         assert found is not None
         update_moments(running_mean, running_var, found.mean, found.var, momentum)
         return y.to(x.dtype)
-    return F.batch_norm(x, running_mean, running_var, weight, bias, True, float(momentum), eps)
+    share = 0.0 if isinstance(momentum, Tensor) else momentum  # a tensor comes here only without running moments
+    return F.batch_norm(x, running_mean, running_var, weight, bias, True, share, eps)
 
 
 def uses_batch_moments(training: bool, running_mean: Tensor | None) -> bool:
@@ -87,7 +100,7 @@ def update_moments(
         return
     with torch.no_grad():
         for running, new in ((running_mean, mean), (running_var, var)):
-            weight = momentum.to(new.dtype) if isinstance(momentum, Tensor) else float(momentum)
+            weight = momentum.to(new.dtype) if isinstance(momentum, Tensor) else momentum
             running.copy_(torch.lerp(running.to(new.dtype), new.detach(), weight))
 
 
@@ -118,6 +131,7 @@ def empty_like_input(x: Tensor, *parameters: Tensor | None) -> Tensor:
     return y
 
 
-def _channels(running_mean: Tensor | None, weight: Tensor | None) -> int | None:
+def channels_of(running_mean: Tensor | None, weight: Tensor | None) -> int | None:
+    """The number of channels that the moments, or else the weight, are for; None where nothing tells."""
     known = running_mean if running_mean is not None else weight
-    return None if known is None else known.shape[0]
+    return None if known is None or known.dim() == 0 else known.shape[0]

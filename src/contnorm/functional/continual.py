@@ -13,11 +13,21 @@ from contnorm.checks import (
     check_group_size,
     check_input,
     check_moments,
+    check_parameters,
+    check_residual,
+    check_weight_of_batch,
     moves_moments,
     resolve_groups,
 )
-from contnorm.functional.batch import ANY_RANK, empty_like_input, unbiased, update_moments, uses_batch_moments
-from contnorm.kernels import Kernel, Order, analytic, chosen_kernel, fused, reference, variants
+from contnorm.functional.batch import (
+    ANY_RANK,
+    channels_of,
+    empty_like_input,
+    unbiased,
+    update_moments,
+    uses_batch_moments,
+)
+from contnorm.kernels import Kernel, Order, analytic, check_order, chosen_kernel, fused, reference, variants
 from contnorm.kernels.activation import activated
 from contnorm.kernels.reference import BatchMoments
 
@@ -63,7 +73,8 @@ def continual_norm(
         order: ``"gn_bn"`` is CN; ``"bn_gn"`` the paper's other order, with the affine in the second step.
         tied: Use the one pair of weight and bias in both steps.
         relu: Cut the result off below zero, after the residual; the fused kernel does both in the same pass.
-        residual: Added to the result; of the input's shape.
+        residual: Added to the result; of the input's shape, dtype and device. Under autocast its dtype may differ and
+            is cast to the input's, so that the output always has the input's dtype.
         num_batches: A 0-dim counter, counted up by one where a batch was normalized by itself.
         kernel: Which arithmetic to use; None reads ``CONTNORM_KERNEL``. See `contnorm.kernels`.
         caller: Whom an error message names.
@@ -75,10 +86,14 @@ def continual_norm(
                 [-0.7071,  0.7071],
                 [ 1.4142, -1.4142]])
     """
-    known = running_mean if running_mean is not None else weight
-    check_input(x, ANY_RANK, None if known is None else known.shape[0], caller)
+    check_input(x, ANY_RANK, channels_of(running_mean, weight), caller)
     eps = check_eps(eps, caller)
+    momentum = check_weight_of_batch(momentum, caller)
     check_moments(running_mean, running_var, caller)
+    check_parameters(x, weight, bias, caller)
+    check_order(order, caller)
+    residual = check_residual(residual, x, caller)
+    asked = chosen_kernel(kernel, caller)
     groups = resolve_groups(num_groups, x.shape[1], x.dim(), caller)
     if x.numel() == 0:
         return activated(empty_like_input(x, weight, bias), residual, relu)
@@ -86,7 +101,7 @@ def continual_norm(
     by_batch = uses_batch_moments(training, running_mean)
     if by_batch:
         check_batch(x, eps, caller)
-    chosen = _settled(chosen_kernel(kernel, caller), x, groups, order, tied, by_batch, caller)
+    chosen = _settled(asked, x, groups, order, tied, by_batch, caller)
     moments, affine = (running_mean, running_var), (weight, bias)
     if chosen == "triton" and _has_closed_form(order, tied):
         return _fused(x, moments, affine, by_batch, momentum, eps, groups, relu, residual, num_batches)

@@ -8,8 +8,15 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from contnorm.checks import check_eps, check_group_size, check_input, resolve_groups, statistics_dtype
-from contnorm.functional.batch import ANY_RANK, empty_like_input
+from contnorm.checks import (
+    check_eps,
+    check_group_size,
+    check_input,
+    check_parameters,
+    resolve_groups,
+    statistics_dtype,
+)
+from contnorm.functional.batch import ANY_RANK, channels_of, empty_like_input
 from contnorm.kernels import chosen_kernel, variants
 from contnorm.kernels.fused.launch import channels_last
 from contnorm.kernels.group_step import group_step
@@ -41,13 +48,14 @@ def group_norm(
         >>> group_norm(torch.tensor([[0.0, 2.0, 5.0, 7.0]]), num_groups=2, eps=1e-12)
         tensor([[-1.,  1., -1.,  1.]])
     """
-    check_input(x, ANY_RANK, None if weight is None else weight.shape[0], caller)
+    check_input(x, ANY_RANK, channels_of(None, weight), caller)
     eps = check_eps(eps, caller)
+    check_parameters(x, weight, bias, caller)
     groups = resolve_groups(num_groups, x.shape[1], x.dim(), caller)
     if x.numel() == 0:
         return empty_like_input(x, weight, bias)
     check_group_size(x, groups, caller)
-    if _by_kernel(x, groups, caller) and _belong(x, weight, bias):
+    if _by_kernel(x, groups, caller) and _on_device(x, weight, bias):
         return group_step(x, weight, bias, eps, groups, x.dtype)
     if weight is not None and weight.dtype != x.dtype:
         # Half input with float32 weights: CPU takes the mixture, CUDA does not. Widening serves both.
@@ -68,9 +76,9 @@ def _by_kernel(x: Tensor, groups: int, caller: str) -> bool:
     )
 
 
-def _belong(x: Tensor, *parameters: Tensor | None) -> bool:
+def _on_device(x: Tensor, *parameters: Tensor | None) -> bool:
     """Whether a kernel can read them; where not, torch's operator says what is wrong with them."""
-    return all(p is None or (p.shape == x.shape[1:2] and p.device == x.device) for p in parameters)
+    return all(p is None or p.device == x.device for p in parameters)
 
 
 def instance_norm(
@@ -88,7 +96,7 @@ def instance_norm(
         tensor([[[-1.,  1.],
                  [-1.,  1.]]])
     """
-    check_input(x, ANY_RANK, None if weight is None else weight.shape[0], caller)
+    check_input(x, ANY_RANK, channels_of(None, weight), caller)
     if x.numel() and x.numel() == x.shape[0] * x.shape[1]:
         raise ValueError(
             f"{caller}: an input of shape {tuple(x.shape)} has one value per instance, which always normalizes to "

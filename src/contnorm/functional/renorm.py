@@ -11,16 +11,27 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from contnorm.checks import check_batch, check_eps, check_input, check_moments, moves_moments, statistics_dtype
+from contnorm.checks import (
+    check_batch,
+    check_eps,
+    check_input,
+    check_moments,
+    check_number,
+    check_parameters,
+    check_weight_of_batch,
+    moves_moments,
+    statistics_dtype,
+)
 from contnorm.functional.batch import (
     ANY_RANK,
     apply_affine,
     channel_moments,
+    channels_of,
     empty_like_input,
     update_moments,
     uses_batch_moments,
 )
-from contnorm.kernels import Kernel, rows
+from contnorm.kernels import Kernel, chosen_kernel, rows
 from contnorm.kernels.pivot import channel_pivot, per_channel
 
 __all__ = ["batch_renorm"]
@@ -72,20 +83,41 @@ def batch_renorm(
         tensor([[0.],
                 [1.]])
     """
-    known = running_mean if running_mean is not None else weight
-    check_input(x, ANY_RANK, None if known is None else known.shape[0], caller)
+    check_input(x, ANY_RANK, channels_of(running_mean, weight), caller)
     eps = check_eps(eps, caller)
+    momentum = check_weight_of_batch(momentum, caller)
     check_moments(running_mean, running_var, caller)
+    check_parameters(x, weight, bias, caller)
+    limits = _checked_limits(r_max, d_max, caller)
+    _check_factors(x, r, d, caller)
+    kernel = chosen_kernel(kernel, caller)
     if x.numel() == 0:
         return empty_like_input(x, weight, bias)
     by_batch = uses_batch_moments(training, running_mean)
     if by_batch:
         check_batch(x, eps, caller)
-    moments, parameters, limits = (running_mean, running_var), (weight, bias), (r_max, d_max)
+    moments, parameters = (running_mean, running_var), (weight, bias)
     chosen = r is not None or d is not None
     if not chosen and rows.suits(x, parameters, moments, (momentum, *limits), kernel, caller):
         return rows.renorm(_again, x, *moments, parameters, by_batch, momentum, eps, *limits)
     return _in_torch(x, *moments, *parameters, by_batch, momentum, eps, *limits, r, d)
+
+
+def _checked_limits(r_max: float | Tensor, d_max: float | Tensor, caller: str) -> tuple[float | Tensor, float | Tensor]:
+    """Limits that are numbers lie in their range; tensors are not looked at, which would wait for the device."""
+    return (
+        r_max if isinstance(r_max, Tensor) else check_number(r_max, 1, "r_max", caller),
+        d_max if isinstance(d_max, Tensor) else check_number(d_max, 0, "d_max", caller),
+    )
+
+
+def _check_factors(x: Tensor, r: Tensor | None, d: Tensor | None, caller: str) -> None:
+    for name, factor in (("r", r), ("d", d)):
+        if factor is not None and factor.shape != x.shape[1:2]:
+            raise ValueError(
+                f"{caller}: {name} has shape {tuple(factor.shape)}, and must have ({x.shape[1]},): one value for each "
+                f"channel."
+            )
 
 
 def _again(

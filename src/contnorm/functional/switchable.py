@@ -14,9 +14,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from contnorm.checks import check_batch, check_eps, check_input, check_moments, statistics_dtype
-from contnorm.functional.batch import ANY_RANK, empty_like_input, update_moments, uses_batch_moments
-from contnorm.kernels import Kernel, rows
+from contnorm.checks import (
+    check_batch,
+    check_eps,
+    check_input,
+    check_moments,
+    check_parameters,
+    check_weight_of_batch,
+    statistics_dtype,
+)
+from contnorm.functional.batch import ANY_RANK, channels_of, empty_like_input, update_moments, uses_batch_moments
+from contnorm.kernels import Kernel, chosen_kernel, rows
 from contnorm.kernels.pivot import per_channel, row_pivot
 
 __all__ = ["batch_moments", "switch_norm"]
@@ -63,10 +71,12 @@ def switch_norm(
         tensor([[-1., -1.],
                 [ 1.,  1.]])
     """
-    known = running_mean if running_mean is not None else weight
-    check_input(x, ANY_RANK, None if known is None else known.shape[0], caller)
+    check_input(x, ANY_RANK, channels_of(running_mean, weight), caller)
     eps = check_eps(eps, caller)
+    momentum = check_weight_of_batch(momentum, caller)
     check_moments(running_mean, running_var, caller)
+    check_parameters(x, weight, bias, caller)
+    kernel = chosen_kernel(kernel, caller)
     _check_logits(mean_weight, var_weight, caller)
     if x.numel() == 0:
         return empty_like_input(x, weight, bias, mean_weight, var_weight)
@@ -155,15 +165,16 @@ class _Rows(NamedTuple):
 
 def _row_moments(x: Tensor) -> _Rows:
     wide = x.to(statistics_dtype(x))
-    positions = tuple(range(2, x.dim()))
-    if _single(x):
-        # One position: the row is its own mean, and all that varies is in the tables.
-        table = wide.reshape(x.shape[0], x.shape[1])
-        zero = torch.zeros_like(table, dtype=torch.float64)
-        return _Rows(wide, zero, table.double(), zero)
-    pivot = row_pivot(x)
+    single = _single(x)
+    # A row of one position is its own pivot: with zero in its place the mixed mean, rounded to the type of the data,
+    # would be taken off the data itself, and a large mean would cancel.
+    pivot = wide.detach().reshape(x.shape[0], x.shape[1]) if single else row_pivot(x)
     shifted = wide - per_channel(pivot, x.dim())
-    var, off = torch.var_mean(shifted, dim=positions, correction=1)
+    if single:
+        off = shifted.reshape(x.shape[0], x.shape[1])
+        var = torch.zeros_like(off)
+    else:
+        var, off = torch.var_mean(shifted, dim=tuple(range(2, x.dim())), correction=1)
     return _Rows(shifted, pivot.double(), pivot.double() + off.double(), var.double())
 
 

@@ -21,17 +21,20 @@ from __future__ import annotations
 import os
 from typing import Literal, cast, get_args
 
-__all__ = ["Kernel", "Order", "chosen_kernel"]
+__all__ = ["Kernel", "Order", "check_order", "chosen_kernel"]
 
 Kernel = Literal["auto", "reference", "pivoted", "analytic", "triton"]
 Order = Literal["gn_bn", "bn_gn"]
 KERNELS = get_args(Kernel)
+ORDERS = get_args(Order)
 
 VARIABLE = "CONTNORM_KERNEL"
 
 
 def chosen_kernel(kernel: str | None, caller: str) -> Kernel:
-    """The kernel asked for by argument, or else in ``CONTNORM_KERNEL``, or else ``"auto"``; an unknown one raises.
+    """The kernel named by the argument; if that is None by ``CONTNORM_KERNEL``; if that is not set ``"auto"``.
+
+    Any other name raises a ValueError, an empty argument too; an empty variable counts as not set.
 
     Whether ``"triton"`` can run is known when there is an input: see `contnorm.functional.continual_norm`.
 
@@ -39,8 +42,14 @@ def chosen_kernel(kernel: str | None, caller: str) -> Kernel:
         >>> chosen_kernel(None, "demo"), chosen_kernel("analytic", "demo")
         ('auto', 'analytic')
     """
-    asked = kernel or os.environ.get(VARIABLE) or "auto"
+    asked = kernel if kernel is not None else os.environ.get(VARIABLE) or "auto"
     if asked not in KERNELS:
-        where = f"{caller}: kernel={asked!r}" if kernel else f"{caller}: {VARIABLE}={asked!r}"
+        where = f"{caller}: {VARIABLE if kernel is None else 'kernel'}={asked!r}"
         raise ValueError(f"{where} is unknown. Use one of {', '.join(KERNELS)}.")
     return cast(Kernel, asked)
+
+
+def check_order(order: str, caller: str) -> None:
+    """Refuse an order of the two steps that is not one of `Order`."""
+    if order not in ORDERS:
+        raise ValueError(f"{caller}: order={order!r} is unknown. Use 'gn_bn' (continual normalization) or 'bn_gn'.")

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["beside_bias", "group_norm_in_layout"]
+__all__ = ["backward_would_crash", "beside_bias", "group_norm_in_layout"]
 
 
 def group_norm_in_layout(x: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
@@ -17,15 +17,18 @@ def group_norm_in_layout(x: Tensor, num_groups: int, weight: Tensor | None, bias
         >>> group_norm_in_layout(x, 2, None, None, 1e-5).is_contiguous(memory_format=torch.channels_last)
         True
     """
-    given = x.contiguous() if _would_crash(x, weight, bias) else x
+    given = x.contiguous() if backward_would_crash(x, weight, bias) else x
     y = F.group_norm(given, num_groups, beside_bias(weight, bias), bias, eps)
     if x.dim() > 3 and x.stride(1) == 1 and not x.is_contiguous():
         return y.movedim(1, -1).contiguous().movedim(-1, 1)  # no copy where it is so already
     return y
 
 
-def _would_crash(x: Tensor, *parameters: Tensor | None) -> bool:
-    """On a CPU, with channels together, torch's backward pass writes a gradient of x even where there is none."""
+def backward_would_crash(x: Tensor, *parameters: Tensor | None) -> bool:
+    """Whether torch's group norm would end the process in its backward pass, if the input is channels_last.
+
+    On a CPU that pass writes a gradient of x even where x needs none; a contiguous input avoids it.
+    """
     if x.device.type != "cpu" or x.requires_grad or not torch.is_grad_enabled():
         return False
     return any(p is not None and p.requires_grad for p in parameters)

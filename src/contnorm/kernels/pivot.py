@@ -40,8 +40,8 @@ def _samples(x: Tensor) -> Tensor:
         table = wide
         for _ in range(x.dim() - 2):
             table = table.select(-1, int(part * (table.shape[-1] - 1)))
-        corners.append(table)
-    return torch.stack(corners, 2).to(statistics_dtype(x))
+        corners.append(table.to(statistics_dtype(x)))  # before the stack: autocast refuses to stack a type not its own
+    return torch.stack(corners, 2)
 
 
 def _median(table: Tensor) -> Tensor:

@@ -92,7 +92,11 @@ class MomentNorm(NormLayer, _BatchNorm):
 
     def _weight_of_moving_batch(self) -> float | Tensor:
         if self.momentum is None:
-            assert self.num_batches_tracked is not None
+            if self.num_batches_tracked is None:
+                raise ValueError(
+                    f"{type(self).__name__}: momentum=None averages over the batches counted in num_batches_tracked, "
+                    f"which is None. Give a momentum, or call reset_running_stats() on a layer that has the counter."
+                )
             return (self.num_batches_tracked + 1).to(torch.float64).reciprocal()
         return self.momentum
 
@@ -102,8 +106,7 @@ class MomentNorm(NormLayer, _BatchNorm):
             self._count_one()
 
     def _count_one(self) -> None:
-        if self._moves_moments():
-            assert self.num_batches_tracked is not None
+        if self._moves_moments() and self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
 
     def _moments(self) -> tuple[Tensor | None, Tensor | None]:

@@ -6,7 +6,7 @@ moves, and any number of groups that divides the channels is taken.
 
 from __future__ import annotations
 
-from typing import ClassVar, get_args
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from contnorm.checks import resolve_groups
 from contnorm.functional import continual_norm
-from contnorm.kernels import Kernel, Order, chosen_kernel
+from contnorm.kernels import Kernel, Order, check_order, chosen_kernel
 from contnorm.layers.base import MomentNorm, OwnSyncOnly
 from contnorm.layers.group import settled_groups
 
@@ -65,8 +65,7 @@ class ContinualNormBase(OwnSyncOnly, MomentNorm):
     ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
         name = type(self).__name__
-        if order not in get_args(Order):
-            raise ValueError(f"{name}: order={order!r} is unknown. Use 'gn_bn' (continual normalization) or 'bn_gn'.")
+        check_order(order, name)
         self.num_groups = settled_groups(num_groups, num_features, self.ranks, name)
         self.order = order
         self.tied = tied
@@ -74,6 +73,9 @@ class ContinualNormBase(OwnSyncOnly, MomentNorm):
 
     def forward(self, input: Tensor, residual: Tensor | None = None, relu: bool = False) -> Tensor:
         """The normalized input; with ``residual`` and ``relu``, ``relu(norm(input) + residual)`` in the same pass.
+
+        The residual has the input's shape, dtype and device; under autocast it is cast to the input's dtype. The
+        output always has the input's shape and dtype.
 
         Example:
             >>> layer = ContinualNorm2d(8, num_groups=2)

@@ -14,6 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from contnorm.checks import check_number
 from contnorm.functional import batch_renorm
 from contnorm.kernels import Kernel, chosen_kernel, rows
 from contnorm.layers.base import MomentNorm, OwnSyncOnly
@@ -64,10 +65,9 @@ class BatchRenormBase(OwnSyncOnly, MomentNorm):
     ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
         name = type(self).__name__
-        if not r_max >= 1:
-            raise ValueError(f"{name}: r_max={r_max!r} must be 1 or more; 1 switches that correction off.")
-        if not d_max >= 0:
-            raise ValueError(f"{name}: d_max={d_max!r} must be 0 or more; 0 switches that correction off.")
+        # Finite: the ramps multiply them by zero at the start.
+        check_number(r_max, 1, "r_max", name, finite=True)
+        check_number(d_max, 0, "d_max", name, finite=True)
         if total_steps is not None and not total_steps >= 1:
             raise ValueError(f"{name}: total_steps={total_steps!r} must be 1 or more, or None for the published ramps.")
         self.r_max, self.d_max, self.total_steps = r_max, d_max, total_steps

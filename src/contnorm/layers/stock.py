@@ -8,15 +8,33 @@ from __future__ import annotations
 
 from typing import Literal
 
-from torch import nn
+from torch import Tensor, nn
 
+from contnorm.kernels.layout import backward_would_crash, group_norm_in_layout
 from contnorm.layers.switchable import SwitchNorm1d, SwitchNorm2d, SwitchNorm3d
 
-__all__ = ["STOCK", "stock_norm"]
+__all__ = ["STOCK", "StockGroupNorm", "stock_norm"]
 
 STOCK = ("none", "bn", "gn", "sn", "cn")
 BATCH = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 SWITCHABLE = {1: SwitchNorm1d, 2: SwitchNorm2d, 3: SwitchNorm3d}
+
+
+class StockGroupNorm(nn.GroupNorm):
+    """Torch's group norm, which also takes a channels_last input that needs no gradient on a CPU.
+
+    There torch's own backward pass ends the process.
+
+    Example:
+        >>> import torch
+        >>> x = torch.randn(2, 4, 3, 3).to(memory_format=torch.channels_last)
+        >>> StockGroupNorm(2, 4)(x).sum().backward()
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        if backward_would_crash(input, self.weight, self.bias):
+            return group_norm_in_layout(input, self.num_groups, self.weight, self.bias, self.eps)
+        return super().forward(input)
 
 
 def stock_norm(name: str, num_features: int, dim: Literal[1, 2, 3], num_groups: int, momentum: float) -> nn.Module:
@@ -29,7 +47,7 @@ def stock_norm(name: str, num_features: int, dim: Literal[1, 2, 3], num_groups: 
     if name == "bn":
         return BATCH[dim](num_features, momentum=momentum)
     if name == "gn":
-        return nn.GroupNorm(num_groups, num_features)
+        return StockGroupNorm(num_groups, num_features)
     if name == "cn":
         first = nn.GroupNorm(num_groups, num_features, affine=False)
         return nn.Sequential(first, BATCH[dim](num_features, momentum=momentum))

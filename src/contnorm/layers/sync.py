@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from contnorm.checks import check_batch, check_group_size, resolve_groups, statistics_dtype
+from contnorm.checks import check_batch, check_group_size, check_residual, resolve_groups, statistics_dtype
 from contnorm.functional.batch import apply_affine, channel_moments, update_moments
 from contnorm.kernels import Kernel, Order
 from contnorm.kernels.activation import activated
@@ -88,6 +88,7 @@ class SyncContinualNorm(ContinualNormBase):
             return super().forward(input, residual, relu)
         x, name = input, type(self).__name__
         self._check(x)
+        residual = check_residual(residual, x, name)
         groups = resolve_groups(self.num_groups, self.num_features, x.dim(), name)
         check_group_size(x, groups, name)
         dtype = statistics_dtype(x)

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from contnorm.kernels.activation import activated
 from contnorm.kernels.fused import eager, launch, operators, plan
 from contnorm.kernels.fused.launch import Running
 from contnorm.kernels.reference import BatchMoments
@@ -61,15 +60,12 @@ def train(
     relu: bool = False,
     running: Running | None = None,
 ) -> tuple[Tensor, BatchMoments | None]:
-    """Normalize with the moments of the batch, add the residual, cut off below zero.
+    """Normalize with the moments of the batch, add the residual (of the input's shape, dtype and device), apply ReLU.
 
     Given with the output are the batch's moments, the variance a biased one; or None where running moments were given
     and are moved already.
     """
     check_parameters(x, weight, bias, *(() if running is None else running[:2]))
-    if not _fusible(x, residual):
-        y, found = train(x, weight, bias, eps, num_groups, running=running)
-        return activated(y, residual, relu), found
     given = x, weight, bias, residual, eps, num_groups, relu
     transformed = _transformed()
     if not transformed and eager.is_plain(x):
@@ -119,8 +115,6 @@ def evaluate(
 ) -> Tensor:
     """The same with given moments."""
     check_parameters(x, mean, var, weight, bias)
-    if not _fusible(x, residual):
-        return activated(evaluate(x, mean, var, weight, bias, eps, num_groups), residual, relu)
     run: Any = operators.continual_norm_eval
     if _transformed():
         run = operators.plain_evaluation
@@ -145,8 +139,3 @@ def check_parameters(x: Tensor, *channels: Tensor | None) -> None:
 def _transformed() -> bool:
     """Whether functorch or a forward-mode derivative is at work: neither can look inside the operators."""
     return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
-
-
-def _fusible(x: Tensor, residual: Tensor | None) -> bool:
-    """A residual of another kind follows torch's rules for such sums, outside the kernel."""
-    return residual is None or (residual.shape, residual.dtype, residual.device) == (x.shape, x.dtype, x.device)
