@@ -6,7 +6,7 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,7 @@ from contnorm.engine.weights import weights_beside
 from contnorm.errors import UserError, usable
 from contnorm.results import Record, Store
 from contnorm.streams.sources import data_root
+from contnorm.trust import only_trusted
 
 __all__ = [
     "Hands",
@@ -79,8 +80,24 @@ def _tell_of_lost_weights(jobs: list[Job], store: Store) -> None:
             say_on_stderr(f"{record}: was recorded before, without its weights. Move it away to run it for them again.")
 
 
-def resume_all(path: Path, hands: Hands, root: Path | None, console: Console) -> int:
-    """Go on with every stopped run under a folder, each where it lies and as it was begun; gives the exit code."""
+def resume_all(path: Path, hands: Hands, root: Path | None, console: Console, trusted: Iterable[Path] = ()) -> int:
+    """Resume every stopped run under a folder, each in its folder and with the device and threads it was begun with.
+
+    Args:
+        path: The folder.
+        hands: What was typed of device, lanes and threads.
+        root: Where data is.
+        console: Where progress is shown.
+        trusted: The files of code that may be executed; a run that names another one is skipped and reported.
+
+    Returns:
+        The exit code: 2 where a run could not be resumed.
+    """
+    with only_trusted(trusted):
+        return _resume_all(path, hands, root, console)
+
+
+def _resume_all(path: Path, hands: Hands, root: Path | None, console: Console) -> int:
     left = unfinished(path)
     work, problems = _sorted_out(left.runs, hands, root)
     problems = [*left.problems, *problems]

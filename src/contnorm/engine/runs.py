@@ -28,12 +28,14 @@ from contnorm.engine.resolving import resolve
 from contnorm.engine.unfinished import Unfinished, edited, unfinished
 from contnorm.engine.weights import keep_weights
 from contnorm.errors import RunBrokeError, UserError, usable
+from contnorm.local_imports import search_path, use_search_path
 from contnorm.own_code import breaks_in, own_error
 from contnorm.results import Store
 from contnorm.streams.gallery import Pictures
 from contnorm.streams.multilabel import MultiLabelSource
 from contnorm.streams.sources import Source, load_source
 from contnorm.streams.stored import find_stored, read_manifest
+from contnorm.trust import only_trusted, trusted_files
 
 __all__ = ["Event", "Job", "Workplace", "execute", "resolve", "unfinished"]
 
@@ -93,12 +95,23 @@ def _execute(jobs: Sequence[Job], place: Workplace, stop: Callable[[], bool]) ->
         plans.setdefault(name, Plans(load_source(name, place.data_root)))
         Lane(config, 0, plans[name].source, place.device, plans=plans[name])
     _note_begun(jobs, place, {name: held.source for name, held in plans.items()})
-    yield from side_by_side(_one_job, [(job, place) for job in jobs], processes, stop)
+    code = _CodeAccess(trusted_files(), search_path())
+    yield from side_by_side(_one_job, [(job, place, code) for job in jobs], processes, stop)
 
 
-def _one_job(job: tuple[Job, Workplace], stop: Callable[[], bool]) -> Iterator[Event]:
-    this, place = job
-    return _execute_here([this], place, stop)
+@dataclass(frozen=True)
+class _CodeAccess:
+    """What another process has to know to load user code as this one does."""
+
+    trusted: frozenset[Path] | None
+    search_path: tuple[str, ...]
+
+
+def _one_job(task: tuple[Job, Workplace, _CodeAccess], stop: Callable[[], bool]) -> Iterator[Event]:
+    job, place, code = task
+    use_search_path(code.search_path)
+    with only_trusted(code.trusted):
+        yield from _execute_here([job], place, stop)
 
 
 def _execute_here(jobs: Sequence[Job], place: Workplace, stop: Callable[[], bool]) -> Iterator[Event]:
