@@ -7,15 +7,18 @@ path, outside the standard library, installed packages and this package.
 from __future__ import annotations
 
 import ast
+import os
 import sys
 import sysconfig
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 __all__ = ["imported_files", "is_installed", "is_local", "search_path", "use_search_path"]
 
+_PACKAGE = __name__.partition(".")[0]
 _INSTALLED = {"site-packages", "dist-packages"}
 _SUFFIXES = (".py", *EXTENSION_SUFFIXES)
 
@@ -38,17 +41,20 @@ def use_search_path(path: tuple[str, ...]) -> None:
 def imported_files(path: Path) -> dict[Path, str]:
     """The files of the local modules that a file imports, each with its module name; without the file itself.
 
-    Every file that an import statement could mean is listed, also where another one of that name comes first on the
-    search path.
+    A module is what comes first on the search path. One of that name in the folder of the file is listed too, since
+    the file may put its folder first; but none that is named as a module of the standard library.
     """
     start = path.resolve()
-    roots = _roots(start)
+    places = _Places.of(start)
     modules: dict[Path, str] = {}
+    seen: set[str] = set()
     pending = [(start, "")]
     while pending:
         file, package = pending.pop()
-        for name in sorted(_names_in(file, package)):
-            for module, source in (pair for root in roots for pair in _located(root, name)):
+        names = _names_in(file, package) - seen
+        seen |= names
+        for name in sorted(names):
+            for module, source in places.located(name):
                 if source not in modules and source != start:
                     modules[source] = module
                     parent = module if source.stem == "__init__" else module.rpartition(".")[0]
@@ -87,13 +93,31 @@ def _fixed_folders() -> tuple[Path, ...]:
     return (Path(__file__).resolve().parent, *(Path(folder).resolve() for folder in named))
 
 
-def _roots(file: Path) -> list[Path]:
-    """The folders that absolute imports of a file start from."""
-    package = file.parent
-    while (package / "__init__.py").is_file() and package.parent != package:
-        package = package.parent  # the file is in a package, which is imported from the folder above it
-    folders = [file.parent, package, *filter(None, map(_folder, _search_path))]
-    return [root for root in dict.fromkeys(folders) if not is_installed(root)]
+@dataclass(frozen=True)
+class _Places:
+    """Where modules are looked for: the search path, and the folders that the code itself is in."""
+
+    search_path: tuple[Path, ...]
+    own: tuple[Path, ...]
+
+    @classmethod
+    def of(cls, file: Path) -> _Places:
+        package = file.parent
+        while (package / "__init__.py").is_file() and package.parent != package:
+            package = package.parent  # the file is in a package, which is imported from the folder above it
+        return cls(tuple(filter(None, map(_folder, _search_path))), tuple(dict.fromkeys([file.parent, package])))
+
+    def located(self, name: str) -> list[tuple[str, Path]]:
+        """The local files that importing a dotted name may load, each with the name of its module."""
+        top = name.partition(".")[0]
+        if top == _PACKAGE:
+            return []
+        # A folder without __init__.py is a package only where nothing else on the path has its name.
+        having = [root for root in self.search_path if _sources(root, top)]
+        having = having or [root for root in self.search_path if (root / top).is_dir()]
+        own = () if top in sys.stdlib_module_names else self.own
+        roots = dict.fromkeys([*having[:1], *own])
+        return [pair for root in roots if not is_installed(root) for pair in _located(root, name)]
 
 
 def _folder(entry: str) -> Path | None:
@@ -102,16 +126,21 @@ def _folder(entry: str) -> Path | None:
     return path.resolve() if path.is_dir() else None
 
 
+def _sources(folder: Path, name: str) -> list[Path]:
+    stem = os.path.join(folder, name)
+    candidates = (os.path.join(stem, "__init__.py"), *(f"{stem}{suffix}" for suffix in _SUFFIXES))
+    return [Path(candidate).resolve() for candidate in candidates if os.path.isfile(candidate)]
+
+
 def _located(root: Path, name: str) -> Iterator[tuple[str, Path]]:
     """The files below a folder that importing a dotted name loads: of its packages, and its own."""
     parts = name.split(".")
     for count in range(1, len(parts) + 1):
         *above, last = parts[:count]
         folder = root.joinpath(*above)
-        candidates = [folder / last / "__init__.py", *(folder / f"{last}{suffix}" for suffix in _SUFFIXES)]
-        for candidate in candidates:
-            if candidate.is_file() and not is_installed(candidate.resolve()):
-                yield ".".join(parts[:count]), candidate.resolve()
+        for source in _sources(folder, last):
+            if not is_installed(source):
+                yield ".".join(parts[:count]), source
         if not (folder / last).is_dir():
             return
 
