@@ -51,7 +51,7 @@ def test_code_edited_since_is_not_gone_on_with(root: Path, tmp_path: Path, kind:
     file = tmp_path / "mine.py"
     file.write_text(OWN + "def Net(shape, outputs, norm):\n    from torch import nn\n")
     with file.open("a") as more:
-        more.write("    return nn.Sequential(nn.Flatten(), nn.Linear(784, outputs))\n")
+        more.write("    return nn.Sequential(norm(1), nn.Flatten(), nn.Linear(784, outputs))\n")
     config = settings(root, **{kind: {"name": f"{file}:{'Mine' if kind == 'strategy' else 'Net'}"}})
     place = Workplace(tmp_path / "runs", root, CPU)
     left = stop_one(config, place)

@@ -49,6 +49,8 @@ class Lane:
         device: Where it runs.
         pictures: The data set there, to share with other lanes; its own where none is given.
         plans: What is shown, likewise.
+        any_norm: Whether a network of the user's own may have other norms than the settings name, since the lane is
+            not for a run that is recorded.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Lane:
         device: torch.device,
         pictures: Pictures | None = None,
         plans: Plans | None = None,
+        any_norm: bool = False,
     ) -> None:
         self.config, self.seed, self.device = config, seed, device
         self.strategy = build_strategy(config.strategy)
@@ -67,7 +70,7 @@ class Lane:
         self.feed = self._feed()
         self.head = Head(self.data.competing)
         self.own_head = self._own_head()
-        self.model = self._fresh_model()
+        self.model = self._fresh_model(any_norm)
         # A network of the user's own may look at its weights in ways of its own: there, autocast casts them.
         ours_in_half = config.train.precision == "bf16" and config.model.name in MODELS
         self.half = HalfWeights(self.model) if ours_in_half else None
@@ -97,13 +100,13 @@ class Lane:
         found: NDArray[np.int64] = self.data.stream.train.image[np.concatenate([step.stream, *step.replay])]
         return found
 
-    def _fresh_model(self) -> nn.Module:
+    def _fresh_model(self, any_norm: bool) -> nn.Module:
         stream = self.data.stream
         shape = stream.source.train_images.shape[1:]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed_for(self.seed, "init"))
             model = build_model(self.config.model, self.config.norm, shape, stream.outputs, len(self.plan.steps))
-            try_out(model, self.config, self.plan, shape, stream.outputs)
+            try_out(model, self.config, self.plan, shape, stream.outputs, any_norm)
         model = model.to(self.device)
         if self.device.type == "cuda":  # as tensor cores like it, and as images come; there it is done in no time
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

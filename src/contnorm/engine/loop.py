@@ -30,6 +30,8 @@ from contnorm.engine.lane import Lane, LossNotFiniteError
 from contnorm.engine.saving import Saver
 from contnorm.errors import UserError
 from contnorm.layers.renorm import BatchRenormBase
+from contnorm.models.norm_check import count_norms
+from contnorm.own_code import is_own_code
 from contnorm.streams.multilabel import MultiLabelSource
 
 __all__ = ["Failed", "Finished", "Lost", "Progress", "Stopped", "Tally", "run_lanes"]
@@ -283,7 +285,8 @@ def _found(lane: Lane, tally: Tally) -> dict[str, Any]:
     rest = {"drift": {"by_task": tally.drift}, "seconds": seconds, "parameters": parameters}
     shares = [m.corrected_share() for m in lane.model.modules() if isinstance(m, BatchRenormBase)]
     renorm = {"renorm": {"corrected_share": fmean(shares)}} if shares else {}
-    return {**measured(lane, tally), **rest, **renorm}
+    norms = {"norms": count_norms(lane.model)} if is_own_code(lane.config.model.name) else {}
+    return {**measured(lane, tally), **rest, **renorm, **norms}
 
 
 def _answers_found(lane: Lane, tally: Tally) -> dict[str, Any]:
