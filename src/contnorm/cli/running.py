@@ -289,7 +289,8 @@ class _Follower:
             self.progress.update(self.bars[job], completed=what.done)
         elif isinstance(what, Stopped):
             self.told.add(job)
-            self.say(f"{_label(job)}: stopped after {what.done} of {what.steps} steps, and saved. {self.go_on}")
+            saved = "and saved" if what.saved in (None, what.done) else f"and {what.saved} of them are saved"
+            self.say(f"{_label(job)}: stopped after {what.done} of {what.steps} steps, {saved}. {self.go_on}")
         else:
             self.waiting.pop(job, None)
             self._tell_end(event)

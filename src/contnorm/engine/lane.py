@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from contextlib import AbstractContextManager, nullcontext
+from types import ModuleType
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from contnorm.config import RunConfig
+from contnorm.engine.code_state import UNREADABLE, CodeState, network_state, strategy_state
 from contnorm.engine.half_weights import HalfWeights
 from contnorm.engine.optimizers import build_optimizer, load_optimizer_state, optimizer_state
 from contnorm.engine.plans import Plans
@@ -23,7 +25,7 @@ from contnorm.engine.rows import Row, Rows, rows_of, samples_of
 from contnorm.engine.trial import try_out
 from contnorm.kernels.beside import Beside, weights_beside
 from contnorm.models import MODELS, build_model
-from contnorm.own_code import is_own_code
+from contnorm.own_code import is_own_code, loaded_modules
 from contnorm.plan import Step
 from contnorm.seeds import seed_for
 from contnorm.strategies import Batch, Head, build_strategy
@@ -65,12 +67,14 @@ class Lane:
     ) -> None:
         self.config, self.seed, self.device = config, seed, device
         self.strategy = build_strategy(config.strategy)
+        self._strategy_modules = _user_modules(config.strategy.name)
         stream, self.plan = (plans or Plans(source)).of(config, seed, self.strategy.draws)
         self.data = DeviceStream(stream, device, pictures)
         self.feed = self._feed()
         self.head = Head(self.data.competing)
         self.own_head = self._own_head()
         self.model = self._fresh_model(any_norm)
+        self._model_modules = _user_modules(config.model.name)
         # A network of the user's own may look at its weights in ways of its own: there, autocast casts them.
         ours_in_half = config.train.precision == "bf16" and config.model.name in MODELS
         self.half = HalfWeights(self.model) if ours_in_half else None
@@ -79,6 +83,7 @@ class Lane:
         self.logits = torch.zeros(slots + 1, stream.outputs, device=device)  # the last row takes what is not kept
         self.beside: Beside | None = None  # where weight gradients are made, if not among the rest
         self.done = 0  # steps
+        self.fresh_code_state = self.code_state()
 
     def _feed(self) -> Feed:
         """How the images of a step come to the device."""
@@ -185,6 +190,22 @@ class Lane:
         optimizer = {f"optimizer.{name}": tensor for name, tensor in remembered.items()}
         return {**model, **optimizer, "memory.logits": self.logits[:-1]}
 
+    def code_state(self) -> CodeState:
+        """Digests of what user code keeps outside of `state`; empty for strategies and networks of the package."""
+        digests: CodeState = {}
+        if is_own_code(self.config.strategy.name):
+            state = strategy_state(self.strategy, self._strategy_modules)
+            digests |= {f"strategy {name}": digest for name, digest in state.items()}
+        if is_own_code(self.config.model.name):
+            state = network_state(self.model, self._model_modules)
+            digests |= {f"model {name}": digest for name, digest in state.items()}
+        return digests
+
+    def code_changes(self) -> list[str]:
+        """What user code keeps outside of `state` that is not as it was when the code was loaded."""
+        now, fresh = self.code_state(), self.fresh_code_state
+        return [name for name in {**fresh, **now} if now.get(name) != fresh.get(name) or now[name] == UNREADABLE]
+
     def load(self, state: dict[str, Tensor], done: int) -> None:
         """Go on from a state and the number of steps it was taken after."""
         own, remembered = (
@@ -195,3 +216,8 @@ class Lane:
         load_optimizer_state(self.optimizer, self.model, remembered)
         self.logits[:-1].copy_(state["memory.logits"])
         self.done = done
+
+
+def _user_modules(name: str) -> dict[str, ModuleType]:
+    """The modules of user code that were just loaded; another lane may load them anew."""
+    return loaded_modules(name) if is_own_code(name) else {}

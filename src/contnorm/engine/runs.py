@@ -20,7 +20,7 @@ import contnorm
 from contnorm.config import RunConfig
 from contnorm.engine.jobs import Job, Workplace
 from contnorm.engine.lane import Lane
-from contnorm.engine.loop import Failed, Finished, Progress, Stopped, run_lanes
+from contnorm.engine.loop import Failed, Finished, Progress, Stopped, can_resume, run_lanes
 from contnorm.engine.numerics import device_name, numerics
 from contnorm.engine.plans import Plans
 from contnorm.engine.processes import side_by_side
@@ -205,9 +205,11 @@ def _run(
             if refused is not None:
                 del lanes[lane]
                 yield Event(job, refused, store.path(job.config, job.seed))
-        if lanes:
-            with _told(lanes, store):
-                yield from _learn(lanes, shared.source, place, store, stop, started)
+        anew = {lane: job for lane, job in lanes.items() if _must_start_anew(lane, Unfinished.of(job, store))}
+        for some in ({lane: job for lane, job in lanes.items() if lane not in anew}, anew):
+            if some:  # lanes that move together are at the same step
+                with _told(some, store):
+                    yield from _learn(some, shared.source, place, store, stop, started)
 
 
 def _note_begun(jobs: Sequence[Job], place: Workplace, sources: Mapping[str, Source]) -> None:
@@ -237,6 +239,19 @@ def _claimed(
         return Failed(otherwise)
     left.write_note(job, place, source.fingerprint)
     return None
+
+
+def _must_start_anew(lane: Lane, left: Unfinished) -> bool:
+    """Whether a run has a checkpoint that can't be used, since its code has other state now; it is then removed."""
+    checkpoint = left.checkpoints.latest() if lane.fresh_code_state else None
+    if checkpoint is None or can_resume(lane, checkpoint):
+        return False
+    logging.getLogger("contnorm").warning(
+        f"{left.folder}: its checkpoint after {checkpoint.progress['done']} steps does not hold the state that its "
+        f"strategy or network keeps in Python. The run starts again from step 0."
+    )
+    left.checkpoints.clear()
+    return True
 
 
 def _learn(
