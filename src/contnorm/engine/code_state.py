@@ -19,6 +19,8 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -79,11 +81,17 @@ def network_state(network: nn.Module, modules: Mapping[str, types.ModuleType]) -
 
 def _variables(modules: Mapping[str, types.ModuleType]) -> dict[str, object]:
     return {
-        f"{module.__name__.rpartition('.')[2]}: {name}": value
+        f"{_title(module)}: {name}": value
         for module in modules.values()
         for name, value in vars(module).items()
         if not name.startswith("__")
     }
+
+
+def _title(module: types.ModuleType) -> str:
+    """The file of a module that was loaded by its path, which has no name a user knows; else the module's name."""
+    path = getattr(module, "__file__", None)
+    return Path(path).name if path and module.__name__.startswith("contnorm_own_") else module.__name__
 
 
 def _digests(values: Mapping[str, object], modules: Collection[str], saved: Iterable[object]) -> CodeState:
@@ -150,7 +158,7 @@ class _Digest:
             self._add(value)
         self._write("end")
 
-    def _add_mapping(self, values: Mapping[object, object]) -> None:
+    def _add_mapping(self, values: Mapping[Any, object]) -> None:
         for key, value in list(values.items()):
             self._add(key)
             self._add(value)

@@ -107,11 +107,11 @@ class _CodeAccess:
     search_path: tuple[str, ...]
 
 
-def _one_job(task: tuple[Job, Workplace, _CodeAccess], stop: Callable[[], bool]) -> Iterator[Event]:
-    job, place, code = task
+def _one_job(job: tuple[Job, Workplace, _CodeAccess], stop: Callable[[], bool]) -> Iterator[Event]:
+    this, place, code = job
     use_search_path(code.search_path)
     with only_trusted(code.trusted):
-        yield from _execute_here([job], place, stop)
+        yield from _execute_here([this], place, stop)
 
 
 def _execute_here(jobs: Sequence[Job], place: Workplace, stop: Callable[[], bool]) -> Iterator[Event]:
