@@ -8,6 +8,7 @@ the package names the file itself, and is not restricted.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -51,9 +52,11 @@ def untrusted(path: Path, what: str, name: str) -> str:
     """Why a file may not be executed, and how to allow it; empty where it may."""
     if is_trusted(path):
         return ""
+    # The name comes from a file of anybody's: nothing in it may act on a terminal or, copied from there, on a shell.
+    shown = shlex.quote(str(path)) if str(path).isprintable() else ascii(str(path))
     return (
-        f"{what} {name!r}: names code in {path}, which is not executed unless it is named on this call. Read it, and "
-        f"add --trust-code {path} if you trust it."
+        f"{what} {name!r}: names code in {shown}, which is not executed unless it is named on this call. Read it, and "
+        f"add --trust-code {shown} if you trust it."
     )
 
 

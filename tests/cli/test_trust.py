@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
+from contnorm.cli import running
 from contnorm.cli.main import app
+from contnorm.cli.running import followed
 from contnorm.engine.loop import Stopped
 from contnorm.engine.runs import Job, Workplace, execute, resolve
 from contnorm.engine.unfinished import Unfinished
@@ -17,6 +20,7 @@ from contnorm.errors import UserError
 from contnorm.own_code import load_own_code
 from contnorm.results import Store
 from contnorm.trust import only_trusted
+from tests.cli.terminal import printed
 from tests.datasets import small_mnist
 
 CPU = torch.device("cpu")
@@ -168,6 +172,21 @@ def test_processes_of_their_own_are_restricted_likewise(root: Path, tmp_path: Pa
     with only_trusted([code]):
         list(execute([Job(config, 0), Job(config, 1)], place))
     assert len(list(Store(place.runs))) == 2
+
+
+def test_a_stop_tells_what_resume_needs(root: Path, tmp_path: Path, code: Path, console: Console) -> None:
+    config = resolve({"stream": STREAM, "norm": {"name": "bn"}, "strategy": {"name": f"{code}:Mine"}}, root)
+    place = Workplace(tmp_path / "runs", root, CPU)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(running, "execute", lambda jobs, where, stop: execute(jobs, where, lambda: True))
+        followed([Job(config, 0)], place, console)
+    assert f"contnorm resume {place.runs} --trust-code {code}" in printed(console)
+
+
+def test_a_name_can_not_act_on_the_terminal() -> None:
+    with only_trusted(()), pytest.raises(UserError) as error:
+        load_own_code("a\x1b[2J; rm -r b.py:Mine", "strategy")
+    assert str(error.value).isprintable()
 
 
 def test_a_file_is_trusted_by_where_it_is(tmp_path: Path, code: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from contnorm.engine.runs import Event, Job, Workplace, execute, resolve, unfini
 from contnorm.engine.unfinished import Left
 from contnorm.engine.weights import weights_beside
 from contnorm.errors import UserError, usable
+from contnorm.own_code import code_files
 from contnorm.results import Record, Store
 from contnorm.streams.sources import data_root
 from contnorm.trust import only_trusted
@@ -213,7 +214,7 @@ def followed(
     Raises:
         UserError: At the end, for the runs that failed.
     """
-    go_on = go_on or f"Go on with: contnorm resume {shlex.quote(str(place.runs))}"
+    go_on = go_on or f"Go on with: contnorm resume {shlex.quote(str(place.runs))}{_trust_options(jobs)}"
     with _stop_asked() as asked, _Follower(jobs, console, tell_recorded, go_on, if_lost) as follower:
         try:
             for event in execute(jobs, place, stop=lambda: bool(asked)):
@@ -226,6 +227,14 @@ def followed(
     if follower.failures:
         raise UserError(_all_told(sorted(follower.failures)))
     return 128 + asked[0] if asked and follower.waiting else 0
+
+
+def _trust_options(jobs: Sequence[Job]) -> str:
+    """The options that `contnorm resume` needs to execute the code of these runs."""
+    files = dict.fromkeys(
+        file for config in {job.config: None for job in jobs} for file in code_files(config.as_dict())
+    )
+    return "".join(f" --trust-code {shlex.quote(str(file))}" for file in files)
 
 
 def recorded(jobs: list[Job], place: Workplace, console: Console) -> int:
