@@ -20,6 +20,8 @@ __all__ = [
     "breaks_in",
     "code_files",
     "code_hash",
+    "forget_imports",
+    "imported_modules",
     "is_own_code",
     "load_own_code",
     "loaded_modules",
@@ -119,6 +121,18 @@ def loaded_modules(name: str) -> dict[str, ModuleType]:
     return {module: sys.modules[module] for module in sorted(own) if module in sys.modules}
 
 
+def imported_modules() -> dict[str, ModuleType]:
+    """The local modules that user code has imported in this process."""
+    return {name: sys.modules[name] for name in _imported if name in sys.modules}
+
+
+def forget_imports() -> None:
+    """Have the local modules that user code imports loaded afresh when it is loaded next."""
+    for name in _imported:
+        sys.modules.pop(name, None)
+    _imported.clear()
+
+
 def _module_name(path: Path) -> str:
     """Dataclasses and pickles look a module up by its name; two files of one name must not be taken for each other."""
     return f"contnorm_own_{path.stem}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]}"
@@ -131,11 +145,9 @@ def _content_hash(path: Path) -> str:
 
 def _forget_edited(files: dict[Path, str]) -> None:
     """Have modules imported afresh where one was edited since: Python would go on with what it has loaded."""
-    known = {module: (file, content) for module, (file, content) in _imported.items() if file in files}
-    if any(_content_hash(file) != content for file, content in known.values()):
-        for module in known:
-            sys.modules.pop(module, None)
-            del _imported[module]
+    known = [(file, content) for file, content in _imported.values() if file in files]
+    if any(_content_hash(file) != content for file, content in known):
+        forget_imports()
 
 
 def _register_imports(names: set[str], files: dict[Path, str], path: Path, what: str) -> None:

@@ -168,14 +168,39 @@ def test_state_of_a_network_that_is_not_in_its_state_dict_is_never_resumed_witho
     assert [stop.saved for stop in stops] == ([6, 12, 18] if resumable else [0, 0, 0])
 
 
-def test_state_in_a_module_that_is_imported_counts(root: Path, tmp_path: Path) -> None:
-    file = tmp_path / "mine.py"
-    (tmp_path / "counting_helper.py").write_text("COUNT = [0]\n")
-    body = "def loss(self, m, h, s, r):\n        C.COUNT[0] += 1\n        return scaled(m, h, s, 0)\n"
+def importing(folder: Path) -> Path:
+    """A strategy that counts its steps in a module it imports."""
+    (folder / "counting_helper.py").write_text("COUNT = [0]\n")
+    body = "def loss(self, m, h, s, r):\n        C.COUNT[0] += 1\n        return scaled(m, h, s, C.COUNT[0])\n"
     inserted = "sys.path.insert(0, str(Path(__file__).parent))\nimport counting_helper as C\n"
-    file.write_text(f"{HEAD}\n{inserted}class Mine(Strategy):\n    {body}")
-    config = settings(root, strategy={"name": f"{file}:Mine"})
-    assert stopped_at(config, Workplace(tmp_path / "runs", root, CPU), 1).saved == 0
+    (folder / "mine.py").write_text(f"{HEAD}\n{inserted}class Mine(Strategy):\n    {body}")
+    return folder / "mine.py"
+
+
+def test_state_in_a_module_that_is_imported_counts(root: Path, tmp_path: Path) -> None:
+    config = settings(root, strategy={"name": f"{importing(tmp_path)}:Mine"})
+    assert {stop.saved for stop in check_stops(config, root, tmp_path, 1, 2)} == {0}
+
+
+def test_a_run_does_not_see_the_state_of_one_before_it_in_the_process(root: Path, tmp_path: Path) -> None:
+    config = settings(root, strategy={"name": f"{importing(tmp_path)}:Mine"})
+    places = [Workplace(tmp_path / name, root, CPU, keep_weights=True) for name in ("a", "b")]
+    assert weights(config, places[0]) == weights(config, places[1])
+
+
+def test_a_run_is_resumed_where_its_folder_is_moved_to(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "mine.py").write_text(
+        f"{HEAD}\nclass Mine(Strategy):\n    def loss(self, m, h, s, r):\n        return scaled(m, h, s, 0)\n"
+    )
+    for name in ("here", "there"):
+        if name == "there":
+            (tmp_path / "here").rename(tmp_path / "there")
+        monkeypatch.chdir(tmp_path / name)
+        config = settings(root, strategy={"name": "mine.py:Mine"})
+        assert stopped_at(config, Workplace(Path("runs"), root, CPU), 1).saved == {"here": 6, "there": 12}[name]
 
 
 def test_a_checkpoint_that_does_not_tell_of_state_is_not_used(

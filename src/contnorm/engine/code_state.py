@@ -13,6 +13,7 @@ import hashlib
 import io
 import logging
 import random
+import re
 import threading
 import types
 import weakref
@@ -26,22 +27,27 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-__all__ = ["UNREADABLE", "CodeState", "network_state", "strategy_state"]
+from contnorm.config import StrategyConfig
+from contnorm.own_code import forget_imports, imported_modules
+
+__all__ = [
+    "UNREADABLE",
+    "CodeState",
+    "isolate_modules",
+    "network_state",
+    "register_modules",
+    "strategy_state",
+]
 
 UNREADABLE = "unreadable"  # in place of a digest: the state can't be told, so it is never the same
 
 CodeState = dict[str, str]  # a digest by the name of an attribute or variable
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
-_IGNORED = (
-    type(threading.Lock()),
-    type(threading.RLock()),
-    logging.Logger,
-    weakref.ref,
-    type(...),
-    type(NotImplemented),
-)
-_LIBRARIES = ("torch", "contnorm")  # whose modules keep their state in parameters and buffers
+_LOCKS = (type(threading.Lock()), type(threading.RLock()))
+_CONSTANTS = (types.EllipsisType, types.NotImplementedType, StrategyConfig)
+_IGNORED = (*_LOCKS, *_CONSTANTS, logging.Logger, weakref.ref)
+_LIBRARIES = ("torch", "torchvision", "contnorm")  # whose modules keep their state in parameters and buffers
 _MODULE_PARTS = {"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "training"}
 
 
@@ -77,6 +83,28 @@ def network_state(network: nn.Module, modules: Mapping[str, types.ModuleType]) -
             values |= {f"{prefix}{name}": value for name, value in rest.items()}
     saved = [*network.modules(), *network.state_dict(keep_vars=True).values()]
     return _digests({**values, **_variables(modules)}, modules.keys(), saved)
+
+
+_first_states: dict[str, CodeState] = {}  # of each imported module, before a run had used it
+
+
+def isolate_modules() -> None:
+    """Undo what an earlier run in this process did to the variables of imported modules: they are loaded afresh."""
+    for name, module in imported_modules().items():
+        if name in _first_states and _module_state(name, module) != _first_states[name]:
+            forget_imports()
+            _first_states.clear()
+            return
+
+
+def register_modules() -> None:
+    """Note the variables of imported modules as they are before a run."""
+    for name, module in imported_modules().items():
+        _first_states.setdefault(name, _module_state(name, module))
+
+
+def _module_state(name: str, module: types.ModuleType) -> CodeState:
+    return _digests(_variables({name: module}), {name}, ())
 
 
 def _variables(modules: Mapping[str, types.ModuleType]) -> dict[str, object]:
@@ -126,6 +154,10 @@ class _Digest:
     def _write(self, *words: object) -> None:
         self.hash.update(repr(words).encode())
 
+    def _write_name(self, value: types.FunctionType | type) -> None:
+        """The name of a class or function; of the module of user code not what depends on where its file is."""
+        self._write(re.sub(r"^(contnorm_own_.*)_[0-9a-f]{12}$", r"\1", str(value.__module__)), value.__qualname__)
+
     def _add(self, value: object) -> None:
         if type(value) in _PLAIN:
             self._write(type(value).__name__, value)
@@ -139,7 +171,7 @@ class _Digest:
             if not isinstance(value, tuple | frozenset):  # of equal ones Python may make one
                 self.seen[id(value)] = len(self.seen)
             self.alive.append(value)
-            self._write(type(value).__module__, type(value).__qualname__)
+            self._write_name(type(value))
             self._add_object(value)
 
     def _add_object(self, value: object) -> None:
@@ -198,19 +230,19 @@ class _Digest:
             self._add(value.bit_generator.state)
 
     def _add_function(self, value: types.FunctionType) -> None:
-        self._write(value.__module__, value.__qualname__)
+        self._write_name(value)
         if value.__module__ in self.modules:
             cells = [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
             self._add_all([value.__defaults__, value.__kwdefaults__, vars(value), *cells])
 
     def _add_class(self, value: type) -> None:
-        self._write(value.__module__, value.__qualname__)
+        self._write_name(value)
         if value.__module__ in self.modules:
             own = {name: part for name, part in vars(value).items() if not _is_machinery(name)}
             self._add_mapping(own)
 
     def _add_module(self, value: types.ModuleType) -> None:
-        self._write(value.__name__)  # of user code, all variables are looked at by themselves
+        self._write(value.__name__.rpartition(".")[2])  # of user code, all variables are looked at by themselves
 
     def _add_wrapped(self, value: object) -> None:
         self._add_all(getattr(value, name, None) for name in ("__func__", "__self__", "fget", "fset", "func"))

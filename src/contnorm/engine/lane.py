@@ -17,7 +17,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from contnorm.config import RunConfig
-from contnorm.engine.code_state import UNREADABLE, CodeState, network_state, strategy_state
+from contnorm.engine.code_state import (
+    UNREADABLE,
+    CodeState,
+    isolate_modules,
+    network_state,
+    register_modules,
+    strategy_state,
+)
 from contnorm.engine.half_weights import HalfWeights
 from contnorm.engine.optimizers import build_optimizer, load_optimizer_state, optimizer_state
 from contnorm.engine.plans import Plans
@@ -66,6 +73,7 @@ class Lane:
         any_norm: bool = False,
     ) -> None:
         self.config, self.seed, self.device = config, seed, device
+        isolate_modules()
         self.strategy = build_strategy(config.strategy)
         self._strategy_modules = _user_modules(config.strategy.name)
         stream, self.plan = (plans or Plans(source)).of(config, seed, self.strategy.draws)
@@ -84,6 +92,7 @@ class Lane:
         self.beside: Beside | None = None  # where weight gradients are made, if not among the rest
         self.done = 0  # steps
         self.fresh_code_state = self.code_state()
+        register_modules()
 
     def _feed(self) -> Feed:
         """How the images of a step come to the device."""
