@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from contnorm.config import StrategyConfig
 from contnorm.errors import UserError
-from contnorm.own_code import load_own_code
+from contnorm.local_imports import imported_files
+from contnorm.own_code import code_hash, load_own_code
 from contnorm.strategies import build_strategy
 
 STRATEGY = "from contnorm.strategies import Strategy\n"
@@ -57,3 +61,103 @@ def test_a_strategy_that_can_not_be_made_is_one_line(tmp_path: Path) -> None:
     file.write_text(f"{STRATEGY}class W(Strategy):\n    def __init__(self, config):\n        self.x = config.nosuch\n")
     with pytest.raises(UserError, match=r"called with its settings: .*mine\.py, line 4: AttributeError: .*nosuch"):
         build_strategy(StrategyConfig(f"{file}:W"))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """A folder whose modules are forgotten again."""
+    before, path = set(sys.modules), list(sys.path)
+    yield tmp_path
+    sys.path[:] = path
+    for name in set(sys.modules) - before:
+        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+
+
+def write(folder: Path, **files: str) -> None:
+    for name, content in files.items():
+        path = folder / f"{name.replace('__', '/')}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+
+
+IMPORTING = "import sys\nfrom pathlib import Path\nsys.path.insert(0, str(Path(__file__).parent))\n"
+
+
+def test_the_hash_of_a_file_that_imports_nothing_local_is_that_of_the_file(folder: Path) -> None:
+    content = f"import json, torch\nfrom numpy import linalg\n{STRATEGY}class W(Strategy): ...\n"
+    write(folder, mine=content, json="shadowed = True", unrelated="x = 1")
+    assert imported_files(folder / "mine.py") == {}
+    assert code_hash(f"{folder / 'mine.py'}:W") == hashlib.sha256(content.encode()).hexdigest()[:12]
+
+
+def test_an_edit_of_a_module_that_is_imported_changes_the_hash(folder: Path) -> None:
+    """Also of one that is imported by another, in a function, from a package, or relatively."""
+    write(
+        folder,
+        mine=f"{IMPORTING}import helper_a\ndef f():\n    from package_p import part\n",
+        helper_a="from helper_b import value\n",
+        helper_b="value = 1\n",
+        package_p__part="from .deep import nested\n",
+        package_p__deep__nested="value = 1\n",
+        unrelated="value = 1\n",
+    )
+    (folder / "package_p" / "__init__.py").write_text("")
+    name = f"{folder / 'mine.py'}:f"
+    listed = {str(file.relative_to(folder)) for file in imported_files(folder / "mine.py")}
+    assert listed == {
+        "helper_a.py",
+        "helper_b.py",
+        "package_p/__init__.py",
+        "package_p/part.py",
+        "package_p/deep/nested.py",
+    }
+    hashes = [code_hash(name)]
+    for file in sorted(listed):
+        (folder / file).write_text((folder / file).read_text() + "# edited\n")
+        hashes.append(code_hash(name))
+    assert len(set(hashes)) == 6
+    (folder / "unrelated.py").write_text("value = 2\n")
+    assert code_hash(name) == hashes[-1]
+    load_own_code(name, "thing")
+    assert code_hash(name) == hashes[-1], "what a file is does not depend on whether it was loaded"
+
+
+def test_the_hash_goes_by_content_not_by_place(folder: Path) -> None:
+    for place in ("here", "there"):
+        write(folder, **{f"{place}__mine": "import helper_a\n", f"{place}__helper_a": "value = 1\n"})
+    assert code_hash(f"{folder}/here/mine.py:f") == code_hash(f"{folder}/there/mine.py:f")
+
+
+def test_a_module_on_the_search_path_counts_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(folder, code__mine="import helper_c\n", lib__helper_c="value = 1\n")
+    name = f"{folder}/code/mine.py:f"
+    alone = code_hash(name)
+    monkeypatch.setattr("contnorm.local_imports._search_path", (str(folder / "lib"), *sys.path))
+    assert code_hash(name) != alone
+
+
+def test_an_edited_module_is_imported_afresh(folder: Path) -> None:
+    write(folder, mine=f"{IMPORTING}from helper_d import value\n", helper_d="value = 1\n")
+    name = f"{folder / 'mine.py'}:value"
+    assert load_own_code(name, "thing") == 1
+    write(folder, helper_d="value = 22\n")
+    assert load_own_code(name, "thing") == 22
+
+
+@pytest.mark.parametrize(
+    "hidden",
+    [
+        "import importlib, sys\nfrom pathlib import Path\nsys.path.insert(0, str(Path(__file__).parent))\n"
+        "value = importlib.import_module('helper_' + 'e').value\n",
+        "import sys\nfrom pathlib import Path\nsys.path.insert(0, str(Path(__file__).parent / 'lib'))\n"
+        "from helper_f import value\n",
+    ],
+    ids=["by a computed name", "by a changed search path"],
+)
+def test_an_import_that_can_not_be_followed_is_refused(folder: Path, hidden: str) -> None:
+    """Else an edit would go unnoticed; and so is a second attempt, when the module would be loaded already."""
+    write(folder, mine=hidden, helper_e="value = 1\n", lib__helper_f="value = 1\n")
+    for _ in range(2):
+        with pytest.raises(UserError, match=r"imports .*helper_\w\.py, .*an edit of it would go unnoticed.*PYTHONPATH"):
+            load_own_code(f"{folder / 'mine.py'}:value", "model")

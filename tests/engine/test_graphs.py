@@ -195,3 +195,25 @@ def test_more_lanes_than_torch_has_streams_are_captured_while_checkpoints_are_wr
         (alone,) = lanes_of(config, source, range(35, 36))
         mover_for([alone]).advance(len(alone.plan.steps))
         assert same(alone, many[35])
+
+
+COUNTING = """
+from contnorm.strategies import Strategy
+
+class Mine(Strategy):
+    steps = 0
+    def loss(self, model, head, stream, replay):
+        self.steps += 1
+        return head.cross_entropy(model(stream.x), stream).mean() / self.steps, None
+"""
+
+
+def test_user_code_that_keeps_state_is_run_at_every_step(root: Path, source: Source, tmp_path: Path) -> None:
+    """A graph would replay what it did when it was captured."""
+    (tmp_path / "mine.py").write_text(COUNTING)
+    config = settings(root, "bn", f"{tmp_path / 'mine.py'}:Mine", "fp32")
+    with numerics(config.train, 1):
+        lane = Lane(config, 0, source, torch.device("cuda"))
+        mover = mover_for([lane])
+        mover.advance(2 * SHORT)
+        assert vars(lane.strategy)["steps"] == lane.done == 2 * SHORT

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from contnorm.engine.lane import Lane
+from contnorm.engine.loop import Finished, run_lanes
 from contnorm.engine.runs import Job, Workplace, execute, resolve
 from contnorm.errors import UserError
 from contnorm.streams.sources import load_source
@@ -158,17 +159,17 @@ def test_a_network_that_could_not_learn_or_be_saved_is_refused(
 ) -> None:
     (tmp_path / "own.py").write_text(OWN)
     with pytest.raises(UserError, match=re.escape(said)):
-        lane(root, per_task=20, model={"name": f"{tmp_path / 'own.py'}:{name}"})
+        lane(root, per_task=20, norm="none", model={"name": f"{tmp_path / 'own.py'}:{name}"})
 
 
 def test_a_network_that_draws_random_numbers_is_run_and_told_of(
     root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "own.py").write_text(OWN)
-    lane(root, per_task=20, model={"name": f"{tmp_path / 'own.py'}:plain"})
+    lane(root, per_task=20, norm="none", model={"name": f"{tmp_path / 'own.py'}:plain"})
     assert not caplog.messages
     for _ in range(2):
-        lane(root, per_task=20, model={"name": f"{tmp_path / 'own.py'}:dropping"})
+        lane(root, per_task=20, norm="none", model={"name": f"{tmp_path / 'own.py'}:dropping"})
     (told,) = caplog.messages
     assert "dropping': draws random numbers as it learns" in told
 
@@ -190,24 +191,22 @@ def test_what_does_not_fit_into_memory_is_told_by_its_setting(root: Path, monkey
 
 
 @pytest.mark.parametrize(
-    ("first", "evaluate", "advice"),
+    ("evaluate", "advice"),
     [
-        ("norm(8)", {"moments": "oracle"}, "--eval-moments running"),
-        ("nn.Identity()", {"moments": "oracle"}, "--eval-moments running"),
-        ("norm(8)", {"drift": True}, "--set evaluate.drift=false"),
-        ("norm(8)", {"drift": False}, None),
-        ("nn.Identity()", {"drift": True}, None),
+        ({"moments": "oracle"}, "--eval-moments running"),
+        ({"drift": True}, "--set evaluate.drift=false"),
+        ({"drift": False}, None),
     ],
 )
 def test_a_network_whose_moments_cannot_be_estimated_is_refused_before_the_run(
-    root: Path, tmp_path: Path, first: str, evaluate: dict[str, Any], advice: str | None
+    root: Path, tmp_path: Path, evaluate: dict[str, Any], advice: str | None
 ) -> None:
     file = tmp_path / "net.py"
     file.write_text(
         "from torch import nn\n"
         "from tests.models import UnknownNorm\n"
         "def make(shape, outputs, norm):\n"
-        f"    return nn.Sequential(nn.Conv2d(shape[0], 8, 9, 9), {first}, UnknownNorm(8), nn.Flatten(),\n"
+        "    return nn.Sequential(nn.Conv2d(shape[0], 8, 9, 9), norm(8), UnknownNorm(8), nn.Flatten(),\n"
         "                         nn.Linear(72, outputs))\n"
     )
     groups: dict[str, Any] = {"model": {"name": f"{file}:make"}, "evaluate": evaluate}
@@ -217,3 +216,84 @@ def test_a_network_whose_moments_cannot_be_estimated_is_refused_before_the_run(
     with pytest.raises(UserError, match=re.escape(advice)) as refused:
         lane(root, per_task=20, norm="bn", **groups)
     assert "layer '2' (UnknownNorm)" in str(refused.value)
+
+
+NORMS = """
+import copy
+from torch import nn
+
+def network(outputs, *norms):
+    return nn.Sequential(nn.Conv2d(1, 8, 5, stride=4), *norms, nn.Flatten(), nn.Linear(8 * 36, outputs))
+
+def fixed(shape, outputs, norm):
+    return network(outputs, nn.BatchNorm2d(8))
+
+def fixed_and_unused(shape, outputs, norm):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.unused = fixed(shape, outputs, norm), norm(8)
+        def forward(self, x):
+            return self.inner(x)
+    return Net()
+
+def plain(shape, outputs, norm):
+    return network(outputs)
+
+def layer_norm(shape, outputs, norm):
+    return network(outputs, nn.LayerNorm(6))
+
+def mixed(shape, outputs, norm):
+    return network(outputs, nn.LayerNorm(6), norm(8))
+
+def copied(shape, outputs, norm):
+    return network(outputs, *(copy.deepcopy(norm(8)) for _ in range(2)))
+"""
+
+
+def norm_net(root: Path, folder: Path, name: str, norm: str, **groups: Any) -> Lane:
+    (folder / "norms.py").write_text(NORMS)
+    return lane(root, per_task=20, norm=norm, model={"name": f"{folder / 'norms.py'}:{name}"}, **groups)
+
+
+@pytest.mark.parametrize(
+    ("name", "norm", "words"),
+    [
+        ("fixed", "cn8", "none of its normalization layers is the run's norm 'cn8', but 1 (BatchNorm2d)"),
+        ("fixed", "gn8", "'gn8', but 1 (BatchNorm2d)"),
+        ("fixed", "none", "'none', but 1 (BatchNorm2d)"),
+        ("fixed_and_unused", "cn8", "'cn8', but inner.1 (BatchNorm2d)"),
+        ("layer_norm", "bn", "'bn', but 1 (LayerNorm)"),
+        ("plain", "cn8", "has no normalization layer, and would be recorded as norm 'cn8'"),
+    ],
+)
+def test_a_network_without_the_norm_of_its_run_is_refused(
+    root: Path, tmp_path: Path, name: str, norm: str, words: str
+) -> None:
+    with pytest.raises(UserError, match=re.escape(words)) as error:
+        norm_net(root, tmp_path, name, norm)
+    assert "norm(channels)" in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "norm", "layers", "norms"),
+    [
+        ("fixed", "bn", "ours", {"BatchNorm2d": 1}),
+        ("plain", "none", "ours", {}),
+        ("mixed", "cn8", "ours", {"LayerNorm": 1, "ContinualNorm2d(8)": 1}),
+        ("mixed", "none", "stock", {"LayerNorm": 1, "Identity": 1}),
+        ("copied", "gn4", "ours", {"GroupNorm2d(4)": 2}),
+        ("copied", "cn4", "stock", {"GroupNorm(4)": 2, "BatchNorm2d": 2}),
+    ],
+)
+def test_a_network_with_the_norm_of_its_run_records_all_its_norms(
+    root: Path, tmp_path: Path, name: str, norm: str, layers: str, norms: dict[str, int]
+) -> None:
+    (tmp_path / "norms.py").write_text(NORMS)
+    values: dict[str, Any] = {
+        "stream": {"name": "permuted-mnist", "train_per_task": 20, "tasks": 2},
+        "model": {"name": f"{tmp_path / 'norms.py'}:{name}"},
+        "norm": {"name": norm, "layers": layers},
+    }
+    *_, (_, last) = run_lanes([Lane(resolve(values, root), 0, load_source("mnist", root), CPU)])
+    assert isinstance(last, Finished) and last.found["norms"] == norms

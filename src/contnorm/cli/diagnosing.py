@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,13 +19,15 @@ from contnorm.engine.jobs import Workplace
 from contnorm.engine.lane import Lane
 from contnorm.engine.numerics import numerics
 from contnorm.engine.resolving import resolve
-from contnorm.engine.unfinished import edited
+from contnorm.engine.unfinished import edited, untrusted_in
 from contnorm.engine.weights import load_kept_weights, load_weights, weights_beside
 from contnorm.errors import UserError, usable
+from contnorm.own_code import code_files
 from contnorm.report.effect import Diagnosis
 from contnorm.report.effect_pair import pair_sentence
 from contnorm.results import Record, Store
 from contnorm.streams.sources import Source, load_source
+from contnorm.trust import only_trusted
 
 __all__ = ["Brought", "diagnose_brought", "diagnose_record", "show_diagnosis"]
 
@@ -56,8 +58,27 @@ def show_diagnosis(
     out: Path | None,
     console: Console,
     beside: str | None = None,
+    trusted: Iterable[Path] = (),
 ) -> None:
-    """Print table and sentence, one more on the run beside it where one is given, and draw a figure if asked to."""
+    """Print table and sentence, one more on the run beside it where one is given, and draw a figure if asked to.
+
+    Args:
+        given: A run, or a network from elsewhere, whose code is thereby named.
+        seed: Which seed; None for the first.
+        place: Where runs and data are, and on what device to measure.
+        out: The file of the figure; None for no figure.
+        console: Where to print.
+        beside: A run to compare with.
+        trusted: The files of code that may be executed where a record names them.
+    """
+    named = code_files({"model": {"name": given.model}}) if isinstance(given, Brought) else []
+    with only_trusted([*trusted, *named]):
+        _show_diagnosis(given, seed, place, out, console, beside)
+
+
+def _show_diagnosis(
+    given: str | Brought, seed: int | None, place: Workplace, out: Path | None, console: Console, beside: str | None
+) -> None:
     if out is not None and out.suffix not in ENDINGS:  # told before the work, not after it
         raise UserError(f"-o {out}: a figure ends in {', '.join(ENDINGS)}.")
     pairs = _pairs(given, beside, seed, place) if beside else []  # told before the work, too
@@ -100,9 +121,9 @@ def diagnose_record(record: Record, path: Path, place: Workplace) -> Diagnosis:
         place: Where its data is, and on what device to measure.
     """
     config = record.config
-    why = edited(config)
+    why = untrusted_in(config) or edited(config)
     if why:
-        raise UserError(why)
+        raise UserError(f"{path}: {why}")
     source = load_source(str(config.stream.source), place.data_root)
     _check_data(record, source, path)
     with _lane(config, record.seed, source, place) as lane:
@@ -113,7 +134,7 @@ def diagnose_record(record: Record, path: Path, place: Workplace) -> Diagnosis:
 @contextmanager
 def _lane(config: RunConfig, seed: int, source: Source, place: Workplace) -> Iterator[Lane]:
     with numerics(config.train, place.threads):
-        lane = Lane(config, seed, source, place.device)
+        lane = Lane(config, seed, source, place.device, any_norm=True)
         try:
             yield lane
         finally:

@@ -19,7 +19,9 @@ from contnorm import __version__
 from contnorm.cli.garbage import importing_torch, leave_it_to_the_system
 from contnorm.config import assigned, parse_assignment, read_toml
 from contnorm.errors import UserError, unknown
+from contnorm.own_code import code_files
 from contnorm.results import Store
+from contnorm.trust import check_files, only_trusted
 
 __all__ = ["app", "main"]
 
@@ -41,17 +43,24 @@ def _say_version(asked: bool) -> None:
 
 @app.callback()
 def _root(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_say_version, is_eager=True, help="The version, and no more.")
     ] = False,
 ) -> None:
-    pass
+    context.with_resource(only_trusted(()))  # no command executes user code but what was named on this call
 
 
 RunsFolder = Annotated[Path, typer.Option("--runs", help="Where records and checkpoints are.")]
 Lanes = Annotated[int | None, typer.Option(help="Runs side by side; 8 on a GPU, a core each on a CPU.")]
 _WHICH = "Runs, or folders of runs: paths, or beginnings of hashes; all by default."
 _THREADS = "Of each run on a CPU; results depend on it in the last digits."
+TrustCode = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--trust-code", metavar="FILE", help="Python code that may be executed where a file names it; repeatable."
+    ),
+]
 DataRoot = Annotated[Path | None, typer.Option("--data-root", help="Where data lies; else CONTNORM_DATA, else ./data.")]
 
 
@@ -103,6 +112,7 @@ def run(
     runs: RunsFolder = Path("runs"),
     config: Annotated[Path | None, typer.Option(help="A TOML file of settings.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="key=value: strategy.forward=separate")] = None,
+    trust_code: TrustCode = None,
 ) -> None:
     """Learn a stream, once through, and record how well each task is known after each other one."""
     with importing_torch():
@@ -127,10 +137,14 @@ def run(
     for key, value in flags.items():
         if value is not None and not (key in _only_defaults() and _has(values, key)):
             values = assigned(values, key, value)
+    named = code_files({"strategy": {"name": strategy}})
     for text in set_ or []:
-        values = assigned(values, *parse_assignment(text))
+        key, value = parse_assignment(text)
+        values = assigned(values, key, value)
+        named += code_files(assigned({}, key, value))
     hands = Hands(device, lanes, threads, keep_weights)
-    raise typer.Exit(run_seeds(values, wanted, hands, data_root, runs, console))
+    with only_trusted([*check_files(trust_code or []), *named]):  # code that only --config names is not among them
+        raise typer.Exit(run_seeds(values, wanted, hands, data_root, runs, console))
 
 
 def _seeds(many: int | None, one: int | None) -> list[int]:
@@ -165,12 +179,14 @@ def resume(
         int | None, typer.Option(help="Of each run on a CPU; what it was begun with by default.")
     ] = None,
     data_root: DataRoot = None,
+    trust_code: TrustCode = None,
 ) -> None:
     """Go on, bit for bit, with every run under a folder that was stopped."""
     with importing_torch():
         from contnorm.cli.running import Hands, resume_all
 
-    raise typer.Exit(resume_all(path, Hands(device, lanes, threads), data_root, console))
+    trusted = check_files(trust_code or [])
+    raise typer.Exit(resume_all(path, Hands(device, lanes, threads), data_root, console, trusted))
 
 
 @app.command()
@@ -233,6 +249,7 @@ def diagnose(
     threads: Annotated[int, typer.Option(help="On a CPU.")] = 1,
     data_root: DataRoot = None,
     runs: RunsFolder = Path("runs"),
+    trust_code: TrustCode = None,
 ) -> None:
     """How much of what a network forgot lies in its running moments alone: the cross-task normalization effect."""
     brought = (model, weights, stream)
@@ -244,7 +261,7 @@ def diagnose(
 
     place = workplace(runs, Hands(device, 1, threads), data_root)
     given = Brought(model, weights, stream, norm) if model and weights and stream else run
-    show_diagnosis(given, seed, place, out, console, beside)
+    show_diagnosis(given, seed, place, out, console, beside, check_files(trust_code or []))
 
 
 @app.command()
@@ -267,19 +284,22 @@ def paper(
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="key=value over the recipe's settings; no verdicts then.")
     ] = None,
+    trust_code: TrustCode = None,
 ) -> None:
     """A table or figure of the paper: run what is missing, then ours beside the published, with a verdict."""
+    trusted = check_files(trust_code or [])
     if list_ or not recipe:
         from contnorm.cli.paper_list import show_recipes
 
-        show_recipes(seeds, data_root, runs, console, recipe)
+        with only_trusted(trusted):
+            show_recipes(seeds, data_root, runs, console, recipe)
         return
     with importing_torch():
         from contnorm.cli.paper import Asked, run_recipe
         from contnorm.cli.running import Hands
 
     hands = Hands(device, lanes, threads)
-    asked = Asked(seeds, only or [], hands, max_steps, precision, data_root, runs, lr, selected, set_ or [])
+    asked = Asked(seeds, only or [], hands, max_steps, precision, data_root, runs, lr, selected, set_ or [], trusted)
     raise typer.Exit(run_recipe(recipe, asked, console))
 
 
@@ -303,6 +323,7 @@ def tune(
     ] = None,
     data_root: DataRoot = None,
     runs: RunsFolder = Path("runs"),
+    trust_code: TrustCode = None,
 ) -> None:
     """Choose a learning rate for each norm and strategy of a table, on the validation tasks alone."""
     with importing_torch():
@@ -313,7 +334,8 @@ def tune(
     only = [f"{key}={value.strip()}" for key, values in typed.items() if values for value in values.split(",")]
     grid = _numbers(rates, "--rates") if rates else RATES
     hands = Hands(device, lanes, threads)
-    wanted = Wanted(seeds, only, grid, hands, max_steps, precision, data_root, runs, out)
+    trusted = check_files(trust_code or [])
+    wanted = Wanted(seeds, only, grid, hands, max_steps, precision, data_root, runs, out, trusted)
     raise typer.Exit(tune_recipe(recipe, wanted, console))
 
 

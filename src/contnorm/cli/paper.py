@@ -23,6 +23,7 @@ from contnorm.engine.jobs import Workplace
 from contnorm.engine.resolving import resolve
 from contnorm.engine.settling import source_of
 from contnorm.errors import UserError, unknown
+from contnorm.own_code import code_files
 from contnorm.recipes.grid import Cell, cells_of, unreached
 from contnorm.recipes.reading import find_recipe
 from contnorm.recipes.recipe import Recipe
@@ -32,6 +33,7 @@ from contnorm.results import Store
 from contnorm.streams.classification import find_stream
 from contnorm.streams.sources import SOURCES, data_root, find_layout, looked_for
 from contnorm.streams.stored import find_stored
+from contnorm.trust import only_trusted
 
 __all__ = [
     "RATES",
@@ -67,6 +69,7 @@ class Asked:
     lr: str = "both"
     selected: Path | None = None
     settings: Sequence[str] = ()  # key=value, over the recipe's
+    trusted: Sequence[Path] = ()  # files of code that may be executed where the recipe names them
 
     @property
     def tried(self) -> bool:
@@ -85,6 +88,11 @@ class _Way:
 
 def run_recipe(name: str, asked: Asked, console: Console) -> int:
     """Run what is missing of a recipe, then print ours beside the published; gives the exit code."""
+    with only_trusted([*asked.trusted, *code_files(_typed(asked))]):
+        return _run_recipe(name, asked, console)
+
+
+def _run_recipe(name: str, asked: Asked, console: Console) -> int:
     recipe = find_recipe(name)
     lost = unreached(recipe)
     if lost:

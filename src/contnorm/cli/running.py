@@ -6,7 +6,7 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +23,10 @@ from contnorm.engine.runs import Event, Job, Workplace, execute, resolve, unfini
 from contnorm.engine.unfinished import Left
 from contnorm.engine.weights import weights_beside
 from contnorm.errors import UserError, usable
+from contnorm.own_code import code_files
 from contnorm.results import Record, Store
 from contnorm.streams.sources import data_root
+from contnorm.trust import only_trusted
 
 __all__ = [
     "Hands",
@@ -79,8 +81,24 @@ def _tell_of_lost_weights(jobs: list[Job], store: Store) -> None:
             say_on_stderr(f"{record}: was recorded before, without its weights. Move it away to run it for them again.")
 
 
-def resume_all(path: Path, hands: Hands, root: Path | None, console: Console) -> int:
-    """Go on with every stopped run under a folder, each where it lies and as it was begun; gives the exit code."""
+def resume_all(path: Path, hands: Hands, root: Path | None, console: Console, trusted: Iterable[Path] = ()) -> int:
+    """Resume every stopped run under a folder, each in its folder and with the device and threads it was begun with.
+
+    Args:
+        path: The folder.
+        hands: What was typed of device, lanes and threads.
+        root: Where data is.
+        console: Where progress is shown.
+        trusted: The files of code that may be executed; a run that names another one is skipped and reported.
+
+    Returns:
+        The exit code: 2 where a run could not be resumed.
+    """
+    with only_trusted(trusted):
+        return _resume_all(path, hands, root, console)
+
+
+def _resume_all(path: Path, hands: Hands, root: Path | None, console: Console) -> int:
     left = unfinished(path)
     work, problems = _sorted_out(left.runs, hands, root)
     problems = [*left.problems, *problems]
@@ -196,7 +214,7 @@ def followed(
     Raises:
         UserError: At the end, for the runs that failed.
     """
-    go_on = go_on or f"Go on with: contnorm resume {shlex.quote(str(place.runs))}"
+    go_on = go_on or f"Go on with: contnorm resume {shlex.quote(str(place.runs))}{_trust_options(jobs)}"
     with _stop_asked() as asked, _Follower(jobs, console, tell_recorded, go_on, if_lost) as follower:
         try:
             for event in execute(jobs, place, stop=lambda: bool(asked)):
@@ -209,6 +227,14 @@ def followed(
     if follower.failures:
         raise UserError(_all_told(sorted(follower.failures)))
     return 128 + asked[0] if asked and follower.waiting else 0
+
+
+def _trust_options(jobs: Sequence[Job]) -> str:
+    """The options that `contnorm resume` needs to execute the code of these runs."""
+    files = dict.fromkeys(
+        file for config in {job.config: None for job in jobs} for file in code_files(config.as_dict())
+    )
+    return "".join(f" --trust-code {shlex.quote(str(file))}" for file in files)
 
 
 def recorded(jobs: list[Job], place: Workplace, console: Console) -> int:
@@ -272,7 +298,8 @@ class _Follower:
             self.progress.update(self.bars[job], completed=what.done)
         elif isinstance(what, Stopped):
             self.told.add(job)
-            self.say(f"{_label(job)}: stopped after {what.done} of {what.steps} steps, and saved. {self.go_on}")
+            saved = "and saved" if what.saved in (None, what.done) else f"and {what.saved} of them are saved"
+            self.say(f"{_label(job)}: stopped after {what.done} of {what.steps} steps, {saved}. {self.go_on}")
         else:
             self.waiting.pop(job, None)
             self._tell_end(event)

@@ -39,6 +39,7 @@ from contnorm.recipes.selection import (
 )
 from contnorm.results import Store, write_atomically
 from contnorm.streams.classification import STREAMS, find_stream
+from contnorm.trust import only_trusted
 
 __all__ = ["RATES", "Wanted", "tune_recipe"]
 
@@ -54,6 +55,7 @@ class Wanted:
         only: Some cells, as ``--only`` has them.
         rates: The grid.
         out: The file to write; None for the one that `contnorm paper` finds by itself.
+        trusted: Files of code that may be executed where the recipe names them.
     """
 
     seeds: int = 3
@@ -65,6 +67,7 @@ class Wanted:
     data_root: Path | None = None
     runs: Path = Path("runs")
     out: Path | None = None
+    trusted: Sequence[Path] = ()
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,11 @@ class _Grid:
 
 def tune_recipe(name: str, wanted: Wanted, console: Console) -> int:
     """Run what is missing of the grids, show them, and write the winners down; gives the exit code."""
+    with only_trusted(wanted.trusted):
+        return _tune_recipe(name, wanted, console)
+
+
+def _tune_recipe(name: str, wanted: Wanted, console: Console) -> int:
     recipe = find_recipe(name)
     _check(wanted)
     place = _place(wanted)

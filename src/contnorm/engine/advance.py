@@ -62,6 +62,7 @@ class _Graphed:
         self.losses = torch.zeros(len(lanes), device=lanes[0].device)
         self.rows: list[Rows] = []
         self.graph: torch.cuda.CUDAGraph | None = None
+        self.in_python = False  # whether no graph may be made, since every step has to be run by Python
         self.start = self.end = -1  # of the stretch of steps that the graph is for
         self.first = self.last = -1  # of those whose rows are on the device
 
@@ -109,7 +110,7 @@ class _Graphed:
         self.cursor.fill_(done - self.first)
         for _ in range(steps):
             moved = self.lanes[0].done - self.start
-            if self.graph is None and moved >= WARM_UP and self.end - self.start >= SHORT:
+            if self.graph is None and moved >= WARM_UP and self.end - self.start >= SHORT and not self._needs_python():
                 self.graph = self._captured()
             if self.graph is None:
                 self._all_lanes()
@@ -117,6 +118,11 @@ class _Graphed:
                 self.graph.replay()
             for lane in self.lanes:
                 lane.done += 1
+
+    def _needs_python(self) -> bool:
+        """Whether user code keeps state in Python as it learns: a replay would not change it."""
+        self.in_python = self.in_python or any(lane.code_changes() for lane in self.lanes)
+        return self.in_python
 
     def _all_lanes(self) -> None:
         """One step of every lane, each on its own stream, joined before and after."""

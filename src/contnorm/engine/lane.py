@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from contextlib import AbstractContextManager, nullcontext
+from types import ModuleType
 
 import numpy as np
 import torch
@@ -16,6 +17,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from contnorm.config import RunConfig
+from contnorm.engine.code_state import (
+    UNREADABLE,
+    CodeState,
+    isolate_modules,
+    network_state,
+    register_modules,
+    strategy_state,
+)
 from contnorm.engine.half_weights import HalfWeights
 from contnorm.engine.optimizers import build_optimizer, load_optimizer_state, optimizer_state
 from contnorm.engine.plans import Plans
@@ -23,7 +32,7 @@ from contnorm.engine.rows import Row, Rows, rows_of, samples_of
 from contnorm.engine.trial import try_out
 from contnorm.kernels.beside import Beside, weights_beside
 from contnorm.models import MODELS, build_model
-from contnorm.own_code import is_own_code
+from contnorm.own_code import is_own_code, loaded_modules
 from contnorm.plan import Step
 from contnorm.seeds import seed_for
 from contnorm.strategies import Batch, Head, build_strategy
@@ -49,6 +58,8 @@ class Lane:
         device: Where it runs.
         pictures: The data set there, to share with other lanes; its own where none is given.
         plans: What is shown, likewise.
+        any_norm: Whether a network of the user's own may have other norms than the settings name, since the lane is
+            not for a run that is recorded.
     """
 
     def __init__(
@@ -59,15 +70,19 @@ class Lane:
         device: torch.device,
         pictures: Pictures | None = None,
         plans: Plans | None = None,
+        any_norm: bool = False,
     ) -> None:
         self.config, self.seed, self.device = config, seed, device
+        isolate_modules()
         self.strategy = build_strategy(config.strategy)
+        self._strategy_modules = _user_modules(config.strategy.name)
         stream, self.plan = (plans or Plans(source)).of(config, seed, self.strategy.draws)
         self.data = DeviceStream(stream, device, pictures)
         self.feed = self._feed()
         self.head = Head(self.data.competing)
         self.own_head = self._own_head()
-        self.model = self._fresh_model()
+        self.model = self._fresh_model(any_norm)
+        self._model_modules = _user_modules(config.model.name)
         # A network of the user's own may look at its weights in ways of its own: there, autocast casts them.
         ours_in_half = config.train.precision == "bf16" and config.model.name in MODELS
         self.half = HalfWeights(self.model) if ours_in_half else None
@@ -76,6 +91,8 @@ class Lane:
         self.logits = torch.zeros(slots + 1, stream.outputs, device=device)  # the last row takes what is not kept
         self.beside: Beside | None = None  # where weight gradients are made, if not among the rest
         self.done = 0  # steps
+        self.fresh_code_state = self.code_state()
+        register_modules()
 
     def _feed(self) -> Feed:
         """How the images of a step come to the device."""
@@ -97,13 +114,13 @@ class Lane:
         found: NDArray[np.int64] = self.data.stream.train.image[np.concatenate([step.stream, *step.replay])]
         return found
 
-    def _fresh_model(self) -> nn.Module:
+    def _fresh_model(self, any_norm: bool) -> nn.Module:
         stream = self.data.stream
         shape = stream.source.train_images.shape[1:]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed_for(self.seed, "init"))
             model = build_model(self.config.model, self.config.norm, shape, stream.outputs, len(self.plan.steps))
-            try_out(model, self.config, self.plan, shape, stream.outputs)
+            try_out(model, self.config, self.plan, shape, stream.outputs, any_norm)
         model = model.to(self.device)
         if self.device.type == "cuda":  # as tensor cores like it, and as images come; there it is done in no time
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -182,6 +199,22 @@ class Lane:
         optimizer = {f"optimizer.{name}": tensor for name, tensor in remembered.items()}
         return {**model, **optimizer, "memory.logits": self.logits[:-1]}
 
+    def code_state(self) -> CodeState:
+        """Digests of what user code keeps outside of `state`; empty for strategies and networks of the package."""
+        digests: CodeState = {}
+        if is_own_code(self.config.strategy.name):
+            state = strategy_state(self.strategy, self._strategy_modules)
+            digests |= {f"strategy {name}": digest for name, digest in state.items()}
+        if is_own_code(self.config.model.name):
+            state = network_state(self.model, self._model_modules)
+            digests |= {f"model {name}": digest for name, digest in state.items()}
+        return digests
+
+    def code_changes(self) -> list[str]:
+        """What user code keeps outside of `state` that is not as it was when the code was loaded."""
+        now, fresh = self.code_state(), self.fresh_code_state
+        return [name for name in {**fresh, **now} if now.get(name) != fresh.get(name) or now[name] == UNREADABLE]
+
     def load(self, state: dict[str, Tensor], done: int) -> None:
         """Go on from a state and the number of steps it was taken after."""
         own, remembered = (
@@ -192,3 +225,8 @@ class Lane:
         load_optimizer_state(self.optimizer, self.model, remembered)
         self.logits[:-1].copy_(state["memory.logits"])
         self.done = done
+
+
+def _user_modules(name: str) -> dict[str, ModuleType]:
+    """The modules of user code that were just loaded; another lane may load them anew."""
+    return loaded_modules(name) if is_own_code(name) else {}

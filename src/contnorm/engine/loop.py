@@ -5,10 +5,12 @@ It moves several lanes together and yields what happens to each; progress bars, 
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from statistics import fmean
 from typing import Any
 
@@ -16,7 +18,8 @@ import numpy as np
 
 from contnorm.census import take_census
 from contnorm.engine.advance import Mover, mover_for
-from contnorm.engine.checkpoint import Checkpoints
+from contnorm.engine.checkpoint import Checkpoint, Checkpoints
+from contnorm.engine.code_state import UNREADABLE
 from contnorm.engine.evaluate import (
     LabelRow,
     Right,
@@ -29,10 +32,12 @@ from contnorm.engine.lane import Lane, LossNotFiniteError
 from contnorm.engine.saving import Saver
 from contnorm.errors import UserError
 from contnorm.layers.renorm import BatchRenormBase
+from contnorm.models.norm_check import count_norms
 from contnorm.oracle import NonFiniteMomentsError, keeps_moments
+from contnorm.own_code import is_own_code
 from contnorm.streams.multilabel import MultiLabelSource
 
-__all__ = ["Failed", "Finished", "Lost", "Progress", "Stopped", "Tally", "run_lanes"]
+__all__ = ["Failed", "Finished", "Lost", "Progress", "Stopped", "Tally", "can_resume", "run_lanes"]
 
 
 @dataclass(frozen=True)
@@ -54,10 +59,11 @@ class Finished:
 
 @dataclass(frozen=True)
 class Stopped:
-    """The run was asked to stop and is saved after so many steps."""
+    """The run was asked to stop after so many steps; ``saved`` of them are in its checkpoint, all where it is None."""
 
     done: int
     steps: int
+    saved: int | None = None
 
 
 @dataclass(frozen=True)
@@ -103,19 +109,54 @@ class _Run:
     lane: Lane
     checkpoints: Checkpoints | None
     tally: Tally
+    saved: int = 0  # steps in the last checkpoint
 
     def save(self, saver: Saver) -> None:
-        if self.checkpoints is not None:
-            saver.save(self.checkpoints, self.lane.state(), {"done": self.lane.done, "tally": vars(self.tally)})
+        """Write a checkpoint, unless user code has state that it would not hold: then the one before stays."""
+        if self.checkpoints is None:
+            return
+        changes = self.lane.code_changes()
+        if changes:
+            _warn_of_state(self.lane, changes)
+            return
+        progress = {"done": self.lane.done, "tally": vars(self.tally)}
+        if self.lane.fresh_code_state:
+            progress["code_state"] = self.lane.fresh_code_state
+        saver.save(self.checkpoints, self.lane.state(), progress)
+        self.saved = self.lane.done
+
+
+def _warn_of_state(lane: Lane, changes: Sequence[str]) -> None:
+    strategy = changes[0].startswith("strategy ")
+    name = lane.config.strategy.name if strategy else lane.config.model.name
+    _warn_once(
+        f"{'strategy' if strategy else 'model'} {name!r}: keeps state of its own as it learns "
+        f"({', '.join(change.partition(' ')[2] for change in changes[:3])}), which checkpoints do not hold. If it is "
+        f"stopped, such a run resumes from its last checkpoint before that, or from step 0."
+    )
+
+
+@cache  # once, however many checkpoints and seeds there are
+def _warn_once(text: str) -> None:
+    logging.getLogger("contnorm").warning(text)
+
+
+def can_resume(lane: Lane, checkpoint: Checkpoint) -> bool:
+    """Whether a fresh lane can go on from a checkpoint: user code must have the state it had when it was written.
+
+    A checkpoint of user code without a note of that state, as older versions wrote them, is not used.
+    """
+    fresh = lane.fresh_code_state
+    return not fresh or (checkpoint.progress.get("code_state") == fresh and UNREADABLE not in fresh.values())
 
 
 def resumed(lane: Lane, checkpoints: Checkpoints | None) -> Tally:
-    """Put a lane where its last checkpoint left it; gives what had been counted by then."""
-    found = checkpoints.latest() if checkpoints is not None else None
-    if found is None:
+    """Put a lane where its last checkpoint left it, if it can be used; gives what had been counted by then."""
+    checkpoint = checkpoints.latest() if checkpoints is not None else None
+    if checkpoint is None or not can_resume(lane, checkpoint):
         return Tally()
-    lane.load(found.tensors, found.progress["done"])
-    return Tally(**found.progress["tally"])
+    lane.load(checkpoint.tensors, checkpoint.progress["done"])
+    return Tally(**checkpoint.progress["tally"])
 
 
 def run_lanes(
@@ -135,7 +176,8 @@ def run_lanes(
         stop: Asked at each report and checkpoint; where it says so, the runs are saved and end.
     """
     places = checkpoints or [None] * len(lanes)
-    runs = [_Run(lane, place, resumed(lane, place)) for lane, place in zip(lanes, places, strict=True)]
+    tallies = [resumed(lane, place) for lane, place in zip(lanes, places, strict=True)]
+    runs = [_Run(*of_run, saved=of_run[0].done) for of_run in zip(lanes, places, tallies, strict=True)]
     with Saver() as saver:
         yield from _learn(runs, saver, every, report_every, stop)
 
@@ -163,7 +205,7 @@ def _learn(
                 _save(runs, saver)
             if stopping:
                 saver.flush()
-                yield from ((run.lane, Stopped(until, steps)) for run in runs)
+                yield from ((run.lane, Stopped(until, steps, run.saved)) for run in runs)
                 return
         going = yield from _end_task(runs, task, saver, last=task + 1 == len(ends))
         mover, runs = _mover_of(mover, runs, going), going
@@ -315,7 +357,8 @@ def _found(lane: Lane, tally: Tally) -> dict[str, Any]:
     rest = {"drift": {"by_task": tally.drift}, "seconds": seconds, "parameters": parameters}
     shares = [m.corrected_share() for m in lane.model.modules() if isinstance(m, BatchRenormBase)]
     renorm = {"renorm": {"corrected_share": fmean(shares)}} if shares else {}
-    return {**measured(lane, tally), **rest, **renorm}
+    norms = {"norms": count_norms(lane.model)} if is_own_code(lane.config.model.name) else {}
+    return {**measured(lane, tally), **rest, **renorm, **norms}
 
 
 def _answers_found(lane: Lane, tally: Tally) -> dict[str, Any]:

@@ -20,7 +20,7 @@ import contnorm
 from contnorm.config import RunConfig
 from contnorm.engine.jobs import Job, Workplace
 from contnorm.engine.lane import Lane
-from contnorm.engine.loop import Failed, Finished, Progress, Stopped, run_lanes
+from contnorm.engine.loop import Failed, Finished, Progress, Stopped, can_resume, run_lanes
 from contnorm.engine.numerics import device_name, numerics
 from contnorm.engine.plans import Plans
 from contnorm.engine.processes import side_by_side
@@ -28,12 +28,14 @@ from contnorm.engine.resolving import resolve
 from contnorm.engine.unfinished import Unfinished, edited, unfinished
 from contnorm.engine.weights import keep_weights
 from contnorm.errors import RunBrokeError, UserError, usable
+from contnorm.local_imports import search_path, use_search_path
 from contnorm.own_code import breaks_in, own_error
 from contnorm.results import Store
 from contnorm.streams.gallery import Pictures
 from contnorm.streams.multilabel import MultiLabelSource
 from contnorm.streams.sources import Source, load_source
 from contnorm.streams.stored import find_stored, read_manifest
+from contnorm.trust import only_trusted, trusted_files
 
 __all__ = ["Event", "Job", "Workplace", "execute", "resolve", "unfinished"]
 
@@ -93,12 +95,23 @@ def _execute(jobs: Sequence[Job], place: Workplace, stop: Callable[[], bool]) ->
         plans.setdefault(name, Plans(load_source(name, place.data_root)))
         Lane(config, 0, plans[name].source, place.device, plans=plans[name])
     _note_begun(jobs, place, {name: held.source for name, held in plans.items()})
-    yield from side_by_side(_one_job, [(job, place) for job in jobs], processes, stop)
+    code = _CodeAccess(trusted_files(), search_path())
+    yield from side_by_side(_one_job, [(job, place, code) for job in jobs], processes, stop)
 
 
-def _one_job(job: tuple[Job, Workplace], stop: Callable[[], bool]) -> Iterator[Event]:
-    this, place = job
-    return _execute_here([this], place, stop)
+@dataclass(frozen=True)
+class _CodeAccess:
+    """What another process has to know to load user code as this one does."""
+
+    trusted: frozenset[Path] | None
+    search_path: tuple[str, ...]
+
+
+def _one_job(job: tuple[Job, Workplace, _CodeAccess], stop: Callable[[], bool]) -> Iterator[Event]:
+    this, place, code = job
+    use_search_path(code.search_path)
+    with only_trusted(code.trusted):
+        yield from _execute_here([this], place, stop)
 
 
 def _execute_here(jobs: Sequence[Job], place: Workplace, stop: Callable[[], bool]) -> Iterator[Event]:
@@ -192,9 +205,11 @@ def _run(
             if refused is not None:
                 del lanes[lane]
                 yield Event(job, refused, store.path(job.config, job.seed))
-        if lanes:
-            with _told(lanes, store):
-                yield from _learn(lanes, shared.source, place, store, stop, started)
+        anew = {lane: job for lane, job in lanes.items() if _must_start_anew(lane, Unfinished.of(job, store))}
+        for some in ({lane: job for lane, job in lanes.items() if lane not in anew}, anew):
+            if some:  # lanes that move together are at the same step
+                with _told(some, store):
+                    yield from _learn(some, shared.source, place, store, stop, started)
 
 
 def _note_begun(jobs: Sequence[Job], place: Workplace, sources: Mapping[str, Source]) -> None:
@@ -224,6 +239,19 @@ def _claimed(
         return Failed(otherwise)
     left.write_note(job, place, source.fingerprint)
     return None
+
+
+def _must_start_anew(lane: Lane, left: Unfinished) -> bool:
+    """Whether a run has a checkpoint that can't be used, since its code has other state now; it is then removed."""
+    checkpoint = left.checkpoints.latest() if lane.fresh_code_state else None
+    if checkpoint is None or can_resume(lane, checkpoint):
+        return False
+    logging.getLogger("contnorm").warning(
+        f"{left.folder}: its checkpoint after {checkpoint.progress['done']} steps does not hold the state that its "
+        f"strategy or network keeps in Python. The run starts again from step 0."
+    )
+    left.checkpoints.clear()
+    return True
 
 
 def _learn(

@@ -1,8 +1,8 @@
 """A network is tried on the CPU before anything is written: what would fail at some later step fails here, in one line.
 
-A network of a user's own is given two pictures, as in evaluation and as in training, and must be one that a checkpoint
-can hold. Where the plan has a forward pass of a single sample, the network is
-also given one as if it were to learn: batch moments can't be taken of one value.
+A network of the user's own is given two pictures, as in evaluation and as in training. It must have the norm that its
+run is named by, and be one that a checkpoint can hold. Where the plan has a forward pass of a single sample, the
+network is also given one as if it were to learn: batch moments can't be taken of one value.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch import nn
 from contnorm.config import RunConfig
 from contnorm.engine.packing import KINDS
 from contnorm.errors import UserError
+from contnorm.models.norm_check import calls_recorded, check_norms
 from contnorm.oracle import keeps_moments, moment_layers
 from contnorm.own_code import is_own_code, own_error
 from contnorm.plan import Plan, Step
@@ -27,8 +28,10 @@ __all__ = ["try_out"]
 Shape = tuple[int, ...]
 
 
-def try_out(model: nn.Module, config: RunConfig, plan: Plan, shape: Shape, outputs: int) -> None:
-    """Refuse a network that can't take a run's pictures, or not all of its batches.
+def try_out(
+    model: nn.Module, config: RunConfig, plan: Plan, shape: Shape, outputs: int, any_norm: bool = False
+) -> None:
+    """Refuse a network that can't take a run's pictures, or not all of its batches, or has not the run's norm.
 
     Args:
         model: The network, fresh, on the CPU.
@@ -36,9 +39,13 @@ def try_out(model: nn.Module, config: RunConfig, plan: Plan, shape: Shape, outpu
         plan: Its steps.
         shape: Of a picture.
         outputs: How many the stream needs.
+        any_norm: Whether a network of the user's own may have any norm, since nothing is recorded.
     """
     if is_own_code(config.model.name):
-        _try_shapes(model, config.model.name, shape, outputs)
+        with calls_recorded(model) as called:
+            _try_shapes(model, config.model.name, shape, outputs)
+        if not any_norm:
+            check_norms(model, config.model.name, config.norm, called)
         _try_learning(model, config.model.name, shape, outputs)
         _try_saving(model, config.model.name)
         _try_moments(model, config)

@@ -14,10 +14,10 @@ from contnorm.engine.claims import Claim
 from contnorm.engine.jobs import Job, Workplace
 from contnorm.errors import UserError, usable
 from contnorm.models.weights_files import replaced_weights
-from contnorm.own_code import code_hash
+from contnorm.own_code import code_hash, is_own_code, untrusted_code
 from contnorm.results import SCHEMA, Store, write_atomically
 
-__all__ = ["Left", "Leftovers", "Unfinished", "edited", "unfinished"]
+__all__ = ["Left", "Leftovers", "Unfinished", "edited", "unfinished", "untrusted_in"]
 
 ENDING = ".unfinished"
 
@@ -161,6 +161,9 @@ def _left(left: Unfinished) -> list[Left]:
             f"{left.note}: is of run {job.config.hash}, seed {job.seed}, and lies where another belongs. Move "
             f"{left.folder.name} back to its place, or delete it."
         )
+    why = untrusted_in(job.config)  # first: a file that is not trusted is not even read
+    if why:
+        raise UserError(f"{left.folder}: {why}")
     why = edited(job.config)
     if why:
         raise UserError(f"{left.folder}: {why} To run it anew, delete the folder.")
@@ -190,22 +193,46 @@ def _no_note(note: Path, error: Exception) -> UserError:
     )
 
 
-def edited(config: RunConfig) -> str:
-    """Which file of a user's own is not the one a run was begun with, and what to do; empty where all are.
+def untrusted_in(config: RunConfig) -> str:
+    """Which code that settings name may not be executed on this call, and how to allow it; empty where there is none.
 
-    Code, and the weights that a network begins with.
+    Settings from a record or a note were written by whoever made the file, so they name code without trusting it.
+    """
+    reasons = (
+        untrusted_code(config.strategy.name, "strategy"),
+        untrusted_code(config.model.name, "model"),
+    )
+    return next(filter(None, reasons), "")
+
+
+def edited(config: RunConfig) -> str:
+    """Which file named by settings is not the one a run was begun with, and what to do; empty where all are.
+
+    Checked are code of the user's own, with the local modules it imports, and the weights that a network begins with.
+    Settings that name such a file without its hash were not written by this package, and are refused as well.
     """
     for what, name, begun_with in (
         ("strategy", config.strategy.name, config.strategy.code),
         ("model", config.model.name, config.model.code),
     ):
         now = code_hash(name)
+        path = name.rpartition(":")[0]
+        if is_own_code(name) and begun_with is None and now is not None:
+            return (
+                f"{what} {name!r}: {what}.code is missing, so whether {path} is the file that the run was begun with "
+                f"is not known."
+            )
+        if begun_with is not None and now is None:
+            return f"{what} {name!r}: there is no file {path} here. Go on from the folder where it is."
         if begun_with is not None and now != begun_with:
-            path = name.rpartition(":")[0]
-            if now is None:
-                return f"{what} {name!r}: there is no file {path} here. Go on from the folder where it is."
             return (
                 f"{what} {name!r}: {path} has changed since the run was begun ({what}.code was {begun_with}, and is "
-                f"{now}), and an edited file is another run. Put it back as it was to go on."
+                f"{now}), or a local module that it imports, and edited code is another run. Put it back as it was to "
+                f"go on."
             )
+    if config.model.weights is not None and config.model.weights_hash is None:
+        return (
+            f"model.weights={config.model.weights!r}: model.weights_hash is missing, so whether it is the file that "
+            f"the run was begun with is not known."
+        )
     return replaced_weights(config.model)

@@ -8,6 +8,7 @@ from contnorm.config import ModelConfig, NormConfig
 from contnorm.errors import UserError, unknown
 from contnorm.models.deep_resnet import DEPTHS, DeepResNet
 from contnorm.models.mlp import MLP
+from contnorm.models.norm_check import marked
 from contnorm.models.norms import NormMaker, norm_maker
 from contnorm.models.pretrained import load_pretrained
 from contnorm.models.resnet18 import ResNet18
@@ -38,7 +39,7 @@ def _fresh(
 ) -> nn.Module:
     try:
         if is_own_code(config.name):
-            return _own_model(config.name, shape, outputs, norm_maker(norm, 2, total_steps))
+            return _own_model(config.name, shape, outputs, marked(norm_maker(norm, 2, total_steps)))
         if config.name == "mlp":
             inputs = shape[0] * shape[1] * shape[2]
             return MLP(inputs, outputs, config.width, norm_maker(norm, 1, total_steps))

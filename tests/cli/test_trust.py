@@ -1,0 +1,199 @@
+"""Code that a file names is executed only if the user names it on this call, whichever command reads the file."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from contnorm.cli import running
+from contnorm.cli.main import app
+from contnorm.cli.running import followed
+from contnorm.engine.loop import Stopped
+from contnorm.engine.runs import Job, Workplace, execute, resolve
+from contnorm.engine.unfinished import Unfinished
+from contnorm.errors import UserError
+from contnorm.own_code import load_own_code
+from contnorm.results import Store
+from contnorm.trust import only_trusted
+from tests.cli.terminal import printed
+from tests.datasets import small_mnist
+
+CPU = torch.device("cpu")
+STREAM = {"name": "permuted-mnist", "train_per_task": 60, "tasks": 2}
+CODE = """
+from pathlib import Path
+from torch import nn
+from contnorm.strategies.base import Single
+
+with Path(__file__).with_suffix(".executed").open("a") as marker:
+    marker.write("once more")
+
+class Mine(Single):
+    pass
+
+def make(shape, outputs, norm):
+    return nn.Sequential(nn.Conv2d(1, 4, 5, stride=4), norm(4), nn.Flatten(), nn.Linear(144, outputs))
+"""
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_mnist(tmp_path_factory.mktemp("data"), train=400, test=100)
+
+
+@pytest.fixture
+def code(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.py"
+    path.write_text(CODE)
+    return path
+
+
+def executed(code: Path) -> bool:
+    marker = code.with_suffix(".executed")
+    there = marker.is_file()
+    marker.unlink(missing_ok=True)
+    return there
+
+
+def contnorm(*arguments: object) -> int:
+    code = app([*map(str, arguments)], prog_name="contnorm", standalone_mode=False)
+    return code if isinstance(code, int) else 0
+
+
+def stopped(root: Path, runs: Path, **groups: dict[str, Any]) -> Unfinished:
+    config = resolve({"stream": STREAM, "norm": {"name": "bn"}, **groups}, root)
+    *_, last = execute([Job(config, 0)], Workplace(runs, root, CPU), stop=lambda: True)
+    assert isinstance(last.what, Stopped)
+    return Unfinished.of(last.job, Store(runs))
+
+
+@pytest.mark.parametrize("kind", ["strategy", "model"])
+def test_resume_skips_runs_of_code_that_was_not_named(
+    root: Path, tmp_path: Path, code: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    runs = tmp_path / "runs"
+    mine = stopped(root, runs, **{kind: {"name": f"{code}:{'Mine' if kind == 'strategy' else 'make'}"}})
+    other = stopped(root, runs)
+    executed(code)
+    assert contnorm("resume", runs, "--data-root", root) == 2
+    assert not executed(code) and other.record.is_file() and not mine.record.exists()
+    said = capsys.readouterr().err
+    assert str(mine.folder) in said and f"--trust-code {code}" in said
+    assert contnorm("resume", runs, "--data-root", root, "--trust-code", code) == 0
+    assert executed(code) and mine.record.is_file()
+
+
+def forged(root: Path, runs: Path, **model: str) -> Unfinished:
+    """The note of a run that names files without their hashes, in its right place."""
+    config = resolve({"stream": STREAM, "norm": {"name": "bn"}}, root)
+    job = Job(replace(config, model=replace(config.model, **model)), 0)
+    left = Unfinished.of(job, Store(runs))
+    left.write_note(job, Workplace(runs, root, CPU), "")
+    return left
+
+
+def test_a_note_without_the_hash_of_its_code_or_weights_is_refused(root: Path, tmp_path: Path, code: Path) -> None:
+    left = forged(root, tmp_path / "runs", name=f"{code}:make")
+    with pytest.raises(UserError, match="--trust-code"):
+        contnorm("resume", tmp_path, "--data-root", root)
+    with pytest.raises(UserError, match=r"model\.code is missing"):
+        contnorm("resume", tmp_path, "--data-root", root, "--trust-code", code)
+    assert not executed(code)
+    left.clear()
+    forged(root, tmp_path / "runs", weights=str(tmp_path / "elsewhere.pt"))
+    with pytest.raises(UserError, match=r"model\.weights_hash is missing"):
+        contnorm("resume", tmp_path, "--data-root", root)
+
+
+def test_diagnose_executes_only_code_that_was_named(root: Path, tmp_path: Path, code: Path) -> None:
+    small = ("--set", "stream.train_per_task=60", "--set", "stream.tasks=2", "--strategy", "single", "--norm", "bn")
+    where = ("--data-root", root, "--runs", tmp_path / "runs")
+    assert contnorm("run", *small, *where, "--keep-weights", "--set", f"model.name={code}:make") == 0
+    assert executed(code), "a name among the settings of this call is permission"
+    (folder,) = (tmp_path / "runs").iterdir()
+    with pytest.raises(UserError, match=f"--trust-code {code}"):
+        contnorm("diagnose", folder, *where)
+    assert not executed(code)
+    contnorm("diagnose", folder, *where, "--trust-code", code)
+    assert executed(code)
+    weights = next(folder.glob("*.safetensors"))
+    contnorm("diagnose", "--model", f"{code}:make", "--weights", weights, "--stream", "split-mnist", *where)
+    assert executed(code)
+
+
+RECIPE = """
+title = "mine"
+[scores]
+ACC = "acc"
+[[runs]]
+streams = ["permuted-mnist"]
+strategies = ["{code}:Mine"]
+norms = ["bn"]
+settings = {{ stream = {{ train_per_task = 20, tasks = 2 }} }}
+"""
+
+
+@pytest.mark.parametrize("command", [("paper",), ("paper", "--list"), ("tune",)])
+def test_a_recipe_names_code_without_trusting_it(
+    root: Path, tmp_path: Path, code: Path, command: tuple[str, ...]
+) -> None:
+    recipe = tmp_path / "mine.toml"
+    recipe.write_text(RECIPE.format(code=code))
+    typed = (*command, recipe, "--data-root", root, "--runs", tmp_path / "runs", "--seeds", 1)
+    with pytest.raises(UserError, match="--trust-code" if command != ("tune",) else "sets no validation tasks"):
+        contnorm(*typed)
+    assert not executed(code)
+    if command == ("paper",):
+        assert contnorm(*typed, "--trust-code", code) == 0
+        assert executed(code)
+
+
+def test_a_file_of_settings_names_code_without_trusting_it(root: Path, tmp_path: Path, code: Path) -> None:
+    settings = tmp_path / "settings.toml"
+    settings.write_text(
+        f'[strategy]\nname = "{code}:Mine"\n[norm]\nname = "bn"\n[stream]\ntrain_per_task = 20\ntasks = 2\n'
+    )
+    typed = ("run", "--config", settings, "--data-root", root, "--runs", tmp_path / "runs")
+    with pytest.raises(UserError, match="--trust-code"):
+        contnorm(*typed)
+    assert not executed(code)
+    assert contnorm(*typed, "--trust-code", code) == 0
+    assert executed(code)
+
+
+def test_processes_of_their_own_are_restricted_likewise(root: Path, tmp_path: Path, code: Path) -> None:
+    place = Workplace(tmp_path / "runs", root, CPU, lanes=2)
+    config = resolve({"stream": STREAM, "norm": {"name": "bn"}, "strategy": {"name": f"{code}:Mine"}}, root)
+    with only_trusted([code]):
+        list(execute([Job(config, 0), Job(config, 1)], place))
+    assert len(list(Store(place.runs))) == 2
+
+
+def test_a_stop_tells_what_resume_needs(root: Path, tmp_path: Path, code: Path, console: Console) -> None:
+    config = resolve({"stream": STREAM, "norm": {"name": "bn"}, "strategy": {"name": f"{code}:Mine"}}, root)
+    place = Workplace(tmp_path / "runs", root, CPU)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(running, "execute", lambda jobs, where, stop: execute(jobs, where, lambda: True))
+        followed([Job(config, 0)], place, console)
+    assert f"contnorm resume {place.runs} --trust-code {code}" in printed(console)
+
+
+def test_a_name_can_not_act_on_the_terminal() -> None:
+    with only_trusted(()), pytest.raises(UserError) as error:
+        load_own_code("a\x1b[2J; rm -r b.py:Mine", "strategy")
+    assert str(error.value).isprintable()
+
+
+def test_a_file_is_trusted_by_where_it_is(tmp_path: Path, code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with only_trusted([Path("mine.py")]):
+        assert load_own_code(f"{code}:Mine", "strategy")
+    with only_trusted([Path("other.py")]), pytest.raises(UserError, match="--trust-code"):
+        load_own_code("mine.py:Mine", "strategy")
+    with pytest.raises(UserError, match=r"--trust-code nowhere\.py: there is no such file"):
+        contnorm("resume", tmp_path, "--trust-code", "nowhere.py")
