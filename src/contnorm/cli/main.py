@@ -211,6 +211,8 @@ def compare(
 
     store = Store(runs)
     first, second = store.find_one(a), store.find_one(b)
+    for problem in dict.fromkeys([*first.problems, *second.problems]):
+        print(f"contnorm: {problem}", file=sys.stderr)
     show_comparison(first.records, second.records, console)
     show_lost([*first.records, *second.records], first.lost | second.lost, console)
 
