@@ -65,6 +65,8 @@ def check_fields(raw: Mapping[str, Any]) -> None:
         _number(_group(raw["renorm"], "renorm").get("corrected_share"), "renorm.corrected_share")
     for key in ("versions", "device", "source"):
         _check_facts(_group(raw.get(key, {}), key), key)
+    if "images" in raw.get("source", {}):
+        _text(raw["source"].get("name"), "source.name")
     for key in ("commit", "precision"):
         if raw.get(key) is not None:
             _text(raw[key], key)

@@ -400,6 +400,8 @@ def fitting(records: Sequence[P], problems: list[str]) -> list[P]:
 
     Seeds of one run have the same tasks, classes and layers. A record that differs can't be averaged with the others.
     """
+    if len({(record.config.hash, record.layout) for record in records}) == len({r.config.hash for r in records}):
+        return list(records)  # one layout a run, as it should be
     layouts: dict[str, Counter[Layout]] = {}
     for record in records:
         layouts.setdefault(record.config.hash, Counter())[record.layout] += 1
@@ -569,14 +571,14 @@ def _no_record(path: Path | None, why: object, what: str = "record of a run") ->
     return UserError(f"{path}: is no {what} ({said}). Delete it, and it can be run again.")
 
 
-def by_settings(records: Iterable[Record]) -> dict[str, list[Record]]:
+def by_settings(records: Iterable[P]) -> dict[str, list[P]]:
     """Records by the hash of their settings: the seeds of each run together, in the order they come.
 
     Example:
         >>> by_settings([])
         {}
     """
-    groups: dict[str, list[Record]] = {}
+    groups: dict[str, list[P]] = {}
     for record in records:
         groups.setdefault(record.config.hash, []).append(record)
     return groups

@@ -105,7 +105,7 @@ class Kept:
         return [one for one in found if one.run]
 
     def _records(self, config: RunConfig) -> dict[How, Seeds]:
-        loaded = {}
+        loaded: dict[How, Seeds] = {}
         for how, seeds in self.seeds_of(config).items():
             found = self.store.load_seeds(computed(config, how), sorted(seeds))
             self.problems.extend(problem for problem in found.problems if problem not in self.problems)

@@ -22,14 +22,16 @@ from contnorm.cli.showing import (
     own_settings,
     rows_of,
 )
-from contnorm.comparison.words import FM_OF_LABELS, part_of
+from contnorm.comparison.words import FM_OF_LABELS
 from contnorm.metrics.matrix import score
 from contnorm.report.sheets import Block
+from contnorm.report.summaries import Summary
 from contnorm.results import Record
 
 __all__ = ["run_blocks", "runs_csv"]
 
 Groups = Mapping[str, Sequence[Record]]
+Summarized = Mapping[str, Sequence[Summary]]
 
 SCORES_NOTE = (
     "Percent, mean +- sample standard deviation over seeds. ACC: accuracy on all tasks at the end. FM: forgotten "
@@ -43,7 +45,7 @@ LABELS_NOTE = (
 )
 
 
-def run_blocks(groups: Groups, lost: Lost) -> list[Block]:
+def run_blocks(groups: Summarized, lost: Lost) -> list[Block]:
     """A row for each setting, way of evaluation and, where there are several, group of labels; then what was lost.
 
     Example:
@@ -52,14 +54,14 @@ def run_blocks(groups: Groups, lost: Lost) -> list[Block]:
     """
     one, several = ([g for g in groups.values() if g[0].several_labels == kind] for kind in (False, True))
     blocks = [_block("One label a picture" if several else "", one, (SCORES_NOTE,))] if one else []
-    parts = {words: None for group in several for record in group if (words := part_of(record))}
+    parts = {record.part: None for group in several for record in group if record.part}
     notes = (LABELS_NOTE, FM_OF_LABELS, *(f"Some are {words}, which is another stream." for words in parts))
     blocks += [_block("Several labels a picture" if one else "", several, notes)] if several else []
     said = lost_lines([record for group in groups.values() for record in group], lost)
     return [*blocks[:-1], replace(blocks[-1], below=(*blocks[-1].below, *said))] if said and blocks else blocks
 
 
-def _block(title: str, groups: Iterable[Sequence[Record]], notes: Sequence[str]) -> Block:
+def _block(title: str, groups: Iterable[Sequence[Summary]], notes: Sequence[str]) -> Block:
     rows = [row for group in groups for row in rows_of(group, own_settings(group[0].config))]
     labels = ["labels"] if rows[0].labels else []
     settings = ["settings"] if any(row.settings for row in rows) else []
