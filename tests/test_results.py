@@ -266,3 +266,13 @@ def test_seeds_of_one_run_have_the_same_tasks(tmp_path: Path) -> None:
     assert [record.seed for record in found.records] == [0, 1, 2, 4, 5]
     assert "3.json" in found.problems[0] and "accuracies of 1 tasks" in found.problems[0]
     assert "6.json" in found.problems[1] and "drift" in found.problems[1]
+
+
+def test_seeds_of_a_run_whose_steps_are_capped_may_reach_different_tasks(tmp_path: Path) -> None:
+    store, config = Store(tmp_path), from_dict({"train": {"max_steps": 3}})
+    for seed, tasks in enumerate((1, 2, 2)):
+        rows = [[5] * tasks for _ in range(tasks)]
+        store.save(
+            config, seed, {"matrix": {"correct": rows, "total": [10] * tasks}, "reached": {"tasks": tasks, "of": 5}}
+        )
+    assert len(store.readable().records) == 3 and store.readable().problems == []

@@ -63,7 +63,7 @@ def check_fields(raw: Mapping[str, Any]) -> None:
         check_whole(raw["parameters"], "parameters")
     if "renorm" in raw:
         _number(_group(raw["renorm"], "renorm").get("corrected_share"), "renorm.corrected_share")
-    for key in ("versions", "device", "source"):
+    for key in ("versions", "device", "source", "reached"):
         _check_facts(_group(raw.get(key, {}), key), key)
     if "images" in raw.get("source", {}):
         _text(raw["source"].get("name"), "source.name")
@@ -182,20 +182,16 @@ def _check_seconds(raw: Any) -> None:
 
 
 def _check_facts(facts: Mapping[str, Any], name: str) -> None:
-    """Texts, counts, or nothing: what is printed as it stands."""
+    """What is printed of a group; all of the versions, and of other groups the names and counts that are known."""
     for key, value in facts.items():
-        if isinstance(value, str):
+        if value is not None and (key in _TEXTS or name == "versions"):
             _text(value, f"{name}.{key}")
-        elif value is not None:
+        elif value is not None and key in _COUNTS:
             check_whole(value, f"{name}.{key}")
-        if key in _TEXTS and not isinstance(value, str | None):
-            raise ValueError(f"{name}.{key}={_shown(value)} must be a text")
-        if key in _COUNTS and isinstance(value, str):
-            raise ValueError(f"{name}.{key}={_shown(value)} must be a whole number")
 
 
 _TEXTS = ("name", "kind", "fingerprint")
-_COUNTS = ("images", "published_images", "missing_images", "threads")
+_COUNTS = ("images", "published_images", "missing_images", "extra_images", "threads", "tasks", "of")
 
 
 def _group(value: Any, name: str) -> Mapping[str, Any]:

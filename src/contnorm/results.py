@@ -30,6 +30,7 @@ from contnorm.record_checks import check_fields, check_whole, checked_counts, fi
 
 __all__ = [
     "SCHEMA",
+    "Described",
     "Found",
     "Layout",
     "Record",
@@ -90,13 +91,17 @@ class Record:
     @cached_property
     def layout(self) -> Layout:
         """What the records of all seeds of a run have in common."""
+        # Where steps are capped, seeds may reach different numbers of tasks.
+        capped = self.config.train.max_steps is not None
+        tasks = "the tasks reached" if capped else f"{self.counted.tasks} tasks"
         if isinstance(self.counted, LabelMatrix):
-            counts = f"labels of {self.counted.tasks} tasks, {self.counted.tally[0].classes} classes"
-            counts += f" ({_digest(self.raw['classes'])})"
+            classes = f"{self.counted.tally[0].classes} classes ({_digest(self.raw['classes'])})"
+            counts = f"labels of {tasks}, {classes}"
         else:
-            counts = f"accuracies of {self.counted.tasks} tasks"
+            counts = f"accuracies of {tasks}"
         rows = self.drift.get("by_task", [])
-        return Layout(counts, f"{len(rows)} rows ({_digest(list(rows[0]))})" if rows and rows[0] else "")
+        layers = _digest(list(rows[0])) if rows else ""
+        return Layout(counts, layers if capped or not rows else f"{len(rows)} rows of {layers}")
 
     @property
     def several_labels(self) -> bool:
@@ -381,8 +386,17 @@ def is_folder_of_runs(path: Path) -> bool:
     return not one.records and not one.notes
 
 
+class Described(Protocol):
+    """A record, or a summary of one: its settings, and of its file at least what is said of the data set."""
+
+    @property
+    def config(self) -> RunConfig: ...
+    @property
+    def raw(self) -> Mapping[str, Any]: ...
+
+
 class _Placed(Protocol):
-    """A record, or its summary."""
+    """A record, or a summary of one: where it is, and what shape it has."""
 
     @property
     def config(self) -> RunConfig: ...
@@ -410,11 +424,15 @@ def fitting(records: Sequence[P], problems: list[str]) -> list[P]:
     for record in records:
         layout, expected = record.layout, usual[record.config.hash]
         if layout.counts != expected.counts:
-            other = f"it has {layout.counts}, other seeds of this run have {expected.counts}"
-            problems.append(str(_no_record(record.path, other)))
+            problems.append(
+                f"{record.path}: does not fit the other seeds of its run and is left out: it has {layout.counts}, they "
+                f"have {expected.counts}."
+            )
         elif layout.drift and layout.drift != expected.drift:
-            other = "its drift is of other layers or tasks than that of other seeds"
-            problems.append(str(_no_record(record.path, other)))
+            problems.append(
+                f"{record.path}: does not fit the other seeds of its run and is left out: its drift is of other layers "
+                f"or tasks."
+            )
         else:
             fits.append(record)
     return fits

@@ -37,7 +37,7 @@ def refuse(*_: object) -> None:
 
 def plain(found: list[Summary]) -> str:
     """With what is not a number, which is not equal to itself."""
-    return json.dumps([[one.config.hash, one.seed, one.sealed, one.scores, one.part, one.file] for one in found])
+    return json.dumps([[one.config.hash, one.seed, one.sealed, one.scores, one.source, one.file] for one in found])
 
 
 def test_an_index_gives_what_the_records_give(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

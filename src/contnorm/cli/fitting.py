@@ -79,6 +79,7 @@ def print_columns(
         bn    lr=0.1
               batch=9
     """
+    rows = [[_printable(cell) for cell in row] for row in rows]
     widths = column_widths(heads, rows)
     if wrap_last:
         widths[-1] = max(min(widths[-1], console.width - sum(widths[:-1]) - 2 * len(widths) + 2), 1)
@@ -91,6 +92,11 @@ def print_columns(
     text = Text("\n".join(line.rstrip() for line in lines), no_wrap=True, overflow="ignore")
     text.stylize("table.header", 0, len(lines[0]))
     console.print(text, soft_wrap=True)
+
+
+def _printable(cell: str) -> str:
+    """A cell in which a character that would move the cursor or break the line is written as its code."""
+    return cell if cell.isprintable() else cell.encode("unicode_escape").decode()
 
 
 def _wrapped(text: str, width: int) -> list[str]:

@@ -22,7 +22,7 @@ from contnorm.cli.showing import (
     own_settings,
     rows_of,
 )
-from contnorm.comparison.words import FM_OF_LABELS
+from contnorm.comparison.words import FM_OF_LABELS, part_of
 from contnorm.metrics.matrix import score
 from contnorm.report.sheets import Block
 from contnorm.report.summaries import Summary
@@ -54,7 +54,7 @@ def run_blocks(groups: Summarized, lost: Lost) -> list[Block]:
     """
     one, several = ([g for g in groups.values() if g[0].several_labels == kind] for kind in (False, True))
     blocks = [_block("One label a picture" if several else "", one, (SCORES_NOTE,))] if one else []
-    parts = {record.part: None for group in several for record in group if record.part}
+    parts = {words: None for group in several for record in group if (words := part_of(record))}
     notes = (LABELS_NOTE, FM_OF_LABELS, *(f"Some are {words}, which is another stream." for words in parts))
     blocks += [_block("Several labels a picture" if one else "", several, notes)] if several else []
     said = lost_lines([record for group in groups.values() for record in group], lost)

@@ -18,7 +18,7 @@ from contnorm.catalog import find_norm
 from contnorm.cli.fitting import column_widths, indented, print_columns, say
 from contnorm.cli.settings import changed, in_words, varying
 from contnorm.comparison.lost import lost_words
-from contnorm.comparison.words import FM_OF_LABELS, spread
+from contnorm.comparison.words import FM_OF_LABELS, part_of, spread
 from contnorm.config import RunConfig
 from contnorm.metrics.matrix import AccuracyMatrix
 from contnorm.metrics.multilabel import LabelMatrix, mean_ap
@@ -91,7 +91,7 @@ def _remarks(records: Sequence[Summary]) -> list[str]:
     """What a reader of scores of several labels should know."""
     if not records:
         return []
-    parts = {record.config.hash: record.part for record in records if record.part}
+    parts = {record.config.hash: words for record in records if (words := part_of(record))}
     return [FM_OF_LABELS, *(f"{run}: {words}." for run, words in parts.items())]
 
 

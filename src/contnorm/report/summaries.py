@@ -18,8 +18,6 @@ from typing import Any
 
 from contnorm import config as config_module
 from contnorm import record_checks, results
-from contnorm.comparison import words
-from contnorm.comparison.words import part_of
 from contnorm.config import RunConfig, from_dict
 from contnorm.errors import UserError
 from contnorm.metrics import label_stats, matrix, multilabel
@@ -68,7 +66,7 @@ class Summary:
     Attributes:
         scores: By the moments the network was evaluated with, then by the group of labels, which is empty where images
             have one label: the values of `SCORES_SHOWN` or of `LABEL_SCORES_SHOWN`.
-        part: Of which published stream the run had only a part, in words.
+        source: What the record says of its data set.
     """
 
     config: RunConfig
@@ -76,9 +74,14 @@ class Summary:
     sealed: bool
     several_labels: bool
     scores: Scores
-    part: str
+    source: Mapping[str, Any]
     layout: Layout
     file: str = ""
+
+    @property
+    def raw(self) -> Mapping[str, Any]:
+        """What a summary has of its record's file."""
+        return {"source": self.source}
 
     @property
     def path(self) -> Path | None:
@@ -104,8 +107,8 @@ def summarize(record: Record) -> Summary:
         {'running': {'': [70.0, 30.0, 85.0]}}
     """
     scores = dict(_label_scores(record) if record.several_labels else _accuracy_scores(record))
-    labels, part, file = record.several_labels, part_of(record), str(record.path or "")
-    return Summary(record.config, record.seed, record.sealed, labels, scores, part, record.layout, file)
+    labels, source, file = record.several_labels, record.raw.get("source", {}), str(record.path or "")
+    return Summary(record.config, record.seed, record.sealed, labels, scores, source, record.layout, file)
 
 
 def _accuracy_scores(record: Record) -> Iterator[tuple[str, dict[str, list[float]]]]:
@@ -209,17 +212,20 @@ def _save_index(root: Path, entries: Mapping[str, _Entry]) -> None:
     """Several processes may write it: each writes a whole one, and the last stays."""
     configs: dict[RunConfig, int] = {}
     layouts: dict[Layout, int] = {}
+    sources: dict[str, int] = {}
     files = {}
     for name, entry in entries.items():
         one = entry.summary
         number = configs.setdefault(one.config, len(configs))
         layout = layouts.setdefault(one.layout, len(layouts))
-        values = (number, one.seed, one.sealed, one.several_labels, one.scores, one.part, layout)
+        source = sources.setdefault(json.dumps(one.source), len(sources))
+        values = (number, one.seed, one.sealed, one.several_labels, one.scores, source, layout)
         files[name] = (entry.identity, *values)
     content = {
         "code": _code(),
         "configs": [config.as_dict() for config in configs],
         "layouts": [[layout.counts, layout.drift] for layout in layouts],
+        "sources": [json.loads(source) for source in sources],
         "files": files,
     }
     text = json.dumps(content, separators=(",", ":")).encode()
@@ -239,13 +245,15 @@ def _load_index(root: Path) -> dict[str, _Entry]:
         if content["code"] != _code():
             return {}
         configs = [from_dict(values) for values in content["configs"]]
-        layouts = [Layout(*values) for values in content["layouts"]]
+        layouts, sources = [Layout(*values) for values in content["layouts"]], content["sources"]
         return {
             name: _Entry(
                 tuple(identity),
-                Summary(configs[number], seed, sealed, labels, scores, part, layouts[layout], f"{root}/{name}"),
+                Summary(
+                    configs[number], seed, sealed, labels, scores, sources[source], layouts[layout], f"{root}/{name}"
+                ),
             )
-            for name, (identity, number, seed, sealed, labels, scores, part, layout) in content["files"].items()
+            for name, (identity, number, seed, sealed, labels, scores, source, layout) in content["files"].items()
         }
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, UserError):
         return {}
@@ -253,7 +261,7 @@ def _load_index(root: Path) -> dict[str, _Entry]:
 
 def _code() -> list[list[Any]]:
     """Which version of the code makes summaries: with other definitions or checks, an old index does not count."""
-    modules = (config_module, record_checks, results, words, label_stats, matrix, multilabel)
+    modules = (config_module, record_checks, results, label_stats, matrix, multilabel)
     files = [Path(str(module.__file__)) for module in modules] + [Path(__file__)]
     stats = [(file.name, file.stat()) for file in files]
     return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
