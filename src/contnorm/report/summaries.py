@@ -223,7 +223,7 @@ def _save_index(root: Path, entries: Mapping[str, _Entry]) -> None:
         files[name] = (entry.identity, *values)
     content = {
         "code": _code(),
-        "configs": [config.as_dict() for config in configs],
+        "configs": [_unusual(config) for config in configs],
         "layouts": [[layout.counts, layout.drift] for layout in layouts],
         "sources": [json.loads(source) for source in sources],
         "files": files,
@@ -233,6 +233,15 @@ def _save_index(root: Path, entries: Mapping[str, _Entry]) -> None:
         write_atomically(root / INDEX, hashlib.sha256(text).hexdigest().encode(), b"\n", text)
     except OSError:
         return  # a folder that can't be written to has no index
+
+
+def _unusual(config: RunConfig) -> dict[str, dict[str, Any]]:
+    """The settings that differ from the defaults; checking all of them would take most of the time of `show`."""
+    usual = RunConfig().as_dict()
+    groups = config.as_dict().items()
+    return {
+        group: {key: value for key, value in values.items() if value != usual[group][key]} for group, values in groups
+    }
 
 
 def _load_index(root: Path) -> dict[str, _Entry]:
