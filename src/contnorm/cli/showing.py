@@ -101,7 +101,7 @@ def show_unsealed(records: Sequence[Record | Summary], console: Console) -> None
     of = Counter(record.config.hash for record in records)
     for run, many in unsealed.items():
         say(
-            f"{run}: {many} of {of[run]} records unsealed (schema 1), so a change of them would not be noticed.",
+            f"{run}: {many} of {of[run]} records unsealed (schema 1), so a changed count would not be noticed.",
             console,
         )
 
