@@ -143,7 +143,8 @@ class RunConfig:
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
 
     def as_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        """All settings by group and name, in the order of the fields."""
+        return {group.name: dict(vars(getattr(self, group.name))) for group in dataclasses.fields(self)}
 
     @cached_property
     def hash(self) -> str:

@@ -1,29 +1,68 @@
 """Records: one JSON file a run, ``runs/<hash>/<seed>.json``, written at once or not at all.
 
+A record has a seal, a checksum of its content. Loading a record checks the seal, the content, and that the settings,
+the hash, the folder and the file name belong together; a record that fails is named and left out.
+
 This is the wall in the middle of the house: to the left of it runs are made, with torch; to the right they are scored,
 compared and shown, from these files alone.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import isnan
+from functools import cached_property, lru_cache
+from math import isfinite
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from contnorm.config import RunConfig, from_dict
 from contnorm.errors import UserError
 from contnorm.metrics.matrix import AccuracyMatrix, score
 from contnorm.metrics.multilabel import LabelMatrix, label_score
+from contnorm.record_checks import check_fields, check_whole, checked_counts, finite_drift
 
-__all__ = ["SCHEMA", "Found", "Record", "Store", "by_settings", "spread_over_seeds", "write_atomically"]
+__all__ = [
+    "SCHEMA",
+    "Described",
+    "Found",
+    "Layout",
+    "Record",
+    "RunFolder",
+    "Store",
+    "by_settings",
+    "diverged_seeds",
+    "fitting",
+    "is_folder_of_runs",
+    "none_finished",
+    "run_folders",
+    "seal_of",
+    "spread_over_seeds",
+    "write_atomically",
+]
 
-SCHEMA = 1
+SCHEMA = 2
+SEALED_SINCE = 2  # records of an older schema have no seal
 LOST = ".lost.json"  # the end of the name of a note, in place of a record
+_SEED = re.compile(r"[0-9]+\.json")
+_NOTE = re.compile(r"[0-9]+\.lost\.json")
+_HASH = re.compile(r"[0-9a-f]{12}")
+_LARGEST_SEED = 2**64 - 1
+_LONGEST_REASON = 300  # characters of what is wrong with a record
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The shape of what a record holds, in words: of its counts, and of its drift; empty where it has none."""
+
+    counts: str
+    drift: str
 
 
 @dataclass(frozen=True)
@@ -32,7 +71,9 @@ class Record:
 
     Attributes:
         counted: Right answers, or, where images have several labels, what was counted of each label.
+        drift: Distances of running from exact moments; empty where one of them is not finite.
         raw: The file whole: times, versions, device.
+        path: Where it was read from.
     """
 
     config: RunConfig
@@ -40,6 +81,27 @@ class Record:
     counted: AccuracyMatrix | LabelMatrix
     drift: Mapping[str, Any]
     raw: Mapping[str, Any]
+    path: Path | None = field(default=None, compare=False)
+
+    @property
+    def sealed(self) -> bool:
+        """Whether a checksum protects it; records of schema 1 have none."""
+        return "seal" in self.raw
+
+    @cached_property
+    def layout(self) -> Layout:
+        """What the records of all seeds of a run have in common."""
+        # Where steps are capped, seeds may reach different numbers of tasks.
+        capped = self.config.train.max_steps is not None
+        tasks = "the tasks reached" if capped else f"{self.counted.tasks} tasks"
+        if isinstance(self.counted, LabelMatrix):
+            classes = f"{self.counted.tally[0].classes} classes ({_digest(self.raw['classes'])})"
+            counts = f"labels of {tasks}, {classes}"
+        else:
+            counts = f"accuracies of {tasks}"
+        rows = self.drift.get("by_task", [])
+        layers = _digest(list(rows[0])) if rows else ""
+        return Layout(counts, layers if capped or not rows else f"{len(rows)} rows of {layers}")
 
     @property
     def several_labels(self) -> bool:
@@ -149,16 +211,14 @@ class Store:
         return {seed for seed in among if self.has(config, seed)}
 
     def save(self, config: RunConfig, seed: int, found: Mapping[str, Any]) -> Path:
+        """Write the record of a run, with its seal."""
         content = {"schema": SCHEMA, "config": config.as_dict(), "hash": config.hash, "seed": seed, **found}
-        path = self.path(config, seed)
-        write_atomically(path, (json.dumps(content, indent=1) + "\n").encode())
-        return path
+        return _write_sealed(self.path(config, seed), content)
 
     def note_lost(self, config: RunConfig, seed: int, why: str) -> Path:
-        """Leave a note, in place of a record, of a run whose loss is no longer finite."""
-        path = self._note_of_lost(config, seed)
-        write_atomically(path, (json.dumps({"schema": SCHEMA, "lost": why}, indent=1) + "\n").encode())
-        return path
+        """Write a note, in place of a record, of a run whose loss is no longer finite."""
+        content = {"schema": SCHEMA, "hash": config.hash, "seed": seed, "lost": why}
+        return _write_sealed(self._note_of_lost(config, seed), content)
 
     def lost(self, config: RunConfig, seed: int) -> bool:
         """Whether a run has a note that it was lost, and no record."""
@@ -166,12 +226,17 @@ class Store:
 
     def all_lost(self, config: RunConfig) -> dict[int, str]:
         """The seeds of a run that were lost and have no record, and what was said of each."""
-        return _lost_in(self.root / config.hash)
+        return diverged_seeds(_scanned(self.root / config.hash), [])
 
     def _note_of_lost(self, config: RunConfig, seed: int) -> Path:
         return self.root / config.hash / f"{seed}{LOST}"
 
     def load(self, path: Path) -> Record:
+        """A record, checked: its seal, its content, and that its hash, folder and file name are those of its settings.
+
+        The names of folder and file are checked under this store's folder and wherever the folder is named by a hash;
+        a copy of a record may have any other name.
+        """
         raw = _read(path)
         if raw["schema"] > SCHEMA:
             raise UserError(
@@ -182,48 +247,83 @@ class Store:
         if missing:
             raise _no_record(path, f"without {', '.join(sorted(missing))}")
         try:
-            config, counted = from_dict(raw["config"], str(path)), _counted(raw)
-            return Record(config, int(raw["seed"]), counted, raw.get("drift", {}), raw)
-        except (ValueError, TypeError, AttributeError, KeyError) as error:
+            config, counted = _config_of(raw["config"]), checked_counts(raw)
+            seed = check_whole(raw["seed"], "seed", most=_LARGEST_SEED)
+            check_fields(raw)
+            _check_seal(raw)
+            _check_identity(raw, config.hash)
+            _check_place(path, self.root, config.hash, seed)
+            return Record(config, seed, counted, finite_drift(raw.get("drift", {})), raw, path)
+        except (ValueError, TypeError, AttributeError, KeyError, OverflowError, RecursionError) as error:
             raise _no_record(path, error) from error
 
+    def load_seeds(self, config: RunConfig, seeds: Iterable[int]) -> Found:
+        """The records of some seeds of a run, but for those that are broken: of each of these why."""
+        found = Found([], [])
+        for seed in seeds:
+            try:
+                found.records.append(self.load(self.path(config, seed)))
+            except UserError as error:
+                found.problems.append(str(error))
+        return replace(found, records=fitting(found.records, found.problems))
+
     def __iter__(self) -> Iterator[Record]:
-        for path in sorted(self.root.glob("*/*.json")):
-            if path.stem.isdigit():
-                yield self.load(path)
+        for folder in run_folders(self.root):
+            for entry in folder.records:
+                yield self.load(Path(entry.path))
 
     def readable(self) -> Found:
         """All records, but for those that are broken: of each of these why."""
-        return _found(folder for folder in self.root.glob("*") if folder.is_dir())
+        return self._read_folders(run_folders(self.root))
 
     def search(self, given: str) -> Found:
         """The records of a path, of a folder of runs, or of the beginning of a hash, all its seeds."""
         path = Path(given)
         if path.is_file() and path.name.endswith(LOST):
             raise UserError(
-                f"{path}: is a note of a run that was lost, so it has no scores. {_why_lost(path)}".rstrip()
+                f"{path}: is a note of a run that was lost, so it has no scores. {_lost_reason(path)}".rstrip()
             )
         if path.is_file():
             return Found([self.load(path)], [])
-        of_many = path.is_dir() and not _is_of_run(path)
-        found = Store(path).readable() if of_many else _found(self._folders(given))
+        many = is_folder_of_runs(path)
+        found = Store(path).readable() if many else self._read_folders(map(_scanned, self._folders(given)))
         if not found.records and not found.problems:
-            raise _none_finished(given, self.root, found.lost)
+            raise none_finished(given, self.root, found.lost)
         return found
 
     def find(self, given: str) -> list[Record]:
-        """The records of one run, by its path or the beginning of its hash, all its seeds."""
-        return self.find_one(given).records
+        """The records of one run, by its path or the beginning of its hash, all its seeds; none may be broken."""
+        found = self.find_one(given)
+        if found.problems:
+            raise UserError("; ".join(found.problems))
+        return found.records
 
     def find_one(self, given: str) -> Found:
-        """The same, with its seeds that were lost."""
+        """The same, with its seeds that were lost and what is wrong with records that can't be read."""
         found = self.search(given)
         hashes = {record.config.hash for record in found.records}
-        if found.problems:
+        if not hashes:
             raise UserError("; ".join(found.problems))
         if len(hashes) > 1:
             raise UserError(f"{given!r} holds {len(hashes)} runs: {', '.join(sorted(hashes))}. Say which.")
         return replace(found, records=sorted(found.records, key=lambda record: record.seed))
+
+    def _read_folders(self, folders: Iterable[RunFolder]) -> Found:
+        """The records in the folders of some runs."""
+        found = Found([], [])
+        for folder in folders:
+            if folder.problem:
+                found.problems.append(folder.problem)
+            records = []
+            for entry in folder.records:
+                try:
+                    records.append(self.load(Path(entry.path)))
+                except UserError as error:
+                    found.problems.append(str(error))
+            found.records.extend(fitting(records, found.problems))
+            if lost := diverged_seeds(folder, found.problems):
+                found.lost[_name(folder.path)] = lost
+        return found
 
     def _folders(self, given: str) -> list[Path]:
         path = Path(given)
@@ -233,56 +333,244 @@ class Store:
         return folders
 
 
-def _found(folders: Iterable[Path]) -> Found:
-    """What lies in the folders of some runs."""
-    found = Found([], [])
-    for folder in sorted(folders):
-        for path in sorted((p for p in folder.glob("*.json") if p.stem.isdigit()), key=lambda p: int(p.stem)):
-            try:
-                found.records.append(Store(folder.parent).load(path))
-            except UserError as error:
-                found.problems.append(str(error))
-        if lost := _lost_in(folder):
-            found.lost[folder.resolve().name] = lost
+@dataclass(frozen=True)
+class RunFolder:
+    """The files of one run.
+
+    Attributes:
+        path: The folder.
+        records: Its records, by seed.
+        notes: Its notes of runs whose loss was no longer finite, by seed.
+        problem: Why the folder can't be looked into; empty where it can.
+    """
+
+    path: Path
+    records: Sequence[os.DirEntry[str]] = ()
+    notes: Sequence[os.DirEntry[str]] = ()
+    problem: str = ""
+
+
+def run_folders(root: Path) -> Iterator[RunFolder]:
+    """The folders of runs under a folder, in the order of their names.
+
+    Example:
+        >>> list(run_folders(Path("no such folder")))
+        []
+    """
+    try:
+        with os.scandir(root) as entries:
+            names = sorted(entry.name for entry in entries if entry.is_dir())
+    except OSError:
+        return
+    for name in names:
+        yield _scanned(root / name)
+
+
+def _scanned(folder: Path) -> RunFolder:
+    try:
+        with os.scandir(folder) as entries:
+            files = sorted(entries, key=lambda entry: (len(entry.name), entry.name))  # by seed: 2 before 10
+    except FileNotFoundError:
+        return RunFolder(folder)
+    except OSError as error:
+        return RunFolder(folder, problem=f"{folder}: can't be looked into ({error.strerror}).")
+    records, notes = ([entry for entry in files if name.fullmatch(entry.name)] for name in (_SEED, _NOTE))
+    return RunFolder(folder, records, notes)
+
+
+def is_folder_of_runs(path: Path) -> bool:
+    """Whether a path is a folder of several runs, not of one, whose records or notes are in it."""
+    if not path.is_dir():
+        return False
+    one = _scanned(path)
+    return not one.records and not one.notes
+
+
+class Described(Protocol):
+    """A record, or a summary of one: its settings, and of its file at least what is said of the data set."""
+
+    @property
+    def config(self) -> RunConfig: ...
+    @property
+    def raw(self) -> Mapping[str, Any]: ...
+
+
+class _Placed(Protocol):
+    """A record, or a summary of one: where it is, and what shape it has."""
+
+    @property
+    def config(self) -> RunConfig: ...
+    @property
+    def path(self) -> Path | None: ...
+    @property
+    def layout(self) -> Layout: ...
+
+
+P = TypeVar("P", bound=_Placed)
+
+
+def fitting(records: Sequence[P], problems: list[str]) -> list[P]:
+    """Those records whose counts have the shape of most records of the same run; the others are named as problems.
+
+    Seeds of one run have the same tasks, classes and layers. A record that differs can't be averaged with the others.
+    """
+    if len({(record.config.hash, record.layout) for record in records}) == len({r.config.hash for r in records}):
+        return list(records)  # one layout a run, as it should be
+    layouts: dict[str, Counter[Layout]] = {}
+    for record in records:
+        layouts.setdefault(record.config.hash, Counter())[record.layout] += 1
+    usual = {run: _usual_layout(counts) for run, counts in layouts.items()}
+    fits = []
+    for record in records:
+        layout, expected = record.layout, usual[record.config.hash]
+        if layout.counts != expected.counts:
+            problems.append(
+                f"{record.path}: does not fit the other seeds of its run and is left out: it has {layout.counts}, they "
+                f"have {expected.counts}."
+            )
+        elif layout.drift and layout.drift != expected.drift:
+            problems.append(
+                f"{record.path}: does not fit the other seeds of its run and is left out: its drift is of other layers "
+                f"or tasks."
+            )
+        else:
+            fits.append(record)
+    return fits
+
+
+def _usual_layout(layouts: Counter[Layout]) -> Layout:
+    """The most common counts, and of those the most common drift."""
+    if len(layouts) == 1:
+        return next(iter(layouts))
+    counts: Counter[str] = Counter()
+    drifts: Counter[str] = Counter()
+    for layout, many in layouts.items():
+        counts[layout.counts] += many
+    [(usual, _)] = counts.most_common(1)
+    for layout, many in layouts.items():
+        if layout.counts == usual and layout.drift:
+            drifts[layout.drift] += many
+    return Layout(usual, drifts.most_common(1)[0][0] if drifts else "")
+
+
+def diverged_seeds(folder: RunFolder, problems: list[str]) -> dict[int, str]:
+    """The seeds of a run that have a note in place of a record, and what it says; notes that are wrong are named.
+
+    A note that can't be read still says that its run diverged. A note of another run or seed says nothing.
+    """
+    recorded = {entry.name for entry in folder.records}
+    found = {}
+    for entry in folder.notes:
+        seed = entry.name.removesuffix(LOST)
+        if f"{seed}.json" in recorded:
+            continue
+        try:
+            raw = _read(Path(entry.path), "note of a run that was lost")
+            if raw["schema"] >= SEALED_SINCE and (raw.get("hash"), raw.get("seed")) != (_name(folder.path), int(seed)):
+                problems.append(f"{entry.path}: is the note of another run or seed, and is not counted. Delete it.")
+                continue
+            _check_seal(raw)
+            found[int(seed)] = str(raw.get("lost", "")) if isinstance(raw.get("lost"), str) else ""
+        except UserError as error:
+            problems.append(str(error))
+            found[int(seed)] = ""
+        except (ValueError, RecursionError) as error:
+            problems.append(str(_no_record(Path(entry.path), error, "note of a run that was lost")))
+            found[int(seed)] = ""
     return found
 
 
-def _lost_in(folder: Path) -> dict[int, str]:
-    """The seeds of a run's folder that have a note in place of a record, and what it says."""
-    notes = {path.name.removesuffix(LOST): path for path in folder.glob(f"*{LOST}")}
-    found = {int(seed): _why_lost(path) for seed, path in notes.items() if seed.isdigit()}
-    return {seed: found[seed] for seed in sorted(found) if not (folder / f"{seed}.json").is_file()}
-
-
-def _is_of_run(folder: Path) -> bool:
-    """Whether a folder is that of one run, with its records or notes in it."""
-    return any(path.name.removesuffix(LOST).removesuffix(".json").isdigit() for path in folder.glob("*.json"))
-
-
-def _none_finished(given: str, root: Path, lost: Mapping[str, Mapping[int, str]]) -> UserError:
+def none_finished(given: str, root: Path, lost: Mapping[str, Mapping[int, str]]) -> UserError:
+    """An error for a name under which no finished run is."""
     whys = " ".join(why for notes in lost.values() for why in notes.values())
     if lost:
         return UserError(f"{given!r}: has no scores, for each of its seeds was lost. {whys}")
     return UserError(f"no finished run {given!r} under {root}. A run is a path or the beginning of a hash.")
 
 
-def _read(path: Path) -> dict[str, Any]:
+def seal_of(content: Mapping[str, Any]) -> str:
+    """The checksum of a record: SHA-256 over the canonical JSON of everything in it but the seal.
+
+    Example:
+        >>> seal_of({"seed": 0, "hash": "a"}) == seal_of({"hash": "a", "seed": 0, "seal": "old"})
+        True
+    """
+    rest = {key: value for key, value in content.items() if key != "seal"}
+    canonical = json.dumps(rest, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _write_sealed(path: Path, content: Mapping[str, Any]) -> Path:
+    plain = json.loads(json.dumps(content))  # as it is read back: keys are texts, tuples are lists
+    write_atomically(path, (json.dumps({**plain, "seal": seal_of(plain)}, indent=1) + "\n").encode())
+    return path
+
+
+def _check_seal(raw: Mapping[str, Any]) -> None:
+    if raw["schema"] >= SEALED_SINCE and "seal" not in raw:
+        raise ValueError("without seal")
+    if "seal" in raw and raw["seal"] != seal_of(raw):
+        raise ValueError("its content does not match its seal: it was changed after it was written")
+
+
+def _check_identity(raw: Mapping[str, Any], expected: str) -> None:
+    if raw.get("hash") != expected:
+        said = raw.get("hash")
+        raise ValueError(f"its hash is {said!r}, but that of its settings is {expected}: one of them was changed")
+
+
+def _check_place(path: Path, root: Path, run: str, seed: int) -> None:
+    """Under a folder of runs, the folder has to be named by the hash and the file by the seed."""
+    if not _SEED.fullmatch(path.name):
+        return
+    name = _name(path.parent)
+    if not (_HASH.fullmatch(name) or path.parent.parent == root):
+        return
+    if name != run:
+        raise ValueError(f"it is of run {run}, but in the folder of run {name}")
+    if path.name != f"{seed}.json":
+        raise ValueError(f"it is of seed {seed}, but named {path.name}")
+
+
+def _name(folder: Path) -> str:
+    """The name of a folder; of one that is a link or ``.``, the name of what it stands for."""
+    return folder.name if _HASH.fullmatch(folder.name) else folder.resolve().name
+
+
+def _config_of(values: Any) -> RunConfig:
+    """The settings of a record; the same object for records of the same settings, so that their hash is made once."""
+    try:
+        return _shared_config(json.dumps(values, sort_keys=True))
+    except UserError as error:
+        raise ValueError(str(error)) from error
+
+
+@lru_cache(maxsize=4096)
+def _shared_config(text: str) -> RunConfig:
+    return from_dict(json.loads(text))
+
+
+def _digest(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def _read(path: Path, what: str = "record of a run") -> dict[str, Any]:
     """A JSON object with a version in it."""
     try:
-        raw = json.loads(path.read_text())
-    except (OSError, ValueError) as error:  # no JSON, or no text
-        raise _no_record(path, error) from error
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:  # no JSON, or no text
+        raise _no_record(path, error, what) from error
     if not isinstance(raw, dict):
-        raise _no_record(path, "no JSON object")
-    if "schema" in raw and not isinstance(raw["schema"], int):
-        raise _no_record(path, f"schema={raw['schema']!r} is no whole number")
+        raise _no_record(path, "no JSON object", what)
+    if "schema" in raw and (type(raw["schema"]) is not int or raw["schema"] < 1):
+        raise _no_record(path, f"schema={raw['schema']!r} is no whole number", what)
     if "schema" not in raw:
-        raise _no_record(path, f"without {', '.join(sorted({'schema', *_needed(raw)} - raw.keys()))}")
+        raise _no_record(path, f"without {', '.join(sorted({'schema', *_needed(raw)} - raw.keys()))}", what)
     return raw
 
 
-def _why_lost(path: Path) -> str:
-    """What a note says; one that can't be read still says that the run was lost."""
+def _lost_reason(path: Path) -> str:
+    """What a note says; nothing where it can't be read."""
     try:
         return str(_read(path).get("lost", ""))
     except UserError:
@@ -294,33 +582,21 @@ def _needed(raw: Mapping[str, Any]) -> set[str]:
     return {"config", "seed", *(("labels", "classes") if "labels" in raw else ("matrix",))}
 
 
-def _counted(raw: Mapping[str, Any]) -> AccuracyMatrix | LabelMatrix:
-    """What was counted, once it is checked that all of it can be read."""
-    if "labels" in raw:
-        for again in ("labels", "labels_running"):
-            if raw.get(again) is not None:
-                counted = LabelMatrix.from_json(raw[again])
-                if len(raw["classes"]["groups"]) != counted.tally[0].classes:
-                    raise ValueError(f"{again} and classes are not of the same labels")
-        return LabelMatrix.from_json(raw["labels"])
-    for again in ("matrix_running", "matrix_task"):
-        if raw.get(again) is not None:
-            AccuracyMatrix(**raw[again])
-    return AccuracyMatrix(**raw["matrix"])
+def _no_record(path: Path | None, why: object, what: str = "record of a run") -> UserError:
+    """An error in one printable line, whatever is in the file."""
+    said = "".join(letter if letter.isprintable() else " " for letter in str(why))
+    said = said if len(said) <= _LONGEST_REASON else f"{said[:_LONGEST_REASON]}..."
+    return UserError(f"{path}: is no {what} ({said}). Delete it, and it can be run again.")
 
 
-def _no_record(path: Path, why: object) -> UserError:
-    return UserError(f"{path}: is no record of a run ({why}). Delete it, and it can be run again.")
-
-
-def by_settings(records: Iterable[Record]) -> dict[str, list[Record]]:
+def by_settings(records: Iterable[P]) -> dict[str, list[P]]:
     """Records by the hash of their settings: the seeds of each run together, in the order they come.
 
     Example:
         >>> by_settings([])
         {}
     """
-    groups: dict[str, list[Record]] = {}
+    groups: dict[str, list[P]] = {}
     for record in records:
         groups.setdefault(record.config.hash, []).append(record)
     return groups
@@ -333,5 +609,5 @@ def spread_over_seeds(values: list[float]) -> tuple[float, float]:
         >>> spread_over_seeds([1.0, 3.0])
         (2.0, 1.4142135623730951)
     """
-    spread = len(values) > 1 and not any(map(isnan, values))  # `stdev` fails on what is not a number
+    spread = len(values) > 1 and all(map(isfinite, values))  # `stdev` fails on what is not a number
     return fmean(values), stdev(values) if spread else float("nan")

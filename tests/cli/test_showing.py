@@ -15,8 +15,9 @@ from scipy import stats
 
 from contnorm.cli.comparing import effect, interval, show_comparison
 from contnorm.cli.settings import changed, differences
-from contnorm.cli.showing import show_lost, show_matrices, show_scores
+from contnorm.cli.showing import show_lost, show_matrices, show_scores, show_unsealed, unknown_names
 from contnorm.config import from_dict, laid_over
+from contnorm.report.summaries import summarize
 from contnorm.results import Record, Store
 from contnorm.streams.classification import STREAMS, stream_defaults
 
@@ -239,3 +240,24 @@ def test_brackets_in_a_name_are_shown_as_they_are(tmp_path: Path) -> None:
     name = "r[bold]x.py:Mine"
     shown = printed(show_scores, records(tmp_path, strategy={"name": name}))
     assert name in shown
+
+
+def test_names_that_this_version_does_not_have_are_shown_as_recorded_and_named(tmp_path: Path) -> None:
+    known, other = records(tmp_path), from_dict({"norm": {"name": "xn"}, "stream": {"name": "split-x", "source": "x"}})
+    Store(tmp_path).save(other, 0, {"matrix": {"correct": [[5]], "total": [10]}})
+    found = Store(tmp_path).readable().records
+    shown = printed(show_scores, found)
+    assert known[0].config.hash in shown and "split-x" in shown and "xn" in shown
+    said = unknown_names(found)
+    assert len(said) == 2 and all(other.hash in line for line in said)
+    assert "'xn'" in said[0] and "'split-x'" in said[1]
+
+
+def test_unsealed_records_are_told(tmp_path: Path) -> None:
+    sealed = [summarize(record) for record in records(tmp_path, seeds=3)]
+    some = [replace(sealed[0], sealed=False), *sealed[1:]]
+    said = printed(show_unsealed, some)
+    assert said.startswith(sealed[0].config.hash) and "1 of 3 records unsealed (schema 1)" in said
+    console = Console(file=io.StringIO())
+    show_unsealed(sealed, console)
+    assert console.file.getvalue() == ""  # type: ignore[attr-defined]

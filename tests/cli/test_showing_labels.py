@@ -98,7 +98,7 @@ def test_two_runs_are_compared_by_group(tmp_path: Path) -> None:
     ("spoil", "said"),
     [
         (lambda raw: raw.pop("classes"), "without classes"),
-        (lambda raw: raw["classes"]["groups"].pop(), "labels and classes are not of the same labels"),
+        (lambda raw: raw["classes"]["groups"].pop(), "classes and labels are not of the same labels"),
         (lambda raw: raw["labels"]["tally"].pop(), "a tally of 1 needs 1 rows"),
         (lambda raw: raw["labels"]["tally"][0].update(tp="9 9 9"), "can't be counted"),
         (lambda raw: raw["labels"].pop("own"), "is no record of a run"),

@@ -17,11 +17,13 @@ from rich.console import Console
 
 pytest.importorskip("jinja2", reason="jinja2 is not installed")
 
+from contnorm.cli import reporting
 from contnorm.cli.report_files import write_report
 from contnorm.cli.reporting import FORMATS, PARTS, Report, report_files, report_of, report_text
 from contnorm.config import from_dict
 from contnorm.errors import UserError
 from contnorm.recipes.reading import find_recipe
+from contnorm.report import large_pages
 from contnorm.report.found import Shelves
 from contnorm.report.page import Cell, Page, Rows, SectionView, Table, page_html
 from contnorm.results import Store
@@ -354,3 +356,31 @@ def opened(html: str, folder: Path, width: int, scheme: str, unfold: bool = True
 
 def _brightness(colour: str) -> int:
     return sum(int(part) for part in re.findall(r"\d+", colour)[:3])
+
+
+def test_a_page_of_many_settings_folds_them_and_says_what_it_leaves_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every limit is said where it cuts something; each row that is left has its score."""
+    store = Store(tmp_path)
+    for number in range(12):
+        config = from_dict({"stream": {"name": "split-mnist", "source": "mnist"}, "train": {"lr": 0.01 * (number + 1)}})
+        store.save(config, 0, {"matrix": {"correct": [[50 + number, None], [40 + number] * 2], "total": [100] * 2}})
+    whole = report_text(report_of(Shelves([tmp_path]), ["figure3"]), "html")
+    assert text_of(whole).count("To make it again:") == 12 and "left out" not in whole
+    assert "split-mnist, the 9 of 12 settings with the highest score" in whole and "single bn" in whole
+    limits = {"MOST_OPEN": 5, "MOST_ROWS": 10, "MOST_VIEWS": 8, "FIGURE_BYTES": 5000}
+    for name, value in limits.items():
+        monkeypatch.setattr(large_pages, name, value)
+    monkeypatch.setattr(reporting, "MOST_OPEN", 5)
+    small = report_text(report_of(Shelves([tmp_path]), ["figure3"]), "html")
+    told = text_of(small)
+    assert len(small) < 0.7 * len(whole)
+    assert "<summary>split-mnist: 10 rows</summary>" in small and "2 more rows are left out of this page" in told
+    assert "split-mnist 12 51.00 single bn" in told, "the setting with the highest score"
+    runs = section(small, "runs")
+    assert "<summary>8 settings</summary>" in runs and runs.count("To make it again:") == 8
+    assert "4 settings are left out here" in text_of(runs)
+    drawn = runs.count("<svg")
+    assert 0 < drawn < 8 and f"Figures are drawn of the first {drawn} of 12 settings" in text_of(runs)
+    assert small.count("<details>") == small.count("</details>")

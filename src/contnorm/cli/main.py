@@ -20,7 +20,7 @@ from contnorm.cli.garbage import importing_torch, leave_it_to_the_system
 from contnorm.config import assigned, parse_assignment, read_toml
 from contnorm.errors import UserError, unknown
 from contnorm.own_code import code_files
-from contnorm.results import Store
+from contnorm.results import Found, Record, Store
 from contnorm.trust import check_files, only_trusted
 
 __all__ = ["app", "main"]
@@ -199,20 +199,30 @@ def show(
     by_task: Annotated[bool, typer.Option("--by-task", help="The whole accuracy matrix of each run.")] = False,
 ) -> None:
     """Scores of finished runs, averaged over seeds."""
-    from contnorm.cli.showing import show_lost, show_matrices, show_scores
+    from contnorm.cli.showing import show_lost, show_matrices, show_scores, show_unsealed, unknown_names
+    from contnorm.report.summaries import Summaries, find_summaries, summaries_under
 
     store = Store(runs)
-    found = [store.search(given) for given in run] if run else [store.readable()]
+    found: list[Found] | list[Summaries]
+    if by_task:
+        found = [store.search(given) for given in run] if run else [store.readable()]
+    else:
+        found = [find_summaries(store, given) for given in run] if run else [summaries_under(runs)]
     records = [record for some in found for record in some.records]
     problems = [problem for some in found for problem in some.problems]
     lost = {run: notes for some in found for run, notes in some.lost.items()}
     if not records:
         none = f"no finished runs under {runs}{', all were lost' if lost else ''}. Make one: contnorm run --norm cn"
         raise UserError("; ".join(problems) or none)
-    for problem in problems:
+    for problem in [*problems, *unknown_names(records)]:
         print(f"contnorm: {problem}", file=sys.stderr)
-    (show_matrices if by_task else show_scores)(records, console)
+    if by_task:
+        show_matrices([record for record in records if isinstance(record, Record)], console)
+    else:
+        show_scores(records, console)
     show_lost(records, lost, console)
+    if run:
+        show_unsealed(records, console)
 
 
 @app.command()
@@ -223,10 +233,13 @@ def compare(
 ) -> None:
     """Two runs: in which settings they differ, and how far their scores, paired over the seeds both have."""
     from contnorm.cli.comparing import show_comparison
-    from contnorm.cli.showing import show_lost
+    from contnorm.cli.showing import show_lost, unknown_names
 
     store = Store(runs)
     first, second = store.find_one(a), store.find_one(b)
+    unknown_here = unknown_names([*first.records, *second.records])
+    for problem in dict.fromkeys([*first.problems, *second.problems, *unknown_here]):
+        print(f"contnorm: {problem}", file=sys.stderr)
     show_comparison(first.records, second.records, console)
     show_lost([*first.records, *second.records], first.lost | second.lost, console)
 
@@ -403,6 +416,7 @@ def report(
     """One self-contained page of the paper's tables and all runs under a folder; or the tables as text."""
     from contnorm.cli.report_files import write_report
     from contnorm.cli.reporting import report_of
+    from contnorm.cli.showing import unknown_names
     from contnorm.report.found import Shelves
 
     roots = runs or [Path("runs")]
@@ -412,7 +426,7 @@ def report(
         none = f"no finished runs under {', '.join(map(str, roots))}{', all were lost' if made.lost else ''}"
         said = "; ".join(shelves.problems) or none
         raise UserError(f"{said}. Make one: contnorm run --norm cn")
-    for problem in shelves.problems:
+    for problem in [*shelves.problems, *unknown_names(shelves.records)]:
         print(f"contnorm: {problem}", file=sys.stderr)
     write_report(made, form, part, out, console)
 

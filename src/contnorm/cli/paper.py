@@ -141,8 +141,10 @@ def _run_and_show(recipe: Recipe, asked: Asked, console: Console) -> int:
     except UserError as error:  # the other runs are there, and are shown
         failed = str(error)
     found = [kept.measured({cell: configs[cell] for cell in way.cells}) for way in ways]
+    for problem in kept.problems:
+        say_on_stderr(problem)
     if not any(found):
-        raise UserError(" ".join(filter(None, [failed, *said])))
+        raise UserError(" ".join(filter(None, [failed, *said])) or f"no record under {place.runs} can be read.")
     if asked.settings:
         console.print(Text(f"with other settings than the recipe's: {' '.join(asked.settings)}"), soft_wrap=True)
     for line in _other_data(configs, own.get("stream", {}).get("source")):

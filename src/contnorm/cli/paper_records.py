@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from contnorm.comparison.lost import with_lost
@@ -42,11 +42,13 @@ class Kept:
         store: Where.
         seeds: Which are wanted.
         hows: In which precisions they may be.
+        problems: What is wrong with records that were left out by `measured`.
     """
 
     store: Store
     seeds: range
     hows: Sequence[How]
+    problems: list[str] = field(default_factory=list)
 
     def seeds_of(self, config: RunConfig) -> dict[How, set[int]]:
         """The seeds that are recorded of a run, by how they were computed; nothing is read."""
@@ -103,7 +105,9 @@ class Kept:
         return [one for one in found if one.run]
 
     def _records(self, config: RunConfig) -> dict[How, Seeds]:
-        return {
-            how: {seed: self.store.load(self.store.path(computed(config, how), seed)) for seed in sorted(seeds)}
-            for how, seeds in self.seeds_of(config).items()
-        }
+        loaded: dict[How, Seeds] = {}
+        for how, seeds in self.seeds_of(config).items():
+            found = self.store.load_seeds(computed(config, how), sorted(seeds))
+            self.problems.extend(problem for problem in found.problems if problem not in self.problems)
+            loaded[how] = {record.seed: record for record in found.records}
+        return loaded

@@ -18,13 +18,15 @@ from contnorm.report.found import Shelves
 from contnorm.report.heat_map import matrix_heat_map
 from contnorm.report.label_figures import map_over_tasks
 from contnorm.report.label_views import run_figures
-from contnorm.report.page import Cell, Page, Rows, RunView, Table, page_html
+from contnorm.report.large_pages import MOST_OPEN, limited_views, score_tables, strongest
+from contnorm.report.page import Page, RunView, page_html
 from contnorm.report.paper_sheets import claims_csv, claims_sheet, section_sheet, tables_csv
 from contnorm.report.sections import Section, Unrun, sections_of
 from contnorm.report.sheets import Block, Sheet, latex, markdown
+from contnorm.report.summaries import Summary, summarize
 from contnorm.report.views import claim_rows, section_view
 from contnorm.results import Record, by_settings
-from contnorm.streams.classification import find_stream
+from contnorm.streams.classification import STREAMS
 
 __all__ = ["FORMATS", "PARTS", "Report", "counted", "report_files", "report_of", "report_text"]
 
@@ -76,6 +78,10 @@ def _grouped(records: Sequence[Record]) -> Groups:
     return by_settings(sorted(records, key=lambda r: (described(r.config), r.config.hash, r.seed)))
 
 
+def _summarized(groups: Groups) -> dict[str, list[Summary]]:
+    return {run: [summarize(record) for record in group] for run, group in groups.items()}
+
+
 def report_text(report: Report, form: str, part: str = "all") -> str:
     """All of it, or a part, as one text; CSV holds one kind of rows, those of runs unless another is asked for."""
     if form not in FORMATS:
@@ -108,7 +114,7 @@ def _sheets(report: Report, part: str, linked: bool = False) -> Iterator[Sheet]:
     if part in ("all", "tables"):
         yield from map(section_sheet, report.sections)
     if part in ("all", "runs"):
-        yield _runs_sheet(run_blocks(report.groups, report.lost), outside(report))
+        yield _runs_sheet(run_blocks(_summarized(report.groups), report.lost), outside(report))
 
 
 def _runs_sheet(blocks: Sequence[Block], notes: Sequence[str]) -> Sheet:
@@ -154,36 +160,55 @@ def _page(report: Report) -> Page:
     what = f"{counted(report.runs, 'run')} of {counted(report.settings, 'setting')}"
     lead = f"{what}; all numbers are made from their records."
     lead = " ".join([lead, *outside(report)])
-    views = [_run_view(group, lost=report.lost.get(run, {})) for run, group in report.groups.items()]
-    views += [_run_view(group, name) for name, groups in report.timed.items() for group in groups.values()]
+    summaries = _summarized(report.groups)
+    timed = [(group, name) for name, groups in report.timed.items() for group in groups.values()]
+    views = limited_views(_views(report, timed), len(report.groups) + len(timed))
     return Page(
         "contnorm: the paper and these runs" if report.sections else "contnorm: runs",
         lead,
         [row for section in report.sections for row in claim_rows(section)],
         [section_view(section) for section in report.sections],
         [(one.title, one.command, one.why) for one in report.unrun],
-        [_scores(block) for block in run_blocks(report.groups, report.lost)],
-        _compared(report),
-        views,
+        [table for block in run_blocks(summaries, report.lost) for table in score_tables(block, _scores_title(block))],
+        _compared(report, summaries),
+        views.views,
+        views.note,
+        fold_runs=len(views.views) > MOST_OPEN,
     )
 
 
-def _scores(block: Block) -> Table:
-    title = f"Scores of all runs{f': {block.title.lower()}' if block.title else ''}"
-    return Table(title, block.heads, [Rows("", [list(map(Cell, row)) for row in block.rows])], block.below)
+def _views(report: Report, timed: Sequence[tuple[Sequence[Record], str]]) -> Iterator[tuple[RunView, Iterator[str]]]:
+    """Of each setting what is told of it, and its figures, drawn where they are taken."""
+    for run, group in report.groups.items():
+        yield _run_view(group, lost=report.lost.get(run, {})), _drawn(group)
+    for group, name in timed:
+        yield _run_view(group, name), iter(())
 
 
-def _compared(report: Report) -> list[str]:
-    """For each stream, the accuracy over tasks of the settings that are in no table; mAP where labels are several."""
+def _scores_title(block: Block) -> str:
+    return f"Scores of all runs{f': {block.title.lower()}' if block.title else ''}"
+
+
+def _compared(report: Report, summaries: Mapping[str, Sequence[Summary]]) -> list[str]:
+    """For each stream, the accuracy over tasks of the settings that are in no table; mAP where labels are several.
+
+    Of more settings than one figure can show, those with the highest score at the end.
+    """
     told = {record.config.hash for section in report.sections for record in section.records}
-    by_stream: dict[tuple[str, bool], dict[str, Sequence[Record]]] = defaultdict(dict)
+    by_stream: dict[tuple[str, bool], dict[str, str]] = defaultdict(dict)
     for name, group in report.groups.items():
         if name not in told:
             stream, strategy, norm = described(group[0].config)
             exact = ", exact moments" if group[0].config.evaluate.moments == "oracle" else ""
-            by_stream[stream, group[0].several_labels][f"{strategy} {norm}{exact} ({name[:4]})"] = group
+            by_stream[stream, group[0].several_labels][f"{strategy} {norm}{exact} ({name[:4]})"] = name
     draw = {False: figures.accuracy_over_tasks, True: map_over_tasks}
-    return [draw[several](found, stream) for (stream, several), found in by_stream.items() if len(found) > 1]
+    drawn = []
+    for (stream, several), found in by_stream.items():
+        shown = strongest({title: summaries[name] for title, name in found.items()})
+        more = f", the {len(shown)} of {len(found)} settings with the highest score" if len(shown) < len(found) else ""
+        if len(shown) > 1:
+            drawn.append(draw[several]({title: report.groups[found[title]] for title in shown}, stream + more))
+    return drawn
 
 
 def _run_view(group: Sequence[Record], timed: str = "", lost: Mapping[int, str] | None = None) -> RunView:
@@ -191,18 +216,19 @@ def _run_view(group: Sequence[Record], timed: str = "", lost: Mapping[int, str] 
     facts = [*_facts(group), *([("lost", lost_words(lost, len(group)))] if lost else [])]
     title = " ".join(described(first.config)) + (f", timed for {timed}" if timed else "")
     settings = in_words(changed(first.config), {*own_settings(first.config), "evaluate.moments"})
-    return RunView(first.config.hash, title, settings, _command(group), facts, [] if timed else _drawn(group))
+    return RunView(first.config.hash, title, settings, _command(group), facts)
 
 
-def _drawn(group: Sequence[Record]) -> list[str]:
+def _drawn(group: Sequence[Record]) -> Iterator[str]:
     first = group[0]
     if first.several_labels:
-        return [*run_figures(group), *_drift(group)]
-    drawn = [matrix_heat_map(group, "Accuracy, mean over seeds")]
-    drawn += _drift(group)
-    if all("matrix_running" in record.raw for record in group) and first.matrix.tasks > 1:
-        drawn.append(figures.forgetting_split(group, "Forgotten since each task was learned (fm_first)"))
-    return drawn
+        yield from run_figures(group)
+        yield from _drift(group)
+        return
+    yield matrix_heat_map(group, "Accuracy, mean over seeds")
+    yield from _drift(group)
+    if all(record.matrix_of("matrix_running") is not None for record in group) and first.matrix.tasks > 1:
+        yield figures.forgetting_split(group, "Forgotten since each task was learned (fm_first)")
 
 
 def _drift(group: Sequence[Record]) -> list[str]:
@@ -217,7 +243,8 @@ def _command(group: Sequence[Record]) -> str:
     """What to type to make the runs again."""
     config: RunConfig = group[0].config
     rest = {key: value for key, value in changed(config).items() if key not in FILLED_IN}
-    if config.stream.source not in (None, *find_stream(config.stream.name).sources[:1]):  # else it is found again
+    stream = STREAMS.get(config.stream.name)  # None for one of another version
+    if config.stream.source not in (None, *(stream.sources[:1] if stream else ())):  # else it is found again
         rest["stream.source"] = config.stream.source
     for key in ("stream.name", "strategy.name", "norm.name"):
         rest.pop(key, None)
@@ -255,4 +282,5 @@ def _of_one(record: Record) -> dict[str, str]:
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items() if version),
         "data": f"{source.get('name')} {source.get('fingerprint', '')}",
         "commit": str(raw.get("commit") or "unknown"),
+        "record": "sealed" if record.sealed else "unsealed (schema 1)",
     }

@@ -25,11 +25,13 @@ from contnorm.cli.showing import (
 from contnorm.comparison.words import FM_OF_LABELS, part_of
 from contnorm.metrics.matrix import score
 from contnorm.report.sheets import Block
+from contnorm.report.summaries import Summary
 from contnorm.results import Record
 
 __all__ = ["run_blocks", "runs_csv"]
 
 Groups = Mapping[str, Sequence[Record]]
+Summarized = Mapping[str, Sequence[Summary]]
 
 SCORES_NOTE = (
     "Percent, mean +- sample standard deviation over seeds. ACC: accuracy on all tasks at the end. FM: forgotten "
@@ -43,7 +45,7 @@ LABELS_NOTE = (
 )
 
 
-def run_blocks(groups: Groups, lost: Lost) -> list[Block]:
+def run_blocks(groups: Summarized, lost: Lost) -> list[Block]:
     """A row for each setting, way of evaluation and, where there are several, group of labels; then what was lost.
 
     Example:
@@ -59,7 +61,7 @@ def run_blocks(groups: Groups, lost: Lost) -> list[Block]:
     return [*blocks[:-1], replace(blocks[-1], below=(*blocks[-1].below, *said))] if said and blocks else blocks
 
 
-def _block(title: str, groups: Iterable[Sequence[Record]], notes: Sequence[str]) -> Block:
+def _block(title: str, groups: Iterable[Sequence[Summary]], notes: Sequence[str]) -> Block:
     rows = [row for group in groups for row in rows_of(group, own_settings(group[0].config))]
     labels = ["labels"] if rows[0].labels else []
     settings = ["settings"] if any(row.settings for row in rows) else []

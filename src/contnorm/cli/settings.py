@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import lru_cache
 from typing import Any
 
 from contnorm.config import RunConfig, dotted, from_dict, laid_over
@@ -39,10 +40,21 @@ def changed(config: RunConfig) -> dict[str, Any]:
         >>> changed(from_dict({"stream": {"name": "split-cifar10"}, "train": {"lr": 0.03, "batch": 10}}))["train.batch"]
         10
     """
-    stream = STREAMS.get(config.stream.name)
-    said = stream_defaults(stream, config.stream.scenario) if stream else {}
-    usual = dotted(from_dict(laid_over(said, strategy_defaults(config.strategy.name))).as_dict())
+    return dict(_changed(config))
+
+
+@lru_cache(maxsize=4096)
+def _changed(config: RunConfig) -> dict[str, Any]:
+    usual = _usual(config.stream.name, config.stream.scenario, config.strategy.name)
     return {key: value for key, value in dotted(config.as_dict()).items() if value != usual[key]}
+
+
+@lru_cache(maxsize=256)
+def _usual(stream_name: str, scenario: str | None, strategy: str) -> dict[str, Any]:
+    """What a stream and a strategy say, by dotted key."""
+    stream = STREAMS.get(stream_name)
+    said = stream_defaults(stream, scenario) if stream else {}
+    return dotted(from_dict(laid_over(said, strategy_defaults(strategy))).as_dict())
 
 
 def varying(configs: Sequence[RunConfig]) -> set[str]:

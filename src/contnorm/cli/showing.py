@@ -6,23 +6,25 @@ A table where it fits, else a few lines a run. Runs that differ in settings that
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from rich.console import Console
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 
 from contnorm.catalog import find_norm
-from contnorm.cli.fitting import indented, needed_width, say
+from contnorm.cli.fitting import column_widths, indented, print_columns, say
 from contnorm.cli.settings import changed, in_words, varying
 from contnorm.comparison.lost import lost_words
 from contnorm.comparison.words import FM_OF_LABELS, part_of, spread
 from contnorm.config import RunConfig
-from contnorm.metrics.matrix import AccuracyMatrix, score
-from contnorm.metrics.multilabel import LabelMatrix, label_score, mean_ap
+from contnorm.metrics.matrix import AccuracyMatrix
+from contnorm.metrics.multilabel import LabelMatrix, mean_ap
+from contnorm.report.summaries import GROUPS_SHOWN, LABEL_SCORES_SHOWN, SCORES_SHOWN, Summary, summarize
 from contnorm.results import Record, by_settings
-from contnorm.streams.multilabel import GROUPS
+from contnorm.streams.classification import STREAMS
 
 __all__ = [
     "GROUPS_SHOWN",
@@ -35,20 +37,15 @@ __all__ = [
     "show_lost",
     "show_matrices",
     "show_scores",
+    "show_unsealed",
+    "unknown_names",
 ]
 
 Lost = Mapping[str, Mapping[int, str]]  # by the hash of a run its seeds that were lost, and how
 
-SHOWN = {"acc": "ACC", "fm": "FM", "la": "LA"}
-SHOWN_OF_LABELS = {
-    "c_f1": "C-F1",
-    "o_f1": "O-F1",
-    "map": "mAP",
-    "fm_c_f1": "FM C-F1",
-    "fm_o_f1": "FM O-F1",
-    "fm_map": "FM mAP",
-}
-GROUPS_SHOWN = ("overall", *GROUPS)
+SHOWN = dict(zip(SCORES_SHOWN, ("ACC", "FM", "LA"), strict=True))
+LABEL_TITLES = ("C-F1", "O-F1", "mAP", "FM C-F1", "FM O-F1", "FM mAP")
+SHOWN_OF_LABELS = dict(zip(LABEL_SCORES_SHOWN, LABEL_TITLES, strict=True))
 IN_COLUMNS = {
     "stream.name",
     "stream.source",
@@ -77,34 +74,45 @@ class Row:
         return list((SHOWN_OF_LABELS if self.labels else SHOWN).values())
 
 
-def show_scores(records: list[Record], console: Console) -> None:
+def show_scores(records: Sequence[Record | Summary], console: Console) -> None:
     """A row for each setting: mean and standard deviation over its seeds; nothing where there are none.
 
     Runs whose images have several labels come after the others, with scores of their own and a row for each group of
     labels.
     """
+    summaries = [summarize(one) if isinstance(one, Record) else one for one in records]
     for several in (False, True):
-        _show_scores([record for record in records if record.several_labels == several], console)
-    for line in _remarks([record for record in records if record.several_labels]):
+        _show_scores([one for one in summaries if one.several_labels == several], console)
+    for line in _remarks([one for one in summaries if one.several_labels]):
         say(line, console)
 
 
-def _remarks(records: list[Record]) -> list[str]:
+def _remarks(records: Sequence[Summary]) -> list[str]:
     """What a reader of scores of several labels should know."""
     if not records:
         return []
     parts = {record.config.hash: words for record in records if (words := part_of(record))}
-    said = [f"{run}: {words}." for run, words in parts.items()]
-    return [FM_OF_LABELS, *said]
+    return [FM_OF_LABELS, *(f"{run}: {words}." for run, words in parts.items())]
 
 
-def show_lost(records: Sequence[Record], lost: Lost, console: Console) -> None:
+def show_unsealed(records: Sequence[Record | Summary], console: Console) -> None:
+    """Which runs have records that no checksum protects."""
+    unsealed = Counter(record.config.hash for record in records if not record.sealed)
+    of = Counter(record.config.hash for record in records)
+    for run, many in unsealed.items():
+        say(
+            f"{run}: {many} of {of[run]} records unsealed (schema 1), so a changed count would not be noticed.",
+            console,
+        )
+
+
+def show_lost(records: Sequence[Record | Summary], lost: Lost, console: Console) -> None:
     """Below the scores, which runs lack seeds because their loss was no longer finite."""
     for line in lost_lines(records, lost):
         say(line, console)
 
 
-def lost_lines(records: Sequence[Record], lost: Lost) -> list[str]:
+def lost_lines(records: Sequence[Record | Summary], lost: Lost) -> list[str]:
     """A line for each run that lost seeds.
 
     Example:
@@ -115,46 +123,36 @@ def lost_lines(records: Sequence[Record], lost: Lost) -> list[str]:
     return [f"{run}: {lost_words(notes, through[run])}" for run, notes in lost.items()]
 
 
-def _show_scores(records: list[Record], console: Console) -> None:
+def _show_scores(records: Sequence[Summary], console: Console) -> None:
     if not records:
         return
     groups = by_settings(records)
     worth_saying = _worth_saying([group[0].config for group in groups.values()])
     rows = [row for group in groups.values() for row in rows_of(group, worth_saying)]
     with_settings = len(groups) > 1 and any(row.settings for row in rows)
-    if _least_width(rows, with_settings, console) > console.width:
+    if _least_width(rows, with_settings) > console.width:
         for row in rows:
             _show_lines(row, console)
         return
-    console.print(_table(rows, with_settings))
+    print_columns(*_cells(rows, with_settings), console, wrap_last=with_settings)
     if len(groups) == 1 and rows[0].settings:
         console.print(Text(f"settings that are not the stream's own: {rows[0].settings}"))
 
 
-def rows_of(group: Sequence[Record], worth_saying: Collection[str] = ()) -> list[Row]:
-    """The lines of one setting: one for each way its networks were evaluated."""
+def rows_of(group: Sequence[Summary], worth_saying: Collection[str] = ()) -> list[Row]:
+    """The lines of one setting: one for each way its networks were evaluated and, where there are, group of labels."""
     c = group[0].config
     settings = in_words(changed(c), worth_saying)
-    if group[0].several_labels:
-        return _rows_of_labels(group, settings)
-    rows = [Row(c.hash, described(c), c.evaluate.moments, len(group), _scores([r.matrix for r in group]), settings)]
-    running = [matrix for record in group if (matrix := record.matrix_of("matrix_running")) is not None]
-    if running:  # the same networks, evaluated both ways
-        rows.insert(0, Row(c.hash, described(c), "running", len(running), _scores(running), settings))
-    return rows
-
-
-def _rows_of_labels(group: Sequence[Record], settings: str) -> list[Row]:
-    c = group[0].config
     rows = []
-    for key, moments in (("labels_running", "running"), ("labels", c.evaluate.moments)):
-        found = [(record, matrix) for record in group if (matrix := record.labels_of(key)) is not None]
-        for labels in GROUPS_SHOWN if found else ():
-            scores = [
-                spread([label_score(matrix, name, record.classes_of(labels)) for record, matrix in found])
-                for name in SHOWN_OF_LABELS
-            ]
-            rows.append(Row(c.hash, described(c), moments, len(found), scores, settings, labels))
+    for moments in dict.fromkeys(("running", c.evaluate.moments)):
+        found = [one.scores[moments] for one in group if moments in one.scores]
+        for labels in found[0] if found else ():
+            by_score = zip(*(scores[labels] for scores in found), strict=True)
+            rows.append(
+                Row(
+                    c.hash, described(c), moments, len(found), [spread(values) for values in by_score], settings, labels
+                )
+            )
     return rows
 
 
@@ -190,28 +188,69 @@ def described(config: RunConfig) -> tuple[str, ...]:
     stream, own = config.stream, config.stream.name.partition("-")[2]
     source = "" if stream.source in (None, "mnist", own, stream.name) else f" ({stream.source})"
     tried = "" if config.train.max_steps is None else f", first {config.train.max_steps} steps"
-    spec, groups = find_norm(config.norm.name)
-    norm = f"{spec.name}{groups or config.norm.groups}" if spec.grouped else spec.name
-    return stream.name + source + tried, config.strategy.name, norm
+    return stream.name + source + tried, config.strategy.name, _norm_words(config.norm.name, config.norm.groups)
 
 
-def _table(rows: list[Row], with_settings: bool) -> Table:
+@lru_cache(maxsize=256)
+def _norm_words(name: str, groups: int | str) -> str:
+    """A norm with its number of groups; one that this version does not have, as it is named in its record.
+
+    Example:
+        >>> _norm_words("cn", 8), _norm_words("a norm of a later version", 32)
+        ('cn8', 'a norm of a later version')
+    """
+    try:
+        spec, in_name = find_norm(name)
+    except ValueError:
+        return name
+    return f"{spec.name}{in_name or groups}" if spec.grouped else spec.name
+
+
+def unknown_names(records: Iterable[Record | Summary]) -> list[str]:
+    """A line for each run of a norm or a stream that this version does not have.
+
+    Example:
+        >>> unknown_names([])
+        []
+    """
+    configs = {record.config.hash: record.config for record in records}
+    lines = []
+    for run, config in configs.items():
+        for what, name, known in (
+            ("norm", config.norm.name, _is_norm(config.norm.name)),
+            ("stream", config.stream.name, config.stream.name in STREAMS),
+        ):
+            if not known:
+                lines.append(f"{run}: {what} {name!r} is not one of this version's; its scores are shown as recorded.")
+    return lines
+
+
+@lru_cache(maxsize=256)
+def _is_norm(name: str) -> bool:
+    try:
+        find_norm(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _cells(rows: Sequence[Row], with_settings: bool) -> tuple[list[str], list[list[str]]]:
+    """The heads and the cells of a table."""
     labels = ["labels"] if rows[0].labels else []
-    heads = ("run", "stream", "strategy", "norm", "moments", "seeds", *labels, *rows[0].titles)
-    table = Table(*(Column(head, no_wrap=True) for head in heads), box=None, pad_edge=False)
-    if with_settings:
-        table.add_column("settings")
+    settings = ["settings"] if with_settings else []
+    heads = ["run", "stream", "strategy", "norm", "moments", "seeds", *labels, *rows[0].titles, *settings]
+    cells = []
     for row in rows:
-        settings = [row.settings] if with_settings else []
+        rest = [row.settings] if with_settings else []
         group = [row.labels] if row.labels else []
-        cells = (row.run, *row.what, row.moments, str(row.seeds), *group, *row.scores, *settings)
-        table.add_row(*map(Text, cells))  # as they are: a name may have brackets in it
-    return table
+        cells.append([row.run, *row.what, row.moments, str(row.seeds), *group, *row.scores, *rest])
+    return heads, cells
 
 
-def _least_width(rows: list[Row], with_settings: bool, console: Console) -> int:
+def _least_width(rows: Sequence[Row], with_settings: bool) -> int:
     """What the table needs for nothing to be cut; settings may wrap between one and the next."""
-    least = needed_width(_table(rows, False), console)
+    widths = column_widths(*_cells(rows, False))
+    least = sum(widths) + 2 * (len(widths) - 1)
     words = [word for row in rows for word in (*row.settings.split(), "settings")]
     return least + (2 + max(map(len, words)) if with_settings else 0)
 
@@ -225,11 +264,7 @@ def _show_lines(row: Row, console: Console) -> None:
         indented(line, console)
 
 
-def _scores(matrices: list[AccuracyMatrix]) -> list[str]:
-    return [spread([score(matrix, name) for matrix in matrices]) for name in SHOWN]
-
-
-def show_matrices(records: list[Record], console: Console) -> None:
+def show_matrices(records: Sequence[Record], console: Console) -> None:
     """The accuracies of each run, row after row; where images have several labels, the mAP."""
     for record in records:
         for title, rows in _matrices_by_task(record).items():

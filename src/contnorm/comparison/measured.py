@@ -86,21 +86,22 @@ class Measured:
         return None if math.isnan(value) else value
 
     def _extra_time(self, record: Record) -> float | None:
-        """In percent over BN's of the same seed."""
+        """In percent over BN's of the same seed; None where one of the times is missing."""
         beside = (self.baseline or {}).get(record.seed)
-        if beside is None:
-            return None
-        return 100 * (training_seconds(record) / training_seconds(beside) - 1)
+        ours, theirs = training_seconds(record), None if beside is None else training_seconds(beside)
+        return 100 * (ours / theirs - 1) if ours is not None and theirs else None
 
 
-def training_seconds(record: Record) -> float:
-    """The time of the training loop, without that of the first two tasks where there are more.
+def training_seconds(record: Record) -> float | None:
+    """The time of the training loop, without the first two tasks where there are more; None where it is unknown.
 
     In those kernels are compiled and graphs captured: in the first without replayed samples, in the second with them.
     """
-    seconds = record.raw["seconds"]
+    seconds = record.raw.get("seconds", {})
     by_task = seconds.get("train_by_task", [])
-    return float(sum(by_task[WARM_UP:]) if len(by_task) > WARM_UP else seconds["train"])
+    if len(by_task) > WARM_UP:
+        return float(sum(by_task[WARM_UP:]))
+    return float(seconds["train"]) if "train" in seconds else None
 
 
 def curve_of(record: Record, cell: Cell, name: str) -> list[float]:

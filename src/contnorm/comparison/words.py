@@ -12,7 +12,7 @@ from contnorm.metrics.matrix import SCORES
 from contnorm.metrics.multilabel import LABEL_SCORES
 from contnorm.recipes.published import Published
 from contnorm.recipes.recipe import Claim
-from contnorm.results import Record, spread_over_seeds
+from contnorm.results import Described, spread_over_seeds
 
 __all__ = [
     "FM_OF_LABELS",
@@ -95,12 +95,13 @@ def place_words(place: Mapping[str, Any]) -> str:
     return ", ".join(written.get(key, f"{key} {{}}").format(value) for key, value in there.items())
 
 
-def part_of(record: Record) -> str:
+def part_of(record: Described) -> str:
     """Of which published stream a run had only a part, in words; empty where it had all, or there is none.
 
     Example:
         >>> from contnorm.config import RunConfig
         >>> from contnorm.metrics.matrix import AccuracyMatrix
+        >>> from contnorm.results import Record
         >>> raw = {"source": {"name": "cocoseq", "images": 1520, "published_images": 41438}}
         >>> part_of(Record(RunConfig(), 0, AccuracyMatrix([[1]], [2]), {}, raw))
         'on 1,520 of the 41,438 pictures of the published cocoseq'

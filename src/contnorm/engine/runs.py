@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import logging
 import platform
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ import torch
 
 import contnorm
 from contnorm.config import RunConfig
+from contnorm.engine.code_version import package_commit
 from contnorm.engine.jobs import Job, Workplace
 from contnorm.engine.lane import Lane
 from contnorm.engine.loop import Failed, Finished, Progress, Stopped, can_resume, run_lanes
@@ -76,7 +75,12 @@ def _tell_of_other_data(job: Job, place: Workplace, store: Store) -> None:
     if folder is None:
         return
     path = store.path(job.config, job.seed)
-    was, now = store.load(path).raw.get("source", {}).get("fingerprint"), read_manifest(folder)["fingerprint"]
+    try:
+        record = store.load(path)
+    except UserError as error:  # one broken record keeps no other run back
+        logging.getLogger("contnorm").warning(str(error))
+        return
+    was, now = record.raw.get("source", {}).get("fingerprint"), read_manifest(folder)["fingerprint"]
     if was not in (None, now):
         logging.getLogger("contnorm").warning(
             f"{path}: is of other data than {folder} holds now (fingerprint {was}, now {now}), and is not run again. "
@@ -314,7 +318,7 @@ def _circumstances(config: RunConfig, source: Source, device: torch.device) -> d
         "precision": config.train.precision,
         "deterministic": config.train.deterministic,
         "source": {"name": source.name, "fingerprint": source.fingerprint, **_part_of(source)},
-        "commit": _commit(),
+        "commit": package_commit(),
     }
 
 
@@ -324,15 +328,3 @@ def _part_of(source: Source) -> dict[str, Any]:
         return {}
     images = len(source.train_images) + len(source.test_images)
     return {"images": images, "published_images": source.published_images, "missing_images": source.missing_images}
-
-
-@cache
-def _commit() -> str | None:
-    """The commit of the package's own checkout, with a mark where it was changed; None outside one."""
-    here = Path(__file__).resolve().parent
-    ask = ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-    try:
-        done = subprocess.run(ask, capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()

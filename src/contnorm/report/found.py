@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 
 from contnorm.comparison.lost import with_lost
@@ -15,7 +16,7 @@ from contnorm.engine.settling import settle, source_of
 from contnorm.recipes.grid import cells_of
 from contnorm.recipes.recipe import Recipe
 from contnorm.recipes.selection import Selection, find_selection
-from contnorm.results import Record, Store
+from contnorm.results import Record, Store, fitting
 
 __all__ = ["Shelf", "Shelves", "measured_of"]
 
@@ -78,7 +79,7 @@ class Shelves:
         """The records, and among the ``lost`` the seeds that have one in none of the folders."""
         found = [Store(folder).readable() for folder in folders]
         self.problems += [problem for one in found for problem in one.problems]
-        records = [record for one in found for record in one.records]
+        records = fitting([record for one in found for record in one.records], self.problems)
         there = {(record.config.hash, record.seed) for record in records}
         for run, notes in (item for one in found for item in one.lost.items()):
             left = {seed: why for seed, why in notes.items() if (run, seed) not in there}
@@ -94,6 +95,7 @@ def measured_of(recipe: Recipe, shelf: Shelf) -> list[Measured]:
     return [with_lost(one, configs[one.cell], shelf.lost) for one in found]
 
 
+@lru_cache(maxsize=4096)
 def _run(config: RunConfig) -> str:
     """What tells runs apart; weights by their name, since a recipe can't know what is in the file that it names."""
     return computed(replace(config, model=replace(config.model, weights_hash=None)), HOWS[0]).hash

@@ -97,6 +97,8 @@ class Page:
     scores: Sequence[Table] = ()
     figures: Sequence[str] = ()
     runs: Sequence[RunView] = field(default_factory=tuple)
+    runs_note: str = ""  # what is left out of the runs
+    fold_runs: bool = False  # whether the list of runs is opened by its title
 
     @property
     def counted(self) -> list[tuple[str, int]]:

@@ -1,0 +1,139 @@
+"""Summaries of many records: the same with and without an index, which never counts for a record that changed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from contnorm.config import RunConfig, from_dict
+from contnorm.errors import UserError
+from contnorm.report import summaries
+from contnorm.report.summaries import INDEX, Summary, find_summaries, summaries_under, summarize
+from contnorm.results import Store, seal_of
+from tests.report.made_records import KEPT
+
+ALL_KINDS = (KEPT / "7ab8938428eb", KEPT / "634f63758def", KEPT.parent / "cocoseq-mini" / "068799b86d97")
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A few records of all kinds, in a folder that gets an index all the same, however new its files are."""
+    monkeypatch.setattr(summaries, "FEWEST", 1)
+    monkeypatch.setattr(summaries, "SETTLED", -(10**12))
+    for folder in ALL_KINDS:
+        shutil.copytree(folder, tmp_path / "runs" / folder.name)
+    return tmp_path / "runs"
+
+
+def refuse(*_: object) -> None:
+    raise AssertionError("a record was read again")
+
+
+def plain(found: list[Summary]) -> str:
+    """With what is not a number, which is not equal to itself."""
+    return json.dumps([[one.config.hash, one.seed, one.sealed, one.scores, one.source, one.file] for one in found])
+
+
+def test_an_index_gives_what_the_records_give(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = summaries_under(runs)
+    assert len(read.records) == 14 and list(read.lost) == ["634f63758def"]
+    assert plain(read.records) == plain([summarize(record) for record in Store(runs).readable().records])
+    monkeypatch.setattr(Store, "load", refuse)
+    again = summaries_under(runs)
+    assert plain(again.records) == plain(read.records) and again.lost == read.lost
+    assert [one.config for one in again.records] == [one.config for one in read.records]
+    assert [one.layout for one in again.records] == [one.layout for one in read.records]
+    assert plain(find_summaries(Store(runs.parent), str(runs)).records) == plain(read.records)
+
+
+def test_a_record_that_changed_is_read_again(runs: Path) -> None:
+    """Also one of the same size and time: a file system notes when a file was changed, whatever its time says."""
+    first = summaries_under(runs)
+    path = runs / "7ab8938428eb" / "0.json"
+    old, text = path.stat(), path.read_text()
+    correct = json.loads(text)["matrix"]["correct"][-1][0]
+    changed = text.replace(f"{correct},", f"{correct - 1},", 1)
+    assert len(changed) == len(text) and changed != text
+    time.sleep(0.02)  # longer than the step of a file system's clock
+    path.write_text(changed)
+    os.utime(path, ns=(old.st_atime_ns, old.st_mtime_ns))
+    second = summaries_under(runs)
+    assert plain(second.records) != plain(first.records)
+    assert plain(second.records) == plain([summarize(record) for record in Store(runs).readable().records])
+    path.write_text("{")
+    third = summaries_under(runs)
+    assert len(third.records) == 13 and "0.json" in third.problems[0]
+    path.unlink()
+    assert len(summaries_under(runs).records) == 13 and summaries_under(runs).problems == []
+
+
+def test_a_record_that_is_new_is_not_indexed_yet(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It could be changed again within the same step of the clock."""
+    monkeypatch.setattr(summaries, "SETTLED", 3600 * 10**9)
+    summaries_under(runs)
+    assert not (runs / INDEX).exists()
+
+
+@pytest.mark.parametrize("spoil", ["", "{}", "no checksum\n{}", "cut", "changed", "other code"])
+def test_an_index_that_is_broken_is_made_anew(runs: Path, spoil: str) -> None:
+    read = plain(summaries_under(runs).records)
+    index = runs / INDEX
+    good = index.read_text()
+    body = good.partition("\n")[2]
+    other = {**json.loads(body), "code": []}
+    spoiled = {"cut": good[:-20], "changed": good.replace("7ab8938428eb/0.json", "7ab8938428eb/9.json")}
+    if spoil == "other code":
+        text = json.dumps(other)
+        index.write_text(f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}")
+    else:
+        index.write_text(spoiled.get(spoil, spoil))
+    assert plain(summaries_under(runs).records) == read
+    assert index.read_text() == good
+
+
+def test_a_folder_that_cannot_be_written_to_has_no_index(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(summaries, "write_atomically", full)
+    assert len(summaries_under(runs).records) == 14 and not (runs / INDEX).exists()
+
+
+def test_few_records_need_no_index(tmp_path: Path) -> None:
+    shutil.copytree(ALL_KINDS[0], tmp_path / ALL_KINDS[0].name)
+    assert len(summaries_under(tmp_path).records) == 5 and not (tmp_path / INDEX).exists()
+
+
+def test_a_record_that_does_not_fit_its_run_is_named_from_the_index_too(runs: Path) -> None:
+    config, store = RunConfig(), Store(runs)
+    for seed in range(3):
+        size = 1 if seed == 2 else 2
+        rows = [[5] * size for _ in range(size)]
+        store.save(config, seed, {"matrix": {"correct": rows, "total": [10] * size}})
+    for _ in range(2):
+        found = summaries_under(runs)
+        assert [one.seed for one in found.records if one.config == config] == [0, 1]
+        assert len(found.problems) == 1 and "2.json" in found.problems[0]
+
+
+def test_a_folder_without_finished_runs_is_named(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    with pytest.raises(UserError, match="no finished run"):
+        find_summaries(Store(tmp_path), str(tmp_path / "runs"))
+
+
+def test_sealed_and_unsealed_records_are_told_apart(tmp_path: Path) -> None:
+    store, config = Store(tmp_path), from_dict({"train": {"lr": 0.5}})
+    for seed in (0, 1):
+        path = store.save(config, seed, {"matrix": {"correct": [[5]], "total": [10]}})
+    raw = json.loads(path.read_text())
+    assert raw["seal"] == seal_of(raw)
+    del raw["seal"]
+    path.write_text(json.dumps(raw | {"schema": 1}))
+    assert [one.sealed for one in summaries_under(tmp_path).records] == [True, False]
