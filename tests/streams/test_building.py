@@ -19,7 +19,7 @@ import pytest
 from PIL import Image
 
 from contnorm.errors import UserError
-from contnorm.streams import building, decoding
+from contnorm.streams import building, decoding, stored
 from contnorm.streams.building import begun, build
 from contnorm.streams.coco import find_instances, list_cocoseq
 from contnorm.streams.decoding import squared
@@ -65,6 +65,7 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(decoding, "squared", told)
     monkeypatch.setattr(building, "ROWS", 2)
+    monkeypatch.setattr(stored, "ROWS", 2)
     return names
 
 
@@ -170,6 +171,7 @@ def test_processes_that_are_being_started_do_not_hear_ctrl_c(tmp_path: Path, mon
 
     monkeypatch.setattr(building, "ProcessPoolExecutor", Pool)
     monkeypatch.setattr(building, "ROWS", 2)
+    monkeypatch.setattr(stored, "ROWS", 2)
     build(few(tmp_path / "pictures"), tmp_path / "few", SIDE, jobs=2)
     assert waiting == [True] * 6, "pieces of two: four of seven pictures, two of three"
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
@@ -241,7 +243,7 @@ def test_a_broken_off_build_goes_on_without_decoding_what_it_has(
 
 KILLED = """
 import sys
-from contnorm.streams import building, decoding
+from contnorm.streams import building, decoding, stored
 from tests.streams.test_building import few
 from pathlib import Path
 import time

@@ -52,6 +52,9 @@ RunsFolder = Annotated[Path, typer.Option("--runs", help="Where records and chec
 Lanes = Annotated[int | None, typer.Option(help="Runs side by side; 8 on a GPU, a core each on a CPU.")]
 _WHICH = "Runs, or folders of runs: paths, or beginnings of hashes; all by default."
 _THREADS = "Of each run on a CPU; results depend on it in the last digits."
+AllowMissing = Annotated[
+    bool, typer.Option("--allow-missing", help="Use a published data set with missing images, and record it.")
+]
 DataRoot = Annotated[Path | None, typer.Option("--data-root", help="Where data lies; else CONTNORM_DATA, else ./data.")]
 
 
@@ -100,6 +103,7 @@ def run(
         bool, typer.Option("--keep-weights", help="Leave each run's weights beside its record, for `diagnose`.")
     ] = False,
     data_root: DataRoot = None,
+    allow_missing: AllowMissing = False,
     runs: RunsFolder = Path("runs"),
     config: Annotated[Path | None, typer.Option(help="A TOML file of settings.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="key=value: strategy.forward=separate")] = None,
@@ -129,7 +133,7 @@ def run(
             values = assigned(values, key, value)
     for text in set_ or []:
         values = assigned(values, *parse_assignment(text))
-    hands = Hands(device, lanes, threads, keep_weights)
+    hands = Hands(device, lanes, threads, keep_weights, allow_missing)
     raise typer.Exit(run_seeds(values, wanted, hands, data_root, runs, console))
 
 
@@ -165,12 +169,14 @@ def resume(
         int | None, typer.Option(help="Of each run on a CPU; what it was begun with by default.")
     ] = None,
     data_root: DataRoot = None,
+    allow_missing: AllowMissing = False,
 ) -> None:
     """Go on, bit for bit, with every run under a folder that was stopped."""
     with importing_torch():
         from contnorm.cli.running import Hands, resume_all
 
-    raise typer.Exit(resume_all(path, Hands(device, lanes, threads), data_root, console))
+    hands = Hands(device, lanes, threads, allow_missing=allow_missing)
+    raise typer.Exit(resume_all(path, hands, data_root, console))
 
 
 @app.command()
@@ -232,6 +238,7 @@ def diagnose(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     threads: Annotated[int, typer.Option(help="On a CPU.")] = 1,
     data_root: DataRoot = None,
+    allow_missing: AllowMissing = False,
     runs: RunsFolder = Path("runs"),
 ) -> None:
     """How much of what a network forgot lies in its running moments alone: the cross-task normalization effect."""
@@ -242,7 +249,7 @@ def diagnose(
         from contnorm.cli.diagnosing import Brought, show_diagnosis
         from contnorm.cli.running import Hands, workplace
 
-    place = workplace(runs, Hands(device, 1, threads), data_root)
+    place = workplace(runs, Hands(device, 1, threads, allow_missing=allow_missing), data_root)
     given = Brought(model, weights, stream, norm) if model and weights and stream else run
     show_diagnosis(given, seed, place, out, console, beside)
 
@@ -263,6 +270,7 @@ def paper(
     ] = "both",
     selected: Annotated[Path | None, typer.Option(help="The file that `contnorm tune` wrote with --out.")] = None,
     data_root: DataRoot = None,
+    allow_missing: AllowMissing = False,
     runs: RunsFolder = Path("runs"),
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="key=value over the recipe's settings; no verdicts then.")
@@ -278,7 +286,7 @@ def paper(
         from contnorm.cli.paper import Asked, run_recipe
         from contnorm.cli.running import Hands
 
-    hands = Hands(device, lanes, threads)
+    hands = Hands(device, lanes, threads, allow_missing=allow_missing)
     asked = Asked(seeds, only or [], hands, max_steps, precision, data_root, runs, lr, selected, set_ or [])
     raise typer.Exit(run_recipe(recipe, asked, console))
 
@@ -302,6 +310,7 @@ def tune(
         Path | None, typer.Option("-o", "--out", help="The file; RUNS/selected/RECIPE.toml by default.")
     ] = None,
     data_root: DataRoot = None,
+    allow_missing: AllowMissing = False,
     runs: RunsFolder = Path("runs"),
 ) -> None:
     """Choose a learning rate for each norm and strategy of a table, on the validation tasks alone."""
@@ -312,7 +321,7 @@ def tune(
     typed = {"stream": stream, "strategy": strategies, "norm": norms}
     only = [f"{key}={value.strip()}" for key, values in typed.items() if values for value in values.split(",")]
     grid = _numbers(rates, "--rates") if rates else RATES
-    hands = Hands(device, lanes, threads)
+    hands = Hands(device, lanes, threads, allow_missing=allow_missing)
     wanted = Wanted(seeds, only, grid, hands, max_steps, precision, data_root, runs, out)
     raise typer.Exit(tune_recipe(recipe, wanted, console))
 
@@ -419,6 +428,8 @@ def main() -> None:
     except UserError as error:
         print(f"contnorm: {error}", file=sys.stderr)
         raise SystemExit(2) from None
+    except typer.Abort:
+        raise SystemExit(130) from None  # Ctrl-C where nothing had to be saved
     except _WRONG_USE as error:
         said = _in_one_line(error)
         if said:  # nothing where the help was asked for by typing nothing

@@ -17,7 +17,7 @@ from contnorm.catalog import find_norm
 from contnorm.cli.fitting import indented, needed_width, say
 from contnorm.cli.settings import changed, in_words, varying
 from contnorm.comparison.lost import lost_words
-from contnorm.comparison.words import FM_OF_LABELS, part_of, spread
+from contnorm.comparison.words import FM_OF_LABELS, data_remarks, part_of, spread
 from contnorm.config import RunConfig
 from contnorm.metrics.matrix import AccuracyMatrix, score
 from contnorm.metrics.multilabel import LabelMatrix, label_score, mean_ap
@@ -85,17 +85,15 @@ def show_scores(records: list[Record], console: Console) -> None:
     """
     for several in (False, True):
         _show_scores([record for record in records if record.several_labels == several], console)
-    for line in _remarks([record for record in records if record.several_labels]):
+    for line in _remarks(records):
         say(line, console)
 
 
 def _remarks(records: list[Record]) -> list[str]:
-    """What a reader of scores of several labels should know."""
-    if not records:
-        return []
+    """What a reader of scores should know."""
+    several = [FM_OF_LABELS] if any(record.several_labels for record in records) else []
     parts = {record.config.hash: words for record in records if (words := part_of(record))}
-    said = [f"{run}: {words}." for run, words in parts.items()]
-    return [FM_OF_LABELS, *said]
+    return [*several, *(f"{run}: {words}." for run, words in parts.items()), *data_remarks(records)]
 
 
 def show_lost(records: Sequence[Record], lost: Lost, console: Console) -> None:
