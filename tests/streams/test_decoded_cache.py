@@ -136,11 +136,15 @@ def test_split_lists_that_appear_or_change_are_used_and_change_the_fingerprint(t
     for path in folder.glob("n*/*.jpg"):
         picture(path, 84, 50 * int(path.stem[-1]))
     lists = {path: path.read_text() for path in folder.glob("*.csv")}
+    load_source("mini-imagenet", tmp_path)
+    make_old(tmp_path)
     by_lists = load_source("mini-imagenet", tmp_path)
     for path in lists:
         path.unlink()
     by_name = load_source("mini-imagenet", tmp_path)
     assert by_name.fingerprint != by_lists.fingerprint and by_name.details["split"] != by_lists.details["split"]
+    make_old(tmp_path)
+    load_source("mini-imagenet", tmp_path)
     for path, text in lists.items():
         path.write_text(text)
     assert load_source("mini-imagenet", tmp_path).fingerprint == by_lists.fingerprint

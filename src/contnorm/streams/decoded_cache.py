@@ -45,13 +45,6 @@ __all__ = ["ARRAYS", "CheckLabels", "Content", "Decoded", "DecodedCache", "Reade
 ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 KIND = "contnorm decoded data set"
 VERSION = 1
-MANIFEST_TYPES: dict[str, type] = {
-    "fingerprint": str,
-    "source": str,
-    "folder": str,
-    "details": dict,
-    "sha256": dict,
-}
 
 CheckLabels = Callable[[Labels, Labels], None]
 
@@ -198,6 +191,7 @@ class DecodedCache:
             files = self._files(manifest)
             with usable(target, "decoded data cannot be written", _WRITE_HINT):
                 manifest["sha256"] = _checksums(files, "checking decoded images", progress)
+                manifest["manifest_sha256"] = _seal(manifest)
                 write_atomically(self.manifest, json.dumps(manifest, indent=1).encode())
         except BaseException:
             shutil.rmtree(target, ignore_errors=True)
@@ -246,9 +240,13 @@ def _read_manifest(path: Path) -> dict[str, Any] | None:
         return None
     if not isinstance(manifest, dict) or manifest.get("kind") != KIND or manifest.get("version") != VERSION:
         return None
-    if not all(isinstance(manifest.get(key), kind) for key, kind in MANIFEST_TYPES.items()):
-        return None
-    return manifest if Path(manifest["folder"]).name == manifest["folder"] else None
+    return manifest if manifest.get("manifest_sha256") == _seal(manifest) else None
+
+
+def _seal(manifest: Mapping[str, Any]) -> str:
+    """SHA-256 of all other entries: a manifest that was edited or damaged is not used."""
+    entries = {key: value for key, value in manifest.items() if key != "manifest_sha256"}
+    return hashlib.sha256(json.dumps(entries, sort_keys=True).encode()).hexdigest()
 
 
 def _checksums(files: Mapping[str, Path], what: str, progress: Progress) -> dict[str, str]:
