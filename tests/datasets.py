@@ -7,7 +7,7 @@ import json
 import os
 import pickle
 import struct
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -135,12 +135,20 @@ def small_mini_imagenet(root: Path, per_class: int = 3, test_labels: Sequence[in
     for i, wnid in enumerate(MINI_WNIDS):
         for j in range(per_class):
             picture(folder / wnid / f"{wnid}{j:08d}.jpg", 84, 2 * i)
-    for names in MINI_LISTS:
-        for name in names:
-            (folder / name).write_text("")
-    rows = [f"{MINI_WNIDS[i]}{0:08d}.jpg,{i}" for i in test_labels]
-    (folder / MINI_LISTS[1][0]).write_text("\n".join(rows) + "\n")
+    test = {(i, 0) for i in test_labels}
+    write_mini_lists(folder, per_class, test)
     return root
+
+
+def write_mini_lists(folder: Path, per_class: int, test: Collection[tuple[int, int]]) -> None:
+    """The four split lists of mini-ImageNet; ``test`` has the class and the number of each test picture."""
+    rows: dict[str, list[str]] = {name: [] for names in MINI_LISTS for name in names}
+    for i, wnid in enumerate(MINI_WNIDS):
+        for j in range(per_class):
+            name = MINI_LISTS[(i, j) in test][i >= 15]
+            rows[name].append(f"/a/b/{wnid}{j:08d}.jpg,{i}")
+    for name, lines in rows.items():
+        (folder / name).write_text("".join(f"{line}\n" for line in lines))
 
 
 def long_tailed_labels(samples: int, labels: int, tasks: int, seed: int) -> np.ndarray:

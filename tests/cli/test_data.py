@@ -11,7 +11,7 @@ from rich.console import Console
 from contnorm.cli import data
 from contnorm.cli.data import show_data_set, show_data_sets
 from contnorm.streams.sources import SOURCES
-from tests.datasets import small_cifar100, small_mnist
+from tests.datasets import small_cifar100, small_mini_imagenet, small_mnist
 
 
 def lines(width: int, root: Path, name: str = "") -> list[str]:
@@ -53,8 +53,19 @@ def test_one_says_what_was_looked_for_and_what_is_missing(tmp_path: Path) -> Non
 
 
 def test_pictures_and_the_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "  miniimagenet/, with pictures **/*.jpg" in lines(80, tmp_path, "mini-imagenet")
+    looked_for = "  miniimagenet/, with pictures n*/*.jpg or images/n*.jpg"
     (tmp_path / "miniimagenet").mkdir()
-    assert f"found: {tmp_path / 'miniimagenet'}" in lines(80, tmp_path, "mini-imagenet")
+    assert {looked_for, f"not found under {tmp_path} (--data-root or CONTNORM_DATA says where)"} <= set(
+        lines(80, tmp_path, "mini-imagenet")
+    )
     monkeypatch.setattr(data, "find_spec", lambda name: None)
     assert lines(80, tmp_path, "digits")[-1] == 'how to get it: pip install "contnorm[bench]"'
+
+
+def test_an_incomplete_folder_of_pictures_says_how_many_are_there(tmp_path: Path) -> None:
+    small_mini_imagenet(tmp_path)
+    assert any(line.endswith("300 of 60,000 pictures") for line in lines(80, tmp_path))
+    assert "not complete: 300 of 60,000 pictures; runs need --allow-missing" in lines(80, tmp_path, "mini-imagenet")
+    (tmp_path / "mini-imagenet" / "mini_cl_test.csv").unlink()
+    assert any(line.endswith("cannot be used") for line in lines(80, tmp_path))
+    assert any("mini_cl_test.csv missing" in line for line in lines(80, tmp_path, "mini-imagenet"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -141,6 +142,15 @@ def test_what_can_not_be_diagnosed_is_one_line(root: Path, runs: Path, tmp_path:
     elsewhere = small_mnist(tmp_path / "other", train=100, test=50)
     with pytest.raises(UserError, match="was run on other mnist data than is found here"):
         shown(folder.name, elsewhere, runs)
+
+
+def test_a_record_with_an_older_fingerprint_is_measured_with_a_warning(
+    root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    record, path = made(root, tmp_path, values("permuted-mnist"))
+    old = replace(record, raw={**record.raw, "source": {"fingerprint": "00ff"}})
+    diagnose_record(old, path, Workplace(tmp_path, root, CPU))
+    assert "may be of other data" in caplog.text and "cannot be compared" in caplog.text
 
 
 NET = """

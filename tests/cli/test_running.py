@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import io
 import os
 import signal
 import subprocess
@@ -12,10 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import rich.progress
 import torch
 from rich.console import Console
 
-from contnorm.cli import running
+from contnorm.cli import data_progress, running
+from contnorm.cli.data_progress import load_with_progress
+from contnorm.cli.main import app
 from contnorm.cli.running import Hands, followed, resume_all, run_seeds
 from contnorm.cli.settings import varying
 from contnorm.cli.showing import show_scores
@@ -24,7 +29,7 @@ from contnorm.engine.runs import Event, Job, Workplace, execute, resolve, unfini
 from contnorm.errors import UserError
 from contnorm.results import Store
 from tests.cli.terminal import printed
-from tests.datasets import small_mnist
+from tests.datasets import small_mini_imagenet, small_mnist
 
 CPU = torch.device("cpu")
 VALUES: dict[str, Any] = {
@@ -204,3 +209,50 @@ def test_stopped_while_processes_start(root: Path, tmp_path: Path) -> None:
     assert (process.returncode, err) == (130, "")
     assert f"contnorm resume {tmp_path / 'runs'}" in out and "ACC" not in out
     assert len(unfinished(tmp_path).runs) == 2
+
+
+def test_incomplete_data_is_refused_or_recorded_and_resume_remembers_it(
+    root: Path, tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CONTNORM_ALLOW_MISSING")
+    with pytest.raises(UserError, match=r"69,500 of 70,000 images are missing .*--allow-missing"):
+        run_seeds(VALUES, [0], Hands(), root, tmp_path / "refused", console)
+    assert not list(tmp_path.rglob("*.json")), "nothing is left of a run that was refused"
+    *_, event = execute(jobs(root, 1), Workplace(tmp_path, root, CPU, allow_missing=True), stop=lambda: True)
+    assert isinstance(event.what, Stopped)
+    assert resume_all(tmp_path, Hands(), root, console) == 0
+    (record,) = Store(tmp_path)
+    source = record.raw["source"]
+    assert source["missing_images"] == 69_500 and source["images"] == 500 and source["published_images"] == 70_000
+    assert "on 500 of the 70,000 pictures of the published mnist" in printed(console)
+
+
+def test_every_command_that_loads_data_takes_allow_missing() -> None:
+    commands = {command.callback.__name__: command.callback for command in app.registered_commands if command.callback}
+    takes = {name for name, callback in commands.items() if "allow_missing" in inspect.signature(callback).parameters}
+    assert takes == {"run", "resume", "diagnose", "paper", "tune", "data"}
+
+
+def test_a_bar_is_shown_while_pictures_are_decoded(tmp_path: Path) -> None:
+    """With the display of the runs, as a terminal can have one display only; and not for data that is ready."""
+    terminal = Console(file=io.StringIO(), force_terminal=True, width=100)
+    small_mini_imagenet(tmp_path, per_class=2)
+    with rich.progress.Progress(console=terminal) as bars:
+        load_with_progress("mini-imagenet", tmp_path, terminal, bars=bars)
+        assert not bars.tasks
+    assert isinstance(terminal.file, io.StringIO) and "decoding pictures" in terminal.file.getvalue()
+    (tmp_path / ".contnorm" / "mini-imagenet.json").unlink()
+    load_with_progress("mini-imagenet", tmp_path, terminal)
+
+
+def test_ctrl_c_while_data_is_loaded_ends_the_command(
+    root: Path, tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*given: object, **more: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(10)
+
+    monkeypatch.setattr(data_progress, "load_source", interrupted)
+    before = signal.getsignal(signal.SIGINT)
+    assert followed(jobs(root, 1), Workplace(tmp_path, root, CPU), console) == 130
+    assert signal.getsignal(signal.SIGINT) is before

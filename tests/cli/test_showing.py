@@ -217,6 +217,20 @@ def test_settings_that_leave_the_samples_alone_do_not_warn(tmp_path: Path) -> No
     assert "warning" not in printed(show_comparison, a, b) + printed(show_comparison, a, old)
 
 
+def test_compare_of_fingerprints_of_different_versions_says_so_and_pairs(tmp_path: Path) -> None:
+    a, b = records(tmp_path / "a", files="00ff"), records(tmp_path / "b", files="2:00ff", train={"lr": 0.1})
+    said = " ".join(printed(show_comparison, a, b).split())
+    assert "may be of different data" in said and "cannot be compared" in said and "2 seeds, paired" in said
+
+
+def test_tables_say_where_runs_are_of_different_data(tmp_path: Path) -> None:
+    a, b = records(tmp_path / "a", files="2:00ff"), records(tmp_path / "b", files="2:11ff", train={"lr": 0.1})
+    old = records(tmp_path / "c", files="00ff", train={"lr": 0.2})
+    assert "mnist: the runs are of different data" in printed(show_scores, [*a, *b])
+    assert "mnist: the runs may be of different data" in printed(show_scores, [*a, *old])
+    assert "different data" not in printed(show_scores, a)
+
+
 def test_no_number_is_made_of_none() -> None:
     nothing = [float("nan")] * 2
     assert interval(nothing) == effect(nothing) == effect([1.0, 1.0]) == interval([1.0, 1.0]) == "-"

@@ -253,3 +253,22 @@ def test_a_bug_of_ours_keeps_its_traceback_and_says_what_is_left(
         last(settings(root), Workplace(tmp_path, root, CPU))
     assert told.value.__notes__ == ["seed 0, after 6 of 12 steps; nothing of it is kept."]
     assert not list(tmp_path.iterdir())
+
+
+def with_fingerprint(left: Unfinished, fingerprint: str) -> None:
+    note = json.loads(left.note.read_text())
+    left.note.write_text(json.dumps(note | {"data": fingerprint}))
+
+
+def test_fingerprints_of_different_versions_do_not_keep_a_run_from_resuming(
+    root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config, place = settings(root), Workplace(tmp_path, root, CPU)
+    left = stop_one(config, place)
+    assert json.loads(left.note.read_text())["data"].startswith("2:")
+    with_fingerprint(left, "2:0123456789abcdef")
+    what = last(config, place)
+    assert isinstance(what, Failed) and "was begun on other data" in what.why
+    with_fingerprint(left, "0123456789abcdef")
+    assert isinstance(last(config, place), Finished)
+    assert "cannot be compared" in caplog.text and "other data than" not in caplog.text

@@ -19,7 +19,7 @@ import pytest
 from PIL import Image
 
 from contnorm.errors import UserError
-from contnorm.streams import building, decoding
+from contnorm.streams import building, decoding, stored
 from contnorm.streams.building import begun, build
 from contnorm.streams.coco import find_instances, list_cocoseq
 from contnorm.streams.decoding import squared
@@ -65,6 +65,7 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(decoding, "squared", told)
     monkeypatch.setattr(building, "ROWS", 2)
+    monkeypatch.setattr(stored, "ROWS", 2)
     return names
 
 
@@ -170,6 +171,7 @@ def test_processes_that_are_being_started_do_not_hear_ctrl_c(tmp_path: Path, mon
 
     monkeypatch.setattr(building, "ProcessPoolExecutor", Pool)
     monkeypatch.setattr(building, "ROWS", 2)
+    monkeypatch.setattr(stored, "ROWS", 2)
     build(few(tmp_path / "pictures"), tmp_path / "few", SIDE, jobs=2)
     assert waiting == [True] * 6, "pieces of two: four of seven pictures, two of three"
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
@@ -464,3 +466,23 @@ def test_the_mini_set_is_built_as_it_is(tmp_path: Path) -> None:
         with Image.open(mini / "images" / f"{picture.id:012d}.jpg") as image:  # 256x256 already: nothing to resize
             plain = np.asarray(image.convert("RGB"))
         np.testing.assert_array_equal(source.train_images[row], plain.transpose(2, 0, 1))
+
+
+def test_a_changed_array_of_a_built_set_is_refused(tmp_path: Path) -> None:
+    build(few(tmp_path / "pictures"), tmp_path / "few", SIDE)
+    load_source("few", tmp_path)
+    (path,) = tmp_path.rglob("train_images.npy")
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"few: the arrays do not match fingerprint \w+ .*build it again"):
+        load_source("few", tmp_path)
+
+
+def test_a_built_set_is_hashed_once_per_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build(few(tmp_path / "pictures"), tmp_path / "few", SIDE)
+    for path in tmp_path.rglob("*"):
+        os.utime(path, (10**9, 10**9))
+    load_source("few", tmp_path)
+    monkeypatch.setattr(stored, "content_fingerprint", None)
+    load_source("few", tmp_path)

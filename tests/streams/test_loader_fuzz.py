@@ -20,12 +20,18 @@ from contnorm.streams.building import begun, build
 from contnorm.streams.coco import find_instances, list_cocoseq
 from contnorm.streams.decoding import squared
 from contnorm.streams.id_lists import read_lists
-from contnorm.streams.image_folders import read_tiny_imagenet
+from contnorm.streams.image_folders import (
+    MINI_LISTS,
+    list_mini_imagenet,
+    list_tiny_imagenet,
+    tiny_imagenet_inputs,
+)
 from contnorm.streams.nus_wide import list_nus_wideseq, read_nus_wide
 from contnorm.streams.own_multilabel import list_own
 from contnorm.streams.published_streams import published_stream
+from contnorm.streams.sources import load_source
 from contnorm.streams.stored import load_stored, read_manifest
-from tests.datasets import small_coco, small_nus_wide
+from tests.datasets import small_coco, small_mini_imagenet, small_mnist, small_nus_wide, small_tiny_imagenet
 
 VALUES: tuple[Any, ...] = (
     *(None, True, -1, 0, 1, 2**31, 2**63, 2**200, 0.5, float("nan"), float("inf")),
@@ -202,22 +208,36 @@ def test_build_that_was_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_tiny_imagenet_lists(tmp_path: Path) -> None:
-    for wnid in ("n1", "n2"):
-        (tmp_path / "train" / wnid / "images").mkdir(parents=True)
-        Image.new("RGB", (8, 8)).save(tmp_path / "train" / wnid / "images" / "a.JPEG", format="JPEG")
-    (tmp_path / "val" / "images").mkdir(parents=True)
-    Image.new("RGB", (8, 8)).save(tmp_path / "val" / "images" / "v.JPEG", format="JPEG")
-    (tmp_path / "wnids.txt").write_text("n1\nn2\n")
-    (tmp_path / "val" / "val_annotations.txt").write_text("v.JPEG\tn1\t0\t0\t1\t1\n")
-    lists = [tmp_path / "wnids.txt", tmp_path / "val" / "val_annotations.txt"]
+    folder = small_tiny_imagenet(tmp_path, per_class=1, test_labels=range(3)) / "tiny-imagenet-200"
+    lists = [folder / "wnids.txt", folder / "val" / "val_annotations.txt"]
 
     def load() -> None:
         try:
-            read_tiny_imagenet(lists)
+            tiny_imagenet_inputs(lists)
+            list_tiny_imagenet(lists)
         except OSError as error:  # `load_source` turns them into errors of one line
             raise UserError(error.strerror) from error
 
-    fuzz(tmp_path, ["wnids.txt", "val/val_annotations.txt"], load, rounds=300)
+    fuzz(folder, ["wnids.txt", "val/val_annotations.txt"], load, rounds=100)
+
+
+def test_mini_imagenet_lists(tmp_path: Path) -> None:
+    folder = small_mini_imagenet(tmp_path, per_class=2) / "mini-imagenet"
+    fuzz(folder, [name for names in MINI_LISTS for name in names], lambda: list_mini_imagenet([folder]), rounds=60)
+
+
+def test_decoded_cache(tmp_path: Path) -> None:
+    """Whatever happens to the files of a cache, the data that is loaded is that of its source."""
+    small_mnist(tmp_path, train=20, test=10)
+    first = load_source("mnist", tmp_path)
+    images = first.train_images.copy()
+
+    def load() -> None:
+        source = load_source("mnist", tmp_path)
+        np.testing.assert_array_equal(source.train_images, images)
+        assert source.fingerprint == first.fingerprint and source.details == first.details
+
+    fuzz(tmp_path / "mnist" / ".contnorm", ["mnist.json", ".mnist.checked.json"], load, rounds=60)
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM"])

@@ -13,7 +13,7 @@ from functools import partial
 from rich.console import Console
 from rich.text import Text
 
-from contnorm.cli.fitting import show_rows
+from contnorm.cli.fitting import say, show_rows
 from contnorm.cli.settings import differences, word
 from contnorm.cli.showing import GROUPS_SHOWN, SHOWN, SHOWN_OF_LABELS, described
 from contnorm.comparison.intervals import (
@@ -26,6 +26,7 @@ from contnorm.comparison.intervals import (
 )
 from contnorm.comparison.words import spread
 from contnorm.errors import UserError
+from contnorm.fingerprint import Match, compare_fingerprints, not_comparable
 from contnorm.metrics.matrix import score
 from contnorm.results import Record, spread_over_seeds
 
@@ -59,11 +60,14 @@ def show_comparison(a: list[Record], b: list[Record], console: Console) -> None:
     if a[0].several_labels != b[0].several_labels:
         raise UserError("the images of one run have several labels, those of the other one: they share no score.")
     apart = _other_samples(a[0], b[0])
+    unknown = "" if apart else not_comparable(*(_fingerprint(side[0]) for side in (a, b)))
     sides = _sides(a, b, bool(apart))
     _show_settings(a[0], b[0], console)
     if apart:
         console.print(Text(f"warning: A and B did not see the same samples ({apart}), so seeds pair nothing."))
-    elif not sides.paired:
+    if unknown:
+        say(f"warning: A and B may be of different data: {unknown}.", console)
+    if not apart and not sides.paired:
         console.print(Text(f"A and B share no seed ({_seeds(a)}; {_seeds(b)}), so nothing is paired."))
     console.print()
     show_rows(HEADS, _rows(sides), console)
@@ -115,8 +119,12 @@ def _other_samples(a: Record, b: Record) -> str:
     apart = differences(a.config, b.config).keys() & SAMPLES
     if apart:
         return ", ".join(sorted(apart))
-    files = {record.raw.get("source", {}).get("fingerprint") for record in (a, b)} - {None}
-    return f"{a.config.stream.source} was read from other files" if len(files) > 1 else ""
+    match = compare_fingerprints(_fingerprint(a), _fingerprint(b))
+    return f"{a.config.stream.source} was read from other files" if match is Match.DIFFERENT else ""
+
+
+def _fingerprint(record: Record) -> object:
+    return (record.raw.get("source") or {}).get("fingerprint")
 
 
 HEADS = ("score", "A", "B", "B - A", "95 % interval", "bootstrap", "effect")

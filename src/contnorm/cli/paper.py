@@ -109,7 +109,7 @@ def _run_recipe(name: str, asked: Asked, console: Console) -> int:
     if recipe.kind == "drawing":
         return _draw(recipe, asked, console)
     if recipe.kind == "data":
-        show_data_table(recipe, data_root(asked.data_root), console)
+        show_data_table(recipe, data_root(asked.data_root), console, asked.hands.allow_missing)
         return 0
     return _run_and_show(recipe, asked, console)
 

@@ -9,12 +9,13 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
+from contnorm.cli.data_progress import load_with_progress
 from contnorm.config import StreamConfig
 from contnorm.errors import UserError
 from contnorm.recipes.published import DataRow, data_rows
 from contnorm.recipes.recipe import Recipe
 from contnorm.streams.classification import build_stream, find_stream
-from contnorm.streams.sources import SOURCES, find_layout, load_source, looked_for
+from contnorm.streams.sources import SOURCES, Source, find_layout, looked_for
 
 __all__ = ["measure_data", "show_data_table"]
 
@@ -30,10 +31,9 @@ class Compared:
     missing: str = ""
 
 
-def measure_data(name: str, root: Path) -> DataRow:
+def measure_data(name: str, source: Source) -> DataRow:
     """A stream with all its tasks, those for selection included, counted."""
     spec = find_stream(name)
-    source = load_source(spec.sources[0], root)
     said = spec.defaults["stream"]
     config = StreamConfig(name, part="all", scenario=said["scenario"], train_per_task=said.get("train_per_task"))
     stream = build_stream(config, source, 0)
@@ -41,9 +41,9 @@ def measure_data(name: str, root: Path) -> DataRow:
     return DataRow(name, stream.tasks, shape, len(stream.train), len(stream.test), source.classes)
 
 
-def show_data_table(recipe: Recipe, root: Path, console: Console) -> None:
+def show_data_table(recipe: Recipe, root: Path, console: Console, allow_missing: bool = False) -> None:
     """A line a data set that is found; of the others what to put where."""
-    rows = [_compared(row, root) for row in data_rows() if row.stream in recipe.streams]
+    rows = [_compared(row, root, console, allow_missing) for row in data_rows() if row.stream in recipe.streams]
     if not any(row.found for row in rows):
         raise UserError(f"{recipe.name}: none of its data sets is under {root}. {rows[0].missing}")
     table = Table(*(Column(head, no_wrap=True) for head in ("stream", *COLUMNS, "verdict")), box=None, pad_edge=False)
@@ -58,11 +58,15 @@ def show_data_table(recipe: Recipe, root: Path, console: Console) -> None:
         console.print(Text(line), soft_wrap=True)
 
 
-def _compared(row: DataRow, root: Path) -> Compared:
+def _compared(row: DataRow, root: Path, console: Console, allow_missing: bool) -> Compared:
     spec = SOURCES[find_stream(row.stream).sources[0]]
     if find_layout(spec, root) is None:
         return Compared(row, None, f"{row.stream}: put {looked_for(spec)} under {root}.")
-    return Compared(row, measure_data(row.stream, root))
+    try:
+        source = load_with_progress(spec.name, root, console, allow_missing=allow_missing)
+        return Compared(row, measure_data(row.stream, source))
+    except UserError as error:  # the other data sets are still shown
+        return Compared(row, None, str(error))
 
 
 def _cells(row: Compared) -> list[str]:

@@ -22,7 +22,7 @@ from contnorm.cli.showing import (
     own_settings,
     rows_of,
 )
-from contnorm.comparison.words import FM_OF_LABELS, part_of
+from contnorm.comparison.words import FM_OF_LABELS, data_remarks, part_of
 from contnorm.metrics.matrix import score
 from contnorm.report.sheets import Block
 from contnorm.report.summaries import Summary
@@ -53,12 +53,18 @@ def run_blocks(groups: Summarized, lost: Lost) -> list[Block]:
         []
     """
     one, several = ([g for g in groups.values() if g[0].several_labels == kind] for kind in (False, True))
-    blocks = [_block("One label a picture" if several else "", one, (SCORES_NOTE,))] if one else []
-    parts = {words: None for group in several for record in group if (words := part_of(record))}
-    notes = (LABELS_NOTE, FM_OF_LABELS, *(f"Some are {words}, which is another stream." for words in parts))
+    blocks = [_block("One label a picture" if several else "", one, (SCORES_NOTE, *_data_notes(one)))] if one else []
+    notes = (LABELS_NOTE, FM_OF_LABELS, *_data_notes(several))
     blocks += [_block("Several labels a picture" if one else "", several, notes)] if several else []
     said = lost_lines([record for group in groups.values() for record in group], lost)
     return [*blocks[:-1], replace(blocks[-1], below=(*blocks[-1].below, *said))] if said and blocks else blocks
+
+
+def _data_notes(groups: Iterable[Sequence[Summary]]) -> list[str]:
+    """Which published data sets are incomplete, and whether the runs of one data set are of different data."""
+    records = [record for group in groups for record in group]
+    parts = {words: None for record in records if (words := part_of(record))}
+    return [*(f"Some are {words}, which is another stream." for words in parts), *data_remarks(records)]
 
 
 def _block(title: str, groups: Iterable[Sequence[Summary]], notes: Sequence[str]) -> Block:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from contnorm.cli.data_progress import cores, load_with_progress
 from contnorm.cli.showing import show_scores
 from contnorm.engine.loop import Failed, Finished, Lost, Stopped
 from contnorm.engine.loop import Progress as Steps
@@ -50,12 +51,14 @@ class Hands:
         lanes: How many runs go side by side.
         threads: Of each run on a CPU.
         keep_weights: Whether a finished run leaves its weights beside its record.
+        allow_missing: Whether published data sets may have other counts than published.
     """
 
     device: str | None = None
     lanes: int | None = None
     threads: int | None = None
     keep_weights: bool = False
+    allow_missing: bool = False
 
 
 Work = tuple[Workplace, list[Job]]  # jobs, and where they are run
@@ -114,19 +117,21 @@ def _resume_all(path: Path, hands: Hands, root: Path | None, console: Console) -
 
 def _sorted_out(left: list[Left], hands: Hands, root: Path | None) -> tuple[list[Work], list[str]]:
     """Stopped runs by where they lie and how they were begun, where nothing else was typed; and which can't go on."""
-    together: dict[tuple[Path, str, int, bool], list[Job]] = {}
+    together: dict[tuple[Path, str, int, bool, bool], list[Job]] = {}
     for run in left:
         threads = run.threads if hands.threads is None else hands.threads
-        together.setdefault((run.runs, hands.device or run.device, threads, run.keep_weights), []).append(run.job)
+        missing = run.allow_missing or hands.allow_missing
+        key = (run.runs, hands.device or run.device, threads, run.keep_weights, missing)
+        together.setdefault(key, []).append(run.job)
     work: list[Work] = []
     problems: list[str] = []
-    for (runs, device, threads, keep), jobs in together.items():
+    for (runs, device, threads, keep, missing), jobs in together.items():
         if hands.device is None and device == "cuda" and not torch.cuda.is_available():
             problems.append(
                 f"{runs}: {len(jobs)} of the runs were begun with --device cuda, and torch sees no GPU here."
             )
         else:
-            work.append((workplace(runs, Hands(device, hands.lanes, threads, keep), root), jobs))
+            work.append((workplace(runs, Hands(device, hands.lanes, threads, keep, missing), root), jobs))
     return work, problems
 
 
@@ -175,13 +180,15 @@ def workplace(runs: Path, hands: Hands, root: Path | None) -> Workplace:
         lanes = 8 if device.type == "cuda" else max(1, cores() // threads)
     if lanes < 1:
         raise UserError(f"--lanes {lanes}: use 1 or more; so many runs go side by side.")
-    kept = hands.keep_weights
-    return Workplace(runs, data_root(root), device, lanes=lanes, threads=threads, keep_weights=kept)
-
-
-def cores() -> int:
-    """Those this process may use, which in a container are fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return Workplace(
+        runs,
+        data_root(root),
+        device,
+        lanes=lanes,
+        threads=threads,
+        keep_weights=hands.keep_weights,
+        allow_missing=hands.allow_missing,
+    )
 
 
 def device_of(name: str) -> torch.device:
@@ -217,7 +224,14 @@ def followed(
     go_on = go_on or f"Go on with: contnorm resume {shlex.quote(str(place.runs))}{_trust_options(jobs)}"
     with _stop_asked() as asked, _Follower(jobs, console, tell_recorded, go_on, if_lost) as follower:
         try:
-            for event in execute(jobs, place, stop=lambda: bool(asked)):
+            prepare = partial(
+                load_with_progress,
+                root=place.data_root,
+                console=console,
+                allow_missing=place.allow_missing,
+                bars=follower.progress,
+            )
+            for event in execute(jobs, place, stop=lambda: bool(asked), prepare=prepare):
                 follower.tell(event)
         except KeyboardInterrupt:
             follower.say(f"stopped at once; what was saved at the last checkpoints stays. {go_on}")

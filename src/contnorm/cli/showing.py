@@ -18,7 +18,7 @@ from contnorm.catalog import find_norm
 from contnorm.cli.fitting import column_widths, indented, print_columns, say
 from contnorm.cli.settings import changed, in_words, varying
 from contnorm.comparison.lost import lost_words
-from contnorm.comparison.words import FM_OF_LABELS, part_of, spread
+from contnorm.comparison.words import FM_OF_LABELS, data_remarks, part_of, spread
 from contnorm.config import RunConfig
 from contnorm.metrics.matrix import AccuracyMatrix
 from contnorm.metrics.multilabel import LabelMatrix, mean_ap
@@ -83,16 +83,15 @@ def show_scores(records: Sequence[Record | Summary], console: Console) -> None:
     summaries = [summarize(one) if isinstance(one, Record) else one for one in records]
     for several in (False, True):
         _show_scores([one for one in summaries if one.several_labels == several], console)
-    for line in _remarks([one for one in summaries if one.several_labels]):
+    for line in _remarks(summaries):
         say(line, console)
 
 
 def _remarks(records: Sequence[Summary]) -> list[str]:
-    """What a reader of scores of several labels should know."""
-    if not records:
-        return []
+    """What a reader of scores should know."""
+    several = [FM_OF_LABELS] if any(record.several_labels for record in records) else []
     parts = {record.config.hash: words for record in records if (words := part_of(record))}
-    return [FM_OF_LABELS, *(f"{run}: {words}." for run, words in parts.items())]
+    return [*several, *(f"{run}: {words}." for run, words in parts.items()), *data_remarks(records)]
 
 
 def show_unsealed(records: Sequence[Record | Summary], console: Console) -> None:

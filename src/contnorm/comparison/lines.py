@@ -9,7 +9,7 @@ from statistics import fmean
 
 from contnorm.comparison.measured import Measured
 from contnorm.comparison.verdicts import Beside, beside
-from contnorm.comparison.words import part_of
+from contnorm.comparison.words import data_remarks, part_of
 from contnorm.metrics.matrix import SCORES
 from contnorm.metrics.multilabel import LABEL_SCORES
 from contnorm.recipes.published import Published
@@ -62,9 +62,11 @@ def _parts(one: Measured) -> set[str]:
 
 
 def apart(measured: Sequence[Measured]) -> list[str]:
-    """Why there is no verdict on runs of a part of a published stream; each said once."""
+    """Why there is no verdict on runs of a part of a published data set, and where runs are of different data."""
     parts = sorted(set().union(*map(_parts, measured)))
-    return [f"Ours is {words}, which is another stream: no verdict on its numbers." for words in parts]
+    records = [record for one in measured for record in one.records.values()]
+    said = [f"Ours is {words}, which is another stream: no verdict on its numbers." for words in parts]
+    return said + data_remarks(records)
 
 
 def remarks(recipe: Recipe, lines: Sequence[Line]) -> list[str]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
 from typing import Any
 
 from contnorm.comparison.claims import Case
 from contnorm.comparison.verdicts import Beside
+from contnorm.fingerprint import Match, compare_fingerprints, not_comparable
 from contnorm.metrics.matrix import SCORES
 from contnorm.metrics.multilabel import LABEL_SCORES
 from contnorm.recipes.published import Published
@@ -16,6 +18,7 @@ from contnorm.results import Described, spread_over_seeds
 
 __all__ = [
     "FM_OF_LABELS",
+    "data_remarks",
     "forgetting",
     "measure",
     "no_interval",
@@ -108,9 +111,40 @@ def part_of(record: Described) -> str:
     """
     source = record.raw.get("source", {})
     there, published = source.get("images"), source.get("published_images")
-    if there is None or published is None or there == published:
+    if there is None or published is None:
         return ""
-    return f"on {there:,} of the {published:,} pictures of the published {source['name']}"
+    if there == published and not source.get("missing_images"):
+        return ""
+    of = f"on {there:,} of the {published:,} pictures of the published {source['name']}"
+    extra = source.get("extra_images")
+    return f"{of}, {extra:,} of them not in it" if extra else of
+
+
+def data_remarks(records: Iterable[Described]) -> list[str]:
+    """One line for each data set of which the records used different versions, or may have.
+
+    Example:
+        >>> from contnorm.config import RunConfig, StreamConfig
+        >>> from contnorm.metrics.matrix import AccuracyMatrix
+        >>> from contnorm.results import Record
+        >>> config = RunConfig(stream=StreamConfig(source="mnist"))
+        >>> raws = [{"source": {"fingerprint": text}} for text in ("2:0a", "2:0b")]
+        >>> data_remarks(Record(config, i, AccuracyMatrix([[1]], [2]), {}, raw) for i, raw in enumerate(raws))
+        ['mnist: the runs are of different data, with fingerprints 2:0a, 2:0b.']
+    """
+    by_source: dict[str, dict[str, None]] = {}
+    for record in records:
+        fingerprint = (record.raw.get("source") or {}).get("fingerprint")
+        if isinstance(fingerprint, str):
+            by_source.setdefault(str(record.config.stream.source), {})[fingerprint] = None
+    lines = []
+    for source, fingerprints in by_source.items():
+        matches = {compare_fingerprints(a, b) for a, b in combinations(fingerprints, 2)}
+        if Match.DIFFERENT in matches:
+            lines.append(f"{source}: the runs are of different data, with fingerprints {', '.join(fingerprints)}.")
+        elif matches:
+            lines.append(f"{source}: the runs may be of different data: {not_comparable(*list(fingerprints)[:2])}.")
+    return lines
 
 
 def forgetting(scores: Sequence[str]) -> list[str]:

@@ -25,6 +25,7 @@ class Workplace:
         threads: Of each run on a CPU; the order of sums depends on it, so it is fixed and recorded.
         whole: Whether the images go to the GPU whole; None for where they fit.
         keep_weights: Whether a finished run leaves its weights beside its record.
+        allow_missing: Whether published data sets may have other counts than published; records say so.
     """
 
     runs: Path
@@ -35,6 +36,7 @@ class Workplace:
     threads: int = 1
     whole: bool | None = None
     keep_weights: bool = False
+    allow_missing: bool = False
 
 
 @dataclass(frozen=True)

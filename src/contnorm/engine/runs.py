@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import platform
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from contnorm.engine.resolving import resolve
 from contnorm.engine.unfinished import Unfinished, edited, unfinished
 from contnorm.engine.weights import keep_weights
 from contnorm.errors import RunBrokeError, UserError, usable
+from contnorm.fingerprint import Match, compare_fingerprints, not_comparable
 from contnorm.local_imports import search_path, use_search_path
 from contnorm.own_code import breaks_in, own_error
 from contnorm.results import Store
@@ -48,8 +51,20 @@ class Event:
     path: Path
 
 
-def execute(jobs: Sequence[Job], place: Workplace, stop: Callable[[], bool] = lambda: False) -> Iterator[Event]:
-    """Run the jobs that have no record yet, from their checkpoints where they have any, side by side."""
+def execute(
+    jobs: Sequence[Job],
+    place: Workplace,
+    stop: Callable[[], bool] = lambda: False,
+    prepare: Callable[[str], object] = lambda name: None,
+) -> Iterator[Event]:
+    """Run the jobs that have no record yet, from their checkpoints where they have any, side by side.
+
+    Args:
+        jobs: What to run.
+        place: Where.
+        stop: Asked often; runs stop at the next step once it returns True.
+        prepare: Called with the name of a data set before it is loaded, such as to decode it with a progress bar.
+    """
     store = Store(place.runs)
     missing = []
     for job in dict.fromkeys(jobs):
@@ -61,7 +76,7 @@ def execute(jobs: Sequence[Job], place: Workplace, stop: Callable[[], bool] = la
         else:
             missing.append(job)
     try:
-        yield from _execute(missing, place, stop)
+        yield from _execute(missing, place, stop, prepare)
     except Exception as error:
         if isinstance(error, RunBrokeError) or not isinstance(error, UserError):
             for job in missing:  # it would break again: no note stays of runs that have nothing to go on from
@@ -81,22 +96,29 @@ def _tell_of_other_data(job: Job, place: Workplace, store: Store) -> None:
         logging.getLogger("contnorm").warning(str(error))
         return
     was, now = record.raw.get("source", {}).get("fingerprint"), read_manifest(folder)["fingerprint"]
-    if was not in (None, now):
+    match = compare_fingerprints(was, now)
+    if match is Match.DIFFERENT:
         logging.getLogger("contnorm").warning(
             f"{path}: is of other data than {folder} holds now (fingerprint {was}, now {now}), and is not run again. "
             f"Move it away to run it on these."
         )
+    elif why := not_comparable(was, now):
+        logging.getLogger("contnorm").warning(f"{path}: may be of other data than {folder} holds now: {why}.")
 
 
-def _execute(jobs: Sequence[Job], place: Workplace, stop: Callable[[], bool]) -> Iterator[Event]:
+def _execute(
+    jobs: Sequence[Job], place: Workplace, stop: Callable[[], bool], prepare: Callable[[str], object]
+) -> Iterator[Event]:
     processes = min(place.lanes, len(jobs)) if place.device.type == "cpu" else 1
     if processes < 2:
-        yield from _execute_here(jobs, place, stop)
+        yield from _execute_here(jobs, place, stop, prepare)
         return
     plans: dict[str, Plans] = {}
     for config in {job.config: None for job in jobs}:  # what can't be run is told before a process is started
         name = _source(config)
-        plans.setdefault(name, Plans(load_source(name, place.data_root)))
+        if name not in plans:
+            prepare(name)
+            plans[name] = Plans(load_source(name, place.data_root, allow_missing=place.allow_missing))
         Lane(config, 0, plans[name].source, place.device, plans=plans[name])
     _note_begun(jobs, place, {name: held.source for name, held in plans.items()})
     code = _CodeAccess(trusted_files(), search_path())
@@ -118,7 +140,12 @@ def _one_job(job: tuple[Job, Workplace, _CodeAccess], stop: Callable[[], bool]) 
         yield from _execute_here([this], place, stop)
 
 
-def _execute_here(jobs: Sequence[Job], place: Workplace, stop: Callable[[], bool]) -> Iterator[Event]:
+def _execute_here(
+    jobs: Sequence[Job],
+    place: Workplace,
+    stop: Callable[[], bool],
+    prepare: Callable[[str], object] = lambda name: None,
+) -> Iterator[Event]:
     """Run jobs in this process, those together that can move together."""
     store = Store(place.runs)
     loaded: dict[str, _Shared] = {}
@@ -126,6 +153,7 @@ def _execute_here(jobs: Sequence[Job], place: Workplace, stop: Callable[[], bool
     for group in _groups(jobs, place, store):
         name = _source(group.jobs[0].config)
         if name not in loaded:
+            prepare(name)
             source = _loaded(name, place)
             loaded[name] = _Shared(source, Pictures.of(source, place.device, place.whole), Plans(source))
         new = {job.config for job in group.jobs} - noted
@@ -140,10 +168,21 @@ def _execute_here(jobs: Sequence[Job], place: Workplace, stop: Callable[[], bool
 
 def _loaded(name: str, place: Workplace) -> Source:
     """A data set; it is looked for and hashed while the device wakes up, which a GPU takes its time for."""
+    interrupted = threading.Event()
+
+    def check_interrupted(*_: object) -> None:
+        if interrupted.is_set():
+            raise KeyboardInterrupt
+
+    load = partial(load_source, allow_missing=place.allow_missing, progress=check_interrupted)
     with ThreadPoolExecutor(max_workers=1) as worker:
-        loading = worker.submit(load_source, name, place.data_root)
-        torch.zeros(1, device=place.device)
-        return loading.result()
+        loading = worker.submit(load, name, place.data_root)
+        try:
+            torch.zeros(1, device=place.device)
+            return loading.result()
+        except BaseException:
+            interrupted.set()  # else leaving this block would wait until everything is decoded
+            raise
 
 
 def _source(config: RunConfig) -> str:
@@ -323,8 +362,8 @@ def _circumstances(config: RunConfig, source: Source, device: torch.device) -> d
 
 
 def _part_of(source: Source) -> dict[str, Any]:
-    """How much of a published stream there was to learn from and be tested on."""
+    """How much of a published data set there was, and how it was split and decoded."""
     if not isinstance(source, MultiLabelSource):
-        return {}
+        return dict(source.details)
     images = len(source.train_images) + len(source.test_images)
     return {"images": images, "published_images": source.published_images, "missing_images": source.missing_images}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from contnorm.engine.checkpoint import Checkpoints
 from contnorm.engine.claims import Claim
 from contnorm.engine.jobs import Job, Workplace
 from contnorm.errors import UserError, usable
+from contnorm.fingerprint import Match, compare_fingerprints, not_comparable
 from contnorm.models.weights_files import replaced_weights
 from contnorm.own_code import code_hash, is_own_code, untrusted_code
 from contnorm.results import SCHEMA, Store, write_atomically
@@ -31,6 +33,7 @@ class Left:
     device: str
     threads: int
     keep_weights: bool = False
+    allow_missing: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,8 @@ class Unfinished:
         circumstances: dict[str, object] = {"device": place.device.type, "threads": place.threads}
         if place.keep_weights:
             circumstances["keep_weights"] = True
+        if place.allow_missing:
+            circumstances["allow_missing"] = True
         with usable(self.folder, "a run can't be kept there", "Say with --runs where else."):
             write_atomically(self.note, json.dumps(begun | circumstances).encode())
 
@@ -88,8 +93,12 @@ class Unfinished:
             begun = _read(self.note)
         except _BrokenNoteError:
             return ""  # it is written anew
-        begun_on = begun.get("data", data)
-        if begun_on != data:
+        begun_on = begun.get("data")
+        if why := not_comparable(begun_on, data):
+            logging.getLogger("contnorm").warning(
+                f"{self.folder}: resumes without a check that the data is the same: {why}."
+            )
+        if compare_fingerprints(begun_on, data) is Match.DIFFERENT:
             return (
                 f"{self.folder}: was begun on other data than is found here (fingerprint {begun_on}, here {data}) and "
                 f"has {steps} steps. Say with --data-root where that is, or delete the folder to begin anew."
@@ -167,7 +176,7 @@ def _left(left: Unfinished) -> list[Left]:
     why = edited(job.config)
     if why:
         raise UserError(f"{left.folder}: {why} To run it anew, delete the folder.")
-    return [Left(job, runs, device, threads, raw.get("keep_weights") is True)]
+    return [Left(job, runs, device, threads, raw.get("keep_weights") is True, raw.get("allow_missing") is True)]
 
 
 def _read(note: Path) -> dict[str, Any]:

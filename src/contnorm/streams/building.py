@@ -30,14 +30,13 @@ from contnorm.signals import signals_held
 from contnorm.streams.decoding import Done, Kept, Piece, fill, settle
 from contnorm.streams.json_text import parse_json
 from contnorm.streams.listed import SPLITS, Counted, Listed, ListedPicture
-from contnorm.streams.stored import KIND, MANIFEST, VERSION, Manifest, read_manifest
+from contnorm.streams.stored import KIND, MANIFEST, ROWS, VERSION, Manifest, content_fingerprint, read_manifest
 
 if sys.platform != "win32":
     import fcntl
 
 __all__ = ["MISSING", "begun", "build"]
 
-ROWS = 64  # of a piece: small enough to lose, large enough to write
 MISSING = "missing.json"
 NAMED = 5  # of pictures that something is wrong with, in a message
 NOTE = re.compile(rf"^({'|'.join(SPLITS)}) ([0-9]{{1,9}}) ([0-9a-f]{{64}})$", re.MULTILINE)
@@ -383,10 +382,8 @@ def _told(listed: Listed, count: Counted) -> dict[str, Any]:
 
 def _fingerprint(listed: Listed, folder: Path, digests: dict[tuple[str, int], str]) -> str:
     """Of pixels, labels, tasks and classes."""
-    digest = hashlib.sha256(json.dumps([listed.class_names, listed.class_groups]).encode())
-    for split in SPLITS:
-        for number in range(sum(key[0] == split for key in digests)):
-            digest.update(digests[split, number].encode())
-        for part in ("labels", "task"):
-            digest.update(np.ascontiguousarray(np.load(folder / f"{split}_{part}.npy")).data)
-    return digest.hexdigest()[:16]
+    pieces = {split: [digests[key] for key in sorted(digests) if key[0] == split] for split in SPLITS}
+    arrays = {
+        f"{split}_{part}": np.load(folder / f"{split}_{part}.npy") for split in SPLITS for part in ("labels", "task")
+    }
+    return content_fingerprint(listed.class_names, listed.class_groups, pieces, arrays)

@@ -18,7 +18,7 @@ from contnorm.errors import UserError
 from contnorm.signals import signals_let_go
 from contnorm.streams.formats import Images
 
-__all__ = ["Done", "Kept", "Piece", "fill", "settle", "squared"]
+__all__ = ["Batch", "Done", "Kept", "Piece", "decode_batch", "decoder_name", "fill", "settle", "squared"]
 
 # The formats that pictures may have. Pillow knows others that start programs (EPS starts Ghostscript) or are obscure.
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
@@ -105,6 +105,45 @@ def fill(piece: Piece) -> Done:
         file.flush()
         os.fsync(file.fileno())
     return Done(piece, hashlib.sha256(rows.data).hexdigest())
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Consecutive rows of an array file and the pictures that are decoded into them.
+
+    Attributes:
+        start: Index of the first picture among all that are decoded.
+        array: File of the array.
+        offset: Position of the first row in the file, in bytes.
+        side: Height and width of a row, in pixels.
+    """
+
+    start: int
+    array: Path
+    offset: int
+    side: int
+    pictures: tuple[Path, ...]
+
+
+def decode_batch(batch: Batch) -> list[bytes]:
+    """Decode pictures into their rows; returns the SHA-256 of each encoded file."""
+    rows = np.empty((len(batch.pictures), 3, batch.side, batch.side), dtype=np.uint8)
+    digests = []
+    for i, path in enumerate(batch.pictures):
+        rows[i] = squared(path, batch.side, "bilinear")
+        digests.append(hashlib.sha256(path.read_bytes()).digest())
+    with batch.array.open("r+b") as file:
+        file.seek(batch.offset)
+        file.write(rows.data)
+    return digests
+
+
+def decoder_name() -> str:
+    """Versions of the image decoder: decoded JPEG pixels may differ between them in the last bit."""
+    import PIL
+    from PIL import features
+
+    return f"Pillow {PIL.__version__}, libjpeg-turbo {features.version('libjpeg_turbo') or 'none'}"
 
 
 def _copied(kept: Kept) -> Images:

@@ -1,28 +1,32 @@
-"""Data sets that come as folders of pictures: Tiny-ImageNet as it is published, mini-ImageNet as it is passed around.
+"""Data sets that are folders of pictures: Tiny-ImageNet as published, and mini-ImageNet.
 
-mini-ImageNet has no official archive. It is read as ``<wnid>/*.jpg``, or as one folder of pictures whose names begin
-with the wnid. Which pictures are test pictures is told by the published lists of this stream where they lie beside;
-else the last 100 of each class by name are, which is a deviation.
+mini-ImageNet has no official archive. Its pictures are expected as ``<wnid>/*.jpg`` or as ``images/<wnid>*.jpg``. The
+split is that of the four published lists, if they are in the same folder. Without them, the last 100 pictures of each
+class by name are the test pictures, which deviates from the published split and is recorded.
 """
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from contnorm.errors import UserError
-from contnorm.streams.decoding import squared
-from contnorm.streams.formats import Images, Labels
 from contnorm.streams.safe_paths import is_plain_name
 
-__all__ = ["MINI_WNIDS", "read_mini_imagenet", "read_tiny_imagenet"]
-
-Split = tuple[Images, Labels]
+__all__ = [
+    "MINI_LISTS",
+    "MINI_WNIDS",
+    "PictureList",
+    "list_mini_imagenet",
+    "list_tiny_imagenet",
+    "mini_imagenet_inputs",
+    "tiny_imagenet_inputs",
+]
 
 # fmt: off
 # The class at each place of the published stream: the first 15 are for selection.
@@ -43,87 +47,173 @@ MINI_WNIDS = (
 )
 # fmt: on
 MINI_LISTS = (("mini_val_train.csv", "mini_cl_train.csv"), ("mini_val_test.csv", "mini_cl_test.csv"))
+BY_LISTS, BY_NAME = "published lists", "last sixth of each class by name"
+TINY_CLASSES = 200
+LABEL = re.compile(r"[0-9]{1,2}")
+WNID = re.compile(r"n\d{8}")
+
+Labelled = list[tuple[Path, int]]
 
 
-def read_tiny_imagenet(paths: Sequence[Path]) -> tuple[Split, Split]:
-    """From ``wnids.txt`` and ``val/val_annotations.txt``; the official validation pictures are the test pictures."""
+@dataclass(frozen=True)
+class PictureList:
+    """Picture files of a data set with their labels, in the order of its samples.
+
+    Attributes:
+        split: How pictures were assigned to the training and the test split; empty if there is one way only.
+    """
+
+    train: Labelled
+    test: Labelled
+    split: str = ""
+
+
+def tiny_imagenet_inputs(paths: Sequence[Path]) -> list[Path]:
+    """Files and folders that change if a picture, a label or the split of Tiny-ImageNet changes."""
     names, annotations = paths
     root = names.parent
-    wnids = _text(names).split()
-    label_of = {wnid: label for label, wnid in enumerate(wnids)}
-    unusable = [wnid for wnid in wnids if not is_plain_name(wnid)]
-    if unusable:
-        raise UserError(f"{names}: {unusable[0]!r} is not the name of a class, such as n01443537.")
-    train = [(path, label_of[wnid]) for wnid in wnids for path in sorted((root / "train" / wnid / "images").iterdir())]
+    return [
+        names,
+        annotations,
+        root / "train",
+        *(root / "train" / wnid / "images" for wnid in _tiny_wnids(names)),
+        root / "val" / "images",
+    ]
+
+
+def list_tiny_imagenet(paths: Sequence[Path]) -> PictureList:
+    """Pictures by ``wnids.txt`` and ``val/val_annotations.txt``; the official validation set is the test split."""
+    names, annotations = paths
+    root = names.parent
+    label_of = {wnid: label for label, wnid in enumerate(_tiny_wnids(names))}
+    train = [
+        (path, label) for wnid, label in label_of.items() for path in _pictures(root / "train" / wnid / "images", "")
+    ]
+    present = {path.name: path for path in _pictures(root / "val" / "images", "")}
     test = []
-    for number, line in enumerate(_text(annotations).splitlines(), 1):
+    for number, line in enumerate(_text(annotations).splitlines(), start=1):
         name, wnid, *_ = (*line.split("\t"), "")
         if not is_plain_name(name):
             raise UserError(f"{annotations}, line {number}: should begin with the name of a picture, and is {line!r}.")
         if wnid not in label_of:
-            raise UserError(f"{annotations}: {name!r} is of class {wnid!r}, which is not in {names}.")
-        test.append((root / "val" / "images" / name, label_of[wnid]))
-    return _decoded(train, 64), _decoded(test, 64)
+            raise UserError(f"{annotations}: line {number}: {name!r} is of class {wnid!r}, which is not in {names}.")
+        if name in present:
+            test.append((present[name], label_of[wnid]))
+    return PictureList(train, test)
 
 
-def read_mini_imagenet(paths: Sequence[Path]) -> tuple[Split, Split]:
-    """From the folder of the pictures; labels are places in the published order of classes."""
-    root = paths[0]
-    by_class: dict[str, list[Path]] = {wnid: [] for wnid in MINI_WNIDS}
-    for path in sorted([*root.glob("n*/*.jpg"), *root.glob("images/n*.jpg")]):
-        wnid = path.parent.name if path.parent.name in by_class else path.name[:9]
-        if wnid in by_class:
-            by_class[wnid].append(path)
-    short = {wnid: len(found) for wnid, found in by_class.items() if len(found) < 2}
-    if short:
+def _tiny_wnids(path: Path) -> list[str]:
+    wnids = _text(path).split()
+    if len(set(wnids)) != TINY_CLASSES or len(wnids) != TINY_CLASSES or not all(map(WNID.fullmatch, wnids)):
         raise UserError(
-            f"{root}: is no whole mini-ImageNet: of 100 classes, {len(short)} have no pictures, such as "
-            f"{next(iter(short))}. Looked for <wnid>/*.jpg and images/<wnid>*.jpg."
+            f"{path}: should list {TINY_CLASSES} different classes such as n01443537, and lists {len(set(wnids))}. "
+            f"Extract the archive of Tiny-ImageNet again."
         )
-    is_test = _listed_test_names(root)
-    train: list[tuple[Path, int]] = []
-    test: list[tuple[Path, int]] = []
-    for label, wnid in enumerate(MINI_WNIDS):
-        found = by_class[wnid]
-        held_out = set(found[-max(1, len(found) // 6) :])  # the last 100 of 600
-        for path in found:
-            testing = path in held_out if is_test is None else path.name in is_test
-            (test if testing else train).append((path, label))
-    return _decoded(train, 84), _decoded(test, 84)
+    return wnids
 
 
-def _listed_test_names(root: Path) -> set[str] | None:
-    """The names of the test pictures by the published lists, where all four lie beside the pictures."""
-    if not all((root / name).is_file() for part in MINI_LISTS for name in part):
+def mini_imagenet_inputs(paths: Sequence[Path]) -> list[Path]:
+    """Files and folders that change if a picture, a label or the split of mini-ImageNet changes.
+
+    A list that appears or disappears changes the folder itself.
+    """
+    root = paths[0]
+    return [
+        root,
+        *_picture_folders(root),
+        *(root / name for names in MINI_LISTS for name in names if (root / name).is_file()),
+    ]
+
+
+def _picture_folders(root: Path) -> list[Path]:
+    names = (entry.name for entry in os.scandir(root) if entry.name[:1] in ("n", "i") and entry.is_dir())
+    return [root / name for name in sorted(names) if name == "images" or name.startswith("n")]
+
+
+def list_mini_imagenet(paths: Sequence[Path]) -> PictureList:
+    """Pictures of the 100 classes; labels are places in the published order of classes."""
+    root = paths[0]
+    by_class = _mini_pictures(root)
+    empty = [wnid for wnid, pictures in by_class.items() if len(pictures) < 2]
+    if empty:
+        raise UserError(
+            f"{root}: is not mini-ImageNet: {len(empty)} of {len(MINI_WNIDS)} classes have fewer than 2 pictures, such "
+            f"as {empty[0]}. Pictures are expected as <wnid>/*.jpg or images/<wnid>*.jpg."
+        )
+    test_names = _listed_test_names(root, by_class)
+    train: Labelled = []
+    test: Labelled = []
+    for label, pictures in enumerate(by_class.values()):
+        last = set(pictures[-max(1, len(pictures) // 6) :])  # 100 of 600
+        for path in pictures:
+            is_test = path in last if test_names is None else path.name in test_names
+            (test if is_test else train).append((path, label))
+    return PictureList(train, test, BY_NAME if test_names is None else BY_LISTS)
+
+
+def _mini_pictures(root: Path) -> dict[str, list[Path]]:
+    """Pictures by class, sorted by path; the class is the name of the folder or the beginning of the file name."""
+    by_class: dict[str, list[Path]] = {wnid: [] for wnid in MINI_WNIDS}
+    for folder in _picture_folders(root):
+        for path in _pictures(folder, ".jpg"):
+            wnid = folder.name if folder.name in by_class else path.name[:9]
+            if wnid in by_class:
+                by_class[wnid].append(path)
+    return by_class
+
+
+def _pictures(folder: Path, ending: str) -> list[Path]:
+    """Files of a folder, sorted; those with the ending, or all but hidden ones. Empty if there is no folder."""
+    if not folder.is_dir():
+        return []
+    names = (entry.name for entry in os.scandir(folder))
+    return [folder / name for name in sorted(names) if name.endswith(ending) and not name.startswith(".")]
+
+
+def _listed_test_names(root: Path, by_class: dict[str, list[Path]]) -> set[str] | None:
+    """Names of the test pictures by the published lists; None if there are no lists."""
+    names = [name for part in MINI_LISTS for name in part]
+    absent = [name for name in names if not (root / name).is_file()]
+    if len(absent) == len(names):
         return None
-    names = set()
-    for listed in MINI_LISTS[1]:
-        try:
-            rows = list(csv.reader(io.StringIO(_text(root / listed), newline="")))
-        except csv.Error as error:
-            raise UserError(f"{root / listed}: is not a CSV file ({error}). Bring it again.") from error
-        names |= {Path(row[0]).name for row in rows if row and row[0].strip()}
-    return names
+    if absent:
+        raise UserError(
+            f"{root}: {', '.join(absent)} missing: the split needs all {len(names)} lists. Add what is missing, or "
+            f"remove the others to split by name."
+        )
+    train, test = (dict(row for name in part for row in _list_rows(root / name)) for part in MINI_LISTS)
+    both = train.keys() & test.keys()
+    if both:
+        raise UserError(f"{root}: {len(both):,} pictures are in a train and a test list, such as {min(both)}.")
+    listed = train | test
+    for label, (wnid, pictures) in enumerate(by_class.items()):
+        for path in pictures:
+            if listed.get(path.name) != label:
+                wrong = f"label {listed[path.name]}" if path.name in listed else "no entry"
+                raise UserError(
+                    f"{root}: the split lists are of other pictures: {path.name} of class {wnid} has {wrong} in them, "
+                    f"not label {label}. Use the published lists, or remove all {len(names)}."
+                )
+    return set(test)
+
+
+def _list_rows(path: Path) -> Iterator[tuple[str, int]]:
+    """Name and label of each row ``path,label``."""
+    try:
+        rows = list(csv.reader(io.StringIO(_text(path), newline="")))
+    except csv.Error as error:
+        raise UserError(f"{path}: is not a CSV file ({error}). Replace it with the published one.") from error
+    for number, row in enumerate(rows, start=1):
+        if row and not (len(row) == 2 and LABEL.fullmatch(row[1].strip())):
+            raise UserError(f"{path}: row {number} is not a path and a label. Replace it with the published list.")
+        if row:
+            yield Path(row[0]).name, int(row[1])
 
 
 def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise UserError(f"{path}: is not a text file in UTF-8 ({error}). Bring it again.") from error
-
-
-def _decoded(pictures: list[tuple[Path, int]], side: int) -> Split:
-    """All pictures as bytes, squared to one side, grey ones in three channels; decoded on several threads."""
-
-    def decode(path: Path) -> Images:
-        try:
-            return squared(path, side, "bilinear")
-        except UserError as error:
-            raise UserError(f"{error}. Bring it again.") from error
-
-    images = np.empty((len(pictures), 3, side, side), dtype=np.uint8)
-    with ThreadPoolExecutor() as pool:
-        for i, image in enumerate(pool.map(decode, (path for path, _ in pictures))):
-            images[i] = image
-    return images, np.array([label for _, label in pictures], dtype=np.int64)
+        raise UserError(
+            f"{path}: is not a text file in UTF-8 ({error.reason}). Replace it with the published one."
+        ) from error

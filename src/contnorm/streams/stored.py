@@ -6,23 +6,38 @@ there whole or, to whoever loads it, not at all. ``missing.json`` lists the pict
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from contnorm.errors import UserError, usable
+from contnorm.streams.file_state import Progress, clock_ns, load_state, save_state, signatures, trusted, user_cache
 from contnorm.streams.json_text import parse_json
 from contnorm.streams.listed import SPLITS
 from contnorm.streams.manifest_check import manifest_problem
 from contnorm.streams.multilabel import MultiLabelSource
 
-__all__ = ["MANIFEST", "VERSION", "Manifest", "find_stored", "load_stored", "read_manifest", "stored_under"]
+__all__ = [
+    "MANIFEST",
+    "ROWS",
+    "VERSION",
+    "Manifest",
+    "content_fingerprint",
+    "find_stored",
+    "load_stored",
+    "read_manifest",
+    "stored_under",
+]
 
 MANIFEST = "manifest.json"
 KIND = "contnorm multi-label data set"
 VERSION = 1
+ROWS = 64  # images that are decoded, written and hashed together: small enough to lose, large enough to write
 NEEDED = (
     "version",
     "name",
@@ -88,8 +103,13 @@ def read_manifest(folder: Path) -> Manifest:
     return raw
 
 
-def load_stored(folder: Path) -> MultiLabelSource:
-    """A built data set, memory-mapped."""
+def load_stored(folder: Path, progress: Progress = lambda *_: None) -> MultiLabelSource:
+    """Load a built data set, memory-mapped; its content is checked once per change of a file.
+
+    Args:
+        folder: Folder of its manifest.
+        progress: Called with what is done and how much of it.
+    """
     manifest = read_manifest(folder)
     arrays = {
         f"{split}_{part}": _mapped(folder, manifest, f"{split}_{part}")
@@ -98,6 +118,7 @@ def load_stored(folder: Path) -> MultiLabelSource:
     }
     names, groups = tuple(manifest["class_names"]), tuple(manifest["class_groups"])
     _check(folder, manifest, arrays)
+    _check_content(folder, manifest, arrays, progress)
     published = manifest["published"]
     return MultiLabelSource(
         name=manifest["name"],
@@ -108,6 +129,7 @@ def load_stored(folder: Path) -> MultiLabelSource:
         class_groups=groups,
         published_images=None if published is None else published["images"],
         missing_images=sum(manifest["missing"][split]["images"] for split in SPLITS),
+        details={},
         **arrays,
     )
 
@@ -146,3 +168,56 @@ def _check_values(folder: Path, split: str, arrays: Mapping[str, np.ndarray], ta
                 f"{folder}: {split}_{part}.npy should hold {np.dtype(kind)} below {end}. Delete the folder, and "
                 f"build it again."
             )
+
+
+def _check_content(folder: Path, manifest: Manifest, arrays: Mapping[str, np.ndarray], progress: Progress) -> None:
+    """Compare the arrays with the fingerprint that was taken when they were built."""
+    path = _state_path(folder)
+    now, state = clock_ns(), load_state(path)
+    files = signatures([folder / MANIFEST, *(folder / manifest["folder"] / f"{name}.npy" for name in arrays)], folder)
+    if trusted(files, state, "files"):
+        return
+    digests = {split: _piece_digests(arrays[f"{split}_images"], split, progress) for split in SPLITS}
+    found = content_fingerprint(manifest["class_names"], manifest["class_groups"], digests, arrays)
+    if found != manifest["fingerprint"]:
+        raise UserError(
+            f"{folder}: the arrays do not match fingerprint {manifest['fingerprint']} of {MANIFEST}: a file was "
+            f"changed or damaged. Delete the folder, and build it again."
+        )
+    save_state(path, now, files=files)
+
+
+def _state_path(folder: Path) -> Path:
+    if os.access(folder, os.W_OK):
+        return folder / ".checked.json"
+    return user_cache() / f"checked-{hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]}.json"
+
+
+def _piece_digests(images: np.ndarray, split: str, progress: Progress) -> list[str]:
+    digests = []
+    for start in range(0, len(images), ROWS):
+        digests.append(hashlib.sha256(np.ascontiguousarray(images[start : start + ROWS]).data).hexdigest())
+        progress(f"checking {split} images", min(start + ROWS, len(images)), len(images))
+    return digests
+
+
+def content_fingerprint(
+    class_names: Sequence[str],
+    class_groups: Sequence[str],
+    pieces: Mapping[str, Sequence[str]],
+    arrays: Mapping[str, np.ndarray],
+) -> str:
+    """Fingerprint of pixels, labels, tasks and classes.
+
+    Args:
+        class_names, class_groups: By column of the labels.
+        pieces: By split, the SHA-256 of each `ROWS` images.
+        arrays: ``<split>_labels`` and ``<split>_task``.
+    """
+    digest = hashlib.sha256(json.dumps([list(class_names), list(class_groups)]).encode())
+    for split in SPLITS:
+        for piece in pieces[split]:
+            digest.update(piece.encode())
+        for part in ("labels", "task"):
+            digest.update(np.ascontiguousarray(arrays[f"{split}_{part}"]).data)
+    return digest.hexdigest()[:16]
