@@ -37,7 +37,7 @@ class ContinualNormBase(ReplacementGuard, MomentNorm):
         device: Where to put parameters and buffers.
         dtype: Their type.
         num_groups: Groups of channels, a divisor of ``num_features``. ``"auto"`` takes the largest divisor up to 32
-            that leaves, for (N, C) input, at least 8 channels in a group.
+            that leaves at least 2 channels in a group, for (N, C) input at least 8, and else one group.
         order: ``"gn_bn"`` is CN; ``"bn_gn"`` does the steps the other way round, with the affine in the second.
         tied: Use the one pair of weight and bias in both steps.
         kernel: Which arithmetic to use, settled now; None reads ``CONTNORM_KERNEL``. See `contnorm.kernels`.
