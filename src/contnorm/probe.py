@@ -282,7 +282,7 @@ def _run(layer: nn.Module, x: Tensor, with_gradient: bool) -> tuple[Any, Any]:
 
 
 def _generators() -> list[torch.Generator]:
-    on_gpu = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
+    on_gpu = torch.cuda.default_generators if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
     return [torch.default_generator, *on_gpu]
 
 
