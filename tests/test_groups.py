@@ -10,8 +10,10 @@ from torch import Tensor, nn
 
 import contnorm as cn
 from contnorm.checks import auto_groups
-from contnorm.config import NormConfig, RunConfig, from_dict
+from contnorm.config import ModelConfig, NormConfig, RunConfig, from_dict
 from contnorm.engine.settling import settle
+from contnorm.errors import UserError
+from contnorm.models.building import build_model
 from contnorm.models.norms import norm_maker
 
 # channels, groups on maps, groups on a single position
@@ -138,3 +140,12 @@ def test_networks_follow_the_rule_of_their_settings(rule: int, groups: list[int]
     assert [make(channels).num_groups for channels in (16, 20, 64, 31)] == groups
     flat = norm_maker(NormConfig("cn", groups="auto", auto_channels=rule), 1, 100)  # type: ignore[arg-type]
     assert [flat(channels).num_groups for channels in (16, 100)] == [2, 10]
+
+
+@pytest.mark.parametrize("norm", [NormConfig("cn32"), NormConfig("gn", groups=32)])
+def test_a_network_names_the_number_that_fits_all_its_layers(norm: NormConfig) -> None:
+    for name, width, fits in (("resnet18", 20, 20), ("mlp", 100, 100)):
+        with pytest.raises(
+            UserError, match=rf"num_groups=32 does not divide .* every layer of the network is {fits}\."
+        ):
+            build_model(ModelConfig(name, width=width), norm, (3, 32, 32), 10, 100)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 __all__ = [
+    "GroupsError",
     "auto_groups",
     "check_batch",
     "check_eps",
@@ -35,6 +36,10 @@ INPUT_DTYPES = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.fl
 MAX_AUTO_GROUPS = 32
 MIN_AUTO_CHANNELS = 2  # one channel a group would be instance norm
 MIN_AUTO_CHANNELS_OF_ONE_POSITION = 8  # moments of fewer values are noise, and there are no positions to add to them
+
+
+class GroupsError(ValueError):
+    """A number of groups does not divide the channels."""
 
 
 def check_model(model: object, caller: str) -> nn.Module:
@@ -141,7 +146,7 @@ def resolve_groups(num_groups: int | str, channels: int, rank: int, caller: str)
     if isinstance(num_groups, bool) or not isinstance(num_groups, int) or num_groups < 1:
         raise ValueError(f"{caller}: num_groups={num_groups!r} must be a whole number, 1 or more, or 'auto'.")
     if channels % num_groups:
-        raise ValueError(
+        raise GroupsError(
             f"{caller}: num_groups={num_groups} does not divide the {channels} channels. "
             f"Use a divisor of {channels}: {_some(divisors(channels), num_groups)}; or num_groups='auto'."
         )
