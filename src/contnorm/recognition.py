@@ -103,14 +103,14 @@ def _recognize_constant(module: nn.Module) -> Recognized | Stranger:
     eps = getattr(module, "eps", None)
     reason = _more_tensors(module)
     if not isinstance(eps, float) or reason:
-        return Stranger(reason or "it keeps running moments, and is no norm known here")
+        return Stranger(reason or "it keeps running moments but is not a known norm")
     reasons = []
     for dim in (2, 1, 3):
         found = Recognized("bn", _size(module, "running_mean"), dim, {"eps": eps}, acts=_acts(module), constant=True)
         reasons.append(_compare(module, found).reason)
         if not reasons[-1]:
             return found
-    return Stranger(f"it keeps running moments, and is no batch norm with constant moments: {reasons[0]}")
+    return Stranger(f"it keeps running moments but is not a known norm: taken for a constant batch norm, {reasons[0]}")
 
 
 def _compare(module: nn.Module, found: Recognized) -> Outcome:
