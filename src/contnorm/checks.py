@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 
 __all__ = [
+    "GroupsError",
+    "auto_groups",
     "check_batch",
     "check_eps",
     "check_features",
@@ -32,7 +34,12 @@ __all__ = [
 
 INPUT_DTYPES = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
 MAX_AUTO_GROUPS = 32
-MIN_AUTO_CHANNELS = 8  # a group of fewer values is noise: on (N, C) input a group has no positions to add to them
+MIN_AUTO_CHANNELS = 2  # one channel a group would be instance norm
+MIN_AUTO_CHANNELS_OF_ONE_POSITION = 8  # moments of fewer values are noise, and there are no positions to add to them
+
+
+class GroupsError(ValueError):
+    """A number of groups does not divide the channels."""
 
 
 def check_model(model: object, caller: str) -> nn.Module:
@@ -110,20 +117,36 @@ def divisors(n: int) -> list[int]:
     return [d for d in range(1, n + 1) if n % d == 0]
 
 
+def auto_groups(channels: int, one_position: bool = False) -> int:
+    """What ``num_groups="auto"`` stands for: the largest divisor of the channels, up to 32, that leaves large groups.
+
+    A group has at least 2 channels, and at least 8 where the input has one position: (N, C), or a map of 1 x 1. Where
+    no divisor leaves as many, as for every prime width, there is one group.
+
+    Example:
+        >>> [auto_groups(channels) for channels in (16, 64, 100, 512, 37)]
+        [8, 32, 25, 32, 1]
+        >>> [auto_groups(channels, one_position=True) for channels in (16, 64, 100, 512, 37)]
+        [2, 8, 10, 32, 1]
+    """
+    least = MIN_AUTO_CHANNELS_OF_ONE_POSITION if one_position else MIN_AUTO_CHANNELS
+    most = min(channels // least, MAX_AUTO_GROUPS)
+    return next((groups for groups in range(most, 0, -1) if channels % groups == 0), 1)
+
+
 def resolve_groups(num_groups: int | str, channels: int, rank: int, caller: str) -> int:
-    """The number of groups to use on an input of this rank; ``"auto"`` depends on it.
+    """The number of groups to use on an input of this rank; ``"auto"`` depends on it, see `auto_groups`.
 
     Example:
         >>> resolve_groups("auto", 100, rank=4, caller="demo"), resolve_groups("auto", 100, rank=2, caller="demo")
         (25, 10)
     """
     if num_groups == "auto":
-        most = max(1, channels // MIN_AUTO_CHANNELS) if rank == 2 else channels
-        return next(d for d in range(min(most, MAX_AUTO_GROUPS), 0, -1) if channels % d == 0)
+        return auto_groups(channels, one_position=rank == 2)
     if isinstance(num_groups, bool) or not isinstance(num_groups, int) or num_groups < 1:
         raise ValueError(f"{caller}: num_groups={num_groups!r} must be a whole number, 1 or more, or 'auto'.")
     if channels % num_groups:
-        raise ValueError(
+        raise GroupsError(
             f"{caller}: num_groups={num_groups} does not divide the {channels} channels. "
             f"Use a divisor of {channels}: {_some(divisors(channels), num_groups)}; or num_groups='auto'."
         )

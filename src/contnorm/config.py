@@ -93,6 +93,7 @@ class ModelConfig:
 class NormConfig:
     name: str = "bn"
     groups: int | Literal["auto"] = 32
+    auto_channels: Literal[1, 2] = 1  # least channels in a group for groups="auto"; 2 is filled in, 0.1 had 1
     momentum: float | Literal["cumulative"] | None = None  # None for the norm's own
     schedule: Literal["published", "scaled"] = "published"  # of batch renormalization's limits
     layers: Literal["ours", "stock"] = "ours"  # or torch's own, not fused; for what they cost

@@ -11,17 +11,20 @@ import fnmatch
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import gcd
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 
 from contnorm.catalog import NORMS, NormSpec
-from contnorm.checks import check_model
+from contnorm.checks import auto_groups, check_model
 from contnorm.factory import Dim, accepted_options, build, check_options, named, norm_class
-from contnorm.freezing import freeze_stats, is_frozen
+from contnorm.freezing import FREEZING_HOOKS, freeze_stats, is_frozen
 from contnorm.layers.base import MomentNorm
 from contnorm.layers.sync import SyncContinualNorm
-from contnorm.recognition import Recognized, Stranger, holds_moments, recognize
+from contnorm.probe import random_state_restored
+from contnorm.recognition import Recognized, Stranger, drop_and_act, holds_moments, recognize
 
 __all__ = ["Filter", "convert_norm", "convert_sync"]
 
@@ -36,13 +39,16 @@ def convert_norm(
     only: Filter | None = None,
     skip: Filter | None = None,
     dim: Dim | None = None,
+    example_input: object = None,
     **options: object,
 ) -> nn.Module:
     """Replace the norm layers of a model by another norm, in place.
 
     Works on any module tree: nested, shared layers (one object stays one), models of torchvision, timm and others.
     Kept are parameters (the same objects), running moments, eps, momentum, device, dtype, training mode and
-    ``requires_grad``. What the new norm doesn't have is dropped, what the old one didn't have starts afresh.
+    ``requires_grad``. What the new norm doesn't have is dropped, what the old one didn't have starts afresh. A layer
+    of another library is converted if a copy of it computes, on random input, what the converter assumes; where it
+    does not, or can't be run, the conversion is refused.
 
     Args:
         model: The model; a bare norm layer works too, its replacement is what is returned.
@@ -52,8 +58,12 @@ def convert_norm(
         skip: Leave these layers alone; the same forms.
         dim: The dimension of layers whose class doesn't tell it (``GroupNorm``, ``SyncBatchNorm``); by default that
             of the model's convolutions.
+        example_input: For ``num_groups="auto"``: an input of the model (a tuple or a dict for several arguments). The
+            model is run on it once, in evaluation mode, and layers whose input has one position get groups of at
+            least 8 channels instead of 2.
         **options: Arguments of the new norm, such as ``num_groups``, ``eps`` or ``momentum``; they win over what the
-            old layer had.
+            old layer had. ``num_groups="auto"`` gives each layer the largest divisor of its channels, up to 32, that
+            leaves at least 2 channels in a group (8 for (N, C) input), and one group where there is none.
 
     Returns:
         The model.
@@ -75,11 +85,69 @@ def convert_norm(
     check_options(spec, norm_class(spec, dim or 2, "convert_norm"), options, "convert_norm")
     found = _selected(model, only, skip, "convert_norm")
     fallback = dim or _dim_of_convolutions(model)
+    if spec.grouped:
+        _check_groups(found, options)
+    narrow = _single_position_layers(model, found, example_input) if options.get("num_groups") == "auto" else set()
     replace = {}
     for layer in found:
+        chosen = {"num_groups": auto_groups(layer.found.channels, one_position=True)} if layer.module in narrow else {}
         with _naming(layer, "convert_norm"):
-            replace[layer.module] = _converted(layer, spec, options, fallback)
+            replace[layer.module] = _converted(layer, spec, {**options, **chosen}, fallback)
     return _swap(model, replace)
+
+
+def _check_groups(layers: list[_Layer], options: Mapping[str, object]) -> None:
+    """Refuse a number of groups that does not divide the channels of every layer, and name one that does."""
+    counts = {layer: options.get("num_groups", layer.found.options.get("num_groups", 32)) for layer in layers}
+    wrong = [
+        layer
+        for layer, count in counts.items()
+        if type(count) is int and count > 0 and layer.found.channels % count  # the layer itself reports the rest
+    ]
+    if not wrong:
+        return
+    first, others = wrong[0], f" and {len(wrong) - 1} more layers" if len(wrong) > 1 else ""
+    raise ValueError(
+        f"convert_norm: layer {first.name!r} ({type(first.module).__name__}){others}: num_groups={counts[first]} does "
+        f"not divide the {first.found.channels} channels. The largest number that divides all {len(layers)} layers is "
+        f"num_groups={gcd(*(layer.found.channels for layer in layers))}; num_groups='auto' chooses one for each. The "
+        f"model is unchanged."
+    )
+
+
+def _single_position_layers(model: nn.Module, layers: list[_Layer], example_input: object) -> set[nn.Module]:
+    """The layers whose input has one position for each sample and channel, seen by running the model once."""
+    positions: dict[nn.Module, int] = {}
+    if example_input is None:
+        return set()
+
+    def measure(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        x = next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
+        if x is not None and x.dim() >= 2:
+            positions[module] = min(x.shape[2:].numel(), positions.get(module, x.shape[2:].numel()))
+
+    handles = [layer.module.register_forward_pre_hook(measure, with_kwargs=True) for layer in layers]
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        with torch.no_grad(), random_state_restored():
+            _call(model.eval(), example_input)
+    except Exception as error:
+        raise ValueError(
+            f"convert_norm: the model can't be run on example_input: {type(error).__name__}: {error}. The model is "
+            f"unchanged."
+        ) from error
+    finally:
+        for handle in handles:
+            handle.remove()
+        for module, training in modes:
+            module.training = training
+    return {module for module, count in positions.items() if count == 1}
+
+
+def _call(model: nn.Module, example_input: object) -> object:
+    if isinstance(example_input, tuple | list):
+        return model(*example_input)
+    return model(**example_input) if isinstance(example_input, dict) else model(example_input)
 
 
 def convert_sync(
@@ -121,7 +189,7 @@ def _needs_sync(module: nn.Module, found: Recognized) -> bool:
     return NORMS[found.norm].keeps_moments and not found.synced and not constant
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Layer:
     """A norm layer that was found, the first name it was reached by, and a tensor that stands near it."""
 
@@ -151,7 +219,9 @@ def _selected(
     """All norm layers that are wanted and that the filters leave; refuses by name those that can't be replaced."""
     wanted, unwanted = _predicate(only, f"{caller}: only"), _predicate(skip, f"{caller}: skip")
     out_of_reach = _out_of_reach(model)
-    layers, refused, seen = [], [], 0
+    layers: list[_Layer] = []
+    refused: dict[tuple[str, str], list[str]] = {}
+    seen = 0
     near = next(_floating(model.modules()), None)
     for name, module in model.named_modules():
         near = next(_floating([module]), near)
@@ -163,13 +233,13 @@ def _selected(
             continue
         reason = found.reason if isinstance(found, Stranger) else out_of_reach.get(module) or _hooked(module)
         if reason:
-            refused.append(f"{name!r} ({type(module).__name__}): {reason}")
+            refused.setdefault((type(module).__name__, reason), []).append(name)
         elif isinstance(found, Recognized):
             layers.append(_Layer(name, module, found, near))
     if refused:
         raise ValueError(
-            f"{caller}: can't convert {'; '.join(refused)}. Mend that, or leave the layer alone with skip=. "
-            f"The model is unchanged."
+            f"{caller}: can't convert {_refusals(refused)}. Remove the cause, or exclude the layers with skip=. The "
+            f"model is unchanged."
         )
     if not layers:
         why = "only= and skip= leave none of them" if seen else "torch's LayerNorm, over the last ones, is none of them"
@@ -178,6 +248,21 @@ def _selected(
             f"work over channels in dimension 1; {why}. See contnorm.summarize(model)."
         )
     return layers
+
+
+def _refusals(refused: Mapping[tuple[str, str], list[str]], most: int = 3) -> str:
+    """The refused layers, those of one class and reason together: the first few by name, then how many more.
+
+    Example:
+        >>> _refusals({("Odd2d", "it is odd"): ["a", "b", "c", "d", "e"], ("Even2d", "it is even"): ["f"]})
+        "'a', 'b', 'c' and 2 more (Odd2d): it is odd; 'f' (Even2d): it is even"
+    """
+    parts = []
+    for (kind, reason), names in list(refused.items())[:most]:
+        more = f" and {len(names) - most} more" if len(names) > most else ""
+        parts.append(f"{', '.join(map(repr, names[:most]))}{more} ({kind}): {reason}")
+    rest = sum(len(names) for names in list(refused.values())[most:])
+    return "; ".join([*parts, f"and {rest} more for other reasons"] if rest else parts)
 
 
 def _floating(modules: Iterable[nn.Module]) -> Iterator[Tensor]:
@@ -229,7 +314,7 @@ _HOOKS = (
 def _hooked(module: nn.Module) -> str:
     for kind in _HOOKS:
         hooks = getattr(module, kind, {})
-        if any(hook is not _drop_and_act for hook in hooks.values()):
+        if any(hook not in (drop_and_act, *FREEZING_HOOKS) for hook in hooks.values()):
             return f"it carries hooks ({kind.strip('_').replace('_', ' ')}), which would be lost; remove them first"
     return ""
 
@@ -294,7 +379,7 @@ def _taken_over(layer: _Layer, new: nn.Module) -> nn.Module:
         freeze_stats(new)
     if found.acts:
         new.drop, new.act = old.drop, old.act
-        new.register_forward_hook(_drop_and_act)
+        new.register_forward_hook(drop_and_act)
     return new
 
 
@@ -310,10 +395,7 @@ def _take_parameters(old: nn.Module, new: nn.Module) -> None:
             new._parameters[name] = None  # one of the two stays without the other
 
 
-def _drop_and_act(module: nn.Module, args: Any, output: Tensor) -> Tensor:
-    """What a norm-then-activation layer does after normalizing."""
-    result: Tensor = cast(Any, module).act(cast(Any, module).drop(output))
-    return result
+_drop_and_act = drop_and_act  # under this name in models pickled by version 0.1
 
 
 def _swap(model: nn.Module, replace: Mapping[nn.Module, nn.Module]) -> nn.Module:

@@ -1,6 +1,6 @@
 """Hold running moments still, whatever mode the model is put in.
 
-Our layers have a switch for it. Torch's batch norms obey ``track_running_stats``, which is set aside and remembered.
+Our layers have a switch for it. Torch's batch norms obey ``track_running_stats``, whose value is stored until release.
 Any other module with running moments (torch's instance norms, layers of other libraries) gets a copy of its moments
 to write on while it runs, and its own back afterwards.
 """
@@ -10,16 +10,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from contnorm.checks import check_model
 from contnorm.layers.base import MomentNorm
 from contnorm.recognition import Recognized, holds_moments, recognize
 
-__all__ = ["freeze_stats", "frozen_stats", "is_frozen"]
+__all__ = ["FREEZING_HOOKS", "freeze_stats", "frozen_stats", "is_frozen"]
 
 _BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 
@@ -96,12 +98,29 @@ def _freeze(module: Any) -> None:
         raise ValueError("freeze_stats: a scripted or traced model can't be changed. Freeze it before it is scripted.")
     if isinstance(module, MomentNorm):
         module.stats_frozen = True
-    elif isinstance(module, _BatchNorm) and isinstance(recognize(module), Recognized):
+    elif _obeys_tracking(module):
         module.__dict__["_contnorm_tracked"] = module.track_running_stats
         module.track_running_stats = False
     else:
         module.register_forward_pre_hook(_lend_copies)
         module.register_forward_hook(_take_back, always_call=True)
+
+
+_TORCH_FORWARDS = (_BatchNorm.forward, nn.SyncBatchNorm.forward)
+_OBEYS: WeakKeyDictionary[type[nn.Module], bool] = WeakKeyDictionary()
+
+
+def _obeys_tracking(module: nn.Module) -> bool:
+    """Whether a batch norm's moments stand still while ``track_running_stats`` is False."""
+    if not isinstance(module, _BatchNorm) or isinstance(module, LazyModuleMixin) or "forward" in vars(module):
+        return False
+    cls = type(module)
+    if cls.forward in _TORCH_FORWARDS:
+        return True
+    if cls not in _OBEYS:  # once for a class: `frozen_stats` may be entered at each step
+        found = recognize(module)
+        _OBEYS[cls] = isinstance(found, Recognized) and found.obeys_tracking
+    return _OBEYS[cls]
 
 
 def _release(module: Any) -> None:
@@ -137,3 +156,6 @@ def _remove(function: object, hooks: dict[int, Any], *marks: dict[int, bool]) ->
     for key in [key for key, hook in hooks.items() if hook is function]:
         for registry in (hooks, *marks):
             registry.pop(key, None)
+
+
+FREEZING_HOOKS = (_lend_copies, _take_back)

@@ -1,15 +1,18 @@
 """What norm a module is, whoever wrote it: ours, torch's, or a subclass of torch's in another library.
 
-A subclass that only renames or configures torch's layer is that layer. One that brings a forward of its own does
-something besides normalizing, which is known here or makes the layer a stranger:
+A subclass is the layer it derives from if it computes the same on random input (see `probe`). Two kinds may do more:
 
-- norm-then-activation layers (timm's ``BatchNormAct2d`` and its kin): they normalize, then call ``drop`` and ``act``;
-- ``FrozenBatchNorm2d`` (torchvision, detectron): batch norm whose moments and affine are constants.
+- norm-then-activation layers (timm's ``BatchNormAct2d``): they normalize, then call ``drop`` and ``act``;
+- constant batch norms (``FrozenBatchNorm2d`` of torchvision and detectron, timm's ``FrozenBatchNormAct2d``): their
+  moments and affine are buffers, used in training too.
+
+Anything else with running moments is a `Stranger`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,8 +27,9 @@ from contnorm.layers.base import NormLayer
 from contnorm.layers.continual import ContinualNormBase
 from contnorm.layers.stock import StockGroupNorm
 from contnorm.layers.sync import SyncContinualNorm
+from contnorm.probe import ExpectedNorm, Outcome, compare_with_norm
 
-__all__ = ["Recognized", "Stranger", "holds_moments", "recognize"]
+__all__ = ["Recognized", "Stranger", "drop_and_act", "holds_moments", "recognize"]
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,7 @@ class Recognized:
     synced: bool = False
     acts: bool = False  # it also calls its own `drop` and `act` on the result
     constant: bool = False  # its moments and affine are buffers that never change
+    obeys_tracking: bool = True  # setting `track_running_stats` to False holds its moments still
 
 
 @dataclass(frozen=True)
@@ -72,8 +77,6 @@ def recognize(module: nn.Module) -> Recognized | Stranger | None:
     """
     if isinstance(module, NormLayer):
         return _recognize_ours(module)
-    if type(module).__name__ == "FrozenBatchNorm2d" and "running_mean" in module._buffers:
-        return Recognized("bn", _size(module, "running_mean"), 2, {"eps": module.eps}, constant=True)
     for cls, norm, dim in _TORCH:
         if isinstance(module, cls):
             if isinstance(module, _InstanceNorm) and module.track_running_stats:
@@ -84,8 +87,36 @@ def recognize(module: nn.Module) -> Recognized | Stranger | None:
     if isinstance(module, LazyModuleMixin) and isinstance(module, _BatchNorm | _InstanceNorm):
         return Stranger("it does not know its channels before it has seen a batch; run one through the model first")
     if isinstance(module, _BatchNorm | _InstanceNorm):
-        return Stranger(f"{type(module).__name__} computes a norm in its own way")
-    return None
+        return Stranger("it is a batch or instance norm of an unknown class")
+    return _recognize_constant(module) if _has_moment_buffers(module) else None
+
+
+def _has_moment_buffers(module: nn.Module) -> bool:
+    if isinstance(module, torch.jit.ScriptModule):
+        return False
+    mean, var = module._buffers.get("running_mean"), module._buffers.get("running_var")
+    return isinstance(mean, Tensor) and isinstance(var, Tensor) and mean.dim() == 1 and mean.shape == var.shape
+
+
+def _recognize_constant(module: nn.Module) -> Recognized | Stranger:
+    """A layer outside torch's classes that has running moments: batch norm with constant moments, or a stranger."""
+    eps = getattr(module, "eps", None)
+    reason = _more_tensors(module)
+    if not isinstance(eps, float) or reason:
+        return Stranger(reason or "it keeps running moments but is not a known norm")
+    reasons = []
+    for dim in (2, 1, 3):
+        found = Recognized("bn", _size(module, "running_mean"), dim, {"eps": eps}, acts=_acts(module), constant=True)
+        reasons.append(_compare(module, found).reason)
+        if not reasons[-1]:
+            return found
+    return Stranger(f"it keeps running moments but is not a known norm: taken for a constant batch norm, {reasons[0]}")
+
+
+def _compare(module: nn.Module, found: Recognized) -> Outcome:
+    return compare_with_norm(
+        module, ExpectedNorm(found.norm, found.channels, found.dim, found.options, found.acts, found.constant)
+    )
 
 
 def _recognize_ours(module: NormLayer) -> Recognized | Stranger:
@@ -112,38 +143,49 @@ def _described(
     module: nn.Module, cls: type[nn.Module], norm: str, dim: int | None, synced: bool
 ) -> Recognized | Stranger:
     """A layer of a known class, or of a subclass that changes nothing, or nothing unknown."""
-    reason = _peculiar(module, cls)
+    reason = _obstacle(module, cls)
     if reason:
         return Stranger(reason)
     channels = module.num_channels if isinstance(module, nn.GroupNorm) else module.num_features
     assert isinstance(channels, int)
-    return Recognized(norm, channels, dim, _options_of(module), synced=synced, acts=_acts(module))
+    found = Recognized(norm, channels, dim, _options_of(module), synced=synced, acts=_acts(module))
+    if type(module) is cls and found.acts == (drop_and_act in module._forward_hooks.values()):
+        return found
+    outcome = _compare(module, found)
+    return Stranger(outcome.reason) if outcome.reason else replace(found, obeys_tracking=outcome.obeys_tracking)
 
 
-_METHODS = ("forward", "__call__", "train", "eval", "_check_input_dim", "_load_from_state_dict", "_save_to_state_dict")
+# Overriding one of these changes more than what is computed; a comparison of outputs would not show it.
+_METHODS = ("__call__", "train", "eval", "_load_from_state_dict", "_save_to_state_dict")
 
 
-def _peculiar(module: nn.Module, cls: type[nn.Module]) -> str:
-    """What a layer does that its class does not, in words; empty where there is nothing."""
-    name = type(module).__name__
+def _obstacle(module: nn.Module, cls: type[nn.Module]) -> str:
+    """Why a layer can't be described by its class and attributes; empty where it can."""
     if is_parametrized(module):
         return "its parameters are computed by a parametrization; remove that first"
     if "forward" in module.__dict__:
-        return "its forward was replaced on the object; put the class's own back first"
-    acts = _acts(module)
+        return "its forward was replaced on the object; restore the method of the class first"
     changed = [m for m in _METHODS if getattr(type(module), m, None) is not getattr(cls, m, None)]
-    if [method for method in changed if not (acts and method == "forward")]:
-        return f"{name} does something of its own in {changed[0]}"
+    if changed:
+        return f"its class overrides {changed[0]}"
+    return _more_tensors(module)
+
+
+def _more_tensors(module: nn.Module) -> str:
     known = {"weight", "bias", "mean_weight", "var_weight", "running_mean", "running_var", "num_batches_tracked"}
-    known |= {"r_limit", "d_limit"} | ({"drop", "act"} if acts else set())
+    known |= {"r_limit", "d_limit"} | ({"drop", "act"} if _acts(module) else set())
     more = sorted({*module._parameters, *module._buffers, *module._modules} - known)
-    if more:
-        return f"{name} holds {', '.join(map(repr, more))} besides what its norm needs"
-    return ""
+    return f"it holds {', '.join(map(repr, more))}, which its norm does not have" if more else ""
 
 
 def _acts(module: nn.Module) -> bool:
     return isinstance(getattr(module, "drop", None), nn.Module) and isinstance(getattr(module, "act", None), nn.Module)
+
+
+def drop_and_act(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+    """The forward hook by which `convert_norm` keeps the activation of a norm-then-activation layer."""
+    result: Tensor = cast(Any, module).act(cast(Any, module).drop(output))
+    return result
 
 
 def _options_of(module: nn.Module) -> dict[str, object]:

@@ -66,7 +66,8 @@ class NormSummary:
 def summarize(model: nn.Module) -> NormSummary:
     """What norm stands where in a model, as a table that prints itself.
 
-    A layer reached by several names is listed once, by the first.
+    A layer reached by several names is listed once, by the first. ``?`` is a layer that normalizes in a way unknown
+    here; ``one group`` and ``one channel a group`` mark group steps that are a layer norm and an instance norm.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.GroupNorm(4, 16)).eval()
@@ -99,6 +100,14 @@ def _row(name: str, module: nn.Module, found: Recognized | None) -> NormRow:
     )
 
 
+def _extreme_groups(found: Recognized | None) -> list[str]:
+    """Marks groups that make layer or instance norm of a group step, as one group does, or one for each channel."""
+    groups = found.options.get("num_groups") if found else None
+    if found is None or not isinstance(groups, int) or found.channels == 1:
+        return []
+    return {1: ["one group"], found.channels: ["one channel a group"]}.get(groups, [])
+
+
 def _short(eps: object) -> str:
     return f"{eps:g}" if isinstance(eps, float) else "-"
 
@@ -111,6 +120,7 @@ def _state(module: nn.Module, found: Recognized | None) -> str:
         words.append("frozen")
     if found and found.synced:
         words.append("synced")
+    words += _extreme_groups(found)
     if found and found.acts:
         words.append("then acts")
     return ", ".join(words)

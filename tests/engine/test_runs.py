@@ -71,6 +71,14 @@ def test_a_run_learns_and_its_record_is_whole(root: Path, tmp_path: Path, stream
     assert [event.what for event in again] == ["recorded"]
 
 
+def test_a_record_keeps_the_groups_that_were_chosen(root: Path, tmp_path: Path) -> None:
+    for groups in ("auto", 4):
+        config = settings(root, norm={"name": "cn", "groups": groups}, train={"max_steps": 2})
+        list(execute(jobs(config, 0), Workplace(tmp_path, root, CPU)))
+    chosen = {record.config.norm.groups: record.raw.get("norm_groups") for record in Store(tmp_path)}
+    assert chosen == {"auto": {"norm1": 10, "norm2": 10}, 4: None}
+
+
 def test_the_same_seed_gives_the_same_bits_and_another_does_not(root: Path) -> None:
     source = load_source("mnist", root)
     lanes = [Lane(settings(root), seed, source, CPU) for seed in (0, 0, 1)]

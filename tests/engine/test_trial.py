@@ -102,7 +102,7 @@ def groups(shape, outputs, norm):
         ("shapes", "given pictures of shape (2, 1, 28, 28): {file}: RuntimeError: mat1 and mat2 shapes"),
         ("narrow", "it should give (2, 10), one number for each of the 10 outputs, and gives (2, 3)"),
         ("pair", "and gives tuple"),
-        ("groups", "{file}, line 16: ValueError: "),
+        ("groups", "{file}, line 16: GroupsError: "),
     ],
 )
 def test_a_network_of_ones_own_that_does_not_fit_leaves_nothing(

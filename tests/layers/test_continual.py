@@ -93,26 +93,3 @@ def test_groups_in_the_place_of_eps_are_noticed() -> None:
 def test_takes_batch_norms_positional_arguments() -> None:
     layer = cn.CN(8, 1e-3, 0.2, False, False, num_groups=2)
     assert (layer.eps, layer.momentum, layer.weight, layer.running_mean) == (1e-3, 0.2, None, None)
-
-
-@pytest.mark.parametrize(
-    ("norm", "advice"),
-    [("cn8", r"Use contnorm\.convert_sync\(model\)"), ("brn", "convert it to 'bn'"), ("sn", "convert it to 'bn'")],
-)
-def test_torchs_sync_conversion_raises_and_names_ours(norm: str, advice: str) -> None:
-    model = nn.Sequential(nn.Conv2d(3, 16, 3), cn.create_norm(norm, 16))
-    with pytest.raises(TypeError, match=f"convert_sync_batchnorm would replace .*{advice}"):
-        nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    assert not isinstance(model[1], nn.SyncBatchNorm)
-
-
-def test_torchs_sync_conversion_still_serves_plain_batch_norm() -> None:
-    model = nn.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(cn.BatchNorm2d(8)))
-    assert isinstance(model[0], nn.SyncBatchNorm)
-
-
-def test_quantization_may_set_its_attribute() -> None:
-    layer = cn.CN(8, num_groups=2)
-    assert not hasattr(layer, "qconfig")
-    layer.qconfig = "a setting"
-    assert layer.qconfig == "a setting"

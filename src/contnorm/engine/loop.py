@@ -358,7 +358,15 @@ def _found(lane: Lane, tally: Tally) -> dict[str, Any]:
     shares = [m.corrected_share() for m in lane.model.modules() if isinstance(m, BatchRenormBase)]
     renorm = {"renorm": {"corrected_share": fmean(shares)}} if shares else {}
     norms = {"norms": count_norms(lane.model)} if is_own_code(lane.config.model.name) else {}
-    return {**measured(lane, tally), **rest, **renorm, **norms}
+    return {**measured(lane, tally), **rest, **renorm, **norms, **_chosen_groups(lane)}
+
+
+def _chosen_groups(lane: Lane) -> dict[str, Any]:
+    """The groups of each layer, where the settings left them to be chosen."""
+    if lane.config.norm.groups != "auto":
+        return {}
+    groups = {name: getattr(module, "num_groups", None) for name, module in lane.model.named_modules()}
+    return {"norm_groups": {name: number for name, number in groups.items() if isinstance(number, int)}}
 
 
 def _answers_found(lane: Lane, tally: Tally) -> dict[str, Any]:

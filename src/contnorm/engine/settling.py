@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from contnorm.config import RunConfig, from_dict, laid_over
+from contnorm.catalog import find_norm
+from contnorm.config import NormConfig, RunConfig, from_dict, laid_over
 from contnorm.errors import UserError
 from contnorm.methods import ALIASES, STRATEGIES, strategy_defaults
 from contnorm.own_code import code_hash
@@ -37,7 +38,24 @@ def settle(values: Mapping[str, Any], source: str) -> RunConfig:
     model = {**merged.get("model", {})}
     model["code"] = code_hash(model.get("name", ""))
     stream = {**merged["stream"], "name": spec.name, "source": source}
-    return from_dict({**merged, "stream": stream, "strategy": strategy, "model": model})
+    norm = _with_auto_rule(merged.get("norm", {}))
+    return from_dict({**merged, "stream": stream, "strategy": strategy, "model": model, "norm": norm})
+
+
+def _with_auto_rule(norm: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a norm; where its groups are chosen automatically, with the rule that chooses them.
+
+    Example:
+        >>> _with_auto_rule({"name": "cn", "groups": "auto"})["auto_channels"], _with_auto_rule({"name": "cn8"})
+        (2, {'name': 'cn8'})
+    """
+    if norm.get("groups") != "auto" or "auto_channels" in norm:
+        return dict(norm)
+    try:
+        spec, groups = find_norm(norm.get("name", NormConfig().name))
+    except ValueError:  # an unknown name is reported where the network is built
+        return dict(norm)
+    return {**norm, "auto_channels": 2} if spec.grouped and groups is None else dict(norm)
 
 
 def _strategy(asked: str) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from typing import Any, ClassVar
+from functools import cache
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +15,7 @@ from contnorm.checks import check_eps, check_features, check_input, check_moment
 from contnorm.functional.batch import channel_moments, unbiased
 from contnorm.kernels import Kernel
 
-__all__ = ["MomentNorm", "NormLayer", "OwnSyncOnly"]
+__all__ = ["MomentNorm", "NormLayer", "ReplacementGuard"]
 
 
 class NormLayer(nn.Module):
@@ -35,8 +37,9 @@ class NormLayer(nn.Module):
 class MomentNorm(NormLayer, _BatchNorm):
     """Base of the norms with running moments: batch norm's arguments, buffers and state-dict keys.
 
-    It derives from torch's ``_BatchNorm``, so that tools which look for batch norms (``swa_utils.update_bn`` and the
-    like) see it, and follows its rules for modes, with two states besides: ``stats_frozen`` (running moments don't
+    It derives from torch's ``_BatchNorm``, and its 1d, 2d and 3d forms from torch's ``BatchNorm1d``, ``BatchNorm2d``
+    and ``BatchNorm3d``, so that tools which look for batch norms (``swa_utils.update_bn`` and the like) see it. It
+    follows its rules for modes, with two further states: ``stats_frozen`` (running moments don't
     move, set by ``freeze_stats``) and ``use_running`` (they are also what training mode normalizes with, as in
     torchvision's FrozenBatchNorm2d). Unlike torch, ``momentum=None`` needs no trip to the host.
     """
@@ -138,26 +141,54 @@ class MomentNorm(NormLayer, _BatchNorm):
         return []
 
 
-class OwnSyncOnly:
-    """Guard against ``torch.nn.SyncBatchNorm.convert_sync_batchnorm``.
+class ReplacementGuard:
+    """Raises when a tool that knows only batch norm replaces one of our layers or folds it into a convolution.
 
-    That function takes every ``_BatchNorm`` for a plain batch norm and would silently drop what ours does besides.
-    It reads ``qconfig`` of each layer it converts; read from there, and only there, that attribute raises.
+    Such tools select layers by ``isinstance(module, _BatchNorm)`` and would silently drop what the layer does besides
+    batch norm. Each of them has to read ``eps``; read from a function whose name marks it as one of them
+    (``convert_sync_batchnorm``, ``fuse_conv_bn_eval``, ``freeze_batch_norm_2d``), that attribute raises. Everywhere
+    else it is a plain attribute, stored as such.
     """
 
     sync_advice: ClassVar[str]
 
     @property
-    def qconfig(self) -> Any:
-        if sys._getframe(1).f_code.co_name == "convert_sync_batchnorm":
-            raise TypeError(
-                f"convert_sync_batchnorm would replace {type(self).__name__} by a plain SyncBatchNorm, dropping what "
-                f"it does besides. {self.sync_advice}"
-            )
-        if "_qconfig" in self.__dict__:
-            return self.__dict__["_qconfig"]
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute 'qconfig'")
+    def eps(self) -> float:
+        value: float = self.__dict__["eps"]
+        # A compiled forward reads `eps` too, and the compiler can't trace a look at the calling frame.
+        if not torch.compiler.is_compiling():
+            caller = sys._getframe(1).f_code.co_name
+            if _treats_as_batch_norm(caller):
+                raise TypeError(self._replacement_message(caller))
+        return value
 
-    @qconfig.setter
-    def qconfig(self, value: Any) -> None:
-        self.__dict__["_qconfig"] = value
+    @eps.setter
+    def eps(self, value: float) -> None:
+        self.__dict__["eps"] = value
+
+    def _replacement_message(self, caller: str) -> str:
+        problem = f"{caller} would treat {type(self).__name__} as a plain batch norm and drop the rest of it."
+        if "sync" in caller.lower():
+            return f"{problem} {self.sync_advice}"
+        if "freeze" in caller or "frozen" in caller:
+            return f"{problem} Use contnorm.freeze_stats(model), and requires_grad_(False) for weight and bias."
+        return f"{problem} Keep the layer: it is not a constant scale and shift that another layer could take over."
+
+
+_REPLACES = re.compile(
+    r"_*(?:(?:fuse|fold|absorb|merge)(?:_\w*)?|(?:convert|freeze|replace|revert)_\w*(?:bn|batch_?norm)\w*)",
+    re.IGNORECASE,
+)
+
+
+@cache
+def _treats_as_batch_norm(function: str) -> bool:
+    """Whether a function's name marks it as one that replaces batch norms or folds them into other layers.
+
+    Example:
+        >>> [_treats_as_batch_norm(name) for name in ("fuse_conv_bn_eval", "fuse", "convert_splitbn_model")]
+        [True, True, True]
+        >>> [_treats_as_batch_norm(name) for name in ("forward", "fused_forward", "convert_model", "extra_repr")]
+        [False, False, False, False]
+    """
+    return _REPLACES.fullmatch(function) is not None

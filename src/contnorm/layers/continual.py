@@ -10,18 +10,18 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from contnorm.checks import resolve_groups
 from contnorm.functional import continual_norm
 from contnorm.kernels import Kernel, Order, check_order, chosen_kernel
-from contnorm.layers.base import MomentNorm, OwnSyncOnly
+from contnorm.layers.base import MomentNorm, ReplacementGuard
 from contnorm.layers.group import settled_groups
 
 __all__ = ["ContinualNorm1d", "ContinualNorm2d", "ContinualNorm3d"]
 
 
-class ContinualNormBase(OwnSyncOnly, MomentNorm):
+class ContinualNormBase(ReplacementGuard, MomentNorm):
     """Continual normalization: group norm without affine, then batch norm.
 
     In training every sample is first normalized over groups of its own channels, then every channel over the batch;
@@ -37,7 +37,7 @@ class ContinualNormBase(OwnSyncOnly, MomentNorm):
         device: Where to put parameters and buffers.
         dtype: Their type.
         num_groups: Groups of channels, a divisor of ``num_features``. ``"auto"`` takes the largest divisor up to 32
-            that leaves, for (N, C) input, at least 8 channels in a group.
+            that leaves at least 2 channels in a group, for (N, C) input at least 8, and else one group.
         order: ``"gn_bn"`` is CN; ``"bn_gn"`` does the steps the other way round, with the affine in the second.
         tied: Use the one pair of weight and bias in both steps.
         kernel: Which arithmetic to use, settled now; None reads ``CONTNORM_KERNEL``. See `contnorm.kernels`.
@@ -122,7 +122,7 @@ class ContinualNormBase(OwnSyncOnly, MomentNorm):
         return shown
 
 
-class ContinualNorm1d(ContinualNormBase):
+class ContinualNorm1d(ContinualNormBase, nn.BatchNorm1d):
     """Continual normalization of (N, C) or (N, C, L) input.
 
     Example:
@@ -134,7 +134,7 @@ class ContinualNorm1d(ContinualNormBase):
     ranks: ClassVar[tuple[int, ...]] = (2, 3)
 
 
-class ContinualNorm2d(ContinualNormBase):
+class ContinualNorm2d(ContinualNormBase, nn.BatchNorm2d):
     """Continual normalization of (N, C, H, W) input.
 
     Example:
@@ -150,7 +150,7 @@ class ContinualNorm2d(ContinualNormBase):
     ranks: ClassVar[tuple[int, ...]] = (4,)
 
 
-class ContinualNorm3d(ContinualNormBase):
+class ContinualNorm3d(ContinualNormBase, nn.BatchNorm3d):
     """Continual normalization of (N, C, D, H, W) input.
 
     Example:

@@ -12,12 +12,12 @@ import math
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from contnorm.checks import check_number
 from contnorm.functional import batch_renorm
 from contnorm.kernels import Kernel, chosen_kernel, rows
-from contnorm.layers.base import MomentNorm, OwnSyncOnly
+from contnorm.layers.base import MomentNorm, ReplacementGuard
 
 __all__ = ["BatchRenorm1d", "BatchRenorm2d", "BatchRenorm3d"]
 
@@ -26,7 +26,7 @@ PUBLISHED_D_RAMP = (5_000, 25_000)
 PUBLISHED_STEPS = 100_000  # the length of run of which the published ramps are 5-40 % and 5-25 %
 
 
-class BatchRenormBase(OwnSyncOnly, MomentNorm):
+class BatchRenormBase(ReplacementGuard, MomentNorm):
     """Batch renormalization.
 
     Args:
@@ -155,7 +155,7 @@ class BatchRenormBase(OwnSyncOnly, MomentNorm):
         return [f"r_max={self.r_max}", f"d_max={self.d_max}", *ramps]
 
 
-class BatchRenorm1d(BatchRenormBase):
+class BatchRenorm1d(BatchRenormBase, nn.BatchNorm1d):
     """Batch renormalization of (N, C) or (N, C, L) input.
 
     Example:
@@ -166,7 +166,7 @@ class BatchRenorm1d(BatchRenormBase):
     ranks: ClassVar[tuple[int, ...]] = (2, 3)
 
 
-class BatchRenorm2d(BatchRenormBase):
+class BatchRenorm2d(BatchRenormBase, nn.BatchNorm2d):
     """Batch renormalization of (N, C, H, W) input.
 
     Example:
@@ -180,7 +180,7 @@ class BatchRenorm2d(BatchRenormBase):
     ranks: ClassVar[tuple[int, ...]] = (4,)
 
 
-class BatchRenorm3d(BatchRenormBase):
+class BatchRenorm3d(BatchRenormBase, nn.BatchNorm3d):
     """Batch renormalization of (N, C, D, H, W) input.
 
     Example:

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from contnorm.functional import switch_norm
 from contnorm.functional.switchable import batch_moments
 from contnorm.kernels import Kernel, chosen_kernel
-from contnorm.layers.base import MomentNorm, OwnSyncOnly
+from contnorm.layers.base import MomentNorm, ReplacementGuard
 
 __all__ = ["SwitchNorm1d", "SwitchNorm2d", "SwitchNorm3d"]
 
 
-class _SwitchNorm(OwnSyncOnly, MomentNorm):
+class _SwitchNorm(ReplacementGuard, MomentNorm):
     """Switchable normalization.
 
     ``mean_weight`` and ``var_weight`` hold the logits for instance, layer and batch moments, in that order; their
@@ -83,7 +83,7 @@ class _SwitchNorm(OwnSyncOnly, MomentNorm):
         return var
 
 
-class SwitchNorm1d(_SwitchNorm):
+class SwitchNorm1d(_SwitchNorm, nn.BatchNorm1d):
     """Switchable normalization of (N, C) or (N, C, L) input; of (N, C) it mixes layer and batch moments only.
 
     Example:
@@ -94,7 +94,7 @@ class SwitchNorm1d(_SwitchNorm):
     ranks: ClassVar[tuple[int, ...]] = (2, 3)
 
 
-class SwitchNorm2d(_SwitchNorm):
+class SwitchNorm2d(_SwitchNorm, nn.BatchNorm2d):
     """Switchable normalization of (N, C, H, W) input.
 
     Example:
@@ -105,7 +105,7 @@ class SwitchNorm2d(_SwitchNorm):
     ranks: ClassVar[tuple[int, ...]] = (4,)
 
 
-class SwitchNorm3d(_SwitchNorm):
+class SwitchNorm3d(_SwitchNorm, nn.BatchNorm3d):
     """Switchable normalization of (N, C, D, H, W) input.
 
     Example:

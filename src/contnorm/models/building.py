@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from math import gcd
+
 from torch import nn
 
+from contnorm.catalog import find_norm
+from contnorm.checks import GroupsError
 from contnorm.config import ModelConfig, NormConfig
 from contnorm.errors import UserError, unknown
 from contnorm.models.deep_resnet import DEPTHS, DeepResNet
@@ -48,7 +53,9 @@ def _fresh(
         if config.name in DEPTHS:
             maker = norm_maker(norm, 2, total_steps)
             return DeepResNet(config.name, shape[0], outputs, config.width, maker, config.stem)
-    except ValueError as error:  # groups that don't divide the channels, an unknown norm
+    except GroupsError as error:
+        raise UserError(f"{error}{_common_groups(config, norm, shape, outputs, total_steps)}") from error
+    except ValueError as error:  # an unknown norm, a setting that it does not take
         raise UserError(str(error)) from error
     except RuntimeError as error:
         if "allocate memory" not in str(error):
@@ -57,6 +64,24 @@ def _fresh(
             f"model.width={config.width}: a {config.name} of that width does not fit into memory. Use a smaller one."
         ) from error
     raise unknown("model", config.name, [*MODELS, "path/to/file.py:make"])
+
+
+def _common_groups(
+    config: ModelConfig, norm: NormConfig, shape: tuple[int, int, int], outputs: int, total_steps: int
+) -> str:
+    """A sentence with the largest number of groups that divides every layer of a network; empty if there is none."""
+    spec, _ = find_norm(norm.name)
+    try:
+        network = _fresh(config, replace(norm, name=spec.name, groups=1), shape, outputs, total_steps)
+    except UserError:
+        return ""
+    named = (
+        getattr(m, "num_features", getattr(m, "num_channels", None))
+        for m in network.modules()
+        if hasattr(m, "num_groups")
+    )
+    widths = [width for width in named if isinstance(width, int)]
+    return f" The largest number that divides every layer of the network is {gcd(*widths)}." if widths else ""
 
 
 def _own_model(name: str, shape: tuple[int, int, int], outputs: int, norm: NormMaker) -> nn.Module:

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from contnorm.catalog import find_norm
+from contnorm.checks import MAX_AUTO_GROUPS, auto_groups
 from contnorm.config import NormConfig
 from contnorm.factory import Dim, create_norm
 from contnorm.layers.continual import ContinualNormBase
@@ -24,13 +25,29 @@ def norm_maker(config: NormConfig, dim: Dim, total_steps: int) -> NormMaker:
     if config.layers == "stock":
         return _stock_maker(spec.name, groups, config, dim)
     options: dict[str, object] = {}
-    if spec.grouped:
-        options["num_groups"] = groups or config.groups
     if config.momentum is not None and spec.keeps_moments:
         options["momentum"] = None if config.momentum == "cumulative" else config.momentum
     if spec.name == "brn" and config.schedule == "scaled":
         options["total_steps"] = total_steps
-    return lambda channels: create_norm(spec.name, channels, dim=dim, **options)
+    if not spec.grouped:
+        return lambda channels: create_norm(spec.name, channels, dim=dim, **options)
+
+    def grouped(channels: int) -> nn.Module:
+        of_groups = groups or config.groups
+        number = of_groups if isinstance(of_groups, int) else _auto_groups(channels, dim, config.auto_channels)
+        return create_norm(spec.name, channels, dim=dim, num_groups=number, **options)
+
+    return grouped
+
+
+def _auto_groups(channels: int, dim: Dim, least_channels: int) -> int:
+    """The groups for ``norm.groups="auto"``, by the rule of the settings: runs of version 0.1 keep its rule.
+
+    Networks with 1d norms are fully connected here, so that their input is (N, C), for which both rules are one.
+    """
+    if dim == 1 or least_channels != 1:
+        return auto_groups(channels, one_position=dim == 1)
+    return next(groups for groups in range(min(channels, MAX_AUTO_GROUPS), 0, -1) if channels % groups == 0)
 
 
 def _stock_maker(name: str, groups: int | None, config: NormConfig, dim: Dim) -> NormMaker:

@@ -1,0 +1,236 @@
+"""Tools of other libraries that look for batch norms by class, on layers that are more than a batch norm.
+
+Each tool here is written anew after the behaviour of the original: which layers it selects, what it reads and sets.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
+
+import contnorm as cn
+from tests.models import FrozenBatchNorm2d
+
+GUARDED = ("cn4", "bn_gn4", "cn_tied4", "brn", "sn")
+guarded = pytest.mark.parametrize("norm", GUARDED)
+
+
+def network(norm: str) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3),
+        cn.create_norm(norm, 16),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(16, 5),
+    )
+
+
+def batch(seed: int = 0) -> Tensor:
+    return torch.randn(6, 3, 8, 8, generator=torch.Generator().manual_seed(seed)) * 2 + 1
+
+
+# --- tools that fold or replace: they raise -------------------------------------------------------------------
+
+
+class ConvNorm(nn.Sequential):
+    """A convolution and its norm that can be folded into one, as in LevIT."""
+
+    def fuse(self) -> nn.Conv2d:
+        conv, norm = self
+        scale = norm.weight / (norm.running_var + norm.eps) ** 0.5
+        folded = nn.Conv2d(conv.in_channels, conv.out_channels, conv.kernel_size)
+        folded.weight.data = conv.weight * scale[:, None, None, None]
+        folded.bias.data = norm.bias + (conv.bias - norm.running_mean) * scale
+        return folded
+
+
+def reparameterize(model: nn.Module) -> None:
+    for name, child in model.named_children():
+        if hasattr(child, "fuse"):
+            setattr(model, name, child.fuse())
+        else:
+            reparameterize(child)
+
+
+def _fuse_bn_tensor(conv: nn.Conv2d, norm: nn.Module) -> Tensor:
+    return conv.weight * (norm.weight / (norm.running_var + norm.eps).sqrt())[:, None, None, None]
+
+
+def convert_splitbn_model(module: nn.Module) -> nn.Module:
+    if isinstance(module, nn.modules.batchnorm._BatchNorm):
+        return nn.BatchNorm2d(module.num_features, module.eps, module.momentum, module.affine)
+    for name, child in module.named_children():
+        module.add_module(name, convert_splitbn_model(child))
+    return module
+
+
+def freeze_batch_norm_2d(module: nn.Module) -> nn.Module:
+    if isinstance(module, nn.BatchNorm2d | nn.SyncBatchNorm):
+        constant = FrozenBatchNorm2d(module.num_features)
+        constant.running_mean, constant.running_var = module.running_mean, module.running_var
+        constant.eps = module.eps
+        return constant
+    for name, child in module.named_children():
+        module.add_module(name, freeze_batch_norm_2d(child))
+    return module
+
+
+@guarded
+def test_folding_into_a_convolution_raises(norm: str) -> None:
+    model = network(norm).eval()
+    with pytest.raises(TypeError, match=r"fuse_conv_bn_eval .* plain batch norm"):
+        fuse_conv_bn_eval(model[0], model[1])
+    with pytest.raises(TypeError, match="_fuse_bn_tensor"):
+        _fuse_bn_tensor(model[0], model[1])
+    block = nn.Sequential(ConvNorm(model[0], model[1]))
+    with pytest.raises(TypeError, match="fuse would treat"):
+        reparameterize(block)
+    assert isinstance(block[0], ConvNorm)
+
+
+@guarded
+def test_folding_into_a_linear_layer_raises(norm: str) -> None:
+    with pytest.raises(TypeError, match="fuse_linear_bn_eval"):
+        fuse_linear_bn_eval(nn.Linear(3, 16).eval(), cn.create_norm(norm, 16, dim=1).eval())
+
+
+def test_folding_serves_our_batch_norm() -> None:
+    model = network("bn")
+    model(batch())
+    model.eval()
+    folded = fuse_conv_bn_eval(model[0], model[1])
+    torch.testing.assert_close(folded(batch(1)), model[:2](batch(1)), rtol=1e-4, atol=1e-4)
+    block = nn.Sequential(ConvNorm(model[0], model[1]))
+    reparameterize(block)
+    torch.testing.assert_close(block(batch(1)), model[:2](batch(1)), rtol=1e-4, atol=1e-4)
+
+
+@pytest.fixture
+def quantization() -> Any:
+    return pytest.importorskip("torch.ao.quantization", reason="this torch has no torch.ao.quantization")
+
+
+def test_torch_fuse_modules_does_not_know_the_layers(quantization: Any) -> None:
+    with pytest.raises((AssertionError, NotImplementedError)):
+        quantization.fuse_modules(network("cn4").eval(), ["0", "1"])
+
+
+@pytest.mark.parametrize(
+    ("norm", "advice"),
+    [("cn8", r"contnorm\.convert_sync"), ("brn", "convert it to 'bn'"), ("sn", "convert it to 'bn'")],
+)
+def test_torch_sync_conversion_raises_with_advice(norm: str, advice: str) -> None:
+    model = network(norm)
+    with pytest.raises(TypeError, match=f"convert_sync_batchnorm .*{advice}"):
+        nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    assert not isinstance(model[1], nn.SyncBatchNorm)
+
+
+def test_torch_sync_conversion_serves_our_batch_norm() -> None:
+    assert isinstance(nn.SyncBatchNorm.convert_sync_batchnorm(network("bn"))[1], nn.SyncBatchNorm)
+
+
+@guarded
+def test_replacing_by_split_or_constant_batch_norm_raises(norm: str) -> None:
+    layer = network(norm)[1]
+    model = nn.Sequential(layer)
+    with pytest.raises(TypeError, match="convert_splitbn_model"):
+        convert_splitbn_model(model)
+    with pytest.raises(TypeError, match=r"freeze_batch_norm_2d .* contnorm\.freeze_stats"):
+        freeze_batch_norm_2d(model)
+    assert model[0] is layer
+
+
+@guarded
+def test_eps_is_a_plain_attribute_elsewhere(norm: str) -> None:
+    layer = network(norm)[1]
+    layer.eps = 0.25
+    assert layer.eps == vars(layer)["eps"] == 0.25 and "eps=0.25" in repr(layer)
+    twin = copy.deepcopy(layer)
+    assert twin.eps == pickle.loads(pickle.dumps(layer)).eps == 0.25
+    twin.eps = 0.5
+    assert layer.eps == 0.25
+
+
+# --- tools that switch a setting: they are obeyed -------------------------------------------------------------
+
+
+class TrackingOff:
+    """Switches tracking off inside, for layers that are BatchNorm1d or BatchNorm2d, as mammoth's `bn_track_stats`."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.layers = [m for m in model.modules() if isinstance(m, nn.BatchNorm1d | nn.BatchNorm2d)]
+
+    def __enter__(self) -> None:
+        for layer in self.layers:
+            layer.track_running_stats = False
+
+    def __exit__(self, *error: object) -> None:
+        for layer in self.layers:
+            layer.track_running_stats = True
+
+
+@guarded
+@pytest.mark.parametrize("dim", [1, 2])
+def test_tracking_switched_off_by_class_holds_the_moments(norm: str, dim: int) -> None:
+    model = nn.Sequential(cn.create_norm(norm, 16, dim=dim))  # type: ignore[arg-type]
+    x = torch.randn(6, 16, *[4] * dim, generator=torch.Generator().manual_seed(0)) + 3
+    model(x)
+    before = copy.deepcopy(model.state_dict())
+    with TrackingOff(model):
+        model(x * 5)
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value, before[name], rtol=0, atol=0)
+    model(x * 5)
+    assert not torch.equal(model[0].running_mean, before["0.running_mean"])
+
+
+# --- quantization: the layers stay as they are ----------------------------------------------------------------
+
+quantizes = pytest.mark.filterwarnings("ignore:.*:DeprecationWarning", "ignore:.*:UserWarning")
+
+
+@quantizes
+@guarded
+def test_dynamic_quantization_leaves_the_layer(norm: str, quantization: Any) -> None:
+    model = network(norm)
+    model(batch())
+    quantized = quantization.quantize_dynamic(model.eval(), {nn.Linear})
+    assert type(quantized[1]) is type(model[1]) and type(quantized[5]) is not nn.Linear
+    torch.testing.assert_close(quantized[:5](batch(1)), model[:5](batch(1)), rtol=0, atol=0)
+    assert not hasattr(quantized[1], "qconfig")
+
+
+@quantizes
+@guarded
+def test_quantization_aware_training_leaves_the_layer(norm: str, quantization: Any) -> None:
+    model = nn.Sequential(
+        quantization.QuantStub(), nn.Conv2d(3, 16, 3), quantization.DeQuantStub(), cn.create_norm(norm, 16)
+    )
+    model.qconfig = quantization.get_default_qat_qconfig(torch.backends.quantized.engine)
+    prepared = quantization.prepare_qat(model.train())
+    for seed in range(3):
+        prepared(batch(seed)).square().mean().backward()
+    converted = quantization.convert(prepared.eval())
+    assert type(converted[3]) is type(model[3]) and type(converted[1]) is not nn.Conv2d
+    y = converted(batch(9))
+    assert y.isfinite().all()
+    torch.testing.assert_close(y, prepared[3](converted[:3](batch(9))), rtol=0, atol=0)
+
+
+@quantizes
+def test_a_quantized_model_loads_its_own_state(quantization: Any) -> None:
+    quantized = quantization.quantize_dynamic(network("cn4").eval(), {nn.Linear})
+    stored = io.BytesIO()
+    torch.save(quantized.state_dict(), stored)
+    stored.seek(0)
+    quantized.load_state_dict(torch.load(stored, weights_only=True))
