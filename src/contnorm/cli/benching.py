@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from contnorm.cli.fitting import safe_text
 from contnorm.cli.running import device_of
 from contnorm.errors import UserError, unknown
 from contnorm.speed.layers import layer_rows
@@ -39,18 +40,18 @@ def bench(
         raise unknown("benchmark", what, KINDS)
     chosen = device_of(device)
     about = circumstances(chosen)
-    console.print(", ".join(f"{key} {value}" for key, value in about.items()), highlight=False)
+    console.print(safe_text(", ".join(f"{key} {value}" for key, value in about.items())))
     lines: list[dict[str, Any]] = []
     for row in _rows(what, chosen, data_root(root), max_steps, only):
         line = flat(row)
         if not lines:
-            console.print(_aligned({name: name for name in line}), highlight=False, soft_wrap=True)
-        console.print(_aligned(line), highlight=False, soft_wrap=True)
+            console.print(safe_text(_aligned({name: name for name in line})), soft_wrap=True)
+        console.print(safe_text(_aligned(line)), soft_wrap=True)
         lines.append(line | about)
         write_rows(out / f"{what}.csv", lines)  # as they come, so that a stop loses none
     if not lines:
         raise UserError(f"--only {' '.join(only)}: no run has all of these. There are {_cases_in_words()}.")
-    console.print(f"{len(lines)} rows in {out / f'{what}.csv'}", highlight=False, markup=False)
+    console.print(safe_text(f"{len(lines)} rows in {out / f'{what}.csv'}"))
 
 
 def _cases_in_words() -> str:

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from rich.console import Console
-from rich.text import Text
 
-from contnorm.cli.fitting import say, show_rows
+from contnorm.cli.fitting import safe_text, say, show_rows
 from contnorm.comparison.claims import Case, decide
 from contnorm.comparison.lines import Line, apart, corrected, lines_of, remarks
 from contnorm.comparison.measured import Measured
@@ -96,7 +95,8 @@ def show_claims(recipe: Recipe, measured: Sequence[Measured], console: Console, 
     for decided in (decide(claim, measured) for claim in recipe.claims):
         if decided.cases:
             outcome = decided.outcome.upper() + ("" if whole else ", of what is run")
-            console.print(Text(f"\n{outcome}: {decided.claim.says} ({measure(decided.claim)})"))
+            console.print()
+            console.print(safe_text(f"{outcome}: {decided.claim.says} ({measure(decided.claim)})"))
         for case in decided.cases:
             say(f"  {case.what}: {_numbers(case)}", console)
 

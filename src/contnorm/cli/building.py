@@ -10,8 +10,8 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.text import Text
 
+from contnorm.cli.fitting import safe_text
 from contnorm.errors import UserError
 from contnorm.streams.building import MISSING, build
 from contnorm.streams.coco import find_instances, list_cocoseq
@@ -55,7 +55,7 @@ def build_with_bar(name: str, asked: Asked, root: Path | None, console: Console)
     side = _checked_side(name, asked.size)
     jobs = _checked_jobs(asked.jobs)
     out = asked.out or data_root(root) / name
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     try:
         with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
             bar = progress.add_task("reading lists and labels", total=None)
@@ -79,7 +79,7 @@ def build_with_bar(name: str, asked: Asked, root: Path | None, console: Console)
 
 def _say(lines: Sequence[str], console: Console) -> None:
     for line in lines:
-        console.print(Text(line), soft_wrap=True)
+        console.print(safe_text(line), soft_wrap=True)
 
 
 def _maker(name: str, asked: Asked) -> Callable[[Path], Listed]:

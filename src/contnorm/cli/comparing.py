@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from rich.console import Console
-from rich.text import Text
 
-from contnorm.cli.fitting import say, show_rows
+from contnorm.cli.fitting import safe_text, say, show_rows
 from contnorm.cli.settings import differences, word
 from contnorm.cli.showing import GROUPS_SHOWN, SHOWN, SHOWN_OF_LABELS, described
 from contnorm.comparison.intervals import (
@@ -64,14 +63,14 @@ def show_comparison(a: list[Record], b: list[Record], console: Console) -> None:
     sides = _sides(a, b, bool(apart))
     _show_settings(a[0], b[0], console)
     if apart:
-        console.print(Text(f"warning: A and B did not see the same samples ({apart}), so seeds pair nothing."))
+        console.print(safe_text(f"warning: A and B did not see the same samples ({apart}), so seeds pair nothing."))
     if unknown:
         say(f"warning: A and B may be of different data: {unknown}.", console)
     if not apart and not sides.paired:
-        console.print(Text(f"A and B share no seed ({_seeds(a)}; {_seeds(b)}), so nothing is paired."))
+        console.print(safe_text(f"A and B share no seed ({_seeds(a)}; {_seeds(b)}), so nothing is paired."))
     console.print()
     show_rows(HEADS, _rows(sides), console)
-    console.print(Text(_footer(sides)))
+    console.print(safe_text(_footer(sides)))
 
 
 def _sides(a: list[Record], b: list[Record], apart: bool) -> _Sides:
@@ -107,11 +106,11 @@ def _footer(sides: _Sides) -> str:
 
 def _show_settings(a: Record, b: Record, console: Console) -> None:
     for letter, record in (("A", a), ("B", b)):
-        console.print(Text(f"{letter}  {record.config.hash}  {' '.join(described(record.config))}"))
+        console.print(safe_text(f"{letter}  {record.config.hash}  {' '.join(described(record.config))}"))
     apart = differences(a.config, b.config)
-    console.print(Text("they differ in" if apart else "they differ in no setting"))
+    console.print(safe_text("they differ in" if apart else "they differ in no setting"))
     for key, (old, new) in apart.items():
-        console.print(Text(f"  {key}: {word(old)} -> {word(new)}"))
+        console.print(safe_text(f"  {key}: {word(old)} -> {word(new)}"))
 
 
 def _other_samples(a: Record, b: Record) -> str:

@@ -12,9 +12,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
-from rich.text import Text
 
 from contnorm.cli.building import ALIASES, describe
+from contnorm.cli.fitting import safe_text
 from contnorm.errors import UserError, unknown
 from contnorm.streams.building import begun
 from contnorm.streams.classification import STREAMS
@@ -30,15 +30,15 @@ __all__ = ["fetch_with_bar", "place_of", "show_data_set", "show_data_sets"]
 def show_data_sets(given: Path | None, console: Console) -> None:
     """A line each: where it was found under the root, or how to get it."""
     root = data_root(given)
-    console.print(Text(f"under {root} (--data-root or {ENVIRONMENT} says where else)"), soft_wrap=True)
+    console.print(safe_text(f"under {root} (--data-root or {ENVIRONMENT} says where else)"), soft_wrap=True)
     heads = ("data set", "found", "how to get it")
     table = Table(*(Column(head, no_wrap=True) for head in heads), box=None, pad_edge=False)
     for spec in SOURCES.values():
         place = place_of(spec, root)
         found = place + _part_of(root / place) if place else "no" + _how_far(spec, root)
-        table.add_row(*map(Text, (spec.name, found, _count(spec, root) if place else _way_to_get(spec))))
+        table.add_row(*map(safe_text, (spec.name, found, _count(spec, root) if place else _way_to_get(spec))))
     for folder in _own(root):
-        table.add_row(*map(Text, (folder.name, folder.name + _part_of(folder), "")))
+        table.add_row(*map(safe_text, (folder.name, folder.name + _part_of(folder), "")))
     console.print(table)
 
 
@@ -54,7 +54,7 @@ def show_data_set(name: str, given: Path | None, console: Console) -> None:
             raise unknown("data set", name, [*SOURCES, *(own for own in stored_under(root) if own not in SOURCES)])
         lines = iter([f"found: {folder}", *describe(read_manifest(folder))])
     for line in lines:
-        console.print(Text(line), soft_wrap=True)
+        console.print(safe_text(line), soft_wrap=True)
 
 
 def _details(spec: SourceSpec, root: Path) -> Iterator[str]:
@@ -178,7 +178,7 @@ def fetch_with_bar(name: str, base: str | None, root: Path | None, console: Cons
         )
     if name not in FETCHABLE:
         raise unknown("data set to fetch", name, FETCHABLE)
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         bars = {file: progress.add_task(file, total=None) for file in FETCHABLE[name].files}
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from contnorm.cli.fitting import say
+from contnorm.cli.fitting import safe_text, say
 from contnorm.cli.settings import differences, word
 from contnorm.cli.showing import described
 from contnorm.config import RunConfig
@@ -85,15 +85,17 @@ def _show_diagnosis(
         raise UserError(f"-o {out}: a figure ends in {', '.join(ENDINGS)}.")
     pairs = _pairs(given, beside, seed, place) if beside else []  # told before the work, too
     title, found = _diagnosed(given, seed, place)
-    console.print(f"{title}\n\n{found.table()}\n", soft_wrap=True, markup=False, highlight=False)
+    console.print(safe_text(title), "", soft_wrap=True, sep="\n")
+    console.print(f"{found.table()}\n", soft_wrap=True, markup=False, highlight=False)
     say(found.sentence, console)
     if pairs:
-        say(f"\n{_said_of(pairs, place)}", console)
+        console.print()
+        say(_said_of(pairs, place), console)
     if out is not None:
         with usable(out, "the figure can't be written", "Say with -o where else."):
             out.parent.mkdir(parents=True, exist_ok=True)
             found.draw(out)
-        console.print(f"drawn in {out}", soft_wrap=True, markup=False, highlight=False)
+        console.print(safe_text(f"drawn in {out}"), soft_wrap=True)
 
 
 def _diagnosed(given: str | Brought, seed: int | None, place: Workplace) -> tuple[str, Diagnosis]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 from rich.cells import cell_len
@@ -10,10 +11,37 @@ from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
-__all__ = ["column_widths", "indented", "needed_width", "print_columns", "say", "show_rows"]
+from contnorm.escape import escape_terminal, shorten
+
+__all__ = [
+    "column_widths",
+    "indented",
+    "needed_width",
+    "print_columns",
+    "safe_text",
+    "say",
+    "say_on_stderr",
+    "show_rows",
+]
 
 UNLIMITED = 10_000  # a width at which nothing is cut
 INDENT = 4
+LONGEST_MESSAGE = 4000  # characters; a typed value of megabytes would hide what is wrong with it
+
+
+def safe_text(text: str) -> Text:
+    r"""Text for the terminal, of one line: no markup is read from it, and characters that can't be seen are visible.
+
+    Example:
+        >>> print(safe_text("[red]a\x1b[2J"))
+        [red]a\x1b[2J
+    """
+    return Text(escape_terminal(text))
+
+
+def say_on_stderr(text: str) -> None:
+    """Print a warning or an error, in one line."""
+    print(f"contnorm: {shorten(escape_terminal(text), LONGEST_MESSAGE)}", file=sys.stderr)
 
 
 def show_rows(heads: Sequence[str], rows: Sequence[Sequence[str]], console: Console, named: int = 1) -> None:
@@ -37,7 +65,7 @@ def show_rows(heads: Sequence[str], rows: Sequence[Sequence[str]], console: Cons
     """
     table = Table(*(Column(head, no_wrap=True) for head in heads), box=None, pad_edge=False)
     for row in rows:
-        table.add_row(*map(Text, row))  # as they are: a name may have brackets in it
+        table.add_row(*map(safe_text, row))
     if needed_width(table, console) <= console.width:
         console.print(table)
         return
@@ -45,7 +73,7 @@ def show_rows(heads: Sequence[str], rows: Sequence[Sequence[str]], console: Cons
     for row in rows:
         name = " ".join(row[:named])
         if name != before:
-            console.print(Text(name))
+            console.print(safe_text(name))
         before = name
         said = [f"{head} {cell}" for head, cell in zip(heads[named:], row[named:], strict=True)]
         for line in _lines(said, console.width - INDENT):
@@ -79,7 +107,7 @@ def print_columns(
         bn    lr=0.1
               batch=9
     """
-    rows = [[_printable(cell) for cell in row] for row in rows]
+    rows = [[escape_terminal(cell) for cell in row] for row in rows]
     widths = column_widths(heads, rows)
     if wrap_last:
         widths[-1] = max(min(widths[-1], console.width - sum(widths[:-1]) - 2 * len(widths) + 2), 1)
@@ -92,11 +120,6 @@ def print_columns(
     text = Text("\n".join(line.rstrip() for line in lines), no_wrap=True, overflow="ignore")
     text.stylize("table.header", 0, len(lines[0]))
     console.print(text, soft_wrap=True)
-
-
-def _printable(cell: str) -> str:
-    """A cell in which a character that would move the cursor or break the line is written as its code."""
-    return cell if cell.isprintable() else cell.encode("unicode_escape").decode()
 
 
 def _wrapped(text: str, width: int) -> list[str]:
@@ -113,12 +136,12 @@ def _wrapped(text: str, width: int) -> list[str]:
 
 def say(sentence: str, console: Console, style: str = "") -> None:
     """A sentence: at a terminal it breaks between words; in a file it stays one line, to be searched."""
-    console.print(Text(sentence), style=style, soft_wrap=not console.is_terminal)
+    console.print(safe_text(sentence), style=style, soft_wrap=not console.is_terminal)
 
 
 def indented(line: str, console: Console) -> None:
     """A line below the name of what it is about; broken, it stays below it."""
-    console.print(Padding(Text(line), (0, 0, 0, INDENT), expand=False))
+    console.print(Padding(safe_text(line), (0, 0, 0, INDENT), expand=False))
 
 
 def needed_width(table: Table, console: Console) -> int:

@@ -6,6 +6,7 @@ is imported where it is used, so that listing and showing start at once.
 
 from __future__ import annotations
 
+import io
 import logging
 import sys
 from pathlib import Path
@@ -16,9 +17,11 @@ from rich.console import Console
 from rich.table import Table
 
 from contnorm import __version__
+from contnorm.cli.fitting import safe_text, say_on_stderr
 from contnorm.cli.garbage import importing_torch, leave_it_to_the_system
 from contnorm.config import assigned, parse_assignment, read_toml
 from contnorm.errors import UserError, unknown
+from contnorm.escape import escape_terminal
 from contnorm.own_code import code_files
 from contnorm.results import Found, Record, Store
 from contnorm.trust import check_files, only_trusted
@@ -83,7 +86,7 @@ def ls(
         if what in ("", name):
             table = Table("name", "what it is", title=name, title_justify="left", box=None, pad_edge=False)
             for row in rows:
-                table.add_row(*row)
+                table.add_row(*map(safe_text, row))
             console.print(table, "")
 
 
@@ -221,7 +224,7 @@ def show(
         none = f"no finished runs under {runs}{', all were lost' if lost else ''}. Make one: contnorm run --norm cn"
         raise UserError("; ".join(problems) or none)
     for problem in [*problems, *unknown_names(records)]:
-        print(f"contnorm: {problem}", file=sys.stderr)
+        say_on_stderr(problem)
     if by_task:
         show_matrices([record for record in records if isinstance(record, Record)], console)
     else:
@@ -245,7 +248,7 @@ def compare(
     first, second = store.find_one(a), store.find_one(b)
     unknown_here = unknown_names([*first.records, *second.records])
     for problem in dict.fromkeys([*first.problems, *second.problems, *unknown_here]):
-        print(f"contnorm: {problem}", file=sys.stderr)
+        say_on_stderr(problem)
     show_comparison(first.records, second.records, console)
     show_lost([*first.records, *second.records], first.lost | second.lost, console)
 
@@ -436,7 +439,7 @@ def report(
         said = "; ".join(shelves.problems) or none
         raise UserError(f"{said}. Make one: contnorm run --norm cn")
     for problem in [*shelves.problems, *unknown_names(shelves.records)]:
-        print(f"contnorm: {problem}", file=sys.stderr)
+        say_on_stderr(problem)
     write_report(made, form, part, out, console)
 
 
@@ -458,20 +461,35 @@ def bench(
 def main() -> None:
     """The way in: a person's mistake becomes one line and exit code 2."""
     leave_it_to_the_system()
-    logging.basicConfig(format="contnorm: %(message)s")  # what else a person should know, as other lines are said
+    _log_to_stderr()
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal that has no letter for a character shows its code
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code = app(prog_name="contnorm", standalone_mode=False)
     except UserError as error:
-        print(f"contnorm: {error}", file=sys.stderr)
+        say_on_stderr(str(error))
         raise SystemExit(2) from None
     except typer.Abort:
         raise SystemExit(130) from None  # Ctrl-C where nothing had to be saved
     except _WRONG_USE as error:
         said = _in_one_line(error)
         if said:  # nothing where the help was asked for by typing nothing
-            print(f"contnorm: {said}", file=sys.stderr)
+            say_on_stderr(said)
         raise SystemExit(2) from None
     raise SystemExit(code if isinstance(code, int) else 0)
+
+
+class _LineFormatter(logging.Formatter):
+    """Log messages as other lines on stderr are."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802, logging's name
+        return escape_terminal(super().formatMessage(record))
+
+
+def _log_to_stderr() -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(_LineFormatter("contnorm: %(message)s"))
+    logging.basicConfig(handlers=[handler])
 
 
 # All that typer says of what was typed; it gives no name for it.

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.text import Text
 
 from contnorm.cli.beside import show_claims, show_curves, show_table
 from contnorm.cli.choosing import chosen
-from contnorm.cli.fitting import say
+from contnorm.cli.fitting import safe_text, say, say_on_stderr
 from contnorm.cli.paper_data import show_data_table
 from contnorm.cli.paper_records import Kept, hows_of
-from contnorm.cli.running import Hands, recorded, say_on_stderr, workplace
+from contnorm.cli.running import Hands, recorded, workplace
 from contnorm.comparison.lost import lost_remarks
 from contnorm.comparison.measured import Measured
 from contnorm.config import RunConfig, assigned, laid_over, parse_assignment
@@ -103,7 +102,7 @@ def _run_recipe(name: str, asked: Asked, console: Console) -> int:
         )
     if asked.seeds < 1:
         raise UserError(f"--seeds {asked.seeds}: use 1 or more; they count from 0.")
-    console.print(Text(f"{recipe.name}: {recipe.title}"), style="bold")
+    console.print(safe_text(f"{recipe.name}: {recipe.title}"), style="bold")
     if recipe.kind == "waiting":
         raise UserError(f"{recipe.name} {recipe.note}. The numbers of the paper are in contnorm.recipes.published.")
     if recipe.kind == "drawing":
@@ -118,7 +117,7 @@ def _draw(recipe: Recipe, asked: Asked, console: Console) -> int:
     path = asked.runs / f"{recipe.name}.svg"
     path.parent.mkdir(parents=True, exist_ok=True)
     draw_cubes(path)
-    console.print(Text(f"drawn: {path}"), soft_wrap=True)
+    console.print(safe_text(f"drawn: {path}"), soft_wrap=True)
     return 0
 
 
@@ -146,7 +145,7 @@ def _run_and_show(recipe: Recipe, asked: Asked, console: Console) -> int:
     if not any(found):
         raise UserError(" ".join(filter(None, [failed, *said])) or f"no record under {place.runs} can be read.")
     if asked.settings:
-        console.print(Text(f"with other settings than the recipe's: {' '.join(asked.settings)}"), soft_wrap=True)
+        console.print(safe_text(f"with other settings than the recipe's: {' '.join(asked.settings)}"), soft_wrap=True)
     for line in _other_data(configs, own.get("stream", {}).get("source")):
         say(line, console)
     for way, measured in zip(ways, found, strict=True):
@@ -262,14 +261,15 @@ def _other_data(cells: Iterable[Cell], typed: str | None) -> list[str]:
 
 def _show_way(way: _Way, measured: Sequence[Measured], console: Console, tried: bool) -> None:
     if way.title:
-        say(f"\n{way.title}:", console, style="bold")
+        console.print()
+        say(f"{way.title}:", console, style="bold")
     there = [one for one in measured if one.records]
     if there:
         _show(way.recipe, there, console, tried)
     for line in lost_remarks(measured):
         say(line, console)
     if not measured:
-        console.print(Text("none of it is run"))
+        console.print(safe_text("none of it is run"))
         return
     done = {id(one.cell) for one in measured}
     missing = [cell.words for cell in way.cells if id(cell) not in done]

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Column, Table
-from rich.text import Text
 
 from contnorm.cli.data_progress import load_with_progress
+from contnorm.cli.fitting import safe_text
 from contnorm.config import StreamConfig
 from contnorm.errors import UserError
 from contnorm.recipes.published import DataRow, data_rows
@@ -49,13 +49,13 @@ def show_data_table(recipe: Recipe, root: Path, console: Console, allow_missing:
     table = Table(*(Column(head, no_wrap=True) for head in ("stream", *COLUMNS, "verdict")), box=None, pad_edge=False)
     for row in rows:
         if row.found is not None:
-            table.add_row(*map(Text, (row.found.stream, *_cells(row), _verdict(row))))
+            table.add_row(*map(safe_text, (row.found.stream, *_cells(row), _verdict(row))))
     console.print(table, "")
-    console.print(Text("Found, with the paper's in brackets where it is another."))
+    console.print(safe_text("Found, with the paper's in brackets where it is another."))
     said = [row.missing for row in rows if row.missing]
     said += [f"{row.published.stream}: {row.published.flag}." for row in rows if row.published.flag]
     for line in said:
-        console.print(Text(line), soft_wrap=True)
+        console.print(safe_text(line), soft_wrap=True)
 
 
 def _compared(row: DataRow, root: Path, console: Console, allow_missing: bool) -> Compared:

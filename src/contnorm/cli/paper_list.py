@@ -8,10 +8,9 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Column, Table
-from rich.text import Text
 
 from contnorm.cli.data import place_of
-from contnorm.cli.fitting import indented, needed_width
+from contnorm.cli.fitting import indented, needed_width, safe_text
 from contnorm.cli.paper import config_of, runs_folder, selection_of, sources_of
 from contnorm.cli.paper_records import Kept
 from contnorm.comparison.precisions import HOWS, how_of, how_words
@@ -34,7 +33,7 @@ def show_recipes(seeds: int, given: Path | None, runs: Path, console: Console, o
     ``only`` one of them, which may be a file, or all of the paper's.
     """
     root = data_root(given)
-    console.print(Text(f"data under {root} (--data-root or {ENVIRONMENT} says where else), runs under {runs}"))
+    console.print(safe_text(f"data under {root} (--data-root or {ENVIRONMENT} says where else), runs under {runs}"))
     found = [(name, find_recipe(name)) for name in ([only] if only else recipe_names())]
     rows = [(name, _done(one, seeds, root, runs), one.title, _data(one, root)) for name, one in found]
     table = _table(rows, ("recipe", "runs done", "what it is"))
@@ -42,7 +41,7 @@ def show_recipes(seeds: int, given: Path | None, runs: Path, console: Console, o
         console.print(_table(rows, ("recipe", "runs done", "what it is", "data")))
         return
     for name, done, *rest in rows:
-        console.print(Text(f"{name}  {done}"))
+        console.print(safe_text(f"{name}  {done}"))
         for line in rest:
             indented(line, console)
 
@@ -51,7 +50,7 @@ def _table(rows: Sequence[tuple[str, ...]], heads: Sequence[str]) -> Table:
     """Of so many columns; what is said of data may wrap."""
     table = Table(*(Column(head, no_wrap=head != "data") for head in heads), box=None, pad_edge=False)
     for row in rows:
-        table.add_row(*map(Text, row[: len(heads)]))
+        table.add_row(*map(safe_text, row[: len(heads)]))
     return table
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from rich.console import Console
-from rich.text import Text
 
+from contnorm.cli.fitting import safe_text
 from contnorm.cli.reporting import Report, counted, report_files, report_text
 from contnorm.errors import usable
 from contnorm.results import write_atomically
@@ -28,4 +28,4 @@ def write_report(report: Report, form: str, part: str, out: Path | None, console
         with usable(file, "it can't be written", "Say with -o where else."):
             write_atomically(file, text.encode())
     where = str(path) if list(found) == [path] else f"{len(found)} files under {path}"
-    console.print(Text(f"{counted(report.runs, 'run')} in {where}"), soft_wrap=True)
+    console.print(safe_text(f"{counted(report.runs, 'run')} in {where}"), soft_wrap=True)

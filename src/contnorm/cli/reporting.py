@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -248,10 +249,11 @@ def _command(group: Sequence[Record]) -> str:
         rest["stream.source"] = config.stream.source
     for key in ("stream.name", "strategy.name", "norm.name"):
         rest.pop(key, None)
-    named = f"--stream {config.stream.name} --strategy {config.strategy.name} --norm {config.norm.name}"
+    names = {"--stream": config.stream.name, "--strategy": config.strategy.name, "--norm": config.norm.name}
+    named = " ".join(f"{flag} {shlex.quote(name)}" for flag, name in names.items())
     cuda = (group[0].raw.get("device") or {}).get("kind") == "cuda"
     typed = ["contnorm run", named, _seeds([record.seed for record in group]), *(["--device cuda"] if cuda else [])]
-    return " ".join([*typed, *(f"--set {k}={word(v)}" for k, v in rest.items())])
+    return " ".join([*typed, *(f"--set {shlex.quote(f'{k}={word(v)}')}" for k, v in rest.items())])
 
 
 def _seeds(seeds: Sequence[int]) -> str:

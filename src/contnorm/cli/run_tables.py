@@ -6,8 +6,6 @@ each group of labels.
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -24,7 +22,7 @@ from contnorm.cli.showing import (
 )
 from contnorm.comparison.words import FM_OF_LABELS, data_remarks, part_of
 from contnorm.metrics.matrix import score
-from contnorm.report.sheets import Block
+from contnorm.report.sheets import Block, csv_text
 from contnorm.report.summaries import Summary
 from contnorm.results import Record
 
@@ -86,18 +84,16 @@ def runs_csv(groups: Groups) -> str:
     """One line a run, way of evaluation and, where there are several, group of labels, unrounded: for other tools."""
     several = any(group[0].several_labels for group in groups.values())
     scores = [*SHOWN, *(SHOWN_OF_LABELS if several else ())]
-    written = io.StringIO()
-    writer = csv.writer(written, lineterminator="\n")
     heads = ["run", "stream", "strategy", "norm", "settings", "moments", "seed", *(["labels"] if several else [])]
-    writer.writerow([*heads, *scores])
+    rows: list[Sequence[object]] = []
     for run, group in groups.items():
         config = group[0].config
         what = [run, *described(config), in_words(changed(config), own_settings(config))]
         for record in group:
             for moments, labels, found in _measured(record):
                 place = [moments, record.seed, *([labels] if several else [])]
-                writer.writerow([*what, *place, *(found.get(name, "") for name in scores)])
-    return written.getvalue()
+                rows.append([*what, *place, *(found.get(name, "") for name in scores)])
+    return csv_text([*heads, *scores], rows)
 
 
 def _measured(record: Record) -> Iterator[tuple[str, str, dict[str, float]]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import signal
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from contnorm.cli.data_progress import cores, load_with_progress
+from contnorm.cli.fitting import safe_text, say_on_stderr
 from contnorm.cli.showing import show_scores
 from contnorm.engine.loop import Failed, Finished, Lost, Stopped
 from contnorm.engine.loop import Progress as Steps
@@ -24,6 +24,7 @@ from contnorm.engine.runs import Event, Job, Workplace, execute, resolve, unfini
 from contnorm.engine.unfinished import Left
 from contnorm.engine.weights import weights_beside
 from contnorm.errors import UserError, usable
+from contnorm.escape import escape_terminal
 from contnorm.own_code import code_files
 from contnorm.results import Record, Store
 from contnorm.streams.sources import data_root
@@ -37,7 +38,6 @@ __all__ = [
     "recorded",
     "resume_all",
     "run_seeds",
-    "say_on_stderr",
     "workplace",
 ]
 
@@ -133,11 +133,6 @@ def _sorted_out(left: list[Left], hands: Hands, root: Path | None) -> tuple[list
         else:
             work.append((workplace(runs, Hands(device, hands.lanes, threads, keep, missing), root), jobs))
     return work, problems
-
-
-def say_on_stderr(text: str) -> None:
-    """What a person should know of, without ending the command."""
-    print(f"contnorm: {text}", file=sys.stderr)
 
 
 def _run_and_show(work: list[Work], console: Console) -> int:
@@ -301,8 +296,7 @@ class _Follower:
         self.progress.stop()
 
     def say(self, text: str) -> None:
-        """A line as it is: a path may have brackets in it."""
-        self.console.print(text, soft_wrap=True, markup=False)
+        self.console.print(safe_text(text), soft_wrap=True)
 
     def tell(self, event: Event) -> None:
         job, what = event.job, event.what
@@ -339,7 +333,7 @@ class _Follower:
 
 def _label(job: Job) -> str:
     config = job.config
-    return f"{config.stream.name} {config.strategy.name} {config.norm.name} seed {job.seed}"
+    return escape_terminal(f"{config.stream.name} {config.strategy.name} {config.norm.name} seed {job.seed}")
 
 
 @contextmanager

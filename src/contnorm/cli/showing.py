@@ -12,10 +12,9 @@ from functools import lru_cache
 
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from contnorm.catalog import find_norm
-from contnorm.cli.fitting import column_widths, indented, print_columns, say
+from contnorm.cli.fitting import column_widths, indented, print_columns, safe_text, say
 from contnorm.cli.settings import changed, in_words, varying
 from contnorm.comparison.lost import lost_words
 from contnorm.comparison.words import FM_OF_LABELS, data_remarks, part_of, spread
@@ -135,7 +134,7 @@ def _show_scores(records: Sequence[Summary], console: Console) -> None:
         return
     print_columns(*_cells(rows, with_settings), console, wrap_last=with_settings)
     if len(groups) == 1 and rows[0].settings:
-        console.print(Text(f"settings that are not the stream's own: {rows[0].settings}"))
+        console.print(safe_text(f"settings that are not the stream's own: {rows[0].settings}"))
 
 
 def rows_of(group: Sequence[Summary], worth_saying: Collection[str] = ()) -> list[Row]:
@@ -258,7 +257,7 @@ def _show_lines(row: Row, console: Console) -> None:
     seeds = "1 seed" if row.seeds == 1 else f"{row.seeds} seeds"
     scores = "  ".join(f"{title} {value}" for title, value in zip(row.titles, row.scores, strict=True))
     how = ", ".join(filter(None, (seeds, row.moments, row.labels)))
-    console.print(Text(f"{row.run}  {' '.join(row.what)}"))
+    console.print(safe_text(f"{row.run}  {' '.join(row.what)}"))
     for line in filter(None, (f"{how}: {scores}", row.settings)):
         indented(line, console)
 

@@ -12,13 +12,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rich.console import Console
-from rich.text import Text
 
 from contnorm.cli.choosing import chosen
-from contnorm.cli.fitting import say, show_rows
+from contnorm.cli.fitting import safe_text, say, say_on_stderr, show_rows
 from contnorm.cli.paper import config_of, is_found, selection_file, selection_of, what_to_put
 from contnorm.cli.paper_records import Kept, hows_of
-from contnorm.cli.running import Hands, recorded, say_on_stderr, workplace
+from contnorm.cli.running import Hands, recorded, workplace
 from contnorm.comparison.precisions import computed
 from contnorm.config import RunConfig
 from contnorm.engine.jobs import Job, Workplace
@@ -93,7 +92,7 @@ def _tune_recipe(name: str, wanted: Wanted, console: Console) -> int:
     _check(wanted)
     place = _place(wanted)
     grids = _grids(recipe, wanted, place)
-    console.print(Text(f"{recipe.name}: learning rates, chosen on the validation tasks"), style="bold")
+    console.print(safe_text(f"{recipe.name}: learning rates, chosen on the validation tasks"), style="bold")
     jobs = [job for grid in grids for job in grid.jobs(wanted.seeds)]
     _refuse_test_tasks(jobs)
     store = Store(place.runs)
@@ -202,7 +201,7 @@ def _show_and_write(
     picks = [_chosen(grid, tried) for grid, tried in results if _complete(tried, wanted.seeds)]
     found = Selection(recipe.name, tuple(pick for pick in picks if pick is not None))
     if wanted.max_steps is not None:
-        console.print(Text("A try: these numbers are of the first steps alone, so nothing is chosen by them."))
+        console.print(safe_text("A try: these numbers are of the first steps alone, so nothing is chosen by them."))
         return
     for line in _footer(results, wanted.seeds):
         say(line, console)
@@ -210,7 +209,7 @@ def _show_and_write(
         path = wanted.out or selection_file(recipe, wanted.runs)
         with usable(path, "it can't be written", "Say with --out where else."):
             write_atomically(path, selection_text(_over_old(found, path, recipe, wanted)).encode())
-        console.print(Text(f"{len(found.chosen)} chosen, in {path}. {_how_to_use(name, wanted)}"), soft_wrap=True)
+        console.print(safe_text(f"{len(found.chosen)} chosen, in {path}. {_how_to_use(name, wanted)}"), soft_wrap=True)
 
 
 def _over_old(found: Selection, path: Path, recipe: Recipe, wanted: Wanted) -> Selection:
@@ -259,7 +258,7 @@ def _show(results: Sequence[tuple[_Grid, list[Tried]]], wanted: Wanted, console:
     show_rows(heads, rows, console, named=3)
     console.print()
     seeds = "one seed" if wanted.seeds == 1 else f"{wanted.seeds} seeds"
-    console.print(Text(f"ACC on the validation tasks, over {seeds}; * is chosen: the highest mean."))
+    console.print(safe_text(f"ACC on the validation tasks, over {seeds}; * is chosen: the highest mean."))
 
 
 def _named(grid: _Grid) -> tuple[str, str, str]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from contnorm.escape import escape_terminal
 from contnorm.report.effect_figure import draw_effect
 from contnorm.report.effect_pair import gain, pair_sentence
 
@@ -220,7 +221,8 @@ def _cell(distances: Sequence[Distance | None], what: str) -> str:
     return f"{plain:.3g} ({scaled:.2f})"
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> str:
+def _aligned(cells: Sequence[Sequence[str]]) -> str:
+    rows = [[escape_terminal(cell) for cell in row] for row in cells]  # names of tasks and layers are users' own
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         "  ".join(c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))).rstrip()

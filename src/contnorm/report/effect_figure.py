@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from contnorm.escape import escape_terminal, shorten
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -20,6 +22,7 @@ BARS = (("running", "running moments", BLUE), ("oracle", "oracle moments", ORANG
 PANEL = 4.6  # inches
 ABOVE = 36  # points from a panel to its title: two lines of a legend
 LETTER = 0.075  # of a name, inches
+LONGEST_NAME = 48  # characters; a longer one would leave no room for the panels
 
 
 def draw_effect(found: Mapping[str, Any], path: str | Path) -> None:
@@ -43,6 +46,8 @@ def draw_effect(found: Mapping[str, Any], path: str | Path) -> None:
     from matplotlib import pyplot as plt
 
     style: dict[Any, Any] = {"svg.hashsalt": "contnorm", "svg.fonttype": "none", "font.family": "sans-serif"}
+    style["text.parse_math"] = False  # a dollar in a name is no formula
+    found = _visible(found)
     panels = [_accuracies, _drift, _by_task] if found["layers"] else [_accuracies]
     wide, tall = max(PANEL, 0.34 * len(found["tasks"])), max(PANEL, 1.6 + 0.22 * len(found["layers"]))  # room for names
     aside = LETTER * max((len(layer["layer"]) for layer in found["layers"]), default=0)
@@ -55,6 +60,13 @@ def draw_effect(found: Mapping[str, Any], path: str | Path) -> None:
         figure.suptitle("\n".join(textwrap.wrap(found["sentence"], 45 * len(panels))), fontsize=11)
         figure.savefig(path, metadata={"Date": None} if str(path).endswith(".svg") else None, dpi=150)
         plt.close(figure)
+
+
+def _visible(found: Mapping[str, Any]) -> dict[str, Any]:
+    """With the names of tasks and layers, which are users' own, escaped."""
+    layers = [{**layer, "layer": shorten(escape_terminal(layer["layer"]), LONGEST_NAME)} for layer in found["layers"]]
+    tasks = [shorten(escape_terminal(task), LONGEST_NAME) for task in found["tasks"]]
+    return {**found, "tasks": tasks, "layers": layers, "sentence": escape_terminal(found["sentence"])}
 
 
 def _accuracies(axes: Axes, found: Mapping[str, Any]) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from html import escape
 from statistics import fmean
 
+from contnorm.escape import escape_html
 from contnorm.metrics.matrix import AccuracyMatrix
 from contnorm.metrics.multilabel import LabelMatrix, mean_ap
 from contnorm.results import Record
@@ -29,10 +29,10 @@ def matrix_heat_map(records: Sequence[Record], title: str) -> str:
     last = fmean(value or 0.0 for value in values[-1])
     says = f"{title}. {tasks} tasks; {learned:.1f} percent when just learned, {last:.1f} at the end, on average."
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{escape(says)}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{escape_html(says)}" '
         f'viewBox="0 0 {width} {TOP + extent + 42}" style="max-width: {1.2 * width:.0f}px" font-size="11" '
         'fill="currentColor">',
-        f'<text x="{LEFT}" y="16" font-size="13">{escape(title)}</text>',
+        f'<text x="{LEFT}" y="16" font-size="13">{escape_html(title)}</text>',
         *_squares(values),
         *_axes(tasks, what),
         *_bar(LEFT + extent + 24, min(extent, 160)),

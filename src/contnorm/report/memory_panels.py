@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from html import escape
 from statistics import fmean
 
 from contnorm.census import Census
+from contnorm.escape import escape_html
 from contnorm.report.plot import COLOURS
 from contnorm.results import Record
 from contnorm.streams.multilabel import GROUPS
@@ -42,9 +42,9 @@ def memory_panels(records: Sequence[Record], title: str) -> str:
     says = f"{title}. {_said(records[0], held[-1], shown[-1])}"
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{escape(says)}" '
+            f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{escape_html(says)}" '
             f'viewBox="0 0 {WIDTH} {height}" font-size="12" fill="currentColor">',
-            f'<text x="{WIDTH / 2:g}" y="16" font-size="14" text-anchor="middle">{escape(title)}</text>',
+            f'<text x="{WIDTH / 2:g}" y="16" font-size="14" text-anchor="middle">{escape_html(title)}</text>',
             *(
                 line
                 for task, (memory, stream) in enumerate(zip(held, shown, strict=True))

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 
+from contnorm.escape import escape_terminal
+
 __all__ = ["Cell", "ClaimRow", "Page", "Rows", "RunView", "SectionView", "Table", "page_html"]
 
 
@@ -114,6 +116,7 @@ def page_html(page: Page) -> str:
     environment = Environment(
         loader=PackageLoader("contnorm.report", "templates"),
         autoescape=True,
+        finalize=_finalize,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -121,3 +124,8 @@ def page_html(page: Page) -> str:
     environment.filters["typeset"] = lambda text: str(text).replace("+-", "±")
     style = files("contnorm.report").joinpath("templates", "page.css").read_text(encoding="utf-8")
     return environment.get_template("page.html.jinja").render(page=page, style=style)
+
+
+def _finalize(value: object) -> object:
+    """What the template prints; autoescape does the rest, and what is markup already passes."""
+    return escape_terminal(value) if type(value) is str else value

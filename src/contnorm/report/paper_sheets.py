@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 
@@ -13,7 +11,7 @@ from contnorm.comparison.words import measure, no_interval, numbers, paper_numbe
 from contnorm.recipes.recipe import DIMENSIONS
 from contnorm.recipes.scores import title_of
 from contnorm.report.sections import Part, Section, Unrun, Way, weakest
-from contnorm.report.sheets import Block, Sheet
+from contnorm.report.sheets import Block, Link, Sheet, csv_text
 from contnorm.report.tried import GRID_NOTE, grid_rows
 from contnorm.results import spread_over_seeds
 
@@ -103,7 +101,7 @@ def claims_sheet(sections: Sequence[Section], unrun: Sequence[Unrun], linked: bo
     rows = []
     for section in sections:
         name = section.title.partition(":")[0]
-        where = f"[{name}]({section.recipe.name}.md)" if linked else name
+        where = Link(name, f"{section.recipe.name}.md") if linked else name
         for way in section.ways:
             rows += [_summed_up(decided, way, where) for decided in way.decided]
     heads = ("outcome", "claim", "by", "of", "cases that hold", "least favourable case")
@@ -119,7 +117,7 @@ HOW = (
 )
 
 
-def _summed_up(decided: Decided, way: Way, where: str) -> list[str]:
+def _summed_up(decided: Decided, way: Way, where: str | Link) -> list[str | Link]:
     case = weakest(decided)
     difference, interval, _, effect = numbers(case)
     said = f"{difference}, {interval}, effect {effect}, {case.seeds} pairs" if case.interval else no_interval(case)
@@ -137,7 +135,7 @@ def tables_csv(sections: Sequence[Section]) -> str:
     ]  # fmt: skip
     ways = [(section, way) for section in sections for way in section.ways]
     rows = [[s.recipe.name, way.title, *_values(line)] for s, way in ways for part in way.parts for line in part.lines]
-    return _csv(heads, rows)
+    return csv_text(heads, rows)
 
 
 def _values(line: Line) -> list[object]:
@@ -158,7 +156,7 @@ def claims_csv(sections: Sequence[Section]) -> str:
         "bootstrap_low", "bootstrap_high", "effect", "case_outcome",
     ]  # fmt: skip
     found = [(s.recipe.name, way.title, decided) for s in sections for way in s.ways for decided in way.decided]
-    return _csv(heads, [[name, way, *row] for name, way, decided in found for row in _case_values(decided)])
+    return csv_text(heads, [[name, way, *row] for name, way, decided in found for row in _case_values(decided)])
 
 
 def _case_values(decided: Decided) -> Iterator[list[object]]:
@@ -169,11 +167,3 @@ def _case_values(decided: Decided) -> Iterator[list[object]]:
         mean = None if pair is None else pair.mean
         numbers_ = [case.seeds, mean, *(case.interval or (None, None)), *drawn]
         yield [claim.says, claim.score, decided.outcome, case.what, *numbers_, case.outcome]
-
-
-def _csv(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    written = io.StringIO()
-    writer = csv.writer(written, lineterminator="\n")
-    writer.writerow(heads)
-    writer.writerows(rows)
-    return written.getvalue()

@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from html import escape
 from textwrap import wrap
+
+from contnorm.escape import escape_html
 
 __all__ = ["COLOURS", "Plot", "Span", "nice_steps"]
 
@@ -145,7 +146,7 @@ class Plot:
     def scatter(self, points: Sequence[Point], number: int, name: str, told: Sequence[str]) -> None:
         """Marks without a line, each with what is told of it where it is pointed at."""
         for point, text in zip(points, told, strict=True):
-            self._drawn.append(f"<g><title>{escape(text)}</title>{_mark(*self._place(point), number)}</g>")
+            self._drawn.append(f"<g><title>{escape_html(text)}</title>{_mark(*self._place(point), number)}</g>")
         self._legend.append((name, _mark(11, 0, number)))
 
     def dots(self, points: Sequence[Point], number: int) -> None:
@@ -167,12 +168,12 @@ class Plot:
         told = f"{self.title}. {says}" if says else self.title
         title = "".join(
             f'<text x="{WIDTH / 2}" y="{16 + 15 * i - 15 * (len(self._title_lines()) - 1)}" font-size="14" '
-            f'text-anchor="middle">{escape(line)}</text>'
+            f'text-anchor="middle">{escape_html(line)}</text>'
             for i, line in enumerate(self._title_lines())
         )
         above = 15 * (len(self._title_lines()) - 1)
         view = f"0 {-above} {WIDTH} {self.height + below + above}"
-        head = f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{escape(told)}" viewBox="{view}" '
+        head = f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{escape_html(told)}" viewBox="{view}" '
         parts = [
             f'{head}font-size="12" fill="currentColor">',
             f"<defs>{HATCH}</defs>" if self._hatched() else "",
@@ -199,21 +200,23 @@ class Plot:
         for value, text in self.x.marked():
             x = self._place((value, self.y.low))[0]
             parts.append(f'<path d="M{x:.1f} {floor}v4" stroke="currentColor"/>')
-            parts.append(f'<text x="{x:.1f}" y="{floor + 17}" text-anchor="middle">{escape(text)}</text>')
+            parts.append(f'<text x="{x:.1f}" y="{floor + 17}" text-anchor="middle">{escape_html(text)}</text>')
         for value, text in self.y.marked():
             parts += self._y_mark(self._place((self.x.low, value))[1], text)
         middle = min((self.left + right) / 2, WIDTH - 3.2 * len(self.labels[0]) - 4)  # a long label stays whole
-        parts.append(f'<text x="{middle:.1f}" y="{floor + 36}" text-anchor="middle">{escape(self.labels[0])}</text>')
+        parts.append(
+            f'<text x="{middle:.1f}" y="{floor + 36}" text-anchor="middle">{escape_html(self.labels[0])}</text>'
+        )
         if self.labels[1]:
             turned = f'transform="translate(14 {(TOP + floor) / 2:.1f}) rotate(-90)"'
-            parts.append(f'<text {turned} text-anchor="middle">{escape(self.labels[1])}</text>')
+            parts.append(f'<text {turned} text-anchor="middle">{escape_html(self.labels[1])}</text>')
         return parts
 
     def _y_mark(self, y: float, text: str) -> list[str]:
         lines = wrap(text, max(8, self.left // 7)) or [""]
         first = y + 4 - 7 * (len(lines) - 1)
         written = [
-            f'<text x="{self.left - 7}" y="{first + 14 * i:.1f}" text-anchor="end">{escape(line)}</text>'
+            f'<text x="{self.left - 7}" y="{first + 14 * i:.1f}" text-anchor="end">{escape_html(line)}</text>'
             for i, line in enumerate(lines)
         ]
         return [f'<path d="M{self.left} {y:.1f}h-4" stroke="currentColor"/>', *written]
@@ -227,7 +230,7 @@ class Plot:
             if lines[-1] and x + wide > WIDTH:
                 lines.append([])
                 x = float(self.left)
-            text = f'<text x="30" y="4">{escape(name)}</text>'
+            text = f'<text x="30" y="4">{escape_html(name)}</text>'
             lines[-1].append(
                 f'<g transform="translate({x:.1f} {self.height + LEGEND_LINE * len(lines) - 10})">{sample}{text}</g>'
             )

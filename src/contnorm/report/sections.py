@@ -7,6 +7,7 @@ with the same settings for all, and with those that were chosen, by validation t
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -201,7 +202,7 @@ def _parts(recipe: Recipe, measured: Sequence[Measured]) -> Iterable[Part]:
 
 def _command(name: str, records: Sequence[Record]) -> str:
     """What to type to make the runs of a recipe, as those that are there were made."""
-    typed = ["contnorm paper", name]
+    typed = ["contnorm paper", shlex.quote(name)]
     if any((record.raw.get("device") or {}).get("kind") == "cuda" for record in records):
         typed.append("--device cuda")
     precisions = {record.config.train.precision for record in records}

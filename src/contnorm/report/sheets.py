@@ -1,13 +1,31 @@
-"""Tables as plain text: a sheet has blocks of rows, and is written as Markdown or as LaTeX."""
+"""Tables as plain text: a sheet has blocks of rows, and is written as Markdown or as LaTeX; rows also as CSV."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import csv
+import io
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from urllib.parse import quote
 
-__all__ = ["Block", "Sheet", "latex", "markdown"]
+from contnorm.escape import (
+    code_fence,
+    escape_csv,
+    escape_latex,
+    escape_latex_comment,
+    escape_markdown,
+    escape_markdown_line,
+)
 
-LATEX = {"\\": r"\textbackslash{}", "_": r"\_", "%": r"\%", "&": r"\&", "#": r"\#", "$": r"\$", "{": r"\{", "}": r"\}"}
+__all__ = ["Block", "Link", "Sheet", "csv_text", "latex", "markdown"]
+
+
+@dataclass(frozen=True)
+class Link:
+    """A cell that links to another file where the format has links."""
+
+    text: str
+    target: str
 
 
 @dataclass(frozen=True)
@@ -16,7 +34,7 @@ class Block:
 
     title: str
     heads: Sequence[str] = ()
-    rows: Sequence[Sequence[str]] = ()
+    rows: Sequence[Sequence[str | Link]] = ()
     below: Sequence[str] = ()
 
 
@@ -48,12 +66,12 @@ def markdown(sheet: Sheet) -> str:
         | a\\|b | 1.00 |
         <BLANKLINE>
     """
-    parts = [f"# {sheet.title}", *sheet.notes]
-    parts += [f"```bash\n{sheet.command}\n```"] if sheet.command else []
+    parts = [f"# {escape_markdown(sheet.title)}", *map(escape_markdown_line, sheet.notes)]
+    parts += [code_fence(sheet.command, "bash")] if sheet.command else []
     for block in sheet.blocks:
-        parts += [f"## {block.title}"] if block.title else []
+        parts += [f"## {escape_markdown(block.title)}"] if block.title else []
         parts += [_table(block)] if block.rows else []
-        parts += ["\n".join(f"- {_said(text)}" for text in block.below)] if block.below else []
+        parts += ["\n".join(f"- {escape_markdown_line(text)}" for text in block.below)] if block.below else []
     return "\n\n".join(parts) + "\n"
 
 
@@ -62,13 +80,14 @@ def _table(block: Block) -> str:
     return "\n".join(lines)
 
 
-def _row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(_said(cell).replace("|", r"\|") for cell in cells) + " |"
+def _row(cells: Sequence[str | Link]) -> str:
+    return "| " + " | ".join(map(_markdown_cell, cells)) + " |"
 
 
-def _said(text: str) -> str:
-    """With stars that are stars: BN* is a name."""
-    return text.replace("*", r"\*")
+def _markdown_cell(cell: str | Link) -> str:
+    if isinstance(cell, Link):
+        return f"[{escape_markdown(cell.text)}]({quote(cell.target)})"
+    return escape_markdown(cell)
 
 
 def latex(sheet: Sheet) -> str:
@@ -86,11 +105,11 @@ def latex(sheet: Sheet) -> str:
         \\end{tabular}
         <BLANKLINE>
     """
-    lines = [f"% {text}" for text in (sheet.title, *sheet.notes, sheet.command) if text]
+    lines = [_comment(text) for text in (sheet.title, *sheet.notes, sheet.command) if text]
     for block in sheet.blocks:
-        lines += ["", f"% {block.title}"] if block.title else []
+        lines += ["", _comment(block.title)] if block.title else []
         lines += _tabular(block) if block.rows else []
-        lines += [f"% {text}" for text in block.below]
+        lines += map(_comment, block.below)
     return "\n".join(lines) + "\n"
 
 
@@ -99,6 +118,24 @@ def _tabular(block: Block) -> list[str]:
     return [*begin, *map(_set, block.rows), r"\bottomrule", r"\end{tabular}"]
 
 
-def _set(cells: Sequence[str]) -> str:
-    escaped = ("".join(LATEX.get(letter, letter) for letter in cell) for cell in cells)
-    return " & ".join(cell.replace("+-", r"$\pm$") for cell in escaped) + r" \\"
+def _comment(text: str) -> str:
+    return f"% {escape_latex_comment(text)}"
+
+
+def _set(cells: Sequence[str | Link]) -> str:
+    texts = (cell.text if isinstance(cell, Link) else cell for cell in cells)
+    return " & ".join(escape_latex(text).replace("+-", r"$\pm$") for text in texts) + r" \\"
+
+
+def csv_text(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Rows as CSV.
+
+    Example:
+        >>> csv_text(["norm", "ACC"], [["=cn", -1.5]])
+        "norm,ACC\\n'=cn,-1.5\\n"
+    """
+    written = io.StringIO()
+    writer = csv.writer(written, lineterminator="\n")
+    writer.writerow(heads)
+    writer.writerows([escape_csv(cell) for cell in row] for row in rows)
+    return written.getvalue()

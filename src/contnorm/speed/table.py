@@ -13,6 +13,7 @@ import torch
 
 import contnorm
 from contnorm.engine.numerics import device_name
+from contnorm.escape import escape_csv
 
 __all__ = ["circumstances", "flat", "write_rows"]
 
@@ -64,4 +65,4 @@ def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, fieldnames=list(lines[0]))
         writer.writeheader()
-        writer.writerows(lines)
+        writer.writerows({name: escape_csv(value) for name, value in line.items()} for line in lines)
