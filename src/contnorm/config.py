@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 import json
 import math
+import re
 import tomllib
 import types
 from collections.abc import Mapping
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from contnorm.errors import UserError
+from contnorm.escape import shorten
 from contnorm.keys import unknown_key
 
 __all__ = [
@@ -36,7 +38,10 @@ __all__ = [
     "from_dict",
     "laid_over",
     "parse_assignment",
+    "parse_toml",
     "read_toml",
+    "read_toml_text",
+    "show_value",
 ]
 
 
@@ -179,6 +184,10 @@ _LEAST = {
 }
 _LARGEST_WHOLE = 10**9  # more samples, slots or steps than any machine has room for
 _LARGEST = 3.4e38  # of single precision, which networks are computed in
+_DEEPEST = 16  # levels of tables and lists in a TOML file
+_LARGEST_FILE = 2**20  # bytes of a TOML file; a file of all settings has about a thousand
+_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udbff]")  # lone low surrogates are bytes of a path that is not UTF-8
+_LONGEST_VALUE = 100  # characters of a value in a message
 _LARGEST_RHO = 10  # the power of a count of samples: with larger ones it can come to be no finite number
 
 
@@ -221,17 +230,59 @@ def from_dict(values: Mapping[str, Any], where: str = "config") -> RunConfig:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The nested values of a settings file; a mistake in them is told with its name."""
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"{path}: can't be read ({error.strerror}). --config takes a TOML file.") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: is not UTF-8, as TOML is ({error.reason} at byte {error.start}).") from error
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{path}: is not TOML ({error}).") from error
+    """The nested values of a settings file; a mistake in them is reported with the file's name."""
+    values = parse_toml(read_toml_text(path, "--config takes a TOML file."), str(path))
     from_dict(values, str(path))
     return values
+
+
+def read_toml_text(path: Path, hint: str) -> str:
+    """The text of a TOML file; ``hint`` ends the message where it can't be read."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(_LARGEST_FILE + 1)
+    except (OSError, ValueError) as error:  # a path with a NUL is a ValueError
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"{path}: can't be read ({reason}). {hint}") from error
+    if len(content) > _LARGEST_FILE:
+        raise UserError(f"{path}: is larger than {_LARGEST_FILE:,} bytes. {hint}")
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: is not UTF-8, as TOML is ({error.reason} at byte {error.start}).") from error
+
+
+def parse_toml(text: str, where: str) -> dict[str, Any]:
+    """The nested values of a TOML text; ``where`` begins the message where it is not TOML.
+
+    Numbers are of at most 64 bits, as TOML asks for, and tables and lists are nested a few levels deep.
+    """
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{where}: is not TOML ({error}).") from error
+    except RecursionError as error:
+        raise UserError(f"{where}: is nested too deeply. Use {_DEEPEST} levels at most.") from error
+    except ValueError as error:  # Python reads no number of thousands of digits
+        raise UserError(f"{where}: has a number with too many digits. Numbers have 64 bits.") from error
+    _check_limits(values, where)
+    return values
+
+
+def _check_limits(values: Any, where: str) -> None:
+    """Level by level rather than by recursion, which would be what fails."""
+    level = [values]
+    for _ in range(_DEEPEST):
+        if any(isinstance(value, int) and value.bit_length() > 64 for value in level):
+            raise UserError(f"{where}: has a number with too many digits. Numbers have 64 bits.")
+        level = [
+            inner
+            for value in level
+            if isinstance(value, dict | list)
+            for inner in (value.values() if isinstance(value, dict) else value)
+        ]
+    if level:
+        raise UserError(f"{where}: is nested too deeply. Use {_DEEPEST} levels at most.")
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:
@@ -242,15 +293,36 @@ def parse_assignment(text: str) -> tuple[str, Any]:
         (('train.lr', 0.1), ('norm.name', 'cn'))
     """
     key, equals, value = text.partition("=")
-    if not equals or not key.strip():
-        raise UserError(f"--set {text!r}: expected key=value, such as train.lr=0.1.")
+    key = key.strip()
+    if not equals or not key:
+        raise UserError(f"--set {show_value(text)}: expected key=value, such as train.lr=0.1.")
+    if key.count(".") > 1:
+        raise UserError(f"--set {show_value(text)}: a key is a group and a name, such as train.lr.")
     if value == "none":
-        return key.strip(), None
+        return key, None
     try:
         read = tomllib.loads(f"value = {value}")
     except tomllib.TOMLDecodeError:
-        return key.strip(), value
-    return key.strip(), read["value"] if len(read) == 1 else value  # a second line would set a key of its own
+        return key, value
+    except (RecursionError, ValueError):
+        read = parse_toml(f"value = {value}", f"--set {show_value(text)}")  # which says what is wrong
+    _check_limits(read, f"--set {show_value(text)}")
+    return key, read["value"] if len(read) == 1 else value  # a second line would set a key of its own
+
+
+def show_value(value: Any) -> str:
+    """A value for a message: its repr, or a shorter form of one that is very long or has none.
+
+    Example:
+        >>> show_value("cn"), show_value(16**5000), len(show_value("a" * 10**6))
+        ("'cn'", 'a number of 20001 bits', 99)
+    """
+    try:
+        return shorten(repr(value), _LONGEST_VALUE)
+    except RecursionError:
+        return f"a deeply nested {type(value).__name__}"
+    except ValueError:  # Python writes no whole number of thousands of digits
+        return f"a number of {value.bit_length()} bits" if isinstance(value, int) else f"a {type(value).__name__}"
 
 
 def assigned(values: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
@@ -264,7 +336,8 @@ def assigned(values: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
     inner = values.get(head, {})
     if rest and not isinstance(inner, Mapping):
         raise UserError(
-            f"config key {key!r}: {head} = {inner!r} stands where a group is expected. Write [{head}] and {rest} = ...."
+            f"config key {key!r}: {head} = {show_value(inner)} stands where a group is expected. Write [{head}] and "
+            f"{rest} = ...."
         )
     return {**values, head: assigned(inner, rest, value) if rest else value}
 
@@ -282,7 +355,7 @@ def _built(cls: type, values: Mapping[str, Any], where: str, prefix: str) -> Any
         if dataclasses.is_dataclass(kind):
             if not isinstance(value, Mapping):
                 first = dataclasses.fields(kind)[0].name
-                raise UserError(f"{where}: {full}={value!r} must be a group of keys, such as {full}.{first}.")
+                raise UserError(f"{where}: {full}={show_value(value)} must be a group of keys, such as {full}.{first}.")
             made[key] = _built(kind, value, where, f"{full}.")  # type: ignore[arg-type]
         else:
             made[key] = _in_range(_checked(kind, value, where, full), where, full)
@@ -304,19 +377,28 @@ def _checked(kind: Any, value: Any, where: str, full: str) -> Any:
             if value is None:
                 return None
         elif choice is float and isinstance(value, int | float) and not isinstance(value, bool):
-            return float(value)
+            return _float(value)
         elif isinstance(value, choice) and not (choice is int and isinstance(value, bool)):
             return value
-    raise UserError(f"{where}: {full}={value!r} must be {_words(kind)}.")
+    raise UserError(f"{where}: {full}={show_value(value)} must be {_words(kind)}.")
+
+
+def _float(value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # a whole number beyond floats
+        return math.inf if value > 0 else -math.inf
 
 
 def _in_range(value: Any, where: str, full: str) -> Any:
+    if isinstance(value, str) and not value.isprintable() and _UNPRINTABLE.search(value):
+        raise UserError(f"{where}: {full}={show_value(value)} must not have control characters.")
     if isinstance(value, float) and not (math.isfinite(value) and abs(value) <= _LARGEST):
         raise UserError(f"{where}: {full}={value} must be a finite number, no larger than {_LARGEST}.")
     if isinstance(value, int) and value < _LEAST.get(full, value):
-        raise UserError(f"{where}: {full}={value} must be {_LEAST[full]} or more.")
+        raise UserError(f"{where}: {full}={show_value(value)} must be {_LEAST[full]} or more.")
     if isinstance(value, int) and value > _LARGEST_WHOLE:
-        raise UserError(f"{where}: {full}={value} must be no more than {_LARGEST_WHOLE:,}.")
+        raise UserError(f"{where}: {full}={show_value(value)} must be no more than {_LARGEST_WHOLE:,}.")
     if full == "memory.rho" and abs(value) > _LARGEST_RHO:
         raise UserError(f"{where}: {full}={value} must be -{_LARGEST_RHO} to {_LARGEST_RHO}.")
     if full in ("train.lr", "train.clip_value") and value is not None and value <= 0:

@@ -114,9 +114,12 @@ def test_a_file_of_settings_is_overruled_by_flags(place: Path) -> None:
         (("data", "digits", "--fetch"), "unknown data set to fetch 'digits'"),
     ],
 )
-def test_a_mistake_is_one_line_and_exit_code_two(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
-    place = {"run": where(tmp_path), "show": ("--runs", str(tmp_path / "runs")), "ls": (), "data": ()}[arguments[0]]
-    done = contnorm(*arguments, *place)
+def test_a_mistake_is_one_line_and_exit_code_two(
+    place: Path, tmp_path: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    runs = ("--runs", str(tmp_path / "runs"))
+    data = ("--data-root", str(place / "data"))
+    done = contnorm(*arguments, *{"run": (*data, *runs), "show": runs, "ls": (), "data": ()}[arguments[0]])
     assert done.returncode == 2 and said in done.stderr, done.stderr
     assert done.stderr.count("\n") == 1 and "Traceback" not in done.stderr
     assert not (tmp_path / "runs").exists(), "nothing is written half"

@@ -12,7 +12,16 @@ from contnorm.comparison.claims import Case, decide
 from contnorm.comparison.lines import Line, apart, corrected, lines_of, remarks
 from contnorm.comparison.measured import Measured
 from contnorm.comparison.precisions import precision_remarks
-from contnorm.comparison.words import FM_OF_LABELS, measure, no_interval, numbers, paper_number, spread, verdict_words
+from contnorm.comparison.words import (
+    FM_OF_LABELS,
+    data_remarks,
+    measure,
+    no_interval,
+    numbers,
+    paper_number,
+    spread,
+    verdict_words,
+)
 from contnorm.metrics.matrix import SCORES
 from contnorm.metrics.multilabel import LABEL_SCORES
 from contnorm.recipes.recipe import Recipe
@@ -72,6 +81,10 @@ def _footer(recipe: Recipe, measured: Sequence[Measured], lines: Sequence[Line],
     return said + remarks(recipe, lines)
 
 
+def _data(measured: Sequence[Measured]) -> list[str]:
+    return data_remarks(record for one in measured for record in one.records.values())
+
+
 def show_curves(recipe: Recipe, measured: Sequence[Measured], console: Console) -> None:
     """A line a score of a cell, its mean over seeds after each task."""
     shown = _dimensions(recipe, measured)
@@ -86,7 +99,7 @@ def show_curves(recipe: Recipe, measured: Sequence[Measured], console: Console) 
     heads = [*shown, "norm", "score", "seeds", *(f"task {i + 1}" for i in range(tasks))]
     show_rows(heads, rows, console, named=len(shown) + 2)
     console.print()
-    for text in [*([recipe.note] if recipe.note else []), *precision_remarks(measured)]:
+    for text in [*([recipe.note] if recipe.note else []), *precision_remarks(measured), *_data(measured)]:
         say(text, console)
 
 

@@ -54,7 +54,7 @@ def build_with_bar(name: str, asked: Asked, root: Path | None, console: Console)
     make = _maker(name, asked)
     side = _checked_side(name, asked.size)
     jobs = _checked_jobs(asked.jobs)
-    out = asked.out or data_root(root) / name
+    out = asked.out or data_root(root, create=True) / name
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     try:
         with Progress(*columns, console=console, disable=not console.is_terminal) as progress:

@@ -23,7 +23,7 @@ from contnorm.comparison.intervals import (
     t_interval,
     welch_interval,
 )
-from contnorm.comparison.words import spread
+from contnorm.comparison.words import digits_remarks, spread
 from contnorm.errors import UserError
 from contnorm.fingerprint import Match, compare_fingerprints, not_comparable
 from contnorm.metrics.matrix import score
@@ -71,6 +71,8 @@ def show_comparison(a: list[Record], b: list[Record], console: Console) -> None:
     console.print()
     show_rows(HEADS, _rows(sides), console)
     console.print(safe_text(_footer(sides)))
+    for line in digits_remarks([*a, *b]):
+        say(line, console)
 
 
 def _sides(a: list[Record], b: list[Record], apart: bool) -> _Sides:

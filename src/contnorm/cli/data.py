@@ -185,4 +185,4 @@ def fetch_with_bar(name: str, base: str | None, root: Path | None, console: Cons
         def report(file: str, done: int, total: int) -> None:
             progress.update(bars[file], completed=done, total=total or None)
 
-        fetch(FETCHABLE[name], data_root(root), base, report)
+        fetch(FETCHABLE[name], data_root(root, create=True), base, report)

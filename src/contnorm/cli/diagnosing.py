@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from contnorm.cli.fitting import safe_text, say
+from contnorm.cli.fitting import safe_text, say, say_on_stderr
 from contnorm.cli.settings import differences, word
 from contnorm.cli.showing import described
 from contnorm.config import RunConfig
@@ -28,7 +28,7 @@ from contnorm.own_code import code_files
 from contnorm.report.effect import Diagnosis
 from contnorm.report.effect_pair import pair_sentence
 from contnorm.results import Record, Store
-from contnorm.streams.sources import Source, load_source
+from contnorm.streams.sources import DIGITS, Source, digits_notice, load_source
 from contnorm.trust import only_trusted
 
 __all__ = ["Brought", "diagnose_brought", "diagnose_record", "show_diagnosis"]
@@ -103,17 +103,26 @@ def _diagnosed(given: str | Brought, seed: int | None, place: Workplace) -> tupl
         return f"{given.weights} on {given.stream}", diagnose_brought(given, seed or 0, place)
     store = Store(place.runs)
     record = _of_seed(store.find(given), given, seed)
-    return f"{record.config.hash} seed {record.seed}", diagnose_record(record, _path(given, record, store), place)
+    digits = f" on {described(record.config)[0]}" if record.config.stream.source == DIGITS else ""
+    title = f"{record.config.hash} seed {record.seed}{digits}"
+    return title, diagnose_record(record, _path(given, record, store), place)
 
 
 def diagnose_brought(given: Brought, seed: int, place: Workplace) -> Diagnosis:
     """The same for a network that was trained elsewhere; nothing is known of its past accuracies."""
     asked = {"stream": {"name": given.stream}, "model": {"name": given.model}, "norm": {"name": given.norm}}
     config = resolve(asked, place.data_root)
-    source = load_source(str(config.stream.source), place.data_root, allow_missing=place.allow_missing)
+    source = _load(config, place)
     with _lane(config, seed, source, place) as lane:
         load_weights(lane, given.weights, "Save it with safetensors.torch.save_file(model.state_dict(), path).")
         return _on_its_stream(lane, None)
+
+
+def _load(config: RunConfig, place: Workplace) -> Source:
+    """The data of a run, with a notice where they are not those that its stream is named after."""
+    if notice := digits_notice(config.stream.source, config.stream.name, place.data_root):
+        say_on_stderr(notice)
+    return load_source(str(config.stream.source), place.data_root, allow_missing=place.allow_missing)
 
 
 def diagnose_record(record: Record, path: Path, place: Workplace) -> Diagnosis:
@@ -128,7 +137,7 @@ def diagnose_record(record: Record, path: Path, place: Workplace) -> Diagnosis:
     why = untrusted_in(config) or edited(config)
     if why:
         raise UserError(f"{path}: {why}")
-    source = load_source(str(config.stream.source), place.data_root, allow_missing=place.allow_missing)
+    source = _load(config, place)
     _check_data(record, source, path)
     with _lane(config, record.seed, source, place) as lane:
         load_kept_weights(lane, path)

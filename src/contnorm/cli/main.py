@@ -19,7 +19,15 @@ from rich.table import Table
 from contnorm import __version__
 from contnorm.cli.fitting import safe_text, say_on_stderr
 from contnorm.cli.garbage import importing_torch, leave_it_to_the_system
-from contnorm.config import assigned, parse_assignment, read_toml
+from contnorm.cli.typed_settings import (
+    Setting,
+    assignments_of,
+    check_seed,
+    check_seeds,
+    merge_settings,
+    number_or_word,
+    settings_of,
+)
 from contnorm.errors import UserError, unknown
 from contnorm.escape import escape_terminal
 from contnorm.own_code import code_files
@@ -92,6 +100,7 @@ def ls(
 
 @app.command()
 def run(
+    context: typer.Context,
     stream: Annotated[str, typer.Option(help="What is learned; see `contnorm ls streams`.")] = "permuted-mnist",
     strategy: Annotated[str, typer.Option(help="How; see `contnorm ls strategies`.")] = "er",
     norm: Annotated[str, typer.Option(help="Which normalization; see `contnorm ls norms`.")] = "cn",
@@ -126,12 +135,11 @@ def run(
         from contnorm.cli.running import Hands, run_seeds
 
     wanted = _seeds(seeds, seed)
-    values = read_toml(config) if config else {}
     flags: dict[str, Any] = {
         "stream.name": stream,
         "strategy.name": strategy,
         "norm.name": norm,
-        "norm.groups": int(groups) if groups and groups.isdigit() else groups,
+        "norm.groups": number_or_word(groups) if groups is not None else None,
         "model.weights": weights,
         "memory.size": buffer,
         "train.batch": batch,
@@ -141,14 +149,11 @@ def run(
         "train.max_steps": max_steps,
         "evaluate.moments": eval_moments,
     }
-    for key, value in flags.items():
-        if value is not None and not (key in _only_defaults() and _has(values, key)):
-            values = assigned(values, key, value)
-    named = code_files({"strategy": {"name": strategy}})
-    for text in set_ or []:
-        key, value = parse_assignment(text)
-        values = assigned(values, key, value)
-        named += code_files(assigned({}, key, value))
+    names = {key: _FLAG_NAMES.get(key, f"--{key.partition('.')[2].replace('_', '-')}") for key in flags}
+    typed = [Setting(names[key], key, value) for key, value in flags.items() if _is_typed(context, key, value)]
+    defaults = {key: value for key, value in flags.items() if value is not None}
+    values = merge_settings(defaults, config, typed, set_ or [])
+    named = code_files(settings_of([*typed, *assignments_of(set_ or [])]))
     hands = Hands(device, lanes, threads, keep_weights, allow_missing)
     with only_trusted([*check_files(trust_code or []), *named]):  # code that only --config names is not among them
         raise typer.Exit(run_seeds(values, wanted, hands, data_root, runs, console))
@@ -158,23 +163,35 @@ def _seeds(many: int | None, one: int | None) -> list[int]:
     """The seeds asked for: so many from 0, or just one."""
     if one is not None and many is not None:
         raise UserError(f"--seed {one} and --seeds {many}: use one of them; --seeds takes so many, from 0.")
-    if many is not None and many < 1:
-        raise UserError(f"--seeds {many}: use 1 or more; they count from 0. --seed takes just one.")
-    if one is not None and one < 0:
-        raise UserError(f"--seed {one}: use 0 or more.")
+    if many is not None:
+        check_seeds(many)
+    if one is not None:
+        check_seed(one)
     return [one] if one is not None else list(range(many or 1))
 
 
-def _only_defaults() -> set[str]:
-    """Keys of the flags that have a default and were not typed: a file wins over those."""
-    names = {"--stream": "stream.name", "--strategy": "strategy.name", "--norm": "norm.name"}
-    typed = {argument.partition("=")[0] for argument in sys.argv}
-    return {key for flag, key in names.items() if flag not in typed}
+# Flags that are not called as their setting is.
+_FLAG_NAMES = {
+    "stream.name": "--stream",
+    "strategy.name": "--strategy",
+    "norm.name": "--norm",
+    "memory.size": "--buffer",
+    "evaluate.moments": "--eval-moments",
+}
 
 
-def _has(values: dict[str, Any], key: str) -> bool:
+def _is_typed(context: typer.Context, key: str, value: Any) -> bool:
+    """Whether a flag of `run` was given: the defaults of stream, strategy and norm yield to a file of settings."""
     group, _, name = key.partition(".")
-    return name in values.get(group, {})
+    if name != "name":
+        return value is not None
+    return _given(context, group)
+
+
+def _given(context: typer.Context, parameter: str) -> bool:
+    """Whether a parameter was given by the caller, at the command line or in-process."""
+    source = context.get_parameter_source(parameter)
+    return source is not None and source.name not in ("DEFAULT", "DEFAULT_MAP")
 
 
 @app.command()
@@ -255,6 +272,7 @@ def compare(
 
 @app.command()
 def diagnose(
+    context: typer.Context,
     run: Annotated[
         str, typer.Argument(help="A run made with --keep-weights: a path, or the beginning of a hash.")
     ] = "",
@@ -278,6 +296,10 @@ def diagnose(
     brought = (model, weights, stream)
     if bool(run) == any(brought) or (any(brought) and not all(brought)):
         raise UserError("diagnose: say which run, or all of --model, --weights and --stream for a network of your own.")
+    if seed is not None:
+        check_seed(seed)
+    if run and _given(context, "norm"):
+        raise UserError(f"--norm {norm}: is for a network of your own, with --model. A run's norm is in its record.")
     with importing_torch():
         from contnorm.cli.diagnosing import Brought, show_diagnosis
         from contnorm.cli.running import Hands, workplace
@@ -312,6 +334,7 @@ def paper(
 ) -> None:
     """A table or figure of the paper: run what is missing, then ours beside the published, with a verdict."""
     trusted = check_files(trust_code or [])
+    check_seeds(seeds)
     if list_ or not recipe:
         from contnorm.cli.paper_list import show_recipes
 

@@ -15,9 +15,10 @@ from contnorm.cli.fitting import safe_text, say, say_on_stderr
 from contnorm.cli.paper_data import show_data_table
 from contnorm.cli.paper_records import Kept, hows_of
 from contnorm.cli.running import Hands, recorded, workplace
+from contnorm.cli.typed_settings import Setting, assignments_of, check_seeds, settings_of
 from contnorm.comparison.lost import lost_remarks
 from contnorm.comparison.measured import Measured
-from contnorm.config import RunConfig, assigned, laid_over, parse_assignment
+from contnorm.config import RunConfig, from_dict, laid_over
 from contnorm.engine.jobs import Workplace
 from contnorm.engine.resolving import resolve
 from contnorm.engine.settling import source_of
@@ -100,8 +101,7 @@ def _run_recipe(name: str, asked: Asked, console: Console) -> int:
             f"{recipe.name}: {lost[0]} is of no cell of the table{more}. Cells are made of the streams, strategies, "
             f"norms and buffers under [[runs]]."
         )
-    if asked.seeds < 1:
-        raise UserError(f"--seeds {asked.seeds}: use 1 or more; they count from 0.")
+    check_seeds(asked.seeds)
     console.print(safe_text(f"{recipe.name}: {recipe.title}"), style="bold")
     if recipe.kind == "waiting":
         raise UserError(f"{recipe.name} {recipe.note}. The numbers of the paper are in contnorm.recipes.published.")
@@ -196,10 +196,12 @@ def selection_of(recipe: Recipe, runs: Path, given: Path | None = None) -> Selec
 
 def _typed(asked: Asked) -> dict[str, Any]:
     """The settings of a recipe's runs that were typed."""
-    train = {"max_steps": asked.max_steps, "precision": asked.precision}
-    typed: dict[str, Any] = {"train": {key: value for key, value in train.items() if value is not None}}
-    for text in asked.settings:
-        typed = assigned(typed, *parse_assignment(text))
+    flags = [Setting("--max-steps", "train.max_steps", asked.max_steps)]
+    flags.append(Setting("--precision", "train.precision", asked.precision))
+    typed = settings_of([*(flag for flag in flags if flag.value is not None), *assignments_of(asked.settings)])
+    from_dict(typed)
+    if asked.lr == "best" and "lr" in typed.get("train", {}):
+        raise UserError(f"--lr best and --set train.lr={typed['train']['lr']} contradict each other. Use one of them.")
     return typed
 
 

@@ -18,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from contnorm.cli.data_progress import cores, load_with_progress
 from contnorm.cli.fitting import safe_text, say_on_stderr
 from contnorm.cli.showing import show_scores
+from contnorm.config import RunConfig
 from contnorm.engine.loop import Failed, Finished, Lost, Stopped
 from contnorm.engine.loop import Progress as Steps
 from contnorm.engine.runs import Event, Job, Workplace, execute, resolve, unfinished
@@ -27,7 +28,7 @@ from contnorm.errors import UserError, usable
 from contnorm.escape import escape_terminal
 from contnorm.own_code import code_files
 from contnorm.results import Record, Store
-from contnorm.streams.sources import data_root
+from contnorm.streams.sources import data_root, digits_notice
 from contnorm.trust import only_trusted
 
 __all__ = [
@@ -216,6 +217,8 @@ def followed(
     Raises:
         UserError: At the end, for the runs that failed.
     """
+    for notice in _data_notices([job.config for job in jobs], place.data_root):
+        say_on_stderr(notice)
     go_on = go_on or f"Go on with: contnorm resume {shlex.quote(str(place.runs))}{_trust_options(jobs)}"
     with _stop_asked() as asked, _Follower(jobs, console, tell_recorded, go_on, if_lost) as follower:
         try:
@@ -244,6 +247,12 @@ def _trust_options(jobs: Sequence[Job]) -> str:
         file for config in {job.config: None for job in jobs} for file in code_files(config.as_dict())
     )
     return "".join(f" --trust-code {shlex.quote(str(file))}" for file in files)
+
+
+def _data_notices(configs: Iterable[RunConfig], root: Path) -> list[str]:
+    """What to say of the data before runs are made."""
+    streams = dict.fromkeys((config.stream.source, config.stream.name) for config in configs)
+    return [notice for source, name in streams if (notice := digits_notice(source, name, root))]
 
 
 def recorded(jobs: list[Job], place: Workplace, console: Console) -> int:

@@ -17,7 +17,7 @@ from contnorm.catalog import find_norm
 from contnorm.cli.fitting import column_widths, indented, print_columns, safe_text, say
 from contnorm.cli.settings import changed, in_words, varying
 from contnorm.comparison.lost import lost_words
-from contnorm.comparison.words import FM_OF_LABELS, data_remarks, part_of, spread
+from contnorm.comparison.words import FM_OF_LABELS, data_remarks, digits_remarks, part_of, spread
 from contnorm.config import RunConfig
 from contnorm.metrics.matrix import AccuracyMatrix
 from contnorm.metrics.multilabel import LabelMatrix, mean_ap
@@ -273,6 +273,8 @@ def show_matrices(records: Sequence[Record], console: Console) -> None:
             for i, row in enumerate(rows):
                 table.add_row(f"task {i}", *("-" if value is None else f"{value:.1f}" for value in row))
             console.print(table, "")
+    for line in digits_remarks(records):
+        say(line, console)
 
 
 def _matrices_by_task(record: Record) -> dict[str, list[list[float | None]]]:

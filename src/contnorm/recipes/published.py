@@ -115,6 +115,8 @@ def row_cells(row: Mapping[str, Any], where: str) -> list[Published]:
     for key in (*NAMED, "values"):
         if key not in row:
             raise UserError(f"{where}: the key {key!r} is missing. There are: {', '.join(known)}.")
+    if not isinstance(row["values"], Mapping):
+        raise UserError(f"{where}: values={row['values']!r} must be a table such as {{ acc = [90.1, 0.4] }}.")
     for metric, value in row["values"].items():
         numbers = value[:2] if isinstance(value, list) else []
         if not numbers or not all(isinstance(n, int | float) and not isinstance(n, bool) for n in numbers):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any, cast, get_args
 
 from contnorm.catalog import find_norm
-from contnorm.config import from_dict, laid_over
+from contnorm.config import from_dict, laid_over, parse_toml, read_toml_text, show_value
 from contnorm.errors import UserError, unknown
 from contnorm.methods import STRATEGIES
 from contnorm.own_code import is_own_code
@@ -64,10 +63,7 @@ def find_recipe(name: str) -> Recipe:
     """
     if name.endswith(".toml"):
         path = Path(name)
-        try:
-            return parse_recipe(path.stem, path.read_text(encoding="utf-8"), str(path))
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"{path}: can't be read ({error}). `contnorm paper` takes a recipe's file.") from error
+        return parse_recipe(path.stem, read_toml_text(path, "`contnorm paper` takes a recipe's file."), str(path))
     if name not in recipe_names():
         raise unknown("recipe", name, recipe_names())
     text = resources.files("contnorm.recipes").joinpath(f"{name}.toml").read_text(encoding="utf-8")
@@ -76,10 +72,7 @@ def find_recipe(name: str) -> Recipe:
 
 def parse_recipe(name: str, text: str, where: str) -> Recipe:
     """A recipe from its text; ``where`` is what messages call it."""
-    try:
-        values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{where}: is not TOML ({error}).") from error
+    values = parse_toml(text, where)
     _known(values, WHOLE, where, needed=("title",))
     kind = _one_of(values.get("kind", "runs"), KINDS, f"{where}: kind")
     if kind in ("runs", "curves"):
@@ -127,7 +120,7 @@ def _norm(given: Any, where: str) -> NormEntry:
     """A name, or a table of a name and settings of the norm."""
     values = {"name": given} if isinstance(given, str) else given
     if not isinstance(values, Mapping) or "name" not in values:
-        raise UserError(f'{where}: {given!r} is no norm. Write a name, or {{ name = "cn", groups = 32 }}.')
+        raise UserError(f'{where}: {show_value(given)} is no norm. Write a name, or {{ name = "cn", groups = 32 }}.')
     config = from_dict({"norm": values}, where).norm
     try:
         find_norm(config.name)
@@ -167,7 +160,7 @@ def _claim(values: Values, where: str) -> Claim:
 
 def _selector(values: Any, where: str) -> Values:
     if not isinstance(values, Mapping):
-        raise UserError(f'{where}: {values!r} must be a table such as {{ norm = "cn" }}.')
+        raise UserError(f'{where}: {show_value(values)} must be a table such as {{ norm = "cn" }}.')
     _known(values, DIMENSIONS, where)
     return values
 
@@ -213,21 +206,21 @@ def _strategy(value: Any, where: str) -> str:
 
 def _number(value: Any, where: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise UserError(f"{where}: {value!r} must be a number.")
+        raise UserError(f"{where}: {show_value(value)} must be a number.")
     return float(value)
 
 
 def _typed(value: Any, kind: type, where: str) -> Any:
     words = {str: "text", int: "a whole number", bool: "true or false", list: "a list", dict: "a table"}
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise UserError(f"{where}: {value!r} must be {words[kind]}.")
+        raise UserError(f"{where}: {show_value(value)} must be {words[kind]}.")
     return value
 
 
 def _one_of(value: Any, known: Iterable[str], where: str) -> str:
     names = list(known)
     if value not in names:
-        raise UserError(f"{where}: {unknown('name', str(value), names)}")
+        raise UserError(f"{where}: {unknown('name', value if isinstance(value, str) else show_value(value), names)}")
     return cast(str, value)
 
 

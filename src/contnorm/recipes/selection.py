@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import math
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from contnorm.config import parse_toml, read_toml_text
 from contnorm.errors import UserError, unknown
 from contnorm.recipes.grid import Cell, matches
 from contnorm.recipes.recipe import DIMENSIONS, Recipe, Selected
@@ -136,18 +136,13 @@ def find_selection(recipe: str, places: Sequence[Path] = ()) -> Selection | None
 
 
 def read_selection(path: Path, recipe: str) -> Selection:
-    try:
-        return parse_selection(path.read_text(encoding="utf-8"), recipe, str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: can't be read ({error}). `contnorm tune` writes such a file.") from error
+    text = read_toml_text(path, "`contnorm tune` writes such a file.")
+    return parse_selection(text, recipe, str(path))
 
 
 def parse_selection(text: str, recipe: str, where: str) -> Selection:
     """A selection from its text; ``where`` is what messages call it."""
-    try:
-        values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{where}: is not TOML ({error}).") from error
+    values = parse_toml(text, where)
     _known(values, ("recipe", "selected"), where)
     if values["recipe"] != recipe:
         raise UserError(f"{where}: is the selection of {values['recipe']!r}, and {recipe!r} was asked for.")
@@ -163,6 +158,8 @@ def _chosen(row: Any, where: str) -> Chosen:
         if key not in DIMENSIONS:
             raise UserError(f"{where}: where: {unknown('key', key, DIMENSIONS)}")
     lr = _number(row["lr"], f"{where}: lr")
+    if not isinstance(row["grid"], list):
+        raise UserError(f"{where}: grid={row['grid']!r} must be a list of tables.")
     grid = tuple(_tried(tried, f"{where}: grid {i}") for i, tried in enumerate(row["grid"], 1))
     if lr not in [tried.lr for tried in grid]:
         raise UserError(f"{where}: lr={lr} is not in its grid of {', '.join(str(tried.lr) for tried in grid)}.")
@@ -172,6 +169,8 @@ def _chosen(row: Any, where: str) -> Chosen:
 def _tried(row: Any, where: str) -> Tried:
     _known(row, TRIED, where)
     lr, mean, sd, seeds, lost = (_number(row[key], f"{where}: {key}") for key in TRIED)
+    if not (math.isfinite(seeds) and math.isfinite(lost)):
+        raise UserError(f"{where}: seeds={seeds} and lost={lost} must be whole numbers.")
     return Tried(lr, mean, sd, int(seeds), int(lost))
 
 

