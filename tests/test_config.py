@@ -88,3 +88,61 @@ def test_assignments_and_files(tmp_path: Path) -> None:
         read_toml(file)
     with pytest.raises(UserError, match=r"none\.toml: can't be read"):
         read_toml(tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a = " + "[" * 5000 + "]" * 5000, "nested too deeply"),
+        ("train.lr = " + "[" * 40 + "]" * 40, "nested too deeply"),
+        ("a." * 5000 + "a = 1", "nested too deeply"),
+        ("[train]\nlr = " + "9" * 5000, "too many digits"),
+        ("[train]\nlr = 0x" + "f" * 5000, "too many digits"),
+        ('[strategy]\nname = "a\\u0000.py:C"', "control characters"),
+        ('[norm]\nname = "cn\\u001b[2J"', "control characters"),
+        ("#" * 2**20 + "#", "larger than"),
+    ],
+)
+def test_a_hostile_settings_file_is_one_line(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(text)
+    with pytest.raises(UserError, match=said) as error:
+        read_toml(file)
+    assert str(error.value).startswith(str(file)) and len(str(error.value)) < 400 and "\n" not in str(error.value)
+
+
+def test_a_settings_file_that_is_none(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / ("a" * 5000), Path("a\0b"), Path("/dev/zero")):
+        with pytest.raises(UserError, match=r"can't be read|larger than"):
+            read_toml(path)
+    (tmp_path / "binary.toml").write_bytes(bytes(range(256)))
+    with pytest.raises(UserError, match="is not UTF-8"):
+        read_toml(tmp_path / "binary.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("train.lr=" + "[" * 5000, "nested too deeply"),
+        ("train.lr=" + "[" * 50 + "]" * 50, "nested too deeply"),
+        ("train.lr=" + "9" * 5000, "too many digits"),
+        ("train.lr=0x" + "f" * 6000, "too many digits"),
+        (".".join("a" * 100_000) + "=1", "a group and a name"),
+        ("a" * 100_000, "expected key=value"),
+    ],
+)
+def test_a_hostile_assignment_is_one_short_line(text: str, said: str) -> None:
+    with pytest.raises(UserError, match=said) as error:
+        parse_assignment(text)
+    assert len(str(error.value)) < 400
+
+
+def test_values_that_have_no_repr_are_named() -> None:
+    nested: list[object] = []
+    for _ in range(100_000):
+        nested = [nested]
+    for value in (nested, 16**6000, -(16**6000), "a" * 10**6):
+        for key in ("lr", "batch", "optimizer"):
+            with pytest.raises(UserError, match=rf"train\.{key}=") as error:
+                from_dict({"train": {key: value}})
+            assert len(str(error.value)) < 400

@@ -207,6 +207,8 @@ def test_stopping_early_is_the_beginning_of_the_whole(source: Source) -> None:
     a, b = (make_plan(c, stream_of(c, source), 0, draws=0) for c in (whole, part))
     assert len(b.steps) == 7 and b.ends == (6, 7, 7, 7, 7)
     np.testing.assert_array_equal(a.steps[6].stream, b.steps[6].stream)
+    with pytest.raises(UserError, match=r"train\.passes=1000000000: .*steps"):
+        make_plan(settings(train={"passes": 10**9}), stream_of(whole, source), 0, draws=0)
     endless = settings(train={"max_steps": 7, "passes": 10**9})  # what is not shown is not planned either
     assert make_plan(endless, stream_of(endless, source), 0, draws=0).ends == (7,) * 5
 

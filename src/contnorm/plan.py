@@ -25,6 +25,7 @@ __all__ = ["Plan", "Step", "build_memory", "make_plan", "offered_labels"]
 
 Indices = NDArray[np.int64]
 AT_ONCE = 1000  # steps whose replay is drawn together
+MOST_STEPS = 10_000_000  # about a kilobyte of memory each
 Views = NDArray[np.int64]  # (samples, 3): vertical and horizontal offset of the crop, and whether it is flipped
 
 
@@ -96,15 +97,16 @@ def make_plan(config: RunConfig, stream: Stream, seed: int, draws: int) -> Plan:
         _check_rings(config, stream)
     try:
         memory = build_memory(config.memory, stream, seed)
+        content = np.full(memory.capacity, -1, dtype=np.int64)  # the item in each slot
     except MemoryError as error:
         raise UserError(
             f"memory.size={config.memory.size}: so many slots do not fit into memory. Use a smaller --buffer."
         ) from error
+    _check_step_count(config.train, stream)
     if draws:
         _check_replay_can_be_full(config, stream)
     chance = generator(seed, "replay")
     views = _Views(generator(seed, "augment"), stream.padding)
-    content = np.full(memory.capacity, -1, dtype=np.int64)  # the item in each slot
     steps: list[Step] = []
     batches = list(islice(_batches(config.train, stream, seed), config.train.max_steps))
     for start in range(0, len(batches), AT_ONCE):
@@ -118,6 +120,16 @@ def make_plan(config: RunConfig, stream: Stream, seed: int, draws: int) -> Plan:
             content[write[kept]] = items[kept]  # of two in one slot the later stays
             steps.append(Step(task, items, write, replay, slots, views.of(items), views.of_all(replay)))
     return Plan(tuple(steps), tuple(_ends(stream, steps)), memory.capacity if draws else 0)
+
+
+def _check_step_count(config: TrainConfig, stream: Stream) -> None:
+    """Refuse a plan of more steps than memory can hold, before it is begun."""
+    steps = -(-len(stream.train.task) // config.batch) * config.passes
+    if min(steps, config.max_steps or steps) > MOST_STEPS:
+        raise UserError(
+            f"train.passes={config.passes}: makes {steps:,} steps, and a plan has at most {MOST_STEPS:,}. Use fewer "
+            f"passes, a larger --batch, or --max-steps."
+        )
 
 
 def _passed_through(

@@ -325,9 +325,13 @@ class Store:
                 found.lost[_name(folder.path)] = lost
         return found
 
+    def _beginning_with(self, given: str) -> list[Path]:
+        """Compared as text: stars and brackets are no pattern."""
+        return [folder for folder in self.root.glob("*") if folder.name.startswith(given) and folder.is_dir()]
+
     def _folders(self, given: str) -> list[Path]:
         path = Path(given)
-        folders = [path] if path.is_dir() else sorted(f for f in self.root.glob(f"{given}*") if f.is_dir())
+        folders = [path] if path.is_dir() else sorted(self._beginning_with(given))
         if len(folders) > 1:
             raise UserError(f"{given!r} begins {len(folders)} hashes: {', '.join(f.name for f in folders)}. Say more.")
         return folders

@@ -119,7 +119,7 @@ def test_a_mistake_is_one_line_and_exit_code_two(
 ) -> None:
     runs = ("--runs", str(tmp_path / "runs"))
     data = ("--data-root", str(place / "data"))
-    done = contnorm(*arguments, *{"run": (*data, *runs), "show": runs, "ls": (), "data": ()}[arguments[0]])
+    done = contnorm(*arguments, *{"run": (*data, *runs, *SMALL[:2]), "show": runs, "ls": (), "data": ()}[arguments[0]])
     assert done.returncode == 2 and said in done.stderr, done.stderr
     assert done.stderr.count("\n") == 1 and "Traceback" not in done.stderr
     assert not (tmp_path / "runs").exists(), "nothing is written half"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,9 +10,9 @@ from typing import Any
 import pytest
 
 from contnorm.cli import running
-from contnorm.cli.main import app
+from contnorm.cli.main import app, main
 from contnorm.cli.typed_settings import LARGEST_SEED, MOST_SEEDS, Setting, settings_of
-from contnorm.config import from_dict
+from contnorm.config import RunConfig, dotted, from_dict
 from contnorm.errors import UserError
 
 
@@ -211,3 +212,66 @@ def test_the_embedded_digits_are_announced_and_named_in_every_table(
         assert "(digits)" in capsys.readouterr().out, command
     app(["report", "-o", "report.html"], standalone_mode=False)
     assert "(digits)" in Path("report.html").read_text()
+
+
+HOSTILE = [
+    "", "-1", "nan", "9" * 5000, "0x" + "f" * 6000, "[" * 3000, "\u00b2", "a\x1b[2J", "\u202e", "\udcff", "\ud800",
+    "a\0b", "a.py:", ":", "/dev/null", "a" * 5000, "cn" + "9" * 5000, "**", "[", "1000000000", "2147483648", "=", "a=b",
+]  # fmt: skip
+OPTIONS = {
+    "run": "stream strategy norm groups weights buffer batch replay lr seeds seed device lanes threads precision "
+    "eval-moments max-steps data-root config set",
+    "resume": "device lanes threads data-root",
+    "diagnose": "seed model weights stream norm beside out device threads data-root",
+    "paper": "seeds only device lanes threads precision max-steps lr selected data-root set",
+    "tune": "stream strategies norms seeds rates device lanes threads precision max-steps out data-root",
+    "data": "coco nus csv images groups ids size jobs data-root",
+    "report": "format part table runs",
+    "show": "runs",
+    "compare": "runs",
+}
+ARGUMENTS = {"resume": 1, "diagnose": 1, "paper": 1, "tune": 1, "data": 1, "show": 1, "compare": 2}
+
+
+@pytest.mark.parametrize("command", OPTIONS)
+def test_hostile_values_are_refused_without_a_traceback(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every command ends in an error of the user's or, where nothing is wrong, as it should; runs are not made."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(running, "execute", lambda *given, **more: iter(()))
+    chance = random.Random(command)
+    for _ in range(5 if command == "report" else 30):  # a report of no runs still goes through all tables
+        typed = [chance.choice(HOSTILE) for _ in range(ARGUMENTS.get(command, 0))]
+        for option in chance.sample(OPTIONS[command].split(), k=1):
+            prefix = f"{chance.choice(sorted(dotted(RunConfig().as_dict())))}=" if option == "set" else ""
+            typed += [f"--{option}", prefix + chance.choice(HOSTILE)]
+        monkeypatch.setattr("sys.argv", ["contnorm", command, *typed])
+        with pytest.raises(SystemExit) as end:
+            main()
+        printed = capsys.readouterr()
+        assert end.value.code in (0, 2), typed
+        assert "\x1b" not in printed.out + printed.err and "\u202e" not in printed.out + printed.err
+        assert len(printed.err) < 10_000 and "Traceback" not in printed.err
+
+
+def test_memory_that_is_not_there_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for error in (MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")):
+        monkeypatch.setattr(running, "run_seeds", _raiser(error))
+        monkeypatch.setattr("sys.argv", ["contnorm", "run"])
+        with pytest.raises(SystemExit) as end:
+            main()
+        err = capsys.readouterr().err
+        assert end.value.code == 2 and err.count("\n") == 1 and "model.width" in err
+    monkeypatch.setattr(running, "run_seeds", _raiser(RuntimeError("a bug")))
+    with pytest.raises(RuntimeError, match="a bug"):
+        main()
+
+
+def _raiser(error: Exception) -> Any:
+    def fail(*given: object) -> None:
+        raise error
+
+    return fail

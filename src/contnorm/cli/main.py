@@ -6,6 +6,7 @@ is imported where it is used, so that listing and showing start at once.
 
 from __future__ import annotations
 
+import errno
 import io
 import logging
 import sys
@@ -15,6 +16,7 @@ from typing import Annotated, Any, cast
 import typer
 from rich.console import Console
 from rich.table import Table
+from typer.core import TyperGroup
 
 from contnorm import __version__
 from contnorm.cli.fitting import safe_text, say_on_stderr
@@ -28,6 +30,7 @@ from contnorm.cli.typed_settings import (
     number_or_word,
     settings_of,
 )
+from contnorm.config import show_value
 from contnorm.errors import UserError, unknown
 from contnorm.escape import escape_terminal
 from contnorm.own_code import code_files
@@ -36,8 +39,34 @@ from contnorm.trust import check_files, only_trusted
 
 __all__ = ["app", "main"]
 
+
+_UNUSABLE = {
+    errno.EACCES, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOENT, errno.ENOSPC, errno.ENOTDIR, errno.EPERM,
+    errno.EROFS,
+}  # fmt: skip
+
+
+class _Group(TyperGroup):
+    """The commands; what no path and no setting can hold is refused before any of them begins."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        for argument in args:
+            if "\0" in argument:
+                raise UserError(f"{show_value(argument)}: has a NUL character, which no path or setting can have.")
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
+        try:
+            return super().invoke(ctx)
+        except OSError as error:
+            if error.filename is None or error.errno not in _UNUSABLE:
+                raise
+            raise UserError(f"{show_value(str(error.filename))}: can't be used ({error.strerror}).") from error
+
+
 app = typer.Typer(
     name="contnorm",
+    cls=_Group,
     help="Normalization for networks that learn from a stream: run, resume, score and compare.",
     no_args_is_help=True,
     add_completion=False,
@@ -494,12 +523,30 @@ def main() -> None:
         raise SystemExit(2) from None
     except typer.Abort:
         raise SystemExit(130) from None  # Ctrl-C where nothing had to be saved
+    except (MemoryError, RuntimeError) as error:
+        if not _out_of_memory(error):
+            raise
+        say_on_stderr(OUT_OF_MEMORY)
+        raise SystemExit(2) from None
     except _WRONG_USE as error:
         said = _in_one_line(error)
         if said:  # nothing where the help was asked for by typing nothing
             say_on_stderr(said)
         raise SystemExit(2) from None
     raise SystemExit(code if isinstance(code, int) else 0)
+
+
+OUT_OF_MEMORY = (
+    "the settings need more memory than there is. Use a smaller model.width, train.batch, train.replay or memory.size, "
+    "or fewer --lanes."
+)
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """Whether an error is of a failed allocation; that of torch on a CPU is no class of its own."""
+    return isinstance(error, MemoryError) or any(
+        words in str(error) for words in ("allocate memory", "CUDA out of memory", "can't start new thread")
+    )
 
 
 class _LineFormatter(logging.Formatter):

@@ -98,7 +98,7 @@ def assignments_of(assignments: Iterable[str]) -> Iterable[Setting]:
 
 
 def _same(a: Any, b: Any) -> bool:
-    return bool(a == b) and isinstance(a, bool) == isinstance(b, bool)
+    return a is b or (bool(a == b) and isinstance(a, bool) == isinstance(b, bool))
 
 
 def _check_groups(values: Mapping[str, Any], below: Mapping[str, Any], where: str) -> None:
