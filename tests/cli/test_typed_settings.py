@@ -166,7 +166,9 @@ def test_a_data_root_that_does_not_exist_is_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     if command[0] == "resume":
-        stopped = SimpleNamespace(runs=tmp_path / "runs", job=None, device="cpu", threads=1, keep_weights=False)
+        stopped = SimpleNamespace(
+            runs=tmp_path / "runs", job=None, device="cpu", threads=1, keep_weights=False, allow_missing=False
+        )
         monkeypatch.setattr(running, "unfinished", lambda path: SimpleNamespace(runs=[stopped], problems=[]))
     absent = str(tmp_path / "absent")
     if by_environment:

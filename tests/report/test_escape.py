@@ -17,6 +17,7 @@ from rich.console import Console
 from contnorm.cli.comparing import show_comparison
 from contnorm.cli.reporting import FORMATS, report_files, report_of, report_text
 from contnorm.cli.showing import show_lost, show_matrices, show_scores
+from contnorm.config import from_dict
 from contnorm.escape import (
     code_fence,
     escape_csv,
@@ -53,14 +54,15 @@ def hostile_text(value: Any) -> Any:
     return HOSTILE if isinstance(value, str) else value
 
 
-KEPT = ("matrix", "matrix_running", "matrix_task", "labels", "labels_running", "census", "precision", "hash")
+KEPT = ("matrix", "matrix_running", "matrix_task", "labels", "labels_running", "census", "precision")
+SAVED = ("schema", "config", "hash", "seed", "checksum", "seal")  # what saving a record adds
 
 
-def make_hostile(path: Path) -> None:
-    """Leave what is checked when a record is read, and put hostile text everywhere else."""
+def make_hostile(root: Path, path: Path) -> Path:
+    """Leave what is checked when a record is read, and put hostile text everywhere else; gives its new file."""
     raw = json.loads(path.read_text())
-    config, groups = raw["config"], raw.get("classes", {}).get("groups")
-    raw = {key: value if key in (*KEPT, "config") else hostile_text(value) for key, value in raw.items()}
+    config, groups, seed = raw["config"], raw.get("classes", {}).get("groups"), raw["seed"]
+    raw = {key: value if key in KEPT else hostile_text(value) for key, value in raw.items() if key not in SAVED}
     config["model"]["name"] = config["strategy"]["name"] = "<img src=x>|`a`^^4d\u202e$(id)"
     config["stream"]["source"] = "=1+1<b>\u2066|x"
     if groups is not None:
@@ -68,7 +70,8 @@ def make_hostile(path: Path) -> None:
     if "drift" in raw:
         rows = [list(row.values()) for row in raw["drift"]["by_task"]]
         raw["drift"] = {"by_task": [{f"{HOSTILE}{i}": layer for i, layer in enumerate(row)} for row in rows]}
-    path.write_text(json.dumps(raw))
+    path.unlink()
+    return Store(root).save(from_dict(config), seed, raw)
 
 
 @pytest.fixture(scope="module")
@@ -77,9 +80,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("runs")
     make_records(find_recipe("table1"), root, seeds=2)
     make_records(find_recipe("table5"), root, seeds=1, only=lambda cell: cell.place["norm"] in ("bn", "cn"))
-    paths = sorted(root.glob("*/*.json"))
-    for path in paths:
-        make_hostile(path)
+    paths = [make_hostile(root, path) for path in sorted(root.glob("*/*.json"))]
     (paths[0].parent / "7.lost.json").write_text(json.dumps({"schema": 1, "lost": HOSTILE}))
     return root
 

@@ -117,7 +117,7 @@ HOW = (
 )
 
 
-def _summed_up(decided: Decided, way: Way, where: str | Link) -> list[str | Link]:
+def _summed_up(decided: Decided, way: Way, where: str) -> list[str]:
     case = weakest(decided)
     difference, interval, _, effect = numbers(case)
     said = f"{difference}, {interval}, effect {effect}, {case.seeds} pairs" if case.interval else no_interval(case)

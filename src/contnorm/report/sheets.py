@@ -20,12 +20,15 @@ from contnorm.escape import (
 __all__ = ["Block", "Link", "Sheet", "csv_text", "latex", "markdown"]
 
 
-@dataclass(frozen=True)
-class Link:
-    """A cell that links to another file where the format has links."""
+class Link(str):
+    """The text of a cell that links to another file where the format has links."""
 
-    text: str
     target: str
+
+    def __new__(cls, text: str, target: str) -> Link:
+        link = super().__new__(cls, text)
+        link.target = target
+        return link
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ class Block:
 
     title: str
     heads: Sequence[str] = ()
-    rows: Sequence[Sequence[str | Link]] = ()
+    rows: Sequence[Sequence[str]] = ()
     below: Sequence[str] = ()
 
 
@@ -80,13 +83,13 @@ def _table(block: Block) -> str:
     return "\n".join(lines)
 
 
-def _row(cells: Sequence[str | Link]) -> str:
+def _row(cells: Sequence[str]) -> str:
     return "| " + " | ".join(map(_markdown_cell, cells)) + " |"
 
 
-def _markdown_cell(cell: str | Link) -> str:
+def _markdown_cell(cell: str) -> str:
     if isinstance(cell, Link):
-        return f"[{escape_markdown(cell.text)}]({quote(cell.target)})"
+        return f"[{escape_markdown(cell)}]({quote(cell.target)})"
     return escape_markdown(cell)
 
 
@@ -122,9 +125,8 @@ def _comment(text: str) -> str:
     return f"% {escape_latex_comment(text)}"
 
 
-def _set(cells: Sequence[str | Link]) -> str:
-    texts = (cell.text if isinstance(cell, Link) else cell for cell in cells)
-    return " & ".join(escape_latex(text).replace("+-", r"$\pm$") for text in texts) + r" \\"
+def _set(cells: Sequence[str]) -> str:
+    return " & ".join(escape_latex(cell).replace("+-", r"$\pm$") for cell in cells) + r" \\"
 
 
 def csv_text(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
