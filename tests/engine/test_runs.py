@@ -135,9 +135,9 @@ def test_saved_at_every_tasks_end_on_a_cpu(root: Path, tmp_path: Path, monkeypat
     saved: list[int] = []
     save = Saver.save
 
-    def noted(saver: Saver, place: Checkpoints, tensors: Any, progress: dict[str, Any]) -> None:
+    def noted(saver: Saver, place: Checkpoints, tensors: Any, progress: dict[str, Any], *rest: Any) -> None:
         saved.append(progress["done"])
-        save(saver, place, tensors, progress)
+        save(saver, place, tensors, progress, *rest)
 
     monkeypatch.setattr(Saver, "save", noted)
     lane = Lane(settings(root), 0, load_source("mnist", root), CPU)

@@ -111,7 +111,7 @@ class _Run:
     tally: Tally
     saved: int = 0  # steps in the last checkpoint
 
-    def save(self, saver: Saver) -> None:
+    def save(self, saver: Saver, required: bool = False) -> None:
         """Write a checkpoint, unless user code has state that it would not hold: then the one before stays."""
         if self.checkpoints is None:
             return
@@ -122,7 +122,7 @@ class _Run:
         progress = {"done": self.lane.done, "tally": vars(self.tally)}
         if self.lane.fresh_code_state:
             progress["code_state"] = self.lane.fresh_code_state
-        saver.save(self.checkpoints, self.lane.state(), progress)
+        saver.save(self.checkpoints, self.lane.state(), progress, required)
         self.saved = self.lane.done
 
 
@@ -151,12 +151,24 @@ def can_resume(lane: Lane, checkpoint: Checkpoint) -> bool:
 
 
 def resumed(lane: Lane, checkpoints: Checkpoints | None) -> Tally:
-    """Put a lane where its last checkpoint left it, if it can be used; gives what had been counted by then."""
-    checkpoint = checkpoints.latest() if checkpoints is not None else None
+    """Load the newest checkpoint that can be used into a lane; returns what had been counted by then."""
+    if checkpoints is None:
+        return Tally()
+    checkpoint = checkpoints.latest()
+    _warn_of_broken(checkpoints, checkpoint)
     if checkpoint is None or not can_resume(lane, checkpoint):
         return Tally()
     lane.load(checkpoint.tensors, checkpoint.progress["done"])
     return Tally(**checkpoint.progress["tally"])
+
+
+def _warn_of_broken(checkpoints: Checkpoints, usable: Checkpoint | None) -> None:
+    problems = checkpoints.problems()
+    if problems:
+        next_step = "the run starts anew" if usable is None else f"resuming after step {usable.progress['done']}"
+        logging.getLogger("contnorm").warning(
+            f"{checkpoints.folder}: {next_step}, since a newer checkpoint can't be used ({'; '.join(problems)})."
+        )
 
 
 def run_lanes(
@@ -209,7 +221,7 @@ def _learn(
                 return
         going = yield from _end_task(runs, task, saver, last=task + 1 == len(ends))
         mover, runs = _mover_of(mover, runs, going), going
-    _forget(runs, saver)
+    saver.finish([run.checkpoints for run in runs if run.checkpoints is not None])
     yield from ((run.lane, Finished(_found(run.lane, run.tally))) for run in runs)
 
 
@@ -225,14 +237,14 @@ def _end_task(runs: list[_Run], task: int, saver: Saver, last: bool) -> Generato
     """
     if last and runs and runs[0].lane.device.type == "cpu":  # a GPU learns it again sooner than it waits for a disk
         with suppress(UserError):  # without room for a checkpoint there may be room for the record
-            _save(runs, saver)
+            _save(runs, saver, required=True)
     # A run whose checkpoint was written after the evaluation has that row already.
     diverged = _evaluate([run for run in runs if run.tally.tasks == task], task)
     _forget([run for run, _ in diverged], saver)
     yield from ((run.lane, verdict) for run, verdict in diverged)
     going = [run for run in runs if all(run is not ended for ended, _ in diverged)]
     if not last:
-        _save(going, saver)
+        _save(going, saver, required=True)
     return going
 
 
@@ -257,9 +269,9 @@ def _verdict(lane: Lane, task: int, loss: float) -> Progress | Failed:
         return Lost(str(error))
 
 
-def _save(runs: Sequence[_Run], saver: Saver) -> None:
+def _save(runs: Sequence[_Run], saver: Saver, required: bool = False) -> None:
     for run in runs:
-        run.save(saver)
+        run.save(saver, required)
 
 
 def _forget(runs: Sequence[_Run], saver: Saver) -> None:

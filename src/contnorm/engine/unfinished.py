@@ -55,7 +55,7 @@ class Unfinished:
         self.record = record
         self.folder = record.parent / f"{record.stem}{ENDING}"
         self.note = self.folder / "run.json"
-        self.checkpoints = Checkpoints(self.folder / "checkpoints")
+        self.checkpoints = Checkpoints(self.folder / "checkpoints", f"{record.parent.name}/{record.stem}")
         self.claim = Claim(self.folder / "lock")
 
     @classmethod
