@@ -1,4 +1,4 @@
-"""Checkpoints: one checksum over tensors and progress, the last two on disk, and the older one where the newest fails."""
+"""Checkpoints: one checksum over tensors and progress, two on disk, and the older one where the newest is broken."""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,11 +20,12 @@ from contnorm.cli.showing import show_scores
 from contnorm.engine.loop import Failed, Finished, Lost, Stopped
 from contnorm.engine.loop import Progress as Steps
 from contnorm.engine.runs import Event, Job, Workplace, execute, resolve, unfinished
-from contnorm.engine.unfinished import Left
+from contnorm.engine.unfinished import Left, Unfinished
 from contnorm.engine.weights import weights_beside
 from contnorm.errors import UserError, usable
 from contnorm.own_code import code_files
 from contnorm.results import Record, Store
+from contnorm.signals import StopSignals
 from contnorm.streams.sources import data_root
 from contnorm.trust import only_trusted
 
@@ -221,8 +221,9 @@ def followed(
     Raises:
         UserError: At the end, for the runs that failed.
     """
+    again = go_on or "Run the command again to go on."
     go_on = go_on or f"Go on with: contnorm resume {shlex.quote(str(place.runs))}{_trust_options(jobs)}"
-    with _stop_asked() as asked, _Follower(jobs, console, tell_recorded, go_on, if_lost) as follower:
+    with StopSignals() as signals, _Follower(jobs, console, tell_recorded, go_on, if_lost) as follower:
         try:
             prepare = partial(
                 load_with_progress,
@@ -231,16 +232,16 @@ def followed(
                 allow_missing=place.allow_missing,
                 bars=follower.progress,
             )
-            for event in execute(jobs, place, stop=lambda: bool(asked), prepare=prepare):
+            for event in execute(jobs, place, stop=lambda: bool(signals), prepare=prepare):
                 follower.tell(event)
         except KeyboardInterrupt:
             follower.say(f"stopped at once; what was saved at the last checkpoints stays. {go_on}")
-            return 128 + signal.SIGINT
-        if asked and follower.waiting:
-            follower.tell_waiting()
+            return 128 + (signals.received or [signal.SIGINT])[-1]
+        if signals and follower.waiting:
+            follower.tell_waiting(Store(place.runs), again)
     if follower.failures:
         raise UserError(_all_told(sorted(follower.failures)))
-    return 128 + asked[0] if asked and follower.waiting else 0
+    return 128 + signals.received[0] if signals and follower.waiting else 0
 
 
 def _trust_options(jobs: Sequence[Job]) -> str:
@@ -330,31 +331,14 @@ class _Follower:
             news = "recorded in" if isinstance(event.what, Finished) else "not run again, it is in"
             self.say(f"{_label(event.job)}: {news} {event.path}")
 
-    def tell_waiting(self) -> None:
-        """Of the runs that were not begun, which `resume` goes on with as well."""
+    def tell_waiting(self, store: Store, again: str) -> None:
+        """Say how many runs were not begun; ``again`` is what to do where `resume` does not know of all of them."""
         rest = [job for job in self.waiting if job not in self.told]
+        noted = all(Unfinished.of(job, store).note.is_file() for job in rest)
         if rest:
-            self.say(f"not begun yet: {len(rest)} of {self.asked}. {self.go_on}")
+            self.say(f"not begun yet: {len(rest)} of {self.asked}. {self.go_on if noted else again}")
 
 
 def _label(job: Job) -> str:
     config = job.config
     return f"{config.stream.name} {config.strategy.name} {config.norm.name} seed {job.seed}"
-
-
-@contextmanager
-def _stop_asked() -> Iterator[list[int]]:
-    """A list that fills when Ctrl-C or a kind kill comes; the second Ctrl-C acts at once."""
-    asked: list[int] = []
-
-    def ask(number: int, frame: object) -> None:
-        if asked and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        asked.append(number)
-
-    old = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield asked
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)

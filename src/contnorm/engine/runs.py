@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import logging
 import platform
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +31,7 @@ from contnorm.fingerprint import Match, compare_fingerprints, not_comparable
 from contnorm.local_imports import search_path, use_search_path
 from contnorm.own_code import breaks_in, own_error
 from contnorm.results import Store
+from contnorm.signals import StopRequested, raise_on_stop
 from contnorm.streams.gallery import Pictures
 from contnorm.streams.multilabel import MultiLabelSource
 from contnorm.streams.sources import Source, load_source
@@ -77,6 +76,8 @@ def execute(
             missing.append(job)
     try:
         yield from _execute(missing, place, stop, prepare)
+    except StopRequested:  # while data was read, and nothing of a run was done yet
+        return
     except Exception as error:
         if isinstance(error, RunBrokeError) or not isinstance(error, UserError):
             for job in missing:  # it would break again: no note stays of runs that have nothing to go on from
@@ -116,10 +117,11 @@ def _execute(
     plans: dict[str, Plans] = {}
     for config in {job.config: None for job in jobs}:  # what can't be run is told before a process is started
         name = _source(config)
-        if name not in plans:
-            prepare(name)
-            plans[name] = Plans(load_source(name, place.data_root, allow_missing=place.allow_missing))
-        Lane(config, 0, plans[name].source, place.device, plans=plans[name])
+        with raise_on_stop():
+            if name not in plans:
+                prepare(name)
+                plans[name] = Plans(load_source(name, place.data_root, allow_missing=place.allow_missing))
+            Lane(config, 0, plans[name].source, place.device, plans=plans[name])
     _note_begun(jobs, place, {name: held.source for name, held in plans.items()})
     code = _CodeAccess(trusted_files(), search_path())
     yield from side_by_side(_one_job, [(job, place, code) for job in jobs], processes, stop)
@@ -153,7 +155,8 @@ def _execute_here(
     for group in _groups(jobs, place, store):
         name = _source(group.jobs[0].config)
         if name not in loaded:
-            prepare(name)
+            with raise_on_stop():
+                prepare(name)
             source = _loaded(name, place)
             loaded[name] = _Shared(source, Pictures.of(source, place.device, place.whole), Plans(source))
         new = {job.config for job in group.jobs} - noted
@@ -167,22 +170,12 @@ def _execute_here(
 
 
 def _loaded(name: str, place: Workplace) -> Source:
-    """A data set; it is looked for and hashed while the device wakes up, which a GPU takes its time for."""
-    interrupted = threading.Event()
-
-    def check_interrupted(*_: object) -> None:
-        if interrupted.is_set():
-            raise KeyboardInterrupt
-
-    load = partial(load_source, allow_missing=place.allow_missing, progress=check_interrupted)
-    with ThreadPoolExecutor(max_workers=1) as worker:
-        loading = worker.submit(load, name, place.data_root)
-        try:
-            torch.zeros(1, device=place.device)
-            return loading.result()
-        except BaseException:
-            interrupted.set()  # else leaving this block would wait until everything is decoded
-            raise
+    """A data set; a GPU, which takes its time to start, starts meanwhile."""
+    with ThreadPoolExecutor(max_workers=1) as worker, raise_on_stop():  # only the main thread can be interrupted
+        starting = worker.submit(torch.zeros, 1, device=place.device)
+        source = load_source(name, place.data_root, allow_missing=place.allow_missing)
+        starting.result()
+    return source
 
 
 def _source(config: RunConfig) -> str:
@@ -238,7 +231,8 @@ def _run(
                 yield Event(job, Failed(why), store.path(job.config, job.seed))
                 continue
             # Settings that can't be run fail here, before anything is written.
-            lane = Lane(job.config, job.seed, shared.source, place.device, shared.pictures, shared.plans)
+            with raise_on_stop():
+                lane = Lane(job.config, job.seed, shared.source, place.device, shared.pictures, shared.plans)
             held.callback(lane.feed.close)
             lanes[lane] = job
         sources = {_source(job.config): shared.source for job in group.jobs}
