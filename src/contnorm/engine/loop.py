@@ -268,7 +268,7 @@ def _look_ahead(runs: Sequence[_Run], stop: Callable[[], bool]) -> None:
     """Measure every task before the first is learned, where that is asked for."""
     for run in runs:
         if run.lane.config.evaluate.ahead and run.tally.before is None:
-            (right,) = count_right([run.lane], [run.lane.data.stream.tasks], stop)
+            (right,) = count_right([run.lane], [len(run.lane.plan.ends)], stop)
             run.tally.before, run.tally.before_task = right
 
 
@@ -317,7 +317,7 @@ def _evaluate(runs: Sequence[_Run], task: int, stop: Callable[[], bool]) -> list
     if lanes and lanes[0].data.stream.several_labels:
         rows: Sequence[LabelRow | Right] = count_labels(lanes, task + 1, stop)
     else:
-        tasks = [lane.data.stream.tasks if lane.config.evaluate.ahead else task + 1 for lane in lanes]
+        tasks = [len(lane.plan.ends) if lane.config.evaluate.ahead else task + 1 for lane in lanes]
         rows = count_right(lanes, tasks, stop)
     for run, row in zip(runs, rows, strict=True):
         try:
@@ -343,7 +343,7 @@ def _divergence_message(lane: Lane, layer: str, task: int) -> str:
 def _write_row(run: _Run, task: int, right: Right, stop: Callable[[], bool]) -> None:
     """Nothing is written before all is measured: a stop on the way leaves no half of a row."""
     lane, tally, evaluate = run.lane, run.tally, run.lane.config.evaluate
-    tasks = lane.data.stream.tasks
+    tasks = len(lane.plan.ends)
     running = _padded(right.all, tasks)
     if (evaluate.moments == "oracle" or evaluate.drift) and keeps_moments(lane.model):
         with oracle_moments(lane, task + 1, stop) as done:
@@ -360,7 +360,7 @@ def _write_row(run: _Run, task: int, right: Right, stop: Callable[[], bool]) -> 
 def _write_label_row(run: _Run, task: int, row: LabelRow, stop: Callable[[], bool]) -> None:
     """As `_write_row`, where images have several labels."""
     lane, tally, evaluate = run.lane, run.tally, run.lane.config.evaluate
-    tasks = lane.data.stream.tasks
+    tasks = len(lane.plan.ends)
     running = _in_json(row, tasks)
     if (evaluate.moments == "oracle" or evaluate.drift) and keeps_moments(lane.model):
         with oracle_moments(lane, task + 1, stop) as done:
@@ -389,7 +389,9 @@ def _found(lane: Lane, tally: Tally) -> dict[str, Any]:
     shares = [m.corrected_share() for m in lane.model.modules() if isinstance(m, BatchRenormBase)]
     renorm = {"renorm": {"corrected_share": fmean(shares)}} if shares else {}
     norms = {"norms": count_norms(lane.model)} if is_own_code(lane.config.model.name) else {}
-    return {**measured(lane, tally), **rest, **renorm, **norms, **_chosen_groups(lane)}
+    reached, tasks = len(lane.plan.ends), lane.data.stream.tasks
+    part = {"reached": {"tasks": reached, "of": tasks}} if reached < tasks else {}
+    return {**measured(lane, tally), **rest, **renorm, **norms, **part, **_chosen_groups(lane)}
 
 
 def _chosen_groups(lane: Lane) -> dict[str, Any]:
@@ -402,7 +404,7 @@ def _chosen_groups(lane: Lane) -> dict[str, Any]:
 
 def _answers_found(lane: Lane, tally: Tally) -> dict[str, Any]:
     stream = lane.data.stream
-    total = np.bincount(stream.test.task, minlength=stream.tasks).tolist()
+    total = np.bincount(stream.test.task, minlength=stream.tasks)[: len(lane.plan.ends)].tolist()
     matrix = {"correct": tally.correct, "total": total, "before": tally.before}
     found: dict[str, Any] = {"matrix": matrix}
     if tally.correct_running:
