@@ -19,7 +19,7 @@ from contnorm.cli.data_progress import cores, load_with_progress
 from contnorm.cli.showing import show_scores
 from contnorm.engine.loop import Failed, Finished, Lost, Stopped
 from contnorm.engine.loop import Progress as Steps
-from contnorm.engine.runs import Event, Job, Workplace, execute, resolve, unfinished
+from contnorm.engine.runs import Event, Job, Waiting, Workplace, execute, resolve, unfinished
 from contnorm.engine.unfinished import Left, Unfinished
 from contnorm.engine.weights import weights_beside
 from contnorm.errors import UserError, usable
@@ -311,6 +311,8 @@ class _Follower:
             if job not in self.bars:
                 self.bars[job] = self.progress.add_task(_label(job), total=what.steps)
             self.progress.update(self.bars[job], completed=what.done)
+        elif isinstance(what, Waiting):
+            self.say(f"{_label(job)}: waiting for {what.holder}, which is running it.")
         elif isinstance(what, Stopped):
             self.told.add(job)
             saved = "and saved" if what.saved in (None, what.done) else f"and {what.saved} of them are saved"
@@ -332,7 +334,7 @@ class _Follower:
             self.say(f"{_label(event.job)}: {news} {event.path}")
 
     def tell_waiting(self, store: Store, again: str) -> None:
-        """Say how many runs were not begun; ``again`` is what to do where `resume` does not know of all of them."""
+        """Say how many runs were not begun here, and what to do: ``again`` where `resume` does not know of them."""
         rest = [job for job in self.waiting if job not in self.told]
         noted = all(Unfinished.of(job, store).note.is_file() for job in rest)
         if rest:

@@ -23,7 +23,7 @@ from contnorm.streams.gallery import Feed
 __all__ = ["Mover", "mover_for"]
 
 WARM_UP = 3  # steps run as they are before a capture, so that libraries have set themselves up
-ASK_EVERY = 0.2  # seconds between questions whether to stop
+ASK_EVERY = 0.5  # seconds between questions whether to stop
 SHORT = 24  # steps for which a capture would not pay
 
 

@@ -38,7 +38,17 @@ from contnorm.streams.sources import Source, load_source
 from contnorm.streams.stored import find_stored, read_manifest
 from contnorm.trust import only_trusted, trusted_files
 
-__all__ = ["Event", "Job", "Workplace", "execute", "resolve", "unfinished"]
+__all__ = ["Event", "Job", "Waiting", "Workplace", "execute", "resolve", "unfinished"]
+
+
+POLL = 0.25  # seconds between two looks at runs that other processes hold
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """The run is held by another process, which is waited for."""
+
+    holder: str
 
 
 @dataclass(frozen=True)
@@ -46,7 +56,7 @@ class Event:
     """Something that happened to a run."""
 
     job: Job
-    what: Progress | Finished | Stopped | Failed | str  # a word: "recorded" where there was nothing to do
+    what: Progress | Finished | Stopped | Failed | Waiting | str  # a word: "recorded" where there was nothing to do
     path: Path
 
 
@@ -57,6 +67,9 @@ def execute(
     prepare: Callable[[str], object] = lambda name: None,
 ) -> Iterator[Event]:
     """Run the jobs that have no record yet, from their checkpoints where they have any, side by side.
+
+    Several processes may do so in one folder: each run is made by one of them. A run that another process holds is left
+    for last. Then it is waited for until it is recorded, or until it is free because its process ended, and made here.
 
     Args:
         jobs: What to run.
@@ -75,7 +88,7 @@ def execute(
         else:
             missing.append(job)
     try:
-        yield from _execute(missing, place, stop, prepare)
+        yield from _execute_all(missing, place, store, stop, prepare)
     except StopRequested:  # while data was read, and nothing of a run was done yet
         return
     except Exception as error:
@@ -83,6 +96,49 @@ def execute(
             for job in missing:  # it would break again: no note stays of runs that have nothing to go on from
                 Unfinished.of(job, store).clear_if_untouched()
         raise
+
+
+def _execute_all(
+    jobs: Sequence[Job],
+    place: Workplace,
+    store: Store,
+    stop: Callable[[], bool],
+    prepare: Callable[[str], object],
+) -> Iterator[Event]:
+    """Run jobs; then wait for those that other processes hold, and run what these leave."""
+    held: dict[Job, str] = {}  # with the holder that was announced
+    while jobs or held:
+        stopped = False
+        for event in _execute(jobs, place, stop, prepare):
+            if isinstance(event.what, Waiting):
+                held[event.job] = ""
+            else:
+                stopped = stopped or isinstance(event.what, Stopped)
+                yield event
+        if stopped or (held and stop()):
+            return
+        events, jobs = _look_at(held, store)
+        yield from events
+        if held and not jobs:
+            time.sleep(POLL)
+
+
+def _look_at(held: dict[Job, str], store: Store) -> tuple[list[Event], list[Job]]:
+    """What is new of runs that other processes hold, and which of them can be run here; both leave ``held``."""
+    events, free = [], []
+    for job in list(held):
+        left = Unfinished.of(job, store)
+        if left.record.is_file():
+            left.clear_if_free()
+            events.append(Event(job, "recorded", left.record))
+            del held[job]
+        elif left.claim.is_free():
+            free.append(job)
+            del held[job]
+        elif held[job] != (holder := left.claim.holder()):
+            held[job] = holder
+            events.append(Event(job, Waiting(holder), left.record))
+    return events, free
 
 
 def _tell_of_other_data(job: Job, place: Workplace, store: Store) -> None:
@@ -260,17 +316,18 @@ def _note_begun(jobs: Sequence[Job], place: Workplace, sources: Mapping[str, Sou
 
 def _claimed(
     job: Job, group: _Group, place: Workplace, store: Store, held: ExitStack, source: Source
-) -> Failed | str | None:
+) -> Failed | Waiting | str | None:
     """Take a run for this process; gives what to say of it where it is not to be run here, or not now."""
     left = Unfinished.of(job, store)
     if not left.take():
-        return Failed(f"{left.folder}: is being run by process {left.claim.holder()}. Wait for it, or stop it.")
+        return Waiting(left.claim.holder())
     held.callback(left.claim.give_back)
     if left.record.is_file():
         left.clear()
         return "recorded"
-    if left.checkpoints.latest_step() != group.done:
-        return Failed(f"{left.folder}: another process has moved it on meanwhile. Go on with `contnorm resume`.")
+    if left.checkpoints.latest_step() != group.done:  # by a process that has ended: it has to be grouped anew
+        left.claim.give_back()
+        return Waiting("")
     otherwise = left.begun_otherwise(place, source.fingerprint)
     if otherwise:
         return Failed(otherwise)
