@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -106,6 +108,20 @@ def test_the_last_two_checkpoints_stay(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {
         f"{n}.{end}" for n in (4, 5) for end in ("json", "safetensors")
     }
+
+
+def test_a_disk_with_room_for_two_has_room_for_a_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.fsync
+
+    def limited(descriptor: int) -> None:
+        if len(list(tmp_path.glob("*.safetensors"))) == 2 and os.readlink(f"/proc/self/fd/{descriptor}").count("safe"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(descriptor)
+
+    checkpoints = Checkpoints(tmp_path)
+    monkeypatch.setattr(os, "fsync", limited)
+    write(checkpoints, 1, 2, 3)
+    assert Checkpoints(tmp_path).latest_step() == 3 and (tmp_path / "2.json").is_file()
 
 
 def test_a_broken_checkpoint_does_not_push_a_usable_one_out(tmp_path: Path) -> None:

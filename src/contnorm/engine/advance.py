@@ -30,7 +30,7 @@ SHORT = 24  # steps for which a capture would not pay
 class Mover(Protocol):
     """Moves all its lanes on, in step."""
 
-    def advance(self, steps: int, stop: Callable[[], bool]) -> list[float]:
+    def advance(self, steps: int, stop: Callable[[], bool] = lambda: False) -> list[float]:
         """Take so many steps, or fewer if ``stop()`` becomes true on the way; returns each lane's last loss."""
         ...
 
@@ -44,7 +44,7 @@ class _OneByOne:
     def __init__(self, lanes: Sequence[Lane]) -> None:
         self.lanes = lanes
 
-    def advance(self, steps: int, stop: Callable[[], bool]) -> list[float]:
+    def advance(self, steps: int, stop: Callable[[], bool] = lambda: False) -> list[float]:
         asked = time.monotonic()
         for _ in range(steps):
             losses = [lane.step() for lane in self.lanes]
@@ -70,7 +70,7 @@ class _Graphed:
         self.start = self.end = -1  # of the stretch of steps that the graph is for
         self.first = self.last = -1  # of those whose rows are on the device
 
-    def advance(self, steps: int, stop: Callable[[], bool]) -> list[float]:
+    def advance(self, steps: int, stop: Callable[[], bool] = lambda: False) -> list[float]:
         """All steps: they are sent to the device long before they are done there."""
         left = steps
         while left:

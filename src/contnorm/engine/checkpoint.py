@@ -7,6 +7,7 @@ before it is.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
@@ -24,6 +25,7 @@ __all__ = ["Checkpoint", "Checkpoints"]
 
 FORMAT = 2  # 1 had a checksum of the tensors alone
 COUNT = 2  # checkpoints on disk
+FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
 @dataclass(frozen=True)
@@ -55,11 +57,20 @@ class Checkpoints:
         """Write a checkpoint of tensors on the host, then delete all but the last two."""
         step = int(progress["done"])
         content = json.loads(json.dumps({"format": FORMAT, "run": self.run, "progress": progress}))
-        checksum = _checksum(content, tensors.parts)
-        write_atomically(self.folder / f"{step}.safetensors", *tensors.parts)
-        write_atomically(self.folder / f"{step}.json", json.dumps({**content, "sha256": checksum}).encode())
+        content["sha256"] = _checksum(content, tensors.parts)
+        try:
+            self._write(step, tensors, content)
+        except OSError as error:
+            if error.errno not in FULL or len(self._steps) < COUNT:
+                raise
+            self._delete(keep=self._steps[-1:])  # one to fall back on is enough where the disk has no room for two
+            self._write(step, tensors, content)
         self._note_usable(step)
         self._delete(keep=self._steps)
+
+    def _write(self, step: int, tensors: Packed, content: dict[str, Any]) -> None:
+        write_atomically(self.folder / f"{step}.safetensors", *tensors.parts)
+        write_atomically(self.folder / f"{step}.json", json.dumps(content).encode())
 
     def latest(self) -> Checkpoint | None:
         """The newest usable checkpoint; None where there is none."""

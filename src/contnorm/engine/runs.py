@@ -228,7 +228,7 @@ def _execute_here(
 def _loaded(name: str, place: Workplace) -> Source:
     """A data set; a GPU, which takes its time to start, starts meanwhile."""
     with ThreadPoolExecutor(max_workers=1) as worker, raise_on_stop():  # only the main thread can be interrupted
-        starting = worker.submit(torch.zeros, 1, device=place.device)
+        starting = worker.submit(lambda: torch.zeros(1, device=place.device))
         source = load_source(name, place.data_root, allow_missing=place.allow_missing)
         starting.result()
     return source
