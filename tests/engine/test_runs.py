@@ -301,7 +301,7 @@ def test_moments_that_are_not_finite_end_their_lane_and_no_other(
     lanes = [Lane(config, seed, source, CPU) for seed in (0, 1)]
     advance = _OneByOne.advance
 
-    def breaking(mover: _OneByOne, steps: int) -> list[float]:
+    def breaking(mover: _OneByOne, steps: int, *rest: Any) -> list[float]:
         losses = advance(mover, steps)
         if lanes[0].done == lanes[0].plan.ends[task]:
             with torch.no_grad():
