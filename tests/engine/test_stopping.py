@@ -171,7 +171,7 @@ def _wait_for(marker: Path, process: subprocess.Popen[str]) -> None:
 
 
 def test_reading_data_is_interrupted(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def slow(*given: object) -> None:
+    def slow(*given: object, **options: object) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(60)
         pytest.fail("was not interrupted")
