@@ -57,7 +57,8 @@ class Plan:
 
     Attributes:
         steps: In order.
-        ends: The number of steps done when each task ends.
+        ends: The number of steps done when each task ends, of the tasks that are reached: with ``max_steps``, those
+            that at least one step shows a sample of.
         slots: How many slots the memory has.
     """
 
@@ -219,12 +220,12 @@ def _places_by_task(task: Indices, tasks: int) -> list[Indices]:
 
 
 def _ends(stream: Stream, steps: Sequence[Step]) -> list[int]:
-    """How many steps it takes until all of each task was shown; of tasks that steps end before, all steps."""
+    """How many steps it takes until all of each task was shown; a task that the steps end in ends with them."""
     task = stream.train.task[np.concatenate([step.stream for step in steps])]
     number = np.repeat(np.arange(1, len(steps) + 1), [len(step.stream) for step in steps])
     last = np.zeros(stream.tasks, dtype=np.int64)
     np.maximum.at(last, task, number)
-    ends: list[int] = np.where(last > 0, last, len(steps)).tolist()
+    ends: list[int] = last[: task.max() + 1].tolist()
     return ends
 
 

@@ -1,12 +1,150 @@
-"""Signals while processes are started: who is not ready to hear one yet is not ended by it."""
+"""SIGINT and SIGTERM: requests to stop, and signals that wait while processes are started."""
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import signal
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from types import FrameType, TracebackType
+from typing import Any
 
-__all__ = ["signals_held", "signals_let_go"]
+__all__ = ["StopRequested", "StopSignals", "check_stop", "raise_on_stop", "signals_held", "signals_let_go"]
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+GRACE = 1.0  # seconds for an orderly end after the second signal
+ACKNOWLEDGED = "contnorm: stopping after the current batch and saving. Interrupt again to end at once.\n"
+ENDED = "contnorm: ended at once; the last checkpoints stay.\n"
+
+
+class StopRequested(BaseException):
+    """Ends work that need not be finished, such as an evaluation; no ``except Exception`` of a model's catches it."""
+
+
+def check_stop(stop: Callable[[], bool]) -> None:
+    """Raise `StopRequested` if ``stop()`` is true."""
+    if stop():
+        raise StopRequested
+
+
+class StopSignals:
+    """Turns SIGINT and SIGTERM into a request to stop while its context is open.
+
+    The first signal is acknowledged on stderr at once, also while the main thread is in a long native call, and the
+    object then is true. The second, of either kind, raises KeyboardInterrupt in the main thread; if the process has not
+    left the context after a second, its children and itself are ended.
+
+    Handlers can be installed in the main thread only. In any other thread nothing is installed, and no signal is seen.
+
+    Attributes:
+        received: The numbers of the signals so far.
+    """
+
+    def __init__(self) -> None:
+        self.received: list[int] = []
+        self.immediate = 0  # contexts of `raise_on_stop` that are open
+        self._handlers: dict[signal.Signals, Any] = {}
+        self._closed = threading.Event()
+
+    def __bool__(self) -> bool:
+        return bool(self.received)
+
+    def __enter__(self) -> StopSignals:
+        if threading.current_thread() is threading.main_thread():
+            self._install()
+        return self
+
+    def _install(self) -> None:
+        # Python runs a handler only when the main thread is back from native code. Its own handler in C writes to the
+        # wakeup descriptor at once, which a thread can read meanwhile.
+        self._reader, self._writer = socket.socketpair()
+        self._writer.setblocking(False)
+        self._thread = threading.Thread(target=self._watch, name="contnorm-signals", daemon=True)
+        self._thread.start()
+        self._other_descriptor = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        for number in SIGNALS:
+            self._handlers[number] = signal.signal(number, self._handle)
+        _open_contexts.append(self)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._handlers:
+            return
+        for number, handler in self._handlers.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        signal.set_wakeup_fd(self._other_descriptor)
+        _open_contexts.remove(self)
+        self._closed.set()
+        self._writer.close()
+        self._thread.join(GRACE)
+        self._reader.close()
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.received.append(number)
+        if len(self.received) > 1:
+            raise KeyboardInterrupt
+        if self.immediate:
+            raise StopRequested
+
+    def _watch(self) -> None:
+        count = 0
+        while content := self._receive():
+            for number in content:
+                if number not in SIGNALS:
+                    continue
+                count += 1
+                if count == 1:
+                    _write_to_stderr(ACKNOWLEDGED)
+                elif not self._closed.wait(GRACE):
+                    _end_at_once(number)
+
+    def _receive(self) -> bytes:
+        try:
+            content = self._reader.recv(64)
+        except OSError:
+            return b""
+        if self._other_descriptor != -1:
+            with suppress(OSError):
+                os.write(self._other_descriptor, content)
+        return content
+
+
+_open_contexts: list[StopSignals] = []
+
+
+@contextmanager
+def raise_on_stop() -> Iterator[None]:
+    """Raise `StopRequested` in the main thread as soon as a first signal comes, or if one has come already.
+
+    For work that leaves nothing to save, such as reading data. Without an open `StopSignals` it does nothing.
+    """
+    context = _open_contexts[-1] if _open_contexts else None
+    if context is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    context.immediate += 1
+    try:
+        check_stop(lambda: bool(context))
+        yield
+    finally:
+        context.immediate -= 1
+
+
+def _write_to_stderr(text: str) -> None:
+    """Without Python's buffers, whose lock another thread may hold."""
+    with suppress(OSError):
+        os.write(2, text.encode())
+
+
+def _end_at_once(number: int) -> None:
+    for child in multiprocessing.active_children():
+        child.kill()
+    _write_to_stderr(ENDED)
+    os._exit(128 + number)
 
 
 @contextmanager

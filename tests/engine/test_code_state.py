@@ -116,10 +116,11 @@ def settings(root: Path, **groups: dict[str, Any]) -> RunConfig:
 
 def stopped_at(config: RunConfig, place: Workplace, report: int) -> Stopped:
     """Stop a run at a report; there is one at the end of each task, after 6, 12 and 18 steps."""
-    asked = iter([False] * (report - 1))
-    *_, last = execute([Job(config, 0)], place, stop=lambda: next(asked, True))
-    assert isinstance(last.what, Stopped)
-    return last.what
+    events: list[object] = []
+    for event in execute([Job(config, 0)], place, stop=lambda: len(events) >= report):
+        events.append(event.what)
+    assert isinstance(events[-1], Stopped)
+    return events[-1]
 
 
 def weights(config: RunConfig, place: Workplace) -> bytes:

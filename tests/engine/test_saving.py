@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,43 @@ def test_of_those_that_wait_the_newest_is_written(tmp_path: Path) -> None:
     assert place.wrote == [1, 5]
 
 
+def test_a_required_checkpoint_is_written_whatever_comes_after_it(tmp_path: Path) -> None:
+    place = Slow(tmp_path)
+    with Saver() as saver:
+        for done in range(1, 6):
+            saver.save(place, {}, {"done": done}, required=done in (1, 3))
+            assert place.begun.wait(30)
+        place.may_write.set()
+        saver.flush()
+    assert place.wrote == [1, 3, 5]
+
+
+@pytest.mark.parametrize(("end", "written"), [(Saver.finish, [1, 2]), (Saver.forget, [1])])
+def test_a_complete_run_waits_for_a_required_checkpoint_and_a_failed_one_drops_it(
+    tmp_path: Path, end: Callable[[Saver, list[Checkpoints]], None], written: list[int]
+) -> None:
+    place = Slow(tmp_path)
+    with Saver() as saver:
+        saver.save(place, {}, {"done": 1})
+        assert place.begun.wait(30)
+        saver.save(place, {}, {"done": 2}, required=True)
+        saver.save(place, {}, {"done": 3})
+        threading.Timer(0.05, place.may_write.set).start()
+        end(saver, [place])
+        assert place.wrote == written
+
+
+def test_required_checkpoints_do_not_pile_up(tmp_path: Path) -> None:
+    place = Slow(tmp_path)
+    with Saver() as saver:
+        saver.save(place, {}, {"done": 1}, required=True)
+        assert place.begun.wait(30)
+        saver.save(place, {}, {"done": 2}, required=True)
+        threading.Timer(0.05, place.may_write.set).start()
+        saver.save(place, {}, {"done": 3}, required=True)
+        assert place.wrote[:2] == [1, 2]
+
+
 def test_a_run_that_is_over_is_not_written_any_more(tmp_path: Path) -> None:
     place = Slow(tmp_path)
     with Saver() as saver:
@@ -83,7 +121,7 @@ def test_of_runs_that_are_over_none_that_waits_is_written_while_another_is_waite
         saver.save(first, {}, {"done": 1})
         assert first.begun.wait(30)
         saver.save(second, {}, {"done": 1})
-        waiting, cancelled = saver._last[second], list[bool]()
+        waiting, cancelled = saver._writes[second][-1].done, list[bool]()
 
         def let_the_first_go_on() -> None:
             cancelled.append(waiting.cancelled())

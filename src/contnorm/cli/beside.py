@@ -93,7 +93,7 @@ def show_curves(recipe: Recipe, measured: Sequence[Measured], console: Console) 
         for score in recipe.scores.values():
             curves = list(one.curves(score).values())
             if curves:
-                means = [f"{fmean(values):.2f}" for values in zip(*curves, strict=True)]
+                means = [f"{fmean(values):.2f}" for values in zip(*curves, strict=False)]
                 rows.append([*_place(one, shown), title_of(score), str(len(curves)), *means])
     tasks = max((len(row) for row in rows), default=0) - len(shown) - 3
     heads = [*shown, "norm", "score", "seeds", *(f"task {i + 1}" for i in range(tasks))]

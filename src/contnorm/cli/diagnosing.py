@@ -160,7 +160,7 @@ def _on_its_stream(lane: Lane, learned: Sequence[float] | None) -> Diagnosis:
             f"diagnose: a picture of {lane.config.stream.name} has several labels, and the effect is measured in "
             f"accuracy. Use a run whose pictures have one each; `contnorm show` has the scores of this one."
         )
-    tasks = range(lane.data.stream.tasks)
+    tasks = range(lane.data.stream.tasks if learned is None else len(learned))  # of a capped run those it reached
     try:
         return diagnose(
             lane.model,

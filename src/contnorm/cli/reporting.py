@@ -228,7 +228,8 @@ def _drawn(group: Sequence[Record]) -> Iterator[str]:
         return
     yield matrix_heat_map(group, "Accuracy, mean over seeds")
     yield from _drift(group)
-    if all(record.matrix_of("matrix_running") is not None for record in group) and first.matrix.tasks > 1:
+    both = all(record.matrix_of("matrix_running") is not None for record in group)
+    if both and min(record.matrix.tasks for record in group) > 1:
         yield figures.forgetting_split(group, "Forgotten since each task was learned (fm_first)")
 
 
@@ -277,8 +278,9 @@ def _facts(group: Sequence[Record]) -> list[tuple[str, str]]:
 
 def _of_one(record: Record) -> dict[str, str]:
     raw = record.raw
-    versions, device, source = (raw.get(key) or {} for key in ("versions", "device", "source"))
+    versions, device, source, reached = (raw.get(key) or {} for key in ("versions", "device", "source", "reached"))
     return {
+        "tasks": f"first {reached.get('tasks')} of {reached.get('of')}, by --max-steps" if reached else "",
         "device": f"{device.get('name', 'unknown')} ({device.get('kind', '?')}, {device.get('threads', '?')} threads)",
         "precision": f"{raw.get('precision')}, {'deterministic' if raw.get('deterministic') else 'not deterministic'}",
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items() if version),

@@ -21,13 +21,14 @@ from contnorm.cli.showing import show_scores
 from contnorm.config import RunConfig
 from contnorm.engine.loop import Failed, Finished, Lost, Stopped
 from contnorm.engine.loop import Progress as Steps
-from contnorm.engine.runs import Event, Job, Workplace, execute, resolve, unfinished
-from contnorm.engine.unfinished import Left
+from contnorm.engine.runs import Event, Job, Waiting, Workplace, execute, resolve, unfinished
+from contnorm.engine.unfinished import Left, Unfinished
 from contnorm.engine.weights import weights_beside
 from contnorm.errors import UserError, usable
 from contnorm.escape import escape_terminal
 from contnorm.own_code import code_files
 from contnorm.results import Record, Store
+from contnorm.signals import StopSignals
 from contnorm.streams.sources import data_root, digits_notice
 from contnorm.trust import only_trusted
 
@@ -219,8 +220,9 @@ def followed(
     """
     for notice in _data_notices([job.config for job in jobs], place.data_root):
         say_on_stderr(notice)
+    again = go_on or "Run the command again to go on."
     go_on = go_on or f"Go on with: contnorm resume {shlex.quote(str(place.runs))}{_trust_options(jobs)}"
-    with _stop_asked() as asked, _Follower(jobs, console, tell_recorded, go_on, if_lost) as follower:
+    with StopSignals() as signals, _Follower(jobs, console, tell_recorded, go_on, if_lost) as follower:
         try:
             prepare = partial(
                 load_with_progress,
@@ -229,16 +231,16 @@ def followed(
                 allow_missing=place.allow_missing,
                 bars=follower.progress,
             )
-            for event in execute(jobs, place, stop=lambda: bool(asked), prepare=prepare):
+            for event in execute(jobs, place, stop=lambda: bool(signals), prepare=prepare):
                 follower.tell(event)
         except KeyboardInterrupt:
             follower.say(f"stopped at once; what was saved at the last checkpoints stays. {go_on}")
-            return 128 + signal.SIGINT
-        if asked and follower.waiting:
-            follower.tell_waiting()
+            return 128 + (signals.received or [signal.SIGINT])[-1]
+        if signals and follower.waiting:
+            follower.tell_waiting(Store(place.runs), again)
     if follower.failures:
         raise UserError(_all_told(sorted(follower.failures)))
-    return 128 + asked[0] if asked and follower.waiting else 0
+    return 128 + signals.received[0] if signals and follower.waiting else 0
 
 
 def _trust_options(jobs: Sequence[Job]) -> str:
@@ -313,6 +315,8 @@ class _Follower:
             if job not in self.bars:
                 self.bars[job] = self.progress.add_task(_label(job), total=what.steps)
             self.progress.update(self.bars[job], completed=what.done)
+        elif isinstance(what, Waiting):
+            self.say(f"{_label(job)}: waiting for {what.holder}, which is running it.")
         elif isinstance(what, Stopped):
             self.told.add(job)
             saved = "and saved" if what.saved in (None, what.done) else f"and {what.saved} of them are saved"
@@ -333,11 +337,12 @@ class _Follower:
             news = "recorded in" if isinstance(event.what, Finished) else "not run again, it is in"
             self.say(f"{_label(event.job)}: {news} {event.path}")
 
-    def tell_waiting(self) -> None:
-        """Of the runs that were not begun, which `resume` goes on with as well."""
+    def tell_waiting(self, store: Store, again: str) -> None:
+        """Say how many runs were not begun here, and what to do: ``again`` where `resume` does not know of them."""
         rest = [job for job in self.waiting if job not in self.told]
+        noted = all(Unfinished.of(job, store).note.is_file() for job in rest)
         if rest:
-            self.say(f"not begun yet: {len(rest)} of {self.asked}. {self.go_on}")
+            self.say(f"not begun yet: {len(rest)} of {self.asked}. {self.go_on if noted else again}")
 
 
 def _label(job: Job) -> str:
@@ -361,3 +366,4 @@ def _stop_asked() -> Iterator[list[int]]:
     finally:
         for number, handler in old.items():
             signal.signal(number, handler)
+    return f"{config.stream.name} {config.strategy.name} {config.norm.name} seed {job.seed}"

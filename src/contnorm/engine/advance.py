@@ -8,7 +8,8 @@ move together changes nothing in any of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -22,14 +23,15 @@ from contnorm.streams.gallery import Feed
 __all__ = ["Mover", "mover_for"]
 
 WARM_UP = 3  # steps run as they are before a capture, so that libraries have set themselves up
+ASK_EVERY = 0.5  # seconds between questions whether to stop
 SHORT = 24  # steps for which a capture would not pay
 
 
 class Mover(Protocol):
     """Moves all its lanes on, in step."""
 
-    def advance(self, steps: int) -> list[float]:
-        """So many steps; gives each lane's last loss."""
+    def advance(self, steps: int, stop: Callable[[], bool] = lambda: False) -> list[float]:
+        """Take so many steps, or fewer if ``stop()`` becomes true on the way; returns each lane's last loss."""
         ...
 
 
@@ -42,13 +44,15 @@ class _OneByOne:
     def __init__(self, lanes: Sequence[Lane]) -> None:
         self.lanes = lanes
 
-    def advance(self, steps: int) -> list[float]:
-        losses = []
-        for lane in self.lanes:
-            for _ in range(steps):
-                loss = lane.step()
-            losses.append(float(loss))
-        return losses
+    def advance(self, steps: int, stop: Callable[[], bool] = lambda: False) -> list[float]:
+        asked = time.monotonic()
+        for _ in range(steps):
+            losses = [lane.step() for lane in self.lanes]
+            if time.monotonic() - asked > ASK_EVERY:  # only where steps are slow: else the caller asks soon enough
+                asked = time.monotonic()
+                if stop():
+                    break
+        return [float(loss) for loss in losses]
 
 
 class _Graphed:
@@ -66,7 +70,8 @@ class _Graphed:
         self.start = self.end = -1  # of the stretch of steps that the graph is for
         self.first = self.last = -1  # of those whose rows are on the device
 
-    def advance(self, steps: int) -> list[float]:
+    def advance(self, steps: int, stop: Callable[[], bool] = lambda: False) -> list[float]:
+        """All steps: they are sent to the device long before they are done there."""
         left = steps
         while left:
             done = self.lanes[0].done

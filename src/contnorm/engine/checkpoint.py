@@ -1,13 +1,16 @@
-"""Checkpoints: tensors in a safetensors file, and what is counted in a JSON beside them; no pickle.
+"""Checkpoints of a run: tensors in a safetensors file and progress in a JSON file next to it; no pickle.
 
-Each is written under a new name and only then made the current one, and the one before is kept until then: a disk that
-fills up, or a process that is killed, leaves the last good one in place.
+One SHA-256 covers the tensors, the progress and the run they belong to, so a checkpoint that was cut short, edited or
+copied from another run is detected. The last two checkpoints stay on disk: where the newest can't be used, the one
+before it is.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,64 +23,125 @@ from contnorm.results import write_atomically
 
 __all__ = ["Checkpoint", "Checkpoints"]
 
+FORMAT = 2  # 1 had a checksum of the tensors alone
+COUNT = 2  # checkpoints on disk
+FULL = {errno.ENOSPC, errno.EDQUOT}
+
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A state and what had been counted by then."""
+    """The state of a run.
+
+    Attributes:
+        tensors: Model, optimizer and memory.
+        progress: Steps done and what was measured by then.
+    """
 
     tensors: dict[str, Tensor]
     progress: dict[str, Any]
 
 
 class Checkpoints:
-    """The checkpoints of one run, in a folder of its own.
+    """The checkpoints of one run, in a folder.
 
     Args:
-        folder: Where they are.
+        folder: Their folder.
+        run: The run they belong to, such as its hash and seed. A checkpoint of another run is not used.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, run: str = "") -> None:
+        self.folder, self.run = folder, run
+        self._steps: list[int] = []  # of the checkpoints that this object has written or loaded
 
     def save(self, tensors: Packed, progress: dict[str, Any]) -> None:
-        """Write a checkpoint of tensors that are on the host, then forget the older ones."""
-        step, digest = progress["done"], hashlib.sha256()
-        for part in tensors.parts:
-            digest.update(part)
+        """Write a checkpoint of tensors on the host, then delete all but the last two."""
+        step = int(progress["done"])
+        content = json.loads(json.dumps({"format": FORMAT, "run": self.run, "progress": progress}))
+        content["sha256"] = _checksum(content, tensors.parts)
+        try:
+            self._write(step, tensors, content)
+        except OSError as error:
+            if error.errno not in FULL or len(self._steps) < COUNT:
+                raise
+            self._delete(keep=self._steps[-1:])  # one to fall back on is enough where the disk has no room for two
+            self._write(step, tensors, content)
+        self._note_usable(step)
+        self._delete(keep=self._steps)
+
+    def _write(self, step: int, tensors: Packed, content: dict[str, Any]) -> None:
         write_atomically(self.folder / f"{step}.safetensors", *tensors.parts)
-        beside = json.dumps({**progress, "sha256": digest.hexdigest()}).encode()
-        write_atomically(self.folder / f"{step}.json", beside)
-        self._forget(keep=step)
+        write_atomically(self.folder / f"{step}.json", json.dumps(content).encode())
 
     def latest(self) -> Checkpoint | None:
-        """The newest checkpoint that is whole; None where there is none."""
-        found = self._newest_whole()
-        return None if found is None else Checkpoint(load(found[0]), found[1])
+        """The newest usable checkpoint; None where there is none."""
+        usable = next(self._usable(), None)
+        if usable is None:
+            return None
+        content, progress = usable
+        self._note_usable(int(progress["done"]))
+        return Checkpoint(load(content), progress)
 
     def latest_step(self) -> int:
-        """The step it was taken after; 0 where there is none."""
-        found = self._newest_whole()
-        return 0 if found is None else int(found[1]["done"])
+        """The step of the newest usable checkpoint; 0 where there is none."""
+        usable = next(self._usable(), None)
+        return 0 if usable is None else int(usable[1]["done"])
 
-    def _newest_whole(self) -> tuple[bytes, dict[str, Any]] | None:
-        numbered = [path for path in self.folder.glob("*.json") if path.stem.isdigit()]
-        for path in sorted(numbered, key=lambda p: -int(p.stem)):
-            try:
-                progress = json.loads(path.read_text())
-                content = path.with_suffix(".safetensors").read_bytes()
-                if hashlib.sha256(content).hexdigest() == progress.pop("sha256"):
-                    return content, progress
-            except (OSError, ValueError, KeyError, TypeError, AttributeError):
-                continue  # cut short, or something else: an older one will do
-        return None
+    def problems(self) -> list[str]:
+        """Why checkpoints newer than the one that `latest` gives can't be used, newest first."""
+        reasons = []
+        for path in self._numbered():
+            reason = self._read(path)
+            if not isinstance(reason, str):
+                break
+            reasons.append(f"{path.name}: {reason}")
+        return reasons
+
+    def _usable(self) -> Iterator[tuple[bytes, dict[str, Any]]]:
+        for path in self._numbered():
+            read = self._read(path)
+            if not isinstance(read, str):
+                yield read
+
+    def _numbered(self) -> list[Path]:
+        numbered = [path for path in self.folder.glob("*.json") if path.stem.isdecimal()]
+        return sorted(numbered, key=lambda path: -int(path.stem))
+
+    def _read(self, path: Path) -> tuple[bytes, dict[str, Any]] | str:
+        """The tensors as bytes, and the progress; or why they can't be used."""
+        try:
+            raw = json.loads(path.read_text())
+            content = path.with_suffix(".safetensors").read_bytes()
+        except (OSError, ValueError, RecursionError) as error:
+            return f"can't be read ({type(error).__name__}: {error})"
+        if not isinstance(raw, dict) or raw.get("format") != FORMAT:
+            return "was written by another version of contnorm, in another format"
+        expected = raw.pop("sha256", None)
+        if _checksum(raw, [content]) != expected:
+            return "does not match its checksum"
+        if raw.get("run") != self.run:
+            return f"is of another run ({raw.get('run')})"
+        progress: dict[str, Any] = raw["progress"]
+        return content, progress
 
     def clear(self) -> None:
-        """Remove them all: the run is recorded."""
-        self._forget(keep=None)
+        """Delete all checkpoints and their folder."""
+        self._delete(keep=())
         if self.folder.is_dir():
             self.folder.rmdir()
 
-    def _forget(self, keep: int | None) -> None:
+    def _note_usable(self, step: int) -> None:
+        self._steps = [*(other for other in self._steps if other < step), step][-COUNT:]
+
+    def _delete(self, keep: Iterable[int]) -> None:
+        stems = {str(step) for step in keep}
         for path in self.folder.glob("*"):
-            if keep is None or path.stem != str(keep):
+            if path.stem not in stems:
                 path.unlink(missing_ok=True)
+
+
+def _checksum(content: dict[str, Any], tensors: Iterable[bytes | memoryview]) -> str:
+    """Over the JSON content in a canonical form, then over the tensors."""
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode())
+    for part in tensors:
+        digest.update(part)
+    return digest.hexdigest()

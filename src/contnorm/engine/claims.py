@@ -1,32 +1,38 @@
-"""The right to run a run: a lock that the system takes back when its process ends, however it ends."""
+"""The right to run a run: a lock that the system releases when its process ends, however it ends."""
 
 from __future__ import annotations
 
+import errno
+import json
 import os
-import sys
+import socket
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
 
-if sys.platform != "win32":
-    import fcntl
+from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
+
+from contnorm.results import write_atomically
 
 __all__ = ["Claim"]
 
-TRIES = 100  # a lock file can vanish between two looks at it, each time its holder has just ended
+TRIES = 100  # a folder can vanish between two looks at it, each time its run has just been recorded
+WITHOUT_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}  # file systems without flock
 
 
 class Claim:
-    """A lock file; it holds the number of the process that has it.
+    """A lock on a run, with a note that names its host and process.
+
+    The lock is flock's, so it ends with its process, also after ``kill -9``. Where a file system has none, a lock file
+    of `filelock.SoftFileLock` serves, which another process on the same host removes when its process is no more.
 
     Args:
-        path: The file; it is made, with its folder, and removed when it is given back.
+        path: The lock file. It is created, with its folder, and removed when the lock is released.
 
     Example:
         >>> import tempfile
         >>> path = Path(tempfile.mkdtemp()) / "lock"
         >>> first, second = Claim(path), Claim(path)
-        >>> first.take(), second.take(), second.holder() == str(os.getpid())
+        >>> first.take(), second.take(), second.holder() == f"process {os.getpid()} on {socket.gethostname()}"
         (True, False, True)
         >>> first.give_back()
         >>> second.take(), second.give_back()
@@ -34,64 +40,82 @@ class Claim:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self._file: IO[str] | None = None
+        self.path, self.note = path, path.with_name(f"{path.name}.json")
+        self._lock: BaseFileLock | None = None
+        self._file: os.stat_result | None = None  # the lock file as it was when it was locked
 
     def take(self) -> bool:
-        """Whether it is ours now; False where another has it."""
+        """Acquire the lock without waiting; False where another process, or another claim in this one, holds it."""
         for _ in range(TRIES):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             try:
-                file = self.path.open("a+")
-            except FileNotFoundError:  # the folder has just been removed
-                continue
-            if not _locked(file):
-                file.close()
+                self._lock = self._acquired()
+                self._file = self.path.stat()
+                write_atomically(self.note, json.dumps({"host": socket.gethostname(), "pid": os.getpid()}).encode())
+            except Timeout:
                 return False
-            if _is_at(file, self.path):
-                self._file = file
-                self._sign()
-                return True
-            file.close()
+            except FileNotFoundError:  # the folder has just been removed
+                self._release()
+                continue
+            except BaseException:
+                self._release()
+                raise
+            return True
         return False
 
-    def _sign(self) -> None:
-        assert self._file is not None
-        self._file.truncate(0)
-        self._file.write(str(os.getpid()))
-        self._file.flush()
+    def _acquired(self) -> BaseFileLock:
+        # Not local to a thread: whoever drives a run may release it from another one.
+        lock: BaseFileLock = FileLock(self.path, timeout=0, thread_local=False)
+        try:
+            lock.acquire()
+        except OSError as error:
+            if isinstance(error, Timeout) or error.errno not in WITHOUT_LOCKS:
+                raise
+            lock = SoftFileLock(self.path, timeout=0, thread_local=False)
+            lock.acquire()
+        return lock
+
+    def is_free(self) -> bool:
+        """Whether nobody holds the lock; a process that waits can ask without being taken for its holder."""
+        if not self.path.exists():
+            return True
+        try:
+            self._acquired().release(force=True)
+        except Timeout:
+            return False
+        except FileNotFoundError:
+            return True
+        return True
 
     def holder(self) -> str:
-        """The number of the process that has it, as far as it is known."""
-        with suppress(OSError, UnicodeDecodeError):
-            return self.path.read_text().strip() or "unknown"
-        return "unknown"
+        """The process and the host that hold the lock, as far as they are known."""
+        try:
+            raw = json.loads(self.note.read_text())
+            return f"process {raw['pid']} on {raw['host']}"
+        except (OSError, ValueError, KeyError, TypeError):
+            return "another process"
+
+    def remove_files(self) -> None:
+        """Remove the files of a lock that this claim holds, so that their folder can be removed; it stays locked."""
+        self.note.unlink(missing_ok=True)
+        self.path.unlink(missing_ok=True)
 
     def give_back(self) -> None:
-        """Remove the file, then let go of it: in the other order the next one's file would be removed."""
-        if self._file is not None:
+        """Remove the lock's files, then release it: in the other order those of the next holder would be removed."""
+        if self._lock is not None and self._is_current():
             with suppress(OSError):
-                if _is_at(self._file, self.path):
-                    self.path.unlink()
-            self._file.close()
-            self._file = None
+                self.remove_files()
+        self._release()
 
+    def _is_current(self) -> bool:
+        """Whether the lock file is still the one that this claim holds."""
+        try:
+            return self._file is not None and os.path.samestat(self._file, self.path.stat())
+        except OSError:
+            return False
 
-def _locked(file: IO[str]) -> bool:
-    if sys.platform == "win32":
-        return True  # no such locks there: two commands on one run are not told of each other
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True  # a file system without locks
-    return True
-
-
-def _is_at(file: IO[str], path: Path) -> bool:
-    """Whether an open file is still the one of that name."""
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except FileNotFoundError:
-        return False
+    def _release(self) -> None:
+        if self._lock is not None:
+            with suppress(OSError):
+                self._lock.release(force=True)
+            self._lock = None

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from contnorm.engine.lane import Lane
 from contnorm.metrics.label_stats import LabelStats
 from contnorm.oracle import Reestimated, reestimate
+from contnorm.signals import check_stop
 
 __all__ = [
     "LabelRow",
@@ -24,6 +26,8 @@ __all__ = [
     "count_right",
     "drift_of",
     "evaluation_batch",
+    "interruptible",
+    "never",
     "oracle_moments",
 ]
 
@@ -33,6 +37,37 @@ ROOM = 32  # maps of 64 channels of a large batch that a GPU's memory should hol
 TEST_VALUES = 1000 * 3 * 84 * 84  # of larger pictures so many fewer go at a time
 
 
+def never() -> bool:
+    """A ``stop`` that never asks to."""
+    return False
+
+
+@contextmanager
+def interruptible(model: nn.Module, stop: Callable[[], bool]) -> Iterator[None]:
+    """Raise `StopRequested` from a forward pass before the next layer once ``stop()`` is true.
+
+    A batch of an evaluation can take a minute on a CPU, a layer takes a fraction of that. A compiled model is left as
+    it is, since a hook would have it compiled again; it stops between batches.
+    """
+    if stop is never or any(_is_compiled(module) for module in model.modules()):
+        yield
+        return
+    with ExitStack() as hooks:
+        for module in model.modules():
+            hooks.callback(module.register_forward_pre_hook(lambda *_: check_stop(stop)).remove)
+        yield
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+
+
+def _batches(lane: Lane, items: Tensor, stop: Callable[[], bool]) -> Iterator[Tensor]:
+    for part in torch.split(items, evaluation_batch(lane)):
+        check_stop(stop)
+        yield part
+
+
 class Right(NamedTuple):
     """Right answers on each task."""
 
@@ -40,22 +75,26 @@ class Right(NamedTuple):
     within: list[int] | None  # only those of the task's own classes competing; None where that is no other question
 
 
-def count_right(lanes: Sequence[Lane], tasks: Sequence[int]) -> list[Right]:
+def count_right(lanes: Sequence[Lane], tasks: Sequence[int], stop: Callable[[], bool] = never) -> list[Right]:
     """For each lane the right answers on each of its first tasks.
 
     All lanes are sent on their way before the first answer is waited for.
+
+    Raises:
+        StopRequested: Where ``stop()`` becomes true, which is asked before each batch and each layer.
     """
     with torch.no_grad():
-        found = [_right_by_task(lane, first) for lane, first in zip(lanes, tasks, strict=True)]
+        found = [_right_by_task(lane, first, stop) for lane, first in zip(lanes, tasks, strict=True)]
     return [Right(*(counts.tolist() for counts in by_head), *([None] * (2 - len(by_head)))) for by_head in found]
 
 
-def _right_by_task(lane: Lane, tasks: int) -> list[Tensor]:
+def _right_by_task(lane: Lane, tasks: int, stop: Callable[[], bool]) -> list[Tensor]:
     """Counts by head, still on the device. Test items lie task after task, and a batch may hold several tasks."""
     lane.model.eval()
     sizes = np.bincount(lane.data.stream.test.task, minlength=lane.data.stream.tasks)[:tasks].tolist()
     items = torch.arange(sum(sizes), device=lane.device)
-    right = torch.cat([_right(lane, part) for part in torch.split(items, evaluation_batch(lane))], dim=1)
+    with interruptible(lane.model, stop):
+        right = torch.cat([_right(lane, part) for part in _batches(lane, items, stop)], dim=1)
     return [torch.stack([part.sum() for part in torch.split(one, sizes)]) for one in right]
 
 
@@ -92,21 +131,25 @@ class LabelRow(NamedTuple):
     tally: LabelStats
 
 
-def count_labels(lanes: Sequence[Lane], tasks: int) -> list[LabelRow]:
+def count_labels(lanes: Sequence[Lane], tasks: int, stop: Callable[[], bool] = never) -> list[LabelRow]:
     """For each lane what its network says of the labels of the first tasks' test images.
 
     All lanes are sent on their way before the first answer is waited for.
+
+    Raises:
+        StopRequested: As `count_right`.
     """
     with torch.no_grad():
-        found = [_label_logits(lane, tasks) for lane in lanes]
+        found = [_label_logits(lane, tasks, stop) for lane in lanes]
     return [_label_row(lane, logits.cpu().numpy(), tasks) for lane, logits in zip(lanes, found, strict=True)]
 
 
-def _label_logits(lane: Lane, tasks: int) -> Tensor:
+def _label_logits(lane: Lane, tasks: int, stop: Callable[[], bool]) -> Tensor:
     """(items, outputs), still on the device; test items lie task after task."""
     lane.model.eval()
     items = torch.arange(int((lane.data.stream.test.task < tasks).sum()), device=lane.device)
-    return torch.cat([_logits(lane, part) for part in torch.split(items, evaluation_batch(lane))])
+    with interruptible(lane.model, stop):
+        return torch.cat([_logits(lane, part) for part in _batches(lane, items, stop)])
 
 
 def _label_row(lane: Lane, logits: NDArray[np.float32], tasks: int) -> LabelRow:
@@ -120,12 +163,13 @@ def _label_row(lane: Lane, logits: NDArray[np.float32], tasks: int) -> LabelRow:
 class TrainBatches:
     """The training data of the first tasks, plainly, batch by batch; can be gone over again."""
 
-    def __init__(self, lane: Lane, tasks: int, size: int | None = None) -> None:
-        self.lane, self.size = lane, size or evaluation_batch(lane)
+    def __init__(self, lane: Lane, tasks: int, size: int | None = None, stop: Callable[[], bool] = never) -> None:
+        self.lane, self.size, self.stop = lane, size or evaluation_batch(lane), stop
         self.items = torch.nonzero(lane.data.train.task < tasks).squeeze(1)
 
     def __iter__(self) -> Iterator[Tensor]:
         for part in torch.split(self.items, self.size):
+            check_stop(self.stop)
             yield self.lane.data.train_x(part)
 
 
@@ -150,9 +194,14 @@ def classes_of(lane: Lane, x: Tensor, task: int) -> Tensor:
     return lane.head(logits.float(), torch.full((len(x),), task, device=lane.device)).argmax(1)
 
 
-def oracle_moments(lane: Lane, tasks: int) -> Reestimated:
-    """Put the exact moments of the training data of the first tasks in place (BN*); undone by its context."""
-    return reestimate(lane.model, TrainBatches(lane, tasks))
+def oracle_moments(lane: Lane, tasks: int, stop: Callable[[], bool] = never) -> Reestimated:
+    """Put the exact moments of the training data of the first tasks in place (BN*); undone by its context.
+
+    Raises:
+        StopRequested: As `count_right`; the moments then are those from before.
+    """
+    with interruptible(lane.model, stop):
+        return reestimate(lane.model, TrainBatches(lane, tasks, stop=stop))
 
 
 def drift_of(done: Reestimated) -> dict[str, dict[str, float]]:

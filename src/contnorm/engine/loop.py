@@ -35,6 +35,7 @@ from contnorm.layers.renorm import BatchRenormBase
 from contnorm.models.norm_check import count_norms
 from contnorm.oracle import NonFiniteMomentsError, keeps_moments
 from contnorm.own_code import is_own_code
+from contnorm.signals import StopRequested
 from contnorm.streams.multilabel import MultiLabelSource
 
 __all__ = ["Failed", "Finished", "Lost", "Progress", "Stopped", "Tally", "can_resume", "run_lanes"]
@@ -111,7 +112,7 @@ class _Run:
     tally: Tally
     saved: int = 0  # steps in the last checkpoint
 
-    def save(self, saver: Saver) -> None:
+    def save(self, saver: Saver, required: bool = False) -> None:
         """Write a checkpoint, unless user code has state that it would not hold: then the one before stays."""
         if self.checkpoints is None:
             return
@@ -122,7 +123,7 @@ class _Run:
         progress = {"done": self.lane.done, "tally": vars(self.tally)}
         if self.lane.fresh_code_state:
             progress["code_state"] = self.lane.fresh_code_state
-        saver.save(self.checkpoints, self.lane.state(), progress)
+        saver.save(self.checkpoints, self.lane.state(), progress, required)
         self.saved = self.lane.done
 
 
@@ -151,12 +152,24 @@ def can_resume(lane: Lane, checkpoint: Checkpoint) -> bool:
 
 
 def resumed(lane: Lane, checkpoints: Checkpoints | None) -> Tally:
-    """Put a lane where its last checkpoint left it, if it can be used; gives what had been counted by then."""
-    checkpoint = checkpoints.latest() if checkpoints is not None else None
+    """Load the newest checkpoint that can be used into a lane; returns what had been counted by then."""
+    if checkpoints is None:
+        return Tally()
+    checkpoint = checkpoints.latest()
+    _warn_of_broken(checkpoints, checkpoint)
     if checkpoint is None or not can_resume(lane, checkpoint):
         return Tally()
     lane.load(checkpoint.tensors, checkpoint.progress["done"])
     return Tally(**checkpoint.progress["tally"])
+
+
+def _warn_of_broken(checkpoints: Checkpoints, usable: Checkpoint | None) -> None:
+    problems = checkpoints.problems()
+    if problems:
+        next_step = "the run starts anew" if usable is None else f"resuming after step {usable.progress['done']}"
+        logging.getLogger("contnorm").warning(
+            f"{checkpoints.folder}: {next_step}, since a newer checkpoint can't be used ({'; '.join(problems)})."
+        )
 
 
 def run_lanes(
@@ -173,7 +186,8 @@ def run_lanes(
         checkpoints: Where to save each; None for nowhere.
         every: Steps between checkpoints; one is also written at each task's end, but on a GPU the last's.
         report_every: Steps between reports, each of which looks at the losses.
-        stop: Asked at each report and checkpoint; where it says so, the runs are saved and end.
+        stop: Whether to stop. Asked at each report and checkpoint, between slow steps, and between the layers and
+            batches of an evaluation. Then the runs are saved and end; an evaluation that was cut short is redone.
     """
     places = checkpoints or [None] * len(lanes)
     tallies = [resumed(lane, place) for lane, place in zip(lanes, places, strict=True)]
@@ -185,31 +199,36 @@ def run_lanes(
 def _learn(
     runs: list[_Run], saver: Saver, every: int, report_every: int, stop: Callable[[], bool]
 ) -> Iterator[tuple[Lane, What]]:
-    first = runs[0]
-    steps, ends = len(first.lane.plan.steps), first.lane.plan.ends
-    _look_ahead(runs)
+    ends = runs[0].lane.plan.ends
+    try:
+        _look_ahead(runs, stop)
+    except StopRequested:
+        yield from _stopped(runs, saver)
+        return
     mover = mover_for([run.lane for run in runs])
     for task in range(min(run.tally.tasks for run in runs), len(ends)):
         while runs and runs[0].lane.done < ends[task]:
             done = runs[0].lane.done
             until = min(ends[task], (done // report_every + 1) * report_every, (done // every + 1) * every)
             started = time.perf_counter()
-            losses = mover.advance(until - done)
+            losses = mover.advance(until - done, stop)
             _share_time(runs, task, started)
             verdicts = [_verdict(run.lane, task, loss) for run, loss in zip(runs, losses, strict=True)]
             going = _going(runs, verdicts, saver)
             yield from ((run.lane, verdict) for run, verdict in zip(runs, verdicts, strict=True))
             mover, runs = _mover_of(mover, runs, going), going
-            stopping = stop()
-            if stopping or (until % every == 0 and until < ends[task]):
-                _save(runs, saver)
-            if stopping:
-                saver.flush()
-                yield from ((run.lane, Stopped(until, steps, run.saved)) for run in runs)
+            if stop():
+                yield from _stopped(runs, saver)
                 return
-        going = yield from _end_task(runs, task, saver, last=task + 1 == len(ends))
+            if until % every == 0 and until < ends[task]:
+                _save(runs, saver)
+        try:
+            going = yield from _end_task(runs, task, saver, stop, last=task + 1 == len(ends))
+        except StopRequested:  # what was not measured is measured again
+            yield from _stopped(runs, saver)
+            return
         mover, runs = _mover_of(mover, runs, going), going
-    _forget(runs, saver)
+    saver.finish([run.checkpoints for run in runs if run.checkpoints is not None])
     yield from ((run.lane, Finished(_found(run.lane, run.tally))) for run in runs)
 
 
@@ -218,29 +237,38 @@ def _mover_of(mover: Mover, runs: Sequence[_Run], going: Sequence[_Run]) -> Move
     return mover_for([run.lane for run in going]) if going and len(going) < len(runs) else mover
 
 
-def _end_task(runs: list[_Run], task: int, saver: Saver, last: bool) -> Generator[tuple[Lane, What], None, list[_Run]]:
+def _stopped(runs: Sequence[_Run], saver: Saver) -> Iterator[tuple[Lane, Stopped]]:
+    """Save all runs; one without a step has nothing to save."""
+    _save([run for run in runs if run.lane.done], saver)
+    saver.flush()
+    yield from ((run.lane, Stopped(run.lane.done, len(run.lane.plan.steps), run.saved)) for run in runs)
+
+
+def _end_task(
+    runs: list[_Run], task: int, saver: Saver, stop: Callable[[], bool], last: bool
+) -> Generator[tuple[Lane, What], None, list[_Run]]:
     """Measure and save; after the last task in the other order, since what is measured then is recorded at once.
 
     Yields the runs that have diverged, and returns the others.
     """
     if last and runs and runs[0].lane.device.type == "cpu":  # a GPU learns it again sooner than it waits for a disk
         with suppress(UserError):  # without room for a checkpoint there may be room for the record
-            _save(runs, saver)
+            _save(runs, saver, required=True)
     # A run whose checkpoint was written after the evaluation has that row already.
-    diverged = _evaluate([run for run in runs if run.tally.tasks == task], task)
+    diverged = _evaluate([run for run in runs if run.tally.tasks == task], task, stop)
     _forget([run for run, _ in diverged], saver)
     yield from ((run.lane, verdict) for run, verdict in diverged)
     going = [run for run in runs if all(run is not ended for ended, _ in diverged)]
     if not last:
-        _save(going, saver)
+        _save(going, saver, required=True)
     return going
 
 
-def _look_ahead(runs: Sequence[_Run]) -> None:
+def _look_ahead(runs: Sequence[_Run], stop: Callable[[], bool]) -> None:
     """Measure every task before the first is learned, where that is asked for."""
     for run in runs:
         if run.lane.config.evaluate.ahead and run.tally.before is None:
-            (right,) = count_right([run.lane], [run.lane.data.stream.tasks])
+            (right,) = count_right([run.lane], [len(run.lane.plan.ends)], stop)
             run.tally.before, run.tally.before_task = right
 
 
@@ -257,9 +285,9 @@ def _verdict(lane: Lane, task: int, loss: float) -> Progress | Failed:
         return Lost(str(error))
 
 
-def _save(runs: Sequence[_Run], saver: Saver) -> None:
+def _save(runs: Sequence[_Run], saver: Saver, required: bool = False) -> None:
     for run in runs:
-        run.save(saver)
+        run.save(saver, required)
 
 
 def _forget(runs: Sequence[_Run], saver: Saver) -> None:
@@ -277,7 +305,7 @@ def _share_time(runs: Sequence[_Run], task: int, started: float) -> None:
         run.tally.seconds["train"] += share
 
 
-def _evaluate(runs: Sequence[_Run], task: int) -> list[tuple[_Run, Lost]]:
+def _evaluate(runs: Sequence[_Run], task: int, stop: Callable[[], bool]) -> list[tuple[_Run, Lost]]:
     """One row after a task: with the running moments, and, where asked for, with the oracle's.
 
     Returns the runs that turn out to have diverged: the last update before an evaluation can make weights so large
@@ -287,16 +315,16 @@ def _evaluate(runs: Sequence[_Run], task: int) -> list[tuple[_Run, Lost]]:
     lanes = [run.lane for run in runs]
     diverged = []
     if lanes and lanes[0].data.stream.several_labels:
-        rows: Sequence[LabelRow | Right] = count_labels(lanes, task + 1)
+        rows: Sequence[LabelRow | Right] = count_labels(lanes, task + 1, stop)
     else:
-        tasks = [lane.data.stream.tasks if lane.config.evaluate.ahead else task + 1 for lane in lanes]
-        rows = count_right(lanes, tasks)
+        tasks = [len(lane.plan.ends) if lane.config.evaluate.ahead else task + 1 for lane in lanes]
+        rows = count_right(lanes, tasks, stop)
     for run, row in zip(runs, rows, strict=True):
         try:
             if isinstance(row, LabelRow):
-                _write_label_row(run, task, row)
+                _write_label_row(run, task, row, stop)
             else:
-                _write_row(run, task, row)
+                _write_row(run, task, row, stop)
         except NonFiniteMomentsError as error:
             diverged.append((run, Lost(_divergence_message(run.lane, error.layer, task))))
     for run in runs:
@@ -312,33 +340,36 @@ def _divergence_message(lane: Lane, layer: str, task: int) -> str:
     )
 
 
-def _write_row(run: _Run, task: int, right: Right) -> None:
+def _write_row(run: _Run, task: int, right: Right, stop: Callable[[], bool]) -> None:
+    """Nothing is written before all is measured: a stop on the way leaves no half of a row."""
     lane, tally, evaluate = run.lane, run.tally, run.lane.config.evaluate
-    tasks = lane.data.stream.tasks
-    measured = _padded(right.all, tasks)
+    tasks = len(lane.plan.ends)
+    running = _padded(right.all, tasks)
     if (evaluate.moments == "oracle" or evaluate.drift) and keeps_moments(lane.model):
-        with oracle_moments(lane, task + 1) as done:
-            tally.drift.append(drift_of(done))
+        with oracle_moments(lane, task + 1, stop) as done:
+            drift = drift_of(done)
             if evaluate.moments == "oracle":
-                tally.correct_running.append(measured)
-                (right,) = count_right([lane], [len(right.all)])
-                measured = _padded(right.all, tasks)
-    tally.correct.append(measured)
+                (right,) = count_right([lane], [len(right.all)], stop)
+                tally.correct_running.append(running)
+            tally.drift.append(drift)
+    tally.correct.append(_padded(right.all, tasks))
     if right.within is not None:
         tally.correct_task.append(_padded(right.within, tasks))
 
 
-def _write_label_row(run: _Run, task: int, row: LabelRow) -> None:
+def _write_label_row(run: _Run, task: int, row: LabelRow, stop: Callable[[], bool]) -> None:
+    """As `_write_row`, where images have several labels."""
     lane, tally, evaluate = run.lane, run.tally, run.lane.config.evaluate
-    tasks = lane.data.stream.tasks
-    measured = _in_json(row, tasks)
+    tasks = len(lane.plan.ends)
+    running = _in_json(row, tasks)
     if (evaluate.moments == "oracle" or evaluate.drift) and keeps_moments(lane.model):
-        with oracle_moments(lane, task + 1) as done:
-            tally.drift.append(drift_of(done))
+        with oracle_moments(lane, task + 1, stop) as done:
+            drift = drift_of(done)
             if evaluate.moments == "oracle":
-                tally.labels_running.append(measured)
-                measured = _in_json(count_labels([lane], task + 1)[0], tasks)
-    tally.labels.append(measured)
+                (row,) = count_labels([lane], task + 1, stop)
+                tally.labels_running.append(running)
+            tally.drift.append(drift)
+    tally.labels.append(_in_json(row, tasks))
 
 
 def _in_json(row: LabelRow, tasks: int) -> dict[str, Any]:
@@ -358,7 +389,9 @@ def _found(lane: Lane, tally: Tally) -> dict[str, Any]:
     shares = [m.corrected_share() for m in lane.model.modules() if isinstance(m, BatchRenormBase)]
     renorm = {"renorm": {"corrected_share": fmean(shares)}} if shares else {}
     norms = {"norms": count_norms(lane.model)} if is_own_code(lane.config.model.name) else {}
-    return {**measured(lane, tally), **rest, **renorm, **norms, **_chosen_groups(lane)}
+    reached, tasks = len(lane.plan.ends), lane.data.stream.tasks
+    part = {"reached": {"tasks": reached, "of": tasks}} if reached < tasks else {}
+    return {**measured(lane, tally), **rest, **renorm, **norms, **part, **_chosen_groups(lane)}
 
 
 def _chosen_groups(lane: Lane) -> dict[str, Any]:
@@ -371,7 +404,7 @@ def _chosen_groups(lane: Lane) -> dict[str, Any]:
 
 def _answers_found(lane: Lane, tally: Tally) -> dict[str, Any]:
     stream = lane.data.stream
-    total = np.bincount(stream.test.task, minlength=stream.tasks).tolist()
+    total = np.bincount(stream.test.task, minlength=stream.tasks)[: len(lane.plan.ends)].tolist()
     matrix = {"correct": tally.correct, "total": total, "before": tally.before}
     found: dict[str, Any] = {"matrix": matrix}
     if tally.correct_running:

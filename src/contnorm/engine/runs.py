@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import logging
 import platform
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +31,24 @@ from contnorm.fingerprint import Match, compare_fingerprints, not_comparable
 from contnorm.local_imports import search_path, use_search_path
 from contnorm.own_code import breaks_in, own_error
 from contnorm.results import Store
+from contnorm.signals import StopRequested, raise_on_stop
 from contnorm.streams.gallery import Pictures
 from contnorm.streams.multilabel import MultiLabelSource
 from contnorm.streams.sources import Source, load_source
 from contnorm.streams.stored import find_stored, read_manifest
 from contnorm.trust import only_trusted, trusted_files
 
-__all__ = ["Event", "Job", "Workplace", "execute", "resolve", "unfinished"]
+__all__ = ["Event", "Job", "Waiting", "Workplace", "execute", "resolve", "unfinished"]
+
+
+POLL = 0.25  # seconds between two looks at runs that other processes hold
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """The run is held by another process, which is waited for."""
+
+    holder: str
 
 
 @dataclass(frozen=True)
@@ -47,7 +56,7 @@ class Event:
     """Something that happened to a run."""
 
     job: Job
-    what: Progress | Finished | Stopped | Failed | str  # a word: "recorded" where there was nothing to do
+    what: Progress | Finished | Stopped | Failed | Waiting | str  # a word: "recorded" where there was nothing to do
     path: Path
 
 
@@ -58,6 +67,9 @@ def execute(
     prepare: Callable[[str], object] = lambda name: None,
 ) -> Iterator[Event]:
     """Run the jobs that have no record yet, from their checkpoints where they have any, side by side.
+
+    Several processes may do so in one folder: each run is made by one of them. A run that another process holds is left
+    for last. Then it is waited for until it is recorded, or until it is free because its process ended, and made here.
 
     Args:
         jobs: What to run.
@@ -76,12 +88,57 @@ def execute(
         else:
             missing.append(job)
     try:
-        yield from _execute(missing, place, stop, prepare)
+        yield from _execute_all(missing, place, store, stop, prepare)
+    except StopRequested:  # while data was read, and nothing of a run was done yet
+        return
     except Exception as error:
         if isinstance(error, RunBrokeError) or not isinstance(error, UserError):
             for job in missing:  # it would break again: no note stays of runs that have nothing to go on from
                 Unfinished.of(job, store).clear_if_untouched()
         raise
+
+
+def _execute_all(
+    jobs: Sequence[Job],
+    place: Workplace,
+    store: Store,
+    stop: Callable[[], bool],
+    prepare: Callable[[str], object],
+) -> Iterator[Event]:
+    """Run jobs; then wait for those that other processes hold, and run what these leave."""
+    held: dict[Job, str] = {}  # with the holder that was announced
+    while jobs or held:
+        stopped = False
+        for event in _execute(jobs, place, stop, prepare):
+            if isinstance(event.what, Waiting):
+                held[event.job] = ""
+            else:
+                stopped = stopped or isinstance(event.what, Stopped)
+                yield event
+        if stopped or (held and stop()):
+            return
+        events, jobs = _look_at(held, store)
+        yield from events
+        if held and not jobs:
+            time.sleep(POLL)
+
+
+def _look_at(held: dict[Job, str], store: Store) -> tuple[list[Event], list[Job]]:
+    """What is new of runs that other processes hold, and which of them can be run here; both leave ``held``."""
+    events, free = [], []
+    for job in list(held):
+        left = Unfinished.of(job, store)
+        if left.record.is_file():
+            left.clear_if_free()
+            events.append(Event(job, "recorded", left.record))
+            del held[job]
+        elif left.claim.is_free():
+            free.append(job)
+            del held[job]
+        elif held[job] != (holder := left.claim.holder()):
+            held[job] = holder
+            events.append(Event(job, Waiting(holder), left.record))
+    return events, free
 
 
 def _tell_of_other_data(job: Job, place: Workplace, store: Store) -> None:
@@ -116,10 +173,11 @@ def _execute(
     plans: dict[str, Plans] = {}
     for config in {job.config: None for job in jobs}:  # what can't be run is told before a process is started
         name = _source(config)
-        if name not in plans:
-            prepare(name)
-            plans[name] = Plans(load_source(name, place.data_root, allow_missing=place.allow_missing))
-        Lane(config, 0, plans[name].source, place.device, plans=plans[name])
+        with raise_on_stop():
+            if name not in plans:
+                prepare(name)
+                plans[name] = Plans(load_source(name, place.data_root, allow_missing=place.allow_missing))
+            Lane(config, 0, plans[name].source, place.device, plans=plans[name])
     _note_begun(jobs, place, {name: held.source for name, held in plans.items()})
     code = _CodeAccess(trusted_files(), search_path())
     yield from side_by_side(_one_job, [(job, place, code) for job in jobs], processes, stop)
@@ -153,7 +211,8 @@ def _execute_here(
     for group in _groups(jobs, place, store):
         name = _source(group.jobs[0].config)
         if name not in loaded:
-            prepare(name)
+            with raise_on_stop():
+                prepare(name)
             source = _loaded(name, place)
             loaded[name] = _Shared(source, Pictures.of(source, place.device, place.whole), Plans(source))
         new = {job.config for job in group.jobs} - noted
@@ -167,22 +226,12 @@ def _execute_here(
 
 
 def _loaded(name: str, place: Workplace) -> Source:
-    """A data set; it is looked for and hashed while the device wakes up, which a GPU takes its time for."""
-    interrupted = threading.Event()
-
-    def check_interrupted(*_: object) -> None:
-        if interrupted.is_set():
-            raise KeyboardInterrupt
-
-    load = partial(load_source, allow_missing=place.allow_missing, progress=check_interrupted)
-    with ThreadPoolExecutor(max_workers=1) as worker:
-        loading = worker.submit(load, name, place.data_root)
-        try:
-            torch.zeros(1, device=place.device)
-            return loading.result()
-        except BaseException:
-            interrupted.set()  # else leaving this block would wait until everything is decoded
-            raise
+    """A data set; a GPU, which takes its time to start, starts meanwhile."""
+    with ThreadPoolExecutor(max_workers=1) as worker, raise_on_stop():  # only the main thread can be interrupted
+        starting = worker.submit(lambda: torch.zeros(1, device=place.device))
+        source = load_source(name, place.data_root, allow_missing=place.allow_missing)
+        starting.result()
+    return source
 
 
 def _source(config: RunConfig) -> str:
@@ -238,7 +287,8 @@ def _run(
                 yield Event(job, Failed(why), store.path(job.config, job.seed))
                 continue
             # Settings that can't be run fail here, before anything is written.
-            lane = Lane(job.config, job.seed, shared.source, place.device, shared.pictures, shared.plans)
+            with raise_on_stop():
+                lane = Lane(job.config, job.seed, shared.source, place.device, shared.pictures, shared.plans)
             held.callback(lane.feed.close)
             lanes[lane] = job
         sources = {_source(job.config): shared.source for job in group.jobs}
@@ -266,17 +316,18 @@ def _note_begun(jobs: Sequence[Job], place: Workplace, sources: Mapping[str, Sou
 
 def _claimed(
     job: Job, group: _Group, place: Workplace, store: Store, held: ExitStack, source: Source
-) -> Failed | str | None:
+) -> Failed | Waiting | str | None:
     """Take a run for this process; gives what to say of it where it is not to be run here, or not now."""
     left = Unfinished.of(job, store)
     if not left.take():
-        return Failed(f"{left.folder}: is being run by process {left.claim.holder()}. Wait for it, or stop it.")
+        return Waiting(left.claim.holder())
     held.callback(left.claim.give_back)
     if left.record.is_file():
         left.clear()
         return "recorded"
-    if left.checkpoints.latest_step() != group.done:
-        return Failed(f"{left.folder}: another process has moved it on meanwhile. Go on with `contnorm resume`.")
+    if left.checkpoints.latest_step() != group.done:  # by a process that has ended: it has to be grouped anew
+        left.claim.give_back()
+        return Waiting("")
     otherwise = left.begun_otherwise(place, source.fingerprint)
     if otherwise:
         return Failed(otherwise)

@@ -1,6 +1,7 @@
-"""Checkpoints written beside the run, not in its way: a thread writes them from a copy of the tensors.
+"""Checkpoints written in the background: a thread writes them from a copy of the tensors.
 
-Of one run at most one copy waits while another is written; a newer one takes the place of the one that waits.
+A copy that waits for the thread is replaced by a newer one of the same run, unless it was taken at the end of a task:
+that one is always written.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -22,25 +24,54 @@ from contnorm.streams.copying import copying_stream
 __all__ = ["Saver"]
 
 
+@dataclass(frozen=True)
+class _Write:
+    """A checkpoint that is written, waits to be, or was."""
+
+    done: Future[None]
+    required: bool
+
+
 class Saver:
     """Writes the checkpoints of runs in the background.
 
-    Leaving its context waits for what is still being written.
+    Leaving its context waits for all checkpoints; after a KeyboardInterrupt only for the one that is being written.
     """
 
     def __init__(self) -> None:
         self._worker = ThreadPoolExecutor(max_workers=1)
         self._host = _Host()
-        self._last: dict[Checkpoints, Future[None]] = {}
+        self._writes: dict[Checkpoints, list[_Write]] = {}
 
-    def save(self, place: Checkpoints, tensors: dict[str, Tensor], progress: dict[str, Any]) -> None:
-        """Copy the tensors now, and have the copy written."""
-        last = self._last.get(place)
-        if last is not None and not last.cancel() and last.done():
-            _raise_what_went_wrong(place, last)
+    def save(
+        self, place: Checkpoints, tensors: dict[str, Tensor], progress: dict[str, Any], required: bool = False
+    ) -> None:
+        """Copy the tensors now and have the copy written.
+
+        Args:
+            place: The checkpoints of the run.
+            tensors: The state of the run.
+            progress: Goes with it.
+            required: Whether this one must be written, also where a newer one comes before its turn. Waits where
+                another required one of the run has not had its turn yet, so that copies do not pile up.
+        """
+        self._make_room(place, required)
         copies = packed(tensors)
         made = torch.cuda.current_stream(copies.body.device).record_event() if copies.body.is_cuda else None
-        self._last[place] = self._worker.submit(self._write, place, copies, made, copy.deepcopy(progress))
+        future = self._worker.submit(self._write, place, copies, made, copy.deepcopy(progress))
+        self._writes.setdefault(place, []).append(_Write(future, required))
+
+    def _make_room(self, place: Checkpoints, required: bool) -> None:
+        """Drop what a new checkpoint replaces; raise what went wrong with older ones."""
+        waiting = []
+        for write in self._writes.pop(place, []):
+            if not write.required and write.done.cancel():
+                continue
+            if write.done.done() or (required and write.required and not write.done.running()):
+                _raise_what_went_wrong(place, write.done)
+            else:
+                waiting.append(write)
+        self._writes[place] = waiting
 
     def _write(
         self, place: Checkpoints, tensors: Packed, made: torch.cuda.Event | None, progress: dict[str, Any]
@@ -49,16 +80,30 @@ class Saver:
 
     def flush(self) -> None:
         """Wait until all is written; what went wrong is raised here."""
-        waiting, self._last = self._last, {}
-        for place, last in waiting.items():
-            if not last.cancelled():
-                _raise_what_went_wrong(place, last)
+        writes, self._writes = self._writes, {}
+        for place, of_run in writes.items():
+            for write in of_run:
+                _raise_what_went_wrong(place, write.done)
+
+    def finish(self, places: Iterable[Checkpoints]) -> None:
+        """Wait for the required checkpoints of runs that are complete and drop the others.
+
+        A checkpoint that can't be written is no error: the record comes next.
+        """
+        self._end(places, drop_required=False)
 
     def forget(self, places: Iterable[Checkpoints]) -> None:
-        """Write nothing more for runs that are over. What is being written is waited for; what waits never is."""
-        waiting = [self._last.pop(place) for place in places if place in self._last]
-        for last in [last for last in waiting if not last.cancel()]:  # all are cancelled before any is waited for
-            last.exception()
+        """Drop the waiting checkpoints of runs that failed, and wait for the one that is being written."""
+        self._end(places, drop_required=True)
+
+    def _end(self, places: Iterable[Checkpoints], drop_required: bool) -> None:
+        writes = [write for place in places for write in self._writes.pop(place, [])]
+        for write in writes:  # all are cancelled before any is waited for
+            if drop_required or not write.required:
+                write.done.cancel()
+        for write in writes:
+            if not write.done.cancelled():
+                write.done.exception()
 
     def __enter__(self) -> Saver:
         return self
@@ -66,7 +111,8 @@ class Saver:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._worker.shutdown(wait=True)
+        at_once = kind is not None and issubclass(kind, KeyboardInterrupt)
+        self._worker.shutdown(wait=True, cancel_futures=at_once)
 
 
 class _Host:

@@ -22,6 +22,7 @@ from contnorm.results import SCHEMA, Store, write_atomically
 __all__ = ["Left", "Leftovers", "Unfinished", "edited", "unfinished", "untrusted_in"]
 
 ENDING = ".unfinished"
+ATTEMPTS = 20  # another process that has just recorded the run may remove the folder in between
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Unfinished:
         self.record = record
         self.folder = record.parent / f"{record.stem}{ENDING}"
         self.note = self.folder / "run.json"
-        self.checkpoints = Checkpoints(self.folder / "checkpoints")
+        self.checkpoints = Checkpoints(self.folder / "checkpoints", f"{record.parent.name}/{record.stem}")
         self.claim = Claim(self.folder / "lock")
 
     @classmethod
@@ -77,12 +78,22 @@ class Unfinished:
         if place.allow_missing:
             circumstances["allow_missing"] = True
         with usable(self.folder, "a run can't be kept there", "Say with --runs where else."):
-            write_atomically(self.note, json.dumps(begun | circumstances).encode())
+            for attempt in range(ATTEMPTS):
+                with suppress(*([FileNotFoundError] if attempt + 1 < ATTEMPTS else [])):
+                    write_atomically(self.note, json.dumps(begun | circumstances).encode())
+                    break
 
     def take(self) -> bool:
         """Claim the run for this process; False where another has it."""
         with usable(self.folder, "a run can't be kept there", "Say with --runs where else."):
             return self.claim.take()
+
+    def clear_if_free(self) -> None:
+        """Remove what processes that waited for the run may have written after it was recorded."""
+        with suppress(OSError):
+            if self.folder.is_dir() and self.claim.take():
+                self.clear()
+                self.claim.give_back()
 
     def begun_otherwise(self, place: Workplace, data: str) -> str:
         """Why going on here, with data of that fingerprint, would give other bits; empty where it would not."""
@@ -117,7 +128,7 @@ class Unfinished:
         with suppress(OSError):  # another process may have come in between; what stays beside a record is passed over
             self.checkpoints.clear()
             self.note.unlink(missing_ok=True)
-            self.claim.path.unlink(missing_ok=True)  # still held: it goes before the folder can
+            self.claim.remove_files()  # still held: they go before the folder can
             self.folder.rmdir()
             self.folder.parent.rmdir()  # goes only where no record is in it
 

@@ -47,7 +47,8 @@ def curves_over_tasks(curves: Mapping[str, Sequence[Sequence[float]]], title: st
 
 
 def _spreads(curves: Sequence[Sequence[float]]) -> list[tuple[float, float]]:
-    return [spread_over_seeds(list(values)) for values in zip(*curves, strict=True)]
+    """Over the tasks that all curves have: with ``max_steps`` seeds may differ in how many they reach."""
+    return [spread_over_seeds(list(values)) for values in zip(*curves, strict=False)]
 
 
 def drift_over_tasks(records: Sequence[Record], title: str) -> str:
@@ -63,7 +64,7 @@ def drift_over_tasks(records: Sequence[Record], title: str) -> str:
 
 def drift_by_depth(records: Sequence[Record], title: str) -> str:
     """The same of a deep network: from the first layer to the last, after the first, the middle and the last task."""
-    layers, tasks = list(records[0].drift["by_task"][0]), len(records[0].drift["by_task"])
+    layers, tasks = list(records[0].drift["by_task"][0]), min(len(record.drift["by_task"]) for record in records)
     shown = sorted({0, (tasks - 1) // 2, tasks - 1})
     values = {
         (moment, after): [fmean(r.drift["by_task"][after][layer][moment] for r in records) for layer in layers]
@@ -97,7 +98,7 @@ def forgetting_parts(records: Sequence[Record]) -> tuple[list[float], list[float
     Needs records of runs evaluated both ways, ``--eval-moments oracle``; averaged over them.
     """
     running = [matrix for record in records if (matrix := record.matrix_of("matrix_running")) is not None]
-    last = running[0].tasks - 1
+    last = min(matrix.tasks for matrix in running) - 1
     lost = [fmean(m.at(t, t) - m.at(last, t) for m in running) for t in range(last)]
     both = list(zip(records, running, strict=True))
     back = [fmean(record.matrix.at(last, t) - m.at(last, t) for record, m in both) for t in range(last)]

@@ -59,9 +59,9 @@ def _channels(colour: str) -> list[int]:
 
 
 def _mean_matrix(records: Sequence[Record]) -> list[list[float | None]]:
-    """Averaged over seeds; None where nothing was measured."""
+    """Averaged over seeds; None where nothing was measured. With ``max_steps`` seeds may differ in tasks reached."""
     rows = [_percent(record.counted) for record in records]
-    tasks = range(len(rows[0]))
+    tasks = range(min(map(len, rows)))
 
     def cell(i: int, j: int) -> float | None:
         found = [value for row in rows if (value := row[i][j]) is not None]

@@ -33,7 +33,7 @@ def memory_panels(records: Sequence[Record], title: str) -> str:
     """Of all labels held and of all shown by then, the percentage of each class; means over seeds."""
     censuses = [Census.from_json(record.raw["census"]) for record in records]
     held, shown = (
-        [_mean_shares([getattr(c, name)[task] for c in censuses]) for task in range(len(censuses[0].held))]
+        [_mean_shares([getattr(c, name)[task] for c in censuses]) for task in range(min(len(c.held) for c in censuses))]
         for name in ("held", "shown")
     )
     order = sorted((c for c, share in enumerate(shown[-1]) if share), key=lambda c: (-shown[-1][c], c))

@@ -132,7 +132,7 @@ def _curve_rows(section: Section, part: Part) -> list[list[Cell]]:
     for one in part.measured:
         for score in section.recipe.scores.values():
             curves = list(one.curves(score).values())
-            means = [Cell(f"{fmean(values):.2f}", _deviation(values)) for values in zip(*curves, strict=True)]
+            means = [Cell(f"{fmean(values):.2f}", _deviation(values)) for values in zip(*curves, strict=False)]
             seeds = str(len(curves)) if curves else one.why_empty
             rows.append([Cell(section.row_name(one)), Cell(title_of(score)), Cell(seeds), *means])
     return rows
@@ -198,7 +198,7 @@ def _splits(way: Way) -> Iterator[str]:
                 and not records[0].several_labels
                 and all(record.matrix_of("matrix_running") for record in records)
             )
-            if both and one.cell.view.moments == "oracle" and records[0].matrix.tasks > 1:
+            if both and one.cell.view.moments == "oracle" and min(r.matrix.tasks for r in records) > 1:
                 name = one.cell.norm.rstrip("*")
                 title = f"{part.title}, {name}: forgotten since each task was learned (fm_first)"
                 yield figures.forgetting_split(records, title)
