@@ -178,7 +178,7 @@ def test_a_stop_tells_what_resume_needs(root: Path, tmp_path: Path, code: Path, 
     config = resolve({"stream": STREAM, "norm": {"name": "bn"}, "strategy": {"name": f"{code}:Mine"}}, root)
     place = Workplace(tmp_path / "runs", root, CPU)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(running, "execute", lambda jobs, where, stop: execute(jobs, where, lambda: True))
+        patched.setattr(running, "execute", lambda jobs, where, stop, prepare: execute(jobs, where, lambda: True))
         followed([Job(config, 0)], place, console)
     assert f"contnorm resume {place.runs} --trust-code {code}" in printed(console)
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import shlex
 import signal
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -348,22 +347,3 @@ class _Follower:
 def _label(job: Job) -> str:
     config = job.config
     return escape_terminal(f"{config.stream.name} {config.strategy.name} {config.norm.name} seed {job.seed}")
-
-
-@contextmanager
-def _stop_asked() -> Iterator[list[int]]:
-    """A list that fills when Ctrl-C or a kind kill comes; the second Ctrl-C acts at once."""
-    asked: list[int] = []
-
-    def ask(number: int, frame: object) -> None:
-        if asked and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        asked.append(number)
-
-    old = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield asked
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
-    return f"{config.stream.name} {config.strategy.name} {config.norm.name} seed {job.seed}"
