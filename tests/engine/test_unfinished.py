@@ -191,9 +191,9 @@ def test_threads_in_one_folder_make_each_run_once(root: Path, tmp_path: Path) ->
     assert not list(tmp_path.rglob("*.unfinished"))
 
 
-def command(root: Path, runs: Path, *more: str) -> list[str]:
+def command(root: Path, runs: Path, *more: str, tasks: int = 3) -> list[str]:
     typed = [sys.executable, "-m", "contnorm", "run", "--data-root", str(root), "--runs", str(runs), "--norm", "bn"]
-    return [*typed, "--set", "stream.tasks=3", *more]
+    return [*typed, "--set", f"stream.tasks={tasks}", *more]
 
 
 def test_processes_in_one_folder_make_each_run_once_and_all_succeed(root: Path, tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_processes_in_one_folder_make_each_run_once_and_all_succeed(root: Path, 
 
 
 def test_a_run_whose_process_dies_is_taken_over(root: Path, tmp_path: Path) -> None:
-    typed = command(root, tmp_path, "--set", "stream.train_per_task=400", "--set", "stream.tasks=400")
+    typed = command(root, tmp_path, "--set", "stream.train_per_task=400", tasks=400)
     with subprocess.Popen(typed, stdout=subprocess.DEVNULL) as process:
         deadline = time.monotonic() + 100
         while not list(tmp_path.rglob("checkpoints/*.json")) and process.poll() is None and time.monotonic() < deadline:
