@@ -91,7 +91,13 @@ def test_folding_into_a_convolution_raises(norm: str) -> None:
         fuse_conv_bn_eval(model[0], model[1])
     with pytest.raises(TypeError, match="_fuse_bn_tensor"):
         _fuse_bn_tensor(model[0], model[1])
+
+
+@guarded
+def test_tools_with_ambiguous_names_raise_in_known_libraries(norm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = network(norm).eval()
     block = nn.Sequential(ConvNorm(model[0], model[1]))
+    monkeypatch.setitem(ConvNorm.fuse.__globals__, "__name__", "timm.models.levit")
     with pytest.raises(TypeError, match="fuse would treat"):
         reparameterize(block)
     assert isinstance(block[0], ConvNorm)
@@ -140,7 +146,8 @@ def test_torch_sync_conversion_serves_our_batch_norm() -> None:
 
 
 @guarded
-def test_replacing_by_split_or_constant_batch_norm_raises(norm: str) -> None:
+def test_replacing_by_split_or_constant_batch_norm_raises(norm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(convert_splitbn_model.__globals__, "__name__", "timm.layers.split_batchnorm")
     layer = network(norm)[1]
     model = nn.Sequential(layer)
     with pytest.raises(TypeError, match="convert_splitbn_model"):
@@ -148,6 +155,47 @@ def test_replacing_by_split_or_constant_batch_norm_raises(norm: str) -> None:
     with pytest.raises(TypeError, match=r"freeze_batch_norm_2d .* contnorm\.freeze_stats"):
         freeze_batch_norm_2d(model)
     assert model[0] is layer
+
+
+def merge_models(model: nn.Module) -> list[float]:
+    found = []
+    for module in model.modules():
+        if hasattr(module, "eps"):
+            found.append(module.eps)
+    return found
+
+
+def convert_my_bn(layer: nn.Module) -> nn.Module:
+    return nn.GroupNorm(4, layer.num_features, eps=layer.eps)
+
+
+@guarded
+def test_functions_of_a_user_with_such_names_get_eps_and_a_warning(norm: str) -> None:
+    model = network(norm)
+    with pytest.warns(UserWarning, match=r"merge_models reads eps .* more than a batch norm") as caught:
+        assert merge_models(model) == [model[1].eps]
+    assert all(warning.filename == __file__ for warning in caught)
+    with pytest.warns(UserWarning, match="convert_my_bn"):
+        assert convert_my_bn(model[1]).eps == model[1].eps
+    with pytest.warns(UserWarning, match="fuse reads eps"):
+        ConvNorm(model[0], model[1]).fuse()
+
+
+@pytest.mark.filterwarnings("error")
+def test_methods_of_a_subclass_and_calls_of_the_layer_are_not_taken_for_tools() -> None:
+    class Scaled(cn.ContinualNorm2d):
+        def fuse_step(self, x: Tensor) -> Tensor:
+            return x * self.eps
+
+        def forward(self, input: Tensor, residual: Tensor | None = None, relu: bool = False) -> Tensor:
+            return self.fuse_step(super().forward(input, residual, relu))
+
+    def fold(model: nn.Module, x: Tensor) -> Tensor:
+        y: Tensor = model(x)
+        return y
+
+    x = torch.randn(4, 16, 3, 3, generator=torch.Generator().manual_seed(0))
+    assert fold(Scaled(16, num_groups=4), x).shape == x.shape
 
 
 @guarded

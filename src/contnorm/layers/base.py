@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import sys
+import warnings
 from functools import cache
+from types import FrameType
 from typing import ClassVar
 
 import torch
@@ -145,9 +147,12 @@ class ReplacementGuard:
     """Raises when a tool that knows only batch norm replaces one of our layers or folds it into a convolution.
 
     Such tools select layers by ``isinstance(module, _BatchNorm)`` and would silently drop what the layer does besides
-    batch norm. Each of them has to read ``eps``; read from a function whose name marks it as one of them
-    (``convert_sync_batchnorm``, ``fuse_conv_bn_eval``, ``freeze_batch_norm_2d``), that attribute raises. Everywhere
-    else it is a plain attribute, stored as such.
+    batch norm. Each of them has to read ``eps``, so that attribute looks at the function that reads it. It raises in
+    such a function of a known library (``torch.nn.utils.fusion.fuse_conv_bn_eval``, timm's ``convert_splitbn_model``)
+    and, wherever it is defined, in one whose name leaves no doubt (``fuse_conv_and_bn``, ``_fuse_bn_tensor``), since
+    these are copied between projects. A function of other code with a similar name (``merge_models``,
+    ``convert_my_bn``) may have good reasons to read ``eps``: it gets the value, and a warning. Everywhere else ``eps``
+    is a plain attribute.
     """
 
     sync_advice: ClassVar[str]
@@ -157,38 +162,78 @@ class ReplacementGuard:
         value: float = self.__dict__["eps"]
         # A compiled forward reads `eps` too, and the compiler can't trace a look at the calling frame.
         if not torch.compiler.is_compiling():
-            caller = sys._getframe(1).f_code.co_name
-            if _treats_as_batch_norm(caller):
-                raise TypeError(self._replacement_message(caller))
+            frame = sys._getframe(1)
+            if _may_replace(frame.f_code.co_name):
+                self._check_reader(frame)
         return value
 
     @eps.setter
     def eps(self, value: float) -> None:
         self.__dict__["eps"] = value
 
-    def _replacement_message(self, caller: str) -> str:
-        problem = f"{caller} would treat {type(self).__name__} as a plain batch norm and drop the rest of it."
+    def _check_reader(self, frame: FrameType) -> None:
+        caller, package = frame.f_code.co_name, str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if package in _KNOWN_LIBRARIES or _FOLDS.fullmatch(caller):
+            raise TypeError(
+                f"{caller} would treat {type(self).__name__} as a plain batch norm and drop the rest of it. "
+                f"{self._advice(caller)}"
+            )
+        if frame.f_locals.get("self") is not self:  # a subclass may name its own methods as it likes
+            warnings.warn(
+                f"{caller} reads eps of a {type(self).__name__}. If it replaces the layer or folds it into another, "
+                f"the result is wrong: the layer is more than a batch norm. {self._advice(caller)}",
+                stacklevel=3,
+            )
+
+    def _advice(self, caller: str) -> str:
         if "sync" in caller.lower():
-            return f"{problem} {self.sync_advice}"
+            return self.sync_advice
         if "freeze" in caller or "frozen" in caller:
-            return f"{problem} Use contnorm.freeze_stats(model), and requires_grad_(False) for weight and bias."
-        return f"{problem} Keep the layer: it is not a constant scale and shift that another layer could take over."
+            return "Use contnorm.freeze_stats(model), and requires_grad_(False) for weight and bias."
+        return "Keep the layer: it is not a constant scale and shift that another layer could take over."
 
 
-_REPLACES = re.compile(
+# Top-level packages whose functions of these names are known to replace or fold every batch norm they find.
+_KNOWN_LIBRARIES = frozenset(
+    (
+        "apex",
+        "avalanche",
+        "brevitas",
+        "detectron2",
+        "fvcore",
+        "mmcv",
+        "mmdet",
+        "mmengine",
+        "mmpretrain",
+        "mmseg",
+        "nncf",
+        "timm",
+        "torch",
+        "torchao",
+        "torchvision",
+        "transformers",
+        "ultralytics",
+    )
+)
+_MAY_REPLACE = re.compile(
     r"_*(?:(?:fuse|fold|absorb|merge)(?:_\w*)?|(?:convert|freeze|replace|revert)_\w*(?:bn|batch_?norm)\w*)",
+    re.IGNORECASE,
+)
+_FOLDS = re.compile(
+    r"_*(?:fuse|fold|absorb|merge)_(?:conv|linear|fc)\d*d?_?(?:and_)?_?(?:bn|batch_?norm)\w*|_*fuse_bn_tensor"
+    r"|convert_sync_batchnorm",
     re.IGNORECASE,
 )
 
 
 @cache
-def _treats_as_batch_norm(function: str) -> bool:
-    """Whether a function's name marks it as one that replaces batch norms or folds them into other layers.
+def _may_replace(function: str) -> bool:
+    """Whether a function's name is one of those that replace batch norms or fold them into other layers have.
 
     Example:
-        >>> [_treats_as_batch_norm(name) for name in ("fuse_conv_bn_eval", "fuse", "convert_splitbn_model")]
+        >>> [_may_replace(name) for name in ("fuse_conv_bn_eval", "fuse", "convert_splitbn_model")]
         [True, True, True]
-        >>> [_treats_as_batch_norm(name) for name in ("forward", "fused_forward", "convert_model", "extra_repr")]
+        >>> [_may_replace(name) for name in ("forward", "fused_forward", "convert_model", "extra_repr")]
         [False, False, False, False]
     """
-    return _REPLACES.fullmatch(function) is not None
+    return _MAY_REPLACE.fullmatch(function) is not None
