@@ -23,6 +23,7 @@ from contnorm.factory import Dim, accepted_options, build, check_options, named,
 from contnorm.freezing import FREEZING_HOOKS, freeze_stats, is_frozen
 from contnorm.layers.base import MomentNorm
 from contnorm.layers.sync import SyncContinualNorm
+from contnorm.modes import modes_restored
 from contnorm.probe import random_state_restored
 from contnorm.recognition import Recognized, Stranger, drop_and_act, holds_moments, recognize
 
@@ -127,10 +128,9 @@ def _single_position_layers(model: nn.Module, layers: list[_Layer], example_inpu
             positions[module] = min(x.shape[2:].numel(), positions.get(module, x.shape[2:].numel()))
 
     handles = [layer.module.register_forward_pre_hook(measure, with_kwargs=True) for layer in layers]
-    modes = [(module, module.training) for module in model.modules()]
     try:
-        with torch.no_grad(), random_state_restored():
-            _call(model.eval(), example_input)
+        with torch.no_grad(), random_state_restored(), modes_restored(model):
+            _call(model, example_input)
     except Exception as error:
         raise ValueError(
             f"convert_norm: the model can't be run on example_input: {type(error).__name__}: {error}. The model is "
@@ -139,8 +139,6 @@ def _single_position_layers(model: nn.Module, layers: list[_Layer], example_inpu
     finally:
         for handle in handles:
             handle.remove()
-        for module, training in modes:
-            module.training = training
     return {module for module, count in positions.items() if count == 1}
 
 

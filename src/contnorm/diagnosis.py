@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from contnorm.checks import check_model
+from contnorm.modes import modes_restored
 from contnorm.oracle import (
     Call,
     LayerMoments,
@@ -304,12 +305,11 @@ def _learned(given: Sequence[float] | Mapping[Any, float], tasks: list[Any]) -> 
 @contextmanager
 def _left_as_found(model: nn.Module) -> Iterator[None]:
     """Modes, buffers and random generators are as they were afterwards, also those that reading data moves."""
-    modes = [(module, module.training) for module in model.modules()]
     buffers = [(m, name, b, b.clone()) for m in model.modules() for name, b in m._buffers.items() if b is not None]
     devices = {t.device.index for t in (*model.parameters(), *model.buffers()) if t.is_cuda}
     state = random.getstate()
     try:
-        with torch.random.fork_rng(devices=sorted(devices)):
+        with torch.random.fork_rng(devices=sorted(devices)), modes_restored(model):
             yield
     finally:
         random.setstate(state)
@@ -317,5 +317,3 @@ def _left_as_found(model: nn.Module) -> Iterator[None]:
             module._buffers[name] = buffer  # the object too: a forward may have put another in its place
             if not torch.equal(buffer, value):
                 buffer.copy_(value)
-        for module, training in modes:
-            module.training = training

@@ -27,6 +27,7 @@ from contnorm.checks import check_model
 from contnorm.freezing import frozen_stats, is_frozen
 from contnorm.functional.batch import channel_moments, unbiased
 from contnorm.layers.base import MomentNorm
+from contnorm.modes import modes_restored
 from contnorm.recognition import Recognized, Stranger, holds_moments, recognize
 
 __all__ = [
@@ -437,18 +438,12 @@ def _write_finite(layers: dict[str, nn.Module], values: dict[str, tuple[Tensor, 
 @contextmanager
 def _in_evaluation(model: nn.Module) -> Iterator[None]:
     """Evaluation mode; but instance norms with running statistics normalize instances, as they do in training."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with ExitStack() as frozen:
-            for module in model.modules():
-                if isinstance(module, _InstanceNorm) and module.track_running_stats:
-                    frozen.enter_context(frozen_stats(module))
-                    module.training = True
-            yield
-    finally:
-        for module, training in modes:
-            module.training = training
+    with modes_restored(model), ExitStack() as frozen:
+        for module in model.modules():
+            if isinstance(module, _InstanceNorm) and module.track_running_stats:
+                frozen.enter_context(frozen_stats(module))
+                module.training = True
+        yield
 
 
 def call_with_first(model: nn.Module, batch: Any) -> object:
