@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+import functools
+import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
 import contnorm as cn
@@ -338,11 +341,56 @@ def test_peculiar_layers_are_refused_by_name() -> None:
             cn.convert_norm(model, "cn", num_groups=2)
 
 
-def test_a_layer_held_in_a_plain_list_is_refused_by_name() -> None:
+@dataclass
+class Holder:
+    layer: nn.Module
+
+
+def _closure(layer: nn.Module) -> Callable[[Tensor], Tensor]:
+    def run(x: Tensor) -> Tensor:
+        y: Tensor = layer(x)
+        return y
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "hold",
+    [
+        lambda layer: [layer],
+        lambda layer: {"first": ({1: layer},)},
+        Holder,
+        functools.partial,
+        lambda layer: layer.forward,
+        _closure,
+    ],
+    ids=["list", "nested", "object", "partial", "method", "closure"],
+)
+def test_a_layer_held_outside_the_module_tree_is_refused_by_name(hold: Callable[[nn.Module], object]) -> None:
     model = nn.Sequential(nn.BatchNorm2d(8))
-    model.order = [model[0]]
-    with pytest.raises(ValueError, match=r"'0' \(BatchNorm2d\): it also stands in the plain container 'order'"):
+    model.order = hold(model[0])
+    with pytest.raises(ValueError, match=r"'0' \(BatchNorm2d\): the attribute 'order' refers to it"):
         cn.convert_norm(model, "cn", num_groups=2)
+    cn.convert_norm(nn.Sequential(model, nn.BatchNorm2d(8)), "cn", num_groups=2, skip="0.0")
+
+
+def test_a_layer_set_past_registration_is_refused_by_name() -> None:
+    model = nn.Sequential(nn.BatchNorm2d(8))
+    object.__setattr__(model, "first", model[0])
+    with pytest.raises(ValueError, match="the attribute 'first' refers to it"):
+        cn.convert_norm(model, "cn", num_groups=2)
+
+
+def test_attributes_that_refer_to_other_things_do_not_hinder() -> None:
+    model = nn.Sequential(nn.BatchNorm2d(8))
+    deleted = Holder(model)
+    model.weak = weakref.proxy(deleted)
+    del deleted
+    model.parent, model.loop = Holder(model), []
+    model.loop.append(model.loop)
+    model[0].compile(backend="eager")  # leaves references of the layer to itself
+    cn.convert_norm(model, "cn", num_groups=2)
+    assert isinstance(model[0], cn.ContinualNorm2d)
 
 
 def test_a_class_is_a_filter_too() -> None:

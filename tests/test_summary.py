@@ -30,6 +30,8 @@ def test_what_is_not_known_yet_or_can_not_be_looked_into_is_listed_so() -> None:
     assert (lazy.norm, lazy.channels) == ("?", "?")
     (scripted,) = cn.summarize(torch.jit.script(nn.Sequential(nn.BatchNorm2d(4))))
     assert (scripted.layer, scripted.norm) == ("0", "?")
+    traced = torch.jit.trace(nn.Sequential(cn.create_norm("cn2", 4), cn.create_norm("gn2", 4)), torch.randn(2, 4, 3, 3))
+    assert [row.norm for row in cn.summarize(traced)] == ["?", "?"]
 
 
 def test_a_model_without_norms_says_so() -> None:

@@ -26,6 +26,7 @@ from contnorm.layers.sync import SyncContinualNorm
 from contnorm.modes import modes_restored
 from contnorm.probe import random_state_restored
 from contnorm.recognition import Recognized, Stranger, drop_and_act, holds_moments, recognize
+from contnorm.references import referenced_modules
 
 __all__ = ["Filter", "convert_norm", "convert_sync"]
 
@@ -277,10 +278,11 @@ def _out_of_reach(model: nn.Module) -> dict[nn.Module, str]:
     for parent in model.modules():
         if isinstance(compiled := getattr(parent, "_orig_mod", None), nn.Module):
             found[compiled] = "it is compiled as a model of its own; convert first, then compile"
+            continue  # all other references of the compiler's wrapper are its own
         for key, value in vars(parent).items():
-            held = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
             if key not in ("_modules", "_parameters", "_buffers"):
-                found |= {m: f"it also stands in the plain container {key!r}" for m in held if isinstance(m, nn.Module)}
+                held = (module for module in referenced_modules(value) if module is not parent)
+                found |= dict.fromkeys(held, f"the attribute {key!r} refers to it outside the module tree")
     return found
 
 

@@ -64,7 +64,9 @@ _TORCH: tuple[tuple[type[nn.Module], str, int | None], ...] = (
     (StockGroupNorm, "gn", None),
     (nn.GroupNorm, "gn", None),
 )
-_NAMES = {cls.__name__ for cls, _, _ in _TORCH}
+_NAMES = {cls.__name__ for cls, _, _ in _TORCH} | {
+    norm_class(spec, dim).__name__ for spec in NORMS.values() if spec.name != "none" for dim in (1, 2, 3)
+}
 _OPTIONS = ("eps", "momentum", "affine", "track_running_stats", "num_groups", "kernel", "r_max", "d_max", "total_steps")
 
 
@@ -82,7 +84,7 @@ def recognize(module: nn.Module) -> Recognized | Stranger | None:
             if isinstance(module, _InstanceNorm) and module.track_running_stats:
                 return Stranger("it evaluates with running statistics of instances, which no norm here keeps")
             return _described(module, cls, norm, dim, synced=cls is nn.SyncBatchNorm)
-    if isinstance(module, torch.jit.ScriptModule) and module.original_name in _NAMES:
+    if isinstance(module, torch.jit.ScriptModule) and (module.original_name in _NAMES or holds_moments(module)):
         return Stranger("it is scripted or traced and can't be changed; do this first, and script the model then")
     if isinstance(module, LazyModuleMixin) and isinstance(module, _BatchNorm | _InstanceNorm):
         return Stranger("it does not know its channels before it has seen a batch; run one through the model first")
