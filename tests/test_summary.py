@@ -1,5 +1,6 @@
 """The table of norms: what it lists and how it reads."""
 
+import pytest
 import torch
 from torch import nn
 
@@ -25,13 +26,20 @@ def test_a_stranger_is_listed_as_one() -> None:
     assert cn.summarize(nn.Sequential(ScaledBatchNorm2d(8))).rows[0].norm == "?"
 
 
+@pytest.mark.filterwarnings("ignore:.*:torch.jit.TracerWarning")
+def test_traced_norms_are_listed() -> None:
+    layers = nn.Sequential(cn.create_norm("cn2", 4), cn.create_norm("gn2", 4))
+    traced = torch.jit.trace(layers, torch.randn(2, 4, 3, 3), check_trace=False)
+    assert [row.norm for row in cn.summarize(traced)] == ["?", "?"]
+    with pytest.raises(ValueError, match="scripted or traced"):
+        cn.convert_norm(traced, "bn")
+
+
 def test_what_is_not_known_yet_or_can_not_be_looked_into_is_listed_so() -> None:
     (lazy,) = cn.summarize(nn.Sequential(nn.LazyBatchNorm2d()))
     assert (lazy.norm, lazy.channels) == ("?", "?")
     (scripted,) = cn.summarize(torch.jit.script(nn.Sequential(nn.BatchNorm2d(4))))
     assert (scripted.layer, scripted.norm) == ("0", "?")
-    traced = torch.jit.trace(nn.Sequential(cn.create_norm("cn2", 4), cn.create_norm("gn2", 4)), torch.randn(2, 4, 3, 3))
-    assert [row.norm for row in cn.summarize(traced)] == ["?", "?"]
 
 
 def test_a_model_without_norms_says_so() -> None:
