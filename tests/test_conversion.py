@@ -479,3 +479,23 @@ def test_real_frozen_batch_norm() -> None:
     x = torch.randn(2, 8, 4, 4)
     expected = model(x)
     torch.testing.assert_close(cn.convert_norm(model, "bn").train()(x), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("filters", "message"),
+    [
+        ({"skip": "first"}, r"skip='first' is not the name of a norm layer. .*'first\.\*'"),
+        ({"skip": ["first.0", "first.9"]}, "skip='first.9' is not the name of a norm layer"),
+        ({"only": ["first.0", "Second"]}, "only='Second' is not the name of a norm layer"),
+    ],
+)
+def test_a_filter_that_names_no_norm_layer_is_refused(filters: dict[str, Any], message: str) -> None:
+    model = nn.ModuleDict({"first": nn.Sequential(nn.BatchNorm2d(8)), "second": nn.BatchNorm2d(8)})
+    with pytest.raises(ValueError, match=message):
+        cn.convert_norm(model, "cn", num_groups=2, **filters)
+    assert not any(isinstance(module, cn.ContinualNorm2d) for module in model.modules())
+
+
+def test_a_pattern_that_fits_no_layer_is_allowed() -> None:
+    model = cn.convert_norm(nn.Sequential(nn.BatchNorm2d(8)), "cn", num_groups=2, skip="*.downsample.*")
+    assert isinstance(model, nn.Sequential) and isinstance(model[0], cn.ContinualNorm2d)

@@ -142,3 +142,10 @@ def test_an_interrupted_forward_does_not_lose_the_moments() -> None:
         layer(x())
     cn.freeze_stats(layer, False)
     assert torch.equal(layer.running_mean, torch.zeros(3))
+
+
+def test_an_exported_model_is_not_frozen_silently() -> None:
+    exported = torch.export.export(nn.Sequential(nn.BatchNorm1d(4)), (torch.randn(6, 4),)).module()
+    for freeze in (cn.freeze_stats, lambda model: cn.frozen_stats(model).__enter__()):
+        with pytest.raises(ValueError, match="before it is exported"):
+            freeze(exported)

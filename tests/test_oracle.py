@@ -396,3 +396,28 @@ def test_a_compiled_model_is_measured_without_the_compiler_looking_in(capfd: pyt
     with cn.reestimate(torch.compile(model, backend="eager"), [x]):  # type: ignore[arg-type]
         torch.testing.assert_close(model[1].running_mean, plain)
     assert "dynamo" not in capfd.readouterr().err
+
+
+class CallsForward(nn.Module):
+    """Runs its second norm past the call, where no hook is reached."""
+
+    def __init__(self, functional: bool) -> None:
+        super().__init__()
+        self.first, self.second, self.functional = nn.BatchNorm1d(4), nn.BatchNorm1d(4), functional
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        if self.functional:
+            return nn.functional.batch_norm(x, self.second.running_mean, self.second.running_var)
+        return self.second.forward(x)
+
+
+@pytest.mark.parametrize("functional", [False, True])
+def test_a_layer_whose_moments_are_used_without_a_call_is_refused(functional: bool) -> None:
+    model = CallsForward(functional)
+    before = copy.deepcopy(model.state_dict())
+    x = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)) + 3
+    with pytest.raises(ValueError, match=r"layer 'second' \(BatchNorm1d\) are used without a call"):
+        cn.reestimate(model, [x])
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value, before[name], rtol=0, atol=0)

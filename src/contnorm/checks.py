@@ -268,6 +268,11 @@ def check_moments(running_mean: Tensor | None, running_var: Tensor | None, calle
             f"{caller}: running_mean has shape {tuple(running_mean.shape)} and running_var {tuple(running_var.shape)}. "
             f"Give one value for each channel in both."
         )
+    if not (running_mean.is_floating_point() and running_var.is_floating_point()):
+        raise ValueError(
+            f"{caller}: running_mean is {running_mean.dtype} and running_var {running_var.dtype}. Moments must be "
+            f"floating-point numbers; use .float()."
+        )
 
 
 def moves_moments(running_mean: Tensor | None, momentum: float | Tensor) -> bool:

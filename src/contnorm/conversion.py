@@ -8,7 +8,7 @@ bit. Nothing is changed unless every layer that was asked for can be.
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import gcd
@@ -221,11 +221,15 @@ def _selected(
     layers: list[_Layer] = []
     refused: dict[tuple[str, str], list[str]] = {}
     seen = 0
+    names: list[str] = []
     near = next(_floating(model.modules()), None)
     for name, module in model.named_modules():
         near = next(_floating([module]), near)
         found = recognize(module)
-        if found is None or (isinstance(found, Recognized) and not wants(module, found)):
+        if found is None:
+            continue
+        names.append(name)
+        if isinstance(found, Recognized) and not wants(module, found):
             continue
         seen += 1
         if (only is not None and not wanted(name, module)) or (skip is not None and unwanted(name, module)):
@@ -246,7 +250,19 @@ def _selected(
             f"{caller}: found nothing to convert in {type(model).__name__}: it has {seen} norm layers to convert that "
             f"work over channels in dimension 1; {why}. See contnorm.summarize(model)."
         )
+    for argument, value in (("only", only), ("skip", skip)):
+        _check_names(value, names, f"{caller}: {argument}")
     return layers
+
+
+def _check_names(given: Filter | None, names: Sequence[str], where: str) -> None:
+    """Refuse a name that no norm layer has: misspelt, it would change which layers are converted."""
+    choices = [given] if isinstance(given, str) else given if isinstance(given, Iterable) else ()
+    for name in choices:
+        if isinstance(name, str) and name not in names and not any(sign in name for sign in "*?["):
+            inside = any(other.startswith(f"{name}.") for other in names)
+            advice = f"For the layers inside it write '{name}.*'." if inside else "See contnorm.summarize(model)."
+            raise ValueError(f"{where}={name!r} is not the name of a norm layer. {advice} The model is unchanged.")
 
 
 def _refusals(refused: Mapping[tuple[str, str], list[str]], most: int = 3) -> str:

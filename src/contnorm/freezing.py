@@ -96,6 +96,11 @@ def _set(module: nn.Module, frozen: bool) -> None:
 def _freeze(module: Any) -> None:
     if isinstance(module, torch.jit.ScriptModule):
         raise ValueError("freeze_stats: a scripted or traced model can't be changed. Freeze it before it is scripted.")
+    if type(module).forward is nn.Module.forward and "forward" not in vars(module):
+        raise ValueError(
+            f"freeze_stats: a {type(module).__name__} without a forward method holds running moments, which other code "
+            f"updates and which can't be frozen here. Freeze an exported model before it is exported."
+        )
     if isinstance(module, MomentNorm):
         module.stats_frozen = True
     elif _obeys_tracking(module):

@@ -271,11 +271,20 @@ def _trace(model: nn.Module, layers: dict[str, nn.Module], batch: Any, run: Call
     """The depth of each call of each layer, from one forward pass."""
     calls: dict[str, list[int]] = {name: [] for name in layers}
     flow = _DepthFlowBesideCompiler() if "torch._dynamo" in sys.modules else _DepthFlow()
+    moments = {name: {_address(buffer) for buffer in _buffers(layer)} for name, layer in layers.items()}
+    flow.watched = set().union(*moments.values())
     with ExitStack() as stack:
         for name, layer in layers.items():
             stack.callback(layer.register_forward_hook(_following(flow, calls[name]), with_kwargs=True).remove)
         stack.enter_context(flow)
         run(model, batch)
+    for name, addresses in moments.items():
+        if not calls[name] and addresses & flow.read:
+            raise ValueError(
+                f"reestimate: the moments of layer {name!r} ({type(layers[name]).__name__}) are used without a call of "
+                f"the layer, so its input can't be measured. Call layer(x) in place of layer.forward(x) or "
+                f"torch.nn.functional.batch_norm."
+            )
     if not any(calls.values()):
         raise ValueError("reestimate: a forward pass reached no norm layer with running moments.")
     return calls
@@ -297,6 +306,8 @@ class _DepthFlow(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.depth: dict[int, int] = {}
         self.alive: list[Tensor] = []  # so that no storage's address is used again
+        self.watched: set[int] = set()  # addresses of running moments
+        self.read: set[int] = set()  # those of them that an operation has used
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -315,6 +326,7 @@ class _DepthFlow(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
+        self.read |= self.watched & {_address(t) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
         depth = self.of((args, kwargs))
         if depth:
             self.deepen(result, depth)

@@ -248,3 +248,11 @@ def test_group_forms_are_one_family() -> None:
     assert F.group_norm(torch.randn(4, 2, 3, 3, 3), 2).shape == (4, 2, 3, 3, 3)
     with pytest.raises(ValueError, match=r"group_norm: num_groups=4 does not divide the 6 channels"):
         F.group_norm(x, 4)
+
+
+@pytest.mark.parametrize("function", [F.continual_norm, F.batch_norm])
+def test_moments_of_whole_numbers_are_refused(function: Any) -> None:
+    mean, var = torch.zeros(4, dtype=torch.int64), torch.ones(4, dtype=torch.int64)
+    options = {"num_groups": 2} if function is F.continual_norm else {}
+    with pytest.raises(ValueError, match="floating-point"):
+        function(torch.randn(6, 4, 2, 2), mean, var, training=True, **options)
