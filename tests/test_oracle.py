@@ -421,3 +421,11 @@ def test_a_layer_whose_moments_are_used_without_a_call_is_refused(functional: bo
         cn.reestimate(model, [x])
     for name, value in model.state_dict().items():
         torch.testing.assert_close(value, before[name], rtol=0, atol=0)
+
+
+def test_a_single_value_per_channel_is_refused() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(4))
+    with pytest.raises(ValueError, match=r"one value per channel at layer '0'"):
+        cn.reestimate(model, [torch.randn(1, 4), torch.randn(0, 4)])
+    assert torch.equal(model[0].running_var, torch.ones(4))
+    cn.reestimate(model, [torch.randn(1, 4), torch.randn(1, 4)])

@@ -224,6 +224,11 @@ class _Passes:
         for name, pool in pools.items():
             if pool.count == 0:
                 raise ValueError(f"reestimate: no data reached layer {name!r}: all {seen} batches are empty.")
+            if pool.count == 1:
+                raise ValueError(
+                    f"reestimate: all batches together have one value per channel at layer {name!r}, and a variance "
+                    f"needs two or more. Give more samples."
+                )
 
 
 @dataclass
