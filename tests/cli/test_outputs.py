@@ -157,6 +157,15 @@ def test_a_table_that_is_named_twice_is_there_once(runs: Path) -> None:
     )
 
 
+def test_a_score_that_was_not_measured_is_left_out(runs: Path, tmp_path: Path) -> None:
+    """Forward transfer needs the accuracies before the first task, which these runs do not have."""
+    path = tmp_path / "own.toml"
+    path.write_text(RECIPE.replace("split-mnist", "split-cifar100").replace('"acc"', '"fwt"'))
+    report = report_of(Shelves([runs]), [str(path)])
+    assert "fwt" not in report_files(report, "csv")["tables.csv"]
+    assert "| bn | 0 |" in report_files(report, "md")["own.md"]
+
+
 def run_module(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "contnorm", *words]
     return subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60, check=False, **options)
