@@ -247,7 +247,7 @@ def read_toml_text(path: Path, hint: str) -> str:
     if len(content) > _LARGEST_FILE:
         raise UserError(f"{path}: is larger than {_LARGEST_FILE:,} bytes. {hint}")
     try:
-        return content.decode("utf-8")
+        return content.decode("utf-8-sig")  # some editors begin a file with a byte order mark
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: is not UTF-8, as TOML is ({error.reason} at byte {error.start}).") from error
 

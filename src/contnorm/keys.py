@@ -42,7 +42,10 @@ def unknown_key(given: str, beside: Sequence[str], every: Sequence[str]) -> User
         >>> print(unknown_key("seeds", ["train"], ["train.lr"]))
         unknown key 'seeds'. It is no setting of a run, but a flag: --seeds.
     """
-    leaf = given.rpartition(".")[2].replace("-", "_")
+    group, _, name = given.rpartition(".")
+    if given in every:  # such as "train.lr" = 0.1 in a file
+        return UserError(f"unknown key {given!r}. It is {name!r} of the group {group!r}: write it without quotes.")
+    leaf = name.replace("-", "_")
     if leaf in FLAGS:
         return UserError(f"unknown key {given!r}. It is no setting of a run, but a flag: --{leaf.replace('_', '-')}.")
     return unknown("key", given, beside, _meant(given, leaf, beside, every))

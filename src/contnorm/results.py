@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import re
+import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -37,6 +38,7 @@ __all__ = [
     "RunFolder",
     "Store",
     "by_settings",
+    "distinct",
     "diverged_seeds",
     "fitting",
     "is_folder_of_runs",
@@ -45,6 +47,7 @@ __all__ = [
     "seal_of",
     "spread_over_seeds",
     "write_atomically",
+    "write_output",
 ]
 
 SCHEMA = 2
@@ -54,6 +57,7 @@ _SEED = re.compile(r"[0-9]+\.json")
 _NOTE = re.compile(r"[0-9]+\.lost\.json")
 _HASH = re.compile(r"[0-9a-f]{12}")
 _LARGEST_SEED = 2**64 - 1
+_LARGEST_FILE = 2**28  # bytes
 _LONGEST_REASON = 300  # characters of what is wrong with a record
 
 
@@ -102,6 +106,11 @@ class Record:
         rows = self.drift.get("by_task", [])
         layers = _digest(list(rows[0])) if rows else ""
         return Layout(counts, layers if capped or not rows else f"{len(rows)} rows of {layers}")
+
+    @property
+    def outcome(self) -> str:
+        """All that was counted, as text: equal for copies of a record."""
+        return json.dumps([self.raw.get(key) for key in ("matrix", "matrix_running", "labels", "labels_running")])
 
     @property
     def several_labels(self) -> bool:
@@ -187,6 +196,16 @@ def write_atomically(path: Path, *parts: bytes | memoryview) -> None:
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
+
+
+def write_output(path: Path, content: bytes) -> None:
+    """Write a file that a user named: into the target of a link, and into a device or pipe instead of replacing it."""
+    target = path.resolve()
+    if target.exists() and not target.is_file():
+        with target.open("wb") as file:
+            file.write(content)
+    else:
+        write_atomically(target, content)
 
 
 class Store:
@@ -323,7 +342,7 @@ class Store:
             found.records.extend(fitting(records, found.problems))
             if lost := diverged_seeds(folder, found.problems):
                 found.lost[_name(folder.path)] = lost
-        return found
+        return replace(found, records=distinct(found.records, found.problems))
 
     def _beginning_with(self, given: str) -> list[Path]:
         """Compared as text: stars and brackets are no pattern."""
@@ -408,9 +427,29 @@ class _Placed(Protocol):
     def path(self) -> Path | None: ...
     @property
     def layout(self) -> Layout: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def outcome(self) -> str: ...
 
 
 P = TypeVar("P", bound=_Placed)
+
+
+def distinct(records: Iterable[P], problems: list[str]) -> list[P]:
+    """One record for each run and seed, the first; a mean over seeds must not count a copy again.
+
+    Copies come from links, from folders that are named twice and from folders that share runs. A record of the same run
+    and seed with other counts, such as one of another device, is named as a problem.
+    """
+    first: dict[tuple[str, int], P] = {}
+    for record in records:
+        other = first.setdefault((record.config.hash, record.seed), record)
+        if other is not record and other.outcome != record.outcome:
+            problems.append(
+                f"{record.path}: is not counted. It is of the same run and seed as {other.path}, with other results."
+            )
+    return list(first.values())
 
 
 def fitting(records: Sequence[P], problems: list[str]) -> list[P]:
@@ -561,6 +600,7 @@ def _digest(content: Any) -> str:
 def _read(path: Path, what: str = "record of a run") -> dict[str, Any]:
     """A JSON object with a version in it."""
     try:
+        _check_file(path)
         raw = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:  # no JSON, or no text
         raise _no_record(path, error, what) from error
@@ -571,6 +611,15 @@ def _read(path: Path, what: str = "record of a run") -> dict[str, Any]:
     if "schema" not in raw:
         raise _no_record(path, f"without {', '.join(sorted({'schema', *_needed(raw)} - raw.keys()))}", what)
     return raw
+
+
+def _check_file(path: Path) -> None:
+    """Refuse what would be read without end: a pipe, a device, or a file of a size that no record has."""
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise ValueError("not a regular file")
+    if found.st_size > _LARGEST_FILE:
+        raise ValueError(f"{found.st_size:,} bytes, more than the {_LARGEST_FILE:,} that a record can have")
 
 
 def _lost_reason(path: Path) -> str:

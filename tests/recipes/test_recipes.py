@@ -171,6 +171,40 @@ def test_numbers_of_ones_own() -> None:
             r"claims 1: score: 'fm' has no value after each task",
         ),
         ("[scores]", "[scores", r"x\.toml: is not TOML"),
+        ('["bn"]', "[]", r"runs 1: norms is empty"),
+        ('["er"]', "[]", r"runs 1: strategies is empty"),
+        *[
+            (
+                'norms = ["bn"]',
+                f'norms = ["bn"]\n[[claims]]\nsays = "x"\nkind = "{kind}"\nscore = "acc"\n'
+                f'than = {{ norm = "bn" }}\n{bound}',
+                f"claims 1: .*{said}",
+            )
+            for kind, bound, said in [
+                ("near", "", "needs `margin`"),
+                ("under", "", "needs `limit`"),
+                ("near", "margin = nan", "finite"),
+                ("near", "margin = -1.0", "0 or more"),
+                ("under", "limit = inf", "finite"),
+            ]
+        ],
+        *[
+            (
+                'norms = ["bn"]',
+                'norms = ["bn"]\n[[published]]\ndataset = "split-mnist"\nstrategy = "er"\nnorm = "bn"\n'
+                f"values = {{ {values} }}",
+                f"published 1: .*{said}",
+            )
+            for values, said in [
+                ("acc = [nan]", "at most"),
+                ("acc = [90.0, -1.0]", "not negative"),
+                ("acc = [90.0, 1e300]", "at most"),
+                ("acc = [90.0, inf]", "at most"),
+                ("acc = [90.0, 1.0, 3]", "doubt"),
+                ('acc = [90.0, 1.0, "a", "b"]', "doubt"),
+                ("ac = [90.0]", "unknown metric .*Did you mean 'acc'"),
+            ]
+        ],
     ],
 )
 def test_a_mistake_in_a_recipe_is_one_line(old: str, new: str, said: str) -> None:

@@ -6,9 +6,10 @@ Runs that share no seed, or did not see the same samples, are two sides by thems
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 
 from rich.console import Console
 
@@ -58,7 +59,7 @@ def show_comparison(a: list[Record], b: list[Record], console: Console) -> None:
     """What differs in the settings, then the scores, with the 95 % interval of the mean difference."""
     if a[0].several_labels != b[0].several_labels:
         raise UserError("the images of one run have several labels, those of the other one: they share no score.")
-    apart = _other_samples(a[0], b[0])
+    apart = _other_samples(a, b)
     unknown = "" if apart else not_comparable(*(_fingerprint(side[0]) for side in (a, b)))
     sides = _sides(a, b, bool(apart))
     _show_settings(a[0], b[0], console)
@@ -66,6 +67,11 @@ def show_comparison(a: list[Record], b: list[Record], console: Console) -> None:
         console.print(safe_text(f"warning: A and B did not see the same samples ({apart}), so seeds pair nothing."))
     if unknown:
         say(f"warning: A and B may be of different data: {unknown}.", console)
+    if not apart and (tasks := _other_tasks(sides)):
+        say(
+            f"warning: A and B were evaluated on different tasks ({tasks}), so their scores are not comparable.",
+            console,
+        )
     if not apart and not sides.paired:
         console.print(safe_text(f"A and B share no seed ({_seeds(a)}; {_seeds(b)}), so nothing is paired."))
     console.print()
@@ -115,13 +121,29 @@ def _show_settings(a: Record, b: Record, console: Console) -> None:
         console.print(safe_text(f"  {key}: {word(old)} -> {word(new)}"))
 
 
-def _other_samples(a: Record, b: Record) -> str:
+def _other_samples(a: Sequence[Record], b: Sequence[Record]) -> str:
     """Why the samples of two runs are not the same; empty where they are."""
-    apart = differences(a.config, b.config).keys() & SAMPLES
+    apart = differences(a[0].config, b[0].config).keys() & SAMPLES
     if apart:
         return ", ".join(sorted(apart))
-    match = compare_fingerprints(_fingerprint(a), _fingerprint(b))
-    return f"{a.config.stream.source} was read from other files" if match is Match.DIFFERENT else ""
+    seeds = {record.seed for record in a} & {record.seed for record in b}
+    pairs = {
+        (_fingerprint(one), _fingerprint(other))
+        for one, other in product(a, b)
+        if not seeds or (one.seed == other.seed and one.seed in seeds)
+    }
+    other_data = any(compare_fingerprints(*pair) is Match.DIFFERENT for pair in pairs)
+    return f"{a[0].config.stream.source} was read from other files" if other_data else ""
+
+
+def _other_tasks(sides: _Sides) -> str:
+    """How many tasks each side was evaluated on, where that differs: runs with --max-steps reach only some."""
+    tasks = [[record.counted.tasks for record in side] for side in (sides.a, sides.b)]
+    same = tasks[0] == tasks[1] if sides.paired else set(tasks[0]) == set(tasks[1])
+    if same:
+        return ""
+    counts = (" or ".join(map(str, sorted(set(some)))) for some in tasks)
+    return "; ".join(f"{letter}: the first {many}" for letter, many in zip("AB", counts, strict=True))
 
 
 def _fingerprint(record: Record) -> object:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import io
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -34,7 +35,7 @@ from contnorm.config import show_value
 from contnorm.errors import UserError, unknown
 from contnorm.escape import escape_terminal
 from contnorm.own_code import code_files
-from contnorm.results import Found, Record, Store
+from contnorm.results import Found, Record, Store, distinct
 from contnorm.trust import check_files, only_trusted
 
 __all__ = ["app", "main"]
@@ -44,6 +45,9 @@ _UNUSABLE = {
     errno.EACCES, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOENT, errno.ENOSPC, errno.ENOTDIR, errno.EPERM,
     errno.EROFS,
 }  # fmt: skip
+
+
+_FAILED_WRITE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
 
 
 class _Group(TyperGroup):
@@ -72,7 +76,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-console = Console(width=None if sys.stdout.isatty() else 160)  # a file or a pipe has no edge to wrap at
+console = Console(width=None if sys.stdout and sys.stdout.isatty() else 160)  # a file or a pipe has no edge to wrap at
 
 
 def _say_version(asked: bool) -> None:
@@ -263,8 +267,8 @@ def show(
         found = [store.search(given) for given in run] if run else [store.readable()]
     else:
         found = [find_summaries(store, given) for given in run] if run else [summaries_under(runs)]
-    records = [record for some in found for record in some.records]
-    problems = [problem for some in found for problem in some.problems]
+    problems = list(dict.fromkeys(problem for some in found for problem in some.problems))
+    records = distinct([record for some in found for record in some.records], problems)
     lost = {run: notes for some in found for run, notes in some.lost.items()}
     if not records:
         none = f"no finished runs under {runs}{', all were lost' if lost else ''}. Make one: contnorm run --norm cn"
@@ -518,9 +522,13 @@ def main() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code = app(prog_name="contnorm", standalone_mode=False)
+        if sys.stdout:
+            sys.stdout.flush()  # what fails here would fail after the last handler
     except UserError as error:
         say_on_stderr(str(error))
         raise SystemExit(2) from None
+    except OSError as error:
+        raise SystemExit(_output_failed(error)) from None
     except typer.Abort:
         raise SystemExit(130) from None  # Ctrl-C where nothing had to be saved
     except (MemoryError, RuntimeError) as error:
@@ -534,6 +542,21 @@ def main() -> None:
             say_on_stderr(said)
         raise SystemExit(2) from None
     raise SystemExit(code if isinstance(code, int) else 0)
+
+
+def _output_failed(error: OSError) -> int:
+    """Report that output could not be written; other errors are raised again.
+
+    Returns:
+        The exit code: 1, without a message, where the reader of a pipe has ended.
+    """
+    if not isinstance(error, BrokenPipeError):
+        if error.filename is not None or error.errno not in _FAILED_WRITE:
+            raise error
+        say_on_stderr(f"output can't be written ({error.strerror}). Write it elsewhere, or make room.")
+    if sys.stdout:  # the rest would fail again when Python exits
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 1 if isinstance(error, BrokenPipeError) else 2
 
 
 OUT_OF_MEMORY = (

@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from contnorm.cli.run_tables import run_blocks, runs_csv
 from contnorm.cli.settings import changed, in_words, word
 from contnorm.cli.showing import Lost, described, own_settings
+from contnorm.cli.typed_settings import MOST_SEEDS
 from contnorm.comparison.lost import lost_words
 from contnorm.config import RunConfig
-from contnorm.errors import unknown
+from contnorm.errors import UserError, unknown
 from contnorm.recipes.reading import recipe_names
 from contnorm.report import figures
 from contnorm.report.found import Shelves
@@ -29,7 +30,7 @@ from contnorm.report.views import claim_rows, section_view
 from contnorm.results import Record, by_settings
 from contnorm.streams.classification import STREAMS
 
-__all__ = ["FORMATS", "PARTS", "Report", "counted", "report_files", "report_of", "report_text"]
+__all__ = ["ENDINGS", "FORMATS", "PARTS", "Report", "counted", "report_files", "report_of", "report_text"]
 
 FORMATS = ("html", "md", "latex", "csv")
 PARTS = ("all", "tables", "claims", "runs")
@@ -60,7 +61,7 @@ class Report:
 
 def report_of(shelves: Shelves, names: Sequence[str] = ()) -> Report:
     """What the records say of some recipes, or of all of the paper's, and of each run."""
-    sections, unrun = sections_of(names or recipe_names(), shelves)
+    sections, unrun = sections_of(list(dict.fromkeys(names)) or recipe_names(), shelves)
     timed = {name: _grouped(records) for name, records in shelves.timed.items() if records}
     return Report(sections, unrun, _grouped(shelves.records), timed, shelves.lost)
 
@@ -106,7 +107,13 @@ def report_files(report: Report, form: str, part: str = "all") -> dict[str, str]
     if form == "csv":
         return {f"{name}.csv": _csv(report, name) for name in PARTS[1:] if part in ("all", name)}
     write = (lambda sheet: MADE + markdown(sheet)) if form == "md" else latex
-    return {f"{sheet.name}.{ENDINGS[form]}": write(sheet) for sheet in _sheets(report, part, linked=form == "md")}
+    files: dict[str, str] = {}
+    for sheet in _sheets(report, part, linked=form == "md"):
+        name = f"{sheet.name}.{ENDINGS[form]}"
+        if name in files:
+            raise UserError(f"two files of the report would be named {name}. Rename the recipe {sheet.name}.toml.")
+        files[name] = write(sheet)
+    return files
 
 
 def _sheets(report: Report, part: str, linked: bool = False) -> Iterator[Sheet]:
@@ -252,19 +259,28 @@ def _command(group: Sequence[Record]) -> str:
         rest.pop(key, None)
     names = {"--stream": config.stream.name, "--strategy": config.strategy.name, "--norm": config.norm.name}
     named = " ".join(f"{flag} {shlex.quote(name)}" for flag, name in names.items())
-    cuda = (group[0].raw.get("device") or {}).get("kind") == "cuda"
-    typed = ["contnorm run", named, _seeds([record.seed for record in group]), *(["--device cuda"] if cuda else [])]
+    typed = ["contnorm run", named, _seeds([record.seed for record in group]), *_device_flags(group[0])]
     return " ".join([*typed, *(f"--set {shlex.quote(f'{k}={word(v)}')}" for k, v in rest.items())])
 
 
+def _device_flags(record: Record) -> list[str]:
+    """The flags that decide the last digits of results: the device, and on a CPU the threads where they are several."""
+    device = record.raw.get("device") or {}
+    if device.get("kind") == "cuda":
+        return ["--device cuda"]
+    threads = device.get("threads")
+    return [f"--threads {threads}"] if isinstance(threads, int) and threads > 1 else []
+
+
 def _seeds(seeds: Sequence[int]) -> str:
-    """How to ask for the seeds of a run; those that were lost among them are asked for too.
+    """The flag for the seeds of a run; lost ones among them are included. Of seeds far apart it has the first.
 
     Example:
-        >>> _seeds([0, 1, 2, 4]), _seeds([3])
-        ('--seeds 5', '--seed 3')
+        >>> _seeds([0, 1, 2, 4]), _seeds([3]), _seeds([0, 4000000000])
+        ('--seeds 5', '--seed 3', '--seed 0')
     """
-    return f"--seed {seeds[0]}" if len(seeds) == 1 and seeds[0] else f"--seeds {max(seeds) + 1}"
+    alone = len(seeds) == 1 and seeds[0] > 0
+    return f"--seed {min(seeds)}" if alone or max(seeds) >= MOST_SEEDS else f"--seeds {max(seeds) + 1}"
 
 
 def _facts(group: Sequence[Record]) -> list[tuple[str, str]]:

@@ -37,7 +37,7 @@ from contnorm.recipes.selection import (
     selection_text,
     winner,
 )
-from contnorm.results import Store, write_atomically
+from contnorm.results import Store, write_output
 from contnorm.streams.classification import STREAMS, find_stream
 from contnorm.trust import only_trusted
 
@@ -208,7 +208,7 @@ def _show_and_write(
     if found.chosen:
         path = wanted.out or selection_file(recipe, wanted.runs)
         with usable(path, "it can't be written", "Say with --out where else."):
-            write_atomically(path, selection_text(_over_old(found, path, recipe, wanted)).encode())
+            write_output(path, selection_text(_over_old(found, path, recipe, wanted)).encode())
         console.print(safe_text(f"{len(found.chosen)} chosen, in {path}. {_how_to_use(name, wanted)}"), soft_wrap=True)
 
 

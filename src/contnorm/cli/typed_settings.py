@@ -14,7 +14,16 @@ from contnorm.catalog import find_norm
 from contnorm.config import assigned, laid_over, parse_assignment, read_toml, show_value
 from contnorm.errors import UserError
 
-__all__ = ["Setting", "assignments_of", "check_seed", "check_seeds", "merge_settings", "number_or_word", "settings_of"]
+__all__ = [
+    "MOST_SEEDS",
+    "Setting",
+    "assignments_of",
+    "check_seed",
+    "check_seeds",
+    "merge_settings",
+    "number_or_word",
+    "settings_of",
+]
 
 LONGEST_NUMBER = 18  # digits; more are beyond the limit of every setting
 MOST_SEEDS = 10_000

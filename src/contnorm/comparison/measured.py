@@ -74,7 +74,10 @@ class Measured:
 
     def _score(self, record: Record, name: str) -> float | None:
         matrix = None if record.several_labels else record.matrix_of(self.cell.view.matrix)
-        return None if matrix is None else score(matrix, name)
+        try:
+            return None if matrix is None else score(matrix, name)
+        except ValueError:  # of accuracies that were not measured, such as those before the first task
+            return None
 
     def _label_score(self, record: Record, name: str) -> float | None:
         """Of the cell's group of labels; None where the test images have none of them."""

@@ -13,6 +13,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+from contnorm.config import show_value
 from contnorm.errors import UserError, unknown
 
 __all__ = ["RUNS", "DataRow", "Published", "data_rows", "find", "published", "row_cells"]
@@ -118,12 +119,21 @@ def row_cells(row: Mapping[str, Any], where: str) -> list[Published]:
     if not isinstance(row["values"], Mapping):
         raise UserError(f"{where}: values={row['values']!r} must be a table such as {{ acc = [90.1, 0.4] }}.")
     for metric, value in row["values"].items():
-        numbers = value[:2] if isinstance(value, list) else []
-        if not numbers or not all(isinstance(n, int | float) and not isinstance(n, bool) for n in numbers):
-            raise UserError(f"{where}: values.{metric}={value!r} must be [mean], [mean, std] or [mean, std, doubt].")
+        _check_number(value, f"{where}: values.{metric}={show_value(value)}")
     return list(_cells("", row))
 
 
+def _check_number(value: Any, where: str) -> None:
+    """Refuse what is not a mean with a deviation and a doubt, the latter two optional."""
+    numbers, doubt = (value[:2], value[2:]) if isinstance(value, list) else ([], [])
+    whole = all(isinstance(number, int | float) and not isinstance(number, bool) for number in numbers)
+    if not numbers or not whole or len(doubt) > 1 or not all(isinstance(text, str) for text in doubt):
+        raise UserError(f"{where} must be [mean], [mean, std] or [mean, std, doubt].")
+    if not all(abs(number) <= LARGEST for number in numbers) or any(std < 0 for std in numbers[1:]):
+        raise UserError(f"{where} must have numbers of at most {LARGEST:g}, and a deviation that is not negative.")
+
+
+LARGEST = 1e12  # the square of a deviation has to be a number, too
 NAMED = ("dataset", "strategy", "norm")
 OPEN = ("groups", "momentum", "buffer", "split")
 

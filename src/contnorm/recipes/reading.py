@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from importlib import resources
@@ -13,7 +14,7 @@ from contnorm.config import from_dict, laid_over, parse_toml, read_toml_text, sh
 from contnorm.errors import UserError, unknown
 from contnorm.methods import STRATEGIES
 from contnorm.own_code import is_own_code
-from contnorm.recipes.published import RUNS, row_cells
+from contnorm.recipes.published import RUNS, Published, row_cells
 from contnorm.recipes.recipe import (
     DIMENSIONS,
     KINDS,
@@ -78,18 +79,21 @@ def parse_recipe(name: str, text: str, where: str) -> Recipe:
     if kind in ("runs", "curves"):
         _known(values, WHOLE, where, needed=("scores", "runs"))
     settings = _settings(values.get("settings", {}), f"{where}: settings")
+    scores = _scores(values.get("scores", {}), f"{where}: scores", curves=kind == "curves")
     return Recipe(
         name=name,
         title=_typed(values["title"], str, f"{where}: title"),
         kind=cast(Any, kind),
         table=_typed(values.get("table", ""), str, f"{where}: table"),
-        scores=_scores(values.get("scores", {}), f"{where}: scores", curves=kind == "curves"),
+        scores=scores,
         runs=tuple(_block(b, settings, f"{where}: runs {i}") for i, b in _tables(values, "runs", where)),
         settings=settings,
         selected=tuple(_selected(s, f"{where}: selected {i}") for i, s in _tables(values, "selected", where)),
         claims=tuple(_claim(c, f"{where}: claims {i}") for i, c in _tables(values, "claims", where)),
         numbers=tuple(
-            cell for i, row in _tables(values, "published", where) for cell in row_cells(row, f"{where}: published {i}")
+            cell
+            for i, row in _tables(values, "published", where)
+            for cell in _published(row, scores, f"{where}: published {i}")
         ),
         published_runs=_runs(values.get("published_runs", RUNS), f"{where}: published_runs"),
         alone=_typed(values.get("alone", False), bool, f"{where}: alone"),
@@ -98,10 +102,22 @@ def parse_recipe(name: str, text: str, where: str) -> Recipe:
     )
 
 
+def _published(row: Values, scores: Values, where: str) -> list[Published]:
+    """The numbers of a row; each needs one of our scores to compare it with."""
+    cells = row_cells(row, where)
+    for cell in cells:
+        if cell.metric not in scores:
+            raise UserError(f"{where}: {unknown('metric of [scores]', cell.metric, scores)}")
+    return cells
+
+
 def _block(values: Values, shared: Values, where: str) -> Block:
     _known(values, BLOCK, where, needed=("streams", "strategies", "norms"))
     settings = _settings(values.get("settings", {}), f"{where}: settings")
     from_dict(laid_over(shared, settings), where)
+    for key in ("streams", "strategies", "norms", "views"):
+        if values.get(key) == []:
+            raise UserError(f"{where}: {key} is empty, so the grid has no run. Name at least one.")
     return Block(
         streams=_names(values["streams"], f"{where}: streams"),
         strategies=tuple(_strategy(s, f"{where}: strategies") for s in _list(values["strategies"], where)),
@@ -146,6 +162,9 @@ def _claim(values: Values, where: str) -> Claim:
         check_curve(values["score"], f"{where}: score")
     if "than_score" in values:
         check_score(values["than_score"], f"{where}: than_score")
+    bound = {"near": "margin", "flat": "margin", "under": "limit"}.get(kind)
+    if bound is not None and bound not in values:
+        raise UserError(f"{where}: a claim of kind {kind!r} needs `{bound}`, a number.")
     return Claim(
         says=_typed(values["says"], str, f"{where}: says"),
         kind=cast(ClaimKind, kind),
@@ -153,7 +172,7 @@ def _claim(values: Values, where: str) -> Claim:
         cells=_selector(values.get("cells", {}), f"{where}: cells"),
         than=tuple(_selector(other, f"{where}: than") for other in others),
         than_score=values.get("than_score"),
-        margin=_number(values.get("margin", 0.0), f"{where}: margin"),
+        margin=_number(values.get("margin", 0.0), f"{where}: margin", least=0.0),
         limit=_number(values.get("limit", 0.0), f"{where}: limit"),
     )
 
@@ -204,9 +223,11 @@ def _strategy(value: Any, where: str) -> str:
     return value if isinstance(value, str) and is_own_code(value) else _one_of(value, STRATEGIES, where)
 
 
-def _number(value: Any, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise UserError(f"{where}: {show_value(value)} must be a number.")
+def _number(value: Any, where: str, least: float = -math.inf) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise UserError(f"{where}: {show_value(value)} must be a finite number.")
+    if value < least:
+        raise UserError(f"{where}: {show_value(value)} must be {least:g} or more.")
     return float(value)
 
 

@@ -16,7 +16,7 @@ from contnorm.engine.settling import settle, source_of
 from contnorm.recipes.grid import cells_of
 from contnorm.recipes.recipe import Recipe
 from contnorm.recipes.selection import Selection, find_selection
-from contnorm.results import Record, Store, fitting
+from contnorm.results import Record, Store, distinct, fitting
 
 __all__ = ["Shelf", "Shelves", "measured_of"]
 
@@ -79,7 +79,8 @@ class Shelves:
         """The records, and among the ``lost`` the seeds that have one in none of the folders."""
         found = [Store(folder).readable() for folder in folders]
         self.problems += [problem for one in found for problem in one.problems]
-        records = fitting([record for one in found for record in one.records], self.problems)
+        every = distinct([record for one in found for record in one.records], self.problems)
+        records = fitting(every, self.problems)
         there = {(record.config.hash, record.seed) for record in records}
         for run, notes in (item for one in found for item in one.lost.items()):
             left = {seed: why for seed, why in notes.items() if (run, seed) not in there}

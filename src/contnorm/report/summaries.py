@@ -12,7 +12,7 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from contnorm.results import (
     Record,
     RunFolder,
     Store,
+    distinct,
     diverged_seeds,
     fitting,
     is_folder_of_runs,
@@ -77,6 +78,11 @@ class Summary:
     source: Mapping[str, Any]
     layout: Layout
     file: str = ""
+
+    @property
+    def outcome(self) -> str:
+        """The scores as text: equal for copies of a record."""
+        return repr(self.scores)
 
     @property
     def raw(self) -> Mapping[str, Any]:
@@ -161,7 +167,7 @@ def summaries_under(root: Path) -> Summaries:
             found.lost[folder.path.resolve().name] = lost
     if many and (index.added or len(index.used) < len(index.entries)):
         _save_index(root, index.used)
-    return found
+    return replace(found, records=distinct(found.records, found.problems))
 
 
 @dataclass
