@@ -129,6 +129,14 @@ def test_the_hash_tells_the_rules_apart() -> None:
         assert settle({"stream": stream, "norm": norm}, "cifar10").norm.auto_channels == 1
 
 
+def test_a_network_has_one_hash_however_its_norm_is_written() -> None:
+    stream = {"name": "split-cifar10"}
+    norms = ({"name": "cn", "groups": 2}, {"name": "cn2"}, {"name": "CN2", "groups": 2}, {"name": "cn2", "groups": 4})
+    settled = [settle({"stream": stream, "norm": norm}, "cifar10") for norm in norms]
+    assert {config.hash for config in settled} == {settled[0].hash}
+    assert (settled[1].norm.name, settled[1].norm.groups) == ("cn", 2)
+
+
 def test_hashes_of_other_runs_are_those_of_version_0_1() -> None:
     assert RunConfig(norm=NormConfig("cn", groups="auto")).hash == "1b4e07ee3c14"
     assert RunConfig(norm=NormConfig("cn", groups=8)).hash == "32b2e98f1bb1"

@@ -59,7 +59,7 @@ def test_compare_is_paired_with_an_interval(place: Path) -> None:
     a, b = hashes(place)
     done = contnorm("compare", a[:6], b[:6], "--runs", place / "runs")
     assert "95 % interval" in done.stdout and "2 seeds, paired" in done.stdout and " to " in done.stdout
-    assert "norm.name: cn4 -> bn" in done.stdout or "norm.name: bn -> cn4" in done.stdout
+    assert "norm.name: cn -> bn" in done.stdout or "norm.name: bn -> cn" in done.stdout
 
 
 def test_version() -> None:

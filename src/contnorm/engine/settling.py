@@ -38,24 +38,31 @@ def settle(values: Mapping[str, Any], source: str) -> RunConfig:
     model = {**merged.get("model", {})}
     model["code"] = code_hash(model.get("name", ""))
     stream = {**merged["stream"], "name": spec.name, "source": source}
-    norm = _with_auto_rule(merged.get("norm", {}))
+    norm = _resolve_norm(merged.get("norm", {}))
     return from_dict({**merged, "stream": stream, "strategy": strategy, "model": model, "norm": norm})
 
 
-def _with_auto_rule(norm: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a norm; where its groups are chosen automatically, with the rule that chooses them.
+def _resolve_norm(norm: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a norm under its name in the table: one network has one name, and so one hash.
+
+    A number of groups in the name becomes the setting; groups that are chosen automatically come with the rule.
 
     Example:
-        >>> _with_auto_rule({"name": "cn", "groups": "auto"})["auto_channels"], _with_auto_rule({"name": "cn8"})
-        (2, {'name': 'cn8'})
+        >>> _resolve_norm({"name": "CN8", "groups": 4})
+        {'name': 'cn', 'groups': 8}
+        >>> _resolve_norm({"name": "cn", "groups": "auto"})["auto_channels"]
+        2
     """
-    if norm.get("groups") != "auto" or "auto_channels" in norm:
-        return dict(norm)
     try:
         spec, groups = find_norm(norm.get("name", NormConfig().name))
     except ValueError:  # an unknown name is reported where the network is built
         return dict(norm)
-    return {**norm, "auto_channels": 2} if spec.grouped and groups is None else dict(norm)
+    resolved = {**norm, "name": spec.name}
+    if groups is not None:
+        resolved["groups"] = groups
+    elif spec.grouped and norm.get("groups") == "auto":
+        resolved.setdefault("auto_channels", 2)
+    return resolved
 
 
 def _strategy(asked: str) -> str:

@@ -76,16 +76,18 @@ def check_norms(model: nn.Module, name: str, norm: NormConfig, called: set[nn.Mo
     if any(_is_of_run(layer, norm) for layer in used.values()):
         return
     others = [f"{path or 'the network'} ({_label(layer)})" for path, layer in used.items()]
-    if not others and find_norm(norm.name)[0].name == "none":
+    spec, groups = find_norm(norm.name)
+    if not others and spec.name == "none":
         return
+    norm_label = f"{spec.name}{groups or norm.groups}" if spec.grouped else spec.name
     if not others:
         raise UserError(
-            f"model {name!r}: has no normalization layer, and would be recorded as norm {norm.name!r}. Make its layers "
+            f"model {name!r}: has no normalization layer, and would be recorded as norm {norm_label!r}. Make its layers "
             f"with the norm(channels) that make(shape, outputs, norm) is given, or use --norm none."
         )
     rest = f" and {len(others) - SHOWN} more" if len(others) > SHOWN else ""
     raise UserError(
-        f"model {name!r}: none of its normalization layers is the run's norm {norm.name!r}, but "
+        f"model {name!r}: none of its normalization layers is the run's norm {norm_label!r}, but "
         f"{', '.join(others[:SHOWN])}{rest}. Make them with the norm(channels) that make(shape, outputs, norm) is "
         f"given."
     )
