@@ -155,12 +155,14 @@ def test_a_slip_in_typing_is_one_line_too(
     ("error", "said"),
     [
         (OSError(errno.EMFILE, "Too many open files"), "limit of open files"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory", "x.npy"), "need more memory than there is"),
+        (ImportError("libtorch_cpu.so: failed to map segment from shared object"), "need more memory than there is"),
         (OSError(errno.ENOSPC, "No space left on device"), "output can't be written (No space left on device)"),
         (OSError(errno.ENOENT, "No such file", "x.toml"), "'x.toml': can't be used"),
     ],
 )
 def test_what_the_system_refuses_is_one_line(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, error: OSError, said: str
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, error: Exception, said: str
 ) -> None:
     def fails() -> None:
         raise error

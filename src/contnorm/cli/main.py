@@ -70,6 +70,8 @@ def _in_words(error: OSError) -> Exception:
         return UserError(
             "the system's limit of open files is reached. Raise it with `ulimit -n 1024`, or use fewer --lanes."
         )
+    if error.errno == errno.ENOMEM:
+        return UserError(OUT_OF_MEMORY)
     if error.filename is not None and error.errno in _UNUSABLE:
         return UserError(f"{show_value(str(error.filename))}: can't be used ({error.strerror}).")
     if error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):  # writing to an open file
@@ -571,7 +573,7 @@ def main() -> None:
         raise SystemExit(2) from None
     except typer.Abort:
         raise SystemExit(130) from None  # Ctrl-C where nothing had to be saved
-    except (MemoryError, RuntimeError) as error:
+    except (MemoryError, RuntimeError, ImportError) as error:
         if not _out_of_memory(error):
             raise
         say_on_stderr(OUT_OF_MEMORY)
@@ -593,7 +595,8 @@ OUT_OF_MEMORY = (
 def _out_of_memory(error: Exception) -> bool:
     """Whether an error is of a failed allocation; that of torch on a CPU is no class of its own."""
     return isinstance(error, MemoryError) or any(
-        words in str(error) for words in ("allocate memory", "CUDA out of memory", "can't start new thread")
+        words in str(error)
+        for words in ("allocate memory", "CUDA out of memory", "can't start new thread", "failed to map segment")
     )
 
 
