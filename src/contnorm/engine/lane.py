@@ -195,7 +195,7 @@ class Lane:
         A loss shows a bad update only in the step after it. Parameters that are not trained are not checked: a network
         of the user's own may have infinity there on purpose, as in a mask.
         """
-        tensors = {name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad}
+        tensors: dict[str, Tensor] = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         tensors |= {name: buffer for name, buffer in self.model.named_buffers() if name.endswith(RUNNING_MOMENTS)}
         if not tensors:
             return None
