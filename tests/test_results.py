@@ -276,3 +276,16 @@ def test_seeds_of_a_run_whose_steps_are_capped_may_reach_different_tasks(tmp_pat
             config, seed, {"matrix": {"correct": rows, "total": [10] * tasks}, "reached": {"tasks": tasks, "of": 5}}
         )
     assert len(store.readable().records) == 3 and store.readable().problems == []
+
+
+def test_processes_with_the_same_number_do_not_share_a_draft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on two hosts, or in two containers, that write to one folder."""
+    path, plain = tmp_path / "a.json", os.fsync
+
+    def write_meanwhile(descriptor: int) -> None:
+        monkeypatch.setattr(os, "fsync", plain)
+        write_atomically(path, b"of the other")
+
+    monkeypatch.setattr(os, "fsync", write_meanwhile)
+    write_atomically(path, b"mine")
+    assert path.read_bytes() == b"mine" and list(tmp_path.iterdir()) == [path]

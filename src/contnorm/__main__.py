@@ -1,6 +1,18 @@
-"""``python -m contnorm``: the command line."""
+"""``python -m contnorm`` and the script ``contnorm``: the command line."""
 
-from contnorm.cli.main import main
+import sys
+
+try:
+    from contnorm.cli.main import main
+except KeyboardInterrupt:  # Ctrl-C while modules are still imported
+    raise SystemExit(130) from None
+except ModuleNotFoundError as error:
+    if error.name not in ("typer", "rich"):
+        raise
+    print(f"contnorm: the command line needs {error.name}. Install it: pip install 'contnorm[bench]'", file=sys.stderr)
+    raise SystemExit(2) from None
+
+__all__ = ["main"]
 
 if __name__ == "__main__":
     main()

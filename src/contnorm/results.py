@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -185,7 +186,8 @@ def write_atomically(path: Path, *parts: bytes | memoryview) -> None:
         b'{}'
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    # Random, since processes of several hosts or containers that share the folder can have the same number.
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with draft.open("wb") as file:
             for part in parts:

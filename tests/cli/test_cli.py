@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -104,6 +106,8 @@ def test_a_file_of_settings_is_overruled_by_flags(place: Path) -> None:
         (("run", "--lr", "nan"), "train.lr=nan must be a finite number"),
         (("run", "--seed", "-1"), "--seed -1: use 0 or more"),
         (("run", "--norm", "cn", "--groups", "7"), "num_groups=7 does not divide the 100 channels"),
+        (("run", "--norm", "in"), "norm 'in': does not fit model 'mlp' with pictures of shape (1, 28, 28)"),
+        (("run", "--norm", "gn", "--groups", "100"), "num_groups=100 leaves one value in each group"),
         (("run", "--seeds", "0"), "--seeds 0: use 1 or more"),
         (("run", "--weights", "gone.pth"), "weights 'gone.pth': there is no such file. Give a safetensors or torch"),
         (("run", "--device", "tpu"), "--device 'tpu': use cpu or cuda"),
@@ -145,6 +149,63 @@ def test_a_slip_in_typing_is_one_line_too(
         main()
     err = capsys.readouterr().err
     assert ended.value.code == 2 and err.startswith("contnorm: ") and said in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(errno.EMFILE, "Too many open files"), "limit of open files"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory", "x.npy"), "need more memory than there is"),
+        (ImportError("libtorch_cpu.so: failed to map segment from shared object"), "need more memory than there is"),
+        (OSError(errno.ENOSPC, "No space left on device"), "output can't be written (No space left on device)"),
+        (OSError(errno.ENOENT, "No such file", "x.toml"), "'x.toml': can't be used"),
+    ],
+)
+def test_what_the_system_refuses_is_one_line(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, error: Exception, said: str
+) -> None:
+    def fails() -> None:
+        raise error
+
+    monkeypatch.setattr(sys, "argv", ["contnorm", "ls"])
+    monkeypatch.setattr("contnorm.cli.listing.listings", fails)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    err = capfd.readouterr().err
+    assert ended.value.code == 2 and said in err and err.count("\n") == 1
+
+
+@pytest.mark.skipif(os.name != "posix", reason="descriptors are closed as a POSIX shell does")
+def test_closed_standard_streams_are_no_error_and_not_taken_by_other_files(tmp_path: Path) -> None:
+    script = (
+        "import os, sys\n"
+        "from contnorm.cli.main import main\n"
+        "sys.argv = ['contnorm', 'ls', 'norms']\n"
+        "try:\n"
+        "    main()\n"
+        "except SystemExit as ended:\n"
+        "    with open(sys.argv[0] + '.txt', 'w') as file:\n"
+        "        os._exit(file.fileno() if not ended.code else 0)\n"
+    )
+    command = ["sh", "-c", 'exec "$0" -c "$1" <&- >&- 2>&-', sys.executable, script]
+    assert subprocess.run(command, cwd=tmp_path, timeout=100, check=False).returncode > 2
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a folder in use can be deleted on POSIX only")
+def test_a_deleted_current_folder_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    command = ["sh", "-c", 'rmdir "$PWD" && exec "$0" -P -m contnorm ls', sys.executable]
+    done = subprocess.run(command, cwd=tmp_path / "here", capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 2 and "current folder was deleted" in done.stderr and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(("wrong", "code"), [("KeyboardInterrupt", 130), ("ModuleNotFoundError(name='typer')", 2)])
+def test_what_ends_the_import_of_the_command_line_is_no_traceback(tmp_path: Path, wrong: str, code: int) -> None:
+    (tmp_path / "typer.py").write_text(f"raise {wrong}")
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(cn.__file__).parents[1]}"}
+    command = [sys.executable, "-m", "contnorm", "ls"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == code and "Traceback" not in done.stderr and ("bench" in done.stderr) is (code == 2)
 
 
 def test_nothing_typed_shows_the_help(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import io
+import os
 import re
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from contnorm.cli import paper
+from contnorm.cli import paper, running
 from contnorm.cli.paper import Asked, config_of, run_recipe
 from contnorm.cli.paper_list import show_recipes
 from contnorm.cli.running import Hands
-from contnorm.engine.runs import resolve
+from contnorm.engine.runs import Event, resolve
 from contnorm.errors import UserError
 from contnorm.recipes.grid import cells_of
 from contnorm.recipes.reading import find_recipe, parse_recipe
@@ -103,6 +106,18 @@ def test_a_part_of_a_stream_has_claims_and_no_verdicts(
     assert re.search(r"overall +cn4 +mAP +2 +\S+ \+- \S+ +55\.10 \+- 0\.63 +- +- +-", said)
     assert "on 64 of the 41,438 pictures of the published cocoseq, which is another stream: no verdict" in said
     assert "of what is run: CN is over BN in mAP (map)\n  cocoseq prs buffer 2000 majority cn4 against bn: " in said
+
+
+def test_a_stop_before_the_first_record_is_no_mistake(
+    root: Path, tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nothing_begun(*given: object, **more: object) -> Iterator[Event]:
+        os.kill(os.getpid(), signal.SIGINT)
+        yield from ()
+
+    monkeypatch.setattr(running, "execute", nothing_begun)
+    asked = Asked(1, ONE_CELL["table1"], ALONE, max_steps=1, data_root=root, runs=tmp_path)
+    assert run_recipe("table1", asked, console) == 130
 
 
 @pytest.mark.parametrize("name", ONE_CELL)

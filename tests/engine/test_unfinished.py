@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -240,6 +241,27 @@ def test_a_lock_given_back_late_is_not_the_next_ones(tmp_path: Path) -> None:
     assert not third.take()
     second.give_back()
     assert not (tmp_path / "lock").exists()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no flock")
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL])
+def test_a_file_system_without_flock_has_locks_all_the_same(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(*given: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    first, second = Claim(tmp_path / "claims" / "lock"), Claim(tmp_path / "claims" / "lock")
+    assert first.take() and not second.take() and not second.is_free()
+    first.give_back()
+    assert list((tmp_path / "claims").iterdir()) == [] and second.is_free() and second.take()
+    second.give_back()
+    config, place = settings(root), Workplace(tmp_path / "runs", root, CPU)
+    deadline = time.monotonic() + 30
+    events = list(execute([Job(config, 0)], place, stop=lambda: time.monotonic() > deadline))
+    assert isinstance(events[-1].what, Finished)
+    assert [path.name for path in (tmp_path / "runs").rglob("*") if path.is_file()] == ["0.json"]
 
 
 def test_runs_that_fail_leave_no_note(root: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -53,6 +54,16 @@ def invert_half(path: Path) -> None:
     for i in range(len(content) // 2, len(content)):
         content[i] ^= 255
     path.write_bytes(content)
+
+
+def test_want_of_memory_is_not_taken_for_a_broken_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*given: object, **more: object) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    load_source("mnist", small_mnist(tmp_path))
+    monkeypatch.setattr("numpy.lib.format.open_memmap", fails)
+    with pytest.raises(OSError, match="allocate memory"):
+        load_source("mnist", tmp_path)
 
 
 def test_a_changed_array_is_noticed_and_decoded_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -11,6 +11,7 @@ import io
 import logging
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -63,9 +64,52 @@ class _Group(TyperGroup):
         try:
             return super().invoke(ctx)
         except OSError as error:
-            if error.filename is None or error.errno not in _UNUSABLE:
-                raise
-            raise UserError(f"{show_value(str(error.filename))}: can't be used ({error.strerror}).") from error
+            raise _in_words(error) from error
+
+
+def _in_words(error: OSError) -> Exception:
+    """A UserError for what the system refuses and a person can change; other errors as they are."""
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return UserError(
+            "the system's limit of open files is reached. Raise it with `ulimit -n 1024`, or use fewer --lanes."
+        )
+    if error.errno == errno.ENOMEM:
+        return UserError(OUT_OF_MEMORY)
+    if error.filename is not None and error.errno in _UNUSABLE:
+        return UserError(f"{show_value(str(error.filename))}: can't be used ({error.strerror}).")
+    if error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):  # writing to an open file
+        _discard_output()
+        return UserError(f"output can't be written ({error.strerror}). What was recorded and saved stays.")
+    return error
+
+
+def _has_working_folder() -> bool:
+    """Whether the current folder exists; where it was deleted, torch's libraries end the process without a reason."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _discard_output() -> None:
+    """Let what is still in the buffer of stdout go nowhere, or Python would fail at its end to write it."""
+    with suppress(OSError, ValueError, AttributeError):
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
+
+
+def _open_standard_streams() -> None:
+    """Point closed standard descriptors at the null device.
+
+    Else the next files to be opened, such as records, get their numbers, and what is written to stderr goes into them.
+    """
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
 
 
 app = typer.Typer(
@@ -76,7 +120,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-console = Console(width=None if sys.stdout and sys.stdout.isatty() else 160)  # a file or a pipe has no edge to wrap at
+_at_terminal = sys.stdout is not None and sys.stdout.isatty()  # there is no stdout where it was closed, as by `>&-`
+console = Console(width=None if _at_terminal else 160)  # a file or a pipe has no edge to wrap at
 
 
 def _say_version(asked: bool) -> None:
@@ -516,6 +561,10 @@ def bench(
 
 def main() -> None:
     """The way in: a person's mistake becomes one line and exit code 2."""
+    _open_standard_streams()
+    if not _has_working_folder():
+        say_on_stderr("the current folder was deleted. Change to one that exists.")
+        raise SystemExit(2)
     leave_it_to_the_system()
     _log_to_stderr()
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal that has no letter for a character shows its code
@@ -531,7 +580,7 @@ def main() -> None:
         raise SystemExit(_output_failed(error)) from None
     except typer.Abort:
         raise SystemExit(130) from None  # Ctrl-C where nothing had to be saved
-    except (MemoryError, RuntimeError) as error:
+    except (MemoryError, RuntimeError, ImportError) as error:
         if not _out_of_memory(error):
             raise
         say_on_stderr(OUT_OF_MEMORY)
@@ -568,7 +617,8 @@ OUT_OF_MEMORY = (
 def _out_of_memory(error: Exception) -> bool:
     """Whether an error is of a failed allocation; that of torch on a CPU is no class of its own."""
     return isinstance(error, MemoryError) or any(
-        words in str(error) for words in ("allocate memory", "CUDA out of memory", "can't start new thread")
+        words in str(error)
+        for words in ("allocate memory", "CUDA out of memory", "can't start new thread", "failed to map segment")
     )
 
 

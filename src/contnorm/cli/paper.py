@@ -143,7 +143,7 @@ def _run_and_show(recipe: Recipe, asked: Asked, console: Console) -> int:
     for problem in kept.problems:
         say_on_stderr(problem)
     if not any(found):
-        raise UserError(" ".join(filter(None, [failed, *said])) or f"no record under {place.runs} can be read.")
+        return _without_records(code, [failed, *said], place.runs)
     if asked.settings:
         console.print(safe_text(f"with other settings than the recipe's: {' '.join(asked.settings)}"), soft_wrap=True)
     for line in _other_data(configs, own.get("stream", {}).get("source")):
@@ -155,6 +155,13 @@ def _run_and_show(recipe: Recipe, asked: Asked, console: Console) -> int:
     if failed:
         raise UserError(failed)
     return code
+
+
+def _without_records(code: int, reasons: Sequence[str], runs: Path) -> int:
+    """The exit code where there is nothing to show: of a stop before the first record, else a UserError."""
+    if code:
+        return code
+    raise UserError(" ".join(filter(None, reasons)) or f"no record under {runs} can be read.")
 
 
 def _ways(recipe: Recipe, asked: Asked) -> list[_Way]:

@@ -23,7 +23,9 @@ class Claim:
     """A lock on a run, with a note that names its host and process.
 
     The lock is flock's, so it ends with its process, also after ``kill -9``. Where a file system has none, a lock file
-    of `filelock.SoftFileLock` serves, which another process on the same host removes when its process is no more.
+    of `filelock.SoftFileLock` serves, which another process on the same host removes when its process is no more. It
+    has a name of its own, ``<path>.soft``: the attempt to use flock leaves an empty file at ``path``, which a
+    SoftFileLock there would take for the lock of another process.
 
     Args:
         path: The lock file. It is created, with its folder, and removed when the lock is released.
@@ -41,6 +43,7 @@ class Claim:
 
     def __init__(self, path: Path) -> None:
         self.path, self.note = path, path.with_name(f"{path.name}.json")
+        self.soft = path.with_name(f"{path.name}.soft")
         self._lock: BaseFileLock | None = None
         self._file: os.stat_result | None = None  # the lock file as it was when it was locked
 
@@ -50,7 +53,7 @@ class Claim:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             try:
                 self._lock = self._acquired()
-                self._file = self.path.stat()
+                self._file = os.stat(self._lock.lock_file)
                 write_atomically(self.note, json.dumps({"host": socket.gethostname(), "pid": os.getpid()}).encode())
             except Timeout:
                 return False
@@ -71,13 +74,13 @@ class Claim:
         except OSError as error:
             if isinstance(error, Timeout) or error.errno not in WITHOUT_LOCKS:
                 raise
-            lock = SoftFileLock(self.path, timeout=0, thread_local=False)
+            lock = SoftFileLock(self.soft, timeout=0, thread_local=False)
             lock.acquire()
         return lock
 
     def is_free(self) -> bool:
         """Whether nobody holds the lock; a process that waits can ask without being taken for its holder."""
-        if not self.path.exists():
+        if not self.path.exists() and not self.soft.exists():
             return True
         try:
             self._acquired().release(force=True)
@@ -97,12 +100,12 @@ class Claim:
 
     def remove_files(self) -> None:
         """Remove the files of a lock that this claim holds, so that their folder can be removed; it stays locked."""
-        self.note.unlink(missing_ok=True)
-        self.path.unlink(missing_ok=True)
+        for file in (self.note, self.path, self.soft):
+            file.unlink(missing_ok=True)
 
     def give_back(self) -> None:
         """Remove the lock's files, then release it: in the other order those of the next holder would be removed."""
-        if self._lock is not None and self._is_current():
+        if self._is_current():
             with suppress(OSError):
                 self.remove_files()
         self._release()
@@ -110,7 +113,9 @@ class Claim:
     def _is_current(self) -> bool:
         """Whether the lock file is still the one that this claim holds."""
         try:
-            return self._file is not None and os.path.samestat(self._file, self.path.stat())
+            if self._lock is None or self._file is None:
+                return False
+            return os.path.samestat(self._file, os.stat(self._lock.lock_file))
         except OSError:
             return False
 

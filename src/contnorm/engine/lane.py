@@ -43,6 +43,8 @@ from contnorm.streams.views import DeviceStream
 
 __all__ = ["Lane", "LossNotFiniteError"]
 
+RUNNING_MOMENTS = ("running_mean", "running_var")
+
 
 class LossNotFiniteError(Exception):
     """A lane's loss turned into infinity or not-a-number; the run can't go on."""
@@ -186,6 +188,19 @@ class Lane:
                 f"too high for norm {self.config.norm.name!r}."
             )
         return loss
+
+    def nonfinite_tensor(self) -> str | None:
+        """The name of the first trained parameter or running moment that has NaN or infinity in it; None for none.
+
+        A loss shows a bad update only in the step after it. Parameters that are not trained are not checked: a network
+        of the user's own may have infinity there on purpose, as in a mask.
+        """
+        tensors: dict[str, Tensor] = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        tensors |= {name: buffer for name, buffer in self.model.named_buffers() if name.endswith(RUNNING_MOMENTS)}
+        if not tensors:
+            return None
+        finite = torch.stack([torch.isfinite(tensor.detach()).all() for tensor in tensors.values()]).tolist()
+        return next((name for name, is_finite in zip(tensors, finite, strict=True) if not is_finite), None)
 
     def autocast(self) -> AbstractContextManager[object]:
         if self.config.train.precision == "bf16":

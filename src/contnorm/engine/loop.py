@@ -76,7 +76,7 @@ class Failed:
 
 @dataclass(frozen=True)
 class Lost(Failed):
-    """Its loss, or a moment of its signals, is no longer finite: run again, it would be lost again."""
+    """Its loss, a parameter or a moment is no longer finite. The run has diverged, and would again."""
 
 
 What = Progress | Finished | Stopped | Failed
@@ -254,14 +254,28 @@ def _end_task(
     if last and runs and runs[0].lane.device.type == "cpu":  # a GPU learns it again sooner than it waits for a disk
         with suppress(UserError):  # without room for a checkpoint there may be room for the record
             _save(runs, saver, required=True)
+    runs = yield from _end_diverged(runs, _nonfinite(runs, task), saver)
     # A run whose checkpoint was written after the evaluation has that row already.
     diverged = _evaluate([run for run in runs if run.tally.tasks == task], task, stop)
+    runs = yield from _end_diverged(runs, diverged, saver)
+    if not last:
+        _save(runs, saver, required=True)
+    return runs
+
+
+def _end_diverged(
+    runs: list[_Run], diverged: list[tuple[_Run, Lost]], saver: Saver
+) -> Generator[tuple[Lane, What], None, list[_Run]]:
+    """Yield the runs that have diverged, of which nothing more is saved, and return the others."""
     _forget([run for run, _ in diverged], saver)
     yield from ((run.lane, verdict) for run, verdict in diverged)
-    going = [run for run in runs if all(run is not ended for ended, _ in diverged)]
-    if not last:
-        _save(going, saver, required=True)
-    return going
+    return [run for run in runs if all(run is not ended for ended, _ in diverged)]
+
+
+def _nonfinite(runs: Sequence[_Run], task: int) -> list[tuple[_Run, Lost]]:
+    """The runs whose weights or running moments are not finite, which the last loss of a task can't show."""
+    names = [(run, run.lane.nonfinite_tensor()) for run in runs]
+    return [(run, Lost(_divergence_message(run.lane, repr(name), task))) for run, name in names if name is not None]
 
 
 def _look_ahead(runs: Sequence[_Run], stop: Callable[[], bool]) -> None:
@@ -326,17 +340,17 @@ def _evaluate(runs: Sequence[_Run], task: int, stop: Callable[[], bool]) -> list
             else:
                 _write_row(run, task, row, stop)
         except NonFiniteMomentsError as error:
-            diverged.append((run, Lost(_divergence_message(run.lane, error.layer, task))))
+            what = f"the moments of the training data at layer {error.layer!r}"
+            diverged.append((run, Lost(_divergence_message(run.lane, what, task))))
     for run in runs:
         run.tally.seconds["evaluate"] += (time.perf_counter() - started) / len(runs)
     return diverged
 
 
-def _divergence_message(lane: Lane, layer: str, task: int) -> str:
+def _divergence_message(lane: Lane, what: str, task: int) -> str:
     return (
-        f"seed {lane.seed}: the moments of the training data at layer {layer!r} are not finite at step {lane.done} of "
-        f"{len(lane.plan.steps)} (after task {task}). Most likely the learning rate of {lane.config.train.lr} is too "
-        f"high for norm {lane.config.norm.name!r}."
+        f"seed {lane.seed}: {what}: not finite at step {lane.done} of {len(lane.plan.steps)} (after task {task}). Most "
+        f"likely the learning rate of {lane.config.train.lr} is too high for norm {lane.config.norm.name!r}."
     )
 
 

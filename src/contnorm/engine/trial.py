@@ -1,7 +1,8 @@
 """A network is tried on the CPU before anything is written: what would fail at some later step fails here, in one line.
 
 A network of the user's own is given two pictures, as in evaluation and as in training. It must have the norm that its
-run is named by, and be one that a checkpoint can hold. Where the plan has a forward pass of a single sample, the
+run is named by, and be one that a checkpoint can hold. A network of the package is given two pictures as in training,
+since not every norm fits every network and size of pictures. Where the plan has a forward pass of a single sample, the
 network is also given one as if it were to learn: batch moments can't be taken of one value.
 """
 
@@ -15,7 +16,7 @@ from functools import cache
 import torch
 from torch import nn
 
-from contnorm.config import RunConfig
+from contnorm.config import ModelConfig, NormConfig, RunConfig
 from contnorm.engine.packing import KINDS
 from contnorm.errors import UserError
 from contnorm.models.norm_check import calls_recorded, check_norms
@@ -49,10 +50,34 @@ def try_out(
         _try_learning(model, config.model.name, shape, outputs)
         _try_saving(model, config.model.name)
         _try_moments(model, config)
+    else:
+        _try_norms(model, config, shape)
     if not is_own_code(config.strategy.name):  # how one of a user's own makes its passes is not known
         alone = _first_alone(config, plan)
         if alone is not None:
             _try_one_sample(model, config, plan, alone, shape)
+
+
+_taken: set[tuple[ModelConfig, NormConfig, Shape]] = set()  # networks of the package that took two pictures
+
+
+def _try_norms(model: nn.Module, config: RunConfig, shape: Shape) -> None:
+    """Refuse a norm that a network of the package can't have, such as instance norm without positions.
+
+    Once for each network, norm and shape of pictures, since many runs may have the same.
+    """
+    key = (config.model, config.norm, shape)
+    if key in _taken:
+        return
+    try:
+        with torch.no_grad():
+            copy.deepcopy(model).train()(torch.zeros(2, *shape))
+    except ValueError as error:
+        raise UserError(
+            f"norm {config.norm.name!r}: does not fit model {config.model.name!r} with pictures of shape {shape}. "
+            f"{error}"
+        ) from error
+    _taken.add(key)
 
 
 def _try_shapes(model: nn.Module, name: str, shape: Shape, outputs: int) -> None:

@@ -8,6 +8,7 @@ check; otherwise a start costs a few calls of ``stat``.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import logging
@@ -45,6 +46,7 @@ __all__ = ["ARRAYS", "CheckLabels", "Content", "Decoded", "DecodedCache", "Reade
 ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 KIND = "contnorm decoded data set"
 VERSION = 1
+SHORT_OF_RESOURCES = {errno.ENOMEM, errno.EMFILE, errno.ENFILE}  # nothing is wrong with a file then
 
 CheckLabels = Callable[[Labels, Labels], None]
 
@@ -168,6 +170,8 @@ class DecodedCache:
             # Copy-on-write: torch takes writable memory only, and a write must not reach the file.
             return [np.lib.format.open_memmap(path, mode="c") for path in self._files(manifest).values()]
         except (OSError, ValueError, EOFError) as error:
+            if isinstance(error, OSError) and error.errno in SHORT_OF_RESOURCES:
+                raise  # the cache is as it should be
             raise UserError(f"{self.folder / manifest['folder']}: cannot be read ({error}). Delete it.") from error
 
     def _build(self, reader: Reader, check: CheckLabels, progress: Progress, jobs: int) -> dict[str, Any]:
