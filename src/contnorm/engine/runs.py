@@ -20,7 +20,7 @@ from contnorm.engine.code_version import package_commit
 from contnorm.engine.jobs import Job, Workplace
 from contnorm.engine.lane import Lane
 from contnorm.engine.loop import Failed, Finished, Progress, Stopped, can_resume, run_lanes
-from contnorm.engine.numerics import device_name, numerics
+from contnorm.engine.numerics import cpu_instructions, device_name, numerics
 from contnorm.engine.plans import Plans
 from contnorm.engine.processes import side_by_side
 from contnorm.engine.resolving import resolve
@@ -432,7 +432,12 @@ def _circumstances(config: RunConfig, source: Source, device: torch.device) -> d
             "python": platform.python_version(),
             "cuda": torch.version.cuda,
         },
-        "device": {"kind": device.type, "name": device_name(device), "threads": torch.get_num_threads()},
+        "device": {
+            "kind": device.type,
+            "name": device_name(device),
+            "threads": torch.get_num_threads(),
+            **({"instructions": cpu_instructions()} if device.type == "cpu" else {}),
+        },
         "precision": config.train.precision,
         "deterministic": config.train.deterministic,
         "source": {"name": source.name, "fingerprint": source.fingerprint, **_part_of(source)},
