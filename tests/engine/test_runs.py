@@ -393,6 +393,30 @@ def test_seeds_that_did_not_come_to_their_turn_are_resumed_too(root: Path, tmp_p
     assert not unfinished(tmp_path).runs and len(list(Store(tmp_path))) == 3
 
 
+def test_a_record_of_other_data_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    root = small_mnist(tmp_path / "data")
+    place = Workplace(tmp_path / "runs", root, CPU, allow_missing=True)
+    (job,) = jobs(settings(root), 0)
+    list(execute([job], place))
+    (event,) = execute([job], place)
+    assert event.what == "recorded" and not caplog.messages
+    labels = root / "mnist" / "train-labels-idx1-ubyte"
+    content = labels.read_bytes()
+    labels.write_bytes(content[:8] + content[:7:-1])  # the same labels, on other images
+    (event,) = execute([job], place)
+    (message,) = caplog.messages
+    assert event.what == "recorded" and str(event.path) in message and "other data" in message
+
+
+def test_a_record_is_shown_without_its_data(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    root = small_mnist(tmp_path / "data")
+    (job,) = jobs(settings(root), 0)
+    list(execute([job], Workplace(tmp_path / "runs", root, CPU, allow_missing=True)))
+    (tmp_path / "empty").mkdir()
+    (event,) = execute([job], Workplace(tmp_path / "runs", tmp_path / "empty", CPU))
+    assert event.what == "recorded" and not caplog.messages
+
+
 def test_settings_come_from_the_asked_over_the_streams_over_the_defaults(root: Path) -> None:
     config = resolve({"stream": {"name": "perm-mnist"}, "strategy": {"name": "DER++"}, "train": {"lr": 0.5}}, root)
     assert config.stream.name == "permuted-mnist" and config.stream.source == "mnist"

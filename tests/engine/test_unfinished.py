@@ -96,6 +96,20 @@ def test_a_note_says_with_what_a_run_was_begun(root: Path, tmp_path: Path) -> No
     assert isinstance(last(config, place), Finished)
 
 
+def test_a_run_goes_on_with_the_instruction_set_it_was_begun_with(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sums on a CPU with AVX512 have other bits than with AVX2: half a run of each would be a run of neither."""
+    config, place = settings(root), Workplace(tmp_path, root, CPU)
+    monkeypatch.setattr("contnorm.engine.unfinished.cpu_instructions", lambda: "SOMETHING ELSE")
+    stop_one(config, place)
+    monkeypatch.undo()
+    what = last(config, place)
+    assert isinstance(what, Failed) and "SOMETHING ELSE" in what.why
+    monkeypatch.setattr("contnorm.engine.unfinished.cpu_instructions", lambda: "SOMETHING ELSE")
+    assert isinstance(last(config, place), Finished)
+
+
 def test_a_run_without_steps_may_be_begun_otherwise(root: Path, tmp_path: Path) -> None:
     config = settings(root)
     stop_one(config, Workplace(tmp_path, root, CPU, threads=2), 0, 1)

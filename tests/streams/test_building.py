@@ -197,6 +197,75 @@ def test_a_picture_is_listed_once(tmp_path: Path, where: str) -> None:
     )
 
 
+def test_a_hard_link_is_the_same_picture(tmp_path: Path) -> None:
+    listed = few(tmp_path / "pictures")
+    link = tmp_path / "pictures" / "link.png"
+    os.link(tmp_path / "pictures" / "1.png", link)
+    linked = replace(listed, test=(*listed.test, replace(listed.train[1], id="link.png", path=link)))
+    with pytest.raises(UserError, match=r"listed again, such as link\.png"):
+        build(linked, tmp_path / "few", SIDE)
+
+
+def replace_picture(path: Path, level: int) -> None:
+    """Another picture in a file of the same size."""
+    size = path.stat().st_size
+    Image.new("RGB", (9, 11), (level, 0, 0)).save(path)
+    content = path.read_bytes()
+    path.write_bytes(content + bytes(size - len(content)))  # what follows the end of a PNG is ignored
+
+
+def row_of(out: Path, row: int) -> np.ndarray:
+    return np.asarray(load_stored(out).train_images[row])
+
+
+def test_a_picture_that_was_replaced_is_not_called_built(tmp_path: Path) -> None:
+    listed = few(tmp_path / "pictures")
+    build(listed, tmp_path / "few", SIDE)
+    replace_picture(tmp_path / "pictures" / "1.png", 200)
+    with pytest.raises(UserError, match=r"1 pictures are not those it was built from any more, such as 1\.png"):
+        build(listed, tmp_path / "few", SIDE)
+
+
+def test_pictures_that_were_copied_are_still_those_of_the_build(tmp_path: Path) -> None:
+    listed = few(tmp_path / "pictures")
+    first = build(listed, tmp_path / "few", SIDE)
+    for path in (tmp_path / "pictures").iterdir():
+        path.write_bytes(path.read_bytes())
+        os.utime(path, (10**9, 10**9))
+    assert build(listed, tmp_path / "few", SIDE) == first
+
+
+def test_a_build_that_goes_on_decodes_a_replaced_picture_again(tmp_path: Path, decoded: list[str]) -> None:
+    listed, last = few(tmp_path / "pictures"), tmp_path / "pictures" / "6.png"
+    content = last.read_bytes()
+    last.write_bytes(bytes(len(content)))
+    with pytest.raises(UserError, match=r"6\.png: is no picture"):
+        build(listed, tmp_path / "few", SIDE)
+    last.write_bytes(content)
+    replace_picture(tmp_path / "pictures" / "0.png", 200)
+    decoded.clear()
+    build(listed, tmp_path / "few", SIDE)
+    assert sorted(decoded) == ["0.png", "1.png", "6.png"]
+    assert row_of(tmp_path / "few", 0)[0].min() == 200
+
+
+@pytest.mark.parametrize("cause", ["replaced", "damaged"])
+def test_a_larger_build_takes_over_only_rows_that_are_right(tmp_path: Path, decoded: list[str], cause: str) -> None:
+    listed, out = few(tmp_path / "pictures"), tmp_path / "few"
+    build(without(listed, "6.png"), out, SIDE, allow_missing=True)
+    if cause == "replaced":
+        replace_picture(tmp_path / "pictures" / "0.png", 200)
+    else:
+        (array,) = out.glob("build-*/train_images.npy")
+        rows = np.lib.format.open_memmap(array, mode="r+")
+        rows[0] ^= 255
+        rows.flush()
+    decoded.clear()
+    build(listed, out, SIDE)
+    assert "0.png" in decoded and "2.png" not in decoded
+    np.testing.assert_array_equal(row_of(out, 0), squared(tmp_path / "pictures" / "0.png", SIDE))
+
+
 def test_a_picture_by_another_name_is_the_same_picture(tmp_path: Path) -> None:
     listed = few(tmp_path / "pictures")
     roundabout = replace(listed.train[1], id="1 again", path=tmp_path / "pictures" / ".." / "pictures" / "1.png")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -184,3 +185,13 @@ def test_first_tasks_do_not_depend_on_the_number_of_tasks(mnist: Source) -> None
     np.testing.assert_array_equal(few.permutations, many.permutations[:3])
     np.testing.assert_array_equal(few.train.image, many.train.image[:60])
     np.testing.assert_array_equal(few.test.image, many.test.image[:30])
+
+
+@pytest.mark.parametrize("kind", ["train", "test"])
+def test_a_task_without_samples_is_refused(mnist: Source, kind: str) -> None:
+    present = ~np.isin(getattr(mnist, f"{kind}_labels"), [2, 3])
+    parts = {name: getattr(mnist, name)[present] for name in (f"{kind}_images", f"{kind}_labels")}
+    source = replace(mnist, **parts)
+    with pytest.raises(UserError, match=rf"no {kind} samples in mnist, such as task 1"):
+        build_stream(StreamConfig("split-mnist", scenario="task"), source, 0)
+    assert build_stream(StreamConfig("split-mnist", scenario="task", tasks=1), source, 0).tasks == 1

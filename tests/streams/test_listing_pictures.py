@@ -368,6 +368,28 @@ def test_what_is_wrong_with_a_table_is_one_line(tmp_path: Path, text: str, said:
         own(tmp_path, text)
 
 
+@pytest.mark.parametrize("row", ["a.jpg,train,0", "a.jpg,train", "a.jpg"])
+def test_a_row_that_is_cut_short_is_refused(tmp_path: Path, row: str) -> None:
+    """Without its last cell, a picture would silently count as one without labels."""
+    with pytest.raises(UserError, match=r"table\.csv, line 3: has no cell for the column"):
+        own(tmp_path, f"image,split,task,labels\na.jpg,test,0,sea\n{row}\n")
+
+
+def test_tasks_are_ordered_by_number_with_a_sign(tmp_path: Path) -> None:
+    rows = "".join(f"a.jpg,train,{task},sea\n" for task in ("2", "-1", "+1", "-10"))
+    assert own(tmp_path, f"image,split,task,labels\n{rows}").task_names == ("-10", "-1", "+1", "2")
+
+
+def test_a_task_number_in_two_spellings_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"table\.csv: task '1' is also written '01'"):
+        own(tmp_path, "image,split,task,labels\na.jpg,train,1,sea\na.jpg,test,01,sea\n")
+
+
+def test_a_class_in_two_unicode_forms_is_one_class(tmp_path: Path) -> None:
+    listed = own(tmp_path, "image,split,task,labels\na.jpg,train,0,caf\u00e9\na.jpg,test,0,cafe\u0301\n")
+    assert listed.class_names == ("caf\u00e9",)
+
+
 def test_groups_and_folders_that_do_not_fit_are_told(tmp_path: Path) -> None:
     text = "image,split,task,sky\na.jpg,train,0,1\na.jpg,test,0,1\n"
     with pytest.raises(

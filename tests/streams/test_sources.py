@@ -110,13 +110,52 @@ def test_a_folder_that_can_not_be_written_is_cached_elsewhere(tmp_path: Path, mo
     assert list((tmp_path / "cache").rglob("*.npy")) and not list((tmp_path / "data").rglob("*.npy"))
 
 
+def test_a_cache_in_a_folder_that_can_not_be_written_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = load_source("mnist", small_mnist(tmp_path / "data")).fingerprint
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("os.access", lambda *a: False)
+    assert load_source("mnist", tmp_path / "data").fingerprint == expected
+    assert not list((tmp_path / "cache").rglob("*.npy")), "it is not decoded a second time"
+    labels = tmp_path / "data" / "mnist" / "t10k-labels-idx1-ubyte"
+    content = labels.read_bytes()
+    labels.write_bytes(content[:8] + content[:7:-1])
+    assert load_source("mnist", tmp_path / "data").fingerprint != expected
+    assert list((tmp_path / "cache").rglob("*.npy"))
+
+
+@pytest.mark.parametrize("kind", ["file", "dangling link"])
+def test_a_cache_folder_that_can_not_be_made_is_made_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    beside = small_mnist(tmp_path / "data") / "mnist" / ".contnorm"
+    if kind == "file":
+        beside.write_bytes(b"")
+    else:
+        beside.symlink_to(tmp_path / "nowhere")
+    load_source("mnist", tmp_path / "data")
+    assert list((tmp_path / "cache").rglob("*.npy"))
+
+
+def test_a_user_without_a_home_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    load_source("mnist", small_mnist(tmp_path / "writable"))
+    monkeypatch.setattr("os.access", lambda *a: False)
+    with pytest.raises(UserError, match="XDG_CACHE_HOME"):
+        load_source("mnist", small_mnist(tmp_path))
+
+
 def test_a_disk_that_is_full_is_told_and_leaves_nothing_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(handle: int) -> None:
         raise OSError(28, "No space left on device")
 
     small_mnist(tmp_path)
     monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(UserError, match=r"cannot be written \(No space left on device\).*XDG_CACHE_HOME"):
+    with pytest.raises(UserError, match=r"cannot be written \(No space left on device\)\. Free disk space there"):
         load_source("mnist", tmp_path)
     assert not list(tmp_path.rglob("*.npy")), "an array is on the disk before it has its name"
     monkeypatch.undo()

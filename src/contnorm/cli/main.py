@@ -77,9 +77,6 @@ def _in_words(error: OSError) -> Exception:
         return UserError(OUT_OF_MEMORY)
     if error.filename is not None and error.errno in _UNUSABLE:
         return UserError(f"{show_value(str(error.filename))}: can't be used ({error.strerror}).")
-    if error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):  # writing to an open file
-        _discard_output()
-        return UserError(f"output can't be written ({error.strerror}). What was recorded and saved stays.")
     return error
 
 
@@ -602,9 +599,8 @@ def _output_failed(error: OSError) -> int:
     if not isinstance(error, BrokenPipeError):
         if error.filename is not None or error.errno not in _FAILED_WRITE:
             raise error
-        say_on_stderr(f"output can't be written ({error.strerror}). Write it elsewhere, or make room.")
-    if sys.stdout:  # the rest would fail again when Python exits
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        say_on_stderr(f"output can't be written ({error.strerror}). What was recorded and saved stays.")
+    _discard_output()
     return 1 if isinstance(error, BrokenPipeError) else 2
 
 

@@ -12,7 +12,7 @@ import torch
 
 from contnorm.config import TrainConfig
 
-__all__ = ["device_name", "numerics"]
+__all__ = ["cpu_instructions", "device_name", "numerics"]
 
 
 def device_name(device: torch.device) -> str:
@@ -20,6 +20,11 @@ def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return platform.processor() or platform.machine()
+
+
+def cpu_instructions() -> str:
+    """Instruction set that torch uses on this CPU, such as AVX2 or AVX512: the order of its sums depends on it."""
+    return torch.backends.cpu.get_cpu_capability()
 
 
 @contextmanager

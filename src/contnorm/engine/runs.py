@@ -20,7 +20,7 @@ from contnorm.engine.code_version import package_commit
 from contnorm.engine.jobs import Job, Workplace
 from contnorm.engine.lane import Lane
 from contnorm.engine.loop import Failed, Finished, Progress, Stopped, can_resume, run_lanes
-from contnorm.engine.numerics import device_name, numerics
+from contnorm.engine.numerics import cpu_instructions, device_name, numerics
 from contnorm.engine.plans import Plans
 from contnorm.engine.processes import side_by_side
 from contnorm.engine.resolving import resolve
@@ -79,15 +79,16 @@ def execute(
     """
     store = Store(place.runs)
     missing = []
-    for job in dict.fromkeys(jobs):
-        with usable(place.runs, "it can't be looked into", "Say with --runs where else."):
-            recorded = store.has(job.config, job.seed)
-        if recorded:
-            _tell_of_other_data(job, place, store)
-            yield Event(job, "recorded", store.path(job.config, job.seed))
-        else:
-            missing.append(job)
+    data = _DataCheck(place, prepare)
     try:
+        for job in dict.fromkeys(jobs):
+            with usable(place.runs, "it can't be looked into", "Say with --runs where else."):
+                recorded = store.has(job.config, job.seed)
+            if recorded:
+                data.check(job, store)
+                yield Event(job, "recorded", store.path(job.config, job.seed))
+            else:
+                missing.append(job)
         yield from _execute_all(missing, place, store, stop, prepare)
     except StopRequested:  # while data was read, and nothing of a run was done yet
         return
@@ -141,26 +142,53 @@ def _look_at(held: dict[Job, str], store: Store) -> tuple[list[Event], list[Job]
     return events, free
 
 
-def _tell_of_other_data(job: Job, place: Workplace, store: Store) -> None:
-    """Of a record whose data set was built anew since, such as with pictures that had been missing."""
-    folder = find_stored(_source(job.config), place.data_root)
-    if folder is None:
-        return
-    path = store.path(job.config, job.seed)
-    try:
-        record = store.load(path)
-    except UserError as error:  # one broken record keeps no other run back
-        logging.getLogger("contnorm").warning(str(error))
-        return
-    was, now = record.raw.get("source", {}).get("fingerprint"), read_manifest(folder)["fingerprint"]
-    match = compare_fingerprints(was, now)
-    if match is Match.DIFFERENT:
-        logging.getLogger("contnorm").warning(
-            f"{path}: is of other data than {folder} holds now (fingerprint {was}, now {now}), and is not run again. "
-            f"Move it away to run it on these."
-        )
-    elif why := not_comparable(was, now):
-        logging.getLogger("contnorm").warning(f"{path}: may be of other data than {folder} holds now: {why}.")
+class _DataCheck:
+    """Warns of records that were made with other data than is on disk now: they are not run again.
+
+    Args:
+        place: Where runs are made.
+        prepare: Called with the name of a data set before it is loaded.
+    """
+
+    def __init__(self, place: Workplace, prepare: Callable[[str], object]) -> None:
+        self.place, self.prepare = place, prepare
+        self._fingerprints: dict[str, str | None] = {}
+
+    def check(self, job: Job, store: Store) -> None:
+        name, path = _source(job.config), store.path(job.config, job.seed)
+        now = self._fingerprint(name)
+        if now is None:
+            return
+        try:
+            record = store.load(path)
+        except UserError as error:  # one broken record must not stop the other runs
+            logging.getLogger("contnorm").warning(str(error))
+            return
+        was, data = record.raw.get("source", {}).get("fingerprint"), f"{name} in {self.place.data_root}"
+        if compare_fingerprints(was, now) is Match.DIFFERENT:
+            logging.getLogger("contnorm").warning(
+                f"{path}: is of other data than {data} (fingerprint {was}, now {now}), and is not run again. "
+                f"Move it away, or use another --runs folder, to run it on these."
+            )
+        elif find_stored(name, self.place.data_root) and (why := not_comparable(was, now)):
+            logging.getLogger("contnorm").warning(f"{path}: may be of other data than {data}: {why}.")
+
+    def _fingerprint(self, name: str) -> str | None:
+        """Fingerprint of a data set as it is on disk; None if it is not there, or cannot be used."""
+        if name not in self._fingerprints:
+            try:
+                self._fingerprints[name] = self._load(name)
+            except UserError:  # what is recorded can be shown without its data
+                self._fingerprints[name] = None
+        return self._fingerprints[name]
+
+    def _load(self, name: str) -> str:
+        folder = find_stored(name, self.place.data_root)
+        if folder is not None:
+            return str(read_manifest(folder)["fingerprint"])
+        with raise_on_stop():
+            self.prepare(name)
+            return load_source(name, self.place.data_root, allow_missing=self.place.allow_missing).fingerprint
 
 
 def _execute(
@@ -404,7 +432,12 @@ def _circumstances(config: RunConfig, source: Source, device: torch.device) -> d
             "python": platform.python_version(),
             "cuda": torch.version.cuda,
         },
-        "device": {"kind": device.type, "name": device_name(device), "threads": torch.get_num_threads()},
+        "device": {
+            "kind": device.type,
+            "name": device_name(device),
+            "threads": torch.get_num_threads(),
+            **({"instructions": cpu_instructions()} if device.type == "cpu" else {}),
+        },
         "precision": config.train.precision,
         "deterministic": config.train.deterministic,
         "source": {"name": source.name, "fingerprint": source.fingerprint, **_part_of(source)},

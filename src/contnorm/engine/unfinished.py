@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from contnorm.config import RunConfig, from_dict
 from contnorm.engine.checkpoint import Checkpoints
 from contnorm.engine.claims import Claim
 from contnorm.engine.jobs import Job, Workplace
+from contnorm.engine.numerics import cpu_instructions
 from contnorm.errors import UserError, usable
 from contnorm.fingerprint import Match, compare_fingerprints, not_comparable
 from contnorm.models.weights_files import replaced_weights
@@ -73,6 +75,8 @@ class Unfinished:
         """
         begun = {"schema": SCHEMA, "config": job.config.as_dict(), "seed": job.seed, "data": data}
         circumstances: dict[str, object] = {"device": place.device.type, "threads": place.threads}
+        if place.device.type == "cpu":
+            circumstances["instructions"] = cpu_instructions()
         if place.keep_weights:
             circumstances["keep_weights"] = True
         if place.allow_missing:
@@ -116,11 +120,21 @@ class Unfinished:
             )
         device, threads = begun.get("device", place.device.type), begun.get("threads", place.threads)
         if device == place.device.type and (threads == place.threads or device != "cpu"):
-            return ""
+            return self._other_instructions(begun, steps) if device == "cpu" else ""
         return (
             f"{self.folder}: was begun with --device {device} --threads {threads} and has {steps} steps; with --device "
             f"{place.device.type} --threads {place.threads} its end would be neither's. Go on as it was begun "
             f"(`contnorm resume` does), or delete the folder to begin anew."
+        )
+
+    def _other_instructions(self, begun: Mapping[str, object], steps: int) -> str:
+        """Why a run cannot go on with the instruction set of this CPU; empty if it can, or if none was noted."""
+        now = cpu_instructions()
+        if (was := begun.get("instructions", now)) == now:
+            return ""
+        return (
+            f"{self.folder}: was begun on a CPU with {was} and has {steps} steps; {now} of this one gives other bits. "
+            f"Resume it on a CPU with {was}, or delete the folder to begin anew."
         )
 
     def clear(self) -> None:

@@ -28,8 +28,16 @@ from contnorm.errors import UserError, usable
 from contnorm.results import write_atomically
 from contnorm.signals import signals_held
 from contnorm.streams.decoding import Done, Kept, Piece, fill, settle
+from contnorm.streams.file_state import Signature
 from contnorm.streams.json_text import parse_json
 from contnorm.streams.listed import SPLITS, Counted, Listed, ListedPicture
+from contnorm.streams.picture_state import (
+    changed_pictures,
+    changed_rows,
+    load_signatures,
+    picture_signature,
+    save_signatures,
+)
 from contnorm.streams.stored import KIND, MANIFEST, ROWS, VERSION, Manifest, content_fingerprint, read_manifest
 
 if sys.platform != "win32":
@@ -41,6 +49,8 @@ MISSING = "missing.json"
 NAMED = 5  # of pictures that something is wrong with, in a message
 NOTE = re.compile(rf"^({'|'.join(SPLITS)}) ([0-9]{{1,9}}) ([0-9a-f]{{64}})$", re.MULTILINE)
 Report = Callable[[int, int], None]  # pictures done, pictures in all
+# By split, name and size in bytes: a row of an earlier build, and the signature of its file where that is known.
+KeptRows = dict[tuple[str, int | str, int], tuple[Kept, Signature | None]]
 
 
 def build(
@@ -70,6 +80,7 @@ def build(
         if (out / MANIFEST).is_file():
             there = read_manifest(out)
             if there["made_of"] == key:
+                _check_unchanged(listed, there, out, jobs)
                 return there
             _check_replaceable(there, listed, side, out)
         out.mkdir(parents=True, exist_ok=True)
@@ -112,12 +123,13 @@ def _check_listed(listed: Listed, allow_missing: bool) -> None:
 
 def _check_once(listed: Listed) -> None:
     """A picture listed twice would be learned twice, each time with a part of its labels, or be learned and tested."""
-    first: dict[Path, str] = {}
+    first: dict[tuple[int, int], str] = {}
     again: list[str] = []
     for split in SPLITS:
         for picture in listed.present(split):
             assert picture.path is not None
-            file = picture.path.resolve()  # by whatever name
+            info = picture.path.stat()
+            file = info.st_dev, info.st_ino  # also by a link, or by another case where the file system ignores that
             here = f"{split} of task {listed.task_names[picture.task]}"
             if file in first:
                 again.append(f"{picture.id}, in {first[file]} and in {here}")
@@ -158,6 +170,16 @@ def _check_replaceable(there: Manifest, listed: Listed, side: int, out: Path) ->
         )
 
 
+def _check_unchanged(listed: Listed, there: Manifest, out: Path, jobs: int) -> None:
+    """Refuse to call a data set built if a picture was replaced by another of the same size since."""
+    changed = changed_pictures(out / there["folder"], listed, there["size"], jobs)
+    if changed:
+        raise UserError(
+            f"{out}: {len(changed):,} pictures are not those it was built from any more, such as {_some(changed)}. "
+            f"Delete {out} and build it again, or say with --out where else."
+        )
+
+
 @contextmanager
 def _alone(out: Path) -> Iterator[None]:
     """Two builds in one folder would take turns at ruining each other; the lock ends with the process."""
@@ -177,7 +199,8 @@ def _decode(
     offsets = _arrays(plan, folder)
     pieces = list(_pieces(listed, plan["side"], folder, offsets))
     expected = {(piece.split, piece.number) for piece in pieces}
-    digests = {piece: digest for piece, digest in _noted(folder).items() if piece in expected}
+    changed = {(split, row // ROWS) for split, row, _ in changed_rows(folder, listed)}
+    digests = {piece: digest for piece, digest in _noted(folder).items() if piece in expected and piece not in changed}
     total = sum(len(piece.pictures) for piece in pieces)
     missing = [piece for piece in pieces if (piece.split, piece.number) not in digests]
     count = total - sum(len(piece.pictures) for piece in missing)
@@ -185,6 +208,7 @@ def _decode(
     problems: list[str] = []
     lines = [_note(*piece, digest) for piece, digest in digests.items()]
     write_atomically(folder / "done", "".join(lines).encode())  # without a line that broke off
+    save_signatures(folder, listed)  # after changed pieces are removed from the notes
     with (folder / "done").open("a") as notes:
         for done in _filled(missing, jobs):
             problems += done.problems
@@ -282,21 +306,35 @@ def _pieces(listed: Listed, side: int, folder: Path, offsets: dict[str, int]) ->
             yield Piece(split, number, _array(folder, split), offset, side, origins)
 
 
-def _origin(split: str, picture: ListedPicture, kept: dict[tuple[str, int | str, int], Kept]) -> Path | Kept:
+def _origin(split: str, picture: ListedPicture, kept: KeptRows) -> Path | Kept:
+    """An earlier row of the same file, else the file."""
     assert picture.path is not None
-    return kept.get((split, picture.id, picture.path.stat().st_size), picture.path) if kept else picture.path
+    if kept:
+        row, signature = kept.get((split, picture.id, picture.path.stat().st_size), (None, None))
+        if row is not None and signature in (None, picture_signature(picture)):
+            return row
+    return picture.path
 
 
-def _kept(folder: Path, side: int) -> dict[tuple[str, int | str, int], Kept]:
-    """Pictures that other builds in the same place have decoded, by split, name and size in bytes."""
-    found = {}
+def _kept(folder: Path, side: int) -> KeptRows:
+    """Pictures that other builds in the same place have decoded, by split, name and size in bytes.
+
+    Only rows that still have their checksum count: a damaged one must not get a new checksum by being copied.
+    """
+    found: KeptRows = {}
     for other in sorted(folder.parent.glob("build-*")):
         plan = _read_plan(other) if other != folder and _has_arrays(other) else None
         if plan is None or plan["side"] != side:
             continue
-        for split, number in _noted(other):
-            for row, told in enumerate(plan[split][number * ROWS : (number + 1) * ROWS], number * ROWS):
-                found[split, told[0], told[1]] = Kept(_array(other, split), row)
+        signatures = load_signatures(other)
+        arrays = {split: np.load(_array(other, split), mmap_mode="r") for split in SPLITS}
+        for (split, number), digest in _noted(other).items():
+            rows = slice(number * ROWS, (number + 1) * ROWS)
+            if hashlib.sha256(np.ascontiguousarray(arrays[split][rows]).data).hexdigest() != digest:
+                continue
+            known = signatures[split][rows] if signatures else [None] * ROWS
+            for row, (planned, signature) in enumerate(zip(plan[split][rows], known, strict=False), rows.start):
+                found[split, planned[0], planned[1]] = Kept(_array(other, split), row), signature
     return found
 
 

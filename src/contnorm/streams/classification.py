@@ -391,11 +391,13 @@ def _split(spec: StreamSpec, config: StreamConfig, source: Source, seed: int) ->
     label_of = np.full(source.classes, -1)
     label_of[blocks.ravel()] = np.tile(np.arange(spec.per_task), tasks) if domain else np.arange(blocks.size)
 
-    def places(labels: Indices) -> list[Indices]:
-        return [np.flatnonzero(np.isin(labels, block)) for block in blocks]
+    def places(labels: Indices, split: str) -> list[Indices]:
+        found = [np.flatnonzero(np.isin(labels, block)) for block in blocks]
+        _check_samples(found, split, spec, source)
+        return found
 
-    train = _drawn(places(source.train_labels), config.train_per_task, "train", seed, spec.name)
-    test = _drawn(places(source.test_labels), config.test_per_task, "test", 0, spec.name)
+    train = _drawn(places(source.train_labels, "train"), config.train_per_task, "train", seed, spec.name)
+    test = _drawn(places(source.test_labels, "test"), config.test_per_task, "test", 0, spec.name)
     competing = np.ones((tasks, outputs), dtype=bool)
     if config.scenario == "task":
         competing = np.arange(outputs)[None] // spec.per_task == np.arange(tasks)[:, None]
@@ -446,6 +448,16 @@ def _check_items(config: StreamConfig, tasks: int, source: Source) -> None:
             f"stream.tasks={tasks}: {tasks:,} tasks of {train:,} train and {test:,} test samples are more than the "
             f"{MAX_ITEMS:,} samples a stream may have. Use up to {MAX_ITEMS // (train + test)} tasks, or set "
             f"stream.train_per_task and stream.test_per_task."
+        )
+
+
+def _check_samples(places: Sequence[Indices], split: str, spec: StreamSpec, source: Source) -> None:
+    """Refuse incomplete data that leaves a task without samples: it has no accuracy, or one without any training."""
+    empty = [task for task, of_task in enumerate(places) if not len(of_task)]
+    if empty:
+        raise UserError(
+            f"{spec.name}: {len(empty)} of {len(places)} tasks have no {split} samples in {source.name}, such as task "
+            f"{empty[0]}. Complete the data set, or use the first tasks only with stream.tasks."
         )
 
 

@@ -41,12 +41,13 @@ from contnorm.streams.formats import Labels
 if sys.platform != "win32":
     import fcntl
 
-__all__ = ["ARRAYS", "CheckLabels", "Content", "Decoded", "DecodedCache", "Reader"]
+__all__ = ["ARRAYS", "CheckLabels", "Content", "Decoded", "DecodedCache", "Reader", "write_hint"]
 
 ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 KIND = "contnorm decoded data set"
 VERSION = 1
 SHORT_OF_RESOURCES = {errno.ENOMEM, errno.EMFILE, errno.ENFILE}  # nothing is wrong with a file then
+BESIDE = ".contnorm"  # folder of caches next to their sources
 
 CheckLabels = Callable[[Labels, Labels], None]
 
@@ -95,19 +96,24 @@ class Decoded:
 class DecodedCache:
     """The cache of one data set.
 
+    It is in ``.contnorm`` next to the source. If that cannot be written and has no valid cache, it is in the user's
+    cache.
+
     Args:
         name: Name of the data set.
-        near: Folder of its source. The cache is in ``.contnorm`` there, or in the user's cache if that is read-only.
+        near: Folder of its source.
     """
 
     def __init__(self, name: str, near: Path) -> None:
-        self.name = name
-        if os.access(near, os.W_OK):
-            self.folder, self.key = near / ".contnorm", name
+        beside, state = near / BESIDE, f".{name}.checked.json"
+        if _writable(beside):
+            self.places = [_Place(name, beside, name, beside / state)]
         else:
-            self.folder, self.key = user_cache(), f"{name}-{_path_digest(near)}"
-        self.manifest = self.folder / f"{self.key}.json"
-        self.state = self.folder / f".{self.key}.checked.json"
+            user, key = user_cache(), f"{name}-{_path_digest(near)}"
+            self.places = [
+                _Place(name, beside, name, user / f".{key}.source.checked.json"),
+                _Place(name, user, key, user / f".{key}.checked.json"),
+            ]
 
     def load(self, reader: Reader, check: CheckLabels, progress: Progress, jobs: int) -> Decoded:
         """Map the arrays; decode the source first if there is no valid cache.
@@ -118,20 +124,48 @@ class DecodedCache:
             progress: Called with what is done, and how much of it.
             jobs: Processes that decode pictures; with 1, threads of this process do.
         """
+        *read_only, last = self.places
+        for place in read_only:
+            manifest = place.valid(reader, progress)
+            if manifest is not None:
+                return place.decoded(manifest, check)
+        return last.decoded(last.valid_or_built(reader, check, progress, jobs), check)
+
+
+class _Place:
+    """A folder that a cache can be in.
+
+    Args:
+        name: Name of the data set.
+        folder: Folder.
+        key: Name of the cache in the folder.
+        state: File that has the signatures of the last check.
+    """
+
+    def __init__(self, name: str, folder: Path, key: str, state: Path) -> None:
+        self.name, self.folder, self.key, self.state = name, folder, key, state
+        self.manifest = folder / f"{key}.json"
+
+    def valid_or_built(self, reader: Reader, check: CheckLabels, progress: Progress, jobs: int) -> dict[str, Any]:
+        """The manifest of the cache, which is built first if there is no valid one."""
         before = _content(self.manifest)
-        manifest = self._valid(reader, progress)
-        if manifest is None:
-            with usable(self.folder, "decoded data cannot be written", _WRITE_HINT):
-                self.folder.mkdir(parents=True, exist_ok=True)
-            with self._lock():
-                # Another process may have decoded it while this one waited.
-                manifest = self._valid(reader, progress) if _content(self.manifest) != before else None
-                manifest = manifest or self._build(reader, check, progress, jobs)
+        manifest = self.valid(reader, progress)
+        if manifest is not None:
+            return manifest
+        with usable(self.folder, "decoded data cannot be written", write_hint(self.folder)):
+            self.folder.mkdir(parents=True, exist_ok=True)
+        with self._lock():
+            # Another process may have decoded it while this one waited.
+            manifest = self.valid(reader, progress) if _content(self.manifest) != before else None
+            return manifest or self._build(reader, check, progress, jobs)
+
+    def decoded(self, manifest: Mapping[str, Any], check: CheckLabels) -> Decoded:
+        """Map the arrays of a manifest."""
         arrays = self._map(manifest)
         check(arrays[1], arrays[3])
         return Decoded(arrays, manifest["fingerprint"], manifest["details"])
 
-    def _valid(self, reader: Reader, progress: Progress) -> dict[str, Any] | None:
+    def valid(self, reader: Reader, progress: Progress) -> dict[str, Any] | None:
         """The manifest, if the cache belongs to the source as it is now and its arrays match their checksums."""
         manifest = _read_manifest(self.manifest)
         if manifest is None:
@@ -180,7 +214,7 @@ class DecodedCache:
             source = signatures(reader.inputs(), reader.folder)  # before reading, so that a change meanwhile is noticed
         target = self.folder / f"{self.key}.{secrets.token_hex(4)}"
         try:
-            with usable(target, "decoded data cannot be written", _WRITE_HINT):
+            with usable(target, "decoded data cannot be written", write_hint(self.folder)):
                 target.mkdir()
             content = reader.write(target, check, progress, jobs)
             manifest: dict[str, Any] = {
@@ -193,7 +227,7 @@ class DecodedCache:
                 "details": dict(content.details),
             }
             files = self._files(manifest)
-            with usable(target, "decoded data cannot be written", _WRITE_HINT):
+            with usable(target, "decoded data cannot be written", write_hint(self.folder)):
                 manifest["sha256"] = _checksums(files, "checking decoded images", progress)
                 manifest["manifest_sha256"] = _seal(manifest)
                 write_atomically(self.manifest, json.dumps(manifest, indent=1).encode())
@@ -213,7 +247,7 @@ class DecodedCache:
     @contextmanager
     def _lock(self) -> Iterator[None]:
         """Let one process decode at a time; the lock ends with the process."""
-        with usable(self.folder, "decoded data cannot be written", _WRITE_HINT):
+        with usable(self.folder, "decoded data cannot be written", write_hint(self.folder)):
             file = (self.folder / f".{self.key}.lock").open("w")
         with file:
             if sys.platform != "win32":
@@ -222,7 +256,18 @@ class DecodedCache:
             yield
 
 
-_WRITE_HINT = "Free disk space, or set XDG_CACHE_HOME to a folder with more."
+def write_hint(folder: Path) -> str:
+    """What to do if decoded data cannot be written to a folder."""
+    if BESIDE in folder.parts:
+        return "Free disk space there, or check the permissions of the folder."
+    return "Free disk space, or set XDG_CACHE_HOME to a folder with more."
+
+
+def _writable(folder: Path) -> bool:
+    """Whether files can be made in a folder, or the folder can be made."""
+    if folder.exists() or folder.is_symlink():
+        return folder.is_dir() and os.access(folder, os.W_OK)
+    return os.access(folder.parent, os.W_OK)
 
 
 def _path_digest(path: Path) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from contnorm.errors import UserError
 from contnorm.results import write_atomically
 
 __all__ = [
@@ -85,7 +86,11 @@ def clock_ns() -> int:
 
 def user_cache() -> Path:
     """Folder of this program in the user's cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "contnorm"
+    named = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return Path(named or Path.home() / ".cache") / "contnorm"
+    except RuntimeError as error:  # such as in a container, for a user that has no entry and no HOME
+        raise UserError("this user has no home folder for a cache. Set XDG_CACHE_HOME to a folder.") from error
 
 
 def file_sha256(path: Path, advance: Callable[[int], None] = lambda _: None) -> str:

@@ -7,6 +7,8 @@ A row a picture, with the columns ``image``, ``split`` (train or test) and ``tas
 from __future__ import annotations
 
 import csv
+import re
+import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,6 +22,7 @@ __all__ = ["list_own"]
 
 FIRST = ("image", "split", "task")
 JOINED = "labels"
+WHOLE_NUMBER = re.compile(r"[+-]?\d{1,18}")
 Row = Mapping[str, str]
 
 
@@ -37,7 +40,7 @@ def list_own(name: str, table: Path, images: Path, groups: Path | None = None) -
     numbered, heads = _rows(table)
     rows = list(numbered.values())
     kinds = _kinds(table, rows, heads)
-    tasks = _tasks(rows)
+    tasks = _tasks(table, rows)
     pictures: dict[str, list[ListedPicture]] = {split: [] for split in SPLITS}
     for line, row in numbered.items():
         labels = _labels(table, line, row, kinds)
@@ -63,10 +66,11 @@ def _read(table: Path) -> tuple[dict[int, Row], list[str]]:
     with usable(table, "it can't be read", "Say which file it is."):
         try:
             with table.open(newline="", encoding="utf-8-sig") as file:
-                reader = csv.DictReader(file, restkey="", restval="", strict=True)
-                reader.fieldnames = heads = [head.strip() for head in reader.fieldnames or []]
+                reader = csv.DictReader(file, restkey="", strict=True)
+                reader.fieldnames = heads = [_text(head) for head in reader.fieldnames or []]
                 for row in reader:
-                    rows[reader.line_num] = {key: _text(value) for key, value in row.items()}
+                    _check_cells(table, reader.line_num, row)
+                    rows[reader.line_num] = {key: _cell(key, value) for key, value in row.items()}
         except (csv.Error, UnicodeDecodeError) as error:
             raise UserError(f"{table}: is no CSV file in UTF-8 ({error}).") from error
     _check_printable(table, rows, heads)
@@ -92,8 +96,26 @@ def _check_printable(table: Path, rows: Mapping[int, Row], heads: Sequence[str])
             raise UserError(f"{table}, line {line}: {unusable[0][:80]!r} has a control character. Remove it.")
 
 
-def _text(value: str | list[str]) -> str:
-    return value.strip() if isinstance(value, str) else ",".join(value)
+def _check_cells(table: Path, line: int, row: Mapping[str, str | list[str] | None]) -> None:
+    """Refuse a row that was cut short: without its last cell, a picture would count as one without labels."""
+    absent = [head for head, value in row.items() if value is None]
+    if absent:
+        raise UserError(
+            f"{table}, line {line}: has no cell for the column {absent[0]!r}. Give each row as many cells as the first "
+            f"line has names; a cell may be empty."
+        )
+
+
+def _cell(head: str, value: str | list[str]) -> str:
+    """The text of a cell. Names of files stay as they are: most file systems tell composed letters from others."""
+    if isinstance(value, list):
+        return ",".join(value)
+    return value.strip() if head == "image" else _text(value)
+
+
+def _text(value: str) -> str:
+    """A name, with composed letters: the same word in two encodings of its letters is one class, not two."""
+    return unicodedata.normalize("NFC", value.strip())
 
 
 def _rows(table: Path) -> tuple[dict[int, Row], list[str]]:
@@ -143,10 +165,16 @@ def _labels(table: Path, line: int, row: Row, kinds: Sequence[str]) -> tuple[int
     return tuple(column for column, kind in enumerate(kinds) if row[kind] == "1")
 
 
-def _tasks(rows: Sequence[Row]) -> list[str]:
-    """In the order they are learned: by number where all are numbers, else as they first occur."""
+def _tasks(table: Path, rows: Sequence[Row]) -> list[str]:
+    """Tasks in the order they are learned: by number if all are whole numbers, else as they first occur."""
     found = list(dict.fromkeys(row["task"] for row in rows))
-    return sorted(found, key=int) if all(task.isdecimal() and len(task) < 19 for task in found) else found
+    if not all(map(WHOLE_NUMBER.fullmatch, found)):
+        return found
+    spelling: dict[int, str] = {}
+    for task in found:
+        if spelling.setdefault(int(task), task) != task:
+            raise UserError(f"{table}: task {spelling[int(task)]!r} is also written {task!r}. Write it in one way.")
+    return sorted(found, key=int)
 
 
 def _groups(path: Path, kinds: Sequence[str]) -> tuple[str, ...]:

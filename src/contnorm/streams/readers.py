@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from contnorm.errors import UserError, usable
 from contnorm.fingerprint import fingerprint_arrays, fingerprint_files
 from contnorm.signals import signals_held
-from contnorm.streams.decoded_cache import CheckLabels, Content
+from contnorm.streams.decoded_cache import CheckLabels, Content, write_hint
 from contnorm.streams.decoding import Batch, decode_batch, decoder_name, settle
 from contnorm.streams.file_state import Progress, file_sha256
 from contnorm.streams.formats import Images, Labels
@@ -32,7 +32,6 @@ BATCH = 64  # pictures per unit of work: an interrupt waits for one unit of each
 PROCESSES_FROM = 2000  # pictures; with fewer, starting processes takes longer than decoding
 
 _READ_HINT = "Check its permissions, or fetch it again."
-_WRITE_HINT = "Free disk space, or set XDG_CACHE_HOME to a folder with more."
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ class ArrayReader:
         self.check_images("train", *train)
         self.check_images("test", *test)
         check(train[1], test[1])
-        with usable(target, "decoded data cannot be written", _WRITE_HINT):
+        with usable(target, "decoded data cannot be written", write_hint(target)):
             for split, (images, labels) in (("train", train), ("test", test)):
                 _save(target / f"{split}_images.npy", images)
                 _save(target / f"{split}_labels.npy", labels)
@@ -110,7 +109,7 @@ class PictureReader:
         with usable(self.folder, "cannot be read", _READ_HINT):
             listed = self.list_pictures(self.paths)
         check(_labels(listed.train), _labels(listed.test))
-        with usable(target, "decoded data cannot be written", _WRITE_HINT):
+        with usable(target, "decoded data cannot be written", write_hint(target)):
             batches: list[Batch] = []
             for split, pictures in (("train", listed.train), ("test", listed.test)):
                 array, offset = _empty_array(target / f"{split}_images.npy", len(pictures), self.side)
