@@ -276,3 +276,22 @@ def test_seeds_of_a_run_whose_steps_are_capped_may_reach_different_tasks(tmp_pat
             config, seed, {"matrix": {"correct": rows, "total": [10] * tasks}, "reached": {"tasks": tasks, "of": 5}}
         )
     assert len(store.readable().records) == 3 and store.readable().problems == []
+
+
+def test_a_file_is_not_written_through_a_link(tmp_path: Path) -> None:
+    other = tmp_path / "other.txt"
+    other.write_text("content")
+    (tmp_path / f".run.json.{os.getpid()}").symlink_to(other)
+    write_atomically(tmp_path / "run.json", b"{}")
+    assert other.read_text() == "content" and (tmp_path / "run.json").read_bytes() == b"{}"
+
+
+def test_a_record_that_is_a_pipe_or_a_device_is_named(tmp_path: Path) -> None:
+    for name, place in (("a" * 12, "0.json"), ("b" * 12, "1.json")):
+        (tmp_path / name).mkdir()
+        if name.startswith("a"):
+            os.mkfifo(tmp_path / name / place)
+        else:
+            (tmp_path / name / place).symlink_to("/dev/zero")
+    problems = Store(tmp_path).readable().problems
+    assert len(problems) == 2 and all("no regular file" in problem for problem in problems)

@@ -29,6 +29,7 @@ from contnorm.metrics.multilabel import LabelMatrix, label_score
 from contnorm.record_checks import check_fields, check_whole, checked_counts, finite_drift
 
 __all__ = [
+    "LARGEST_SEED",
     "SCHEMA",
     "Described",
     "Found",
@@ -53,7 +54,7 @@ LOST = ".lost.json"  # the end of the name of a note, in place of a record
 _SEED = re.compile(r"[0-9]+\.json")
 _NOTE = re.compile(r"[0-9]+\.lost\.json")
 _HASH = re.compile(r"[0-9a-f]{12}")
-_LARGEST_SEED = 2**64 - 1
+LARGEST_SEED = 2**64 - 1
 _LONGEST_REASON = 300  # characters of what is wrong with a record
 
 
@@ -177,8 +178,9 @@ def write_atomically(path: Path, *parts: bytes | memoryview) -> None:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.unlink(missing_ok=True)
     try:
-        with draft.open("wb") as file:
+        with draft.open("xb") as file:  # never through a link that somebody put there
             for part in parts:
                 file.write(part)
             file.flush()
@@ -248,7 +250,7 @@ class Store:
             raise _no_record(path, f"without {', '.join(sorted(missing))}")
         try:
             config, counted = _config_of(raw["config"]), checked_counts(raw)
-            seed = check_whole(raw["seed"], "seed", most=_LARGEST_SEED)
+            seed = check_whole(raw["seed"], "seed", most=LARGEST_SEED)
             check_fields(raw)
             _check_seal(raw)
             _check_identity(raw, config.hash)
@@ -560,6 +562,8 @@ def _digest(content: Any) -> str:
 
 def _read(path: Path, what: str = "record of a run") -> dict[str, Any]:
     """A JSON object with a version in it."""
+    if path.exists() and not path.is_file():  # a pipe or a device would be read without an end
+        raise _no_record(path, "no regular file", what)
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:  # no JSON, or no text
