@@ -167,7 +167,6 @@ def test_an_import_that_can_not_be_followed_is_refused(folder: Path, hidden: str
 
 @pytest.mark.parametrize("named", ["mine", "helper"])
 def test_bytecode_next_to_a_file_is_not_executed(folder: Path, named: str) -> None:
-    (folder / "mine.py").write_text()
     other = folder / "other.txt"
     other.write_text("raise ImportError('bytecode was executed')")
     (folder / "helper.py").write_text("VALUE = 1\n")
