@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import py_compile
 import re
 import sys
 from collections.abc import Iterator
@@ -161,3 +163,26 @@ def test_an_import_that_can_not_be_followed_is_refused(folder: Path, hidden: str
     for _ in range(2):
         with pytest.raises(UserError, match=r"imports .*helper_\w\.py, .*an edit of it would go unnoticed.*PYTHONPATH"):
             load_own_code(f"{folder / 'mine.py'}:value", "model")
+
+
+@pytest.mark.parametrize("named", ["mine", "helper"])
+def test_bytecode_next_to_a_file_is_not_executed(folder: Path, named: str) -> None:
+    other = folder / "other.txt"
+    other.write_text("raise ImportError('bytecode was executed')")
+    (folder / "helper.py").write_text("VALUE = 1\n")
+    (folder / "mine.py").write_text(
+        "import sys\nfrom pathlib import Path\nsys.path.insert(0, str(Path(__file__).parent))\n"
+        "from helper import VALUE\nsys.path.pop(0)\n"
+    )
+    cached = folder / "__pycache__" / f"{named}.{sys.implementation.cache_tag}.pyc"
+    py_compile.compile(str(other), str(cached), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+    assert load_own_code(f"{folder / 'mine.py'}:VALUE", "model") == 1
+
+
+def test_a_file_edited_within_a_second_is_loaded_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    file = tmp_path / "mine.py"
+    for value in (1, 2):
+        file.write_text(f"VALUE = {value}\n")
+        os.utime(file, (10**9, 10**9))
+        assert load_own_code(f"{file}:VALUE", "model") == value

@@ -289,3 +289,13 @@ def test_processes_with_the_same_number_do_not_share_a_draft(tmp_path: Path, mon
     monkeypatch.setattr(os, "fsync", write_meanwhile)
     write_atomically(path, b"mine")
     assert path.read_bytes() == b"mine" and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_is_not_written_through_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = tmp_path / "other.txt"
+    other.write_text("content")
+    monkeypatch.setattr("contnorm.results.secrets.token_hex", lambda size: "guessed")
+    (tmp_path / ".run.json.guessed").symlink_to(other)
+    with pytest.raises(FileExistsError):
+        write_atomically(tmp_path / "run.json", b"{}")
+    assert other.read_text() == "content" and not (tmp_path / "run.json").exists()

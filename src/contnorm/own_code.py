@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import os
+import secrets
 import sys
+import tempfile
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,6 +34,8 @@ __all__ = [
 
 # Modules that user code imported, with their file and its hash at that time.
 _imported: dict[str, tuple[Path, str]] = {}
+
+_NO_FOLDER = os.path.join(tempfile.gettempdir(), f"contnorm-{secrets.token_hex(16)}")  # never made
 
 
 def is_own_code(name: str) -> bool:
@@ -94,9 +99,11 @@ def load_own_code(name: str, what: str) -> object:
     path, attribute = _path(name), name.rpartition(":")[2]
     require_trust(path, what, name)
     unique = _module_name(path)
-    spec = importlib.util.spec_from_file_location(unique, path) if path.is_file() else None
-    if spec is None or spec.loader is None:
+    if not path.is_file():
         raise UserError(f"{what} {name!r}: there is no file {path}.")
+    _ignore_stored_bytecode()
+    spec = importlib.util.spec_from_file_location(unique, path)
+    assert spec is not None and spec.loader is not None  # its name ends in .py
     files = imported_files(path)
     _forget_edited(files)
     module = importlib.util.module_from_spec(spec)
@@ -131,6 +138,16 @@ def forget_imports() -> None:
     for name in _imported:
         sys.modules.pop(name, None)
     _imported.clear()
+
+
+def _ignore_stored_bytecode() -> None:
+    """Have user code compiled from its source text, not read from ``__pycache__`` folders that lie next to it.
+
+    Bytecode there counts for a source of the same size and second, or, if its header says so, of any source. So it may
+    be that of an earlier version, or of other code than the file that was read and trusted.
+    """
+    sys.dont_write_bytecode = True
+    sys.pycache_prefix = _NO_FOLDER  # stays: functions of user code may import modules later
 
 
 def _module_name(path: Path) -> str:

@@ -31,6 +31,7 @@ from contnorm.metrics.multilabel import LabelMatrix, label_score
 from contnorm.record_checks import check_fields, check_whole, checked_counts, finite_drift
 
 __all__ = [
+    "LARGEST_SEED",
     "SCHEMA",
     "Described",
     "Found",
@@ -57,7 +58,7 @@ LOST = ".lost.json"  # the end of the name of a note, in place of a record
 _SEED = re.compile(r"[0-9]+\.json")
 _NOTE = re.compile(r"[0-9]+\.lost\.json")
 _HASH = re.compile(r"[0-9a-f]{12}")
-_LARGEST_SEED = 2**64 - 1
+LARGEST_SEED = 2**64 - 1
 _LARGEST_FILE = 2**28  # bytes
 _LONGEST_REASON = 300  # characters of what is wrong with a record
 
@@ -189,7 +190,7 @@ def write_atomically(path: Path, *parts: bytes | memoryview) -> None:
     # Random, since processes of several hosts or containers that share the folder can have the same number.
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        with draft.open("wb") as file:
+        with draft.open("xb") as file:  # never through a link that somebody put there
             for part in parts:
                 file.write(part)
             file.flush()
@@ -269,7 +270,7 @@ class Store:
             raise _no_record(path, f"without {', '.join(sorted(missing))}")
         try:
             config, counted = _config_of(raw["config"]), checked_counts(raw)
-            seed = check_whole(raw["seed"], "seed", most=_LARGEST_SEED)
+            seed = check_whole(raw["seed"], "seed", most=LARGEST_SEED)
             check_fields(raw)
             _check_seal(raw)
             _check_identity(raw, config.hash)

@@ -77,4 +77,4 @@ def check_files(files: Iterable[Path]) -> list[Path]:
 
 
 def _absolute(path: Path) -> Path:
-    return path.expanduser().resolve()
+    return path.resolve()  # "~" stands for itself, as it does where the file is loaded

@@ -197,3 +197,13 @@ def test_a_file_is_trusted_by_where_it_is(tmp_path: Path, code: Path, monkeypatc
         load_own_code("mine.py:Mine", "strategy")
     with pytest.raises(UserError, match=r"--trust-code nowhere\.py: there is no such file"):
         contnorm("resume", tmp_path, "--trust-code", "nowhere.py")
+
+
+def test_a_tilde_in_a_name_is_no_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in ("home", "work/~"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "mine.py").write_text(f"Mine = {folder!r}\n")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path / "work")
+    with only_trusted([tmp_path / "home" / "mine.py"]), pytest.raises(UserError, match="--trust-code"):
+        load_own_code("~/mine.py:Mine", "strategy")

@@ -8,6 +8,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,18 @@ def test_a_disk_with_room_for_two_has_room_for_a_new_one(tmp_path: Path, monkeyp
     monkeypatch.setattr(os, "fsync", limited)
     write(checkpoints, 1, 2, 3)
     assert Checkpoints(tmp_path).latest_step() == 3 and (tmp_path / "2.json").is_file()
+
+
+def test_only_checkpoints_are_deleted(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("content")
+    (tmp_path / "7.json.bak").write_text("content")
+    (tmp_path / "99.json").symlink_to("/dev/zero")
+    checkpoints = Checkpoints(tmp_path)
+    write(checkpoints, 1, 2, 3)
+    assert checkpoints.latest_step() == 3
+    with suppress(OSError):  # the folder is not empty
+        checkpoints.clear()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["7.json.bak", "notes.txt"]
 
 
 def test_a_broken_checkpoint_does_not_push_a_usable_one_out(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -23,8 +24,12 @@ from tests.datasets import small_mnist
 CPU = torch.device("cpu")
 HEAD = """
 import copy
+import functools
+import itertools
+import random
 import sys
 from pathlib import Path
+import numpy as np
 import torch
 from torch import nn
 from contnorm.strategies import Strategy
@@ -33,6 +38,10 @@ COUNT = [0]
 
 def scaled(model, head, stream, factor):
     return head.cross_entropy(model(stream.x), stream).mean() * (1 + 0.5 * factor), None
+
+@functools.cache
+def cached(mean):
+    return mean
 """
 DISTILLING = """
 class Mine(Strategy):
@@ -73,6 +82,29 @@ COUNTING = {
     "        return scaled(m, h, s, f)\n",
     "iterator": "def __init__(self, c):\n        super().__init__(c)\n        self.n = (i for i in range(10**9))\n"
     "    def loss(self, m, h, s, r):\n        return scaled(m, h, s, next(self.n))\n",
+    "count": "n = itertools.count()\n    def loss(self, m, h, s, r):\n        return scaled(m, h, s, next(self.n))\n",
+    "slot": "__slots__ = ('n',)\n    def loss(self, m, h, s, r):\n        self.n = getattr(self, 'n', 0) + 1\n"
+    "        return scaled(m, h, s, self.n)\n",
+    "cache": "def loss(self, m, h, s, r):\n        f = cached(float(s.x.mean()))\n        return scaled(m, h, s, f)\n",
+    "model attribute": "def loss(self, m, h, s, r):\n        m.n = getattr(m, 'n', 0) + 1\n"
+    "        return scaled(m, h, s, m.n)\n",
+    "layer attribute": "def loss(self, m, h, s, r):\n        m.norm1.eps *= 1.5\n        return scaled(m, h, s, 0)\n",
+    "hook": "def loss(self, m, h, s, r):\n        m.register_forward_hook(lambda m, i, o: o * 0.9)\n"
+    "        return scaled(m, h, s, 0)\n",
+    "freeze": "def loss(self, m, h, s, r):\n        learned = [p for p in m.parameters() if p.requires_grad]\n"
+    "        learned[0].requires_grad_(len(learned) < 3)\n        return scaled(m, h, s, 0)\n",
+    "submodule": "def loss(self, m, h, s, r):\n        if not hasattr(m, 'old'):\n"
+    "            m.old = copy.deepcopy(m)\n        return scaled(m, h, s, m.old(s.x).mean().detach())\n",
+    "head": "def loss(self, m, h, s, r):\n        h.n = getattr(h, 'n', 0) + 1\n        return scaled(m, h, s, h.n)\n",
+}
+DRAWING = {
+    "strategy": "class Mine(Strategy):\n    def __init__(self, c):\n        super().__init__(c)\n"
+    "        self.f = torch.rand(1)\n    def loss(self, m, h, s, r):\n"
+    "        f = torch.rand(1) + random.random() + np.random.rand() + self.f\n"
+    "        return scaled(m, h, s, f.mean())\n",
+    "network": "def make(shape, outputs, norm):\n    linear = nn.Linear(784, outputs)\n"
+    "    linear.weight.data *= np.random.rand() + random.random()\n"
+    "    return nn.Sequential(norm(1), nn.Flatten(), nn.Dropout(), linear)\n",
 }
 NETWORKS = """
 class Net(nn.Module):
@@ -167,6 +199,18 @@ def test_state_of_a_network_that_is_not_in_its_state_dict_is_never_resumed_witho
     file.write_text(HEAD + NETWORKS)
     stops = check_stops(settings(root, model={"name": f"{file}:{kind}"}), root, tmp_path, 1, 1, 1)
     assert [stop.saved for stop in stops] == ([6, 12, 18] if resumable else [0, 0, 0])
+
+
+@pytest.mark.parametrize("kind", DRAWING)
+def test_random_numbers_of_user_code_depend_on_seed_and_step_alone(root: Path, tmp_path: Path, kind: str) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(f"{HEAD}\n{DRAWING[kind]}")
+    own = {"strategy": {"name": f"{file}:Mine"}} if kind == "strategy" else {"model": {"name": f"{file}:make"}}
+    config = settings(root, **own)
+    generators = (random.getstate(), torch.random.get_rng_state())
+    stops = check_stops(config, root, tmp_path, 1, 1)
+    assert [stop.saved for stop in stops] == [6, 12]
+    assert generators[0] == random.getstate() and torch.equal(generators[1], torch.random.get_rng_state())
 
 
 def importing(folder: Path) -> Path:

@@ -131,6 +131,13 @@ def frozen(shape, outputs, norm):
 def dropping(shape, outputs, norm):
     return nn.Sequential(nn.Dropout(0.5), *plain(shape, outputs, norm))
 
+class AlwaysDropping(nn.Dropout):
+    def forward(self, x):
+        return nn.functional.dropout(x, 0.5, training=True)
+
+def always_dropping(shape, outputs, norm):
+    return nn.Sequential(AlwaysDropping(), *plain(shape, outputs, norm))
+
 def complex(shape, outputs, norm):
     model = plain(shape, outputs, norm)
     model.register_buffer("phase", torch.zeros(2, dtype=torch.complex64))
@@ -162,16 +169,17 @@ def test_a_network_that_could_not_learn_or_be_saved_is_refused(
         lane(root, per_task=20, norm="none", model={"name": f"{tmp_path / 'own.py'}:{name}"})
 
 
-def test_a_network_that_draws_random_numbers_is_run_and_told_of(
+def test_a_network_that_draws_random_numbers_in_evaluation_is_told_of(
     root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "own.py").write_text(OWN)
-    lane(root, per_task=20, norm="none", model={"name": f"{tmp_path / 'own.py'}:plain"})
+    for name in ("plain", "dropping"):
+        lane(root, per_task=20, norm="none", model={"name": f"{tmp_path / 'own.py'}:{name}"})
     assert not caplog.messages
     for _ in range(2):
-        lane(root, per_task=20, norm="none", model={"name": f"{tmp_path / 'own.py'}:dropping"})
-    (told,) = caplog.messages
-    assert "dropping': draws random numbers as it learns" in told
+        lane(root, per_task=20, norm="none", model={"name": f"{tmp_path / 'own.py'}:always_dropping"})
+    (message,) = caplog.messages
+    assert "always_dropping': draws random numbers in evaluation mode" in message
 
 
 def test_what_does_not_fit_into_memory_is_told_by_its_setting(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 
-from contnorm.config import RunConfig
+from contnorm.config import RunConfig, from_dict
 from contnorm.engine.claims import Claim
 from contnorm.engine.loop import Failed, Finished, Stopped
 from contnorm.engine.runs import Job, Waiting, Workplace, execute, resolve
@@ -133,6 +133,27 @@ def break_note(text: str) -> Callable[[Unfinished], None]:
     return lambda left: left.note.write_text(text) and None
 
 
+def edit_note(**changes: object) -> Callable[[Unfinished], None]:
+    return lambda left: left.note.write_text(json.dumps(json.loads(left.note.read_text()) | changes)) and None
+
+
+def edit_weights(path: str) -> Callable[[Unfinished], None]:
+    """Name weights in a note, in the place of the run that has them."""
+
+    def edit(left: Unfinished) -> None:
+        raw = json.loads(left.note.read_text())
+        raw["config"]["model"] |= {"weights": path, "weights_hash": "01234567"}
+        left.note.write_text(json.dumps(raw))
+        left.folder.parent.rename(left.folder.parent.with_name(from_dict(raw["config"]).hash))
+
+    return edit
+
+
+def link_folder(left: Unfinished) -> None:
+    left.folder.rename(left.folder.parent.parent / "elsewhere")
+    left.folder.symlink_to(left.folder.parent.parent / "elsewhere")
+
+
 def move_away(left: Unfinished) -> None:
     left.folder.rename(left.folder.with_name("7.unfinished"))
 
@@ -147,6 +168,14 @@ def move_away(left: Unfinished) -> None:
         (break_note('{"schema": 1, "config": {"nosuch": 3}, "seed": 0}'), "unknown key 'nosuch'"),
         (break_note('{"schema": 99, "config": {}, "seed": 0}'), "was begun by a newer contnorm"),
         (lambda left: left.note.unlink(), "has checkpoints and no run.json"),
+        (edit_note(threads=10**9), "threads=1000000000 must be"),
+        (edit_note(threads=10**30), "threads=<a number of 100 bits> must be"),
+        (edit_note(threads=-1), "threads=-1 must be"),
+        (edit_note(seed=-1), "seed=-1 must be"),
+        (edit_note(device="meta"), "device='meta' must be cpu or cuda"),
+        (edit_weights("a" * 5000), "File name too long"),
+        (edit_weights("~nobody-of-this-name/weights.pth"), "home directory"),
+        (link_folder, "is a symbolic link"),
         (move_away, "seed 0, and lies where another belongs"),
     ],
 )
@@ -160,6 +189,20 @@ def test_what_can_not_be_gone_on_with_is_named_and_keeps_no_other_back(
     assert [run.job.config.norm.name for run in found.runs] == ["gn"]
     (problem,) = found.problems
     assert said in problem and str(tmp_path) in problem and "\n" not in problem
+
+
+def test_nothing_is_read_or_deleted_behind_a_link_in_place_of_checkpoints(root: Path, tmp_path: Path) -> None:
+    place = Workplace(tmp_path / "runs", root, CPU)
+    left = stop_one(settings(root), place)
+    other = tmp_path / "documents"
+    left.checkpoints.folder.rename(other)
+    (other / "thesis.txt").write_text("content")
+    left.checkpoints.folder.symlink_to(other)
+    files = sorted(other.iterdir())
+    with pytest.raises(UserError, match="is a symbolic link"):
+        last(settings(root), place)
+    left.checkpoints.clear()
+    assert sorted(other.iterdir()) == files and left.checkpoints.latest_step() == 0
 
 
 @pytest.mark.parametrize("harm", [break_note("{"), lambda left: left.note.unlink()])

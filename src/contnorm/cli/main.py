@@ -558,14 +558,7 @@ def bench(
 
 def main() -> None:
     """The way in: a person's mistake becomes one line and exit code 2."""
-    _open_standard_streams()
-    if not _has_working_folder():
-        say_on_stderr("the current folder was deleted. Change to one that exists.")
-        raise SystemExit(2)
-    leave_it_to_the_system()
-    _log_to_stderr()
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal that has no letter for a character shows its code
-        sys.stdout.reconfigure(errors="backslashreplace")
+    _prepare_process()
     try:
         code = app(prog_name="contnorm", standalone_mode=False)
         if sys.stdout:
@@ -588,6 +581,18 @@ def main() -> None:
             say_on_stderr(said)
         raise SystemExit(2) from None
     raise SystemExit(code if isinstance(code, int) else 0)
+
+
+def _prepare_process() -> None:
+    """Check what every command needs of the process it runs in: standard streams, a current folder, logging."""
+    _open_standard_streams()
+    if not _has_working_folder():
+        say_on_stderr("the current folder was deleted. Change to one that exists.")
+        raise SystemExit(2)
+    leave_it_to_the_system()
+    _log_to_stderr()
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal that has no letter for a character shows its code
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _output_failed(error: OSError) -> int:

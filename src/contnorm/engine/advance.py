@@ -125,8 +125,8 @@ class _Graphed:
                 lane.done += 1
 
     def _needs_python(self) -> bool:
-        """Whether user code keeps state in Python as it learns: a replay would not change it."""
-        self.in_python = self.in_python or any(lane.code_changes() for lane in self.lanes)
+        """Whether user code keeps state in Python as it learns, or draws random numbers: a replay would not do so."""
+        self.in_python = self.in_python or any(lane.draws_random or lane.code_changes() for lane in self.lanes)
         return self.in_python
 
     def _all_lanes(self) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,8 @@ __all__ = ["Checkpoint", "Checkpoints"]
 
 FORMAT = 2  # 1 had a checksum of the tensors alone
 COUNT = 2  # checkpoints on disk
+_STEP = re.compile("[0-9]{1,18}")
+_FILE = re.compile(r"[0-9]{1,18}\.(json|safetensors)|\.[0-9]{1,18}\.(json|safetensors)\.[0-9]+")
 FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
@@ -103,14 +106,20 @@ class Checkpoints:
                 yield read
 
     def _numbered(self) -> list[Path]:
-        numbered = [path for path in self.folder.glob("*.json") if path.stem.isdecimal()]
+        """The checkpoints on disk, newest first. A link, or what is no plain file, is not one that was written here."""
+        if self.folder.is_symlink():
+            return []
+        numbered = [path for path in self.folder.glob("*.json") if _STEP.fullmatch(path.stem) and _is_plain(path)]
         return sorted(numbered, key=lambda path: -int(path.stem))
 
     def _read(self, path: Path) -> tuple[bytes, dict[str, Any]] | str:
         """The tensors as bytes, and the progress; or why they can't be used."""
+        tensors = path.with_suffix(".safetensors")
+        if not _is_plain(tensors):
+            return f"has no file {tensors.name}"
         try:
             raw = json.loads(path.read_text())
-            content = path.with_suffix(".safetensors").read_bytes()
+            content = tensors.read_bytes()
         except (OSError, ValueError, RecursionError) as error:
             return f"can't be read ({type(error).__name__}: {error})"
         if not isinstance(raw, dict) or raw.get("format") != FORMAT:
@@ -126,17 +135,24 @@ class Checkpoints:
     def clear(self) -> None:
         """Delete all checkpoints and their folder."""
         self._delete(keep=())
-        if self.folder.is_dir():
+        if self.folder.is_dir() and not self.folder.is_symlink():
             self.folder.rmdir()
 
     def _note_usable(self, step: int) -> None:
         self._steps = [*(other for other in self._steps if other < step), step][-COUNT:]
 
     def _delete(self, keep: Iterable[int]) -> None:
+        """Delete checkpoints and drafts of them, and nothing else: the folder may have come from somebody else."""
+        if self.folder.is_symlink():
+            return
         stems = {str(step) for step in keep}
         for path in self.folder.glob("*"):
-            if path.stem not in stems:
+            if _FILE.fullmatch(path.name) and path.stem not in stems:
                 path.unlink(missing_ok=True)
+
+
+def _is_plain(path: Path) -> bool:
+    return path.is_file() and not path.is_symlink()
 
 
 def _checksum(content: dict[str, Any], tensors: Iterable[bytes | memoryview]) -> str:

@@ -18,8 +18,8 @@ import threading
 import types
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
-from functools import partial
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,6 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
 _CONSTANTS = (types.EllipsisType, types.NotImplementedType, StrategyConfig)
 _IGNORED = (*_LOCKS, *_CONSTANTS, logging.Logger, weakref.ref)
-_LIBRARIES = ("torch", "torchvision", "contnorm")  # whose modules keep their state in parameters and buffers
 _MODULE_PARTS = {"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "training"}
 
 
@@ -55,34 +54,41 @@ class _UnreadableError(Exception):
     """An object whose state can't be told, such as a generator or an open file."""
 
 
-def strategy_state(strategy: object, modules: Mapping[str, types.ModuleType]) -> CodeState:
+def strategy_state(strategy: object, modules: Mapping[str, types.ModuleType], head: object = None) -> CodeState:
     """The state of a strategy: its attributes, and the variables of the modules of user code.
 
     Args:
         strategy: The strategy.
         modules: The modules of its code, by name.
+        head: The head that it is called with, which it may change as well.
     """
-    attributes = {f"self.{name}": value for name, value in vars(strategy).items()}
-    return _digests({**attributes, **_variables(modules)}, modules.keys(), ())
+    attributes = {f"self.{name}": value for name, value in _attributes(strategy).items()}
+    return _digests({**attributes, **_variables(modules), "head": head}, modules.keys(), ())
 
 
 def network_state(network: nn.Module, modules: Mapping[str, types.ModuleType]) -> CodeState:
-    """The state of a network that is not in its ``state_dict()``: other attributes, and variables of its modules.
+    """The state of a network that is not in the values of its ``state_dict()``.
+
+    It is all other attributes of its modules, with their hooks; which modules, parameters and buffers there are, and
+    which of them are learned; and the variables of the modules of user code.
 
     Args:
         network: The network.
         modules: The modules of user code, by name.
     """
-    values: dict[str, object] = {}
+    saved = network.state_dict(keep_vars=True)
+    values: dict[str, object] = {
+        "named_modules()": [(path, type(module).__qualname__) for path, module in network.named_modules()],
+        "state_dict()": [(name, str(t.dtype), tuple(t.shape)) for name, t in saved.items() if isinstance(t, Tensor)],
+        "requires_grad": [(name, parameter.requires_grad) for name, parameter in network.named_parameters()],
+    }
     for path, module in network.named_modules():
         prefix = f"{path}." if path else ""
         for name in module._non_persistent_buffers_set:
             values[f"{prefix}{name}"] = module._buffers.get(name)
-        if type(module).__module__.partition(".")[0] not in _LIBRARIES:
-            rest = {name: value for name, value in vars(module).items() if name not in _MODULE_PARTS}
-            values |= {f"{prefix}{name}": value for name, value in rest.items()}
-    saved = [*network.modules(), *network.state_dict(keep_vars=True).values()]
-    return _digests({**values, **_variables(modules)}, modules.keys(), saved)
+        rest = {name: value for name, value in _attributes(module).items() if name not in _MODULE_PARTS}
+        values |= {f"{prefix}{name}": value for name, value in rest.items()}
+    return _digests({**values, **_variables(modules)}, modules.keys(), [*network.modules(), *saved.values()])
 
 
 _first_states: dict[str, CodeState] = {}  # of each imported module, before a run had used it
@@ -128,9 +134,14 @@ def _digests(values: Mapping[str, object], modules: Collection[str], saved: Iter
     for name, value in values.items():
         try:
             digests[name] = _Digest(modules, known).of(value)
-        except (_UnreadableError, RecursionError):
+        except Exception:  # user code decides what happens here, such as in a property or __reduce_ex__
             digests[name] = UNREADABLE
     return digests
+
+
+def _is_machinery(name: str) -> bool:
+    """Whether Python itself keeps something under a name of a class."""
+    return name == "_abc_impl" or (name.startswith("__") and name.endswith("__") and name != "__init__")
 
 
 class _Digest:
@@ -248,6 +259,13 @@ class _Digest:
         self._add_all(getattr(value, name, None) for name in ("__func__", "__self__", "fget", "fset", "func"))
         self._add_all(getattr(value, name, None) for name in ("args", "keywords"))
 
+    def _add_cache(self, value: Any) -> None:
+        """A function of `functools.cache`: what it holds can't be read, but an empty cache can be told."""
+        if value.cache_info().currsize:
+            raise _UnreadableError
+        self._add(value.__wrapped__)
+        self._add_mapping({name: part for name, part in vars(value).items() if not _is_machinery(name)})
+
     def _add_file(self, value: io.IOBase) -> None:
         if value.closed or not value.readable():  # what is only written does not come back
             return
@@ -264,7 +282,7 @@ class _Digest:
             self._write(parts)
             return
         for part in parts:
-            self._add_all(part) if hasattr(part, "__next__") else self._add(part)
+            self._add_all(part) if isinstance(part, Iterator) else self._add(part)
 
 
 _KINDS: tuple[tuple[type | tuple[type, ...], Callable[..., None]], ...] = (
@@ -277,6 +295,7 @@ _KINDS: tuple[tuple[type | tuple[type, ...], Callable[..., None]], ...] = (
     (types.ModuleType, _Digest._add_module),
     ((types.MethodType, staticmethod, classmethod, property, partial), _Digest._add_wrapped),
     (io.IOBase, _Digest._add_file),
+    (type(lru_cache(_is_machinery)), _Digest._add_cache),
     ((types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType), _Digest._add_parts),
 )
 
@@ -298,8 +317,3 @@ def _is_filled(cell: types.CellType) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _is_machinery(name: str) -> bool:
-    """Whether Python itself keeps something under a name of a class."""
-    return name == "_abc_impl" or (name.startswith("__") and name.endswith("__") and name != "__init__")

@@ -1,14 +1,15 @@
 """A lane: one run in progress. Everything that must survive a restart is in its `state`.
 
 A lane is a config, a seed, a plan, a model, an optimizer and, where the strategy stores logits, a memory of them. Its
-step is gather, augment, forward, loss, backward, update, scatter, from rows of index tensors; no random number is drawn
-in it and no value goes to the host, so it can be captured as a CUDA graph.
+step is gather, augment, forward, loss, backward, update, scatter, from rows of index tensors; the package draws no
+random number in it and no value goes to the host, so it can be captured as a CUDA graph.
 """
 
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import ModuleType
 
 import numpy as np
@@ -30,6 +31,7 @@ from contnorm.engine.optimizers import build_optimizer, load_optimizer_state, op
 from contnorm.engine.plans import Plans
 from contnorm.engine.rows import Row, Rows, rows_of, samples_of
 from contnorm.engine.trial import try_out
+from contnorm.engine.user_random import has_drawn, seeded_generators
 from contnorm.kernels.beside import Beside, weights_beside
 from contnorm.models import MODELS, build_model
 from contnorm.own_code import is_own_code, loaded_modules
@@ -76,7 +78,8 @@ class Lane:
     ) -> None:
         self.config, self.seed, self.device = config, seed, device
         isolate_modules()
-        self.strategy = build_strategy(config.strategy)
+        with self._seeded("strategy"):
+            self.strategy = build_strategy(config.strategy)
         self._strategy_modules = _user_modules(config.strategy.name)
         stream, self.plan = (plans or Plans(source)).of(config, seed, self.strategy.draws)
         self.data = DeviceStream(stream, device, pictures)
@@ -93,6 +96,7 @@ class Lane:
         self.logits = torch.zeros(slots + 1, stream.outputs, device=device)  # the last row takes what is not kept
         self.beside: Beside | None = None  # where weight gradients are made, if not among the rest
         self.done = 0  # steps
+        self.draws_random = False  # whether user code has drawn random numbers in a step; looked for on a GPU
         self.fresh_code_state = self.code_state()
         register_modules()
 
@@ -119,8 +123,7 @@ class Lane:
     def _fresh_model(self, any_norm: bool) -> nn.Module:
         stream = self.data.stream
         shape = stream.source.train_images.shape[1:]
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed_for(self.seed, "init"))
+        with seeded_generators(seed_for(self.seed, "init"), torch.device("cpu")):
             model = build_model(self.config.model, self.config.norm, shape, stream.outputs, len(self.plan.steps))
             try_out(model, self.config, self.plan, shape, stream.outputs, any_norm)
         model = model.to(self.device)
@@ -147,10 +150,11 @@ class Lane:
         self.optimizer.zero_grad()
         if self.half is not None:
             self.half.refresh()
-        with weights_beside(self.beside):
+        with weights_beside(self.beside), self._seeded(f"step {self.done}"):
             with self.autocast():
                 loss, logits = self._loss(stream, replay)
             loss.backward()  # type: ignore[no-untyped-call]
+            self._look_for_draws()
         if self.half is not None:
             self.half.bring_gradients()
         if self.config.train.clip_value is not None:
@@ -166,6 +170,23 @@ class Lane:
         if is_own_code(name):
             return checked_answer(name, answer, self.strategy.stores_logits, self.head, stream)
         return answer
+
+    @contextmanager
+    def _seeded(self, purpose: str) -> Iterator[None]:
+        """Settle what user code draws from global generators; a CUDA graph is captured of code that draws nothing."""
+        capturing = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        if capturing or not (is_own_code(self.config.strategy.name) or is_own_code(self.config.model.name)):
+            yield
+            return
+        with seeded_generators(seed_for(self.seed, purpose), self.device):
+            yield
+
+    def _look_for_draws(self) -> None:
+        """Note on a GPU whether user code draws random numbers in a step: these would be the same in every replay."""
+        if self.device.type != "cuda" or self.draws_random or torch.cuda.is_current_stream_capturing():
+            return
+        if is_own_code(self.config.strategy.name) or is_own_code(self.config.model.name):
+            self.draws_random = has_drawn(seed_for(self.seed, f"step {self.done}"), self.device)
 
     def _batches(self, row: Row) -> tuple[Tensor, Batch, tuple[Batch, ...]]:
         """The slots to write to, the samples of the stream, and those of each replay draw."""
@@ -218,8 +239,12 @@ class Lane:
         """Digests of what user code keeps outside of `state`; empty for strategies and networks of the package."""
         digests: CodeState = {}
         if is_own_code(self.config.strategy.name):
-            state = strategy_state(self.strategy, self._strategy_modules)
+            state = strategy_state(self.strategy, self._strategy_modules, self.head)
             digests |= {f"strategy {name}": digest for name, digest in state.items()}
+            if not is_own_code(self.config.model.name):  # the strategy may have changed it in ways that are not saved
+                state = network_state(self.model, self._strategy_modules)
+                of_model = {name: digest for name, digest in state.items() if f"strategy {name}" not in digests}
+                digests |= {f"strategy model.{name}": digest for name, digest in of_model.items()}
         if is_own_code(self.config.model.name):
             state = network_state(self.model, self._model_modules)
             digests |= {f"model {name}": digest for name, digest in state.items()}

@@ -82,10 +82,13 @@ def _try_norms(model: nn.Module, config: RunConfig, shape: Shape) -> None:
 
 def _try_shapes(model: nn.Module, name: str, shape: Shape, outputs: int) -> None:
     was_training = model.training
+    before = torch.random.get_rng_state()
     try:
         _try_forward(model.eval(), name, shape, outputs, "")
     finally:
         model.train(was_training)
+    if not torch.equal(before, torch.random.get_rng_state()):
+        _warn_of_draws(name)
 
 
 def _try_forward(model: nn.Module, name: str, shape: Shape, outputs: int, when: str) -> None:
@@ -111,17 +114,14 @@ def _try_learning(model: nn.Module, name: str, shape: Shape, outputs: int) -> No
         trial = copy.deepcopy(model)
     except Exception:  # such as one with a tensor that was computed; it can be run all the same
         return
-    before = torch.random.get_rng_state()
     _try_forward(trial.train(), name, shape, outputs, "in training, ")
-    if not torch.equal(before, torch.random.get_rng_state()):
-        _say_random(name)
 
 
 @cache  # once, however many seeds there are
-def _say_random(name: str) -> None:
+def _warn_of_draws(name: str) -> None:
     logging.getLogger("contnorm").warning(
-        f"model {name!r}: draws random numbers as it learns, such as for dropout. A run's seed does not settle them: "
-        f"run again, or stopped and resumed, it ends in other numbers."
+        f"model {name!r}: draws random numbers in evaluation mode, which a run's seed does not determine. Run again, "
+        f"it is measured with other numbers; draw none where self.training is False."
     )
 
 

@@ -19,11 +19,13 @@ from contnorm.errors import UserError, usable
 from contnorm.fingerprint import Match, compare_fingerprints, not_comparable
 from contnorm.models.weights_files import replaced_weights
 from contnorm.own_code import code_hash, is_own_code, untrusted_code
-from contnorm.results import SCHEMA, Store, write_atomically
+from contnorm.record_checks import check_whole
+from contnorm.results import LARGEST_SEED, SCHEMA, Store, write_atomically
 
 __all__ = ["Left", "Leftovers", "Unfinished", "edited", "unfinished", "untrusted_in"]
 
 ENDING = ".unfinished"
+MOST_THREADS = 1024  # of a run on a CPU; torch ends the process where the system can't give them
 ATTEMPTS = 20  # another process that has just recorded the run may remove the folder in between
 
 
@@ -89,6 +91,9 @@ class Unfinished:
 
     def take(self) -> bool:
         """Claim the run for this process; False where another has it."""
+        for folder in (self.folder, self.checkpoints.folder):
+            if folder.is_symlink():
+                raise UserError(f"{folder}: is a symbolic link, and a run is not kept behind one. Remove the link.")
         with usable(self.folder, "a run can't be kept there", "Say with --runs where else."):
             return self.claim.take()
 
@@ -159,6 +164,9 @@ def unfinished(root: Path) -> Leftovers:
     found = Leftovers([], [])
     itself = [root] if root.resolve().suffix == ENDING else []
     for folder in [*itself, *sorted(root.glob(f"**/*{ENDING}"))]:
+        if folder.is_symlink() and folder != root:
+            found.problems.append(f"{folder}: is a symbolic link, which is not followed. Name the folder it leads to.")
+            continue
         left = Unfinished(_near(folder).with_suffix(".json"))
         if left.record.is_file():  # another process may have noted a run just recorded
             continue
@@ -166,6 +174,8 @@ def unfinished(root: Path) -> Leftovers:
             found.runs.extend(_left(left))
         except UserError as error:
             found.problems.append(str(error))
+        except (OSError, RuntimeError) as error:  # such as a path in the note that no system can have
+            found.problems.append(f"{left.folder}: can't be resumed ({type(error).__name__}: {error}).")
     return found
 
 
@@ -185,8 +195,12 @@ def _left(left: Unfinished) -> list[Left]:
         return []
     raw = _read(left.note)
     try:
-        job = Job(from_dict(raw["config"], str(left.note)), int(raw["seed"]))
-        device, threads = str(raw.get("device", "cpu")), int(raw.get("threads", 1))
+        seed = check_whole(raw["seed"], "seed", most=LARGEST_SEED)
+        job = Job(from_dict(raw["config"], str(left.note)), seed)
+        device = str(raw.get("device", "cpu"))
+        if device not in ("cpu", "cuda"):
+            raise ValueError(f"device={device!r} must be cpu or cuda")
+        threads = check_whole(raw.get("threads", 1), "threads", least=1, most=MOST_THREADS)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _no_note(left.note, error) from error
     runs = left.folder.parent.parent
@@ -208,7 +222,7 @@ def _read(note: Path) -> dict[str, Any]:
     try:
         raw = json.loads(note.read_text())
         newer = raw["schema"] > SCHEMA
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise _no_note(note, error) from error
     if newer:
         raise UserError(f"{note}: was begun by a newer contnorm (version {raw['schema']}). Upgrade to go on.")

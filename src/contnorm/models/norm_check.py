@@ -82,8 +82,8 @@ def check_norms(model: nn.Module, name: str, norm: NormConfig, called: set[nn.Mo
     norm_label = f"{spec.name}{groups or norm.groups}" if spec.grouped else spec.name
     if not others:
         raise UserError(
-            f"model {name!r}: has no normalization layer, and would be recorded as norm {norm_label!r}. Make its layers "
-            f"with the norm(channels) that make(shape, outputs, norm) is given, or use --norm none."
+            f"model {name!r}: has no normalization layer, and would be recorded as norm {norm_label!r}. Make its "
+            f"layers with the norm(channels) that make(shape, outputs, norm) is given, or use --norm none."
         )
     rest = f" and {len(others) - SHOWN} more" if len(others) > SHOWN else ""
     raise UserError(

@@ -137,7 +137,10 @@ def _published(weights: str, model: str) -> str | None:
 
 
 def _there(weights: str) -> Path:
-    path = Path(weights).expanduser()
+    try:
+        path = Path(weights).expanduser()
+    except RuntimeError as error:  # "~name" of nobody here
+        raise UserError(f"weights {weights!r}: {error} Give the whole path.") from error
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "there is no such file"
         named = ", ".join(PUBLISHED)
