@@ -7,7 +7,7 @@ import sys
 import warnings
 from functools import cache
 from types import FrameType
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -156,10 +156,11 @@ class ReplacementGuard:
     """
 
     sync_advice: ClassVar[str]
+    _eps: float
 
     @property
     def eps(self) -> float:
-        value: float = self.__dict__["eps"]
+        value = self._eps
         # A compiled forward reads `eps` too, and the compiler can't trace a look at the calling frame.
         if not torch.compiler.is_compiling():
             frame = sys._getframe(1)
@@ -169,7 +170,15 @@ class ReplacementGuard:
 
     @eps.setter
     def eps(self, value: float) -> None:
-        self.__dict__["eps"] = value
+        # Not under the property's own name: the compiler of torch 2.11 takes `__dict__["eps"]` for the property again.
+        self._eps = value
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Layers pickled by version 0.1 have ``eps`` as a plain attribute."""
+        if "eps" in state:
+            state = {**state, "_eps": state["eps"]}
+            del state["eps"]
+        super().__setstate__(state)  # type: ignore[misc]
 
     def _check_reader(self, frame: FrameType) -> None:
         caller, package = frame.f_code.co_name, str(frame.f_globals.get("__name__", "")).partition(".")[0]
