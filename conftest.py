@@ -14,8 +14,8 @@ collect_ignore_glob = (
     []
     if find_spec("triton")
     else [
-        f"src/contnorm/kernels/{name}.py"
-        for name in ("fused/tiles", "fused/forward", "fused/backward", "rows/*_kernels", "*_device")
+        f"src/contnorm/kernels/triton/{name}.py"
+        for name in ("continual/tiles", "continual/forward", "continual/backward", "row_moments/*_kernels", "*_device")
     ]
 )
 

@@ -21,13 +21,13 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from contnorm.cli.running import cores, followed
-from contnorm.comparison.words import spread
-from contnorm.engine.runs import Job, Workplace, resolve
+from contnorm.bench.data.registry import data_root
+from contnorm.bench.engine.scheduler import Job, Workplace, resolve
+from contnorm.bench.metrics.accuracy_matrix import score
+from contnorm.bench.records import Record, Store
+from contnorm.cli.run import cores, followed
 from contnorm.errors import UserError
-from contnorm.metrics.matrix import score
-from contnorm.results import Record, Store
-from contnorm.streams.sources import data_root
+from contnorm.paper.format import spread
 
 SCORES = ("acc", "fm", "la")
 MOMENTS = (("norm1", "mean"), ("norm2", "mean"), ("norm1", "var"), ("norm2", "var"))

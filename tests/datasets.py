@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from contnorm.streams.building import build
-from contnorm.streams.image_folders import MINI_LISTS, MINI_WNIDS
-from contnorm.streams.listed import Listed, ListedPicture
-from contnorm.streams.multilabel import GROUPS, MultiLabelSource
-from contnorm.streams.published_streams import published_stream
+from contnorm.bench.data.image_folders import MINI_LISTS, MINI_WNIDS
+from contnorm.bench.data.multilabel import GROUPS, MultiLabelSource
+from contnorm.bench.data.multilabel_build import build
+from contnorm.bench.data.multilabel_manifest import Listed, ListedPicture
+from contnorm.bench.data.published_streams import published_stream
 
 HERE = Path(__file__).resolve()
 

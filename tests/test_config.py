@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from contnorm.config import _LEAST, RunConfig, dotted, from_dict, parse_assignment, read_toml
+from contnorm.bench.config.schema import _LEAST, RunConfig, dotted, from_dict, parse_assignment, read_toml
+from contnorm.bench.config.suggest import FLAGS, MEANT
 from contnorm.errors import UserError
-from contnorm.keys import FLAGS, MEANT
 
 
 def test_round_trip_and_identity() -> None:

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
 import contnorm as cn
-from contnorm.catalog import NORMS
 from contnorm.layers.base import NormLayer
+from contnorm.registry import NORMS
 from tests.models import BatchNormAct2d, FrozenBatchNorm2d, RenamedBatchNorm2d, ResNet, ScaledBatchNorm2d
 
 timm_or_torchvision = [

@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from contnorm.config import ModelConfig, NormConfig
-from contnorm.conversion import convert_norm
+from contnorm.bench.config.schema import ModelConfig, NormConfig
+from contnorm.bench.model_registry import NETWORKS
+from contnorm.bench.models import DeepResNet, ResNet18, build_model
+from contnorm.bench.models.deep_resnet import DEPTHS, named_by_blocks
+from contnorm.convert.conversion import convert_norm
 from contnorm.errors import UserError
-from contnorm.models import DeepResNet, ResNet18, build_model
-from contnorm.models.deep_resnet import DEPTHS, named_by_blocks
-from contnorm.networks import NETWORKS
 
 BLOCKS = {"resnet34": (3, 4, 6, 3), "resnet50": (3, 4, 6, 3), "resnet101": (3, 4, 23, 3)}
 

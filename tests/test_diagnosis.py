@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import contnorm as cn
-from contnorm.report.effect import Diagnosis
-from contnorm.report.effect_pair import pair_sentence
+from contnorm.diagnosis.pair import pair_sentence
+from contnorm.diagnosis.result import Diagnosis
 from tests.models import BatchNormAct2d, ScaledBatchNorm2d, UnknownNorm
 
 Data = list[tuple[Tensor, Tensor]]
@@ -124,7 +124,7 @@ def test_forgetting_in_the_weights_alone_is_not(knowing: Knowing) -> None:
 
 @pytest.mark.parametrize("norm", ["bn", "cn", "brn", "sn", "bn_gn", "cn_tied"])
 def test_every_norm_with_moments_is_served_and_no_norm_is_praised(norm: str) -> None:
-    options = {"num_groups": 4} if cn.catalog.NORMS[norm].grouped else {}
+    options = {"num_groups": 4} if cn.registry.NORMS[norm].grouped else {}
     model = cn.convert_norm(nn.Sequential(nn.Linear(6, 32), nn.BatchNorm1d(32), nn.Linear(32, 2)), norm, **options)
     found = cn.diagnose(model, two_tasks())
     assert [layer.layer for layer in found.layers] == ["1"]

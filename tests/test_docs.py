@@ -11,8 +11,8 @@ import pytest
 
 import contnorm as cn
 from contnorm import functional
-from contnorm.streams.building import build
-from contnorm.streams.own_multilabel import list_own
+from contnorm.bench.data.csv_dataset import list_own
+from contnorm.bench.data.multilabel_build import build
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])

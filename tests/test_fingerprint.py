@@ -5,7 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from contnorm.fingerprint import Match, compare_fingerprints, fingerprint_arrays, fingerprint_files, not_comparable
+from contnorm.bench.fingerprint import (
+    Match,
+    compare_fingerprints,
+    fingerprint_arrays,
+    fingerprint_files,
+    not_comparable,
+)
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 import contnorm as cn
+from contnorm.bench.config.defaults import settle
+from contnorm.bench.config.schema import ModelConfig, NormConfig, RunConfig, from_dict
+from contnorm.bench.models.build import build_model
+from contnorm.bench.models.norm_layers import norm_maker
 from contnorm.checks import auto_groups
-from contnorm.config import ModelConfig, NormConfig, RunConfig, from_dict
-from contnorm.engine.settling import settle
 from contnorm.errors import UserError
-from contnorm.models.building import build_model
-from contnorm.models.norms import norm_maker
 
 # channels, groups on maps, groups on a single position
 TABLE = [

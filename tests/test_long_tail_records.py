@@ -8,8 +8,8 @@ from statistics import fmean, stdev
 
 import pytest
 
-from contnorm.census import Census
-from contnorm.results import Record, Store
+from contnorm.bench.memory_stats import Census
+from contnorm.bench.records import Record, Store
 
 ROOT = Path(__file__).resolve().parent.parent
 GROUPS = ("majority", "moderate", "minority")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import contnorm as cn
-from contnorm.modes import modes_restored
+from contnorm.moments.modes import modes_restored
 
 
 class Adapted(nn.Module):

@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 
+from contnorm.bench.config.defaults import settle
+from contnorm.bench.config.schema import from_dict
+from contnorm.bench.records import Store, seal_of
 from contnorm.cli.main import main
 from contnorm.cli.paper_records import Kept
-from contnorm.comparison.precisions import HOWS
-from contnorm.config import from_dict
-from contnorm.engine.settling import settle, source_of
 from contnorm.errors import UserError
-from contnorm.recipes.grid import cells_of
-from contnorm.recipes.reading import find_recipe
-from contnorm.results import Store, seal_of
+from contnorm.paper.cells import cells_of, source_of
+from contnorm.paper.precisions import HOWS
+from contnorm.paper.recipe_file import find_recipe
 from tests.report.made_records import KEPT, make_records
 
 BN, CN = "ba9df79f047e", "85d5f7c04f8c"

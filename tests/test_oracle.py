@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import contnorm as cn
-from contnorm.oracle import NonFiniteMomentsError, Reestimated
+from contnorm.moments.reestimate import NonFiniteMomentsError, Reestimated
 from tests.models import BatchNormAct2d, FrozenBatchNorm2d, ResNet, ScaledBatchNorm2d, UnknownNorm
 
 

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from contnorm.config import StrategyConfig
+from contnorm.bench.config.schema import StrategyConfig
+from contnorm.bench.local_imports import imported_files
+from contnorm.bench.strategies import build_strategy
+from contnorm.bench.user_code import code_hash, load_own_code
 from contnorm.errors import UserError
-from contnorm.local_imports import imported_files
-from contnorm.own_code import code_hash, load_own_code
-from contnorm.strategies import build_strategy
 
-STRATEGY = "from contnorm.strategies import Strategy\n"
+STRATEGY = "from contnorm.bench.strategies import Strategy\n"
 
 
 LATE = """
@@ -135,7 +135,7 @@ def test_a_module_on_the_search_path_counts_too(folder: Path, monkeypatch: pytes
     write(folder, code__mine="import helper_c\n", lib__helper_c="value = 1\n")
     name = f"{folder}/code/mine.py:f"
     alone = code_hash(name)
-    monkeypatch.setattr("contnorm.local_imports._search_path", (str(folder / "lib"), *sys.path))
+    monkeypatch.setattr("contnorm.bench.local_imports._search_path", (str(folder / "lib"), *sys.path))
     assert code_hash(name) != alone
 
 

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from contnorm.config import RunConfig, from_dict
+from contnorm.bench.config.schema import RunConfig, from_dict
+from contnorm.bench.data.registry import Source, load_source
+from contnorm.bench.memories import NOT_KEPT, PartitioningReservoir, Reservoir
+from contnorm.bench.memories.base import drawn
+from contnorm.bench.plan import build_memory, make_plan
+from contnorm.bench.rng import generator
+from contnorm.bench.streams.tasks import Stream, build_stream
 from contnorm.errors import UserError
-from contnorm.memories import NOT_KEPT, PartitioningReservoir, Reservoir
-from contnorm.memories.base import drawn
-from contnorm.plan import build_memory, make_plan
-from contnorm.seeds import generator
-from contnorm.streams.classification import Stream, build_stream
-from contnorm.streams.sources import Source, load_source
 from tests.datasets import small_mnist
 
 EVERY_MEMORY = [
@@ -60,7 +60,7 @@ def given(stream: Stream, memory: dict[str, Any], item: int) -> np.ndarray:
 @pytest.mark.parametrize("memory", EVERY_MEMORY, ids=NAMES)
 def test_replay_is_drawn_as_one_by_one(source: Source, memory: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Some steps at a time, and not the same number as a plan has: where one part ends the next goes on."""
-    monkeypatch.setattr("contnorm.plan.AT_ONCE", 7)
+    monkeypatch.setattr("contnorm.bench.plan.AT_ONCE", 7)
     config = settings(memory=memory, strategy={"name": "er", "replay_from": "all"}, train={"passes": 2})
     stream = stream_of(config, source)
     live, chance = build_memory(config.memory, stream, 5), generator(5, "replay")

@@ -20,14 +20,14 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from contnorm.config import ModelConfig, NormConfig, RunConfig
-from contnorm.engine.lane import Lane
-from contnorm.engine.resolving import resolve
-from contnorm.engine.unfinished import edited
+from contnorm.bench.config.resolve import resolve
+from contnorm.bench.config.schema import ModelConfig, NormConfig, RunConfig
+from contnorm.bench.data.registry import load_source
+from contnorm.bench.engine.run_dir import edited
+from contnorm.bench.engine.trainer import Lane
+from contnorm.bench.models import build_model, pretrained, weights_files
+from contnorm.bench.models.weights_files import bring_weights, read_weights, weights_hash
 from contnorm.errors import UserError
-from contnorm.models import build_model, pretrained, weights_files
-from contnorm.models.weights_files import bring_weights, read_weights, weights_hash
-from contnorm.streams.sources import load_source
 from tests.datasets import small_mnist
 
 State = dict[str, Tensor]

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 import contnorm as cn
-from contnorm.probe import ExpectedNorm, compare_with_norm
-from contnorm.recognition import Recognized, Stranger, recognize
+from contnorm.convert.detect import Recognized, Stranger, recognize
+from contnorm.convert.probe import ExpectedNorm, compare_with_norm
 from tests.models import BatchNormAct2d, FrozenBatchNorm2d, ScaledBatchNorm2d
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from contnorm.metrics.matrix import AccuracyMatrix, score
-from contnorm.results import Record, Store, spread_over_seeds
+from contnorm.bench.metrics.accuracy_matrix import AccuracyMatrix, score
+from contnorm.bench.records import Record, Store, spread_over_seeds
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "docs" / "results" / "first-runs.md").read_text()

@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("jinja2", reason="jinja2 is not installed")
 
-from contnorm.cli.reporting import MADE, report_files, report_of
-from contnorm.report.found import Shelves
+from contnorm.cli.report import MADE, report_files, report_of
+from contnorm.report.record_shelf import Shelves
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, RECORDS = ROOT / "docs" / "results", ROOT / "docs" / "records" / "runs"

@@ -17,10 +17,9 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from contnorm import functional
-    from contnorm.conversion import convert_norm, convert_sync
-    from contnorm.diagnosis import diagnose
+    from contnorm.convert.conversion import convert_norm, convert_sync
+    from contnorm.diagnosis.measure import diagnose
     from contnorm.factory import create_norm
-    from contnorm.freezing import freeze_stats, frozen_stats
     from contnorm.layers.batch import BatchNorm1d, BatchNorm2d, BatchNorm3d
     from contnorm.layers.continual import ContinualNorm1d, ContinualNorm2d, ContinualNorm3d
     from contnorm.layers.continual import ContinualNorm2d as CN  # noqa: N817
@@ -39,7 +38,8 @@ if TYPE_CHECKING:
     from contnorm.layers.renorm import BatchRenorm1d, BatchRenorm2d, BatchRenorm3d
     from contnorm.layers.switchable import SwitchNorm1d, SwitchNorm2d, SwitchNorm3d
     from contnorm.layers.sync import SyncContinualNorm
-    from contnorm.oracle import reestimate
+    from contnorm.moments.freeze import freeze_stats, frozen_stats
+    from contnorm.moments.reestimate import reestimate
     from contnorm.summary import summarize
 
 __all__ = [
@@ -81,11 +81,11 @@ __all__ = [
 ]
 
 _HOMES = {
-    "contnorm.conversion": ("convert_norm", "convert_sync"),
-    "contnorm.diagnosis": ("diagnose",),
+    "contnorm.convert.conversion": ("convert_norm", "convert_sync"),
+    "contnorm.diagnosis.measure": ("diagnose",),
     "contnorm.factory": ("create_norm",),
-    "contnorm.freezing": ("freeze_stats", "frozen_stats"),
-    "contnorm.oracle": ("reestimate",),
+    "contnorm.moments.freeze": ("freeze_stats", "frozen_stats"),
+    "contnorm.moments.reestimate": ("reestimate",),
     "contnorm.summary": ("summarize",),
     "contnorm.layers.sync": ("SyncContinualNorm",),
     **{

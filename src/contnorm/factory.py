@@ -10,7 +10,7 @@ from typing import Literal
 
 from torch import nn
 
-from contnorm.catalog import NormSpec, find_norm
+from contnorm.registry import NormSpec, find_norm
 
 __all__ = ["Dim", "accepted_options", "create_norm", "norm_class"]
 

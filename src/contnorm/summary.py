@@ -9,8 +9,8 @@ from dataclasses import astuple, dataclass
 from torch import nn
 
 from contnorm.checks import check_model
-from contnorm.freezing import is_frozen
-from contnorm.recognition import Recognized, recognize
+from contnorm.convert.detect import Recognized, recognize
+from contnorm.moments.freeze import is_frozen
 
 __all__ = ["NormRow", "NormSummary", "summarize"]
 

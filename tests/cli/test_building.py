@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from contnorm.bench.data.decoding import squared
+from contnorm.bench.data.multilabel import MultiLabelSource
+from contnorm.bench.data.multilabel_build import begun
+from contnorm.bench.data.registry import load_source
 from contnorm.cli.main import main
-from contnorm.streams.building import begun
-from contnorm.streams.decoding import squared
-from contnorm.streams.multilabel import MultiLabelSource
-from contnorm.streams.sources import load_source
 from tests.datasets import real_data, small_coco, small_nus_wide, write_json
 
 

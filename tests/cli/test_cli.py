@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import contnorm as cn
+from contnorm.bench.config.schema import RunConfig
+from contnorm.bench.records import Store
 from contnorm.cli.main import main
-from contnorm.config import RunConfig
-from contnorm.results import Store
 from tests.datasets import small_mnist
 
 
@@ -168,7 +168,7 @@ def test_what_the_system_refuses_is_one_line(
         raise error
 
     monkeypatch.setattr(sys, "argv", ["contnorm", "ls"])
-    monkeypatch.setattr("contnorm.cli.listing.listings", fails)
+    monkeypatch.setattr("contnorm.cli.ls.listings", fails)
     with pytest.raises(SystemExit) as ended:
         main()
     err = capfd.readouterr().err

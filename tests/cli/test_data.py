@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from contnorm.bench.data.registry import SOURCES
 from contnorm.cli import data
 from contnorm.cli.data import show_data_set, show_data_sets
-from contnorm.streams.sources import SOURCES
 from tests.datasets import small_cifar100, small_mini_imagenet, small_mnist
 
 

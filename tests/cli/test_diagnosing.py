@@ -14,12 +14,12 @@ from rich.console import Console
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from contnorm.cli.diagnosing import Brought, diagnose_brought, diagnose_record, show_diagnosis
-from contnorm.cli.running import Hands, resume_all, run_seeds
-from contnorm.engine.runs import Job, Workplace, execute, resolve, unfinished
+from contnorm.bench.engine.scheduler import Job, Workplace, execute, resolve, unfinished
+from contnorm.bench.metrics.accuracy_matrix import AccuracyMatrix
+from contnorm.bench.records import Record, Store
+from contnorm.cli.diagnose import Brought, diagnose_brought, diagnose_record, show_diagnosis
+from contnorm.cli.run import Hands, resume_all, run_seeds
 from contnorm.errors import UserError
-from contnorm.metrics.matrix import AccuracyMatrix
-from contnorm.results import Record, Store
 from tests.datasets import small_mnist
 
 CPU = torch.device("cpu")

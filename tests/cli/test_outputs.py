@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
+from contnorm.bench.config.schema import from_dict, read_toml
+from contnorm.bench.records import Record, Store, seal_of, write_output
 from contnorm.cli.main import main
-from contnorm.cli.reporting import report_files, report_of
-from contnorm.config import from_dict, read_toml
+from contnorm.cli.report import report_files, report_of
 from contnorm.errors import UserError
-from contnorm.report.found import Shelves
+from contnorm.report.record_shelf import Shelves
 from contnorm.report.summaries import summaries_under
-from contnorm.results import Record, Store, seal_of, write_output
 from tests.report.made_records import KEPT
 
 BN, CN = "ba9df79f047e", "85d5f7c04f8c"

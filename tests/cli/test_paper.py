@@ -15,18 +15,19 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from contnorm.cli import paper, running
+from contnorm.bench.data.csv_dataset import list_own
+from contnorm.bench.data.multilabel_build import build
+from contnorm.bench.engine.scheduler import Event, resolve
+from contnorm.bench.records import Store
+from contnorm.bench.streams.tasks import STREAMS
+from contnorm.cli import paper
+from contnorm.cli import run as running
 from contnorm.cli.paper import Asked, config_of, run_recipe
 from contnorm.cli.paper_list import show_recipes
-from contnorm.cli.running import Hands
-from contnorm.engine.runs import Event, resolve
+from contnorm.cli.run import Hands
 from contnorm.errors import UserError
-from contnorm.recipes.grid import cells_of
-from contnorm.recipes.reading import find_recipe, parse_recipe
-from contnorm.results import Store
-from contnorm.streams.building import build
-from contnorm.streams.classification import STREAMS
-from contnorm.streams.own_multilabel import list_own
+from contnorm.paper.cells import cells_of
+from contnorm.paper.recipe_file import find_recipe, parse_recipe
 from tests.cli.terminal import printed
 from tests.datasets import (
     picture,

@@ -19,16 +19,17 @@ import rich.progress
 import torch
 from rich.console import Console
 
-from contnorm.cli import data_progress, running
+from contnorm.bench.config.diff import varying
+from contnorm.bench.engine.loop import Stopped
+from contnorm.bench.engine.scheduler import Event, Job, Workplace, execute, resolve, unfinished
+from contnorm.bench.records import Store
+from contnorm.cli import data_progress
+from contnorm.cli import run as running
 from contnorm.cli.data_progress import load_with_progress
 from contnorm.cli.main import app
-from contnorm.cli.running import Hands, followed, resume_all, run_seeds
-from contnorm.cli.settings import varying
-from contnorm.cli.showing import show_scores
-from contnorm.engine.loop import Stopped
-from contnorm.engine.runs import Event, Job, Workplace, execute, resolve, unfinished
+from contnorm.cli.run import Hands, followed, resume_all, run_seeds
+from contnorm.cli.show import show_scores
 from contnorm.errors import UserError
-from contnorm.results import Store
 from tests.cli.terminal import printed
 from tests.datasets import small_mini_imagenet, small_mnist
 

@@ -13,13 +13,13 @@ import pytest
 from rich.console import Console
 from scipy import stats
 
-from contnorm.cli.comparing import effect, interval, show_comparison
-from contnorm.cli.settings import changed, differences
-from contnorm.cli.showing import show_lost, show_matrices, show_scores, show_unsealed, unknown_names
-from contnorm.config import from_dict, laid_over
+from contnorm.bench.config.diff import changed, differences
+from contnorm.bench.config.schema import from_dict, laid_over
+from contnorm.bench.records import Record, Store
+from contnorm.bench.streams.tasks import STREAMS, stream_defaults
+from contnorm.cli.compare import effect, interval, show_comparison
+from contnorm.cli.show import show_lost, show_matrices, show_scores, show_unsealed, unknown_names
 from contnorm.report.summaries import summarize
-from contnorm.results import Record, Store
-from contnorm.streams.classification import STREAMS, stream_defaults
 
 
 def printed(show: Callable[..., None], *what: object, width: int = 160) -> str:

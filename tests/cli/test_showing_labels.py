@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from contnorm.cli.comparing import show_comparison
-from contnorm.cli.showing import show_matrices, show_scores
-from contnorm.config import from_dict, laid_over
+from contnorm.bench.config.schema import from_dict, laid_over
+from contnorm.bench.metrics.multilabel import LabelMatrix, LabelStats, c_f1, o_f1
+from contnorm.bench.records import Record, Store
+from contnorm.bench.streams.tasks import STREAMS
+from contnorm.cli.compare import show_comparison
+from contnorm.cli.show import show_matrices, show_scores
 from contnorm.errors import UserError
-from contnorm.metrics.multilabel import LabelMatrix, LabelStats, c_f1, o_f1
-from contnorm.results import Record, Store
-from contnorm.streams.classification import STREAMS
 from tests.cli.test_showing import printed
 from tests.cli.test_showing import records as records_of_one_label
 

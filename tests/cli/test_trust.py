@@ -10,16 +10,16 @@ import pytest
 import torch
 from rich.console import Console
 
-from contnorm.cli import running
+from contnorm.bench.engine.loop import Stopped
+from contnorm.bench.engine.run_dir import Unfinished
+from contnorm.bench.engine.scheduler import Job, Workplace, execute, resolve
+from contnorm.bench.records import Store
+from contnorm.bench.trust import only_trusted
+from contnorm.bench.user_code import load_own_code
+from contnorm.cli import run as running
 from contnorm.cli.main import app
-from contnorm.cli.running import followed
-from contnorm.engine.loop import Stopped
-from contnorm.engine.runs import Job, Workplace, execute, resolve
-from contnorm.engine.unfinished import Unfinished
+from contnorm.cli.run import followed
 from contnorm.errors import UserError
-from contnorm.own_code import load_own_code
-from contnorm.results import Store
-from contnorm.trust import only_trusted
 from tests.cli.terminal import printed
 from tests.datasets import small_mnist
 
@@ -28,7 +28,7 @@ STREAM = {"name": "permuted-mnist", "train_per_task": 60, "tasks": 2}
 CODE = """
 from pathlib import Path
 from torch import nn
-from contnorm.strategies.base import Single
+from contnorm.bench.strategies.base import Single
 
 with Path(__file__).with_suffix(".executed").open("a") as marker:
     marker.write("once more")

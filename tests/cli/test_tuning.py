@@ -12,24 +12,24 @@ from statistics import fmean
 import pytest
 from rich.console import Console
 
-from contnorm.cli import tuning
+from contnorm.bench.config.schema import RunConfig
+from contnorm.bench.engine import scheduler as engine_runs
+from contnorm.bench.engine.job import Job
+from contnorm.bench.records import Store
+from contnorm.cli import tune as tuning
 from contnorm.cli.paper import Asked, run_recipe
-from contnorm.cli.running import Hands
-from contnorm.cli.tuning import Wanted, tune_recipe
-from contnorm.config import RunConfig
-from contnorm.engine import runs as engine_runs
-from contnorm.engine.jobs import Job
+from contnorm.cli.run import Hands
+from contnorm.cli.tune import Wanted, tune_recipe
 from contnorm.errors import UserError
-from contnorm.recipes.grid import cells_of, matches
-from contnorm.recipes.reading import find_recipe, recipe_names
-from contnorm.recipes.selection import RATES, find_selection, read_selection
-from contnorm.results import Store
+from contnorm.paper.cells import cells_of, matches
+from contnorm.paper.recipe_file import find_recipe, recipe_names
+from contnorm.paper.selection import RATES, find_selection, read_selection
 from tests.cli.terminal import printed
 from tests.datasets import small_cifar100
 
 ALONE = Hands("cpu", 1, 1)
 ROOT = Path(__file__).resolve().parents[2]
-TUNED, SELECTED = ROOT / "docs/records/tuning", ROOT / "src/contnorm/recipes/selected/table2.toml"
+TUNED, SELECTED = ROOT / "docs/records/tuning", ROOT / "src/contnorm/paper/selected/table2.toml"
 OWN = """
 title = "a small network"
 [scores]

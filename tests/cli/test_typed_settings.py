@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from contnorm.cli import running
+from contnorm.bench.config.schema import RunConfig, dotted, from_dict
+from contnorm.cli import run as running
 from contnorm.cli.main import app, main
 from contnorm.cli.typed_settings import LARGEST_SEED, MOST_SEEDS, Setting, settings_of
-from contnorm.config import RunConfig, dotted, from_dict
 from contnorm.errors import UserError
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from contnorm.catalog import NormSpec
 from contnorm.factory import create_norm
+from contnorm.registry import NormSpec
 from tests.oracles import ORACLES, Setting
 
 CHANNELS = 8

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 import contnorm as cn
-from contnorm.catalog import NORMS, find_norm, norm_names
 from contnorm.factory import norm_class
+from contnorm.registry import NORMS, find_norm, norm_names
 
 HERE = Path(__file__).resolve().parent
 EXAMINED_IN_CODE = {

@@ -18,9 +18,9 @@ import pytest
 import torch
 from torch import nn
 
-from contnorm.catalog import NORMS, NormSpec
 from contnorm.factory import create_norm
-from contnorm.freezing import freeze_stats, frozen_stats
+from contnorm.moments.freeze import freeze_stats, frozen_stats
+from contnorm.registry import NORMS, NormSpec
 from tests.contracts.exam import CHANNELS, SHAPES, close, data, f64, make, oracle_eval, oracle_train, setting
 from tests.oracles import ORACLES
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from contnorm import functional as F
-from contnorm.kernels import triton_here
+from contnorm.kernels.triton import availability as triton_here
 
 MIXTURE = (torch.ones(3), torch.ones(3))
 MOMENT_FORMS: dict[str, Callable[..., torch.Tensor]] = {

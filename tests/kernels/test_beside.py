@@ -1,7 +1,7 @@
 """A convolution whose weight gradient is made beside the rest gives the bits of torch's.
 
-The stream is a stand-in here, which notes what is asked of it. On a GPU `tests/engine/test_graphs.py` compares lanes
-that use one with lanes that do not.
+The CUDA stream is a fake here, which records its calls. On a GPU `tests/bench/engine/test_graphs.py` compares runs that
+use one with runs that do not.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from contnorm.kernels import beside as module
-from contnorm.kernels.beside import Beside, Convolution, weights_beside
+from contnorm.kernels import side_stream as module
+from contnorm.kernels.side_stream import Beside, Convolution, weights_beside
 
 
 class Stream:

@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from contnorm.kernels import launching
+from contnorm.kernels.triton import launcher as launching
 
 triton = pytest.importorskip("triton", reason="Triton is not installed")
 
 
 class Kernel:
-    """Stands in for a Triton kernel: the GPU's own are tried in ``tests/engine/test_graphs.py``."""
+    """Stands in for a Triton kernel: the GPU's own are tried in ``tests/bench/engine/test_graphs.py``."""
 
     def __init__(self) -> None:
         self.launched: list[Any] = []

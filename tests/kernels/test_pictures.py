@@ -8,12 +8,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from contnorm.kernels import launching, picture_views
-from contnorm.kernels import max_pool as pooling
-from contnorm.kernels.max_pool import StemPool, max_pool
-from contnorm.kernels.picture_views import viewed
-from contnorm.kernels.triton_here import usable
-from contnorm.streams.views import crop_and_flip
+from contnorm.bench.streams.transforms import crop_and_flip
+from contnorm.kernels.triton import augment as picture_views
+from contnorm.kernels.triton import launcher as launching
+from contnorm.kernels.triton import max_pool as pooling
+from contnorm.kernels.triton.augment import viewed
+from contnorm.kernels.triton.availability import usable
+from contnorm.kernels.triton.max_pool import StemPool, max_pool
 from tests.kernels.exactness import last, same_under_vmaps
 
 

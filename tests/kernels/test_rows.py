@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from contnorm import BatchRenorm1d, BatchRenorm2d, SwitchNorm1d, SwitchNorm2d
 from contnorm.functional import batch_renorm, switch_norm
-from contnorm.kernels import rows, triton_here
-from contnorm.kernels.rows import launch
+from contnorm.kernels.triton import availability as triton_here
+from contnorm.kernels.triton import row_moments as rows
+from contnorm.kernels.triton.row_moments import launch
 from tests.kernels.exactness import errors, last, same_under_vmaps
 
 pytest.importorskip("triton", reason="Triton is not installed")

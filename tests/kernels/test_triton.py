@@ -15,10 +15,11 @@ from torch import Tensor
 
 from contnorm import ContinualNorm1d, ContinualNorm2d, ContinualNorm3d
 from contnorm.functional import continual_norm
-from contnorm.kernels import analytic, fused, reference
+from contnorm.kernels import analytic, reference
 from contnorm.kernels.activation import activated
-from contnorm.kernels.fused import eager, launch, operators, plan
-from contnorm.kernels.fused.plan import Limits, Sizes
+from contnorm.kernels.triton import continual as fused
+from contnorm.kernels.triton.continual import eager, launch, operators, plan
+from contnorm.kernels.triton.continual.plan import Limits, Sizes
 from tests.kernels.exactness import errors, last, same_under_vmaps
 
 pytest.importorskip("triton", reason="Triton is not installed")

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from contnorm.catalog import NORMS
-from contnorm.config import ModelConfig, NormConfig
+from contnorm.bench.config.schema import ModelConfig, NormConfig
+from contnorm.bench.models import build_model
+from contnorm.convert.detect import Recognized, recognize
 from contnorm.errors import UserError
 from contnorm.layers.stock import STOCK, StockGroupNorm
 from contnorm.layers.switchable import SwitchNorm2d
-from contnorm.models import build_model
-from contnorm.recognition import Recognized, recognize
+from contnorm.registry import NORMS
 
 
 def network(norm: NormConfig) -> nn.Module:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import contnorm as cn
-from contnorm.catalog import NORMS
+from contnorm.registry import NORMS
 from tests.layers.processes import together
 
 pytestmark = pytest.mark.ddp

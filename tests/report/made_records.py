@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from contnorm.census import Census
-from contnorm.config import laid_over
-from contnorm.engine.settling import settle, source_of
-from contnorm.metrics.multilabel import LabelMatrix, LabelStats
-from contnorm.recipes.grid import Cell, cells_of
-from contnorm.recipes.recipe import Recipe
-from contnorm.results import Store
+from contnorm.bench.config.defaults import settle
+from contnorm.bench.config.schema import laid_over
+from contnorm.bench.memory_stats import Census
+from contnorm.bench.metrics.multilabel import LabelMatrix, LabelStats
+from contnorm.bench.records import Store
+from contnorm.paper.cells import Cell, cells_of, source_of
+from contnorm.paper.recipe import Recipe
 
 TASKS = 3
 KEPT = Path(__file__).resolve().parents[2] / "docs" / "records" / "runs"

@@ -14,11 +14,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from contnorm.cli.comparing import show_comparison
-from contnorm.cli.reporting import FORMATS, report_files, report_of, report_text
-from contnorm.cli.showing import show_lost, show_matrices, show_scores
-from contnorm.config import from_dict
-from contnorm.escape import (
+from contnorm.bench.config.schema import from_dict
+from contnorm.bench.escape import (
     code_fence,
     escape_csv,
     escape_html,
@@ -28,10 +25,13 @@ from contnorm.escape import (
     escape_markdown_line,
     escape_terminal,
 )
-from contnorm.recipes.reading import find_recipe, parse_recipe
-from contnorm.report.effect import Diagnosis
-from contnorm.report.found import Shelves
-from contnorm.results import Store
+from contnorm.bench.records import Store
+from contnorm.cli.compare import show_comparison
+from contnorm.cli.report import FORMATS, report_files, report_of, report_text
+from contnorm.cli.show import show_lost, show_matrices, show_scores
+from contnorm.diagnosis.result import Diagnosis
+from contnorm.paper.recipe_file import find_recipe, parse_recipe
+from contnorm.report.record_shelf import Shelves
 from tests.cli.terminal import printed
 from tests.report.made_records import make_records
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from contnorm.metrics.matrix import AccuracyMatrix, acc_so_far
+from contnorm.bench.metrics.accuracy_matrix import AccuracyMatrix, acc_so_far
+from contnorm.bench.records import Record, Store
 from contnorm.report import figures
 from contnorm.report.heat_map import colour_of, matrix_heat_map
 from contnorm.report.plot import Plot, Span
 from contnorm.report.views import MOST_CURVES
-from contnorm.results import Record, Store
 
 STORE = Store(Path(__file__).resolve().parents[2] / "docs" / "records" / "runs")
 

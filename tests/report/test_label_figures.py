@@ -8,14 +8,14 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from contnorm.census import Census
-from contnorm.metrics.multilabel import mean_ap
-from contnorm.recipes.reading import find_recipe
-from contnorm.report import label_figures
+from contnorm.bench.memory_stats import Census
+from contnorm.bench.metrics.multilabel import mean_ap
+from contnorm.bench.records import Record, Store
+from contnorm.paper.recipe_file import find_recipe
+from contnorm.report import multilabel_figures as label_figures
 from contnorm.report.heat_map import matrix_heat_map
 from contnorm.report.memory_panels import has_memory, memory_panels
 from contnorm.report.plot import COLOURS
-from contnorm.results import Record, Store
 from tests.report.made_records import TASKS, make_records
 
 SVG = "{http://www.w3.org/2000/svg}"

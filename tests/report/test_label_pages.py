@@ -10,13 +10,13 @@ import pytest
 
 pytest.importorskip("jinja2", reason="jinja2 is not installed")
 
-from contnorm.cli.reporting import Report, report_of, report_text
-from contnorm.engine.settling import settle, source_of
-from contnorm.metrics.matrix import score
-from contnorm.recipes.grid import cells_of
-from contnorm.recipes.published import find
-from contnorm.recipes.reading import find_recipe
-from contnorm.report.found import Shelves
+from contnorm.bench.config.defaults import settle
+from contnorm.bench.metrics.accuracy_matrix import score
+from contnorm.cli.report import Report, report_of, report_text
+from contnorm.paper.cells import cells_of, source_of
+from contnorm.paper.published import find
+from contnorm.paper.recipe_file import find_recipe
+from contnorm.report.record_shelf import Shelves
 from tests.report.made_records import make_records, six_settings
 from tests.report.test_page import looked_at, section, text_of
 

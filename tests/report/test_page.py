@@ -17,16 +17,16 @@ from rich.console import Console
 
 pytest.importorskip("jinja2", reason="jinja2 is not installed")
 
-from contnorm.cli import reporting
+from contnorm.bench.config.schema import from_dict
+from contnorm.bench.records import Store
+from contnorm.cli import report as reporting
+from contnorm.cli.report import FORMATS, PARTS, Report, report_files, report_of, report_text
 from contnorm.cli.report_files import write_report
-from contnorm.cli.reporting import FORMATS, PARTS, Report, report_files, report_of, report_text
-from contnorm.config import from_dict
 from contnorm.errors import UserError
-from contnorm.recipes.reading import find_recipe
+from contnorm.paper.recipe_file import find_recipe
 from contnorm.report import large_pages
-from contnorm.report.found import Shelves
 from contnorm.report.page import Cell, Page, Rows, SectionView, Table, page_html
-from contnorm.results import Store
+from contnorm.report.record_shelf import Shelves
 from tests.report.made_records import KEPT, make_records, six_settings
 
 

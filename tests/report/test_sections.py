@@ -10,23 +10,23 @@ from pathlib import Path
 
 import pytest
 
-from contnorm.comparison.claims import Case, Decided
-from contnorm.comparison.intervals import Interval
-from contnorm.comparison.pairs import summed_up
-from contnorm.comparison.words import spread
-from contnorm.engine.settling import settle, source_of
+from contnorm.bench.config.defaults import settle
+from contnorm.bench.records import Store
+from contnorm.bench.stats.intervals import Interval
+from contnorm.bench.stats.paired import summed_up
 from contnorm.errors import UserError
-from contnorm.recipes.grid import cells_of
-from contnorm.recipes.published import find
-from contnorm.recipes.reading import find_recipe, parse_recipe, recipe_names
-from contnorm.recipes.recipe import Claim
-from contnorm.recipes.selection import Chosen, Selection, Tried, covers, selection_text, with_selection
-from contnorm.report.found import Shelves, measured_of
-from contnorm.report.paper_sheets import claims_csv, claims_sheet, section_sheet, tables_csv
+from contnorm.paper.cells import cells_of, source_of
+from contnorm.paper.claims import Case, Decided
+from contnorm.paper.format import spread
+from contnorm.paper.published import find
+from contnorm.paper.recipe import Claim
+from contnorm.paper.recipe_file import find_recipe, parse_recipe, recipe_names
+from contnorm.paper.selection import Chosen, Selection, Tried, covers, selection_text, with_selection
+from contnorm.report.paper_tables import claims_csv, claims_sheet, section_sheet, tables_csv
+from contnorm.report.record_shelf import Shelves, measured_of
 from contnorm.report.sections import Section, sections_of, weakest
-from contnorm.report.sheets import Block, Sheet, latex, markdown
+from contnorm.report.text_tables import Block, Sheet, latex, markdown
 from contnorm.report.views import section_view
-from contnorm.results import Store
 from tests.report.made_records import make_records, six_settings
 
 CHOSEN = """

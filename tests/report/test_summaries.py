@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from contnorm.config import RunConfig, from_dict
+from contnorm.bench.config.schema import RunConfig, from_dict
+from contnorm.bench.records import Store, seal_of
 from contnorm.errors import UserError
 from contnorm.report import summaries
 from contnorm.report.summaries import INDEX, Summary, find_summaries, summaries_under, summarize
-from contnorm.results import Store, seal_of
 from tests.report.made_records import KEPT
 
 ALL_KINDS = (KEPT / "7ab8938428eb", KEPT / "634f63758def", KEPT.parent / "cocoseq-mini" / "068799b86d97")

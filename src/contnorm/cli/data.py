@@ -13,16 +13,24 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
-from contnorm.cli.building import ALIASES, describe
-from contnorm.cli.fitting import safe_text
+from contnorm.bench.data.fetch import FETCHABLE, fetch
+from contnorm.bench.data.multilabel_build import begun
+from contnorm.bench.data.multilabel_manifest import SPLITS
+from contnorm.bench.data.multilabel_store import MANIFEST, find_stored, read_manifest, stored_under
+from contnorm.bench.data.published_streams import PUBLISHED_STREAMS, published_stream
+from contnorm.bench.data.registry import (
+    ENVIRONMENT,
+    SOURCES,
+    Layout,
+    SourceSpec,
+    count_pictures,
+    data_root,
+    find_layout,
+)
+from contnorm.bench.streams.tasks import STREAMS
+from contnorm.cli.data_build import ALIASES, describe
+from contnorm.cli.tables import safe_text
 from contnorm.errors import UserError, unknown
-from contnorm.streams.building import begun
-from contnorm.streams.classification import STREAMS
-from contnorm.streams.fetch import FETCHABLE, fetch
-from contnorm.streams.listed import SPLITS
-from contnorm.streams.published_streams import PUBLISHED_STREAMS, published_stream
-from contnorm.streams.sources import ENVIRONMENT, SOURCES, Layout, SourceSpec, count_pictures, data_root, find_layout
-from contnorm.streams.stored import MANIFEST, find_stored, read_manifest, stored_under
 
 __all__ = ["fetch_with_bar", "place_of", "show_data_set", "show_data_sets"]
 

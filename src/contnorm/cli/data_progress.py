@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from contnorm.streams.sources import Source, load_source
+from contnorm.bench.data.registry import Source, load_source
 
 __all__ = ["cores", "load_with_progress"]
 

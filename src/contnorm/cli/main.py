@@ -21,8 +21,13 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from contnorm import __version__
-from contnorm.cli.fitting import safe_text, say_on_stderr
+from contnorm.bench.config.schema import show_value
+from contnorm.bench.escape import escape_terminal
+from contnorm.bench.records import Found, Record, Store, distinct
+from contnorm.bench.trust import check_files, only_trusted
+from contnorm.bench.user_code import code_files
 from contnorm.cli.garbage import importing_torch, leave_it_to_the_system
+from contnorm.cli.tables import safe_text, say_on_stderr
 from contnorm.cli.typed_settings import (
     Setting,
     assignments_of,
@@ -32,12 +37,7 @@ from contnorm.cli.typed_settings import (
     number_or_word,
     settings_of,
 )
-from contnorm.config import show_value
 from contnorm.errors import UserError, unknown
-from contnorm.escape import escape_terminal
-from contnorm.own_code import code_files
-from contnorm.results import Found, Record, Store, distinct
-from contnorm.trust import check_files, only_trusted
 
 __all__ = ["app", "main"]
 
@@ -160,7 +160,7 @@ def ls(
     ] = "",
 ) -> None:
     """What there is, one line each."""
-    from contnorm.cli.listing import listings
+    from contnorm.cli.ls import listings
 
     found = listings()
     if what and what not in found:
@@ -207,7 +207,7 @@ def run(
 ) -> None:
     """Learn a stream, once through, and record how well each task is known after each other one."""
     with importing_torch():
-        from contnorm.cli.running import Hands, run_seeds
+        from contnorm.cli.run import Hands, run_seeds
 
     wanted = _seeds(seeds, seed)
     flags: dict[str, Any] = {
@@ -283,7 +283,7 @@ def resume(
 ) -> None:
     """Go on, bit for bit, with every run under a folder that was stopped."""
     with importing_torch():
-        from contnorm.cli.running import Hands, resume_all
+        from contnorm.cli.run import Hands, resume_all
 
     hands = Hands(device, lanes, threads, allow_missing=allow_missing)
     trusted = check_files(trust_code or [])
@@ -300,7 +300,7 @@ def show(
     by_task: Annotated[bool, typer.Option("--by-task", help="The whole accuracy matrix of each run.")] = False,
 ) -> None:
     """Scores of finished runs, averaged over seeds."""
-    from contnorm.cli.showing import show_lost, show_matrices, show_scores, show_unsealed, unknown_names
+    from contnorm.cli.show import show_lost, show_matrices, show_scores, show_unsealed, unknown_names
     from contnorm.report.summaries import Summaries, find_summaries, summaries_under
 
     store = Store(runs)
@@ -333,8 +333,8 @@ def compare(
     runs: RunsFolder = Path("runs"),
 ) -> None:
     """Two runs: in which settings they differ, and how far their scores, paired over the seeds both have."""
-    from contnorm.cli.comparing import show_comparison
-    from contnorm.cli.showing import show_lost, unknown_names
+    from contnorm.cli.compare import show_comparison
+    from contnorm.cli.show import show_lost, unknown_names
 
     store = Store(runs)
     first, second = store.find_one(a), store.find_one(b)
@@ -376,8 +376,8 @@ def diagnose(
     if run and _given(context, "norm"):
         raise UserError(f"--norm {norm}: is for a network of your own, with --model. A run's norm is in its record.")
     with importing_torch():
-        from contnorm.cli.diagnosing import Brought, show_diagnosis
-        from contnorm.cli.running import Hands, workplace
+        from contnorm.cli.diagnose import Brought, show_diagnosis
+        from contnorm.cli.run import Hands, workplace
 
     place = workplace(runs, Hands(device, 1, threads, allow_missing=allow_missing), data_root)
     given = Brought(model, weights, stream, norm) if model and weights and stream else run
@@ -418,7 +418,7 @@ def paper(
         return
     with importing_torch():
         from contnorm.cli.paper import Asked, run_recipe
-        from contnorm.cli.running import Hands
+        from contnorm.cli.run import Hands
 
     hands = Hands(device, lanes, threads, allow_missing=allow_missing)
     asked = Asked(seeds, only or [], hands, max_steps, precision, data_root, runs, lr, selected, set_ or [], trusted)
@@ -450,8 +450,8 @@ def tune(
 ) -> None:
     """Choose a learning rate for each norm and strategy of a table, on the validation tasks alone."""
     with importing_torch():
-        from contnorm.cli.running import Hands
-        from contnorm.cli.tuning import RATES, Wanted, tune_recipe
+        from contnorm.cli.run import Hands
+        from contnorm.cli.tune import RATES, Wanted, tune_recipe
 
     typed = {"stream": stream, "strategy": strategies, "norm": norms}
     only = [f"{key}={value.strip()}" for key, values in typed.items() if values for value in values.split(",")]
@@ -493,7 +493,7 @@ def data(
 
     told = {"ids": ids, "groups": groups, "out": out, "size": size, "allow-missing": allow_missing, "jobs": jobs}
     if any(given is not None for given in (coco, nus, csv, images)):
-        from contnorm.cli.building import Asked, build_with_bar
+        from contnorm.cli.data_build import Asked, build_with_bar
 
         asked = Asked(coco, nus, csv, images, groups, ids, out, size, allow_missing, jobs, base)
         raise typer.Exit(build_with_bar(name, asked, data_root, console))
@@ -524,10 +524,10 @@ def report(
     ] = None,
 ) -> None:
     """One self-contained page of the paper's tables and all runs under a folder; or the tables as text."""
+    from contnorm.cli.report import report_of
     from contnorm.cli.report_files import write_report
-    from contnorm.cli.reporting import report_of
-    from contnorm.cli.showing import unknown_names
-    from contnorm.report.found import Shelves
+    from contnorm.cli.show import unknown_names
+    from contnorm.report.record_shelf import Shelves
 
     roots = runs or [Path("runs")]
     shelves = Shelves(roots)
@@ -551,7 +551,7 @@ def bench(
     data_root: DataRoot = None,
 ) -> None:
     """How fast it is, beside torch's own layers: single layers, training steps, or whole runs."""
-    from contnorm.cli.benching import bench as measure
+    from contnorm.cli.speed import bench as measure
 
     measure(what, device, data_root, out, max_steps, console, only or ())
 

@@ -9,31 +9,30 @@ from typing import Any
 
 from rich.console import Console
 
-from contnorm.cli.beside import show_claims, show_curves, show_table
-from contnorm.cli.choosing import chosen
-from contnorm.cli.fitting import safe_text, say, say_on_stderr
+from contnorm.bench.config.resolve import resolve
+from contnorm.bench.config.schema import RunConfig, from_dict, laid_over
+from contnorm.bench.data.multilabel_store import find_stored
+from contnorm.bench.data.registry import SOURCES, data_root, find_layout, looked_for
+from contnorm.bench.engine.job import Workplace
+from contnorm.bench.records import Store
+from contnorm.bench.streams.tasks import find_stream
+from contnorm.bench.trust import only_trusted
+from contnorm.bench.user_code import code_files
 from contnorm.cli.paper_data import show_data_table
 from contnorm.cli.paper_records import Kept, hows_of
-from contnorm.cli.running import Hands, recorded, workplace
+from contnorm.cli.paper_tables import show_claims, show_curves, show_table
+from contnorm.cli.run import Hands, recorded, workplace
+from contnorm.cli.tables import safe_text, say, say_on_stderr
 from contnorm.cli.typed_settings import Setting, assignments_of, check_seeds, settings_of
-from contnorm.comparison.lost import lost_remarks
-from contnorm.comparison.measured import Measured
-from contnorm.config import RunConfig, from_dict, laid_over
-from contnorm.engine.jobs import Workplace
-from contnorm.engine.resolving import resolve
-from contnorm.engine.settling import source_of
 from contnorm.errors import UserError, unknown
-from contnorm.own_code import code_files
-from contnorm.recipes.grid import Cell, cells_of, unreached
-from contnorm.recipes.reading import find_recipe
-from contnorm.recipes.recipe import Recipe
-from contnorm.recipes.selection import Selection, covers, find_selection, read_selection, with_selection
+from contnorm.paper.cells import Cell, cells_of, source_of, unreached
+from contnorm.paper.diverged import lost_remarks
+from contnorm.paper.filters import chosen
+from contnorm.paper.recipe import Recipe
+from contnorm.paper.recipe_file import find_recipe
+from contnorm.paper.selection import Selection, covers, find_selection, read_selection, with_selection
+from contnorm.paper.series import Measured
 from contnorm.report.cubes import draw_cubes
-from contnorm.results import Store
-from contnorm.streams.classification import find_stream
-from contnorm.streams.sources import SOURCES, data_root, find_layout, looked_for
-from contnorm.streams.stored import find_stored
-from contnorm.trust import only_trusted
 
 __all__ = [
     "RATES",
@@ -104,7 +103,7 @@ def _run_recipe(name: str, asked: Asked, console: Console) -> int:
     check_seeds(asked.seeds)
     console.print(safe_text(f"{recipe.name}: {recipe.title}"), style="bold")
     if recipe.kind == "waiting":
-        raise UserError(f"{recipe.name} {recipe.note}. The numbers of the paper are in contnorm.recipes.published.")
+        raise UserError(f"{recipe.name} {recipe.note}. The numbers of the paper are in contnorm.paper.published.")
     if recipe.kind == "drawing":
         return _draw(recipe, asked, console)
     if recipe.kind == "data":

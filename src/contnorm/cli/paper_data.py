@@ -8,14 +8,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Column, Table
 
+from contnorm.bench.config.schema import StreamConfig
+from contnorm.bench.data.registry import SOURCES, Source, find_layout, looked_for
+from contnorm.bench.streams.tasks import build_stream, find_stream
 from contnorm.cli.data_progress import load_with_progress
-from contnorm.cli.fitting import safe_text
-from contnorm.config import StreamConfig
+from contnorm.cli.tables import safe_text
 from contnorm.errors import UserError
-from contnorm.recipes.published import DataRow, data_rows
-from contnorm.recipes.recipe import Recipe
-from contnorm.streams.classification import build_stream, find_stream
-from contnorm.streams.sources import SOURCES, Source, find_layout, looked_for
+from contnorm.paper.published import DataRow, data_rows
+from contnorm.paper.recipe import Recipe
 
 __all__ = ["measure_data", "show_data_table"]
 

@@ -9,18 +9,18 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Column, Table
 
+from contnorm.bench.data.registry import ENVIRONMENT, SOURCES, data_root
+from contnorm.bench.records import Store
+from contnorm.bench.streams.tasks import find_stream
 from contnorm.cli.data import place_of
-from contnorm.cli.fitting import indented, needed_width, safe_text
 from contnorm.cli.paper import config_of, runs_folder, selection_of, sources_of
 from contnorm.cli.paper_records import Kept
-from contnorm.comparison.precisions import HOWS, how_of, how_words
-from contnorm.recipes.grid import cells_of
-from contnorm.recipes.reading import find_recipe, recipe_names
-from contnorm.recipes.recipe import Recipe
-from contnorm.recipes.selection import covers, with_selection
-from contnorm.results import Store
-from contnorm.streams.classification import find_stream
-from contnorm.streams.sources import ENVIRONMENT, SOURCES, data_root
+from contnorm.cli.tables import indented, needed_width, safe_text
+from contnorm.paper.cells import cells_of
+from contnorm.paper.precisions import HOWS, how_of, how_words
+from contnorm.paper.recipe import Recipe
+from contnorm.paper.recipe_file import find_recipe, recipe_names
+from contnorm.paper.selection import covers, with_selection
 
 __all__ = ["show_recipes"]
 

@@ -11,13 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from contnorm.comparison.lost import with_lost
-from contnorm.comparison.measured import Measured
-from contnorm.comparison.precisions import HOWS, How, Seeds, computed, how_of, how_words, measured_cells, taken
-from contnorm.config import RunConfig
-from contnorm.engine.jobs import Job
-from contnorm.recipes.grid import Cell
-from contnorm.results import Store
+from contnorm.bench.config.schema import RunConfig
+from contnorm.bench.engine.job import Job
+from contnorm.bench.records import Store
+from contnorm.paper.cells import Cell
+from contnorm.paper.diverged import with_lost
+from contnorm.paper.precisions import HOWS, How, Seeds, computed, how_of, how_words, measured_cells, taken
+from contnorm.paper.series import Measured
 
 __all__ = ["Kept", "hows_of"]
 

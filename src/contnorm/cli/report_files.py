@@ -6,10 +6,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from contnorm.cli.fitting import safe_text
-from contnorm.cli.reporting import ENDINGS, Report, counted, report_files, report_text
+from contnorm.bench.records import write_output
+from contnorm.cli.report import ENDINGS, Report, counted, report_files, report_text
+from contnorm.cli.tables import safe_text
 from contnorm.errors import UserError, usable
-from contnorm.results import write_output
 
 __all__ = ["write_report"]
 

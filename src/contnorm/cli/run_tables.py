@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from contnorm.cli.settings import changed, in_words
-from contnorm.cli.showing import (
+from contnorm.bench.config.diff import changed, in_words
+from contnorm.bench.metrics.accuracy_matrix import score
+from contnorm.bench.records import Record
+from contnorm.cli.show import (
     GROUPS_SHOWN,
     SHOWN,
     SHOWN_OF_LABELS,
@@ -20,11 +22,9 @@ from contnorm.cli.showing import (
     own_settings,
     rows_of,
 )
-from contnorm.comparison.words import FM_OF_LABELS, data_remarks, part_of
-from contnorm.metrics.matrix import score
-from contnorm.report.sheets import Block, csv_text
+from contnorm.paper.format import FM_OF_LABELS, data_remarks, part_of
 from contnorm.report.summaries import Summary
-from contnorm.results import Record
+from contnorm.report.text_tables import Block, csv_text
 
 __all__ = ["run_blocks", "runs_csv"]
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from contnorm.catalog import find_norm
-from contnorm.config import assigned, laid_over, parse_assignment, read_toml, show_value
+from contnorm.bench.config.schema import assigned, laid_over, parse_assignment, read_toml, show_value
 from contnorm.errors import UserError
+from contnorm.registry import find_norm
 
 __all__ = [
     "MOST_SEEDS",

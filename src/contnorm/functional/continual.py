@@ -27,9 +27,11 @@ from contnorm.functional.batch import (
     update_moments,
     uses_batch_moments,
 )
-from contnorm.kernels import Kernel, Order, analytic, check_order, chosen_kernel, fused, reference, variants
+from contnorm.kernels import Kernel, Order, analytic, check_order, chosen_kernel, reference
 from contnorm.kernels.activation import activated
 from contnorm.kernels.reference import BatchMoments
+from contnorm.kernels.triton import cn_variants as variants
+from contnorm.kernels.triton import continual as fused
 
 __all__ = ["continual_norm"]
 

@@ -17,10 +17,11 @@ from contnorm.checks import (
     statistics_dtype,
 )
 from contnorm.functional.batch import ANY_RANK, channels_of, empty_like_input
-from contnorm.kernels import chosen_kernel, variants
-from contnorm.kernels.fused.launch import channels_last
-from contnorm.kernels.group_step import group_step
+from contnorm.kernels import chosen_kernel
 from contnorm.kernels.layout import group_norm_in_layout
+from contnorm.kernels.triton import cn_variants as variants
+from contnorm.kernels.triton.continual.launch import channels_last
+from contnorm.kernels.triton.group_norm import group_step
 
 __all__ = ["group_norm", "instance_norm", "layer_norm"]
 

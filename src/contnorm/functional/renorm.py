@@ -3,7 +3,8 @@
 The paper's formula divides by ``sigma + eps``, not ``sqrt(sigma^2 + eps)``, and both factors stop their gradient.
 The running spread is an average of *standard deviations*, biased; it is kept squared, under batch norm's own name.
 
-On CUDA it is a few kernels of our own (`contnorm.kernels.rows`); the code here is the meaning, and what runs elsewhere.
+On CUDA, Triton kernels compute it (`contnorm.kernels.triton.row_moments`); the code here is the definition, and what
+runs elsewhere.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ from contnorm.functional.batch import (
     update_moments,
     uses_batch_moments,
 )
-from contnorm.kernels import Kernel, chosen_kernel, rows
+from contnorm.kernels import Kernel, chosen_kernel
 from contnorm.kernels.pivot import channel_pivot, per_channel
+from contnorm.kernels.triton import row_moments as rows
 
 __all__ = ["batch_renorm"]
 

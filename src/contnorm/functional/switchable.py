@@ -4,7 +4,8 @@ As the method's own code has it: two separate weight vectors, one for the means 
 instance variance is the unbiased one, and the layer and batch variances are built from it. Where a sample has one
 position, as (N, C) input does, an instance has no variance, and only layer and batch moments are mixed.
 
-On CUDA it is a few kernels of our own (`contnorm.kernels.rows`); the code here is the meaning, and what runs elsewhere.
+On CUDA, Triton kernels compute it (`contnorm.kernels.triton.row_moments`); the code here is the definition, and what
+runs elsewhere.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from contnorm.checks import (
     statistics_dtype,
 )
 from contnorm.functional.batch import ANY_RANK, channels_of, empty_like_input, update_moments, uses_batch_moments
-from contnorm.kernels import Kernel, chosen_kernel, rows
+from contnorm.kernels import Kernel, chosen_kernel
 from contnorm.kernels.pivot import per_channel, row_pivot
+from contnorm.kernels.triton import row_moments as rows
 
 __all__ = ["batch_moments", "switch_norm"]
 

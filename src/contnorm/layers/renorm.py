@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from contnorm.checks import check_number
 from contnorm.functional import batch_renorm
-from contnorm.kernels import Kernel, chosen_kernel, rows
+from contnorm.kernels import Kernel, chosen_kernel
+from contnorm.kernels.triton import row_moments as rows
 from contnorm.layers.base import MomentNorm, ReplacementGuard
 
 __all__ = ["BatchRenorm1d", "BatchRenorm2d", "BatchRenorm3d"]

@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
-from contnorm.comparison.intervals import t_interval
-from contnorm.metrics.matrix import acc_so_far
+from contnorm.bench.metrics.accuracy_matrix import acc_so_far
+from contnorm.bench.records import Record, spread_over_seeds
+from contnorm.bench.stats.intervals import t_interval
 from contnorm.report.plot import COLOURS, Plot, Span
-from contnorm.results import Record, spread_over_seeds
 
 __all__ = [
     "accuracy_over_tasks",

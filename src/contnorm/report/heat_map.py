@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 
-from contnorm.escape import escape_html
-from contnorm.metrics.matrix import AccuracyMatrix
-from contnorm.metrics.multilabel import LabelMatrix, mean_ap
-from contnorm.results import Record
+from contnorm.bench.escape import escape_html
+from contnorm.bench.metrics.accuracy_matrix import AccuracyMatrix
+from contnorm.bench.metrics.multilabel import LabelMatrix, mean_ap
+from contnorm.bench.records import Record
 
 __all__ = ["colour_of", "matrix_heat_map"]
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from contnorm.report.page import Cell, Rows, RunView, Table
-from contnorm.report.sheets import Block
 from contnorm.report.summaries import LABEL_SCORES_SHOWN, SCORES_SHOWN, Summary
+from contnorm.report.text_tables import Block
 
 __all__ = ["MOST_CURVES", "MOST_OPEN", "Views", "limited_views", "score_tables", "strongest"]
 

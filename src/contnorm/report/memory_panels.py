@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 
-from contnorm.census import Census
-from contnorm.escape import escape_html
+from contnorm.bench.data.multilabel import GROUPS
+from contnorm.bench.escape import escape_html
+from contnorm.bench.memory_stats import Census
+from contnorm.bench.records import Record
 from contnorm.report.plot import COLOURS
-from contnorm.results import Record
-from contnorm.streams.multilabel import GROUPS
 
 __all__ = ["has_memory", "memory_panels"]
 

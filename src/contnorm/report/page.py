@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 
-from contnorm.escape import escape_terminal
+from contnorm.bench.escape import escape_terminal
 
 __all__ = ["Cell", "ClaimRow", "Page", "Rows", "RunView", "SectionView", "Table", "page_html"]
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from textwrap import wrap
 
-from contnorm.escape import escape_html
+from contnorm.bench.escape import escape_html
 
 __all__ = ["COLOURS", "Plot", "Span", "nice_steps"]
 

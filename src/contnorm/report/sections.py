@@ -11,18 +11,18 @@ import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from contnorm.comparison.claims import Case, Decided, decide
-from contnorm.comparison.lines import Line, apart, corrected, lines_of, remarks
-from contnorm.comparison.lost import lost_remarks
-from contnorm.comparison.measured import Measured
-from contnorm.comparison.precisions import precision_remarks
-from contnorm.comparison.words import forgetting, place_words
-from contnorm.recipes.published import RUNS
-from contnorm.recipes.reading import find_recipe
-from contnorm.recipes.recipe import Recipe
-from contnorm.recipes.selection import Selection, covers, with_selection
-from contnorm.report.found import Shelf, Shelves, measured_of
-from contnorm.results import Record
+from contnorm.bench.records import Record
+from contnorm.paper.claims import Case, Decided, decide
+from contnorm.paper.diverged import lost_remarks
+from contnorm.paper.format import forgetting, place_words
+from contnorm.paper.precisions import precision_remarks
+from contnorm.paper.published import RUNS
+from contnorm.paper.recipe import Recipe
+from contnorm.paper.recipe_file import find_recipe
+from contnorm.paper.rows import Line, apart, corrected, lines_of, remarks
+from contnorm.paper.selection import Selection, covers, with_selection
+from contnorm.paper.series import Measured
+from contnorm.report.record_shelf import Shelf, Shelves, measured_of
 
 __all__ = ["Part", "Section", "Unrun", "Way", "sections_of", "table_title", "weakest"]
 

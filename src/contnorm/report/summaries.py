@@ -16,14 +16,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from contnorm import config as config_module
-from contnorm import record_checks, results
-from contnorm.config import RunConfig, from_dict
-from contnorm.errors import UserError
-from contnorm.metrics import label_stats, matrix, multilabel
-from contnorm.metrics.matrix import score
-from contnorm.metrics.multilabel import label_score
-from contnorm.results import (
+from contnorm.bench import record_checks
+from contnorm.bench import records as results
+from contnorm.bench.config import schema as config_module
+from contnorm.bench.config.schema import RunConfig, from_dict
+from contnorm.bench.data.multilabel import GROUPS
+from contnorm.bench.metrics import accuracy_matrix as matrix
+from contnorm.bench.metrics import label_stats, multilabel
+from contnorm.bench.metrics.accuracy_matrix import score
+from contnorm.bench.metrics.multilabel import label_score
+from contnorm.bench.records import (
     Layout,
     Record,
     RunFolder,
@@ -36,7 +38,7 @@ from contnorm.results import (
     run_folders,
     write_atomically,
 )
-from contnorm.streams.multilabel import GROUPS
+from contnorm.errors import UserError
 
 __all__ = [
     "GROUPS_SHOWN",
@@ -108,7 +110,7 @@ def summarize(record: Record) -> Summary:
     """The summary of a record.
 
     Example:
-        >>> from contnorm.metrics.matrix import AccuracyMatrix
+        >>> from contnorm.bench.metrics.accuracy_matrix import AccuracyMatrix
         >>> summarize(Record(RunConfig(), 0, AccuracyMatrix([[9, None], [6, 8]], [10, 10]), {}, {})).scores
         {'running': {'': [70.0, 30.0, 85.0]}}
     """

@@ -6,19 +6,19 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from statistics import fmean
 
-from contnorm.comparison.claims import Case, Decided
-from contnorm.comparison.lines import Line
-from contnorm.comparison.measured import Measured
-from contnorm.comparison.words import measure, numbers, paper_number, spread, verdict_words
-from contnorm.metrics.matrix import SCORES
-from contnorm.recipes.recipe import Recipe
-from contnorm.recipes.scores import drift_parts, title_of
+from contnorm.bench.metrics.accuracy_matrix import SCORES
+from contnorm.bench.records import spread_over_seeds
+from contnorm.paper.claims import Case, Decided
+from contnorm.paper.format import measure, numbers, paper_number, spread, verdict_words
+from contnorm.paper.recipe import Recipe
+from contnorm.paper.rows import Line
+from contnorm.paper.score_names import drift_parts, title_of
+from contnorm.paper.series import Measured
 from contnorm.report import figures
-from contnorm.report.label_views import label_figures
+from contnorm.report.lr_grid import GRID_NOTE, grid_rows
+from contnorm.report.multilabel_views import label_figures
 from contnorm.report.page import Cell, ClaimRow, Rows, SectionView, Table
 from contnorm.report.sections import Part, Section, Way, weakest
-from contnorm.report.tried import GRID_NOTE, grid_rows
-from contnorm.results import spread_over_seeds
 
 __all__ = ["claim_rows", "section_view"]
 

@@ -1,0 +1,1 @@
+"""Experiments: data sets, streams, memories, strategies, networks, the engine, metrics, records and statistics."""

@@ -1,0 +1,259 @@
+"""Fetch data sets from their public sources: resumed where a download broke off, and used only if the hash is right.
+
+A download that exceeds the known size of its file is aborted. Archives are unpacked into the data root only: members
+that are links, devices, absolute paths or paths with ``..`` are refused.
+"""
+
+from __future__ import annotations
+
+import http.client
+import shutil
+import tarfile
+import urllib.error
+import urllib.request
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from contnorm.bench.data.safe_paths import path_inside
+from contnorm.errors import UserError
+
+__all__ = ["FETCHABLE", "Fetchable", "fetch"]
+
+CHUNK = 1 << 18
+DEFAULT_LIMIT = 2**24  # bytes of a file without a known size: lists of numbers
+UNPACKED_LIMIT = 2**32  # bytes of all files in an archive; the largest, Tiny-ImageNet, has under 2**29
+Report = Callable[[str, int, int], None]  # file, bytes done, bytes in all
+
+
+@dataclass(frozen=True)
+class Fetchable:
+    """Where a data set can be had: a default that may be overruled, and hashes that decide.
+
+    Attributes:
+        base: The address its files are under.
+        files: Their names, with the hashes the field's loaders use.
+        folder: Where they go, under the data root.
+        members: Files of the archive that are verified after unpacking.
+        sizes: The sizes of the files in bytes, where they are known; `DEFAULT_LIMIT` bounds the others.
+    """
+
+    base: str
+    files: dict[str, str]
+    folder: str = ""
+    members: dict[str, str] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
+
+
+FETCHABLE: dict[str, Fetchable] = {
+    "mnist": Fetchable(
+        "https://ossci-datasets.s3.amazonaws.com/mnist/",
+        {
+            "train-images-idx3-ubyte.gz": "md5:f68b3c2dcbeaaa9fbdd348bbdeb94873",
+            "train-labels-idx1-ubyte.gz": "md5:d53e105ee54ea40749a09fcbcd1e9432",
+            "t10k-images-idx3-ubyte.gz": "md5:9fb629c4189551a2d022fa330f9573f3",
+            "t10k-labels-idx1-ubyte.gz": "md5:ec29112dd5afa0611ce80d1b7f02629c",
+        },
+        folder="mnist",
+        sizes={
+            "train-images-idx3-ubyte.gz": 9_912_422,
+            "train-labels-idx1-ubyte.gz": 28_881,
+            "t10k-images-idx3-ubyte.gz": 1_648_877,
+            "t10k-labels-idx1-ubyte.gz": 4_542,
+        },
+    ),
+    "fashion-mnist": Fetchable(
+        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+        {
+            "train-images-idx3-ubyte.gz": "md5:8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+            "train-labels-idx1-ubyte.gz": "md5:25c81989df183df01b3e8a0aad5dffbe",
+            "t10k-images-idx3-ubyte.gz": "md5:bef4ecab320f06d8554ea6380940ec79",
+            "t10k-labels-idx1-ubyte.gz": "md5:bb300cfdad3c16e7a12a480ee83cd310",
+        },
+        folder="fashion-mnist",
+        sizes={
+            "train-images-idx3-ubyte.gz": 26_421_880,
+            "train-labels-idx1-ubyte.gz": 29_515,
+            "t10k-images-idx3-ubyte.gz": 4_422_102,
+            "t10k-labels-idx1-ubyte.gz": 5_148,
+        },
+    ),
+    "cifar10": Fetchable(
+        "https://www.cs.toronto.edu/~kriz/",
+        {"cifar-10-python.tar.gz": "md5:c58f30108f718f92721af3b95e74349a"},
+        members={
+            "cifar-10-batches-py/data_batch_1": "md5:c99cafc152244af753f735de768cd75f",
+            "cifar-10-batches-py/data_batch_2": "md5:d4bba439e000b95fd0a9bffe97cbabec",
+            "cifar-10-batches-py/data_batch_3": "md5:54ebc095f3ab1f0389bbae665268c751",
+            "cifar-10-batches-py/data_batch_4": "md5:634d18415352ddfa80567beed471001a",
+            "cifar-10-batches-py/data_batch_5": "md5:482c414d41f54cd18b22e5b47cb7c3cb",
+            "cifar-10-batches-py/test_batch": "md5:40351d587109b95175f43aff81a1287e",
+        },
+        sizes={"cifar-10-python.tar.gz": 170_498_071},
+    ),
+    "cifar100": Fetchable(
+        "https://www.cs.toronto.edu/~kriz/",
+        {"cifar-100-python.tar.gz": "md5:eb9058c3a382ffc7106e4002c42a8d85"},
+        members={
+            "cifar-100-python/train": "md5:16019d7e3df5f24257cddd939b257f8d",
+            "cifar-100-python/test": "md5:f0ef6b0ae62326f3e7ffdfab6717acfc",
+        },
+        sizes={"cifar-100-python.tar.gz": 169_001_437},
+    ),
+    "tiny-imagenet": Fetchable(
+        "http://cs231n.stanford.edu/",
+        {"tiny-imagenet-200.zip": "md5:90528d7ca1a48142e341f4ef8d21d0de"},
+        sizes={"tiny-imagenet-200.zip": 248_100_043},
+    ),
+}
+
+
+def fetch(what: Fetchable, root: Path, base: str | None = None, report: Report = lambda *_: None) -> None:
+    """Bring a data set under a root, verify it, and unpack it; what is there and right is not fetched again.
+
+    Args:
+        what: The data set.
+        root: The data root.
+        base: Another address to fetch from.
+        report: Told how far each file is.
+    """
+    import pooch
+
+    folder = root / what.folder
+    for name, known in what.files.items():
+        url = (base or what.base).rstrip("/") + "/" + name
+        limit = what.sizes.get(name, DEFAULT_LIMIT)
+        downloader = _Resuming(folder / f"{name}.part", limit, report)
+        processor = _unpack if name.endswith((".tar.gz", ".zip")) else None
+        try:
+            pooch.retrieve(url, known, name, folder, processor, downloader)
+        except ValueError as error:  # pooch: the hash is not the known one
+            (folder / f"{name}.part").unlink(missing_ok=True)
+            raise UserError(
+                f"{url}: what came is not {name} ({known} was expected). It was thrown away. Fetch it again, or from "
+                f"elsewhere with --base."
+            ) from error
+    for name, known in what.members.items():
+        kind, _, expected = known.partition(":")
+        if not (root / name).is_file() or pooch.file_hash(str(root / name), kind) != expected:
+            raise UserError(f"{root / name}: is missing or damaged ({known} was expected). Remove it and fetch again.")
+
+
+def _unpack(archive: str, action: str, pooch: Any) -> None:
+    """Unpack an archive into its folder, as a processor of pooch: after a download, or where a file is missing."""
+    path = Path(archive)
+    try:
+        members = list(_members(path))
+        if action != "fetch" or not all(target.is_file() for _, target in members):
+            _extract(path, dict(members))
+    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError) as error:
+        raise UserError(f"{path}: can't be unpacked ({error}). Delete it and fetch it again.") from error
+
+
+def _members(archive: Path) -> Iterator[tuple[str, Path]]:
+    """The regular files of an archive with their targets; anything that is neither file nor folder is refused."""
+    total = 0
+    for name, size, regular in _listing(archive):
+        target = path_inside(archive.parent, name)
+        if target is None or not regular:
+            raise UserError(
+                f"{archive}: has the member {name[:200]!r}, which is not a file inside the target folder. Nothing was "
+                f"unpacked; fetch it from another address with --base."
+            )
+        total += size
+        yield name, target
+    if total > UNPACKED_LIMIT:
+        raise UserError(f"{archive}: unpacks to {total:,} bytes, more than the {UNPACKED_LIMIT:,} allowed.")
+
+
+def _listing(archive: Path) -> Iterator[tuple[str, int, bool]]:
+    """Name, size and whether it is a regular file, of all members that are not folders."""
+    if archive.suffix == ".zip":
+        with zipfile.ZipFile(archive) as file:
+            yield from ((info.filename, info.file_size, True) for info in file.infolist() if not info.is_dir())
+    else:
+        with tarfile.open(archive) as file:
+            yield from ((info.name, info.size, info.isreg()) for info in file if not info.isdir())
+
+
+def _extract(archive: Path, targets: dict[str, Path]) -> None:
+    """Write the members of an archive; each appears under its name only once it is whole."""
+    if archive.suffix == ".zip":
+        with zipfile.ZipFile(archive) as file:
+            for name, target in targets.items():
+                with file.open(name) as content:
+                    _write(content, target)
+    else:
+        with tarfile.open(archive) as file:
+            for info in file:
+                member = file.extractfile(info) if info.isreg() else None
+                if member is not None:
+                    with member:
+                        _write(member, targets[info.name])
+
+
+def _write(content: IO[bytes], target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    draft = target.with_name(f".{target.name}.part")
+    with draft.open("wb") as output:
+        shutil.copyfileobj(content, output, CHUNK)
+    draft.replace(target)
+
+
+class _Resuming:
+    """A downloader for pooch that keeps what came before a break, and requests only the rest.
+
+    Args:
+        part: The file that holds what has come so far.
+        limit: The largest number of bytes to accept.
+        report: Called with the progress.
+    """
+
+    def __init__(self, part: Path, limit: int, report: Report) -> None:
+        self.part, self.limit, self.report = part, limit, report
+
+    def __call__(self, url: str, output_file: Any, pooch: Any) -> None:
+        self.part.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._download(url)
+        except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
+            again = "Run the command again to go on where it broke off"
+            raise UserError(f"{url}: could not be fetched ({error}). {again}.") from error
+        shutil.copyfile(self.part, output_file)
+        self.part.unlink()
+
+    def _download(self, url: str) -> None:
+        have = self.part.stat().st_size if self.part.exists() else 0
+        if have > self.limit:
+            self.part.unlink()
+            have = 0
+        request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
+        try:
+            answer = urllib.request.urlopen(request, timeout=60)
+        except urllib.error.HTTPError as error:
+            if error.code == 416 and have:  # nothing is left to send: all of it had come
+                return
+            raise
+        with answer, self.part.open("ab" if answer.status == 206 else "wb") as file:
+            done = have if answer.status == 206 else 0
+            total = done + int(answer.headers.get("Content-Length") or 0)
+            self._check_size(url, total)
+            while chunk := answer.read(CHUNK):
+                done += len(chunk)
+                self._check_size(url, done)
+                file.write(chunk)
+                self.report(self.part.stem, done, total)
+        if total and done < total:
+            raise OSError(f"it broke off after {done:,} of {total:,} bytes")
+
+    def _check_size(self, url: str, size: int) -> None:
+        """Abort a download that is larger than the file is known to be: a hostile server could fill the disk."""
+        if size > self.limit:
+            self.part.unlink(missing_ok=True)
+            raise UserError(
+                f"{url}: sends at least {size:,} bytes, and {self.part.stem} has at most {self.limit:,}. The download "
+                f"was aborted and deleted; fetch it from another address with --base."
+            )

@@ -1,0 +1,108 @@
+"""Checks of files that are made once per change of a file, not once per start.
+
+A file counts as unchanged while its size, modification time and inode are those of the last check. What was checked is
+kept in a small state file next to the data, or in the user's cache where that folder is read-only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from contnorm.bench.records import write_atomically
+from contnorm.errors import UserError
+
+__all__ = [
+    "Progress",
+    "Signature",
+    "clock_ns",
+    "file_sha256",
+    "load_state",
+    "save_state",
+    "signatures",
+    "trusted",
+    "user_cache",
+]
+
+BLOCK = 2**24  # bytes per read: the thread that hashes needs the interpreter lock between blocks
+# A file that is written again within the resolution of its time stamp keeps the same time. As git does, trust a time
+# stamp only if it was clearly in the past when the file was checked; 2 s is the coarsest resolution in use (FAT).
+RESOLUTION_NS = 2 * 10**9
+
+Signature = list[int]  # size, modification time in ns, inode; without the size for a folder
+Progress = Callable[[str, int, int], None]  # what is done, units done, units in total
+
+
+def signatures(paths: Iterable[Path], base: Path) -> dict[str, Signature]:
+    """Size, modification time and inode of files and folders, by their path relative to ``base``.
+
+    A path that does not exist has an empty signature.
+    """
+    return {os.path.relpath(path, base): _signature(path) for path in paths}
+
+
+def _signature(path: Path) -> Signature:
+    try:
+        info = path.stat()
+    except FileNotFoundError:
+        return []
+    folder = stat.S_ISDIR(info.st_mode)
+    return [0 if folder else info.st_size, info.st_mtime_ns, info.st_ino]
+
+
+def trusted(now: Mapping[str, Signature], state: Mapping[str, object], key: str) -> bool:
+    """Whether all signatures are those of the last check, and old enough then to be relied on."""
+    checked, known = state.get("checked_ns"), state.get(key)
+    if not isinstance(checked, int) or known != now:
+        return False
+    return all(signature[1] + RESOLUTION_NS < checked for signature in now.values() if signature)
+
+
+def load_state(path: Path) -> dict[str, object]:
+    """Contents of a state file; empty if there is none or it cannot be read, so that everything is checked again."""
+    try:
+        state = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return state if isinstance(state, dict) else {}
+
+
+def save_state(path: Path, checked_ns: int, **known: Mapping[str, Signature]) -> None:
+    """Remember signatures of files that were checked from time ``checked_ns`` on."""
+    with suppress(OSError):  # the next start checks again
+        write_atomically(path, json.dumps({"checked_ns": checked_ns, **known}).encode())
+
+
+def clock_ns() -> int:
+    """Current time on the clock that modification times are taken from."""
+    return time.time_ns()
+
+
+def user_cache() -> Path:
+    """Folder of this program in the user's cache."""
+    named = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return Path(named or Path.home() / ".cache") / "contnorm"
+    except RuntimeError as error:  # such as in a container, for a user that has no entry and no HOME
+        raise UserError("this user has no home folder for a cache. Set XDG_CACHE_HOME to a folder.") from error
+
+
+def file_sha256(path: Path, advance: Callable[[int], None] = lambda _: None) -> str:
+    """SHA-256 of a file's content.
+
+    Args:
+        path: File.
+        advance: Called with the number of bytes of each block that was read.
+    """
+    digest, block = hashlib.sha256(), memoryview(bytearray(min(BLOCK, max(1, path.stat().st_size))))
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(block):
+            digest.update(block[:count])
+            advance(count)
+    return digest.hexdigest()

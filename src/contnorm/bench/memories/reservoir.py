@@ -1,0 +1,50 @@
+"""Reservoir memory (Vitter, 1985): at any time every sample seen so far is in it with the same probability.
+
+A sample that comes n-th (from 0) is written to slot n while there is room; then to a slot drawn uniformly from 0 to n,
+where that is one of the memory's.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contnorm.bench.memories.base import NOT_KEPT, Filled, Slots
+
+__all__ = ["Reservoir"]
+
+
+class Reservoir:
+    """Each of n samples is kept with probability ``capacity / n``.
+
+    Args:
+        capacity: Slots.
+        generator: Where its chances come from.
+
+    Example:
+        >>> memory = Reservoir(2, np.random.default_rng(0))
+        >>> memory.offer(np.array([0, 0, 0, 0]), task=0).tolist()  # the fourth is not kept
+        [0, 1, 1, -1]
+        >>> memory.readable().tolist()
+        [0, 1]
+    """
+
+    def __init__(self, capacity: int, generator: np.random.Generator) -> None:
+        if capacity < 1:
+            raise ValueError(f"Reservoir: capacity={capacity} must be 1 or more.")
+        self.capacity = capacity
+        self._generator = generator
+        self._seen = 0
+        self._filled = Filled(capacity)
+
+    def offer(self, labels: NDArray[np.int64], task: int) -> Slots:
+        order = self._seen + np.arange(len(labels))
+        # One draw a sample, also while there is room: live and planned use then consume the generator alike.
+        chance = self._generator.integers(0, order + 1) if len(order) else order
+        slots = np.where(order < self.capacity, order, np.where(chance < self.capacity, chance, NOT_KEPT))
+        self._seen += len(labels)
+        self._filled.write(slots[slots != NOT_KEPT], task)
+        return slots.astype(np.int64)
+
+    def readable(self, before_task: int | None = None) -> Slots:
+        return self._filled.readable(before_task)

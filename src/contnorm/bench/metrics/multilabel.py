@@ -1,0 +1,190 @@
+"""The scores of a multi-label run, from what was counted: C-F1, O-F1, mAP, and how much of each is forgotten.
+
+A class counts only where the evaluated images have it at least once. All scores are in percent.
+
+| name | what it is |
+|---|---|
+| `c_f1` | the harmonic mean of macro precision and macro recall (not the mean of the classes' F1) |
+| `o_f1` | F1 of all labels taken together |
+| `map` | the mean over classes of average precision, scikit-learn's |
+| `fm_c_f1`, `fm_o_f1`, `fm_map` | normalized forgetting: which part of a task's best score was gone at the end |
+
+The first three are of the tally, the test images of all tasks learned, at the end. Forgetting is of each task's own
+test images, over all tasks but the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from math import isnan, nan
+from statistics import fmean
+from typing import Any
+
+from contnorm.bench.metrics.label_stats import LabelStats
+
+__all__ = [
+    "LABEL_SCORES",
+    "LabelMatrix",
+    "LabelStats",
+    "c_f1",
+    "label_score",
+    "mean_ap",
+    "normalized_forgetting",
+    "o_f1",
+]
+
+
+def c_f1(stats: LabelStats, classes: Collection[int] | None = None) -> float:
+    """C-F1: the harmonic mean of macro precision and macro recall; a class never predicted has precision 0.
+
+    Args:
+        stats: What was counted.
+        classes: Only these; all by default.
+
+    Example:
+        >>> c_f1(LabelStats(3, (1, 1), (2, 1), (2, 1), (0.8, 1.0)))  # precision 1/2 and 1, recall 1/2 and 1
+        75.0
+    """
+    counted = stats.counted(classes)
+    if not counted:
+        return nan
+    precision = fmean(stats.tp[c] / stats.predicted[c] if stats.predicted[c] else 0.0 for c in counted)
+    recall = fmean(stats.tp[c] / stats.positive[c] for c in counted)
+    return 100 * 2 * precision * recall / (precision + recall) if precision + recall else 0.0
+
+
+def o_f1(stats: LabelStats, classes: Collection[int] | None = None) -> float:
+    """O-F1: F1 of all labels taken together.
+
+    Args:
+        stats: What was counted.
+        classes: Only these; all by default.
+
+    Example:
+        >>> o_f1(LabelStats(3, (1, 1), (2, 1), (2, 1), (0.8, 1.0)))  # 2 right of 3 said, 2 found of 3
+        66.6666666
+    """
+    counted = stats.counted(classes)
+    if not counted:
+        return nan
+    right, said, there = (sum(values[c] for c in counted) for values in (stats.tp, stats.predicted, stats.positive))
+    return 100 * 2 * right / (said + there)
+
+
+def mean_ap(stats: LabelStats, classes: Collection[int] | None = None) -> float:
+    """mAP: the mean over classes of average precision.
+
+    Args:
+        stats: What was counted.
+        classes: Only these; all by default.
+
+    Example:
+        >>> mean_ap(LabelStats(3, (1, 1), (2, 1), (2, 1), (0.8, 1.0)))
+        90.0
+    """
+    found = [ap for ap in (stats.ap[c] for c in stats.counted(classes)) if ap is not None]
+    return 100 * fmean(found) if found else nan
+
+
+def normalized_forgetting(values: Sequence[float]) -> float:
+    """Which part of the best a task was known was gone at the end, in percent; negative where it was gained.
+
+    Where nothing was known before the end there is nothing to take a part of: all counts as forgotten if nothing is
+    known at the end either, and else the end counts as gained.
+
+    Args:
+        values: A score in percent after each task since the one at hand was learned; the last is the end, which the
+            best is not taken from.
+
+    Example:
+        >>> normalized_forgetting([40.0, 50.0, 30.0]), normalized_forgetting([40.0, 44.0])
+        (40.0, -10.0)
+        >>> normalized_forgetting([0.0, 0.0]), normalized_forgetting([0.0, 20.0])
+        (100.0, -20.0)
+    """
+    if len(values) < 2:
+        raise ValueError(f"normalized_forgetting: needs a value before the last, got {list(values)}.")
+    *before, final = values
+    best = max(before)
+    if best == 0:
+        return -final if final > 0 else 100.0
+    return 100 * (best - final) / best
+
+
+Score = Callable[[LabelStats, Collection[int] | None], float]
+_OF_STATS: dict[str, Score] = {"c_f1": c_f1, "o_f1": o_f1, "map": mean_ap}
+LABEL_SCORES = (*_OF_STATS, *(f"fm_{name}" for name in _OF_STATS))
+
+
+@dataclass(frozen=True)
+class LabelMatrix:
+    """What was counted in a multi-label run: row i after task i.
+
+    Attributes:
+        own: (T, T) of each task's own test images; None where nothing was measured.
+        tally: (T,) of the test images of all tasks learned by then, taken together.
+
+    Example:
+        >>> stats = [LabelStats(4, (right,), (2,), (2,), (right / 2,)) for right in (2, 1)]
+        >>> matrix = LabelMatrix(own=[[stats[0], None], [stats[1], stats[0]]], tally=stats)
+        >>> label_score(matrix, "map"), label_score(matrix, "fm_map")
+        (50.0, 50.0)
+    """
+
+    own: Sequence[Sequence[LabelStats | None]]
+    tally: Sequence[LabelStats]
+
+    def __post_init__(self) -> None:
+        tasks = len(self.tally)
+        if tasks == 0 or len(self.own) != tasks or any(len(row) != tasks for row in self.own):
+            shape = f"{len(self.own)} rows of {sorted({len(row) for row in self.own})}"
+            raise ValueError(f"LabelMatrix: a tally of {tasks} needs {tasks} rows of {tasks}, got {shape}.")
+        if any(self.own[i][j] is None for i in range(tasks) for j in range(i + 1)):
+            raise ValueError("LabelMatrix: every task needs to be measured from when it was learned on.")
+        classes = {stats.classes for row in (*self.own, self.tally) for stats in row if stats is not None}
+        if len(classes) != 1:
+            raise ValueError(f"LabelMatrix: all must be of the same classes, got {sorted(classes)} of them.")
+
+    @property
+    def tasks(self) -> int:
+        return len(self.tally)
+
+    def since_learned(self, task: int) -> list[LabelStats]:
+        """Of a task's own test images, after it was learned and after each later task."""
+        return [stats for row in self.own[task:] if (stats := row[task]) is not None]
+
+    def to_json(self) -> dict[str, Any]:
+        """For a record."""
+        return {
+            "own": [[None if stats is None else stats.to_json() for stats in row] for row in self.own],
+            "tally": [stats.to_json() for stats in self.tally],
+        }
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> LabelMatrix:
+        """What `to_json` wrote; ValueError, KeyError, TypeError or AttributeError where it is not that."""
+        own = [[None if stats is None else LabelStats.from_json(stats) for stats in row] for row in raw["own"]]
+        return cls(own, [LabelStats.from_json(stats) for stats in raw["tally"]])
+
+
+def label_score(matrix: LabelMatrix, name: str, classes: Collection[int] | None = None) -> float:
+    """A score by its name, in percent.
+
+    Args:
+        matrix: What was counted.
+        name: One of `LABEL_SCORES`.
+        classes: Only these, such as those of a group; all by default. Where no test image has any of them the score is
+            not a number, and a task is left out of forgetting.
+    """
+    if name not in LABEL_SCORES:
+        raise ValueError(f"label_score: unknown score {name!r}. There are {', '.join(LABEL_SCORES)}.")
+    score = _OF_STATS[name.removeprefix("fm_")]
+    if not name.startswith("fm_"):
+        return score(matrix.tally[-1], classes)
+    forgotten = []
+    for task in range(matrix.tasks - 1):
+        values = [score(stats, classes) for stats in matrix.since_learned(task)]
+        if not any(map(isnan, values)):
+            forgotten.append(normalized_forgetting(values))
+    return fmean(forgotten) if forgotten else nan

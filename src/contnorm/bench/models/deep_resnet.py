@@ -1,0 +1,140 @@
+"""ResNets for photographs: 7x7 stem, 34, 50 or 101 layers, with parameters named and shaped as torchvision's.
+
+So a state dict of torchvision's or timm's loads as it is, whatever the norm. In the bottleneck the stride is in the 3x3
+convolution, as in those libraries and unlike in the original paper.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Literal
+
+from torch import Tensor, nn
+
+from contnorm.bench.models.norm_layers import NormMaker, normed_relu
+from contnorm.kernels.side_stream import Convolution
+from contnorm.kernels.triton.max_pool import StemPool
+
+__all__ = ["DEPTHS", "DeepResNet", "named_by_blocks"]
+
+
+class _Basic(nn.Module):
+    """Two 3x3 convolutions and a shortcut."""
+
+    widens = 1
+
+    def __init__(self, width_in: int, width: int, stride: int, norm: NormMaker) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = Convolution(width_in, width, 3, stride, 1, bias=False), norm(width)
+        self.conv2, self.bn2 = Convolution(width, width, 3, 1, 1, bias=False), norm(width)
+        self.downsample = _shortcut(width_in, width, stride, norm)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = normed_relu(self.bn1, self.conv1(x))
+        return normed_relu(self.bn2, self.conv2(y), x if self.downsample is None else self.downsample(x))
+
+
+class _Bottleneck(nn.Module):
+    """A 3x3 convolution between two 1x1 that narrow and widen, and a shortcut."""
+
+    widens = 4
+
+    def __init__(self, width_in: int, width: int, stride: int, norm: NormMaker) -> None:
+        super().__init__()
+        wide = width * self.widens
+        self.conv1, self.bn1 = Convolution(width_in, width, 1, bias=False), norm(width)
+        self.conv2, self.bn2 = Convolution(width, width, 3, stride, 1, bias=False), norm(width)
+        self.conv3, self.bn3 = Convolution(width, wide, 1, bias=False), norm(wide)
+        self.downsample = _shortcut(width_in, wide, stride, norm)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = normed_relu(self.bn1, self.conv1(x))
+        y = normed_relu(self.bn2, self.conv2(y))
+        return normed_relu(self.bn3, self.conv3(y), x if self.downsample is None else self.downsample(x))
+
+
+def _shortcut(width_in: int, width: int, stride: int, norm: NormMaker) -> nn.Sequential | None:
+    """What brings a block's input to the size of its output; None where it has that already."""
+    if stride == 1 and width_in == width:
+        return None
+    return nn.Sequential(Convolution(width_in, width, 1, stride, bias=False), norm(width))
+
+
+# By name: the block, and how many of it each stage has.
+DEPTHS: dict[str, tuple[type[_Basic | _Bottleneck], tuple[int, int, int, int]]] = {
+    "resnet34": (_Basic, (3, 4, 6, 3)),
+    "resnet50": (_Bottleneck, (3, 4, 6, 3)),
+    "resnet101": (_Bottleneck, (3, 4, 23, 3)),
+}
+
+
+class DeepResNet(nn.Module):
+    """ResNet-34, -50 or -101: 36, 53 or 104 norm layers.
+
+    Args:
+        name: Which: one of `DEPTHS`.
+        channels: Of the images.
+        outputs: Of the network.
+        width: Filters of the stem; 64 in the networks that published weights are of.
+        norm: Makes a norm for so many channels.
+        stem: ``"pool"`` has a max-pool after the first convolution, ``"plain"`` has none.
+
+    Example:
+        >>> network = DeepResNet("resnet50", 3, 70, 8, norm=nn.BatchNorm2d)
+        >>> network(torch.randn(2, 3, 64, 64)).shape
+        torch.Size([2, 70])
+        >>> sum("running_mean" in name for name in network.state_dict())
+        53
+    """
+
+    def __init__(
+        self,
+        name: str,
+        channels: int,
+        outputs: int,
+        width: int,
+        norm: NormMaker,
+        stem: Literal["pool", "plain"] = "pool",
+    ) -> None:
+        super().__init__()
+        block, numbers = DEPTHS[name]
+        self.conv1, self.bn1 = Convolution(channels, width, 7, 2, 3, bias=False), norm(width)
+        self.maxpool: nn.Module = StemPool() if stem == "pool" else nn.Identity()
+        before = width
+        stages = []
+        for stage, number in enumerate(numbers):
+            inside = width * 2**stage
+            first = block(before, inside, 2 if stage else 1, norm)
+            before = inside * block.widens
+            stages.append(nn.Sequential(first, *(block(before, inside, 1, norm) for _ in range(number - 1))))
+        self.layer1, self.layer2, self.layer3, self.layer4 = stages
+        self.fc = nn.Linear(before, outputs)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.maxpool(normed_relu(self.bn1, self.conv1(x)))
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        y: Tensor = self.fc(x.mean((2, 3)))
+        return y
+
+
+def named_by_blocks(names: Iterable[str]) -> str | None:
+    """Which of the networks parameters are of, by the blocks in their names; None where of none.
+
+    Example:
+        >>> named_by_blocks(DeepResNet("resnet50", 3, 10, 4, norm=nn.BatchNorm2d).state_dict())
+        'resnet50'
+    """
+    blocks: dict[str, set[str]] = defaultdict(set)
+    deepest = ""
+    for name in names:
+        if name.startswith("layer") and name.count(".") > 1:
+            stage, block, part, *_ = name.split(".")
+            blocks[stage].add(block)
+            deepest = max(deepest, part if part.startswith("conv") else "")
+    kind = _Bottleneck if deepest == "conv3" else _Basic
+    found = kind, tuple(len(blocks[f"layer{stage}"]) for stage in range(1, 5))
+    return next((name for name, known in DEPTHS.items() if known == found), None)

@@ -1,0 +1,237 @@
+"""Checks of a record's content: everything later code reads of it has the type and the range that code expects.
+
+A record is checked once, where it is loaded. What passes can be scored, compared and drawn without further checks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from contnorm.bench.metrics.accuracy_matrix import AccuracyMatrix
+from contnorm.bench.metrics.multilabel import LabelMatrix
+
+__all__ = ["check_fields", "check_whole", "checked_counts", "finite_drift"]
+
+_LARGEST_COUNT = 10**15
+_LONGEST_TEXT = 2000  # characters of a name, a version or a fingerprint
+
+
+def checked_counts(raw: Mapping[str, Any]) -> AccuracyMatrix | LabelMatrix:
+    """The counts of a record; all other matrices of the record have to fit them.
+
+    Raises:
+        ValueError: Where a matrix is missing, or is not what an evaluation writes.
+
+    Example:
+        >>> checked_counts({"matrix": {"correct": [[5]], "total": [10]}}).tasks
+        1
+        >>> checked_counts({"matrix": {"correct": [[11]], "total": [10]}})
+        Traceback (most recent call last):
+        ValueError: AccuracyMatrix: 11 right answers in row 0, task 0, of 10 samples.
+    """
+    if "labels" in raw:
+        labels = _label_matrix(raw["labels"], "labels")
+        if raw.get("labels_running") is not None:
+            _same_tasks(_label_matrix(raw["labels_running"], "labels_running"), labels, "labels_running")
+        _check_classes(raw.get("classes"), labels.tally[0].classes)
+        if "census" in raw:
+            _check_census(raw["census"], labels.tasks, labels.tally[0].classes)
+        return labels
+    matrix = _accuracy_matrix(raw["matrix"], "matrix")
+    for key in ("matrix_running", "matrix_task"):
+        if raw.get(key) is not None:
+            _same_tasks(_accuracy_matrix(raw[key], key), matrix, key)
+    return matrix
+
+
+def check_fields(raw: Mapping[str, Any]) -> None:
+    """Check what a record holds besides its settings and counts.
+
+    Raises:
+        ValueError: With the name of the field, its value, and what is expected.
+
+    Example:
+        >>> check_fields({"commit": 3})
+        Traceback (most recent call last):
+        ValueError: commit=3 must be a text
+    """
+    _check_drift(raw.get("drift", {}))
+    _check_seconds(raw.get("seconds", {}))
+    if raw.get("parameters") is not None:
+        check_whole(raw["parameters"], "parameters")
+    if "renorm" in raw:
+        _number(_group(raw["renorm"], "renorm").get("corrected_share"), "renorm.corrected_share")
+    for key in ("versions", "device", "source", "reached"):
+        _check_facts(_group(raw.get(key, {}), key), key)
+    if "images" in raw.get("source", {}):
+        _text(raw["source"].get("name"), "source.name")
+    for key in ("commit", "precision"):
+        if raw.get(key) is not None:
+            _text(raw[key], key)
+
+
+def finite_drift(drift: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The drift of a record, or nothing where a distance is not finite and so can be neither averaged nor drawn.
+
+    Example:
+        >>> finite_drift({"by_task": [{"norm1": {"mean": float("inf"), "var": 1.0}}]})
+        {}
+    """
+    rows = drift.get("by_task", [])
+    values = (value for row in rows for layer in row.values() for value in layer.values())
+    return drift if all(map(math.isfinite, values)) else {}
+
+
+def check_whole(value: Any, name: str, least: int = 0, most: int = _LARGEST_COUNT) -> int:
+    """The value, where it is a whole number within its limits; true and false are none.
+
+    Example:
+        >>> check_whole(float("inf"), "seed")
+        Traceback (most recent call last):
+        ValueError: seed=inf must be a whole number from 0 to 1000000000000000
+    """
+    if type(value) is not int or not least <= value <= most:
+        raise ValueError(f"{name}={_shown(value)} must be a whole number from {least} to {most}")
+    return value
+
+
+def _accuracy_matrix(raw: Any, name: str) -> AccuracyMatrix:
+    parts = _group(raw, name)
+    total, correct = _whole_numbers(parts.get("total"), f"{name}.total"), _list(parts.get("correct"), f"{name}.correct")
+    before = parts.get("before")
+    rows = [*correct, *([before] if before is not None else [])]
+    for row in rows:
+        _whole_numbers(row, f"a row of {name}", gaps=True)
+    matrix = AccuracyMatrix(correct, total, before)
+    if any(None in row[: i + 1] for i, row in enumerate(correct)):
+        raise ValueError(f"{name}: every task needs to be measured from when it was learned on")
+    return matrix
+
+
+def _label_matrix(raw: Any, name: str) -> LabelMatrix:
+    parts = _group(raw, name)
+    rows = [_list(row, f"a row of {name}.own") for row in _list(parts.get("own"), f"{name}.own")]
+    entries = [one for row in rows for one in row if one is not None]
+    for stats in (*entries, *_list(parts.get("tally"), f"{name}.tally")):
+        counts = _group(stats, f"an entry of {name}")
+        check_whole(counts.get("samples"), f"{name}: samples")
+        for key in ("tp", "predicted", "positive", "ap"):
+            _text(counts.get(key), f"{name}: {key}", longest=None)
+    matrix = LabelMatrix.from_json(parts)
+    if not matrix.tally[0].classes:
+        raise ValueError(f"{name} has no classes")
+    return matrix
+
+
+def _same_tasks(one: AccuracyMatrix | LabelMatrix, other: AccuracyMatrix | LabelMatrix, name: str) -> None:
+    if one.tasks != other.tasks:
+        raise ValueError(f"{name} has {one.tasks} tasks, the other counts have {other.tasks}")
+    if isinstance(one, LabelMatrix) and isinstance(other, LabelMatrix):
+        _same_classes(one.tally[0].classes, other.tally[0].classes, name)
+
+
+def _same_classes(found: int, expected: int, name: str) -> None:
+    if found != expected:
+        raise ValueError(f"{name} and labels are not of the same labels: {found} and {expected} of them")
+
+
+def _check_classes(raw: Any, classes: int) -> None:
+    parts = _group(raw, "classes")
+    for key in ("names", "groups"):
+        if key == "groups" or key in parts:
+            found = _list(parts.get(key), f"classes.{key}")
+            for text in found:
+                _text(text, f"classes.{key}")
+            _same_classes(len(found), classes, "classes")
+
+
+def _check_census(raw: Any, tasks: int, classes: int) -> None:
+    parts = _group(raw, "census")
+    check_whole(parts.get("capacity"), "census.capacity")
+    for key in ("held", "shown"):
+        for line in _list(parts.get(key), f"census.{key}", tasks):
+            counts = [int(word) for word in _text(line, f"census.{key}", longest=None).split()]
+            _same_classes(len(_whole_numbers(counts, f"census.{key}")), classes, "census")
+    for key in ("written", "evicted"):
+        _whole_numbers(_list(parts.get(key), f"census.{key}", tasks), f"census.{key}")
+
+
+def _check_drift(raw: Any) -> None:
+    rows = _list(_group(raw, "drift").get("by_task", []), "drift.by_task")
+    names: list[str] | None = None
+    for row in rows:
+        layers = _group(row, "a row of drift.by_task")
+        names = list(layers) if names is None else names
+        if list(layers) != names:
+            raise ValueError("the rows of drift.by_task are not of the same layers")
+        for layer, moments in layers.items():
+            for moment in ("mean", "var"):
+                value = _group(moments, f"drift of {layer}").get(moment)
+                if type(value) not in (int, float):
+                    raise ValueError(f"drift of {layer}: {moment}={_shown(value)} must be a number")
+
+
+def _check_seconds(raw: Any) -> None:
+    seconds = _group(raw, "seconds")
+    if "train" in seconds:
+        _number(seconds["train"], "seconds.train")
+    for value in _list(seconds.get("train_by_task", []), "seconds.train_by_task"):
+        _number(value, "seconds.train_by_task")
+
+
+def _check_facts(facts: Mapping[str, Any], name: str) -> None:
+    """What is printed of a group; all of the versions, and of other groups the names and counts that are known."""
+    for key, value in facts.items():
+        if value is not None and (key in _TEXTS or name == "versions"):
+            _text(value, f"{name}.{key}")
+        elif value is not None and key in _COUNTS:
+            check_whole(value, f"{name}.{key}")
+
+
+_TEXTS = ("name", "kind", "fingerprint", "instructions")
+_COUNTS = ("images", "published_images", "missing_images", "extra_images", "threads", "tasks", "of")
+
+
+def _group(value: Any, name: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{name}={_shown(value)} must be a group of values")
+    return value
+
+
+def _list(value: Any, name: str, length: int | None = None) -> Sequence[Any]:
+    if not isinstance(value, list):
+        raise ValueError(f"{name}={_shown(value)} must be a list")
+    if length is not None and len(value) != length:
+        raise ValueError(f"{name} has {len(value)} entries, {length} are expected")
+    return value
+
+
+def _whole_numbers(value: Any, name: str, gaps: bool = False) -> Sequence[Any]:
+    for count in _list(value, name):
+        if not (gaps and count is None):
+            check_whole(count, name)
+    return value  # type: ignore[no-any-return]
+
+
+def _number(value: Any, name: str) -> None:
+    if type(value) not in (int, float) or not 0 <= value <= _LARGEST_COUNT:
+        raise ValueError(f"{name}={_shown(value)} must be a finite number, 0 or more")
+
+
+def _text(value: Any, name: str, longest: int | None = _LONGEST_TEXT) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{name}={_shown(value)} must be a text")
+    if longest is not None and len(value) > longest:
+        raise ValueError(f"{name} has {len(value)} characters, more than {longest}")
+    return value
+
+
+def _shown(value: Any) -> str:
+    """A value for a message, however large it is."""
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > _LARGEST_COUNT:
+        return f"<a number of {value.bit_length()} bits>"
+    if isinstance(value, list | dict):
+        return f"<a {type(value).__name__} of {len(value)} entries>"
+    return repr(value) if len(str(value)) <= 80 else f"{str(value)[:60]!r}..."

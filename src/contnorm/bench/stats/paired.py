@@ -1,0 +1,58 @@
+"""Two series over the seeds both have: how far apart they are, seed by seed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from contnorm.bench.stats.intervals import Interval, bootstrap_interval, effect_size, t_interval
+
+__all__ = ["Paired", "paired", "summed_up"]
+
+
+@dataclass(frozen=True)
+class Paired:
+    """Differences on shared seeds.
+
+    Attributes:
+        differences: One a seed.
+        mean: Of the differences.
+        t: Student's interval of the mean; None for one seed.
+        bootstrap: The interval by resampling; None for one seed.
+        effect: The mean over the deviation; not a number for one seed, or where all are the same.
+    """
+
+    differences: tuple[float, ...]
+    mean: float
+    t: Interval | None
+    bootstrap: Interval | None
+    effect: float
+
+
+def paired(values: Mapping[int, float], others: Mapping[int, float]) -> Paired | None:
+    """The first less the second; None where they share no seed.
+
+    Example:
+        >>> found = paired({0: 3.0, 1: 5.0, 2: 9.0}, {0: 1.0, 1: 2.0})
+        >>> found and (found.differences, found.mean)
+        ((2.0, 3.0), 2.5)
+    """
+    seeds = sorted(values.keys() & others.keys())
+    return summed_up([values[seed] - others[seed] for seed in seeds]) if seeds else None
+
+
+def summed_up(differences: Sequence[float]) -> Paired:
+    """Mean, intervals and effect size of differences.
+
+    Example:
+        >>> str(summed_up([1.0, 2.0, 3.0]).t)
+        '-0.48 to +4.48'
+    """
+    return Paired(
+        tuple(differences),
+        fmean(differences),
+        t_interval(differences),
+        bootstrap_interval(differences),
+        effect_size(differences),
+    )

@@ -1,0 +1,42 @@
+"""Dark experience replay++ (Buzzega et al., 2020): replay also what the network once said of a sample.
+
+Two independent draws: on one the network is held to the logits it gave when the sample came, on the other to the label.
+The logits stored are those of the augmented view, taken in training mode before the update. As published it runs three
+forward passes; ``joint`` runs one.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from contnorm.bench.strategies.base import Batch, Head, Model, Strategy
+
+__all__ = ["DERpp"]
+
+
+class DERpp(Strategy):
+    """CE(stream) + alpha * MSE(first draw, its stored logits) + beta * CE(second draw)."""
+
+    draws: ClassVar[int] = 2
+    stores_logits: ClassVar[bool] = True
+
+    def loss(self, model: Model, head: Head, stream: Batch, replay: tuple[Batch, ...]) -> tuple[Tensor, Tensor | None]:
+        dark, labelled = replay
+        if len(dark) == 0:
+            on_stream = model(stream.x)
+            return head.cross_entropy(on_stream, stream).mean(), on_stream.detach().float()
+        if self.config.forward == "joint":
+            sizes = [len(stream), len(dark), len(labelled)]
+            on_stream, on_dark, on_labelled = torch.split(model(torch.cat([stream.x, dark.x, labelled.x])), sizes)
+        else:
+            on_stream, on_dark, on_labelled = model(stream.x), model(dark.x), model(labelled.x)
+        assert dark.logits is not None
+        loss = (
+            head.cross_entropy(on_stream, stream).mean()
+            + self.config.alpha * head.squared_error(on_dark, dark.logits, dark.task).mean()
+            + self.config.beta * head.cross_entropy(on_labelled, labelled).mean()
+        )
+        return loss, on_stream.detach().float()

@@ -1,0 +1,96 @@
+"""A strategy of a user's own is looked at before it is used: what it says of itself, and what it gives at each step."""
+
+from __future__ import annotations
+
+import inspect
+
+import torch
+from torch import Tensor
+
+from contnorm.bench.strategies.base import Batch, Head, Strategy
+from contnorm.errors import RunBrokeError, UserError
+
+__all__ = ["check_own_strategy", "checked_answer"]
+
+
+def check_own_strategy(name: str, made: Strategy) -> None:
+    """Refuse a strategy that could not be run: without a loss that is called as ours are, or with odd draws.
+
+    Args:
+        name: What it is called in the settings, for messages.
+        made: The strategy.
+    """
+    if type(made).loss is Strategy.loss:
+        raise UserError(f"strategy {name!r}: has no loss. Define loss(self, model, head, stream, replay).")
+    try:
+        inspect.signature(made.loss).bind(None, None, None, ())
+    except TypeError as error:
+        raise UserError(
+            f"strategy {name!r}: its loss can't be called with (model, head, stream, replay): {error}. Define "
+            f"loss(self, model, head, stream, replay)."
+        ) from error
+    if type(made.draws) is not int or made.draws < 0:
+        raise UserError(f"strategy {name!r}: draws = {made.draws!r}. Use a whole number, 0 for no replay.")
+    if type(made.stores_logits) is not bool:
+        raise UserError(f"strategy {name!r}: stores_logits = {made.stores_logits!r}. Use True or False.")
+
+
+def checked_answer(
+    name: str, answer: object, stores_logits: bool, head: Head, stream: Batch
+) -> tuple[Tensor, Tensor | None]:
+    """What a strategy's loss gave, where it can be learned from and stored.
+
+    Raises:
+        RunBrokeError: Where it can't: stored as it is, it would be wrong silently, or break elsewhere.
+
+    Example:
+        >>> batch, head = Batch(torch.zeros(2, 1), *torch.zeros(2, 2)), Head(torch.ones(1, 3, dtype=torch.bool))
+        >>> checked_answer("mine.py:Mine", torch.zeros(2), False, head, batch)
+        Traceback (most recent call last):
+        contnorm.errors.RunBrokeError: strategy 'mine.py:Mine': its loss should give (loss, logits), the latter None ...
+    """
+    if not isinstance(answer, tuple | list) or len(answer) != 2:
+        raise RunBrokeError(
+            f"strategy {name!r}: its loss should give (loss, logits), the latter None where none are stored, and gives "
+            f"{_in_words(answer)}."
+        )
+    loss, logits = answer
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        raise RunBrokeError(
+            f"strategy {name!r}: the loss it gives should be a tensor of one number, and is {_in_words(loss)}. Take a "
+            f"mean of what each sample has."
+        )
+    if not loss.requires_grad:
+        raise RunBrokeError(
+            f"strategy {name!r}: the loss it gives leads to no weight, so nothing can be learned from it. Make it of "
+            f"what model(x) gives, without detach(), item() or no_grad()."
+        )
+    return loss, _checked_logits(name, logits, stores_logits, (len(stream), head.competing.shape[1]))
+
+
+def _checked_logits(name: str, logits: object, stores_logits: bool, shape: tuple[int, int]) -> Tensor | None:
+    if not stores_logits:
+        if logits is not None:
+            raise RunBrokeError(
+                f"strategy {name!r}: it gives logits beside its loss, and stores_logits is False. Set stores_logits = "
+                f"True, or give None."
+            )
+        return None
+    fits = isinstance(logits, Tensor) and logits.dtype == torch.float32 and tuple(logits.shape) == shape
+    if not fits or (isinstance(logits, Tensor) and logits.requires_grad):
+        raise RunBrokeError(
+            f"strategy {name!r}: with stores_logits = True it should give beside its loss what the model said of the "
+            f"stream, detached, as float32 of shape {shape}, and gives {_in_words(logits)}. Give "
+            f"logits.detach().float()."
+        )
+    assert isinstance(logits, Tensor)
+    return logits
+
+
+def _in_words(given: object) -> str:
+    if isinstance(given, Tensor):
+        kind = str(given.dtype).removeprefix("torch.")
+        return f"a tensor of shape {tuple(given.shape)}, {kind}{', with a gradient' if given.requires_grad else ''}"
+    if isinstance(given, tuple | list):
+        return f"{len(given)} things"
+    return "None" if given is None else f"of type {type(given).__name__}"

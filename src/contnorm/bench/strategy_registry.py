@@ -1,0 +1,81 @@
+"""The table of strategies: names, aliases, and one line each for listings.
+
+Free of torch, as the table of norms is, so that listing what there is costs nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+__all__ = ["ALIASES", "STRATEGIES", "StrategySpec", "strategy_defaults"]
+
+
+@dataclass(frozen=True, slots=True)
+class StrategySpec:
+    """One row of the table.
+
+    Attributes:
+        name: The name typed after ``--strategy``.
+        target: ``"module:Class"``.
+        summary: One line for listings.
+        aliases: What the field also calls it.
+        memory: The kind of memory it brings, where no other is asked for; None for the stream's.
+    """
+
+    name: str
+    target: str
+    summary: str
+    aliases: tuple[str, ...] = ()
+    memory: Literal["reservoir", "prs"] | None = None
+
+
+STRATEGIES: dict[str, StrategySpec] = {
+    spec.name: spec
+    for spec in (
+        StrategySpec(
+            "single",
+            "contnorm.bench.strategies.base:Single",
+            "learn from the stream alone",
+            ("naive", "sgd", "finetune"),
+        ),
+        StrategySpec(
+            "er",
+            "contnorm.bench.strategies.er:ER",
+            "experience replay: the stream's batch and one from the memory",
+        ),
+        StrategySpec(
+            "derpp",
+            "contnorm.bench.strategies.derpp:DERpp",
+            "dark experience replay++: replay stored logits and labels",
+            ("der++",),
+        ),
+        StrategySpec(
+            "prs",
+            "contnorm.bench.strategies.er:ER",
+            "experience replay from a memory that gives every label its share",
+            ("partitioning-reservoir",),
+            memory="prs",
+        ),
+        StrategySpec(
+            "crs",
+            "contnorm.bench.strategies.er:ER",
+            "experience replay from a conventional reservoir: what prs is compared with",
+            ("reservoir",),
+            memory="reservoir",
+        ),
+    )
+}
+
+ALIASES = {alias: spec.name for spec in STRATEGIES.values() for alias in spec.aliases}
+
+
+def strategy_defaults(name: str) -> dict[str, Any]:
+    """The settings a strategy brings, over its stream's: the kind of memory it is made for.
+
+    Example:
+        >>> strategy_defaults("crs"), strategy_defaults("er")
+        ({'memory': {'kind': 'reservoir'}}, {})
+    """
+    spec = STRATEGIES.get(name)
+    return {} if spec is None or spec.memory is None else {"memory": {"kind": spec.memory}}

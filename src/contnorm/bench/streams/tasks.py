@@ -1,0 +1,486 @@
+"""Streams of tasks: permuted images, classes split over tasks, and images of several labels. Index arithmetic.
+
+An *item* is one sample of one task: an image of the source, the label it is to be given, and the task it belongs to.
+What a run sees at each step is a list of items; images are gathered by the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contnorm.bench.config.schema import StreamConfig, laid_over
+from contnorm.bench.data.multilabel import MultiLabelSource
+from contnorm.bench.data.registry import Source
+from contnorm.bench.rng import generator
+from contnorm.errors import UserError, unknown
+
+__all__ = [
+    "ALIASES",
+    "STREAMS",
+    "TASK_FREE",
+    "Items",
+    "Stream",
+    "StreamSpec",
+    "build_stream",
+    "check_stream",
+    "find_stream",
+    "stream_defaults",
+]
+
+Indices = NDArray[np.int64]
+# Bounds of permuted streams, whose tasks are not bounded by the number of classes. The accuracy matrix, its record and
+# the evaluations grow with the square of the tasks; the items of all tasks take 24 bytes each.
+MAX_PERMUTED_TASKS = 1000
+MAX_ITEMS = 50_000_000
+
+
+@dataclass(frozen=True)
+class Items:
+    """Samples of tasks: for each its image in the source, its label among the outputs, and its task.
+
+    Where samples have several labels, those of each are a row of 0 and 1, one for each output.
+    """
+
+    image: Indices
+    label: NDArray[np.integer[Any]]
+    task: Indices
+
+    def __len__(self) -> int:
+        return len(self.image)
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Tasks over a source.
+
+    Attributes:
+        source: The data set.
+        train: Items to learn from, task after task, in the order they come.
+        test: Items to be tested on, task after task.
+        tasks: How many tasks.
+        outputs: How many outputs a network needs.
+        competing: (T, outputs) which outputs compete for a sample of a task; all of them in class-incremental learning.
+        permutations: (T, pixels) the order of each task's pixels; None where images stay as they are.
+        mean, std: Per channel, taken off and divided by after scaling to [0, 1]; None where they are not.
+        padding: Zeros around an image before a crop of its own size, in augmentation; None where there is none.
+        task_free: Whether tasks follow each other unannounced: batches go across their borders, and neither memory nor
+            strategy is told of a task. They are still there to be tested on.
+    """
+
+    source: Source
+    train: Items
+    test: Items
+    tasks: int
+    outputs: int
+    competing: NDArray[np.bool_]
+    permutations: Indices | None = None
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    padding: int | None = None
+    task_free: bool = False
+
+    @property
+    def several_labels(self) -> bool:
+        """Whether a sample may have several labels, or none."""
+        return self.train.label.ndim == 2
+
+
+@dataclass(frozen=True)
+class StreamSpec:
+    """A stream that can be asked for by name, and what a run of it starts from."""
+
+    name: str
+    sources: tuple[str, ...]  # tried in turn; none where a run says which
+    summary: str
+    kind: Literal["permuted", "split", "multi-label"]
+    tasks: int  # of one whose pictures have several labels the source says how many
+    per_task: int = 0  # classes of a task
+    validation: int = 0  # tasks set apart for selection, the first ones
+    class_order: tuple[int, ...] = ()  # by task; empty for the source's own
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    defaults: dict[str, Any] = field(default_factory=dict)
+
+
+# The fine label at each place of the stream: blocks of five are tasks, the first three of them for selection.
+# fmt: off
+_CIFAR100_ORDER = (
+    67, 63, 52, 50, 44, 47, 54, 35, 29, 76, 23, 66, 69, 84, 92, 43, 24, 81, 80, 1,
+    38, 87, 68, 37, 31, 72, 20, 91, 51, 39, 33, 30, 64, 94, 65, 32, 74, 6, 90, 86,
+    19, 27, 11, 97, 0, 62, 49, 73, 85, 56, 71, 99, 45, 8, 48, 58, 15, 22, 95, 46,
+    55, 41, 78, 17, 88, 34, 25, 83, 57, 5, 53, 4, 59, 93, 14, 82, 16, 61, 40, 60,
+    12, 10, 18, 77, 79, 13, 96, 70, 89, 26, 3, 9, 21, 2, 42, 7, 75, 28, 36, 98,
+)
+# fmt: on
+# The oracle's moments take a pass over all data seen for each of 20 norm layers, at each task's end: not unasked.
+_NO_DRIFT = {"evaluate": {"drift": False}}
+_RESNET = {"model": {"name": "resnet18", "width": 64, "stem": "pool"}, **_NO_DRIFT}
+# 32 groups do not divide 100 channels, and groups of few values are noise without positions to add to them.
+_MLP = {"model": {"name": "mlp", "width": 100}, "norm": {"groups": 4}}
+_TINY_STEPS = {"train": {"lr": 0.03, "batch": 10, "replay": 10}}
+_TWO_AT_A_TIME = {**_MLP, **_TINY_STEPS, "stream": {"scenario": "task", "part": "all", "augment": False}}
+_FIVE_AT_A_TIME = {**_RESNET, **_TINY_STEPS, "stream": {"scenario": "task", "part": "learn", "augment": False}}
+_CLASS_INCREMENTAL = {
+    "model": {"name": "resnet18", "width": 64, "stem": "plain"},
+    "train": {"lr": 0.03, "batch": 32, "replay": 32},
+    "memory": {"kind": "reservoir", "size": 500},
+    "strategy": {"forward": "separate", "replay_from": "all"},
+    "stream": {"scenario": "class", "part": "all", "augment": True},
+    **_NO_DRIFT,
+}
+_IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def _long_tail(rho: float) -> dict[str, Any]:
+    """As published for PRS: ten images of the stream and ten of two thousand in one pass, and Adam."""
+    return {
+        "model": {"name": "resnet101", "width": 64},
+        "norm": {"groups": 4},
+        "train": {
+            "lr": 1e-4,
+            "optimizer": "adam",
+            "clip_value": 5.0,
+            "batch": 10,
+            "replay": 10,
+            "partial": "drop",
+        },
+        "memory": {"kind": "reservoir", "size": 2000, "rho": rho, "quirk": True},
+        "strategy": {"forward": "joint", "replay_from": "all"},
+        "stream": {"scenario": "free", "part": "all", "augment": False},
+        **_NO_DRIFT,
+    }
+
+
+# Without tasks there are no rings of tasks, and nothing is known to be past.
+TASK_FREE: dict[str, Any] = {"memory": {"kind": "reservoir", "size": 500}, "strategy": {"replay_from": "all"}}
+STREAMS: dict[str, StreamSpec] = {
+    spec.name: spec
+    for spec in (
+        StreamSpec(
+            "permuted-mnist",
+            ("mnist", "digits"),
+            "5 tasks of 2,000 digits, each under its own order of the pixels",
+            "permuted",
+            tasks=5,
+            defaults={
+                **_MLP,
+                **_TINY_STEPS,
+                "stream": {"scenario": "domain", "part": "all", "train_per_task": 2000, "augment": False},
+            },
+        ),
+        StreamSpec(
+            "split-mnist",
+            ("mnist", "digits"),
+            "5 tasks of 2 digits",
+            "split",
+            tasks=5,
+            per_task=2,
+            defaults=_TWO_AT_A_TIME,
+        ),
+        StreamSpec(
+            "split-fashion-mnist",
+            ("fashion-mnist",),
+            "5 tasks of 2 kinds of clothing",
+            "split",
+            tasks=5,
+            per_task=2,
+            defaults=_TWO_AT_A_TIME,
+        ),
+        StreamSpec(
+            "split-cifar10",
+            ("cifar10",),
+            "5 tasks of 2 classes, augmented",
+            "split",
+            tasks=5,
+            per_task=2,
+            mean=(0.4914, 0.4822, 0.4465),
+            std=(0.2470, 0.2435, 0.2615),
+            defaults=_CLASS_INCREMENTAL,
+        ),
+        StreamSpec(
+            "split-tiny-imagenet",
+            ("tiny-imagenet",),
+            "10 tasks of 20 classes, augmented",
+            "split",
+            tasks=10,
+            per_task=20,
+            mean=(0.4802, 0.4480, 0.3975),
+            std=(0.2770, 0.2691, 0.2821),
+            defaults=_CLASS_INCREMENTAL,
+        ),
+        StreamSpec(
+            "split-mini-imagenet",
+            ("mini-imagenet",),
+            "17 tasks of 5 classes, and 3 more for selection",
+            "split",
+            tasks=20,
+            per_task=5,
+            validation=3,
+            defaults=_FIVE_AT_A_TIME,
+        ),
+        StreamSpec(
+            "split-cifar100",
+            ("cifar100",),
+            "17 tasks of 5 classes, and 3 more for selection",
+            "split",
+            tasks=20,
+            per_task=5,
+            validation=3,
+            class_order=_CIFAR100_ORDER,
+            defaults=_FIVE_AT_A_TIME,
+        ),
+        StreamSpec(
+            "cocoseq",
+            ("cocoseq",),
+            "4 tasks of 70 kinds of things, several in a picture, common and rare; task-free",
+            "multi-label",
+            tasks=4,
+            mean=_IMAGENET_MEAN,
+            std=_IMAGENET_STD,
+            defaults=_long_tail(rho=-0.03),
+        ),
+        StreamSpec(
+            "nus-wideseq",
+            ("nus-wideseq",),
+            "6 tasks of 49 kinds of things, several in a picture, common and rare; task-free",
+            "multi-label",
+            tasks=6,
+            mean=_IMAGENET_MEAN,
+            std=_IMAGENET_STD,
+            defaults=_long_tail(rho=0.02),
+        ),
+        StreamSpec(
+            "multi-label",
+            (),
+            "one of your own whose pictures have several labels: stream.source names it; task-free",
+            "multi-label",
+            tasks=0,
+            mean=_IMAGENET_MEAN,
+            std=_IMAGENET_STD,
+            defaults=_long_tail(rho=0.0),
+        ),
+    )
+}
+ALIASES = {
+    "seq-tinyimg": "split-tiny-imagenet",
+    "splittinyimagenet": "split-tiny-imagenet",
+    "splitminiimagenet": "split-mini-imagenet",
+    "perm-mnist": "permuted-mnist",
+    "permutedmnist": "permuted-mnist",
+    "seq-mnist": "split-mnist",
+    "splitmnist": "split-mnist",
+    "seq-fmnist": "split-fashion-mnist",
+    "splitfmnist": "split-fashion-mnist",
+    "seq-cifar10": "split-cifar10",
+    "splitcifar10": "split-cifar10",
+    "seq-cifar100": "split-cifar100",
+    "splitcifar100": "split-cifar100",
+    "coco-seq": "cocoseq",
+    "nuswideseq": "nus-wideseq",
+    "nus-wide-seq": "nus-wideseq",
+}
+
+
+def find_stream(name: str) -> StreamSpec:
+    """A stream by its name, or by one the field uses for it.
+
+    Example:
+        >>> find_stream("SplitCIFAR100").name
+        'split-cifar100'
+    """
+    wanted = name.lower()
+    wanted = ALIASES.get(wanted, wanted)
+    if wanted not in STREAMS:
+        raise unknown("stream", name, STREAMS)
+    return STREAMS[wanted]
+
+
+def stream_defaults(spec: StreamSpec, scenario: str | None) -> dict[str, Any]:
+    """What a run of a stream starts from, by its scenario.
+
+    Example:
+        >>> stream_defaults(STREAMS["split-mnist"], "free")["memory"]
+        {'kind': 'reservoir', 'size': 500}
+    """
+    known = spec.defaults["stream"]["scenario"] != "free"
+    return laid_over(spec.defaults, TASK_FREE) if scenario == "free" and known else spec.defaults
+
+
+def check_stream(config: StreamConfig) -> None:
+    """Refuse what a stream can't have: it would be ignored, and yet be another run."""
+    spec = find_stream(config.name)
+    if spec.kind == "permuted" and config.scenario in ("task", "class"):
+        raise UserError(
+            f"stream.scenario={config.scenario}: every task of {spec.name} has the same classes, so none can be told "
+            f"apart by them. Use stream.scenario=domain, or free."
+        )
+    if spec.kind == "permuted" and config.tasks is not None and not 1 <= config.tasks <= MAX_PERMUTED_TASKS:
+        raise UserError(f"stream.tasks={config.tasks} must be 1 to {MAX_PERMUTED_TASKS} for {spec.name}.")
+    if spec.kind == "permuted" and config.augment:
+        raise UserError(
+            f"stream.augment=true: crops and flips mean nothing to shuffled pixels, and {spec.name} has none. Use "
+            f"stream.augment=false."
+        )
+    if spec.kind == "multi-label":
+        _check_multi_label(config)
+    if not spec.validation and config.part in ("learn", "validate"):
+        raise UserError(f"stream.part={config.part}: {spec.name} sets no tasks apart. Use stream.part=all.")
+
+
+def _check_multi_label(config: StreamConfig) -> None:
+    wrong = {
+        f"stream.scenario={config.scenario}: nobody is told of its tasks": config.scenario not in (None, "free"),
+        "stream.class_order=seed: the order of its tasks is part of it": config.class_order == "seed",
+        "stream.augment=true: its pictures are taken as they are": bool(config.augment),
+    }
+    for why, is_so in wrong.items():
+        if is_so:
+            raise UserError(f"{why}, in {config.name}. Leave it out.")
+
+
+def build_stream(config: StreamConfig, source: Source, seed: int) -> Stream:
+    """The tasks of a stream for one seed, over a source that is loaded."""
+    check_stream(config)
+    spec = find_stream(config.name)
+    if spec.kind == "multi-label":
+        return _multi_label(spec, config, source, seed)
+    if spec.kind == "permuted":
+        return _permuted(spec, config, source, seed)
+    return _split(spec, config, source, seed)
+
+
+def _permuted(spec: StreamSpec, config: StreamConfig, source: Source, seed: int) -> Stream:
+    tasks = spec.tasks if config.tasks is None else config.tasks
+    _check_items(config, tasks, source)
+    chance = generator(seed if config.class_order == "seed" else 0, "permutation")
+    pixels = int(np.prod(source.train_images.shape[1:]))
+    permutations = np.empty((tasks, pixels), dtype=np.int64)
+    for order in permutations:
+        order[:] = chance.permutation(pixels)
+    every_train, every_test = np.arange(len(source.train_labels)), np.arange(len(source.test_labels))
+    train = _drawn([every_train] * tasks, config.train_per_task, "train", seed, spec.name)
+    test = _drawn([every_test] * tasks, config.test_per_task, "test", 0, spec.name)
+    return Stream(
+        source,
+        _items(train, [source.train_labels[chosen] for chosen in train]),
+        _items(test, [source.test_labels[chosen] for chosen in test]),
+        tasks,
+        source.classes,
+        np.ones((tasks, source.classes), dtype=bool),
+        permutations,
+        task_free=config.scenario == "free",
+    )
+
+
+def _split(spec: StreamSpec, config: StreamConfig, source: Source, seed: int) -> Stream:
+    order = np.array(spec.class_order or range(source.classes))
+    if config.class_order == "seed":
+        order = generator(seed, "class order").permutation(source.classes)
+    blocks = order[: spec.tasks * spec.per_task].reshape(spec.tasks, spec.per_task)
+    blocks = {"all": blocks, "learn": blocks[spec.validation :], "validate": blocks[: spec.validation]}[
+        config.part or "all"
+    ]
+    blocks = blocks[: _task_count(config, len(blocks))]
+    tasks, domain = len(blocks), config.scenario == "domain"
+    outputs = spec.per_task if domain else blocks.size
+    label_of = np.full(source.classes, -1)
+    label_of[blocks.ravel()] = np.tile(np.arange(spec.per_task), tasks) if domain else np.arange(blocks.size)
+
+    def places(labels: Indices, split: str) -> list[Indices]:
+        found = [np.flatnonzero(np.isin(labels, block)) for block in blocks]
+        _check_samples(found, split, spec, source)
+        return found
+
+    train = _drawn(places(source.train_labels, "train"), config.train_per_task, "train", seed, spec.name)
+    test = _drawn(places(source.test_labels, "test"), config.test_per_task, "test", 0, spec.name)
+    competing = np.ones((tasks, outputs), dtype=bool)
+    if config.scenario == "task":
+        competing = np.arange(outputs)[None] // spec.per_task == np.arange(tasks)[:, None]
+    return Stream(
+        source,
+        _items(train, [label_of[source.train_labels[c]] for c in train]),
+        _items(test, [label_of[source.test_labels[c]] for c in test]),
+        tasks,
+        outputs,
+        competing,
+        mean=spec.mean,
+        std=spec.std,
+        padding=4 if config.augment else None,
+        task_free=config.scenario == "free",
+    )
+
+
+def _multi_label(spec: StreamSpec, config: StreamConfig, source: Source, seed: int) -> Stream:
+    """The tasks as the source has them; in each its own pictures in random order."""
+    if not isinstance(source, MultiLabelSource):
+        raise UserError(f"stream.source={source.name}: its pictures have one label each, and {spec.name} has several.")
+    tasks = _task_count(config, source.tasks)
+
+    def places(task_of: Indices) -> list[Indices]:
+        return [np.flatnonzero(task_of == task) for task in range(tasks)]
+
+    train = _drawn(places(source.train_task), config.train_per_task, "train", seed, spec.name)
+    test = _drawn(places(source.test_task), config.test_per_task, "test", 0, spec.name)
+    return Stream(
+        source,
+        _items(train, [source.train_labels[c] for c in train]),
+        _items(test, [source.test_labels[c] for c in test]),
+        tasks,
+        source.classes,
+        np.ones((tasks, source.classes), dtype=bool),
+        mean=spec.mean,
+        std=spec.std,
+        task_free=True,
+    )
+
+
+def _check_items(config: StreamConfig, tasks: int, source: Source) -> None:
+    """Refuse a permuted stream that does not fit in memory, before anything of it is built."""
+    train = min(config.train_per_task or len(source.train_labels), len(source.train_labels))
+    test = min(config.test_per_task or len(source.test_labels), len(source.test_labels))
+    if tasks * (train + test) > MAX_ITEMS:
+        raise UserError(
+            f"stream.tasks={tasks}: {tasks:,} tasks of {train:,} train and {test:,} test samples are more than the "
+            f"{MAX_ITEMS:,} samples a stream may have. Use up to {MAX_ITEMS // (train + test)} tasks, or set "
+            f"stream.train_per_task and stream.test_per_task."
+        )
+
+
+def _check_samples(places: Sequence[Indices], split: str, spec: StreamSpec, source: Source) -> None:
+    """Refuse incomplete data that leaves a task without samples: it has no accuracy, or one without any training."""
+    empty = [task for task, of_task in enumerate(places) if not len(of_task)]
+    if empty:
+        raise UserError(
+            f"{spec.name}: {len(empty)} of {len(places)} tasks have no {split} samples in {source.name}, such as task "
+            f"{empty[0]}. Complete the data set, or use the first tasks only with stream.tasks."
+        )
+
+
+def _task_count(config: StreamConfig, there_are: int) -> int:
+    wanted = there_are if config.tasks is None else config.tasks
+    if not 1 <= wanted <= there_are:
+        raise UserError(f"stream.tasks={wanted} must be 1 to {there_are} for {config.name} here.")
+    return wanted
+
+
+def _drawn(places: Sequence[Indices], limit: int | None, purpose: str, seed: int, name: str) -> list[Indices]:
+    """Of each task's places as many as wanted, each task from a generator of its own."""
+    return [_some(p, limit, generator(seed, f"{purpose} {t}"), name) for t, p in enumerate(places)]
+
+
+def _some(places: Indices, limit: int | None, chance: np.random.Generator, name: str) -> Indices:
+    """So many of the samples, in random order; all of them where no limit is set."""
+    if limit is not None and not 1 <= limit <= len(places):
+        raise UserError(f"{name}: {limit:,} samples of a task were asked for, and it has {len(places):,}.")
+    drawn = chance.permutation(places)
+    return drawn if limit is None else drawn[:limit].copy()  # a view would keep all of them in memory
+
+
+def _items(images: list[Indices], labels: list[NDArray[Any]]) -> Items:
+    task = np.repeat(np.arange(len(images)), [len(part) for part in images])
+    return Items(np.concatenate(images), np.concatenate(labels), task)

@@ -1,0 +1,118 @@
+"""Layers against layers: continual norm, as two stock calls and as ours, over batch norm; training and evaluation.
+
+Each is called by its function, with running moments, weight and bias; forward and backward together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from contnorm.benchmarks.timing import Spread, copy_bandwidth, timed
+from contnorm.functional import continual_norm
+
+__all__ = ["SHAPES", "Case", "LayerRow", "layer_rows"]
+
+Shape = tuple[int, int, int, int]
+# Each with its reason.
+SHAPES: dict[str, tuple[Shape, ...]] = {
+    "ResNet-18 on 20 images of 32x32": ((20, 64, 32, 32), (20, 128, 16, 16), (20, 256, 8, 8), (20, 512, 4, 4)),
+    "the same at batch 128": ((128, 64, 32, 32), (128, 128, 16, 16), (128, 256, 8, 8), (128, 512, 4, 4)),
+    "images of 84x84": ((20, 64, 84, 84), (20, 64, 42, 42)),
+    "large": ((128, 64, 112, 112), (256, 256, 56, 56)),
+}
+SMALL: dict[str, tuple[Shape, ...]] = {
+    "ResNet-18 on 20 images of 32x32": SHAPES["ResNet-18 on 20 images of 32x32"],
+    "the same at batch 128": ((128, 64, 32, 32),),
+}
+TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+PASSES = {"train": 8, "eval": 2}  # reads and writes of the whole tensor that the algebra needs
+
+
+@dataclass(frozen=True)
+class Case:
+    """One input: its shape, type and order of memory; and whether the layer trains."""
+
+    shape: Shape
+    dtype: str
+    layout: str  # nchw or nhwc
+    mode: str  # train or eval
+
+
+@dataclass(frozen=True)
+class LayerRow:
+    """What was measured of one layer on one input."""
+
+    case: Case
+    layer: str
+    seconds: Spread
+    over_bn: float
+    share_of_floor: float  # the time a copy would need for the same passes, over ours
+
+
+def cases(shapes: Sequence[Shape], dtypes: Sequence[str]) -> Iterator[Case]:
+    for shape in shapes:
+        for dtype in dtypes:
+            for layout in ("nchw", "nhwc"):
+                for mode in ("train", "eval"):
+                    yield Case(shape, dtype, layout, mode)
+
+
+def layer_rows(device: torch.device, dtypes: Sequence[str] = tuple(TYPES)) -> Iterator[LayerRow]:
+    """Measure every layer on every case of a device; a CPU gets the smaller ones."""
+    bandwidth = copy_bandwidth(device, 2**28 if device.type == "cuda" else 2**26)
+    chosen = SHAPES if device.type == "cuda" else SMALL
+    shapes = [shape for group in chosen.values() for shape in group]
+    for case in cases(shapes, dtypes if device.type == "cuda" else ["fp32"]):
+        yield from _rows(case, device, bandwidth)
+
+
+def _rows(case: Case, device: torch.device, bandwidth: float) -> Iterator[LayerRow]:
+    found = {name: timed(work, device) for name, work in _works(case, device).items()}
+    n, c, h, w = case.shape
+    size = n * c * h * w * TYPES[case.dtype].itemsize
+    floor = PASSES[case.mode] * size / bandwidth
+    for name, spread in found.items():
+        yield LayerRow(case, name, spread, spread.p50 / found["bn"].p50, floor / spread.p50)
+
+
+def _works(case: Case, device: torch.device) -> dict[str, Callable[[], object]]:
+    """The layers, ready to run on the case."""
+    dtype, channels, groups = TYPES[case.dtype], case.shape[1], min(32, case.shape[1])
+    torch.manual_seed(0)
+    x = torch.randn(case.shape, device=device, dtype=dtype)
+    if case.layout == "nhwc":
+        x = x.to(memory_format=torch.channels_last)
+    dy = torch.randn_like(x)
+    weight, bias = torch.rand(channels, device=device), torch.rand(channels, device=device)
+    mean, var = torch.zeros(channels, device=device), torch.ones(channels, device=device)
+    training = case.mode == "train"
+    for tensor in (x, weight, bias):
+        tensor.requires_grad_(training)
+
+    def bn() -> Tensor:
+        return F.batch_norm(x, mean, var, weight, bias, training, 0.1, 1e-5)
+
+    def stock() -> Tensor:
+        return F.batch_norm(F.group_norm(x, groups), mean, var, weight, bias, training, 0.1, 1e-5)
+
+    def ours(kernel: str) -> Callable[[], Tensor]:
+        def call() -> Tensor:
+            return continual_norm(x, mean, var, weight, bias, training, 0.1, 1e-5, groups, kernel=kernel)  # type: ignore[arg-type]
+
+        return call
+
+    def work(call: Callable[[], Tensor]) -> Callable[[], object]:
+        def forward_and_backward() -> object:
+            return torch.autograd.grad(call(), (x, weight, bias), dy)
+
+        return forward_and_backward if training else call
+
+    calls = {"bn": bn, "cn_stock": stock, "cn": ours("auto")}
+    if device.type == "cpu":
+        calls["cn_analytic"] = ours("analytic")
+    return {name: work(call) for name, call in calls.items()}

@@ -1,0 +1,101 @@
+"""Whole runs, from the command typed to the last record written: set-up, capture, evaluation and checkpoints included.
+
+What a run costs does not depend on what is in its images, so noise in the shape of a data set serves where the data set
+is not at hand; a row says which it was.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from contnorm.bench.data.registry import SOURCES, find_layout
+from contnorm.errors import UserError
+
+__all__ = ["CASES", "RunCase", "RunRow", "run_rows"]
+
+
+@dataclass(frozen=True)
+class RunCase:
+    """A command to time."""
+
+    stream: str
+    source: str
+    strategy: str
+    norm: str
+    seeds: int = 5
+    precision: str = "tf32"
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """What it took, and on what data."""
+
+    case: RunCase
+    data: str  # real or noise
+    kernels: str  # compiled, where the first run of its kind compiled them; cached, where they were there
+    seconds: float
+
+
+CASES = tuple(
+    RunCase(stream, source, strategy, norm)
+    for stream, source, strategy in (("split-cifar100", "cifar100", "er"), ("split-cifar10", "cifar10", "derpp"))
+    for norm in ("bn", "cn")
+)
+
+
+def run_rows(device: str, root: Path, max_steps: int | None = None, only: Sequence[str] = ()) -> Iterator[RunRow]:
+    """Time every case in a process of its own, as a person would run it; twice, since the first compiles kernels.
+
+    Args:
+        device: cpu or cuda.
+        root: Where data lies.
+        max_steps: Stop each run so early, for a try.
+        only: Words that a case must have, such as a strategy and a norm.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        for case in (case for case in CASES if set(only) <= set(map(str, vars(case).values()))):
+            real = find_layout(SOURCES[case.source], root) is not None
+            data = root if real else _noise(case.source, Path(folder) / "data")
+            for number, kernels in enumerate(("compiled", "cached")):
+                runs = Path(folder) / f"{case.stream}-{case.norm}-{number}"
+                seconds = _timed(case, device, data, runs, max_steps)
+                yield RunRow(case, "real" if real else "noise", kernels, seconds)
+
+
+def _timed(case: RunCase, device: str, data: Path, runs: Path, max_steps: int | None) -> float:
+    command = [sys.executable, "-m", "contnorm", "run", "--stream", case.stream, "--strategy", case.strategy]
+    command += ["--norm", case.norm, "--seeds", str(case.seeds), "--device", device, "--precision", case.precision]
+    command += ["--data-root", str(data), "--runs", str(runs)]
+    command += [] if max_steps is None else ["--max-steps", str(max_steps)]
+    started = time.perf_counter()
+    done = subprocess.run(command, capture_output=True, text=True)
+    seconds = time.perf_counter() - started
+    if done.returncode:
+        raise UserError(f"{' '.join(command)} failed: {done.stderr.strip()[-500:]}")
+    return seconds
+
+
+def _noise(source: str, root: Path) -> Path:
+    """Noise in the binary layout of a CIFAR."""
+    chance = np.random.default_rng(0)
+    if source == "cifar100":
+        parts = {"cifar-100-binary/train.bin": 50_000, "cifar-100-binary/test.bin": 10_000}
+    else:
+        names = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
+        parts = {f"cifar-10-batches-bin/{name}.bin": 10_000 for name in names}
+    for name, count in parts.items():
+        labels = np.arange(count) % SOURCES[source].classes
+        columns = [labels // 5, labels] if source == "cifar100" else [labels]
+        images = chance.integers(0, 256, size=(count, 3072))
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(np.concatenate([np.stack(columns, 1), images], axis=1).astype(np.uint8).tobytes())
+    return root

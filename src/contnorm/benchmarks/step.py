@@ -1,0 +1,157 @@
+"""The training step of the bench: ER on images of 32x32, 10 of the stream and 10 of the memory, timed by seed.
+
+Images are noise: what a step costs does not depend on what is in them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from contnorm.bench.config.schema import RunConfig
+from contnorm.bench.data.registry import Source
+from contnorm.bench.engine.cuda_graph import Mover, mover_for
+from contnorm.bench.engine.precision import numerics
+from contnorm.bench.engine.scheduler import resolve
+from contnorm.bench.engine.trainer import Lane
+from contnorm.bench.models import ResNet18
+from contnorm.bench.streams.image_store import Pictures
+from contnorm.benchmarks.timing import Spread
+from contnorm.layers.continual import ContinualNorm2d
+
+__all__ = ["StepCase", "StepRow", "eager_row", "step_rows"]
+
+PER_TASK = {"cuda": 500, "cpu": 20}  # samples: 50 steps, or 2; the first task's have no replay
+BLOCKS = {"cuda": (8, 50), "cpu": (5, 1)}  # so many measurements, of so many steps
+
+
+@dataclass(frozen=True)
+class StepCase:
+    """One way to take the step."""
+
+    norm: str
+    stem: str
+    precision: str
+    lanes: int
+    deterministic: bool = True
+
+
+@dataclass(frozen=True)
+class StepRow:
+    """What a step took, by seed; and, where that was looked at, the bytes at its peak."""
+
+    case: StepCase
+    seconds: Spread
+    how: str = "graph"  # or eager: as people write it
+    peak_bytes: int = 0
+
+
+def cases() -> Iterator[StepCase]:
+    for stem in ("plain", "pool"):
+        for precision in ("tf32", "bf16"):
+            for norm in ("bn", "cn"):
+                yield StepCase(norm, stem, precision, 8)
+    for stem, precision in (("plain", "tf32"), ("plain", "bf16"), ("pool", "tf32")):
+        yield StepCase("none", stem, precision, 8)  # what all but the norm costs
+    for norm in ("bn", "cn"):
+        yield StepCase(norm, "pool", "tf32", 1)
+        yield StepCase(norm, "pool", "bf16", 8, deterministic=False)
+
+
+def noise(per_class: int = 100) -> Source:
+    """A hundred classes of noise, in the shape of CIFAR-100."""
+    chance = np.random.default_rng(0)
+    labels = np.arange(100 * per_class) % 100
+    images = chance.integers(0, 256, size=(len(labels), 3, 32, 32), dtype=np.uint8)
+    return Source("cifar100", images, labels, images[:500], labels[:500], 100, "noise")
+
+
+def settings(case: StepCase, per_task: int = 500) -> RunConfig:
+    values: dict[str, Any] = {
+        "stream": {"name": "split-cifar100", "source": "cifar100", "train_per_task": per_task},
+        "strategy": {"name": "er"},
+        "norm": {"name": case.norm},
+        "model": {"stem": case.stem},
+        "train": {"precision": case.precision, "deterministic": case.deterministic, "lr": 0.003},
+    }
+    return resolve(values, Path())
+
+
+def step_rows(device: torch.device, chosen: Sequence[StepCase] | None = None) -> Iterator[StepRow]:
+    """Measure each case, once its graph is captured; on a CPU one, and step by step."""
+    if device.type == "cpu":
+        chosen = chosen or [StepCase(norm, "pool", "fp32", 1) for norm in ("bn", "cn")]
+    source = noise()
+    pictures = Pictures.of(source, device)
+    for case in chosen or list(cases()):
+        config = settings(case, PER_TASK[device.type])
+        blocks, steps = BLOCKS[device.type]
+        with numerics(config.train):
+            lanes = [Lane(config, seed, source, device, pictures) for seed in range(case.lanes)]
+            mover = mover_for(lanes)
+            mover.advance(PER_TASK[device.type] // config.train.batch + steps)  # past the first task and the capture
+            yield StepRow(case, Spread.of([_block(mover, steps, case.lanes) for _ in range(blocks)]))
+
+
+def _block(mover: Mover, steps: int, lanes: int) -> float:
+    started = time.perf_counter()
+    mover.advance(steps)  # gives losses, so it has waited for the device
+    return (time.perf_counter() - started) / steps / lanes
+
+
+def _plain_step(device: torch.device, norm: str, stem: str) -> Callable[[], None]:
+    """The step as people write it: no graph, no lanes, torch's own layers where there are any."""
+    make = nn.BatchNorm2d if norm == "bn" else _continual
+    model = ResNet18(3, 85, 64, make, "pool" if stem == "pool" else "plain").to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.003)
+    x = torch.rand(20, 3, 32, 32, device=device)
+    target = torch.randint(0, 85, (20,), device=device)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), target).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    return step
+
+
+def _continual(channels: int) -> nn.Module:
+    return ContinualNorm2d(channels, num_groups=32)
+
+
+def eager_row(device: torch.device, norm: str = "bn", stem: str = "plain") -> StepRow:
+    """The same step in an eager loop, TF32."""
+    case = StepCase(norm, stem, "tf32", 1, deterministic=False)
+    with numerics(settings(case).train):
+        step = _plain_step(device, norm, stem)
+        for _ in range(10):
+            step()
+        seconds = []
+        for _ in range(30):
+            _wait(device)
+            started = time.perf_counter()
+            step()
+            _wait(device)
+            seconds.append(time.perf_counter() - started)
+        return StepRow(case, Spread.of(seconds), "eager", _peak(step) if device.type == "cuda" else 0)
+
+
+def _peak(step: Callable[[], None]) -> int:
+    """Bytes at the peak of one more step."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated()
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()

@@ -1,0 +1,234 @@
+"""Two settings side by side: in what they differ, and by how much, paired over the seeds both have. Needs no torch.
+
+Runs that share no seed, or did not see the same samples, are two sides by themselves, and are told as unpaired.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+
+from rich.console import Console
+
+from contnorm.bench.config.diff import differences, word
+from contnorm.bench.fingerprint import Match, compare_fingerprints, not_comparable
+from contnorm.bench.metrics.accuracy_matrix import score
+from contnorm.bench.records import Record, spread_over_seeds
+from contnorm.bench.stats.intervals import (
+    bootstrap_apart,
+    bootstrap_interval,
+    effect_apart,
+    effect_size,
+    t_interval,
+    welch_interval,
+)
+from contnorm.cli.show import GROUPS_SHOWN, SHOWN, SHOWN_OF_LABELS, described
+from contnorm.cli.tables import safe_text, say, show_rows
+from contnorm.errors import UserError
+from contnorm.paper.format import digits_remarks, spread
+
+__all__ = ["show_comparison"]
+
+# Settings that decide which samples are learned and tested; the rest leaves them as they are.
+SAMPLES = {
+    "stream.name",
+    "stream.source",
+    "stream.tasks",
+    "stream.train_per_task",
+    "stream.test_per_task",
+    "stream.class_order",
+    "stream.part",
+    "train.partial",
+    "train.passes",
+}
+
+
+@dataclass(frozen=True)
+class _Sides:
+    """The records that are compared: those of the seeds both have, one beside the other, or all where nothing pairs."""
+
+    a: list[Record]
+    b: list[Record]
+    paired: bool
+
+
+def show_comparison(a: list[Record], b: list[Record], console: Console) -> None:
+    """What differs in the settings, then the scores, with the 95 % interval of the mean difference."""
+    if a[0].several_labels != b[0].several_labels:
+        raise UserError("the images of one run have several labels, those of the other one: they share no score.")
+    apart = _other_samples(a, b)
+    unknown = "" if apart else not_comparable(*(_fingerprint(side[0]) for side in (a, b)))
+    sides = _sides(a, b, bool(apart))
+    _show_settings(a[0], b[0], console)
+    if apart:
+        console.print(safe_text(f"warning: A and B did not see the same samples ({apart}), so seeds pair nothing."))
+    if unknown:
+        say(f"warning: A and B may be of different data: {unknown}.", console)
+    if not apart and (tasks := _other_tasks(sides)):
+        say(
+            f"warning: A and B were evaluated on different tasks ({tasks}), so their scores are not comparable.",
+            console,
+        )
+    if not apart and not sides.paired:
+        console.print(safe_text(f"A and B share no seed ({_seeds(a)}; {_seeds(b)}), so nothing is paired."))
+    console.print()
+    show_rows(HEADS, _rows(sides), console)
+    console.print(safe_text(_footer(sides)))
+    for line in digits_remarks([*a, *b]):
+        say(line, console)
+
+
+def _sides(a: list[Record], b: list[Record], apart: bool) -> _Sides:
+    """``apart``: they did not see the same samples, and a seed both have is none they share."""
+    first, second = ({record.seed: record for record in records} for records in (a, b))
+    seeds = sorted(first.keys() & second.keys())
+    if apart or not seeds:
+        return _Sides(a, b, paired=False)
+    return _Sides([first[seed] for seed in seeds], [second[seed] for seed in seeds], paired=True)
+
+
+def _seeds(records: list[Record]) -> str:
+    return ", ".join(str(record.seed) for record in records)
+
+
+def _footer(sides: _Sides) -> str:
+    """How the differences were made."""
+    many = len(sides.a) if sides.paired else max(len(sides.a), len(sides.b))
+    if sides.paired:
+        said = f"{many} seed{'s' if many > 1 else ''}, paired; B less A."
+        how = (
+            "The interval is Student's t, two-sided, and beside it one by drawing the seeds' differences again; the "
+            "effect is the mean of the differences over their deviation."
+        )
+    else:
+        said = f"Unpaired: {len(sides.a)} of A, {len(sides.b)} of B; B less A."
+        how = (
+            "The interval is Welch's, two-sided, and beside it one by drawing each side again; the effect is the "
+            "difference of the means over the deviation of both together."
+        )
+    return said if many == 1 else f"{said} {how}"
+
+
+def _show_settings(a: Record, b: Record, console: Console) -> None:
+    for letter, record in (("A", a), ("B", b)):
+        console.print(safe_text(f"{letter}  {record.config.hash}  {' '.join(described(record.config))}"))
+    apart = differences(a.config, b.config)
+    console.print(safe_text("they differ in" if apart else "they differ in no setting"))
+    for key, (old, new) in apart.items():
+        console.print(safe_text(f"  {key}: {word(old)} -> {word(new)}"))
+
+
+def _other_samples(a: Sequence[Record], b: Sequence[Record]) -> str:
+    """Why the samples of two runs are not the same; empty where they are."""
+    apart = differences(a[0].config, b[0].config).keys() & SAMPLES
+    if apart:
+        return ", ".join(sorted(apart))
+    seeds = {record.seed for record in a} & {record.seed for record in b}
+    pairs = {
+        (_fingerprint(one), _fingerprint(other))
+        for one, other in product(a, b)
+        if not seeds or (one.seed == other.seed and one.seed in seeds)
+    }
+    other_data = any(compare_fingerprints(*pair) is Match.DIFFERENT for pair in pairs)
+    return f"{a[0].config.stream.source} was read from other files" if other_data else ""
+
+
+def _other_tasks(sides: _Sides) -> str:
+    """How many tasks each side was evaluated on, where that differs: runs with --max-steps reach only some."""
+    tasks = [[record.counted.tasks for record in side] for side in (sides.a, sides.b)]
+    same = tasks[0] == tasks[1] if sides.paired else set(tasks[0]) == set(tasks[1])
+    if same:
+        return ""
+    counts = (" or ".join(map(str, sorted(set(some)))) for some in tasks)
+    return "; ".join(f"{letter}: the first {many}" for letter, many in zip("AB", counts, strict=True))
+
+
+def _fingerprint(record: Record) -> object:
+    return (record.raw.get("source") or {}).get("fingerprint")
+
+
+HEADS = ("score", "A", "B", "B - A", "95 % interval", "bootstrap", "effect")
+
+
+def _rows(sides: _Sides) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    for title, value in _scores(sides.a[0], sides.b[0]).items():
+        a, b = ([value(record) for record in side] for side in (sides.a, sides.b))
+        rows.append((title, spread(a), spread(b), *(_paired(a, b) if sides.paired else _unpaired(a, b))))
+    return rows
+
+
+def _paired(a: list[float], b: list[float]) -> tuple[str, str, str, str]:
+    """Difference, intervals and effect, seed by seed."""
+    apart = [y - x for x, y in zip(a, b, strict=True)]
+    said = spread(apart)
+    signed = said if said.startswith("-") else f"+{said}"
+    return signed, interval(apart), str(bootstrap_interval(apart) or "-"), effect(apart)
+
+
+def _unpaired(a: list[float], b: list[float]) -> tuple[str, str, str, str]:
+    """The same of two sides whose seeds have nothing to do with each other.
+
+    Example:
+        >>> _unpaired([1.0, 2.0, 3.0], [3.0, 4.0, 5.0])[:2], _unpaired([1.0], [3.0, 4.0])[1]
+        (('+2.00', '-0.27 to +4.27'), 'one seed has none')
+    """
+    (mean, _), (other, std) = spread_over_seeds(b), spread_over_seeds(a)
+    found = welch_interval(b, other, std, len(a))
+    none = "one seed has none" if min(len(a), len(b)) < 2 else "-"
+    return _signed(mean - other), str(found or none), str(bootstrap_apart(b, a) or "-"), _signed(effect_apart(b, a))
+
+
+def _signed(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:+.2f}"
+
+
+def _scores(a: Record, b: Record) -> dict[str, Callable[[Record], float]]:
+    """What is compared, by title: like with like where networks were evaluated with running and with exact moments.
+
+    Where images have several labels, the scores of all labels and of each group of them.
+    """
+    if not a.several_labels:
+        shared = a.evaluated.keys() & b.evaluated.keys()
+        if not shared:  # one with running, one with exact moments: it stands among the differences
+            return {title: partial(Record.score, name=name) for name, title in SHOWN.items()}
+        return {
+            title if way == "running" else f"{title}, exact moments": partial(_score_of, way=way, name=name)
+            for way in ("running", "oracle")
+            if way in shared
+            for name, title in SHOWN.items()
+        }
+    return {
+        title if labels == "overall" else f"{title}, {labels}": partial(Record.score, name=name, group=labels)
+        for name, title in SHOWN_OF_LABELS.items()
+        for labels in GROUPS_SHOWN
+    }
+
+
+def _score_of(record: Record, way: str, name: str) -> float:
+    return score(record.evaluated[way], name)
+
+
+def interval(differences: list[float]) -> str:
+    """Where the mean difference lies, 95 % of the time; none for one seed, or where all differ by the same.
+
+    Example:
+        >>> interval([1.0, 2.0, 3.0]), interval([1.0]), interval([2.0, 2.0])
+        ('-0.48 to +4.48', 'one seed has none', '-')
+    """
+    if len(differences) < 2:
+        return "one seed has none"
+    return "-" if math.isnan(effect_size(differences)) else str(t_interval(differences))
+
+
+def effect(differences: list[float]) -> str:
+    """The mean of the differences over their standard deviation; none for one seed, or where all are the same.
+
+    Example:
+        >>> effect([1.0, 2.0, 3.0]), effect([1.0]), effect([2.0, 2.0])
+        ('+2.00', '-', '-')
+    """
+    return _signed(effect_size(differences))

@@ -1,0 +1,306 @@
+"""Records as a page, or as tables for a paper of one's own; needs no torch."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from contnorm.bench.config.diff import changed, in_words, word
+from contnorm.bench.config.schema import RunConfig
+from contnorm.bench.records import Record, by_settings
+from contnorm.bench.streams.tasks import STREAMS
+from contnorm.cli.run_tables import run_blocks, runs_csv
+from contnorm.cli.show import Lost, described, own_settings
+from contnorm.cli.typed_settings import MOST_SEEDS
+from contnorm.errors import UserError, unknown
+from contnorm.paper.diverged import lost_words
+from contnorm.paper.recipe_file import recipe_names
+from contnorm.report import figures
+from contnorm.report.heat_map import matrix_heat_map
+from contnorm.report.large_pages import MOST_OPEN, limited_views, score_tables, strongest
+from contnorm.report.multilabel_figures import map_over_tasks
+from contnorm.report.multilabel_views import run_figures
+from contnorm.report.page import Page, RunView, page_html
+from contnorm.report.paper_tables import claims_csv, claims_sheet, section_sheet, tables_csv
+from contnorm.report.record_shelf import Shelves
+from contnorm.report.sections import Section, Unrun, sections_of
+from contnorm.report.summaries import Summary, summarize
+from contnorm.report.text_tables import Block, Sheet, latex, markdown
+from contnorm.report.views import claim_rows, section_view
+
+__all__ = ["ENDINGS", "FORMATS", "PARTS", "Report", "counted", "report_files", "report_of", "report_text"]
+
+FORMATS = ("html", "md", "latex", "csv")
+PARTS = ("all", "tables", "claims", "runs")
+ENDINGS = {"html": "html", "md": "md", "latex": "tex", "csv": "csv"}
+FILLED_IN = {"stream.source", "strategy.code", "model.code", "model.weights_hash"}
+MADE = "<!-- Made from the records by `contnorm report`; a change by hand is lost when it is made again. -->\n\n"
+Groups = Mapping[str, Sequence[Record]]
+
+
+@dataclass(frozen=True)
+class Report:
+    """All that is told: the paper's tables that runs are there of, those that none are of, and the runs."""
+
+    sections: Sequence[Section]
+    unrun: Sequence[Unrun]
+    groups: Groups
+    timed: Mapping[str, Groups]  # runs whose time counts, by recipe
+    lost: Lost  # seeds of runs that have no record, since their loss was no longer finite
+
+    @property
+    def runs(self) -> int:
+        return sum(len(group) for groups in (self.groups, *self.timed.values()) for group in groups.values())
+
+    @property
+    def settings(self) -> int:
+        return len({run for groups in (self.groups, *self.timed.values()) for run in groups})
+
+
+def report_of(shelves: Shelves, names: Sequence[str] = ()) -> Report:
+    """What the records say of some recipes, or of all of the paper's, and of each run."""
+    sections, unrun = sections_of(list(dict.fromkeys(names)) or recipe_names(), shelves)
+    timed = {name: _grouped(records) for name, records in shelves.timed.items() if records}
+    return Report(sections, unrun, _grouped(shelves.records), timed, shelves.lost)
+
+
+def counted(many: int, what: str) -> str:
+    """So many of something.
+
+    Example:
+        >>> counted(1, "run"), counted(2, "run")
+        ('1 run', '2 runs')
+    """
+    return f"{many} {what}{'' if many == 1 else 's'}"
+
+
+def _grouped(records: Sequence[Record]) -> Groups:
+    return by_settings(sorted(records, key=lambda r: (described(r.config), r.config.hash, r.seed)))
+
+
+def _summarized(groups: Groups) -> dict[str, list[Summary]]:
+    return {run: [summarize(record) for record in group] for run, group in groups.items()}
+
+
+def report_text(report: Report, form: str, part: str = "all") -> str:
+    """All of it, or a part, as one text; CSV holds one kind of rows, those of runs unless another is asked for."""
+    if form not in FORMATS:
+        raise unknown("format", form, FORMATS)
+    if part not in PARTS:
+        raise unknown("part", part, PARTS)
+    if form == "html":
+        return page_html(_page(report))
+    if form == "csv":
+        return _csv(report, "runs" if part == "all" else part)
+    write = markdown if form == "md" else latex
+    return "\n".join(write(sheet) for sheet in _sheets(report, part))
+
+
+def report_files(report: Report, form: str, part: str = "all") -> dict[str, str]:
+    """The files of a folder, by name: a table each, the claims, and the runs."""
+    if form == "html":
+        return {"report.html": report_text(report, form)}
+    if form not in FORMATS or part not in PARTS:
+        report_text(report, form, part)
+    if form == "csv":
+        return {f"{name}.csv": _csv(report, name) for name in PARTS[1:] if part in ("all", name)}
+    write = (lambda sheet: MADE + markdown(sheet)) if form == "md" else latex
+    files: dict[str, str] = {}
+    for sheet in _sheets(report, part, linked=form == "md"):
+        name = f"{sheet.name}.{ENDINGS[form]}"
+        if name in files:
+            raise UserError(f"two files of the report would be named {name}. Rename the recipe {sheet.name}.toml.")
+        files[name] = write(sheet)
+    return files
+
+
+def _sheets(report: Report, part: str, linked: bool = False) -> Iterator[Sheet]:
+    if part in ("all", "claims"):
+        yield claims_sheet(report.sections, report.unrun, linked)
+    if part in ("all", "tables"):
+        yield from map(section_sheet, report.sections)
+    if part in ("all", "runs"):
+        yield _runs_sheet(run_blocks(_summarized(report.groups), report.lost), outside(report))
+
+
+def _runs_sheet(blocks: Sequence[Block], notes: Sequence[str]) -> Sheet:
+    """What is said of the scores stands at the top where it is of all, else below each table."""
+    if len(blocks) == 1:
+        return Sheet("runs", "Runs", [replace(blocks[0], below=())], [*blocks[0].below, *notes])
+    return Sheet("runs", "Runs", blocks, notes)
+
+
+def outside(report: Report) -> list[str]:
+    """Which of the runs are in no number of a table, and why; nothing where all are, or no table is told."""
+    told = {(record.config.hash, record.seed) for section in report.sections for record in section.records}
+    records = [record for group in report.groups.values() for record in group]
+    counts = Counter(_why_outside(one.config) for one in records if (one.config.hash, one.seed) not in told)
+    if not counts or not report.sections:
+        return []
+    total = sum(counts.values())
+    reasons = "; ".join(f"{count} {why}" for why, count in counts.most_common())
+    return [f"Not counted in any table: {total} of the {len(records)} runs ({reasons})."]
+
+
+def _why_outside(config: RunConfig) -> str:
+    """What keeps a run out of the tables.
+
+    Example:
+        >>> _why_outside(RunConfig())
+        'with settings or in a precision that no table counts'
+    """
+    if config.train.max_steps is not None:
+        return "stopped early, by --max-steps"
+    if config.stream.part == "validate":
+        return "on validation tasks, by which settings are chosen"
+    return "with settings or in a precision that no table counts"
+
+
+def _csv(report: Report, part: str) -> str:
+    if part == "runs":
+        return runs_csv(report.groups)
+    return {"tables": tables_csv, "claims": claims_csv}[part](report.sections)
+
+
+def _page(report: Report) -> Page:
+    what = f"{counted(report.runs, 'run')} of {counted(report.settings, 'setting')}"
+    lead = f"{what}; all numbers are made from their records."
+    lead = " ".join([lead, *outside(report)])
+    summaries = _summarized(report.groups)
+    timed = [(group, name) for name, groups in report.timed.items() for group in groups.values()]
+    views = limited_views(_views(report, timed), len(report.groups) + len(timed))
+    return Page(
+        "contnorm: the paper and these runs" if report.sections else "contnorm: runs",
+        lead,
+        [row for section in report.sections for row in claim_rows(section)],
+        [section_view(section) for section in report.sections],
+        [(one.title, one.command, one.why) for one in report.unrun],
+        [table for block in run_blocks(summaries, report.lost) for table in score_tables(block, _scores_title(block))],
+        _compared(report, summaries),
+        views.views,
+        views.note,
+        fold_runs=len(views.views) > MOST_OPEN,
+    )
+
+
+def _views(report: Report, timed: Sequence[tuple[Sequence[Record], str]]) -> Iterator[tuple[RunView, Iterator[str]]]:
+    """Of each setting what is told of it, and its figures, drawn where they are taken."""
+    for run, group in report.groups.items():
+        yield _run_view(group, lost=report.lost.get(run, {})), _drawn(group)
+    for group, name in timed:
+        yield _run_view(group, name), iter(())
+
+
+def _scores_title(block: Block) -> str:
+    return f"Scores of all runs{f': {block.title.lower()}' if block.title else ''}"
+
+
+def _compared(report: Report, summaries: Mapping[str, Sequence[Summary]]) -> list[str]:
+    """For each stream, the accuracy over tasks of the settings that are in no table; mAP where labels are several.
+
+    Of more settings than one figure can show, those with the highest score at the end.
+    """
+    told = {record.config.hash for section in report.sections for record in section.records}
+    by_stream: dict[tuple[str, bool], dict[str, str]] = defaultdict(dict)
+    for name, group in report.groups.items():
+        if name not in told:
+            stream, strategy, norm = described(group[0].config)
+            exact = ", exact moments" if group[0].config.evaluate.moments == "oracle" else ""
+            by_stream[stream, group[0].several_labels][f"{strategy} {norm}{exact} ({name[:4]})"] = name
+    draw = {False: figures.accuracy_over_tasks, True: map_over_tasks}
+    drawn = []
+    for (stream, several), found in by_stream.items():
+        shown = strongest({title: summaries[name] for title, name in found.items()})
+        more = f", the {len(shown)} of {len(found)} settings with the highest score" if len(shown) < len(found) else ""
+        if len(shown) > 1:
+            drawn.append(draw[several]({title: report.groups[found[title]] for title in shown}, stream + more))
+    return drawn
+
+
+def _run_view(group: Sequence[Record], timed: str = "", lost: Mapping[int, str] | None = None) -> RunView:
+    first = group[0]
+    facts = [*_facts(group), *([("lost", lost_words(lost, len(group)))] if lost else [])]
+    title = " ".join(described(first.config)) + (f", timed for {timed}" if timed else "")
+    settings = in_words(changed(first.config), {*own_settings(first.config), "evaluate.moments"})
+    return RunView(first.config.hash, title, settings, _command(group), facts)
+
+
+def _drawn(group: Sequence[Record]) -> Iterator[str]:
+    first = group[0]
+    if first.several_labels:
+        yield from run_figures(group)
+        yield from _drift(group)
+        return
+    yield matrix_heat_map(group, "Accuracy, mean over seeds")
+    yield from _drift(group)
+    both = all(record.matrix_of("matrix_running") is not None for record in group)
+    if both and min(record.matrix.tasks for record in group) > 1:
+        yield figures.forgetting_split(group, "Forgotten since each task was learned (fm_first)")
+
+
+def _drift(group: Sequence[Record]) -> list[str]:
+    rows = group[0].drift.get("by_task")
+    if not rows or not rows[0] or not all(record.drift.get("by_task") for record in group):
+        return []
+    draw = figures.drift_over_tasks if len(rows[0]) <= 4 else figures.drift_by_depth
+    return [draw(group, "Running moments drift from exact ones")]
+
+
+def _command(group: Sequence[Record]) -> str:
+    """What to type to make the runs again."""
+    config: RunConfig = group[0].config
+    rest = {key: value for key, value in changed(config).items() if key not in FILLED_IN}
+    stream = STREAMS.get(config.stream.name)  # None for one of another version
+    if config.stream.source not in (None, *(stream.sources[:1] if stream else ())):  # else it is found again
+        rest["stream.source"] = config.stream.source
+    for key in ("stream.name", "strategy.name", "norm.name"):
+        rest.pop(key, None)
+    names = {"--stream": config.stream.name, "--strategy": config.strategy.name, "--norm": config.norm.name}
+    named = " ".join(f"{flag} {shlex.quote(name)}" for flag, name in names.items())
+    typed = ["contnorm run", named, _seeds([record.seed for record in group]), *_device_flags(group[0])]
+    return " ".join([*typed, *(f"--set {shlex.quote(f'{k}={word(v)}')}" for k, v in rest.items())])
+
+
+def _device_flags(record: Record) -> list[str]:
+    """The flags that decide the last digits of results: the device, and on a CPU the threads where they are several."""
+    device = record.raw.get("device") or {}
+    if device.get("kind") == "cuda":
+        return ["--device cuda"]
+    threads = device.get("threads")
+    return [f"--threads {threads}"] if isinstance(threads, int) and threads > 1 else []
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    """The flag for the seeds of a run; lost ones among them are included. Of seeds far apart it has the first.
+
+    Example:
+        >>> _seeds([0, 1, 2, 4]), _seeds([3]), _seeds([0, 4000000000])
+        ('--seeds 5', '--seed 3', '--seed 0')
+    """
+    alone = len(seeds) == 1 and seeds[0] > 0
+    return f"--seed {min(seeds)}" if alone or max(seeds) >= MOST_SEEDS else f"--seeds {max(seeds) + 1}"
+
+
+def _facts(group: Sequence[Record]) -> list[tuple[str, str]]:
+    """Of all seeds; where they differ, each value once."""
+    each = [_of_one(record) for record in group]
+    facts = {key: " / ".join(dict.fromkeys(one[key] for one in each)) for key in each[0]}
+    settings = ", ".join(f"{key}={word(value)}" for key, value in changed(group[0].config).items())
+    seeds = ", ".join(str(record.seed) for record in group)
+    return [(name, value) for name, value in {"seeds": seeds, "settings": settings, **facts}.items() if value]
+
+
+def _of_one(record: Record) -> dict[str, str]:
+    raw = record.raw
+    versions, device, source, reached = (raw.get(key) or {} for key in ("versions", "device", "source", "reached"))
+    return {
+        "tasks": f"first {reached.get('tasks')} of {reached.get('of')}, by --max-steps" if reached else "",
+        "device": f"{device.get('name', 'unknown')} ({device.get('kind', '?')}, {device.get('threads', '?')} threads)",
+        "precision": f"{raw.get('precision')}, {'deterministic' if raw.get('deterministic') else 'not deterministic'}",
+        "versions": ", ".join(f"{name} {version}" for name, version in versions.items() if version),
+        "data": f"{source.get('name')} {source.get('fingerprint', '')}",
+        "commit": str(raw.get("commit") or "unknown"),
+        "record": "sealed" if record.sealed else "unsealed (schema 1)",
+    }

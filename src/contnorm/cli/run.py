@@ -1,0 +1,349 @@
+"""Runs at a terminal: a bar with the time left, and Ctrl-C that loses nothing."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from contnorm.bench.config.schema import RunConfig
+from contnorm.bench.data.registry import data_root, digits_notice
+from contnorm.bench.engine.loop import Failed, Finished, Lost, Stopped
+from contnorm.bench.engine.loop import Progress as Steps
+from contnorm.bench.engine.run_dir import Left, Unfinished
+from contnorm.bench.engine.scheduler import Event, Job, Waiting, Workplace, execute, resolve, unfinished
+from contnorm.bench.engine.weights import weights_beside
+from contnorm.bench.escape import escape_terminal
+from contnorm.bench.records import Record, Store
+from contnorm.bench.signals import StopSignals
+from contnorm.bench.trust import only_trusted
+from contnorm.bench.user_code import code_files
+from contnorm.cli.data_progress import cores, load_with_progress
+from contnorm.cli.show import show_scores
+from contnorm.cli.tables import safe_text, say_on_stderr
+from contnorm.errors import UserError, usable
+
+__all__ = [
+    "Hands",
+    "cores",
+    "device_of",
+    "followed",
+    "recorded",
+    "resume_all",
+    "run_seeds",
+    "workplace",
+]
+
+
+@dataclass(frozen=True)
+class Hands:
+    """With what runs are made, as typed; None for as many as fit, and for what a stopped run was begun with.
+
+    Attributes:
+        device: ``"cpu"`` or ``"cuda"``.
+        lanes: How many runs go side by side.
+        threads: Of each run on a CPU.
+        keep_weights: Whether a finished run leaves its weights beside its record.
+        allow_missing: Whether published data sets may have other counts than published.
+    """
+
+    device: str | None = None
+    lanes: int | None = None
+    threads: int | None = None
+    keep_weights: bool = False
+    allow_missing: bool = False
+
+
+Work = tuple[Workplace, list[Job]]  # jobs, and where they are run
+
+
+def run_seeds(
+    values: dict[str, Any], seeds: list[int], hands: Hands, root: Path | None, runs: Path, console: Console
+) -> int:
+    """Run what is missing, then show the scores; gives the exit code."""
+    place = workplace(runs, hands, root)
+    config = resolve(values, place.data_root)
+    jobs = [Job(config, seed) for seed in seeds]
+    code = _run_and_show([(place, jobs)], console)
+    if place.keep_weights:
+        _tell_of_lost_weights(jobs, Store(place.runs))
+    return code
+
+
+def _tell_of_lost_weights(jobs: list[Job], store: Store) -> None:
+    """Of the runs that were recorded before, without their weights: they are not run again."""
+    for record in (store.path(job.config, job.seed) for job in jobs):
+        if record.is_file() and not weights_beside(record).is_file():
+            say_on_stderr(f"{record}: was recorded before, without its weights. Move it away to run it for them again.")
+
+
+def resume_all(path: Path, hands: Hands, root: Path | None, console: Console, trusted: Iterable[Path] = ()) -> int:
+    """Resume every stopped run under a folder, each in its folder and with the device and threads it was begun with.
+
+    Args:
+        path: The folder.
+        hands: What was typed of device, lanes and threads.
+        root: Where data is.
+        console: Where progress is shown.
+        trusted: The files of code that may be executed; a run that names another one is skipped and reported.
+
+    Returns:
+        The exit code: 2 where a run could not be resumed.
+    """
+    with only_trusted(trusted):
+        return _resume_all(path, hands, root, console)
+
+
+def _resume_all(path: Path, hands: Hands, root: Path | None, console: Console) -> int:
+    left = unfinished(path)
+    work, problems = _sorted_out(left.runs, hands, root)
+    problems = [*left.problems, *problems]
+    if not work:
+        raise UserError(
+            "; ".join(problems)
+            or f"no stopped run under {path}. `contnorm resume` takes a run's folder, or one of many runs."
+        )
+    for problem in problems:
+        say_on_stderr(problem)
+    return _run_and_show(work, console) or (2 if problems else 0)
+
+
+def _sorted_out(left: list[Left], hands: Hands, root: Path | None) -> tuple[list[Work], list[str]]:
+    """Stopped runs by where they lie and how they were begun, where nothing else was typed; and which can't go on."""
+    together: dict[tuple[Path, str, int, bool, bool], list[Job]] = {}
+    for run in left:
+        threads = run.threads if hands.threads is None else hands.threads
+        missing = run.allow_missing or hands.allow_missing
+        key = (run.runs, hands.device or run.device, threads, run.keep_weights, missing)
+        together.setdefault(key, []).append(run.job)
+    work: list[Work] = []
+    problems: list[str] = []
+    for (runs, device, threads, keep, missing), jobs in together.items():
+        if hands.device is None and device == "cuda" and not torch.cuda.is_available():
+            problems.append(
+                f"{runs}: {len(jobs)} of the runs were begun with --device cuda, and torch sees no GPU here."
+            )
+        else:
+            work.append((workplace(runs, Hands(device, hands.lanes, threads, keep, missing), root), jobs))
+    return work, problems
+
+
+def _run_and_show(work: list[Work], console: Console) -> int:
+    done: list[Record] = []
+    failures: list[str] = []
+    for place, jobs in work:
+        code = 0
+        try:
+            code = followed(jobs, place, console)
+        except UserError as error:  # a run that fails keeps no other one back, nor what lies in another folder
+            failures.append(str(error))
+        if code:
+            return code
+        store = Store(place.runs)
+        done += [store.load(store.path(job.config, job.seed)) for job in jobs if store.has(job.config, job.seed)]
+    show_scores(done, console)
+    if failures:
+        raise UserError(_all_told(failures))
+    return 0
+
+
+def _all_told(failures: Sequence[str]) -> str:
+    """What went wrong, one after the other, each with its full stop.
+
+    Example:
+        >>> _all_told(["seed 0: the loss is nan.", "net.py:3: KeyError: 'a'"])
+        "seed 0: the loss is nan. net.py:3: KeyError: 'a'."
+    """
+    return " ".join(f"{why.removesuffix('.')}." for why in failures)
+
+
+def workplace(runs: Path, hands: Hands, root: Path | None) -> Workplace:
+    """Where runs are made, from what was typed."""
+    threads = 1 if hands.threads is None else hands.threads
+    if threads < 1:
+        raise UserError(f"--threads {threads}: use 1 or more; every run on a CPU has so many.")
+    device = device_of(hands.device or "cpu")
+    lanes = hands.lanes
+    if lanes is None:
+        lanes = 8 if device.type == "cuda" else max(1, cores() // threads)
+    if lanes < 1:
+        raise UserError(f"--lanes {lanes}: use 1 or more; so many runs go side by side.")
+    return Workplace(
+        runs,
+        data_root(root),
+        device,
+        lanes=lanes,
+        threads=threads,
+        keep_weights=hands.keep_weights,
+        allow_missing=hands.allow_missing,
+    )
+
+
+def device_of(name: str) -> torch.device:
+    """The device that was typed, where it is there."""
+    if name not in ("cpu", "cuda"):
+        raise UserError(f"--device {name!r}: use cpu or cuda.")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda: torch sees no GPU here. Use --device cpu.")
+    return torch.device(name)
+
+
+def followed(
+    jobs: list[Job],
+    place: Workplace,
+    console: Console,
+    tell_recorded: bool = True,
+    go_on: str | None = None,
+    if_lost: Callable[[Job, str], None] | None = None,
+) -> int:
+    """Run with a bar a run and one for all; gives 0 where all is through, else the exit code of what stopped it.
+
+    Args:
+        jobs: What to run.
+        place: Where.
+        console: Where it is told.
+        tell_recorded: Whether each record is named.
+        go_on: How a stopped run is gone on with; `contnorm resume` where nothing is said.
+        if_lost: Told of each run whose loss is no longer finite, and why; where it is given, these are no failures.
+
+    Raises:
+        UserError: At the end, for the runs that failed.
+    """
+    for notice in _data_notices([job.config for job in jobs], place.data_root):
+        say_on_stderr(notice)
+    again = go_on or "Run the command again to go on."
+    go_on = go_on or f"Go on with: contnorm resume {shlex.quote(str(place.runs))}{_trust_options(jobs)}"
+    with StopSignals() as signals, _Follower(jobs, console, tell_recorded, go_on, if_lost) as follower:
+        try:
+            prepare = partial(
+                load_with_progress,
+                root=place.data_root,
+                console=console,
+                allow_missing=place.allow_missing,
+                bars=follower.progress,
+            )
+            for event in execute(jobs, place, stop=lambda: bool(signals), prepare=prepare):
+                follower.tell(event)
+        except KeyboardInterrupt:
+            follower.say(f"stopped at once; what was saved at the last checkpoints stays. {go_on}")
+            return 128 + (signals.received or [signal.SIGINT])[-1]
+        if signals and follower.waiting:
+            follower.tell_waiting(Store(place.runs), again)
+    if follower.failures:
+        raise UserError(_all_told(sorted(follower.failures)))
+    return 128 + signals.received[0] if signals and follower.waiting else 0
+
+
+def _trust_options(jobs: Sequence[Job]) -> str:
+    """The options that `contnorm resume` needs to execute the code of these runs."""
+    files = dict.fromkeys(
+        file for config in {job.config: None for job in jobs} for file in code_files(config.as_dict())
+    )
+    return "".join(f" --trust-code {shlex.quote(str(file))}" for file in files)
+
+
+def _data_notices(configs: Iterable[RunConfig], root: Path) -> list[str]:
+    """What to say of the data before runs are made."""
+    streams = dict.fromkeys((config.stream.source, config.stream.name) for config in configs)
+    return [notice for source, name in streams if (notice := digits_notice(source, name, root))]
+
+
+def recorded(jobs: list[Job], place: Workplace, console: Console) -> int:
+    """Run what is neither recorded nor lost, for a table made of all of it; a run that is lost now is noted.
+
+    A run is lost where its loss is no longer finite. Run again it would be lost again, so it is no failure of the
+    command, and not tried twice.
+    """
+    store = Store(place.runs)
+
+    def note(job: Job, why: str) -> None:
+        with usable(store.root, "nothing can be kept there", "Make room, and run it again to go on."):
+            store.note_lost(job.config, job.seed, why)
+
+    left = [job for job in jobs if not store.lost(job.config, job.seed)]
+    return followed(left, place, console, tell_recorded=False, go_on="Run it again to go on.", if_lost=note)
+
+
+class _Follower:
+    """Bars, and a line for what happens to each run."""
+
+    def __init__(
+        self,
+        jobs: list[Job],
+        console: Console,
+        tell_recorded: bool,
+        go_on: str,
+        if_lost: Callable[[Job, str], None] | None,
+    ) -> None:
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+        )
+        self.console, self.tell_recorded, self.go_on, self.if_lost = console, tell_recorded, go_on, if_lost
+        self.progress = Progress(*columns, console=console, disable=not console.is_terminal)
+        self.every = self.progress.add_task("all runs", total=len(jobs), visible=len(jobs) > 1)
+        self.asked = f"{len(jobs)} runs"
+        self.bars: dict[Job, Any] = {}
+        self.waiting = dict.fromkeys(jobs)  # those that are neither recorded nor failed
+        self.told: set[Job] = set()  # of those that were stopped
+        self.failures: list[str] = []
+
+    def __enter__(self) -> _Follower:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.progress.stop()
+
+    def say(self, text: str) -> None:
+        self.console.print(safe_text(text), soft_wrap=True)
+
+    def tell(self, event: Event) -> None:
+        job, what = event.job, event.what
+        if isinstance(what, Steps):
+            if job not in self.bars:
+                self.bars[job] = self.progress.add_task(_label(job), total=what.steps)
+            self.progress.update(self.bars[job], completed=what.done)
+        elif isinstance(what, Waiting):
+            self.say(f"{_label(job)}: waiting for {what.holder}, which is running it.")
+        elif isinstance(what, Stopped):
+            self.told.add(job)
+            saved = "and saved" if what.saved in (None, what.done) else f"and {what.saved} of them are saved"
+            self.say(f"{_label(job)}: stopped after {what.done} of {what.steps} steps, {saved}. {self.go_on}")
+        else:
+            self.waiting.pop(job, None)
+            self._tell_end(event)
+
+    def _tell_end(self, event: Event) -> None:
+        self.progress.advance(self.every)
+        if event.job in self.bars:
+            self.progress.update(self.bars[event.job], visible=False)
+        if isinstance(event.what, Lost) and self.if_lost is not None:
+            self.if_lost(event.job, event.what.why)
+        elif isinstance(event.what, Failed):
+            self.failures.append(event.what.why)
+        elif self.tell_recorded:
+            news = "recorded in" if isinstance(event.what, Finished) else "not run again, it is in"
+            self.say(f"{_label(event.job)}: {news} {event.path}")
+
+    def tell_waiting(self, store: Store, again: str) -> None:
+        """Say how many runs were not begun here, and what to do: ``again`` where `resume` does not know of them."""
+        rest = [job for job in self.waiting if job not in self.told]
+        noted = all(Unfinished.of(job, store).note.is_file() for job in rest)
+        if rest:
+            self.say(f"not begun yet: {len(rest)} of {self.asked}. {self.go_on if noted else again}")
+
+
+def _label(job: Job) -> str:
+    config = job.config
+    return escape_terminal(f"{config.stream.name} {config.strategy.name} {config.norm.name} seed {job.seed}")

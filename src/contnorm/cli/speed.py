@@ -1,0 +1,72 @@
+"""Speed at a terminal: rows as they are measured, and a file of them in the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from contnorm.bench.data.registry import data_root
+from contnorm.benchmarks.layers import layer_rows
+from contnorm.benchmarks.runs import CASES, run_rows
+from contnorm.benchmarks.step import eager_row, step_rows
+from contnorm.benchmarks.table import circumstances, flat, write_rows
+from contnorm.cli.run import device_of
+from contnorm.cli.tables import safe_text
+from contnorm.errors import UserError, unknown
+
+__all__ = ["KINDS", "bench"]
+
+KINDS = ("layers", "step", "run")
+WIDTHS = {"shape": 15, "layer": 11, "stream": 14}
+
+
+def bench(
+    what: str,
+    device: str,
+    root: Path | None,
+    out: Path,
+    max_steps: int | None,
+    console: Console,
+    only: Sequence[str] = (),
+) -> None:
+    """Measure, print each row as it comes, and write them all."""
+    if only and what != "run":
+        raise UserError(f"--only {' '.join(only)}: only whole runs are chosen from; layers and steps go together.")
+    if what not in KINDS:
+        raise unknown("benchmark", what, KINDS)
+    chosen = device_of(device)
+    about = circumstances(chosen)
+    console.print(safe_text(", ".join(f"{key} {value}" for key, value in about.items())))
+    lines: list[dict[str, Any]] = []
+    for row in _rows(what, chosen, data_root(root), max_steps, only):
+        line = flat(row)
+        if not lines:
+            console.print(safe_text(_aligned({name: name for name in line})), soft_wrap=True)
+        console.print(safe_text(_aligned(line)), soft_wrap=True)
+        lines.append(line | about)
+        write_rows(out / f"{what}.csv", lines)  # as they come, so that a stop loses none
+    if not lines:
+        raise UserError(f"--only {' '.join(only)}: no run has all of these. There are {_cases_in_words()}.")
+    console.print(safe_text(f"{len(lines)} rows in {out / f'{what}.csv'}"))
+
+
+def _cases_in_words() -> str:
+    return ", ".join(f"{case.stream} {case.strategy} {case.norm}" for case in CASES)
+
+
+def _rows(what: str, device: torch.device, root: Path, max_steps: int | None, only: Sequence[str]) -> Iterator[Any]:
+    if what == "layers":
+        yield from layer_rows(device)
+    elif what == "step":
+        yield from (eager_row(device, norm) for norm in ("bn", "cn"))
+        yield from step_rows(device)
+    else:
+        yield from run_rows(device.type, root, max_steps, only)
+
+
+def _aligned(line: dict[str, Any]) -> str:
+    return "  ".join(f"{value!s:>{max(len(name), WIDTHS.get(name, 8))}}" for name, value in line.items())

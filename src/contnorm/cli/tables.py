@@ -1,0 +1,165 @@
+"""Rows of numbers at a terminal of any width: a table where it fits, else lines. No number is cut."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Column, Table
+from rich.text import Text
+
+from contnorm.bench.escape import escape_terminal, shorten
+
+__all__ = [
+    "column_widths",
+    "indented",
+    "needed_width",
+    "print_columns",
+    "safe_text",
+    "say",
+    "say_on_stderr",
+    "show_rows",
+]
+
+UNLIMITED = 10_000  # a width at which nothing is cut
+INDENT = 4
+LONGEST_MESSAGE = 4000  # characters; a typed value of megabytes would hide what is wrong with it
+
+
+def safe_text(text: str) -> Text:
+    r"""Text for the terminal, of one line: no markup is read from it, and characters that can't be seen are visible.
+
+    Example:
+        >>> print(safe_text("[red]a\x1b[2J"))
+        [red]a\x1b[2J
+    """
+    return Text(escape_terminal(text))
+
+
+def say_on_stderr(text: str) -> None:
+    """Print a warning or an error, in one line."""
+    print(f"contnorm: {shorten(escape_terminal(text), LONGEST_MESSAGE)}", file=sys.stderr)
+
+
+def show_rows(heads: Sequence[str], rows: Sequence[Sequence[str]], console: Console, named: int = 1) -> None:
+    """Print rows as a table; where the terminal is narrower, each as its name and then what its columns say.
+
+    Args:
+        heads: Of the columns.
+        rows: Their cells.
+        console: Where.
+        named: How many of the first columns name a row; a name is said once for the rows that share it.
+
+    Example:
+        >>> heads, rows = ("norm", "ACC", "FM"), [("bn", "64.75 +- 3.44", "8.48 +- 3.34")]
+        >>> show_rows(heads, rows, Console(width=40))
+        norm  ACC            FM
+        bn    64.75 +- 3.44  8.48 +- 3.34
+        >>> show_rows(heads, rows, Console(width=24))
+        bn
+            ACC 64.75 +- 3.44
+            FM 8.48 +- 3.34
+    """
+    table = Table(*(Column(head, no_wrap=True) for head in heads), box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*map(safe_text, row))
+    if needed_width(table, console) <= console.width:
+        console.print(table)
+        return
+    before = ""
+    for row in rows:
+        name = " ".join(row[:named])
+        if name != before:
+            console.print(safe_text(name))
+        before = name
+        said = [f"{head} {cell}" for head, cell in zip(heads[named:], row[named:], strict=True)]
+        for line in _lines(said, console.width - INDENT):
+            indented(line, console)
+
+
+def column_widths(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
+    """How wide each column has to be for nothing to be cut.
+
+    Example:
+        >>> column_widths(("norm", "ACC"), [("bn", "64.75")])
+        [4, 5]
+    """
+    return [max(map(cell_len, column)) for column in zip(heads, *rows, strict=True)]
+
+
+def print_columns(
+    heads: Sequence[str], rows: Sequence[Sequence[str]], console: Console, wrap_last: bool = False
+) -> None:
+    """Print rows in columns, two spaces apart. A table of rich takes seconds for some thousand rows.
+
+    Args:
+        heads: Of the columns.
+        rows: Their cells.
+        console: Where.
+        wrap_last: Whether the last column is broken between words where the terminal is narrower.
+
+    Example:
+        >>> print_columns(("norm", "settings"), [("bn", "lr=0.1 batch=9")], Console(width=14), wrap_last=True)
+        norm  settings
+        bn    lr=0.1
+              batch=9
+    """
+    rows = [[escape_terminal(cell) for cell in row] for row in rows]
+    widths = column_widths(heads, rows)
+    if wrap_last:
+        widths[-1] = max(min(widths[-1], console.width - sum(widths[:-1]) - 2 * len(widths) + 2), 1)
+    lines: list[str] = []
+    for row in (heads, *rows):
+        *cells, last = row
+        start = "".join(cell + " " * (width - cell_len(cell) + 2) for cell, width in zip(cells, widths, strict=False))
+        parts = _wrapped(last, widths[-1]) if wrap_last else [last]
+        lines += [(start if number == 0 else " " * len(start)) + part for number, part in enumerate(parts)]
+    text = Text("\n".join(line.rstrip() for line in lines), no_wrap=True, overflow="ignore")
+    text.stylize("table.header", 0, len(lines[0]))
+    console.print(text, soft_wrap=True)
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """A text broken between words; a word that is longer than a line has one to itself."""
+    lines = [""]
+    for word in text.split():
+        longer = f"{lines[-1]} {word}".strip()
+        if lines[-1] and cell_len(longer) > width:
+            lines.append(word)
+        else:
+            lines[-1] = longer
+    return lines
+
+
+def say(sentence: str, console: Console, style: str = "") -> None:
+    """A sentence: at a terminal it breaks between words; in a file it stays one line, to be searched."""
+    console.print(safe_text(sentence), style=style, soft_wrap=not console.is_terminal)
+
+
+def indented(line: str, console: Console) -> None:
+    """A line below the name of what it is about; broken, it stays below it."""
+    console.print(Padding(safe_text(line), (0, 0, 0, INDENT), expand=False))
+
+
+def needed_width(table: Table, console: Console) -> int:
+    """The width at which nothing of a table is cut or wrapped."""
+    return console.measure(table, options=console.options.update(width=UNLIMITED)).maximum
+
+
+def _lines(parts: Sequence[str], width: int) -> list[str]:
+    """As many beside each other as fit.
+
+    Example:
+        >>> _lines(["ACC 64.75", "FM 8.48", "LA 71.50"], 20)
+        ['ACC 64.75  FM 8.48', 'LA 71.50']
+    """
+    lines: list[str] = []
+    for part in parts:
+        if lines and len(lines[-1]) + 2 + len(part) <= width:
+            lines[-1] += f"  {part}"
+        else:
+            lines.append(part)
+    return lines

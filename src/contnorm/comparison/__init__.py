@@ -1,1 +1,0 @@
-"""What records say beside published numbers and beside each other: intervals, verdicts, claims. Needs no torch."""

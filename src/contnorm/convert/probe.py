@@ -1,0 +1,306 @@
+"""Compare a layer of another library with the norm it seems to be, by running copies of both on random input.
+
+A subclass of torch's ``BatchNorm2d`` may compute anything. Before such a layer is described as a norm of the catalog,
+a copy of it has to give the same output, input gradient and running moments as that norm, in training and evaluation.
+The layer itself and torch's random state are left as they were.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from contnorm.factory import Dim, accepted_options, build, norm_class
+from contnorm.registry import NORMS
+
+__all__ = ["ExpectedNorm", "Outcome", "compare_with_norm", "random_state_restored"]
+
+_SEED = 20_260_101
+_TOLERANCE = 1e-4  # relative, of float32 values; a layer that computes something else is off by far more
+_MOVE_TOLERANCE = 1e-2  # of what a batch adds to running moments: a biased variance adds 3 % less
+_COUNTED = 1_000_000  # batches, so that what a layer starts to do after a warm-up is seen
+# Batch and positions of each input: a small batch, and one that a layer which splits large batches would split.
+_SHAPES: Mapping[int, tuple[tuple[int, ...], ...]] = {
+    2: ((6,), (160,)),
+    3: ((6, 5), (160, 2)),
+    4: ((6, 3, 2), (160, 1, 2)),
+    5: ((6, 2, 1, 3), (160, 1, 1, 2)),
+}
+_RANKS: Mapping[int | None, tuple[int, ...]] = {1: (3, 2), 2: (4,), 3: (5,), None: (4, 3)}
+_DIM_OF_RANK: Mapping[int, Dim] = {2: 1, 3: 1, 4: 2, 5: 3}
+
+
+@dataclass(frozen=True)
+class ExpectedNorm:
+    """The norm a layer seems to be: its name in the catalog, and how it is set."""
+
+    norm: str
+    channels: int
+    dim: int | None
+    options: Mapping[str, object]
+    acts: bool  # then calls its own `drop` and `act`
+    constant: bool  # normalizes with its running moments in both modes
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a comparison ended: the reason why the layer is not that norm, empty where it is."""
+
+    reason: str = ""
+    obeys_tracking: bool = True  # setting `track_running_stats` to False holds its moments still
+
+
+def compare_with_norm(module: nn.Module, expected: ExpectedNorm) -> Outcome:
+    """Whether a module computes the norm it seems to be.
+
+    Example:
+        >>> expected = ExpectedNorm("bn", 4, 2, {"eps": 1e-5, "momentum": 0.1}, acts=False, constant=False)
+        >>> compare_with_norm(nn.BatchNorm2d(4), expected).reason
+        ''
+        >>> compare_with_norm(nn.BatchNorm2d(4, eps=1e-2), expected).reason
+        "its output differs from that of 'bn' on random input in training mode"
+    """
+    if hasattr(module, "process_group") and dist.is_available() and dist.is_initialized():
+        return Outcome("a synchronised subclass can't be run alone; convert before the process group is initialized")
+    known, key = _KNOWN.setdefault(type(module), {}), _fingerprint(module, expected)
+    if key is not None and key in known:
+        return known[key]
+    try:
+        with random_state_restored(), _plain_arithmetic(module):
+            outcome = _compare(module, expected)
+        if key is not None:
+            known[key] = outcome
+        return outcome
+    except Exception as error:  # the layer's own code may raise anything
+        lines = str(error).splitlines() or [""]
+        return Outcome(
+            f"it can't be compared with {expected.norm!r} on random input: {type(error).__name__}: {lines[0]}"
+        )
+
+
+# Outcomes by class and settings: networks repeat the same layer dozens of times.
+_KNOWN: WeakKeyDictionary[type[nn.Module], dict[Hashable, Outcome]] = WeakKeyDictionary()
+_MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
+
+
+def _fingerprint(module: nn.Module, expected: ExpectedNorm) -> Hashable | None:
+    """What decides the outcome of a comparison; None where attributes of other types than numbers and words do."""
+    attributes = {name: value for name, value in vars(module).items() if name not in _MODULE_ATTRIBUTES}
+    if not all(value is None or isinstance(value, int | float | str) for value in attributes.values()):
+        return None
+    tensors = {**module._parameters, **module._buffers}.items()
+    return (
+        getattr(type(module).forward, "__code__", None),
+        repr(expected),
+        tuple(sorted((name, repr(value)) for name, value in attributes.items())),
+        tuple((name, None if tensor is None else (tensor.dtype, tensor.device)) for name, tensor in tensors),
+        tuple((name, type(child), str(child)) for name, child in module.named_children()),
+    )
+
+
+class _CannotRunError(Exception):
+    """The layer raised on an input."""
+
+
+def _compare(module: nn.Module, expected: ExpectedNorm) -> Outcome:
+    failure: Exception | None = None
+    outcomes = []
+    for rank in _RANKS[expected.dim]:
+        try:
+            outcomes.append(_compare_at_rank(module, expected, rank))
+        except _CannotRunError as error:  # a 1d layer may take (N, C) only, or (N, C, L) only
+            failure = cast(Exception, error.__cause__)
+    if not outcomes:
+        assert failure is not None
+        raise failure
+    reason = next((outcome.reason for outcome in outcomes if outcome.reason), "")
+    return Outcome(reason, all(outcome.obeys_tracking for outcome in outcomes))
+
+
+def _compare_at_rank(module: nn.Module, expected: ExpectedNorm, rank: int) -> Outcome:
+    layer = _isolated_copy(module)
+    reference = _reference(layer, expected, rank)
+    small, large = (_input(layer, expected.channels, shape) for shape in _SHAPES[rank])
+    # Variances near eps tell where it is added; variances near 1 tell everything else.
+    eps = float(cast(float, expected.options.get("eps", 1e-5)))
+    faint = small * eps**0.5
+    for training, inputs in ((True, (small, faint, large)), (False, (small, faint))):
+        layer.train(training)
+        reference.train(training)
+        for x in inputs:
+            for each in (layer, reference.norm):
+                _prepare(each, late=x is large, var_scale=eps if x is faint and not training else 1.0)
+            reason = _difference(layer, reference, x, with_gradient=training and x is small)
+            if reason:
+                mode = "training" if training else "evaluation"
+                return Outcome(f"its {reason} that of {expected.norm!r} on random input in {mode} mode")
+    if expected.constant or getattr(reference.norm, "running_mean", None) is None:
+        return Outcome()
+    for each in (layer, reference.norm):
+        cast(Any, each).track_running_stats = False
+        each.train(True)
+    return Outcome(obeys_tracking=not _difference(layer, reference, small))
+
+
+def _prepare(layer: nn.Module, late: bool, var_scale: float) -> None:
+    """Set the state in which a layer meets the next input: its batch counter, and the size of its variances."""
+    if late:
+        _set_count(layer, _COUNTED)
+    if isinstance(var := layer._buffers.get("running_var"), Tensor):
+        var.mul_(var_scale)
+
+
+def _isolated_copy(module: nn.Module) -> nn.Module:
+    """A copy without hooks, in float32, that shares no tensor with the layer; its tensors are random."""
+    # Hooks are not copied: they may hold the whole model, and would see inputs that are none of the user's.
+    hooks = [value for part in module.modules() for name, value in vars(part).items() if "_hooks" in name]
+    layer = copy.deepcopy(module, {id(value): type(value)() for value in hooks if isinstance(value, dict)})
+    tensors = {id(t) for t in (*module.parameters(), *module.buffers())}
+    if layer is module or any(id(t) in tensors for t in (*layer.parameters(), *layer.buffers())):
+        raise TypeError("its copy shares tensors with it")
+    if any(t.is_meta for t in (*layer.parameters(), *layer.buffers())):
+        layer = layer.to_empty(device="cpu")
+    layer = layer.float()
+    layer.__dict__.pop("_contnorm_own", None)
+    if hasattr(layer, "_contnorm_tracked"):  # frozen through this flag: see freezing.py
+        cast(Any, layer).track_running_stats = layer._contnorm_tracked
+    _randomize(layer)
+    return layer
+
+
+def _randomize(layer: nn.Module) -> None:
+    generator = torch.Generator().manual_seed(_SEED)
+    with torch.no_grad():
+        for name, tensor in {**layer._parameters, **layer._buffers}.items():
+            if tensor is None or not tensor.is_floating_point() or tensor.dim() == 0:
+                continue
+            value = torch.randn(tensor.shape, generator=generator, device="cpu")
+            tensor.copy_(value.abs() + 0.5 if name == "running_var" else value)
+    _set_count(layer, 0)
+
+
+def _set_count(layer: nn.Module, batches: int) -> None:
+    if isinstance(counter := layer._buffers.get("num_batches_tracked"), Tensor):
+        counter.fill_(batches)
+
+
+def _input(layer: nn.Module, channels: int, shape: tuple[int, ...]) -> Tensor:
+    generator = torch.Generator().manual_seed(_SEED + len(shape) + shape[0])
+    x = torch.randn((shape[0], channels, *shape[1:]), generator=generator, device="cpu")
+    x = x * 1.5 + torch.randn((1, channels, *[1] * (len(shape) - 1)), generator=generator, device="cpu")
+    place = next((t.device for t in (*layer.parameters(), *layer.buffers())), torch.device("cpu"))
+    return x.to(place)
+
+
+class _Reference(nn.Module):
+    """The norm itself, with the drop and activation of the layer behind it where it has them."""
+
+    def __init__(self, norm: nn.Module, then: tuple[nn.Module, ...], constant: bool) -> None:
+        super().__init__()
+        self.norm, self.then, self.constant = norm, nn.ModuleList(then), constant
+
+    def train(self, mode: bool = True) -> _Reference:
+        super().train(mode)
+        if self.constant:
+            self.norm.eval()
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.norm(x)
+        for module in self.then:
+            y = module(y)
+        return y
+
+
+def _reference(layer: nn.Module, expected: ExpectedNorm, rank: int) -> _Reference:
+    spec, dim = NORMS[expected.norm], _DIM_OF_RANK[rank]
+    allowed = accepted_options(norm_class(spec, dim))
+    options = {key: value for key, value in expected.options.items() if key in allowed and key not in spec.preset}
+    norm = build(spec, expected.channels, dim, options, "probe")
+    tensors = {**layer._parameters, **layer._buffers}
+    for name in norm._parameters:
+        value = tensors.get(name)
+        norm._parameters[name] = None if value is None else nn.Parameter(value.detach().clone())
+    for name, own in norm._buffers.items():
+        value = tensors.get(name)
+        norm._buffers[name] = own if value is None else value.detach().clone()
+    place = next((t.device for t in tensors.values() if t is not None), torch.device("cpu"))
+    then = copy.deepcopy((layer.drop, layer.act)) if expected.acts else ()
+    return _Reference(norm, cast("tuple[nn.Module, ...]", then), expected.constant).to(place)
+
+
+def _difference(layer: nn.Module, reference: _Reference, x: Tensor, with_gradient: bool = False) -> str:
+    """What of a layer's results differs, as the beginning of a sentence; empty where nothing does."""
+    before = _moments(reference.norm)
+    try:
+        wanted, y = (_run(each, x, with_gradient) for each in (reference, layer))
+    except Exception as error:
+        raise _CannotRunError from error
+    for what, value, expected in zip(("output", "input gradient"), y, wanted, strict=True):
+        if not _close(value, expected, _TOLERANCE):
+            return f"{what} differs from"
+    after, wanted_after = _moments(layer), _moments(reference.norm)
+    for name, start in before.items():
+        moved, wanted_move = after[name] - start, wanted_after[name] - start
+        if not _close(moved, wanted_move, _MOVE_TOLERANCE, rounding=1e-6 * float(start.abs().max())):
+            return f"{name} after a batch differs from"
+    return ""
+
+
+def _moments(layer: nn.Module) -> dict[str, Tensor]:
+    buffers = {name: layer._buffers.get(name) for name in ("running_mean", "running_var")}
+    return {name: buffer.detach().clone() for name, buffer in buffers.items() if buffer is not None}
+
+
+def _close(value: object, wanted: Tensor, tolerance: float, rounding: float = 0.0) -> bool:
+    """Whether values agree up to a tolerance of their average size, NaN with NaN."""
+    if not isinstance(value, Tensor) or value.shape != wanted.shape:
+        return False
+    value, wanted = value.detach().float(), wanted.detach().float()
+    level = float(wanted.abs().nanmean()) if wanted.numel() else 0.0
+    return torch.allclose(value, wanted, rtol=tolerance, atol=tolerance * level + rounding, equal_nan=True)
+
+
+def _run(layer: nn.Module, x: Tensor, with_gradient: bool) -> tuple[Any, Any]:
+    """Output and input gradient, with the same draws for both layers where dropout makes some."""
+    for generator in _generators():
+        generator.manual_seed(_SEED)
+    leaf = x.clone().requires_grad_(with_gradient)
+    y = layer.forward(leaf * 1)  # not by a call: hooks set for all modules are not for this one
+    if not with_gradient or not isinstance(y, Tensor):
+        return y, x
+    weight = torch.linspace(-1, 2, y.numel(), device=y.device).reshape(y.shape)
+    return y, torch.autograd.grad((y * weight).sum(), leaf)[0]
+
+
+def _generators() -> list[torch.Generator]:
+    on_gpu = torch.cuda.default_generators if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
+    return [torch.default_generator, *on_gpu]
+
+
+@contextmanager
+def random_state_restored() -> Iterator[None]:
+    """As `torch.random.fork_rng`, but without touching the seeds of devices that are not in use yet."""
+    states = [(generator, generator.get_state()) for generator in _generators()]
+    try:
+        yield
+    finally:
+        for generator, state in states:
+            generator.set_state(state)
+
+
+@contextmanager
+def _plain_arithmetic(module: nn.Module) -> Iterator[None]:
+    """Gradients on, autocast off, whatever the surroundings have set."""
+    tensor = next((t for t in (*module.parameters(), *module.buffers())), None)
+    kind = "cpu" if tensor is None or tensor.is_meta else tensor.device.type
+    with torch.inference_mode(False), torch.enable_grad(), torch.autocast(kind, enabled=False):
+        yield

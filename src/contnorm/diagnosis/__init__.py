@@ -1,0 +1,1 @@
+"""The cross-task normalization effect of a model: measurement, result, figure and comparison of two models."""

@@ -1,0 +1,131 @@
+"""The paper's variants of continual norm on a GPU: our kernel for the group step, torch's own for the batch step.
+
+The meaning is `reference`'s, whose two calls less a pivot are dozens of small kernels; here each step is one call,
+and what batch norm needs besides to be right at large means is one small kernel before it.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from contnorm.kernels import Order
+from contnorm.kernels.layout import beside_bias
+from contnorm.kernels.reference import BatchMoments, batch_step, scaled_about_pivot
+from contnorm.kernels.triton import continual as fused
+from contnorm.kernels.triton.continual.eager import is_plain
+from contnorm.kernels.triton.group_norm import ShiftedInput, group_step, less_channel_pivot, normalized_groups
+
+__all__ = ["evaluate", "refusal", "suits", "train"]
+
+
+def refusal(x: Tensor, num_groups: int) -> str | None:
+    """Why the kernel can't take this input; None where it can."""
+    if not (is_plain(x) and fused.is_bare()):  # first: what follows looks at sizes, which an exporter leaves open
+        return (
+            "for order='bn_gn' and tied=True it is launched in plain eager code, and not where torch compiles, "
+            "exports, traces or transforms it"
+        )
+    return fused.refusal(x, num_groups)
+
+
+def suits(x: Tensor, num_groups: int) -> bool:
+    """Whether to take the kernel unasked: on CUDA, wherever it can run."""
+    return x.is_cuda and refusal(x, num_groups) is None
+
+
+def train(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    num_groups: int,
+    *,
+    order: Order,
+    tied: bool,
+    running: tuple[Tensor, Tensor] | None,
+    momentum: float | Tensor,
+) -> tuple[Tensor, BatchMoments | None]:
+    """Normalize with the moments of the batch.
+
+    Where there are running moments, those of the batch are given with the output, or None where they are moved already:
+    batch norm does that itself, if they are of its type and the momentum is a number.
+    """
+    fused.check_parameters(x, weight, bias, *(running or ()))
+    wide_weight, wide_bias = _wide(weight), _wide(bias)
+    first_weight, first_bias = (wide_weight, wide_bias) if tied else (None, None)
+    found: BatchMoments | None
+    if order == "gn_bn":
+        # Batch norm takes off what the first bias adds: its gradient there is zero, and none is computed.
+        added = None if first_bias is None else first_bias.detach()
+        grouped = group_step(x, first_weight, added, eps, num_groups, torch.float32)
+        y, found = _batch_step(grouped, wide_weight, wide_bias, eps, running, momentum, None)
+        return y.to(x.dtype), found
+    in_place = _moves_in_place(running, momentum)
+    shifted = less_channel_pivot(x, running[0] if in_place and running is not None else None)
+    normalized, found = _batch_step(shifted.signal, first_weight, first_bias, eps, running, momentum, shifted)
+    return group_step(normalized, wide_weight, wide_bias, eps, num_groups, x.dtype), found
+
+
+def _batch_step(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    running: tuple[Tensor, Tensor] | None,
+    momentum: float | Tensor,
+    shifted: ShiftedInput | None,
+) -> tuple[Tensor, BatchMoments | None]:
+    """Batch norm of a signal that may have been shifted, which its running mean knows nothing of."""
+    if running is None or not _moves_in_place(running, momentum):
+        y, found = batch_step(x, weight, bias, eps, moments=running is not None)
+        if found is not None and shifted is not None:
+            found = BatchMoments(found.mean + shifted.pivot, found.var)
+        return y, found
+    mean, var = running
+    weight = beside_bias(weight, bias)
+    y = F.batch_norm(x, mean if shifted is None else shifted.about, var, weight, bias, True, float(momentum), eps)
+    if shifted is not None:
+        with torch.no_grad():
+            torch.add(shifted.about, shifted.pivot, out=mean)
+    return y, None
+
+
+def _moves_in_place(running: tuple[Tensor, Tensor] | None, momentum: float | Tensor) -> bool:
+    """Whether torch's batch norm can move the running moments: theirs are float32, and the momentum is a number."""
+    return (
+        running is not None
+        and not isinstance(momentum, Tensor)
+        and all(each.dtype == torch.float32 and each.is_contiguous() for each in running)
+    )
+
+
+def evaluate(
+    x: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    num_groups: int,
+    *,
+    order: Order,
+    tied: bool,
+) -> Tensor:
+    """The same with given moments."""
+    fused.check_parameters(x, mean, var, weight, bias)
+    wide_weight, wide_bias = _wide(weight), _wide(bias)
+    first_weight, first_bias = (wide_weight, wide_bias) if tied else (None, None)
+    if order == "gn_bn":
+        grouped = group_step(x, first_weight, first_bias, eps, num_groups, torch.float32)
+        scale = beside_bias(wide_weight, wide_bias)
+        return F.batch_norm(grouped, mean.float(), var.float(), scale, wide_bias, False, 0.0, eps).to(x.dtype)
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, mean, var, weight, bias)):
+        normalized = scaled_about_pivot(x, mean, var, first_weight, first_bias, eps, num_groups)
+        return group_step(normalized, wide_weight, wide_bias, eps, num_groups, x.dtype)
+    return normalized_groups(x, mean, var, weight, bias, eps, num_groups, tied)
+
+
+def _wide(parameter: Tensor | None) -> Tensor | None:
+    return None if parameter is None else parameter.float()

@@ -1,0 +1,141 @@
+"""Continual normalization fused into one kernel, or a few, by Triton: the memory traffic of plain batch norm.
+
+The algebra is `analytic`'s; ``docs/concepts/one-pass.md`` tells how it is laid out on a GPU. This file is the door: it
+says where the kernels can run and calls them. Triton is not needed to import it, and is imported at the first launch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from contnorm.kernels.reference import BatchMoments
+from contnorm.kernels.triton.availability import COMPILER, INSTALLED, INTERPRETED, TYPES
+from contnorm.kernels.triton.continual import eager, launch, operators, plan
+from contnorm.kernels.triton.continual.launch import Running
+
+__all__ = ["check_parameters", "evaluate", "is_bare", "refusal", "running_moments", "suits", "train"]
+
+
+def refusal(x: Tensor, num_groups: int) -> str | None:
+    """Why the kernels can't take this input; None where they can."""
+    if not INSTALLED:
+        return "Triton is not installed"
+    if not (x.is_cuda or (INTERPRETED and x.device.type == "cpu")):
+        return f"it runs on CUDA, and the input is on {x.device} (there, only Triton's interpreter: TRITON_INTERPRET=1)"
+    if not (COMPILER or INTERPRETED):
+        return "Triton needs a C compiler, and neither gcc nor clang is found, nor one named in CC"
+    if x.dtype not in TYPES:
+        return f"its statistics are float32, and the input is {x.dtype}"
+    samples, channels = x.shape[0], x.shape[1]
+    if not plan.fits(samples, channels, x.numel() // (samples * channels), num_groups):
+        return f"an input of shape {tuple(x.shape)} in {num_groups} groups is too large for it"
+    return None
+
+
+def suits(x: Tensor, num_groups: int) -> bool:
+    """Whether to take the kernels unasked: on CUDA, and where nothing has to look inside the operators."""
+    return x.is_cuda and is_bare() and refusal(x, num_groups) is None
+
+
+def is_bare() -> bool:
+    """Whether no exporter, tracer or transform has to look inside what is called."""
+    return (
+        not torch.compiler.is_exporting()  # an exported program should need no operators of ours
+        and not torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+        and not _transformed()
+    )
+
+
+def train(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    num_groups: int,
+    residual: Tensor | None = None,
+    relu: bool = False,
+    running: Running | None = None,
+) -> tuple[Tensor, BatchMoments | None]:
+    """Normalize with the moments of the batch, add the residual (of the input's shape, dtype and device), apply ReLU.
+
+    Given with the output are the batch's moments, the variance a biased one; or None where running moments were given
+    and are moved already.
+    """
+    check_parameters(x, weight, bias, *(() if running is None else running[:2]))
+    given = x, weight, bias, residual, eps, num_groups, relu
+    transformed = _transformed()
+    if not transformed and eager.is_plain(x):
+        return eager.train(given, running)
+    if transformed:
+        y, mean, var = operators.plain_training(*given)
+        return y, BatchMoments(mean, var)
+    y, table = operators.continual_norm(*given)
+    mean, var = launch.moments_in(table, x.shape[1])
+    if running is None:
+        return y, BatchMoments(mean, var)
+    _move(running, mean, var)
+    return y, None
+
+
+def _move(running: Running, mean: Tensor, var: Tensor) -> None:
+    """Running moments moved outside the operator, which is a pure function."""
+    operators.update_moments_(running.mean, running.var, mean, var, running.momentum, running.weight, running.factor)
+    if running.counter is not None:
+        running.counter.add_(1)
+
+
+def running_moments(
+    mean: Tensor | None, var: Tensor | None, counter: Tensor | None, momentum: float | Tensor, count: int
+) -> Running | None:
+    """What is to be moved along with a batch of so many values a channel; None where a kernel can't do it."""
+    if mean is None or var is None or not (mean.is_contiguous() and var.is_contiguous()):
+        return None
+    if counter is not None and (counter.device != mean.device or counter.dim() != 0):
+        return None
+    if isinstance(momentum, Tensor):
+        on_device = momentum.device == mean.device and momentum.dim() == 0
+        return Running(mean, var, counter, momentum, 0.0, count / (count - 1)) if on_device else None
+    return Running(mean, var, counter, None, float(momentum), count / (count - 1))
+
+
+def evaluate(
+    x: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    num_groups: int,
+    residual: Tensor | None = None,
+    relu: bool = False,
+) -> Tensor:
+    """The same with given moments."""
+    check_parameters(x, mean, var, weight, bias)
+    run: Any = operators.continual_norm_eval
+    if _transformed():
+        run = operators.plain_evaluation
+    elif eager.is_plain(x):
+        run = eager.evaluate
+    y: Tensor = run(x, mean, var, weight, bias, residual, eps, num_groups, relu)
+    return y
+
+
+def check_parameters(x: Tensor, *channels: Tensor | None) -> None:
+    """What torch's operators see to themselves: a kernel would read past an end, or on another device."""
+    shape, device = x.shape[1:2], x.device
+    for each in channels:
+        if each is not None and (each.shape != shape or each.device != device):
+            raise RuntimeError(
+                f"continual_norm: an input of shape {tuple(x.shape)} on {x.device} needs parameters and moments of "
+                f"shape ({x.shape[1]},) there, and one has {tuple(each.shape)} on {each.device}. "
+                f"Move the layer with layer.to(x.device)."
+            )
+
+
+def _transformed() -> bool:
+    """Whether functorch or a forward-mode derivative is at work: neither can look inside the operators."""
+    return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0

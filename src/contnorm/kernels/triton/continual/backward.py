@@ -1,0 +1,280 @@
+"""The backward kernels, in the same three ways as the forward ones: the sums per row, the tables, the gradient.
+
+Each row needs two sums, of dy and of dy times x less its pivot; the rest are small tables, and what is left is
+``dx = P * dy + Q * x + R``. Behind a ReLU, dy is masked as it is read.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from contnorm.kernels.triton.continual.tiles import (
+    channel_tables,
+    group_sum,
+    lanes,
+    masked_gradient,
+    moments_and_tables,
+    place,
+    positions,
+    scale_and_offset,
+    shared_out,
+    slab_pivot,
+    split_range,
+)
+
+__all__ = ["backward_apply", "backward_one", "backward_rows", "backward_tables"]
+
+
+@triton.jit
+def _both(x_ptr, dy_ptr, y_ptr, pivot, scale, offset, where, mask, RELU: tl.constexpr):
+    """A tile of x less its pivot, and of dy behind the activation."""
+    x = tl.load(x_ptr + where, mask=mask, other=0).to(tl.float32) - pivot[:, :, None]
+    return x, masked_gradient(dy_ptr, y_ptr, x, scale, offset, where, mask, RELU)
+
+
+@triton.jit
+def _row_sums(
+    x_ptr, dy_ptr, y_ptr, pivot, scale, offset, n, c, rows, start, stop, C, L,
+    LAST: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr, RELU: tl.constexpr,
+):  # fmt: skip
+    """Of each row between two positions: the sum of dy, and of dy times x; lane by lane, then across lanes."""
+    sum_dy = tl.zeros((BN, BC, BL), tl.float32)
+    sum_dyx = tl.zeros((BN, BC, BL), tl.float32)
+    for chunk in range(start, stop, BL):
+        at, mask = positions(chunk, stop, rows, BL)
+        where = place(n, c, at, C, L, LAST)
+        x, dy = _both(x_ptr, dy_ptr, y_ptr, pivot, scale, offset, where, mask, RELU)
+        sum_dy += tl.where(mask, dy, 0.0)
+        sum_dyx += tl.where(mask, dy * x, 0.0)
+    return tl.sum(sum_dy, 2), tl.sum(sum_dyx, 2)
+
+
+@triton.jit
+def _load_rows(table_ptr, n, c, rows, N, C):
+    where = table_ptr + n.to(tl.int64)[:, None] * C + c[None, :]
+    return tl.load(where, mask=rows, other=0.0), tl.load(where + N * C, mask=rows, other=0.0)
+
+
+@triton.jit
+def _load_groups(table_ptr, n, group, rows, N, C, K: tl.constexpr):
+    where = table_ptr + n.to(tl.int64)[:, None] * (C // K) + group[None, :]
+    return tl.load(where, mask=rows, other=0.0), tl.load(where + N * (C // K), mask=rows, other=0.0)
+
+
+@triton.jit
+def _merged_sums(part_ptr, n, c, rows, N, C, splits, SP: tl.constexpr):
+    split = tl.arange(0, SP)
+    there = (split < splits)[:, None, None] & rows[None, :, :]
+    where = part_ptr + (split[:, None, None] * N + n.to(tl.int64)[None, :, None]) * C + c[None, None, :]
+    sum_dy = tl.sum(tl.load(where, mask=there, other=0.0), 0)
+    return sum_dy, tl.sum(tl.load(where + splits * N * C, mask=there, other=0.0), 0)
+
+
+@triton.jit
+def _slab_sums(
+    sum_dy, against, row_mean, row_square, mean, rstd, gain, d_weight, d_bias, rows, N, L,
+    K: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """What the group step takes off: the average over each slab of its gradient, and of that times its signal."""
+    slope = (rstd * d_weight / N)[None, :]
+    share = (d_bias / N)[None, :]
+    t1 = gain[None, :] * (sum_dy - share - slope * (row_mean - mean[None, :]))
+    t2 = gain[None, :] * (against - row_mean * share - slope * (row_square - mean[None, :] * row_mean))
+    s1 = group_sum(tl.where(rows, t1, 0.0), BN, BC, KP) / K / L
+    s2 = group_sum(tl.where(rows, t2, 0.0), BN, BC, KP) / K / L
+    return s1, s2
+
+
+@triton.jit
+def _coefficients(group_mean, group_rstd, mean, rstd, gain, d_weight, d_bias, s1, s2, N, L):
+    """P, Q and R of each row."""
+    slope = gain * rstd * d_weight / N / L
+    level = gain * (rstd * mean * d_weight - d_bias) / N / L
+    q = -group_rstd * (slope[None, :] + s2)
+    rest = group_rstd * (level[None, :] - s1) - q * group_mean * group_rstd
+    return group_rstd * gain[None, :], q * group_rstd, rest
+
+
+@triton.jit
+def _gradient(dx_ptr, dr_ptr, x, dy, p, q, r, where, mask):
+    dx = dy * p[:, :, None] + (x * q[:, :, None] + r[:, :, None])
+    tl.store(dx_ptr + where, dx.to(dx_ptr.dtype.element_ty), mask=mask)
+    if dr_ptr is not None:
+        tl.store(dr_ptr + where, dy.to(dr_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _write(
+    x_ptr, dy_ptr, y_ptr, dx_ptr, dr_ptr, pivot, scale, offset, p, q, r, n, c, rows, start, stop, C, L,
+    LAST: tl.constexpr, BL: tl.constexpr, RELU: tl.constexpr,
+):  # fmt: skip
+    for chunk in range(start, stop, BL):
+        at, mask = positions(chunk, stop, rows, BL)
+        where = place(n, c, at, C, L, LAST)
+        x, dy = _both(x_ptr, dy_ptr, y_ptr, pivot, scale, offset, where, mask, RELU)
+        _gradient(dx_ptr, dr_ptr, x, dy, p, q, r, where, mask)
+
+
+@triton.jit
+def _store_channels(dweight_ptr, dbias_ptr, c, exists, d_weight, d_bias):
+    tl.store(dweight_ptr + c, d_weight, mask=exists)
+    tl.store(dbias_ptr + c, d_bias, mask=exists)
+
+
+@triton.jit
+def backward_one(
+    x_ptr, dy_ptr, y_ptr, weight_ptr, bias_ptr, table_ptr,
+    dx_ptr, dr_ptr, dweight_ptr, dbias_ptr, N, C, L, eps,
+    K: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr,
+    LAST: tl.constexpr, SINGLE: tl.constexpr, RELU: tl.constexpr,
+):  # fmt: skip
+    """A block of groups over all samples; with ``SINGLE`` x and dy are read once."""
+    mean_ptr, var_ptr, table_ptr = moments_and_tables(table_ptr, C)
+    c, group, exists = lanes(tl.program_id(0), C, K, KP, BC, True)
+    n = tl.arange(0, BN)
+    rows = (n < N)[:, None] & exists[None, :]
+    pivot = slab_pivot(x_ptr, n, tl.program_id(0), group, rows, N, C, L, K, KP, BN, BC, LAST, True)
+    group_mean, group_rstd = _load_groups(table_ptr + 2 * N * C, n, group, rows, N, C, K)
+    mean, rstd, gain, bias = channel_tables(mean_ptr, var_ptr, weight_ptr, bias_ptr, c, exists, eps)
+    scale, offset = scale_and_offset(group_mean, group_rstd, mean, gain, bias)
+    if SINGLE:
+        at, mask = positions(0, L, rows, BL)
+        where = place(n, c, at, C, L, LAST)
+        x, dy = _both(x_ptr, dy_ptr, y_ptr, pivot, scale, offset, where, mask, RELU)
+        sum_dy = tl.sum(dy, 2)
+        sum_dyx = tl.sum(tl.where(mask, dy * x, 0.0), 2)
+    else:
+        sum_dy, sum_dyx = _row_sums(
+            x_ptr, dy_ptr, y_ptr, pivot, scale, offset, n, c, rows, 0, L, C, L, LAST, BN, BC, BL, RELU
+        )
+    against = (sum_dyx - group_mean * sum_dy) * group_rstd
+    d_bias = tl.sum(sum_dy, 0)
+    d_weight = rstd * (tl.sum(against, 0) - mean * d_bias)
+    _store_channels(dweight_ptr, dbias_ptr, c, exists, d_weight, d_bias)
+    row_mean, row_square = _load_rows(table_ptr, n, c, rows, N, C)
+    s1, s2 = _slab_sums(
+        sum_dy, against, row_mean, row_square, mean, rstd, gain, d_weight, d_bias, rows, N, L, K, KP, BN, BC
+    )
+    p, q, r = _coefficients(group_mean, group_rstd, mean, rstd, gain, d_weight, d_bias, s1, s2, N, L)
+    if SINGLE:
+        _gradient(dx_ptr, dr_ptr, x, dy, p, q, r, where, mask)
+    else:
+        _write(
+            x_ptr, dy_ptr, y_ptr, dx_ptr, dr_ptr, pivot, scale, offset, p, q, r, n, c, rows, 0, L, C, L,
+            LAST, BL, RELU,
+        )  # fmt: skip
+
+
+@triton.jit
+def backward_rows(
+    x_ptr, dy_ptr, y_ptr, weight_ptr, bias_ptr, table_ptr, part_ptr,
+    N, C, L, eps, blocks, splits, span,
+    K: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr,
+    LAST: tl.constexpr, WHOLE: tl.constexpr, RELU: tl.constexpr,
+):  # fmt: skip
+    """The two sums of each row in one split of its positions: (splits, N, C) of each."""
+    mean_ptr, var_ptr, table_ptr = moments_and_tables(table_ptr, C)
+    program = tl.program_id(0)
+    split, c, group, exists, n, rows = shared_out(blocks, splits, N, C, K, KP, BN, BC, WHOLE)
+    pivot = slab_pivot(x_ptr, n, program % blocks, group, rows, N, C, L, K, KP, BN, BC, LAST, WHOLE)
+    scale = pivot
+    offset = pivot
+    if RELU and y_ptr is None:
+        group_mean, group_rstd = _load_groups(table_ptr + 2 * N * C, n, group, rows, N, C, K)
+        mean, _, gain, bias = channel_tables(mean_ptr, var_ptr, weight_ptr, bias_ptr, c, exists, eps)
+        scale, offset = scale_and_offset(group_mean, group_rstd, mean, gain, bias)
+    start, stop = split_range(split, L, span)
+    sum_dy, sum_dyx = _row_sums(
+        x_ptr, dy_ptr, y_ptr, pivot, scale, offset, n, c, rows, start, stop, C, L, LAST, BN, BC, BL, RELU
+    )
+    where = (split * N + n.to(tl.int64)[:, None]) * C + c[None, :]
+    tl.store(part_ptr + where, sum_dy, mask=rows)
+    tl.store(part_ptr + splits * N * C + where, sum_dyx, mask=rows)
+
+
+@triton.jit
+def backward_tables(
+    part_ptr, slab_ptr, weight_ptr, table_ptr, dweight_ptr, dbias_ptr, N, C, L, eps, splits,
+    K: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, SP: tl.constexpr,
+):  # fmt: skip
+    """The parameters' gradients, then the averages over each slab, (N, G) each; samples block by block, twice."""
+    mean_ptr, var_ptr, table_ptr = moments_and_tables(table_ptr, C)
+    c, group, exists = lanes(tl.program_id(0), C, K, KP, BC, True)
+    mean, rstd, gain, _ = channel_tables(mean_ptr, var_ptr, weight_ptr, None, c, exists, eps)
+    d_bias = tl.zeros_like(mean)
+    d_weight = tl.zeros_like(mean)
+    for first in range(0, N, BN):
+        n = first + tl.arange(0, BN)
+        rows = (n < N)[:, None] & exists[None, :]
+        sum_dy, sum_dyx = _merged_sums(part_ptr, n, c, rows, N, C, splits, SP)
+        group_mean, group_rstd = _load_groups(table_ptr + 2 * N * C, n, group, rows, N, C, K)
+        d_bias += tl.sum(sum_dy, 0)
+        d_weight += tl.sum((sum_dyx - group_mean * sum_dy) * group_rstd, 0)
+    d_weight = rstd * (d_weight - mean * d_bias)
+    _store_channels(dweight_ptr, dbias_ptr, c, exists, d_weight, d_bias)
+    for first in range(0, N, BN):
+        n = first + tl.arange(0, BN)
+        rows = (n < N)[:, None] & exists[None, :]
+        sum_dy, sum_dyx = _merged_sums(part_ptr, n, c, rows, N, C, splits, SP)
+        group_mean, group_rstd = _load_groups(table_ptr + 2 * N * C, n, group, rows, N, C, K)
+        row_mean, row_square = _load_rows(table_ptr, n, c, rows, N, C)
+        against = (sum_dyx - group_mean * sum_dy) * group_rstd
+        s1, s2 = _slab_sums(
+            sum_dy, against, row_mean, row_square, mean, rstd, gain, d_weight, d_bias, rows, N, L, K, KP, BN, BC
+        )
+        where = slab_ptr + n.to(tl.int64)[:, None] * (C // K) + group[None, :]
+        writes = rows & (c == group * K)[None, :]
+        tl.store(where, s1, mask=writes)
+        tl.store(where + N * (C // K), s2, mask=writes)
+
+
+@triton.jit
+def _parameter_gradients(sum_dy, sum_dyx, group_mean, group_rstd, mean, rstd):
+    """Of weight and bias, from the rows of all samples."""
+    d_bias = tl.sum(sum_dy, 0)
+    return rstd * (tl.sum((sum_dyx - group_mean * sum_dy) * group_rstd, 0) - mean * d_bias), d_bias
+
+
+@triton.jit
+def backward_apply(
+    x_ptr, dy_ptr, y_ptr, weight_ptr, bias_ptr, table_ptr, part_ptr, slab_ptr,
+    dx_ptr, dr_ptr, dweight_ptr, dbias_ptr, N, C, L, eps, blocks, splits, span,
+    K: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr, SP: tl.constexpr,
+    NP: tl.constexpr, LAST: tl.constexpr, TABLES: tl.constexpr, RELU: tl.constexpr,
+):  # fmt: skip
+    """The gradient in one split of the positions of some samples; with ``TABLES`` it first makes the tables."""
+    mean_ptr, var_ptr, table_ptr = moments_and_tables(table_ptr, C)
+    program = tl.program_id(0)
+    split, c, group, exists, n, rows = shared_out(blocks, splits, N, C, K, KP, BN, BC, TABLES)
+    pivot = slab_pivot(x_ptr, n, program % blocks, group, rows, N, C, L, K, KP, BN, BC, LAST, TABLES)
+    group_mean, group_rstd = _load_groups(table_ptr + 2 * N * C, n, group, rows, N, C, K)
+    mean, rstd, gain, bias = channel_tables(mean_ptr, var_ptr, weight_ptr, bias_ptr, c, exists, eps)
+    scale, offset = scale_and_offset(group_mean, group_rstd, mean, gain, bias)
+    if TABLES:
+        sum_dy, sum_dyx = _merged_sums(part_ptr, n, c, rows, N, C, splits, SP)
+        if BN == NP:
+            d_weight, d_bias = _parameter_gradients(sum_dy, sum_dyx, group_mean, group_rstd, mean, rstd)
+        else:
+            every = tl.arange(0, NP)
+            there = (every < N)[:, None] & exists[None, :]
+            all_dy, all_dyx = _merged_sums(part_ptr, every, c, there, N, C, splits, SP)
+            all_mean, all_rstd = _load_groups(table_ptr + 2 * N * C, every, group, there, N, C, K)
+            d_weight, d_bias = _parameter_gradients(all_dy, all_dyx, all_mean, all_rstd, mean, rstd)
+        if program < blocks:
+            _store_channels(dweight_ptr, dbias_ptr, c, exists, d_weight, d_bias)
+        against = (sum_dyx - group_mean * sum_dy) * group_rstd
+        row_mean, row_square = _load_rows(table_ptr, n, c, rows, N, C)
+        s1, s2 = _slab_sums(
+            sum_dy, against, row_mean, row_square, mean, rstd, gain, d_weight, d_bias, rows, N, L, K, KP, BN, BC
+        )
+    else:
+        d_weight = tl.load(dweight_ptr + c, mask=exists, other=0.0)
+        d_bias = tl.load(dbias_ptr + c, mask=exists, other=0.0)
+        s1, s2 = _load_groups(slab_ptr, n, group, rows, N, C, K)
+    p, q, r = _coefficients(group_mean, group_rstd, mean, rstd, gain, d_weight, d_bias, s1, s2, N, L)
+    start, stop = split_range(split, L, span)
+    _write(
+        x_ptr, dy_ptr, y_ptr, dx_ptr, dr_ptr, pivot, scale, offset, p, q, r, n, c, rows, start, stop, C, L,
+        LAST, BL, RELU,
+    )  # fmt: skip

@@ -1,0 +1,345 @@
+"""The forward kernels: `forward_one` alone; or `forward_rows`, where needed `forward_tables`, and `forward_apply`.
+
+The channels of one group over all samples depend on nothing else. Where they fit one program, it does all
+(`forward_one`). Where their rows do, each of several programs takes a part of the positions, and every one of them
+makes the tables again (`forward_apply` with ``TABLES``). Else `forward_tables` makes them once, block by block.
+
+Written for the backward pass, one after another: the batch's mean and biased variance, (C,) each, then the mean of each
+group-normalized row and its mean square, (N, C) each, then each slab's mean and reciprocal deviation, (N, G) each.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from contnorm.kernels.triton.continual.tiles import (
+    channel_tables,
+    chunk_moments,
+    lanes,
+    merged_moments,
+    moments_and_tables,
+    place,
+    positions,
+    scale_and_offset,
+    shared_out,
+    slab_pivot,
+    split_range,
+    tables_from_moments,
+    with_activation,
+)
+
+__all__ = [
+    "evaluate",
+    "evaluate_apply",
+    "forward_apply",
+    "forward_one",
+    "forward_rows",
+    "forward_tables",
+    "move_moments",
+    "row_moments",
+]
+
+
+@triton.jit
+def _shifted(x_ptr, pivot, where, mask):
+    return tl.load(x_ptr + where, mask=mask, other=0).to(tl.float32) - pivot[:, :, None]
+
+
+@triton.jit
+def row_moments(
+    x_ptr, pivot, n, c, rows, start, stop, C, L,
+    LAST: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr,
+):  # fmt: skip
+    """Mean, and sum of squares about it, of each row between two positions.
+
+    Every lane follows the mean of its own values (Welford), and lanes are merged once, at the end (Chan): a sum across
+    lanes for every chunk would keep the memory waiting.
+    """
+    mean = tl.zeros((BN, BC, BL), tl.float32)
+    square = tl.zeros((BN, BC, BL), tl.float32)
+    for chunk in range(start, stop, BL):
+        at, mask = positions(chunk, stop, rows, BL)
+        x = _shifted(x_ptr, pivot, place(n, c, at, C, L, LAST), mask)
+        off = tl.where(mask, x - mean, 0.0)
+        mean += off * (1.0 / ((chunk - start) // BL + 1))  # one division for all values of the chunk
+        square += off * tl.where(mask, x - mean, 0.0)
+    lane = tl.arange(0, BL)
+    count = ((stop - start - lane + BL - 1) // BL).to(tl.float32)[None, None, :]
+    whole = tl.sum(mean * count, 2) / (stop - start)
+    off = tl.where(count > 0, mean - whole[:, :, None], 0.0)
+    return whole, tl.sum(square + off * off * count, 2)
+
+
+@triton.jit
+def _batch_moments(row_mean, within, rows, N):
+    """Of each channel over the batch: the variance is the mean of the variances plus the variance of the means."""
+    mean = tl.sum(row_mean, 0) / N
+    off = tl.where(rows, row_mean - mean[None, :], 0.0)
+    # Divided to the last bit: no compiler may then fold the sum that follows into it, and change signs behind a ReLU.
+    return mean, tl.div_rn(tl.sum(within + off * off, 0), N * 1.0)
+
+
+@triton.jit
+def _store_rows(table_ptr, n, c, rows, N, C, row_mean, within):
+    where = n.to(tl.int64)[:, None] * C + c[None, :]
+    tl.store(table_ptr + where, row_mean, mask=rows)
+    tl.store(table_ptr + N * C + where, within + row_mean * row_mean, mask=rows)
+
+
+@triton.jit
+def _store_groups(table_ptr, n, c, group, rows, N, C, group_mean, group_rstd, K: tl.constexpr):
+    """One lane of each group writes for it."""
+    where = table_ptr + 2 * N * C + n.to(tl.int64)[:, None] * (C // K) + group[None, :]
+    first = rows & (c == group * K)[None, :]
+    tl.store(where, group_mean, mask=first)
+    tl.store(where + N * (C // K), group_rstd, mask=first)
+
+
+@triton.jit
+def _moved(running_ptr, new, weight, at, exists):
+    old = tl.load(running_ptr + at, mask=exists, other=0.0).to(tl.float32)
+    # As torch.lerp: from the nearer end, so that a weight of 1 gives the new value to the bit.
+    moved = tl.where(weight < 0.5, old + weight * (new - old), new - (new - old) * (1.0 - weight))
+    tl.store(running_ptr + at, moved.to(running_ptr.dtype.element_ty), mask=exists)
+
+
+@triton.jit
+def _store_channels(
+    mean_ptr, var_ptr, run_mean_ptr, run_var_ptr, counter_ptr, weight_ptr, weight, factor, c, exists, first, mean, var
+):  # fmt: skip
+    """The batch's moments; and the running ones moved towards them, where they are given."""
+    tl.store(mean_ptr + c, mean, mask=exists)
+    tl.store(var_ptr + c, var, mask=exists)
+    if run_mean_ptr is not None:
+        if weight_ptr is not None:
+            weight = tl.load(weight_ptr).to(tl.float32)
+        _moved(run_mean_ptr, mean, weight, c, exists)
+        _moved(run_var_ptr, var * factor, weight, c, exists)
+    if counter_ptr is not None:
+        if first:
+            tl.store(counter_ptr, tl.load(counter_ptr) + 1)
+
+
+@triton.jit
+def _gain_and_bias(weight_ptr, bias_ptr, c, exists, var, eps):
+    """The same steps as in `channel_tables`, for a variance that is still at hand."""
+    gain = tl.rsqrt(var + eps)
+    bias = tl.zeros_like(var)
+    if weight_ptr is not None:
+        gain = gain * tl.load(weight_ptr + c, mask=exists, other=0.0).to(tl.float32)
+    if bias_ptr is not None:
+        bias = tl.load(bias_ptr + c, mask=exists, other=0.0).to(tl.float32)
+    return gain, bias
+
+
+@triton.jit
+def _write(
+    x_ptr, residual_ptr, y_ptr, pivot, scale, offset, n, c, rows, start, stop, C, L,
+    LAST: tl.constexpr, BL: tl.constexpr, RELU: tl.constexpr,
+):  # fmt: skip
+    """The output between two positions, chunk by chunk."""
+    for chunk in range(start, stop, BL):
+        at, mask = positions(chunk, stop, rows, BL)
+        where = place(n, c, at, C, L, LAST)
+        y = with_activation(_shifted(x_ptr, pivot, where, mask), scale, offset, residual_ptr, where, mask, RELU)
+        tl.store(y_ptr + where, y.to(y_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def forward_one(
+    x_ptr, weight_ptr, bias_ptr, residual_ptr, y_ptr, table_ptr,
+    run_mean_ptr, run_var_ptr, counter_ptr, momentum_ptr, momentum, factor, N, C, L, eps,
+    K: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr,
+    LAST: tl.constexpr, SINGLE: tl.constexpr, RELU: tl.constexpr,
+):  # fmt: skip
+    """A block of groups over all samples, from input to output; with ``SINGLE`` one chunk holds it, read once."""
+    mean_ptr, var_ptr, table_ptr = moments_and_tables(table_ptr, C)
+    c, group, exists = lanes(tl.program_id(0), C, K, KP, BC, True)
+    n = tl.arange(0, BN)
+    rows = (n < N)[:, None] & exists[None, :]
+    pivot = slab_pivot(x_ptr, n, tl.program_id(0), group, rows, N, C, L, K, KP, BN, BC, LAST, True)
+    if SINGLE:
+        at, mask = positions(0, L, rows, BL)
+        where = place(n, c, at, C, L, LAST)
+        x = _shifted(x_ptr, pivot, where, mask)
+        row_mean, row_square = chunk_moments(x, mask, L * 1.0)
+    else:
+        row_mean, row_square = row_moments(x_ptr, pivot, n, c, rows, 0, L, C, L, LAST, BN, BC, BL)
+    group_mean, group_rstd, row_mean, within = tables_from_moments(row_mean, row_square / L, rows, eps, K, BN, BC, KP)
+    mean, var = _batch_moments(row_mean, within, rows, N)
+    _store_rows(table_ptr, n, c, rows, N, C, row_mean, within)
+    _store_groups(table_ptr, n, c, group, rows, N, C, group_mean, group_rstd, K)
+    first = tl.program_id(0) == 0
+    _store_channels(
+        mean_ptr, var_ptr, run_mean_ptr, run_var_ptr, counter_ptr, momentum_ptr, momentum, factor,
+        c, exists, first, mean, var,
+    )  # fmt: skip
+    gain, bias = _gain_and_bias(weight_ptr, bias_ptr, c, exists, var, eps)
+    scale, offset = scale_and_offset(group_mean, group_rstd, mean, gain, bias)
+    if SINGLE:
+        y = with_activation(x, scale, offset, residual_ptr, where, mask, RELU)
+        tl.store(y_ptr + where, y.to(y_ptr.dtype.element_ty), mask=mask)
+    else:
+        _write(x_ptr, residual_ptr, y_ptr, pivot, scale, offset, n, c, rows, 0, L, C, L, LAST, BL, RELU)
+
+
+@triton.jit
+def forward_rows(
+    x_ptr, part_ptr, N, C, L, blocks, splits, span,
+    K: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr,
+    LAST: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
+    """Mean and sum of squares of each row in one split of its positions: (splits, N, C) of each."""
+    program = tl.program_id(0)
+    split, c, group, _, n, rows = shared_out(blocks, splits, N, C, K, KP, BN, BC, WHOLE)
+    pivot = slab_pivot(x_ptr, n, program % blocks, group, rows, N, C, L, K, KP, BN, BC, LAST, WHOLE)
+    start, stop = split_range(split, L, span)
+    mean, square = row_moments(x_ptr, pivot, n, c, rows, start, stop, C, L, LAST, BN, BC, BL)
+    where = (split * N + n.to(tl.int64)[:, None]) * C + c[None, :]
+    tl.store(part_ptr + where, mean, mask=rows)
+    tl.store(part_ptr + splits * N * C + where, square, mask=rows)
+
+
+@triton.jit
+def forward_tables(
+    part_ptr, table_ptr,
+    run_mean_ptr, run_var_ptr, counter_ptr, momentum_ptr, momentum, factor, N, C, L, eps, splits, span,
+    K: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, SP: tl.constexpr,
+):  # fmt: skip
+    """All tables of a block of groups, over the samples block by block; batch moments merged by Chan's formula."""
+    mean_ptr, var_ptr, table_ptr = moments_and_tables(table_ptr, C)
+    c, group, exists = lanes(tl.program_id(0), C, K, KP, BC, True)
+    mean = tl.zeros((BC,), tl.float32)
+    square = tl.zeros((BC,), tl.float32)
+    for sample in range(0, N, BN):
+        n = sample + tl.arange(0, BN)
+        rows = (n < N)[:, None] & exists[None, :]
+        row_mean, row_var = merged_moments(part_ptr, n, c, rows, N, C, L, span, splits, SP)
+        group_mean, group_rstd, row_mean, within = tables_from_moments(row_mean, row_var, rows, eps, K, BN, BC, KP)
+        _store_rows(table_ptr, n, c, rows, N, C, row_mean, within)
+        _store_groups(table_ptr, n, c, group, rows, N, C, group_mean, group_rstd, K)
+        count = tl.minimum(N - sample, BN) * 1.0
+        before = sample * 1.0
+        block_mean, block_var = _batch_moments(row_mean, tl.where(rows, within, 0.0), rows, count)
+        off = block_mean - mean
+        share = count / (before + count)
+        mean += off * share
+        square += block_var * count + off * off * (before * share)
+    first = tl.program_id(0) == 0
+    _store_channels(
+        mean_ptr, var_ptr, run_mean_ptr, run_var_ptr, counter_ptr, momentum_ptr, momentum, factor,
+        c, exists, first, mean, square / N,
+    )  # fmt: skip
+
+
+@triton.jit
+def _all_batch_moments(
+    part_ptr, c, exists, N, C, L, eps, splits, span,
+    K: tl.constexpr, KP: tl.constexpr, NP: tl.constexpr, BC: tl.constexpr, SP: tl.constexpr,
+):  # fmt: skip
+    """The batch's moments from the rows of all samples."""
+    n = tl.arange(0, NP)
+    rows = (n < N)[:, None] & exists[None, :]
+    row_mean, row_var = merged_moments(part_ptr, n, c, rows, N, C, L, span, splits, SP)
+    _, _, row_mean, within = tables_from_moments(row_mean, row_var, rows, eps, K, NP, BC, KP)
+    return _batch_moments(row_mean, within, rows, N)
+
+
+@triton.jit
+def forward_apply(
+    x_ptr, weight_ptr, bias_ptr, residual_ptr, y_ptr, part_ptr, table_ptr,
+    run_mean_ptr, run_var_ptr, counter_ptr, momentum_ptr, momentum, factor, N, C, L, eps, blocks, splits, span,
+    K: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr, SP: tl.constexpr,
+    NP: tl.constexpr, LAST: tl.constexpr, TABLES: tl.constexpr, RELU: tl.constexpr,
+):  # fmt: skip
+    """The output of one split of the positions of some samples; with ``TABLES`` it first makes the tables.
+
+    It then needs the rows of all samples (``NP`` lanes), and keeps the tables of its own where it is their first.
+    """
+    mean_ptr, var_ptr, table_ptr = moments_and_tables(table_ptr, C)
+    program = tl.program_id(0)
+    split, c, group, exists, n, rows = shared_out(blocks, splits, N, C, K, KP, BN, BC, TABLES)
+    if TABLES:
+        row_mean, row_var = merged_moments(part_ptr, n, c, rows, N, C, L, span, splits, SP)
+        group_mean, group_rstd, row_mean, within = tables_from_moments(row_mean, row_var, rows, eps, K, BN, BC, KP)
+        if BN == NP:
+            mean, var = _batch_moments(row_mean, within, rows, N)
+        else:
+            mean, var = _all_batch_moments(part_ptr, c, exists, N, C, L, eps, splits, span, K, KP, NP, BC, SP)
+        if split == 0:
+            _store_rows(table_ptr, n, c, rows, N, C, row_mean, within)
+            _store_groups(table_ptr, n, c, group, rows, N, C, group_mean, group_rstd, K)
+        if program < blocks:
+            _store_channels(
+                mean_ptr, var_ptr, run_mean_ptr, run_var_ptr, counter_ptr, momentum_ptr, momentum, factor,
+                c, exists, program == 0, mean, var,
+            )  # fmt: skip
+        gain, bias = _gain_and_bias(weight_ptr, bias_ptr, c, exists, var, eps)
+    else:
+        at = table_ptr + 2 * N * C + n.to(tl.int64)[:, None] * (C // K) + group[None, :]
+        group_mean = tl.load(at, mask=rows, other=0.0)
+        group_rstd = tl.load(at + N * (C // K), mask=rows, other=0.0)
+        mean, _, gain, bias = channel_tables(mean_ptr, var_ptr, weight_ptr, bias_ptr, c, exists, eps)
+    scale, offset = scale_and_offset(group_mean, group_rstd, mean, gain, bias)
+    pivot = slab_pivot(x_ptr, n, program % blocks, group, rows, N, C, L, K, KP, BN, BC, LAST, TABLES)
+    start, stop = split_range(split, L, span)
+    _write(x_ptr, residual_ptr, y_ptr, pivot, scale, offset, n, c, rows, start, stop, C, L, LAST, BL, RELU)
+
+
+@triton.jit
+def evaluate_apply(
+    x_ptr, mean_ptr, var_ptr, weight_ptr, bias_ptr, residual_ptr, y_ptr, part_ptr, N, C, L, eps, blocks, splits, span,
+    K: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr, SP: tl.constexpr,
+    LAST: tl.constexpr, RELU: tl.constexpr,
+):  # fmt: skip
+    """The output of one split of the positions of some samples, with given moments, from the rows' moments."""
+    program = tl.program_id(0)
+    split, c, group, exists, n, rows = shared_out(blocks, splits, N, C, K, KP, BN, BC, True)
+    row_mean, row_var = merged_moments(part_ptr, n, c, rows, N, C, L, span, splits, SP)
+    group_mean, group_rstd, _, _ = tables_from_moments(row_mean, row_var, rows, eps, K, BN, BC, KP)
+    mean, _, gain, bias = channel_tables(mean_ptr, var_ptr, weight_ptr, bias_ptr, c, exists, eps)
+    scale, offset = scale_and_offset(group_mean, group_rstd, mean, gain, bias)
+    pivot = slab_pivot(x_ptr, n, program % blocks, group, rows, N, C, L, K, KP, BN, BC, LAST, True)
+    start, stop = split_range(split, L, span)
+    _write(x_ptr, residual_ptr, y_ptr, pivot, scale, offset, n, c, rows, start, stop, C, L, LAST, BL, RELU)
+
+
+@triton.jit
+def evaluate(
+    x_ptr, mean_ptr, var_ptr, weight_ptr, bias_ptr, residual_ptr, y_ptr, N, C, L, eps, blocks,
+    K: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr,
+    LAST: tl.constexpr, SINGLE: tl.constexpr, RELU: tl.constexpr,
+):  # fmt: skip
+    """With given moments every slab stands alone; with ``SINGLE`` it is read once, else twice."""
+    program = tl.program_id(0)
+    c, group, exists = lanes(program % blocks, C, K, KP, BC, True)
+    n = program // blocks * BN + tl.arange(0, BN)
+    rows = (n < N)[:, None] & exists[None, :]
+    pivot = slab_pivot(x_ptr, n, program % blocks, group, rows, N, C, L, K, KP, BN, BC, LAST, True)
+    mean, _, gain, bias = channel_tables(mean_ptr, var_ptr, weight_ptr, bias_ptr, c, exists, eps)
+    if SINGLE:
+        at, mask = positions(0, L, rows, BL)
+        where = place(n, c, at, C, L, LAST)
+        x = _shifted(x_ptr, pivot, where, mask)
+        row_mean, row_square = chunk_moments(x, mask, L * 1.0)
+    else:
+        row_mean, row_square = row_moments(x_ptr, pivot, n, c, rows, 0, L, C, L, LAST, BN, BC, BL)
+    group_mean, group_rstd, _, _ = tables_from_moments(row_mean, row_square / L, rows, eps, K, BN, BC, KP)
+    scale, offset = scale_and_offset(group_mean, group_rstd, mean, gain, bias)
+    if SINGLE:
+        y = with_activation(x, scale, offset, residual_ptr, where, mask, RELU)
+        tl.store(y_ptr + where, y.to(y_ptr.dtype.element_ty), mask=mask)
+    else:
+        _write(x_ptr, residual_ptr, y_ptr, pivot, scale, offset, n, c, rows, 0, L, C, L, LAST, BL, RELU)
+
+
+@triton.jit
+def move_moments(running_mean_ptr, running_var_ptr, mean_ptr, var_ptr, weight_ptr, weight, factor, C, BC: tl.constexpr):
+    """Both running moments moved towards the batch's, its variance made unbiased by a factor."""
+    at = tl.program_id(0) * BC + tl.arange(0, BC)
+    exists = at < C
+    if weight_ptr is not None:
+        weight = tl.load(weight_ptr).to(tl.float32)
+    _moved(running_mean_ptr, tl.load(mean_ptr + at, mask=exists, other=0.0), weight, at, exists)
+    _moved(running_var_ptr, tl.load(var_ptr + at, mask=exists, other=0.0) * factor, weight, at, exists)

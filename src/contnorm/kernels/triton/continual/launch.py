@@ -1,0 +1,298 @@
+"""The launches: from real tensors to real tensors, with no torch operator or autograd around them.
+
+Triton and the device code are imported when first launched.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from contnorm.kernels.triton.continual import plan
+from contnorm.kernels.triton.continual.plan import Limits, Plan, Sizes, plan_evaluation, plan_pass
+from contnorm.kernels.triton.launcher import Launch, here
+
+__all__ = [
+    "NOTHING",
+    "Running",
+    "backward",
+    "channels_last",
+    "dense",
+    "evaluate",
+    "forward",
+    "gradients_like",
+    "in_layout",
+    "like",
+    "moments_in",
+    "move_moments",
+    "outputs_like",
+    "sizes_of",
+]
+
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+_MOMENTS_BLOCK = 256
+
+
+def channels_last(x: Tensor) -> bool:
+    """Whether channels lie next to each other, samples and positions in order."""
+    if x.dim() == 3:
+        return x.transpose(1, 2).is_contiguous()
+    return x.dim() > 3 and x.is_contiguous(memory_format=_CHANNELS_LAST[x.dim()])
+
+
+def in_layout(x: Tensor) -> Tensor:
+    """The tensor itself where its order of memory is one of the two the kernels know, else a contiguous copy."""
+    return x if x.is_contiguous() or channels_last(x) else x.contiguous()
+
+
+def like(other: Tensor, x: Tensor) -> Tensor:
+    """A tensor in the layout of x, which is in one of the two."""
+    if x.is_contiguous():
+        return other.contiguous()
+    return other if channels_last(other) else other.movedim(1, -1).contiguous().movedim(-1, 1)
+
+
+def sizes_of(x: Tensor, groups: int) -> Sizes:
+    shape = x.shape
+    n, c = shape[0], shape[1]
+    length = x.numel() // (n * c)
+    return Sizes(n, c, length, groups, length == 1 or not x.is_contiguous(), x.element_size())
+
+
+def outputs_like(x: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+    """What `forward` fills: the output; and all tables for the backward pass in one, the batch's moments first."""
+    shape = x.shape
+    n, c = shape[0], shape[1]
+    return torch.empty_like(x), _scratch(x, 2 * (c + n * (c + groups)))
+
+
+def moments_in(table: Tensor, channels: int) -> tuple[Tensor, Tensor]:
+    """The batch's mean and biased variance, (C,) each."""
+    return table[:channels], table[channels : 2 * channels]
+
+
+def gradients_like(x: Tensor, residual: bool) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """What `backward` fills: gradients of x, weight, bias and residual, the last where it is wanted."""
+    dweight = _scratch(x, x.shape[1])
+    return torch.empty_like(x), dweight, torch.empty_like(dweight), torch.empty_like(x) if residual else None
+
+
+def _scratch(x: Tensor, size: int) -> Tensor:
+    return torch.empty(size, dtype=torch.float32, device=x.device)
+
+
+def dense(parameter: Tensor | None) -> Tensor | None:
+    """A (C,) tensor that lies in one piece: it may have come in as a slice, or expanded."""
+    return None if parameter is None else parameter.contiguous()
+
+
+class Launches(NamedTuple):
+    """What a pass launches, one after another, and the numbers it hands to each; all of it follows from the sizes."""
+
+    rows: Launch | None  # the first of several
+    tables: Launch | None
+    last: Launch  # and the only one, where there is one
+    shape: tuple[int, int, int]
+    parts: int  # numbers that the first writes for the others
+    several: tuple[int, int, int]  # blocks, splits, span
+
+
+@lru_cache(maxsize=4096)
+def _training(sizes: Sizes, backward: bool, relu: bool, limits: Limits) -> Launches:
+    name = "backward" if backward else "forward"
+    p, code = plan_pass(sizes, backward, limits), import_module(f"contnorm.kernels.triton.continual.{name}")
+    if p.way == "one":
+        constants = _tile(p, sizes) | {"SINGLE": p.single, "RELU": relu}
+        return _launches(p, sizes, None, None, Launch(getattr(code, f"{name}_one"), (p.programs,), constants))
+    whole = p.way == "two"
+    by_rows = _tile(p, sizes) | {"WHOLE": whole} | ({"RELU": relu} if backward else {})
+    by_tiles = _tile(p, sizes) | {"SP": p.split_lanes, "NP": p.all_n, "TABLES": whole, "RELU": relu}
+    by_tables = Launch(getattr(code, f"{name}_tables"), _table_programs(p, sizes), _table_tile(p, sizes))
+    return _launches(
+        p,
+        sizes,
+        Launch(getattr(code, f"{name}_rows"), (p.programs,), by_rows),
+        None if whole else by_tables,
+        Launch(getattr(code, f"{name}_apply"), (p.programs,), by_tiles),
+    )
+
+
+@lru_cache(maxsize=4096)
+def _evaluation(sizes: Sizes, relu: bool, limits: Limits) -> Launches:
+    p, code = plan_evaluation(sizes, limits), import_module("contnorm.kernels.triton.continual.forward")
+    if p.way == "one":
+        constants = _tile(p, sizes) | {"SINGLE": p.single, "RELU": relu}
+        return _launches(p, sizes, None, None, Launch(code.evaluate, (p.programs,), constants))
+    by_tiles = _tile(p, sizes) | {"SP": p.split_lanes, "RELU": relu}
+    return _launches(
+        p,
+        sizes,
+        Launch(code.forward_rows, (p.programs,), _tile(p, sizes) | {"WHOLE": True}),
+        None,
+        Launch(code.evaluate_apply, (p.programs,), by_tiles),
+    )
+
+
+def _launches(p: Plan, sizes: Sizes, rows: Launch | None, tables: Launch | None, last: Launch) -> Launches:
+    parts = 2 * p.splits * sizes.samples * sizes.channels
+    return Launches(rows, tables, last, sizes[:3], parts, (p.blocks, p.splits, p.span))
+
+
+def _tile(p: Plan, sizes: Sizes) -> dict[str, Any]:
+    return {
+        "K": sizes.channels // sizes.groups,
+        "KP": p.lanes,
+        "BN": p.block_n,
+        "BC": p.block_c,
+        "BL": p.block_l,
+        "LAST": sizes.last,
+        "num_warps": p.warps,
+    }
+
+
+def _table_tile(p: Plan, sizes: Sizes) -> dict[str, Any]:
+    return {
+        "K": sizes.channels // sizes.groups,
+        "KP": p.lanes,
+        "BN": p.table_n,
+        "BC": p.table_c,
+        "SP": p.split_lanes,
+        "num_warps": p.table_warps,
+    }
+
+
+def _table_programs(p: Plan, sizes: Sizes) -> tuple[int]:
+    return (-(-sizes.groups * p.lanes // p.table_c),)
+
+
+class Running(NamedTuple):
+    """Running moments to be moved by the way, which spares a launch.
+
+    Attributes:
+        mean, var: (C,) buffers, contiguous.
+        counter: Counted up by one.
+        weight: The batch's weight, where it is on the device.
+        momentum: The batch's weight, where it is not.
+        factor: What makes the biased variance unbiased.
+    """
+
+    mean: Tensor | None = None
+    var: Tensor | None = None
+    counter: Tensor | None = None
+    weight: Tensor | None = None
+    momentum: float = 0.0
+    factor: float = 1.0
+
+
+NOTHING = Running()
+
+
+def forward(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    eps: float,
+    groups: int,
+    relu: bool,
+    running: Running = NOTHING,
+) -> tuple[Tensor, Tensor]:
+    x = in_layout(x)
+    y, table = outputs_like(x, groups)
+    if residual is not None:
+        residual = like(residual, x)
+    rows, tables, last, shape, parts, several = _training(sizes_of(x, groups), False, relu, plan.LIMITS)
+    given = x, dense(weight), dense(bias), residual, y
+    with here(x):
+        if rows is None:
+            last(*given, table, *running, *shape, eps)
+            return y, table
+        part = _scratch(x, parts)
+        rows(x, part, *shape, *several)
+        if tables is not None:
+            tables(part, table, *running, *shape, eps, *several[1:])
+            running = NOTHING
+        last(*given, part, table, *running, *shape, eps, *several)
+    return y, table
+
+
+def backward(
+    dy: Tensor,
+    x: Tensor,
+    y: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    table: Tensor,
+    eps: float,
+    groups: int,
+    relu: bool,
+    residual: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    x = in_layout(x)
+    dx, dweight, dbias, dresidual = gradients_like(x, relu and residual)
+    rows, tables, last, shape, parts, several = _training(sizes_of(x, groups), True, relu, plan.LIMITS)
+    weight, bias = dense(weight), dense(bias)
+    saved = x, like(dy, x), None if y is None else like(y, x), weight, bias, table
+    written = dx, dresidual, dweight, dbias
+    with here(x):
+        if rows is None:
+            last(*saved, *written, *shape, eps)
+            return dx, dweight, dbias, dresidual
+        part, slabs = _scratch(x, parts), None
+        rows(*saved, part, *shape, eps, *several)
+        if tables is not None:
+            slabs = _scratch(x, 2 * x.shape[0] * groups)
+            tables(part, slabs, weight, table, dweight, dbias, *shape, eps, several[1])
+        last(*saved, part, slabs, *written, *shape, eps, *several)
+    return dx, dweight, dbias, dresidual
+
+
+def evaluate(
+    x: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    eps: float,
+    groups: int,
+    relu: bool,
+) -> Tensor:
+    x = in_layout(x)
+    y = torch.empty_like(x)
+    if residual is not None:
+        residual = like(residual, x)
+    rows, _, last, shape, parts, several = _evaluation(sizes_of(x, groups), relu, plan.LIMITS)
+    given = x, *map(dense, (mean, var, weight, bias)), residual, y
+    with here(x):
+        if rows is None:
+            last(*given, *shape, eps, several[0])
+            return y
+        part = _scratch(x, parts)
+        rows(x, part, *shape, *several)
+        last(*given, part, *shape, eps, *several)
+    return y
+
+
+def move_moments(
+    running_mean: Tensor,
+    running_var: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    momentum: float,
+    weight: Tensor | None,
+    factor: float,
+) -> None:
+    c = mean.numel()
+    with here(mean):
+        _moving(c)(running_mean, running_var, mean, var, weight, momentum, factor, c)
+
+
+@lru_cache(maxsize=4096)
+def _moving(channels: int) -> Launch:
+    kernel = import_module("contnorm.kernels.triton.continual.forward").move_moments
+    return Launch(kernel, (-(-channels // _MOMENTS_BLOCK),), {"BC": _MOMENTS_BLOCK, "num_warps": 4})

@@ -1,0 +1,207 @@
+"""Group norm by a kernel of ours, for a step of something larger: right at large means, in the layout of its input.
+
+Torch's own operator cancels at large means, copies channels_last input to the other layout and back, and gives its
+result in the type of its input; here it comes in the type asked for. This file is the host's side, with what goes
+beside a group norm in the paper's variants. Triton is imported at the first launch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from contnorm.kernels.double_backward import by_kernels, gradients_by_torch
+from contnorm.kernels.layout import group_norm_in_layout
+from contnorm.kernels.pivot import less_slab_pivot
+from contnorm.kernels.triton.continual.launch import dense, in_layout, like, sizes_of
+from contnorm.kernels.triton.continual.plan import Sizes, power
+from contnorm.kernels.triton.launcher import here, launch
+
+__all__ = ["ShiftedInput", "group_step", "less_channel_pivot", "normalized_groups"]
+
+BLOCK = 1024
+LANES = (2, 8, 32, 128, 512, 2048, 8192)  # few, since each is compiled for itself
+SECTOR = 8  # channels side by side at the least, where they lie together: 32 bytes of float32
+SMALL, LARGE = 2048, 8192  # values of a tile: where one holds all that a program has, and where it goes over several
+
+
+class ShiftedInput(NamedTuple):
+    """An input less a value amid each channel.
+
+    Attributes:
+        signal: In float32.
+        pivot: (C,), what was taken off.
+        about: (C,), the running mean less that; of no meaning where none was given.
+    """
+
+    signal: Tensor
+    pivot: Tensor
+    about: Tensor
+
+
+class Tile(NamedTuple):
+    lanes: int  # BC, for the channels of `side` groups
+    positions: int  # BL
+    side: int  # groups side by side
+    blocks: int  # of groups
+
+    @property
+    def warps(self) -> int:
+        """Sixteen values a thread, as everywhere in our kernels; a wide group of few positions has few threads."""
+        return min(16, max(4, power(self.lanes * self.positions // 512)))
+
+
+def tile_of(sizes: Sizes) -> Tile:
+    """One group in a program or, where channels lie together, as many as make whole sectors.
+
+    Example:
+        >>> tile_of(Sizes(samples=20, channels=64, length=256, groups=32, last=True, itemsize=4))
+        Tile(lanes=8, positions=256, side=4, blocks=8)
+    """
+    _, c, length, groups, last, _ = sizes
+    k = c // groups
+    lanes = next(lanes for lanes in LANES if lanes >= (max(k, SECTOR) if last else k))
+    side = min(groups, lanes // k if last and lanes <= 32 else 1)
+    positions = max(1, (SMALL if lanes * length <= SMALL else LARGE) // lanes)
+    return Tile(lanes, positions, side, -(-groups // side))
+
+
+def group_step(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, groups: int, dtype: torch.dtype
+) -> Tensor:
+    """``F.group_norm`` with the result in this type; only where `fused.refusal` has nothing against the input."""
+    y: Tensor = _GroupStep.apply(x, weight, bias, eps, groups, dtype)  # type: ignore[no-untyped-call]
+    return y
+
+
+class _GroupStep(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, groups: int, dtype: torch.dtype
+    ) -> Tensor:
+        ctx.eps, ctx.groups, ctx.dtype = eps, groups, dtype
+        ctx.set_materialize_grads(False)
+        given = in_layout(x)
+        y = torch.empty_like(given, dtype=dtype)
+        table = torch.empty(3 * x.shape[0] * groups, dtype=torch.float32, device=x.device)
+        _run("forward", given, groups, (given, dense(weight), dense(bias), y, table), eps)
+        ctx.save_for_backward(x, weight, bias, table)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor | None) -> tuple[Any, ...]:
+        if dy is None:
+            return (None,) * 6
+        return *(_gradients if by_kernels(dy) else _plain_gradients)(ctx, dy), None, None, None
+
+
+def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+    x, weight, bias, table = ctx.saved_tensors
+    given = in_layout(x)
+    dx = torch.empty_like(given)
+    if not any(ctx.needs_input_grad[1:3]):
+        _run("backward", given, ctx.groups, (like(dy, given), given, dense(weight), table, dx, None))
+        return dx, None, None
+    part = torch.empty((2, *x.shape[:2]), dtype=torch.float32, device=x.device)
+    _run("backward", given, ctx.groups, (like(dy, given), given, dense(weight), table, dx, part))
+    dweight, dbias = part.sum(1).unbind()
+    return dx, None if weight is None else dweight.to(weight.dtype), None if bias is None else dbias.to(bias.dtype)
+
+
+def _plain_gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """The same in torch's operators, where it is to be differentiated again, or several are wanted at once."""
+
+    def again(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        signal = less_slab_pivot(x, ctx.groups)
+        scale, offset = (None if p is None else p.to(signal.dtype) for p in (weight, bias))
+        return group_norm_in_layout(signal, ctx.groups, scale, offset, ctx.eps).to(ctx.dtype)
+
+    *saved, _ = ctx.saved_tensors
+    return gradients_by_torch(again, dy, saved, ctx.needs_input_grad[:3])
+
+
+def normalized_groups(
+    x: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    groups: int,
+    tied: bool,
+) -> Tensor:
+    """Batch norm with given moments, then group norm, in one pass and without gradients."""
+    given = in_layout(x)
+    y = torch.empty_like(given)
+    tensors = given, *map(dense, (mean, var, weight, bias)), y
+    _run("evaluate", given, groups, tensors, eps, TIED=tied)
+    return y
+
+
+class _LessPivot(torch.autograd.Function):
+    """Carries no gradient to the pivot: what is made of the result does not depend on it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, running_mean: Tensor | None) -> tuple[Tensor, ...]:
+        ctx.dtype = x.dtype
+        given = in_layout(x)
+        sizes = sizes_of(given, 1)
+        signal = torch.empty_like(given, dtype=torch.float32)
+        pivot, about = (torch.empty(sizes.channels, dtype=torch.float32, device=x.device) for _ in range(2))
+        chunks = -(-sizes.channels * sizes.length // BLOCK)
+        with here(x):
+            launch(
+                _code().less_channel_pivot,
+                (sizes.samples * chunks,),
+                given,
+                running_mean,
+                signal,
+                pivot,
+                about,
+                *sizes[:3],
+                chunks,
+                LAST=sizes.last,
+                BLOCK=BLOCK,
+                num_warps=4,
+            )
+        ctx.mark_non_differentiable(pivot, about)
+        return signal, pivot, about
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Any, ...]:
+        return dy.to(ctx.dtype), None
+
+
+def less_channel_pivot(x: Tensor, running_mean: Tensor | None) -> ShiftedInput:
+    """The input less the median of three values of each channel: the first, one in the middle, and the last."""
+    return ShiftedInput(*_LessPivot.apply(x, running_mean))  # type: ignore[no-untyped-call]
+
+
+def _run(
+    kernel: str, x: Tensor, groups: int, tensors: tuple[Tensor | None, ...], *rest: float, **constants: Any
+) -> None:
+    sizes = sizes_of(x, groups)
+    tile = tile_of(sizes)
+    with here(x):
+        launch(
+            getattr(_code(), kernel),
+            (sizes.samples * tile.blocks,),
+            *tensors,
+            *sizes[:3],
+            sizes.channels // groups,
+            tile.side,
+            tile.blocks,
+            *rest,
+            **constants,
+            LAST=sizes.last,
+            BC=tile.lanes,
+            BL=tile.positions,
+            num_warps=tile.warps,
+        )
+
+
+def _code() -> Any:
+    return import_module("contnorm.kernels.triton.group_norm_device")

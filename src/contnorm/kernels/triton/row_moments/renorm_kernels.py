@@ -1,0 +1,171 @@
+"""The kernels of batch renorm: a channel's moments and limits, the output; its sums backward, the gradient.
+
+Kept for the backward pass are each channel's mean, standard deviation, r and d: (C,) of each, float64.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from contnorm.kernels.triton.continual.tiles import shared_out
+from contnorm.kernels.triton.row_moments.row_kernels import (
+    as_given,
+    channel_moments,
+    lerped,
+    parameter,
+    write_gradient,
+    write_scaled,
+)
+
+__all__ = ["renorm_apply", "renorm_gradient", "renorm_limits", "renorm_moments", "renorm_sums"]
+
+
+@triton.jit
+def _clipped(value, low, high):
+    """A NaN stays one."""
+    value = tl.where(value < low, low, value)
+    return tl.where(value > high, high, value)
+
+
+@triton.jit
+def _store_kept(kept_ptr, c, exists, C, mean, std, r, d):
+    tl.store(kept_ptr + c, mean, mask=exists)
+    tl.store(kept_ptr + C + c, std, mask=exists)
+    tl.store(kept_ptr + 2 * C + c, r, mask=exists)
+    tl.store(kept_ptr + 3 * C + c, d, mask=exists)
+
+
+@triton.jit
+def _load_kept(kept_ptr, c, exists, C):
+    """Each channel's pivot, how far its mean lies from it, its standard deviation, r and d."""
+    mean = tl.load(kept_ptr + c, mask=exists, other=0.0)
+    std = tl.load(kept_ptr + C + c, mask=exists, other=1.0).to(tl.float32)
+    r = tl.load(kept_ptr + 2 * C + c, mask=exists, other=1.0).to(tl.float32)
+    d = tl.load(kept_ptr + 3 * C + c, mask=exists, other=0.0).to(tl.float32)
+    pivot = mean.to(tl.float32)
+    return pivot, (mean - pivot.to(tl.float64)).to(tl.float32), std, r, d
+
+
+@triton.jit(do_not_specialize=["N"])
+def renorm_moments(
+    table_ptr, kept_ptr, run_mean_ptr, run_var_ptr, momentum_ptr, momentum, r_max_ptr, r_max, d_max_ptr, d_max, N, C, L,
+    BN: tl.constexpr, BC: tl.constexpr, MOVE: tl.constexpr,
+):  # fmt: skip
+    """Some channels' moments, r and d against the running ones as they were, and those moved where asked."""
+    c = tl.program_id(0) * BC + tl.arange(0, BC)
+    exists = c < C
+    mean, var = channel_moments(table_ptr, c, exists, N, C, L, BN, BC)
+    std = tl.sqrt(var)
+    r = tl.zeros_like(mean) + 1.0
+    d = tl.zeros_like(mean)
+    if run_mean_ptr is not None:
+        old_mean = tl.load(run_mean_ptr + c, mask=exists, other=0.0).to(tl.float64)
+        old_std = tl.sqrt(tl.load(run_var_ptr + c, mask=exists, other=1.0).to(tl.float64))
+        floor = tl.where(old_std < 1.1754943508222875e-38, 1.1754943508222875e-38, old_std)  # float32's least
+        top = as_given(r_max_ptr, r_max)
+        reach = as_given(d_max_ptr, d_max)
+        r = _clipped(std / floor, 1.0 / top, top)
+        d = _clipped((mean - old_mean) / floor, -reach, reach)
+    _store_kept(kept_ptr, c, exists, C, mean, std, r, d)  # before anything moves: r and d are of the old moments
+    if MOVE:
+        weight = as_given(momentum_ptr, momentum)
+        moved = lerped(old_mean, mean, weight).to(tl.float32)
+        tl.store(run_mean_ptr + c, moved.to(run_mean_ptr.dtype.element_ty), mask=exists)
+        spread = lerped(old_std, std, weight)  # the average is of standard deviations, kept squared
+        moved = (spread * spread).to(tl.float32)
+        tl.store(run_var_ptr + c, moved.to(run_var_ptr.dtype.element_ty), mask=exists)
+
+
+@triton.jit(do_not_specialize=["N", "blocks", "splits"])
+def renorm_apply(
+    x_ptr, y_ptr, kept_ptr, run_mean_ptr, run_var_ptr, weight_ptr, bias_ptr, eps, N, C, L, blocks, splits,
+    BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr, LAST: tl.constexpr, TRAIN: tl.constexpr,
+):  # fmt: skip
+    """The output from what is kept; or, in evaluation, from the running moments, which the first programs keep."""
+    split, c, _, exists, n, rows = shared_out(blocks, splits, N, C, 1, 1, BN, BC, False)
+    if TRAIN:
+        pivot, off, std, r, d = _load_kept(kept_ptr, c, exists, C)
+    else:
+        mean = tl.load(run_mean_ptr + c, mask=exists, other=0.0).to(tl.float64)
+        pivot = mean.to(tl.float32)
+        off = tl.zeros_like(pivot)  # running moments are float32 at most
+        std = tl.sqrt(tl.load(run_var_ptr + c, mask=exists, other=1.0).to(tl.float32))
+        r = off + 1.0
+        d = off
+        if tl.program_id(0) < blocks:
+            _store_kept(kept_ptr, c, exists, C, mean, std.to(tl.float64), r.to(tl.float64), d.to(tl.float64))
+    scale = r / (std + eps)
+    offset = d - off * scale
+    if weight_ptr is not None:
+        weight = parameter(weight_ptr, c, exists)
+        scale = scale * weight
+        offset = offset * weight
+    if bias_ptr is not None:
+        offset += parameter(bias_ptr, c, exists)
+    write_scaled(
+        x_ptr, y_ptr, pivot[None, :], scale[None, :], offset[None, :], n, c, rows, split, C, L, LAST, BL
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["N"])
+def renorm_sums(
+    kept_ptr, sum_ptr, back_ptr, dweight_ptr, dbias_ptr, eps, N, C, BN: tl.constexpr, BC: tl.constexpr
+):  # fmt: skip
+    """Over the samples of some channels: the sums of dy and of dy times x less the mean, (C,) each; the parameters'."""
+    c = tl.program_id(0) * BC + tl.arange(0, BC)
+    exists = c < C
+    all_dy = tl.zeros((BN, BC), tl.float64)
+    all_dyx = tl.zeros((BN, BC), tl.float64)
+    for first in range(0, N, BN):
+        n = first + tl.arange(0, BN)
+        rows = (n < N)[:, None] & exists[None, :]
+        where = sum_ptr + n.to(tl.int64)[:, None] * C + c[None, :]
+        all_dy += tl.load(where, mask=rows, other=0.0).to(tl.float64)
+        all_dyx += tl.load(where + N * C, mask=rows, other=0.0).to(tl.float64)
+    _, off, std, r, d = _load_kept(kept_ptr, c, exists, C)
+    sum_dy = tl.sum(all_dy, 0)
+    against = tl.sum(all_dyx, 0) - off * sum_dy
+    tl.store(back_ptr + c, sum_dy, mask=exists)
+    tl.store(back_ptr + C + c, against, mask=exists)
+    if dweight_ptr is not None:
+        found = (r / (std + eps) * against + d * sum_dy).to(tl.float32)
+        tl.store(dweight_ptr + c, found.to(dweight_ptr.dtype.element_ty), mask=exists)
+    if dbias_ptr is not None:
+        tl.store(dbias_ptr + c, sum_dy.to(tl.float32).to(dbias_ptr.dtype.element_ty), mask=exists)
+
+
+@triton.jit(do_not_specialize=["N", "blocks", "splits"])
+def renorm_gradient(
+    x_ptr, dy_ptr, dx_ptr, kept_ptr, back_ptr, weight_ptr, eps, N, C, L, blocks, splits,
+    BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr, LAST: tl.constexpr, TRAIN: tl.constexpr,
+):  # fmt: skip
+    """The gradient of the input; r and d carry none, nor do running moments."""
+    split, c, _, exists, n, rows = shared_out(blocks, splits, N, C, 1, 1, BN, BC, False)
+    pivot, off, std, r, _ = _load_kept(kept_ptr, c, exists, C)
+    rstd = 1.0 / (std + eps)
+    p = r * rstd
+    if weight_ptr is not None:
+        p = p * parameter(weight_ptr, c, exists)
+    q = tl.zeros_like(p)
+    t = tl.zeros_like(p)
+    if TRAIN:
+        sum_dy = tl.load(back_ptr + c, mask=exists, other=0.0).to(tl.float32)
+        against = tl.load(back_ptr + C + c, mask=exists, other=0.0).to(tl.float32)
+        # A channel that does not vary has nothing to pull at: its deviation has no slope.
+        slope = tl.where(std == 0.0, 0.0, against / tl.where(std == 0.0, 1.0, std))
+        q = -p * rstd * slope / N / L
+        t = -p * sum_dy / N / L - q * off
+    write_gradient(
+        x_ptr, dy_ptr, dx_ptr, pivot[None, :], p[None, :], q[None, :], t[None, :], n, c, rows, split, C, L, LAST, BL
+    )  # fmt: skip
+
+
+@triton.jit
+def renorm_limits(counter_ptr, r_ptr, d_ptr, r_max, d_max, r_start, r_length, d_start, d_length):
+    """The limits of r and d after so many batches, by their ramps."""
+    seen = tl.load(counter_ptr).to(tl.float32)
+    r_part = _clipped(tl.div_rn(seen - r_start, r_length * 1.0), 0.0, 1.0)
+    d_part = _clipped(tl.div_rn(seen - d_start, d_length * 1.0), 0.0, 1.0)
+    tl.store(r_ptr, 1.0 + (r_max - 1.0) * r_part)
+    tl.store(d_ptr, d_max * d_part)

@@ -1,0 +1,1 @@
+"""Running moments: freezing, exact re-estimation from data, and training modes."""

@@ -1,0 +1,474 @@
+"""BN*: the running moments a model would have if it had seen all the given data at once.
+
+Defined as what the buffers hold after one giant training-mode forward with momentum 1. Such a forward needs all the
+data in memory; this does not. Layers are measured one depth after the other: a layer's exact moments are pooled over
+all batches while the layers before it normalize with the exact moments they were just given. Depth is how many norm
+layers lie between a layer and the input on the longest way; it is read off the data flow of one forward pass, so
+layers on parallel branches share a pass. Each pass stops at the last layer it measures.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from contnorm.checks import check_model
+from contnorm.convert.detect import Recognized, Stranger, holds_moments, recognize
+from contnorm.functional.batch import channel_moments, unbiased
+from contnorm.layers.base import MomentNorm
+from contnorm.moments.freeze import frozen_stats, is_frozen
+from contnorm.moments.modes import modes_restored
+from contnorm.registry import NORMS
+
+__all__ = [
+    "Call",
+    "LayerMoments",
+    "NonFiniteMomentsError",
+    "Reestimated",
+    "call_with_first",
+    "keeps_moments",
+    "moment_layers",
+    "on_model",
+    "reestimate",
+]
+
+Call = Callable[[nn.Module, Any], object]
+
+
+class NonFiniteMomentsError(ValueError):
+    """The moments of the data at a layer are NaN or infinite.
+
+    Attributes:
+        layer: The layer's name in the model.
+    """
+
+    def __init__(self, layer: str) -> None:
+        super().__init__(
+            f"reestimate: the moments of the data at layer {layer!r} are NaN or infinite, and the model was left "
+            f"unchanged. Check the batches and the model's weights for values that are not finite or overflow."
+        )
+        self.layer = layer
+
+    def __reduce__(self) -> tuple[type[NonFiniteMomentsError], tuple[str]]:
+        return type(self), (self.layer,)
+
+
+@dataclass(frozen=True)
+class LayerMoments:
+    """One layer's moments before and after."""
+
+    old_mean: Tensor
+    old_var: Tensor
+    new_mean: Tensor
+    new_var: Tensor
+
+
+class Reestimated:
+    """What `reestimate` did: the moments by layer, and the way back.
+
+    As a context manager it puts the old moments back at the end of the block.
+    """
+
+    def __init__(self, layers: dict[str, nn.Module], old: dict[str, tuple[Tensor, Tensor]]) -> None:
+        self._layers = layers
+        self._old = old
+        self.moments = {
+            name: LayerMoments(*old[name], *(buffer.clone() for buffer in _buffers(layer)))
+            for name, layer in layers.items()
+        }
+
+    def restore(self) -> None:
+        """Put the old moments back."""
+        _write(self._layers, self._old)
+
+    def __enter__(self) -> Reestimated:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.restore()
+
+    def __repr__(self) -> str:
+        return f"Reestimated({len(self.moments)} layers: {', '.join(self.moments)})"
+
+
+def reestimate(model: nn.Module, batches: Iterable[Any], *, call: Call | None = None) -> Reestimated:
+    """Set every running moment to the exact one of the given data (the paper's BN*), layer by layer.
+
+    The model runs in evaluation mode without gradient, once per depth of norm layers, in memory that does not grow
+    with the data; gradients, modes, batch counters and all other state are left as they were. A layer called several
+    times in a forward pools its calls.
+
+    Args:
+        model: The model; torch's own batch norms are served as well as ours.
+        batches: Batches that can be gone over again and again: a list, a DataLoader, a dataset of tensors. A tuple or
+            list gives its first element to the model.
+        call: How to run the model on a batch, ``call(model, batch)``, where that is not right.
+
+    Returns:
+        What changed; used as a context manager it puts the old moments back.
+
+    Raises:
+        TypeError: For a generator, which can be gone over only once, and for what holds no batches.
+        ValueError: Where there is no data, where a layer's moments can't be told or are frozen, and where the model
+            has an unknown layer with running moments.
+        NonFiniteMomentsError: Where the moments of the data at a layer are NaN or infinite; a ValueError, with the
+            layer's name in ``layer``. After any error the model has its old moments.
+
+    Example:
+        >>> model = nn.Sequential(nn.BatchNorm1d(1))
+        >>> data = [torch.tensor([[0.0], [1.0]]), torch.tensor([[2.0], [5.0]])]
+        >>> with reestimate(model, data):
+        ...     print(model[0].running_mean, model[0].running_var)
+        tensor([2.]) tensor([4.6667])
+        >>> model[0].running_mean
+        tensor([0.])
+    """
+    _check_batches(batches)
+    layers = _targets(check_model(model, "reestimate"))
+    old = {name: (mean.clone(), var.clone()) for name, layer in layers.items() for mean, var in [_buffers(layer)]}
+    run = call or call_with_first
+    try:
+        with torch.no_grad(), _in_evaluation(model):
+            reached = _measure_all(model, layers, batches, run)
+    except BaseException:
+        _write(layers, old)
+        raise
+    return Reestimated(reached, {name: old[name] for name in reached})
+
+
+def _check_batches(batches: object) -> None:
+    if isinstance(batches, Iterator):
+        raise TypeError(
+            f"reestimate: batches is a one-shot iterator ({type(batches).__name__}), and the data is gone over once "
+            f"for every depth of norm layers. Give a list, a DataLoader, or any object whose iter() starts anew."
+        )
+    if isinstance(batches, Tensor):
+        raise TypeError("reestimate: batches is a tensor, whose elements are samples. Give a list of batches: [x].")
+    if isinstance(batches, Mapping | str) or not isinstance(batches, Iterable):
+        what = "None" if batches is None else f"a {type(batches).__name__}"
+        raise TypeError(f"reestimate: batches is {what}. Give a list of batches, or a DataLoader.")
+
+
+def _measure_all(
+    model: nn.Module, layers: dict[str, nn.Module], batches: Iterable[Any], run: Call
+) -> dict[str, nn.Module]:
+    """Measure and write; gives the layers that were reached."""
+    plan = _Passes(model, layers, run)
+    pooled: dict[str, _Pool] = {}
+    while plan.depth is not None:
+        pooled |= plan.measure(batches)
+    _write_finite(
+        layers, {name: (pool.mean, _stored(layers[name], pool.var, pool.count)) for name, pool in pooled.items()}
+    )
+    return {name: layers[name] for name in pooled}
+
+
+class _Passes:
+    """Goes over the data once for each depth; the first batch of the first pass also shows the data flow."""
+
+    def __init__(self, model: nn.Module, layers: dict[str, nn.Module], run: Call) -> None:
+        self.model, self.layers, self.run = model, layers, run
+        self.calls: dict[str, list[int]] = {}
+        self.depth: int | None = 0
+        self.batches: int | None = None
+
+    def measure(self, batches: Iterable[Any]) -> dict[str, _Pool]:
+        """One pass over the data: pool what reaches the layers of this depth, and stop each forward at the last."""
+        pools: dict[str, _Pool] = {}
+        seen = 0
+        for batch in batches:
+            seen += 1
+            if not self.calls:
+                self.calls = _trace(self.model, self.layers, batch, self.run)
+            # A layer with calls at several depths is measured at each, over the calls it has had by then.
+            due = {name: sum(d <= self.depth for d in ds) for name, ds in self.calls.items() if self.depth in ds}
+            pools = pools or {name: _Pool() for name in due}
+            self._pool(batch, pools, due)
+        self._check(seen, pools)
+        # A giant training-mode forward normalizes with the biased variance; so must the layers on the way.
+        _write_finite(self.layers, {name: (pool.mean, pool.var) for name, pool in pools.items()})
+        deeper = {depth for depths in self.calls.values() for depth in depths if depth > (self.depth or 0)}
+        self.depth = min(deeper, default=None)
+        return pools
+
+    def _pool(self, batch: Any, pools: dict[str, _Pool], due: dict[str, int]) -> None:
+        left = dict(due)
+        with ExitStack() as hooks:
+            for name in due:
+                hook = _pooling(name, pools[name], left)
+                hooks.callback(self.layers[name].register_forward_pre_hook(hook, with_kwargs=True).remove)
+            hooks.enter_context(suppress(_Enough))
+            self.run(self.model, batch)
+
+    def _check(self, seen: int, pools: dict[str, _Pool]) -> None:
+        if self.batches is None and seen == 0:
+            raise ValueError("reestimate: batches is empty. Give at least one batch of data.")
+        if self.batches is not None and seen != self.batches:
+            raise ValueError(
+                f"reestimate: the first pass over the data saw {self.batches} batches and a later one {seen}. Every "
+                f"pass has to see the same data: give a list, or an object whose iter() starts anew."
+            )
+        self.batches = seen
+        for name, pool in pools.items():
+            if pool.count == 0:
+                raise ValueError(f"reestimate: no data reached layer {name!r}: all {seen} batches are empty.")
+            if pool.count == 1:
+                raise ValueError(
+                    f"reestimate: all batches together have one value per channel at layer {name!r}, and a variance "
+                    f"needs two or more. Give more samples."
+                )
+
+
+@dataclass
+class _Pool:
+    """Count, mean and sum of squares about the mean, merged batch by batch (Chan et al.), in float64."""
+
+    count: int = 0
+    mean: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
+    squares: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
+
+    @property
+    def var(self) -> Tensor:
+        return self.squares / self.count
+
+    def add(self, count: int, mean: Tensor, var: Tensor) -> None:
+        if count == 0:
+            return
+        total = self.count + count
+        off = mean - self.mean.to(mean.device)
+        share = count / total
+        self.mean = self.mean.to(mean.device) + off * share
+        self.squares = self.squares.to(mean.device) + var * count + off * off * (self.count * share)
+        self.count = total
+
+
+def _pooling(name: str, pool: _Pool, left: dict[str, int]) -> Callable[..., None]:
+    def hook(layer: nn.Module, args: Any, kwargs: Any) -> None:
+        if left[name] == 0:
+            return
+        x = args[0] if args else next(iter(kwargs.values()))
+        if x.numel():
+            pool.add(x.numel() // x.shape[1], *_moments_of(layer, x))
+        left[name] -= 1
+        if not any(left.values()):
+            raise _Enough
+
+    return hook
+
+
+class _Enough(BaseException):
+    """Ends a forward pass; no ``except Exception`` of the model's may catch it."""
+
+
+def _trace(model: nn.Module, layers: dict[str, nn.Module], batch: Any, run: Call) -> dict[str, list[int]]:
+    """The depth of each call of each layer, from one forward pass."""
+    calls: dict[str, list[int]] = {name: [] for name in layers}
+    flow = _DepthFlowBesideCompiler() if "torch._dynamo" in sys.modules else _DepthFlow()
+    moments = {name: {_address(buffer) for buffer in _buffers(layer)} for name, layer in layers.items()}
+    flow.watched = set().union(*moments.values())
+    with ExitStack() as stack:
+        for name, layer in layers.items():
+            stack.callback(layer.register_forward_hook(_following(flow, calls[name]), with_kwargs=True).remove)
+        stack.enter_context(flow)
+        run(model, batch)
+    for name, addresses in moments.items():
+        if not calls[name] and addresses & flow.read:
+            raise ValueError(
+                f"reestimate: the moments of layer {name!r} ({type(layers[name]).__name__}) are used without a call of "
+                f"the layer, so its input can't be measured. Call layer(x) in place of layer.forward(x) or "
+                f"torch.nn.functional.batch_norm."
+            )
+    if not any(calls.values()):
+        raise ValueError("reestimate: a forward pass reached no norm layer with running moments.")
+    return calls
+
+
+def _following(flow: _DepthFlow, depths: list[int]) -> Callable[..., None]:
+    def hook(layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        depth = flow.of((args, kwargs))
+        depths.append(depth)
+        flow.deepen(output, depth + 1)
+
+    return hook
+
+
+class _DepthFlow(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Follows, through every operation, how many norm layers the data in a storage has been through."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.depth: dict[int, int] = {}
+        self.alive: list[Tensor] = []  # so that no storage's address is used again
+        self.watched: set[int] = set()  # addresses of running moments
+        self.read: set[int] = set()  # those of them that an operation has used
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch would bring its compiler to be told that nothing here is to be compiled: seconds, at the first use."""
+        return cls.__name__ != "_DepthFlow"
+
+    def of(self, values: object) -> int:
+        return max((self.depth.get(_address(t), 0) for t in tree_leaves(values) if isinstance(t, Tensor)), default=0)
+
+    def deepen(self, values: object, depth: int) -> None:
+        for tensor in tree_leaves(values):
+            if isinstance(tensor, Tensor) and depth > self.depth.get(_address(tensor), 0):
+                self.depth[_address(tensor)] = depth
+                self.alive.append(tensor)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        self.read |= self.watched & {_address(t) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+        depth = self.of((args, kwargs))
+        if depth:
+            self.deepen(result, depth)
+            formal = func._schema.arguments
+            written = [a for a, f in zip(args, formal, strict=False) if f.alias_info and f.alias_info.is_write]
+            self.deepen(written, depth)
+        return result
+
+
+class _DepthFlowBesideCompiler(_DepthFlow):  # type: ignore[no-untyped-call]
+    """The same, where the compiler is there already, perhaps with the model compiled: it must not look in here."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+def _address(tensor: Tensor) -> int:
+    """What tells tensors over the same memory; a sparse one has no storage and stands for itself."""
+    return int(tensor.untyped_storage()._cdata) if tensor.layout == torch.strided else id(tensor)
+
+
+def _targets(model: nn.Module) -> dict[str, nn.Module]:
+    layers = moment_layers(model)
+    if not layers:
+        raise ValueError(
+            f"reestimate: {type(model).__name__} has no norm layer with running moments, so there is nothing to "
+            f"estimate. See contnorm.summarize(model)."
+        )
+    return layers
+
+
+_MEND = "Mend that, or put another norm in its place by hand."
+
+
+def moment_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """The norm layers whose running moments `reestimate` sets, by name.
+
+    Raises:
+        ValueError: For a layer whose moments are frozen or cannot be estimated, and for an unknown layer with buffers
+            ``running_mean`` and ``running_var``.
+
+    Example:
+        >>> list(moment_layers(nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.GroupNorm(2, 4))))
+        ['1']
+    """
+    layers = {}
+    for name, module in model.named_modules():
+        found = recognize(module)
+        where = f"reestimate: layer {name!r} ({type(module).__name__})"
+        if found is None and _has_moment_buffers(module):
+            raise ValueError(
+                f"{where}: it has buffers running_mean and running_var but is not a known norm, so its moments cannot "
+                f"be estimated. Replace it with a norm of torch or contnorm; if it is not a norm, rename its buffers."
+            )
+        if found is None or isinstance(module, _InstanceNorm):
+            continue
+        if isinstance(found, Stranger):
+            raise ValueError(f"{where}: its moments can't be told from its input: {found.reason}. {_MEND}")
+        if not NORMS[found.norm].keeps_moments or found.constant or getattr(module, "use_running", False):
+            continue
+        if not holds_moments(module):
+            raise ValueError(
+                f"{where}: it keeps no running moments and normalizes each batch by itself, so what comes after it "
+                f"depends on how the data is cut into batches. Convert it with track_running_stats=True."
+            )
+        if is_frozen(module):
+            raise ValueError(f"{where}: its moments are frozen. Call contnorm.freeze_stats(model, False) first.")
+        layers[name] = module
+    return layers
+
+
+def keeps_moments(model: nn.Module) -> bool:
+    """Whether any norm of the model keeps running moments.
+
+    Example:
+        >>> keeps_moments(nn.Sequential(nn.BatchNorm1d(4))), keeps_moments(nn.GroupNorm(2, 4))
+        (True, False)
+    """
+    found = (recognize(module) for module in model.modules())
+    return any(isinstance(norm, Recognized) and NORMS[norm.norm].keeps_moments for norm in found)
+
+
+def _has_moment_buffers(module: nn.Module) -> bool:
+    """Whether the module itself registers running moments; wrappers that pass attribute access on do not."""
+    return {"running_mean", "running_var"} <= {name for name, _ in module.named_buffers(recurse=False)}
+
+
+def _moments_of(layer: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    if isinstance(layer, MomentNorm):
+        return layer.batch_moments(x)
+    return channel_moments(x.double())
+
+
+def _stored(layer: nn.Module, var: Tensor, count: int) -> Tensor:
+    if isinstance(layer, MomentNorm):
+        return layer.stored_variance(var, count)
+    return unbiased(var, count)
+
+
+def _buffers(layer: nn.Module) -> tuple[Tensor, Tensor]:
+    mean, var = layer._buffers["running_mean"], layer._buffers["running_var"]
+    assert mean is not None and var is not None
+    return mean, var
+
+
+def _write(layers: dict[str, nn.Module], values: dict[str, tuple[Tensor, Tensor]]) -> None:
+    with torch.no_grad():
+        for name, moments in values.items():
+            for buffer, value in zip(_buffers(layers[name]), moments, strict=True):
+                buffer.copy_(value)
+
+
+def _write_finite(layers: dict[str, nn.Module], values: dict[str, tuple[Tensor, Tensor]]) -> None:
+    """Write moments, and raise NonFiniteMomentsError where what a buffer then holds is NaN or infinite."""
+    _write(layers, values)
+    for name in values:  # after the write: a float64 moment may overflow the buffer's type
+        if not all(bool(buffer.isfinite().all()) for buffer in _buffers(layers[name])):
+            raise NonFiniteMomentsError(name)
+
+
+@contextmanager
+def _in_evaluation(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode; but instance norms with running statistics normalize instances, as they do in training."""
+    with modes_restored(model), ExitStack() as frozen:
+        for module in model.modules():
+            if isinstance(module, _InstanceNorm) and module.track_running_stats:
+                frozen.enter_context(frozen_stats(module))
+                module.training = True
+        yield
+
+
+def call_with_first(model: nn.Module, batch: Any) -> object:
+    """Run the model on a batch, or on the first element of a tuple or list, on the model's own device."""
+    return model(on_model(model, batch[0] if isinstance(batch, tuple | list) else batch))
+
+
+def on_model(model: nn.Module, x: Any) -> Any:
+    """A tensor on the model's own device; anything else as it is."""
+    place = next((t.device for t in (*model.parameters(), *model.buffers())), None)
+    return x.to(place) if isinstance(x, Tensor) and place is not None else x

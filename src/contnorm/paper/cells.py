@@ -1,0 +1,190 @@
+"""The cells of a recipe: one for each run of its grids and each way that run is looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+from contnorm.bench.config.schema import from_dict, laid_over
+from contnorm.bench.streams.tasks import find_stream
+from contnorm.errors import UserError
+from contnorm.paper.published import Published, find
+from contnorm.paper.recipe import DIMENSIONS, VIEWS, Block, NormEntry, Recipe, View
+from contnorm.registry import find_norm
+
+__all__ = ["Cell", "cells_of", "matches", "source_of", "unreached"]
+
+
+@dataclass(frozen=True, eq=False)
+class Cell:
+    """One row of a table.
+
+    Attributes:
+        place: What it is, by dimension; None where a dimension means nothing.
+        values: The nested settings of its run.
+        view: Which of the record's matrices.
+        published: The paper's numbers, by metric; empty where it has none.
+    """
+
+    place: Mapping[str, Any]
+    values: Mapping[str, Any]
+    view: View
+    published: Mapping[str, Published] = field(default_factory=dict)
+
+    @property
+    def norm(self) -> str:
+        """The norm as it is printed.
+
+        Example:
+            >>> from contnorm.paper.recipe_file import find_recipe
+            >>> [cell.norm for cell in cells_of(find_recipe("table9"))][:4]
+            ['bn', 'bn*', 'gn32', 'cn32']
+        """
+        star = "*" if self.place["moments"] == "oracle" else ""
+        extra = [f" {self.place[key]}" for key in ("momentum", "schedule", "layers") if self.place[key] is not None]
+        return f"{self.place['norm']}{self.place['groups'] or ''}{star}{''.join(extra)}"
+
+    @property
+    def words(self) -> str:
+        """All that it is, in words.
+
+        Example:
+            >>> from contnorm.paper.recipe_file import find_recipe
+            >>> cells_of(find_recipe("table4"))[0].words
+            'split-cifar10 derpp buffer 500 class-incremental bn'
+        """
+        place = self.place
+        more = [f"{key} {place[key]}" for key in ("buffer", "tasks") if place[key] is not None]
+        more += [f"{place['setting']}-incremental"] if place["setting"] else []
+        more += [place["labels"]] if place["labels"] else []
+        return " ".join([place["stream"], place["strategy"], *more, self.norm])
+
+
+def cells_of(recipe: Recipe) -> list[Cell]:
+    """All cells of a recipe, in the order of its file."""
+    return [cell for block in recipe.runs for cell in _cells(recipe, block)]
+
+
+def unreached(recipe: Recipe) -> list[str]:
+    """What a recipe says of cells that it does not have: a slip of the pen, which would leave no trace.
+
+    Example:
+        >>> from contnorm.paper.recipe_file import find_recipe
+        >>> unreached(find_recipe("table2"))
+        []
+    """
+    cells = cells_of(recipe)
+    chosen = [(f"[[selected]] where = {_typed(one.where)}", one.where) for one in recipe.selected]
+    claimed = [
+        (f"[[claims]] {claim.says!r}: {_typed(wanted)}", wanted)
+        for claim in recipe.claims
+        for wanted in (claim.cells, *claim.than)
+    ]
+    lost = [what for what, wanted in chosen + claimed if not any(matches(cell.place, wanted) for cell in cells)]
+    reached = {id(number) for cell in cells for number in cell.published.values()}
+    rows = {_row(number): None for number in recipe.numbers if id(number) not in reached}
+    return [*(f"[[published]] {row}" for row in rows), *lost]
+
+
+def _typed(wanted: Mapping[str, Any]) -> str:
+    return f"{{ {', '.join(f'{key} = {value!r}' for key, value in wanted.items())} }}"
+
+
+def _row(number: Published) -> str:
+    """A row of published numbers, by what it is of."""
+    of = (number.dataset, number.strategy, number.norm, number.groups, number.buffer, number.setting, number.moments)
+    return " ".join(str(value) for value in of if value is not None)
+
+
+def matches(place: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    """Whether a place is as wanted in all dimensions that are named; ``"own"`` is what is left to the norm.
+
+    Example:
+        >>> matches({"norm": "cn", "groups": 8}, {"norm": "cn"}), matches({"norm": "cn", "groups": 8}, {"groups": 32})
+        (True, False)
+    """
+    return all(place[key] == (None if value == "own" else value) for key, value in wanted.items())
+
+
+def _cells(recipe: Recipe, block: Block) -> Iterator[Cell]:
+    grid = product(block.streams, block.strategies, block.buffers, block.norms, block.views)
+    for stream, strategy, buffer, norm, view_name in grid:
+        view = VIEWS[view_name]
+        place = _place(recipe, block, stream, strategy, buffer, norm, view)
+        values = _values(recipe, block, place, norm)
+        yield Cell(place, values, view, _published(recipe, place) if block.published else {})
+
+
+def _place(
+    recipe: Recipe, block: Block, stream: str, strategy: str, buffer: int | None, norm: NormEntry, view: View
+) -> dict[str, Any]:
+    spec, groups = find_norm(norm.name)
+    said = laid_over(recipe.settings, block.settings).get("stream", {})
+    found = {
+        "stream": stream,
+        "strategy": strategy,
+        "norm": spec.name,
+        "groups": (groups or norm.settings.get("groups")) if spec.grouped else None,
+        "momentum": norm.settings.get("momentum"),
+        "schedule": norm.settings.get("schedule"),
+        "layers": norm.settings.get("layers"),
+        "buffer": buffer,
+        "tasks": said.get("tasks"),
+        "moments": view.moments,
+        "setting": view.setting,
+        "labels": view.labels,
+    }
+    assert tuple(found) == DIMENSIONS
+    return found
+
+
+def _values(recipe: Recipe, block: Block, place: Mapping[str, Any], norm: NormEntry) -> dict[str, Any]:
+    values = laid_over(recipe.settings, block.settings)
+    own: dict[str, Any] = {
+        "stream": {"name": place["stream"]},
+        "strategy": {"name": place["strategy"]},
+        "norm": {"name": norm.name, **norm.settings},
+    }
+    if place["buffer"] is not None:
+        own["memory"] = {"size": place["buffer"]}
+    values = laid_over(values, own)
+    for chosen in recipe.selected:
+        if matches(place, chosen.where):
+            values = laid_over(values, chosen.settings)
+    from_dict(values, recipe.name)
+    return values
+
+
+def _published(recipe: Recipe, place: Mapping[str, Any]) -> dict[str, Published]:
+    """The numbers of a place; what either side leaves open fits anything of the other."""
+    fixed = {name: place[name] for name in ("strategy", "norm", "momentum", "moments")}
+    among = recipe.numbers or tuple(find(table=recipe.table))
+    found = {}
+    for cell in among:
+        same = cell.dataset == place["stream"] and all(getattr(cell, name) == value for name, value in fixed.items())
+        same = same and cell.split == place["labels"]
+        if same and all(_fits(getattr(cell, name), place[name]) for name in ("groups", "buffer", "setting")):
+            found[cell.metric] = cell
+    return found
+
+
+def _fits(theirs: Any, ours: Any) -> bool:
+    return theirs is None or ours is None or theirs == ours
+
+
+def source_of(cell: Cell) -> str:
+    """The data set of a recipe's cell: what the recipe says, else the first of its stream's.
+
+    Example:
+        >>> from contnorm.paper.cells import cells_of
+        >>> from contnorm.paper.recipe_file import find_recipe
+        >>> source_of(cells_of(find_recipe("table2"))[0])
+        'cifar100'
+    """
+    said, usual = cell.values["stream"].get("source"), find_stream(cell.place["stream"]).sources
+    if not said and not usual:
+        name = cell.place["stream"]
+        raise UserError(f"stream {name}: say which data set, with settings = {{ stream = {{ source = NAME }} }}.")
+    return str(said or usual[0])

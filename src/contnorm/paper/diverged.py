@@ -1,0 +1,52 @@
+"""Runs of a table whose loss was no longer finite: they are in no number, and a reader is told so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from contnorm.bench.config.schema import RunConfig
+from contnorm.paper.precisions import HOWS, computed
+from contnorm.paper.series import Measured
+
+__all__ = ["lost_remarks", "lost_words", "with_lost"]
+
+Notes = Callable[[RunConfig], Mapping[int, str]]
+
+
+def with_lost(one: Measured, config: RunConfig, notes: Notes) -> Measured:
+    """A cell with the seeds that were lost beside those that count, or in any precision where none came through."""
+    records = list(one.records.values())
+    runs = [records[0].config] if records else [computed(config, how) for how in HOWS]
+    lost = {seed: why for run in runs for seed, why in notes(run).items() if seed not in one.records}
+    return replace(one, lost=dict(sorted(lost.items())))
+
+
+def lost_remarks(measured: Sequence[Measured]) -> list[str]:
+    """Of which cells how many seeds were lost, and how; once for each run.
+
+    Example:
+        >>> from contnorm.paper.cells import cells_of
+        >>> from contnorm.paper.recipe_file import find_recipe
+        >>> cell = next(iter(cells_of(find_recipe("table10"))))
+        >>> lost_remarks([Measured(cell, {}, lost={1: "seed 1: the loss is nan at step 9 of 60 (task 2)."})])
+        ['split-cifar100 single bn: the only seed was lost. seed 1: the loss is nan at step 9 of 60 (task 2).']
+    """
+    return list(
+        dict.fromkeys(f"{one.cell.words}: {lost_words(one.lost, len(one.records))}" for one in measured if one.lost)
+    )
+
+
+def lost_words(notes: Mapping[int, str], through: int) -> str:
+    """How many seeds of a run were lost, beside those that came through, and what was said of each.
+
+    Example:
+        >>> lost_words({3: "seed 3: the loss is nan at step 9 of 60 (task 2)."}, through=4)
+        '1 of 5 seeds was lost; the numbers are of the rest. seed 3: the loss is nan at step 9 of 60 (task 2).'
+    """
+    lost = len(notes)
+    if through:
+        what = f"{lost} of {lost + through} seeds {'was' if lost == 1 else 'were'} lost; the numbers are of the rest"
+    else:
+        what = {1: "the only seed was lost", 2: "both seeds were lost"}.get(lost, f"all {lost} seeds were lost")
+    return " ".join(filter(None, [f"{what}.", *notes.values()]))

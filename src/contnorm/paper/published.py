@@ -1,0 +1,163 @@
+"""The numbers the paper prints, as data: every cell of its tables, the doubtful ones flagged.
+
+Norms, strategies and streams go by the names of this package. ``momentum`` is None for a norm's own, ``groups`` and
+``buffer`` are None where the paper leaves them open or they mean nothing, ``moments`` is ``"oracle"`` for BN*.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from contnorm.bench.config.schema import show_value
+from contnorm.errors import UserError, unknown
+
+__all__ = ["RUNS", "DataRow", "Published", "data_rows", "find", "published", "row_cells"]
+
+RUNS = 5  # of which the paper gives mean and standard deviation
+
+
+@dataclass(frozen=True)
+class Published:
+    """One number of the paper.
+
+    Attributes:
+        table: Its number, as text.
+        dataset: The stream.
+        setting: ``"task"``, ``"class"``, ``"domain"`` or ``"free"``.
+        split: A group of classes, in the multi-label tables.
+        metric: ``"acc"``, ``"fm"``, ``"la"``, ``"drift_mean_1"``, ``"extra_time"`` and so on.
+        mean: None in the tables that print deviations alone.
+        std: None where none is printed.
+        flag: What makes the number doubtful; empty where nothing does.
+    """
+
+    table: str
+    dataset: str
+    strategy: str
+    norm: str
+    groups: int | None
+    momentum: float | str | None
+    moments: str
+    buffer: int | None
+    setting: str | None
+    split: str | None
+    metric: str
+    mean: float | None
+    std: float | None
+    flag: str
+
+
+@dataclass(frozen=True)
+class DataRow:
+    """What the paper says of a data set, in Table 7."""
+
+    stream: str
+    tasks: int
+    shape: tuple[int, ...]
+    train: int
+    test: int
+    classes: int
+    flag: str = ""
+
+
+@cache
+def published() -> tuple[Published, ...]:
+    """All numbers of the paper.
+
+    Example:
+        >>> len(published())
+        598
+    """
+    return tuple(cell for table, rows in _raw()["tables"].items() for row in rows for cell in _cells(table, row))
+
+
+@cache
+def data_rows() -> tuple[DataRow, ...]:
+    """The rows of Table 7.
+
+    Example:
+        >>> data_rows()[0].stream, data_rows()[0].train
+        ('permuted-mnist', 10000)
+    """
+    return tuple(DataRow(**{**row, "shape": tuple(row["shape"])}) for row in _raw()["data"])
+
+
+def find(**wanted: Any) -> list[Published]:
+    """The numbers whose fields are as given.
+
+    Example:
+        >>> [cell.mean for cell in find(table="2", dataset="split-cifar100", strategy="er", norm="cn", metric="acc")]
+        [67.48]
+    """
+    known = [f.name for f in fields(Published)]
+    for name in wanted:
+        if name not in known:
+            raise unknown("field of a published number", name, known)
+    return [cell for cell in published() if all(getattr(cell, name) == value for name, value in wanted.items())]
+
+
+def row_cells(row: Mapping[str, Any], where: str) -> list[Published]:
+    """The numbers of a row that a recipe brings itself.
+
+    Example:
+        >>> row = {"dataset": "split-mnist", "strategy": "er", "norm": "bn", "values": {"acc": [90.1, 0.4]}}
+        >>> [(cell.metric, cell.mean, cell.std) for cell in row_cells(row, "own.toml")]
+        [('acc', 90.1, 0.4)]
+    """
+    known = [*NAMED, *OPEN, "setting", "moments", "values"]
+    for key in row:
+        if key not in known:
+            raise UserError(f"{where}: {unknown('key', key, known)}")
+    for key in (*NAMED, "values"):
+        if key not in row:
+            raise UserError(f"{where}: the key {key!r} is missing. There are: {', '.join(known)}.")
+    if not isinstance(row["values"], Mapping):
+        raise UserError(f"{where}: values={row['values']!r} must be a table such as {{ acc = [90.1, 0.4] }}.")
+    for metric, value in row["values"].items():
+        _check_number(value, f"{where}: values.{metric}={show_value(value)}")
+    return list(_cells("", row))
+
+
+def _check_number(value: Any, where: str) -> None:
+    """Refuse what is not a mean with a deviation and a doubt, the latter two optional."""
+    numbers, doubt = (value[:2], value[2:]) if isinstance(value, list) else ([], [])
+    whole = all(isinstance(number, int | float) and not isinstance(number, bool) for number in numbers)
+    if not numbers or not whole or len(doubt) > 1 or not all(isinstance(text, str) for text in doubt):
+        raise UserError(f"{where} must be [mean], [mean, std] or [mean, std, doubt].")
+    if not all(abs(number) <= LARGEST for number in numbers) or any(std < 0 for std in numbers[1:]):
+        raise UserError(f"{where} must have numbers of at most {LARGEST:g}, and a deviation that is not negative.")
+
+
+LARGEST = 1e12  # the square of a deviation has to be a number, too
+NAMED = ("dataset", "strategy", "norm")
+OPEN = ("groups", "momentum", "buffer", "split")
+
+
+def _cells(table: str, row: Mapping[str, Any]) -> Iterator[Published]:
+    said: dict[str, Any] = {key: row.get(key) for key in OPEN}
+    named: dict[str, Any] = {key: row[key] for key in NAMED}
+    for metric, (mean, *rest) in row["values"].items():
+        std, flag = [*rest, None, ""][:2] if not rest else [*rest, ""][:2]
+        yield Published(
+            table=table,
+            **named,
+            **said,
+            moments=row.get("moments", "running"),
+            setting=row.get("setting"),
+            metric=metric,
+            mean=mean,
+            std=std,
+            flag=flag or "",
+        )
+
+
+@cache
+def _raw() -> dict[str, Any]:
+    text = resources.files("contnorm.paper").joinpath("published.json").read_text(encoding="utf-8")
+    found: dict[str, Any] = json.loads(text)
+    return found

@@ -1,0 +1,255 @@
+"""Recipes from their files: every key and every name is checked, and a mistake is told in one line."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any, cast, get_args
+
+from contnorm.bench.config.schema import from_dict, laid_over, parse_toml, read_toml_text, show_value
+from contnorm.bench.strategy_registry import STRATEGIES
+from contnorm.bench.user_code import is_own_code
+from contnorm.errors import UserError, unknown
+from contnorm.paper.published import RUNS, Published, row_cells
+from contnorm.paper.recipe import (
+    DIMENSIONS,
+    KINDS,
+    VIEWS,
+    Block,
+    Claim,
+    ClaimKind,
+    NormEntry,
+    Recipe,
+    Selected,
+)
+from contnorm.paper.score_names import check_curve, check_score
+from contnorm.registry import find_norm
+
+__all__ = ["find_recipe", "parse_recipe", "recipe_names"]
+
+BLOCK = ("streams", "strategies", "norms", "buffers", "views", "published", "settings")
+CLAIM = ("says", "kind", "score", "cells", "than", "than_score", "margin", "limit")
+WHOLE = (
+    "title", "kind", "table", "scores", "runs", "settings", "selected", "claims", "published", "published_runs",
+    "alone", "note", "streams",
+)  # fmt: skip
+Values = Mapping[str, Any]
+
+
+def recipe_names() -> list[str]:
+    """The recipes there are, tables first.
+
+    Example:
+        >>> recipe_names()[:2], recipe_names()[-1]
+        (['table1', 'table2'], 'figure3')
+    """
+    found = [file.name[:-5] for file in resources.files("contnorm.paper").iterdir() if file.name.endswith(".toml")]
+
+    def place(name: str) -> tuple[bool, int]:
+        number = re.search(r"\d+", name)
+        return not name.startswith("table"), int(number[0]) if number else 0
+
+    return sorted(found, key=place)
+
+
+def find_recipe(name: str) -> Recipe:
+    """A recipe by its name, or a file of one's own.
+
+    Example:
+        >>> find_recipe("table2").title
+        'Seven norms, task-incremental, with ER and DER++'
+    """
+    if name.endswith(".toml"):
+        path = Path(name)
+        return parse_recipe(path.stem, read_toml_text(path, "`contnorm paper` takes a recipe's file."), str(path))
+    if name not in recipe_names():
+        raise unknown("recipe", name, recipe_names())
+    text = resources.files("contnorm.paper").joinpath(f"{name}.toml").read_text(encoding="utf-8")
+    return parse_recipe(name, text, f"{name}.toml")
+
+
+def parse_recipe(name: str, text: str, where: str) -> Recipe:
+    """A recipe from its text; ``where`` is what messages call it."""
+    values = parse_toml(text, where)
+    _known(values, WHOLE, where, needed=("title",))
+    kind = _one_of(values.get("kind", "runs"), KINDS, f"{where}: kind")
+    if kind in ("runs", "curves"):
+        _known(values, WHOLE, where, needed=("scores", "runs"))
+    settings = _settings(values.get("settings", {}), f"{where}: settings")
+    scores = _scores(values.get("scores", {}), f"{where}: scores", curves=kind == "curves")
+    return Recipe(
+        name=name,
+        title=_typed(values["title"], str, f"{where}: title"),
+        kind=cast(Any, kind),
+        table=_typed(values.get("table", ""), str, f"{where}: table"),
+        scores=scores,
+        runs=tuple(_block(b, settings, f"{where}: runs {i}") for i, b in _tables(values, "runs", where)),
+        settings=settings,
+        selected=tuple(_selected(s, f"{where}: selected {i}") for i, s in _tables(values, "selected", where)),
+        claims=tuple(_claim(c, f"{where}: claims {i}") for i, c in _tables(values, "claims", where)),
+        numbers=tuple(
+            cell
+            for i, row in _tables(values, "published", where)
+            for cell in _published(row, scores, f"{where}: published {i}")
+        ),
+        published_runs=_runs(values.get("published_runs", RUNS), f"{where}: published_runs"),
+        alone=_typed(values.get("alone", False), bool, f"{where}: alone"),
+        note=_typed(values.get("note", ""), str, f"{where}: note"),
+        streams=_names(values.get("streams", []), f"{where}: streams"),
+    )
+
+
+def _published(row: Values, scores: Values, where: str) -> list[Published]:
+    """The numbers of a row; each needs one of our scores to compare it with."""
+    cells = row_cells(row, where)
+    for cell in cells:
+        if cell.metric not in scores:
+            raise UserError(f"{where}: {unknown('metric of [scores]', cell.metric, scores)}")
+    return cells
+
+
+def _block(values: Values, shared: Values, where: str) -> Block:
+    _known(values, BLOCK, where, needed=("streams", "strategies", "norms"))
+    settings = _settings(values.get("settings", {}), f"{where}: settings")
+    from_dict(laid_over(shared, settings), where)
+    for key in ("streams", "strategies", "norms", "views"):
+        if values.get(key) == []:
+            raise UserError(f"{where}: {key} is empty, so the grid has no run. Name at least one.")
+    return Block(
+        streams=_names(values["streams"], f"{where}: streams"),
+        strategies=tuple(_strategy(s, f"{where}: strategies") for s in _list(values["strategies"], where)),
+        norms=tuple(_norm(n, f"{where}: norms") for n in _list(values["norms"], f"{where}: norms")),
+        buffers=tuple(
+            _typed(b, int, f"{where}: buffers") for b in _list(values.get("buffers", []), f"{where}: buffers")
+        )
+        or (None,),
+        views=tuple(_one_of(v, tuple(VIEWS), f"{where}: views") for v in _list(values.get("views", ["plain"]), where)),
+        published=_typed(values.get("published", True), bool, f"{where}: published"),
+        settings=settings,
+    )
+
+
+def _norm(given: Any, where: str) -> NormEntry:
+    """A name, or a table of a name and settings of the norm."""
+    values = {"name": given} if isinstance(given, str) else given
+    if not isinstance(values, Mapping) or "name" not in values:
+        raise UserError(f'{where}: {show_value(given)} is no norm. Write a name, or {{ name = "cn", groups = 32 }}.')
+    config = from_dict({"norm": values}, where).norm
+    try:
+        find_norm(config.name)
+    except ValueError as error:
+        raise UserError(f"{where}: {error}") from error
+    return NormEntry(config.name, {key: value for key, value in values.items() if key != "name"})
+
+
+def _selected(values: Values, where: str) -> Selected:
+    _known(values, ("where", "settings"), where, needed=("where", "settings"))
+    return Selected(_selector(values["where"], f"{where}: where"), _settings(values["settings"], f"{where}: settings"))
+
+
+def _claim(values: Values, where: str) -> Claim:
+    _known(values, CLAIM, where, needed=("says", "kind", "score"))
+    kind = _one_of(values["kind"], get_args(ClaimKind), f"{where}: kind")
+    check_score(values["score"], f"{where}: score")
+    than = values.get("than", [])
+    others = [than] if isinstance(than, Mapping) else _list(than, f"{where}: than")
+    if kind in ("above", "near", "steadier") and not others and "than_score" not in values:
+        raise UserError(f'{where}: a claim of kind {kind!r} needs `than`: which cells, such as {{ norm = "bn" }}.')
+    if kind == "flat":
+        check_curve(values["score"], f"{where}: score")
+    if "than_score" in values:
+        check_score(values["than_score"], f"{where}: than_score")
+    bound = {"near": "margin", "flat": "margin", "under": "limit"}.get(kind)
+    if bound is not None and bound not in values:
+        raise UserError(f"{where}: a claim of kind {kind!r} needs `{bound}`, a number.")
+    return Claim(
+        says=_typed(values["says"], str, f"{where}: says"),
+        kind=cast(ClaimKind, kind),
+        score=values["score"],
+        cells=_selector(values.get("cells", {}), f"{where}: cells"),
+        than=tuple(_selector(other, f"{where}: than") for other in others),
+        than_score=values.get("than_score"),
+        margin=_number(values.get("margin", 0.0), f"{where}: margin", least=0.0),
+        limit=_number(values.get("limit", 0.0), f"{where}: limit"),
+    )
+
+
+def _selector(values: Any, where: str) -> Values:
+    if not isinstance(values, Mapping):
+        raise UserError(f'{where}: {show_value(values)} must be a table such as {{ norm = "cn" }}.')
+    _known(values, DIMENSIONS, where)
+    return values
+
+
+def _scores(values: Any, where: str, curves: bool) -> Values:
+    for score in _typed(values, dict, where).values():
+        check_score(score, where)
+        if curves:
+            check_curve(score, where)
+    return cast(Values, values)
+
+
+def _settings(values: Any, where: str) -> Values:
+    from_dict(_typed(values, dict, where), where)
+    return cast(Values, values)
+
+
+def _tables(values: Values, key: str, where: str) -> Iterable[tuple[int, Values]]:
+    """The tables of an array, counted from one."""
+    found = _list(values.get(key, []), f"{where}: {key}")
+    for i, table in enumerate(found, 1):
+        yield i, _typed(table, dict, f"{where}: {key} {i}")
+
+
+def _names(values: Any, where: str) -> tuple[str, ...]:
+    return tuple(_typed(value, str, where) for value in _list(values, where))
+
+
+def _list(values: Any, where: str) -> list[Any]:
+    return cast(list[Any], _typed(values, list, where))
+
+
+def _runs(value: Any, where: str) -> int:
+    if _typed(value, int, where) < 2:
+        raise UserError(f"{where}: {value} must be 2 or more; there is no deviation of one run.")
+    return cast(int, value)
+
+
+def _strategy(value: Any, where: str) -> str:
+    """A name of ours, or one in a file of a user's own."""
+    return value if isinstance(value, str) and is_own_code(value) else _one_of(value, STRATEGIES, where)
+
+
+def _number(value: Any, where: str, least: float = -math.inf) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise UserError(f"{where}: {show_value(value)} must be a finite number.")
+    if value < least:
+        raise UserError(f"{where}: {show_value(value)} must be {least:g} or more.")
+    return float(value)
+
+
+def _typed(value: Any, kind: type, where: str) -> Any:
+    words = {str: "text", int: "a whole number", bool: "true or false", list: "a list", dict: "a table"}
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise UserError(f"{where}: {show_value(value)} must be {words[kind]}.")
+    return value
+
+
+def _one_of(value: Any, known: Iterable[str], where: str) -> str:
+    names = list(known)
+    if value not in names:
+        raise UserError(f"{where}: {unknown('name', value if isinstance(value, str) else show_value(value), names)}")
+    return cast(str, value)
+
+
+def _known(values: Values, known: Iterable[str], where: str, needed: Iterable[str] = ()) -> None:
+    names = list(known)
+    for key in values:
+        if key not in names:
+            raise UserError(f"{where}: {unknown('key', key, names)}")
+    for key in needed:
+        if key not in values:
+            raise UserError(f"{where}: the key {key!r} is missing. There are: {', '.join(names)}.")

@@ -1,0 +1,171 @@
+"""The paper's tables and claims as sheets, and as rows for other tools."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from statistics import fmean
+
+from contnorm.bench.records import spread_over_seeds
+from contnorm.paper.claims import Case, Decided
+from contnorm.paper.format import measure, no_interval, numbers, paper_number, spread, verdict_words
+from contnorm.paper.recipe import DIMENSIONS
+from contnorm.paper.rows import Line
+from contnorm.paper.score_names import title_of
+from contnorm.report.lr_grid import GRID_NOTE, grid_rows
+from contnorm.report.sections import Part, Section, Unrun, Way, weakest
+from contnorm.report.text_tables import Block, Link, Sheet, csv_text
+
+__all__ = ["claims_csv", "claims_sheet", "section_sheet", "tables_csv"]
+
+LINE_HEADS = ("norm", "score", "seeds", "ours", "paper", "difference", "95 % interval", "verdict")
+CASE_HEADS = ("case", "difference", "95 % interval (t)", "bootstrap", "effect", "pairs", "outcome")
+
+
+def section_sheet(section: Section) -> Sheet:
+    """A table or figure: ours beside the paper's, part by part; what was not run; its claims."""
+    blocks = [block for way in section.ways for block in _blocks(section, way)]
+    if section.selection is not None and section.selection.chosen:
+        heads, *rows = grid_rows(section.selection)
+        blocks.append(Block("Learning rates tried on the validation tasks", heads, rows, (GRID_NOTE,)))
+    return Sheet(section.recipe.name, section.title, blocks, section.notes, section.command)
+
+
+def _blocks(section: Section, way: Way) -> Iterator[Block]:
+    of = f" ({way.title.lower()})" if way.title else ""
+    for part in way.parts:
+        if part.run:
+            yield (_curves if section.recipe.kind == "curves" else _lines)(section, part, of)
+    missing = tuple(f"{part.title}: {', '.join(_norms(part))}" for part in way.parts if _norms(part))
+    if way.remarks and way.run:
+        judged = any(line.found is not None for part in way.parts for line in part.lines)
+        yield Block(f"{'Verdicts' if judged else 'Remarks'}{of}", below=way.remarks)
+    if missing:
+        yield Block(f"Not run{of}", below=missing)
+    for decided in way.decided:
+        yield _claim(decided, of, way.whole)
+
+
+def _norms(part: Part) -> list[str]:
+    return [one.cell.norm for one in part.measured if not one.run]
+
+
+def _lines(section: Section, part: Part, of: str) -> Block:
+    if all(line.published is None for line in part.lines):
+        return _ours_alone(section, part, of)
+    rows = [_line(line, section.row_name(line.measured)) for line in part.lines]
+    return Block(f"{part.title}{of}", LINE_HEADS, rows)
+
+
+def _ours_alone(section: Section, part: Part, of: str) -> Block:
+    """Where the paper has no numbers: a row a norm, a column a score."""
+    scores = list(dict.fromkeys(line.score for line in part.lines))
+    rows = []
+    for one in part.measured:
+        found = {line.score: line.values for line in part.lines if line.measured is one}
+        seeds = max(map(len, found.values()), default=0)
+        cells = [spread(found[score]) if found.get(score) else one.why_empty for score in scores]
+        rows.append([section.row_name(one), str(seeds), *cells])
+    return Block(f"{part.title}{of}", ["norm", "seeds", *map(title_of, scores)], rows)
+
+
+def _line(line: Line, name: str) -> list[str]:
+    ours = spread(line.values) if line.values else line.measured.why_empty
+    what = [name, title_of(line.score), str(len(line.values)), ours]
+    return [*what, paper_number(line.published), *verdict_words(line.found)]
+
+
+def _curves(section: Section, part: Part, of: str) -> Block:
+    rows = []
+    for one in part.measured:
+        for score in section.recipe.scores.values():
+            curves = list(one.curves(score).values())
+            means = [f"{fmean(values):.2f}" for values in zip(*curves, strict=True)]
+            rows.append([section.row_name(one), title_of(score), str(len(curves)), *(means or [one.why_empty])])
+    tasks = max(map(len, rows)) - 3
+    heads = ["norm", "score", "seeds", *(f"task {i + 1}" for i in range(tasks))]
+    return Block(f"{part.title}{of}", heads, [row + [""] * (len(heads) - len(row)) for row in rows])
+
+
+def _claim(decided: Decided, of: str, whole: bool) -> Block:
+    outcome = decided.outcome.upper() + ("" if whole else ", of what is run")
+    title = f"{outcome}: {decided.claim.says} ({measure(decided.claim)}){of}"
+    return Block(title, CASE_HEADS, [_case(case) for case in decided.cases])
+
+
+def _case(case: Case) -> list[str]:
+    return [case.what, *numbers(case), str(case.seeds) if case.seeds else "none", case.outcome]
+
+
+def claims_sheet(sections: Sequence[Section], unrun: Sequence[Unrun], linked: bool = False) -> Sheet:
+    """All claims with what became of them; ``linked`` to the files of their tables."""
+    rows = []
+    for section in sections:
+        name = section.title.partition(":")[0]
+        where = Link(name, f"{section.recipe.name}.md") if linked else name
+        for way in section.ways:
+            rows += [_summed_up(decided, way, where) for decided in way.decided]
+    heads = ("outcome", "claim", "by", "of", "cases that hold", "least favourable case")
+    missing = tuple(f"{one.title}{f' ({one.why})' if one.why else ''}" for one in unrun)
+    blocks = [Block("", heads, rows), *([Block("Not run", below=missing)] if missing else [])]
+    return Sheet("claims", "What the paper claims, and what the runs say", blocks, (HOW,))
+
+
+HOW = (
+    "Differences are paired over seeds. A case holds where Student's 95 % interval of their mean lies on the claimed "
+    "side, does not hold where it lies on the other, and is undecided otherwise; a claim holds where all its cases do, "
+    "and does not where any does not. The effect is the mean of the differences over their deviation."
+)
+
+
+def _summed_up(decided: Decided, way: Way, where: str) -> list[str]:
+    case = weakest(decided)
+    difference, interval, _, effect = numbers(case)
+    said = f"{difference}, {interval}, effect {effect}, {case.seeds} pairs" if case.interval else no_interval(case)
+    held = sum(one.outcome == "holds" for one in decided.cases)
+    outcome = decided.outcome + ("" if way.whole else ", of what is run")
+    by = ", ".join(filter(None, [measure(decided.claim), way.title.lower()]))
+    return [outcome, decided.claim.says, by, where, f"{held} of {len(decided.cases)}", f"{case.what}: {said}"]
+
+
+def tables_csv(sections: Sequence[Section]) -> str:
+    """One line a score of a cell, unrounded."""
+    heads = [
+        "recipe", "settings", *DIMENSIONS, "score", "seeds", "mean", "std", "paper_mean", "paper_std", "doubt",
+        "difference", "low", "high", "verdict", "interval_of", "source",
+    ]  # fmt: skip
+    ways = [(section, way) for section in sections for way in section.ways]
+    rows = [[s.recipe.name, way.title, *_values(line)] for s, way in ways for part in way.parts for line in part.lines]
+    return csv_text(heads, rows)
+
+
+def _values(line: Line) -> list[object]:
+    mean, std = spread_over_seeds(line.values) if line.values else (None, None)
+    number, found = line.published, line.found
+    paper = [None, None, None] if number is None else [number.mean, number.std, number.flag]
+    verdict: list[object] = [None] * 5
+    if found is not None:
+        verdict = [found.difference, *(found.interval or (None, None)), found.verdict, found.how]
+    place = [line.measured.cell.place[key] for key in DIMENSIONS]
+    sources = dict.fromkeys(record.config.stream.source for record in line.measured.records.values())
+    source = ", ".join(map(str, sources)) or None
+    return [*place, line.score, len(line.values), mean, std, *paper, *verdict, source]
+
+
+def claims_csv(sections: Sequence[Section]) -> str:
+    """One line a case of a claim, unrounded."""
+    heads = [
+        "recipe", "settings", "claim", "score", "outcome", "case", "pairs", "difference", "low", "high",
+        "bootstrap_low", "bootstrap_high", "effect", "case_outcome",
+    ]  # fmt: skip
+    found = [(s.recipe.name, way.title, decided) for s in sections for way in s.ways for decided in way.decided]
+    return csv_text(heads, [[name, way, *row] for name, way, decided in found for row in _case_values(decided)])
+
+
+def _case_values(decided: Decided) -> Iterator[list[object]]:
+    claim = decided.claim
+    for case in decided.cases:
+        pair = case.paired
+        drawn = [None, None, None] if pair is None else [*(pair.bootstrap or (None, None)), pair.effect]
+        mean = None if pair is None else pair.mean
+        numbers_ = [case.seeds, mean, *(case.interval or (None, None)), *drawn]
+        yield [claim.says, claim.score, decided.outcome, case.what, *numbers_, case.outcome]

@@ -1,0 +1,59 @@
+"""The commit of a record is that of the package's own checkout, never of a repository around it."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from contnorm.bench.engine.provenance import commit_of, package_commit
+
+
+def git(folder: Path, *arguments: str) -> str:
+    identity = ("-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false")
+    done = subprocess.run(["git", "-C", str(folder), *identity, *arguments], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A repository with one commit and an installed package inside that it does not track."""
+    git(tmp_path, "init", "-q")
+    (tmp_path / "mine.py").write_text("x = 1\n")
+    git(tmp_path, "add", "mine.py")
+    git(tmp_path, "commit", "-q", "-m", "first")
+    package = tmp_path / "venv" / "package"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    return tmp_path
+
+
+def test_a_repository_that_surrounds_an_installed_package_is_not_its_commit(project: Path) -> None:
+    init = project / "venv" / "package" / "__init__.py"
+    assert commit_of(init) is None
+    (project / ".gitignore").write_text("venv\n")
+    assert commit_of(init) is None
+
+
+def test_a_tracked_package_has_its_commit_and_a_mark_where_it_was_changed(project: Path) -> None:
+    commit = git(project, "rev-parse", "--short=12", "HEAD")
+    assert commit_of(project / "mine.py") == commit
+    (project / "mine.py").write_text("x = 2\n")
+    assert commit_of(project / "mine.py") == f"{commit}-dirty"
+
+
+def test_the_environment_of_git_names_no_other_repository(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIT_DIR", str(project / ".git"))
+    monkeypatch.setenv("GIT_WORK_TREE", str(project / "venv" / "package"))
+    assert commit_of(project / "venv" / "package" / "__init__.py") is None
+
+
+def test_without_git_there_is_no_commit(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert commit_of(project / "mine.py") is None
+
+
+def test_the_package_is_asked_for_by_its_own_file() -> None:
+    found = package_commit()
+    assert found is None or len(found.removesuffix("-dirty")) == 12

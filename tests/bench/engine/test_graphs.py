@@ -1,0 +1,219 @@
+"""On a GPU: a lane in a graph, alone or beside others, stopped or not, gives the bits of a lane run step by step."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from contnorm.bench.config.schema import RunConfig
+from contnorm.bench.data.registry import Source, load_source
+from contnorm.bench.engine.checkpoint import Checkpoints
+from contnorm.bench.engine.compile import compile_kernels
+from contnorm.bench.engine.cuda_graph import SHORT, mover_for
+from contnorm.bench.engine.loop import Finished, run_lanes
+from contnorm.bench.engine.precision import numerics
+from contnorm.bench.engine.scheduler import resolve
+from contnorm.bench.engine.trainer import Lane
+from contnorm.bench.streams import image_store as gallery
+from contnorm.kernels.triton import launcher as launching
+from tests.datasets import small_cifar100
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_cifar100(tmp_path_factory.mktemp("data"), per_class=61)  # 305 a task: a last batch of 5
+
+
+@pytest.fixture(scope="module")
+def source(root: Path) -> Source:
+    return load_source("cifar100", root)
+
+
+def settings(root: Path, norm: str, strategy: str, precision: str) -> RunConfig:
+    values: dict[str, Any] = {
+        "stream": {"name": "split-cifar100", "tasks": 3, "augment": strategy == "derpp"},
+        "strategy": {"name": strategy},
+        "norm": {"name": norm, "groups": 4},
+        "model": {"width": 16},
+        "train": {"precision": precision, "lr": 0.01},
+        "evaluate": {"drift": False},
+    }
+    return resolve(values, root)
+
+
+CASES = [
+    ("bn", "er", "tf32"),
+    ("cn", "er", "tf32"),
+    ("cn", "derpp", "tf32"),
+    ("cn", "er", "bf16"),
+    ("bn_gn", "er", "tf32"),
+    ("cn_tied", "er", "bf16"),
+    ("brn", "single", "fp32"),
+    ("sn", "single", "fp32"),
+]
+every_case = pytest.mark.parametrize("case", CASES, ids=["-".join(case) for case in CASES])
+
+
+def lanes_of(config: RunConfig, source: Source, seeds: range) -> list[Lane]:
+    return [Lane(config, seed, source, torch.device("cuda")) for seed in seeds]
+
+
+def same(a: Lane, b: Lane) -> bool:
+    return all(torch.equal(tensor, b.state()[name]) for name, tensor in a.state().items())
+
+
+@every_case
+def test_a_graph_of_many_lanes_equals_each_alone_and_each_step_by_step(
+    root: Path, source: Source, case: tuple[str, str, str]
+) -> None:
+    config = settings(root, *case)
+    with numerics(config.train):
+        together, alone, stepped = (lanes_of(config, source, range(n)) for n in (4, 2, 2))
+        steps = len(together[0].plan.steps)
+        assert steps > 3 * SHORT
+        mover_for(together).advance(steps)
+        for lane in alone:
+            mover_for([lane]).advance(steps)
+        for lane in stepped:
+            for _ in range(steps):
+                lane.step()
+        for number in range(2):
+            assert same(together[number], stepped[number]), "graph of four lanes, and step by step"
+            assert same(alone[number], stepped[number]), "graph of one lane, and step by step"
+        assert not same(together[0], together[1])
+
+
+@pytest.mark.parametrize("case", CASES[:3], ids=["-".join(case) for case in CASES[:3]])
+def test_images_brought_through_pinned_memory_give_the_same_bits(
+    root: Path, source: Source, case: tuple[str, str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Windows of eleven steps: a stretch has several, a graph goes on over them, and evaluation reads from the host."""
+    config, device = settings(root, *case), torch.device("cuda")
+    monkeypatch.setattr(gallery, "WINDOW_BYTES", 2 * 11 * 30 * 3072)
+    found = []
+    with numerics(config.train):
+        for whole in (True, False):
+            pictures = gallery.Pictures.of(source, device, whole)
+            lanes = [Lane(config, seed, source, device, pictures) for seed in range(2)]
+            assert isinstance(lanes[0].feed, gallery.Window) != whole
+            matrices = [what.found["matrix"] for _, what in run_lanes(lanes) if isinstance(what, Finished)]
+            found.append((lanes, matrices))
+    (whole_lanes, expected), (brought, matrices) = found
+    assert matrices == expected
+    assert all(same(a, b) for a, b in zip(brought, whole_lanes, strict=True))
+
+
+@pytest.mark.parametrize("case", CASES[:3], ids=["-".join(case) for case in CASES[:3]])
+def test_stopped_and_resumed_is_bitwise_equal(
+    root: Path, source: Source, tmp_path: Path, case: tuple[str, str, str]
+) -> None:
+    config = settings(root, *case)
+    with numerics(config.train):
+        whole = lanes_of(config, source, range(2))
+        expected = [what.found["matrix"] for _, what in run_lanes(whole) if isinstance(what, Finished)]
+        places = [Checkpoints(tmp_path / str(seed)) for seed in range(2)]
+        for at in (37, 71):
+            stopped = lanes_of(config, source, range(2))
+            for _ in run_lanes(stopped, places, report_every=1, stop=lambda at=at, s=stopped: s[0].done == at):
+                pass
+            assert stopped[0].done == at
+        resumed = lanes_of(config, source, range(2))
+        found = [what.found["matrix"] for _, what in run_lanes(resumed, places) if isinstance(what, Finished)]
+        assert found == expected
+        assert all(same(a, b) for a, b in zip(resumed, whole, strict=True))
+
+
+OWN_KERNELS = {
+    "cn": {
+        "triton.continual.forward": ("forward_one", "forward_rows", "forward_apply"),
+        "triton.continual.backward": ("backward_one", "backward_rows", "backward_apply"),
+    },
+    "brn": {
+        "triton.row_moments.row_kernels": ("moments", "sums"),
+        "triton.row_moments.renorm_kernels": (
+            "renorm_limits",
+            "renorm_moments",
+            "renorm_apply",
+            "renorm_sums",
+            "renorm_gradient",
+        ),
+    },
+    "sn": {
+        "triton.row_moments.row_kernels": ("moments", "sums"),
+        "triton.row_moments.switch_kernels": ("switch_moments", "switch_apply", "switch_sums", "switch_gradient"),
+    },
+    "bn_gn_tied": {"triton.group_norm_device": ("less_channel_pivot", "forward", "backward")},
+}
+
+
+@pytest.mark.parametrize("norm", OWN_KERNELS)
+def test_kernels_compiled_ahead_are_those_of_the_steps_and_leave_the_lanes_as_they_are(
+    root: Path, source: Source, norm: str
+) -> None:
+    if not launching.can_compile_ahead():
+        pytest.skip("this Triton can't compile side by side")
+    config = settings(root, norm, "er", "tf32")
+    kernels = [
+        getattr(import_module(f"contnorm.kernels.{module}"), name)
+        for module, names in OWN_KERNELS[norm].items()
+        for name in names
+    ]
+
+    def compiled() -> list[int]:
+        return [len(kernel.device_caches[0][0]) for kernel in kernels]
+
+    with numerics(config.train):
+        lane, untouched = lanes_of(config, source, range(1)) + lanes_of(config, source, range(1))
+        compile_kernels([lane])
+        assert same(lane, untouched)
+        ahead = compiled()
+        assert norm == "cn" or all(ahead)  # which of CN's a layer takes is a matter of its size
+        for _ in range(70):  # into the second task, which replays
+            lane.step()
+        assert compiled() == ahead
+
+
+def test_more_lanes_than_torch_has_streams_are_captured_while_checkpoints_are_written(
+    root: Path, source: Source, tmp_path: Path
+) -> None:
+    """Each lane is saved at the first task's end, and the next graph is captured three steps later."""
+    config = settings(root, "bn", "er", "tf32")
+    with numerics(config.train):
+        many = lanes_of(config, source, range(36))
+        kept = [Checkpoints(tmp_path / str(lane.seed)) for lane in many]
+        ends = [what for _, what in run_lanes(many, kept, every=20) if isinstance(what, Finished)]
+        assert len(ends) == len(many)
+        (alone,) = lanes_of(config, source, range(35, 36))
+        mover_for([alone]).advance(len(alone.plan.steps))
+        assert same(alone, many[35])
+
+
+COUNTING = """
+from contnorm.bench.strategies import Strategy
+
+class Mine(Strategy):
+    steps = 0
+    def loss(self, model, head, stream, replay):
+        self.steps += 1
+        return head.cross_entropy(model(stream.x), stream).mean() / self.steps, None
+"""
+
+
+def test_user_code_that_keeps_state_is_run_at_every_step(root: Path, source: Source, tmp_path: Path) -> None:
+    """A graph would replay what it did when it was captured."""
+    (tmp_path / "mine.py").write_text(COUNTING)
+    config = settings(root, "bn", f"{tmp_path / 'mine.py'}:Mine", "fp32")
+    with numerics(config.train, 1):
+        lane = Lane(config, 0, source, torch.device("cuda"))
+        mover = mover_for([lane])
+        mover.advance(2 * SHORT)
+        assert vars(lane.strategy)["steps"] == lane.done == 2 * SHORT

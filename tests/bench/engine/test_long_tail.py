@@ -1,0 +1,286 @@
+"""Runs of images with several labels: they learn, they are recorded, and stopping loses no bit of them."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from contnorm.bench.config.schema import RunConfig, from_dict, laid_over
+from contnorm.bench.data.csv_dataset import list_own
+from contnorm.bench.data.multilabel_build import build
+from contnorm.bench.engine.checkpoint import Checkpoints
+from contnorm.bench.engine.evaluate import count_labels
+from contnorm.bench.engine.loop import Failed, Finished, run_lanes
+from contnorm.bench.engine.scheduler import Job, Workplace, execute, resolve, unfinished
+from contnorm.bench.engine.trainer import Lane
+from contnorm.bench.memory_stats import Census
+from contnorm.bench.metrics.label_stats import LabelStats
+from contnorm.bench.records import Store
+from contnorm.bench.streams.tasks import STREAMS
+from contnorm.errors import UserError
+from tests.datasets import picture, real_data, small_multi_label
+
+CPU = torch.device("cpu")
+SOURCE = small_multi_label()
+
+
+def settings(**groups: dict[str, Any]) -> RunConfig:
+    own: dict[str, Any] = {
+        "stream": {"name": "cocoseq", "source": "cocoseq"},
+        "strategy": {"name": "prs"},
+        "memory": {"kind": "prs", "size": 25},
+        "model": {"name": "mlp", "width": 16},
+        "norm": {"name": "cn", "groups": 4},
+        "train": {"lr": 0.003},
+    }
+    return from_dict(laid_over(laid_over(STREAMS["cocoseq"].defaults, own), groups))
+
+
+def finished(lane: Lane, checkpoints: Checkpoints | None = None) -> dict[str, Any]:
+    *_, (_, last) = run_lanes([lane], [checkpoints])
+    assert isinstance(last, Finished)
+    return last.found
+
+
+@pytest.mark.parametrize("kind", ["prs", "reservoir"])
+@pytest.mark.parametrize("norm", ["bn", "cn"])
+def test_a_run_learns_and_its_record_has_every_score(tmp_path: Path, norm: str, kind: str) -> None:
+    config = settings(norm={"name": norm}, memory={"kind": kind}, train={"passes": 8})
+    lane = Lane(config, 0, SOURCE, CPU)
+    untrained = count_labels([lane], 3)[0].tally
+    store = Store(tmp_path)
+    record = store.load(store.save(config, 0, finished(lane)))
+    assert record.several_labels
+    assert record.score("map") > 100 * np.mean([ap for ap in untrained.ap if ap is not None]) + 10
+    for score in ("c_f1", "o_f1", "map", "fm_c_f1", "fm_o_f1", "fm_map"):
+        for group in ("overall", "majority", "moderate", "minority"):
+            assert record.score(score, group) <= 100 and (score.startswith("fm") or record.score(score, group) >= 0)
+    census = Census.from_json(record.raw["census"])
+    assert census.capacity == 25 and census.evicted[-1] == census.written[-1] - 25 > 10
+    np.testing.assert_array_equal(census.shown[-1], SOURCE.train_labels.sum(0))
+    assert record.raw["classes"]["names"] == list(SOURCE.class_names)
+
+
+def test_what_is_recorded_is_what_the_network_says() -> None:
+    """Own and tally once more, by hand from the network's outputs on normalized pictures."""
+    lane = Lane(settings(train={"max_steps": 13}), 0, SOURCE, CPU)
+    found = finished(lane)
+    assert len(found["labels"]["tally"]) == lane.data.stream.tasks, "the last step is the last task's first"
+    mean, std = (torch.tensor(v).view(3, 1, 1) for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+    lane.model.eval()
+    with torch.no_grad():
+        logits = lane.model((torch.from_numpy(SOURCE.test_images) / 255 - mean) / std).numpy()
+    assert found["labels"]["tally"][-1] == LabelStats.of(logits, SOURCE.test_labels).to_json()
+    for task in range(3):
+        own = SOURCE.test_task == task
+        assert found["labels"]["own"][-1][task] == LabelStats.of(logits[own], SOURCE.test_labels[own]).to_json()
+    assert found["labels"]["own"][0][1:] == [None, None]
+
+
+def test_a_step_is_a_joint_pass_clipped_and_adams() -> None:
+    """The engine's first steps, and the same made by hand from the plan with torch's own loss and optimizer."""
+    config = settings(train={"clip_value": 1e-3})
+    lane, plain = (Lane(config, 0, SOURCE, CPU) for _ in range(2))
+    model = plain.model
+    adam = torch.optim.Adam(model.parameters(), lr=0.003)
+    mean, std = (torch.tensor(v).view(3, 1, 1) for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+    items, clipped = lane.data.stream.train, 0
+    for step in plain.plan.steps[:4]:
+        seen = np.concatenate([step.stream, *step.replay])
+        x = (torch.from_numpy(SOURCE.train_images[items.image[seen]]) / 255 - mean) / std
+        y = torch.from_numpy(SOURCE.train_labels[items.image[seen]]).float()
+        adam.zero_grad()
+        loss = nn.MultiLabelSoftMarginLoss()(model.train()(x), y)
+        loss.backward()
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            clipped += int((parameter.grad.abs() > 1e-3).sum())
+            parameter.grad.clamp_(-1e-3, 1e-3)
+        adam.step()
+        assert float(lane.step()) == pytest.approx(loss.item(), rel=1e-5)
+    assert clipped > 100 and [len(step.replay[0]) for step in plain.plan.steps[:3]] == [0, 10, 10]
+    for ours, theirs in zip(lane.model.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)  # two formulas of one loss
+
+
+@pytest.mark.parametrize("kind", ["prs", "reservoir"])
+def test_stop_at_any_step_and_resume_is_bitwise_equal(tmp_path: Path, kind: str) -> None:
+    config = settings(memory={"kind": kind}, evaluate={"moments": "oracle"})
+    whole = Lane(config, 0, SOURCE, CPU)
+    expected = finished(whole)
+    assert any(name.startswith("optimizer.") for name in whole.state())
+    for at in (1, 7, 13):
+        checkpoints = Checkpoints(tmp_path / str(at))
+        lane = Lane(config, 0, SOURCE, CPU)
+        for _ in run_lanes([lane], [checkpoints], report_every=1, stop=lambda lane=lane, at=at: lane.done == at):
+            pass
+        assert lane.done == at
+        resumed = Lane(config, 0, SOURCE, CPU)
+        found = finished(resumed, checkpoints)
+        for key in ("labels", "labels_running", "drift", "census"):
+            assert found[key] == expected[key], key
+        for name, tensor in whole.state().items():
+            assert torch.equal(resumed.state()[name], tensor), name
+
+
+def test_the_norms_compared_on_a_seed_see_the_same_and_the_memories_do_not() -> None:
+    lanes = [Lane(settings(norm={"name": norm}), 0, SOURCE, CPU) for norm in ("bn", "cn")]
+    lanes.append(Lane(settings(memory={"kind": "reservoir"}), 0, SOURCE, CPU))
+    bn, cn, reservoir = (lane.plan.steps for lane in lanes)
+    for a, b, c in zip(bn, cn, reservoir, strict=True):
+        np.testing.assert_array_equal(np.concatenate([a.stream, *a.replay]), np.concatenate([b.stream, *b.replay]))
+        np.testing.assert_array_equal(a.stream, c.stream)
+    assert any((a.write != c.write).any() for a, c in zip(bn, reservoir, strict=True))
+
+
+def test_other_strategies_take_several_labels_too() -> None:
+    for strategy in ("single", "er", "derpp"):
+        lane = Lane(settings(strategy={"name": strategy}, train={"max_steps": 4}), 0, SOURCE, CPU)
+        found = finished(lane)
+        assert found["labels"]["tally"][-1]["samples"] == (lane.data.stream.test.task == 0).sum()
+
+
+@pytest.fixture(scope="module")
+def real_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The mini set of real pictures, built as a person builds it."""
+    coco = real_data("cocoseq-mini/instances.json") / "cocoseq-mini"
+    root = tmp_path_factory.mktemp("data")
+    command = [sys.executable, "-m", "contnorm", "data", "cocoseq", "--coco", coco, "--jobs", "1", "--data-root", root]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    return root
+
+
+def real_settings(root: Path, norm: str, strategy: str) -> RunConfig:
+    """Two steps a task at the size of the pictures, with a narrow ResNet-34."""
+    asked = {
+        "stream": {"name": "cocoseq", "train_per_task": 20, "test_per_task": 6},
+        "strategy": {"name": strategy},
+        "norm": {"name": norm},
+        "model": {"name": "resnet34", "width": 4},
+        "memory": {"size": 20},
+    }
+    return resolve(asked, root)
+
+
+@pytest.mark.parametrize(("norm", "strategy"), [("bn", "prs"), ("cn", "prs"), ("cn", "crs")])
+def test_real_pictures_are_learned(real_root: Path, tmp_path: Path, norm: str, strategy: str) -> None:
+    config = real_settings(real_root, norm, strategy)
+    assert (config.memory.kind, config.norm.groups) == ({"prs": "prs", "crs": "reservoir"}[strategy], 4)
+    list(execute([Job(config, 0)], Workplace(tmp_path, real_root, CPU)))
+    (record,) = Store(tmp_path)
+    assert record.counted.tasks == 4 and 0 <= record.score("map") <= 100
+    assert record.raw["source"]["images"] == 1520 and record.raw["source"]["published_images"] == 41438
+    assert Census.from_json(record.raw["census"]).evicted[-1] > 0
+
+
+def test_a_run_of_real_pictures_goes_on_where_it_was_stopped(real_root: Path, tmp_path: Path) -> None:
+    job = Job(real_settings(real_root, "cn", "prs"), 0)
+    whole, stopped = (Workplace(tmp_path / name, real_root, CPU, checkpoint_every=3) for name in ("whole", "stopped"))
+    list(execute([job], whole))
+    asked_to_stop = iter([False])
+    list(execute([job], stopped, stop=lambda: next(asked_to_stop, True)))
+    assert len(unfinished(stopped.runs).runs) == 1
+    list(execute([job], stopped))
+    (expected,), (found,) = (Store(place.runs) for place in (whole, stopped))
+    for key in ("labels", "census", "classes", "parameters", "source"):
+        assert found.raw[key] == expected.raw[key], key
+
+
+def birds(tmp_path: Path, *gone: int) -> None:
+    """A set of one's own in two tasks, built without some of its pictures."""
+    rows = ["image,split,task,labels"]
+    for number in range(36):
+        if number not in gone:
+            picture(tmp_path / "pictures" / f"{number}.jpg", 16, 7 * number)
+        split, task = ("test" if number % 3 == 2 else "train"), ("spring" if number < 18 else "autumn")
+        rows.append(f"{number}.jpg,{split},{task},{'robin;wren' if number % 2 else 'owl'}")
+    (tmp_path / "birds.csv").write_text("\n".join(rows) + "\n")
+    listed = list_own("birds", tmp_path / "birds.csv", tmp_path / "pictures")
+    build(listed, tmp_path / "birds", 16, allow_missing=True)
+
+
+def of_birds(tmp_path: Path, source: str = "birds") -> RunConfig:
+    common: dict[str, Any] = {
+        "strategy": {"name": "prs"},
+        "model": {"name": "mlp", "width": 16},
+        "memory": {"size": 10},
+    }
+    return resolve({**common, "stream": {"name": "multi-label", "source": source}}, tmp_path)
+
+
+def test_a_run_goes_on_with_the_data_it_was_begun_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A set that lacked pictures is built anew when they come; half a run of each would be a run of neither."""
+    birds(tmp_path, 1)
+    job, place = Job(of_birds(tmp_path), 0), Workplace(tmp_path / "runs", tmp_path, CPU)
+    list(execute([job], place, stop=lambda: True))
+    birds(tmp_path)
+    (event,) = execute([job], place)
+    assert isinstance(event.what, Failed) and "was begun on other data than is found here" in event.what.why
+    assert len(unfinished(place.runs).runs) == 1, "what is refused is left as it is"
+    shutil.rmtree(tmp_path / "birds")
+    (tmp_path / "pictures" / "1.jpg").unlink()
+    birds(tmp_path, 1)
+    *_, event = execute([job], place)
+    assert isinstance(event.what, Finished) and not caplog.messages, "the same pictures give the same fingerprint"
+    list(execute([job], place))
+    assert not caplog.messages
+    birds(tmp_path)
+    (event,) = execute([job], place)
+    (said,) = caplog.messages
+    assert event.what == "recorded" and f"{event.path}: is of other data than" in said and "Move it away" in said
+
+
+def test_a_set_of_ones_own_is_a_stream(tmp_path: Path) -> None:
+    """Built from a table under a name, and run by that name or by its folder."""
+    birds(tmp_path)
+    found = []
+    for source in ("birds", str(tmp_path / "birds")):
+        config = of_birds(tmp_path, source)
+        list(execute([Job(config, 0)], Workplace(tmp_path / "runs", tmp_path, CPU)))
+        found.append(Store(tmp_path / "runs").find(config.hash)[0])
+    assert found[0].raw["labels"] == found[1].raw["labels"] and found[0].counted.tasks == 2
+    assert found[0].raw["classes"]["names"] == ["owl", "robin", "wren"] and found[0].raw["source"]["name"] == "birds"
+    with pytest.raises(UserError, match=r"stream\.source for multi-label: 'brids'\. Did you mean 'birds'"):
+        resolve({"stream": {"name": "multi-label", "source": "brids"}}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"stream": {"name": "cocoseq"}}, "no cocoseq under .*Build it with contnorm data cocoseq --coco DIR"),
+        ({"stream": {"name": "multi-label"}}, "stream multi-label: say which, with --set stream.source=NAME"),
+        (
+            {"stream": {"name": "multi-label", "source": "birds"}},
+            "stream.source='birds': no set of multi-label pictures is built under .* `contnorm data birds --csv FILE",
+        ),
+        ({"stream": {"name": "cocoseq", "source": "cifar10"}}, "stream.source for cocoseq: 'cifar10'"),
+        ({"stream": {"name": "cocoseq", "source": "cocoseq"}, "evaluate": {"ahead": True}}, "evaluate.ahead=true: no"),
+        ({"train": {"clip_value": 0.0}}, "train.clip_value=0.0 must be above 0"),
+        ({"memory": {"rho": 1000}}, "memory.rho=1000.0 must be -10 to 10"),
+        ({"memory": {"rho": -10.5}}, "memory.rho=-10.5 must be -10 to 10"),
+        ({"train": {"passes": 0}}, "train.passes=0 must be 1 or more"),
+        ({"train": {"optimizer": "lion"}}, "train.optimizer='lion' must be 'sgd' or 'adam'"),
+    ],
+)
+def test_what_can_not_be_asked_for_is_refused(values: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=said) as error:
+        resolve(values, tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_strategy_brings_its_memory_unless_another_is_asked_for(tmp_path: Path) -> None:
+    def kind(strategy: str, **groups: Any) -> str:
+        stream = {"name": "cocoseq", "source": "cocoseq"}
+        return resolve({"stream": stream, "strategy": {"name": strategy}, **groups}, tmp_path).memory.kind
+
+    assert (kind("PRS"), kind("crs"), kind("er")) == ("prs", "reservoir", "reservoir")
+    assert kind("prs", memory={"kind": "reservoir"}) == "reservoir"

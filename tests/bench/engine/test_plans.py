@@ -1,0 +1,75 @@
+"""Runs that are shown the same share a plan; those that are not, do not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from contnorm.bench.data.registry import load_source
+from contnorm.bench.engine.plan_cache import Plans
+from contnorm.bench.engine.scheduler import resolve
+from contnorm.bench.engine.trainer import Lane
+from tests.datasets import small_cifar100
+
+ER: dict[str, Any] = {
+    "stream": {"name": "split-cifar100", "tasks": 3},
+    "strategy": {"name": "er"},
+    "norm": {"name": "bn"},
+    "model": {"width": 8},
+}
+SAME = {
+    "another norm": {"norm": {"name": "cn", "groups": 4}},
+    "another learning rate": {"train": {"lr": 0.3}},
+    "another precision": {"train": {"precision": "bf16"}},
+    "another way to sum losses": {"strategy": {"name": "er", "loss": "sum"}},
+    "another network": {"model": {"width": 16}},
+}
+OTHER = {
+    "no replay": {"strategy": {"name": "single"}},
+    "two draws": {"strategy": {"name": "derpp"}},
+    "replay from all tasks": {"strategy": {"name": "er", "replay_from": "all"}},
+    "another memory": {"memory": {"size": 13}},
+    "smaller batches": {"train": {"batch": 5}},
+    "less replay": {"train": {"replay": 5}},
+    "fewer steps": {"train": {"max_steps": 7}},
+    "two passes": {"train": {"passes": 2}},
+    "fewer tasks": {"stream": {"name": "split-cifar100", "tasks": 2}},
+}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_cifar100(tmp_path_factory.mktemp("data"), per_class=8)
+
+
+def plans_of(root: Path, change: dict[str, Any], seed: int = 0) -> tuple[Any, Any, Any]:
+    """The plan of ER with BN, that of a changed run from the same shelf, and the changed run's own."""
+    plans = Plans(load_source("cifar100", root))
+    first, second = (
+        Lane(resolve(values, root), number, plans.source, torch.device("cpu"), plans=plans)
+        for values, number in ((ER, 0), (ER | change, seed))
+    )
+    alone = Lane(resolve(ER | change, root), seed, plans.source, torch.device("cpu"))
+    return first.plan, second.plan, alone.plan
+
+
+@pytest.mark.parametrize("change", SAME)
+def test_shared(root: Path, change: str) -> None:
+    first, second, alone = plans_of(root, SAME[change])
+    assert second is first
+    assert repr(alone) == repr(second)
+
+
+@pytest.mark.parametrize("change", OTHER)
+def test_not_shared(root: Path, change: str) -> None:
+    first, second, alone = plans_of(root, OTHER[change])
+    assert second is not first
+    assert repr(alone) == repr(second) != repr(first)
+
+
+def test_another_seed_is_shown_another_order(root: Path) -> None:
+    first, second, _ = plans_of(root, {}, seed=1)
+    assert repr(first) != repr(second)

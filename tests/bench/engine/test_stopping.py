@@ -1,0 +1,205 @@
+"""A request to stop is acknowledged and obeyed in every phase of a run, and the resumed run has the same bits."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from contnorm.bench.config.schema import RunConfig
+from contnorm.bench.data.registry import load_source
+from contnorm.bench.engine.checkpoint import Checkpoints
+from contnorm.bench.engine.loop import Finished, Stopped, run_lanes
+from contnorm.bench.engine.scheduler import Job, Workplace, execute, resolve
+from contnorm.bench.engine.trainer import Lane
+from contnorm.bench.signals import StopRequested, StopSignals, raise_on_stop
+from tests.datasets import small_mnist
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_mnist(tmp_path_factory.mktemp("data"), train=400, test=100)
+
+
+def settings(root: Path, **groups: dict[str, Any]) -> RunConfig:
+    stream = {"name": "permuted-mnist", "train_per_task": 40, "tasks": 2}
+    return resolve({"stream": stream, "norm": {"name": "bn"}, "strategy": {"name": "er"}, **groups}, root)
+
+
+class Countdown:
+    """Asks to stop from the n-th question on."""
+
+    def __init__(self, calls: int) -> None:
+        self.calls = calls
+
+    def __call__(self) -> bool:
+        self.calls -= 1
+        return self.calls < 0
+
+
+@pytest.mark.parametrize("moments", ["running", "oracle"])
+def test_stop_at_every_question_and_resume_is_bitwise_equal(root: Path, tmp_path: Path, moments: str) -> None:
+    """Also in the middle of an evaluation, of re-estimation and of the look ahead, with two lanes side by side."""
+    config = settings(root, evaluate={"ahead": True, "moments": moments})
+    source = load_source("mnist", root)
+
+    def lanes() -> list[Lane]:
+        return [Lane(config, seed, source, CPU) for seed in (0, 1)]
+
+    whole = lanes()
+    expected = [what.found for _, what in run_lanes(whole) if isinstance(what, Finished)]
+    phases = set()
+    for calls in range(0, 200, 7):
+        places = [Checkpoints(tmp_path / f"{calls}-{seed}") for seed in (0, 1)]
+        first = lanes()
+        events = [what for _, what in run_lanes(first, places, stop=Countdown(calls))]
+        if isinstance(events[-1], Finished):
+            break
+        assert all(isinstance(what, Stopped) and what.done == first[0].done for what in events[-2:])
+        phases.add((first[0].done, *(place.latest_step() for place in places)))
+        resumed = lanes()
+        again = [what.found for _, what in run_lanes(resumed, places) if isinstance(what, Finished)]
+        for key in ("matrix", "matrix_running", "drift"):
+            assert [found.get(key) for found in again] == [found.get(key) for found in expected]
+        for one, other in zip(whole, resumed, strict=True):
+            assert all(torch.equal(tensor, other.state()[name]) for name, tensor in one.state().items())
+    assert isinstance(events[-1], Finished) and calls > 20, "the questions were asked throughout"
+    assert (0, 0, 0) in phases and len(phases) > 2
+
+
+def test_slow_steps_stop_before_the_next_report(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("contnorm.bench.engine.cuda_graph.ASK_EVERY", 0.0)
+    lane = Lane(settings(root), 0, load_source("mnist", root), CPU)
+    events = [what for _, what in run_lanes([lane], [Checkpoints(tmp_path)], stop=lambda: lane.done == 2)]
+    assert isinstance(events[-1], Stopped) and events[-1].done == 2 == Checkpoints(tmp_path).latest_step()
+
+
+SLOW = """
+import os, time
+from torch import nn
+
+class Slow(nn.Module):
+    def forward(self, x):
+        if not self.training and len(x) > 2:  # not where the network is tried out
+            open(os.environ["MARKER"], "a").close()
+            time.sleep(0.3)
+        return x
+
+def make(shape, outputs, norm):
+    first = [nn.Conv2d(shape[0], 8, 3, 2), norm(8), nn.ReLU()]
+    return nn.Sequential(*first, *[Slow() for _ in range(1000)], nn.Flatten(), nn.Linear(8 * 13 * 13, outputs))
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "more"),
+    [
+        (signal.SIGINT, []),
+        (signal.SIGTERM, ["--seeds", "2", "--lanes", "2"]),
+        (signal.SIGINT, ["--set", "evaluate.ahead=true"]),
+    ],
+)
+def test_a_signal_during_an_evaluation_is_acknowledged_and_obeyed(
+    root: Path, tmp_path: Path, number: signal.Signals, more: list[str]
+) -> None:
+    """An evaluation takes five minutes here. The whole process group gets the signal, as at a terminal."""
+    (tmp_path / "net.py").write_text(SLOW)
+    command = [sys.executable, "-m", "contnorm", "run", "--data-root", str(root), "--runs", str(tmp_path / "runs")]
+    command += ["--norm", "bn", "--set", "stream.train_per_task=40", "--set", f"model.name={tmp_path / 'net.py'}:make"]
+    environment = {**os.environ, "MARKER": str(tmp_path / "marker")}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    with subprocess.Popen([*command, *more], env=environment, **pipes) as process:  # type: ignore[call-overload]
+        _wait_for(tmp_path / "marker", process)
+        os.killpg(process.pid, number)
+        out, err = process.communicate(timeout=100)
+    assert process.returncode == 128 + number, err
+    assert err.count("\n") == 1 and "stopping" in err
+    ahead = "evaluate.ahead=true" in more
+    assert f"stopped after {0 if ahead else 4} of 20 steps" in out
+    assert bool(list(tmp_path.rglob("checkpoints/4.json"))) is not ahead
+
+
+DEAF = """
+import hashlib, multiprocessing, signal, time
+from contnorm.bench.signals import StopSignals
+
+def work():
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    time.sleep(300)
+
+if __name__ == "__main__":
+    with StopSignals():
+        child = multiprocessing.get_context("spawn").Process(target=work)
+        child.start()
+        print(child.pid, flush=True)
+        hashlib.pbkdf2_hmac("sha256", b"", b"", 2_000_000_000)  # minutes, and no handler in Python is run meanwhile
+"""
+
+
+def test_native_code_delays_neither_the_acknowledgement_nor_the_end(tmp_path: Path) -> None:
+    (tmp_path / "deaf.py").write_text(DEAF)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, str(tmp_path / "deaf.py")], **pipes) as process:  # type: ignore[call-overload]
+        child = int(process.stdout.readline())
+        process.send_signal(signal.SIGINT)
+        assert "stopping" in process.stderr.readline()
+        process.send_signal(signal.SIGTERM)
+        assert "ended at once" in process.communicate(timeout=60)[1]
+    assert process.returncode == 143
+    deadline = time.monotonic() + 30
+    while Path(f"/proc/{child}").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{child}").exists(), "no process stays behind"
+
+
+def _wait_for(marker: Path, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 100
+    while not marker.exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.4)  # into the first layers
+
+
+def test_reading_data_is_interrupted(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(*given: object, **options: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+        pytest.fail("was not interrupted")
+
+    jobs = [Job(settings(root), 0)]
+    monkeypatch.setattr("contnorm.bench.engine.scheduler.load_source", slow)
+    with StopSignals() as signals:
+        assert list(execute(jobs, Workplace(tmp_path / "runs", root, CPU), stop=lambda: bool(signals))) == []
+    assert signals.received == [signal.SIGTERM] and not (tmp_path / "runs").exists()
+
+
+def test_a_signal_before_work_that_is_interruptible(capfd: pytest.CaptureFixture[str]) -> None:
+    with StopSignals():
+        os.kill(os.getpid(), signal.SIGINT)
+        with pytest.raises(StopRequested), raise_on_stop():
+            pytest.fail("began")
+    assert "stopping" in capfd.readouterr().err
+
+
+def test_handlers_and_descriptors_are_restored() -> None:
+    def mine(number: int, frame: object) -> None: ...
+
+    before = signal.signal(signal.SIGINT, mine)
+    try:
+        with StopSignals(), StopSignals() as inner:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert inner.received == [signal.SIGINT]
+        assert signal.getsignal(signal.SIGINT) is mine and signal.set_wakeup_fd(-1) == -1
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert "contnorm-signals" not in {thread.name for thread in threading.enumerate()}

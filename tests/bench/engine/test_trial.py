@@ -1,0 +1,307 @@
+"""Networks are tried before anything is written: on the shapes of a run, and on a single sample where it has one."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from contnorm.bench.data.registry import load_source
+from contnorm.bench.engine.loop import Finished, run_lanes
+from contnorm.bench.engine.scheduler import Job, Workplace, execute, resolve
+from contnorm.bench.engine.trainer import Lane
+from contnorm.errors import UserError
+from tests.datasets import small_mnist
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_mnist(tmp_path_factory.mktemp("data"), train=400, test=100)
+
+
+def lane(root: Path, per_task: int = 21, norm: str = "cn", **groups: dict[str, Any]) -> Lane:
+    stream = {"name": "permuted-mnist", "train_per_task": per_task, "tasks": 2, **groups.pop("stream", {})}
+    config = resolve({"stream": stream, "norm": {"name": norm}, **groups}, root)
+    return Lane(config, 0, load_source("mnist", root), CPU)
+
+
+@pytest.mark.parametrize("norm", ["bn", "brn", "sn", "cn"])
+@pytest.mark.parametrize(
+    ("groups", "said"),
+    [
+        ({}, "train.batch=10: the last batch of task 0 is one sample, what 21 leave over"),
+        ({"strategy": {"name": "er"}}, "the last batch of task 0 is one sample"),
+        ({"train": {"batch": 1}}, "train.batch=1: every batch of the stream is one sample"),
+        (
+            {"per_task": 20, "train": {"replay": 1}, "strategy": {"name": "er", "forward": "separate"}},
+            "train.replay=1: with strategy.forward=separate a forward pass of task 1 has one replayed sample",
+        ),
+        ({"stream": {"scenario": "free", "train_per_task": 33}, "train": {"batch": 5}}, "one sample, what 66 leave"),
+    ],
+)
+def test_a_single_sample_without_moments_is_refused(root: Path, norm: str, groups: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=re.escape(said)) as told:
+        lane(root, norm=norm, **groups)
+    assert f"and norm {norm!r} in model 'mlp' has no moments of a single sample" in str(told.value)
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [
+        {"norm": "none"},
+        {"norm": "gn"},
+        {"per_task": 22},
+        {"model": {"name": "resnet18", "width": 4}},
+        {"strategy": {"name": "er", "replay_from": "all"}, "train": {"batch": 20}},
+    ],
+)
+def test_what_can_learn_from_every_batch_is_not_refused(root: Path, groups: dict[str, Any]) -> None:
+    """Also a single sample: with positions to take moments of, without moments, or with replay beside it."""
+    one = lane(root, **groups)
+    losses = [float(one.step()) for _ in one.plan.steps]
+    assert one.done == len(losses) > 1 and np.isfinite(losses).all()
+
+
+def test_the_batch_that_is_advised_leaves_none_alone(root: Path) -> None:
+    with pytest.raises(UserError, match=r"Use --batch (\d+)") as told:
+        lane(root, 21)
+    advised = re.search(r"--batch (\d+)", str(told.value))
+    assert advised is not None
+    lane(root, 21, train={"batch": int(advised[1])})
+
+
+NETS = """
+from torch import nn
+def few(shape):
+    return nn.Identity()
+def shapes(shape, outputs, norm):
+    return nn.Sequential(nn.Flatten(),
+                         nn.Linear(7, outputs))
+def narrow(shape, outputs, norm):
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, 3))
+def pair(shape, outputs, norm):
+    class Two(nn.Module):
+        def forward(self, x):
+            return x, x
+    return Two()
+def groups(shape, outputs, norm):
+    return norm(7)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("few", "called with (shape, outputs, norm): {file}: TypeError: few() takes 1 positional argument"),
+        ("shapes", "given pictures of shape (2, 1, 28, 28): {file}: RuntimeError: mat1 and mat2 shapes"),
+        ("narrow", "it should give (2, 10), one number for each of the 10 outputs, and gives (2, 3)"),
+        ("pair", "and gives tuple"),
+        ("groups", "{file}, line 16: GroupsError: "),
+    ],
+)
+def test_a_network_of_ones_own_that_does_not_fit_leaves_nothing(
+    root: Path, tmp_path: Path, name: str, said: str
+) -> None:
+    file = tmp_path / "net.py"
+    file.write_text(NETS)
+    values: dict[str, Any] = {"model": {"name": f"{file}:{name}"}, "norm": {"name": "cn"}}
+    values["stream"] = {"name": "permuted-mnist", "train_per_task": 20}
+    with pytest.raises(UserError, match=re.escape(said.format(file=file))) as told:
+        list(execute([Job(resolve(values, root), 0)], Workplace(tmp_path / "runs", root, CPU)))
+    assert f"model '{file}:{name}'" in str(told.value) and "\n" not in str(told.value)
+    assert not (tmp_path / "runs").exists()
+
+
+OWN = """
+import torch
+from torch import nn
+
+def plain(shape, outputs, norm):
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, outputs))
+
+def frozen(shape, outputs, norm):
+    return plain(shape, outputs, norm).requires_grad_(False)
+
+def dropping(shape, outputs, norm):
+    return nn.Sequential(nn.Dropout(0.5), *plain(shape, outputs, norm))
+
+class AlwaysDropping(nn.Dropout):
+    def forward(self, x):
+        return nn.functional.dropout(x, 0.5, training=True)
+
+def always_dropping(shape, outputs, norm):
+    return nn.Sequential(AlwaysDropping(), *plain(shape, outputs, norm))
+
+def complex(shape, outputs, norm):
+    model = plain(shape, outputs, norm)
+    model.register_buffer("phase", torch.zeros(2, dtype=torch.complex64))
+    return model
+
+class Two(nn.Linear):
+    def forward(self, x):
+        y = super().forward(x.flatten(1))
+        return y[:, :2] if self.training else y
+
+def other_in_training(shape, outputs, norm):
+    return Two(784, outputs)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("frozen", "has no parameter that can learn"),
+        ("complex", "phase in its state_dict() is of torch.complex64, which a checkpoint can't hold. Use tensors of"),
+        ("other_in_training", "in training, given pictures of shape (2, 1, 28, 28) it should give (2, 10)"),
+    ],
+)
+def test_a_network_that_could_not_learn_or_be_saved_is_refused(
+    root: Path, tmp_path: Path, name: str, said: str
+) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    with pytest.raises(UserError, match=re.escape(said)):
+        lane(root, per_task=20, norm="none", model={"name": f"{tmp_path / 'own.py'}:{name}"})
+
+
+def test_a_network_that_draws_random_numbers_in_evaluation_is_told_of(
+    root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    for name in ("plain", "dropping"):
+        lane(root, per_task=20, norm="none", model={"name": f"{tmp_path / 'own.py'}:{name}"})
+    assert not caplog.messages
+    for _ in range(2):
+        lane(root, per_task=20, norm="none", model={"name": f"{tmp_path / 'own.py'}:always_dropping"})
+    (message,) = caplog.messages
+    assert "always_dropping': draws random numbers in evaluation mode" in message
+
+
+def test_what_does_not_fit_into_memory_is_told_by_its_setting(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_network(*given: object) -> None:
+        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes")
+
+    def no_memory(*given: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr("contnorm.bench.models.build.MLP", no_network)
+        with pytest.raises(UserError, match=r"model\.width=100: a mlp of that width does not fit into memory"):
+            lane(root, per_task=20)
+    monkeypatch.setattr("contnorm.bench.plan.build_memory", no_memory)
+    with pytest.raises(UserError, match=r"memory\.size=50: so many slots do not fit into memory\. Use a smaller"):
+        lane(root, per_task=20)
+
+
+@pytest.mark.parametrize(
+    ("evaluate", "advice"),
+    [
+        ({"moments": "oracle"}, "--eval-moments running"),
+        ({"drift": True}, "--set evaluate.drift=false"),
+        ({"drift": False}, None),
+    ],
+)
+def test_a_network_whose_moments_cannot_be_estimated_is_refused_before_the_run(
+    root: Path, tmp_path: Path, evaluate: dict[str, Any], advice: str | None
+) -> None:
+    file = tmp_path / "net.py"
+    file.write_text(
+        "from torch import nn\n"
+        "from tests.models import UnknownNorm\n"
+        "def make(shape, outputs, norm):\n"
+        "    return nn.Sequential(nn.Conv2d(shape[0], 8, 9, 9), norm(8), UnknownNorm(8), nn.Flatten(),\n"
+        "                         nn.Linear(72, outputs))\n"
+    )
+    groups: dict[str, Any] = {"model": {"name": f"{file}:make"}, "evaluate": evaluate}
+    if advice is None:
+        assert lane(root, per_task=20, norm="bn", **groups).model is not None
+        return
+    with pytest.raises(UserError, match=re.escape(advice)) as refused:
+        lane(root, per_task=20, norm="bn", **groups)
+    assert "layer '2' (UnknownNorm)" in str(refused.value)
+
+
+NORMS = """
+import copy
+from torch import nn
+
+def network(outputs, *norms):
+    return nn.Sequential(nn.Conv2d(1, 8, 5, stride=4), *norms, nn.Flatten(), nn.Linear(8 * 36, outputs))
+
+def fixed(shape, outputs, norm):
+    return network(outputs, nn.BatchNorm2d(8))
+
+def fixed_and_unused(shape, outputs, norm):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.unused = fixed(shape, outputs, norm), norm(8)
+        def forward(self, x):
+            return self.inner(x)
+    return Net()
+
+def plain(shape, outputs, norm):
+    return network(outputs)
+
+def layer_norm(shape, outputs, norm):
+    return network(outputs, nn.LayerNorm(6))
+
+def mixed(shape, outputs, norm):
+    return network(outputs, nn.LayerNorm(6), norm(8))
+
+def copied(shape, outputs, norm):
+    return network(outputs, *(copy.deepcopy(norm(8)) for _ in range(2)))
+"""
+
+
+def norm_net(root: Path, folder: Path, name: str, norm: str, **groups: Any) -> Lane:
+    (folder / "norms.py").write_text(NORMS)
+    return lane(root, per_task=20, norm=norm, model={"name": f"{folder / 'norms.py'}:{name}"}, **groups)
+
+
+@pytest.mark.parametrize(
+    ("name", "norm", "words"),
+    [
+        ("fixed", "cn8", "none of its normalization layers is the run's norm 'cn8', but 1 (BatchNorm2d)"),
+        ("fixed", "gn8", "'gn8', but 1 (BatchNorm2d)"),
+        ("fixed", "none", "'none', but 1 (BatchNorm2d)"),
+        ("fixed_and_unused", "cn8", "'cn8', but inner.1 (BatchNorm2d)"),
+        ("layer_norm", "bn", "'bn', but 1 (LayerNorm)"),
+        ("plain", "cn8", "has no normalization layer, and would be recorded as norm 'cn8'"),
+    ],
+)
+def test_a_network_without_the_norm_of_its_run_is_refused(
+    root: Path, tmp_path: Path, name: str, norm: str, words: str
+) -> None:
+    with pytest.raises(UserError, match=re.escape(words)) as error:
+        norm_net(root, tmp_path, name, norm)
+    assert "norm(channels)" in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "norm", "layers", "norms"),
+    [
+        ("fixed", "bn", "ours", {"BatchNorm2d": 1}),
+        ("plain", "none", "ours", {}),
+        ("mixed", "cn8", "ours", {"LayerNorm": 1, "ContinualNorm2d(8)": 1}),
+        ("mixed", "none", "stock", {"LayerNorm": 1, "Identity": 1}),
+        ("copied", "gn4", "ours", {"GroupNorm2d(4)": 2}),
+        ("copied", "cn4", "stock", {"GroupNorm(4)": 2, "BatchNorm2d": 2}),
+    ],
+)
+def test_a_network_with_the_norm_of_its_run_records_all_its_norms(
+    root: Path, tmp_path: Path, name: str, norm: str, layers: str, norms: dict[str, int]
+) -> None:
+    (tmp_path / "norms.py").write_text(NORMS)
+    values: dict[str, Any] = {
+        "stream": {"name": "permuted-mnist", "train_per_task": 20, "tasks": 2},
+        "model": {"name": f"{tmp_path / 'norms.py'}:{name}"},
+        "norm": {"name": norm, "layers": layers},
+    }
+    *_, (_, last) = run_lanes([Lane(resolve(values, root), 0, load_source("mnist", root), CPU)])
+    assert isinstance(last, Finished) and last.found["norms"] == norms

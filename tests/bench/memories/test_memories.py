@@ -1,0 +1,284 @@
+"""The laws of the memories: capacity, inclusion, exact content, shares; and live use equal to planned use."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy import stats
+
+from contnorm.bench.memories import NOT_KEPT, Memory, PartitioningReservoir, Reservoir, Ring
+from contnorm.bench.memories.base import drawn
+from tests.datasets import long_tailed_labels
+
+LABELS = 6
+
+
+def one_hot(labels: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.eye(LABELS, dtype=np.int64)[labels]
+
+
+MAKERS: dict[str, Callable[[], Memory]] = {
+    "ring per task": lambda: Ring(7, 4),
+    "ring per class": lambda: Ring(5, LABELS, per="class"),
+    "reservoir": lambda: Reservoir(20, np.random.default_rng(3)),
+    "prs": lambda: PartitioningReservoir(20, LABELS, 0.1, np.random.default_rng(3)),
+    "prs, with its quirk": lambda: PartitioningReservoir(20, LABELS, 0.1, np.random.default_rng(3), quirk=True),
+}
+every_memory = pytest.mark.parametrize("name", MAKERS)
+
+
+def stream(samples: int = 300, seed: int = 0) -> NDArray[np.int64]:
+    return np.random.default_rng(seed).integers(0, LABELS, samples)
+
+
+def feed(memory: Memory, labels: NDArray[np.int64], sizes: list[int], per_task: int = 80) -> NDArray[np.int64]:
+    """Offer a stream in pieces of these sizes, over and over; the slots of all samples."""
+    given = one_hot(labels) if isinstance(memory, PartitioningReservoir) else labels
+    slots, at, turn = [], 0, 0
+    while at < len(labels):
+        end = min(len(labels), at + sizes[turn % len(sizes)], (at // per_task + 1) * per_task)
+        slots.append(memory.offer(given[at:end], task=at // per_task))
+        at, turn = end, turn + 1
+    return np.concatenate(slots)
+
+
+@every_memory
+def test_live_sample_by_sample_equals_batches(name: str) -> None:
+    live, planned = (feed(MAKERS[name](), stream(), sizes) for sizes in ([1], [10, 3, 17]))
+    np.testing.assert_array_equal(live, planned)
+
+
+@every_memory
+def test_never_more_than_its_capacity_and_readable_is_what_was_written(name: str) -> None:
+    memory = MAKERS[name]()
+    slots = feed(memory, stream(), [10])
+    kept = set(slots.tolist()) - {NOT_KEPT}
+    assert kept <= set(range(memory.capacity))
+    assert set(memory.readable().tolist()) == kept
+    task_of = {int(slot): i // 80 for i, slot in enumerate(slots) if slot != NOT_KEPT}  # the last writer wins
+    assert set(memory.readable(before_task=2).tolist()) == {slot for slot, task in task_of.items() if task < 2}
+
+
+@every_memory
+def test_nothing_offered_is_nothing_kept(name: str) -> None:
+    memory = MAKERS[name]()
+    empty = np.zeros((0, LABELS), dtype=np.int64) if "prs" in name else np.zeros(0, dtype=np.int64)
+    assert len(memory.offer(empty, 0)) == len(memory.readable()) == 0
+
+
+def test_ring_holds_exactly_the_last_of_each_task() -> None:
+    memory = Ring(7, 4)
+    slots = feed(memory, stream(), [10, 3])
+    content = {int(slot): i for i, slot in enumerate(slots)}
+    for task in range(3):
+        assert sorted(content[s] for s in range(task * 7, task * 7 + 7)) == list(range(task * 80 + 73, task * 80 + 80))
+
+
+def test_ring_per_class_holds_the_newest_of_each_class() -> None:
+    memory, labels = Ring(5, LABELS, per="class"), stream()
+    content = {int(slot): i for i, slot in enumerate(feed(memory, labels, [10]))}
+    for label in range(LABELS):
+        assert (
+            sorted(content[s] for s in range(label * 5, label * 5 + 5)) == np.flatnonzero(labels == label)[-5:].tolist()
+        )
+
+
+def test_reservoir_keeps_every_sample_with_the_same_probability() -> None:
+    """Over many seeds each of 60 samples is kept capacity / 60 of the time: chi-square, one test at 1 in 1,000."""
+    kept = np.zeros(60)
+    runs = 4000
+    for seed in range(runs):
+        slots = Reservoir(12, np.random.default_rng(seed)).offer(np.zeros(60, dtype=np.int64), 0)
+        last = {int(slot): i for i, slot in enumerate(slots) if slot != NOT_KEPT}
+        kept[list(last.values())] += 1
+    expected = runs * 12 / 60
+    assert kept.sum() == runs * 12
+    # Kept or not, without replacement: the statistic is scaled by the finite population.
+    statistic = ((kept - expected) ** 2 / expected).sum() / (1 - 12 / 60) * (59 / 60)
+    assert stats.chi2.sf(statistic, 59) > 1e-3
+
+
+def test_prs_shares_sum_to_one_over_what_it_holds() -> None:
+    memory = PartitioningReservoir(30, LABELS, -0.03, np.random.default_rng(0))
+    chance = np.random.default_rng(1)
+    frequency = np.array([0.5, 0.3, 0.2, 0.05, 0.02, 0.01])
+    for step in range(400):
+        rows = (chance.random((10, LABELS)) < frequency).astype(np.int64)
+        rows[rows.sum(1) == 0, 0] = 1
+        memory.offer(rows, step // 100)
+        present = memory._held_count > 0
+        assert memory._share[present].sum() == pytest.approx(1)
+        np.testing.assert_array_equal(memory._held_count, memory._held.sum(0))
+    assert memory._stream_count.sum() > 4000
+    # What it is for: the rare labels have far more of the memory than of the stream.
+    share_held, share_seen = (c / c.sum() for c in (memory._held_count, memory._stream_count))
+    assert share_held[5] > 5 * share_seen[5] and share_held[0] < share_seen[0]
+
+
+def test_prs_always_admits_a_sample_of_new_labels_only() -> None:
+    for seed in range(50):
+        memory = PartitioningReservoir(5, LABELS, 0.0, np.random.default_rng(seed))
+        memory.offer(one_hot(np.zeros(200, dtype=np.int64)), 0)
+        assert memory.offer(one_hot(np.array([3])), 1)[0] != NOT_KEPT
+
+
+def again(memory: PartitioningReservoir, seed: int) -> PartitioningReservoir:
+    """The same memory with other chances from here on."""
+    copied = copy.deepcopy(memory)
+    copied._generator = np.random.default_rng(seed)
+    return copied
+
+
+def test_prs_admits_with_its_probability() -> None:
+    """Of one label it is a reservoir; of several the rarest decides, by what is due to it over how often it came."""
+    alone = PartitioningReservoir(10, LABELS, 0.0, np.random.default_rng(0))
+    alone.offer(one_hot(np.zeros(40, dtype=np.int64)), 0)
+    entered = sum(again(alone, seed).offer(one_hot(np.array([0])), 0)[0] != NOT_KEPT for seed in range(3000))
+    assert stats.binomtest(entered, 3000, 10 / 40).pvalue > 1e-3
+    both = PartitioningReservoir(10, LABELS, 0.0, np.random.default_rng(0))
+    both.offer(one_hot(np.repeat([0, 1], [35, 12])), 0)
+    both.offer(
+        np.array([[1, 1, 0, 0, 0, 0]]), 0
+    )  # 36 and 13 times by now, and both are held: half of it is due to each
+    assert both._held_count[0] > 0 and both._held_count[1] > 0
+    rarest, common = min(1, 10 / 2 / 13), min(1, 10 / 2 / 36)
+    weight = 1 / (1 + np.exp(13 - 36))
+    chance = weight * rarest + (1 - weight) * common
+    entered = sum(again(both, s).offer(np.array([[1, 1, 0, 0, 0, 0]]), 0)[0] != NOT_KEPT for s in range(3000))
+    assert stats.binomtest(entered, 3000, chance).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("quirk", [False, True])
+def test_prs_with_its_quirk_displaces_the_first_where_every_cost_is_high(quirk: bool) -> None:
+    """Two slots share label 0. Where it is drawn, to free the second is cheaper, and either costs more than two slots.
+
+    The published search starts from the first at a cost of the capacity, and so never comes to the second.
+    """
+    memory = PartitioningReservoir(2, LABELS, 0.0, np.random.default_rng(0), quirk=quirk)
+    memory.offer(np.array([[1, 1, 1, 0, 0, 0], [1, 0, 0, 1, 1, 0]]), 0)
+    memory._share = np.array([0.0, 0.1, 0.1, 0.0, 0.0, 0.0])
+    assert memory._cost_after_removal(np.arange(2)) == pytest.approx([3, 1 + 0.7 + 0.7])
+    excess = np.exp([2, 0.4, 0.4, 1, 1])  # of labels 0 to 4, whose sum of slots is 6
+    first = (excess[1:3].sum() + quirk * excess[0]) / excess.sum()
+    freed = sum(again(memory, seed)._slot_to_free() == 0 for seed in range(500))
+    assert stats.binomtest(freed, 500, first).pvalue > 1e-3
+
+
+def test_prs_keeps_other_samples_than_a_reservoir_and_displaces_many() -> None:
+    rows = long_tailed_labels(3000, 30, tasks=3, seed=1)
+    written = {
+        "prs": PartitioningReservoir(100, 30, -0.03, np.random.default_rng(0)).offer(rows, 0),
+        "reservoir": Reservoir(100, np.random.default_rng(0)).offer(rows, 0),
+    }
+    held = {}
+    for name, slots in written.items():
+        assert (slots[100:] != NOT_KEPT).sum() > 200, "evictions"
+        content = np.zeros(100, dtype=np.int64)
+        for item, slot in enumerate(slots):
+            if slot != NOT_KEPT:
+                content[slot] = item
+        held[name] = content
+    assert len(set(held["prs"]) & set(held["reservoir"])) < 50
+    rare = rows.sum(0) < np.quantile(rows.sum(0), 0.25)
+    assert rows[held["prs"]][:, rare].sum() > 1.5 * rows[held["reservoir"]][:, rare].sum()
+
+
+class PlainPRS:
+    """The algorithm once more, sample by sample in loops, as the protocol words it."""
+
+    def __init__(self, capacity: int, rho: float, seed: int, quirk: bool) -> None:
+        self.capacity, self.rho, self.quirk = capacity, rho, quirk
+        self.chance = np.random.default_rng(seed)
+        self.memory: list[set[int]] = []
+        self.held: Counter[int] = Counter()
+        self.n: dict[int, int] = {}
+        self.p: dict[int, float] = {}
+        self.seen = 0
+        self.evicted = 0
+
+    def offer(self, sample: set[int]) -> int:
+        slot = NOT_KEPT
+        if self.seen < self.capacity:
+            slot = len(self.memory)
+            self.memory.append(sample)
+        elif self.chance.random() < self.admission(sample):
+            slot = self.displaced()
+            self.held -= Counter(self.memory[slot])  # labels of which none is left go with it
+            self.memory[slot] = sample
+            self.evicted += 1
+        if slot != NOT_KEPT:
+            self.held += Counter(sample)
+        self.seen += 1
+        for i in sample:
+            self.n[i] = self.n.get(i, 0) + 1
+        norm = sum(self.n[j] ** self.rho for j in sorted(self.held))
+        self.p.update({i: self.n[i] ** self.rho / norm for i in self.held})
+        return slot
+
+    def admission(self, sample: set[int]) -> float:
+        counts = {i: self.n.get(i, 0) for i in sample}
+        least = min(counts.values())
+        weights = {i: np.exp(-(c - least)) for i, c in counts.items()}
+        q = {i: 1.0 if c == 0 else min(1.0, self.capacity * self.p[i] / c) for i, c in counts.items()}
+        return float(sum(weights[i] * q[i] for i in sample) / sum(weights.values()))
+
+    def displaced(self) -> int:
+        held = dict(sorted(self.held.items()))
+        total = sum(held.values())
+        delta = {i: held[i] - self.p[i] * total for i in held}
+        top = max(delta.values())
+        raised = np.array([np.exp(delta[i] - top) for i in held])
+        label = self.chance.choice(list(held), p=raised / raised.sum())
+        query = {i for i in held if delta[i] <= 0}
+        carriers = [s for s, item in enumerate(self.memory) if label in item]
+        fewest = min(len(self.memory[s] & query) for s in carriers)
+        best, best_cost = None, float(self.capacity) if self.quirk else float("inf")
+        candidates = [s for s in carriers if len(self.memory[s] & query) == fewest]
+        for s in candidates:
+            left = {i: held[i] - (i in self.memory[s]) for i in held}
+            rest = sum(left.values())
+            cost = sum(abs(left[i] - self.p[i] * rest) for i in left if left[i] > 0)
+            if cost < best_cost - 1e-9:
+                best, best_cost = s, cost
+        return candidates[0] if best is None else best
+
+
+@pytest.mark.parametrize(("rho", "quirk"), [(-0.03, True), (0.02, False)])
+def test_prs_makes_the_choices_of_a_plain_slow_version(rho: float, quirk: bool) -> None:
+    """Over a stream on which more than two thousand samples are displaced, each the one the plain version chooses."""
+    rows = long_tailed_labels(10_000, 50, tasks=5, seed=5)
+    fast = PartitioningReservoir(1000, 50, rho, np.random.default_rng(9), quirk=quirk)
+    plain = PlainPRS(1000, rho, 9, quirk)
+    expected = [plain.offer(set(np.flatnonzero(row).tolist())) for row in rows]
+    assert plain.evicted > 2000
+    np.testing.assert_array_equal(fast.offer(rows, 0), expected)
+
+
+def test_drawn_slots_are_distinct_and_uniform() -> None:
+    chance = np.random.default_rng(0)
+    slots = np.array([4, 8, 15, 16, 23])
+    hits = np.zeros(24)
+    for _ in range(2000):
+        got = drawn(slots, 2, chance)
+        assert len(set(got.tolist())) == 2
+        hits[got] += 1
+    assert stats.chisquare(hits[slots]).pvalue > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("act", "said"),
+    [
+        (lambda: Ring(0, 3), "Ring: size=0 and rings=3 must be 1 or more"),
+        (lambda: Ring(2, 3).offer(np.array([1]), task=3), "got a sample of task 3, and there are rings for 0 to 2"),
+        (lambda: Reservoir(0, np.random.default_rng(0)), "Reservoir: capacity=0 must be 1 or more"),
+        (lambda: MAKERS["prs"]().offer(np.array([1, 2]), 0), r"expected labels of shape \(samples, 6\).*one-hot rows"),
+    ],
+)
+def test_bad_arguments_are_named(act: Callable[[], object], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        act()

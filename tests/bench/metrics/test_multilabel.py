@@ -1,0 +1,260 @@
+"""Multi-label scores beside scikit-learn's and torchmetrics', on random and on degenerate input; forgetting by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from contnorm.bench.metrics.label_stats import LabelStats, average_precision
+from contnorm.bench.metrics.multilabel import (
+    LABEL_SCORES,
+    LabelMatrix,
+    c_f1,
+    label_score,
+    mean_ap,
+    normalized_forgetting,
+    o_f1,
+)
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "concepts" / "multi-label-scores.md"
+Inputs = tuple[NDArray[np.float64], NDArray[np.int64]]
+
+
+def made(name: str) -> Inputs:
+    """Scores and targets: one of the cases below."""
+    chance = np.random.default_rng(sum(map(ord, name)))
+    scores, targets = chance.normal(size=(60, 7)), (chance.random((60, 7)) < 0.3).astype(np.int64)
+    if name == "rare labels":
+        targets = (chance.random((60, 7)) < 0.03).astype(np.int64)
+        targets[0, 0] = 1
+    if name == "a class without a positive":
+        targets[:, 2] = 0
+    if name == "a class with positives only":
+        targets[:, 3] = 1
+    if name == "nothing predicted":
+        scores -= 100
+    if name == "all predicted":
+        scores += 100
+    if name == "one image":
+        scores, targets = scores[:1], np.array([[1, 0, 0, 1, 1, 0, 0]])
+    if name == "ties":
+        scores = scores.round()
+    if name == "all tied":
+        scores = np.full_like(scores, 0.25)
+    if name == "one class":
+        scores, targets = scores[:, :1], targets[:, :1]
+    return scores, targets
+
+
+CASES = [
+    "random",
+    "rare labels",
+    "a class without a positive",
+    "a class with positives only",
+    "nothing predicted",
+    "all predicted",
+    "one image",
+    "ties",
+    "all tied",
+    "one class",
+]
+
+
+@pytest.mark.parametrize("group", [None, [0, 3, 5]], ids=["all classes", "a group"])
+@pytest.mark.parametrize("case", CASES)
+def test_scores_are_those_of_scikit_learn(case: str, group: list[int] | None) -> None:
+    oracle = pytest.importorskip("sklearn.metrics", reason="scikit-learn is not installed")
+    scores, targets = made(case)
+    group = group if group is None or targets.shape[1] > 5 else [0]
+    stats = LabelStats.of(scores, targets)
+    kept = [c for c in (range(targets.shape[1]) if group is None else group) if targets[:, c].any()]
+    t, p = targets[:, kept], (scores[:, kept] > 0).astype(int)
+    if len(kept) == 1:  # scikit-learn takes one column for a binary problem with two classes
+        precision, recall, micro = (
+            getattr(oracle, f"{name}_score")(t[:, 0], p[:, 0], zero_division=0)
+            for name in ("precision", "recall", "f1")
+        )
+    else:
+        precision, recall = (
+            getattr(oracle, f"{name}_score")(t, p, average="macro", zero_division=0) for name in ("precision", "recall")
+        )
+        micro = oracle.f1_score(t, p, average="micro", zero_division=0)
+    macro = 2 * precision * recall / (precision + recall) if precision + recall else 0
+    ap = oracle.average_precision_score(t, scores[:, kept], average="macro")
+    assert c_f1(stats, group) == pytest.approx(100 * macro, abs=1e-10)
+    assert o_f1(stats, group) == pytest.approx(100 * micro, abs=1e-10)
+    assert mean_ap(stats, group) == pytest.approx(100 * ap, abs=1e-6), "kept to eight decimals"
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case != "one class"])
+def test_scores_are_those_of_torchmetrics(case: str) -> None:
+    oracle = pytest.importorskip("torchmetrics.functional.classification", reason="torchmetrics is not installed")
+    scores, targets = made(case)
+    kept = [c for c in range(targets.shape[1]) if targets[:, c].any()]
+    # Its probabilities: it would take logits too, but only where some are outside 0 to 1.
+    chances, wanted = torch.from_numpy(scores[:, kept]).sigmoid(), torch.from_numpy(targets[:, kept])
+    stats = LabelStats.of(chances, wanted, threshold=0.5)
+    micro = oracle.multilabel_f1_score(chances, wanted, len(kept), average="micro")
+    assert o_f1(stats) == pytest.approx(100 * micro.item(), abs=1e-4), "it reckons in float32"
+    if "predicted" not in case:  # sigmoid(100) is 1 in float64 too: the order of scores is lost before it is asked
+        ap = oracle.multilabel_average_precision(chances, wanted, len(kept), average="macro")
+        assert mean_ap(LabelStats.of(scores, targets)) == pytest.approx(100 * ap.item(), abs=1e-4)
+    each = oracle.multilabel_stat_scores(chances, wanted, len(kept), average=None)
+    tp, fp, _, fn, support = each.T.tolist()
+    assert (list(stats.tp), list(stats.positive)) == (tp, support)
+    assert [p - t for p, t in zip(stats.predicted, stats.tp, strict=True)] == fp
+    assert [n - t for n, t in zip(stats.positive, stats.tp, strict=True)] == fn
+
+
+def test_average_precision_of_each_class_has_ties_found_together() -> None:
+    """By a plain loop over thresholds, where many scores are the same: how they happen to lie must not matter."""
+    chance = np.random.default_rng(1)
+    scores, targets = chance.integers(0, 4, (40, 5)).astype(np.float32), chance.random((40, 5)) < 0.4
+
+    def plain(s: NDArray[np.float32], y: NDArray[np.bool_]) -> float:
+        total, before = 0.0, 0.0
+        for threshold in sorted(set(s.tolist()), reverse=True):
+            taken = s >= threshold
+            recall = y[taken].sum() / y.sum()
+            total += (recall - before) * y[taken].mean()
+            before = recall
+        return total
+
+    by_hand = [plain(scores[:, c], targets[:, c]) for c in range(5)]
+    assert average_precision(scores, targets).tolist() == pytest.approx(by_hand, rel=1e-12)
+    shuffled = chance.permutation(40)
+    again = average_precision(scores[shuffled], targets[shuffled])
+    assert again.tolist() == pytest.approx(by_hand, rel=1e-12)
+
+
+def test_a_class_that_no_image_has_does_not_count_whatever_is_said_of_it() -> None:
+    scores, targets = made("a class without a positive")
+    quiet, loud = scores.copy(), scores.copy()
+    quiet[:, 2], loud[:, 2] = -5, 5
+    a, b = LabelStats.of(quiet, targets), LabelStats.of(loud, targets)
+    assert a != b and a.ap[2] is None
+    for score in (c_f1, o_f1, mean_ap):
+        assert score(a) == score(b)
+        assert math.isnan(score(a, [2]))
+
+
+def test_c_f1_is_not_the_mean_of_the_classes_f1() -> None:
+    """Precision 1 and 1/2, recall 1/2 and 1: each class's F1 is 2/3, and C-F1 is 3/4."""
+    assert c_f1(LabelStats(2, (1, 1), (1, 2), (2, 1), (1.0, 1.0))) == pytest.approx(75)
+
+
+def test_what_is_counted_reads_back_as_it_was_written() -> None:
+    for case in CASES:
+        stats = LabelStats.of(*made(case))
+        assert LabelStats.from_json(json.loads(json.dumps(stats.to_json()))) == stats
+        some = LabelMatrix([[stats, None], [stats, stats]], [stats, stats])
+        assert LabelMatrix.from_json(json.loads(json.dumps(some.to_json()))) == some
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"tp": "3 0"}, r"class 0: tp=3, predicted=2, positive=2 can't be counted of 3 images"),
+        ({"positive": "2 1"}, r"class 1: ap=None can't be, with positive=1"),
+        ({"positive": "4 0"}, r"positive=4 can't be counted of 3"),
+        ({"ap": "1.5 -"}, r"class 0: ap=1\.5 can't be"),
+        ({"ap": "nan -"}, r"class 0: ap=nan can't be"),
+        ({"ap": "0.5"}, r"one value a class, got \[1, 2\] of them"),
+        ({"tp": "one 0"}, r"invalid literal"),
+    ],
+)
+def test_counts_that_make_no_sense_are_refused(changed: dict[str, str], said: str) -> None:
+    raw = LabelStats(3, (1, 0), (2, 1), (2, 0), (0.75, None)).to_json()
+    with pytest.raises(ValueError, match=said):
+        LabelStats.from_json({**raw, **changed})
+
+
+def test_scores_that_have_no_order_and_shapes_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match="some scores are not finite"):
+        LabelStats.of([[math.nan]], [[1]])
+    with pytest.raises(ValueError, match=r"scores \(1, 2\) and targets \(2, 1\) must be \(images, classes\)"):
+        LabelStats.of([[1.0, 2.0]], [[1], [0]])
+
+
+def test_forgetting_and_its_special_cases_by_hand() -> None:
+    assert normalized_forgetting([60, 80, 20]) == 75, "the best need not be the first"
+    assert normalized_forgetting([20, 80]) == -300, "the end is no best"
+    assert normalized_forgetting([30, 0]) == 100
+    assert normalized_forgetting([0, 0, 0]) == 100, "never known counts as forgotten"
+    assert normalized_forgetting([0, 0, 12.5]) == -12.5, "known only at the end counts as gained"
+    with pytest.raises(ValueError, match="needs a value before the last"):
+        normalized_forgetting([50])
+
+
+def one(right: int, other: int | None = None) -> LabelStats:
+    """Ten images of class 0, so many found; and ten of class 1, or none."""
+    second = (0, 0, 0, None) if other is None else (other, 10, 10, other / 10)
+    return LabelStats(20, (right, second[0]), (10, second[1]), (10, second[2]), (right / 10, second[3]))
+
+
+def test_forgetting_of_a_run_leaves_out_the_last_task_and_tasks_without_the_group() -> None:
+    own = [
+        [one(8), one(9, 9), one(0)],
+        [one(9), one(6, 4), one(1)],
+        [one(6), one(3, 5), one(2)],
+    ]
+    seen = [[stats if j <= i else None for j, stats in enumerate(row)] for i, row in enumerate(own)]
+    matrix = LabelMatrix(seen, [one(7), one(7, 3), one(7, 4)])
+    of_class_0 = (100 * (9 - 6) / 9 + 100 * (6 - 3) / 6) / 2
+    for name in ("fm_c_f1", "fm_o_f1", "fm_map"):
+        assert label_score(matrix, name, [0]) == pytest.approx(of_class_0)
+        assert label_score(matrix, name, [1]) == pytest.approx(100 * (4 - 5) / 4), "only task 1 has it"
+        assert label_score(LabelMatrix(own, matrix.tally), name, [0]) == pytest.approx(of_class_0), (
+            "from its own row on"
+        )
+        assert math.isnan(label_score(matrix, name, []))
+    assert label_score(matrix, "o_f1") == pytest.approx(100 * 11 / 20)
+    assert label_score(matrix, "map", [1]) == pytest.approx(40)
+    with pytest.raises(ValueError, match=r"unknown score 'f1'\. There are c_f1, o_f1, map, fm_c_f1"):
+        label_score(matrix, "f1")
+
+
+def test_one_task_leaves_nothing_to_forget() -> None:
+    assert math.isnan(label_score(LabelMatrix([[one(5)]], [one(5)]), "fm_map"))
+
+
+def test_a_matrix_that_is_none_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"a tally of 1 needs 1 rows of 1, got 0 rows"):
+        LabelMatrix([], [one(1)])
+    with pytest.raises(ValueError, match="every task needs to be measured from when it was learned on"):
+        LabelMatrix([[one(1), None], [None, one(1)]], [one(1), one(1)])
+    with pytest.raises(ValueError, match=r"all must be of the same classes, got \[1, 2\]"):
+        LabelMatrix([[one(1)]], [LabelStats(1, (0,), (0,), (1,), (1.0,))])
+
+
+def test_groups_of_a_large_random_evaluation_mean_to_the_whole() -> None:
+    """mAP is a mean over classes, so groups weighted by their classes give the whole; O-F1 by its counts."""
+    chance, pick = np.random.default_rng(2), random.Random(2)
+    stats = LabelStats.of(chance.normal(size=(300, 20)), chance.random((300, 20)) < 0.2)
+    classes = pick.sample(range(20), 20)
+    groups = [classes[:3], classes[3:12], classes[12:]]
+    assert sum(mean_ap(stats, g) * len(g) for g in groups) / 20 == pytest.approx(mean_ap(stats))
+    weight = [sum(stats.predicted[c] + stats.positive[c] for c in g) for g in groups]
+    assert sum(o_f1(stats, g) * w for g, w in zip(groups, weight, strict=True)) / sum(weight) == pytest.approx(
+        o_f1(stats)
+    )
+
+
+def test_the_page_shows_the_numbers_that_are_computed() -> None:
+    """The code on the page runs in the tests of the docs; here the tables are read and worked out again."""
+    page = PAGE.read_text()
+    rows = re.findall(r"^\| (\d) \| (-?\d\.\d) (\d) \| (-?\d\.\d) (\d) \| (-?\d\.\d) (\d) \|$", page, re.MULTILINE)
+    values = np.array([[float(cell) for cell in row[1:]] for row in rows])
+    assert values.shape == (4, 6)
+    stats = LabelStats.of(values[:, ::2], values[:, 1::2])
+    for name, score in (("C-F1", c_f1), ("O-F1", o_f1), ("mAP", mean_ap)):
+        assert re.search(rf"\*\*{name}\*\*.* = {score(stats):.1f}\.", page), f"{name} is {score(stats):.1f}"
+    assert all(f"`{name}`" in page for name in LABEL_SCORES)

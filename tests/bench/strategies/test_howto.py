@@ -1,0 +1,32 @@
+"""The example of docs/howto/add-a-strategy.md, run as the page says."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from contnorm.bench.records import Store
+from tests.datasets import small_mnist
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "howto" / "add-a-strategy.md"
+
+
+def test_the_example_runs_by_its_files_name(tmp_path: Path) -> None:
+    page = PAGE.read_text()
+    code = re.search(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    command = re.search(r"^contnorm (run .*)$", page, re.MULTILINE)
+    assert code and command
+    (tmp_path / "weighed.py").write_text(code[1])
+    small_mnist(tmp_path / "data")
+    more = ["--data-root", "data", "--set", "stream.train_per_task=40", "--set", "stream.tasks=2"]
+    done = subprocess.run(
+        [sys.executable, "-m", "contnorm", *command[1].split(), *more],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    (record,) = Store(tmp_path / "runs")
+    assert record.config.strategy.beta == 2.0 and record.config.strategy.name.endswith("WeighedReplay")
+    assert record.score("la") > 20

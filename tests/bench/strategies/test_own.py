@@ -1,0 +1,66 @@
+"""Mistakes in a strategy of one's own are told before they are learned from."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from contnorm.bench.config.schema import StrategyConfig
+from contnorm.bench.strategies import Batch, Head, build_strategy
+from contnorm.bench.strategies.user_strategy import checked_answer
+from contnorm.errors import RunBrokeError, UserError
+
+HEAD = Head(torch.ones(1, 3, dtype=torch.bool))
+STREAM = Batch(torch.zeros(2, 1), torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64))
+SAID = torch.ones(2, 3, requires_grad=True)  # by a model, of the stream
+LOSS = SAID.sum()
+LOGITS = SAID.detach()
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("pass", "has no loss. Define loss(self, model, head, stream, replay)"),
+        ("def loss(self, model): ...", "its loss can't be called with (model, head, stream, replay): too many"),
+        ("draws = -1\n    def loss(self, *given): ...", "draws = -1. Use a whole number, 0 for no replay"),
+        ("draws = '2'\n    def loss(self, *given): ...", "draws = '2'. Use a whole number"),
+        ("stores_logits = 1\n    def loss(self, *given): ...", "stores_logits = 1. Use True or False"),
+    ],
+    ids=["no loss", "signature", "negative", "a word", "a number"],
+)
+def test_a_class_that_could_not_be_run_is_refused(tmp_path: Path, body: str, said: str) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(f"from contnorm.bench.strategies import Strategy\n\nclass Mine(Strategy):\n    {body}\n")
+    with pytest.raises(UserError, match=re.escape(said)):
+        build_strategy(StrategyConfig(f"{file}:Mine"))
+
+
+@pytest.mark.parametrize(
+    ("answer", "stores", "said"),
+    [
+        (LOSS, False, "should give (loss, logits), the latter None where none are stored, and gives a tensor of"),
+        ((LOSS,), False, "and gives 1 things"),
+        ((None, None), False, "the loss it gives should be a tensor of one number, and is None"),
+        ((0.5, None), False, "and is of type float"),
+        ((SAID.sum(1), None), False, "and is a tensor of shape (2,), float32, with a gradient. Take a mean"),
+        ((LOSS.detach(), None), False, "the loss it gives leads to no weight"),
+        ((LOSS, LOGITS), False, "it gives logits beside its loss, and stores_logits is False"),
+        ((LOSS, None), True, "detached, as float32 of shape (2, 3), and gives None"),
+        ((LOSS, LOGITS[:1]), True, "and gives a tensor of shape (1, 3), float32. Give"),
+        ((LOSS, LOGITS.double()), True, "and gives a tensor of shape (2, 3), float64"),
+        ((LOSS, SAID), True, "and gives a tensor of shape (2, 3), float32, with a gradient"),
+    ],
+)
+def test_an_answer_that_could_not_be_learned_from_or_stored_is_refused(answer: object, stores: bool, said: str) -> None:
+    with pytest.raises(RunBrokeError, match=re.escape(said)):
+        checked_answer("mine.py:Mine", answer, stores, HEAD, STREAM)
+
+
+@pytest.mark.parametrize("logits", [None, LOGITS])
+def test_an_answer_that_is_right_is_given_on_as_it_is(logits: Tensor | None) -> None:
+    loss, stored = checked_answer("mine.py:Mine", (LOSS, logits), logits is not None, HEAD, STREAM)
+    assert loss is LOSS and stored is logits

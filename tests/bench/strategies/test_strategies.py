@@ -1,0 +1,112 @@
+"""Strategies: which samples share a forward, and losses equal to those worked out by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from contnorm.bench.config.schema import StrategyConfig
+from contnorm.bench.strategies import Batch, Head, build_strategy
+from contnorm.errors import UserError
+
+COMPETING = torch.tensor([[1, 1, 0, 0], [0, 0, 1, 1]], dtype=torch.bool)
+
+
+class Watched:
+    """A linear model that remembers how many samples each forward had."""
+
+    def __init__(self) -> None:
+        self.weight = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+        self.forwards: list[int] = []
+
+    def __call__(self, x: Tensor) -> Tensor:
+        self.forwards.append(len(x))
+        return x @ self.weight
+
+
+def batch(seed: int, size: int, task: int, logits: bool = False) -> Batch:
+    g = torch.Generator().manual_seed(seed)
+    label = torch.randint(0, 2, (size,), generator=g) + 2 * task
+    stored = torch.randn(size, 4, generator=g) if logits else None
+    return Batch(torch.randn(size, 3, generator=g), label, torch.full((size,), task), stored)
+
+
+def by_hand(model: Watched, b: Batch) -> Tensor:
+    """Cross-entropy over the two outputs of each sample's own task."""
+    start = 2 * int(b.task[0])
+    return F.cross_entropy((b.x @ model.weight)[:, start : start + 2], b.label - start, reduction="none")
+
+
+NEW, OLD, OTHER = batch(1, 5, 1), batch(2, 3, 0, logits=True), batch(3, 4, 0, logits=True)
+NONE = batch(4, 0, 0, logits=True)
+
+
+def test_single_is_the_cross_entropy_of_the_stream() -> None:
+    model = Watched()
+    loss, logits = build_strategy(StrategyConfig("single")).loss(model, Head(COMPETING), NEW, ())
+    torch.testing.assert_close(loss, by_hand(model, NEW).mean())
+    assert model.forwards == [5] and logits is None
+
+
+@pytest.mark.parametrize(("forward", "groups"), [("joint", [8]), ("separate", [5, 3])])
+@pytest.mark.parametrize("kind", ["mean", "sum"])
+def test_er_forwards_and_losses(forward: str, groups: list[int], kind: str) -> None:
+    model = Watched()
+    config = StrategyConfig("er", forward=forward, loss=kind)  # type: ignore[arg-type]
+    loss, _ = build_strategy(config).loss(model, Head(COMPETING), NEW, (OLD,))
+    new, old = by_hand(model, NEW), by_hand(model, OLD)
+    torch.testing.assert_close(loss, new.mean() + old.mean() if kind == "sum" else torch.cat([new, old]).mean())
+    assert model.forwards == groups
+
+
+@pytest.mark.parametrize(("forward", "groups"), [("joint", [12]), ("separate", [5, 3, 4])])
+def test_derpp_forwards_losses_and_stored_logits(forward: str, groups: list[int]) -> None:
+    model = Watched()
+    config = StrategyConfig("derpp", forward=forward, alpha=0.3, beta=0.7)  # type: ignore[arg-type]
+    loss, logits = build_strategy(config).loss(model, Head(COMPETING), NEW, (OLD, OTHER))
+    assert OLD.logits is not None and logits is not None
+    dark = (OLD.x @ model.weight - OLD.logits)[:, :2].square().mean()
+    expected = by_hand(model, NEW).mean() + 0.3 * dark + 0.7 * by_hand(model, OTHER).mean()
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(logits, NEW.x @ model.weight)
+    assert model.forwards == groups
+
+
+def test_derpp_over_all_outputs_where_all_compete() -> None:
+    model = Watched()
+    head = Head(torch.ones(2, 4, dtype=torch.bool))
+    loss, _ = build_strategy(StrategyConfig("derpp", forward="separate")).loss(model, head, NEW, (OLD, OTHER))
+    dark = F.mse_loss(OLD.x @ model.weight, OLD.logits)  # type: ignore[arg-type]
+    rest = F.cross_entropy(NEW.x @ model.weight, NEW.label) + 0.5 * F.cross_entropy(OTHER.x @ model.weight, OTHER.label)
+    torch.testing.assert_close(loss, rest + 0.2 * dark)
+
+
+@pytest.mark.parametrize("name", ["er", "derpp"])
+def test_an_empty_memory_is_the_stream_alone(name: str) -> None:
+    model = Watched()
+    strategy = build_strategy(StrategyConfig(name))
+    loss, _ = strategy.loss(model, Head(COMPETING), NEW, (NONE,) * strategy.draws)
+    torch.testing.assert_close(loss, by_hand(model, NEW).mean())
+    assert model.forwards == [5]
+
+
+def test_a_strategy_from_a_file_of_ones_own(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from contnorm.bench.strategies import Strategy\n"
+        "class Half(Strategy):\n"
+        "    def loss(self, model, head, stream, replay):\n"
+        "        return head.cross_entropy(model(stream.x), stream).mean() / 2, None\n"
+    )
+    model = Watched()
+    loss, _ = build_strategy(StrategyConfig(f"{file}:Half")).loss(model, Head(COMPETING), NEW, ())
+    torch.testing.assert_close(loss, by_hand(model, NEW).mean() / 2)
+    for name, said in ((f"{file}:Third", "has no Third"), ("nowhere.py:A", "there is no file nowhere.py")):
+        with pytest.raises(UserError, match=said):
+            build_strategy(StrategyConfig(name))
+    with pytest.raises(UserError, match=r"unknown strategy 'derp'\. Did you mean 'derpp'"):
+        build_strategy(StrategyConfig("derp"))

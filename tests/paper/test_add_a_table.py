@@ -1,0 +1,61 @@
+"""The example of docs/howto/add-a-table.md, run as the page says."""
+
+from __future__ import annotations
+
+import io
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+pytest.importorskip("mlxtend", reason="mlxtend is not installed")
+
+from contnorm.cli.main import app
+from contnorm.cli.paper import Asked, run_recipe
+from contnorm.cli.run import Hands
+from contnorm.paper.cells import cells_of
+from contnorm.paper.recipe_file import find_recipe, parse_recipe
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "howto" / "add-a-table.md").read_text()
+(RECIPE,) = re.findall(r"^```toml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+COMMANDS = re.findall(r"^contnorm (.*)$", PAGE, re.MULTILINE)
+
+
+def test_the_recipe_has_the_cells_the_page_speaks_of() -> None:
+    cells = cells_of(parse_recipe("mine", RECIPE, "mine.toml"))
+    assert [(cell.norm, cell.place["buffer"], sorted(cell.published)) for cell in cells] == [
+        ("bn", 20, []),
+        ("cn4", 20, []),
+        ("bn", 50, ["acc", "fm"]),
+        ("cn4", 50, ["acc", "fm"]),
+    ]
+    assert [cell.values["train"]["lr"] for cell in cells] == [0.03, 0.1, 0.03, 0.1]
+
+
+def test_the_example_runs_and_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CONTNORM_DATA", str(tmp_path))
+    Path("my-table.toml").write_text(RECIPE)
+    assert find_recipe("my-table.toml").name == "my-table"
+    papers, reports = (
+        [shlex.split(text) for text in COMMANDS if text.startswith(word)] for word in ("paper", "report")
+    )
+    assert papers[1] == ["paper", "my-table.toml", "--seeds", "3"] and len(papers) == len(reports) == 2
+    console = Console(file=io.StringIO(), width=160)
+    run_recipe("my-table.toml", Asked(2, hands=Hands("cpu", 1, 1)), console)  # two seeds, in this process: quicker
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    assert re.search(r"cn4 +ACC +2 +\S+ \+- \S+ +97\.10 \+- 0\.40 .*(agrees|above|below)", printed)
+    assert "CN is over BN in ACC" in printed
+    for arguments in reports:
+        done = CliRunner().invoke(app, arguments)
+        assert done.exit_code == 0, done.output
+    assert r"\begin{tabular}" in done.output and "97.10 $\\pm$ 0.40" in done.output
+    page = Path("report.html").read_text()
+    assert '<section id="my-table">' in page and "printed as 19" in page and "fm_mammoth" in page
+    assert "contnorm paper my-table.toml --seeds 2" in page
+    assert "settings the recipe has for it" in page and "chosen on the validation tasks" not in page
+    assert "The same settings for all norms" not in page
+    assert 'id="table2"' not in page, "only the table that was named"

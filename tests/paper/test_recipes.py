@@ -1,0 +1,260 @@
+"""Recipes: each parses, resolves and finds its numbers; a mistake in one is told in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from contnorm.cli.paper import Asked, config_of, run_recipe
+from contnorm.errors import UserError
+from contnorm.paper.cells import cells_of, matches, unreached
+from contnorm.paper.published import find
+from contnorm.paper.recipe_file import find_recipe, parse_recipe, recipe_names
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMES = recipe_names()
+SMALL = """
+title = "one run"
+[scores]
+acc = "acc"
+[[runs]]
+streams = ["split-mnist"]
+strategies = ["er"]
+norms = ["bn"]
+"""
+
+
+def test_every_table_and_figure_has_one() -> None:
+    assert [*(f"table{i}" for i in range(1, 15)), "figure1", "figure2", "figure3"] == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_resolves(name: str, tmp_path: Path) -> None:
+    recipe = find_recipe(name)
+    for cell in cells_of(recipe):
+        config = config_of(cell, tmp_path)
+        assert config.stream.name == cell.place["stream"] and config.norm.name == cell.place["norm"]
+        assert config.memory.size == (cell.place["buffer"] or 50)
+        if cell.view.matrix == "matrix_running":
+            assert config.evaluate.moments == "oracle"  # else there is one matrix alone
+        if cell.view.matrix == "matrix_task":
+            assert config.stream.scenario == "class"
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if find_recipe(name).kind == "runs"])
+def test_every_number_of_a_table_has_a_cell(name: str) -> None:
+    recipe = find_recipe(name)
+    seen = {number for cell in cells_of(recipe) for number in cell.published.values()}
+    assert seen == set(find(table=recipe.table))
+    assert {number.metric for number in seen} - {"seconds"} == recipe.scores.keys()
+
+
+def test_settings_of_the_long_tailed_tables(tmp_path: Path) -> None:
+    """As the code of PRS has them, where it and the paper that ran it differ."""
+    cells = cells_of(find_recipe("table5"))
+    assert len(cells) == 2 * 2 * 4 and len({config_of(cell, tmp_path).hash for cell in cells}) == 4
+    for cell in cells:
+        config = config_of(cell, tmp_path)
+        train, memory = config.train, config.memory
+        assert (train.optimizer, train.lr, train.clip_value, train.batch, train.replay) == ("adam", 1e-4, 5.0, 10, 10)
+        assert (train.partial, train.passes, config.stream.scenario) == ("drop", 1, "free")
+        rho = {"cocoseq": -0.03, "nus-wideseq": 0.02}[config.stream.name]
+        assert (memory.kind, memory.size, memory.rho, memory.quirk) == ("prs", 2000, rho, True)
+        assert config.strategy.forward == "joint" and config.strategy.replay_from == "all"
+        assert (config.model.name, config.model.weights) == ("resnet101", "torchvision:IMAGENET1K_V1")
+
+
+def test_the_example_of_a_long_tail_compares_memories_on_a_part_of_the_stream(tmp_path: Path) -> None:
+    recipe = find_recipe(str(ROOT / "examples" / "cocoseq_mini.toml"))
+    configs = {config_of(cell, tmp_path): cell for cell in cells_of(recipe)}
+    assert len(configs) == 2 * 5 and not any(cell.published for cell in configs.values())
+    for config, cell in configs.items():
+        kind = {"prs": "prs", "crs": "reservoir"}[cell.place["strategy"]]
+        assert (config.memory.kind, config.memory.size, config.train.passes) == (kind, 100, 20)
+        assert (config.model.name, config.model.weights, config.train.optimizer) == ("resnet34", None, "adam")
+
+
+def test_what_waits_says_for_what() -> None:
+    recipe = parse_recipe("x", 'title = "later"\nkind = "waiting"\nnote = "needs more"', "x.toml")
+    assert recipe.kind == "waiting" and not cells_of(recipe)
+
+
+def test_settings_of_the_class_incremental_tables(tmp_path: Path) -> None:
+    """As the table of the code they were made with has them."""
+    alpha_beta = {
+        ("split-cifar10", 500): (0.2, 0.5), ("split-cifar10", 2560): (0.1, 1.0), ("split-cifar10", 5120): (0.1, 1.0),
+        ("split-tiny-imagenet", 500): (0.2, 0.5), ("split-tiny-imagenet", 2560): (0.1, 0.5),
+        ("split-tiny-imagenet", 5120): (0.1, 0.5),
+    }  # fmt: skip
+    cells = cells_of(find_recipe("table11"))
+    assert len(cells) == 2 * 3 * 6 * 2
+    for cell in cells:
+        config = config_of(cell, tmp_path)
+        strategy = config.strategy
+        assert (strategy.alpha, strategy.beta) == alpha_beta[cell.place["stream"], cell.place["buffer"]]
+        assert (config.train.lr, config.train.batch, config.train.replay, strategy.forward) == (
+            0.03,
+            32,
+            32,
+            "separate",
+        )
+        assert config.memory.kind == "reservoir" and config.evaluate.ahead and config.model.stem == "plain"
+
+
+def test_tables_share_their_runs(tmp_path: Path) -> None:
+    def hashes(name: str, **wanted: Any) -> set[str]:
+        return {config_of(c, tmp_path).hash for c in cells_of(find_recipe(name)) if matches(c.place, wanted)}
+
+    assert hashes("table4") < hashes("table11") and hashes("figure2") < hashes("table4")
+    assert hashes("table12", momentum="own") < hashes("table2", norm="bn")
+    assert hashes("figure3") < hashes("table1") and hashes("table3", layers="own") < hashes("table2")
+    one_label = hashes("table8", norm="cn") - hashes("table8", stream="cocoseq")
+    assert one_label == hashes("table2", norm="cn", strategy="er")
+    assert hashes("table5") == hashes("table6") == hashes("table13") == hashes("table14")
+    assert hashes("table8", norm="cn", stream="cocoseq") < hashes("table5", norm="cn")
+
+
+def test_a_selected_learning_rate_is_that_of_its_cells_alone(tmp_path: Path) -> None:
+    more = '\n[[selected]]\nwhere = { norm = "gn" }\nsettings = { train = { lr = 0.1 } }\n'
+    text = SMALL.replace('"bn"', '"bn", "gn"')
+    rates = {c.norm: config_of(c, tmp_path).train.lr for c in cells_of(parse_recipe("x", text + more, "x.toml"))}
+    assert rates == {"bn": 0.03, "gn": 0.1}
+
+
+def test_numbers_of_ones_own() -> None:
+    more = '[[published]]\ndataset = "split-mnist"\nstrategy = "er"\nnorm = "bn"\nvalues = { acc = [91.0, 0.5] }\n'
+    (cell,) = cells_of(parse_recipe("x", SMALL + more, "x.toml"))
+    assert (cell.published["acc"].mean, cell.published["acc"].std) == (91.0, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("title", "titel", r"x\.toml: unknown key 'titel'. Did you mean 'title'"),
+        ('"one run"', "3", r"x\.toml: title: 3 must be text"),
+        ('"acc"', '"accuracy"', r"x\.toml: scores: unknown score 'accuracy'"),
+        ("norms", "norm", r"x\.toml: runs 1: unknown key 'norm'. Did you mean 'norms'"),
+        ('["bn"]', '["bm"]', r"x\.toml: runs 1: norms: .*unknown norm 'bm'"),
+        ('["bn"]', "[3]", r"runs 1: norms: 3 is no norm. Write a name, or \{ name = \"cn\", groups = 32 \}"),
+        ('["bn"]', '[{ name = "bn", group = 3 }]', r"runs 1: norms: unknown key 'norm\.group'"),
+        ('["er"]', '["erx"]', r"runs 1: strategies: unknown name 'erx'"),
+        ('norms = ["bn"]', 'norms = ["bn"]\nviews = ["al"]', r"runs 1: views: unknown name 'al'"),
+        ('norms = ["bn"]', 'norms = ["bn"]\nbuffers = [true]', r"runs 1: buffers: True must be a whole number"),
+        (
+            'norms = ["bn"]',
+            'norms = ["bn"]\nsettings = { train = { rl = 1 } }',
+            r"runs 1: settings: unknown key 'train\.rl'",
+        ),
+        (
+            'norms = ["bn"]',
+            'norms = ["bn"]\n[[claims]]\nsays = "x"\nkind = "above"',
+            r"claims 1: the key 'score' is missing",
+        ),
+        (
+            'norms = ["bn"]',
+            'norms = ["bn"]\n[[claims]]\nsays = "x"\nkind = "above"\nscore = "acc"',
+            r"claims 1: a claim of kind 'above' needs `than`",
+        ),
+        (
+            'norms = ["bn"]',
+            'norms = ["bn"]\n[[selected]]\nwhere = { nrom = "bn" }\nsettings = {}',
+            r"selected 1: where: unknown key 'nrom'. Did you mean 'norm'",
+        ),
+        ('title = "one run"', 'title = "a"\nkind = "curves"', r"scores: 'acc' has no value after each task"),
+        ('title = "one run"', 'title = "a"\npublished_runs = 1', r"published_runs: 1 must be 2 or more"),
+        (
+            'norms = ["bn"]',
+            'norms = ["bn"]\n[[claims]]\nsays = "x"\nkind = "flat"\nscore = "fm"',
+            r"claims 1: score: 'fm' has no value after each task",
+        ),
+        ("[scores]", "[scores", r"x\.toml: is not TOML"),
+        ('["bn"]', "[]", r"runs 1: norms is empty"),
+        ('["er"]', "[]", r"runs 1: strategies is empty"),
+        *[
+            (
+                'norms = ["bn"]',
+                f'norms = ["bn"]\n[[claims]]\nsays = "x"\nkind = "{kind}"\nscore = "acc"\n'
+                f'than = {{ norm = "bn" }}\n{bound}',
+                f"claims 1: .*{said}",
+            )
+            for kind, bound, said in [
+                ("near", "", "needs `margin`"),
+                ("under", "", "needs `limit`"),
+                ("near", "margin = nan", "finite"),
+                ("near", "margin = -1.0", "0 or more"),
+                ("under", "limit = inf", "finite"),
+            ]
+        ],
+        *[
+            (
+                'norms = ["bn"]',
+                'norms = ["bn"]\n[[published]]\ndataset = "split-mnist"\nstrategy = "er"\nnorm = "bn"\n'
+                f"values = {{ {values} }}",
+                f"published 1: .*{said}",
+            )
+            for values, said in [
+                ("acc = [nan]", "at most"),
+                ("acc = [90.0, -1.0]", "not negative"),
+                ("acc = [90.0, 1e300]", "at most"),
+                ("acc = [90.0, inf]", "at most"),
+                ("acc = [90.0, 1.0, 3]", "doubt"),
+                ('acc = [90.0, 1.0, "a", "b"]', "doubt"),
+                ("ac = [90.0]", "unknown metric .*Did you mean 'acc'"),
+            ]
+        ],
+    ],
+)
+def test_a_mistake_in_a_recipe_is_one_line(old: str, new: str, said: str) -> None:
+    with pytest.raises(UserError, match=said) as error:
+        parse_recipe("x", SMALL.replace(old, new, 1), "x.toml")
+    assert "\n" not in str(error.value)
+
+
+def test_a_recipe_that_is_not_there() -> None:
+    with pytest.raises(UserError, match=r"unknown recipe 'tabel1'\. Did you mean 'table1'"):
+        find_recipe("tabel1")
+    with pytest.raises(UserError, match=r"nowhere\.toml: can't be read"):
+        find_recipe("nowhere.toml")
+
+
+OWN = """
+title = "Two norms"
+[scores]
+acc = "acc"
+[[runs]]
+streams = ["split-mnist"]
+strategies = ["er"]
+norms = ["bn", { name = "cn", groups = 4 }]
+buffers = [50]
+"""
+SLIPS = {
+    "[[published]] split-mnist er cn 51 running": (
+        '[[published]]\ndataset = "split-mnist"\nstrategy = "er"\nnorm = "cn"\nbuffer = 51\nvalues = { acc = [97.1] }'
+    ),
+    "[[selected]] where = { norm = 'gn' }": (
+        '[[selected]]\nwhere = { norm = "gn" }\nsettings = { train = { lr = 0.1 } }'
+    ),
+    "[[claims]] 'CN is over GN': { norm = 'gn' }": (
+        '[[claims]]\nsays = "CN is over GN"\nkind = "above"\nscore = "acc"\ncells = { norm = "cn" }\n'
+        'than = { norm = "gn" }'
+    ),
+}
+
+
+@pytest.mark.parametrize("slip", SLIPS)
+def test_what_is_said_of_no_cell_is_found(tmp_path: Path, slip: str) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(OWN)
+    assert unreached(find_recipe(str(path))) == []
+    path.write_text(f"{OWN}\n{SLIPS[slip]}\n")
+    assert unreached(find_recipe(str(path))) == [slip]
+    with pytest.raises(UserError, match=r"mine: .* is of no cell of the table\. Cells are made of"):
+        run_recipe(str(path), Asked(), Console(quiet=True))
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_the_papers_tables_speak_of_cells_they_have(name: str) -> None:
+    assert unreached(find_recipe(name)) == []
