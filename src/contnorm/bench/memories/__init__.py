@@ -1,7 +1,8 @@
-"""Memories: which slot a sample of the stream is written to, and which slots are read again. Index arithmetic only.
+"""Replay memories: policies that choose the slot each sample is written to, and the slots that can be replayed.
 
-A policy sees labels, task numbers and its own random generator, never a model or an image. So it can be run through
-ahead of training, and the same object serves a live stream: ``memory.offer(labels, task)`` gives the slots.
+A policy computes indices only. It sees labels, task numbers and its random generator, never a model or an image. It can
+therefore be simulated before training, and the same object works on a live stream: ``memory.offer(labels, task)``
+returns the slots.
 """
 
 from contnorm.bench.memories.base import NOT_KEPT, Memory
@@ -11,7 +12,7 @@ from contnorm.bench.memories.ring import Ring
 
 __all__ = ["MEMORIES", "NOT_KEPT", "Memory", "PartitioningReservoir", "Reservoir", "Ring"]
 
-# By `memory.kind`: one line each for listings.
+# One-line summaries by `memory.kind`, shown in listings.
 MEMORIES: dict[str, str] = {
     "ring": "the newest samples of each task, or of each class (memory.per)",
     "reservoir": "every sample seen so far with the same probability",

@@ -1,4 +1,4 @@
-"""What every memory policy can do."""
+"""Interface of memory policies, and helpers that they share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 __all__ = ["NOT_KEPT", "Filled", "Memory", "Slots", "drawn"]
 
-NOT_KEPT = -1  # the slot of a sample that is not written
+NOT_KEPT = -1  # slot of a sample that is not stored
 
 Slots = NDArray[np.int64]
 
@@ -17,28 +17,28 @@ Slots = NDArray[np.int64]
 class Memory(Protocol):
     """A policy over ``capacity`` slots.
 
-    ``offer`` is told of samples in the order they arrive and says where each is written; a sample that arrives later
-    overwrites an earlier one in the same slot, also within one call. ``readable`` lists the slots that may be read now.
+    ``offer`` receives samples in the order of their arrival and returns the slot of each. A later sample overwrites an
+    earlier one in the same slot, also within one call. ``readable`` returns the slots that can be replayed now.
     """
 
     capacity: int
 
     def offer(self, labels: NDArray[np.int64], task: int) -> Slots:
-        """The slot of each sample, or ``NOT_KEPT``. Labels are (B,) classes, or (B, C) 0/1 for several a sample."""
+        """Return the slot of each sample, or ``NOT_KEPT``. Labels are (B,) classes, or multi-hot (B, C)."""
         ...
 
     def readable(self, before_task: int | None = None) -> Slots:
-        """The filled slots; with ``before_task``, only those that hold samples of earlier tasks."""
+        """Return the filled slots; with ``before_task``, only those that hold samples of earlier tasks."""
         ...
 
 
 class Filled:
-    """The slots that hold a sample, and of which task it is.
+    """Track which slots hold a sample, and the task of each sample.
 
-    A plan asks at every step which of them may be read, and mostly nothing has changed since: the answer is kept.
+    The results of `readable` are cached: a plan calls it at every step, and most steps change no slot's task.
 
     Args:
-        capacity: Slots.
+        capacity: Number of slots.
 
     Example:
         >>> filled = Filled(4)
@@ -50,29 +50,33 @@ class Filled:
 
     def __init__(self, capacity: int) -> None:
         self._task = np.full(capacity, -1, dtype=np.int64)  # -1: empty
-        self._known: dict[int | None, Slots] = {}
+        self._cache: dict[int | None, Slots] = {}
 
     def write(self, slots: Slots | int, task: int) -> None:
-        """Samples of a task go to these slots."""
-        held = self._task[slots]
-        if (held != task).any():
-            every = self._known.get(None) if (held >= 0).all() else None  # the same, of whichever tasks they are
+        """Record that samples of a task were written to these slots."""
+        previous = self._task[slots]
+        if (previous != task).any():
+            # Overwriting filled slots does not change the list of all filled slots, only the lists by task.
+            all_filled = self._cache.get(None) if (previous >= 0).all() else None
             self._task[slots] = task
-            self._known = {} if every is None else {None: every}
+            self._cache = {} if all_filled is None else {None: all_filled}
 
     def readable(self, before_task: int | None = None) -> Slots:
-        """The filled slots; with ``before_task``, only those of earlier tasks. Not to be written to: it is kept."""
-        if before_task not in self._known:
+        """Return the filled slots; with ``before_task``, only those of earlier tasks.
+
+        The array is cached, and therefore read-only.
+        """
+        if before_task not in self._cache:
             filled = self._task >= 0
             if before_task is not None:
                 filled &= self._task < before_task
-            self._known[before_task] = np.flatnonzero(filled)
-            self._known[before_task].flags.writeable = False
-        return self._known[before_task]
+            self._cache[before_task] = np.flatnonzero(filled)
+            self._cache[before_task].flags.writeable = False
+        return self._cache[before_task]
 
 
 def drawn(slots: Slots, size: int, generator: np.random.Generator) -> Slots:
-    """Some of the slots, uniformly and without replacement; all of them where there are no more.
+    """Draw up to ``size`` of the slots, uniformly and without replacement.
 
     Example:
         >>> sorted(drawn(np.array([3, 5, 9]), 7, np.random.default_rng(0)).tolist())

@@ -1,11 +1,12 @@
-"""Partitioning reservoir sampling (Kim et al., ECCV 2020): a reservoir for long-tailed samples of several labels each.
+"""Partitioning reservoir sampling (PRS; Kim et al., ECCV 2020): a reservoir for long-tailed multi-label streams.
 
-A reservoir keeps what is frequent. This one gives every label a share of the memory that grows with a power ``rho`` of
-its frequency; a power near zero gives rare and frequent labels almost the same. A sample is let in by the label that is
-rarest in the stream, and the one it displaces is chosen so that the shares come out nearest to their targets.
+A plain reservoir reproduces the class frequencies of the stream. PRS gives each label a share of the memory that is
+proportional to its frequency to the power ``rho``; with a power near zero, rare and frequent labels have nearly equal
+shares. The label that is rarest in the stream dominates a sample's probability of entering the memory. The sample to
+evict is the one whose removal brings the shares closest to their targets.
 
-The published code has a quirk: its search for the sample to displace starts from a cost of ``capacity``, so that where
-every cost is higher the first candidate goes, whatever its cost. ``quirk=True`` does the same.
+The published code has a quirk: its search for the sample to evict starts from a cost of ``capacity``. If every
+candidate has a higher cost, it evicts the first one, whatever its cost. ``quirk=True`` reproduces this.
 """
 
 from __future__ import annotations
@@ -18,22 +19,22 @@ from contnorm.bench.memories.base import NOT_KEPT, Filled, Slots
 __all__ = ["PartitioningReservoir"]
 
 Floats = NDArray[np.float64]
-SAME = 1e-9  # costs nearer to each other than this are equal: their sums were only taken in another order
+SAME = 1e-9  # tolerance for equal costs: sums in another order differ by rounding errors
 
 
 class PartitioningReservoir:
-    """A memory whose labels have their shares.
+    """A reservoir that is partitioned by label.
 
     Args:
-        capacity: Slots.
-        labels: How many labels there are.
-        rho: The power of a label's frequency that its share follows; -0.03 and 0.02 in the papers.
-        generator: Where its chances come from.
-        quirk: Displace as the published code does.
+        capacity: Number of slots.
+        labels: Number of labels.
+        rho: Exponent of a label's frequency in its target share; -0.03 and 0.02 in the papers.
+        generator: Random generator.
+        quirk: Whether to evict as the published code does.
 
     Example:
         >>> memory = PartitioningReservoir(2, labels=3, rho=0.0, generator=np.random.default_rng(0))
-        >>> memory.offer(np.array([[1, 0, 0], [1, 1, 0], [0, 0, 1]]), task=0).tolist()  # a new label is always let in
+        >>> memory.offer(np.array([[1, 0, 0], [1, 1, 0], [0, 0, 1]]), task=0).tolist()  # a new label always enters
         [0, 1, 0]
     """
 
@@ -46,10 +47,10 @@ class PartitioningReservoir:
         self._generator = generator
         self._seen = 0
         self._filled = Filled(capacity)
-        self._held = np.zeros((capacity, labels), dtype=bool)  # the labels of what is in each slot
-        self._held_count = np.zeros(labels, dtype=np.int64)  # l: how many slots carry a label
-        self._stream_count = np.zeros(labels, dtype=np.int64)  # n: how often the stream has shown it
-        self._share = np.zeros(labels)  # p: its target share; that of a label not in memory is stale
+        self._held = np.zeros((capacity, labels), dtype=bool)  # labels of the sample in each slot
+        self._held_count = np.zeros(labels, dtype=np.int64)  # l: number of slots per label
+        self._stream_count = np.zeros(labels, dtype=np.int64)  # n: number of stream samples per label
+        self._share = np.zeros(labels)  # p: target share per label; stale for labels not in memory
 
     def offer(self, labels: NDArray[np.int64], task: int) -> Slots:
         if labels.ndim != 2 or labels.shape[1] != self.labels:
@@ -66,7 +67,7 @@ class PartitioningReservoir:
         slot = NOT_KEPT
         if self._seen < self.capacity:
             slot = self._seen
-        elif self._generator.random() < self._chance_to_enter(sample):
+        elif self._generator.random() < self._entry_probability(sample):
             slot = self._slot_to_free()
             self._held_count -= self._held[slot]
         if slot != NOT_KEPT:
@@ -78,8 +79,11 @@ class PartitioningReservoir:
         self._set_shares()
         return slot
 
-    def _chance_to_enter(self, sample: NDArray[np.bool_]) -> float:
-        """The share a label is due over how often it was seen, weighted so that the rarest label decides."""
+    def _entry_probability(self, sample: NDArray[np.bool_]) -> float:
+        """Weighted mean of ``min(1, capacity * p / n)`` over the labels of the sample.
+
+        The weights are softmax(-n), so that the rarest label dominates.
+        """
         if not sample.any():
             return 0.0
         seen = self._stream_count[sample]
@@ -91,25 +95,25 @@ class PartitioningReservoir:
         total = self._held_count.sum()
         excess = self._held_count - self._share * total
         present = np.flatnonzero(self._held_count)
-        if not len(present):  # nothing in memory has a label: the oldest slot goes
+        if not len(present):  # no sample in memory has a label: evict slot 0
             return 0
         label = self._generator.choice(present, p=_softmax(excess[present]))
-        wanting = np.zeros(self.labels, dtype=bool)
-        wanting[present] = excess[present] <= 0
+        underrepresented = np.zeros(self.labels, dtype=bool)
+        underrepresented[present] = excess[present] <= 0
         carriers = np.flatnonzero(self._held[:, label])
-        wanted = (self._held[carriers] & wanting).sum(1)
-        candidates = carriers[wanted == wanted.min()]
+        underrepresented_count = (self._held[carriers] & underrepresented).sum(1)
+        candidates = carriers[underrepresented_count == underrepresented_count.min()]
         cost = self._cost_after_removal(candidates)
         if self.quirk and cost.min() >= self.capacity:
             return int(candidates[0])
-        return int(candidates[np.flatnonzero(cost <= cost.min() + SAME)[0]])  # of equals the lowest slot
+        return int(candidates[np.flatnonzero(cost <= cost.min() + SAME)[0]])  # the lowest slot among equal costs
 
     def _cost_after_removal(self, candidates: Slots) -> Floats:
-        """How far all shares would be from their targets, were a candidate gone."""
+        """L1 distance of the label counts from their targets after each candidate is removed."""
         rows = self._held[candidates]
-        left = self._held_count - rows
-        total = left.sum(1, keepdims=True)
-        cost: Floats = np.where(left > 0, np.abs(left - self._share * total), 0.0).sum(1)
+        remaining = self._held_count - rows
+        total = remaining.sum(1, keepdims=True)
+        cost: Floats = np.where(remaining > 0, np.abs(remaining - self._share * total), 0.0).sum(1)
         return cost
 
     def _set_shares(self) -> None:
@@ -119,6 +123,6 @@ class PartitioningReservoir:
 
 
 def _softmax(values: Floats) -> Floats:
-    raised = np.exp(values - values.max())
-    result: Floats = raised / raised.sum()
+    exponentials = np.exp(values - values.max())
+    result: Floats = exponentials / exponentials.sum()
     return result

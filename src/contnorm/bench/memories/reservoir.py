@@ -1,7 +1,7 @@
-"""Reservoir memory (Vitter, 1985): at any time every sample seen so far is in it with the same probability.
+"""Reservoir memory (Vitter, 1985): at any time, every sample seen so far is stored with the same probability.
 
-A sample that comes n-th (from 0) is written to slot n while there is room; then to a slot drawn uniformly from 0 to n,
-where that is one of the memory's.
+Sample n of the stream (from 0) is written to slot n while there are empty slots. After that, a slot is drawn uniformly
+from 0 to n; the sample is written there if the memory has that slot, and is skipped otherwise.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ __all__ = ["Reservoir"]
 
 
 class Reservoir:
-    """Each of n samples is kept with probability ``capacity / n``.
+    """Each of n samples is stored with probability ``capacity / n``.
 
     Args:
-        capacity: Slots.
-        generator: Where its chances come from.
+        capacity: Number of slots.
+        generator: Random generator.
 
     Example:
         >>> memory = Reservoir(2, np.random.default_rng(0))
-        >>> memory.offer(np.array([0, 0, 0, 0]), task=0).tolist()  # the fourth is not kept
+        >>> memory.offer(np.array([0, 0, 0, 0]), task=0).tolist()  # the fourth is not stored
         [0, 1, 1, -1]
         >>> memory.readable().tolist()
         [0, 1]
@@ -39,9 +39,9 @@ class Reservoir:
 
     def offer(self, labels: NDArray[np.int64], task: int) -> Slots:
         order = self._seen + np.arange(len(labels))
-        # One draw a sample, also while there is room: live and planned use then consume the generator alike.
-        chance = self._generator.integers(0, order + 1) if len(order) else order
-        slots = np.where(order < self.capacity, order, np.where(chance < self.capacity, chance, NOT_KEPT))
+        # One draw per sample, also while slots are empty: live and planned use then consume the generator identically.
+        draws = self._generator.integers(0, order + 1) if len(order) else order
+        slots = np.where(order < self.capacity, order, np.where(draws < self.capacity, draws, NOT_KEPT))
         self._seen += len(labels)
         self._filled.write(slots[slots != NOT_KEPT], task)
         return slots.astype(np.int64)

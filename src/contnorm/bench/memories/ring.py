@@ -1,7 +1,7 @@
-"""Ring memory: each task, or each class, has its own slots, and its newest samples are in them.
+"""Ring memory: each task, or each class, has slots of its own, which hold its newest samples.
 
-The paper's memory for Split CIFAR-100 and mini-ImageNet: 50 slots a task, first in first out regardless of class, so
-that at a task's end it holds the task's last 50 samples. By class is what another benchmark of the field calls a ring.
+The paper uses a ring per task for Split CIFAR-100 and mini-ImageNet: 50 slots per task, first in, first out, regardless
+of class. At the end of a task, it holds the last 50 samples of the task. Another benchmark has a ring per class.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class Ring:
     """First in, first out, within the slots of a task or a class.
 
     Args:
-        size: Slots of each ring.
-        rings: How many tasks, or classes, there are.
-        per: What has a ring of its own.
+        size: Number of slots per ring.
+        rings: Number of tasks or classes.
+        per: Whether there is a ring per task or per class.
 
     Example:
         >>> memory = Ring(size=2, rings=3)
@@ -47,7 +47,7 @@ class Ring:
         return slots
 
     def _next(self, ring: int) -> int:
-        """The slot of a ring's next sample."""
+        """Return the slot of a ring's next sample."""
         if not 0 <= ring < self.rings:
             raise ValueError(
                 f"Ring: got a sample of {self.per} {ring}, and there are rings for 0 to {self.rings - 1}. "

@@ -1,1 +1,1 @@
-"""Streams: data sets as they are found on disk, and what a run sees of them, task after task."""
+"""Streams of tasks over data sets, the storage of their images, and the transforms of their samples."""

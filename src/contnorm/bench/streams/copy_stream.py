@@ -1,4 +1,4 @@
-"""The CUDA stream on which data is copied beside a run's own work."""
+"""The CUDA stream that copies data to the device while a run computes."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ __all__ = ["copying_stream"]
 
 
 def copying_stream(device: torch.device) -> torch.cuda.Stream:
-    """A stream that no lane ever has.
+    """Return a CUDA stream that no trainer uses.
 
-    Torch hands out streams of one priority in turn, thirty-two of them: a thirty-third is the first again. A copy on
-    a stream that a graph is being captured from would spoil the capture. Lanes have the usual priority, copies another.
+    PyTorch has a pool of 32 streams per priority and assigns them round-robin: the 33rd request returns the first one
+    again. A copy on a stream from which a CUDA graph is being captured would invalidate the capture. Trainers use the
+    default priority, and copies use another one.
     """
     return torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]

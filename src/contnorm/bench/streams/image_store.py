@@ -1,9 +1,9 @@
-"""Where the images of a data set are kept, and how a step reaches them: whole on the device, or brought as needed.
+"""Storage of the images of a data set: entirely on the device, or on the host with prefetching.
 
-On a CPU the images stay in their mapped file. A GPU takes them whole where they fit. Where they don't, they stay on
-the host, and a `Window` brings those of the coming steps through pinned memory while the present ones run: the plan
-knows them ahead. Either way a step finds its images by index in one tensor of fixed address, so a captured step need
-not know which it is.
+On a CPU, images stay in their memory-mapped file. On a GPU, the whole data set is copied to the device if it fits.
+Otherwise it stays on the host, and a `Window` prefetches the images of the next steps through pinned memory while the
+current steps run; the plan lists them in advance. In both cases, a step gathers its images by index from one tensor at
+a fixed address. A captured CUDA graph is therefore the same for both.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from contnorm.bench.streams.copy_stream import copying_stream
 __all__ = ["Feed", "Gallery", "Pictures", "Window"]
 
 Indices = NDArray[np.int64]
-SHARE = 0.5  # of a GPU's free memory that images may take; the rest is for networks
-WINDOW_BYTES = 128 * 2**20  # of images on the device at a time, where they are brought as needed
+SHARE = 0.5  # fraction of a GPU's free memory that images may use; the rest is for networks
+WINDOW_BYTES = 128 * 2**20  # device memory for prefetched images
 
 
 class Gallery:
-    """The images of one split.
+    """Images of one split.
 
     Args:
-        images: As uint8, mapped or in memory.
-        device: Where they are looked at.
-        whole: Whether they are kept there; else they stay on the host.
+        images: uint8 images, memory-mapped or in memory.
+        device: Device that uses the images.
+        whole: Whether all images are stored on the device; otherwise they stay on the host.
     """
 
     def __init__(self, images: Images, device: torch.device, whole: bool) -> None:
@@ -44,23 +44,29 @@ class Gallery:
             self.pixels = self.pixels.to(device)
 
     def __getitem__(self, images: Tensor) -> Tensor:
-        """(B, C, H, W) of an index tensor on the device."""
+        """Return the images (B, C, H, W), on the device, for a tensor of indices."""
         if self.whole:
             return self.pixels[images]
-        chosen = self.pixels.index_select(0, images.cpu())
-        return _pinned(chosen, self.device).to(self.device, non_blocking=True)
+        selected = self.pixels.index_select(0, images.cpu())
+        return _pinned(selected, self.device).to(self.device, non_blocking=True)
 
 
 @dataclass(frozen=True)
 class Pictures:
-    """Both splits of a data set, shared by all that look at it."""
+    """Images of both splits of a data set, which several runs can share."""
 
     train: Gallery
     test: Gallery
 
     @classmethod
     def of(cls, source: Source, device: torch.device, whole: bool | None = None) -> Pictures:
-        """Keep a data set on a device, whole where it fits or where that is asked for."""
+        """Store the images of a data set for a device.
+
+        Args:
+            source: Data set.
+            device: Device that uses the images.
+            whole: Whether to store all images on the device; None to do so if they fit.
+        """
         splits = source.train_images, source.test_images
         if whole is None:
             whole = device.type == "cpu" or sum(s.nbytes for s in splits) < SHARE * torch.cuda.mem_get_info(device)[0]
@@ -68,32 +74,32 @@ class Pictures:
 
 
 class Feed:
-    """Images of steps from a gallery that is whole on the device: an image's place is its number."""
+    """Images of steps from a gallery on the device: the position of an image is its index in the data set."""
 
     def __init__(self, gallery: Gallery) -> None:
         self.pixels = gallery.pixels
 
     def reach(self, start: int, end: int) -> int:
-        """How far from ``start`` the images can be at hand at once."""
+        """Return the end of the longest range of steps from ``start`` whose images are available at once."""
         return end
 
     def places(self, steps: Sequence[Indices], start: int) -> list[Indices]:
-        """Where the images of each step are in ``pixels``, for steps from number ``start`` on."""
+        """Return the positions of the images of each step in ``pixels``; ``start`` is the number of the first step."""
         return list(steps)
 
     def close(self) -> None:
-        """No more steps will come."""
+        """Release resources; no more steps follow."""
 
 
 class Window(Feed):
-    """Images of steps from a gallery on the host: the coming ones are brought while the present ones are looked at.
+    """Images of steps from a gallery on the host, prefetched into a double buffer on the device.
 
-    The device holds two halves; a stretch of steps is in one of them while the next is on its way to the other.
+    One half of the buffer holds the images of the current steps while those of the next steps are copied to the other.
 
     Args:
-        gallery: The images.
-        plan: The images of every step of a run.
-        size: Bytes to use on the device; None for `WINDOW_BYTES`.
+        gallery: Images.
+        plan: Indices of the images of every step of a run.
+        size: Size of the buffer in bytes; None for `WINDOW_BYTES`.
     """
 
     def __init__(self, gallery: Gallery, plan: Sequence[Indices], size: int | None = None) -> None:
@@ -103,9 +109,9 @@ class Window(Feed):
         self.steps = max(1, (WINDOW_BYTES if size is None else size) // 2 // (largest * image_bytes))
         self.half = self.steps * largest
         self.pixels = torch.empty((2 * self.half, *self.host.shape[1:]), dtype=torch.uint8, device=self.device)
-        self._stage = _pinned(torch.empty_like(self.pixels, device="cpu"), self.device)
+        self._staging = _pinned(torch.empty_like(self.pixels, device="cpu"), self.device)
         self._worker = ThreadPoolExecutor(max_workers=1)
-        self._coming: tuple[tuple[int, int], int, Future[None]] | None = None
+        self._prefetched: tuple[tuple[int, int], int, Future[None]] | None = None
         self._in_use = 1
 
     def reach(self, start: int, end: int) -> int:
@@ -113,46 +119,46 @@ class Window(Feed):
 
     def places(self, steps: Sequence[Indices], start: int) -> list[Indices]:
         end = start + len(steps)
-        side = self._arrived(start, end)
-        self._in_use = side
-        self._send_for(end, self.reach(end, len(self.plan)), 1 - side)
-        ends = np.cumsum([len(images) for images in steps]) + side * self.half
+        half_index = self._half_with(start, end)
+        self._in_use = half_index
+        self._prefetch(end, self.reach(end, len(self.plan)), 1 - half_index)
+        ends = np.cumsum([len(images) for images in steps]) + half_index * self.half
         return [np.arange(stop - len(images), stop) for images, stop in zip(steps, ends, strict=True)]
 
     def close(self) -> None:
         self._worker.shutdown(wait=True)
 
-    def _arrived(self, start: int, end: int) -> int:
-        """The half that holds these steps; brings them now where others had been sent for."""
-        if self._coming is not None:
-            span, side, arrival = self._coming
-            arrival.result()
+    def _half_with(self, start: int, end: int) -> int:
+        """Return the half that holds these steps; copies them now if other steps were prefetched."""
+        if self._prefetched is not None:
+            span, half_index, copied = self._prefetched
+            copied.result()
             if span[0] == start and span[1] >= end:
-                return side
-        side = 1 - self._in_use
-        self._bring(start, end, side)
-        return side
+                return half_index
+        half_index = 1 - self._in_use
+        self._copy(start, end, half_index)
+        return half_index
 
-    def _send_for(self, start: int, end: int, side: int) -> None:
+    def _prefetch(self, start: int, end: int, half_index: int) -> None:
         if start >= end:
-            self._coming = None
+            self._prefetched = None
             return
         if self.device.type == "cuda":
-            torch.cuda.current_stream().synchronize()  # who looked at that half has finished
-        self._coming = (start, end), side, self._worker.submit(self._bring, start, end, side)
+            torch.cuda.current_stream().synchronize()  # wait for all reads of that half
+        self._prefetched = (start, end), half_index, self._worker.submit(self._copy, start, end, half_index)
 
-    def _bring(self, start: int, end: int, side: int) -> None:
-        wanted = torch.from_numpy(np.concatenate(self.plan[start:end]))
-        span = slice(side * self.half, side * self.half + len(wanted))
-        torch.index_select(self.host, 0, wanted, out=self._stage[span])
+    def _copy(self, start: int, end: int, half_index: int) -> None:
+        indices = torch.from_numpy(np.concatenate(self.plan[start:end]))
+        span = slice(half_index * self.half, half_index * self.half + len(indices))
+        torch.index_select(self.host, 0, indices, out=self._staging[span])
         if self.device.type == "cuda":
             with torch.cuda.stream(copying_stream(self.device)):
-                self.pixels[span].copy_(self._stage[span], non_blocking=True)
+                self.pixels[span].copy_(self._staging[span], non_blocking=True)
                 torch.cuda.current_stream().synchronize()
         else:
-            self.pixels[span].copy_(self._stage[span])
+            self.pixels[span].copy_(self._staging[span])
 
 
 def _pinned(x: Tensor, device: torch.device) -> Tensor:
-    """Page-locked, where that makes copies to the device faster."""
+    """Pin the memory of a tensor if the device is a GPU, for faster copies."""
     return x.pin_memory() if device.type == "cuda" else x

@@ -1,7 +1,7 @@
-"""Streams of tasks: permuted images, classes split over tasks, and images of several labels. Index arithmetic.
+"""Streams of tasks: permuted images, classes split over tasks, and multi-label images.
 
-An *item* is one sample of one task: an image of the source, the label it is to be given, and the task it belongs to.
-What a run sees at each step is a list of items; images are gathered by the engine.
+This module computes indices only. An *item* is one sample of one task: the index of an image of the source, its label
+among the outputs, and its task. A plan lists the items of each step, and the engine gathers their images.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ MAX_ITEMS = 50_000_000
 
 @dataclass(frozen=True)
 class Items:
-    """Samples of tasks: for each its image in the source, its label among the outputs, and its task.
+    """Samples of tasks: image index in the source, label among the outputs, and task of each.
 
-    Where samples have several labels, those of each are a row of 0 and 1, one for each output.
+    Multi-label samples have multi-hot rows of labels, with one column per output.
     """
 
     image: Indices
@@ -59,17 +59,18 @@ class Stream:
     """Tasks over a source.
 
     Attributes:
-        source: The data set.
-        train: Items to learn from, task after task, in the order they come.
-        test: Items to be tested on, task after task.
-        tasks: How many tasks.
-        outputs: How many outputs a network needs.
-        competing: (T, outputs) which outputs compete for a sample of a task; all of them in class-incremental learning.
-        permutations: (T, pixels) the order of each task's pixels; None where images stay as they are.
-        mean, std: Per channel, taken off and divided by after scaling to [0, 1]; None where they are not.
-        padding: Zeros around an image before a crop of its own size, in augmentation; None where there is none.
-        task_free: Whether tasks follow each other unannounced: batches go across their borders, and neither memory nor
-            strategy is told of a task. They are still there to be tested on.
+        source: Data set.
+        train: Training items by task, in the order of presentation.
+        test: Test items by task.
+        tasks: Number of tasks.
+        outputs: Number of outputs that a network needs.
+        competing: (T, outputs) mask of the outputs that compete for a sample of each task; all of them in
+            class-incremental learning.
+        permutations: (T, pixels) pixel permutation of each task; None if images are not permuted.
+        mean, std: Per-channel normalization after scaling to [0, 1]; None for no normalization.
+        padding: Zero padding for random crops in augmentation; None for no augmentation.
+        task_free: Whether task boundaries are unknown in training: batches cross them, and neither the memory nor the
+            strategy receives the task. Evaluation is still by task.
     """
 
     source: Source
@@ -86,28 +87,28 @@ class Stream:
 
     @property
     def several_labels(self) -> bool:
-        """Whether a sample may have several labels, or none."""
+        """Whether the stream is multi-label: a sample can have any number of labels."""
         return self.train.label.ndim == 2
 
 
 @dataclass(frozen=True)
 class StreamSpec:
-    """A stream that can be asked for by name, and what a run of it starts from."""
+    """A named stream and the default settings of its runs."""
 
     name: str
-    sources: tuple[str, ...]  # tried in turn; none where a run says which
+    sources: tuple[str, ...]  # the first one that is available is used; empty if a setting names it
     summary: str
     kind: Literal["permuted", "split", "multi-label"]
-    tasks: int  # of one whose pictures have several labels the source says how many
-    per_task: int = 0  # classes of a task
-    validation: int = 0  # tasks set apart for selection, the first ones
-    class_order: tuple[int, ...] = ()  # by task; empty for the source's own
+    tasks: int  # multi-label streams take the number from the source
+    per_task: int = 0  # classes per task
+    validation: int = 0  # number of first tasks that are held out for hyperparameter selection
+    class_order: tuple[int, ...] = ()  # labels in the order of tasks; empty for the order of the source
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     defaults: dict[str, Any] = field(default_factory=dict)
 
 
-# The fine label at each place of the stream: blocks of five are tasks, the first three of them for selection.
+# Fine labels in the order of the stream: blocks of five are tasks, and the first three tasks are for selection.
 # fmt: off
 _CIFAR100_ORDER = (
     67, 63, 52, 50, 44, 47, 54, 35, 29, 76, 23, 66, 69, 84, 92, 43, 24, 81, 80, 1,
@@ -117,10 +118,10 @@ _CIFAR100_ORDER = (
     12, 10, 18, 77, 79, 13, 96, 70, 89, 26, 3, 9, 21, 2, 42, 7, 75, 28, 36, 98,
 )
 # fmt: on
-# The oracle's moments take a pass over all data seen for each of 20 norm layers, at each task's end: not unasked.
+# Off by default: oracle moments need a pass over all data seen so far for each of 20 norm layers, after each task.
 _NO_DRIFT = {"evaluate": {"drift": False}}
 _RESNET = {"model": {"name": "resnet18", "width": 64, "stem": "pool"}, **_NO_DRIFT}
-# 32 groups do not divide 100 channels, and groups of few values are noise without positions to add to them.
+# 100 channels are not divisible by 32 groups. An MLP has no spatial positions, so moments of small groups are noisy.
 _MLP = {"model": {"name": "mlp", "width": 100}, "norm": {"groups": 4}}
 _TINY_STEPS = {"train": {"lr": 0.03, "batch": 10, "replay": 10}}
 _TWO_AT_A_TIME = {**_MLP, **_TINY_STEPS, "stream": {"scenario": "task", "part": "all", "augment": False}}
@@ -137,7 +138,7 @@ _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def _long_tail(rho: float) -> dict[str, Any]:
-    """As published for PRS: ten images of the stream and ten of two thousand in one pass, and Adam."""
+    """Settings published for PRS: Adam, and joint batches of 10 stream images and 10 of 2,000 memory images."""
     return {
         "model": {"name": "resnet101", "width": 64},
         "norm": {"groups": 4},
@@ -156,7 +157,7 @@ def _long_tail(rho: float) -> dict[str, Any]:
     }
 
 
-# Without tasks there are no rings of tasks, and nothing is known to be past.
+# Without task boundaries, a memory cannot have rings per task, and replay cannot be limited to earlier tasks.
 TASK_FREE: dict[str, Any] = {"memory": {"kind": "reservoir", "size": 500}, "strategy": {"replay_from": "all"}}
 STREAMS: dict[str, StreamSpec] = {
     spec.name: spec
@@ -287,32 +288,32 @@ ALIASES = {
 
 
 def find_stream(name: str) -> StreamSpec:
-    """A stream by its name, or by one the field uses for it.
+    """Return a stream by its name or by one of its aliases; case is ignored.
 
     Example:
         >>> find_stream("SplitCIFAR100").name
         'split-cifar100'
     """
-    wanted = name.lower()
-    wanted = ALIASES.get(wanted, wanted)
-    if wanted not in STREAMS:
+    key = name.lower()
+    key = ALIASES.get(key, key)
+    if key not in STREAMS:
         raise unknown("stream", name, STREAMS)
-    return STREAMS[wanted]
+    return STREAMS[key]
 
 
 def stream_defaults(spec: StreamSpec, scenario: str | None) -> dict[str, Any]:
-    """What a run of a stream starts from, by its scenario.
+    """Return the default settings of a stream for a scenario.
 
     Example:
         >>> stream_defaults(STREAMS["split-mnist"], "free")["memory"]
         {'kind': 'reservoir', 'size': 500}
     """
-    known = spec.defaults["stream"]["scenario"] != "free"
-    return laid_over(spec.defaults, TASK_FREE) if scenario == "free" and known else spec.defaults
+    has_tasks = spec.defaults["stream"]["scenario"] != "free"
+    return laid_over(spec.defaults, TASK_FREE) if scenario == "free" and has_tasks else spec.defaults
 
 
 def check_stream(config: StreamConfig) -> None:
-    """Refuse what a stream can't have: it would be ignored, and yet be another run."""
+    """Raise an error for settings that do not apply to a stream: the run would ignore them, but have another config."""
     spec = find_stream(config.name)
     if spec.kind == "permuted" and config.scenario in ("task", "class"):
         raise UserError(
@@ -333,18 +334,18 @@ def check_stream(config: StreamConfig) -> None:
 
 
 def _check_multi_label(config: StreamConfig) -> None:
-    wrong = {
+    problems = {
         f"stream.scenario={config.scenario}: nobody is told of its tasks": config.scenario not in (None, "free"),
         "stream.class_order=seed: the order of its tasks is part of it": config.class_order == "seed",
         "stream.augment=true: its pictures are taken as they are": bool(config.augment),
     }
-    for why, is_so in wrong.items():
-        if is_so:
-            raise UserError(f"{why}, in {config.name}. Leave it out.")
+    for problem, applies in problems.items():
+        if applies:
+            raise UserError(f"{problem}, in {config.name}. Leave it out.")
 
 
 def build_stream(config: StreamConfig, source: Source, seed: int) -> Stream:
-    """The tasks of a stream for one seed, over a source that is loaded."""
+    """Build the tasks of a stream for one seed, over a loaded source."""
     check_stream(config)
     spec = find_stream(config.name)
     if spec.kind == "multi-label":
@@ -357,14 +358,14 @@ def build_stream(config: StreamConfig, source: Source, seed: int) -> Stream:
 def _permuted(spec: StreamSpec, config: StreamConfig, source: Source, seed: int) -> Stream:
     tasks = spec.tasks if config.tasks is None else config.tasks
     _check_items(config, tasks, source)
-    chance = generator(seed if config.class_order == "seed" else 0, "permutation")
+    rng = generator(seed if config.class_order == "seed" else 0, "permutation")
     pixels = int(np.prod(source.train_images.shape[1:]))
     permutations = np.empty((tasks, pixels), dtype=np.int64)
     for order in permutations:
-        order[:] = chance.permutation(pixels)
-    every_train, every_test = np.arange(len(source.train_labels)), np.arange(len(source.test_labels))
-    train = _drawn([every_train] * tasks, config.train_per_task, "train", seed, spec.name)
-    test = _drawn([every_test] * tasks, config.test_per_task, "test", 0, spec.name)
+        order[:] = rng.permutation(pixels)
+    all_train, all_test = np.arange(len(source.train_labels)), np.arange(len(source.test_labels))
+    train = _draw_tasks([all_train] * tasks, config.train_per_task, "train", seed, spec.name)
+    test = _draw_tasks([all_test] * tasks, config.test_per_task, "test", 0, spec.name)
     return Stream(
         source,
         _items(train, [source.train_labels[chosen] for chosen in train]),
@@ -391,13 +392,13 @@ def _split(spec: StreamSpec, config: StreamConfig, source: Source, seed: int) ->
     label_of = np.full(source.classes, -1)
     label_of[blocks.ravel()] = np.tile(np.arange(spec.per_task), tasks) if domain else np.arange(blocks.size)
 
-    def places(labels: Indices, split: str) -> list[Indices]:
-        found = [np.flatnonzero(np.isin(labels, block)) for block in blocks]
-        _check_samples(found, split, spec, source)
-        return found
+    def indices_by_task(labels: Indices, split: str) -> list[Indices]:
+        indices = [np.flatnonzero(np.isin(labels, block)) for block in blocks]
+        _check_samples(indices, split, spec, source)
+        return indices
 
-    train = _drawn(places(source.train_labels, "train"), config.train_per_task, "train", seed, spec.name)
-    test = _drawn(places(source.test_labels, "test"), config.test_per_task, "test", 0, spec.name)
+    train = _draw_tasks(indices_by_task(source.train_labels, "train"), config.train_per_task, "train", seed, spec.name)
+    test = _draw_tasks(indices_by_task(source.test_labels, "test"), config.test_per_task, "test", 0, spec.name)
     competing = np.ones((tasks, outputs), dtype=bool)
     if config.scenario == "task":
         competing = np.arange(outputs)[None] // spec.per_task == np.arange(tasks)[:, None]
@@ -416,16 +417,16 @@ def _split(spec: StreamSpec, config: StreamConfig, source: Source, seed: int) ->
 
 
 def _multi_label(spec: StreamSpec, config: StreamConfig, source: Source, seed: int) -> Stream:
-    """The tasks as the source has them; in each its own pictures in random order."""
+    """Build the tasks that the source defines; images are in random order within each task."""
     if not isinstance(source, MultiLabelSource):
         raise UserError(f"stream.source={source.name}: its pictures have one label each, and {spec.name} has several.")
     tasks = _task_count(config, source.tasks)
 
-    def places(task_of: Indices) -> list[Indices]:
+    def indices_by_task(task_of: Indices) -> list[Indices]:
         return [np.flatnonzero(task_of == task) for task in range(tasks)]
 
-    train = _drawn(places(source.train_task), config.train_per_task, "train", seed, spec.name)
-    test = _drawn(places(source.test_task), config.test_per_task, "test", 0, spec.name)
+    train = _draw_tasks(indices_by_task(source.train_task), config.train_per_task, "train", seed, spec.name)
+    test = _draw_tasks(indices_by_task(source.test_task), config.test_per_task, "test", 0, spec.name)
     return Stream(
         source,
         _items(train, [source.train_labels[c] for c in train]),
@@ -440,7 +441,7 @@ def _multi_label(spec: StreamSpec, config: StreamConfig, source: Source, seed: i
 
 
 def _check_items(config: StreamConfig, tasks: int, source: Source) -> None:
-    """Refuse a permuted stream that does not fit in memory, before anything of it is built."""
+    """Raise an error for a permuted stream that does not fit in memory, before it is built."""
     train = min(config.train_per_task or len(source.train_labels), len(source.train_labels))
     test = min(config.test_per_task or len(source.test_labels), len(source.test_labels))
     if tasks * (train + test) > MAX_ITEMS:
@@ -451,34 +452,39 @@ def _check_items(config: StreamConfig, tasks: int, source: Source) -> None:
         )
 
 
-def _check_samples(places: Sequence[Indices], split: str, spec: StreamSpec, source: Source) -> None:
-    """Refuse incomplete data that leaves a task without samples: it has no accuracy, or one without any training."""
-    empty = [task for task, of_task in enumerate(places) if not len(of_task)]
+def _check_samples(indices_by_task: Sequence[Indices], split: str, spec: StreamSpec, source: Source) -> None:
+    """Raise an error if a task has no samples: its accuracy would be undefined, or measured without training."""
+    empty = [task for task, indices in enumerate(indices_by_task) if not len(indices)]
     if empty:
         raise UserError(
-            f"{spec.name}: {len(empty)} of {len(places)} tasks have no {split} samples in {source.name}, such as task "
-            f"{empty[0]}. Complete the data set, or use the first tasks only with stream.tasks."
+            f"{spec.name}: {len(empty)} of {len(indices_by_task)} tasks have no {split} samples in {source.name}, such "
+            f"as task {empty[0]}. Complete the data set, or use the first tasks only with stream.tasks."
         )
 
 
-def _task_count(config: StreamConfig, there_are: int) -> int:
-    wanted = there_are if config.tasks is None else config.tasks
-    if not 1 <= wanted <= there_are:
-        raise UserError(f"stream.tasks={wanted} must be 1 to {there_are} for {config.name} here.")
-    return wanted
+def _task_count(config: StreamConfig, available: int) -> int:
+    tasks = available if config.tasks is None else config.tasks
+    if not 1 <= tasks <= available:
+        raise UserError(f"stream.tasks={tasks} must be 1 to {available} for {config.name} here.")
+    return tasks
 
 
-def _drawn(places: Sequence[Indices], limit: int | None, purpose: str, seed: int, name: str) -> list[Indices]:
-    """Of each task's places as many as wanted, each task from a generator of its own."""
-    return [_some(p, limit, generator(seed, f"{purpose} {t}"), name) for t, p in enumerate(places)]
+def _draw_tasks(
+    indices_by_task: Sequence[Indices], limit: int | None, purpose: str, seed: int, name: str
+) -> list[Indices]:
+    """Draw up to ``limit`` samples of each task; each task has a random generator of its own."""
+    return [
+        _draw_task(indices, limit, generator(seed, f"{purpose} {task}"), name)
+        for task, indices in enumerate(indices_by_task)
+    ]
 
 
-def _some(places: Indices, limit: int | None, chance: np.random.Generator, name: str) -> Indices:
-    """So many of the samples, in random order; all of them where no limit is set."""
-    if limit is not None and not 1 <= limit <= len(places):
-        raise UserError(f"{name}: {limit:,} samples of a task were asked for, and it has {len(places):,}.")
-    drawn = chance.permutation(places)
-    return drawn if limit is None else drawn[:limit].copy()  # a view would keep all of them in memory
+def _draw_task(indices: Indices, limit: int | None, rng: np.random.Generator, name: str) -> Indices:
+    """Draw ``limit`` samples in random order; all of them without a limit."""
+    if limit is not None and not 1 <= limit <= len(indices):
+        raise UserError(f"{name}: {limit:,} samples of a task were asked for, and it has {len(indices):,}.")
+    shuffled = rng.permutation(indices)
+    return shuffled if limit is None else shuffled[:limit].copy()  # a view would hold all indices in memory
 
 
 def _items(images: list[Indices], labels: list[NDArray[Any]]) -> Items:

@@ -1,6 +1,6 @@
-"""Items become tensors: gathered from the data set on the device, permuted or augmented, and scaled, in batch.
+"""Batched transforms of items to input tensors: gather, permute or augment, and normalize, on the device.
 
-Crop offsets and flips come from the plan; nothing here is random.
+Crop offsets and flips come from the plan; nothing in this module is random.
 """
 
 from __future__ import annotations
@@ -17,42 +17,43 @@ __all__ = ["DeviceStream", "crop_and_flip"]
 
 
 class DeviceStream:
-    """A stream's images and tables on a device.
+    """Images, labels and tasks of a stream on a device.
 
     Args:
-        stream: The stream.
-        device: Where it is looked at.
-        pictures: Its data set there, to share with others; its own where none is given.
+        stream: Stream.
+        device: Device.
+        pictures: Images of its data set on that device, shared with other streams; None to load them.
     """
 
     def __init__(self, stream: Stream, device: torch.device, pictures: Pictures | None = None) -> None:
         self.stream, self.device = stream, device
         self.pictures = pictures or Pictures.of(stream.source, device)
-        self.train, self.test = _tables(stream.train, device), _tables(stream.test, device)
+        self.train, self.test = _item_tensors(stream.train, device), _item_tensors(stream.test, device)
         self.permutations = None if stream.permutations is None else torch.from_numpy(stream.permutations).to(device)
         self.competing = torch.from_numpy(stream.competing).to(device)
         self._mean, self._std = (
             None if v is None else torch.tensor(v, device=device).view(1, -1, 1, 1) for v in (stream.mean, stream.std)
         )
         channels = stream.source.train_images.shape[1]
+        # Normalized value of each byte, for lookups in the augmentation kernel.
         bytes_ = torch.arange(256, device=device).expand(1, channels, 1, 256)
-        self._levels = self._scaled(bytes_).reshape(channels, 256).contiguous()
+        self._levels = self._normalize(bytes_).reshape(channels, 256).contiguous()
 
     def train_x(self, items: Tensor, views: Tensor | None = None) -> Tensor:
-        """(B, C, H, W) in float32 of train items."""
-        return self._from(self.pictures.train, self.train.image[items], self.train.task[items], views)
+        """Return the inputs (B, C, H, W) of training items, in float32."""
+        return self._inputs(self.pictures.train, self.train.image[items], self.train.task[items], views)
 
     def test_x(self, items: Tensor) -> Tensor:
-        """(B, C, H, W) in float32 of test items."""
-        return self._from(self.pictures.test, self.test.image[items], self.test.task[items], None)
+        """Return the inputs (B, C, H, W) of test items, in float32."""
+        return self._inputs(self.pictures.test, self.test.image[items], self.test.task[items], None)
 
-    def _from(self, gallery: Gallery, image: Tensor, task: Tensor, views: Tensor | None) -> Tensor:
+    def _inputs(self, gallery: Gallery, image: Tensor, task: Tensor, views: Tensor | None) -> Tensor:
         if gallery.whole:
             return self.seen(gallery.pixels, image, task, views)
         return self.seen(gallery[image], torch.arange(len(image), device=self.device), task, views)
 
     def seen(self, pixels: Tensor, image: Tensor, task: Tensor, views: Tensor | None = None) -> Tensor:
-        """Some of the pictures, as the network sees them: permuted by their task or augmented, and scaled."""
+        """Return network inputs of the selected images: permuted by task or augmented, and normalized."""
         padding = self.stream.padding or 0
         if pixels.is_cuda and usable(pixels.device):
             return viewed(
@@ -63,35 +64,35 @@ class DeviceStream:
             x = x.flatten(1).gather(1, self.permutations[task]).view(x.shape)
         if views is not None:
             x = crop_and_flip(x, views, padding)
-        return self._scaled(x)
+        return self._normalize(x)
 
-    def _scaled(self, x: Tensor) -> Tensor:
+    def _normalize(self, x: Tensor) -> Tensor:
         scaled = x.float() / 255
         return scaled if self._mean is None or self._std is None else (scaled - self._mean) / self._std
 
 
-class _Tables:
-    """Image, label and task of items, on a device."""
+class _ItemTensors:
+    """Image index, label and task of each item, on a device."""
 
     def __init__(self, image: Tensor, label: Tensor, task: Tensor) -> None:
         self.image, self.label, self.task = image, label, task
 
 
-def _tables(items: Items, device: torch.device) -> _Tables:
-    return _Tables(*(torch.from_numpy(part.copy()).to(device) for part in (items.image, items.label, items.task)))
+def _item_tensors(items: Items, device: torch.device) -> _ItemTensors:
+    return _ItemTensors(*(torch.from_numpy(part.copy()).to(device) for part in (items.image, items.label, items.task)))
 
 
 def crop_and_flip(x: Tensor, views: Tensor, padding: int) -> Tensor:
-    """Crops of an image's own size out of the image with zeros around it, some of them mirrored, without a loop.
+    """Pad images with zeros, crop them to their original size, and flip some of them horizontally; vectorized.
 
     Args:
         x: (B, C, H, W).
-        views: (B, 3): vertical and horizontal offset, 0 to twice the padding, and whether to mirror.
-        padding: Zeros on every side.
+        views: (B, 3): vertical and horizontal offset, from 0 to ``2 * padding``, and 1 to flip horizontally.
+        padding: Number of zeros on each side.
 
     Example:
         >>> x = torch.arange(4.0).view(1, 1, 2, 2)
-        >>> crop_and_flip(x, torch.tensor([[1, 1, 1]]), padding=1)  # offset 1 is no shift; mirrored
+        >>> crop_and_flip(x, torch.tensor([[1, 1, 1]]), padding=1)  # offset 1 is no shift; flipped
         tensor([[[[1., 0.],
                   [3., 2.]]]])
         >>> crop_and_flip(x, torch.tensor([[0, 1, 0]]), padding=1)  # one row down
