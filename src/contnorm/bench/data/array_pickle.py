@@ -1,9 +1,9 @@
 """Read pickles of dictionaries, lists, numbers, strings and uint8 arrays without unpickling them.
 
-``pickle.Unpickler`` calls what a file names; even one limited to numpy's functions can be made to build an array of
-object pointers and follow them. Here the opcodes are parsed and interpreted one by one: nothing is imported or called,
-and any opcode, name or type beyond the layout of CIFAR's batches raises `PickleFormatError`. Memory use is
-proportional to the size of the file.
+``pickle.Unpickler`` calls the functions that a file names. Even if it is limited to numpy's functions, a file can build
+an array of object pointers and dereference them. This module parses and interprets the opcodes one by one: nothing is
+imported or called, and any opcode, name or type beyond the layout of CIFAR's batches raises `PickleFormatError`. Memory
+use is proportional to the size of the file.
 
 Accepted are protocols 2 to 5, as written by Python 2 (the official files) and by Python 3 with numpy 1 or 2.
 """
@@ -24,7 +24,7 @@ __all__ = ["PickleFormatError", "parse_array_pickle"]
 
 MAX_RANK, MAX_LENGTH = 4, 2**31
 _MARK = object()
-_UINT8 = object()  # stands for numpy.dtype("u1"), the only data type there is
+_UINT8 = object()  # stands for numpy.dtype("u1"), the only supported data type
 
 
 class PickleFormatError(ValueError):
@@ -49,19 +49,19 @@ _NAMES = {
     "numpy._core.numeric._frombuffer": _Name.FROM_BUFFER,
     "numpy.ndarray": _Name.NDARRAY,
     "numpy.dtype": _Name.DTYPE,
-    "_codecs.encode": _Name.ENCODE,  # how protocol 2 of Python 3 writes bytes
-    "__builtin__.bytes": _Name.BYTES,  # how it writes empty bytes
+    "_codecs.encode": _Name.ENCODE,  # protocol 2 of Python 3 writes bytes with it
+    "__builtin__.bytes": _Name.BYTES,  # and empty bytes with this
 }
 
 
 class _PendingArray:
-    """What ``_reconstruct`` returns: an array whose shape and content follow in a BUILD opcode."""
+    """Result of ``_reconstruct``: an array whose shape and content follow in a BUILD opcode."""
 
     array: NDArray[np.uint8] | None = None
 
 
 def parse_array_pickle(content: bytes) -> dict[bytes, Any]:
-    """The dictionary that a pickle holds, with its keys as bytes.
+    """Return the dictionary in a pickle, with its keys as bytes.
 
     Example:
         >>> import pickle
@@ -74,7 +74,7 @@ def parse_array_pickle(content: bytes) -> dict[bytes, Any]:
             parser.interpret(opcode.name, argument)
     except PickleFormatError:
         raise
-    except ValueError as error:  # of genops: an unknown opcode, or an argument that is cut short
+    except ValueError as error:  # raised by genops for an unknown opcode or a truncated argument
         raise PickleFormatError(f"damaged or cut short: {str(error)[:100]}") from error
     return parser.result()
 
@@ -83,7 +83,7 @@ class _Parser:
     """A stack machine for the opcodes in `_OPCODES`.
 
     Args:
-        size: Of the file in bytes, which bounds what may be decoded from it.
+        size: Size of the file in bytes, which bounds the number of bytes decoded from it.
     """
 
     def __init__(self, size: int) -> None:
@@ -99,7 +99,7 @@ class _Parser:
         action(self, argument)
 
     def result(self) -> dict[bytes, Any]:
-        """The object on the stack after STOP, with pending arrays replaced by their content."""
+        """Return the object on the stack after STOP, with pending arrays replaced by their content."""
         value = self.pop()
         if type(value) is not dict:
             raise PickleFormatError("it holds no dictionary")
@@ -116,7 +116,7 @@ class _Parser:
         return self.stack[-1]
 
     def pop_to_mark(self) -> list[Any]:
-        """All values above the last mark, which is removed."""
+        """Remove and return all values above the last mark; the mark is removed too."""
         values = []
         while self.stack and self.stack[-1] is not _MARK:
             values.append(self.stack.pop())
@@ -184,7 +184,10 @@ class _Parser:
                 raise PickleFormatError(f"a call of {function.value} has other arguments than numpy writes")
 
     def _encoded(self, text: str) -> bytes:
-        """Text as bytes. A text that is recalled and encoded many times would need far more memory than the file."""
+        """Encode text as bytes, within a budget.
+
+        Without it, a text that is recalled and encoded many times could need far more memory than the file.
+        """
         self.encode_budget -= len(text)
         if self.encode_budget < 0:
             raise PickleFormatError("it decodes to more bytes than it holds")

@@ -1,8 +1,8 @@
-"""COCOseq from MS-COCO as it is found: folders of pictures, the instances files, and the lists of the tasks.
+"""List COCOseq from the published files of MS-COCO: folders of pictures, instances files, and lists of the tasks.
 
-A picture has the labels of which any annotation is there, of the 70 categories that the stream keeps of COCO's 80. One
-without any of them stays in the stream, with a row of zeros. The pictures of 2014 and of 2017 are the same, under the
-same numbers.
+A picture has a label if it has at least one annotation of that category; the stream uses 70 of COCO's 80 categories. A
+picture without any of them stays in the stream, with a row of zeros. The 2014 and 2017 releases have the same pictures
+under the same numbers.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ NAMED = 5
 
 
 def find_instances(coco: Path) -> list[Path]:
-    """The annotation files: ``instances*.json`` in the folder or in its ``annotations``."""
+    """Return the annotation files: ``instances*.json`` in the folder or in its subfolder ``annotations``."""
     if not coco.is_dir():
         raise UserError(f"--coco {coco}: is no folder. Give the one that holds COCO's pictures and annotations.")
-    found = sorted([*coco.glob("instances*.json"), *coco.glob("annotations/instances*.json")])
-    if not found:
+    paths = sorted([*coco.glob("instances*.json"), *coco.glob("annotations/instances*.json")])
+    if not paths:
         raise UserError(
             f"{coco}: has no annotations. Looked for instances*.json and annotations/instances*.json, such as "
             f"annotations/instances_train2014.json; they come in annotations_trainval2014.zip."
         )
-    return found
+    return paths
 
 
 def list_cocoseq(coco: Path, instances: Sequence[Path], lists: IdLists) -> Listed:
-    """What the lists name, with its labels, and its files where they are there."""
+    """Return the pictures of the lists with their labels, and their files if they exist."""
     stream = published_stream("cocoseq")
     labels = _labels(instances, stream.class_names)
     _check_known(labels, lists, instances)
@@ -56,31 +56,31 @@ def list_cocoseq(coco: Path, instances: Sequence[Path], lists: IdLists) -> Liste
 
 
 def _files(coco: Path) -> dict[int, Path]:
-    """Pictures by number, from all the folders there are."""
-    found: dict[int, Path] = {}
+    """Return the picture files by number, from all folders of `FOLDERS` that exist."""
+    files: dict[int, Path] = {}
     for name in (*FOLDERS, *(f"images/{name}" for name in FOLDERS[1:])):
         folder = coco / name
         with usable(folder, "it can't be read", "Let yourself read it."):
             for path in folder.iterdir() if folder.is_dir() else ():
                 match = PICTURE.fullmatch(path.name)
                 if match:
-                    found.setdefault(int(match[1]), path)
-    return found
+                    files.setdefault(int(match[1]), path)
+    return files
 
 
 def _labels(instances: Sequence[Path], class_names: Sequence[str]) -> dict[int, tuple[int, ...]]:
-    """The columns of every picture that is annotated, over all files."""
+    """Return the label columns of every picture, from all annotation files."""
     column_of = {name: column for column, name in enumerate(class_names)}
-    found: dict[int, set[int]] = {}
+    columns_of: dict[int, set[int]] = {}
     for path in instances:
         raw = _read(path)
         try:
             names = {category["id"]: category["name"] for category in raw["categories"]}
             _check_categories(path, column_of, names)
             for image in raw["images"]:
-                found.setdefault(image["id"], set())
+                columns_of.setdefault(image["id"], set())
             for number, column in _annotated(raw, names, column_of):
-                found[number].add(column)
+                columns_of[number].add(column)
         except KeyError as error:
             raise UserError(
                 f"{path}: is no instances file of COCO: {str(error)[:80]} is missing, which an entry should have or "
@@ -91,7 +91,7 @@ def _labels(instances: Sequence[Path], class_names: Sequence[str]) -> dict[int, 
                 f"{path}: is no instances file of COCO: an entry is of another kind than it should be ({error}). Bring "
                 f"it again."
             ) from error
-    return {number: tuple(sorted(columns)) for number, columns in found.items()}
+    return {number: tuple(sorted(columns)) for number, columns in columns_of.items()}
 
 
 def _annotated(
@@ -104,14 +104,14 @@ def _annotated(
 
 
 def _read(path: Path) -> dict[str, Any]:
-    def needed(entry: dict[str, Any]) -> dict[str, Any]:
-        """Without outlines, which are nearly all of a file's bulk."""
+    def used_keys(entry: dict[str, Any]) -> dict[str, Any]:
+        """Drop unused keys, such as segmentations, which are most of the size of a file."""
         return {key: value for key, value in entry.items() if key in KEYS}
 
     with usable(path, "it can't be read", "Let yourself read it."):
         text = path.read_bytes()
     try:
-        raw = parse_json(text, object_hook=needed)
+        raw = parse_json(text, object_hook=used_keys)
     except ValueError as error:
         raise UserError(f"{path}: is no JSON, or is cut short ({error}). Bring it again.") from error
     if not isinstance(raw, dict) or any(not isinstance(raw.get(key), list) for key in NEEDED):

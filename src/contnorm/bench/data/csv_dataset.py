@@ -1,7 +1,7 @@
-"""A data set of one's own whose pictures have several labels: one CSV file, and the folder of the pictures.
+"""A user's multi-label data set: a CSV file and a folder of pictures.
 
-A row a picture, with the columns ``image``, ``split`` (train or test) and ``task``, and the labels: either one column
-``labels``, with names between semicolons, or a column a class, with 0 and 1.
+The CSV file has one row per picture, with the columns ``image``, ``split`` (train or test) and ``task``. Labels are
+either in one column ``labels``, with names separated by semicolons, or in one column per class, with 0 and 1.
 """
 
 from __future__ import annotations
@@ -27,23 +27,24 @@ Row = Mapping[str, str]
 
 
 def list_own(name: str, table: Path, images: Path, groups: Path | None = None) -> Listed:
-    """What a CSV file lists.
+    """List the pictures of a CSV file.
 
     Args:
-        name: What the data set is to be called.
-        table: The CSV file.
-        images: The folder that its paths begin in.
-        groups: A CSV file with the columns ``class`` and ``group``; by the number of training pictures without it.
+        name: Name of the data set.
+        table: CSV file.
+        images: Folder that its paths are relative to.
+        groups: CSV file with the columns ``class`` and ``group``; None to group classes by their number of training
+            pictures.
     """
     if not images.is_dir():
         raise UserError(f"--images {images}: is no folder. Give the one that the paths of {table} begin in.")
-    numbered, heads = _rows(table)
+    numbered, columns = _rows(table)
     rows = list(numbered.values())
-    kinds = _kinds(table, rows, heads)
+    classes = _classes(table, rows, columns)
     tasks = _tasks(table, rows)
     pictures: dict[str, list[ListedPicture]] = {split: [] for split in SPLITS}
     for line, row in numbered.items():
-        labels = _labels(table, line, row, kinds)
+        labels = _labels(table, line, row, classes)
         path = path_inside(images, row["image"])
         if path is None:
             raise UserError(
@@ -51,43 +52,43 @@ def list_own(name: str, table: Path, images: Path, groups: Path | None = None) -
                 f"without '..'."
             )
         with usable(path, "it can't be looked for", f"Mend line {line} of {table}, or let yourself read there."):
-            there = path if path.is_file() else None
-        pictures[row["split"]].append(ListedPicture(row["image"], there, tasks.index(row["task"]), labels))
+            existing = path if path.is_file() else None
+        pictures[row["split"]].append(ListedPicture(row["image"], existing, tasks.index(row["task"]), labels))
     for split in SPLITS:
-        pictures[split].sort(key=lambda picture: picture.task)  # stable: in the order of the rows within a task
-    counts = [sum(column in picture.labels for picture in pictures["train"]) for column in range(len(kinds))]
-    given = groups_by_count(counts) if groups is None else _groups(groups, kinds)
-    return Listed(name, tuple(kinds), given, tuple(tasks), tuple(pictures["train"]), tuple(pictures["test"]))
+        pictures[split].sort(key=lambda picture: picture.task)  # stable: keeps the order of the rows within a task
+    counts = [sum(column in picture.labels for picture in pictures["train"]) for column in range(len(classes))]
+    class_groups = groups_by_count(counts) if groups is None else _groups(groups, classes)
+    return Listed(name, tuple(classes), class_groups, tuple(tasks), tuple(pictures["train"]), tuple(pictures["test"]))
 
 
 def _read(table: Path) -> tuple[dict[int, Row], list[str]]:
-    """The rows by the line each ends in, and the heads of the columns."""
+    """Return the rows by the number of their last line, and the names of the columns."""
     rows: dict[int, Row] = {}
     with usable(table, "it can't be read", "Say which file it is."):
         try:
             with table.open(newline="", encoding="utf-8-sig") as file:
                 reader = csv.DictReader(file, restkey="", strict=True)
-                reader.fieldnames = heads = [_text(head) for head in reader.fieldnames or []]
+                reader.fieldnames = columns = [_text(column) for column in reader.fieldnames or []]
                 for row in reader:
                     _check_cells(table, reader.line_num, row)
                     rows[reader.line_num] = {key: _cell(key, value) for key, value in row.items()}
         except (csv.Error, UnicodeDecodeError) as error:
             raise UserError(f"{table}: is no CSV file in UTF-8 ({error}).") from error
-    _check_printable(table, rows, heads)
-    if "" in heads:
+    _check_printable(table, rows, columns)
+    if "" in columns:
         raise UserError(
-            f"{table}: column {heads.index('') + 1} of {len(heads)} has no name in the first line. Name it, or leave "
-            f"it out (with pandas, to_csv(index=False))."
+            f"{table}: column {columns.index('') + 1} of {len(columns)} has no name in the first line. Name it, or "
+            f"leave it out (with pandas, to_csv(index=False))."
         )
-    twice = [head for head, count in Counter(heads).items() if count > 1]
-    if twice:
-        raise UserError(f"{table}: has the column {twice[0]!r} more than once. Name each column in its own way.")
-    return rows, heads
+    duplicates = [column for column, count in Counter(columns).items() if count > 1]
+    if duplicates:
+        raise UserError(f"{table}: has the column {duplicates[0]!r} more than once. Name each column in its own way.")
+    return rows, columns
 
 
-def _check_printable(table: Path, rows: Mapping[int, Row], heads: Sequence[str]) -> None:
-    """Names of columns, pictures, tasks, classes and groups appear in tables and messages, so they must be one line."""
-    unusable = [head for head in heads if not head.isprintable()]
+def _check_printable(table: Path, rows: Mapping[int, Row], columns: Sequence[str]) -> None:
+    """Raise an error for control characters: names appear in tables and messages, so they must be a single line."""
+    unusable = [column for column in columns if not column.isprintable()]
     if unusable:
         raise UserError(f"{table}: the column name {unusable[0][:80]!r} has a control character. Remove it.")
     for line, row in rows.items():
@@ -97,8 +98,8 @@ def _check_printable(table: Path, rows: Mapping[int, Row], heads: Sequence[str])
 
 
 def _check_cells(table: Path, line: int, row: Mapping[str, str | list[str] | None]) -> None:
-    """Refuse a row that was cut short: without its last cell, a picture would count as one without labels."""
-    absent = [head for head, value in row.items() if value is None]
+    """Raise an error for a truncated row: without its last cell, a picture would be read as unlabelled."""
+    absent = [column for column, value in row.items() if value is None]
     if absent:
         raise UserError(
             f"{table}, line {line}: has no cell for the column {absent[0]!r}. Give each row as many cells as the first "
@@ -106,25 +107,25 @@ def _check_cells(table: Path, line: int, row: Mapping[str, str | list[str] | Non
         )
 
 
-def _cell(head: str, value: str | list[str]) -> str:
-    """The text of a cell. Names of files stay as they are: most file systems tell composed letters from others."""
+def _cell(column: str, value: str | list[str]) -> str:
+    """Return the text of a cell. File names are not normalized: most file systems distinguish Unicode forms."""
     if isinstance(value, list):
         return ",".join(value)
-    return value.strip() if head == "image" else _text(value)
+    return value.strip() if column == "image" else _text(value)
 
 
 def _text(value: str) -> str:
-    """A name, with composed letters: the same word in two encodings of its letters is one class, not two."""
+    """Normalize a name to composed Unicode (NFC), so that two encodings of a word are the same class."""
     return unicodedata.normalize("NFC", value.strip())
 
 
 def _rows(table: Path) -> tuple[dict[int, Row], list[str]]:
-    rows, heads = _read(table)
-    absent = [head for head in FIRST if head not in heads]
+    rows, columns = _read(table)
+    absent = [column for column in FIRST if column not in columns]
     if absent:
         raise UserError(
             f"{table}: has no column {absent[0]!r}. Its first line should be image,split,task,labels; or "
-            f"image,split,task and a column for each class. It is: {', '.join(heads)}."
+            f"image,split,task and a column for each class. It is: {', '.join(columns)}."
         )
     for line, row in rows.items():
         if row.get(""):
@@ -133,65 +134,65 @@ def _rows(table: Path) -> tuple[dict[int, Row], list[str]]:
             raise UserError(f"{table}, line {line}: split is {row['split']!r}. Use train or test.")
         if not row["image"] or not row["task"]:
             raise UserError(f"{table}, line {line}: has no {'task' if row['image'] else 'image'}. Give each row one.")
-    return rows, heads
+    return rows, columns
 
 
-def _kinds(table: Path, rows: Sequence[Row], heads: Sequence[str]) -> list[str]:
-    """The classes: the other columns in their order, or the names that occur, in the order of the alphabet."""
-    others = [head for head in heads if head not in FIRST]
+def _classes(table: Path, rows: Sequence[Row], columns: Sequence[str]) -> list[str]:
+    """Return the classes: the other columns in their order, or all names in the column of labels, sorted."""
+    others = [column for column in columns if column not in FIRST]
     if JOINED not in others:
-        kinds = others
+        classes = others
     elif len(others) == 1:
-        kinds = sorted({label for row in rows for label in _names(row)})
+        classes = sorted({label for row in rows for label in _names(row)})
     else:
         raise UserError(f"{table}: has a column {JOINED!r} and others: {', '.join(others)}. Use one or the others.")
     if not rows:
         raise UserError(f"{table}: lists no picture. Give it a row for each, below the first line.")
-    if not kinds:
+    if not classes:
         raise UserError(f"{table}: has no labels. Give it a column 'labels', or a column for each class.")
-    return kinds
+    return classes
 
 
 def _names(row: Row) -> list[str]:
     return [label.strip() for label in row[JOINED].split(";") if label.strip()]
 
 
-def _labels(table: Path, line: int, row: Row, kinds: Sequence[str]) -> tuple[int, ...]:
+def _labels(table: Path, line: int, row: Row, classes: Sequence[str]) -> tuple[int, ...]:
     if JOINED in row:
-        return tuple(sorted({kinds.index(label) for label in _names(row)}))
-    for kind in kinds:
-        if row[kind] not in ("0", "1"):
-            raise UserError(f"{table}, line {line}: {kind} is {row[kind]!r}. Use 0 or 1.")
-    return tuple(column for column, kind in enumerate(kinds) if row[kind] == "1")
+        return tuple(sorted({classes.index(label) for label in _names(row)}))
+    for name in classes:
+        if row[name] not in ("0", "1"):
+            raise UserError(f"{table}, line {line}: {name} is {row[name]!r}. Use 0 or 1.")
+    return tuple(column for column, name in enumerate(classes) if row[name] == "1")
 
 
 def _tasks(table: Path, rows: Sequence[Row]) -> list[str]:
-    """Tasks in the order they are learned: by number if all are whole numbers, else as they first occur."""
-    found = list(dict.fromkeys(row["task"] for row in rows))
-    if not all(map(WHOLE_NUMBER.fullmatch, found)):
-        return found
+    """Return the tasks in the order of training: by number if all are integers, otherwise by first occurrence."""
+    tasks = list(dict.fromkeys(row["task"] for row in rows))
+    if not all(map(WHOLE_NUMBER.fullmatch, tasks)):
+        return tasks
     spelling: dict[int, str] = {}
-    for task in found:
+    for task in tasks:
         if spelling.setdefault(int(task), task) != task:
             raise UserError(f"{table}: task {spelling[int(task)]!r} is also written {task!r}. Write it in one way.")
-    return sorted(found, key=int)
+    return sorted(tasks, key=int)
 
 
-def _groups(path: Path, kinds: Sequence[str]) -> tuple[str, ...]:
-    rows, heads = _read(path)
-    if not {"class", "group"} <= set(heads):
-        raise UserError(f"{path}: its first line should be class,group, and is {','.join(heads)}.")
-    given: dict[str, str] = {}
+def _groups(path: Path, classes: Sequence[str]) -> tuple[str, ...]:
+    rows, columns = _read(path)
+    if not {"class", "group"} <= set(columns):
+        raise UserError(f"{path}: its first line should be class,group, and is {','.join(columns)}.")
+    group_of: dict[str, str] = {}
     for line, row in rows.items():
-        if given.setdefault(row["class"], row["group"]) != row["group"]:
+        if group_of.setdefault(row["class"], row["group"]) != row["group"]:
             raise UserError(
-                f"{path}, line {line}: class {row['class']!r} is {row['group']!r}, and before {given[row['class']]!r}. "
-                f"Give each class one group."
+                f"{path}, line {line}: class {row['class']!r} is {row['group']!r}, and before "
+                f"{group_of[row['class']]!r}. Give each class one group."
             )
-    absent = [kind for kind in kinds if kind not in given]
+    absent = [name for name in classes if name not in group_of]
     if absent:
         raise UserError(f"{path}: has no group of class {absent[0]!r}. Give each class one of {', '.join(GROUPS)}.")
-    wrong = [kind for kind in kinds if given[kind] not in GROUPS]
+    wrong = [name for name in classes if group_of[name] not in GROUPS]
     if wrong:
-        raise unknown(f"group of class {wrong[0]!r} in {path}:", given[wrong[0]], GROUPS)
-    return tuple(given[kind] for kind in kinds)
+        raise unknown(f"group of class {wrong[0]!r} in {path}:", group_of[wrong[0]], GROUPS)
+    return tuple(group_of[name] for name in classes)

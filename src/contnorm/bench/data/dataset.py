@@ -1,4 +1,4 @@
-"""What a data set gives, however it lies on disk."""
+"""The common representation of data sets of all file formats."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ __all__ = ["Source"]
 
 @dataclass(frozen=True)
 class Source:
-    """A data set in memory or mapped: images as uint8 (samples, channels, height, width), and classes.
+    """A data set, in memory or memory-mapped: uint8 images (samples, channels, height, width) and their labels.
 
     Attributes:
-        fingerprint: Which samples, labels and split it has; see `contnorm.bench.fingerprint`.
-        details: What else a record says about the data: how many images are missing, how it was split and decoded.
+        classes: Number of classes.
+        fingerprint: Hash that identifies samples, labels and split; see `contnorm.bench.fingerprint`.
+        details: Further entries for records: number of missing images, how the data was split and decoded.
     """
 
     name: str

@@ -46,20 +46,20 @@ __all__ = ["ARRAYS", "CheckLabels", "Content", "Decoded", "DecodedCache", "Reade
 ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 KIND = "contnorm decoded data set"
 VERSION = 1
-SHORT_OF_RESOURCES = {errno.ENOMEM, errno.EMFILE, errno.ENFILE}  # nothing is wrong with a file then
-BESIDE = ".contnorm"  # folder of caches next to their sources
+SHORT_OF_RESOURCES = {errno.ENOMEM, errno.EMFILE, errno.ENFILE}  # errors that do not mean a damaged file
+BESIDE = ".contnorm"  # name of the cache folder next to a source
 
 CheckLabels = Callable[[Labels, Labels], None]
 
 
 @dataclass(frozen=True)
 class Content:
-    """What a reader has written.
+    """Description of the data that a reader has written.
 
     Attributes:
         fingerprint: Fingerprint of the data set.
         source: Digest of the source, as `Reader.digest` returns it.
-        details: What a record says about how the data was read.
+        details: Entries for records about how the data was read.
     """
 
     fingerprint: str
@@ -96,8 +96,8 @@ class Decoded:
 class DecodedCache:
     """The cache of one data set.
 
-    It is in ``.contnorm`` next to the source. If that cannot be written and has no valid cache, it is in the user's
-    cache.
+    The cache is in ``.contnorm`` next to the source. If that folder is not writable and has no valid cache, the user's
+    cache folder is used.
 
     Args:
         name: Name of the data set.
@@ -105,14 +105,14 @@ class DecodedCache:
     """
 
     def __init__(self, name: str, near: Path) -> None:
-        beside, state = near / BESIDE, f".{name}.checked.json"
-        if _writable(beside):
-            self.places = [_Place(name, beside, name, beside / state)]
+        cache_folder, state = near / BESIDE, f".{name}.checked.json"
+        if _writable(cache_folder):
+            self.places = [_CacheFolder(name, cache_folder, name, cache_folder / state)]
         else:
             user, key = user_cache(), f"{name}-{_path_digest(near)}"
             self.places = [
-                _Place(name, beside, name, user / f".{key}.source.checked.json"),
-                _Place(name, user, key, user / f".{key}.checked.json"),
+                _CacheFolder(name, cache_folder, name, user / f".{key}.source.checked.json"),
+                _CacheFolder(name, user, key, user / f".{key}.checked.json"),
             ]
 
     def load(self, reader: Reader, check: CheckLabels, progress: Progress, jobs: int) -> Decoded:
@@ -132,14 +132,14 @@ class DecodedCache:
         return last.decoded(last.valid_or_built(reader, check, progress, jobs), check)
 
 
-class _Place:
-    """A folder that a cache can be in.
+class _CacheFolder:
+    """A folder that can contain the cache.
 
     Args:
         name: Name of the data set.
         folder: Folder.
         key: Name of the cache in the folder.
-        state: File that has the signatures of the last check.
+        state: File of the signatures of the last check.
     """
 
     def __init__(self, name: str, folder: Path, key: str, state: Path) -> None:
@@ -147,7 +147,7 @@ class _Place:
         self.manifest = folder / f"{key}.json"
 
     def valid_or_built(self, reader: Reader, check: CheckLabels, progress: Progress, jobs: int) -> dict[str, Any]:
-        """The manifest of the cache, which is built first if there is no valid one."""
+        """Return the manifest of the cache; builds the cache first if there is no valid one."""
         before = _content(self.manifest)
         manifest = self.valid(reader, progress)
         if manifest is not None:
@@ -166,7 +166,7 @@ class _Place:
         return Decoded(arrays, manifest["fingerprint"], manifest["details"])
 
     def valid(self, reader: Reader, progress: Progress) -> dict[str, Any] | None:
-        """The manifest, if the cache belongs to the source as it is now and its arrays match their checksums."""
+        """Return the manifest if the cache matches the current source and its arrays match their checksums, or None."""
         manifest = _read_manifest(self.manifest)
         if manifest is None:
             return None
@@ -194,10 +194,10 @@ class _Place:
 
     def _matches(self, manifest: Mapping[str, Any], files: Mapping[str, Path], progress: Progress) -> bool:
         try:
-            found = _checksums(files, "checking decoded images", progress)
+            checksums = _checksums(files, "checking decoded images", progress)
         except OSError:
             return False
-        return found == dict(manifest["sha256"])
+        return checksums == dict(manifest["sha256"])
 
     def _map(self, manifest: Mapping[str, Any]) -> list[np.ndarray]:
         try:
@@ -205,13 +205,13 @@ class _Place:
             return [np.lib.format.open_memmap(path, mode="c") for path in self._files(manifest).values()]
         except (OSError, ValueError, EOFError) as error:
             if isinstance(error, OSError) and error.errno in SHORT_OF_RESOURCES:
-                raise  # the cache is as it should be
+                raise  # the cache is not damaged
             raise UserError(f"{self.folder / manifest['folder']}: cannot be read ({error}). Delete it.") from error
 
     def _build(self, reader: Reader, check: CheckLabels, progress: Progress, jobs: int) -> dict[str, Any]:
         now = clock_ns()
         with usable(reader.folder, f"{self.name} cannot be read", "Check its permissions."):
-            source = signatures(reader.inputs(), reader.folder)  # before reading, so that a change meanwhile is noticed
+            source = signatures(reader.inputs(), reader.folder)  # before reading, to detect a change during it
         target = self.folder / f"{self.key}.{secrets.token_hex(4)}"
         try:
             with usable(target, "decoded data cannot be written", write_hint(self.folder)):
@@ -257,14 +257,14 @@ class _Place:
 
 
 def write_hint(folder: Path) -> str:
-    """What to do if decoded data cannot be written to a folder."""
+    """Return the advice for an error when decoded data is written to a folder."""
     if BESIDE in folder.parts:
         return "Free disk space there, or check the permissions of the folder."
     return "Free disk space, or set XDG_CACHE_HOME to a folder with more."
 
 
 def _writable(folder: Path) -> bool:
-    """Whether files can be made in a folder, or the folder can be made."""
+    """Whether files can be created in a folder, or the folder can be created."""
     if folder.exists() or folder.is_symlink():
         return folder.is_dir() and os.access(folder, os.W_OK)
     return os.access(folder.parent, os.W_OK)
@@ -282,7 +282,7 @@ def _content(path: Path) -> bytes:
 
 
 def _read_manifest(path: Path) -> dict[str, Any] | None:
-    """A manifest of this version; None if there is none, or if it is damaged."""
+    """Read a manifest of this version; None if there is none, or if it is damaged."""
     try:
         manifest = json.loads(_content(path))
     except (ValueError, RecursionError):

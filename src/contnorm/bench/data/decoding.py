@@ -1,4 +1,4 @@
-"""A piece of a data set: some pictures decoded, squared, and written to their rows. Done by one process of several."""
+"""Decode pictures, resize them to squares and write them to rows of an array file; run in worker processes."""
 
 from __future__ import annotations
 
@@ -20,14 +20,17 @@ from contnorm.errors import UserError
 
 __all__ = ["Batch", "Done", "Kept", "Piece", "decode_batch", "decoder_name", "fill", "settle", "squared"]
 
-# The formats that pictures may have. Pillow knows others that start programs (EPS starts Ghostscript) or are obscure.
+# Accepted picture formats. Pillow has others that start programs (EPS starts Ghostscript) or are obscure.
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
-DEEP = ("I", "F")  # how Pillow's modes of more than 8 bits a value begin: made RGB, they are clipped, not scaled
+DEEP = (
+    "I",
+    "F",
+)  # prefixes of Pillow's modes with more than 8 bits per value: conversion to RGB clips them, and does not scale
 
 
 @dataclass(frozen=True)
 class Kept:
-    """A picture that an earlier build has decoded: the array it is in, and its row."""
+    """A picture that an earlier build has decoded: array file and row."""
 
     array: Path
     row: int
@@ -35,12 +38,13 @@ class Kept:
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows of an array, and the pictures that go there.
+    """Consecutive rows of an array file and the pictures that are decoded into them.
 
     Attributes:
-        split, number: Which piece it is.
-        array: The file of the array.
-        offset: Where in the file its rows begin.
+        split, number: Split, and number of the piece in it.
+        array: File of the array.
+        offset: Position of the first row in the file, in bytes.
+        side: Height and width of a row, in pixels.
     """
 
     split: str
@@ -53,7 +57,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Done:
-    """A piece that is written, with the hash of its pixels; or what is wrong with its pictures, and nothing written."""
+    """Result of a piece: the hash of its pixels, or the problems of its pictures, in which case nothing was written."""
 
     piece: Piece
     digest: str
@@ -61,10 +65,13 @@ class Done:
 
 
 def squared(path: Path, side: int, how: Literal["bicubic", "bilinear"] = "bicubic") -> Images:
-    """A picture as bytes, channels first: made a square whatever its shape, grey in three channels.
+    """Decode a picture as RGB and resize it to a square, regardless of its aspect ratio; returns (3, side, side).
 
-    As its pixels are stored: a turn that a camera noted beside them (EXIF) is not made, as in the published code.
-    Pictures of other formats than `FORMATS`, or with more pixels than Pillow's limit, raise a `UserError`.
+    EXIF orientation is ignored, as in the published code.
+
+    Raises:
+        UserError: If the picture has another format than `FORMATS`, more than 8 bits per value, or more pixels than
+            Pillow's limit.
     """
     from PIL import Image
 
@@ -78,7 +85,7 @@ def squared(path: Path, side: int, how: Literal["bicubic", "bilinear"] = "bicubi
             resized = picture.convert("RGB").resize((side, side), Image.Resampling[how.upper()])
     except UserError:
         raise
-    except Exception as error:  # what is no picture, or a damaged one, can fail in any way
+    except Exception as error:  # other files and damaged pictures can raise any exception
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UserError(
             f"{path}: is no picture that can be read ({reason}); known formats are {', '.join(FORMATS)}"
@@ -87,14 +94,14 @@ def squared(path: Path, side: int, how: Literal["bicubic", "bilinear"] = "bicubi
 
 
 def fill(piece: Piece) -> Done:
-    """Decode the pictures of a piece and write them, to the disk and not just towards it, unless one can't be read."""
+    """Decode the pictures of a piece, and write and sync them to disk unless one of them cannot be read."""
     rows = np.empty((len(piece.pictures), 3, piece.side, piece.side), dtype=np.uint8)
     problems = []
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of large pictures and odd notes beside the pixels; what is wrong is told
+        warnings.simplefilter("ignore")  # about large pictures and odd metadata; errors are reported
         for i, picture in enumerate(piece.pictures):
             try:
-                rows[i] = _copied(picture) if isinstance(picture, Kept) else squared(picture, piece.side)
+                rows[i] = _load_row(picture) if isinstance(picture, Kept) else squared(picture, piece.side)
             except UserError as error:
                 problems.append(str(error))
     if problems:
@@ -146,13 +153,13 @@ def decoder_name() -> str:
     return f"Pillow {PIL.__version__}, libjpeg-turbo {features.version('libjpeg_turbo') or 'none'}"
 
 
-def _copied(kept: Kept) -> Images:
-    row: Images = np.load(kept.array, mmap_mode="r")[kept.row]
+def _load_row(row_ref: Kept) -> Images:
+    row: Images = np.load(row_ref.array, mmap_mode="r")[row_ref.row]
     return row
 
 
 def settle() -> None:
-    """At the start of a process of several: it leaves Ctrl-C to the one that began it, and does not outlive that."""
+    """Initialize a worker process: it ignores Ctrl-C, which the parent handles, and ends when the parent ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signals_let_go([signal.SIGINT])
     threading.Thread(target=_end_with_parent, daemon=True).start()

@@ -1,4 +1,4 @@
-"""Fetch data sets from their public sources: resumed where a download broke off, and used only if the hash is right.
+"""Download data sets from their public sources; interrupted downloads are resumed, and hashes are verified.
 
 A download that exceeds the known size of its file is aborted. Archives are unpacked into the data root only: members
 that are links, devices, absolute paths or paths with ``..`` are refused.
@@ -26,19 +26,19 @@ __all__ = ["FETCHABLE", "Fetchable", "fetch"]
 CHUNK = 1 << 18
 DEFAULT_LIMIT = 2**24  # bytes of a file without a known size: lists of numbers
 UNPACKED_LIMIT = 2**32  # bytes of all files in an archive; the largest, Tiny-ImageNet, has under 2**29
-Report = Callable[[str, int, int], None]  # file, bytes done, bytes in all
+Report = Callable[[str, int, int], None]  # file, bytes done, bytes in total
 
 
 @dataclass(frozen=True)
 class Fetchable:
-    """Where a data set can be had: a default that may be overruled, and hashes that decide.
+    """Download address and hashes of a data set. Another address can be used; the hashes must match.
 
     Attributes:
-        base: The address its files are under.
-        files: Their names, with the hashes the field's loaders use.
-        folder: Where they go, under the data root.
-        members: Files of the archive that are verified after unpacking.
-        sizes: The sizes of the files in bytes, where they are known; `DEFAULT_LIMIT` bounds the others.
+        base: Default address of the folder of its files.
+        files: Hashes of the files by name; the same as in other loaders of the field.
+        folder: Target folder under the data root.
+        members: Hashes of files in the archive, which are verified after unpacking.
+        sizes: Sizes of the files in bytes, if known; `DEFAULT_LIMIT` bounds the others.
     """
 
     base: str
@@ -112,38 +112,40 @@ FETCHABLE: dict[str, Fetchable] = {
 
 
 def fetch(what: Fetchable, root: Path, base: str | None = None, report: Report = lambda *_: None) -> None:
-    """Bring a data set under a root, verify it, and unpack it; what is there and right is not fetched again.
+    """Download a data set, verify it and unpack it. Valid files that exist are not downloaded again.
 
     Args:
-        what: The data set.
-        root: The data root.
-        base: Another address to fetch from.
-        report: Told how far each file is.
+        what: Data set.
+        root: Data root.
+        base: Address to download from, in place of the default.
+        report: Called with the progress of each file.
     """
     import pooch
 
     folder = root / what.folder
-    for name, known in what.files.items():
+    for name, checksum in what.files.items():
         url = (base or what.base).rstrip("/") + "/" + name
         limit = what.sizes.get(name, DEFAULT_LIMIT)
-        downloader = _Resuming(folder / f"{name}.part", limit, report)
+        downloader = _ResumingDownloader(folder / f"{name}.part", limit, report)
         processor = _unpack if name.endswith((".tar.gz", ".zip")) else None
         try:
-            pooch.retrieve(url, known, name, folder, processor, downloader)
-        except ValueError as error:  # pooch: the hash is not the known one
+            pooch.retrieve(url, checksum, name, folder, processor, downloader)
+        except ValueError as error:  # raised by pooch if the hash does not match
             (folder / f"{name}.part").unlink(missing_ok=True)
             raise UserError(
-                f"{url}: what came is not {name} ({known} was expected). It was thrown away. Fetch it again, or from "
-                f"elsewhere with --base."
+                f"{url}: what came is not {name} ({checksum} was expected). It was thrown away. Fetch it again, or "
+                f"from elsewhere with --base."
             ) from error
-    for name, known in what.members.items():
-        kind, _, expected = known.partition(":")
+    for name, checksum in what.members.items():
+        kind, _, expected = checksum.partition(":")
         if not (root / name).is_file() or pooch.file_hash(str(root / name), kind) != expected:
-            raise UserError(f"{root / name}: is missing or damaged ({known} was expected). Remove it and fetch again.")
+            raise UserError(
+                f"{root / name}: is missing or damaged ({checksum} was expected). Remove it and fetch again."
+            )
 
 
 def _unpack(archive: str, action: str, pooch: Any) -> None:
-    """Unpack an archive into its folder, as a processor of pooch: after a download, or where a file is missing."""
+    """Unpack an archive into its folder, after a download or if a file is missing; a processor for pooch."""
     path = Path(archive)
     try:
         members = list(_members(path))
@@ -154,7 +156,7 @@ def _unpack(archive: str, action: str, pooch: Any) -> None:
 
 
 def _members(archive: Path) -> Iterator[tuple[str, Path]]:
-    """The regular files of an archive with their targets; anything that is neither file nor folder is refused."""
+    """Yield the regular files of an archive with their targets; raises an error for links, devices and unsafe paths."""
     total = 0
     for name, size, regular in _listing(archive):
         target = path_inside(archive.parent, name)
@@ -170,7 +172,7 @@ def _members(archive: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _listing(archive: Path) -> Iterator[tuple[str, int, bool]]:
-    """Name, size and whether it is a regular file, of all members that are not folders."""
+    """Yield the name and size of each member that is not a folder, and whether it is a regular file."""
     if archive.suffix == ".zip":
         with zipfile.ZipFile(archive) as file:
             yield from ((info.filename, info.file_size, True) for info in file.infolist() if not info.is_dir())
@@ -180,7 +182,7 @@ def _listing(archive: Path) -> Iterator[tuple[str, int, bool]]:
 
 
 def _extract(archive: Path, targets: dict[str, Path]) -> None:
-    """Write the members of an archive; each appears under its name only once it is whole."""
+    """Write the members of an archive; each is renamed to its final name when it is complete."""
     if archive.suffix == ".zip":
         with zipfile.ZipFile(archive) as file:
             for name, target in targets.items():
@@ -203,12 +205,12 @@ def _write(content: IO[bytes], target: Path) -> None:
     draft.replace(target)
 
 
-class _Resuming:
-    """A downloader for pooch that keeps what came before a break, and requests only the rest.
+class _ResumingDownloader:
+    """A downloader for pooch that resumes interrupted downloads.
 
     Args:
-        part: The file that holds what has come so far.
-        limit: The largest number of bytes to accept.
+        part: File of the bytes received so far.
+        limit: Maximum number of bytes to accept.
         report: Called with the progress.
     """
 
@@ -220,28 +222,28 @@ class _Resuming:
         try:
             self._download(url)
         except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
-            again = "Run the command again to go on where it broke off"
-            raise UserError(f"{url}: could not be fetched ({error}). {again}.") from error
+            hint = "Run the command again to go on where it broke off"
+            raise UserError(f"{url}: could not be fetched ({error}). {hint}.") from error
         shutil.copyfile(self.part, output_file)
         self.part.unlink()
 
     def _download(self, url: str) -> None:
-        have = self.part.stat().st_size if self.part.exists() else 0
-        if have > self.limit:
+        received = self.part.stat().st_size if self.part.exists() else 0
+        if received > self.limit:
             self.part.unlink()
-            have = 0
-        request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
+            received = 0
+        request = urllib.request.Request(url, headers={"Range": f"bytes={received}-"} if received else {})
         try:
-            answer = urllib.request.urlopen(request, timeout=60)
+            response = urllib.request.urlopen(request, timeout=60)
         except urllib.error.HTTPError as error:
-            if error.code == 416 and have:  # nothing is left to send: all of it had come
+            if error.code == 416 and received:  # range not satisfiable: the file was already complete
                 return
             raise
-        with answer, self.part.open("ab" if answer.status == 206 else "wb") as file:
-            done = have if answer.status == 206 else 0
-            total = done + int(answer.headers.get("Content-Length") or 0)
+        with response, self.part.open("ab" if response.status == 206 else "wb") as file:
+            done = received if response.status == 206 else 0
+            total = done + int(response.headers.get("Content-Length") or 0)
             self._check_size(url, total)
-            while chunk := answer.read(CHUNK):
+            while chunk := response.read(CHUNK):
                 done += len(chunk)
                 self._check_size(url, done)
                 file.write(chunk)

@@ -1,7 +1,7 @@
-"""Checks of files that are made once per change of a file, not once per start.
+"""Checks of files that are repeated only after a file has changed, not at every start.
 
-A file counts as unchanged while its size, modification time and inode are those of the last check. What was checked is
-kept in a small state file next to the data, or in the user's cache where that folder is read-only.
+A file counts as unchanged while its size, modification time and inode are those of the last check. Signatures of
+checked files are stored in a small state file next to the data, or in the user's cache where that folder is read-only.
 """
 
 from __future__ import annotations
@@ -86,9 +86,9 @@ def clock_ns() -> int:
 
 def user_cache() -> Path:
     """Folder of this program in the user's cache."""
-    named = os.environ.get("XDG_CACHE_HOME")
+    cache_home = os.environ.get("XDG_CACHE_HOME")
     try:
-        return Path(named or Path.home() / ".cache") / "contnorm"
+        return Path(cache_home or Path.home() / ".cache") / "contnorm"
     except RuntimeError as error:  # such as in a container, for a user that has no entry and no HOME
         raise UserError("this user has no home folder for a cache. Set XDG_CACHE_HOME to a folder.") from error
 

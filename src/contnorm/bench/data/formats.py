@@ -1,7 +1,7 @@
-"""The usual files of the field, read as they are found: MNIST's idx, CIFAR's pickles and binaries.
+"""Readers of the published file formats: MNIST's idx files, and CIFAR's pickles and binary files.
 
-Each reader gives uint8 images as (samples, channels, height, width) and int64 labels, and names the file and the check
-where something is wrong. CIFAR's official pickles are parsed without unpickling them: see `array_pickle`.
+CIFAR's readers return uint8 images (samples, channels, height, width) and int64 labels. Errors name the file and the
+check that failed. CIFAR's official pickles are parsed without unpickling them: see `array_pickle`.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ __all__ = ["Images", "Labels", "read_cifar_binary", "read_cifar_pickle", "read_i
 
 Images = NDArray[np.uint8]
 Labels = NDArray[np.int64]
-MAX_BYTES = 2**30  # of a file that is read whole; the largest official one, decompressed, has 160 million
+MAX_BYTES = 2**30  # limit for decompressed files; the largest official one has 160 million
 
 
 def read_idx(path: Path, rank: int) -> NDArray[np.uint8]:
     """Read an idx file of bytes, gzipped or not.
 
     Args:
-        path: The file.
-        rank: The number of dimensions that it must have: 3 for images, 1 for labels.
+        path: File.
+        rank: Required number of dimensions: 3 for images, 1 for labels.
     """
     content = _content(path)
     if len(content) < 4 or content[:3] != b"\x00\x00\x08":
@@ -53,7 +53,7 @@ def read_idx(path: Path, rank: int) -> NDArray[np.uint8]:
 
 
 def _content(path: Path) -> bytes:
-    """The whole file, decompressed, up to `MAX_BYTES`: a small gzip file can hold any number of zeros."""
+    """Read a file, decompressed, up to `MAX_BYTES`: a small gzip file can expand to any size."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
@@ -65,7 +65,7 @@ def _content(path: Path) -> bytes:
 
 
 def read_cifar_binary(path: Path, coarse: bool) -> tuple[Images, Labels]:
-    """Records of one label (CIFAR-10), or a coarse and a fine one (CIFAR-100), and 3,072 bytes."""
+    """Read records of one label (CIFAR-10), or a coarse and a fine label (CIFAR-100), and 3,072 bytes of pixels."""
     head = 2 if coarse else 1
     raw = np.frombuffer(_content(path), dtype=np.uint8)
     if len(raw) == 0 or len(raw) % (head + 3072):
@@ -75,7 +75,7 @@ def read_cifar_binary(path: Path, coarse: bool) -> tuple[Images, Labels]:
 
 
 def read_cifar_pickle(path: Path, labels: str) -> tuple[Images, Labels]:
-    """One of the official pickled batches; ``labels`` is the key of its labels. Nothing in the file is executed."""
+    """Read an official pickled batch; ``labels`` is the key of its labels. Nothing in the file is executed."""
     try:
         batch = parse_array_pickle(_content(path))
     except PickleFormatError as error:
@@ -95,13 +95,15 @@ def read_cifar_pickle(path: Path, labels: str) -> tuple[Images, Labels]:
 
 
 def _checked_labels(path: Path, key: str, labels: object) -> Labels:
-    """Labels as a list of whole numbers, or as an array of bytes."""
+    """Convert labels from a list of integers or an array of bytes."""
     if isinstance(labels, np.ndarray) and labels.ndim == 1:
         return labels.astype(np.int64)
     if not isinstance(labels, list):
         raise UserError(f"{path}: is not a CIFAR batch: {key!r} should be a list of whole numbers.")
-    for place, label in enumerate(labels):
+    for position, label in enumerate(labels):
         if type(label) is not int or not 0 <= label < 256:
             kind = str(label)[:20] if type(label) is int and abs(label) < 2**63 else type(label).__name__
-            raise UserError(f"{path}: label {place} of {key!r} should be a whole number from 0 to 255, and is {kind}.")
+            raise UserError(
+                f"{path}: label {position} of {key!r} should be a whole number from 0 to 255, and is {kind}."
+            )
     return np.array(labels, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""The lists that say which pictures make each task of a published stream: given by path, or fetched."""
+"""Lists of the picture numbers of each task of a published stream: read from a folder, or downloaded."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ __all__ = ["IdLists", "find_lists", "listed_as", "read_lists"]
 
 @dataclass(frozen=True)
 class IdLists:
-    """Numbers of pictures, for each split by the published index of the task.
+    """Picture numbers by split and by the published index of the task.
 
     Attributes:
-        as_published: Whether all are the published ones, number for number.
-        where: The file of each list, for messages.
+        ids: Lists of numbers.
+        as_published: Whether all lists are identical to the published ones.
+        where: File of each list, for messages.
     """
 
     ids: Mapping[str, Sequence[Sequence[int]]]
@@ -32,12 +33,12 @@ class IdLists:
 
 
 def listed_as(stream: PublishedStream, lists: IdLists, picture: Callable[[str, int, int], ListedPicture]) -> Listed:
-    """What the lists name, task after task in the order they are learned.
+    """Return the pictures of the lists by task, in the order of training.
 
     Args:
-        stream: The published stream.
-        lists: Its lists, or one's own.
-        picture: Makes a picture of a split, its number in the list, and its task.
+        stream: Published stream.
+        lists: Published or modified lists.
+        picture: Returns the picture for a split, a number of the list, and a task.
     """
     train, test = (
         tuple(
@@ -67,15 +68,18 @@ def find_lists(
     base: str | None = None,
     report: Report = lambda *_: None,
 ) -> Path:
-    """The folder of the lists: the one given; else ``ids`` beside the pictures; else fetched, once, into the data set.
+    """Return the folder of the lists.
+
+    This is ``given``, or the subfolder ``ids`` of the pictures if it exists. Otherwise the lists are downloaded once
+    into the folder of the data set.
 
     Args:
-        stream: Whose lists.
-        given: A folder that holds them.
-        beside: The folder of the pictures.
-        out: The folder of the data set to be built.
-        base: Another address to fetch them from.
-        report: Told how far each file is.
+        stream: Published stream.
+        given: Folder of the lists; None to search for them.
+        beside: Folder of the pictures.
+        out: Folder of the data set to be built.
+        base: Address to download from, in place of the default.
+        report: Called with the progress of each file.
     """
     if given is not None:
         if not given.is_dir():
@@ -94,7 +98,7 @@ def find_lists(
 
 
 def read_lists(stream: PublishedStream, folder: Path) -> IdLists:
-    """Read the lists of all tasks, called ``train_task0_id_coco.json`` as published, or ``train_task0.json``."""
+    """Read the lists of all tasks: ``train_task0_id_coco.json``, the published name, or ``train_task0.json``."""
     ids: dict[str, list[list[int]]] = {}
     where: dict[str, list[Path]] = {}
     as_published = True
@@ -136,5 +140,5 @@ def _numbers(path: Path) -> list[int]:
 
 
 def _hash(numbers: Sequence[int]) -> str:
-    """As the hash of the published file: those are written as Python writes a list, so that spaces don't matter."""
+    """Hash a list in the format of the published files, that of ``json.dumps``; white space in the file is ignored."""
     return f"sha256:{hashlib.sha256(json.dumps(numbers).encode()).hexdigest()}"

@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 # fmt: off
-# The class at each place of the published stream: the first 15 are for selection.
+# Classes in the order of the published stream: the first 15 are for selection.
 MINI_WNIDS = (
     "n09246464", "n03017168", "n03908618", "n02971356", "n02108551", "n04509417", "n01910747", "n02606052",
     "n04275548", "n02091244", "n02120079", "n01749939", "n07584110", "n01704323", "n01770081", "n04243546",
@@ -60,7 +60,7 @@ class PictureList:
     """Picture files of a data set with their labels, in the order of its samples.
 
     Attributes:
-        split: How pictures were assigned to the training and the test split; empty if there is one way only.
+        split: How pictures were assigned to the training and the test split; empty if there is only one official split.
     """
 
     train: Labelled
@@ -69,7 +69,7 @@ class PictureList:
 
 
 def tiny_imagenet_inputs(paths: Sequence[Path]) -> list[Path]:
-    """Files and folders that change if a picture, a label or the split of Tiny-ImageNet changes."""
+    """Return the files and folders that change if a picture, a label or the split of Tiny-ImageNet changes."""
     names, annotations = paths
     root = names.parent
     return [
@@ -82,7 +82,7 @@ def tiny_imagenet_inputs(paths: Sequence[Path]) -> list[Path]:
 
 
 def list_tiny_imagenet(paths: Sequence[Path]) -> PictureList:
-    """Pictures by ``wnids.txt`` and ``val/val_annotations.txt``; the official validation set is the test split."""
+    """List pictures by ``wnids.txt`` and ``val/val_annotations.txt``; the official validation set is the test split."""
     names, annotations = paths
     root = names.parent
     label_of = {wnid: label for label, wnid in enumerate(_tiny_wnids(names))}
@@ -113,7 +113,7 @@ def _tiny_wnids(path: Path) -> list[str]:
 
 
 def mini_imagenet_inputs(paths: Sequence[Path]) -> list[Path]:
-    """Files and folders that change if a picture, a label or the split of mini-ImageNet changes.
+    """Return the files and folders that change if a picture, a label or the split of mini-ImageNet changes.
 
     A list that appears or disappears changes the folder itself.
     """
@@ -131,7 +131,7 @@ def _picture_folders(root: Path) -> list[Path]:
 
 
 def list_mini_imagenet(paths: Sequence[Path]) -> PictureList:
-    """Pictures of the 100 classes; labels are places in the published order of classes."""
+    """List the pictures of the 100 classes; labels are positions in the published order of classes."""
     root = paths[0]
     by_class = _mini_pictures(root)
     empty = [wnid for wnid, pictures in by_class.items() if len(pictures) < 2]
@@ -152,7 +152,7 @@ def list_mini_imagenet(paths: Sequence[Path]) -> PictureList:
 
 
 def _mini_pictures(root: Path) -> dict[str, list[Path]]:
-    """Pictures by class, sorted by path; the class is the name of the folder or the beginning of the file name."""
+    """Return pictures by class, sorted by path; the class is the folder name or the prefix of the file name."""
     by_class: dict[str, list[Path]] = {wnid: [] for wnid in MINI_WNIDS}
     for folder in _picture_folders(root):
         for path in _pictures(folder, ".jpg"):
@@ -163,7 +163,7 @@ def _mini_pictures(root: Path) -> dict[str, list[Path]]:
 
 
 def _pictures(folder: Path, ending: str) -> list[Path]:
-    """Files of a folder, sorted; those with the ending, or all but hidden ones. Empty if there is no folder."""
+    """Return the files of a folder with an ending, sorted, without hidden files; empty if the folder does not exist."""
     if not folder.is_dir():
         return []
     names = (entry.name for entry in os.scandir(folder))
@@ -171,7 +171,7 @@ def _pictures(folder: Path, ending: str) -> list[Path]:
 
 
 def _listed_test_names(root: Path, by_class: dict[str, list[Path]]) -> set[str] | None:
-    """Names of the test pictures by the published lists; None if there are no lists."""
+    """Return the names of the test pictures in the published lists; None if there are no lists."""
     names = [name for part in MINI_LISTS for name in part]
     absent = [name for name in names if not (root / name).is_file()]
     if len(absent) == len(names):
@@ -198,7 +198,7 @@ def _listed_test_names(root: Path, by_class: dict[str, list[Path]]) -> set[str] 
 
 
 def _list_rows(path: Path) -> Iterator[tuple[str, int]]:
-    """Name and label of each row ``path,label``."""
+    """Yield the file name and label of each row ``path,label``."""
     try:
         rows = list(csv.reader(io.StringIO(_text(path), newline="")))
     except csv.Error as error:

@@ -1,4 +1,4 @@
-"""Parse JSON of a file that others wrote: whatever is wrong with it is a ValueError."""
+"""Parse JSON from untrusted files: every problem raises a ValueError."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["parse_json"]
 
 
 def parse_json(text: bytes, object_hook: Callable[[dict[str, Any]], Any] | None = None) -> Any:
-    """As ``json.loads``, which raises RecursionError for deeply nested lists.
+    """Parse like ``json.loads``, but raise a ValueError, not a RecursionError, for deeply nested lists.
 
     Example:
         >>> parse_json(b"[" * 100_000)

@@ -1,6 +1,6 @@
-"""Check the manifest of a built data set: every field has its type, and all that is counted agrees.
+"""Check the manifest of a built data set: types of all fields, and consistency of the counts.
 
-A manifest is read from a folder that may have come from anywhere, so nothing in it is used before it is checked.
+The folder of a manifest can be from an untrusted source, so nothing in it is used before it is checked.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_SIDE = 2**14
 
 
 def manifest_problem(raw: Mapping[str, Any]) -> str:
-    """What is wrong with a manifest that has all of its keys, as the end of a sentence; empty if nothing is."""
+    """Return the problem of a manifest that has all of its keys, as the end of a sentence; empty if it is valid."""
     checks = {
         "version": _is_count(raw["version"]),
         "name": _is_text(raw["name"]),

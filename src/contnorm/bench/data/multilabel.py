@@ -1,4 +1,4 @@
-"""Data sets whose images carry several labels, with the tasks they come in: what COCOseq and its like are made of."""
+"""Multi-label data sets with predefined tasks, such as COCOseq and NUS-WIDEseq."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ MAJORITY_ABOVE, MINORITY_BELOW = 900, 200  # training images, as published for b
 
 @dataclass(frozen=True)
 class MultiLabelSource(Source):
-    """A data set in memory or mapped, its labels as rows of 0 and 1 (samples, classes), its images in task order.
+    """A multi-label data set, in memory or memory-mapped. Labels are multi-hot (samples, classes); images are by task.
 
     Attributes:
-        train_task, test_task: The task of each image, numbered in the order the tasks are learned.
-        tasks: How many tasks.
-        class_names: By column of the labels.
-        class_groups: By column, one of `GROUPS`: how common the class is in the whole stream, not in a part of it.
-        published_images: How many images the published stream has, of which this may be a part; None for a set of
-            one's own.
-        missing_images: How many of the images listed for it were not there when it was built.
+        train_task, test_task: Task of each image, numbered in the order of training.
+        tasks: Number of tasks.
+        class_names: Name of each class, by column of the labels.
+        class_groups: Frequency group of each class, one of `GROUPS`, by column. Groups are those of the whole stream,
+            also if this is a part of it.
+        published_images: Number of images of the published stream, of which this can be a part; None for a user's data
+            set.
+        missing_images: Number of listed images that were missing when the data set was built.
     """
 
     train_task: NDArray[np.int64]
@@ -40,7 +41,7 @@ class MultiLabelSource(Source):
 
 
 def groups_by_count(counts: Iterable[int]) -> tuple[str, ...]:
-    """The group of each class by its number of training images: above 900, 200 to 900, below 200.
+    """Return the group of each class by its number of training images: above 900, 200 to 900, below 200.
 
     Example:
         >>> groups_by_count([901, 900, 200, 199])

@@ -1,8 +1,9 @@
-"""Build a data set of several labels an image: every picture decoded once, into arrays that are mapped from then on.
+"""Build a multi-label data set: decode every picture once into arrays that are memory-mapped afterwards.
 
-Pictures go in pieces of 64 rows, and a piece that is written is noted. A build that was stopped, however it was, goes
-on with the pieces that are not; one that has more pictures than an earlier one takes over what that had decoded. The
-manifest comes last. Two builds of the same pictures give the same fingerprint, which is made of what was decoded.
+Pictures are decoded in pieces of 64 rows, and a log lists the pieces that are written. A build that was interrupted, in
+whatever way, resumes with the pieces that are not in the log. A build with more pictures than an earlier one copies the
+rows that the earlier one has decoded. The manifest is written last. The fingerprint is computed from the decoded
+content, so two builds of the same pictures have the same fingerprint.
 """
 
 from __future__ import annotations
@@ -54,10 +55,10 @@ if sys.platform != "win32":
 __all__ = ["MISSING", "begun", "build"]
 
 MISSING = "missing.json"
-NAMED = 5  # of pictures that something is wrong with, in a message
+NAMED = 5  # number of examples in an error message
 NOTE = re.compile(rf"^({'|'.join(SPLITS)}) ([0-9]{{1,9}}) ([0-9a-f]{{64}})$", re.MULTILINE)
-Report = Callable[[int, int], None]  # pictures done, pictures in all
-# By split, name and size in bytes: a row of an earlier build, and the signature of its file where that is known.
+Report = Callable[[int, int], None]  # pictures done, pictures in total
+# Decoded rows of earlier builds by split, name and size in bytes, with the signature of the file if it is known.
 KeptRows = dict[tuple[str, int | str, int], tuple[Kept, Signature | None]]
 
 
@@ -70,29 +71,32 @@ def build(
     jobs: int = 1,
     report: Report = lambda *_: None,
 ) -> Manifest:
-    """Build a data set into a folder, or go on with it; gives its manifest. What is there already is left as it is.
+    """Build a data set into a folder, or resume its build. A data set that is already built is not changed.
 
     Args:
-        listed: What it should hold.
-        out: The folder.
-        side: Of the squares the pictures are made, in pixels.
-        allow_missing: Build it without the pictures that are not there; it is then recorded as incomplete.
-        jobs: Processes.
-        report: Told how far it is.
+        listed: Pictures, labels and tasks of the data set.
+        out: Folder of the data set.
+        side: Height and width that pictures are resized to, in pixels.
+        allow_missing: Whether to build without pictures that are missing; the data set is then recorded as incomplete.
+        jobs: Number of processes.
+        report: Called with the progress.
+
+    Returns:
+        The manifest of the data set.
     """
-    _check_listed(listed, allow_missing)
+    _check_pictures(listed, allow_missing)
     plan = _plan(listed, side)
     key = hashlib.sha256(json.dumps(plan).encode()).hexdigest()[:16]
-    mend = "Make room or let yourself write there, or say with --out where else; what is decoded is kept."
-    with usable(out, "nothing can be built there", mend):
+    hint = "Make room or let yourself write there, or say with --out where else; what is decoded is kept."
+    with usable(out, "nothing can be built there", hint):
         if (out / MANIFEST).is_file():
-            there = read_manifest(out)
-            if there["made_of"] == key:
-                _check_unchanged(listed, there, out, jobs)
-                return there
-            _check_replaceable(there, listed, side, out)
+            manifest = read_manifest(out)
+            if manifest["made_of"] == key:
+                _check_unchanged(listed, manifest, out, jobs)
+                return manifest
+            _check_replaceable(manifest, listed, side, out)
         out.mkdir(parents=True, exist_ok=True)
-        with _alone(out):
+        with _locked(out):
             folder = out / f"build-{key}"
             digests = _decode(listed, plan, folder, jobs, report)
             _write_labels(listed, folder)
@@ -100,24 +104,25 @@ def build(
 
 
 def begun(out: Path) -> tuple[int, int] | None:
-    """How many pictures a build that is not finished has, and how many it should have; None where none was begun."""
-    found = []
+    """Return the numbers of decoded and of all pictures of the most advanced build; None if there is none."""
+    progress = []
     for folder in out.glob("build-*"):
         plan = _read_plan(folder)
         if plan is not None:
             counts = {split: len(plan[split]) for split in SPLITS}
-            rows = sum(max(0, min(ROWS, counts[split] - number * ROWS)) for split, number in _noted(folder))
-            found.append((rows, sum(counts.values())))
-    return max(found, default=None)
+            rows = sum(max(0, min(ROWS, counts[split] - number * ROWS)) for split, number in _read_log(folder))
+            progress.append((rows, sum(counts.values())))
+    return max(progress, default=None)
 
 
-def _check_listed(listed: Listed, allow_missing: bool) -> None:
+def _check_pictures(listed: Listed, allow_missing: bool) -> None:
     absent = [picture for split in SPLITS for picture in listed.absent(split)]
     if absent and not allow_missing:
         total = len(listed.train) + len(listed.test)
         raise UserError(
-            f"{listed.name}: {len(absent):,} of {total:,} pictures are missing, such as {_some(absent)}. Bring them, "
-            f"or build without them with --allow-missing, which records how many of each task and class are absent."
+            f"{listed.name}: {len(absent):,} of {total:,} pictures are missing, such as {_examples(absent)}. Bring "
+            f"them, or build without them with --allow-missing, which records how many of each task and class are "
+            f"absent."
         )
     for split in SPLITS:
         if not listed.present(split):
@@ -126,74 +131,78 @@ def _check_listed(listed: Listed, allow_missing: bool) -> None:
         if not count:
             raise UserError(f"{listed.name}: task {task} has not one train picture. Bring some, or leave the task out.")
     if not listed.as_published:
-        _check_once(listed)
+        _check_duplicates(listed)
 
 
-def _check_once(listed: Listed) -> None:
-    """A picture listed twice would be learned twice, each time with a part of its labels, or be learned and tested."""
-    first: dict[tuple[int, int], str] = {}
-    again: list[str] = []
+def _check_duplicates(listed: Listed) -> None:
+    """Raise an error if a file is listed twice.
+
+    Its picture would be trained on twice, each time with a part of its labels, or be in both splits.
+    """
+    locations: dict[tuple[int, int], str] = {}
+    duplicates: list[str] = []
     for split in SPLITS:
         for picture in listed.present(split):
             assert picture.path is not None
             info = picture.path.stat()
-            file = info.st_dev, info.st_ino  # also by a link, or by another case where the file system ignores that
-            here = f"{split} of task {listed.task_names[picture.task]}"
-            if file in first:
-                again.append(f"{picture.id}, in {first[file]} and in {here}")
+            # The same for links, and for names in another case if the file system ignores case.
+            file = info.st_dev, info.st_ino
+            location = f"{split} of task {listed.task_names[picture.task]}"
+            if file in locations:
+                duplicates.append(f"{picture.id}, in {locations[file]} and in {location}")
             else:
-                first[file] = here
-    if again:
+                locations[file] = location
+    if duplicates:
         raise UserError(
-            f"{listed.name}: {len(again):,} pictures are listed again, such as {again[0]}. List each once, with all of "
-            f"its labels."
+            f"{listed.name}: {len(duplicates):,} pictures are listed again, such as {duplicates[0]}. List each once, "
+            f"with all of its labels."
         )
 
 
-def _some(pictures: Sequence[ListedPicture]) -> str:
+def _examples(pictures: Sequence[ListedPicture]) -> str:
     return ", ".join(str(picture.id) for picture in pictures[:NAMED])
 
 
 def _plan(listed: Listed, side: int) -> dict[str, Any]:
-    """All that decides what is built; of the pictures their names, labels and sizes in bytes, not their dates."""
+    """Return everything that determines the build. Pictures count by name, labels and size in bytes, not by date."""
 
-    def told(picture: ListedPicture) -> list[Any]:
+    def entry(picture: ListedPicture) -> list[Any]:
         assert picture.path is not None
         return [picture.id, picture.path.stat().st_size, picture.task, list(picture.labels)]
 
     with usable(Path(listed.name), "a picture of it can't be looked at", "Let yourself read it."):
-        pictures: dict[str, Any] = {split: [told(picture) for picture in listed.present(split)] for split in SPLITS}
+        pictures: dict[str, Any] = {split: [entry(picture) for picture in listed.present(split)] for split in SPLITS}
     absent = {f"{split}_absent": [picture.id for picture in listed.absent(split)] for split in SPLITS}
     kinds = [listed.class_names, listed.class_groups, listed.task_names]
     return {"version": VERSION, "name": listed.name, "side": side, "kinds": kinds, **pictures, **absent}
 
 
-def _check_replaceable(there: Manifest, listed: Listed, side: int, out: Path) -> None:
-    """A whole data set is never replaced; one that lacks pictures is, by one that was listed the same way."""
-    if there["complete"] or there["name"] != listed.name or there["size"] != side:
-        count = sum(there["images"][split]["images"] for split in SPLITS)
+def _check_replaceable(manifest: Manifest, listed: Listed, side: int, out: Path) -> None:
+    """Raise an error unless an existing data set is an incomplete build of the same name and picture size."""
+    if manifest["complete"] or manifest["name"] != listed.name or manifest["size"] != side:
+        count = sum(manifest["images"][split]["images"] for split in SPLITS)
         raise UserError(
-            f"{out}: holds another data set already: {there['name']}, {count:,} pictures of {there['size']} pixels. "
-            f"Delete it, or say with --out where else."
+            f"{out}: holds another data set already: {manifest['name']}, {count:,} pictures of {manifest['size']} "
+            f"pixels. Delete it, or say with --out where else."
         )
 
 
-def _check_unchanged(listed: Listed, there: Manifest, out: Path, jobs: int) -> None:
-    """Refuse to call a data set built if a picture was replaced by another of the same size since."""
-    changed = changed_pictures(out / there["folder"], listed, there["size"], jobs)
+def _check_unchanged(listed: Listed, manifest: Manifest, out: Path, jobs: int) -> None:
+    """Raise an error if a picture was replaced by another of the same size after the data set was built."""
+    changed = changed_pictures(out / manifest["folder"], listed, manifest["size"], jobs)
     if changed:
         raise UserError(
-            f"{out}: {len(changed):,} pictures are not those it was built from any more, such as {_some(changed)}. "
+            f"{out}: {len(changed):,} pictures are not those it was built from any more, such as {_examples(changed)}. "
             f"Delete {out} and build it again, or say with --out where else."
         )
 
 
 @contextmanager
-def _alone(out: Path) -> Iterator[None]:
-    """Two builds in one folder would take turns at ruining each other; the lock ends with the process."""
+def _locked(out: Path) -> Iterator[None]:
+    """Lock the folder, because two builds in it would corrupt each other; the lock ends with the process."""
     with (out / ".lock").open("w") as file:
         try:
-            if sys.platform != "win32":  # where two builds in one place are not told of each other
+            if sys.platform != "win32":  # on Windows, builds are not locked
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UserError(f"{out}: another process is building there. Wait for it.") from None
@@ -203,28 +212,30 @@ def _alone(out: Path) -> Iterator[None]:
 def _decode(
     listed: Listed, plan: dict[str, Any], folder: Path, jobs: int, report: Report
 ) -> dict[tuple[str, int], str]:
-    """Fill all pieces that are not there yet; the hashes of all."""
-    offsets = _arrays(plan, folder)
+    """Decode all pieces that are not written yet; returns the hashes of all pieces."""
+    offsets = _create_arrays(plan, folder)
     pieces = list(_pieces(listed, plan["side"], folder, offsets))
     expected = {(piece.split, piece.number) for piece in pieces}
     changed = {(split, row // ROWS) for split, row, _ in changed_rows(folder, listed)}
-    digests = {piece: digest for piece, digest in _noted(folder).items() if piece in expected and piece not in changed}
+    digests = {
+        piece: digest for piece, digest in _read_log(folder).items() if piece in expected and piece not in changed
+    }
     total = sum(len(piece.pictures) for piece in pieces)
     missing = [piece for piece in pieces if (piece.split, piece.number) not in digests]
     count = total - sum(len(piece.pictures) for piece in missing)
     report(count, total)
     problems: list[str] = []
-    lines = [_note(*piece, digest) for piece, digest in digests.items()]
-    write_atomically(folder / "done", "".join(lines).encode())  # without a line that broke off
-    save_signatures(folder, listed)  # after changed pieces are removed from the notes
-    with (folder / "done").open("a") as notes:
-        for done in _filled(missing, jobs):
+    lines = [_log_line(*piece, digest) for piece, digest in digests.items()]
+    write_atomically(folder / "done", "".join(lines).encode())  # removes an incomplete last line
+    save_signatures(folder, listed)  # after changed pieces are removed from the log
+    with (folder / "done").open("a") as log:
+        for done in _decode_pieces(missing, jobs):
             problems += done.problems
             if not done.problems:
                 piece = done.piece
                 digests[piece.split, piece.number] = done.digest
-                notes.write(_note(piece.split, piece.number, done.digest))
-                notes.flush()
+                log.write(_log_line(piece.split, piece.number, done.digest))
+                log.flush()
                 count += len(piece.pictures)
                 report(count, total)
     if problems:
@@ -236,25 +247,25 @@ def _decode(
     return digests
 
 
-def _arrays(plan: dict[str, Any], folder: Path) -> dict[str, int]:
-    """The two arrays of pictures, made once and filled later; where in each file the rows begin."""
+def _create_arrays(plan: dict[str, Any], folder: Path) -> dict[str, int]:
+    """Create the array files of both splits if necessary; returns the offset of the first row in each file."""
     if not _has_arrays(folder):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         for split in SPLITS:
             shape = (len(plan[split]), 3, plan["side"], plan["side"])
-            np.lib.format.open_memmap(_array(folder, split), mode="w+", dtype=np.uint8, shape=shape)
+            np.lib.format.open_memmap(_array_path(folder, split), mode="w+", dtype=np.uint8, shape=shape)
         write_atomically(folder / "plan.json", json.dumps(plan).encode())
-    return {split: np.load(_array(folder, split), mmap_mode="r").offset for split in SPLITS}
+    return {split: np.load(_array_path(folder, split), mmap_mode="r").offset for split in SPLITS}
 
 
 def _has_arrays(folder: Path) -> bool:
-    """Whether a build was begun there and its arrays are whole; the plan is written after they are made."""
+    """Whether the folder has a plan, which is written after the arrays are created, and arrays of the planned shape."""
     plan = _read_plan(folder)
     if plan is None:
         return False
     try:
-        arrays = {split: np.lib.format.open_memmap(_array(folder, split), mode="r") for split in SPLITS}
+        arrays = {split: np.lib.format.open_memmap(_array_path(folder, split), mode="r") for split in SPLITS}
     except Exception:  # a damaged header can fail in any way
         return False
     return all(
@@ -263,12 +274,12 @@ def _has_arrays(folder: Path) -> bool:
     )
 
 
-def _array(folder: Path, split: str) -> Path:
+def _array_path(folder: Path, split: str) -> Path:
     return folder / f"{split}_images.npy"
 
 
 def _read_plan(folder: Path) -> dict[str, Any] | None:
-    """The plan of a build that was begun; None where there is none, or none that this version wrote."""
+    """Return the plan of a build; None if there is none, or none that this version has written."""
     try:
         plan: dict[str, Any] = parse_json((folder / "plan.json").read_bytes())
     except (OSError, ValueError):
@@ -281,7 +292,7 @@ def _is_plan(plan: Any) -> bool:
     if not isinstance(plan, dict) or type(plan.get("side")) is not int:
         return False
     pictures = [plan.get(split) for split in SPLITS]
-    return all(isinstance(listed, list) and all(map(_is_planned, listed)) for listed in pictures)
+    return all(isinstance(entries, list) and all(map(_is_planned, entries)) for entries in pictures)
 
 
 def _is_planned(picture: Any) -> bool:
@@ -293,70 +304,72 @@ def _is_planned(picture: Any) -> bool:
     )
 
 
-def _note(split: str, number: int, digest: str) -> str:
+def _log_line(split: str, number: int, digest: str) -> str:
     return f"{split} {number} {digest}\n"
 
 
-def _noted(folder: Path) -> dict[tuple[str, int], str]:
-    """The pieces that are written, with their hashes; a line that broke off is none."""
+def _read_log(folder: Path) -> dict[tuple[str, int], str]:
+    """Return the pieces in the log with their hashes; an incomplete line is ignored."""
     path = folder / "done"
     text = path.read_text(errors="replace") if path.is_file() else ""
     return {(split, int(number)): digest for split, number, digest in NOTE.findall(text)}
 
 
 def _pieces(listed: Listed, side: int, folder: Path, offsets: dict[str, int]) -> Iterator[Piece]:
-    kept = _kept(folder, side)
+    decoded_rows = _decoded_rows(folder, side)
     for split in SPLITS:
         present = listed.present(split)
         for number, start in enumerate(range(0, len(present), ROWS)):
             offset = offsets[split] + start * 3 * side * side
-            origins = tuple(_origin(split, picture, kept) for picture in present[start : start + ROWS])
-            yield Piece(split, number, _array(folder, split), offset, side, origins)
+            origins = tuple(_origin(split, picture, decoded_rows) for picture in present[start : start + ROWS])
+            yield Piece(split, number, _array_path(folder, split), offset, side, origins)
 
 
-def _origin(split: str, picture: ListedPicture, kept: KeptRows) -> Path | Kept:
-    """An earlier row of the same file, else the file."""
+def _origin(split: str, picture: ListedPicture, decoded_rows: KeptRows) -> Path | Kept:
+    """Return the decoded row of an earlier build if it is of the same file, otherwise the file."""
     assert picture.path is not None
-    if kept:
-        row, signature = kept.get((split, picture.id, picture.path.stat().st_size), (None, None))
+    if decoded_rows:
+        row, signature = decoded_rows.get((split, picture.id, picture.path.stat().st_size), (None, None))
         if row is not None and signature in (None, picture_signature(picture)):
             return row
     return picture.path
 
 
-def _kept(folder: Path, side: int) -> KeptRows:
-    """Pictures that other builds in the same place have decoded, by split, name and size in bytes.
+def _decoded_rows(folder: Path, side: int) -> KeptRows:
+    """Return the rows that other builds in the same folder have decoded, by split, name and size in bytes.
 
-    Only rows that still have their checksum count: a damaged one must not get a new checksum by being copied.
+    Only rows of pieces that match their checksum are returned: a damaged row must not get a new checksum by being
+    copied.
     """
-    found: KeptRows = {}
+    decoded_rows: KeptRows = {}
     for other in sorted(folder.parent.glob("build-*")):
         plan = _read_plan(other) if other != folder and _has_arrays(other) else None
         if plan is None or plan["side"] != side:
             continue
         signatures = load_signatures(other)
-        arrays = {split: np.load(_array(other, split), mmap_mode="r") for split in SPLITS}
-        for (split, number), digest in _noted(other).items():
+        arrays = {split: np.load(_array_path(other, split), mmap_mode="r") for split in SPLITS}
+        for (split, number), digest in _read_log(other).items():
             rows = slice(number * ROWS, (number + 1) * ROWS)
             if hashlib.sha256(np.ascontiguousarray(arrays[split][rows]).data).hexdigest() != digest:
                 continue
-            known = signatures[split][rows] if signatures else [None] * ROWS
-            for row, (planned, signature) in enumerate(zip(plan[split][rows], known, strict=False), rows.start):
-                found[split, planned[0], planned[1]] = Kept(_array(other, split), row), signature
-    return found
+            row_signatures = signatures[split][rows] if signatures else [None] * ROWS
+            pairs = zip(plan[split][rows], row_signatures, strict=False)
+            for row, (planned, signature) in enumerate(pairs, rows.start):
+                decoded_rows[split, planned[0], planned[1]] = Kept(_array_path(other, split), row), signature
+    return decoded_rows
 
 
-def _filled(pieces: Sequence[Piece], jobs: int) -> Iterator[Done]:
-    """Pieces as they are done, in this process or in several."""
+def _decode_pieces(pieces: Sequence[Piece], jobs: int) -> Iterator[Done]:
+    """Decode pieces, in this process or in several; yields each result as it is completed."""
     if min(jobs, len(pieces)) < 2:
         yield from map(fill, pieces)
         return
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(min(jobs, len(pieces)), mp_context=context, initializer=settle)
     try:
-        with signals_held([signal.SIGINT]):  # processes are started here; a Ctrl-C is not for them
-            waiting = [pool.submit(fill, piece) for piece in pieces]
-        for future in as_completed(waiting):
+        with signals_held([signal.SIGINT]):  # workers start here, and must not receive Ctrl-C
+            futures = [pool.submit(fill, piece) for piece in pieces]
+        for future in as_completed(futures):
             yield future.result()
     except BrokenProcessPool as error:
         raise UserError(
@@ -384,7 +397,7 @@ def _save(path: Path, array: np.ndarray) -> None:
 
 
 def _finish(listed: Listed, side: int, key: str, folder: Path, digests: dict[tuple[str, int], str]) -> Manifest:
-    """Write the manifest, which makes it a data set, and clear away what an earlier one left."""
+    """Write the manifest, which completes the data set, and remove the folders of earlier builds."""
     absent = {split: listed.absent(split) for split in SPLITS}
     complete = not any(absent.values())
     published = {"images": listed.published_images, "lists_as_published": listed.as_published}
@@ -398,8 +411,8 @@ def _finish(listed: Listed, side: int, key: str, folder: Path, digests: dict[tup
         "made_of": key,
         "folder": folder.name,
         "published": None if listed.published_images is None else published,
-        "images": {split: _told(listed, listed.count(listed.present(split))) for split in SPLITS},
-        "missing": {split: _told(listed, listed.count(absent[split])) for split in SPLITS},
+        "images": {split: _counts(listed, listed.count(listed.present(split))) for split in SPLITS},
+        "missing": {split: _counts(listed, listed.count(absent[split])) for split in SPLITS},
         "task_names": listed.task_names,
         "class_names": listed.class_names,
         "class_groups": listed.class_groups,
@@ -417,7 +430,7 @@ def _finish(listed: Listed, side: int, key: str, folder: Path, digests: dict[tup
     return read_manifest(out)
 
 
-def _told(listed: Listed, count: Counted) -> dict[str, Any]:
+def _counts(listed: Listed, count: Counted) -> dict[str, Any]:
     return {
         "images": count.images,
         "unlabelled": count.unlabelled,
@@ -427,7 +440,7 @@ def _told(listed: Listed, count: Counted) -> dict[str, Any]:
 
 
 def _fingerprint(listed: Listed, folder: Path, digests: dict[tuple[str, int], str]) -> str:
-    """Of pixels, labels, tasks and classes."""
+    """Compute the fingerprint of pixels, labels, tasks and classes."""
     pieces = {split: [digests[key] for key in sorted(digests) if key[0] == split] for split in SPLITS}
     arrays = {
         f"{split}_{part}": np.load(folder / f"{split}_{part}.npy") for split in SPLITS for part in ("labels", "task")

@@ -1,4 +1,4 @@
-"""What a data set of several labels an image should hold: the pictures of each task, and which are not there."""
+"""Contents of a multi-label data set to be built: the pictures of each task, and which of them are missing."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ SPLITS = ("train", "test")
 
 @dataclass(frozen=True)
 class ListedPicture:
-    """A picture that is listed: the name it has in the list, and its file, None where that is not there.
+    """A picture of a list.
 
     Attributes:
-        task: Numbered in the order tasks are learned.
-        labels: The columns of its labels.
+        id: Name or number in the list.
+        path: File; None if it is missing.
+        task: Index of its task, in the order of training.
+        labels: Columns of its labels.
     """
 
     id: int | str
@@ -34,10 +36,10 @@ class Listed:
     """A data set to be built.
 
     Attributes:
-        task_names: What each task was called where it was listed, in the order they are learned.
-        train, test: The pictures, task after task.
-        published_images: How many the published stream has; None for a set of one's own.
-        as_published: Whether the lists are the published ones, number for number.
+        task_names: Name of each task in the list, in the order of training.
+        train, test: Pictures by task.
+        published_images: Number of images of the published stream; None for a user's data set.
+        as_published: Whether the lists are identical to the published ones.
     """
 
     name: str
@@ -64,7 +66,7 @@ class Listed:
 
 @dataclass(frozen=True)
 class Counted:
-    """How many pictures there are of each task and of each class, and how many have no label."""
+    """Numbers of pictures per task, per class and without a label."""
 
     by_task: tuple[int, ...]
     by_class: tuple[int, ...]
@@ -76,7 +78,7 @@ class Counted:
 
 
 def counted(pictures: Sequence[ListedPicture], tasks: int, classes: int) -> Counted:
-    """Count pictures.
+    """Count pictures by task and by class.
 
     Example:
         >>> counted([ListedPicture(7, None, 1, (0, 2)), ListedPicture(8, None, 1, ())], tasks=2, classes=3)

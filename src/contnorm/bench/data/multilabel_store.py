@@ -1,7 +1,7 @@
-"""Data sets of several labels an image as they are kept: plain arrays that are mapped, and a manifest that is read.
+"""Multi-label data sets on disk: memory-mapped arrays and a manifest.
 
-A folder holds ``manifest.json``, which is written last and names the folder of the arrays beside it. So a data set is
-there whole or, to whoever loads it, not at all. ``missing.json`` lists the pictures it was built without.
+The folder of a data set has a ``manifest.json``, which names the subfolder of the arrays. The manifest is written last,
+so an unfinished data set cannot be loaded. ``missing.json`` lists the pictures that were missing in the build.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = [
 MANIFEST = "manifest.json"
 KIND = "contnorm multi-label data set"
 VERSION = 1
-ROWS = 64  # images that are decoded, written and hashed together: small enough to lose, large enough to write
+ROWS = 64  # images that are decoded, written and hashed together: little work is lost on an interrupt, few writes
 NEEDED = (
     "version",
     "name",
@@ -57,7 +57,7 @@ Manifest = Mapping[str, Any]
 
 
 def find_stored(name: str, root: Path) -> Path | None:
-    """The folder of a built data set: one of that name under the root, or the folder that the name is the path of."""
+    """Return the folder of a built data set, given its name under the root or its path; None if there is none."""
     for folder in (root / name, Path(name)):
         if name and (folder / MANIFEST).is_file():
             return folder
@@ -65,13 +65,13 @@ def find_stored(name: str, root: Path) -> Path | None:
 
 
 def stored_under(root: Path) -> dict[str, Path]:
-    """The built data sets right under a root, by the names of their folders."""
+    """Return the folders of the built data sets directly under a root, by folder name."""
     if not root.is_dir():
         return {}
-    return {path.parent.name: path.parent for path in sorted(root.glob(f"*/{MANIFEST}")) if _is_ours(path)}
+    return {path.parent.name: path.parent for path in sorted(root.glob(f"*/{MANIFEST}")) if _has_manifest(path)}
 
 
-def _is_ours(path: Path) -> bool:
+def _has_manifest(path: Path) -> bool:
     try:
         read_manifest(path.parent)
     except UserError:
@@ -80,7 +80,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """What a built data set says of itself: counts by task and class, what is missing, size and fingerprint."""
+    """Read and check a manifest: counts by task and class, missing pictures, picture size and fingerprint."""
     path = folder / MANIFEST
     with usable(path, "it can't be read", "Let yourself read it, or build the data set elsewhere."):
         text = path.read_bytes()
@@ -112,7 +112,7 @@ def load_stored(folder: Path, progress: Progress = lambda *_: None) -> MultiLabe
     """
     manifest = read_manifest(folder)
     arrays = {
-        f"{split}_{part}": _mapped(folder, manifest, f"{split}_{part}")
+        f"{split}_{part}": _map_array(folder, manifest, f"{split}_{part}")
         for split in SPLITS
         for part in ("images", "labels", "task")
     }
@@ -134,18 +134,18 @@ def load_stored(folder: Path, progress: Progress = lambda *_: None) -> MultiLabe
     )
 
 
-def _mapped(folder: Path, manifest: Manifest, part: str) -> np.ndarray:
+def _map_array(folder: Path, manifest: Manifest, part: str) -> np.ndarray:
     path = folder / manifest["folder"] / f"{part}.npy"
     try:
         array = np.lib.format.open_memmap(path, mode="c")  # unlike np.load, reads arrays only
-    except Exception as error:  # a damaged header can fail in any way
+    except Exception as error:  # a damaged header can raise any exception
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"{path}: is broken or not there ({reason}). Delete {folder}, and build it again.") from error
     return array
 
 
 def _check(folder: Path, manifest: Manifest, arrays: Mapping[str, np.ndarray]) -> None:
-    """Files and manifest belong together."""
+    """Raise an error if the arrays do not have the shapes and values that the manifest implies."""
     side, classes = manifest["size"], len(manifest["class_names"])
     for split in SPLITS:
         count = manifest["images"][split]["images"]
@@ -160,7 +160,7 @@ def _check(folder: Path, manifest: Manifest, arrays: Mapping[str, np.ndarray]) -
 
 
 def _check_values(folder: Path, split: str, arrays: Mapping[str, np.ndarray], tasks: int) -> None:
-    """Data types, and labels and tasks in their range. Pixels may have any value."""
+    """Check data types, and the ranges of labels and tasks. Pixels can have any value."""
     for part, kind, end in (("images", np.uint8, 256), ("labels", np.uint8, 2), ("task", np.int64, tasks)):
         array = arrays[f"{split}_{part}"]
         if array.dtype != kind or (part != "images" and array.size and not 0 <= array.min() <= array.max() < end):
@@ -178,8 +178,8 @@ def _check_content(folder: Path, manifest: Manifest, arrays: Mapping[str, np.nda
     if trusted(files, state, "files"):
         return
     digests = {split: _piece_digests(arrays[f"{split}_images"], split, progress) for split in SPLITS}
-    found = content_fingerprint(manifest["class_names"], manifest["class_groups"], digests, arrays)
-    if found != manifest["fingerprint"]:
+    fingerprint = content_fingerprint(manifest["class_names"], manifest["class_groups"], digests, arrays)
+    if fingerprint != manifest["fingerprint"]:
         raise UserError(
             f"{folder}: the arrays do not match fingerprint {manifest['fingerprint']} of {MANIFEST}: a file was "
             f"changed or damaged. Delete the folder, and build it again."
@@ -207,11 +207,11 @@ def content_fingerprint(
     pieces: Mapping[str, Sequence[str]],
     arrays: Mapping[str, np.ndarray],
 ) -> str:
-    """Fingerprint of pixels, labels, tasks and classes.
+    """Compute the fingerprint of pixels, labels, tasks and classes.
 
     Args:
-        class_names, class_groups: By column of the labels.
-        pieces: By split, the SHA-256 of each `ROWS` images.
+        class_names, class_groups: Name and group of each class, by column of the labels.
+        pieces: SHA-256 of each block of `ROWS` images, by split.
         arrays: ``<split>_labels`` and ``<split>_task``.
     """
     digest = hashlib.sha256(json.dumps([list(class_names), list(class_groups)]).encode())

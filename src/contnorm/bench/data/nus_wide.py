@@ -1,7 +1,8 @@
-"""NUS-WIDEseq from NUS-WIDE as it is found: image lists, label files, whatever pictures there are, and the task lists.
+"""List NUS-WIDEseq from the published files of NUS-WIDE: image lists, label files, pictures, and lists of the tasks.
 
-The numbers of the task lists are places, from 0, in the official lists of training and of test images. The pictures
-were on Flickr in 2009, and many are gone: what is missing is counted, and a build without it says so.
+The numbers in the task lists are positions, from 0, in the official lists of training and test images. The pictures
+were on Flickr in 2009, and many are no longer available. Missing pictures are counted, and a build without them is
+recorded as incomplete.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ PICTURES = ("image", "images", "Flickr", "images/Flickr")
 
 @dataclass(frozen=True)
 class NusWide:
-    """What lies beside the pictures: for each split the names of the official list, and labels (images, classes)."""
+    """Annotations of NUS-WIDE by split: file names in the order of the official list, and labels (images, classes)."""
 
     names: dict[str, list[str]]
     labels: dict[str, NDArray[np.bool_]]
 
 
 def read_nus_wide(nus: Path) -> NusWide:
-    """Read the image lists and the label files of the classes that the stream keeps."""
+    """Read the image lists, and the label files of the classes of the stream."""
     if not nus.is_dir():
         raise UserError(f"--nus {nus}: is no folder. Give the one that holds NUS-WIDE's lists, labels and pictures.")
     names, labels = {}, {}
@@ -46,7 +47,7 @@ def read_nus_wide(nus: Path) -> NusWide:
 
 
 def list_nus_wideseq(nus: Path, found: NusWide, lists: IdLists) -> Listed:
-    """What the lists name, with its labels, and its files where they are there."""
+    """Return the pictures of the lists with their labels, and their files if they exist."""
     stream = published_stream("nus-wideseq")
     for split in SPLITS:
         _check_places(found.names[split], lists, split)
@@ -73,7 +74,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _labels(nus: Path, split: str, image_list: Path, count: int) -> NDArray[np.bool_]:
-    """A column a class, from files of a 0 or 1 a line, in the order of the image list."""
+    """Read one column per class from files with a 0 or 1 per line, in the order of the image list."""
     columns = []
     for name in published_stream("nus-wideseq").class_names:
         path = _first(nus, [f"{folder}/Labels_{name}_{split.title()}.txt" for folder in LABELS], "labels")
@@ -100,9 +101,10 @@ def _check_places(names: Sequence[str], lists: IdLists, split: str) -> None:
 
 
 def _file(nus: Path, listed: str) -> Path | None:
-    """The lists were written on Windows: ``actor\\0001_2124494179.jpg``; in the folder of its word, or without it.
+    """Return the file of a listed picture, with or without its subfolder; None if it does not exist.
 
-    Of an absolute path, only the file name counts: the folders are those of the machine that wrote the list.
+    The lists have Windows paths, such as ``actor\\0001_2124494179.jpg``. Of an absolute path, only the file name is
+    used: its folders are those of the machine that wrote the list.
     """
     name = PureWindowsPath(listed)
     if ".." in name.parts or not listed.isprintable():

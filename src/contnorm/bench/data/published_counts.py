@@ -1,4 +1,4 @@
-"""Images per class of published data sets, and how a copy on disk deviates from them."""
+"""Images per class of published data sets, and the deviations of a copy on disk."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def check_counts(
         allow_missing: Accept other counts than published; also set by the environment variable `ALLOW_MISSING`.
 
     Returns:
-        What a record says about the deviation; empty if there is none.
+        Entries for records that describe the deviation; empty if there is none.
 
     Raises:
         UserError: If the counts deviate and that is not allowed.

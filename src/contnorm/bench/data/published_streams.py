@@ -1,7 +1,7 @@
-"""The two long-tailed streams of Kim et al. (2020), as published: classes, their groups, sizes, and the order of tasks.
+"""The two long-tailed streams of Kim et al. (2020) as published: classes, groups, sizes and order of tasks.
 
-Tasks go by the published indices here, and are numbered in the order they are learned in everything that is built.
-Groups were fixed by the whole stream: they are never counted from a part of it.
+This module uses the published indices of tasks; built data sets number the tasks in the order of training. Groups of
+classes are those of the whole stream, and are never computed from a part of it.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ PUBLISHED_STREAMS = ("cocoseq", "nus-wideseq")
 
 @dataclass(frozen=True)
 class PublishedStream:
-    """What was published of a stream.
+    """Published description of a stream.
 
     Attributes:
-        class_names: By column of the labels.
-        class_groups: By column.
-        task_order: The indices of the tasks, in the order they are learned.
-        sizes: For ``"train"`` and ``"test"``, the images of each task by its index.
-        lists: Where the lists of the images of each task are to be had, and their hashes.
+        class_names: Names of the classes, by column of the labels.
+        class_groups: Groups of the classes, by column.
+        task_order: Indices of the tasks in the order of training.
+        sizes: Number of images of each task, by its index, for ``"train"`` and ``"test"``.
+        lists: Address and hashes of the lists of images of each task.
     """
 
     name: str
@@ -45,7 +45,7 @@ class PublishedStream:
 
 @cache
 def published_stream(name: str) -> PublishedStream:
-    """One of `PUBLISHED_STREAMS`.
+    """Return one of `PUBLISHED_STREAMS`.
 
     Example:
         >>> stream = published_stream("cocoseq")
@@ -54,11 +54,11 @@ def published_stream(name: str) -> PublishedStream:
     """
     text = resources.files("contnorm.bench.data").joinpath("published_streams.json").read_text(encoding="utf-8")
     raw = json.loads(text)[name]
-    group_of = {kind: group for group in GROUPS for kind in raw[group]}
+    group_of = {class_name: group for group in GROUPS for class_name in raw[group]}
     return PublishedStream(
         name,
         tuple(raw["class_names"]),
-        tuple(group_of[kind] for kind in raw["class_names"]),
+        tuple(group_of[class_name] for class_name in raw["class_names"]),
         tuple(raw["task_order"]),
         {"train": tuple(raw["train_sizes"]), "test": tuple(raw["test_sizes"])},
         Fetchable(raw["lists_at"], raw["lists"], folder="ids"),

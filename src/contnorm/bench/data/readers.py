@@ -159,7 +159,7 @@ def _decode(batches: Sequence[Batch], progress: Progress, jobs: int) -> list[byt
     by_start: dict[int, list[bytes]] = {}
     progress("decoding pictures", 0, total)
     with _pool(_workers(jobs, total)) as pool:
-        # A Ctrl-C is for this process: workers, which are started by the first tasks, must not end with a traceback.
+        # Only this process handles Ctrl-C: workers, which the first tasks start, must not end with a traceback.
         with signals_held([signal.SIGINT]):
             futures: dict[Future[list[bytes]], Batch] = {pool.submit(decode_batch, batch): batch for batch in batches}
         try:
@@ -178,7 +178,10 @@ def _decode(batches: Sequence[Batch], progress: Progress, jobs: int) -> list[byt
 
 
 def _workers(jobs: int, pictures: int) -> Executor:
-    """Processes scale with cores; threads share the interpreter lock, which opening many small files needs often."""
+    """Return a pool of processes for many pictures, otherwise of threads.
+
+    Processes scale with cores. Threads compete for the interpreter lock, which opening small files acquires often.
+    """
     if jobs < 2 or pictures < PROCESSES_FROM:
         return ThreadPoolExecutor()
     return ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"), initializer=settle)
@@ -186,7 +189,7 @@ def _workers(jobs: int, pictures: int) -> Executor:
 
 @contextmanager
 def _pool(pool: Executor) -> Iterator[Executor]:
-    """Wait at the end for work that has started, and drop the rest: after an error or Ctrl-C it is not needed."""
+    """Shut the pool down at the end: wait for running tasks, and cancel the others, which an error made useless."""
     try:
         yield pool
     finally:
@@ -201,6 +204,6 @@ def _save(path: Path, array: NDArray[np.uint8] | Labels) -> None:
 
 
 def _sync(path: Path) -> None:
-    """Write a file to disk before the manifest is: after a crash there must be no manifest of an empty file."""
+    """Sync a file to disk before the manifest is written, so that a crash cannot leave a manifest of an empty file."""
     with path.open("rb") as file:
         os.fsync(file.fileno())

