@@ -32,7 +32,7 @@ class PickleFormatError(ValueError):
 
 
 class _Name(Enum):
-    """The functions and types that a pickle may refer to; each is interpreted here, none is called."""
+    """Functions and types that a pickle can refer to; they are interpreted by `_Parser` and never called."""
 
     RECONSTRUCT = "_reconstruct"
     FROM_BUFFER = "_frombuffer"
@@ -49,8 +49,8 @@ _NAMES = {
     "numpy._core.numeric._frombuffer": _Name.FROM_BUFFER,
     "numpy.ndarray": _Name.NDARRAY,
     "numpy.dtype": _Name.DTYPE,
-    "_codecs.encode": _Name.ENCODE,  # protocol 2 of Python 3 writes bytes with it
-    "__builtin__.bytes": _Name.BYTES,  # and empty bytes with this
+    "_codecs.encode": _Name.ENCODE,  # bytes in protocol 2 of Python 3
+    "__builtin__.bytes": _Name.BYTES,  # empty bytes in protocol 2 of Python 3
 }
 
 

@@ -78,7 +78,7 @@ class Reader(Protocol):
         """Files and folders that are unchanged as long as the source is."""
 
     def digest(self, progress: Progress) -> str:
-        """Digest of everything that decides samples, labels and split, without decoding."""
+        """Compute a digest of everything that determines samples, labels and split, without decoding."""
 
     def write(self, target: Path, check: CheckLabels, progress: Progress, jobs: int) -> Content:
         """Decode into ``<target>/<name>.npy`` for all names of `ARRAYS`; ``check`` is called before the work starts."""
@@ -251,7 +251,7 @@ class _CacheFolder:
             file = (self.folder / f".{self.key}.lock").open("w")
         with file:
             if sys.platform != "win32":
-                with suppress(OSError):  # file systems without locks: the manifest is still replaced at once
+                with suppress(OSError):  # file systems without locks: the manifest is still replaced atomically
                     fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
@@ -293,7 +293,7 @@ def _read_manifest(path: Path) -> dict[str, Any] | None:
 
 
 def _seal(manifest: Mapping[str, Any]) -> str:
-    """SHA-256 of all other entries: a manifest that was edited or damaged is not used."""
+    """Compute the SHA-256 of all other entries, to reject a manifest that was edited or damaged."""
     entries = {key: value for key, value in manifest.items() if key != "manifest_sha256"}
     return hashlib.sha256(json.dumps(entries, sort_keys=True).encode()).hexdigest()
 

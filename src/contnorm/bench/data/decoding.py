@@ -22,10 +22,8 @@ __all__ = ["Batch", "Done", "Kept", "Piece", "decode_batch", "decoder_name", "fi
 
 # Accepted picture formats. Pillow has others that start programs (EPS starts Ghostscript) or are obscure.
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
-DEEP = (
-    "I",
-    "F",
-)  # prefixes of Pillow's modes with more than 8 bits per value: conversion to RGB clips them, and does not scale
+# Prefixes of Pillow's modes with more than 8 bits per value: conversion to RGB clips them, and does not scale.
+DEEP = ("I", "F")
 
 
 @dataclass(frozen=True)
@@ -146,7 +144,7 @@ def decode_batch(batch: Batch) -> list[bytes]:
 
 
 def decoder_name() -> str:
-    """Versions of the image decoder: decoded JPEG pixels may differ between them in the last bit."""
+    """Return the versions of the image decoder: decoded JPEG pixels can differ between versions in the last bit."""
     import PIL
     from PIL import features
 

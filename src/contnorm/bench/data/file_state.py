@@ -35,12 +35,12 @@ BLOCK = 2**24  # bytes per read: the thread that hashes needs the interpreter lo
 # stamp only if it was clearly in the past when the file was checked; 2 s is the coarsest resolution in use (FAT).
 RESOLUTION_NS = 2 * 10**9
 
-Signature = list[int]  # size, modification time in ns, inode; without the size for a folder
+Signature = list[int]  # size (0 for a folder), modification time in ns, inode
 Progress = Callable[[str, int, int], None]  # what is done, units done, units in total
 
 
 def signatures(paths: Iterable[Path], base: Path) -> dict[str, Signature]:
-    """Size, modification time and inode of files and folders, by their path relative to ``base``.
+    """Return size, modification time and inode of files and folders, by their path relative to ``base``.
 
     A path that does not exist has an empty signature.
     """
@@ -57,7 +57,7 @@ def _signature(path: Path) -> Signature:
 
 
 def trusted(now: Mapping[str, Signature], state: Mapping[str, object], key: str) -> bool:
-    """Whether all signatures are those of the last check, and old enough then to be relied on."""
+    """Whether all signatures equal those of the last check, and are reliable: all files were old enough then."""
     checked, known = state.get("checked_ns"), state.get(key)
     if not isinstance(checked, int) or known != now:
         return False
@@ -65,7 +65,7 @@ def trusted(now: Mapping[str, Signature], state: Mapping[str, object], key: str)
 
 
 def load_state(path: Path) -> dict[str, object]:
-    """Contents of a state file; empty if there is none or it cannot be read, so that everything is checked again."""
+    """Load a state file; returns an empty state, so that everything is checked again, if it cannot be read."""
     try:
         state = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -74,27 +74,27 @@ def load_state(path: Path) -> dict[str, object]:
 
 
 def save_state(path: Path, checked_ns: int, **known: Mapping[str, Signature]) -> None:
-    """Remember signatures of files that were checked from time ``checked_ns`` on."""
+    """Store signatures of files whose check started at time ``checked_ns``."""
     with suppress(OSError):  # the next start checks again
         write_atomically(path, json.dumps({"checked_ns": checked_ns, **known}).encode())
 
 
 def clock_ns() -> int:
-    """Current time on the clock that modification times are taken from."""
+    """Return the current time of the clock that sets modification times."""
     return time.time_ns()
 
 
 def user_cache() -> Path:
-    """Folder of this program in the user's cache."""
+    """Return the folder of contnorm in the user's cache."""
     cache_home = os.environ.get("XDG_CACHE_HOME")
     try:
         return Path(cache_home or Path.home() / ".cache") / "contnorm"
-    except RuntimeError as error:  # such as in a container, for a user that has no entry and no HOME
+    except RuntimeError as error:  # no HOME and no passwd entry, as in some containers
         raise UserError("this user has no home folder for a cache. Set XDG_CACHE_HOME to a folder.") from error
 
 
 def file_sha256(path: Path, advance: Callable[[int], None] = lambda _: None) -> str:
-    """SHA-256 of a file's content.
+    """Compute the SHA-256 of a file's content.
 
     Args:
         path: File.

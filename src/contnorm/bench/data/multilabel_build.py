@@ -266,7 +266,7 @@ def _has_arrays(folder: Path) -> bool:
         return False
     try:
         arrays = {split: np.lib.format.open_memmap(_array_path(folder, split), mode="r") for split in SPLITS}
-    except Exception:  # a damaged header can fail in any way
+    except Exception:  # a damaged header can raise any exception
         return False
     return all(
         array.dtype == np.uint8 and array.shape == (len(plan[split]), 3, plan["side"], plan["side"])

@@ -37,7 +37,7 @@ __all__ = [
 MANIFEST = "manifest.json"
 KIND = "contnorm multi-label data set"
 VERSION = 1
-ROWS = 64  # images that are decoded, written and hashed together: little work is lost on an interrupt, few writes
+ROWS = 64  # images that are decoded, written and hashed together; an interrupt loses at most these
 NEEDED = (
     "version",
     "name",
@@ -104,7 +104,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def load_stored(folder: Path, progress: Progress = lambda *_: None) -> MultiLabelSource:
-    """Load a built data set, memory-mapped; its content is checked once per change of a file.
+    """Load a built data set, memory-mapped. Its content is verified again only if a file has changed.
 
     Args:
         folder: Folder of its manifest.
@@ -171,7 +171,7 @@ def _check_values(folder: Path, split: str, arrays: Mapping[str, np.ndarray], ta
 
 
 def _check_content(folder: Path, manifest: Manifest, arrays: Mapping[str, np.ndarray], progress: Progress) -> None:
-    """Compare the arrays with the fingerprint that was taken when they were built."""
+    """Raise an error if the arrays do not match the fingerprint that was computed when they were built."""
     path = _state_path(folder)
     now, state = clock_ns(), load_state(path)
     files = signatures([folder / MANIFEST, *(folder / manifest["folder"] / f"{name}.npy" for name in arrays)], folder)

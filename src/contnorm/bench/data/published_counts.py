@@ -38,7 +38,7 @@ def check_counts(
         name: Data set.
         where: Folder, for the message.
         published: Expected counts.
-        train, test: Labels of both splits, from 0 to the number of classes less 1.
+        train, test: Labels of both splits, from 0 to the number of classes minus 1.
         allow_missing: Accept other counts than published; also set by the environment variable `ALLOW_MISSING`.
 
     Returns:

@@ -109,7 +109,10 @@ class PartitioningReservoir:
         return int(candidates[np.flatnonzero(cost <= cost.min() + SAME)[0]])  # the lowest slot among equal costs
 
     def _cost_after_removal(self, candidates: Slots) -> Floats:
-        """L1 distance of the label counts from their targets after each candidate is removed."""
+        """Compute the L1 distance of the label counts from their targets after the removal of each candidate.
+
+        Labels that are no longer in memory after the removal do not count.
+        """
         rows = self._held[candidates]
         remaining = self._held_count - rows
         total = remaining.sum(1, keepdims=True)
