@@ -1,8 +1,8 @@
 """Escape text for an output format: terminal, HTML, Markdown, LaTeX and CSV.
 
 Names, notes and messages can come from records, data sets, recipes and settings of other people. Every writer passes
-such text through the function of its format, at the point of output. All of them first make characters visible that a
-reader can't see: control characters, bidirectional overrides, line separators and surrogates.
+such text through the function of its format, at the point of output. All of them first replace invisible characters by
+escape sequences: control characters, bidirectional overrides, line separators and surrogates.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _LATEX = {
     "`": r"\textasciigrave{}",
 }
 _MARKDOWN = str.maketrans({"<": "&lt;", ">": "&gt;", **{c: f"\\{c}" for c in "\\`*|~$"}})
-_UNDERSCORE = re.compile(r"(?<![^\W_])_|_(?![^\W_])")  # within a word it is no emphasis
+_UNDERSCORE = re.compile(r"(?<![^\W_])_|_(?![^\W_])")  # not within a word, where it means no emphasis
 _ENTITY = re.compile(r"&(?=[#\w])")
 _LINK = re.compile(r"\](?=[(\[:])")  # of a link, an image or a definition
 _BLOCK_START = re.compile(r"^(\s*|\s*\d+(?=[.)]))([#+=.)-])")  # heading, list or rule at the start of a line
@@ -51,7 +51,7 @@ _FORMULA = tuple("=+-@\uff1d\uff0b\uff0d\uff20")  # also the fullwidth forms, wh
 
 
 def escape_terminal(text: str) -> str:
-    r"""Make characters visible that are not, so that text can't move the cursor, set a title or change its order.
+    r"""Replace invisible characters, so that text can't move the cursor, set the title or reorder other text.
 
     Example:
         >>> print(escape_terminal("cn\x1b[2J\n"))
@@ -82,7 +82,7 @@ def shorten(text: str, limit: int) -> str:
 
 
 def escape_html(text: str) -> str:
-    """For the content or a quoted attribute of an HTML or SVG element.
+    """Escape text for the content or a quoted attribute of an HTML or SVG element.
 
     Example:
         >>> escape_html('<b title="x">')
@@ -92,7 +92,7 @@ def escape_html(text: str) -> str:
 
 
 def escape_markdown(text: str) -> str:
-    r"""For text within a line: a table cell or a heading.
+    r"""Escape text within a line of Markdown, such as a table cell or a heading.
 
     Example:
         >>> print(escape_markdown("BN* <b> a|b bn_gn _x_"))
@@ -105,7 +105,7 @@ def escape_markdown(text: str) -> str:
 
 
 def escape_markdown_line(text: str) -> str:
-    r"""For text that begins a line: a paragraph or a list item.
+    r"""Escape text at the start of a line of Markdown, such as a paragraph or a list item.
 
     Example:
         >>> print(escape_markdown_line("# x"), escape_markdown_line("1. x"))
@@ -115,7 +115,7 @@ def escape_markdown_line(text: str) -> str:
 
 
 def code_fence(text: str, language: str) -> str:
-    """A fenced block of one line of code, with a fence longer than any run of backticks in it.
+    """Fenced Markdown block of one line of code; the fence is longer than any run of backticks in the code.
 
     Example:
         >>> code_fence("contnorm ls", "bash").splitlines()
@@ -127,19 +127,19 @@ def code_fence(text: str, language: str) -> str:
 
 
 def escape_latex(text: str) -> str:
-    r"""For a cell of a tabular.
+    r"""Escape text for a cell of a LaTeX tabular.
 
     Example:
         >>> print(escape_latex("bn_gn ^^41 50 %"))
         bn\_gn \textasciicircum{}\textasciicircum{}41 50 \%
     """
     escaped = "".join(_LATEX.get(letter, letter) for letter in escape_terminal(text))
-    # After the \\ of the row before, a bracket or a star would be read as its argument.
+    # TeX reads a bracket or a star after the \\ of the previous row as an argument of \\.
     return f"{{}}{escaped}" if escaped.startswith(("[", "*")) else escaped
 
 
 def escape_latex_comment(text: str) -> str:
-    """For a comment of one line; TeX's ``^^`` notation for characters is broken up.
+    """Escape text for a one-line LaTeX comment; TeX's ``^^`` notation for characters is broken up.
 
     Example:
         >>> escape_latex_comment("a^^Mb")
@@ -149,9 +149,9 @@ def escape_latex_comment(text: str) -> str:
 
 
 def escape_csv(value: object) -> object:
-    """A cell of a CSV file: text that a spreadsheet would take for a formula gets an apostrophe in front.
+    """Escape a cell of a CSV file: text that a spreadsheet would read as a formula is prefixed with an apostrophe.
 
-    Numbers stay as they are, also those that are written as text.
+    Numbers are unchanged, including those that are given as text.
 
     Example:
         >>> escape_csv("=1+1"), escape_csv("-0.5"), escape_csv(-0.5)

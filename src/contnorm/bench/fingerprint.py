@@ -1,4 +1,4 @@
-"""Fingerprints of data sets: which samples, labels and split a run has seen.
+"""Fingerprints of data sets: hashes of the samples, labels and splits of a run.
 
 A fingerprint is a string with its version in front, ``"2:0123456789abcdef"``. Version 2 is computed from the samples
 in their order, their labels and their split, so the same images in another file format have the same fingerprint.
@@ -35,9 +35,9 @@ class Match(Enum):
 
 
 def compare_fingerprints(a: object, b: object) -> Match:
-    """Compare two fingerprints as they stand in records.
+    """Compare two fingerprints from records.
 
-    Returns `Match.UNKNOWN` where their versions differ, or where one is missing.
+    Returns `Match.UNKNOWN` if their versions differ or if one is missing.
 
     Example:
         >>> compare_fingerprints("2:00ff", "2:00ff"), compare_fingerprints("2:00ff", "00ff")

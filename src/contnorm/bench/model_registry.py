@@ -1,4 +1,4 @@
-"""The table of networks: names, and one line each for listings. Free of torch, as the other tables are."""
+"""Registry of networks: names and one-line summaries. It does not import torch."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Checks of a record's content: everything later code reads of it has the type and the range that code expects.
+"""Validation of a record's content: types and ranges of all fields that other modules read.
 
-A record is checked once, where it is loaded. What passes can be scored, compared and drawn without further checks.
+A record is checked once, when it is loaded. Code that scores, compares or plots records needs no further checks.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _LONGEST_TEXT = 2000  # characters of a name, a version or a fingerprint
 
 
 def checked_counts(raw: Mapping[str, Any]) -> AccuracyMatrix | LabelMatrix:
-    """The counts of a record; all other matrices of the record have to fit them.
+    """Validate and return the counts of a record; its other matrices must have the same tasks and classes.
 
     Raises:
-        ValueError: Where a matrix is missing, or is not what an evaluation writes.
+        ValueError: If a matrix is missing or invalid.
 
     Example:
         >>> checked_counts({"matrix": {"correct": [[5]], "total": [10]}}).tasks
@@ -47,10 +47,10 @@ def checked_counts(raw: Mapping[str, Any]) -> AccuracyMatrix | LabelMatrix:
 
 
 def check_fields(raw: Mapping[str, Any]) -> None:
-    """Check what a record holds besides its settings and counts.
+    """Check the fields of a record other than its settings and counts.
 
     Raises:
-        ValueError: With the name of the field, its value, and what is expected.
+        ValueError: With the name of the field, its value and the expected type or range.
 
     Example:
         >>> check_fields({"commit": 3})
@@ -73,7 +73,7 @@ def check_fields(raw: Mapping[str, Any]) -> None:
 
 
 def finite_drift(drift: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The drift of a record, or nothing where a distance is not finite and so can be neither averaged nor drawn.
+    """Drift of a record; empty if a distance is not finite, since it could be neither averaged nor plotted.
 
     Example:
         >>> finite_drift({"by_task": [{"norm1": {"mean": float("inf"), "var": 1.0}}]})
@@ -85,7 +85,7 @@ def finite_drift(drift: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def check_whole(value: Any, name: str, least: int = 0, most: int = _LARGEST_COUNT) -> int:
-    """The value, where it is a whole number within its limits; true and false are none.
+    """Return the value if it is an integer within its limits; booleans are rejected.
 
     Example:
         >>> check_whole(float("inf"), "seed")
@@ -93,7 +93,7 @@ def check_whole(value: Any, name: str, least: int = 0, most: int = _LARGEST_COUN
         ValueError: seed=inf must be a whole number from 0 to 1000000000000000
     """
     if type(value) is not int or not least <= value <= most:
-        raise ValueError(f"{name}={_shown(value)} must be a whole number from {least} to {most}")
+        raise ValueError(f"{name}={_format_value(value)} must be a whole number from {least} to {most}")
     return value
 
 
@@ -113,7 +113,7 @@ def _accuracy_matrix(raw: Any, name: str) -> AccuracyMatrix:
 def _label_matrix(raw: Any, name: str) -> LabelMatrix:
     parts = _group(raw, name)
     rows = [_list(row, f"a row of {name}.own") for row in _list(parts.get("own"), f"{name}.own")]
-    entries = [one for row in rows for one in row if one is not None]
+    entries = [entry for row in rows for entry in row if entry is not None]
     for stats in (*entries, *_list(parts.get("tally"), f"{name}.tally")):
         counts = _group(stats, f"an entry of {name}")
         check_whole(counts.get("samples"), f"{name}: samples")
@@ -125,26 +125,26 @@ def _label_matrix(raw: Any, name: str) -> LabelMatrix:
     return matrix
 
 
-def _same_tasks(one: AccuracyMatrix | LabelMatrix, other: AccuracyMatrix | LabelMatrix, name: str) -> None:
-    if one.tasks != other.tasks:
-        raise ValueError(f"{name} has {one.tasks} tasks, the other counts have {other.tasks}")
-    if isinstance(one, LabelMatrix) and isinstance(other, LabelMatrix):
-        _same_classes(one.tally[0].classes, other.tally[0].classes, name)
+def _same_tasks(matrix: AccuracyMatrix | LabelMatrix, reference: AccuracyMatrix | LabelMatrix, name: str) -> None:
+    if matrix.tasks != reference.tasks:
+        raise ValueError(f"{name} has {matrix.tasks} tasks, the other counts have {reference.tasks}")
+    if isinstance(matrix, LabelMatrix) and isinstance(reference, LabelMatrix):
+        _same_classes(matrix.tally[0].classes, reference.tally[0].classes, name)
 
 
-def _same_classes(found: int, expected: int, name: str) -> None:
-    if found != expected:
-        raise ValueError(f"{name} and labels are not of the same labels: {found} and {expected} of them")
+def _same_classes(actual: int, expected: int, name: str) -> None:
+    if actual != expected:
+        raise ValueError(f"{name} and labels are not of the same labels: {actual} and {expected} of them")
 
 
 def _check_classes(raw: Any, classes: int) -> None:
     parts = _group(raw, "classes")
     for key in ("names", "groups"):
         if key == "groups" or key in parts:
-            found = _list(parts.get(key), f"classes.{key}")
-            for text in found:
+            values = _list(parts.get(key), f"classes.{key}")
+            for text in values:
                 _text(text, f"classes.{key}")
-            _same_classes(len(found), classes, "classes")
+            _same_classes(len(values), classes, "classes")
 
 
 def _check_census(raw: Any, tasks: int, classes: int) -> None:
@@ -170,7 +170,7 @@ def _check_drift(raw: Any) -> None:
             for moment in ("mean", "var"):
                 value = _group(moments, f"drift of {layer}").get(moment)
                 if type(value) not in (int, float):
-                    raise ValueError(f"drift of {layer}: {moment}={_shown(value)} must be a number")
+                    raise ValueError(f"drift of {layer}: {moment}={_format_value(value)} must be a number")
 
 
 def _check_seconds(raw: Any) -> None:
@@ -182,7 +182,7 @@ def _check_seconds(raw: Any) -> None:
 
 
 def _check_facts(facts: Mapping[str, Any], name: str) -> None:
-    """What is printed of a group; all of the versions, and of other groups the names and counts that are known."""
+    """Check the values of a group that reports print: all versions, and known names and counts of other groups."""
     for key, value in facts.items():
         if value is not None and (key in _TEXTS or name == "versions"):
             _text(value, f"{name}.{key}")
@@ -196,13 +196,13 @@ _COUNTS = ("images", "published_images", "missing_images", "extra_images", "thre
 
 def _group(value: Any, name: str) -> Mapping[str, Any]:
     if not isinstance(value, dict):
-        raise ValueError(f"{name}={_shown(value)} must be a group of values")
+        raise ValueError(f"{name}={_format_value(value)} must be a group of values")
     return value
 
 
 def _list(value: Any, name: str, length: int | None = None) -> Sequence[Any]:
     if not isinstance(value, list):
-        raise ValueError(f"{name}={_shown(value)} must be a list")
+        raise ValueError(f"{name}={_format_value(value)} must be a list")
     if length is not None and len(value) != length:
         raise ValueError(f"{name} has {len(value)} entries, {length} are expected")
     return value
@@ -217,19 +217,19 @@ def _whole_numbers(value: Any, name: str, gaps: bool = False) -> Sequence[Any]:
 
 def _number(value: Any, name: str) -> None:
     if type(value) not in (int, float) or not 0 <= value <= _LARGEST_COUNT:
-        raise ValueError(f"{name}={_shown(value)} must be a finite number, 0 or more")
+        raise ValueError(f"{name}={_format_value(value)} must be a finite number, 0 or more")
 
 
 def _text(value: Any, name: str, longest: int | None = _LONGEST_TEXT) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"{name}={_shown(value)} must be a text")
+        raise ValueError(f"{name}={_format_value(value)} must be a text")
     if longest is not None and len(value) > longest:
         raise ValueError(f"{name} has {len(value)} characters, more than {longest}")
     return value
 
 
-def _shown(value: Any) -> str:
-    """A value for a message, however large it is."""
+def _format_value(value: Any) -> str:
+    """Short text of a value for an error message."""
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) > _LARGEST_COUNT:
         return f"<a number of {value.bit_length()} bits>"
     if isinstance(value, list | dict):

@@ -1,10 +1,10 @@
-"""Records: one JSON file a run, ``runs/<hash>/<seed>.json``, written at once or not at all.
+"""Records: one JSON file per run and seed, ``runs/<hash>/<seed>.json``, written atomically.
 
 A record has a seal, a checksum of its content. Loading a record checks the seal, the content, and that the settings,
-the hash, the folder and the file name belong together; a record that fails is named and left out.
+the hash, the folder and the file name match. A record that fails a check is reported as a problem and not used.
 
-This is the wall in the middle of the house: to the left of it runs are made, with torch; to the right they are scored,
-compared and shown, from these files alone.
+Records separate training from analysis: the engine writes them and needs torch; scores, comparisons and reports are
+computed from these files alone.
 """
 
 from __future__ import annotations
@@ -54,18 +54,18 @@ __all__ = [
 
 SCHEMA = 2
 SEALED_SINCE = 2  # records of an older schema have no seal
-LOST = ".lost.json"  # the end of the name of a note, in place of a record
+LOST = ".lost.json"  # suffix of a divergence note, which a diverged run writes instead of a record
 _SEED = re.compile(r"[0-9]+\.json")
 _NOTE = re.compile(r"[0-9]+\.lost\.json")
 _HASH = re.compile(r"[0-9a-f]{12}")
 LARGEST_SEED = 2**64 - 1
 _LARGEST_FILE = 2**28  # bytes
-_LONGEST_REASON = 300  # characters of what is wrong with a record
+_LONGEST_REASON = 300  # characters of an error message about a record
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The shape of what a record holds, in words: of its counts, and of its drift; empty where it has none."""
+    """Text descriptions of the shape of a record's counts and of its drift; empty if the record has none."""
 
     counts: str
     drift: str
@@ -73,13 +73,15 @@ class Layout:
 
 @dataclass(frozen=True)
 class Record:
-    """What a finished run left.
+    """Settings and results of a finished run.
 
     Attributes:
-        counted: Right answers, or, where images have several labels, what was counted of each label.
-        drift: Distances of running from exact moments; empty where one of them is not finite.
-        raw: The file whole: times, versions, device.
-        path: Where it was read from.
+        config: Settings of the run.
+        seed: Seed of the run.
+        counted: Accuracy matrix, or label statistics for multi-label data.
+        drift: Distances between running and exact moments; empty if one of them is not finite.
+        raw: All content of the file, including times, versions and device.
+        path: File that the record was read from.
     """
 
     config: RunConfig
@@ -91,13 +93,13 @@ class Record:
 
     @property
     def sealed(self) -> bool:
-        """Whether a checksum protects it; records of schema 1 have none."""
+        """Whether the record has a checksum; records of schema 1 have none."""
         return "seal" in self.raw
 
     @cached_property
     def layout(self) -> Layout:
-        """What the records of all seeds of a run have in common."""
-        # Where steps are capped, seeds may reach different numbers of tasks.
+        """Shape of the counts and the drift; the same for all seeds of a run."""
+        # With train.max_steps, seeds may reach different numbers of tasks.
         capped = self.config.train.max_steps is not None
         tasks = "the tasks reached" if capped else f"{self.counted.tasks} tasks"
         if isinstance(self.counted, LabelMatrix):
@@ -111,17 +113,21 @@ class Record:
 
     @property
     def outcome(self) -> str:
-        """All that was counted, as text: equal for copies of a record."""
+        """All counts as JSON text; equal for copies of a record."""
         return json.dumps([self.raw.get(key) for key in ("matrix", "matrix_running", "labels", "labels_running")])
 
     @property
     def several_labels(self) -> bool:
-        """Whether it is of images with several labels, which have other scores than ACC, FM and LA."""
+        """Whether the run is multi-label; such runs have other scores than ACC, FM and LA."""
         return isinstance(self.counted, LabelMatrix)
 
     @property
     def matrix(self) -> AccuracyMatrix:
-        """Of right answers; an error where images have several labels."""
+        """Accuracy matrix.
+
+        Raises:
+            UserError: If the run is multi-label.
+        """
         if isinstance(self.counted, LabelMatrix):
             raise UserError(
                 f"run {self.config.hash} seed {self.seed}: its images have several labels, so it has no accuracies. "
@@ -130,30 +136,30 @@ class Record:
         return self.counted
 
     def matrix_of(self, key: str) -> AccuracyMatrix | None:
-        """The matrix of another way to evaluate the same network, such as ``matrix_running``; None where it was not."""
+        """Accuracy matrix of another evaluation of the same network, such as ``matrix_running``; None if missing."""
         raw = self.raw.get(key)
         return None if raw is None else AccuracyMatrix(**raw)
 
     @property
     def evaluated(self) -> dict[str, AccuracyMatrix]:
-        """Its matrices by the moments they were measured with: ``running``, ``oracle``, or both of the same network."""
-        found: dict[str, AccuracyMatrix] = {self.config.evaluate.moments: self.matrix}
+        """Accuracy matrices of the same network by the moments used in evaluation: ``running``, ``oracle`` or both."""
+        matrices: dict[str, AccuracyMatrix] = {self.config.evaluate.moments: self.matrix}
         running = self.matrix_of("matrix_running")
-        return found if running is None else {"running": running, **found}
+        return matrices if running is None else {"running": running, **matrices}
 
     def labels_of(self, key: str) -> LabelMatrix | None:
-        """What was counted of labels, ``labels`` or with running moments ``labels_running``; None where it was not."""
+        """Label statistics: ``labels``, or ``labels_running`` with running moments; None if missing."""
         raw = self.raw.get(key)
         return None if raw is None else LabelMatrix.from_json(raw)
 
     def classes_of(self, group: str) -> list[int] | None:
-        """The labels of a group, ``"majority"`` and so on; None for ``"overall"``, which is all of them."""
+        """Class indices of a group such as ``"majority"``; None for ``"overall"``, which means all classes."""
         if group == "overall":
             return None
-        return [label for label, own in enumerate(self.raw["classes"]["groups"]) if own == group]
+        return [label for label, label_group in enumerate(self.raw["classes"]["groups"]) if label_group == group]
 
     def score(self, name: str, group: str = "overall") -> float:
-        """A score by its name; where images have several labels, also of a group of them alone."""
+        """Compute a score by name; for a multi-label run optionally over one group of classes."""
         if isinstance(self.counted, LabelMatrix):
             return label_score(self.counted, name, self.classes_of(group))
         return score(self.counted, name)
@@ -161,10 +167,13 @@ class Record:
 
 @dataclass(frozen=True)
 class Found:
-    """The records that were looked for, and what is wrong with those that can't be read.
+    """Result of a search for records.
 
-    ``lost`` has, by the hash of a run, its seeds that have no record because their loss was no longer finite, and what
-    was said of each.
+    Attributes:
+        records: Valid records.
+        problems: One message per record or folder that could not be used.
+        lost: Diverged seeds by the hash of their run, each with the message of its divergence note. The loss of a
+            diverged seed was not finite, so it has no record.
     """
 
     records: list[Record]
@@ -173,11 +182,11 @@ class Found:
 
 
 def write_atomically(path: Path, *parts: bytes | memoryview) -> None:
-    """Write a file so that it is either the old one or the new one, whatever happens meanwhile.
+    """Write a file atomically: after a crash it has either the old or the new content.
 
     Args:
-        path: The file; its folder is made.
-        parts: What it holds, one after the other.
+        path: The file; its folder is created.
+        parts: Content, written one part after the other.
 
     Example:
         >>> import tempfile
@@ -187,10 +196,10 @@ def write_atomically(path: Path, *parts: bytes | memoryview) -> None:
         b'{}'
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Random, since processes of several hosts or containers that share the folder can have the same number.
+    # Random, since processes of several hosts or containers that share the folder can have the same process id.
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        with draft.open("xb") as file:  # never through a link that somebody put there
+        with draft.open("xb") as file:  # "x" does not follow a symbolic link at this path
             for part in parts:
                 file.write(part)
             file.flush()
@@ -202,7 +211,10 @@ def write_atomically(path: Path, *parts: bytes | memoryview) -> None:
 
 
 def write_output(path: Path, content: bytes) -> None:
-    """Write a file that a user named: into the target of a link, and into a device or pipe instead of replacing it."""
+    """Write to an output path from the user.
+
+    A symbolic link is followed, and a device or pipe is written to instead of being replaced.
+    """
     target = path.resolve()
     if target.exists() and not target.is_file():
         with target.open("wb") as file:
@@ -229,35 +241,38 @@ class Store:
         return self.path(config, seed).is_file()
 
     def seeds(self, config: RunConfig, among: Iterable[int]) -> set[int]:
-        """Those of the seeds that are recorded of a run."""
+        """Subset of the seeds that have a record of this run."""
         return {seed for seed in among if self.has(config, seed)}
 
     def save(self, config: RunConfig, seed: int, found: Mapping[str, Any]) -> Path:
-        """Write the record of a run, with its seal."""
+        """Write the sealed record of a run."""
         content = {"schema": SCHEMA, "config": config.as_dict(), "hash": config.hash, "seed": seed, **found}
         return _write_sealed(self.path(config, seed), content)
 
     def note_lost(self, config: RunConfig, seed: int, why: str) -> Path:
-        """Write a note, in place of a record, of a run whose loss is no longer finite."""
+        """Write a divergence note instead of a record, for a run whose loss is not finite."""
         content = {"schema": SCHEMA, "hash": config.hash, "seed": seed, "lost": why}
-        return _write_sealed(self._note_of_lost(config, seed), content)
+        return _write_sealed(self._divergence_note(config, seed), content)
 
     def lost(self, config: RunConfig, seed: int) -> bool:
-        """Whether a run has a note that it was lost, and no record."""
-        return self._note_of_lost(config, seed).is_file() and not self.has(config, seed)
+        """Whether a run has a divergence note and no record."""
+        return self._divergence_note(config, seed).is_file() and not self.has(config, seed)
 
     def all_lost(self, config: RunConfig) -> dict[int, str]:
-        """The seeds of a run that were lost and have no record, and what was said of each."""
-        return diverged_seeds(_scanned(self.root / config.hash), [])
+        """Diverged seeds of a run that have no record, each with the message of its divergence note."""
+        return diverged_seeds(_scan_folder(self.root / config.hash), [])
 
-    def _note_of_lost(self, config: RunConfig, seed: int) -> Path:
+    def _divergence_note(self, config: RunConfig, seed: int) -> Path:
         return self.root / config.hash / f"{seed}{LOST}"
 
     def load(self, path: Path) -> Record:
-        """A record, checked: its seal, its content, and that its hash, folder and file name are those of its settings.
+        """Load a record and check its seal, its content, and that hash, folder and file name match its settings.
 
-        The names of folder and file are checked under this store's folder and wherever the folder is named by a hash;
-        a copy of a record may have any other name.
+        The names of the folder and the file are checked under this store's root and wherever the folder's name is a
+        hash; a copy of a record elsewhere may have any name.
+
+        Raises:
+            UserError: If a check fails.
         """
         raw = _read(path)
         if raw["schema"] > SCHEMA:
@@ -265,9 +280,9 @@ class Store:
                 f"{path}: is a record of version {raw['schema']}, and this is contnorm that knows up to {SCHEMA}. "
                 f"Upgrade contnorm to read it."
             )
-        missing = _needed(raw) - raw.keys()
+        missing = _required_keys(raw) - raw.keys()
         if missing:
-            raise _no_record(path, f"without {', '.join(sorted(missing))}")
+            raise _record_error(path, f"without {', '.join(sorted(missing))}")
         try:
             config, counted = _config_of(raw["config"]), checked_counts(raw)
             seed = check_whole(raw["seed"], "seed", most=LARGEST_SEED)
@@ -277,10 +292,10 @@ class Store:
             _check_place(path, self.root, config.hash, seed)
             return Record(config, seed, counted, finite_drift(raw.get("drift", {})), raw, path)
         except (ValueError, TypeError, AttributeError, KeyError, OverflowError, RecursionError) as error:
-            raise _no_record(path, error) from error
+            raise _record_error(path, error) from error
 
     def load_seeds(self, config: RunConfig, seeds: Iterable[int]) -> Found:
-        """The records of some seeds of a run, but for those that are broken: of each of these why."""
+        """Load the records of some seeds of a run; invalid ones are reported as problems."""
         found = Found([], [])
         for seed in seeds:
             try:
@@ -295,33 +310,37 @@ class Store:
                 yield self.load(Path(entry.path))
 
     def readable(self) -> Found:
-        """All records, but for those that are broken: of each of these why."""
+        """Load all records; invalid ones are reported as problems."""
         return self._read_folders(run_folders(self.root))
 
     def search(self, given: str) -> Found:
-        """The records of a path, of a folder of runs, or of the beginning of a hash, all its seeds."""
+        """Find records by file, by folder of runs, or by a prefix of a hash (all seeds)."""
         path = Path(given)
         if path.is_file() and path.name.endswith(LOST):
             raise UserError(
-                f"{path}: is a note of a run that was lost, so it has no scores. {_lost_reason(path)}".rstrip()
+                f"{path}: is a note of a run that was lost, so it has no scores. {_divergence_reason(path)}".rstrip()
             )
         if path.is_file():
             return Found([self.load(path)], [])
         many = is_folder_of_runs(path)
-        found = Store(path).readable() if many else self._read_folders(map(_scanned, self._folders(given)))
+        found = Store(path).readable() if many else self._read_folders(map(_scan_folder, self._folders(given)))
         if not found.records and not found.problems:
             raise none_finished(given, self.root, found.lost)
         return found
 
     def find(self, given: str) -> list[Record]:
-        """The records of one run, by its path or the beginning of its hash, all its seeds; none may be broken."""
+        """Find the records of all seeds of one run by path or hash prefix.
+
+        Raises:
+            UserError: If a record is invalid, or if several runs match.
+        """
         found = self.find_one(given)
         if found.problems:
             raise UserError("; ".join(found.problems))
         return found.records
 
     def find_one(self, given: str) -> Found:
-        """The same, with its seeds that were lost and what is wrong with records that can't be read."""
+        """Like `find`, but returns diverged seeds and problems with invalid records too."""
         found = self.search(given)
         hashes = {record.config.hash for record in found.records}
         if not hashes:
@@ -331,7 +350,7 @@ class Store:
         return replace(found, records=sorted(found.records, key=lambda record: record.seed))
 
     def _read_folders(self, folders: Iterable[RunFolder]) -> Found:
-        """The records in the folders of some runs."""
+        """Load the records in the folders of some runs."""
         found = Found([], [])
         for folder in folders:
             if folder.problem:
@@ -347,27 +366,27 @@ class Store:
                 found.lost[_name(folder.path)] = lost
         return replace(found, records=distinct(found.records, found.problems))
 
-    def _beginning_with(self, given: str) -> list[Path]:
-        """Compared as text: stars and brackets are no pattern."""
-        return [folder for folder in self.root.glob("*") if folder.name.startswith(given) and folder.is_dir()]
+    def _folders_with_prefix(self, prefix: str) -> list[Path]:
+        """Compare names as text: ``*`` and ``[`` in the prefix are not a glob pattern."""
+        return [folder for folder in self.root.glob("*") if folder.name.startswith(prefix) and folder.is_dir()]
 
-    def _folders(self, given: str) -> list[Path]:
-        path = Path(given)
-        folders = [path] if path.is_dir() else sorted(self._beginning_with(given))
+    def _folders(self, query: str) -> list[Path]:
+        path = Path(query)
+        folders = [path] if path.is_dir() else sorted(self._folders_with_prefix(query))
         if len(folders) > 1:
-            raise UserError(f"{given!r} begins {len(folders)} hashes: {', '.join(f.name for f in folders)}. Say more.")
+            raise UserError(f"{query!r} begins {len(folders)} hashes: {', '.join(f.name for f in folders)}. Say more.")
         return folders
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The files of one run.
+    """Files of one run.
 
     Attributes:
         path: The folder.
-        records: Its records, by seed.
-        notes: Its notes of runs whose loss was no longer finite, by seed.
-        problem: Why the folder can't be looked into; empty where it can.
+        records: Record files, ordered by seed.
+        notes: Divergence notes, ordered by seed.
+        problem: Reason why the folder can't be read; empty if it can.
     """
 
     path: Path
@@ -377,7 +396,7 @@ class RunFolder:
 
 
 def run_folders(root: Path) -> Iterator[RunFolder]:
-    """The folders of runs under a folder, in the order of their names.
+    """Iterate over the run folders under a folder, ordered by name.
 
     Example:
         >>> list(run_folders(Path("no such folder")))
@@ -389,10 +408,10 @@ def run_folders(root: Path) -> Iterator[RunFolder]:
     except OSError:
         return
     for name in names:
-        yield _scanned(root / name)
+        yield _scan_folder(root / name)
 
 
-def _scanned(folder: Path) -> RunFolder:
+def _scan_folder(folder: Path) -> RunFolder:
     try:
         with os.scandir(folder) as entries:
             files = sorted(entries, key=lambda entry: (len(entry.name), entry.name))  # by seed: 2 before 10
@@ -405,15 +424,15 @@ def _scanned(folder: Path) -> RunFolder:
 
 
 def is_folder_of_runs(path: Path) -> bool:
-    """Whether a path is a folder of several runs, not of one, whose records or notes are in it."""
+    """Whether a path is a folder of run folders; the folder of a single run contains records or notes itself."""
     if not path.is_dir():
         return False
-    one = _scanned(path)
-    return not one.records and not one.notes
+    folder = _scan_folder(path)
+    return not folder.records and not folder.notes
 
 
 class Described(Protocol):
-    """A record, or a summary of one: its settings, and of its file at least what is said of the data set."""
+    """A record or a summary of one: its settings, and at least the data-set fields of its file."""
 
     @property
     def config(self) -> RunConfig: ...
@@ -422,7 +441,7 @@ class Described(Protocol):
 
 
 class _Placed(Protocol):
-    """A record, or a summary of one: where it is, and what shape it has."""
+    """A record or a summary of one: its path, the shape of its content and its counts."""
 
     @property
     def config(self) -> RunConfig: ...
@@ -440,10 +459,10 @@ P = TypeVar("P", bound=_Placed)
 
 
 def distinct(records: Iterable[P], problems: list[str]) -> list[P]:
-    """One record for each run and seed, the first; a mean over seeds must not count a copy again.
+    """Keep the first record of each run and seed, so that a mean over seeds counts no copy twice.
 
-    Copies come from links, from folders that are named twice and from folders that share runs. A record of the same run
-    and seed with other counts, such as one of another device, is named as a problem.
+    Copies come from links, from folders that are listed twice and from folders that share runs. A record of the same
+    run and seed with different counts, such as one from another device, is reported as a problem.
     """
     first: dict[tuple[str, int], P] = {}
     for record in records:
@@ -456,16 +475,16 @@ def distinct(records: Iterable[P], problems: list[str]) -> list[P]:
 
 
 def fitting(records: Sequence[P], problems: list[str]) -> list[P]:
-    """Those records whose counts have the shape of most records of the same run; the others are named as problems.
+    """Keep the records whose layout is the most common one of their run; report the others as problems.
 
     Seeds of one run have the same tasks, classes and layers. A record that differs can't be averaged with the others.
     """
     if len({(record.config.hash, record.layout) for record in records}) == len({r.config.hash for r in records}):
-        return list(records)  # one layout a run, as it should be
+        return list(records)  # each run has a single layout
     layouts: dict[str, Counter[Layout]] = {}
     for record in records:
         layouts.setdefault(record.config.hash, Counter())[record.layout] += 1
-    usual = {run: _usual_layout(counts) for run, counts in layouts.items()}
+    usual = {run: _most_common_layout(counts) for run, counts in layouts.items()}
     fits = []
     for record in records:
         layout, expected = record.layout, usual[record.config.hash]
@@ -484,28 +503,29 @@ def fitting(records: Sequence[P], problems: list[str]) -> list[P]:
     return fits
 
 
-def _usual_layout(layouts: Counter[Layout]) -> Layout:
-    """The most common counts, and of those the most common drift."""
+def _most_common_layout(layouts: Counter[Layout]) -> Layout:
+    """Most common counts, and among those the most common drift."""
     if len(layouts) == 1:
         return next(iter(layouts))
     counts: Counter[str] = Counter()
     drifts: Counter[str] = Counter()
-    for layout, many in layouts.items():
-        counts[layout.counts] += many
-    [(usual, _)] = counts.most_common(1)
-    for layout, many in layouts.items():
-        if layout.counts == usual and layout.drift:
-            drifts[layout.drift] += many
-    return Layout(usual, drifts.most_common(1)[0][0] if drifts else "")
+    for layout, frequency in layouts.items():
+        counts[layout.counts] += frequency
+    [(common_counts, _)] = counts.most_common(1)
+    for layout, frequency in layouts.items():
+        if layout.counts == common_counts and layout.drift:
+            drifts[layout.drift] += frequency
+    return Layout(common_counts, drifts.most_common(1)[0][0] if drifts else "")
 
 
 def diverged_seeds(folder: RunFolder, problems: list[str]) -> dict[int, str]:
-    """The seeds of a run that have a note in place of a record, and what it says; notes that are wrong are named.
+    """Seeds of a run that have a divergence note and no record, each with the note's message.
 
-    A note that can't be read still says that its run diverged. A note of another run or seed says nothing.
+    Invalid notes are reported as problems. A note that can't be read still counts as a divergence. A note of another
+    run or seed does not.
     """
     recorded = {entry.name for entry in folder.records}
-    found = {}
+    diverged = {}
     for entry in folder.notes:
         seed = entry.name.removesuffix(LOST)
         if f"{seed}.json" in recorded:
@@ -516,26 +536,26 @@ def diverged_seeds(folder: RunFolder, problems: list[str]) -> dict[int, str]:
                 problems.append(f"{entry.path}: is the note of another run or seed, and is not counted. Delete it.")
                 continue
             _check_seal(raw)
-            found[int(seed)] = str(raw.get("lost", "")) if isinstance(raw.get("lost"), str) else ""
+            diverged[int(seed)] = str(raw.get("lost", "")) if isinstance(raw.get("lost"), str) else ""
         except UserError as error:
             problems.append(str(error))
-            found[int(seed)] = ""
+            diverged[int(seed)] = ""
         except (ValueError, RecursionError) as error:
-            problems.append(str(_no_record(Path(entry.path), error, "note of a run that was lost")))
-            found[int(seed)] = ""
-    return found
+            problems.append(str(_record_error(Path(entry.path), error, "note of a run that was lost")))
+            diverged[int(seed)] = ""
+    return diverged
 
 
 def none_finished(given: str, root: Path, lost: Mapping[str, Mapping[int, str]]) -> UserError:
-    """An error for a name under which no finished run is."""
-    whys = " ".join(why for notes in lost.values() for why in notes.values())
+    """Error for a name that matches no finished run."""
+    reasons = " ".join(reason for notes in lost.values() for reason in notes.values())
     if lost:
-        return UserError(f"{given!r}: has no scores, for each of its seeds was lost. {whys}")
+        return UserError(f"{given!r}: has no scores, for each of its seeds was lost. {reasons}")
     return UserError(f"no finished run {given!r} under {root}. A run is a path or the beginning of a hash.")
 
 
 def seal_of(content: Mapping[str, Any]) -> str:
-    """The checksum of a record: SHA-256 over the canonical JSON of everything in it but the seal.
+    """Checksum of a record: SHA-256 over the canonical JSON of its content without the seal.
 
     Example:
         >>> seal_of({"seed": 0, "hash": "a"}) == seal_of({"hash": "a", "seed": 0, "seal": "old"})
@@ -547,7 +567,7 @@ def seal_of(content: Mapping[str, Any]) -> str:
 
 
 def _write_sealed(path: Path, content: Mapping[str, Any]) -> Path:
-    plain = json.loads(json.dumps(content))  # as it is read back: keys are texts, tuples are lists
+    plain = json.loads(json.dumps(content))  # the form that loading returns: string keys, lists for tuples
     write_atomically(path, (json.dumps({**plain, "seal": seal_of(plain)}, indent=1) + "\n").encode())
     return path
 
@@ -561,12 +581,12 @@ def _check_seal(raw: Mapping[str, Any]) -> None:
 
 def _check_identity(raw: Mapping[str, Any], expected: str) -> None:
     if raw.get("hash") != expected:
-        said = raw.get("hash")
-        raise ValueError(f"its hash is {said!r}, but that of its settings is {expected}: one of them was changed")
+        recorded = raw.get("hash")
+        raise ValueError(f"its hash is {recorded!r}, but that of its settings is {expected}: one of them was changed")
 
 
 def _check_place(path: Path, root: Path, run: str, seed: int) -> None:
-    """Under a folder of runs, the folder has to be named by the hash and the file by the seed."""
+    """Check that a record in a run folder has the hash as its folder name and the seed as its file name."""
     if not _SEED.fullmatch(path.name):
         return
     name = _name(path.parent)
@@ -579,12 +599,12 @@ def _check_place(path: Path, root: Path, run: str, seed: int) -> None:
 
 
 def _name(folder: Path) -> str:
-    """The name of a folder; of one that is a link or ``.``, the name of what it stands for."""
+    """Name of a folder; links and ``.`` are resolved first."""
     return folder.name if _HASH.fullmatch(folder.name) else folder.resolve().name
 
 
 def _config_of(values: Any) -> RunConfig:
-    """The settings of a record; the same object for records of the same settings, so that their hash is made once."""
+    """Settings of a record. Records with equal settings share one object, so that the hash is computed once."""
     try:
         return _shared_config(json.dumps(values, sort_keys=True))
     except UserError as error:
@@ -601,52 +621,52 @@ def _digest(content: Any) -> str:
 
 
 def _read(path: Path, what: str = "record of a run") -> dict[str, Any]:
-    """A JSON object with a version in it."""
+    """Read a JSON object that has a schema version."""
     try:
         _check_file(path)
         raw = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:  # no JSON, or no text
-        raise _no_record(path, error, what) from error
+    except (OSError, ValueError, RecursionError) as error:  # not JSON, or not UTF-8
+        raise _record_error(path, error, what) from error
     if not isinstance(raw, dict):
-        raise _no_record(path, "no JSON object", what)
+        raise _record_error(path, "no JSON object", what)
     if "schema" in raw and (type(raw["schema"]) is not int or raw["schema"] < 1):
-        raise _no_record(path, f"schema={raw['schema']!r} is no whole number", what)
+        raise _record_error(path, f"schema={raw['schema']!r} is no whole number", what)
     if "schema" not in raw:
-        raise _no_record(path, f"without {', '.join(sorted({'schema', *_needed(raw)} - raw.keys()))}", what)
+        raise _record_error(path, f"without {', '.join(sorted({'schema', *_required_keys(raw)} - raw.keys()))}", what)
     return raw
 
 
 def _check_file(path: Path) -> None:
-    """Refuse what would be read without end: a pipe, a device, or a file of a size that no record has."""
-    found = path.stat()
-    if not stat.S_ISREG(found.st_mode):
+    """Reject files that could be read without end (pipes, devices) and files too large for a record."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
         raise ValueError("not a regular file")
-    if found.st_size > _LARGEST_FILE:
-        raise ValueError(f"{found.st_size:,} bytes, more than the {_LARGEST_FILE:,} that a record can have")
+    if status.st_size > _LARGEST_FILE:
+        raise ValueError(f"{status.st_size:,} bytes, more than the {_LARGEST_FILE:,} that a record can have")
 
 
-def _lost_reason(path: Path) -> str:
-    """What a note says; nothing where it can't be read."""
+def _divergence_reason(path: Path) -> str:
+    """Message of a divergence note; empty if the note can't be read."""
     try:
         return str(_read(path).get("lost", ""))
     except UserError:
         return ""
 
 
-def _needed(raw: Mapping[str, Any]) -> set[str]:
-    """What a record must have, by what it is of."""
+def _required_keys(raw: Mapping[str, Any]) -> set[str]:
+    """Required keys of a record; multi-label records have other ones."""
     return {"config", "seed", *(("labels", "classes") if "labels" in raw else ("matrix",))}
 
 
-def _no_record(path: Path | None, why: object, what: str = "record of a run") -> UserError:
-    """An error in one printable line, whatever is in the file."""
-    said = "".join(letter if letter.isprintable() else " " for letter in str(why))
-    said = said if len(said) <= _LONGEST_REASON else f"{said[:_LONGEST_REASON]}..."
-    return UserError(f"{path}: is no {what} ({said}). Delete it, and it can be run again.")
+def _record_error(path: Path | None, why: object, what: str = "record of a run") -> UserError:
+    """Error message in one printable line, whatever the file contains."""
+    reason = "".join(letter if letter.isprintable() else " " for letter in str(why))
+    reason = reason if len(reason) <= _LONGEST_REASON else f"{reason[:_LONGEST_REASON]}..."
+    return UserError(f"{path}: is no {what} ({reason}). Delete it, and it can be run again.")
 
 
 def by_settings(records: Iterable[P]) -> dict[str, list[P]]:
-    """Records by the hash of their settings: the seeds of each run together, in the order they come.
+    """Group records by the hash of their settings; the seeds of a run keep their order.
 
     Example:
         >>> by_settings([])
@@ -659,11 +679,13 @@ def by_settings(records: Iterable[P]) -> dict[str, list[P]]:
 
 
 def spread_over_seeds(values: list[float]) -> tuple[float, float]:
-    """Mean and sample standard deviation; the latter is not a number for a single seed, both where a value is none.
+    """Mean and sample standard deviation.
+
+    The standard deviation is NaN for a single seed or if a value is not finite.
 
     Example:
         >>> spread_over_seeds([1.0, 3.0])
         (2.0, 1.4142135623730951)
     """
-    spread = len(values) > 1 and all(map(isfinite, values))  # `stdev` fails on what is not a number
-    return fmean(values), stdev(values) if spread else float("nan")
+    has_stdev = len(values) > 1 and all(map(isfinite, values))  # `stdev` fails on NaN and infinity
+    return fmean(values), stdev(values) if has_stdev else float("nan")

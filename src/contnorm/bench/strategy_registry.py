@@ -1,6 +1,6 @@
-"""The table of strategies: names, aliases, and one line each for listings.
+"""Registry of strategies: names, aliases and one-line summaries.
 
-Free of torch, as the table of norms is, so that listing what there is costs nothing.
+It does not import torch, so that listing strategies is fast.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ __all__ = ["ALIASES", "STRATEGIES", "StrategySpec", "strategy_defaults"]
 
 @dataclass(frozen=True, slots=True)
 class StrategySpec:
-    """One row of the table.
+    """Registry entry of a strategy.
 
     Attributes:
-        name: The name typed after ``--strategy``.
+        name: Name for ``--strategy``.
         target: ``"module:Class"``.
-        summary: One line for listings.
-        aliases: What the field also calls it.
-        memory: The kind of memory it brings, where no other is asked for; None for the stream's.
+        summary: One-line description for listings.
+        aliases: Other names in the literature.
+        memory: Default kind of memory; None for the default of the stream.
     """
 
     name: str
@@ -71,7 +71,7 @@ ALIASES = {alias: spec.name for spec in STRATEGIES.values() for alias in spec.al
 
 
 def strategy_defaults(name: str) -> dict[str, Any]:
-    """The settings a strategy brings, over its stream's: the kind of memory it is made for.
+    """Default settings of a strategy, which override those of the stream: its kind of memory.
 
     Example:
         >>> strategy_defaults("crs"), strategy_defaults("er")

@@ -1,6 +1,6 @@
-"""The settings of a run once its data set is known: what was asked for, over what its strategy and its stream say.
+"""Complete settings of a run on a known data set: user settings override the strategy's and the stream's defaults.
 
-Needs no torch; so what is made of files of weights is not filled in here.
+This module does not import torch, so it does not fill in the hash of a weights file; `resolve` does.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from contnorm.registry import find_norm
 
 __all__ = ["settle"]
 
-STREAMS_OWN = ("scenario", "part", "augment")  # where None means what the stream says; elsewhere it means all of it
+STREAMS_OWN = ("scenario", "part", "augment")  # None means the stream's default for these; for others it means "all"
 
 
 def settle(values: Mapping[str, Any], source: str) -> RunConfig:
-    """All settings of a run of a data set.
+    """Complete the settings of a run on a data set.
 
     Example:
         >>> settle({"stream": {"name": "split-cifar10"}, "strategy": {"name": "der++"}}, "cifar10").strategy.name
         'derpp'
     """
-    asked = from_dict(values)
-    spec = find_stream(asked.stream.name)
-    said = {k: v for k, v in values.get("stream", {}).items() if not (v is None and k in STREAMS_OWN)}
-    name = _strategy(asked.strategy.name)
-    usual = laid_over(stream_defaults(spec, asked.stream.scenario), strategy_defaults(name))
-    merged = laid_over(usual, {**values, "stream": said})
+    requested = from_dict(values)
+    spec = find_stream(requested.stream.name)
+    stream_values = {k: v for k, v in values.get("stream", {}).items() if not (v is None and k in STREAMS_OWN)}
+    name = _canonical_strategy(requested.strategy.name)
+    defaults = laid_over(stream_defaults(spec, requested.stream.scenario), strategy_defaults(name))
+    merged = laid_over(defaults, {**values, "stream": stream_values})
     strategy = {**merged.get("strategy", {}), "name": name, "code": code_hash(name)}
     model = {**merged.get("model", {})}
     model["code"] = code_hash(model.get("name", ""))
@@ -41,9 +41,10 @@ def settle(values: Mapping[str, Any], source: str) -> RunConfig:
 
 
 def _resolve_norm(norm: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a norm under its name in the table: one network has one name, and so one hash.
+    """Settings of a norm under its canonical name, so that equal networks have equal hashes.
 
-    A number of groups in the name becomes the setting; groups that are chosen automatically come with the rule.
+    A number of groups in the name becomes the setting ``groups``. ``groups="auto"`` also gets the current rule for
+    choosing groups.
 
     Example:
         >>> _resolve_norm({"name": "CN8", "groups": 4})
@@ -63,7 +64,7 @@ def _resolve_norm(norm: Mapping[str, Any]) -> dict[str, Any]:
     return resolved
 
 
-def _strategy(asked: str) -> str:
-    """The name a strategy has in the table, whatever its case; one of a user's own is a path, and stays as it is."""
-    lowered = asked.lower()
-    return ALIASES.get(lowered, lowered if lowered in STRATEGIES else asked)
+def _canonical_strategy(name: str) -> str:
+    """Canonical name of a strategy, case-insensitive; the path of a user's strategy is returned unchanged."""
+    lowered = name.lower()
+    return ALIASES.get(lowered, lowered if lowered in STRATEGIES else name)

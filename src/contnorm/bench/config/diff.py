@@ -1,4 +1,4 @@
-"""Settings in words, as ``--set`` takes them: in which ones runs differ from their stream's defaults and each other."""
+"""Differences between the settings of runs and their defaults, or between runs, formatted as for ``--set``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["changed", "differences", "in_words", "varying", "word"]
 
 
 def word(value: Any) -> str:
-    """A value as it is typed.
+    """Format a value as it is typed for ``--set``.
 
     Example:
         >>> word(None), word(True), word(0.1), word("cn")
@@ -24,7 +24,7 @@ def word(value: Any) -> str:
 
 
 def in_words(settings: dict[str, Any], keys: Collection[str]) -> str:
-    """Those of the settings that are among the keys.
+    """Format the settings whose key is among the keys.
 
     Example:
         >>> in_words({"train.lr": 0.1, "norm.name": "cn"}, ["train.lr"])
@@ -34,7 +34,7 @@ def in_words(settings: dict[str, Any], keys: Collection[str]) -> str:
 
 
 def changed(config: RunConfig) -> dict[str, Any]:
-    """The settings that are not what the run's stream and strategy say, by dotted key.
+    """Settings that differ from the defaults of the run's stream and strategy, by dotted key.
 
     Example:
         >>> changed(from_dict({"stream": {"name": "split-cifar10"}, "train": {"lr": 0.03, "batch": 10}}))["train.batch"]
@@ -45,36 +45,36 @@ def changed(config: RunConfig) -> dict[str, Any]:
 
 @lru_cache(maxsize=4096)
 def _changed(config: RunConfig) -> dict[str, Any]:
-    usual = _usual(config.stream.name, config.stream.scenario, config.strategy.name)
-    return {key: value for key, value in dotted(config.as_dict()).items() if value != usual[key]}
+    defaults = _defaults(config.stream.name, config.stream.scenario, config.strategy.name)
+    return {key: value for key, value in dotted(config.as_dict()).items() if value != defaults[key]}
 
 
 @lru_cache(maxsize=256)
-def _usual(stream_name: str, scenario: str | None, strategy: str) -> dict[str, Any]:
-    """What a stream and a strategy say, by dotted key."""
+def _defaults(stream_name: str, scenario: str | None, strategy: str) -> dict[str, Any]:
+    """Defaults of a stream and a strategy, by dotted key."""
     stream = STREAMS.get(stream_name)
-    said = stream_defaults(stream, scenario) if stream else {}
-    return dotted(from_dict(laid_over(said, strategy_defaults(strategy))).as_dict())
+    of_stream = stream_defaults(stream, scenario) if stream else {}
+    return dotted(from_dict(laid_over(of_stream, strategy_defaults(strategy))).as_dict())
 
 
 def varying(configs: Sequence[RunConfig]) -> set[str]:
-    """The keys in which some of the runs are as their stream says, or each other, and others not.
+    """Keys of changed settings whose value is not the same in all runs.
 
-    Two streams at their defaults differ in none, whatever the defaults are.
+    Runs that use the defaults of their streams do not vary, even if the defaults of the streams differ.
 
     Example:
         >>> sorted(varying([from_dict({"train": {"lr": lr}}) for lr in (0.03, 0.1)]))
         ['train.lr']
     """
-    each = [changed(config) for config in configs]
-    if not each:
+    changes = [changed(config) for config in configs]
+    if not changes:
         return set()
-    same = set.intersection(*({(key, word(value)) for key, value in one.items()} for one in each))
-    return {key for one in each for key, value in one.items() if (key, word(value)) not in same}
+    same = set.intersection(*({(key, word(value)) for key, value in settings.items()} for settings in changes))
+    return {key for settings in changes for key, value in settings.items() if (key, word(value)) not in same}
 
 
 def differences(a: RunConfig, b: RunConfig) -> dict[str, tuple[Any, Any]]:
-    """The settings in which two runs differ.
+    """Settings in which two runs differ, by dotted key, with both values.
 
     Example:
         >>> differences(RunConfig(), from_dict({"train": {"lr": 0.1}}))

@@ -1,4 +1,4 @@
-"""The settings of a run: what was asked for, over what its stream says, over the defaults; and what is filled in."""
+"""Resolve the settings of a run: merge user settings with defaults, find the data set and fill in hashes."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ __all__ = ["resolve"]
 
 
 def resolve(values: Mapping[str, Any], data_root: Path) -> RunConfig:
-    """The settings of a run: what was asked for, over what its stream says, over the defaults."""
-    asked = from_dict(values)  # every key and value is checked before anything else
-    _check_not_filled_in(asked)
-    spec = find_stream(asked.stream.name)
-    said = laid_over(stream_defaults(spec, asked.stream.scenario), values)["stream"].get("source")
-    config = settle(values, _source(spec, said, data_root))
+    """Resolve the settings of a run: user settings override the stream's defaults, which override the global ones."""
+    requested = from_dict(values)  # checks every key and value first
+    _check_not_filled_in(requested)
+    spec = find_stream(requested.stream.name)
+    source = laid_over(stream_defaults(spec, requested.stream.scenario), values)["stream"].get("source")
+    config = settle(values, _source(spec, source, data_root))
     if config.model.weights is not None:
         weights = weights_hash(config.model.weights, config.model.name)
         config = replace(config, model=replace(config.model, weights_hash=weights))
@@ -43,52 +43,52 @@ def _check_evaluation(config: RunConfig, spec: StreamSpec) -> None:
         )
 
 
-def _check_not_filled_in(asked: RunConfig) -> None:
-    for key, value, by, such in (
-        ("strategy.code", asked.strategy.code, "strategy.name", "path/to/file.py:Name"),
-        ("model.code", asked.model.code, "model.name", "path/to/file.py:Name"),
-        ("model.weights_hash", asked.model.weights_hash, "model.weights", "path/to/file"),
+def _check_not_filled_in(requested: RunConfig) -> None:
+    for key, value, setting, example in (
+        ("strategy.code", requested.strategy.code, "strategy.name", "path/to/file.py:Name"),
+        ("model.code", requested.model.code, "model.name", "path/to/file.py:Name"),
+        ("model.weights_hash", requested.model.weights_hash, "model.weights", "path/to/file"),
     ):
         if value is not None:
             raise UserError(
-                f"config: {key}={value!r} is filled in, from the file that {by} names. Leave it out, and set "
-                f"{by}={such}."
+                f"config: {key}={value!r} is filled in, from the file that {setting} names. Leave it out, and set "
+                f"{setting}={example}."
             )
 
 
-def _source(spec: StreamSpec, asked: str | None, root: Path) -> str:
-    """The data set asked for, where the stream is made of it; the first of the stream's that is found."""
+def _source(spec: StreamSpec, requested: str | None, root: Path) -> str:
+    """Requested data set if the stream can use it; by default the first of the stream's data sets that is on disk."""
     built = spec.kind == "multi-label"
-    if asked is not None:
-        if asked not in spec.sources and not (built and find_stored(asked, root)):
-            there = [own for own in stored_under(root) if own not in spec.sources] if built else []
-            if not (spec.sources or there):
+    if requested is not None:
+        if requested not in spec.sources and not (built and find_stored(requested, root)):
+            available = [name for name in stored_under(root) if name not in spec.sources] if built else []
+            if not (spec.sources or available):
                 raise UserError(
-                    f"stream.source={asked!r}: no set of {spec.name} pictures is built under {root}. `contnorm data "
-                    f"{asked} --csv FILE --images DIR` builds one there; --data-root says where else one is."
+                    f"stream.source={requested!r}: no set of {spec.name} pictures is built under {root}. `contnorm "
+                    f"data {requested} --csv FILE --images DIR` builds one there; --data-root says where else one is."
                 )
-            raise unknown(f"stream.source for {spec.name}:", asked, [*spec.sources, *there])
-        return asked
+            raise unknown(f"stream.source for {spec.name}:", requested, [*spec.sources, *available])
+        return requested
     if not spec.sources:
         raise UserError(
             f"stream {spec.name}: say which, with --set stream.source=NAME, or the folder it was built in. `contnorm "
             f"data NAME --csv FILE` builds one."
         )
-    return _first_found(spec.sources, root)
+    return _first_available(spec.sources, root)
 
 
-def _first_found(names: tuple[str, ...], root: Path) -> str:
+def _first_available(names: tuple[str, ...], root: Path) -> str:
     for name in names:
         spec = SOURCES[name]
         if not spec.layouts or find_layout(spec, root) is not None:
             return name
-    wanted = SOURCES[names[0]]
-    if wanted.built_with:
+    first = SOURCES[names[0]]
+    if first.built_with:
         raise UserError(
-            f"no {wanted.name} under {root}. Looked for {looked_for(wanted)}. Build it with {wanted.built_with}, or "
-            f"say where it is with --data-root or CONTNORM_DATA; `contnorm data {wanted.name}` says more."
+            f"no {first.name} under {root}. Looked for {looked_for(first)}. Build it with {first.built_with}, or "
+            f"say where it is with --data-root or CONTNORM_DATA; `contnorm data {first.name}` says more."
         )
     raise UserError(
-        f"no {wanted.name} under {root}. Looked for {looked_for(wanted)}. Put it there, or say where it is with "
-        f"--data-root or CONTNORM_DATA; `contnorm data {wanted.name}` says more, and can fetch what is public."
+        f"no {first.name} under {root}. Looked for {looked_for(first)}. Put it there, or say where it is with "
+        f"--data-root or CONTNORM_DATA; `contnorm data {first.name}` says more, and can fetch what is public."
     )

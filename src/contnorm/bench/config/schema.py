@@ -1,7 +1,7 @@
-"""The settings of a run: one frozen tree, the same behind the command line, a TOML file and a record.
+"""Schema of the settings of a run: nested frozen dataclasses, shared by the command line, TOML files and records.
 
-A run's identity is the hash of its settings; seeds, devices and folders are not part of it. Where a value comes from:
-command line, else file, else what the stream says, else the defaults here.
+A run is identified by the hash of its settings; seeds, devices and folders are not part of it. Precedence of values:
+command line, then file, then the defaults of the stream, then the defaults here.
 """
 
 from __future__ import annotations
@@ -47,86 +47,86 @@ __all__ = [
 
 @dataclass(frozen=True)
 class StreamConfig:
-    """What is learned, in which order."""
+    """The data stream: data set, tasks and their order."""
 
     name: str = "permuted-mnist"
-    source: str | None = None  # the data set; None for the first of the stream's that is found
-    tasks: int | None = None  # how many of its tasks; None for all
+    source: str | None = None  # data set; None for the first of the stream's data sets that is on disk
+    tasks: int | None = None  # number of tasks; None for all
     train_per_task: int | None = None  # samples; None for all
     test_per_task: int | None = None
     class_order: Literal["fixed", "seed"] = "fixed"
-    scenario: Literal["task", "class", "domain", "free"] | None = None  # None for the stream's own; free: task-free
-    part: Literal["all", "learn", "validate"] | None = None  # of a stream that sets tasks apart for selection
+    scenario: Literal["task", "class", "domain", "free"] | None = None  # None for the stream's default; free: task-free
+    part: Literal["all", "learn", "validate"] | None = None  # for streams that reserve tasks for model selection
     augment: bool | None = None
 
 
 @dataclass(frozen=True)
 class StrategyConfig:
-    """How samples of the stream and of the memory become a loss."""
+    """The learning method: how the loss is computed from stream and memory samples."""
 
     name: str = "single"
-    forward: Literal["joint", "separate"] = "joint"  # whether they share a forward pass: norm layers see it
-    loss: Literal["mean", "sum"] = "mean"  # of all samples, or of the means of stream and memory
-    replay_from: Literal["past", "all"] = "past"  # tasks
+    forward: Literal["joint", "separate"] = "joint"  # one forward pass or two; this changes batch statistics
+    loss: Literal["mean", "sum"] = "mean"  # mean over all samples, or sum of the means of stream and memory
+    replay_from: Literal["past", "all"] = "past"  # tasks that are replayed
     alpha: float = 0.2  # weight of stored logits, DER++
     beta: float = 0.5  # weight of stored labels, DER++
-    code: str | None = None  # the hash of a strategy of one's own; filled in
+    code: str | None = None  # hash of a user's strategy; filled in by `resolve`
 
 
 @dataclass(frozen=True)
 class MemoryConfig:
-    """What is kept of the stream."""
+    """The replay memory."""
 
     kind: Literal["ring", "reservoir", "prs"] = "ring"
-    size: int = 50  # slots of a ring, or of the reservoir
-    per: Literal["task", "class"] = "task"  # what has a ring
-    rho: float = 0.0  # PRS: the power of a label's frequency that its share follows; 0 gives all labels the same
-    quirk: bool = False  # PRS: displace as the published code does
+    size: int = 50  # slots per ring for "ring", in total for the others
+    per: Literal["task", "class"] = "task"  # "ring": one ring per task or per class
+    rho: float = 0.0  # PRS: a label's share is its frequency to this power; 0 gives all labels equal shares
+    quirk: bool = False  # PRS: evict as the published code does
 
 
 @dataclass(frozen=True)
 class ModelConfig:
     name: str = "mlp"
-    width: int = 100  # of hidden layers; of a ResNet, the filters of its stem
-    stem: Literal["pool", "plain"] = "pool"  # of a ResNet: with or without max-pool
-    weights: str | None = None  # to begin with: a file, or torchvision:NAME; None for fresh ones
-    weights_hash: str | None = None  # of that file; filled in
-    code: str | None = None  # the hash of a network of one's own; filled in
+    width: int = 100  # units of hidden layers; for a ResNet, filters of its stem
+    stem: Literal["pool", "plain"] = "pool"  # ResNet: with or without max-pool
+    weights: str | None = None  # initial weights: a file, or torchvision:NAME; None for random initialization
+    weights_hash: str | None = None  # hash of that file; filled in by `resolve`
+    code: str | None = None  # hash of a user's network; filled in by `resolve`
 
 
 @dataclass(frozen=True)
 class NormConfig:
     name: str = "bn"
     groups: int | Literal["auto"] = 32
-    auto_channels: Literal[1, 2] = 1  # least channels in a group for groups="auto"; 2 is filled in, 0.1 had 1
-    momentum: float | Literal["cumulative"] | None = None  # None for the norm's own
-    schedule: Literal["published", "scaled"] = "published"  # of batch renormalization's limits
-    layers: Literal["ours", "stock"] = "ours"  # or torch's own, not fused; for what they cost
+    auto_channels: Literal[1, 2] = 1  # minimum channels per group for groups="auto"; 0.1 used 1, now 2 is filled in
+    momentum: float | Literal["cumulative"] | None = None  # None for the norm's default
+    schedule: Literal["published", "scaled"] = "published"  # limits of batch renormalization
+    layers: Literal["ours", "stock"] = "ours"  # stock: torch's unfused layers, for speed comparisons
 
 
 Precision = Literal["fp32", "tf32", "bf16"]
-PRECISIONS: tuple[Precision, ...] = get_args(Precision)  # the more exact first
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)  # most precise first
 
 
 @dataclass(frozen=True)
 class TrainConfig:
     lr: float = 0.03
     optimizer: Literal["sgd", "adam"] = "sgd"
-    clip_value: float | None = None  # no value of a gradient goes beyond; None for no limit
+    clip_value: float | None = None  # clips each gradient element to [-clip_value, clip_value]; None for no limit
     batch: int = 10
     replay: int = 10
-    partial: Literal["keep", "drop"] = "keep"  # drop: each task is cut by itself, what fills no batch is left out
-    passes: int = 1  # over each task; more than one is no online learning any more
+    partial: Literal["keep", "drop"] = "keep"  # drop: omit the incomplete last batch of each task
+    passes: int = 1  # epochs per task; online learning uses 1
     precision: Precision = "fp32"
     deterministic: bool = True
-    max_steps: int | None = None  # stop early, for a try
+    max_steps: int | None = None  # stop after this many steps (smoke test)
 
 
 @dataclass(frozen=True)
 class EvaluateConfig:
     moments: Literal["running", "oracle"] = "running"
-    ahead: bool = False  # also measure tasks not learned yet, and everything before the first
-    drift: bool = True  # measure how far running moments are from the oracle's, at each task's end
+    ahead: bool = False  # also evaluate tasks not learned yet, and all tasks before training
+    drift: bool = True  # at the end of each task, measure the distance between running and oracle moments
 
 
 @dataclass(frozen=True)
@@ -149,18 +149,18 @@ class RunConfig:
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
 
     def as_dict(self) -> dict[str, Any]:
-        """All settings by group and name, in the order of the fields."""
+        """All settings by group and name, in field order."""
         return {group.name: dict(vars(getattr(self, group.name))) for group in dataclasses.fields(self)}
 
     @cached_property
     def hash(self) -> str:
-        """Of what differs from the defaults, so that a setting added later leaves old runs what they are.
+        """Hash of the settings that differ from the defaults, so that adding a setting does not change old hashes.
 
-        Weights are known by what is in them: where their file lies makes no other run.
+        Weights are identified by the hash of their content; the path of the file does not count.
         """
-        usual = RunConfig().as_dict()
+        defaults = RunConfig().as_dict()
         changed = {
-            group: {key: value for key, value in values.items() if value != usual[group][key]}
+            group: {key: value for key, value in values.items() if value != defaults[group][key]}
             for group, values in self.as_dict().items()
         }
         if self.model.weights_hash is not None:
@@ -169,7 +169,7 @@ class RunConfig:
         return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 
 
-# The least value of each number that has one; what lies below is a slip, and would fail late or silently.
+# Minimum values. A smaller value is a mistake that would otherwise fail late or silently.
 _LEAST = {
     "stream.tasks": 1,
     "stream.train_per_task": 1,
@@ -182,17 +182,17 @@ _LEAST = {
     "train.passes": 1,
     "train.max_steps": 1,
 }
-_LARGEST_WHOLE = 10**9  # more samples, slots or steps than any machine has room for
-_LARGEST = 3.4e38  # of single precision, which networks are computed in
-_DEEPEST = 16  # levels of tables and lists in a TOML file
+_LARGEST_WHOLE = 10**9  # larger than any feasible number of samples, slots or steps
+_LARGEST = 3.4e38  # maximum of float32, which networks are computed in
+_DEEPEST = 16  # nesting levels of tables and lists in a TOML file
 _LARGEST_FILE = 2**20  # bytes of a TOML file; a file of all settings has about a thousand
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udbff]")  # lone low surrogates are bytes of a path that is not UTF-8
 _LONGEST_VALUE = 100  # characters of a value in a message
-_LARGEST_RHO = 10  # the power of a count of samples: with larger ones it can come to be no finite number
+_LARGEST_RHO = 10  # an exponent of sample counts; larger ones can overflow
 
 
 def dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested values by their dotted keys.
+    """Flatten nested values to dotted keys.
 
     Example:
         >>> dotted({"train": {"lr": 0.1, "batch": 10}, "norm": {"name": "cn"}})
@@ -205,7 +205,7 @@ def dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested values, those above in place of those below.
+    """Merge nested values; those of ``above`` override those of ``below``.
 
     Example:
         >>> laid_over({"train": {"lr": 0.1, "batch": 10}}, {"train": {"lr": 0.3}})
@@ -219,25 +219,25 @@ def laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, A
 
 
 def from_dict(values: Mapping[str, Any], where: str = "config") -> RunConfig:
-    """Settings from nested values, each checked against its field.
+    """Build settings from nested values and check each against its field.
 
     Example:
         >>> from_dict({"train": {"lr": 0.1}}).train.lr
         0.1
     """
-    made: RunConfig = _built(RunConfig, values, where, "")
-    return made
+    config: RunConfig = _build(RunConfig, values, where, "")
+    return config
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The nested values of a settings file; a mistake in them is reported with the file's name."""
+    """Read and check a settings file; errors name the file."""
     values = parse_toml(read_toml_text(path, "--config takes a TOML file."), str(path))
     from_dict(values, str(path))
     return values
 
 
 def read_toml_text(path: Path, hint: str) -> str:
-    """The text of a TOML file; ``hint`` ends the message where it can't be read."""
+    """Read the text of a TOML file; ``hint`` is appended to the error message if it can't be read."""
     try:
         with path.open("rb") as file:
             content = file.read(_LARGEST_FILE + 1)
@@ -247,15 +247,15 @@ def read_toml_text(path: Path, hint: str) -> str:
     if len(content) > _LARGEST_FILE:
         raise UserError(f"{path}: is larger than {_LARGEST_FILE:,} bytes. {hint}")
     try:
-        return content.decode("utf-8-sig")  # some editors begin a file with a byte order mark
+        return content.decode("utf-8-sig")  # some editors write a byte order mark
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: is not UTF-8, as TOML is ({error.reason} at byte {error.start}).") from error
 
 
 def parse_toml(text: str, where: str) -> dict[str, Any]:
-    """The nested values of a TOML text; ``where`` begins the message where it is not TOML.
+    """Parse TOML text; error messages begin with ``where``.
 
-    Numbers are of at most 64 bits, as TOML asks for, and tables and lists are nested a few levels deep.
+    Numbers have at most 64 bits, as TOML requires, and the nesting of tables and lists is limited.
     """
     try:
         values = tomllib.loads(text)
@@ -263,14 +263,14 @@ def parse_toml(text: str, where: str) -> dict[str, Any]:
         raise UserError(f"{where}: is not TOML ({error}).") from error
     except RecursionError as error:
         raise UserError(f"{where}: is nested too deeply. Use {_DEEPEST} levels at most.") from error
-    except ValueError as error:  # Python reads no number of thousands of digits
+    except ValueError as error:  # Python refuses to parse integers with thousands of digits
         raise UserError(f"{where}: has a number with too many digits. Numbers have 64 bits.") from error
     _check_limits(values, where)
     return values
 
 
 def _check_limits(values: Any, where: str) -> None:
-    """Level by level rather than by recursion, which would be what fails."""
+    """Check nesting and size of numbers, level by level: recursion would fail on deeply nested values."""
     level = [values]
     for _ in range(_DEEPEST):
         if any(isinstance(value, int) and value.bit_length() > 64 for value in level):
@@ -286,7 +286,7 @@ def _check_limits(values: Any, where: str) -> None:
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:
-    """A ``key=value`` of the command line; the value in TOML, or else as it stands.
+    """Parse ``key=value`` from the command line; the value is TOML, or plain text if it is not valid TOML.
 
     Example:
         >>> parse_assignment("train.lr=0.1"), parse_assignment("norm.name=cn")
@@ -301,17 +301,17 @@ def parse_assignment(text: str) -> tuple[str, Any]:
     if value == "none":
         return key, None
     try:
-        read = tomllib.loads(f"value = {value}")
+        parsed = tomllib.loads(f"value = {value}")
     except tomllib.TOMLDecodeError:
         return key, value
     except (RecursionError, ValueError):
-        read = parse_toml(f"value = {value}", f"--set {show_value(text)}")  # which says what is wrong
-    _check_limits(read, f"--set {show_value(text)}")
-    return key, read["value"] if len(read) == 1 else value  # a second line would set a key of its own
+        parsed = parse_toml(f"value = {value}", f"--set {show_value(text)}")  # raises a UserError with the reason
+    _check_limits(parsed, f"--set {show_value(text)}")
+    return key, parsed["value"] if len(parsed) == 1 else value  # a line break in the value could define further keys
 
 
 def show_value(value: Any) -> str:
-    """A value for a message: its repr, or a shorter form of one that is very long or has none.
+    """Text of a value for an error message: its repr, shortened if it is very long.
 
     Example:
         >>> show_value("cn"), show_value(16**5000), len(show_value("a" * 10**6))
@@ -321,12 +321,12 @@ def show_value(value: Any) -> str:
         return shorten(repr(value), _LONGEST_VALUE)
     except RecursionError:
         return f"a deeply nested {type(value).__name__}"
-    except ValueError:  # Python writes no whole number of thousands of digits
+    except ValueError:  # Python refuses to format integers with thousands of digits
         return f"a number of {value.bit_length()} bits" if isinstance(value, int) else f"a {type(value).__name__}"
 
 
 def assigned(values: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
-    """Nested values with one dotted key set.
+    """Copy of nested values with one dotted key set.
 
     Example:
         >>> assigned({"train": {"lr": 0.1}}, "train.batch", 32)
@@ -342,24 +342,26 @@ def assigned(values: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
     return {**values, head: assigned(inner, rest, value) if rest else value}
 
 
-def _built(cls: type, values: Mapping[str, Any], where: str, prefix: str) -> Any:
+def _build(cls: type, values: Mapping[str, Any], where: str, prefix: str) -> Any:
     hints = _hints(cls)
     names = [f.name for f in dataclasses.fields(cls)]
-    made = {}
+    fields = {}
     for key, value in values.items():
-        full = f"{prefix}{key}"
+        full_key = f"{prefix}{key}"
         if key not in names:
-            beside = [prefix + name for name in names]
-            raise UserError(f"{where}: {unknown_key(full, beside, list(dotted(RunConfig().as_dict())))}")
+            group_keys = [prefix + name for name in names]
+            raise UserError(f"{where}: {unknown_key(full_key, group_keys, list(dotted(RunConfig().as_dict())))}")
         kind = hints[key]
         if dataclasses.is_dataclass(kind):
             if not isinstance(value, Mapping):
                 first = dataclasses.fields(kind)[0].name
-                raise UserError(f"{where}: {full}={show_value(value)} must be a group of keys, such as {full}.{first}.")
-            made[key] = _built(kind, value, where, f"{full}.")  # type: ignore[arg-type]
+                raise UserError(
+                    f"{where}: {full_key}={show_value(value)} must be a group of keys, such as {full_key}.{first}."
+                )
+            fields[key] = _build(kind, value, where, f"{full_key}.")  # type: ignore[arg-type]
         else:
-            made[key] = _in_range(_checked(kind, value, where, full), where, full)
-    return cls(**made)
+            fields[key] = _in_range(_checked(kind, value, where, full_key), where, full_key)
+    return cls(**fields)
 
 
 @cache
@@ -368,7 +370,7 @@ def _hints(cls: type) -> dict[str, Any]:
 
 
 def _checked(kind: Any, value: Any, where: str, full: str) -> Any:
-    """The value, where its type allows it; an int may stand for a float."""
+    """Return the value if its type is allowed; an int is converted to float where a float is expected."""
     for choice in _choices(kind):
         if get_origin(choice) is Literal:
             if value in get_args(choice) and type(value) in {type(a) for a in get_args(choice)}:
@@ -380,13 +382,13 @@ def _checked(kind: Any, value: Any, where: str, full: str) -> Any:
             return _float(value)
         elif isinstance(value, choice) and not (choice is int and isinstance(value, bool)):
             return value
-    raise UserError(f"{where}: {full}={show_value(value)} must be {_words(kind)}.")
+    raise UserError(f"{where}: {full}={show_value(value)} must be {_describe_type(kind)}.")
 
 
 def _float(value: float) -> float:
     try:
         return float(value)
-    except OverflowError:  # a whole number beyond floats
+    except OverflowError:  # an integer beyond the range of floats
         return math.inf if value > 0 else -math.inf
 
 
@@ -410,7 +412,7 @@ def _choices(kind: Any) -> tuple[Any, ...]:
     return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
 
 
-def _words(kind: Any) -> str:
+def _describe_type(kind: Any) -> str:
     named = {int: "a whole number", float: "a number", str: "a word", bool: "true or false", types.NoneType: "none"}
     words: list[str] = []
     for choice in _choices(kind):

@@ -1,4 +1,4 @@
-"""Where a misplaced key belongs: it may be a flag's name, stand in the wrong group, or be almost one of ours."""
+"""Suggestions for unknown setting keys: names of flags, keys of another group, and similar spellings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contnorm.errors import UserError, unknown
 
 __all__ = ["unknown_key"]
 
-# What people type for a setting: the flags' names, the groups', and those other code bases use.
+# Common other names of settings: names of flags and groups, and names in other code bases.
 MEANT = {
     "stream": "stream.name",
     "strategy": "strategy.name",
@@ -25,15 +25,15 @@ MEANT = {
     "num_groups": "norm.groups",
     "steps": "train.max_steps",
 }
-FLAGS = ("seeds", "seed", "device", "lanes", "data_root", "runs", "config")  # not settings: no part of a run's identity
+FLAGS = ("seeds", "seed", "device", "lanes", "data_root", "runs", "config")  # not settings: they don't identify a run
 
 
 def unknown_key(given: str, beside: Sequence[str], every: Sequence[str]) -> UserError:
-    """An error for a key that isn't there: where it belongs, then what there is in its place.
+    """Error for an unknown key, with suggestions and the valid keys of its group.
 
     Args:
-        given: The key, dotted.
-        beside: What there is in its group, dotted.
+        given: The unknown key, dotted.
+        beside: Valid keys of its group, dotted.
         every: All settings, dotted.
 
     Example:
@@ -48,16 +48,16 @@ def unknown_key(given: str, beside: Sequence[str], every: Sequence[str]) -> User
     leaf = name.replace("-", "_")
     if leaf in FLAGS:
         return UserError(f"unknown key {given!r}. It is no setting of a run, but a flag: --{leaf.replace('_', '-')}.")
-    return unknown("key", given, beside, _meant(given, leaf, beside, every))
+    return unknown("key", given, beside, _suggestions(given, leaf, beside, every))
 
 
-def _meant(given: str, leaf: str, beside: Sequence[str], every: Sequence[str]) -> list[str]:
-    """Another group's key of that name; else what is spelled almost alike, here or anywhere."""
+def _suggestions(key: str, leaf: str, group_keys: Sequence[str], every: Sequence[str]) -> list[str]:
+    """Keys of that name in other groups; otherwise keys with a similar spelling."""
     if leaf in MEANT:
         return [MEANT[leaf]]
-    named = {key: key.rpartition(".")[2] for key in every}
+    names = {setting: setting.rpartition(".")[2] for setting in every}
     return (
-        [key for key, name in named.items() if name == leaf]
-        or difflib.get_close_matches(given, dict.fromkeys([*beside, *every]), n=2, cutoff=0.7)
-        or [key for key, name in named.items() if difflib.SequenceMatcher(None, leaf, name).ratio() >= 0.7][:3]
+        [setting for setting, name in names.items() if name == leaf]
+        or difflib.get_close_matches(key, dict.fromkeys([*group_keys, *every]), n=2, cutoff=0.7)
+        or [setting for setting, name in names.items() if difflib.SequenceMatcher(None, leaf, name).ratio() >= 0.7][:3]
     )
