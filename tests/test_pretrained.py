@@ -128,7 +128,7 @@ def test_moments_that_a_file_lacks_stay_as_they_were_made(tmp_path: Path, state:
 def test_a_classifier_of_other_outputs_starts_afresh_and_it_is_said(
     file: Path, tmp_path: Path, state: State, caplog: pytest.LogCaptureFixture
 ) -> None:
-    pretrained._say.cache_clear()
+    pretrained._warn_once.cache_clear()
     with caplog.at_level(logging.WARNING):
         for _ in range(2):  # said once
             torch.manual_seed(3)

@@ -1,1 +1,1 @@
-"""Scores: pure functions of what a run recorded. Nothing here needs torch."""
+"""Scores computed from the counts in a record. No module here imports torch."""

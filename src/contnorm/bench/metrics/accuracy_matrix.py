@@ -1,7 +1,7 @@
-"""The accuracy matrix of a run, and every score the field makes of it.
+"""The accuracy matrix of a run and the continual-learning scores computed from it.
 
-``a(i, j)`` is the accuracy on task j after learning task i. Where the field has several definitions of one word, each
-has its own name here: seven are in use for "forgetting", and a table can't be compared without saying which.
+``a(i, j)`` is the accuracy on task j after learning task i. Each definition of a score has its own name: seven
+definitions of "forgetting" are in use, and tables are comparable only if they use the same one.
 
 | name | best value over | averaged over |
 |---|---|---|
@@ -26,12 +26,12 @@ Row = Sequence[int | None]
 
 @dataclass(frozen=True)
 class AccuracyMatrix:
-    """Counts of right answers: row i after task i, one column a task; None where nothing was measured.
+    """Counts of correct predictions: row i after task i, one column per task; None where nothing was measured.
 
     Attributes:
-        correct: (T, T) right answers.
+        correct: (T, T) correct predictions.
         total: (T,) test samples of each task.
-        before: (T,) right answers before anything was learned, where that was asked for.
+        before: (T,) correct predictions of the untrained network; None if not measured.
 
     Example:
         >>> matrix = AccuracyMatrix(correct=[[90, None], [60, 80]], total=[100, 100])
@@ -63,7 +63,11 @@ class AccuracyMatrix:
         return len(self.total)
 
     def at(self, row: int, task: int) -> float:
-        """The accuracy in percent; an error where it was not measured."""
+        """Accuracy in percent.
+
+        Raises:
+            ValueError: If it was not measured.
+        """
         count = self.correct[row][task]
         if count is None:
             raise ValueError(
@@ -87,7 +91,7 @@ def la(m: AccuracyMatrix) -> float:
 
 
 def acc_so_far(m: AccuracyMatrix) -> list[float]:
-    """After each task, the mean accuracy on all tasks learned by then.
+    """Mean accuracy on all tasks learned so far, after each task.
 
     Example:
         >>> acc_so_far(AccuracyMatrix(correct=[[90, None], [60, 80]], total=[100, 100]))
@@ -155,9 +159,9 @@ def _from_best(m: AccuracyMatrix, task: int) -> float:
 
 
 def _mean(values: object) -> float:
-    """The mean; not a number where one task leaves nothing to average."""
-    found = list(values)  # type: ignore[call-overload]
-    return fmean(found) if found else float("nan")
+    """Mean; NaN for no values, such as the forgetting of a single task."""
+    numbers = list(values)  # type: ignore[call-overload]
+    return fmean(numbers) if numbers else float("nan")
 
 
 SCORES: dict[str, Callable[[AccuracyMatrix], float]] = {
@@ -167,7 +171,7 @@ SCORES: dict[str, Callable[[AccuracyMatrix], float]] = {
 
 
 def score(matrix: AccuracyMatrix, name: str) -> float:
-    """A score by its name, in percent.
+    """Compute a score by name, in percent.
 
     Example:
         >>> score(AccuracyMatrix([[90, None], [60, 80]], [100, 100]), "bwt")

@@ -1,4 +1,4 @@
-"""What is counted of one multi-label evaluation, by class: right answers, answers, labels, and average precision."""
+"""Per-class statistics of a multi-label evaluation: true positives, predictions, labels and average precision."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from numpy.typing import NDArray
 
 __all__ = ["LabelStats", "average_precision"]
 
-DECIMALS = 8  # of an average precision as it is kept: a record stays short, and reads back as it was written
+DECIMALS = 8  # of a stored average precision: keeps records short, and loading returns the exact same value
 
 
 @dataclass(frozen=True)
 class LabelStats:
-    """What is counted of one evaluation, by class: all that the scores need.
+    """Per-class statistics of one evaluation, from which all multi-label scores are computed.
 
     Attributes:
-        samples: How many images.
-        tp: Images of the class that were said to be of it.
-        predicted: Images that were said to be of the class.
-        positive: Images of the class.
-        ap: Its average precision; None where no image is of it.
+        samples: Number of images.
+        tp: True positives of each class.
+        predicted: Predicted positives of each class.
+        positive: Images of each class.
+        ap: Average precision of each class; None for a class without images.
 
     Example:
-        >>> found = LabelStats.of([[2.0, -1.0], [1.0, 3.0], [-1.0, -2.0]], [[1, 0], [0, 1], [1, 0]])
-        >>> found.tp, found.predicted, found.positive
+        >>> stats = LabelStats.of([[2.0, -1.0], [1.0, 3.0], [-1.0, -2.0]], [[1, 0], [0, 1], [1, 0]])
+        >>> stats.tp, stats.predicted, stats.positive
         ((1, 1), (2, 1), (2, 1))
-        >>> found.ap
+        >>> stats.ap
         (0.83333333, 1.0)
     """
 
@@ -56,23 +56,25 @@ class LabelStats:
 
     @classmethod
     def of(cls, scores: Any, targets: Any, threshold: float = 0.0) -> LabelStats:
-        """Count an evaluation.
+        """Compute the statistics of an evaluation.
 
         Args:
-            scores: (images, classes) what the network says: logits, or with ``threshold=0.5`` probabilities.
+            scores: (images, classes) outputs of the network: logits, or probabilities with ``threshold=0.5``.
             targets: (images, classes) of 0 and 1.
-            threshold: Above it an image is said to be of the class.
+            threshold: A score above it is a positive prediction.
         """
-        given, wanted = np.asarray(scores), np.asarray(targets).astype(bool)
-        if given.ndim != 2 or given.shape != wanted.shape:
-            raise ValueError(f"LabelStats: scores {given.shape} and targets {wanted.shape} must be (images, classes).")
-        said = given > threshold
-        positive = wanted.sum(0)
-        ap = np.round(average_precision(given, wanted), DECIMALS)
+        outputs, labels = np.asarray(scores), np.asarray(targets).astype(bool)
+        if outputs.ndim != 2 or outputs.shape != labels.shape:
+            raise ValueError(
+                f"LabelStats: scores {outputs.shape} and targets {labels.shape} must be (images, classes)."
+            )
+        predicted = outputs > threshold
+        positive = labels.sum(0)
+        ap = np.round(average_precision(outputs, labels), DECIMALS)
         return cls(
-            len(given),
-            tuple((said & wanted).sum(0).tolist()),
-            tuple(said.sum(0).tolist()),
+            len(outputs),
+            tuple((predicted & labels).sum(0).tolist()),
+            tuple(predicted.sum(0).tolist()),
             tuple(positive.tolist()),
             tuple(value if n else None for value, n in zip(ap.tolist(), positive.tolist(), strict=True)),
         )
@@ -82,12 +84,12 @@ class LabelStats:
         return len(self.positive)
 
     def counted(self, classes: Collection[int] | None = None) -> list[int]:
-        """Those of the classes, or of all, that the images have at least once."""
-        asked = range(self.classes) if classes is None else sorted(set(classes))
-        return [c for c in asked if self.positive[c]]
+        """Classes with at least one image, among the given classes or among all."""
+        candidates = range(self.classes) if classes is None else sorted(set(classes))
+        return [c for c in candidates if self.positive[c]]
 
     def to_json(self) -> dict[str, Any]:
-        """For a record: a line of numbers each, since a record puts every value on a line of its own.
+        """Convert for a record: numbers are joined to one string, since a record has one list element per line.
 
         Example:
             >>> LabelStats(3, (1, 0), (2, 1), (2, 0), (0.75, None)).to_json()
@@ -98,21 +100,25 @@ class LabelStats:
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> LabelStats:
-        """What `to_json` wrote; ValueError, KeyError or AttributeError where it is not that."""
+        """Inverse of `to_json`.
+
+        Raises:
+            ValueError, KeyError, AttributeError: If ``raw`` does not have the format of `to_json`.
+        """
         tp, predicted, positive = (tuple(map(int, raw[name].split())) for name in ("tp", "predicted", "positive"))
         ap = tuple(None if word == "-" else float(word) for word in raw["ap"].split())
         return cls(int(raw["samples"]), tp, predicted, positive, ap)
 
 
 def average_precision(scores: NDArray[Any], targets: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Average precision of each class: of its images, the mean precision among all that score as high or higher.
+    """Average precision of each class: the mean, over its images, of the precision at the score of the image.
 
     Args:
         scores: (images, classes).
-        targets: (images, classes), True where an image is of the class.
+        targets: (images, classes), True if the image has the class.
 
     Returns:
-        (classes,) values from 0 to 1; not a number where no image is of the class.
+        (classes,) values from 0 to 1; NaN for a class without images.
 
     Example:
         >>> average_precision(np.array([[0.9], [0.8], [0.8]]), np.array([[True], [False], [True]]))
@@ -122,16 +128,16 @@ def average_precision(scores: NDArray[Any], targets: NDArray[np.bool_]) -> NDArr
         raise ValueError("average_precision: some scores are not finite, so that images can't be put in order.")
     order = np.argsort(-scores, axis=0, kind="stable")
     ordered, hit = (np.take_along_axis(values, order, 0) for values in (scores, targets))
-    found = np.cumsum(hit, axis=0)
+    true_positives = np.cumsum(hit, axis=0)
     last = _last_of_ties(ordered)
-    precision = np.take_along_axis(found, last, 0) / (last + 1)
+    precision = np.take_along_axis(true_positives, last, 0) / (last + 1)
     with np.errstate(invalid="ignore"):  # a class without images is 0 / 0
         ap: NDArray[np.float64] = (precision * hit).sum(0) / hit.sum(0)
     return ap
 
 
 def _last_of_ties(ordered: NDArray[Any]) -> NDArray[np.int64]:
-    """For each place of each sorted column, the last place of the same score: ties are found together."""
+    """For each position of each sorted column, the last position with the same score: ties share one threshold."""
     n = len(ordered)
     places = np.broadcast_to(np.arange(n)[:, None], ordered.shape)
     differs = np.ones(ordered.shape, dtype=bool)

@@ -1,16 +1,16 @@
-"""The scores of a multi-label run, from what was counted: C-F1, O-F1, mAP, and how much of each is forgotten.
+"""Scores of a multi-label run: C-F1, O-F1, mAP and the forgetting of each.
 
-A class counts only where the evaluated images have it at least once. All scores are in percent.
+A class counts only if at least one evaluated image has it. All scores are in percent.
 
 | name | what it is |
 |---|---|
 | `c_f1` | the harmonic mean of macro precision and macro recall (not the mean of the classes' F1) |
-| `o_f1` | F1 of all labels taken together |
-| `map` | the mean over classes of average precision, scikit-learn's |
-| `fm_c_f1`, `fm_o_f1`, `fm_map` | normalized forgetting: which part of a task's best score was gone at the end |
+| `o_f1` | F1 over all labels (micro average) |
+| `map` | the mean over classes of average precision, as in scikit-learn |
+| `fm_c_f1`, `fm_o_f1`, `fm_map` | normalized forgetting: the part of a task's best score that was lost at the end |
 
-The first three are of the tally, the test images of all tasks learned, at the end. Forgetting is of each task's own
-test images, over all tasks but the last.
+The first three are computed at the end, over the test images of all tasks (`LabelMatrix.tally`). Forgetting is computed
+on the test images of each task and averaged over all tasks but the last.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def c_f1(stats: LabelStats, classes: Collection[int] | None = None) -> float:
     """C-F1: the harmonic mean of macro precision and macro recall; a class never predicted has precision 0.
 
     Args:
-        stats: What was counted.
-        classes: Only these; all by default.
+        stats: Statistics of an evaluation.
+        classes: Classes to include; all by default.
 
     Example:
         >>> c_f1(LabelStats(3, (1, 1), (2, 1), (2, 1), (0.8, 1.0)))  # precision 1/2 and 1, recall 1/2 and 1
@@ -55,47 +55,48 @@ def c_f1(stats: LabelStats, classes: Collection[int] | None = None) -> float:
 
 
 def o_f1(stats: LabelStats, classes: Collection[int] | None = None) -> float:
-    """O-F1: F1 of all labels taken together.
+    """O-F1: F1 over all labels (micro average).
 
     Args:
-        stats: What was counted.
-        classes: Only these; all by default.
+        stats: Statistics of an evaluation.
+        classes: Classes to include; all by default.
 
     Example:
-        >>> o_f1(LabelStats(3, (1, 1), (2, 1), (2, 1), (0.8, 1.0)))  # 2 right of 3 said, 2 found of 3
+        >>> o_f1(LabelStats(3, (1, 1), (2, 1), (2, 1), (0.8, 1.0)))  # precision 2/3, recall 2/3
         66.6666666
     """
     counted = stats.counted(classes)
     if not counted:
         return nan
-    right, said, there = (sum(values[c] for c in counted) for values in (stats.tp, stats.predicted, stats.positive))
-    return 100 * 2 * right / (said + there)
+    tp, predicted, positive = (
+        sum(values[c] for c in counted) for values in (stats.tp, stats.predicted, stats.positive)
+    )
+    return 100 * 2 * tp / (predicted + positive)
 
 
 def mean_ap(stats: LabelStats, classes: Collection[int] | None = None) -> float:
     """mAP: the mean over classes of average precision.
 
     Args:
-        stats: What was counted.
-        classes: Only these; all by default.
+        stats: Statistics of an evaluation.
+        classes: Classes to include; all by default.
 
     Example:
         >>> mean_ap(LabelStats(3, (1, 1), (2, 1), (2, 1), (0.8, 1.0)))
         90.0
     """
-    found = [ap for ap in (stats.ap[c] for c in stats.counted(classes)) if ap is not None]
-    return 100 * fmean(found) if found else nan
+    precisions = [ap for ap in (stats.ap[c] for c in stats.counted(classes)) if ap is not None]
+    return 100 * fmean(precisions) if precisions else nan
 
 
 def normalized_forgetting(values: Sequence[float]) -> float:
-    """Which part of the best a task was known was gone at the end, in percent; negative where it was gained.
+    """Part of a task's best score that was lost at the end, in percent; negative if the score increased.
 
-    Where nothing was known before the end there is nothing to take a part of: all counts as forgotten if nothing is
-    known at the end either, and else the end counts as gained.
+    If the best score is 0, forgetting is 100 if the final score is 0 too, and minus the final score otherwise.
 
     Args:
-        values: A score in percent after each task since the one at hand was learned; the last is the end, which the
-            best is not taken from.
+        values: Score of one task in percent, after that task and after each later one. The last value is the final
+            score; the best is the maximum of the others.
 
     Example:
         >>> normalized_forgetting([40.0, 50.0, 30.0]), normalized_forgetting([40.0, 44.0])
@@ -119,11 +120,11 @@ LABEL_SCORES = (*_OF_STATS, *(f"fm_{name}" for name in _OF_STATS))
 
 @dataclass(frozen=True)
 class LabelMatrix:
-    """What was counted in a multi-label run: row i after task i.
+    """Statistics of a multi-label run: row i after task i.
 
     Attributes:
-        own: (T, T) of each task's own test images; None where nothing was measured.
-        tally: (T,) of the test images of all tasks learned by then, taken together.
+        own: (T, T) on the test images of each task; None where nothing was measured.
+        tally: (T,) on the test images of all tasks learned so far.
 
     Example:
         >>> stats = [LabelStats(4, (right,), (2,), (2,), (right / 2,)) for right in (2, 1)]
@@ -151,11 +152,11 @@ class LabelMatrix:
         return len(self.tally)
 
     def since_learned(self, task: int) -> list[LabelStats]:
-        """Of a task's own test images, after it was learned and after each later task."""
+        """Statistics on the test images of a task, after it was learned and after each later task."""
         return [stats for row in self.own[task:] if (stats := row[task]) is not None]
 
     def to_json(self) -> dict[str, Any]:
-        """For a record."""
+        """Convert for a record."""
         return {
             "own": [[None if stats is None else stats.to_json() for stats in row] for row in self.own],
             "tally": [stats.to_json() for stats in self.tally],
@@ -163,19 +164,23 @@ class LabelMatrix:
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> LabelMatrix:
-        """What `to_json` wrote; ValueError, KeyError, TypeError or AttributeError where it is not that."""
+        """Inverse of `to_json`.
+
+        Raises:
+            ValueError, KeyError, TypeError, AttributeError: If ``raw`` does not have the format of `to_json`.
+        """
         own = [[None if stats is None else LabelStats.from_json(stats) for stats in row] for row in raw["own"]]
         return cls(own, [LabelStats.from_json(stats) for stats in raw["tally"]])
 
 
 def label_score(matrix: LabelMatrix, name: str, classes: Collection[int] | None = None) -> float:
-    """A score by its name, in percent.
+    """Compute a score by name, in percent.
 
     Args:
-        matrix: What was counted.
+        matrix: Statistics of the run.
         name: One of `LABEL_SCORES`.
-        classes: Only these, such as those of a group; all by default. Where no test image has any of them the score is
-            not a number, and a task is left out of forgetting.
+        classes: Classes to include, such as those of a group; all by default. If no test image has any of them, the
+            score is NaN, and the task does not count for forgetting.
     """
     if name not in LABEL_SCORES:
         raise ValueError(f"label_score: unknown score {name!r}. There are {', '.join(LABEL_SCORES)}.")

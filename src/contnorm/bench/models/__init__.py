@@ -1,4 +1,4 @@
-"""Networks of the paper, with the norm passed in by name."""
+"""Networks of the paper, with a configurable norm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The network of a run, by its name: one of ours, or one of a user's own."""
+"""Build the network of a run by name: a built-in one or a user's."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ MODELS = tuple(NETWORKS)
 def build_model(
     config: ModelConfig, norm: NormConfig, shape: tuple[int, int, int], outputs: int, total_steps: int
 ) -> nn.Module:
-    """The network of a run, freshly initialized from torch's generator, then with the weights its settings name.
+    """Build the network of a run, initialized from torch's generator, and load the weights of its settings, if any.
 
-    A network of a user's own is named as ``path/to/file.py:make``; ``make(shape, outputs, norm)`` is called with the
-    shape of an image, the number of outputs, and ``norm(channels)`` that makes the run's 2d norm.
+    A user's network is named as ``path/to/file.py:make``; ``make(shape, outputs, norm)`` is called with the shape of an
+    image, the number of outputs, and a function ``norm(channels)`` that creates the run's 2d norm.
     """
-    network = _fresh(config, norm, shape, outputs, total_steps)
+    network = _initialized(config, norm, shape, outputs, total_steps)
     if config.weights is not None:
         load_pretrained(network, config)
     return network
 
 
-def _fresh(
+def _initialized(
     config: ModelConfig, norm: NormConfig, shape: tuple[int, int, int], outputs: int, total_steps: int
 ) -> nn.Module:
     try:
         if is_own_code(config.name):
-            return _own_model(config.name, shape, outputs, marked(norm_maker(norm, 2, total_steps)))
+            return _user_model(config.name, shape, outputs, marked(norm_maker(norm, 2, total_steps)))
         if config.name == "mlp":
             inputs = shape[0] * shape[1] * shape[2]
             return MLP(inputs, outputs, config.width, norm_maker(norm, 1, total_steps))
@@ -55,7 +55,7 @@ def _fresh(
             return DeepResNet(config.name, shape[0], outputs, config.width, maker, config.stem)
     except GroupsError as error:
         raise UserError(f"{error}{_common_groups(config, norm, shape, outputs, total_steps)}") from error
-    except ValueError as error:  # an unknown norm, a setting that it does not take
+    except ValueError as error:  # an unknown norm, or a setting that the norm does not accept
         raise UserError(str(error)) from error
     except RuntimeError as error:
         if "allocate memory" not in str(error):
@@ -69,22 +69,22 @@ def _fresh(
 def _common_groups(
     config: ModelConfig, norm: NormConfig, shape: tuple[int, int, int], outputs: int, total_steps: int
 ) -> str:
-    """A sentence with the largest number of groups that divides every layer of a network; empty if there is none."""
+    """Message with the largest number of groups that divides the channels of every layer; empty if unknown."""
     spec, _ = find_norm(norm.name)
     try:
-        network = _fresh(config, replace(norm, name=spec.name, groups=1), shape, outputs, total_steps)
+        network = _initialized(config, replace(norm, name=spec.name, groups=1), shape, outputs, total_steps)
     except UserError:
         return ""
-    named = (
+    channels = (
         getattr(m, "num_features", getattr(m, "num_channels", None))
         for m in network.modules()
         if hasattr(m, "num_groups")
     )
-    widths = [width for width in named if isinstance(width, int)]
+    widths = [width for width in channels if isinstance(width, int)]
     return f" The largest number that divides every layer of the network is {gcd(*widths)}." if widths else ""
 
 
-def _own_model(name: str, shape: tuple[int, int, int], outputs: int, norm: NormMaker) -> nn.Module:
+def _user_model(name: str, shape: tuple[int, int, int], outputs: int, norm: NormMaker) -> nn.Module:
     make = load_own_code(name, "model")
     try:
         model = make(shape, outputs, norm) if callable(make) else None

@@ -1,6 +1,6 @@
-"""ResNets for photographs: 7x7 stem, 34, 50 or 101 layers, with parameters named and shaped as torchvision's.
+"""ResNets with a 7x7 stem and 34, 50 or 101 layers, with the parameter names and shapes of torchvision.
 
-So a state dict of torchvision's or timm's loads as it is, whatever the norm. In the bottleneck the stride is in the 3x3
+State dicts of torchvision and timm therefore load unchanged, with any norm. In the bottleneck the stride is in the 3x3
 convolution, as in those libraries and unlike in the original paper.
 """
 
@@ -36,7 +36,7 @@ class _Basic(nn.Module):
 
 
 class _Bottleneck(nn.Module):
-    """A 3x3 convolution between two 1x1 that narrow and widen, and a shortcut."""
+    """A 3x3 convolution between two 1x1 convolutions that reduce and expand the channels, and a shortcut."""
 
     widens = 4
 
@@ -55,13 +55,13 @@ class _Bottleneck(nn.Module):
 
 
 def _shortcut(width_in: int, width: int, stride: int, norm: NormMaker) -> nn.Sequential | None:
-    """What brings a block's input to the size of its output; None where it has that already."""
+    """Projection of a block's input to the shape of its output; None if the shapes are equal."""
     if stride == 1 and width_in == width:
         return None
     return nn.Sequential(Convolution(width_in, width, 1, stride, bias=False), norm(width))
 
 
-# By name: the block, and how many of it each stage has.
+# By name: the block class and the number of blocks in each stage.
 DEPTHS: dict[str, tuple[type[_Basic | _Bottleneck], tuple[int, int, int, int]]] = {
     "resnet34": (_Basic, (3, 4, 6, 3)),
     "resnet50": (_Bottleneck, (3, 4, 6, 3)),
@@ -73,11 +73,11 @@ class DeepResNet(nn.Module):
     """ResNet-34, -50 or -101: 36, 53 or 104 norm layers.
 
     Args:
-        name: Which: one of `DEPTHS`.
-        channels: Of the images.
-        outputs: Of the network.
-        width: Filters of the stem; 64 in the networks that published weights are of.
-        norm: Makes a norm for so many channels.
+        name: One of `DEPTHS`.
+        channels: Channels of the images.
+        outputs: Number of outputs.
+        width: Filters of the stem; 64 for published weights.
+        norm: Creates a norm for a number of channels.
         stem: ``"pool"`` has a max-pool after the first convolution, ``"plain"`` has none.
 
     Example:
@@ -122,7 +122,7 @@ class DeepResNet(nn.Module):
 
 
 def named_by_blocks(names: Iterable[str]) -> str | None:
-    """Which of the networks parameters are of, by the blocks in their names; None where of none.
+    """Identify a network by the block indices in its parameter names; None if no network matches.
 
     Example:
         >>> named_by_blocks(DeepResNet("resnet50", 3, 10, 4, norm=nn.BatchNorm2d).state_dict())
@@ -136,5 +136,5 @@ def named_by_blocks(names: Iterable[str]) -> str | None:
             blocks[stage].add(block)
             deepest = max(deepest, part if part.startswith("conv") else "")
     kind = _Bottleneck if deepest == "conv3" else _Basic
-    found = kind, tuple(len(blocks[f"layer{stage}"]) for stage in range(1, 5))
-    return next((name for name, known in DEPTHS.items() if known == found), None)
+    structure = kind, tuple(len(blocks[f"layer{stage}"]) for stage in range(1, 5))
+    return next((name for name, known in DEPTHS.items() if known == structure), None)

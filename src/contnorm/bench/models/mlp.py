@@ -1,4 +1,4 @@
-"""The paper's network for digits."""
+"""The paper's network for digits: a multilayer perceptron."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["MLP"]
 
 
 class MLP(nn.Module):
-    """Two hidden layers, each normalized before its ReLU.
+    """Two hidden layers with a norm before each ReLU.
 
     Example:
         >>> MLP(784, 10, 100, norm=nn.BatchNorm1d)(torch.randn(4, 1, 28, 28)).shape

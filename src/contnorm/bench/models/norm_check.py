@@ -1,4 +1,4 @@
-"""Which normalization layers a network of the user's own has, and whether they are those that its run is named by."""
+"""Check that a user's network contains the normalization layer of its run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHOWN = 3  # layers named in a message
 
 
 def marked(make: NormMaker) -> NormMaker:
-    """The same maker of norm layers, whose layers can be told from others."""
+    """Wrap a norm maker so that the layers it creates are marked and can be identified later."""
 
     def make_marked(channels: int) -> nn.Module:
         layer = make(channels)
@@ -36,7 +36,7 @@ def marked(make: NormMaker) -> NormMaker:
 
 
 def count_norms(model: nn.Module) -> dict[str, int]:
-    """How many normalization layers of each class a network has, with their groups where they have any.
+    """Count the normalization layers of a network by class, with the number of groups if they have one.
 
     Example:
         >>> count_norms(nn.Sequential(nn.BatchNorm2d(8), nn.GroupNorm(4, 8), nn.GroupNorm(4, 8)))
@@ -47,7 +47,7 @@ def count_norms(model: nn.Module) -> dict[str, int]:
 
 @contextmanager
 def calls_recorded(model: nn.Module) -> Iterator[set[nn.Module]]:
-    """The normalization layers that are called within the context."""
+    """Collect the normalization layers that are called within the context."""
     called: set[nn.Module] = set()
     hooks = [
         module.register_forward_pre_hook(lambda this, _: called.add(this)) for module in _norm_layers(model).values()
@@ -60,16 +60,19 @@ def calls_recorded(model: nn.Module) -> Iterator[set[nn.Module]]:
 
 
 def check_norms(model: nn.Module, name: str, norm: NormConfig, called: set[nn.Module]) -> None:
-    """Refuse a network without a layer of the norm that its run is named by: the run would be recorded as another.
+    """Reject a network without a layer of the run's norm: its record would name a norm that it does not use.
 
-    Layers that ``norm(channels)`` made count, their copies, and layers of the same kind. A network may have other norms
-    besides, such as the layer norms of its attention.
+    Layers created by ``norm(channels)`` count, and so do copies of them and layers of the same kind. A network may have
+    other norms too, such as layer norms in attention.
 
     Args:
         model: The network.
-        name: What the settings call it.
-        norm: The settings of the run's norm.
-        called: Its normalization layers that a forward pass called; where there are none, all layers count.
+        name: Name of the network in the settings.
+        norm: Settings of the run's norm.
+        called: Normalization layers that a forward pass called; if empty, all layers of the network are checked.
+
+    Raises:
+        UserError: If no layer is of the run's norm.
     """
     layers = _norm_layers(model)
     used = {path: layer for path, layer in layers.items() if layer in called} or layers
@@ -102,8 +105,8 @@ def _normalizes(module: nn.Module) -> bool:
         return True
     name = type(module).__name__
     leaf = next(module.children(), None) is None
-    made = hasattr(module, _MARK) and leaf  # such as the identity that stands for no norm
-    return made or (leaf and _OTHER.search(name) is not None and _WEIGHTS.search(name) is None)
+    is_marked = hasattr(module, _MARK) and leaf  # such as the identity for norm "none"
+    return is_marked or (leaf and _OTHER.search(name) is not None and _WEIGHTS.search(name) is None)
 
 
 def _is_of_run(module: nn.Module, norm: NormConfig) -> bool:
@@ -113,8 +116,8 @@ def _is_of_run(module: nn.Module, norm: NormConfig) -> bool:
     spec, groups = find_norm(norm.name)
     if not isinstance(kind, Recognized) or kind.norm != spec.name:
         return False
-    wanted = groups or norm.groups
-    return not spec.grouped or wanted == "auto" or kind.options.get("num_groups") == wanted
+    expected = groups or norm.groups
+    return not spec.grouped or expected == "auto" or kind.options.get("num_groups") == expected
 
 
 def _label(module: nn.Module) -> str:

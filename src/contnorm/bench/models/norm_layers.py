@@ -1,4 +1,4 @@
-"""The norm of a network, from the settings of a run, and with the ReLU that follows it."""
+"""Norm layers of a network from the settings of a run, and the fused norm and ReLU."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NormMaker = Callable[[int], nn.Module]
 
 
 def norm_maker(config: NormConfig, dim: Dim, total_steps: int) -> NormMaker:
-    """How to make a norm for so many channels, from the settings of a run."""
+    """Function that creates the norm of a run for a number of channels."""
     spec, groups = find_norm(config.name, "norm.name")
     if config.layers == "stock":
         return _stock_maker(spec.name, groups, config, dim)
@@ -33,17 +33,17 @@ def norm_maker(config: NormConfig, dim: Dim, total_steps: int) -> NormMaker:
         return lambda channels: create_norm(spec.name, channels, dim=dim, **options)
 
     def grouped(channels: int) -> nn.Module:
-        of_groups = groups or config.groups
-        number = of_groups if isinstance(of_groups, int) else _auto_groups(channels, dim, config.auto_channels)
-        return create_norm(spec.name, channels, dim=dim, num_groups=number, **options)
+        requested = groups or config.groups
+        num_groups = requested if isinstance(requested, int) else _auto_groups(channels, dim, config.auto_channels)
+        return create_norm(spec.name, channels, dim=dim, num_groups=num_groups, **options)
 
     return grouped
 
 
 def _auto_groups(channels: int, dim: Dim, least_channels: int) -> int:
-    """The groups for ``norm.groups="auto"``, by the rule of the settings: runs of version 0.1 keep its rule.
+    """Number of groups for ``norm.groups="auto"``; settings of version 0.1 keep the rule of that version.
 
-    Networks with 1d norms are fully connected here, so that their input is (N, C), for which both rules are one.
+    Networks with 1d norms are fully connected here, so their input is (N, C), for which both rules are the same.
     """
     if dim == 1 or least_channels != 1:
         return auto_groups(channels, one_position=dim == 1)
@@ -51,18 +51,18 @@ def _auto_groups(channels: int, dim: Dim, least_channels: int) -> int:
 
 
 def _stock_maker(name: str, groups: int | None, config: NormConfig, dim: Dim) -> NormMaker:
-    of_groups = groups or config.groups
-    if isinstance(of_groups, str) or config.momentum == "cumulative":
+    num_groups = groups or config.groups
+    if isinstance(num_groups, str) or config.momentum == "cumulative":
         raise ValueError(
             "norm.layers='stock': torch's layers take groups by number and momentum as one, so norm.groups='auto' and "
             "norm.momentum='cumulative' are for ours alone."
         )
     momentum = 0.1 if config.momentum is None else config.momentum
-    return lambda channels: stock_norm(name, channels, dim, of_groups, momentum)
+    return lambda channels: stock_norm(name, channels, dim, num_groups, momentum)
 
 
 def normed_relu(norm: nn.Module, x: Tensor, residual: Tensor | None = None) -> Tensor:
-    """``relu(norm(x) + residual)``; continual norm does it in its own kernel, where it has one."""
+    """``relu(norm(x) + residual)``; continual norm computes it in a fused kernel if one is available."""
     if isinstance(norm, ContinualNormBase):
         y: Tensor = norm(x, residual, relu=True)
         return y

@@ -1,8 +1,9 @@
-"""A network that begins with weights of another training: what has to fit, and what may start afresh.
+"""Load pretrained weights into a network.
 
-Every tensor has to fit by name and shape, but for two things. The classifier starts afresh where the file has another
-number of outputs, or none. And a norm takes of the file what it has itself: batch norm's parameters and moments serve
-continual norm as they are, group norm drops the moments, and what only the norm at hand has stays as it was made.
+Every tensor must match by name and shape, with two exceptions. The classifier keeps its initialization if the file has
+a different number of outputs or no classifier. A norm loads only the tensors it has itself: continual norm uses the
+parameters and moments of batch norm, group norm ignores the moments, and tensors that the file lacks keep their initial
+values.
 """
 
 from __future__ import annotations
@@ -29,33 +30,38 @@ SHOWN = 2  # names of each kind in a message
 
 
 def load_pretrained(network: nn.Module, config: ModelConfig) -> None:
-    """Give a network the weights that a run's settings name.
+    """Load the weights of a run's settings into a network.
 
     Args:
-        network: Freshly made; changed only if all fits.
-        config: The settings it was made by.
+        network: Newly built network; modified only if all weights match.
+        config: Settings of the network.
 
     Raises:
-        UserError: Where the file can't be used, or is not the one the run was begun with.
+        UserError: If the file can't be used, or if it is not the file that the run started with.
     """
     assert config.weights is not None
-    why = replaced_weights(config)
-    if why:
-        raise UserError(why)
+    reason = replaced_weights(config)
+    if reason:
+        raise UserError(reason)
     path = bring_weights(config.weights, config.name)
-    own = network.state_dict()
-    found = _without_prefixes(read_weights(path), own, path)
+    state = network.state_dict()
+    loaded = _without_prefixes(read_weights(path), state, path)
     parts = _Parts.of(network)
-    afresh = _afresh(own, found, parts.classifier)
-    fits = _fitting(own, {name: t for name, t in found.items() if name not in afresh}, afresh, parts, path, config)
-    network.load_state_dict(fits, strict=False)
-    if afresh:
-        _say(f"{path}: its classifier is left out; {parts.classifier} starts afresh, {_outputs(own, found, afresh)}.")
+    reinitialized = _reinitialized_names(state, loaded, parts.classifier)
+    matching = _matching_tensors(
+        state, {name: t for name, t in loaded.items() if name not in reinitialized}, reinitialized, parts, path, config
+    )
+    network.load_state_dict(matching, strict=False)
+    if reinitialized:
+        _warn_once(
+            f"{path}: its classifier is left out; {parts.classifier} starts afresh, "
+            f"{_outputs(state, loaded, reinitialized)}."
+        )
 
 
 @dataclass(frozen=True)
 class _Parts:
-    """Which names of a network are its norms' and its classifier's."""
+    """Module names of a network's norms and of its classifier."""
 
     norms: frozenset[str]
     classifier: str
@@ -73,15 +79,15 @@ class _Parts:
         return name.rpartition(".")[0] in self.norms
 
     def needed(self, name: str) -> bool:
-        """Whether a file has to have it: of a norm its affine alone."""
+        """Whether the file must contain the tensor: of a norm only weight and bias."""
         return not self.in_norm(name) or name.endswith((".weight", ".bias"))
 
 
-def _without_prefixes(found: Mapping[str, Tensor], own: Iterable[str], path: Path) -> dict[str, Tensor]:
-    """Tensors by the network's own names, where a prefix was put before them."""
-    known = set(own)
+def _without_prefixes(loaded: Mapping[str, Tensor], names: Iterable[str], path: Path) -> dict[str, Tensor]:
+    """Tensors by the names of the network, with prefixes of wrappers removed."""
+    known = set(names)
     renamed: dict[str, Tensor] = {}
-    for name, tensor in found.items():
+    for name, tensor in loaded.items():
         short = name
         while short not in known and (prefix := next((p for p in PREFIXES if short.startswith(p)), None)):
             short = short.removeprefix(prefix)
@@ -91,53 +97,64 @@ def _without_prefixes(found: Mapping[str, Tensor], own: Iterable[str], path: Pat
     return renamed
 
 
-def _afresh(own: Mapping[str, Tensor], found: Mapping[str, Tensor], classifier: str) -> set[str]:
-    """The names of the classifier, where the file has none, or one of another number of outputs."""
-    names = {name for name in own if classifier and name.startswith(f"{classifier}.")}
-    there = [name for name in names if name in found]
-    resized = there and all(found[n].shape[1:] == own[n].shape[1:] and found[n].dim() for n in there)
-    differs = any(found[name].shape != own[name].shape for name in there)
-    return names if not there or (resized and differs) else set()
+def _reinitialized_names(state: Mapping[str, Tensor], loaded: Mapping[str, Tensor], classifier: str) -> set[str]:
+    """Tensor names of the classifier if the file has none, or one with a different number of outputs; else empty."""
+    names = {name for name in state if classifier and name.startswith(f"{classifier}.")}
+    present = [name for name in names if name in loaded]
+    resized = present and all(loaded[n].shape[1:] == state[n].shape[1:] and loaded[n].dim() for n in present)
+    differs = any(loaded[name].shape != state[name].shape for name in present)
+    return names if not present or (resized and differs) else set()
 
 
-def _outputs(own: Mapping[str, Tensor], found: Mapping[str, Tensor], afresh: set[str]) -> str:
-    some = min(afresh)
-    have = f"has {len(found[some])} outputs" if some in found else "has none"
-    return f"since the file {have} and the run {len(own[some])}"
+def _outputs(state: Mapping[str, Tensor], loaded: Mapping[str, Tensor], reinitialized: set[str]) -> str:
+    example = min(reinitialized)
+    have = f"has {len(loaded[example])} outputs" if example in loaded else "has none"
+    return f"since the file {have} and the run {len(state[example])}"
 
 
-def _fitting(
-    own: Mapping[str, Tensor],
-    found: Mapping[str, Tensor],
-    afresh: set[str],
+def _matching_tensors(
+    state: Mapping[str, Tensor],
+    loaded: Mapping[str, Tensor],
+    reinitialized: set[str],
     parts: _Parts,
     path: Path,
     config: ModelConfig,
 ) -> dict[str, Tensor]:
-    """The tensors to load; refuses a file that is of another network, with what does not fit."""
-    missing = [name for name in own if name not in found and name not in afresh and parts.needed(name)]
-    unexpected = [name for name in found if name not in own and not parts.in_norm(name)]
-    both = [name for name in own if name in found]
-    shapes = [f"{n} {tuple(found[n].shape)} for {tuple(own[n].shape)}" for n in both if found[n].shape != own[n].shape]
-    kinds = [f"{n} {found[n].dtype} for {own[n].dtype}" for n in both if _kind(found[n]) != _kind(own[n])]
+    """Tensors to load.
+
+    Raises:
+        UserError: If the file is of another network (the message lists the differences) or has invalid values.
+    """
+    missing = [name for name in state if name not in loaded and name not in reinitialized and parts.needed(name)]
+    unexpected = [name for name in loaded if name not in state and not parts.in_norm(name)]
+    common = [name for name in state if name in loaded]
+    shapes = [
+        f"{n} {tuple(loaded[n].shape)} for {tuple(state[n].shape)}" for n in common if loaded[n].shape != state[n].shape
+    ]
+    kinds = [f"{n} {loaded[n].dtype} for {state[n].dtype}" for n in common if _kind(loaded[n]) != _kind(state[n])]
     if missing or unexpected or shapes or kinds:
-        told = {"missing": missing, "unexpected": unexpected, "of another shape": shapes, "of another kind": kinds}
-        wrong = ", ".join(f"{len(names)} {what} ({_some(names)})" for what, names in told.items() if names)
-        like = named_by_blocks(found)
+        differences = {
+            "missing": missing,
+            "unexpected": unexpected,
+            "of another shape": shapes,
+            "of another kind": kinds,
+        }
+        wrong = ", ".join(f"{len(names)} {what} ({_some(names)})" for what, names in differences.items() if names)
+        like = named_by_blocks(loaded)
         hint = f" They look like {like}'s." if like and like != config.name else ""
         raise UserError(
             f"{path}: its weights don't fit model {config.name!r} of width {config.width}: {wrong}.{hint} Say with "
             f"model.name and model.width which network they are of; published ones have width 64."
         )
-    broken = [n for n in both if found[n].is_floating_point() and not torch.isfinite(found[n]).all()]
+    broken = [n for n in common if loaded[n].is_floating_point() and not torch.isfinite(loaded[n]).all()]
     if broken:
         raise UserError(
             f"{path}: not all of its numbers are finite ({_some(broken)}). Take weights of another training."
         )
-    below = [n for n in both if n.endswith("running_var") and (found[n] < 0).any()]
-    if below:
-        raise UserError(f"{path}: has variances below 0 ({_some(below)}). Take weights of another training.")
-    return {name: found[name] for name in both}
+    negative = [n for n in common if n.endswith("running_var") and (loaded[n] < 0).any()]
+    if negative:
+        raise UserError(f"{path}: has variances below 0 ({_some(negative)}). Take weights of another training.")
+    return {name: loaded[name] for name in common}
 
 
 def _kind(tensor: Tensor) -> tuple[bool, bool]:
@@ -148,6 +165,6 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
 
 
-@cache  # once, however many seeds begin with the same weights
-def _say(text: str) -> None:
+@cache  # warn once, even if many seeds load the same weights
+def _warn_once(text: str) -> None:
     logging.getLogger("contnorm").warning(text)

@@ -31,10 +31,10 @@ class ResNet18(nn.Module):
     """ResNet-18 with a 3x3 stem: 20 norm layers.
 
     Args:
-        channels: Of the images.
-        outputs: Of the network.
+        channels: Channels of the images.
+        outputs: Number of outputs.
         width: Filters of the first stage.
-        norm: Makes a norm for so many channels.
+        norm: Creates a norm for a number of channels.
         stem: ``"pool"`` has a max-pool after the first convolution, ``"plain"`` has none.
 
     Example:

@@ -1,7 +1,7 @@
-"""Files of weights: found by path or by a published name, told apart by what is in them, read without running code.
+"""Weights files: located by path or published name, identified by a hash of their content, read without running code.
 
-A safetensors file holds tensors and nothing else. A torch file is a pickle, which could hold anything; it is read by
-torch's reader for weights alone, and refused where that meets more than tensors and plain values.
+A safetensors file contains only tensors. A torch file is a pickle, which could run code; it is read with
+``torch.load(weights_only=True)`` and rejected if it contains more than tensors and plain values.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from contnorm.errors import UserError, unknown, usable
 __all__ = ["PUBLISHED", "bring_weights", "read_weights", "replaced_weights", "weights_hash"]
 
 BASE = "https://download.pytorch.org/models/"
-DIGITS = 8  # of the SHA-256 of a file: as many as its publisher puts into its name
+DIGITS = 8  # hex digits of the SHA-256 of a file; torchvision puts as many into file names
 
 # Published weights by name and network. A file's name ends with the first digits of its SHA-256.
 PUBLISHED: dict[str, dict[str, str]] = {
@@ -45,18 +45,18 @@ PUBLISHED: dict[str, dict[str, str]] = {
 
 
 def weights_hash(weights: str, model: str) -> str:
-    """The first digits of the SHA-256 of a file of weights; of a published one they are known without having it.
+    """First digits of the SHA-256 of a weights file; known without the file for published weights.
 
     Example:
         >>> weights_hash("torchvision:IMAGENET1K_V2", "resnet101")
         'cd907fc2'
     """
     named = _published(weights, model)
-    return _digits_in(named) if named else _hash_of(_there(weights))
+    return _digits_in(named) if named else _hash_of(_existing_file(weights))
 
 
 def replaced_weights(config: ModelConfig) -> str:
-    """Why a run's weights are not those it was begun with, and what to do; empty where they are, or where it has none.
+    """Error message if a run's weights changed since it started; empty if they are the same or the run has none.
 
     Example:
         >>> replaced_weights(ModelConfig("resnet34", weights="torchvision:IMAGENET1K_V1", weights_hash="01234567"))
@@ -77,10 +77,10 @@ def replaced_weights(config: ModelConfig) -> str:
 
 
 def bring_weights(weights: str, model: str) -> Path:
-    """Where the file is; a published one is fetched to where torchvision keeps its own, unless it is there."""
+    """Path of a weights file; published weights are downloaded to torch's cache if they are not there yet."""
     named = _published(weights, model)
     if not named:
-        return _there(weights)
+        return _existing_file(weights)
     path = Path(torch.hub.get_dir()) / "checkpoints" / named
     if not path.is_file():
         _fetch(named, path)
@@ -90,14 +90,14 @@ def bring_weights(weights: str, model: str) -> Path:
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """The named tensors in a file; code in it is refused, not run."""
+    """Read the named tensors of a file; a file that contains code is rejected."""
     with usable(path, "it can't be read", "Let yourself read it."), path.open("rb") as file:
-        header = file.read(9)[8:]  # of safetensors, behind its length
-    found = _safetensors(path) if header == b"{" else _torch_file(path)
-    for key in ("state_dict", "model_state_dict", "model"):  # a checkpoint: weights, and what else training needs
-        if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
-            found = found[key]
-    named = found.items() if isinstance(found, Mapping) else ()
+        header = file.read(9)[8:]  # safetensors: 8 bytes of length, then a JSON header
+    content = _safetensors(path) if header == b"{" else _torch_file(path)
+    for key in ("state_dict", "model_state_dict", "model"):  # a training checkpoint holds weights and other state
+        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
+            content = content[key]
+    named = content.items() if isinstance(content, Mapping) else ()
     tensors = {name: t for name, t in named if isinstance(name, str) and isinstance(t, Tensor)}
     if not tensors:
         raise UserError(f"{path}: holds no named tensors. {SAVE}")
@@ -119,27 +119,27 @@ def _is_plain(tensor: Tensor) -> bool:
 
 
 def _kind(tensor: Tensor) -> str:
-    layout, kind = (str(told).removeprefix("torch.") for told in (tensor.layout, tensor.dtype))
+    layout, kind = (str(attribute).removeprefix("torch.") for attribute in (tensor.layout, tensor.dtype))
     return f"{layout}, {kind}, on {tensor.device.type}"
 
 
 def _published(weights: str, model: str) -> str | None:
-    """The name of a published file; None where a path is given."""
+    """File name of published weights; None if ``weights`` is a path."""
     if not weights.startswith("torchvision:"):
         return None
     known = [name for name, files in PUBLISHED.items() if model in files]
     if not known:
-        there = ", ".join(sorted({model for files in PUBLISHED.values() for model in files}))
-        raise UserError(f"weights {weights!r}: there are none of model {model!r}, only of {there}. Give a file.")
+        available = ", ".join(sorted({model for files in PUBLISHED.values() for model in files}))
+        raise UserError(f"weights {weights!r}: there are none of model {model!r}, only of {available}. Give a file.")
     if weights not in known:
         raise unknown(f"weights of {model}", weights, [*known, "path/to/file"])
     return PUBLISHED[weights][model]
 
 
-def _there(weights: str) -> Path:
+def _existing_file(weights: str) -> Path:
     try:
         path = Path(weights).expanduser()
-    except RuntimeError as error:  # "~name" of nobody here
+    except RuntimeError as error:  # "~name" of an unknown user
         raise UserError(f"weights {weights!r}: {error} Give the whole path.") from error
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "there is no such file"
@@ -156,11 +156,11 @@ def _digits_in(name: str) -> str:
 
 def _hash_of(path: Path) -> str:
     with usable(path, "it can't be read", "Let yourself read it."):
-        about = path.stat()
-        return _hash_at(path.resolve(), about.st_size, about.st_mtime_ns)
+        status = path.stat()
+        return _hash_at(path.resolve(), status.st_size, status.st_mtime_ns)
 
 
-@cache  # of a file as it is: every seed asks again
+@cache  # size and modification time are part of the key; every seed needs the hash
 def _hash_at(path: Path, size: int, changed: int) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:DIGITS]
@@ -173,7 +173,7 @@ def _fetch(name: str, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
     try:
         torch.hub.download_url_to_file(url, str(path), _digits_in(name), progress=sys.stderr.isatty())
-    except OSError as error:  # no network, no such file, no room
+    except OSError as error:  # no network, no such file, or no space on disk
         raise UserError(f"{url}: could not be fetched ({error}). {elsewhere}") from error
     except RuntimeError as error:
         raise UserError(f"{url}: what came is not {name} ({error}), and was thrown away. {elsewhere}") from error
@@ -189,7 +189,7 @@ def _safetensors(path: Path) -> dict[str, Tensor]:
 def _torch_file(path: Path) -> Any:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what it warns of, it refuses just after
+            warnings.simplefilter("ignore")  # torch.load raises an error for the same cause afterwards
             return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except UnpicklingError as error:
         named = re.search(r"GLOBAL:? ([\w.]+)", str(error))
@@ -198,7 +198,7 @@ def _torch_file(path: Path) -> Any:
         raise UserError(
             f"{path}: holds more than weights ({named[1]}), which could run code and is not loaded. {SAVE}"
         ) from error
-    except Exception as error:  # what is no pickle, or a damaged one, can fail in any way
+    except Exception as error:  # an invalid or damaged pickle can raise any exception
         raise _no_weights(path) from error
 
 

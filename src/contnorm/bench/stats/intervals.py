@@ -1,4 +1,4 @@
-"""Where a mean lies, 95 % of the time: Student's for one sample, Welch's for two, and by resampling."""
+"""95 % confidence intervals: Student's t for one sample, Welch's t for two, bootstrap and variance ratio."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RESAMPLES = 10_000
 
 
 class Interval(NamedTuple):
-    """From where to where."""
+    """Confidence interval from ``low`` to ``high``."""
 
     low: float
     high: float
@@ -41,7 +41,7 @@ class Interval(NamedTuple):
 
 
 def t_interval(values: Sequence[float]) -> Interval | None:
-    """Student's, two-sided, of the mean; None for fewer than two values, or where one is no number.
+    """Two-sided Student's t interval of the mean; None for fewer than two values or if one is not finite.
 
     Example:
         >>> str(t_interval([1.0, 2.0, 3.0])), t_interval([1.0])
@@ -55,29 +55,29 @@ def t_interval(values: Sequence[float]) -> Interval | None:
 
 
 def welch_interval(values: Sequence[float], mean: float, std: float, runs: int) -> Interval | None:
-    """Welch's, of the mean of ``values`` less another mean, of which only deviation and count are known.
+    """Welch's t interval of the mean of ``values`` minus another mean, given its standard deviation and sample size.
 
-    None for one value on either side, and where either has no spread: from values that are all the same nothing can be
-    said of how far others would lie from them.
+    None if either sample has a single value or a standard deviation of 0: identical values do not allow an estimate of
+    the variance.
 
     Example:
         >>> str(welch_interval([1.0, 2.0, 3.0], 2.0, 1.0, 3)), welch_interval([1.0, 2.0, 3.0], 2.0, 0.0, 3)
         ('-2.27 to +2.27', None)
     """
     ours, spread = spread_over_seeds(list(values))
-    if not (spread > 0 and std > 0 and runs > 1):  # not so for what is no number, either
+    if not (spread > 0 and std > 0 and runs > 1):  # the comparison is also False for NaN
         return None
     a, b = spread**2 / len(values), std**2 / runs
-    apart = ours - mean
-    freedom = (a + b) ** 2 / (a**2 / (len(values) - 1) + b**2 / (runs - 1))
-    half = _t(freedom) * math.sqrt(a + b)
-    return Interval(apart - half, apart + half)
+    difference = ours - mean
+    degrees_of_freedom = (a + b) ** 2 / (a**2 / (len(values) - 1) + b**2 / (runs - 1))
+    half = _t(degrees_of_freedom) * math.sqrt(a + b)
+    return Interval(difference - half, difference + half)
 
 
 def bootstrap_interval(values: Sequence[float], seed: int = 0) -> Interval | None:
-    """Of the mean, by drawing the values again and again; the draws are the same each time.
+    """Bootstrap interval of the mean, with a fixed seed.
 
-    With few values it is narrower than Student's: it knows no spread but theirs.
+    With few values it is narrower than Student's t interval, and too narrow.
 
     Example:
         >>> bootstrap_interval([2.0, 2.0, 2.0]), bootstrap_interval([1.0])
@@ -85,13 +85,13 @@ def bootstrap_interval(values: Sequence[float], seed: int = 0) -> Interval | Non
     """
     if len(values) < 2 or any(map(math.isnan, values)):
         return None
-    chance = np.random.default_rng(seed)
-    drawn = np.asarray(values)[chance.integers(len(values), size=(RESAMPLES, len(values)))].mean(axis=1)
-    return _middle(drawn)
+    generator = np.random.default_rng(seed)
+    means = np.asarray(values)[generator.integers(len(values), size=(RESAMPLES, len(values)))].mean(axis=1)
+    return _percentile_interval(means)
 
 
 def bootstrap_apart(values: Sequence[float], others: Sequence[float], seed: int = 0) -> Interval | None:
-    """Of the mean of ``values`` less that of ``others``, by drawing from both sides, each for itself.
+    """Bootstrap interval of the mean of ``values`` minus that of ``others``; both are resampled independently.
 
     Example:
         >>> bootstrap_apart([3.0, 3.0], [1.0, 1.0]), bootstrap_apart([3.0, 3.0], [1.0])
@@ -99,13 +99,15 @@ def bootstrap_apart(values: Sequence[float], others: Sequence[float], seed: int 
     """
     if min(len(values), len(others)) < 2 or any(map(math.isnan, (*values, *others))):
         return None
-    chance = np.random.default_rng(seed)
-    drawn = [np.asarray(side)[chance.integers(len(side), size=(RESAMPLES, len(side)))] for side in (values, others)]
-    return _middle(drawn[0].mean(axis=1) - drawn[1].mean(axis=1))
+    generator = np.random.default_rng(seed)
+    samples = [
+        np.asarray(group)[generator.integers(len(group), size=(RESAMPLES, len(group)))] for group in (values, others)
+    ]
+    return _percentile_interval(samples[0].mean(axis=1) - samples[1].mean(axis=1))
 
 
 def effect_size(differences: Sequence[float]) -> float:
-    """The mean of paired differences over their deviation; not a number for one, or where all are the same.
+    """Mean of paired differences over their standard deviation; NaN for a single one or if all are equal.
 
     Example:
         >>> effect_size([1.0, 2.0, 3.0])
@@ -116,7 +118,7 @@ def effect_size(differences: Sequence[float]) -> float:
 
 
 def effect_apart(values: Sequence[float], others: Sequence[float]) -> float:
-    """How far two means lie apart, over the deviation of both sides together; not a number where there is none.
+    """Difference of two means over the pooled standard deviation (Cohen's d); NaN if that is 0 or undefined.
 
     Example:
         >>> effect_apart([2.0, 3.0, 4.0], [1.0, 2.0, 3.0])
@@ -124,16 +126,16 @@ def effect_apart(values: Sequence[float], others: Sequence[float]) -> float:
     """
     (mean, a), (other, b) = spread_over_seeds(list(values)), spread_over_seeds(list(others))
     n, m = len(values) - 1, len(others) - 1
-    together = (n * a**2 + m * b**2) / (n + m) if n and m else math.nan
-    return (mean - other) / math.sqrt(together) if together > 0 else math.nan
+    pooled = (n * a**2 + m * b**2) / (n + m) if n and m else math.nan
+    return (mean - other) / math.sqrt(pooled) if pooled > 0 else math.nan
 
 
 def variance_ratio_interval(values: Sequence[float], others: Sequence[float]) -> Interval | None:
-    """The F interval of the variance of ``values`` over that of ``others``; None where either has none.
+    """F interval of the variance of ``values`` over that of ``others``; None if either variance is undefined.
 
     Example:
-        >>> found = variance_ratio_interval([1.0, 2.0, 3.0], [1.0, 2.0, 3.0])
-        >>> found is not None and found.low < 1 < found.high
+        >>> interval = variance_ratio_interval([1.0, 2.0, 3.0], [1.0, 2.0, 3.0])
+        >>> interval is not None and interval.low < 1 < interval.high
         True
     """
     (_, a), (_, b) = spread_over_seeds(list(values)), spread_over_seeds(list(others))
@@ -144,15 +146,15 @@ def variance_ratio_interval(values: Sequence[float], others: Sequence[float]) ->
     return Interval(float(ratio / high), float(ratio / low))
 
 
-def _middle(drawn: NDArray[np.float64]) -> Interval:
-    low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+def _percentile_interval(samples: NDArray[np.float64]) -> Interval:
+    low, high = np.quantile(samples, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Interval(float(low), float(high))
 
 
-def _t(freedom: float) -> float:
-    return float(_quantiles().stdtrit(freedom, (1 + LEVEL) / 2))
+def _t(degrees_of_freedom: float) -> float:
+    return float(_quantiles().stdtrit(degrees_of_freedom, (1 + LEVEL) / 2))
 
 
 def _quantiles() -> Any:
-    """SciPy's, imported where one is wanted: every command comes by this file, and few have intervals to make."""
+    """SciPy's distribution functions, imported on use: every command imports this file, and few compute intervals."""
     return import_module("scipy.special")

@@ -1,4 +1,4 @@
-"""Two series over the seeds both have: how far apart they are, seed by seed."""
+"""Paired comparison of two series over their shared seeds."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Paired:
     """Differences on shared seeds.
 
     Attributes:
-        differences: One a seed.
-        mean: Of the differences.
-        t: Student's interval of the mean; None for one seed.
-        bootstrap: The interval by resampling; None for one seed.
-        effect: The mean over the deviation; not a number for one seed, or where all are the same.
+        differences: One per seed.
+        mean: Mean of the differences.
+        t: Student's t interval of the mean; None for one seed.
+        bootstrap: Bootstrap interval of the mean; None for one seed.
+        effect: Mean over standard deviation; NaN for one seed or if all differences are equal.
     """
 
     differences: tuple[float, ...]
@@ -31,11 +31,11 @@ class Paired:
 
 
 def paired(values: Mapping[int, float], others: Mapping[int, float]) -> Paired | None:
-    """The first less the second; None where they share no seed.
+    """Compare ``values`` minus ``others`` on their shared seeds; None if they share none.
 
     Example:
-        >>> found = paired({0: 3.0, 1: 5.0, 2: 9.0}, {0: 1.0, 1: 2.0})
-        >>> found and (found.differences, found.mean)
+        >>> pair = paired({0: 3.0, 1: 5.0, 2: 9.0}, {0: 1.0, 1: 2.0})
+        >>> pair and (pair.differences, pair.mean)
         ((2.0, 3.0), 2.5)
     """
     seeds = sorted(values.keys() & others.keys())

@@ -1,7 +1,8 @@
-"""Strategies: how samples of the stream and of the memory become a loss.
+"""Strategies: learning methods that compute a loss from stream and memory samples.
 
-A strategy computes; the engine moves. It names how many replay draws a step has, and which samples share a forward
-pass, because norm layers see that. Their names and summaries are in ``contnorm.bench.strategy_registry``.
+A strategy computes the loss of a step; the engine draws the samples and updates the weights. A strategy declares how
+many replay draws a step has, and decides which samples share a forward pass, since that changes batch statistics. Names
+and summaries are in ``contnorm.bench.strategy_registry``.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ __all__ = ["ALIASES", "Batch", "Head", "Strategy", "build_strategy"]
 
 
 def build_strategy(config: StrategyConfig) -> Strategy:
-    """A strategy by name, or from a file of one's own as ``path/to/file.py:ClassName``.
+    """Build a strategy by name, or from a user's file as ``path/to/file.py:ClassName``.
 
     Example:
         >>> type(build_strategy(StrategyConfig("der++"))).__name__
@@ -27,26 +28,26 @@ def build_strategy(config: StrategyConfig) -> Strategy:
     """
     name = ALIASES.get(config.name.lower(), config.name.lower())
     if name in STRATEGIES:
-        return _built(_ours(STRATEGIES[name].target), config)
+        return _instantiate(_import_target(STRATEGIES[name].target), config)
     if not is_own_code(config.name):
         raise unknown("strategy", config.name, [*STRATEGIES, "path/to/file.py:ClassName"])
-    return _built(load_own_code(config.name, "strategy"), config)
+    return _instantiate(load_own_code(config.name, "strategy"), config)
 
 
-def _ours(target: str) -> object:
+def _import_target(target: str) -> object:
     module, _, name = target.partition(":")
     return getattr(importlib.import_module(module), name)
 
 
-def _built(cls: object, config: StrategyConfig) -> Strategy:
+def _instantiate(cls: object, config: StrategyConfig) -> Strategy:
     if not (isinstance(cls, type) and issubclass(cls, Strategy)):
         raise UserError(f"strategy {config.name!r}: it is not a subclass of contnorm.bench.strategies.Strategy.")
     try:
-        made: Strategy = cls(config)
+        strategy: Strategy = cls(config)
     except Exception as error:
         if is_own_code(config.name):
             raise own_error(error, "strategy", config.name, "called with its settings") from error
         raise
     if is_own_code(config.name):
-        check_own_strategy(config.name, made)
-    return made
+        check_own_strategy(config.name, strategy)
+    return strategy

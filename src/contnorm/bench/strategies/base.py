@@ -1,4 +1,4 @@
-"""What a strategy is given and gives, and the plainest one."""
+"""Base class of strategies, their inputs, and fine-tuning without replay."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ Model = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Batch:
-    """Samples as the network sees them, with what is known of each."""
+    """Inputs of the network with their labels and tasks."""
 
     x: Tensor
-    label: Tensor  # (B,) among the outputs; (B, outputs) of 0 and 1 where samples have several
+    label: Tensor  # (B,) class indices; (B, outputs) of 0 and 1 for multi-label data
     task: Tensor  # (B,)
-    logits: Tensor | None = None  # (B, outputs) stored when the sample was written; replayed samples only
+    logits: Tensor | None = None  # (B, outputs) stored with the sample in the memory; replayed samples only
 
     def __len__(self) -> int:
         return len(self.label)
 
 
 class Head:
-    """Which outputs compete for a sample, by its task.
+    """Mask of the outputs that compete for a sample, by its task.
 
     Example:
         >>> head = Head(torch.tensor([[True, True, False], [False, False, True]]))
@@ -45,32 +45,34 @@ class Head:
         self.all_compete = bool(competing.all())
 
     def __call__(self, logits: Tensor, task: Tensor) -> Tensor:
-        """The logits, minus infinity where an output does not compete."""
+        """Logits, with minus infinity for outputs that do not compete."""
         if self.all_compete:
             return logits
         return logits.masked_fill(self.resting[task], float("-inf"))
 
     def cross_entropy(self, logits: Tensor, batch: Batch) -> Tensor:
-        """(B,) of each sample; where it has several labels, the mean over the outputs, each a yes or no of its own."""
+        """(B,) loss of each sample; for multi-label data, binary cross-entropy averaged over the outputs."""
         if batch.label.ndim == 2:
             labels = batch.label.to(torch.float32)
             return F.binary_cross_entropy_with_logits(logits.float(), labels, reduction="none").mean(1)
         return F.cross_entropy(self(logits.float(), batch.task), batch.label, reduction="none")
 
     def squared_error(self, logits: Tensor, target: Tensor, task: Tensor) -> Tensor:
-        """(B,) the mean over the competing outputs of the squared distance to stored logits."""
-        far = (logits.float() - target).square()
+        """(B,) mean squared error to stored logits over the competing outputs."""
+        error = (logits.float() - target).square()
         if self.all_compete:
-            return far.mean(1)
-        own = self.competing[task]
-        return (far * own).sum(1) / own.sum(1)
+            return error.mean(1)
+        mask = self.competing[task]
+        return (error * mask).sum(1) / mask.sum(1)
 
 
 class Strategy:
-    """Base of all strategies.
+    """Base class of all strategies.
 
-    ``draws`` says how many independent replay draws a step has, ``stores_logits`` whether what the network says of a
-    sample is stored with it. ``loss`` makes the loss of a step and, where logits are stored, gives those of the stream.
+    Attributes:
+        draws: Number of independent replay draws per step.
+        stores_logits: Whether the logits of a sample are stored with it in the memory.
+        config: Settings of the strategy.
     """
 
     draws: ClassVar[int] = 0
@@ -80,12 +82,12 @@ class Strategy:
         self.config = config
 
     def loss(self, model: Model, head: Head, stream: Batch, replay: tuple[Batch, ...]) -> tuple[Tensor, Tensor | None]:
-        """The loss of a step, and the stream's logits where they are to be stored."""
+        """Loss of a step, and the logits of the stream batch if ``stores_logits`` is True, else None."""
         raise TypeError(f"{type(self).__name__} has no loss of its own: a strategy has to define one.")
 
 
 class Single(Strategy):
-    """Learn from the stream alone."""
+    """Fine-tuning on the stream without replay."""
 
     def loss(self, model: Model, head: Head, stream: Batch, replay: tuple[Batch, ...]) -> tuple[Tensor, Tensor | None]:
         return head.cross_entropy(model(stream.x), stream).mean(), None

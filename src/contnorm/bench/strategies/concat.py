@@ -1,7 +1,7 @@
-"""Batches put together for one forward pass; without a copy where they lie behind one another already.
+"""Concatenation of batches for one forward pass, without a copy if they are adjacent in memory.
 
-The engine gathers all images of a step into one tensor and hands out parts of it. Parts that are put together again are
-the tensor they came from.
+The engine gathers all images of a step into one tensor and passes slices of it to the strategy. Concatenating these
+slices gives a view of the original tensor.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["joined", "together"]
 
 
 def together(*batches: Batch) -> Batch:
-    """One batch of the samples of several, in their order; without stored logits.
+    """Concatenate batches in order; stored logits are dropped.
 
     Example:
         >>> x, label = torch.arange(6.0).view(3, 2), torch.tensor([0, 1, 2])
@@ -29,24 +29,24 @@ def together(*batches: Batch) -> Batch:
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:
-    """The parts one behind another, along their first dimension."""
+    """Concatenate tensors along their first dimension."""
     first = parts[0]
-    if not _follow_each_other(parts):
+    if not _adjacent(parts):
         return torch.cat(list(parts))
     return first.as_strided((sum(map(len, parts)), *first.shape[1:]), first.stride())
 
 
-def _follow_each_other(parts: Sequence[Tensor]) -> bool:
-    """Whether the parts are one tensor, cut: the same storage, steps and shape, each beginning where the last ends."""
+def _adjacent(parts: Sequence[Tensor]) -> bool:
+    """Whether the parts are consecutive slices of one tensor: same storage, strides and shape, and no gap."""
     first = parts[0]
-    place = first.storage_offset()
+    offset = first.storage_offset()
     for part in parts:
         if (
             part.requires_grad
             or part.untyped_storage().data_ptr() != first.untyped_storage().data_ptr()
             or (part.stride(), part.shape[1:], part.dtype) != (first.stride(), first.shape[1:], first.dtype)
-            or part.storage_offset() != place
+            or part.storage_offset() != offset
         ):
             return False
-        place += len(part) * part.stride(0)
+        offset += len(part) * part.stride(0)
     return True

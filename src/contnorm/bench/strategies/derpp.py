@@ -1,8 +1,8 @@
-"""Dark experience replay++ (Buzzega et al., 2020): replay also what the network once said of a sample.
+"""Dark experience replay++ (Buzzega et al., 2020): replay of stored logits and of labels.
 
-Two independent draws: on one the network is held to the logits it gave when the sample came, on the other to the label.
-The logits stored are those of the augmented view, taken in training mode before the update. As published it runs three
-forward passes; ``joint`` runs one.
+Each step has two independent draws: one is trained to match the logits stored with the sample, the other to match the
+label. The stored logits are those of the augmented view, computed in training mode before the update. The published
+code runs three forward passes; ``joint`` runs one.
 """
 
 from __future__ import annotations

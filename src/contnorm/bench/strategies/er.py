@@ -1,7 +1,7 @@
-"""Experience replay: the batch of the stream and a batch from the memory, each scored over its own task's outputs.
+"""Experience replay: a stream batch and a memory batch, each sample with the loss over the outputs of its task.
 
-How the two share a forward pass differs between code bases, and norm layers see it: ``joint`` concatenates them
-(batch moments mix stream and memory), ``separate`` runs one after the other (two updates of running moments a step).
+Code bases differ in whether the two share a forward pass, which affects norm layers: ``joint`` concatenates them (batch
+moments mix stream and memory), ``separate`` runs one after the other (two updates of running moments per step).
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class ER(Strategy):
             return head.cross_entropy(model(stream.x), stream).mean(), None
         if self.config.forward == "joint":
             both = together(stream, memory)
-            each = head.cross_entropy(model(both.x), both)
+            losses = head.cross_entropy(model(both.x), both)
         else:
-            each = torch.cat([head.cross_entropy(model(batch.x), batch) for batch in (stream, memory)])
+            losses = torch.cat([head.cross_entropy(model(batch.x), batch) for batch in (stream, memory)])
         if self.config.loss == "sum":
-            new, old = torch.split(each, [len(stream), len(memory)])
-            return new.mean() + old.mean(), None
-        return each.mean(), None
+            stream_losses, memory_losses = torch.split(losses, [len(stream), len(memory)])
+            return stream_losses.mean() + memory_losses.mean(), None
+        return losses.mean(), None

@@ -1,4 +1,4 @@
-"""A strategy of a user's own is looked at before it is used: what it says of itself, and what it gives at each step."""
+"""Checks of a user's strategy: its attributes before the run, and the result of its loss at each step."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ __all__ = ["check_own_strategy", "checked_answer"]
 
 
 def check_own_strategy(name: str, made: Strategy) -> None:
-    """Refuse a strategy that could not be run: without a loss that is called as ours are, or with odd draws.
+    """Check the signature of the loss and the attributes of a user's strategy.
 
     Args:
-        name: What it is called in the settings, for messages.
+        name: Name of the strategy in the settings, for messages.
         made: The strategy.
+
+    Raises:
+        UserError: If the strategy can't be run.
     """
     if type(made).loss is Strategy.loss:
         raise UserError(f"strategy {name!r}: has no loss. Define loss(self, model, head, stream, replay).")
@@ -38,10 +41,11 @@ def check_own_strategy(name: str, made: Strategy) -> None:
 def checked_answer(
     name: str, answer: object, stores_logits: bool, head: Head, stream: Batch
 ) -> tuple[Tensor, Tensor | None]:
-    """What a strategy's loss gave, where it can be learned from and stored.
+    """Validate the result of a strategy's loss.
 
     Raises:
-        RunBrokeError: Where it can't: stored as it is, it would be wrong silently, or break elsewhere.
+        RunBrokeError: If the loss can't be backpropagated or the logits can't be stored. Without this check a wrong
+            result could stay unnoticed or fail elsewhere.
 
     Example:
         >>> batch, head = Batch(torch.zeros(2, 1), *torch.zeros(2, 2)), Head(torch.ones(1, 3, dtype=torch.bool))
@@ -52,12 +56,12 @@ def checked_answer(
     if not isinstance(answer, tuple | list) or len(answer) != 2:
         raise RunBrokeError(
             f"strategy {name!r}: its loss should give (loss, logits), the latter None where none are stored, and gives "
-            f"{_in_words(answer)}."
+            f"{_describe(answer)}."
         )
     loss, logits = answer
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         raise RunBrokeError(
-            f"strategy {name!r}: the loss it gives should be a tensor of one number, and is {_in_words(loss)}. Take a "
+            f"strategy {name!r}: the loss it gives should be a tensor of one number, and is {_describe(loss)}. Take a "
             f"mean of what each sample has."
         )
     if not loss.requires_grad:
@@ -80,17 +84,17 @@ def _checked_logits(name: str, logits: object, stores_logits: bool, shape: tuple
     if not fits or (isinstance(logits, Tensor) and logits.requires_grad):
         raise RunBrokeError(
             f"strategy {name!r}: with stores_logits = True it should give beside its loss what the model said of the "
-            f"stream, detached, as float32 of shape {shape}, and gives {_in_words(logits)}. Give "
+            f"stream, detached, as float32 of shape {shape}, and gives {_describe(logits)}. Give "
             f"logits.detach().float()."
         )
     assert isinstance(logits, Tensor)
     return logits
 
 
-def _in_words(given: object) -> str:
-    if isinstance(given, Tensor):
-        kind = str(given.dtype).removeprefix("torch.")
-        return f"a tensor of shape {tuple(given.shape)}, {kind}{', with a gradient' if given.requires_grad else ''}"
-    if isinstance(given, tuple | list):
-        return f"{len(given)} things"
-    return "None" if given is None else f"of type {type(given).__name__}"
+def _describe(value: object) -> str:
+    if isinstance(value, Tensor):
+        kind = str(value.dtype).removeprefix("torch.")
+        return f"a tensor of shape {tuple(value.shape)}, {kind}{', with a gradient' if value.requires_grad else ''}"
+    if isinstance(value, tuple | list):
+        return f"{len(value)} things"
+    return "None" if value is None else f"of type {type(value).__name__}"
