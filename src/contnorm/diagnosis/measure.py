@@ -1,9 +1,9 @@
-"""The cross-task normalization effect of a model: how much of what it forgot lies in its running moments alone.
+"""Measure the cross-task normalization effect of a model: how much forgetting is caused by its running moments alone.
 
-Three sets of moments are compared, in every layer that keeps any: the running ones as they are, the exact ones of each
-task's data, and the exact ones of all tasks' data (the oracle's, BN*), each estimated layer by layer with those of the
-layers before it in place. Accuracy is measured with all three; no weight is touched. What comes of it is in
-`contnorm.diagnosis.result`, with how distances are scaled.
+Three sets of moments are compared in every layer with running moments: the running ones, the exact ones of each task's
+data, and the exact ones of all tasks' data (the oracle's, BN*). Exact moments are estimated layer by layer, with those
+of the previous layers already set. Accuracy is measured with all three; weights do not change. The result and the
+scaling of distances are in `contnorm.diagnosis.result`.
 """
 
 from __future__ import annotations
@@ -49,35 +49,36 @@ def diagnose(
     predict: Predict | None = None,
     call: Call | None = None,
 ) -> Diagnosis:
-    """Measure how much of a model's forgetting lies in its running moments, by task and by layer.
+    """Measure how much of a model's forgetting is caused by its running moments, by task and by layer.
 
-    The model runs in evaluation mode without gradient. It is left as it was found, bit for bit: parameters, buffers,
-    modes and hooks; and so are the random generators of Python and torch.
+    The model runs in evaluation mode without gradients. Afterwards its parameters, buffers, modes and hooks are
+    bit-identical to those before, and so are the random generators of Python and torch.
 
     Args:
-        model: Any model with norm layers that keep running moments, torch's or ours.
-        batches_by_task: For each task, in the order they were learned, its batches ``(x, y)``, which can be gone over
-            again and again; or a mapping from names of tasks to them. The moments are estimated from these.
-        test_by_task: The same for the data that accuracy is measured on; the very data of the moments by default, and
-            the sentence then says so.
-        learned: The accuracy on each task when it had just been learned, in percent. With it, what is forgotten is
-            known, and the share of that which re-estimation recovers.
-        predict: The classes of ``x``, ``predict(model, x, task)``, where they are not ``model(x).argmax(1)``: a head
-            for each task, say. ``task`` is its number, or its key in the mapping.
-        call: How to run the model on a batch, ``call(model, batch)``, where ``model(x)`` is not right.
+        model: Any model with norm layers that have running moments, of torch or of this package.
+        batches_by_task: For each task, in training order, an iterable of batches ``(x, y)`` that can be iterated
+            repeatedly; or a mapping from names of tasks to such iterables. The moments are estimated from these.
+        test_by_task: Data for measuring accuracy, in the same form. By default accuracy is measured on
+            ``batches_by_task``, and the sentence says so.
+        learned: Accuracy on each task right after it was learned, in percent. It is needed to compute forgetting and
+            the share of it that re-estimation recovers.
+        predict: Function ``predict(model, x, task)`` that returns the classes of ``x``, by default
+            ``model(x).argmax(1)``; needed for one head per task, for example. ``task`` is the index of the task, or its
+            key in the mapping.
+        call: Function ``call(model, batch)`` that runs the model on a batch, by default ``model(x)``.
 
     Returns:
-        What was found: ``.sentence``, ``.table()``, ``.draw(path)``, ``.as_dict()``, and the numbers.
+        The diagnosis: ``.sentence``, ``.table()``, ``.draw(path)``, ``.as_dict()``, and the numbers.
 
     Raises:
-        TypeError: For batches that can be gone over only once.
-        ValueError: Where a task has no data, where moments are not finite (NaN among the data, or a model that has
-            diverged), where `reestimate` can't tell a layer's moments or finds them frozen, or where the model has an
-            unknown layer with running moments.
+        TypeError: If batches can be iterated only once.
+        ValueError: If a task has no data, if moments are not finite (NaN in the data, or a diverged model), if
+            `reestimate` can't determine a layer's moments or they are frozen, or if the model has an unknown layer with
+            running moments.
 
     Example:
         >>> model = nn.Sequential(nn.BatchNorm1d(2, affine=False))  # the larger feature is the class
-        >>> model[0].running_mean.copy_(torch.tensor([5.0, 0.0]))  # has drifted from 0
+        >>> model[0].running_mean.copy_(torch.tensor([5.0, 0.0]))  # simulated drift from 0
         tensor([5., 0.])
         >>> x = torch.tensor([[1.0, -1.0], [-1.0, 1.0]] * 5)
         >>> tasks = [[(x, x.argmax(1))], [(2 * x, x.argmax(1))]]
@@ -89,19 +90,19 @@ def diagnose(
     test = train if test_by_task is None else _tasks(test_by_task, "test_by_task")
     if list(train) != list(test):
         raise ValueError(f"diagnose: test_by_task has the tasks {list(test)} and batches_by_task {list(train)}.")
-    before = None if learned is None else _learned(learned, list(train))
+    accuracy_learned = None if learned is None else _learned(learned, list(train))
     probe = _Probe(model, test, predict, call or call_with_first)
     eps = {name: float(getattr(layer, "eps", 0.0)) for name, layer in moment_layers(model).items()}
-    with torch.no_grad(), _left_as_found(model):
-        found = _measure(probe, train, eps, call)
+    with torch.no_grad(), _state_restored(model):
+        result = _measure(probe, train, eps, call)
     return Diagnosis(
         model=type(model).__name__,
         tasks=tuple(map(str, train)),
-        layers=found.layers,
-        running=found.running,
-        oracle=found.oracle,
-        own=found.own,
-        learned=before,
+        layers=result.layers,
+        running=result.running,
+        oracle=result.oracle,
+        own=result.own,
+        learned=accuracy_learned,
         held_out=test_by_task is not None,
     )
 
@@ -114,10 +115,12 @@ class _Measured:
     own: tuple[float, ...]
 
 
-def _measure(probe: _Probe, train: dict[Any, _Again], eps: dict[str, float], call: Call | None) -> _Measured:
+def _measure(
+    probe: _Probe, train: dict[Any, _RepeatableBatches], eps: dict[str, float], call: Call | None
+) -> _Measured:
     _check_running(probe.model)
     running = tuple(map(probe.accuracy, train))
-    if not eps:  # no moments: the same whatever data they would be of
+    if not eps:  # no layer has moments, so all three accuracies are equal
         return _Measured((), running, running, running)
     own: list[float] = []
     by_task: list[dict[str, LayerMoments]] = []
@@ -125,14 +128,14 @@ def _measure(probe: _Probe, train: dict[Any, _Again], eps: dict[str, float], cal
         with _reestimate_task(probe.model, batches, call, task) as one_task:
             own.append(probe.accuracy(task))
             by_task.append(one_task.moments)
-    with reestimate(probe.model, _All(list(train.values())), call=call) as all_tasks:
+    with reestimate(probe.model, _AllTasks(list(train.values())), call=call) as all_tasks:
         oracle = tuple(map(probe.accuracy, train))
     layers = tuple(_distances(name, m, by_task, eps[name]) for name, m in all_tasks.moments.items())
     return _Measured(layers, running, oracle, tuple(own))
 
 
 def _check_running(model: nn.Module) -> None:
-    """Refuses running moments of no number: with them every answer is the first class, and distances are nothing."""
+    """Reject running moments that are not finite: predictions and distances would be meaningless."""
     for name, layer in moment_layers(model).items():
         if not _finite(layer.running_mean, layer.running_var):
             raise ValueError(
@@ -142,7 +145,7 @@ def _check_running(model: nn.Module) -> None:
 
 
 def _reestimate_task(model: nn.Module, batches: Batches, call: Call | None, task: Any) -> Reestimated:
-    """`reestimate` from the data of one task, whose name an error about non-finite moments gives."""
+    """Call `reestimate` on the data of one task; an error about non-finite moments names the task."""
     try:
         return reestimate(model, batches, call=call)
     except NonFiniteMomentsError as error:
@@ -157,14 +160,14 @@ def _finite(*moments: Any) -> bool:
 
 
 def _distances(
-    name: str, found: LayerMoments, by_task: Sequence[Mapping[str, LayerMoments]], eps: float
+    name: str, layer_moments: LayerMoments, by_task: Sequence[Mapping[str, LayerMoments]], eps: float
 ) -> LayerDistances:
-    running, oracle = (found.old_mean, found.old_var), (found.new_mean, found.new_var)
+    running, oracle = (layer_moments.old_mean, layer_moments.old_var), (layer_moments.new_mean, layer_moments.new_var)
     tasks = [(m[name].new_mean, m[name].new_var) if name in m else None for m in by_task]
     spread = oracle[1].double() + eps
 
     def distances(to: Moments) -> tuple[Distance | None, ...]:
-        return tuple(None if own is None else _distance(own, to, spread) for own in tasks)
+        return tuple(None if moments is None else _distance(moments, to, spread) for moments in tasks)
 
     return LayerDistances(name, _distance(running, oracle, spread), distances(running), distances(oracle))
 
@@ -175,39 +178,41 @@ def _distance(a: Moments, b: Moments, spread: Tensor) -> Distance:
 
 
 def _over(distance: float, spread: Tensor) -> float:
-    whole = float(spread.sum())
-    return distance / whole if whole != 0 else 0.0  # a layer of constants and without eps has no scale
+    scale = float(spread.sum())
+    return distance / scale if scale != 0 else 0.0  # a layer with constant input and eps=0 has no scale
 
 
 class _Probe:
-    """Measures accuracy with the moments that are in place."""
+    """Measure accuracy with the current moments of the model."""
 
-    def __init__(self, model: nn.Module, test: dict[Any, _Again], predict: Predict | None, call: Call) -> None:
+    def __init__(
+        self, model: nn.Module, test: dict[Any, _RepeatableBatches], predict: Predict | None, call: Call
+    ) -> None:
         self.model, self.test, self.predict, self.call = model, test, predict, call
 
     def accuracy(self, task: Any) -> float:
-        """On one task, in percent."""
-        right = total = 0
+        """Accuracy on one task in percent."""
+        correct = total = 0
         self.model.eval()
         for batch in self.test[task]:
-            answers, y = self._answers(batch, task), batch[1]
-            if not isinstance(answers, Tensor):
+            predictions, y = self._predictions(batch, task), batch[1]
+            if not isinstance(predictions, Tensor):
                 raise TypeError(
-                    f"diagnose: task {task!r}: predict= gives a {type(answers).__name__}, and has to give a tensor of "
-                    f"classes, one for each label."
+                    f"diagnose: task {task!r}: predict= gives a {type(predictions).__name__}, and has to give a tensor "
+                    f"of classes, one for each label."
                 )
-            if answers.shape != y.shape:
+            if predictions.shape != y.shape:
                 raise ValueError(
                     f"diagnose: task {task!r}: labels of shape {tuple(y.shape)} and answers of shape "
-                    f"{tuple(answers.shape)}. Give predict=, with predict(model, x, task) the class of every label."
+                    f"{tuple(predictions.shape)}. Give predict=, with predict(model, x, task) the class of every label."
                 )
-            right += int((answers == y.to(answers.device)).sum())
+            correct += int((predictions == y.to(predictions.device)).sum())
             total += y.numel()
         if not total:
             raise ValueError(f"diagnose: task {task!r} has no samples. Give at least one batch of each task.")
-        return 100 * right / total
+        return 100 * correct / total
 
-    def _answers(self, batch: Any, task: Any) -> Tensor:
+    def _predictions(self, batch: Any, task: Any) -> Tensor:
         self._check_batch(batch, task)
         if self.predict is not None:
             return self.predict(self.model, on_model(self.model, batch[0]), task)
@@ -239,72 +244,72 @@ class _Probe:
             )
 
 
-class _Again:
-    """The batches of one task; notices where a later pass is not the first one again."""
+class _RepeatableBatches:
+    """Batches of one task; raises an error if a later pass has another number of batches than the first."""
 
-    def __init__(self, task: Any, batches: Batches, given: str) -> None:
-        where = f"diagnose: {given}: task {task!r}"
-        again = "Give a list, a DataLoader, or any object whose iter() starts anew."
+    def __init__(self, task: Any, batches: Batches, argument: str) -> None:
+        where = f"diagnose: {argument}: task {task!r}"
+        hint = "Give a list, a DataLoader, or any object whose iter() starts anew."
         if isinstance(batches, Iterator):
             kind = type(batches).__name__
-            raise TypeError(f"{where}: its batches are a one-shot iterator ({kind}), and are gone over often. {again}")
+            raise TypeError(f"{where}: its batches are a one-shot iterator ({kind}), and are gone over often. {hint}")
         if isinstance(batches, Tensor) or not isinstance(batches, Iterable):
             raise TypeError(f"{where}: is a {type(batches).__name__}. Give a list of batches: [(x, y)].")
-        self.batches, self.seen = batches, -1
-        self.error = f"{where}: the first pass over its data saw {{}} batches and a later one {{}}. {again}"
+        self.batches, self.first_count = batches, -1
+        self.error = f"{where}: the first pass over its data saw {{}} batches and a later one {{}}. {hint}"
 
     def __iter__(self) -> Iterator[Any]:
-        seen = 0
+        count = 0
         for batch in self.batches:
-            seen += 1
+            count += 1
             yield batch
-        if self.seen not in (-1, seen):
-            raise ValueError(self.error.format(self.seen, seen))
-        self.seen = seen
+        if self.first_count not in (-1, count):
+            raise ValueError(self.error.format(self.first_count, count))
+        self.first_count = count
 
 
 @dataclass(frozen=True)
-class _All:
-    """The batches of all tasks, one task after the other."""
+class _AllTasks:
+    """Batches of all tasks, one task after the other."""
 
-    tasks: list[_Again]
+    tasks: list[_RepeatableBatches]
 
     def __iter__(self) -> Iterator[Any]:
         return chain.from_iterable(self.tasks)
 
 
-def _tasks(given: ByTask, name: str) -> dict[Any, _Again]:
-    if isinstance(given, Iterator | Tensor) or not isinstance(given, Iterable):
+def _tasks(batches_by_task: ByTask, name: str) -> dict[Any, _RepeatableBatches]:
+    if isinstance(batches_by_task, Iterator | Tensor) or not isinstance(batches_by_task, Iterable):
         raise TypeError(
-            f"diagnose: {name} is a {type(given).__name__}. Give a list with an entry for each task, each a list of "
-            f"batches (x, y) or a DataLoader; or a mapping from names of tasks to such."
+            f"diagnose: {name} is a {type(batches_by_task).__name__}. Give a list with an entry for each task, each a "
+            f"list of batches (x, y) or a DataLoader; or a mapping from names of tasks to such."
         )
-    named = given if isinstance(given, Mapping) else dict(enumerate(given))
+    named = batches_by_task if isinstance(batches_by_task, Mapping) else dict(enumerate(batches_by_task))
     if not named:
         raise ValueError(f"diagnose: {name} is empty. Give the batches of at least one task.")
-    return {task: _Again(task, batches, name) for task, batches in named.items()}
+    return {task: _RepeatableBatches(task, batches, name) for task, batches in named.items()}
 
 
-def _learned(given: Sequence[float] | Mapping[Any, float], tasks: list[Any]) -> tuple[float, ...]:
-    if isinstance(given, str) or not isinstance(given, Iterable):
-        raise TypeError(f"diagnose: learned={given!r}: give one accuracy for each task, in percent, in a list.")
-    named = given if isinstance(given, Mapping) else dict(enumerate(given))
-    if not isinstance(given, Mapping) and len(given) == len(tasks):
-        named = dict(zip(tasks, given, strict=True))
+def _learned(learned: Sequence[float] | Mapping[Any, float], tasks: list[Any]) -> tuple[float, ...]:
+    if isinstance(learned, str) or not isinstance(learned, Iterable):
+        raise TypeError(f"diagnose: learned={learned!r}: give one accuracy for each task, in percent, in a list.")
+    named = learned if isinstance(learned, Mapping) else dict(enumerate(learned))
+    if not isinstance(learned, Mapping) and len(learned) == len(tasks):
+        named = dict(zip(tasks, learned, strict=True))
     if set(named) != set(tasks):
         raise ValueError(f"diagnose: learned has {list(named)} and the tasks are {tasks}. Give one accuracy for each.")
     try:
-        found = tuple(float(named[task]) for task in tasks)
+        accuracies = tuple(float(named[task]) for task in tasks)
     except (TypeError, ValueError):
         raise TypeError(f"diagnose: learned={list(named.values())}: accuracies are numbers, in percent.") from None
-    if not all(0 <= value <= 100 for value in found) or 0 < max(found) <= 1:
-        raise ValueError(f"diagnose: learned={list(found)}: accuracies are in percent, 0 to 100.")
-    return found
+    if not all(0 <= value <= 100 for value in accuracies) or 0 < max(accuracies) <= 1:
+        raise ValueError(f"diagnose: learned={list(accuracies)}: accuracies are in percent, 0 to 100.")
+    return accuracies
 
 
 @contextmanager
-def _left_as_found(model: nn.Module) -> Iterator[None]:
-    """Modes, buffers and random generators are as they were afterwards, also those that reading data moves."""
+def _state_restored(model: nn.Module) -> Iterator[None]:
+    """Restore modes, buffers and random generators on exit, including generators that data loading uses."""
     buffers = [(m, name, b, b.clone()) for m in model.modules() for name, b in m._buffers.items() if b is not None]
     devices = {t.device.index for t in (*model.parameters(), *model.buffers()) if t.is_cuda}
     state = random.getstate()
@@ -314,6 +319,6 @@ def _left_as_found(model: nn.Module) -> Iterator[None]:
     finally:
         random.setstate(state)
         for module, name, buffer, value in buffers:
-            module._buffers[name] = buffer  # the object too: a forward may have put another in its place
+            module._buffers[name] = buffer  # restore the object too: forward may have replaced it
             if not torch.equal(buffer, value):
                 buffer.copy_(value)

@@ -1,9 +1,9 @@
-"""The cross-task normalization effect of a model, as measured: numbers, a table, a sentence and a figure; no torch.
+"""Result of a diagnosis: numbers, tables, a one-sentence summary and a figure. It does not import torch.
 
-Distances between moments are L1, summed over channels, and beside them a scaled one that lets layers be compared: the
-sum for the means is divided by the sum of the channels' spreads, sqrt(oracle variance + eps), and that for the
-variances by the sum of oracle variance + eps. So 0.5 says that a channel's mean is off by half a standard deviation,
-or its variance by half of itself, as it goes in this layer; channels that are hardly alive weigh little.
+Distances between moments are L1 norms over channels. A scaled distance makes layers comparable: the distance of means
+is divided by the sum over channels of sqrt(oracle variance + eps), and that of variances by the sum of oracle variance
++ eps. A scaled distance of 0.5 means that channel means differ by half a standard deviation, or variances by half of
+their value, on average over the layer; channels with small variance have little weight.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from contnorm.diagnosis.pair import gain, pair_sentence
 
 __all__ = ["Diagnosis", "Distance", "LayerDistances"]
 
-SEEN = 0.05  # points: less is printed as 0.0
-MOVED = 0.005  # scaled distance: less is printed as 0.00
-WIDTH = 80  # of a terminal that nobody has widened
+SEEN = 0.05  # points; smaller values are printed as 0.0
+MOVED = 0.005  # scaled distance; smaller values are printed as 0.00
+WIDTH = 80  # default width of a terminal
 
 
 @dataclass(frozen=True)
 class Distance:
-    """How far two sets of moments of a layer lie apart: L1 over channels, and scaled by the layer's own spread."""
+    """Distances between two sets of moments of a layer: L1 over channels, and scaled by the spread of the layer."""
 
     mean: float
     var: float
@@ -38,13 +38,13 @@ class Distance:
 
 @dataclass(frozen=True)
 class LayerDistances:
-    """One layer's running moments, those of each task and those of all tasks (oracle), two by two.
+    """Pairwise distances between the running, per-task and oracle (all tasks) moments of a layer.
 
     Attributes:
-        layer: Its name in the model.
-        running_oracle: From the running moments to the oracle's.
-        task_running: From each task's own moments to the running ones; None where a task does not reach the layer.
-        task_oracle: From each task's own moments to the oracle's.
+        layer: Name of the layer in the model.
+        running_oracle: Between running and oracle moments.
+        task_running: Between each task's moments and the running ones; None if a task does not use the layer.
+        task_oracle: Between each task's moments and the oracle's; None if a task does not use the layer.
     """
 
     layer: str
@@ -55,21 +55,21 @@ class LayerDistances:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What `contnorm.diagnose` found; `str()` of it is the tables and the sentence, for a terminal.
+    """Result of `contnorm.diagnose`; ``str()`` returns the tables and the sentence for a terminal.
 
     Attributes:
-        model: The name of the model's class.
+        model: Class name of the model.
         tasks: Names of the tasks.
-        layers: Distances, a layer each; none where the model keeps no moments.
+        layers: Distances of each layer; empty if the model has no running moments.
         running: Accuracy on each task with the running moments, in percent.
-        oracle: With the exact moments of all tasks' data.
-        own: With the exact moments of the task's own data.
-        learned: When the task had just been learned, where that was given.
+        oracle: Accuracy with the exact moments of all tasks' data.
+        own: Accuracy with the exact moments of the task's own data.
+        learned: Accuracy right after the task was learned; None if unknown.
         held_out: Whether accuracy was measured on other data than the moments.
 
     Example:
-        >>> found = Diagnosis("Net", ("0", "1"), (), (60.0, 90.0), (60.0, 90.0), (60.0, 90.0), (95.0, 90.0), True)
-        >>> found.forgotten, found.recovered
+        >>> diagnosis = Diagnosis("Net", ("0", "1"), (), (60.0, 90.0), (60.0, 90.0), (60.0, 90.0), (95.0, 90.0), True)
+        >>> diagnosis.forgotten, diagnosis.recovered
         (35.0, 0.0)
     """
 
@@ -84,36 +84,39 @@ class Diagnosis:
 
     @property
     def forgotten(self) -> float | None:
-        """Points lost since a task was learned, on average over the tasks but the last; None where that isn't known."""
-        return None if self.learned is None else self._lost(self.learned, self.running)
+        """Accuracy points lost since a task was learned, averaged over all tasks but the last; None if unknown."""
+        return None if self.learned is None else self._mean_gap(self.learned, self.running)
 
     @property
     def recovered(self) -> float:
-        """Points the oracle's moments bring: over the tasks but the last beside `forgotten`, else over all tasks."""
-        return self._lost(self.oracle, self.running)
+        """Accuracy points gained with the oracle's moments.
+
+        The average is over all tasks but the last if `learned` is known, as for `forgotten`; otherwise over all tasks.
+        """
+        return self._mean_gap(self.oracle, self.running)
 
     @property
     def share(self) -> float | None:
-        """Recovered of forgotten; None where nothing was forgotten or that isn't known."""
+        """Recovered share of the forgotten points; None if nothing was forgotten or forgetting is unknown."""
         forgotten = self.forgotten
         return None if forgotten is None or forgotten < SEEN else self.recovered / forgotten
 
-    def _lost(self, high: Sequence[float], low: Sequence[float]) -> float:
+    def _mean_gap(self, high: Sequence[float], low: Sequence[float]) -> float:
         gaps = [a - b for a, b in zip(high, low, strict=True)]
-        # The task learned last had no time to be forgotten; it counts only where nothing is said of learning.
+        # The last task can't be forgotten yet, so it counts only if forgetting is unknown.
         return fmean(gaps[:-1] if self.learned is not None and len(gaps) > 1 else gaps)
 
     @property
     def sentence(self) -> str:
-        """What it comes to, in words."""
+        """One-sentence summary."""
         if not self.layers:
             return (
                 f"{self.model} has no norm layer with running moments that could be re-estimated: none of what it "
                 f"forgets comes back that way."
             )
         data = "" if self.held_out else " (Accuracy is that on the data the moments were estimated from.)"
-        said = [f"Re-estimated statistics {self._effect()}", *self._price(), self._most_drifted()]
-        return f"{'; '.join(said)}.{data}"
+        clauses = [f"Re-estimated statistics {self._effect()}", *self._last_task_loss(), self._most_drifted()]
+        return f"{'; '.join(clauses)}.{data}"
 
     def _effect(self) -> str:
         forgotten, recovered = self.forgotten, self.recovered
@@ -128,15 +131,15 @@ class Diagnosis:
         cost = f", and cost {-recovered:.1f} more" if recovered <= -SEEN else ""
         return f"recover none of the {forgotten:.1f} points forgotten{cost}"
 
-    def _price(self) -> list[str]:
-        """What the last task loses, which `recovered` leaves out beside `forgotten`."""
+    def _last_task_loss(self) -> list[str]:
+        """Accuracy loss of the last task, which `recovered` does not include if `learned` is known."""
         loss = self.running[-1] - self.oracle[-1]
         if self.learned is None or len(self.tasks) == 1 or loss < SEEN:
             return []
         return [f"the last task loses {loss:.1f} by them"]
 
     def _most_drifted(self) -> str:
-        moved = [
+        drifts = [
             (drift, layer.layer, what)
             for layer in self.layers
             for what, drift in (
@@ -144,17 +147,17 @@ class Diagnosis:
                 ("variance", layer.running_oracle.var_scaled),
             )
         ]
-        drift, name, what = max(moved, key=lambda found: found[0])
+        drift, name, what = max(drifts, key=lambda entry: entry[0])
         if drift < MOVED:
             return "no layer's moments have drifted"
         return f"{f'layer {name}' if name else 'the model itself'}'s {what} has drifted most"
 
     def table(self) -> str:
-        """Accuracies by task, and distances by layer, two rows each: those of tasks as the mean over tasks."""
+        """Table of accuracies by task, and of distances by layer (two rows each; per-task distances are averaged)."""
         parts = [f"accuracy in percent, by the moments used\n{self._accuracies()}"]
         if self.layers:
-            said = "L1 distances of moments (scaled by the layer's spread); of tasks, the mean"
-            parts.append(f"{said}\n{self._distances()}")
+            heading = "L1 distances of moments (scaled by the layer's spread); of tasks, the mean"
+            parts.append(f"{heading}\n{self._distances()}")
         return "\n\n".join(parts)
 
     def _accuracies(self) -> str:
@@ -175,23 +178,23 @@ class Diagnosis:
         return _aligned([["layer", "", *pairs], *rows])
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it in numbers, texts, lists and dicts, for JSON."""
-        said = {"forgotten": self.forgotten, "recovered": self.recovered, "share": self.share}
-        return {**asdict(self), **said, "sentence": self.sentence}
+        """Convert to plain numbers, strings, lists and dicts for JSON."""
+        summary = {"forgotten": self.forgotten, "recovered": self.recovered, "share": self.share}
+        return {**asdict(self), **summary, "sentence": self.sentence}
 
     def beside(self, other: Diagnosis, here: str = "this model", there: str = "the other") -> str:
-        """How much less re-estimation recovers in another model, trained alike but for its norm, in a sentence.
+        """Compare with another model that differs only in its norm, in one sentence.
 
         Example:
-            >>> def found(*running):
+            >>> def make_diagnosis(*running):
             ...     return Diagnosis("Net", ("0", "1"), (), running, (80.0, 90.0), running)
-            >>> found(76.0, 90.0).beside(found(80.0, 90.0), "bn", "cn")
+            >>> make_diagnosis(76.0, 90.0).beside(make_diagnosis(80.0, 90.0), "bn", "cn")
             'With cn re-estimated statistics recover 0.0 points of accuracy, with bn 2.0: 2.0 less.'
         """
         return pair_sentence([(self, other)], here, there)
 
     def draw(self, path: str | Path) -> None:
-        """Draw accuracies and distances to a file, in the format its ending says; needs matplotlib."""
+        """Plot accuracies and distances to a file; its suffix sets the format. Requires matplotlib."""
         draw_effect(self.as_dict(), path)
 
     def __str__(self) -> str:
@@ -216,13 +219,13 @@ def _task_oracle(layer: LayerDistances) -> Sequence[Distance | None]:
 
 
 def _cell(distances: Sequence[Distance | None], what: str) -> str:
-    found = [distance for distance in distances if distance is not None]
-    plain, scaled = (fmean(getattr(d, name) for d in found) for name in (what, f"{what}_scaled"))
+    known = [distance for distance in distances if distance is not None]
+    plain, scaled = (fmean(getattr(d, name) for d in known) for name in (what, f"{what}_scaled"))
     return f"{plain:.3g} ({scaled:.2f})"
 
 
 def _aligned(cells: Sequence[Sequence[str]]) -> str:
-    rows = [[escape_terminal(cell) for cell in row] for row in cells]  # names of tasks and layers are users' own
+    rows = [[escape_terminal(cell) for cell in row] for row in cells]  # names of tasks and layers come from the user
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         "  ".join(c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))).rstrip()

@@ -1,1 +1,1 @@
-"""The paper as data: its tables and figures as recipes of runs, and the numbers it prints."""
+"""The paper as data: recipes of runs for its tables and figures, and its published numbers."""

@@ -1,4 +1,4 @@
-"""The cells of a recipe: one for each run of its grids and each way that run is looked at."""
+"""Cells of a recipe: one for each run of its grids and each view of that run."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Cell:
     """One row of a table.
 
     Attributes:
-        place: What it is, by dimension; None where a dimension means nothing.
-        values: The nested settings of its run.
-        view: Which of the record's matrices.
-        published: The paper's numbers, by metric; empty where it has none.
+        place: Its coordinates by dimension; None if a dimension does not apply.
+        values: Nested settings of its run.
+        view: Which matrix of the record is shown.
+        published: The paper's numbers by metric; empty if it has none.
     """
 
     place: Mapping[str, Any]
@@ -35,7 +35,7 @@ class Cell:
 
     @property
     def norm(self) -> str:
-        """The norm as it is printed.
+        """Label of the norm in tables.
 
         Example:
             >>> from contnorm.paper.recipe_file import find_recipe
@@ -48,7 +48,7 @@ class Cell:
 
     @property
     def words(self) -> str:
-        """All that it is, in words.
+        """Full description of the cell.
 
         Example:
             >>> from contnorm.paper.recipe_file import find_recipe
@@ -63,12 +63,14 @@ class Cell:
 
 
 def cells_of(recipe: Recipe) -> list[Cell]:
-    """All cells of a recipe, in the order of its file."""
+    """All cells of a recipe, in file order."""
     return [cell for block in recipe.runs for cell in _cells(recipe, block)]
 
 
 def unreached(recipe: Recipe) -> list[str]:
-    """What a recipe says of cells that it does not have: a slip of the pen, which would leave no trace.
+    """Published numbers, selections and claims of a recipe that match none of its cells.
+
+    These are mistakes in the recipe that would otherwise be ignored silently.
 
     Example:
         >>> from contnorm.paper.recipe_file import find_recipe
@@ -76,16 +78,16 @@ def unreached(recipe: Recipe) -> list[str]:
         []
     """
     cells = cells_of(recipe)
-    chosen = [(f"[[selected]] where = {_typed(one.where)}", one.where) for one in recipe.selected]
+    chosen = [(f"[[selected]] where = {_typed(selected.where)}", selected.where) for selected in recipe.selected]
     claimed = [
         (f"[[claims]] {claim.says!r}: {_typed(wanted)}", wanted)
         for claim in recipe.claims
         for wanted in (claim.cells, *claim.than)
     ]
-    lost = [what for what, wanted in chosen + claimed if not any(matches(cell.place, wanted) for cell in cells)]
+    unmatched = [what for what, wanted in chosen + claimed if not any(matches(cell.place, wanted) for cell in cells)]
     reached = {id(number) for cell in cells for number in cell.published.values()}
     rows = {_row(number): None for number in recipe.numbers if id(number) not in reached}
-    return [*(f"[[published]] {row}" for row in rows), *lost]
+    return [*(f"[[published]] {row}" for row in rows), *unmatched]
 
 
 def _typed(wanted: Mapping[str, Any]) -> str:
@@ -93,13 +95,13 @@ def _typed(wanted: Mapping[str, Any]) -> str:
 
 
 def _row(number: Published) -> str:
-    """A row of published numbers, by what it is of."""
+    """Description of a row of published numbers."""
     of = (number.dataset, number.strategy, number.norm, number.groups, number.buffer, number.setting, number.moments)
     return " ".join(str(value) for value in of if value is not None)
 
 
 def matches(place: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Whether a place is as wanted in all dimensions that are named; ``"own"`` is what is left to the norm.
+    """Whether a place has the wanted value in all named dimensions; ``"own"`` means the default of the norm (None).
 
     Example:
         >>> matches({"norm": "cn", "groups": 8}, {"norm": "cn"}), matches({"norm": "cn", "groups": 8}, {"groups": 32})
@@ -121,8 +123,8 @@ def _place(
     recipe: Recipe, block: Block, stream: str, strategy: str, buffer: int | None, norm: NormEntry, view: View
 ) -> dict[str, Any]:
     spec, groups = find_norm(norm.name)
-    said = laid_over(recipe.settings, block.settings).get("stream", {})
-    found = {
+    stream_settings = laid_over(recipe.settings, block.settings).get("stream", {})
+    place = {
         "stream": stream,
         "strategy": strategy,
         "norm": spec.name,
@@ -131,25 +133,25 @@ def _place(
         "schedule": norm.settings.get("schedule"),
         "layers": norm.settings.get("layers"),
         "buffer": buffer,
-        "tasks": said.get("tasks"),
+        "tasks": stream_settings.get("tasks"),
         "moments": view.moments,
         "setting": view.setting,
         "labels": view.labels,
     }
-    assert tuple(found) == DIMENSIONS
-    return found
+    assert tuple(place) == DIMENSIONS
+    return place
 
 
 def _values(recipe: Recipe, block: Block, place: Mapping[str, Any], norm: NormEntry) -> dict[str, Any]:
     values = laid_over(recipe.settings, block.settings)
-    own: dict[str, Any] = {
+    cell_values: dict[str, Any] = {
         "stream": {"name": place["stream"]},
         "strategy": {"name": place["strategy"]},
         "norm": {"name": norm.name, **norm.settings},
     }
     if place["buffer"] is not None:
-        own["memory"] = {"size": place["buffer"]}
-    values = laid_over(values, own)
+        cell_values["memory"] = {"size": place["buffer"]}
+    values = laid_over(values, cell_values)
     for chosen in recipe.selected:
         if matches(place, chosen.where):
             values = laid_over(values, chosen.settings)
@@ -158,24 +160,26 @@ def _values(recipe: Recipe, block: Block, place: Mapping[str, Any], norm: NormEn
 
 
 def _published(recipe: Recipe, place: Mapping[str, Any]) -> dict[str, Published]:
-    """The numbers of a place; what either side leaves open fits anything of the other."""
+    """Published numbers of a place; a dimension that is None on either side matches any value."""
     fixed = {name: place[name] for name in ("strategy", "norm", "momentum", "moments")}
-    among = recipe.numbers or tuple(find(table=recipe.table))
-    found = {}
-    for cell in among:
-        same = cell.dataset == place["stream"] and all(getattr(cell, name) == value for name, value in fixed.items())
-        same = same and cell.split == place["labels"]
-        if same and all(_fits(getattr(cell, name), place[name]) for name in ("groups", "buffer", "setting")):
-            found[cell.metric] = cell
-    return found
+    candidates = recipe.numbers or tuple(find(table=recipe.table))
+    numbers = {}
+    for number in candidates:
+        same = number.dataset == place["stream"] and all(
+            getattr(number, name) == value for name, value in fixed.items()
+        )
+        same = same and number.split == place["labels"]
+        if same and all(_fits(getattr(number, name), place[name]) for name in ("groups", "buffer", "setting")):
+            numbers[number.metric] = number
+    return numbers
 
 
-def _fits(theirs: Any, ours: Any) -> bool:
-    return theirs is None or ours is None or theirs == ours
+def _fits(published: Any, value: Any) -> bool:
+    return published is None or value is None or published == value
 
 
 def source_of(cell: Cell) -> str:
-    """The data set of a recipe's cell: what the recipe says, else the first of its stream's.
+    """Data set of a recipe's cell: that of the recipe's settings, else the first data set of its stream.
 
     Example:
         >>> from contnorm.paper.cells import cells_of
@@ -183,8 +187,8 @@ def source_of(cell: Cell) -> str:
         >>> source_of(cells_of(find_recipe("table2"))[0])
         'cifar100'
     """
-    said, usual = cell.values["stream"].get("source"), find_stream(cell.place["stream"]).sources
-    if not said and not usual:
+    source, defaults = cell.values["stream"].get("source"), find_stream(cell.place["stream"]).sources
+    if not source and not defaults:
         name = cell.place["stream"]
         raise UserError(f"stream {name}: say which data set, with settings = {{ stream = {{ source = NAME }} }}.")
-    return str(said or usual[0])
+    return str(source or defaults[0])

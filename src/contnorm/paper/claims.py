@@ -1,7 +1,7 @@
-"""What a paper claims, decided by runs: holds, does not hold, or undecided, with the numbers.
+"""Test the claims of a paper with runs; a claim holds, does not hold, or is undecided.
 
-A claim is decided for each of its cells by the 95 % interval of paired differences, and holds as a whole where it holds
-for every cell. One that is refuted for any cell does not hold; all else is undecided.
+A claim is decided for each of its cells by the 95 % interval of paired differences. It holds if it holds for every
+cell, and does not hold if it is refuted for any cell; otherwise it is undecided.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ __all__ = ["Case", "Decided", "decide"]
 
 Outcome = Literal["holds", "does not hold", "undecided"]
 SHARED = ("stream", "strategy", "layers", "buffer", "tasks", "moments", "setting", "labels")
-OF_NORM = ("norm", "groups", "momentum", "schedule")  # shared too where no other norm is named
+OF_NORM = ("norm", "groups", "momentum", "schedule")  # also shared if the claim names no other norm
 
 
 @dataclass(frozen=True)
 class Case:
-    """A claim for one cell, or one pair of cells.
+    """A claim for one cell or one pair of cells.
 
     Attributes:
-        what: The cells, in words.
-        seeds: How many both have.
-        outcome: What the interval says.
-        paired: The differences; None where the spread is compared, or nothing is there.
-        interval: By which it was decided; None where there is none.
+        what: Description of the cells.
+        seeds: Number of shared seeds.
+        outcome: Decision by the interval.
+        paired: Paired differences; None if variances are compared or if there are no records.
+        interval: Interval that decides the claim; None if there is none.
     """
 
     what: str
@@ -52,7 +52,7 @@ class Decided:
 
 
 def decide(claim: Claim, measured: Sequence[Measured]) -> Decided:
-    """What the records say of a claim."""
+    """Decide a claim from records."""
     cases = tuple(_cases(claim, measured))
     outcomes = {case.outcome for case in cases}
     whole: Outcome = "undecided"
@@ -68,60 +68,60 @@ def _cases(claim: Claim, measured: Sequence[Measured]) -> Iterator[Case]:
         if not matches(cell.cell.place, claim.cells):
             continue
         if claim.kind in ("under", "flat") or claim.than_score:
-            yield _alone(claim, cell)
+            yield _single_case(claim, cell)
         for other in claim.than:
-            found = [one for one in measured if one is not cell and _comparable(cell, one, other)]
-            yield from (_together(claim, cell, one) for one in found)
-            if not found:
+            partners = [partner for partner in measured if partner is not cell and _comparable(cell, partner, other)]
+            yield from (_pair_case(claim, cell, partner) for partner in partners)
+            if not partners:
                 words = " ".join(map(str, other.values()))
                 yield Case(f"{cell.cell.words} against {words}", 0, "undecided", None, None)
 
 
-def _comparable(cell: Measured, beside: Measured, other: Mapping[str, Any]) -> bool:
-    """Whether a cell is one of the others, and the same in all that they do not name."""
+def _comparable(cell: Measured, partner: Measured, other: Mapping[str, Any]) -> bool:
+    """Whether a cell matches the selector ``other`` and equals the claim's cell in all dimensions it does not name."""
     dimensions = SHARED if "norm" in other else (*SHARED, *OF_NORM)
     shared = [key for key in dimensions if key not in other]
-    a, b = cell.cell.place, beside.cell.place
+    a, b = cell.cell.place, partner.cell.place
     return matches(b, other) and all(a[key] == b[key] for key in shared)
 
 
-def _alone(claim: Claim, cell: Measured) -> Case:
+def _single_case(claim: Claim, cell: Measured) -> Case:
     what = cell.cell.words
     values = cell.values(claim.score)
     if claim.than_score:
         return _case(claim, what, paired(values, cell.values(claim.than_score)))
     if claim.kind == "flat":
-        ends = [curve[-1] - curve[0] for curve in cell.curves(claim.score).values()]
-        return _case(claim, what, summed_up(ends) if ends else None)
-    under = [value - claim.limit for value in values.values()]
-    return _case(claim, what, summed_up(under) if under else None)
+        changes = [curve[-1] - curve[0] for curve in cell.curves(claim.score).values()]
+        return _case(claim, what, summed_up(changes) if changes else None)
+    margins = [value - claim.limit for value in values.values()]
+    return _case(claim, what, summed_up(margins) if margins else None)
 
 
-def _together(claim: Claim, cell: Measured, beside: Measured) -> Case:
-    what = f"{cell.cell.words} against {_other(cell, beside)}"
-    ours, theirs = cell.values(claim.score), beside.values(claim.score)
+def _pair_case(claim: Claim, cell: Measured, partner: Measured) -> Case:
+    what = f"{cell.cell.words} against {_partner_label(cell, partner)}"
+    ours, theirs = cell.values(claim.score), partner.values(claim.score)
     if claim.kind == "steadier":
         ratio = variance_ratio_interval(list(ours.values()), list(theirs.values()))
         return Case(what, min(len(ours), len(theirs)), _below(ratio, 1.0), None, ratio)
     return _case(claim, what, paired(ours, theirs))
 
 
-def _other(cell: Measured, beside: Measured) -> str:
-    """The norm of another cell, and in what else it is another."""
-    a, b = cell.cell.place, beside.cell.place
-    apart = [str(b[key]) for key in ("stream", "strategy", "buffer", "tasks", "labels") if a[key] != b[key]]
-    return " ".join([*apart, *([] if apart and cell.cell.norm == beside.cell.norm else [beside.cell.norm])])
+def _partner_label(cell: Measured, partner: Measured) -> str:
+    """Label of another cell: the dimensions in which it differs, and its norm."""
+    a, b = cell.cell.place, partner.cell.place
+    differing = [str(b[key]) for key in ("stream", "strategy", "buffer", "tasks", "labels") if a[key] != b[key]]
+    return " ".join([*differing, *([] if differing and cell.cell.norm == partner.cell.norm else [partner.cell.norm])])
 
 
-def _case(claim: Claim, what: str, found: Paired | None) -> Case:
-    interval = found.t if found else None
+def _case(claim: Claim, what: str, pair: Paired | None) -> Case:
+    interval = pair.t if pair else None
     outcome = {
         "above": _above(interval),
         "near": _within(interval, claim.margin),
         "flat": _within(interval, claim.margin),
         "under": _below(interval, 0.0),
     }[claim.kind]
-    return Case(what, len(found.differences) if found else 0, outcome, found, interval)
+    return Case(what, len(pair.differences) if pair else 0, outcome, pair, interval)
 
 
 def _above(interval: Interval | None) -> Outcome:

@@ -1,4 +1,4 @@
-"""Runs of a table whose loss was no longer finite: they are in no number, and a reader is told so."""
+"""Diverged runs of a table: they count for no number, and remarks report them."""
 
 from __future__ import annotations
 
@@ -15,15 +15,18 @@ Notes = Callable[[RunConfig], Mapping[int, str]]
 
 
 def with_lost(one: Measured, config: RunConfig, notes: Notes) -> Measured:
-    """A cell with the seeds that were lost beside those that count, or in any precision where none came through."""
+    """Add the diverged seeds of a cell.
+
+    They are those of the precision of its records; if the cell has no records, those of any precision.
+    """
     records = list(one.records.values())
     runs = [records[0].config] if records else [computed(config, how) for how in HOWS]
-    lost = {seed: why for run in runs for seed, why in notes(run).items() if seed not in one.records}
+    lost = {seed: reason for run in runs for seed, reason in notes(run).items() if seed not in one.records}
     return replace(one, lost=dict(sorted(lost.items())))
 
 
 def lost_remarks(measured: Sequence[Measured]) -> list[str]:
-    """Of which cells how many seeds were lost, and how; once for each run.
+    """One remark per run with diverged seeds: the number of seeds and the reasons.
 
     Example:
         >>> from contnorm.paper.cells import cells_of
@@ -38,7 +41,7 @@ def lost_remarks(measured: Sequence[Measured]) -> list[str]:
 
 
 def lost_words(notes: Mapping[int, str], through: int) -> str:
-    """How many seeds of a run were lost, beside those that came through, and what was said of each.
+    """Describe how many seeds of a run diverged and why; ``through`` is the number of seeds that finished.
 
     Example:
         >>> lost_words({3: "seed 3: the loss is nan at step 9 of 60 (task 2)."}, through=4)

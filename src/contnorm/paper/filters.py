@@ -1,4 +1,4 @@
-"""``--only``: some of a recipe's cells, by what they are. Needs no torch."""
+"""``--only``: filter the cells of a recipe by dimension. It does not import torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["chosen"]
 
 
 def chosen(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
-    """The cells that are as typed: any of the values of one dimension, in all the dimensions named.
+    """Filter cells: values of one dimension are alternatives, and all named dimensions must match.
 
     Example:
         >>> from contnorm.paper.cells import cells_of
@@ -25,23 +25,23 @@ def chosen(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
     for text in only:
         key, equals, value = text.partition("=")
         if not equals or not value:
-            raise UserError(f"--only {text!r}: expected dimension=value, such as norm=cn. There are: {_all()}.")
+            raise UserError(f"--only {text!r}: expected dimension=value, such as norm=cn. There are: {_dimensions()}.")
         if key not in DIMENSIONS:
             raise UserError(f"--only {text!r}: {unknown('dimension', key, DIMENSIONS)}")
         wanted[key].add(value)
-    found = [cell for cell in cells if all(_words(cell, key) & values for key, values in wanted.items())]
-    if not found:
-        there = {key: sorted(set().union(*(_words(cell, key) for cell in cells))) for key in wanted}
-        known = "; ".join(f"{key} is one of {', '.join(words)}" for key, words in there.items())
+    matching = [cell for cell in cells if all(_accepted(cell, key) & values for key, values in wanted.items())]
+    if not matching:
+        available = {key: sorted(set().union(*(_accepted(cell, key) for cell in cells))) for key in wanted}
+        known = "; ".join(f"{key} is one of {', '.join(words)}" for key, words in available.items())
         raise UserError(f"--only {' '.join(only)}: no cell of the recipe is that; {known}.")
-    return found
+    return matching
 
 
-def _all() -> str:
+def _dimensions() -> str:
     return ", ".join(DIMENSIONS)
 
 
-def _words(cell: Cell, key: str) -> set[str]:
-    """What may be typed for a cell's place in a dimension."""
-    own = str(cell.place[key]) if cell.place[key] is not None else "none"
-    return {own, cell.norm} if key == "norm" else {own}
+def _accepted(cell: Cell, key: str) -> set[str]:
+    """Accepted texts for the value of a cell in a dimension."""
+    value = str(cell.place[key]) if cell.place[key] is not None else "none"
+    return {value, cell.norm} if key == "norm" else {value}

@@ -1,4 +1,4 @@
-"""Numbers, verdicts and claims in words, the same at a terminal, on a page and in a file."""
+"""Text of numbers, verdicts and claims, shared by the terminal, HTML pages and files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FM_OF_LABELS = "FM is normalized: which part of its best score a task had lost a
 
 
 def spread(values: Sequence[float]) -> str:
-    """Mean and standard deviation, as they are printed.
+    """Format mean and standard deviation.
 
     Example:
         >>> spread([1.0, 3.0]), spread([2.0]), spread([float("nan")])
@@ -48,7 +48,7 @@ def spread(values: Sequence[float]) -> str:
 
 
 def paper_number(number: Published | None) -> str:
-    """What the paper prints; a doubtful number with a question mark.
+    """Format a published number; a doubtful one gets a question mark.
 
     Example:
         >>> from contnorm.paper.published import find
@@ -58,12 +58,12 @@ def paper_number(number: Published | None) -> str:
     """
     if number is None or number.mean is None:
         return "-" if number is None or number.std is None else f"+- {number.std:.2f}"
-    said = f"{number.mean:.2f}" if number.std is None else f"{number.mean:.2f} +- {number.std:.2f}"
-    return f"{said} ?" if number.flag else said
+    text = f"{number.mean:.2f}" if number.std is None else f"{number.mean:.2f} +- {number.std:.2f}"
+    return f"{text} ?" if number.flag else text
 
 
 def verdict_words(found: Beside | None) -> tuple[str, str, str]:
-    """Difference, interval and verdict.
+    """Format difference, interval and verdict.
 
     Example:
         >>> from contnorm.paper.verdicts import beside
@@ -79,7 +79,7 @@ def verdict_words(found: Beside | None) -> tuple[str, str, str]:
 
 
 def place_words(place: Mapping[str, Any]) -> str:
-    """What the cells of one part of a table share.
+    """Heading of the cells of a table that share a place.
 
     Example:
         >>> place_words({"stream": "split-mnist", "strategy": "er", "buffer": 50, "tasks": None, "setting": "task"})
@@ -87,20 +87,20 @@ def place_words(place: Mapping[str, Any]) -> str:
         >>> place_words({"stream": "cocoseq", "labels": "minority"}), place_words({"labels": "overall"})
         ('cocoseq, minority classes', 'all classes')
     """
-    written = {
+    templates = {
         "stream": "{}",
         "strategy": "{}",
         "tasks": "{} tasks",
         "setting": "{}-incremental",
         "labels": "{} classes",
     }
-    there = {key: value for key, value in place.items() if value is not None}
-    there.update({"labels": "all"} if there.get("labels") == "overall" else {})
-    return ", ".join(written.get(key, f"{key} {{}}").format(value) for key, value in there.items())
+    known = {key: value for key, value in place.items() if value is not None}
+    known.update({"labels": "all"} if known.get("labels") == "overall" else {})
+    return ", ".join(templates.get(key, f"{key} {{}}").format(value) for key, value in known.items())
 
 
 def part_of(record: Described) -> str:
-    """Of which published stream a run had only a part, in words; empty where it had all, or there is none.
+    """Describe which part of a published stream a run used; empty if it used all of it or there is none.
 
     Example:
         >>> from contnorm.bench.config.schema import RunConfig
@@ -111,18 +111,18 @@ def part_of(record: Described) -> str:
         'on 1,520 of the 41,438 pictures of the published cocoseq'
     """
     source = record.raw.get("source", {})
-    there, published = source.get("images"), source.get("published_images")
-    if there is None or published is None:
+    images, published = source.get("images"), source.get("published_images")
+    if images is None or published is None:
         return ""
-    if there == published and not source.get("missing_images"):
+    if images == published and not source.get("missing_images"):
         return ""
-    of = f"on {there:,} of the {published:,} pictures of the published {source['name']}"
+    share = f"on {images:,} of the {published:,} pictures of the published {source['name']}"
     extra = source.get("extra_images")
-    return f"{of}, {extra:,} of them not in it" if extra else of
+    return f"{share}, {extra:,} of them not in it" if extra else share
 
 
 def digits_remarks(records: Iterable[Described]) -> list[str]:
-    """A sentence for each stream that was run on the embedded digits in place of MNIST.
+    """One remark for each stream that was run on the embedded digits instead of MNIST.
 
     Example:
         >>> from contnorm.bench.config.schema import from_dict
@@ -137,7 +137,7 @@ def digits_remarks(records: Iterable[Described]) -> list[str]:
 
 
 def data_remarks(given: Iterable[Described]) -> list[str]:
-    """One line for each stream on the embedded digits, and for each data set of which records differ, or may differ.
+    """One remark for each stream on the embedded digits, and for each data set whose records (may) use different data.
 
     Example:
         >>> from contnorm.bench.config.schema import RunConfig, StreamConfig
@@ -165,7 +165,7 @@ def data_remarks(given: Iterable[Described]) -> list[str]:
 
 
 def forgetting(scores: Sequence[str]) -> list[str]:
-    """Which definition each forgetting score has; those of several labels share one.
+    """Definitions of the forgetting scores; multi-label scores share one.
 
     Example:
         >>> forgetting(["map", "fm_map", "fm_c_f1"])
@@ -173,21 +173,23 @@ def forgetting(scores: Sequence[str]) -> list[str]:
         >>> forgetting(["acc", "fm_first"])
         ["Forgetting is fm_first. Avalanche's: from the accuracy when the task had just been learned."]
     """
-    named = [name for name in scores if name.startswith("fm")]
-    of_labels = [FM_OF_LABELS] if any(name in LABEL_SCORES for name in named) else []
-    one = [name for name in named if name in SCORES]
-    return [f"Forgetting is {name}. {(SCORES[name].__doc__ or '').splitlines()[0]}" for name in one] + of_labels
+    forgetting_scores = [name for name in scores if name.startswith("fm")]
+    of_labels = [FM_OF_LABELS] if any(name in LABEL_SCORES for name in forgetting_scores) else []
+    single_label = [name for name in forgetting_scores if name in SCORES]
+    return [
+        f"Forgetting is {name}. {(SCORES[name].__doc__ or '').splitlines()[0]}" for name in single_label
+    ] + of_labels
 
 
 def measure(claim: Claim) -> str:
-    """By which score a claim is decided, and against what."""
+    """Score and bound that decide a claim."""
     if claim.kind in ("near", "flat"):
         return f"{claim.score}, within {claim.margin:g}"
     return f"{claim.score}, less {claim.limit:g}" if claim.kind == "under" else claim.score
 
 
 def no_interval(case: Case) -> str:
-    """Why a case has none to be decided by.
+    """Reason why a case has no interval.
 
     Example:
         >>> no_interval(Case("cn against bn", 0, "undecided", None, None))
@@ -197,7 +199,7 @@ def no_interval(case: Case) -> str:
 
 
 def numbers(case: Case) -> tuple[str, str, str, str]:
-    """Difference, Student's interval, the interval by resampling and effect size; of a spread the ratio's interval.
+    """Format difference, t interval, bootstrap interval and effect size; for variances the interval of their ratio.
 
     Example:
         >>> from contnorm.bench.stats.paired import summed_up

@@ -1,7 +1,7 @@
-"""Records of one run in several precisions: which count in a table, and what a reader is told of it.
+"""Choose which precision of a run counts in a table when it was recorded in several, with remarks on the choice.
 
-Precision is no part of what a table says, so runs in float32 and in TF32 both serve. One cell never mixes them, and a
-table takes as many as it can from the same precision, since pairs are best made of runs that were computed alike.
+Precision is not a dimension of a table, so runs in float32 and in TF32 are both accepted. One cell never mixes them,
+and a table uses the same precision for as many cells as possible, since paired runs should be computed the same way.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["HOWS", "How", "Seeds", "computed", "how_of", "how_words", "measured_
 
 How = tuple[str, bool]  # precision, deterministic
 Seeds = Mapping[int, Record]
-HOWS: tuple[How, ...] = tuple(product(PRECISIONS, (True, False)))  # the more exact first
+HOWS: tuple[How, ...] = tuple(product(PRECISIONS, (True, False)))  # most precise first
 
 
 def how_of(config: RunConfig) -> How:
@@ -28,7 +28,7 @@ def how_of(config: RunConfig) -> How:
 
 
 def computed(config: RunConfig, how: How) -> RunConfig:
-    """The same run in another precision.
+    """Settings of the same run in another precision.
 
     Example:
         >>> computed(RunConfig(), ("tf32", True)).train.precision
@@ -39,7 +39,7 @@ def computed(config: RunConfig, how: How) -> RunConfig:
 
 
 def how_words(how: How) -> str:
-    """As it is told.
+    """Format a precision for messages.
 
     Example:
         >>> how_words(("tf32", True)), how_words(("fp32", False))
@@ -49,7 +49,7 @@ def how_words(how: How) -> str:
 
 
 def taken(runs: Sequence[Mapping[How, Sized]]) -> list[How | None]:
-    """For each run of a table which of its precisions counts: the one most of the table has; None where it has none.
+    """Precision that counts for each run of a table: the one with the most records in the table; None without records.
 
     Example:
         >>> tf32, fp32 = ("tf32", True), ("fp32", True)
@@ -64,9 +64,9 @@ def taken(runs: Sequence[Mapping[How, Sized]]) -> list[How | None]:
 
 
 def measured_cells(cells: Sequence[Cell], runs: Sequence[Mapping[How, Seeds]]) -> list[Measured]:
-    """Every cell with those of its run's records that count; none where it was not run.
+    """Cells with the records of the precision that counts; empty if a cell was not run.
 
-    The run beside which its time is set is of the same precision: another would be faster or slower by that alone.
+    The baseline for training times has the same precision, since precision alone changes the speed.
     """
     by_cell = dict(zip(cells, runs, strict=True))
     return [_measured(cell, by_cell, how) for cell, how in zip(cells, taken(runs), strict=True)]
@@ -77,40 +77,40 @@ def _measured(cell: Cell, runs: Mapping[Cell, Mapping[How, Seeds]], how: How | N
         return Measured(cell, {})
     base = baseline_of(cell, list(runs))
     records = runs[cell][how]
-    left = {how_words(other): len(seeds) for other, seeds in runs[cell].items() if other != how and seeds}
-    return Measured(cell, records, None if base is None else runs[base].get(how, {}), left)
+    left_out = {how_words(other): len(seeds) for other, seeds in runs[cell].items() if other != how and seeds}
+    return Measured(cell, records, None if base is None else runs[base].get(how, {}), left_out)
 
 
 def precision_remarks(measured: Sequence[Measured]) -> list[str]:
-    """Which cells are not in the precision of the recipe, and which of their records are left out."""
-    there = [one for one in measured if one.records]
-    apart: dict[tuple[How, How], list[Measured]] = {}
-    for one in there:
-        how, said = how_of(next(iter(one.records.values())).config), _recipes(one.cell)
-        if how != said:
-            apart.setdefault((how, said), []).append(one)
-    told = [
-        f"In {how_words(how)}, where the recipe has {how_words(said)}: "
-        f"{'all that is run' if len(some) == len(there) else _names(some)}."
-        for (how, said), some in apart.items()
+    """Remarks on cells that are not in the precision of the recipe, and on records that do not count."""
+    with_records = [one for one in measured if one.records]
+    deviating: dict[tuple[How, How], list[Measured]] = {}
+    for one in with_records:
+        how, expected = how_of(next(iter(one.records.values())).config), _recipe_precision(one.cell)
+        if how != expected:
+            deviating.setdefault((how, expected), []).append(one)
+    lines = [
+        f"In {how_words(how)}, where the recipe has {how_words(expected)}: "
+        f"{'all that is run' if len(cells) == len(with_records) else _names(cells)}."
+        for (how, expected), cells in deviating.items()
     ]
-    return told + [
+    return lines + [
         f"{_names([one])}: {_counted(one.left_out)} not counted, since a mean is of one precision and most of what is "
         f"there is in {how_words(how_of(next(iter(one.records.values())).config))}."
-        for one in there
+        for one in with_records
         if one.left_out
     ]
 
 
-def _recipes(cell: Cell) -> How:
-    train, usual = cell.values.get("train", {}), TrainConfig()
-    return train.get("precision", usual.precision), train.get("deterministic", usual.deterministic)
+def _recipe_precision(cell: Cell) -> How:
+    train, defaults = cell.values.get("train", {}), TrainConfig()
+    return train.get("precision", defaults.precision), train.get("deterministic", defaults.deterministic)
 
 
-def _names(some: Sequence[Measured]) -> str:
-    return ", ".join(dict.fromkeys(one.cell.words for one in some))
+def _names(measured: Sequence[Measured]) -> str:
+    return ", ".join(dict.fromkeys(one.cell.words for one in measured))
 
 
-def _counted(left: Mapping[str, int]) -> str:
-    seeds = " and ".join(f"{count} seed{'s' if count > 1 else ''} in {how}" for how, count in left.items())
-    return f"{seeds} {'is' if sum(left.values()) == 1 else 'are'}"
+def _counted(left_out: Mapping[str, int]) -> str:
+    seeds = " and ".join(f"{count} seed{'s' if count > 1 else ''} in {how}" for how, count in left_out.items())
+    return f"{seeds} {'is' if sum(left_out.values()) == 1 else 'are'}"

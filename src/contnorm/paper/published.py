@@ -1,7 +1,7 @@
-"""The numbers the paper prints, as data: every cell of its tables, the doubtful ones flagged.
+"""Published numbers of the paper's tables; doubtful ones have a flag.
 
-Norms, strategies and streams go by the names of this package. ``momentum`` is None for a norm's own, ``groups`` and
-``buffer`` are None where the paper leaves them open or they mean nothing, ``moments`` is ``"oracle"`` for BN*.
+Norms, strategies and streams have the names of this package. ``momentum`` is None for a norm's default, ``groups`` and
+``buffer`` are None if the paper does not state them or they do not apply, ``moments`` is ``"oracle"`` for BN*.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from contnorm.errors import UserError, unknown
 
 __all__ = ["RUNS", "DataRow", "Published", "data_rows", "find", "published", "row_cells"]
 
-RUNS = 5  # of which the paper gives mean and standard deviation
+RUNS = 5  # number of runs behind the paper's means and standard deviations
 
 
 @dataclass(frozen=True)
@@ -26,14 +26,14 @@ class Published:
     """One number of the paper.
 
     Attributes:
-        table: Its number, as text.
+        table: Number of the table, as text.
         dataset: The stream.
         setting: ``"task"``, ``"class"``, ``"domain"`` or ``"free"``.
-        split: A group of classes, in the multi-label tables.
+        split: Group of classes, in the multi-label tables.
         metric: ``"acc"``, ``"fm"``, ``"la"``, ``"drift_mean_1"``, ``"extra_time"`` and so on.
-        mean: None in the tables that print deviations alone.
-        std: None where none is printed.
-        flag: What makes the number doubtful; empty where nothing does.
+        mean: None in tables that print only standard deviations.
+        std: None if none is printed.
+        flag: Reason why the number is doubtful; empty if it is not.
     """
 
     table: str
@@ -54,7 +54,7 @@ class Published:
 
 @dataclass(frozen=True)
 class DataRow:
-    """What the paper says of a data set, in Table 7."""
+    """Row of the paper's Table 7: statistics of a data set."""
 
     stream: str
     tasks: int
@@ -67,7 +67,7 @@ class DataRow:
 
 @cache
 def published() -> tuple[Published, ...]:
-    """All numbers of the paper.
+    """All published numbers of the paper.
 
     Example:
         >>> len(published())
@@ -78,7 +78,7 @@ def published() -> tuple[Published, ...]:
 
 @cache
 def data_rows() -> tuple[DataRow, ...]:
-    """The rows of Table 7.
+    """Rows of Table 7.
 
     Example:
         >>> data_rows()[0].stream, data_rows()[0].train
@@ -88,7 +88,7 @@ def data_rows() -> tuple[DataRow, ...]:
 
 
 def find(**wanted: Any) -> list[Published]:
-    """The numbers whose fields are as given.
+    """Published numbers whose fields equal the given values.
 
     Example:
         >>> [cell.mean for cell in find(table="2", dataset="split-cifar100", strategy="er", norm="cn", metric="acc")]
@@ -102,7 +102,7 @@ def find(**wanted: Any) -> list[Published]:
 
 
 def row_cells(row: Mapping[str, Any], where: str) -> list[Published]:
-    """The numbers of a row that a recipe brings itself.
+    """Published numbers of a ``[[published]]`` row of a recipe.
 
     Example:
         >>> row = {"dataset": "split-mnist", "strategy": "er", "norm": "bn", "values": {"acc": [90.1, 0.4]}}
@@ -124,7 +124,7 @@ def row_cells(row: Mapping[str, Any], where: str) -> list[Published]:
 
 
 def _check_number(value: Any, where: str) -> None:
-    """Refuse what is not a mean with a deviation and a doubt, the latter two optional."""
+    """Check that a value is a mean, optionally followed by a standard deviation and a flag."""
     numbers, doubt = (value[:2], value[2:]) if isinstance(value, list) else ([], [])
     whole = all(isinstance(number, int | float) and not isinstance(number, bool) for number in numbers)
     if not numbers or not whole or len(doubt) > 1 or not all(isinstance(text, str) for text in doubt):
@@ -133,20 +133,20 @@ def _check_number(value: Any, where: str) -> None:
         raise UserError(f"{where} must have numbers of at most {LARGEST:g}, and a deviation that is not negative.")
 
 
-LARGEST = 1e12  # the square of a deviation has to be a number, too
+LARGEST = 1e12  # the square of a standard deviation must be finite
 NAMED = ("dataset", "strategy", "norm")
 OPEN = ("groups", "momentum", "buffer", "split")
 
 
 def _cells(table: str, row: Mapping[str, Any]) -> Iterator[Published]:
-    said: dict[str, Any] = {key: row.get(key) for key in OPEN}
-    named: dict[str, Any] = {key: row[key] for key in NAMED}
+    optional: dict[str, Any] = {key: row.get(key) for key in OPEN}
+    required: dict[str, Any] = {key: row[key] for key in NAMED}
     for metric, (mean, *rest) in row["values"].items():
         std, flag = [*rest, None, ""][:2] if not rest else [*rest, ""][:2]
         yield Published(
             table=table,
-            **named,
-            **said,
+            **required,
+            **optional,
             moments=row.get("moments", "running"),
             setting=row.get("setting"),
             metric=metric,
@@ -159,5 +159,5 @@ def _cells(table: str, row: Mapping[str, Any]) -> Iterator[Published]:
 @cache
 def _raw() -> dict[str, Any]:
     text = resources.files("contnorm.paper").joinpath("published.json").read_text(encoding="utf-8")
-    found: dict[str, Any] = json.loads(text)
-    return found
+    content: dict[str, Any] = json.loads(text)
+    return content

@@ -1,7 +1,7 @@
-"""What a recipe is: a table or figure as data, none of it code.
+"""Recipes: tables and figures of a paper as data.
 
-A recipe names runs as grids of streams, strategies, norms and memory sizes, the settings they share, which scores are
-shown beside which published numbers, and what the paper claims of them.
+A recipe defines runs as grids of streams, strategies, norms and memory sizes, their shared settings, the scores to
+compare with published numbers, and the claims of the paper.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ DIMENSIONS = (
 
 @dataclass(frozen=True)
 class View:
-    """One of the matrices of a record, and what it is of.
+    """One of the matrices of a record and its meaning.
 
     Attributes:
         matrix: Its key in the record.
-        moments: With which moments the network was evaluated.
-        setting: Whether the task was known.
-        labels: A group of labels, or ``"overall"``; None where images have one label each.
+        moments: Moments that the network was evaluated with.
+        setting: ``"task"`` if the task was known in evaluation, ``"class"`` if not; None for the stream's scenario.
+        labels: Group of labels, or ``"overall"``; None for single-label data.
     """
 
     matrix: str
@@ -52,7 +52,7 @@ VIEWS: dict[str, View] = {
 
 @dataclass(frozen=True)
 class NormEntry:
-    """A norm of a grid: its name, and those of its settings that differ."""
+    """A norm of a grid: its name and the settings that differ from the defaults."""
 
     name: str
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -67,13 +67,13 @@ class Block:
     norms: tuple[NormEntry, ...]
     buffers: tuple[int | None, ...] = (None,)
     views: tuple[str, ...] = ("plain",)
-    published: bool = True  # whether the paper has these cells
+    published: bool = True  # whether the paper reports these cells
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Selected:
-    """Settings that were chosen for some cells, such as a learning rate: by `contnorm tune`, or by hand."""
+    """Settings selected for some cells, such as a learning rate: by `contnorm tune` or by hand."""
 
     where: Mapping[str, Any]
     settings: Mapping[str, Any]
@@ -81,17 +81,20 @@ class Selected:
 
 @dataclass(frozen=True)
 class Claim:
-    """Something a paper says of a table, in a form that runs can decide.
+    """A claim of a paper about a table, in a form that runs can test.
 
     Attributes:
-        says: In words.
+        says: The claim as text.
         kind: ``above``: ``score`` of the cells is above that of the cells ``than``, or above the score ``than_score``
-            of the same cells; ``near``: within ``margin`` of it; ``under``: the score is under ``limit``; ``flat``: at
-            the end the score is within ``margin`` of what it was after the first task; ``steadier``: its spread over
-            seeds is smaller than that of the cells ``than``.
-        score: One of ours; a forgetting score names its definition.
-        cells: Which cells, by some of their dimensions.
-        than: Which others; all else is the same.
+            of the same cells; ``near``: within ``margin`` of it; ``under``: the score is below ``limit``; ``flat``: the
+            final score is within ``margin`` of the score after the first task; ``steadier``: its variance over seeds is
+            smaller than that of the cells ``than``.
+        score: Name of a score; forgetting scores are named by their definition.
+        cells: Selects the cells by some of their dimensions.
+        than: Selects the cells to compare with; all other dimensions are equal.
+        than_score: Score of the same cells to compare with.
+        margin: Bound of ``near`` and ``flat``.
+        limit: Bound of ``under``.
     """
 
     says: str
@@ -109,21 +112,21 @@ class Recipe:
     """A table or figure.
 
     Attributes:
-        name: Of the file.
-        title: One line.
-        kind: ``runs``: scores beside published numbers; ``curves``: scores task by task; ``data``: a summary of data
-            sets; ``drawing``: nothing is run; ``waiting``: for something that is not there yet, which ``note`` names.
-        table: The number of the published table.
-        scores: Ours, by the published metric each stands beside.
-        runs: Grids.
-        settings: Of every run.
-        selected: Chosen for some cells, over all other settings.
-        claims: Of the paper.
-        numbers: Published ones that the recipe brings itself.
-        published_runs: Over how many runs published deviations are.
-        alone: Whether runs must not go side by side, as where time is measured.
-        note: What a reader should know, in one line.
-        streams: Of a ``data`` recipe.
+        name: Name of the file.
+        title: One-line title.
+        kind: ``runs``: scores and published numbers; ``curves``: scores after each task; ``data``: a summary of data
+            sets; ``drawing``: nothing is run; ``waiting``: not available yet, ``note`` gives the reason.
+        table: Number of the published table.
+        scores: Names of our scores by published metric.
+        runs: Grids of runs.
+        settings: Settings of every run.
+        selected: Settings of some cells, which override all others.
+        claims: Claims of the paper.
+        numbers: Published numbers in the recipe itself.
+        published_runs: Number of runs behind the published standard deviations.
+        alone: Whether runs must not run in parallel, as for time measurements.
+        note: One-line note for the reader.
+        streams: Streams of a ``data`` recipe.
     """
 
     name: str

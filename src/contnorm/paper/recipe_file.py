@@ -1,4 +1,4 @@
-"""Recipes from their files: every key and every name is checked, and a mistake is told in one line."""
+"""Read recipes from TOML files; every key and name is checked, and errors are one-line messages."""
 
 from __future__ import annotations
 
@@ -40,23 +40,23 @@ Values = Mapping[str, Any]
 
 
 def recipe_names() -> list[str]:
-    """The recipes there are, tables first.
+    """Names of the recipes of the package, tables first.
 
     Example:
         >>> recipe_names()[:2], recipe_names()[-1]
         (['table1', 'table2'], 'figure3')
     """
-    found = [file.name[:-5] for file in resources.files("contnorm.paper").iterdir() if file.name.endswith(".toml")]
+    names = [file.name[:-5] for file in resources.files("contnorm.paper").iterdir() if file.name.endswith(".toml")]
 
-    def place(name: str) -> tuple[bool, int]:
+    def sort_key(name: str) -> tuple[bool, int]:
         number = re.search(r"\d+", name)
         return not name.startswith("table"), int(number[0]) if number else 0
 
-    return sorted(found, key=place)
+    return sorted(names, key=sort_key)
 
 
 def find_recipe(name: str) -> Recipe:
-    """A recipe by its name, or a file of one's own.
+    """Load a recipe by name, or from a user's file.
 
     Example:
         >>> find_recipe("table2").title
@@ -72,12 +72,12 @@ def find_recipe(name: str) -> Recipe:
 
 
 def parse_recipe(name: str, text: str, where: str) -> Recipe:
-    """A recipe from its text; ``where`` is what messages call it."""
+    """Parse a recipe; error messages begin with ``where``."""
     values = parse_toml(text, where)
-    _known(values, WHOLE, where, needed=("title",))
+    _check_keys(values, WHOLE, where, needed=("title",))
     kind = _one_of(values.get("kind", "runs"), KINDS, f"{where}: kind")
     if kind in ("runs", "curves"):
-        _known(values, WHOLE, where, needed=("scores", "runs"))
+        _check_keys(values, WHOLE, where, needed=("scores", "runs"))
     settings = _settings(values.get("settings", {}), f"{where}: settings")
     scores = _scores(values.get("scores", {}), f"{where}: scores", curves=kind == "curves")
     return Recipe(
@@ -103,7 +103,7 @@ def parse_recipe(name: str, text: str, where: str) -> Recipe:
 
 
 def _published(row: Values, scores: Values, where: str) -> list[Published]:
-    """The numbers of a row; each needs one of our scores to compare it with."""
+    """Published numbers of a row; each metric must be listed in ``[scores]``."""
     cells = row_cells(row, where)
     for cell in cells:
         if cell.metric not in scores:
@@ -112,7 +112,7 @@ def _published(row: Values, scores: Values, where: str) -> list[Published]:
 
 
 def _block(values: Values, shared: Values, where: str) -> Block:
-    _known(values, BLOCK, where, needed=("streams", "strategies", "norms"))
+    _check_keys(values, BLOCK, where, needed=("streams", "strategies", "norms"))
     settings = _settings(values.get("settings", {}), f"{where}: settings")
     from_dict(laid_over(shared, settings), where)
     for key in ("streams", "strategies", "norms", "views"):
@@ -132,11 +132,11 @@ def _block(values: Values, shared: Values, where: str) -> Block:
     )
 
 
-def _norm(given: Any, where: str) -> NormEntry:
-    """A name, or a table of a name and settings of the norm."""
-    values = {"name": given} if isinstance(given, str) else given
+def _norm(entry: Any, where: str) -> NormEntry:
+    """Parse a norm: a name, or a table with a name and settings."""
+    values = {"name": entry} if isinstance(entry, str) else entry
     if not isinstance(values, Mapping) or "name" not in values:
-        raise UserError(f'{where}: {show_value(given)} is no norm. Write a name, or {{ name = "cn", groups = 32 }}.')
+        raise UserError(f'{where}: {show_value(entry)} is no norm. Write a name, or {{ name = "cn", groups = 32 }}.')
     config = from_dict({"norm": values}, where).norm
     try:
         find_norm(config.name)
@@ -146,12 +146,12 @@ def _norm(given: Any, where: str) -> NormEntry:
 
 
 def _selected(values: Values, where: str) -> Selected:
-    _known(values, ("where", "settings"), where, needed=("where", "settings"))
+    _check_keys(values, ("where", "settings"), where, needed=("where", "settings"))
     return Selected(_selector(values["where"], f"{where}: where"), _settings(values["settings"], f"{where}: settings"))
 
 
 def _claim(values: Values, where: str) -> Claim:
-    _known(values, CLAIM, where, needed=("says", "kind", "score"))
+    _check_keys(values, CLAIM, where, needed=("says", "kind", "score"))
     kind = _one_of(values["kind"], get_args(ClaimKind), f"{where}: kind")
     check_score(values["score"], f"{where}: score")
     than = values.get("than", [])
@@ -180,7 +180,7 @@ def _claim(values: Values, where: str) -> Claim:
 def _selector(values: Any, where: str) -> Values:
     if not isinstance(values, Mapping):
         raise UserError(f'{where}: {show_value(values)} must be a table such as {{ norm = "cn" }}.')
-    _known(values, DIMENSIONS, where)
+    _check_keys(values, DIMENSIONS, where)
     return values
 
 
@@ -198,9 +198,9 @@ def _settings(values: Any, where: str) -> Values:
 
 
 def _tables(values: Values, key: str, where: str) -> Iterable[tuple[int, Values]]:
-    """The tables of an array, counted from one."""
-    found = _list(values.get(key, []), f"{where}: {key}")
-    for i, table in enumerate(found, 1):
+    """Tables of an array, numbered from 1."""
+    tables = _list(values.get(key, []), f"{where}: {key}")
+    for i, table in enumerate(tables, 1):
         yield i, _typed(table, dict, f"{where}: {key} {i}")
 
 
@@ -219,7 +219,7 @@ def _runs(value: Any, where: str) -> int:
 
 
 def _strategy(value: Any, where: str) -> str:
-    """A name of ours, or one in a file of a user's own."""
+    """Name of a built-in strategy, or the path of a user's."""
     return value if isinstance(value, str) and is_own_code(value) else _one_of(value, STRATEGIES, where)
 
 
@@ -245,7 +245,7 @@ def _one_of(value: Any, known: Iterable[str], where: str) -> str:
     return cast(str, value)
 
 
-def _known(values: Values, known: Iterable[str], where: str, needed: Iterable[str] = ()) -> None:
+def _check_keys(values: Values, known: Iterable[str], where: str, needed: Iterable[str] = ()) -> None:
     names = list(known)
     for key in values:
         if key not in names:

@@ -1,4 +1,4 @@
-"""The names of what can be read off a record: scores of its matrix, drift of its moments, time."""
+"""Names of the quantities of a record: scores of its matrix, drift of its moments, and time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,12 @@ from contnorm.errors import UserError, unknown
 
 __all__ = ["check_curve", "check_score", "drift_parts", "title_of"]
 
-DRIFT = ("drift_mean_1", "drift_mean_2", "drift_var_1", "drift_var_2")  # of the first layers; further ones count on
+DRIFT = (
+    "drift_mean_1",
+    "drift_mean_2",
+    "drift_var_1",
+    "drift_var_2",
+)  # of the first two norm layers; later layers have higher numbers
 OTHERS = ("extra_time", "acc_so_far", "parameters")
 TITLES = {
     "acc": "ACC", "la": "LA", "fm": "FM", "extra_time": "time over BN, %", "acc_so_far": "ACC so far",
@@ -20,7 +25,7 @@ TITLES = {
 
 
 def check_score(name: Any, where: str) -> None:
-    """Refuse what is no score.
+    """Raise an error for an unknown score.
 
     Example:
         >>> check_score("accuracy", "recipe")
@@ -33,7 +38,7 @@ def check_score(name: Any, where: str) -> None:
 
 
 def check_curve(name: str, where: str) -> None:
-    """Refuse a score that has no value after each task.
+    """Raise an error for a score that has no value after each task.
 
     Example:
         >>> check_curve("fm", "recipe")
@@ -45,18 +50,18 @@ def check_curve(name: str, where: str) -> None:
 
 
 def drift_parts(name: str) -> tuple[str, int] | None:
-    """Which moment, and of which norm layer, counted from 0.
+    """Moment and index of the norm layer of a drift score, counted from 0; None for other scores.
 
     Example:
         >>> drift_parts("drift_var_2"), drift_parts("acc")
         (('var', 1), None)
     """
-    found = re.fullmatch(r"drift_(mean|var)_([1-9]\d*)", name)
-    return (found[1], int(found[2]) - 1) if found else None
+    match = re.fullmatch(r"drift_(mean|var)_([1-9]\d*)", name)
+    return (match[1], int(match[2]) - 1) if match else None
 
 
 def title_of(name: str) -> str:
-    """As it is printed; a forgetting score of another definition than the paper's by its own name.
+    """Column title of a score; forgetting scores other than the paper's keep their name.
 
     Example:
         >>> title_of("fm"), title_of("fm_mammoth"), title_of("drift_var_2")

@@ -1,7 +1,7 @@
-"""Learning rates chosen on the validation tasks: each winner, with the whole grid it won.
+"""Learning rates selected on validation tasks, with the whole grid of candidates.
 
-A selection is a file of its own beside a recipe, so that the recipe stays what it is and both ways can be shown: one
-learning rate for all, and each its own.
+A selection is stored in a separate file, so that a recipe can be shown both with one learning rate for all cells and
+with a selected one for each.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class Tried:
 
     Attributes:
         lr: The learning rate.
-        mean, sd: Of ACC on the validation tasks, over the seeds that came through; not a number where there is none.
-        seeds: How many came through.
-        lost: How many did not: their loss was no longer finite.
+        mean, sd: ACC on the validation tasks over the finished seeds; NaN if there is none.
+        seeds: Number of finished seeds.
+        lost: Number of diverged seeds.
     """
 
     lr: float
@@ -59,7 +59,7 @@ class Tried:
 
     @classmethod
     def of(cls, lr: float, accuracies: Sequence[float], lost: int) -> Tried:
-        """From the validation ACC of each seed that came through.
+        """Build from the validation ACC of each finished seed.
 
         Example:
             >>> Tried.of(0.1, [60.0, 62.0], lost=1)
@@ -71,7 +71,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class Chosen:
-    """The winner for some cells, and the grid it won."""
+    """Selected learning rate of some cells, and the grid of candidates."""
 
     where: Mapping[str, Any]
     lr: float
@@ -81,7 +81,7 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Selection:
-    """What was chosen for a recipe, and the file that says so."""
+    """Selected learning rates of a recipe, and the file they come from."""
 
     recipe: str
     chosen: tuple[Chosen, ...] = ()
@@ -89,32 +89,32 @@ class Selection:
 
 
 def winner(grid: Sequence[Tried]) -> Tried | None:
-    """The learning rate with the highest mean; of several, the smallest. None where each lost a seed.
+    """Learning rate with the highest mean; the smallest one on ties. None if a seed diverged at every rate.
 
-    One that lost a seed can't win, however good the others were: it would fail in the table too.
+    A learning rate with a diverged seed is excluded, since it would diverge in the table too.
 
     Example:
         >>> grid = [Tried(0.1, 61.0, 1.0, 3), Tried(0.03, 61.0, 2.0, 3), Tried(0.3, 70.0, 1.0, 2, lost=1)]
         >>> winner(grid).lr
         0.03
     """
-    through = [tried for tried in grid if tried.seeds and not tried.lost]
-    return min(through, key=lambda tried: (-tried.mean, tried.lr), default=None)
+    candidates = [tried for tried in grid if tried.seeds and not tried.lost]
+    return min(candidates, key=lambda tried: (-tried.mean, tried.lr), default=None)
 
 
 def with_selection(recipe: Recipe, selection: Selection) -> Recipe:
-    """A recipe with a learning rate of its own for each cell that one was chosen for."""
-    own = tuple(Selected(one.where, {"train": {"lr": one.lr}}) for one in selection.chosen)
-    return replace(recipe, selected=(*recipe.selected, *own))
+    """Recipe with the selected learning rate for each covered cell."""
+    selected_rates = tuple(Selected(chosen.where, {"train": {"lr": chosen.lr}}) for chosen in selection.chosen)
+    return replace(recipe, selected=(*recipe.selected, *selected_rates))
 
 
 def covers(selection: Selection, cell: Cell) -> bool:
-    """Whether a learning rate was chosen for a cell."""
-    return any(matches(cell.place, one.where) for one in selection.chosen)
+    """Whether a learning rate was selected for a cell."""
+    return any(matches(cell.place, chosen.where) for chosen in selection.chosen)
 
 
 def merged(old: Selection, new: Selection) -> Selection:
-    """The old selection, with the new one's in place of those for the same cells.
+    """Merge two selections; entries of ``new`` replace those of ``old`` for the same cells.
 
     Example:
         >>> old = Selection("x", (Chosen({"norm": "bn"}, 0.1, "fp32", ()), Chosen({"norm": "cn"}, 0.1, "fp32", ())))
@@ -122,12 +122,12 @@ def merged(old: Selection, new: Selection) -> Selection:
         >>> [(one.where["norm"], one.lr) for one in merged(old, new).chosen]
         [('bn', 0.1), ('cn', 0.3)]
     """
-    kept = [one for one in old.chosen if not any(one.where == other.where for other in new.chosen)]
-    return replace(new, chosen=(*kept, *new.chosen))
+    unchanged = [entry for entry in old.chosen if not any(entry.where == other.where for other in new.chosen)]
+    return replace(new, chosen=(*unchanged, *new.chosen))
 
 
 def find_selection(recipe: str, places: Sequence[Path] = ()) -> Selection | None:
-    """That of the first place that has one, else the package's; None where it has none either."""
+    """Selection from the first existing path, else that of the package; None if there is none."""
     for path in places:
         if path.is_file():
             return read_selection(path, recipe)
@@ -141,9 +141,9 @@ def read_selection(path: Path, recipe: str) -> Selection:
 
 
 def parse_selection(text: str, recipe: str, where: str) -> Selection:
-    """A selection from its text; ``where`` is what messages call it."""
+    """Parse a selection; error messages begin with ``where``."""
     values = parse_toml(text, where)
-    _known(values, ("recipe", "selected"), where)
+    _check_keys(values, ("recipe", "selected"), where)
     if values["recipe"] != recipe:
         raise UserError(f"{where}: is the selection of {values['recipe']!r}, and {recipe!r} was asked for.")
     rows = values["selected"]
@@ -153,7 +153,7 @@ def parse_selection(text: str, recipe: str, where: str) -> Selection:
 
 
 def _chosen(row: Any, where: str) -> Chosen:
-    _known(row, CHOSEN, where)
+    _check_keys(row, CHOSEN, where)
     for key in _table(row["where"], f"{where}: where"):
         if key not in DIMENSIONS:
             raise UserError(f"{where}: where: {unknown('key', key, DIMENSIONS)}")
@@ -167,14 +167,14 @@ def _chosen(row: Any, where: str) -> Chosen:
 
 
 def _tried(row: Any, where: str) -> Tried:
-    _known(row, TRIED, where)
+    _check_keys(row, TRIED, where)
     lr, mean, sd, seeds, lost = (_number(row[key], f"{where}: {key}") for key in TRIED)
     if not (math.isfinite(seeds) and math.isfinite(lost)):
         raise UserError(f"{where}: seeds={seeds} and lost={lost} must be whole numbers.")
     return Tried(lr, mean, sd, int(seeds), int(lost))
 
 
-def _known(values: Any, known: Sequence[str], where: str) -> None:
+def _check_keys(values: Any, known: Sequence[str], where: str) -> None:
     for key in _table(values, where):
         if key not in known:
             raise UserError(f"{where}: {unknown('key', key, known)}")
@@ -196,7 +196,7 @@ def _number(value: Any, where: str) -> float:
 
 
 def selection_text(selection: Selection) -> str:
-    """As it is written.
+    """TOML text of a selection.
 
     Example:
         >>> grid = (Tried(0.03, 61.0, 1.5, 3), Tried(0.1, float("nan"), float("nan"), 0, lost=3))
@@ -217,10 +217,10 @@ def selection_text(selection: Selection) -> str:
     lines = ["# Learning rates chosen on the validation tasks alone, by ACC; made by `contnorm tune`."]
     lines.append(f"recipe = {_toml(selection.recipe)}")
     lines += [] if selection.chosen else ["selected = []"]
-    for one in selection.chosen:
-        lines += ["", "[[selected]]", f"where = {_inline(one.where)}", f"lr = {_toml(one.lr)}"]
-        lines += [f"precision = {_toml(one.precision)}", "grid = ["]
-        lines += [f"    {_inline({key: getattr(tried, key) for key in TRIED})}," for tried in one.grid]
+    for chosen in selection.chosen:
+        lines += ["", "[[selected]]", f"where = {_inline(chosen.where)}", f"lr = {_toml(chosen.lr)}"]
+        lines += [f"precision = {_toml(chosen.precision)}", "grid = ["]
+        lines += [f"    {_inline({key: getattr(tried, key) for key in TRIED})}," for tried in chosen.grid]
         lines.append("]")
     return "\n".join(lines) + "\n"
 
@@ -230,7 +230,7 @@ def _inline(values: Mapping[str, Any]) -> str:
 
 
 def _toml(value: Any) -> str:
-    """A name or a number; names here need no escapes but those of a string of JSON."""
+    """TOML text of a name or a number; JSON escapes are sufficient for the names used here."""
     if isinstance(value, float):
         return repr(float(f"{value:.8g}"))
     return json.dumps(value, ensure_ascii=False)

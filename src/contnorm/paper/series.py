@@ -1,4 +1,4 @@
-"""What the records of a cell say: a score seed by seed, or a curve over tasks."""
+"""Series of a cell's records: a score per seed, or a curve over tasks."""
 
 from __future__ import annotations
 
@@ -25,15 +25,19 @@ ONE_LAYOUT = (
     "labels",
 )  # what a cell shares with its baseline
 
-WARM_UP = 2  # tasks
+WARM_UP = 2  # tasks without representative times
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A cell with the records of its run, by seed; of BN's run beside it where its time is compared.
+    """A cell with the records of its run.
 
-    ``left_out`` counts its records in other precisions, which are in no number of the cell; ``lost`` has the seeds that
-    have no record because their loss was no longer finite, and what was said of each.
+    Attributes:
+        cell: The cell.
+        records: Records by seed.
+        baseline: Records of the BN run by seed, for the comparison of training times.
+        left_out: Number of records in other precisions, which do not count for the cell.
+        lost: Diverged seeds, each with the message of its divergence note.
     """
 
     cell: Cell
@@ -44,23 +48,23 @@ class Measured:
 
     @property
     def run(self) -> bool:
-        """Whether it was: there are records, or notes that its seeds were lost."""
+        """Whether the cell was run: it has records or diverged seeds."""
         return bool(self.records or self.lost)
 
     @property
     def why_empty(self) -> str:
-        """What to say in place of a number that is not there."""
+        """Text shown instead of a missing number."""
         return "lost" if self.lost and not self.records else "not run"
 
     def values(self, name: str) -> dict[int, float]:
-        """A score of each seed; seeds of whose record it can't be made are left out."""
-        found = {seed: self._value(record, name) for seed, record in self.records.items()}
-        return {seed: value for seed, value in found.items() if value is not None}
+        """Score of each seed; seeds whose record does not have the score are omitted."""
+        scores = {seed: self._value(record, name) for seed, record in self.records.items()}
+        return {seed: value for seed, value in scores.items() if value is not None}
 
     def curves(self, name: str) -> dict[int, list[float]]:
-        """A score of each seed after each task."""
-        found = {seed: curve_of(record, self.cell, name) for seed, record in self.records.items()}
-        return {seed: curve for seed, curve in found.items() if curve}
+        """Score after each task, by seed."""
+        all_curves = {seed: curve_of(record, self.cell, name) for seed, record in self.records.items()}
+        return {seed: curve for seed, curve in all_curves.items() if curve}
 
     def _value(self, record: Record, name: str) -> float | None:
         if name == "extra_time":
@@ -76,11 +80,11 @@ class Measured:
         matrix = None if record.several_labels else record.matrix_of(self.cell.view.matrix)
         try:
             return None if matrix is None else score(matrix, name)
-        except ValueError:  # of accuracies that were not measured, such as those before the first task
+        except ValueError:  # needs accuracies that were not measured, such as those before the first task
             return None
 
     def _label_score(self, record: Record, name: str) -> float | None:
-        """Of the cell's group of labels; None where the test images have none of them."""
+        """Score over the cell's group of labels; None if no test image has one of them."""
         labels = self.cell.view.labels
         matrix = None if labels is None else record.labels_of(self.cell.view.matrix)
         if matrix is None or labels is None:
@@ -89,16 +93,16 @@ class Measured:
         return None if math.isnan(value) else value
 
     def _extra_time(self, record: Record) -> float | None:
-        """In percent over BN's of the same seed; None where one of the times is missing."""
-        beside = (self.baseline or {}).get(record.seed)
-        ours, theirs = training_seconds(record), None if beside is None else training_seconds(beside)
+        """Training time in percent over that of BN with the same seed; None if one of the times is missing."""
+        baseline = (self.baseline or {}).get(record.seed)
+        ours, theirs = training_seconds(record), None if baseline is None else training_seconds(baseline)
         return 100 * (ours / theirs - 1) if ours is not None and theirs else None
 
 
 def training_seconds(record: Record) -> float | None:
-    """The time of the training loop, without the first two tasks where there are more; None where it is unknown.
+    """Time of the training loop, without the first two tasks if there are more; None if unknown.
 
-    In those kernels are compiled and graphs captured: in the first without replayed samples, in the second with them.
+    In the first two tasks kernels are compiled and graphs captured: without replay in the first, with it in the second.
     """
     seconds = record.raw.get("seconds", {})
     by_task = seconds.get("train_by_task", [])
@@ -108,10 +112,10 @@ def training_seconds(record: Record) -> float | None:
 
 
 def curve_of(record: Record, cell: Cell, name: str) -> list[float]:
-    """A score after each task; empty where the record has none."""
+    """Score after each task; empty if the record does not have it."""
     parts = drift_parts(name)
     if parts:
-        if cell.view.moments == "oracle":  # exact moments are not away from themselves
+        if cell.view.moments == "oracle":  # oracle moments have no drift
             return []
         moment, layer = parts
         rows = [list(row.values()) for row in record.drift.get("by_task", [])]
@@ -125,7 +129,7 @@ def curve_of(record: Record, cell: Cell, name: str) -> list[float]:
 
 
 def baseline_of(cell: Cell, cells: Sequence[Cell]) -> Cell | None:
-    """The cell of plain BN that is the same in all but the norm."""
+    """Cell of plain BN that equals a cell in everything but the norm; None if there is none."""
     for other in cells:
         plain = other.place["norm"] == "bn" and other.place["momentum"] is None
         if plain and all(other.place[key] == cell.place[key] for key in ONE_LAYOUT):

@@ -1,4 +1,4 @@
-"""Our runs beside a published number: agrees, above or below, by the interval of the difference."""
+"""Compare our runs with a published number: agrees, above or below, by the interval of the difference."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ Verdict = Literal["agrees", "above", "below", "none"]
 
 @dataclass(frozen=True)
 class Beside:
-    """Ours, less the published.
+    """Comparison of our runs with a published number.
 
     Attributes:
-        mean: Ours, over seeds.
-        std: Its sample standard deviation; not a number for one seed.
-        difference: Of the means.
-        interval: Of the difference, 95 %; None where there is none.
-        verdict: ``"none"`` where there is no interval.
-        how: ``"welch"``, from both deviations; ``"ours"``, from ours alone, where none is published.
-        why: There is no interval; empty where there is one.
+        mean: Our mean over seeds.
+        std: Our sample standard deviation; NaN for one seed.
+        difference: Our mean minus the published mean.
+        interval: 95 % interval of the difference; None if it is undefined.
+        verdict: ``"none"`` if there is no interval.
+        how: ``"welch"``, from both standard deviations; ``"ours"``, from ours only, if none is published.
+        why: Reason why there is no interval; empty if there is one.
     """
 
     mean: float
@@ -39,7 +39,7 @@ class Beside:
 
 
 def beside(values: Sequence[float], mean: float, std: float | None, runs: int = 5) -> Beside:
-    """What our values, one a seed, say of a published mean and deviation over so many runs.
+    """Compare our values, one per seed, with a published mean and standard deviation over ``runs`` runs.
 
     Example:
         >>> beside([10.0, 11.0, 12.0], 11.2, 1.0).verdict, beside([10.0, 10.1, 9.9], 20.0, 0.1).verdict
@@ -51,15 +51,15 @@ def beside(values: Sequence[float], mean: float, std: float | None, runs: int = 
     """
     ours, spread = spread_over_seeds(list(values))
     how: Literal["welch", "ours"] = "ours" if std is None else "welch"
-    why, interval = _why_none(values, spread, std), None
+    why, interval = _no_interval_reason(values, spread, std), None
     if not why:
-        alone = [value - mean for value in values]
-        interval = t_interval(alone) if std is None else welch_interval(values, mean, std, runs)
+        differences = [value - mean for value in values]
+        interval = t_interval(differences) if std is None else welch_interval(values, mean, std, runs)
     return Beside(ours, spread, ours - mean, interval, _verdict(interval), how, why)
 
 
-def _why_none(values: Sequence[float], spread: float, std: float | None) -> str:
-    """Why nothing can be said of how far the truth may lie from a mean; empty where it can be."""
+def _no_interval_reason(values: Sequence[float], spread: float, std: float | None) -> str:
+    """Reason why no interval can be computed; empty if it can."""
     if len(values) < 2:
         return "one seed"
     if math.isnan(spread):
