@@ -296,13 +296,13 @@ class Store:
 
     def load_seeds(self, config: RunConfig, seeds: Iterable[int]) -> Found:
         """Load the records of some seeds of a run; invalid ones are reported as problems."""
-        found = Found([], [])
+        result = Found([], [])
         for seed in seeds:
             try:
-                found.records.append(self.load(self.path(config, seed)))
+                result.records.append(self.load(self.path(config, seed)))
             except UserError as error:
-                found.problems.append(str(error))
-        return replace(found, records=fitting(found.records, found.problems))
+                result.problems.append(str(error))
+        return replace(result, records=fitting(result.records, result.problems))
 
     def __iter__(self) -> Iterator[Record]:
         for folder in run_folders(self.root):
@@ -323,10 +323,10 @@ class Store:
         if path.is_file():
             return Found([self.load(path)], [])
         many = is_folder_of_runs(path)
-        found = Store(path).readable() if many else self._read_folders(map(_scan_folder, self._folders(given)))
-        if not found.records and not found.problems:
-            raise none_finished(given, self.root, found.lost)
-        return found
+        result = Store(path).readable() if many else self._read_folders(map(_scan_folder, self._folders(given)))
+        if not result.records and not result.problems:
+            raise none_finished(given, self.root, result.lost)
+        return result
 
     def find(self, given: str) -> list[Record]:
         """Find the records of all seeds of one run by path or hash prefix.
@@ -334,37 +334,37 @@ class Store:
         Raises:
             UserError: If a record is invalid, or if several runs match.
         """
-        found = self.find_one(given)
-        if found.problems:
-            raise UserError("; ".join(found.problems))
-        return found.records
+        result = self.find_one(given)
+        if result.problems:
+            raise UserError("; ".join(result.problems))
+        return result.records
 
     def find_one(self, given: str) -> Found:
         """Like `find`, but returns diverged seeds and problems with invalid records too."""
-        found = self.search(given)
-        hashes = {record.config.hash for record in found.records}
+        result = self.search(given)
+        hashes = {record.config.hash for record in result.records}
         if not hashes:
-            raise UserError("; ".join(found.problems))
+            raise UserError("; ".join(result.problems))
         if len(hashes) > 1:
             raise UserError(f"{given!r} holds {len(hashes)} runs: {', '.join(sorted(hashes))}. Say which.")
-        return replace(found, records=sorted(found.records, key=lambda record: record.seed))
+        return replace(result, records=sorted(result.records, key=lambda record: record.seed))
 
     def _read_folders(self, folders: Iterable[RunFolder]) -> Found:
         """Load the records in the folders of some runs."""
-        found = Found([], [])
+        result = Found([], [])
         for folder in folders:
             if folder.problem:
-                found.problems.append(folder.problem)
+                result.problems.append(folder.problem)
             records = []
             for entry in folder.records:
                 try:
                     records.append(self.load(Path(entry.path)))
                 except UserError as error:
-                    found.problems.append(str(error))
-            found.records.extend(fitting(records, found.problems))
-            if lost := diverged_seeds(folder, found.problems):
-                found.lost[_name(folder.path)] = lost
-        return replace(found, records=distinct(found.records, found.problems))
+                    result.problems.append(str(error))
+            result.records.extend(fitting(records, result.problems))
+            if diverged := diverged_seeds(folder, result.problems):
+                result.lost[_name(folder.path)] = diverged
+        return replace(result, records=distinct(result.records, result.problems))
 
     def _folders_with_prefix(self, prefix: str) -> list[Path]:
         """Compare names as text: ``*`` and ``[`` in the prefix are not a glob pattern."""
@@ -484,10 +484,10 @@ def fitting(records: Sequence[P], problems: list[str]) -> list[P]:
     layouts: dict[str, Counter[Layout]] = {}
     for record in records:
         layouts.setdefault(record.config.hash, Counter())[record.layout] += 1
-    usual = {run: _most_common_layout(counts) for run, counts in layouts.items()}
+    common = {run: _most_common_layout(counts) for run, counts in layouts.items()}
     fits = []
     for record in records:
-        layout, expected = record.layout, usual[record.config.hash]
+        layout, expected = record.layout, common[record.config.hash]
         if layout.counts != expected.counts:
             problems.append(
                 f"{record.path}: does not fit the other seeds of its run and is left out: it has {layout.counts}, they "

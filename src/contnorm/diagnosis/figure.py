@@ -47,17 +47,20 @@ def draw_effect(found: Mapping[str, Any], path: str | Path) -> None:
 
     style: dict[Any, Any] = {"svg.hashsalt": "contnorm", "svg.fonttype": "none", "font.family": "sans-serif"}
     style["text.parse_math"] = False  # a dollar sign in a name is not a formula
-    found = _escape_names(found)
-    panels = [_accuracies, _drift, _by_task] if found["layers"] else [_accuracies]
-    wide, tall = max(PANEL, 0.34 * len(found["tasks"])), max(PANEL, 1.6 + 0.22 * len(found["layers"]))  # room for names
-    aside = LETTER * max((len(layer["layer"]) for layer in found["layers"]), default=0)
+    diagnosis = _escape_names(found)
+    panels = [_accuracies, _drift, _by_task] if diagnosis["layers"] else [_accuracies]
+    wide, tall = (
+        max(PANEL, 0.34 * len(diagnosis["tasks"])),
+        max(PANEL, 1.6 + 0.22 * len(diagnosis["layers"])),
+    )  # room for names
+    aside = LETTER * max((len(layer["layer"]) for layer in diagnosis["layers"]), default=0)
     with plt.rc_context(style):
         figure, axes = plt.subplots(
             1, len(panels), figsize=(wide * len(panels) + aside, tall), squeeze=False, layout="constrained"
         )
         for panel, place in zip(panels, axes[0], strict=True):
-            panel(place, found)
-        figure.suptitle("\n".join(textwrap.wrap(found["sentence"], 45 * len(panels))), fontsize=11)
+            panel(place, diagnosis)
+        figure.suptitle("\n".join(textwrap.wrap(diagnosis["sentence"], 45 * len(panels))), fontsize=11)
         figure.savefig(path, metadata={"Date": None} if str(path).endswith(".svg") else None, dpi=150)
         plt.close(figure)
 

@@ -21,8 +21,8 @@ def with_lost(one: Measured, config: RunConfig, notes: Notes) -> Measured:
     """
     records = list(one.records.values())
     runs = [records[0].config] if records else [computed(config, how) for how in HOWS]
-    lost = {seed: reason for run in runs for seed, reason in notes(run).items() if seed not in one.records}
-    return replace(one, lost=dict(sorted(lost.items())))
+    diverged = {seed: reason for run in runs for seed, reason in notes(run).items() if seed not in one.records}
+    return replace(one, lost=dict(sorted(diverged.items())))
 
 
 def lost_remarks(measured: Sequence[Measured]) -> list[str]:
@@ -47,9 +47,9 @@ def lost_words(notes: Mapping[int, str], through: int) -> str:
         >>> lost_words({3: "seed 3: the loss is nan at step 9 of 60 (task 2)."}, through=4)
         '1 of 5 seeds was lost; the numbers are of the rest. seed 3: the loss is nan at step 9 of 60 (task 2).'
     """
-    lost = len(notes)
+    count = len(notes)
     if through:
-        what = f"{lost} of {lost + through} seeds {'was' if lost == 1 else 'were'} lost; the numbers are of the rest"
+        what = f"{count} of {count + through} seeds {'was' if count == 1 else 'were'} lost; the numbers are of the rest"
     else:
-        what = {1: "the only seed was lost", 2: "both seeds were lost"}.get(lost, f"all {lost} seeds were lost")
+        what = {1: "the only seed was lost", 2: "both seeds were lost"}.get(count, f"all {count} seeds were lost")
     return " ".join(filter(None, [f"{what}.", *notes.values()]))

@@ -168,10 +168,10 @@ def _chosen(row: Any, where: str) -> Chosen:
 
 def _tried(row: Any, where: str) -> Tried:
     _check_keys(row, TRIED, where)
-    lr, mean, sd, seeds, lost = (_number(row[key], f"{where}: {key}") for key in TRIED)
-    if not (math.isfinite(seeds) and math.isfinite(lost)):
-        raise UserError(f"{where}: seeds={seeds} and lost={lost} must be whole numbers.")
-    return Tried(lr, mean, sd, int(seeds), int(lost))
+    lr, mean, sd, seeds, diverged = (_number(row[key], f"{where}: {key}") for key in TRIED)
+    if not (math.isfinite(seeds) and math.isfinite(diverged)):
+        raise UserError(f"{where}: seeds={seeds} and lost={diverged} must be whole numbers.")
+    return Tried(lr, mean, sd, int(seeds), int(diverged))
 
 
 def _check_keys(values: Any, known: Sequence[str], where: str) -> None:

@@ -80,6 +80,9 @@ class AccuracyMatrix:
         return 0.0 if self.correct[row][task] is None else self.at(row, task)
 
 
+# Tables print the first line of the docstring of a forgetting score as its definition.
+
+
 def acc(m: AccuracyMatrix) -> float:
     """ACC: the mean accuracy on all tasks at the end."""
     return fmean(m.at(m.tasks - 1, j) for j in range(m.tasks))
