@@ -55,12 +55,12 @@ def decide(claim: Claim, measured: Sequence[Measured]) -> Decided:
     """Decide a claim from records."""
     cases = tuple(_cases(claim, measured))
     outcomes = {case.outcome for case in cases}
-    whole: Outcome = "undecided"
+    overall: Outcome = "undecided"
     if "does not hold" in outcomes:
-        whole = "does not hold"
+        overall = "does not hold"
     elif outcomes == {"holds"}:
-        whole = "holds"
-    return Decided(claim, whole, cases)
+        overall = "holds"
+    return Decided(claim, overall, cases)
 
 
 def _cases(claim: Claim, measured: Sequence[Measured]) -> Iterator[Case]:

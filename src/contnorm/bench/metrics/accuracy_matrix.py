@@ -89,7 +89,7 @@ def acc(m: AccuracyMatrix) -> float:
 
 
 def la(m: AccuracyMatrix) -> float:
-    """LA: the mean accuracy on each task when it had just been learned."""
+    """LA: the mean accuracy on each task right after it was learned."""
     return fmean(m.at(i, i) for i in range(m.tasks))
 
 
@@ -142,13 +142,13 @@ def fm_first(m: AccuracyMatrix) -> float:
 
 
 def bwt(m: AccuracyMatrix) -> float:
-    """Backward transfer: how much later tasks changed the accuracy a task was learned with."""
+    """Backward transfer: mean change of a task's accuracy from right after it was learned to the end."""
     last = m.tasks - 1
     return _mean(m.at(last, j) - m.at(j, j) for j in range(last))
 
 
 def fwt(m: AccuracyMatrix) -> float:
-    """Forward transfer: accuracy on a task just before it is learned, over that of the untrained network."""
+    """Forward transfer: accuracy on a task right before it is learned, minus that of the untrained network."""
     if m.before is None or any(count is None for count in m.before):
         raise ValueError(
             "AccuracyMatrix: fwt needs the accuracies before the first task. Run with --set evaluate.ahead=true."
