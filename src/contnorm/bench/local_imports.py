@@ -1,7 +1,7 @@
-"""The local modules that a file of Python code imports, directly or through each other, from its text alone.
+"""Static analysis of the local modules that a Python file imports, directly or indirectly.
 
-Nothing is executed or imported. A module is local where it is found in the folder of the file or on the module search
-path, outside the standard library, installed packages and this package.
+Nothing is executed or imported. A module is local if it is in the folder of the file or on the module search path, and
+is not part of the standard library, an installed package or this package.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ _PACKAGE = __name__.partition(".")[0]
 _INSTALLED = {"site-packages", "dist-packages"}
 _SUFFIXES = (".py", *EXTENSION_SUFFIXES)
 
-# As it was when the process began: user code may change sys.path as it is loaded, and what a file imports must not
-# depend on whether it was loaded before.
+# The path at the start of the process: user code may change sys.path when it is loaded, and the result for a file must
+# not depend on whether it was loaded before.
 _search_path: tuple[str, ...] = tuple(sys.path)
 
 
 def search_path() -> tuple[str, ...]:
-    """The module search path that local modules are looked for on, to pass on to another process."""
+    """Return the search path for local modules, for use in another process."""
     return _search_path
 
 
 def use_search_path(path: tuple[str, ...]) -> None:
-    """Look for local modules on the path of the process that started this one."""
+    """Set the search path for local modules, to that of the parent process."""
     global _search_path
     _search_path = path
 
 
 def imported_files(path: Path) -> dict[Path, str]:
-    """The files of the local modules that a file imports, each with its module name; without the file itself.
+    """Return the files of the local modules that a file imports, with their module names; without the file itself.
 
-    A module is what comes first on the search path. One of that name in the folder of the file is listed too, since
-    the file may put its folder first; but none that is named as a module of the standard library.
+    A name refers to the first match on the search path. A module of that name in the folder of the file is listed too,
+    since the file may put its folder first on the path; except for names of the standard library.
     """
     start = path.resolve()
-    places = _Places.of(start)
+    roots = _Roots.of(start)
     modules: dict[Path, str] = {}
     seen: set[str] = set()
     pending = [(start, "")]
@@ -54,7 +54,7 @@ def imported_files(path: Path) -> dict[Path, str]:
         names = _names_in(file, package) - seen
         seen |= names
         for name in sorted(names):
-            for module, source in places.located(name):
+            for module, source in roots.locate(name):
                 if source not in modules and source != start:
                     modules[source] = module
                     parent = module if source.stem == "__init__" else module.rpartition(".")[0]
@@ -63,9 +63,9 @@ def imported_files(path: Path) -> dict[Path, str]:
 
 
 def is_local(path: Path, code_file: Path) -> bool:
-    """Whether a loaded module's file is local to a file of user code: below its folder, or on the search path as it is.
+    """Whether the file of a loaded module is local to a file of user code: in its folder, or on ``sys.path``.
 
-    Hidden folders below it, such as caches, don't count.
+    Hidden subfolders, such as caches, are ignored.
     """
     if is_installed(path):
         return False
@@ -94,35 +94,35 @@ def _fixed_folders() -> tuple[Path, ...]:
 
 
 @dataclass(frozen=True)
-class _Places:
-    """Where modules are looked for: the search path, and the folders that the code itself is in."""
+class _Roots:
+    """The folders that modules are searched in: the search path, and the folders of the code itself."""
 
     search_path: tuple[Path, ...]
-    own: tuple[Path, ...]
+    code_folders: tuple[Path, ...]
 
     @classmethod
-    def of(cls, file: Path) -> _Places:
+    def of(cls, file: Path) -> _Roots:
         package = file.parent
         while (package / "__init__.py").is_file() and package.parent != package:
-            package = package.parent  # the file is in a package, which is imported from the folder above it
+            package = package.parent  # the file is in a package, which is imported from its parent folder
         return cls(tuple(filter(None, map(_folder, _search_path))), tuple(dict.fromkeys([file.parent, package])))
 
-    def located(self, name: str) -> list[tuple[str, Path]]:
-        """The local files that importing a dotted name may load, each with the name of its module."""
+    def locate(self, name: str) -> list[tuple[str, Path]]:
+        """Return the local files that importing a dotted name may load, with their module names."""
         top = name.partition(".")[0]
         if top == _PACKAGE:
             return []
-        # A folder without __init__.py is a package only where nothing else on the path has its name.
-        having = [root for root in self.search_path if _sources(root, top)]
-        having = having or [root for root in self.search_path if (root / top).is_dir()]
-        own = () if top in sys.stdlib_module_names else self.own
-        roots = dict.fromkeys([*having[:1], *own])
-        return [pair for root in roots if not is_installed(root) for pair in _located(root, name)]
+        # A folder without __init__.py is a package only if nothing else on the path has its name.
+        matches = [root for root in self.search_path if _sources(root, top)]
+        matches = matches or [root for root in self.search_path if (root / top).is_dir()]
+        code_folders = () if top in sys.stdlib_module_names else self.code_folders
+        roots = dict.fromkeys([*matches[:1], *code_folders])
+        return [pair for root in roots if not is_installed(root) for pair in _files_below(root, name)]
 
 
 def _folder(entry: str) -> Path | None:
-    """An entry of the search path as a folder; None where it is none, such as an archive."""
-    path = Path(entry)  # an empty entry is the current folder
+    """Return an entry of the search path as a folder; None if it is not a folder, such as an archive."""
+    path = Path(entry)  # an empty entry means the current folder
     return path.resolve() if path.is_dir() else None
 
 
@@ -132,12 +132,12 @@ def _sources(folder: Path, name: str) -> list[Path]:
     return [Path(candidate).resolve() for candidate in candidates if os.path.isfile(candidate)]
 
 
-def _located(root: Path, name: str) -> Iterator[tuple[str, Path]]:
-    """The files below a folder that importing a dotted name loads: of its packages, and its own."""
+def _files_below(root: Path, name: str) -> Iterator[tuple[str, Path]]:
+    """Yield the files below a folder that importing a dotted name loads: of its parent packages, and of the module."""
     parts = name.split(".")
     for count in range(1, len(parts) + 1):
-        *above, last = parts[:count]
-        folder = root.joinpath(*above)
+        *parents, last = parts[:count]
+        folder = root.joinpath(*parents)
         for source in _sources(folder, last):
             if not is_installed(source):
                 yield ".".join(parts[:count]), source
@@ -146,7 +146,7 @@ def _located(root: Path, name: str) -> Iterator[tuple[str, Path]]:
 
 
 def _names_in(file: Path, package: str) -> frozenset[str]:
-    """The absolute names in the import statements of a file; none where it can't be read as Python."""
+    """Return the absolute names in the import statements of a file; empty if it is not valid Python."""
     if file.suffix != ".py":
         return frozenset()
     try:
@@ -173,7 +173,7 @@ def _names(content: bytes, package: str) -> frozenset[str]:
 
 
 def _base(node: ast.ImportFrom, package: str) -> str | None:
-    """The absolute name of what a ``from`` statement imports from; None where it leads out of every package."""
+    """Return the absolute name of the module of a ``from`` statement; None if it is above the top-level package."""
     if not node.level:
         return node.module or ""
     parts = package.split(".") if package else []

@@ -1,6 +1,6 @@
-"""What was in the memory: how often each label is held at each task's end, and how often the stream has shown it.
+"""Class counts in the memory compared with the stream, at the end of each task.
 
-It follows from a plan alone. Beside each other the two say what a memory does with a long tail.
+The counts follow from the plan alone. They show how a memory changes the shares of a long-tailed class distribution.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ Counts = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class Census:
-    """Counts at each task's end.
+    """Counts at the end of each task.
 
     Attributes:
-        capacity: Slots of the memory; 0 where there is none.
-        held: (tasks, labels) how many slots hold a sample of each label.
-        shown: (tasks, labels) how many samples of each label the stream has shown by then, each counted once.
-        written: (tasks,) how many samples had been written to the memory.
-        evicted: (tasks,) how many of these took the place of another.
+        capacity: Number of slots of the memory; 0 without a memory.
+        held: (tasks, labels) number of samples of each label in the memory.
+        shown: (tasks, labels) number of samples of each label in the stream so far, each counted once.
+        written: (tasks,) number of samples written to the memory so far.
+        evicted: (tasks,) number of writes so far that replaced another sample.
     """
 
     capacity: int
@@ -40,7 +40,7 @@ class Census:
     evicted: tuple[int, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """For a record: a line of numbers each, since a record puts every value on a line of its own.
+        """Return the counts for a record. Rows are strings, since a record has every JSON value on its own line.
 
         Example:
             >>> Census(2, held=((1, 1),), shown=((3, 1),), written=(3,), evicted=(1,)).to_json()
@@ -51,13 +51,13 @@ class Census:
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Census:
-        """What `to_json` wrote."""
+        """Build the counts from the output of `to_json`."""
         held, shown = (tuple(tuple(map(int, line.split())) for line in raw[name]) for name in ("held", "shown"))
         return cls(int(raw["capacity"]), held, shown, tuple(raw["written"]), tuple(raw["evicted"]))
 
 
 def take_census(plan: Plan, stream: Stream) -> Census:
-    """Go through the writes of a plan and count at each task's end."""
+    """Replay the memory writes of a plan and count labels at the end of each task."""
     content = np.full(max(plan.slots, 1), -1, dtype=np.int64)
     seen = np.zeros(len(stream.train), dtype=bool)
     rows: list[tuple[tuple[int, ...], tuple[int, ...], int, int]] = []
@@ -77,7 +77,7 @@ def take_census(plan: Plan, stream: Stream) -> Census:
 
 
 def _counts(stream: Stream, items: NDArray[np.int64]) -> tuple[int, ...]:
-    """How many of the items have each label."""
+    """Return the number of items with each label."""
     labels = stream.train.label[items]
     counts = labels.sum(0, dtype=np.int64) if stream.several_labels else np.bincount(labels, minlength=stream.outputs)
     return tuple(counts.tolist())

@@ -1,8 +1,8 @@
-"""The plan of a run: what is shown to the model at each step, computed ahead from labels and a seed.
+"""The plan of a run: the samples of each training step, computed in advance from labels and a seed.
 
-Order, memory, replay and augmentation never depend on the model. So they are settled first, as integer arrays with one
-row a step. Then a step has a fixed shape and asks nobody; a run is resumed exactly from a step number; and two norms
-compared on one seed see the same samples.
+Order, memory, replay and augmentation do not depend on the model. So they are computed first, as integer arrays for
+each step. A training step then has a fixed shape and makes no decisions, a run resumes bit-exactly from a step number,
+and two norms that are compared on one seed see the same samples.
 """
 
 from __future__ import annotations
@@ -24,30 +24,40 @@ from contnorm.errors import UserError
 __all__ = ["Plan", "Step", "build_memory", "make_plan", "offered_labels"]
 
 Indices = NDArray[np.int64]
-AT_ONCE = 1000  # steps whose replay is drawn together
-MOST_STEPS = 10_000_000  # about a kilobyte of memory each
+AT_ONCE = 1000  # steps whose replay samples are drawn in one call
+MOST_STEPS = 10_000_000  # a step takes about a kilobyte of memory
 Views = NDArray[np.int64]  # (samples, 3): vertical and horizontal offset of the crop, and whether it is flipped
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step: items of the stream and the slots they are written to; items replayed and the slots they came from."""
+    """One training step.
+
+    Attributes:
+        task: The task of the step; the latest if a batch has samples of several.
+        stream: Items of the stream.
+        write: Memory slots that these items are written to.
+        replay: Replayed items, one array per draw.
+        replay_slots: Memory slots of the replayed items, likewise.
+        stream_views: Crops and flips of the stream's items; None without augmentation.
+        replay_views: Crops and flips of the replayed items, likewise.
+    """
 
     task: int
     stream: Indices
     write: Indices
-    replay: tuple[Indices, ...]  # one array a draw, of items
+    replay: tuple[Indices, ...]
     replay_slots: tuple[Indices, ...]
     stream_views: Views | None
     replay_views: tuple[Views, ...] | None
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """How many samples of the stream there are, and of each draw."""
+        """Number of samples of the stream, and of each replay draw."""
         return len(self.stream), *map(len, self.replay)
 
     def passes(self, forward: str) -> tuple[int, ...]:
-        """How many samples each forward pass has: all in one where they go jointly, else a pass a part that has any."""
+        """Return the batch size of each forward pass: one joint pass, or one pass per part that has samples."""
         return (sum(self.sizes),) if forward == "joint" else tuple(size for size in self.sizes if size)
 
 
@@ -56,10 +66,10 @@ class Plan:
     """All steps of a run.
 
     Attributes:
-        steps: In order.
-        ends: The number of steps done when each task ends, of the tasks that are reached: with ``max_steps``, those
-            that at least one step shows a sample of.
-        slots: How many slots the memory has.
+        steps: The steps in order.
+        ends: The number of steps done when each task ends. With ``max_steps``, only tasks with at least one sample in
+            the plan are listed.
+        slots: Number of slots of the memory; 0 without replay.
     """
 
     steps: tuple[Step, ...]
@@ -68,17 +78,17 @@ class Plan:
 
 
 def build_memory(config: MemoryConfig, stream: Stream, seed: int) -> Memory:
-    """The memory a run asks for."""
-    chance = generator(seed, "memory")
+    """Build the memory that the settings name."""
+    rng = generator(seed, "memory")
     if config.kind == "prs":
-        return PartitioningReservoir(config.size, stream.outputs, config.rho, chance, config.quirk)
+        return PartitioningReservoir(config.size, stream.outputs, config.rho, rng, config.quirk)
     if config.kind == "reservoir":
-        return Reservoir(config.size, chance)
+        return Reservoir(config.size, rng)
     return Ring(config.size, stream.tasks if config.per == "task" else stream.outputs, config.per)
 
 
 def offered_labels(config: MemoryConfig, stream: Stream, items: Indices) -> Indices:
-    """The labels of items as the memory takes them: PRS is made for several a sample, so it gets rows of 0 and 1."""
+    """Return the labels of items in the format of the memory: PRS takes multi-hot rows, the others class indices."""
     labels: Indices = stream.train.label[items].astype(np.int64)
     if config.kind == "prs" and not stream.several_labels:
         return np.eye(stream.outputs, dtype=np.int64)[labels]
@@ -86,13 +96,13 @@ def offered_labels(config: MemoryConfig, stream: Stream, items: Indices) -> Indi
 
 
 def make_plan(config: RunConfig, stream: Stream, seed: int, draws: int) -> Plan:
-    """Run through the stream once, without a model.
+    """Make the plan of one pass over the stream, without a model.
 
     Args:
-        config: The run's settings.
-        stream: Its tasks.
-        seed: Its seed.
-        draws: How many independent replay draws a step of the strategy has; 0 for none.
+        config: The settings of the run.
+        stream: The stream of tasks.
+        seed: The seed of the run.
+        draws: Number of independent replay draws per step of the strategy; 0 without replay.
     """
     if draws:
         _check_rings(config, stream)
@@ -106,25 +116,25 @@ def make_plan(config: RunConfig, stream: Stream, seed: int, draws: int) -> Plan:
     _check_step_count(config.train, stream)
     if draws:
         _check_replay_can_be_full(config, stream)
-    chance = generator(seed, "replay")
+    rng = generator(seed, "replay")
     views = _Views(generator(seed, "augment"), stream.padding)
     steps: list[Step] = []
     batches = list(islice(_batches(config.train, stream, seed), config.train.max_steps))
     for start in range(0, len(batches), AT_ONCE):
         batch = batches[start : start + AT_ONCE]
-        readable, writes = _passed_through(memory, config, stream, batch, draws)
-        chosen = iter(drawn_each(readable, config.train.replay, chance))
+        readable, writes = _offer_batches(memory, config, stream, batch, draws)
+        chosen = iter(drawn_each(readable, config.train.replay, rng))
         for (items, task, _), write in zip(batch, writes, strict=True):
             slots = tuple(islice(chosen, draws))
-            replay = tuple(content[few] for few in slots)
-            kept = write != NOT_KEPT
-            content[write[kept]] = items[kept]  # of two in one slot the later stays
+            replay = tuple(content[draw] for draw in slots)
+            stored = write != NOT_KEPT
+            content[write[stored]] = items[stored]  # if two items have the same slot, the later one stays
             steps.append(Step(task, items, write, replay, slots, views.of(items), views.of_all(replay)))
     return Plan(tuple(steps), tuple(_ends(stream, steps)), memory.capacity if draws else 0)
 
 
 def _check_step_count(config: TrainConfig, stream: Stream) -> None:
-    """Refuse a plan of more steps than memory can hold, before it is begun."""
+    """Reject a plan of more steps than fit into memory, before it is made."""
     steps = -(-len(stream.train.task) // config.batch) * config.passes
     if min(steps, config.max_steps or steps) > MOST_STEPS:
         raise UserError(
@@ -133,15 +143,15 @@ def _check_step_count(config: TrainConfig, stream: Stream) -> None:
         )
 
 
-def _passed_through(
+def _offer_batches(
     memory: Memory, config: RunConfig, stream: Stream, batches: Sequence[tuple[Indices, int, bool]], draws: int
 ) -> tuple[list[Indices], list[Indices]]:
-    """Which slots each draw of each batch may read, and where each batch is written then."""
+    """Offer batches to the memory; returns the slots each draw may read, and the slots each batch is written to."""
     readable, writes = [], []
-    for items, task, first_time in batches:
+    for items, task, is_first_pass in batches:
         if draws:
             readable += [memory.readable(task if config.strategy.replay_from == "past" else None)] * draws
-        if draws and first_time:
+        if draws and is_first_pass:
             labels = offered_labels(config.memory, stream, items)
             writes.append(memory.offer(labels, 0 if stream.task_free else task))
         else:
@@ -150,10 +160,10 @@ def _passed_through(
 
 
 def _check_replay_can_be_full(config: RunConfig, stream: Stream) -> None:
-    """Refuse a memory that could never fill a replay batch, not even in the last task.
+    """Reject a memory that could not fill a replay batch even in the last task.
 
-    What rings hold grows with the tasks: in early ones a batch may be smaller, as with the published rings of one
-    sample a class (Chaudhry et al., 2019). With one task and replay of the past there is nothing to replay at all.
+    The content of rings grows with the tasks. In early tasks a batch may be smaller, as with the published rings of one
+    sample per class (Chaudhry et al., 2019). With one task and replay of past tasks there is nothing to replay.
     """
     past = config.strategy.replay_from == "past"
     if past and stream.tasks == 1:
@@ -162,38 +172,39 @@ def _check_replay_can_be_full(config: RunConfig, stream: Stream) -> None:
     size, replay = config.memory.size, config.train.replay
     if rings * size < replay:
         raise UserError(
-            f"memory.size={size} is too small: {_in_words(config.memory, rings, past)} {rings * size} slots in all, "
+            f"memory.size={size} is too small: {_describe(config.memory, rings, past)} {rings * size} slots in all, "
             f"and a replay batch of {replay} would never be full. Use a larger memory (--buffer "
             f"{-(-replay // rings)}), or a smaller replay batch (--replay {rings * size})."
         )
 
 
 def _rings_read(config: MemoryConfig, stream: Stream, past: bool) -> int:
-    """How many rings can be read in the last task; one where the memory is all one piece."""
+    """Return the number of rings that can be read in the last task; 1 for memories without rings."""
     if config.kind != "ring":
         return 1
     readable = stream.train.task < stream.tasks - past
     return len(np.unique((stream.train.task if config.per == "task" else stream.train.label)[readable]))
 
 
-def _in_words(config: MemoryConfig, rings: int, past: bool) -> str:
+def _describe(config: MemoryConfig, rings: int, past: bool) -> str:
     if config.kind != "ring":
         return "it has"
-    what = {"task": "tasks", "class": "classes of the tasks" if past else "classes"}[config.per]
-    return f"the rings of the {rings} {what} before the last have" if past else f"the rings of all {rings} {what} have"
+    unit = {"task": "tasks", "class": "classes of the tasks" if past else "classes"}[config.per]
+    return f"the rings of the {rings} {unit} before the last have" if past else f"the rings of all {rings} {unit} have"
 
 
 def _batches(config: TrainConfig, stream: Stream, seed: int) -> Iterator[tuple[Indices, int, bool]]:
-    """The items in their order, cut into batches, each with its task (the latest in it) and whether it is new.
+    """Yield batches of items in stream order, each with its task and whether it is of the first pass.
 
-    The last batch of a task may be smaller, or is left out. Without tasks to know of, batches go across their borders,
-    unless what fills no batch is left out, or tasks are gone over again. That is done in another order each time, and
-    samples are not new then: a memory is offered those of the first pass, or it would come to hold one many times.
+    The task of a batch is the latest in it. The last batch of a task may be smaller, or is dropped. In task-free
+    streams, batches cross task boundaries, unless partial batches are dropped or there are several passes. Every
+    further pass has another order. Only samples of the first pass are offered to the memory; otherwise it would store
+    duplicates.
     """
     size, task = config.batch, stream.train.task
     across = stream.task_free and config.partial == "keep" and config.passes == 1
     pieces = [np.arange(len(task))] if across else _places_by_task(task, stream.tasks)
-    for number, places in enumerate(pieces):  # all of them first: a run may be stopped before it comes to the last
+    for number, places in enumerate(pieces):  # check all tasks before the first batch
         if config.partial == "drop" and len(places) < size:
             raise UserError(
                 f"train.batch={size}: task {number} has {len(places)} samples, none of which would be learned with "
@@ -201,15 +212,15 @@ def _batches(config: TrainConfig, stream: Stream, seed: int) -> Iterator[tuple[I
             )
     for number, places in enumerate(pieces):
         end = len(places) // size * size if config.partial == "drop" else len(places)
-        for again in range(config.passes):
-            order = generator(seed, f"task {number} again {again}").permutation(places) if again else places
+        for repeat in range(config.passes):
+            order = generator(seed, f"task {number} again {repeat}").permutation(places) if repeat else places
             for i in range(0, end, size):
                 items = order[i : min(i + size, end)]
-                yield items, int(task[items[-1]]), again == 0
+                yield items, int(task[items[-1]]), repeat == 0
 
 
 def _places_by_task(task: Indices, tasks: int) -> list[Indices]:
-    """The places of each task's items, in one pass over all of them.
+    """Return the positions of the items of each task, in one pass over all items.
 
     Example:
         >>> [places.tolist() for places in _places_by_task(np.array([0, 0, 2, 1]), 3)]
@@ -220,7 +231,7 @@ def _places_by_task(task: Indices, tasks: int) -> list[Indices]:
 
 
 def _ends(stream: Stream, steps: Sequence[Step]) -> list[int]:
-    """How many steps it takes until all of each task was shown; a task that the steps end in ends with them."""
+    """Return the number of steps after which each task ends; a task that is cut short ends with the last step."""
     task = stream.train.task[np.concatenate([step.stream for step in steps])]
     number = np.repeat(np.arange(1, len(steps) + 1), [len(step.stream) for step in steps])
     last = np.zeros(stream.tasks, dtype=np.int64)
@@ -230,13 +241,13 @@ def _ends(stream: Stream, steps: Sequence[Step]) -> list[int]:
 
 
 def _check_rings(config: RunConfig, stream: Stream) -> None:
-    """Refuse rings of what a stream has not, and a past that is not known."""
+    """Reject rings and replay of past tasks for streams without tasks, and rings for multi-label streams."""
     rings = config.memory.kind == "ring"
-    of_tasks = rings and config.memory.per == "task"
-    if stream.task_free and (of_tasks or config.strategy.replay_from == "past"):
-        wrong = "memory.kind=ring with memory.per=task" if of_tasks else "strategy.replay_from=past"
+    per_task = rings and config.memory.per == "task"
+    if stream.task_free and (per_task or config.strategy.replay_from == "past"):
+        setting = "memory.kind=ring with memory.per=task" if per_task else "strategy.replay_from=past"
         raise UserError(
-            f"stream.scenario=free: a task-free stream has no tasks to go by, and {wrong} does. "
+            f"stream.scenario=free: a task-free stream has no tasks to go by, and {setting} does. "
             f"Use memory.kind=reservoir (or memory.per=class), and strategy.replay_from=all."
         )
     if stream.several_labels and rings:
@@ -247,16 +258,16 @@ def _check_rings(config: RunConfig, stream: Stream) -> None:
 
 
 class _Views:
-    """Crops and flips, drawn from their own generator; none where the stream has no augmentation."""
+    """Random crops and flips, drawn from a separate generator; None if the stream has no augmentation."""
 
-    def __init__(self, chance: np.random.Generator, padding: int | None) -> None:
-        self.chance, self.padding = chance, padding
+    def __init__(self, rng: np.random.Generator, padding: int | None) -> None:
+        self.rng, self.padding = rng, padding
 
     def of(self, items: Indices) -> Views | None:
         if self.padding is None:
             return None
-        crop = self.chance.integers(0, 2 * self.padding + 1, size=(len(items), 2))
-        return np.concatenate([crop, self.chance.integers(0, 2, size=(len(items), 1))], axis=1)
+        crop = self.rng.integers(0, 2 * self.padding + 1, size=(len(items), 2))
+        return np.concatenate([crop, self.rng.integers(0, 2, size=(len(items), 1))], axis=1)
 
     def of_all(self, draws: tuple[Indices, ...]) -> tuple[Views, ...] | None:
         if self.padding is None:

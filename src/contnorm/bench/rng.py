@@ -1,7 +1,7 @@
-"""Random generators by name: each random act has its own, derived from the run's seed and the act's purpose.
+"""Random generators by purpose: each is derived from the seed of the run and the name of its purpose.
 
-So no act disturbs another: a stream is the same with and without augmentation, and two norms compared on one seed see
-the very same samples in the same order.
+Draws for one purpose therefore do not affect another: a stream is the same with and without augmentation, and two norms
+that are compared on one seed see the same samples in the same order.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def _sequence(seed: int, purpose: str) -> np.random.SeedSequence:
 
 
 def generator(seed: int, purpose: str) -> np.random.Generator:
-    """The generator of one purpose.
+    """Return the generator for one purpose.
 
     Example:
         >>> a, b = generator(0, "order"), generator(0, "replay")
@@ -29,7 +29,7 @@ def generator(seed: int, purpose: str) -> np.random.Generator:
 
 
 def seed_for(seed: int, purpose: str) -> int:
-    """A number to seed a library's own generator with, for one purpose.
+    """Return a 32-bit seed for the generator of another library, for one purpose.
 
     Example:
         >>> seed_for(0, "init") == seed_for(0, "init") != seed_for(1, "init")

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM: requests to stop, and signals that wait while processes are started."""
+"""SIGINT and SIGTERM: they request a stop, and are blocked while processes are started."""
 
 from __future__ import annotations
 
@@ -21,31 +21,35 @@ ENDED = "contnorm: ended at once; the last checkpoints stay.\n"
 
 
 class StopRequested(BaseException):
-    """Ends work that need not be finished, such as an evaluation; no ``except Exception`` of a model's catches it."""
+    """Interrupts work that can be repeated, such as an evaluation.
+
+    It is a `BaseException`, so that an ``except Exception`` in a model does not catch it.
+    """
 
 
 def check_stop(stop: Callable[[], bool]) -> None:
-    """Raise `StopRequested` if ``stop()`` is true."""
+    """Raise `StopRequested` if ``stop()`` returns True."""
     if stop():
         raise StopRequested
 
 
 class StopSignals:
-    """Turns SIGINT and SIGTERM into a request to stop while its context is open.
+    """Context manager that turns SIGINT and SIGTERM into a request to stop.
 
-    The first signal is acknowledged on stderr at once, also while the main thread is in a long native call, and the
-    object then is true. The second, of either kind, raises KeyboardInterrupt in the main thread; if the process has not
-    left the context after a second, its children and itself are ended.
+    After the first signal, ``bool()`` of this object is True. The signal is acknowledged on stderr immediately, even if
+    the main thread is in a long native call. The second signal, of either kind, raises KeyboardInterrupt in the main
+    thread. If the process has not left the context a second later, it is killed with its children.
 
-    Handlers can be installed in the main thread only. In any other thread nothing is installed, and no signal is seen.
+    Python allows signal handlers in the main thread only. In any other thread this context does nothing.
 
     Attributes:
-        received: The numbers of the signals so far.
+        received: The numbers of the signals received so far.
+        immediate: The number of open `raise_on_stop` contexts.
     """
 
     def __init__(self) -> None:
         self.received: list[int] = []
-        self.immediate = 0  # contexts of `raise_on_stop` that are open
+        self.immediate = 0
         self._handlers: dict[signal.Signals, Any] = {}
         self._closed = threading.Event()
 
@@ -58,13 +62,13 @@ class StopSignals:
         return self
 
     def _install(self) -> None:
-        # Python runs a handler only when the main thread is back from native code. Its own handler in C writes to the
-        # wakeup descriptor at once, which a thread can read meanwhile.
+        # Python calls a handler only after the main thread has returned from native code. Its C handler writes to the
+        # wakeup descriptor immediately, and another thread can read that.
         self._reader, self._writer = socket.socketpair()
         self._writer.setblocking(False)
         self._thread = threading.Thread(target=self._watch, name="contnorm-signals", daemon=True)
         self._thread.start()
-        self._other_descriptor = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        self._previous_descriptor = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         for number in SIGNALS:
             self._handlers[number] = signal.signal(number, self._handle)
         _open_contexts.append(self)
@@ -76,7 +80,7 @@ class StopSignals:
             return
         for number, handler in self._handlers.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        signal.set_wakeup_fd(self._other_descriptor)
+        signal.set_wakeup_fd(self._previous_descriptor)
         _open_contexts.remove(self)
         self._closed.set()
         self._writer.close()
@@ -107,9 +111,9 @@ class StopSignals:
             content = self._reader.recv(64)
         except OSError:
             return b""
-        if self._other_descriptor != -1:
+        if self._previous_descriptor != -1:
             with suppress(OSError):
-                os.write(self._other_descriptor, content)
+                os.write(self._previous_descriptor, content)
         return content
 
 
@@ -118,9 +122,9 @@ _open_contexts: list[StopSignals] = []
 
 @contextmanager
 def raise_on_stop() -> Iterator[None]:
-    """Raise `StopRequested` in the main thread as soon as a first signal comes, or if one has come already.
+    """Raise `StopRequested` in the main thread as soon as a signal arrives, or if one has already arrived.
 
-    For work that leaves nothing to save, such as reading data. Without an open `StopSignals` it does nothing.
+    For work without state to save, such as reading data. Without an open `StopSignals` it does nothing.
     """
     context = _open_contexts[-1] if _open_contexts else None
     if context is None or threading.current_thread() is not threading.main_thread():
@@ -135,7 +139,7 @@ def raise_on_stop() -> Iterator[None]:
 
 
 def _write_to_stderr(text: str) -> None:
-    """Without Python's buffers, whose lock another thread may hold."""
+    """Write without Python's buffers, whose lock another thread may hold."""
     with suppress(OSError):
         os.write(2, text.encode())
 
@@ -149,16 +153,16 @@ def _end_at_once(number: int) -> None:
 
 @contextmanager
 def signals_held(signals: Sequence[signal.Signals]) -> Iterator[None]:
-    """Let signals wait, here and in every process that is started meanwhile, which takes over what waits.
+    """Block signals in this thread and in every process started meanwhile, which inherits the mask.
 
-    Such a process says itself what it does with a signal, and then lets it come with `signals_let_go`.
+    Such a process installs its handlers and then unblocks the signals with `signals_let_go`.
 
     Example:
         >>> with signals_held([signal.SIGINT]):
         ...     signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])
         True
     """
-    if not hasattr(signal, "pthread_sigmask"):  # as on Windows
+    if not hasattr(signal, "pthread_sigmask"):  # not available on Windows
         yield
         return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
@@ -169,6 +173,6 @@ def signals_held(signals: Sequence[signal.Signals]) -> Iterator[None]:
 
 
 def signals_let_go(signals: Sequence[signal.Signals]) -> None:
-    """Let signals come that were made to wait when this process was started."""
+    """Unblock signals that were blocked when this process was started."""
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)

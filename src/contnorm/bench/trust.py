@@ -1,9 +1,9 @@
-"""Which files of Python code may be executed.
+"""Trust in user code: which Python files may be executed.
 
-A record, the note of a stopped run, a recipe and a settings file can name code as ``path/to/file.py:Name``. Such a file
-may come from anybody, so a name in it is no permission: code is executed only if the user names its file on this call.
-The commands restrict execution to the files that were typed (`only_trusted`); a Python program that passes a name to
-the package names the file itself, and is not restricted.
+Records, notes of stopped runs, recipes and settings files can name code as ``path/to/file.py:Name``. Such a file may
+come from anyone, so a name in it is no permission: code is executed only if the user names its file on the command
+line. Commands restrict execution to these files (`only_trusted`). A Python program that passes a name to the package
+chooses the file itself, and is not restricted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _allowed: ContextVar[frozenset[Path] | None] = ContextVar("allowed", default=Non
 
 @contextmanager
 def only_trusted(files: Iterable[Path] | None) -> Iterator[None]:
-    """Restrict the execution of user code to these files; None lifts the restriction.
+    """Restrict the execution of user code to these files; None removes the restriction.
 
     Example:
         >>> with only_trusted([Path("net.py")]):
@@ -38,7 +38,7 @@ def only_trusted(files: Iterable[Path] | None) -> Iterator[None]:
 
 
 def trusted_files() -> frozenset[Path] | None:
-    """The files that may be executed, to pass on to another process; None where there is no restriction."""
+    """Return the files that may be executed, for use in another process; None if there is no restriction."""
     return _allowed.get()
 
 
@@ -49,32 +49,32 @@ def is_trusted(path: Path) -> bool:
 
 
 def untrusted(path: Path, what: str, name: str) -> str:
-    """Why a file may not be executed, and how to allow it; empty where it may."""
+    """Return why a file may not be executed, and how to allow it; empty if it may."""
     if is_trusted(path):
         return ""
-    # The name comes from a file of anybody's: nothing in it may act on a terminal or, copied from there, on a shell.
-    shown = shlex.quote(str(path)) if str(path).isprintable() else ascii(str(path))
+    # The name is untrusted: it must not contain terminal control codes, or shell syntax that acts when it is copied.
+    quoted = shlex.quote(str(path)) if str(path).isprintable() else ascii(str(path))
     return (
-        f"{what} {name!r}: names code in {shown}, which is not executed unless it is named on this call. Read it, and "
-        f"add --trust-code {shown} if you trust it."
+        f"{what} {name!r}: names code in {quoted}, which is not executed unless it is named on this call. Read it, and "
+        f"add --trust-code {quoted} if you trust it."
     )
 
 
 def require_trust(path: Path, what: str, name: str) -> None:
-    """Refuse to execute a file that was not named on this call."""
-    why = untrusted(path, what, name)
-    if why:
-        raise UserError(why)
+    """Raise `UserError` if a file may not be executed."""
+    reason = untrusted(path, what, name)
+    if reason:
+        raise UserError(reason)
 
 
 def check_files(files: Iterable[Path]) -> list[Path]:
-    """The files typed with --trust-code; refuses one that does not exist."""
-    typed = list(files)
-    for path in typed:
+    """Return the files of --trust-code; raises `UserError` if one does not exist."""
+    paths = list(files)
+    for path in paths:
         if not path.is_file():
             raise UserError(f"--trust-code {path}: there is no such file. Give the file itself, such as net.py.")
-    return typed
+    return paths
 
 
 def _absolute(path: Path) -> Path:
-    return path.resolve()  # "~" stands for itself, as it does where the file is loaded
+    return path.resolve()  # "~" is not expanded, as when the file is loaded

@@ -1,4 +1,4 @@
-"""Code of the user's own, named as ``path/to/file.py:Name``: whether it may run, what it is, and how it is loaded."""
+"""User code, named as ``path/to/file.py:Name``: trust, hash and loading."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ __all__ = [
     "untrusted_code",
 ]
 
-# Modules that user code imported, with their file and its hash at that time.
+# Modules that user code imported, with their file and its hash at the time of the import.
 _imported: dict[str, tuple[Path, str]] = {}
 
-_NO_FOLDER = os.path.join(tempfile.gettempdir(), f"contnorm-{secrets.token_hex(16)}")  # never made
+_NO_FOLDER = os.path.join(tempfile.gettempdir(), f"contnorm-{secrets.token_hex(16)}")  # never created
 
 
 def is_own_code(name: str) -> bool:
-    """Whether a name points into a file.
+    """Whether a name refers to user code in a file.
 
     Example:
         >>> is_own_code("mine.py:Net"), is_own_code("resnet18")
@@ -49,10 +49,10 @@ def is_own_code(name: str) -> bool:
 
 
 def code_hash(name: str) -> str | None:
-    """The hash of the file a name points into and of the local modules it imports; None for names of the package.
+    """Return the hash of the file that a name refers to and of the local modules it imports.
 
-    An edit of any of them makes another run. Of a file that imports no local module it is the hash of the file alone.
-    Nothing is executed.
+    It is None for names of the package, and if there is no such file. Editing any of the files changes the identity of
+    the run. For a file without local imports it is the hash of the file alone. Nothing is executed.
 
     Example:
         >>> code_hash("er") is None
@@ -61,16 +61,16 @@ def code_hash(name: str) -> str | None:
     path = _path(name)
     if not is_own_code(name) or not path.is_file():
         return None
-    own = _content_hash(path)
+    file_hash = _content_hash(path)
     imported = sorted((module, _content_hash(file)) for file, module in imported_files(path).items())
     if not imported:
-        return own[:12]
-    listed = "\n".join([own, *(f"{module} {content}" for module, content in imported)])
-    return hashlib.sha256(listed.encode()).hexdigest()[:12]
+        return file_hash[:12]
+    text = "\n".join([file_hash, *(f"{module} {content}" for module, content in imported)])
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def code_files(values: Mapping[str, Any]) -> list[Path]:
-    """The files of code that nested settings name.
+    """Return the files of user code that nested settings name.
 
     Example:
         >>> code_files({"strategy": {"name": "er"}, "model": {"name": "nets/mine.py:make"}})
@@ -82,76 +82,76 @@ def code_files(values: Mapping[str, Any]) -> list[Path]:
 
 
 def untrusted_code(name: str, what: str) -> str:
-    """Why the code that a name points to may not be executed on this call; empty where it may, or is the package's."""
+    """Return why the user code that a name refers to may not be executed; empty if it may, or if it is no user code."""
     return untrusted(_path(name), what, name) if is_own_code(name) else ""
 
 
 def load_own_code(name: str, what: str) -> object:
-    """The object a name points to; its file is executed, if it was named on this call.
+    """Execute a file of user code, if it is trusted, and return the object that a name refers to.
 
     Args:
         name: ``path/to/file.py:Name``.
-        what: What error messages call it.
+        what: The kind of object for error messages, such as "strategy".
 
     Raises:
-        UserError: Where the file is not trusted, is missing, fails, or imports local modules that `code_hash` misses.
+        UserError: If the file is untrusted, missing, fails, or imports local modules that `code_hash` does not cover.
     """
     path, attribute = _path(name), name.rpartition(":")[2]
     require_trust(path, what, name)
-    unique = _module_name(path)
+    module_name = _module_name(path)
     if not path.is_file():
         raise UserError(f"{what} {name!r}: there is no file {path}.")
     _ignore_stored_bytecode()
-    spec = importlib.util.spec_from_file_location(unique, path)
+    spec = importlib.util.spec_from_file_location(module_name, path)
     assert spec is not None and spec.loader is not None  # its name ends in .py
     files = imported_files(path)
     _forget_edited(files)
     module = importlib.util.module_from_spec(spec)
     before = set(sys.modules)
-    sys.modules[unique] = module
+    sys.modules[module_name] = module
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        del sys.modules[unique]
+        del sys.modules[module_name]
         raise own_error(error, what, name, "it can't be loaded") from error
-    _register_imports(set(sys.modules) - before - {unique}, files, path, f"{what} {name!r}")
+    _register_imports(set(sys.modules) - before - {module_name}, files, path, f"{what} {name!r}")
     if not hasattr(module, attribute):
         raise UserError(f"{what} {name!r}: {path} has no {attribute}.")
     return getattr(module, attribute)
 
 
 def loaded_modules(name: str) -> dict[str, ModuleType]:
-    """The modules of user code that are loaded for a name: of its file, as it was loaded last, and of its imports."""
+    """Return the loaded modules of the user code that a name refers to: its file (latest load) and its imports."""
     path = _path(name)
     files = {path.resolve(), *imported_files(path)}
-    own = {_module_name(path), *(module for module, (file, _) in _imported.items() if file in files)}
-    return {module: sys.modules[module] for module in sorted(own) if module in sys.modules}
+    names = {_module_name(path), *(module for module, (file, _) in _imported.items() if file in files)}
+    return {module: sys.modules[module] for module in sorted(names) if module in sys.modules}
 
 
 def imported_modules() -> dict[str, ModuleType]:
-    """The local modules that user code has imported in this process."""
+    """Return the local modules that user code has imported in this process."""
     return {name: sys.modules[name] for name in _imported if name in sys.modules}
 
 
 def forget_imports() -> None:
-    """Have the local modules that user code imports loaded afresh when it is loaded next."""
+    """Remove the local modules that user code has imported, so that they are loaded again on the next import."""
     for name in _imported:
         sys.modules.pop(name, None)
     _imported.clear()
 
 
 def _ignore_stored_bytecode() -> None:
-    """Have user code compiled from its source text, not read from ``__pycache__`` folders that lie next to it.
+    """Make Python compile user code from its source, instead of reading bytecode from ``__pycache__`` folders.
 
-    Bytecode there counts for a source of the same size and second, or, if its header says so, of any source. So it may
-    be that of an earlier version, or of other code than the file that was read and trusted.
+    Python accepts such bytecode if size and modification second of the source match, or without a check if its header
+    says so. It may therefore be of an earlier version, or of other code than the file that the user trusts.
     """
     sys.dont_write_bytecode = True
-    sys.pycache_prefix = _NO_FOLDER  # stays: functions of user code may import modules later
+    sys.pycache_prefix = _NO_FOLDER  # not restored: functions of user code may import modules later
 
 
 def _module_name(path: Path) -> str:
-    """Dataclasses and pickles look a module up by its name; two files of one name must not be taken for each other."""
+    """Return a unique module name: dataclasses and pickle look modules up by name, and two files may share a name."""
     return f"contnorm_own_{path.stem}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]}"
 
 
@@ -161,37 +161,37 @@ def _content_hash(path: Path) -> str:
 
 
 def _forget_edited(files: dict[Path, str]) -> None:
-    """Have modules imported afresh where one was edited since: Python would go on with what it has loaded."""
+    """Remove the loaded modules if a file was edited since; Python would not notice."""
     known = [(file, content) for file, content in _imported.values() if file in files]
     if any(_content_hash(file) != content for file, content in known):
         forget_imports()
 
 
 def _register_imports(names: set[str], files: dict[Path, str], path: Path, what: str) -> None:
-    """Note the local modules that were just imported; refuses those whose edits `code_hash` would not notice."""
+    """Register the local modules that were just imported; rejects those that `code_hash` does not cover."""
     located = {name: Path(file).resolve() for name in names if (file := getattr(sys.modules[name], "__file__", None))}
     local = {name: file for name, file in located.items() if is_local(file, path)}
-    missed = next((file for file in local.values() if file not in files), None)
-    if missed is not None:
-        for name in local:  # or a second attempt would not see that they are imported
+    uncovered = next((file for file in local.values() if file not in files), None)
+    if uncovered is not None:
+        for name in local:  # or a second attempt would not detect the import
             del sys.modules[name]
         raise UserError(
-            f"{what}: imports {missed}, which its import statements don't lead to, so an edit of it would go "
+            f"{what}: imports {uncovered}, which its import statements don't lead to, so an edit of it would go "
             f"unnoticed. Use an import statement, and name the folder in PYTHONPATH instead of changing sys.path."
         )
     _imported.update({name: (file, _content_hash(file)) for name, file in local.items()})
 
 
 def own_error(error: BaseException, what: str, name: str, when: str) -> RunBrokeError:
-    """What went wrong in a user's file, in one line: where in it, and what Python says."""
+    """Return an error of user code as one line: the file, the line, and Python's message."""
     line = _line(error, _path(name))
     where = f", line {line}" if line else ""
-    said = " ".join(str(error.msg if isinstance(error, SyntaxError) else error).split())
-    return RunBrokeError(f"{what} {name!r}: {when}: {_path(name)}{where}: {type(error).__name__}: {said}")
+    message = " ".join(str(error.msg if isinstance(error, SyntaxError) else error).split())
+    return RunBrokeError(f"{what} {name!r}: {when}: {_path(name)}{where}: {type(error).__name__}: {message}")
 
 
 def breaks_in(error: BaseException, name: str) -> bool:
-    """Whether an error came by way of the file a name points into."""
+    """Whether the traceback of an error contains the file that a name refers to."""
     return is_own_code(name) and _line(error, _path(name)) is not None
 
 
@@ -200,7 +200,7 @@ def _path(name: str) -> Path:
 
 
 def _line(error: BaseException, path: Path) -> int | None:
-    """The line of a file at which an error came; None where it did not come by way of it."""
+    """Return the line of a file in the traceback of an error; None if the file is not in it."""
     if isinstance(error, SyntaxError) and error.filename and Path(error.filename).resolve() == path.resolve():
         return error.lineno
     frames = traceback.extract_tb(error.__traceback__)

@@ -18,7 +18,7 @@ from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.registry import load_source
 from contnorm.bench.engine.checkpoint import Checkpoints
 from contnorm.bench.engine.checkpoint_writer import Saver
-from contnorm.bench.engine.cuda_graph import _OneByOne
+from contnorm.bench.engine.cuda_graph import _EagerStepper
 from contnorm.bench.engine.loop import Failed, Finished, Lost, Progress, run_lanes
 from contnorm.bench.engine.scheduler import Job, Workplace, execute, resolve, unfinished
 from contnorm.bench.engine.trainer import Lane
@@ -299,16 +299,16 @@ def test_moments_that_are_not_finite_end_their_lane_and_no_other(
     config = settings(root, norm={"name": "bn"}, evaluate=evaluate)
     source = load_source("mnist", root)
     lanes = [Lane(config, seed, source, CPU) for seed in (0, 1)]
-    advance = _OneByOne.advance
+    advance = _EagerStepper.advance
 
-    def breaking(mover: _OneByOne, steps: int, *rest: Any) -> list[float]:
+    def breaking(mover: _EagerStepper, steps: int, *rest: Any) -> list[float]:
         losses = advance(mover, steps)
         if lanes[0].done == lanes[0].plan.ends[task]:
             with torch.no_grad():
                 lanes[0].model.get_parameter("fc1.weight")[0] = 1e30
         return losses
 
-    monkeypatch.setattr(_OneByOne, "advance", breaking)
+    monkeypatch.setattr(_EagerStepper, "advance", breaking)
     events = list(run_lanes(lanes, [Checkpoints(tmp_path / str(lane.seed)) for lane in lanes]))
     (failed,) = [what for lane, what in events if isinstance(what, Failed) and lane is lanes[0]]
     assert isinstance(failed, Lost)
@@ -330,9 +330,9 @@ def test_weights_that_are_not_finite_at_a_tasks_end_end_their_lane_and_no_other(
     config = settings(root, norm={"name": "bn"}, evaluate={"drift": False})
     source = load_source("mnist", root)
     lanes = [Lane(config, seed, source, CPU) for seed in (0, 1)]
-    advance = _OneByOne.advance
+    advance = _EagerStepper.advance
 
-    def breaking(mover: _OneByOne, steps: int, *rest: Any) -> list[float]:
+    def breaking(mover: _EagerStepper, steps: int, *rest: Any) -> list[float]:
         losses = advance(mover, steps)
         if lanes[0].done == lanes[0].plan.ends[task]:
             model = lanes[0].model
@@ -341,7 +341,7 @@ def test_weights_that_are_not_finite_at_a_tasks_end_end_their_lane_and_no_other(
                 tensors[0].view(-1)[0] = float("nan")
         return losses
 
-    monkeypatch.setattr(_OneByOne, "advance", breaking)
+    monkeypatch.setattr(_EagerStepper, "advance", breaking)
     places = [Checkpoints(tmp_path / str(lane.seed)) for lane in lanes]
     events = list(run_lanes(lanes, places))
     (failed,) = [what for lane, what in events if lane is lanes[0] and not isinstance(what, Progress)]

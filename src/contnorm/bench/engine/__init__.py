@@ -1,1 +1,1 @@
-"""The engine: takes a plan, a model and a strategy, and goes through the stream once."""
+"""The engine: trains a model with a strategy on the steps of a plan, and evaluates it after each task."""

@@ -1,7 +1,7 @@
-"""The weights of a network in bfloat16, all cast in one go, and their gradients brought back in one go.
+"""Copies of a network's weights in bfloat16. One kernel casts all weights, and one casts all gradients back.
 
-Autocast casts every weight by itself in every forward pass, and every gradient back: some fifty small kernels a step.
-Here the same numbers come from two kernels. Autocast still sees to everything else.
+Autocast casts every weight separately in every forward pass, and every gradient back: about fifty small kernels a step.
+The two kernels here give the same values. Autocast still casts everything else.
 """
 
 from __future__ import annotations
@@ -14,51 +14,52 @@ from contnorm.kernels.side_stream import Convolution
 
 __all__ = ["HalfWeights"]
 
-CAST = (nn.Conv2d, Convolution, nn.Linear)  # whose weights and biases autocast casts
+CAST = (nn.Conv2d, Convolution, nn.Linear)  # layers whose weights and biases autocast casts
 
 
 class HalfWeights:
-    """A network that looks at bfloat16 copies of its weights.
+    """A network that computes with bfloat16 copies of its weights.
 
     Args:
-        model: The network; its parameters stay in float32, and their gradients come to be there.
+        model: The network. Its parameters and their gradients stay in float32.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        found = {
-            f"{place}.{name}": parameter
-            for place, module in model.named_modules()
+        cast = {
+            f"{path}.{name}": parameter
+            for path, module in model.named_modules()
             if type(module) in CAST
             for name, parameter in module.named_parameters(recurse=False)
         }
-        self.names, self.weights = list(found), list(found.values())
+        self.names, self.weights = list(cast), list(cast.values())
         self.copies = [torch.empty_like(weight, dtype=torch.bfloat16).detach() for weight in self.weights]
-        self.passes: list[list[Tensor]] = []  # what each forward pass looked at; gradients come to be there
+        self.passes: list[list[Tensor]] = []  # the copies that each forward pass used, which receive its gradients
 
     def refresh(self) -> None:
-        """Copy the weights as they are now; forget past passes."""
+        """Update the copies from the weights, and discard the previous passes."""
         self.passes.clear()
         with torch.no_grad():
             torch._foreach_copy_(self.copies, self.weights)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """A forward pass. Each has leaves of its own, so that gradients of several are summed in float32."""
+        """Do a forward pass. Each pass has its own leaf tensors, so that gradients of several are summed in float32."""
         leaves = [copy.detach().requires_grad_() for copy in self.copies]
         self.passes.append(leaves)
         y: Tensor = functional_call(self.model, dict(zip(self.names, leaves, strict=True)), (x,))
         return y
 
     def bring_gradients(self) -> None:
-        """Sum the gradients of all passes into those of the weights, the last pass first, as autograd does."""
+        """Add the gradients of all passes to those of the weights; the last pass first, as autograd does."""
         for leaves in reversed(self.passes):
-            arrived = [(weight, leaf.grad) for weight, leaf in zip(self.weights, leaves, strict=True)]
-            _add([(weight, grad) for weight, grad in arrived if grad is not None])
+            pairs = [(weight, leaf.grad) for weight, leaf in zip(self.weights, leaves, strict=True)]
+            _add([(weight, grad) for weight, grad in pairs if grad is not None])
         self.passes.clear()
 
 
-def _add(arrived: list[tuple[nn.Parameter, Tensor]]) -> None:
-    wide = [torch.empty_like(weight) for weight, _ in arrived]
-    torch._foreach_copy_(wide, [grad for _, grad in arrived])
-    for (weight, _), grad in zip(arrived, wide, strict=True):
+def _add(pairs: list[tuple[nn.Parameter, Tensor]]) -> None:
+    """Add bfloat16 gradients to the float32 gradients of their weights."""
+    gradients = [torch.empty_like(weight) for weight, _ in pairs]
+    torch._foreach_copy_(gradients, [grad for _, grad in pairs])
+    for (weight, _), grad in zip(pairs, gradients, strict=True):
         weight.grad = grad if weight.grad is None else weight.grad.add_(grad)

@@ -1,8 +1,8 @@
 """Checkpoints of a run: tensors in a safetensors file and progress in a JSON file next to it; no pickle.
 
 One SHA-256 covers the tensors, the progress and the run they belong to, so a checkpoint that was cut short, edited or
-copied from another run is detected. The last two checkpoints stay on disk: where the newest can't be used, the one
-before it is.
+copied from another run is detected. The last two checkpoints stay on disk; if the newest can't be used, the one before
+it is.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ class Checkpoints:
     """The checkpoints of one run, in a folder.
 
     Args:
-        folder: Their folder.
-        run: The run they belong to, such as its hash and seed. A checkpoint of another run is not used.
+        folder: The folder of the files.
+        run: Name of the run, such as its hash and seed. A checkpoint of another run is not used.
     """
 
     def __init__(self, folder: Path, run: str = "") -> None:
         self.folder, self.run = folder, run
-        self._steps: list[int] = []  # of the checkpoints that this object has written or loaded
+        self._steps: list[int] = []  # steps of the checkpoints that this object has written or loaded
 
     def save(self, tensors: Packed, progress: dict[str, Any]) -> None:
         """Write a checkpoint of tensors on the host, then delete all but the last two."""
@@ -66,7 +66,7 @@ class Checkpoints:
         except OSError as error:
             if error.errno not in FULL or len(self._steps) < COUNT:
                 raise
-            self._delete(keep=self._steps[-1:])  # one to fall back on is enough where the disk has no room for two
+            self._delete(keep=self._steps[-1:])  # a full disk has room for one fallback only
             self._write(step, tensors, content)
         self._note_usable(step)
         self._delete(keep=self._steps)
@@ -76,7 +76,7 @@ class Checkpoints:
         write_atomically(self.folder / f"{step}.json", json.dumps(content).encode())
 
     def latest(self) -> Checkpoint | None:
-        """The newest usable checkpoint; None where there is none."""
+        """Return the newest usable checkpoint; None if there is none."""
         usable = next(self._usable(), None)
         if usable is None:
             return None
@@ -85,12 +85,12 @@ class Checkpoints:
         return Checkpoint(load(content), progress)
 
     def latest_step(self) -> int:
-        """The step of the newest usable checkpoint; 0 where there is none."""
+        """Return the step of the newest usable checkpoint; 0 if there is none."""
         usable = next(self._usable(), None)
         return 0 if usable is None else int(usable[1]["done"])
 
     def problems(self) -> list[str]:
-        """Why checkpoints newer than the one that `latest` gives can't be used, newest first."""
+        """Return why checkpoints newer than the one of `latest` can't be used, newest first."""
         reasons = []
         for path in self._numbered():
             reason = self._read(path)
@@ -106,14 +106,14 @@ class Checkpoints:
                 yield read
 
     def _numbered(self) -> list[Path]:
-        """The checkpoints on disk, newest first. A link, or what is no plain file, is not one that was written here."""
+        """Return the JSON files of the checkpoints, newest first; links and special files are ignored."""
         if self.folder.is_symlink():
             return []
         numbered = [path for path in self.folder.glob("*.json") if _STEP.fullmatch(path.stem) and _is_plain(path)]
         return sorted(numbered, key=lambda path: -int(path.stem))
 
     def _read(self, path: Path) -> tuple[bytes, dict[str, Any]] | str:
-        """The tensors as bytes, and the progress; or why they can't be used."""
+        """Return the tensors as bytes and the progress, or the reason why they can't be used."""
         tensors = path.with_suffix(".safetensors")
         if not _is_plain(tensors):
             return f"has no file {tensors.name}"
@@ -142,7 +142,7 @@ class Checkpoints:
         self._steps = [*(other for other in self._steps if other < step), step][-COUNT:]
 
     def _delete(self, keep: Iterable[int]) -> None:
-        """Delete checkpoints and drafts of them, and nothing else: the folder may have come from somebody else."""
+        """Delete checkpoints and their temporary files only: the folder may contain files of others."""
         if self.folder.is_symlink():
             return
         stems = {str(step) for step in keep}
@@ -156,7 +156,7 @@ def _is_plain(path: Path) -> bool:
 
 
 def _checksum(content: dict[str, Any], tensors: Iterable[bytes | memoryview]) -> str:
-    """Over the JSON content in a canonical form, then over the tensors."""
+    """Return the SHA-256 of the JSON content in a canonical form, followed by the tensors."""
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode())
     for part in tensors:
         digest.update(part)

@@ -1,7 +1,7 @@
-"""Checkpoints written in the background: a thread writes them from a copy of the tensors.
+"""Asynchronous checkpoints: a background thread writes them from a copy of the tensors.
 
-A copy that waits for the thread is replaced by a newer one of the same run, unless it was taken at the end of a task:
-that one is always written.
+A newer checkpoint of the same run replaces one that the thread has not started to write. Checkpoints at the end of a
+task are required: they are always written.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["Saver"]
 
 @dataclass(frozen=True)
 class _Write:
-    """A checkpoint that is written, waits to be, or was."""
+    """A checkpoint that is pending, being written, or written."""
 
     done: Future[None]
     required: bool
@@ -35,70 +35,70 @@ class _Write:
 class Saver:
     """Writes the checkpoints of runs in the background.
 
-    Leaving its context waits for all checkpoints; after a KeyboardInterrupt only for the one that is being written.
+    Leaving the context waits for all checkpoints; after a KeyboardInterrupt, only for the one being written.
     """
 
     def __init__(self) -> None:
         self._worker = ThreadPoolExecutor(max_workers=1)
-        self._host = _Host()
+        self._host = _HostBuffer()
         self._writes: dict[Checkpoints, list[_Write]] = {}
 
     def save(
         self, place: Checkpoints, tensors: dict[str, Tensor], progress: dict[str, Any], required: bool = False
     ) -> None:
-        """Copy the tensors now and have the copy written.
+        """Copy the tensors and schedule the copy to be written.
 
         Args:
             place: The checkpoints of the run.
             tensors: The state of the run.
-            progress: Goes with it.
-            required: Whether this one must be written, also where a newer one comes before its turn. Waits where
-                another required one of the run has not had its turn yet, so that copies do not pile up.
+            progress: The progress of the run, saved with the state.
+            required: Whether this checkpoint must be written even if a newer one follows. Blocks while another required
+                checkpoint of the run is pending, so that copies do not accumulate in memory.
         """
         self._make_room(place, required)
         copies = packed(tensors)
-        made = torch.cuda.current_stream(copies.body.device).record_event() if copies.body.is_cuda else None
-        future = self._worker.submit(self._write, place, copies, made, copy.deepcopy(progress))
+        packing = torch.cuda.current_stream(copies.body.device).record_event() if copies.body.is_cuda else None
+        future = self._worker.submit(self._write, place, copies, packing, copy.deepcopy(progress))
         self._writes.setdefault(place, []).append(_Write(future, required))
 
     def _make_room(self, place: Checkpoints, required: bool) -> None:
-        """Drop what a new checkpoint replaces; raise what went wrong with older ones."""
+        """Drop the checkpoints that a new one replaces, and raise the errors of older ones."""
         waiting = []
         for write in self._writes.pop(place, []):
             if not write.required and write.done.cancel():
                 continue
             if write.done.done() or (required and write.required and not write.done.running()):
-                _raise_what_went_wrong(place, write.done)
+                _raise_error(place, write.done)
             else:
                 waiting.append(write)
         self._writes[place] = waiting
 
     def _write(
-        self, place: Checkpoints, tensors: Packed, made: torch.cuda.Event | None, progress: dict[str, Any]
+        self, place: Checkpoints, tensors: Packed, packing: torch.cuda.Event | None, progress: dict[str, Any]
     ) -> None:
-        place.save(self._host.bring(tensors, made), progress)
+        place.save(self._host.copy(tensors, packing), progress)
 
     def flush(self) -> None:
-        """Wait until all is written; what went wrong is raised here."""
+        """Wait until all checkpoints are written, and raise their errors."""
         writes, self._writes = self._writes, {}
         for place, of_run in writes.items():
             for write in of_run:
-                _raise_what_went_wrong(place, write.done)
+                _raise_error(place, write.done)
 
     def finish(self, places: Iterable[Checkpoints]) -> None:
-        """Wait for the required checkpoints of runs that are complete and drop the others.
+        """Wait for the required checkpoints of completed runs and drop the others.
 
-        A checkpoint that can't be written is no error: the record comes next.
+        Write errors are ignored: the record is written next.
         """
         self._end(places, drop_required=False)
 
     def forget(self, places: Iterable[Checkpoints]) -> None:
-        """Drop the waiting checkpoints of runs that failed, and wait for the one that is being written."""
+        """Drop the pending checkpoints of failed runs, and wait for the one being written."""
         self._end(places, drop_required=True)
 
     def _end(self, places: Iterable[Checkpoints], drop_required: bool) -> None:
         writes = [write for place in places for write in self._writes.pop(place, [])]
-        for write in writes:  # all are cancelled before any is waited for
+        for write in writes:  # cancel all before waiting for any
             if drop_required or not write.required:
                 write.done.cancel()
         for write in writes:
@@ -115,28 +115,28 @@ class Saver:
         self._worker.shutdown(wait=True, cancel_futures=at_once)
 
 
-class _Host:
-    """Brings what is packed on a GPU to the host, through page-locked memory that is kept from one copy to the next."""
+class _HostBuffer:
+    """Copies packed tensors from a GPU to the host, through a buffer of pinned memory that all copies share."""
 
     def __init__(self) -> None:
         self._stage = torch.empty(0, dtype=torch.uint8)
 
-    def bring(self, tensors: Packed, made: torch.cuda.Event | None) -> Packed:
-        """Beside whatever the device is doing, once the packing is done; good until the next is brought."""
-        if made is None:
+    def copy(self, tensors: Packed, packing: torch.cuda.Event | None) -> Packed:
+        """Copy on a separate CUDA stream after the ``packing`` event. The result is valid until the next copy."""
+        if packing is None:
             return tensors
         size = len(tensors.body)
         if len(self._stage) < size:
             self._stage = torch.empty(size, dtype=torch.uint8, pin_memory=True)
         with torch.cuda.stream(copying_stream(tensors.body.device)):
             stream = torch.cuda.current_stream()
-            stream.wait_event(made)
+            stream.wait_event(packing)
             self._stage[:size].copy_(tensors.body, non_blocking=True)
             stream.synchronize()
         return Packed(tensors.head, self._stage[:size])
 
 
-def _raise_what_went_wrong(place: Checkpoints, written: Future[None]) -> None:
+def _raise_error(place: Checkpoints, written: Future[None]) -> None:
     error = written.exception()
     if isinstance(error, OSError):
         raise UserError(

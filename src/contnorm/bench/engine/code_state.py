@@ -1,9 +1,9 @@
-"""The state that user code keeps in Python objects, as digests that are the same in every process.
+"""Digests of the state that user code has in Python objects. They are the same in every process.
 
-A checkpoint holds the parameters and buffers of a network, the optimizer and the memory. What a strategy or a network
-of the user's own keeps besides (attributes of ``self``, of its class, module variables) is not in it. So a checkpoint
-is good only where that state is the one that freshly loaded code has: the digests are compared. Once checkpoints hold
-this state, `Lane.state` and `Lane.load` take it over and the comparison goes.
+A checkpoint contains the parameters and buffers of a network, the optimizer and the memory. It does not contain other
+state of a user-defined strategy or network: attributes of ``self`` and of its class, and module variables. So a
+checkpoint is usable only if that state equals the state of newly loaded code, which the digests tell. If checkpoints
+contain this state one day, `Lane.state` and `Lane.load` will handle it and this comparison can be removed.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ __all__ = [
     "strategy_state",
 ]
 
-UNREADABLE = "unreadable"  # in place of a digest: the state can't be told, so it is never the same
+UNREADABLE = "unreadable"  # instead of a digest: the state can't be read, so it never compares equal
 
-CodeState = dict[str, str]  # a digest by the name of an attribute or variable
+CodeState = dict[str, str]  # digests by the name of the attribute or variable
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
@@ -51,30 +51,30 @@ _MODULE_PARTS = {"_parameters", "_buffers", "_modules", "_non_persistent_buffers
 
 
 class _UnreadableError(Exception):
-    """An object whose state can't be told, such as a generator or an open file."""
+    """An object whose state can't be read, such as a generator or an open file."""
 
 
 def strategy_state(strategy: object, modules: Mapping[str, types.ModuleType], head: object = None) -> CodeState:
-    """The state of a strategy: its attributes, and the variables of the modules of user code.
+    """Return the state of a strategy: its attributes, and the variables of its modules.
 
     Args:
         strategy: The strategy.
         modules: The modules of its code, by name.
-        head: The head that it is called with, which it may change as well.
+        head: The head that is passed to it, which it may change.
     """
     attributes = {f"self.{name}": value for name, value in _attributes(strategy).items()}
     return _digests({**attributes, **_variables(modules), "head": head}, modules.keys(), ())
 
 
 def network_state(network: nn.Module, modules: Mapping[str, types.ModuleType]) -> CodeState:
-    """The state of a network that is not in the values of its ``state_dict()``.
+    """Return the state of a network that is not in the values of its ``state_dict()``.
 
-    It is all other attributes of its modules, with their hooks; which modules, parameters and buffers there are, and
-    which of them are learned; and the variables of the modules of user code.
+    That is: all other attributes of its modules, including hooks; the names and types of its modules, parameters and
+    buffers; ``requires_grad``; and the variables of the Python modules of user code.
 
     Args:
         network: The network.
-        modules: The modules of user code, by name.
+        modules: The Python modules of user code, by name.
     """
     saved = network.state_dict(keep_vars=True)
     values: dict[str, object] = {
@@ -91,11 +91,11 @@ def network_state(network: nn.Module, modules: Mapping[str, types.ModuleType]) -
     return _digests({**values, **_variables(modules)}, modules.keys(), [*network.modules(), *saved.values()])
 
 
-_first_states: dict[str, CodeState] = {}  # of each imported module, before a run had used it
+_first_states: dict[str, CodeState] = {}  # of each imported module, before its first use by a run
 
 
 def isolate_modules() -> None:
-    """Undo what an earlier run in this process did to the variables of imported modules: they are loaded afresh."""
+    """Reload imported modules if an earlier run in this process has changed their variables."""
     for name, module in imported_modules().items():
         if name in _first_states and _module_state(name, module) != _first_states[name]:
             forget_imports()
@@ -104,7 +104,7 @@ def isolate_modules() -> None:
 
 
 def register_modules() -> None:
-    """Note the variables of imported modules as they are before a run."""
+    """Store the digests of the variables of imported modules before a run."""
     for name, module in imported_modules().items():
         _first_states.setdefault(name, _module_state(name, module))
 
@@ -123,7 +123,7 @@ def _variables(modules: Mapping[str, types.ModuleType]) -> dict[str, object]:
 
 
 def _title(module: types.ModuleType) -> str:
-    """The file of a module that was loaded by its path, which has no name a user knows; else the module's name."""
+    """Return the file name of a module that was loaded by path, since its name is generated; else the module's name."""
     path = getattr(module, "__file__", None)
     return Path(path).name if path and module.__name__.startswith("contnorm_own_") else module.__name__
 
@@ -134,39 +134,40 @@ def _digests(values: Mapping[str, object], modules: Collection[str], saved: Iter
     for name, value in values.items():
         try:
             digests[name] = _Digest(modules, known).of(value)
-        except Exception:  # user code decides what happens here, such as in a property or __reduce_ex__
+        except Exception:  # user code may raise anything, such as in a property or __reduce_ex__
             digests[name] = UNREADABLE
     return digests
 
 
-def _is_machinery(name: str) -> bool:
-    """Whether Python itself keeps something under a name of a class."""
+def _is_internal(name: str) -> bool:
+    """Whether an attribute of a class is set by Python itself."""
     return name == "_abc_impl" or (name.startswith("__") and name.endswith("__") and name != "__init__")
 
 
 class _Digest:
-    """A digest of an object and all that it refers to.
+    """A digest of an object and everything that it refers to.
 
     Args:
-        modules: The names of the modules of user code: their classes, functions and variables are gone into.
-        saved: The identities of what a checkpoint holds, which is not gone into.
+        modules: Names of the modules of user code. Their classes, functions and variables are included.
+        saved: The ``id()`` of objects that a checkpoint contains. They are excluded.
     """
 
     def __init__(self, modules: Collection[str], saved: set[int]) -> None:
         self.modules, self.saved = modules, saved
         self.hash = hashlib.sha256()
         self.seen: dict[int, int] = {}
-        self.alive: list[object] = []  # or the identity of something made on the way could come again
+        self.alive: list[object] = []  # keeps temporary objects alive, or their id() could be reused
 
     def of(self, value: object) -> str:
+        """Return the digest of a value."""
         self._add(value)
         return self.hash.hexdigest()[:16]
 
-    def _write(self, *words: object) -> None:
-        self.hash.update(repr(words).encode())
+    def _write(self, *values: object) -> None:
+        self.hash.update(repr(values).encode())
 
     def _write_name(self, value: types.FunctionType | type) -> None:
-        """The name of a class or function; of the module of user code not what depends on where its file is."""
+        """Add the name of a class or function, without the part of the module name that depends on its path."""
         self._write(re.sub(r"^(contnorm_own_.*)_[0-9a-f]{12}$", r"\1", str(value.__module__)), value.__qualname__)
 
     def _add(self, value: object) -> None:
@@ -179,7 +180,7 @@ class _Digest:
         elif id(value) in self.seen:
             self._write("again", self.seen[id(value)])
         else:
-            if not isinstance(value, tuple | frozenset):  # of equal ones Python may make one
+            if not isinstance(value, tuple | frozenset):  # Python may share equal ones
                 self.seen[id(value)] = len(self.seen)
             self.alive.append(value)
             self._write_name(type(value))
@@ -210,7 +211,7 @@ class _Digest:
     def _add_container(self, value: Iterable[object]) -> None:
         if isinstance(value, Mapping):
             self._add_mapping(value)
-        elif isinstance(value, set | frozenset):  # in an order that does not depend on the process
+        elif isinstance(value, set | frozenset):  # sorted: the order of a set depends on the process
             self._write(sorted(_Digest(self.modules, self.saved).of(element) for element in value))
         else:
             self._add_all(value)
@@ -249,34 +250,34 @@ class _Digest:
     def _add_class(self, value: type) -> None:
         self._write_name(value)
         if value.__module__ in self.modules:
-            own = {name: part for name, part in vars(value).items() if not _is_machinery(name)}
-            self._add_mapping(own)
+            attributes = {name: part for name, part in vars(value).items() if not _is_internal(name)}
+            self._add_mapping(attributes)
 
     def _add_module(self, value: types.ModuleType) -> None:
-        self._write(value.__name__.rpartition(".")[2])  # of user code, all variables are looked at by themselves
+        self._write(value.__name__.rpartition(".")[2])  # variables of user code are digested separately
 
     def _add_wrapped(self, value: object) -> None:
         self._add_all(getattr(value, name, None) for name in ("__func__", "__self__", "fget", "fset", "func"))
         self._add_all(getattr(value, name, None) for name in ("args", "keywords"))
 
     def _add_cache(self, value: Any) -> None:
-        """A function of `functools.cache`: what it holds can't be read, but an empty cache can be told."""
+        """Add a function of `functools.cache`. A cache can't be read, so only empty ones have a digest."""
         if value.cache_info().currsize:
             raise _UnreadableError
         self._add(value.__wrapped__)
-        self._add_mapping({name: part for name, part in vars(value).items() if not _is_machinery(name)})
+        self._add_mapping({name: part for name, part in vars(value).items() if not _is_internal(name)})
 
     def _add_file(self, value: io.IOBase) -> None:
-        if value.closed or not value.readable():  # what is only written does not come back
+        if value.closed or not value.readable():  # a write-only file does not affect the results
             return
         raise _UnreadableError
 
     def _add_parts(self, value: object) -> None:
-        """What a copy of an object would be made of."""
+        """Add the parts that a pickle of an object would contain."""
         try:
             reduce = copyreg.dispatch_table.get(type(value))
             parts = value.__reduce_ex__(4) if reduce is None else reduce(value)
-        except Exception as error:  # such as of a generator
+        except Exception as error:  # such as for a generator
             raise _UnreadableError from error
         if isinstance(parts, str):
             self._write(parts)
@@ -295,13 +296,13 @@ _KINDS: tuple[tuple[type | tuple[type, ...], Callable[..., None]], ...] = (
     (types.ModuleType, _Digest._add_module),
     ((types.MethodType, staticmethod, classmethod, property, partial), _Digest._add_wrapped),
     (io.IOBase, _Digest._add_file),
-    (type(lru_cache(_is_machinery)), _Digest._add_cache),
+    (type(lru_cache(_is_internal)), _Digest._add_cache),
     ((types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType), _Digest._add_parts),
 )
 
 
 def _attributes(value: object) -> dict[object, object]:
-    """What an object has in its ``__dict__`` and its slots."""
+    """Return the attributes in the ``__dict__`` and the slots of an object."""
     values: dict[object, object] = dict(getattr(value, "__dict__", {}))
     for cls in type(value).__mro__:
         slots = cls.__dict__.get("__slots__", ())

@@ -1,4 +1,4 @@
-"""The kernels of a lane, compiled side by side before its first step."""
+"""Parallel compilation of the Triton kernels that lanes need, before their first step."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ __all__ = ["compile_kernels"]
 
 
 def compile_kernels(lanes: Sequence[Lane]) -> None:
-    """Go through every kind of forward and backward pass of the lanes, on copies of their networks, launching nothing.
+    """Compile the kernels of every batch size, by passes over copies of the networks that launch no kernel.
 
-    Only for our own networks: one of a user's may do anything with numbers that mean nothing.
+    For networks of the package only: the values in such a pass are meaningless, and user code may depend on them.
     """
     if not can_compile_ahead():
         return
-    different = {(lane.config.model, lane.config.norm, lane.config.train.precision): lane for lane in lanes}
+    distinct = {(lane.config.model, lane.config.norm, lane.config.train.precision): lane for lane in lanes}
     with compiling_ahead():
-        for lane in different.values():
-            ours = lane.config.model.name in MODELS
-            if ours and any(isinstance(module, NormLayer) and module.own_kernels for module in lane.model.modules()):
-                _go_through(lane)
+        for lane in distinct.values():
+            builtin = lane.config.model.name in MODELS
+            if builtin and any(isinstance(module, NormLayer) and module.own_kernels for module in lane.model.modules()):
+                _run_passes(lane)
 
 
-def _go_through(lane: Lane) -> None:
+def _run_passes(lane: Lane) -> None:
     model = copy.deepcopy(lane.model)
     shape = lane.data.stream.source.train_images.shape[1:]
 
@@ -46,5 +46,5 @@ def _go_through(lane: Lane) -> None:
 
 
 def _pass_sizes(lane: Lane) -> set[int]:
-    """How many samples a forward pass of the plan may have."""
+    """Return the batch sizes of the forward passes in the plan."""
     return {size for step in lane.plan.steps for size in step.passes(lane.config.strategy.forward) if size > 1}

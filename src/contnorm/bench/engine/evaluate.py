@@ -1,4 +1,7 @@
-"""A row of the accuracy matrix: the model on the test samples of every task, with running or with oracle moments."""
+"""Evaluation of a model on the test samples of each task, with running or with oracle moments.
+
+One evaluation gives one row of the accuracy matrix.
+"""
 
 from __future__ import annotations
 
@@ -32,22 +35,22 @@ __all__ = [
 ]
 
 TEST_BATCH = 1000
-LARGE_TEST_BATCH = 4096  # where a GPU has room: it has time for more, and a host little for many small passes
-ROOM = 32  # maps of 64 channels of a large batch that a GPU's memory should hold
-TEST_VALUES = 1000 * 3 * 84 * 84  # of larger pictures so many fewer go at a time
+LARGE_TEST_BATCH = 4096  # if GPU memory allows: many small passes are limited by the host
+ROOM = 32  # feature maps of 64 channels, of a whole batch, that must fit into GPU memory
+TEST_VALUES = 1000 * 3 * 84 * 84  # most values in a batch: batches of larger images are smaller
 
 
 def never() -> bool:
-    """A ``stop`` that never asks to."""
+    """A ``stop`` function that always returns False."""
     return False
 
 
 @contextmanager
 def interruptible(model: nn.Module, stop: Callable[[], bool]) -> Iterator[None]:
-    """Raise `StopRequested` from a forward pass before the next layer once ``stop()`` is true.
+    """Raise `StopRequested` before the next layer of a forward pass once ``stop()`` returns True.
 
-    A batch of an evaluation can take a minute on a CPU, a layer takes a fraction of that. A compiled model is left as
-    it is, since a hook would have it compiled again; it stops between batches.
+    An evaluation batch can take a minute on a CPU; a layer takes a fraction of that. A compiled model gets no hooks,
+    since they would cause a recompilation; it stops between batches.
     """
     if stop is never or any(_is_compiled(module) for module in model.modules()):
         yield
@@ -69,37 +72,47 @@ def _batches(lane: Lane, items: Tensor, stop: Callable[[], bool]) -> Iterator[Te
 
 
 class Right(NamedTuple):
-    """Right answers on each task."""
+    """The number of correct predictions on each task.
 
-    all: list[int]  # outputs competing as the stream says
-    within: list[int] | None  # only those of the task's own classes competing; None where that is no other question
+    Attributes:
+        all: Among the outputs that the scenario of the stream allows.
+        within: Among the classes of the task alone (task known); None unless the stream is class-incremental.
+    """
+
+    all: list[int]
+    within: list[int] | None
 
 
 def count_right(lanes: Sequence[Lane], tasks: Sequence[int], stop: Callable[[], bool] = never) -> list[Right]:
-    """For each lane the right answers on each of its first tasks.
+    """Count the correct predictions of each lane on each of its first tasks.
 
-    All lanes are sent on their way before the first answer is waited for.
+    The work of all lanes is queued before the first result is copied to the host.
+
+    Args:
+        lanes: The lanes.
+        tasks: The number of tasks to evaluate, for each lane.
+        stop: Called before each batch and each layer.
 
     Raises:
-        StopRequested: Where ``stop()`` becomes true, which is asked before each batch and each layer.
+        StopRequested: If ``stop()`` returns True.
     """
     with torch.no_grad():
-        found = [_right_by_task(lane, first, stop) for lane, first in zip(lanes, tasks, strict=True)]
-    return [Right(*(counts.tolist() for counts in by_head), *([None] * (2 - len(by_head)))) for by_head in found]
+        results = [_correct_by_task(lane, count, stop) for lane, count in zip(lanes, tasks, strict=True)]
+    return [Right(*(counts.tolist() for counts in by_head), *([None] * (2 - len(by_head)))) for by_head in results]
 
 
-def _right_by_task(lane: Lane, tasks: int, stop: Callable[[], bool]) -> list[Tensor]:
-    """Counts by head, still on the device. Test items lie task after task, and a batch may hold several tasks."""
+def _correct_by_task(lane: Lane, tasks: int, stop: Callable[[], bool]) -> list[Tensor]:
+    """Return counts by head, on the device. Test items are ordered by task, and a batch may contain several tasks."""
     lane.model.eval()
     sizes = np.bincount(lane.data.stream.test.task, minlength=lane.data.stream.tasks)[:tasks].tolist()
     items = torch.arange(sum(sizes), device=lane.device)
     with interruptible(lane.model, stop):
-        right = torch.cat([_right(lane, part) for part in _batches(lane, items, stop)], dim=1)
-    return [torch.stack([part.sum() for part in torch.split(one, sizes)]) for one in right]
+        correct = torch.cat([_is_correct(lane, part) for part in _batches(lane, items, stop)], dim=1)
+    return [torch.stack([part.sum() for part in torch.split(of_head, sizes)]) for of_head in correct]
 
 
 def evaluation_batch(lane: Lane) -> int:
-    """How many pictures go at a time in evaluation."""
+    """Return the batch size for evaluation."""
     picture = lane.data.pictures.test.pixels[0]
     most = TEST_BATCH
     if lane.device.type == "cuda":
@@ -115,8 +128,8 @@ def _logits(lane: Lane, items: Tensor) -> Tensor:
     return logits.float()
 
 
-def _right(lane: Lane, items: Tensor) -> Tensor:
-    """(heads, items) whether the answer is right."""
+def _is_correct(lane: Lane, items: Tensor) -> Tensor:
+    """Return whether each prediction is correct, of shape (heads, items)."""
     table = lane.data.test
     logits = _logits(lane, items)
     task, label = table.task[items], table.label[items]
@@ -125,27 +138,32 @@ def _right(lane: Lane, items: Tensor) -> Tensor:
 
 
 class LabelRow(NamedTuple):
-    """What was counted where images have several labels: on each task's own, and on those of all tasks together."""
+    """Label counts of a multi-label evaluation.
+
+    Attributes:
+        own: On the test images of each task.
+        tally: On the test images of all tasks together.
+    """
 
     own: list[LabelStats]
     tally: LabelStats
 
 
 def count_labels(lanes: Sequence[Lane], tasks: int, stop: Callable[[], bool] = never) -> list[LabelRow]:
-    """For each lane what its network says of the labels of the first tasks' test images.
+    """Evaluate the label predictions of each lane on the test images of the first tasks.
 
-    All lanes are sent on their way before the first answer is waited for.
+    The work of all lanes is queued before the first result is copied to the host.
 
     Raises:
         StopRequested: As `count_right`.
     """
     with torch.no_grad():
-        found = [_label_logits(lane, tasks, stop) for lane in lanes]
-    return [_label_row(lane, logits.cpu().numpy(), tasks) for lane, logits in zip(lanes, found, strict=True)]
+        results = [_label_logits(lane, tasks, stop) for lane in lanes]
+    return [_label_row(lane, logits.cpu().numpy(), tasks) for lane, logits in zip(lanes, results, strict=True)]
 
 
 def _label_logits(lane: Lane, tasks: int, stop: Callable[[], bool]) -> Tensor:
-    """(items, outputs), still on the device; test items lie task after task."""
+    """Return logits of shape (items, outputs), on the device. Test items are ordered by task."""
     lane.model.eval()
     items = torch.arange(int((lane.data.stream.test.task < tasks).sum()), device=lane.device)
     with interruptible(lane.model, stop):
@@ -155,13 +173,13 @@ def _label_logits(lane: Lane, tasks: int, stop: Callable[[], bool]) -> Tensor:
 def _label_row(lane: Lane, logits: NDArray[np.float32], tasks: int) -> LabelRow:
     test = lane.data.stream.test
     task, label = test.task[: len(logits)], test.label[: len(logits)]
-    said = np.nan_to_num(logits, nan=float(np.finfo(np.float32).min))  # what is no number is no yes
-    own = [LabelStats.of(said[task == t], label[task == t]) for t in range(tasks)]
-    return LabelRow(own, LabelStats.of(said, label))
+    scores = np.nan_to_num(logits, nan=float(np.finfo(np.float32).min))  # NaN counts as a negative prediction
+    by_task = [LabelStats.of(scores[task == t], label[task == t]) for t in range(tasks)]
+    return LabelRow(by_task, LabelStats.of(scores, label))
 
 
 class TrainBatches:
-    """The training data of the first tasks, plainly, batch by batch; can be gone over again."""
+    """Batches of the training images of the first tasks, without augmentation; can be iterated repeatedly."""
 
     def __init__(self, lane: Lane, tasks: int, size: int | None = None, stop: Callable[[], bool] = never) -> None:
         self.lane, self.size, self.stop = lane, size or evaluation_batch(lane), stop
@@ -174,7 +192,7 @@ class TrainBatches:
 
 
 class TaskBatches:
-    """The training or test data of one task, plainly, as batches of images and labels; can be gone over again."""
+    """Batches of images and labels of one task, without augmentation; can be iterated repeatedly."""
 
     def __init__(self, lane: Lane, task: int, *, test: bool = False, size: int | None = None) -> None:
         self.size = size or evaluation_batch(lane)
@@ -188,24 +206,26 @@ class TaskBatches:
 
 
 def classes_of(lane: Lane, x: Tensor, task: int) -> Tensor:
-    """The lane's answers for images of one task, outputs competing as the stream says."""
+    """Return the predicted classes of images of one task, among the outputs that the scenario allows."""
     with lane.autocast():
         logits = lane.model(x)
     return lane.head(logits.float(), torch.full((len(x),), task, device=lane.device)).argmax(1)
 
 
 def oracle_moments(lane: Lane, tasks: int, stop: Callable[[], bool] = never) -> Reestimated:
-    """Put the exact moments of the training data of the first tasks in place (BN*); undone by its context.
+    """Replace running moments by the exact moments of the training data of the first tasks (BN*).
+
+    Leaving the context of the returned object restores the running moments.
 
     Raises:
-        StopRequested: As `count_right`; the moments then are those from before.
+        StopRequested: As `count_right`; the running moments are then unchanged.
     """
     with interruptible(lane.model, stop):
         return reestimate(lane.model, TrainBatches(lane, tasks, stop=stop))
 
 
 def drift_of(done: Reestimated) -> dict[str, dict[str, float]]:
-    """How far the running moments were from the oracle's: the L1 distance, by layer."""
+    """Return the L1 distance between running and oracle moments, by layer."""
     return {
         name: {
             "mean": float((m.old_mean - m.new_mean).abs().sum()),

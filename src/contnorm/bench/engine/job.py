@@ -1,4 +1,4 @@
-"""What is to be run, and where."""
+"""A job (settings and a seed), and the environment that jobs are executed in."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ __all__ = ["Job", "Workplace"]
 
 @dataclass(frozen=True)
 class Workplace:
-    """Where runs are made: none of it is part of a run's identity.
+    """The environment of runs. It is not part of a run's identity.
 
     Attributes:
         runs: The folder of records and checkpoints.
-        data_root: Where data lies.
-        device: Where networks learn.
-        checkpoint_every: Steps between checkpoints; one is also written at each task's end, but on a GPU the last's.
-        lanes: How many runs go side by side: in one graph on a GPU, in processes of their own on a CPU.
-        threads: Of each run on a CPU; the order of sums depends on it, so it is fixed and recorded.
-        whole: Whether the images go to the GPU whole; None for where they fit.
-        keep_weights: Whether a finished run leaves its weights beside its record.
-        allow_missing: Whether published data sets may have other counts than published; records say so.
+        data_root: The folder of data sets.
+        device: The device to train on.
+        checkpoint_every: Steps between checkpoints. One is also written at the end of each task, except after the last
+            on a GPU.
+        lanes: Number of runs at a time: in one CUDA graph on a GPU, in one process each on a CPU.
+        threads: CPU threads per run. The order of sums depends on it, so it is fixed and recorded.
+        whole: Whether all images are copied to the GPU at the start; None to do so if they fit.
+        keep_weights: Whether to save the weights of a finished run next to its record.
+        allow_missing: Whether data sets may have other image counts than published. Records contain the counts.
     """
 
     runs: Path
@@ -41,7 +42,7 @@ class Workplace:
 
 @dataclass(frozen=True)
 class Job:
-    """One run that is wanted: settings and a seed."""
+    """One run to execute: settings and a seed."""
 
     config: RunConfig
     seed: int

@@ -1,4 +1,4 @@
-"""The right to run a run: a lock that the system releases when its process ends, however it ends."""
+"""The lock of a run. The operating system releases it when its process ends for any reason."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from contnorm.bench.records import write_atomically
 
 __all__ = ["Claim"]
 
-TRIES = 100  # a folder can vanish between two looks at it, each time its run has just been recorded
+TRIES = 100  # another process may remove the folder meanwhile, since it has recorded the run
 WITHOUT_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}  # file systems without flock
 
 
 class Claim:
     """A lock on a run, with a note that names its host and process.
 
-    The lock is flock's, so it ends with its process, also after ``kill -9``. Where a file system has none, a lock file
-    of `filelock.SoftFileLock` serves, which another process on the same host removes when its process is no more. It
-    has a name of its own, ``<path>.soft``: the attempt to use flock leaves an empty file at ``path``, which a
-    SoftFileLock there would take for the lock of another process.
+    The lock uses flock, so it ends with its process, also after ``kill -9``. On file systems without flock it uses a
+    `filelock.SoftFileLock`, which another process on the same host removes if the process of the lock has ended. That
+    lock file is named ``<path>.soft``: the attempt to use flock leaves an empty file at ``path``, which a SoftFileLock
+    there would consider the lock of another process.
 
     Args:
         path: The lock file. It is created, with its folder, and removed when the lock is released.
@@ -48,11 +48,11 @@ class Claim:
         self._file: os.stat_result | None = None  # the lock file as it was when it was locked
 
     def take(self) -> bool:
-        """Acquire the lock without waiting; False where another process, or another claim in this one, holds it."""
+        """Acquire the lock without waiting; False if another process, or another claim in this one, holds it."""
         for _ in range(TRIES):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             try:
-                self._lock = self._acquired()
+                self._lock = self._acquire()
                 self._file = os.stat(self._lock.lock_file)
                 write_atomically(self.note, json.dumps({"host": socket.gethostname(), "pid": os.getpid()}).encode())
             except Timeout:
@@ -66,8 +66,8 @@ class Claim:
             return True
         return False
 
-    def _acquired(self) -> BaseFileLock:
-        # Not local to a thread: whoever drives a run may release it from another one.
+    def _acquire(self) -> BaseFileLock:
+        # Not thread-local: a run may be released from another thread.
         lock: BaseFileLock = FileLock(self.path, timeout=0, thread_local=False)
         try:
             lock.acquire()
@@ -79,11 +79,11 @@ class Claim:
         return lock
 
     def is_free(self) -> bool:
-        """Whether nobody holds the lock; a process that waits can ask without being taken for its holder."""
+        """Whether no process holds the lock. A waiting process can call this without becoming the holder."""
         if not self.path.exists() and not self.soft.exists():
             return True
         try:
-            self._acquired().release(force=True)
+            self._acquire().release(force=True)
         except Timeout:
             return False
         except FileNotFoundError:
@@ -91,7 +91,7 @@ class Claim:
         return True
 
     def holder(self) -> str:
-        """The process and the host that hold the lock, as far as they are known."""
+        """Return the process and the host that hold the lock, as far as known."""
         try:
             raw = json.loads(self.note.read_text())
             return f"process {raw['pid']} on {raw['host']}"
@@ -99,12 +99,12 @@ class Claim:
             return "another process"
 
     def remove_files(self) -> None:
-        """Remove the files of a lock that this claim holds, so that their folder can be removed; it stays locked."""
+        """Remove the files of a held lock, so that their folder can be removed; the lock stays acquired."""
         for file in (self.note, self.path, self.soft):
             file.unlink(missing_ok=True)
 
     def give_back(self) -> None:
-        """Remove the lock's files, then release it: in the other order those of the next holder would be removed."""
+        """Remove the files of the lock, then release it; the other order could remove files of the next holder."""
         if self._is_current():
             with suppress(OSError):
                 self.remove_files()

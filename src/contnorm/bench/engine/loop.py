@@ -1,6 +1,7 @@
-"""The online loop: once through the stream, an evaluation after each task. Top to bottom, no callbacks.
+"""The online training loop: one pass over the stream, with an evaluation after each task.
 
-It moves several lanes together and yields what happens to each; progress bars, stores and people read it.
+The loop trains several lanes (runs in progress) together and yields the events of each. It has no callbacks: the
+scheduler and the progress bars read the events.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ __all__ = ["Failed", "Finished", "Lost", "Progress", "Stopped", "Tally", "can_re
 
 @dataclass(frozen=True)
 class Progress:
-    """So many steps are done, of so many."""
+    """Progress of a run: steps done and total, the current task, and the loss of the last step."""
 
     done: int
     steps: int
@@ -53,14 +54,20 @@ class Progress:
 
 @dataclass(frozen=True)
 class Finished:
-    """The run is through: what goes into its record."""
+    """The run is complete. ``found`` is the content of its record."""
 
     found: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Stopped:
-    """The run was asked to stop after so many steps; ``saved`` of them are in its checkpoint, all where it is None."""
+    """The run stopped on request.
+
+    Attributes:
+        done: Steps done.
+        steps: Steps in total.
+        saved: Steps in its last checkpoint; None if all steps done are saved.
+    """
 
     done: int
     steps: int
@@ -69,14 +76,14 @@ class Stopped:
 
 @dataclass(frozen=True)
 class Failed:
-    """The run can't go on; others beside it do."""
+    """The run can't continue. Other runs of the group do."""
 
     why: str
 
 
 @dataclass(frozen=True)
 class Lost(Failed):
-    """Its loss, a parameter or a moment is no longer finite. The run has diverged, and would again."""
+    """The run diverged: its loss, a parameter or a moment is not finite. It would diverge again if repeated."""
 
 
 What = Progress | Finished | Stopped | Failed
@@ -84,14 +91,14 @@ What = Progress | Finished | Stopped | Failed
 
 @dataclass
 class Tally:
-    """What is counted along the way, and saved in every checkpoint."""
+    """The measurements of a run so far; saved in every checkpoint."""
 
     correct: list[list[int | None]] = field(default_factory=list)
     correct_running: list[list[int | None]] = field(default_factory=list)
-    correct_task: list[list[int | None]] = field(default_factory=list)  # with the task known
+    correct_task: list[list[int | None]] = field(default_factory=list)  # task-aware evaluation
     before: list[int] | None = None
     before_task: list[int] | None = None
-    labels: list[dict[str, Any]] = field(default_factory=list)  # of images of several labels, in place of the above
+    labels: list[dict[str, Any]] = field(default_factory=list)  # of multi-label streams, instead of the above
     labels_running: list[dict[str, Any]] = field(default_factory=list)
     drift: list[dict[str, dict[str, float]]] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=lambda: {"train": 0.0, "evaluate": 0.0})
@@ -99,13 +106,13 @@ class Tally:
 
     @property
     def tasks(self) -> int:
-        """How many tasks are learned and measured."""
+        """Number of tasks that were learned and evaluated."""
         return max(len(self.correct), len(self.labels))
 
 
 @dataclass
 class _Run:
-    """A lane with what belongs to it."""
+    """A lane with its checkpoints and measurements."""
 
     lane: Lane
     checkpoints: Checkpoints | None
@@ -113,7 +120,7 @@ class _Run:
     saved: int = 0  # steps in the last checkpoint
 
     def save(self, saver: Saver, required: bool = False) -> None:
-        """Write a checkpoint, unless user code has state that it would not hold: then the one before stays."""
+        """Write a checkpoint, unless user code has state that a checkpoint can't hold; the previous one then stays."""
         if self.checkpoints is None:
             return
         changes = self.lane.code_changes()
@@ -137,22 +144,23 @@ def _warn_of_state(lane: Lane, changes: Sequence[str]) -> None:
     )
 
 
-@cache  # once, however many checkpoints and seeds there are
+@cache  # one warning for all checkpoints and seeds
 def _warn_once(text: str) -> None:
     logging.getLogger("contnorm").warning(text)
 
 
 def can_resume(lane: Lane, checkpoint: Checkpoint) -> bool:
-    """Whether a fresh lane can go on from a checkpoint: user code must have the state it had when it was written.
+    """Whether a new lane can resume from a checkpoint.
 
-    A checkpoint of user code without a note of that state, as older versions wrote them, is not used.
+    User code must have the same state as when the checkpoint was written. A checkpoint of user code without digests of
+    that state, as written by older versions, is not used.
     """
     fresh = lane.fresh_code_state
     return not fresh or (checkpoint.progress.get("code_state") == fresh and UNREADABLE not in fresh.values())
 
 
 def resumed(lane: Lane, checkpoints: Checkpoints | None) -> Tally:
-    """Load the newest checkpoint that can be used into a lane; returns what had been counted by then."""
+    """Load the newest usable checkpoint into a lane and return the measurements saved with it."""
     if checkpoints is None:
         return Tally()
     checkpoint = checkpoints.latest()
@@ -179,19 +187,24 @@ def run_lanes(
     report_every: int = 20,
     stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[tuple[Lane, What]]:
-    """Go through the stream with lanes of one shape, from their checkpoints, which must be of one step.
+    """Train lanes with batches of the same shape over the stream, starting from their checkpoints.
+
+    All checkpoints must be of the same step.
 
     Args:
         lanes: The runs.
-        checkpoints: Where to save each; None for nowhere.
-        every: Steps between checkpoints; one is also written at each task's end, but on a GPU the last's.
-        report_every: Steps between reports, each of which looks at the losses.
-        stop: Whether to stop. Asked at each report and checkpoint, between slow steps, and between the layers and
-            batches of an evaluation. Then the runs are saved and end; an evaluation that was cut short is redone.
+        checkpoints: The checkpoints of each run; None to save nothing.
+        every: Steps between checkpoints. One is also written at the end of each task, except after the last on a GPU.
+        report_every: Steps between progress reports. Each one copies the losses to the host and checks them.
+        stop: Returns True to request a stop. Called at each report and checkpoint, between slow steps, and between the
+            layers and batches of an evaluation. The runs are then saved and end; an interrupted evaluation is
+            repeated on resume.
     """
-    places = checkpoints or [None] * len(lanes)
-    tallies = [resumed(lane, place) for lane, place in zip(lanes, places, strict=True)]
-    runs = [_Run(*of_run, saved=of_run[0].done) for of_run in zip(lanes, places, tallies, strict=True)]
+    stores = checkpoints or [None] * len(lanes)
+    tallies = [resumed(lane, store) for lane, store in zip(lanes, stores, strict=True)]
+    runs = [
+        _Run(lane, store, tally, saved=lane.done) for lane, store, tally in zip(lanes, stores, tallies, strict=True)
+    ]
     with Saver() as saver:
         yield from _learn(runs, saver, every, report_every, stop)
 
@@ -201,44 +214,44 @@ def _learn(
 ) -> Iterator[tuple[Lane, What]]:
     ends = runs[0].lane.plan.ends
     try:
-        _look_ahead(runs, stop)
+        _evaluate_ahead(runs, stop)
     except StopRequested:
         yield from _stopped(runs, saver)
         return
-    mover = mover_for([run.lane for run in runs])
+    stepper = mover_for([run.lane for run in runs])
     for task in range(min(run.tally.tasks for run in runs), len(ends)):
         while runs and runs[0].lane.done < ends[task]:
             done = runs[0].lane.done
             until = min(ends[task], (done // report_every + 1) * report_every, (done // every + 1) * every)
             started = time.perf_counter()
-            losses = mover.advance(until - done, stop)
-            _share_time(runs, task, started)
+            losses = stepper.advance(until - done, stop)
+            _add_train_time(runs, task, started)
             verdicts = [_verdict(run.lane, task, loss) for run, loss in zip(runs, losses, strict=True)]
-            going = _going(runs, verdicts, saver)
+            continuing = _continuing(runs, verdicts, saver)
             yield from ((run.lane, verdict) for run, verdict in zip(runs, verdicts, strict=True))
-            mover, runs = _mover_of(mover, runs, going), going
+            stepper, runs = _stepper_for(stepper, runs, continuing), continuing
             if stop():
                 yield from _stopped(runs, saver)
                 return
             if until % every == 0 and until < ends[task]:
                 _save(runs, saver)
         try:
-            going = yield from _end_task(runs, task, saver, stop, last=task + 1 == len(ends))
-        except StopRequested:  # what was not measured is measured again
+            continuing = yield from _end_task(runs, task, saver, stop, last=task + 1 == len(ends))
+        except StopRequested:  # the interrupted evaluation is repeated on resume
             yield from _stopped(runs, saver)
             return
-        mover, runs = _mover_of(mover, runs, going), going
+        stepper, runs = _stepper_for(stepper, runs, continuing), continuing
     saver.finish([run.checkpoints for run in runs if run.checkpoints is not None])
-    yield from ((run.lane, Finished(_found(run.lane, run.tally))) for run in runs)
+    yield from ((run.lane, Finished(_results(run.lane, run.tally))) for run in runs)
 
 
-def _mover_of(mover: Mover, runs: Sequence[_Run], going: Sequence[_Run]) -> Mover:
-    """The mover of the runs that continue: a new one where some have ended."""
-    return mover_for([run.lane for run in going]) if going and len(going) < len(runs) else mover
+def _stepper_for(stepper: Mover, runs: Sequence[_Run], continuing: Sequence[_Run]) -> Mover:
+    """Return a stepper for the runs that continue; a new one if some runs have ended."""
+    return mover_for([run.lane for run in continuing]) if continuing and len(continuing) < len(runs) else stepper
 
 
 def _stopped(runs: Sequence[_Run], saver: Saver) -> Iterator[tuple[Lane, Stopped]]:
-    """Save all runs; one without a step has nothing to save."""
+    """Save all runs that have done at least one step, and yield `Stopped` for each run."""
     _save([run for run in runs if run.lane.done], saver)
     saver.flush()
     yield from ((run.lane, Stopped(run.lane.done, len(run.lane.plan.steps), run.saved)) for run in runs)
@@ -247,15 +260,15 @@ def _stopped(runs: Sequence[_Run], saver: Saver) -> Iterator[tuple[Lane, Stopped
 def _end_task(
     runs: list[_Run], task: int, saver: Saver, stop: Callable[[], bool], last: bool
 ) -> Generator[tuple[Lane, What], None, list[_Run]]:
-    """Measure and save; after the last task in the other order, since what is measured then is recorded at once.
+    """Evaluate the runs, then save them. After the last task, save first: its evaluation is recorded right away.
 
-    Yields the runs that have diverged, and returns the others.
+    Yields the diverged runs and returns the others.
     """
-    if last and runs and runs[0].lane.device.type == "cpu":  # a GPU learns it again sooner than it waits for a disk
-        with suppress(UserError):  # without room for a checkpoint there may be room for the record
+    if last and runs and runs[0].lane.device.type == "cpu":  # on a GPU, repeating steps is faster than this write
+        with suppress(UserError):  # a full disk may still have room for the record
             _save(runs, saver, required=True)
     runs = yield from _end_diverged(runs, _nonfinite(runs, task), saver)
-    # A run whose checkpoint was written after the evaluation has that row already.
+    # A run that resumed from a checkpoint written after this evaluation has the row already.
     diverged = _evaluate([run for run in runs if run.tally.tasks == task], task, stop)
     runs = yield from _end_diverged(runs, diverged, saver)
     if not last:
@@ -266,29 +279,29 @@ def _end_task(
 def _end_diverged(
     runs: list[_Run], diverged: list[tuple[_Run, Lost]], saver: Saver
 ) -> Generator[tuple[Lane, What], None, list[_Run]]:
-    """Yield the runs that have diverged, of which nothing more is saved, and return the others."""
-    _forget([run for run, _ in diverged], saver)
+    """Yield the diverged runs, drop their pending checkpoints, and return the other runs."""
+    _drop_checkpoints([run for run, _ in diverged], saver)
     yield from ((run.lane, verdict) for run, verdict in diverged)
     return [run for run in runs if all(run is not ended for ended, _ in diverged)]
 
 
 def _nonfinite(runs: Sequence[_Run], task: int) -> list[tuple[_Run, Lost]]:
-    """The runs whose weights or running moments are not finite, which the last loss of a task can't show."""
+    """Return the runs with non-finite weights or running moments; the last loss of a task can't show them."""
     names = [(run, run.lane.nonfinite_tensor()) for run in runs]
     return [(run, Lost(_divergence_message(run.lane, repr(name), task))) for run, name in names if name is not None]
 
 
-def _look_ahead(runs: Sequence[_Run], stop: Callable[[], bool]) -> None:
-    """Measure every task before the first is learned, where that is asked for."""
+def _evaluate_ahead(runs: Sequence[_Run], stop: Callable[[], bool]) -> None:
+    """Evaluate all tasks before the first is learned, if ``evaluate.ahead`` is set."""
     for run in runs:
         if run.lane.config.evaluate.ahead and run.tally.before is None:
             (right,) = count_right([run.lane], [len(run.lane.plan.ends)], stop)
             run.tally.before, run.tally.before_task = right
 
 
-def _going(runs: Sequence[_Run], verdicts: Sequence[Progress | Failed], saver: Saver) -> list[_Run]:
-    """The runs that go on; of the others nothing more is saved."""
-    _forget([run for run, verdict in zip(runs, verdicts, strict=True) if isinstance(verdict, Failed)], saver)
+def _continuing(runs: Sequence[_Run], verdicts: Sequence[Progress | Failed], saver: Saver) -> list[_Run]:
+    """Return the runs that continue, and drop the pending checkpoints of the others."""
+    _drop_checkpoints([run for run, verdict in zip(runs, verdicts, strict=True) if isinstance(verdict, Failed)], saver)
     return [run for run, verdict in zip(runs, verdicts, strict=True) if isinstance(verdict, Progress)]
 
 
@@ -304,13 +317,13 @@ def _save(runs: Sequence[_Run], saver: Saver, required: bool = False) -> None:
         run.save(saver, required)
 
 
-def _forget(runs: Sequence[_Run], saver: Saver) -> None:
-    """Of runs that are over nothing more is saved."""
+def _drop_checkpoints(runs: Sequence[_Run], saver: Saver) -> None:
+    """Drop the pending checkpoints of runs that have ended."""
     saver.forget([run.checkpoints for run in runs if run.checkpoints is not None])
 
 
-def _share_time(runs: Sequence[_Run], task: int, started: float) -> None:
-    """Lanes that moved together share the time it took."""
+def _add_train_time(runs: Sequence[_Run], task: int, started: float) -> None:
+    """Divide the elapsed time equally among runs that were trained together."""
     share = (time.perf_counter() - started) / len(runs)
     for run in runs:
         by_task = run.tally.train_by_task
@@ -320,10 +333,10 @@ def _share_time(runs: Sequence[_Run], task: int, started: float) -> None:
 
 
 def _evaluate(runs: Sequence[_Run], task: int, stop: Callable[[], bool]) -> list[tuple[_Run, Lost]]:
-    """One row after a task: with the running moments, and, where asked for, with the oracle's.
+    """Evaluate runs after a task, with running moments and, if configured, with oracle moments.
 
-    Returns the runs that turn out to have diverged: the last update before an evaluation can make weights so large
-    that no loss shows it yet, but the moments of the data do.
+    Returns the runs that turn out to have diverged. The last update before an evaluation can make weights very large
+    without a loss that shows it, but the moments of the data show it.
     """
     started = time.perf_counter()
     lanes = [run.lane for run in runs]
@@ -340,22 +353,22 @@ def _evaluate(runs: Sequence[_Run], task: int, stop: Callable[[], bool]) -> list
             else:
                 _write_row(run, task, row, stop)
         except NonFiniteMomentsError as error:
-            what = f"the moments of the training data at layer {error.layer!r}"
-            diverged.append((run, Lost(_divergence_message(run.lane, what, task))))
+            cause = f"the moments of the training data at layer {error.layer!r}"
+            diverged.append((run, Lost(_divergence_message(run.lane, cause, task))))
     for run in runs:
         run.tally.seconds["evaluate"] += (time.perf_counter() - started) / len(runs)
     return diverged
 
 
-def _divergence_message(lane: Lane, what: str, task: int) -> str:
+def _divergence_message(lane: Lane, cause: str, task: int) -> str:
     return (
-        f"seed {lane.seed}: {what}: not finite at step {lane.done} of {len(lane.plan.steps)} (after task {task}). Most "
-        f"likely the learning rate of {lane.config.train.lr} is too high for norm {lane.config.norm.name!r}."
+        f"seed {lane.seed}: {cause}: not finite at step {lane.done} of {len(lane.plan.steps)} (after task {task}). "
+        f"Most likely the learning rate of {lane.config.train.lr} is too high for norm {lane.config.norm.name!r}."
     )
 
 
 def _write_row(run: _Run, task: int, right: Right, stop: Callable[[], bool]) -> None:
-    """Nothing is written before all is measured: a stop on the way leaves no half of a row."""
+    """Add a row of the accuracy matrix; only after all is measured, so that a stop leaves no partial row."""
     lane, tally, evaluate = run.lane, run.tally, run.lane.config.evaluate
     tasks = len(lane.plan.ends)
     running = _padded(right.all, tasks)
@@ -372,10 +385,10 @@ def _write_row(run: _Run, task: int, right: Right, stop: Callable[[], bool]) -> 
 
 
 def _write_label_row(run: _Run, task: int, row: LabelRow, stop: Callable[[], bool]) -> None:
-    """As `_write_row`, where images have several labels."""
+    """As `_write_row`, for multi-label streams."""
     lane, tally, evaluate = run.lane, run.tally, run.lane.config.evaluate
     tasks = len(lane.plan.ends)
-    running = _in_json(row, tasks)
+    running = _label_row_json(row, tasks)
     if (evaluate.moments == "oracle" or evaluate.drift) and keeps_moments(lane.model):
         with oracle_moments(lane, task + 1, stop) as done:
             drift = drift_of(done)
@@ -383,20 +396,21 @@ def _write_label_row(run: _Run, task: int, row: LabelRow, stop: Callable[[], boo
                 (row,) = count_labels([lane], task + 1, stop)
                 tally.labels_running.append(running)
             tally.drift.append(drift)
-    tally.labels.append(_in_json(row, tasks))
+    tally.labels.append(_label_row_json(row, tasks))
 
 
-def _in_json(row: LabelRow, tasks: int) -> dict[str, Any]:
-    own = [stats.to_json() for stats in row.own]
-    return {"own": [*own, *([None] * (tasks - len(own)))], "tally": row.tally.to_json()}
+def _label_row_json(row: LabelRow, tasks: int) -> dict[str, Any]:
+    by_task = [stats.to_json() for stats in row.own]
+    return {"own": [*by_task, *([None] * (tasks - len(by_task)))], "tally": row.tally.to_json()}
 
 
 def _padded(row: list[int], tasks: int) -> list[int | None]:
     return [*row, *([None] * (tasks - len(row)))]
 
 
-def _found(lane: Lane, tally: Tally) -> dict[str, Any]:
-    measured = _labels_found if lane.data.stream.several_labels else _answers_found
+def _results(lane: Lane, tally: Tally) -> dict[str, Any]:
+    """Return the measured part of a run's record."""
+    scores = _label_results if lane.data.stream.several_labels else _accuracy_results
     parameters = sum(parameter.numel() for parameter in lane.model.parameters())
     seconds = {**tally.seconds, "train_by_task": tally.train_by_task}
     rest = {"drift": {"by_task": tally.drift}, "seconds": seconds, "parameters": parameters}
@@ -405,38 +419,38 @@ def _found(lane: Lane, tally: Tally) -> dict[str, Any]:
     norms = {"norms": count_norms(lane.model)} if is_own_code(lane.config.model.name) else {}
     reached, tasks = len(lane.plan.ends), lane.data.stream.tasks
     part = {"reached": {"tasks": reached, "of": tasks}} if reached < tasks else {}
-    return {**measured(lane, tally), **rest, **renorm, **norms, **part, **_chosen_groups(lane)}
+    return {**scores(lane, tally), **rest, **renorm, **norms, **part, **_chosen_groups(lane)}
 
 
 def _chosen_groups(lane: Lane) -> dict[str, Any]:
-    """The groups of each layer, where the settings left them to be chosen."""
+    """Return the number of groups of each layer, if the settings have ``norm.groups=auto``."""
     if lane.config.norm.groups != "auto":
         return {}
     groups = {name: getattr(module, "num_groups", None) for name, module in lane.model.named_modules()}
     return {"norm_groups": {name: number for name, number in groups.items() if isinstance(number, int)}}
 
 
-def _answers_found(lane: Lane, tally: Tally) -> dict[str, Any]:
+def _accuracy_results(lane: Lane, tally: Tally) -> dict[str, Any]:
     stream = lane.data.stream
     total = np.bincount(stream.test.task, minlength=stream.tasks)[: len(lane.plan.ends)].tolist()
     matrix = {"correct": tally.correct, "total": total, "before": tally.before}
-    found: dict[str, Any] = {"matrix": matrix}
+    results: dict[str, Any] = {"matrix": matrix}
     if tally.correct_running:
-        found["matrix_running"] = {**matrix, "correct": tally.correct_running}
-    if len(tally.correct_task) == len(tally.correct):  # fewer where it was begun by a version that did not count them
-        found["matrix_task"] = {**matrix, "correct": tally.correct_task, "before": tally.before_task}
-    return found
+        results["matrix_running"] = {**matrix, "correct": tally.correct_running}
+    if len(tally.correct_task) == len(tally.correct):  # fewer if an older version started the run
+        results["matrix_task"] = {**matrix, "correct": tally.correct_task, "before": tally.before_task}
+    return results
 
 
-def _labels_found(lane: Lane, tally: Tally) -> dict[str, Any]:
-    """What was counted after each task, what the labels are, and what the memory held of them."""
+def _label_results(lane: Lane, tally: Tally) -> dict[str, Any]:
+    """Return the label counts after each task, the class names and groups, and the memory's class counts."""
     source = lane.data.stream.source
     assert isinstance(source, MultiLabelSource)
-    found: dict[str, Any] = {"labels": _label_matrix(tally.labels)}
+    results: dict[str, Any] = {"labels": _label_matrix(tally.labels)}
     if tally.labels_running:
-        found["labels_running"] = _label_matrix(tally.labels_running)
-    found["classes"] = {"names": list(source.class_names), "groups": list(source.class_groups)}
-    return {**found, "census": take_census(lane.plan, lane.data.stream).to_json()}
+        results["labels_running"] = _label_matrix(tally.labels_running)
+    results["classes"] = {"names": list(source.class_names), "groups": list(source.class_groups)}
+    return {**results, "census": take_census(lane.plan, lane.data.stream).to_json()}
 
 
 def _label_matrix(rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Optimizers of a run, and their state as named tensors: what must survive a restart beside the model's own.
+"""Optimizers, and their state as named tensors for checkpoints.
 
 On CUDA they update all parameters in one kernel and count their steps on the device, so that a step can be captured.
 """
@@ -17,13 +17,13 @@ __all__ = ["Optimizer", "PlainSGD", "build_optimizer", "load_optimizer_state", "
 
 
 class PlainSGD:
-    """Gradient descent and nothing else: each parameter less its gradient times the learning rate.
+    """Stochastic gradient descent without momentum or weight decay.
 
-    The bits are those of `torch.optim.SGD`. That one brings torch's compiler with it when the first is made: seconds at
-    the start of every run, for one line of arithmetic.
+    The results are bit-identical to `torch.optim.SGD`. Constructing that one imports torch's compiler, which takes
+    seconds at the start of every run.
 
     Args:
-        parameters: What to update.
+        parameters: The parameters to update.
         lr: The learning rate.
 
     Example:
@@ -36,25 +36,25 @@ class PlainSGD:
 
     def __init__(self, parameters: Iterable[nn.Parameter], lr: float) -> None:
         self.parameters, self.lr = list(parameters), lr
-        self.state: dict[nn.Parameter, dict[str, Any]] = {}  # it remembers nothing
+        self.state: dict[nn.Parameter, dict[str, Any]] = {}  # always empty: there is no momentum
 
     def zero_grad(self) -> None:
-        """Forget the gradients."""
+        """Set all gradients to None."""
         for parameter in self.parameters:
             parameter.grad = None
 
     @torch.no_grad()
     def step(self) -> None:
-        """Update what has a gradient, on CUDA in one kernel."""
-        moved = [(parameter, parameter.grad) for parameter in self.parameters if parameter.grad is not None]
-        torch._foreach_add_([parameter for parameter, _ in moved], [grad for _, grad in moved], alpha=-self.lr)
+        """Update the parameters that have a gradient; on CUDA in one kernel."""
+        updates = [(parameter, parameter.grad) for parameter in self.parameters if parameter.grad is not None]
+        torch._foreach_add_([parameter for parameter, _ in updates], [grad for _, grad in updates], alpha=-self.lr)
 
 
 Optimizer = PlainSGD | torch.optim.Optimizer
 
 
 def build_optimizer(config: TrainConfig, model: nn.Module, device: torch.device) -> Optimizer:
-    """The optimizer a run asks for, as torch has it by default but for the learning rate.
+    """Build the optimizer of a run, with torch's defaults except for the learning rate.
 
     Example:
         >>> type(build_optimizer(TrainConfig(optimizer="adam"), nn.Linear(2, 2), torch.device("cpu"))).__name__
@@ -67,7 +67,7 @@ def build_optimizer(config: TrainConfig, model: nn.Module, device: torch.device)
 
 
 def optimizer_state(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]:
-    """What an optimizer remembers of each parameter; nothing before its first step, or where it remembers nothing.
+    """Return the state tensors of an optimizer by name; empty before its first step, or if it has no state.
 
     Example:
         >>> model = nn.Linear(2, 2)
@@ -79,24 +79,24 @@ def optimizer_state(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]
         >>> sorted(optimizer_state(optimizer, model))[:3]
         ['bias/exp_avg', 'bias/exp_avg_sq', 'bias/step']
     """
-    kept = {name: optimizer.state.get(parameter, {}) for name, parameter in model.named_parameters()}
-    named = {f"{name}/{key}": value for name, values in kept.items() for key, value in values.items()}
+    states = {name: optimizer.state.get(parameter, {}) for name, parameter in model.named_parameters()}
+    named = {f"{name}/{key}": value for name, values in states.items() for key, value in values.items()}
     return {name: value for name, value in named.items() if isinstance(value, Tensor)}
 
 
 def load_optimizer_state(optimizer: Optimizer, model: nn.Module, state: dict[str, Tensor]) -> None:
-    """Give an optimizer what another one remembered of the same model.
+    """Load the state tensors of `optimizer_state` into an optimizer of the same model.
 
-    What is remembered value for value lies in memory as its parameter does, which one kernel for all needs; a count of
-    steps is kept where it is counted.
+    State of the shape of its parameter gets the memory layout of the parameter, which fused kernels require. Step
+    counts go to the device if the optimizer is capturable, and to the CPU otherwise.
     """
     if isinstance(optimizer, PlainSGD):
         return
     parameters = dict(model.named_parameters())
     on_device = any(group.get("capturable") for group in optimizer.param_groups)
     for name, value in state.items():
-        of, _, key = name.rpartition("/")
-        parameter = parameters[of]
+        parameter_name, _, key = name.rpartition("/")
+        parameter = parameters[parameter_name]
         if value.shape == parameter.shape and key != "step":
             value = torch.empty_like(parameter, requires_grad=False).copy_(value)
         else:

@@ -1,4 +1,4 @@
-"""Plans that runs share: those that differ in what learns, and not in what it is shown, have one and the same."""
+"""A cache of plans: runs that see the same samples, such as runs of different norms, share one plan."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Plans"]
 
 
 class Plans:
-    """Streams and plans over one data set, each made when it is first asked for.
+    """Streams and plans of one data set, made on first use.
 
     Args:
         source: The data set.
@@ -19,14 +19,20 @@ class Plans:
 
     def __init__(self, source: Source) -> None:
         self.source = source
-        self._made: dict[tuple[object, ...], tuple[Stream, Plan]] = {}
+        self._plans: dict[tuple[object, ...], tuple[Stream, Plan]] = {}
 
     def of(self, config: RunConfig, seed: int, draws: int) -> tuple[Stream, Plan]:
-        """What a run is shown: with so many replay draws a step."""
+        """Return the stream and the plan of a run.
+
+        Args:
+            config: The settings of the run.
+            seed: The seed of the run.
+            draws: Number of replay draws per step.
+        """
         train = config.train
-        cut = train.batch, train.replay, train.partial, train.passes, train.max_steps
-        key = config.stream, config.memory, config.strategy.replay_from, cut, seed, draws
-        if key not in self._made:
+        batching = train.batch, train.replay, train.partial, train.passes, train.max_steps
+        key = config.stream, config.memory, config.strategy.replay_from, batching, seed, draws
+        if key not in self._plans:
             stream = build_stream(config.stream, self.source, seed)
-            self._made[key] = stream, make_plan(config, stream, seed, draws)
-        return self._made[key]
+            self._plans[key] = stream, make_plan(config, stream, seed, draws)
+        return self._plans[key]

@@ -1,9 +1,9 @@
-"""A network is tried on the CPU before anything is written: what would fail at some later step fails here, in one line.
+"""Preflight checks of a network on the CPU, before anything is written: errors of later steps are reported here.
 
-A network of the user's own is given two pictures, as in evaluation and as in training. It must have the norm that its
-run is named by, and be one that a checkpoint can hold. A network of the package is given two pictures as in training,
-since not every norm fits every network and size of pictures. Where the plan has a forward pass of a single sample, the
-network is also given one as if it were to learn: batch moments can't be taken of one value.
+A user-defined network does a forward pass of two images in evaluation mode and in training mode. It must have the norm
+that the settings name, and a state that checkpoints can hold. A network of the package does a forward pass of two
+images in training mode, since not every norm fits every network and image size. If the plan has a forward pass of a
+single sample, the network also does one in training mode: batch moments need more than one value.
 """
 
 from __future__ import annotations
@@ -32,15 +32,18 @@ Shape = tuple[int, ...]
 def try_out(
     model: nn.Module, config: RunConfig, plan: Plan, shape: Shape, outputs: int, any_norm: bool = False
 ) -> None:
-    """Refuse a network that can't take a run's pictures, or not all of its batches, or has not the run's norm.
+    """Reject a network that can't process the images or all batch sizes of a run, or does not have the run's norm.
 
     Args:
-        model: The network, fresh, on the CPU.
-        config: The run's settings.
-        plan: Its steps.
-        shape: Of a picture.
-        outputs: How many the stream needs.
-        any_norm: Whether a network of the user's own may have any norm, since nothing is recorded.
+        model: The untrained network, on the CPU.
+        config: The settings of the run.
+        plan: The plan of the run.
+        shape: The shape of an image.
+        outputs: Number of outputs that the stream needs.
+        any_norm: Whether a user-defined network may have any norm. For networks whose results are not recorded.
+
+    Raises:
+        UserError: If a check fails.
     """
     if is_own_code(config.model.name):
         with calls_recorded(model) as called:
@@ -52,22 +55,22 @@ def try_out(
         _try_moments(model, config)
     else:
         _try_norms(model, config, shape)
-    if not is_own_code(config.strategy.name):  # how one of a user's own makes its passes is not known
-        alone = _first_alone(config, plan)
-        if alone is not None:
-            _try_one_sample(model, config, plan, alone, shape)
+    if not is_own_code(config.strategy.name):  # the passes of a user-defined strategy are not known
+        step = _first_single_sample_step(config, plan)
+        if step is not None:
+            _try_one_sample(model, config, plan, step, shape)
 
 
-_taken: set[tuple[ModelConfig, NormConfig, Shape]] = set()  # networks of the package that took two pictures
+_checked: set[tuple[ModelConfig, NormConfig, Shape]] = set()  # networks of the package that passed the check
 
 
 def _try_norms(model: nn.Module, config: RunConfig, shape: Shape) -> None:
-    """Refuse a norm that a network of the package can't have, such as instance norm without positions.
+    """Reject a norm that does not fit a network of the package, such as instance norm without positions.
 
-    Once for each network, norm and shape of pictures, since many runs may have the same.
+    Each combination of network, norm and image shape is checked once, since many runs have the same.
     """
     key = (config.model, config.norm, shape)
-    if key in _taken:
+    if key in _checked:
         return
     try:
         with torch.no_grad():
@@ -77,7 +80,7 @@ def _try_norms(model: nn.Module, config: RunConfig, shape: Shape) -> None:
             f"norm {config.norm.name!r}: does not fit model {config.model.name!r} with pictures of shape {shape}. "
             f"{error}"
         ) from error
-    _taken.add(key)
+    _checked.add(key)
 
 
 def _try_shapes(model: nn.Module, name: str, shape: Shape, outputs: int) -> None:
@@ -92,32 +95,32 @@ def _try_shapes(model: nn.Module, name: str, shape: Shape, outputs: int) -> None
 
 
 def _try_forward(model: nn.Module, name: str, shape: Shape, outputs: int, when: str) -> None:
-    given = f"{when}given pictures of shape {(2, *shape)}"
+    condition = f"{when}given pictures of shape {(2, *shape)}"
     try:
         with torch.no_grad():
-            found = model(torch.zeros(2, *shape))
+            output = model(torch.zeros(2, *shape))
     except Exception as error:
-        raise own_error(error, "model", name, given) from error
-    got = tuple(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
+        raise own_error(error, "model", name, condition) from error
+    got = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
     if got != (2, outputs):
         raise UserError(
-            f"model {name!r}: {given} it should give {(2, outputs)}, one number for each of the {outputs} outputs, and "
-            f"gives {got}. make(shape, outputs, norm) is told how many."
+            f"model {name!r}: {condition} it should give {(2, outputs)}, one number for each of the {outputs} outputs, "
+            f"and gives {got}. make(shape, outputs, norm) is told how many."
         )
 
 
 def _try_learning(model: nn.Module, name: str, shape: Shape, outputs: int) -> None:
-    """In training a network may do other things; on a copy, where it can be copied, since moments would move."""
+    """Check a forward pass in training mode; on a copy if possible, since running moments change."""
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise UserError(f"model {name!r}: has no parameter that can learn. Leave requires_grad of some of them True.")
     try:
         trial = copy.deepcopy(model)
-    except Exception:  # such as one with a tensor that was computed; it can be run all the same
+    except Exception:  # such as a network with a non-leaf tensor; it can be trained all the same
         return
     _try_forward(trial.train(), name, shape, outputs, "in training, ")
 
 
-@cache  # once, however many seeds there are
+@cache  # one warning for all seeds
 def _warn_of_draws(name: str) -> None:
     logging.getLogger("contnorm").warning(
         f"model {name!r}: draws random numbers in evaluation mode, which a run's seed does not determine. Run again, "
@@ -126,7 +129,7 @@ def _warn_of_draws(name: str) -> None:
 
 
 def _try_saving(model: nn.Module, name: str) -> None:
-    """What can't be put into a checkpoint is told before there is one."""
+    """Reject a network whose state_dict() a checkpoint can't hold."""
     for key, value in model.state_dict().items():
         kind = value.dtype if isinstance(value, torch.Tensor) else type(value).__name__
         if kind not in KINDS:
@@ -138,7 +141,7 @@ def _try_saving(model: nn.Module, name: str) -> None:
 
 
 def _try_moments(model: nn.Module, config: RunConfig) -> None:
-    """Refuse a network whose exact moments the evaluation needs and cannot estimate."""
+    """Reject a network whose exact moments the evaluation needs and can't estimate."""
     oracle = config.evaluate.moments == "oracle"
     if not oracle and not (config.evaluate.drift and keeps_moments(model)):
         return
@@ -149,8 +152,8 @@ def _try_moments(model: nn.Module, config: RunConfig) -> None:
         raise UserError(f"model {config.model.name!r}: {error} Or evaluate without: {setting}.") from error
 
 
-def _first_alone(config: RunConfig, plan: Plan) -> Step | None:
-    """The first step with a forward pass of a single sample."""
+def _first_single_sample_step(config: RunConfig, plan: Plan) -> Step | None:
+    """Return the first step with a forward pass of a single sample; None if there is none."""
     for step in plan.steps:
         if 1 in step.passes(config.strategy.forward):
             return step
@@ -162,30 +165,32 @@ def _try_one_sample(model: nn.Module, config: RunConfig, plan: Plan, step: Step,
         with torch.no_grad():
             copy.deepcopy(model).train()(torch.zeros(1, *shape))
     except (ValueError, RuntimeError) as error:
-        raise UserError(_alone_in_words(config, plan, step)) from error
+        raise UserError(_single_sample_message(config, plan, step)) from error
 
 
-def _alone_in_words(config: RunConfig, plan: Plan, step: Step) -> str:
+def _single_sample_message(config: RunConfig, plan: Plan, step: Step) -> str:
     batch = config.train.batch
-    why = f"and norm {config.norm.name!r} in model {config.model.name!r} has no moments of a single sample to learn by."
+    reason = (
+        f"and norm {config.norm.name!r} in model {config.model.name!r} has no moments of a single sample to learn by."
+    )
     if len(step.stream) > 1:
         return (
             f"train.replay={config.train.replay}: with strategy.forward=separate a forward pass of task {step.task} "
-            f"has one replayed sample, {why} Use a larger --replay or --buffer, or strategy.forward=joint."
+            f"has one replayed sample, {reason} Use a larger --replay or --buffer, or strategy.forward=joint."
         )
     if batch == 1:
-        return f"train.batch=1: every batch of the stream is one sample, {why} Use --batch 2 or more."
+        return f"train.batch=1: every batch of the stream is one sample, {reason} Use --batch 2 or more."
     sizes = _sizes(config, plan)
-    other = next((b for b in range(batch + 1, max(sizes) + 1) if all(n % b != 1 for n in sizes)), None)
-    mend = f"--batch {other}, or stream.train_per_task" if other else "stream.train_per_task"
+    larger = next((b for b in range(batch + 1, max(sizes) + 1) if all(n % b != 1 for n in sizes)), None)
+    advice = f"--batch {larger}, or stream.train_per_task" if larger else "stream.train_per_task"
     return (
-        f"train.batch={batch}: the last batch of task {step.task} is one sample, what {sizes[0]} leave over, {why} Use "
-        f"{mend} so that none is left alone."
+        f"train.batch={batch}: the last batch of task {step.task} is one sample, what {sizes[0]} leave over, {reason} "
+        f"Use {advice} so that none is left alone."
     )
 
 
 def _sizes(config: RunConfig, plan: Plan) -> list[int]:
-    """How many samples are cut into batches at a time: a task's, or all where tasks are not known of."""
+    """Return the number of samples of each sequence that is split into batches: each task, or the whole stream."""
     shown: Counter[int] = Counter()
     for step in plan.steps:
         shown[0 if config.stream.scenario == "free" else step.task] += len(step.stream)

@@ -1,4 +1,4 @@
-"""Which commit of the package runs: that of its own checkout, or none."""
+"""The git commit of the package, if it is imported from a checkout."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ __all__ = ["commit_of", "package_commit"]
 
 @cache
 def package_commit() -> str | None:
-    """The commit of the checkout that this package is imported from, marked ``-dirty`` where it has changes."""
+    """Return the commit of the checkout that this package is imported from, with ``-dirty`` if it has changes."""
     return commit_of(Path(contnorm.__file__).resolve())
 
 
 def commit_of(file: Path) -> str | None:
-    """The commit of the repository that tracks a file; None where no repository does.
+    """Return the commit of the repository that tracks a file; None if no repository does.
 
-    A repository may surround a file without tracking it, such as a project with a virtual environment inside. Its
-    commit says nothing about the file.
+    A repository may contain a file without tracking it, such as a project with a virtual environment inside. Its commit
+    says nothing about the file.
 
     Example:
         >>> import tempfile
@@ -35,11 +35,11 @@ def commit_of(file: Path) -> str | None:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """What git prints in a folder; None where it fails, or is not installed."""
-    # GIT_DIR and the like, which a hook sets, would name another repository than the folder's.
+    """Return the output of a git command in a folder; None if it fails, or git is not installed."""
+    # Variables such as GIT_DIR, which git sets for hooks, could point to another repository.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             ["git", "-C", str(folder), *arguments],
             capture_output=True,
             text=True,
@@ -49,4 +49,4 @@ def _git(folder: Path, *arguments: str) -> str | None:
         )
     except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
         return None
-    return done.stdout.strip()
+    return result.stdout.strip()

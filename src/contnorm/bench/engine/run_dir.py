@@ -1,4 +1,4 @@
-"""What a run keeps until it is recorded: a note of what it is, its checkpoints, and a lock while it is run."""
+"""The folder of an unfinished run: a note with its settings, its checkpoints, and a lock while it is executed."""
 
 from __future__ import annotations
 
@@ -25,13 +25,22 @@ from contnorm.errors import UserError, usable
 __all__ = ["Left", "Leftovers", "Unfinished", "edited", "unfinished", "untrusted_in"]
 
 ENDING = ".unfinished"
-MOST_THREADS = 1024  # of a run on a CPU; torch ends the process where the system can't give them
-ATTEMPTS = 20  # another process that has just recorded the run may remove the folder in between
+MOST_THREADS = 1024  # of a run on a CPU; torch aborts the process if it can't start them
+ATTEMPTS = 20  # another process that has just recorded the run may remove the folder
 
 
 @dataclass(frozen=True)
 class Left:
-    """A run that was stopped: what it is, where it lies, and with what it was begun."""
+    """A stopped run.
+
+    Attributes:
+        job: Its settings and seed.
+        runs: The folder of records and checkpoints.
+        device: The type of the device it was started on.
+        threads: The CPU threads it was started with.
+        keep_weights: Whether its weights are saved when it is finished.
+        allow_missing: Whether its data set may have other image counts than published.
+    """
 
     job: Job
     runs: Path
@@ -43,7 +52,7 @@ class Left:
 
 @dataclass(frozen=True)
 class Leftovers:
-    """The stopped runs under a folder, and why others there can't be gone on with."""
+    """The stopped runs in a folder, and why others in it can't be resumed."""
 
     runs: list[Left]
     problems: list[str]
@@ -53,7 +62,7 @@ class Unfinished:
     """The folder of a run that is not recorded yet.
 
     Args:
-        record: Where its record will be.
+        record: The path that its record will have.
     """
 
     def __init__(self, record: Path) -> None:
@@ -65,17 +74,18 @@ class Unfinished:
 
     @classmethod
     def of(cls, job: Job, store: Store) -> Unfinished:
+        """Return the folder of a job."""
         return cls(store.path(job.config, job.seed))
 
     def write_note(self, job: Job, place: Workplace, data: str) -> None:
-        """Say what is run, and with what: the bits depend on the data, on the device and on its threads.
+        """Write the settings and the circumstances of a run; its bits depend on data, device and threads.
 
         Args:
-            job: What.
-            place: Where.
+            job: The settings and the seed.
+            place: The environment of the run.
             data: The fingerprint of its data.
         """
-        begun = {"schema": SCHEMA, "config": job.config.as_dict(), "seed": job.seed, "data": data}
+        identity = {"schema": SCHEMA, "config": job.config.as_dict(), "seed": job.seed, "data": data}
         circumstances: dict[str, object] = {"device": place.device.type, "threads": place.threads}
         if place.device.type == "cpu":
             circumstances["instructions"] = cpu_instructions()
@@ -86,11 +96,11 @@ class Unfinished:
         with usable(self.folder, "a run can't be kept there", "Say with --runs where else."):
             for attempt in range(ATTEMPTS):
                 with suppress(*([FileNotFoundError] if attempt + 1 < ATTEMPTS else [])):
-                    write_atomically(self.note, json.dumps(begun | circumstances).encode())
+                    write_atomically(self.note, json.dumps(identity | circumstances).encode())
                     break
 
     def take(self) -> bool:
-        """Claim the run for this process; False where another has it."""
+        """Lock the run for this process; False if another process holds it."""
         for folder in (self.folder, self.checkpoints.folder):
             if folder.is_symlink():
                 raise UserError(f"{folder}: is a symbolic link, and a run is not kept behind one. Remove the link.")
@@ -98,44 +108,44 @@ class Unfinished:
             return self.claim.take()
 
     def clear_if_free(self) -> None:
-        """Remove what processes that waited for the run may have written after it was recorded."""
+        """Remove files that waiting processes may have written after the run was recorded."""
         with suppress(OSError):
             if self.folder.is_dir() and self.claim.take():
                 self.clear()
                 self.claim.give_back()
 
     def begun_otherwise(self, place: Workplace, data: str) -> str:
-        """Why going on here, with data of that fingerprint, would give other bits; empty where it would not."""
+        """Return why resuming here, with data of that fingerprint, would not be bit-exact; empty if it would be."""
         steps = self.checkpoints.latest_step()
         if not steps or not self.note.is_file():
             return ""
         try:
-            begun = _read(self.note)
+            note = _read(self.note)
         except _BrokenNoteError:
-            return ""  # it is written anew
-        begun_on = begun.get("data")
-        if why := not_comparable(begun_on, data):
+            return ""  # it is written again
+        noted_data = note.get("data")
+        if reason := not_comparable(noted_data, data):
             logging.getLogger("contnorm").warning(
-                f"{self.folder}: resumes without a check that the data is the same: {why}."
+                f"{self.folder}: resumes without a check that the data is the same: {reason}."
             )
-        if compare_fingerprints(begun_on, data) is Match.DIFFERENT:
+        if compare_fingerprints(noted_data, data) is Match.DIFFERENT:
             return (
-                f"{self.folder}: was begun on other data than is found here (fingerprint {begun_on}, here {data}) and "
-                f"has {steps} steps. Say with --data-root where that is, or delete the folder to begin anew."
+                f"{self.folder}: was begun on other data than is found here (fingerprint {noted_data}, here {data}) "
+                f"and has {steps} steps. Say with --data-root where that is, or delete the folder to begin anew."
             )
-        device, threads = begun.get("device", place.device.type), begun.get("threads", place.threads)
+        device, threads = note.get("device", place.device.type), note.get("threads", place.threads)
         if device == place.device.type and (threads == place.threads or device != "cpu"):
-            return self._other_instructions(begun, steps) if device == "cpu" else ""
+            return self._other_instructions(note, steps) if device == "cpu" else ""
         return (
             f"{self.folder}: was begun with --device {device} --threads {threads} and has {steps} steps; with --device "
             f"{place.device.type} --threads {place.threads} its end would be neither's. Go on as it was begun "
             f"(`contnorm resume` does), or delete the folder to begin anew."
         )
 
-    def _other_instructions(self, begun: Mapping[str, object], steps: int) -> str:
-        """Why a run cannot go on with the instruction set of this CPU; empty if it can, or if none was noted."""
+    def _other_instructions(self, note: Mapping[str, object], steps: int) -> str:
+        """Return why a run can't resume with the instruction set of this CPU; empty if it can, or none was noted."""
         now = cpu_instructions()
-        if (was := begun.get("instructions", now)) == now:
+        if (was := note.get("instructions", now)) == now:
             return ""
         return (
             f"{self.folder}: was begun on a CPU with {was} and has {steps} steps; {now} of this one gives other bits. "
@@ -143,16 +153,16 @@ class Unfinished:
         )
 
     def clear(self) -> None:
-        """A run that is recorded, or can't go on, needs its folder no more."""
-        with suppress(OSError):  # another process may have come in between; what stays beside a record is passed over
+        """Remove the folder of a run that is recorded or can't be resumed."""
+        with suppress(OSError):  # another process may use the folder; it is ignored once a record exists
             self.checkpoints.clear()
             self.note.unlink(missing_ok=True)
-            self.claim.remove_files()  # still held: they go before the folder can
+            self.claim.remove_files()  # while the lock is held: rmdir needs an empty folder
             self.folder.rmdir()
-            self.folder.parent.rmdir()  # goes only where no record is in it
+            self.folder.parent.rmdir()  # fails if a record is in it
 
     def clear_if_untouched(self) -> None:
-        """Take back the note of a run that never came to a checkpoint, unless another process is at it."""
+        """Remove the folder of a run without a checkpoint, unless another process holds it."""
         with suppress(OSError):
             if self.folder.is_dir() and not self.checkpoints.latest_step() and self.claim.take():
                 self.clear()
@@ -160,61 +170,67 @@ class Unfinished:
 
 
 def unfinished(root: Path) -> Leftovers:
-    """The runs under a folder that were stopped; what can't be read is named and does not keep the others back."""
-    found = Leftovers([], [])
-    itself = [root] if root.resolve().suffix == ENDING else []
-    for folder in [*itself, *sorted(root.glob(f"**/*{ENDING}"))]:
+    """Return the stopped runs in a folder. Runs that can't be read are listed as problems."""
+    stopped = Leftovers([], [])
+    root_folder = [root] if root.resolve().suffix == ENDING else []
+    for folder in [*root_folder, *sorted(root.glob(f"**/*{ENDING}"))]:
         if folder.is_symlink() and folder != root:
-            found.problems.append(f"{folder}: is a symbolic link, which is not followed. Name the folder it leads to.")
+            stopped.problems.append(
+                f"{folder}: is a symbolic link, which is not followed. Name the folder it leads to."
+            )
             continue
-        left = Unfinished(_near(folder).with_suffix(".json"))
-        if left.record.is_file():  # another process may have noted a run just recorded
+        run_dir = Unfinished(_relative(folder).with_suffix(".json"))
+        if run_dir.record.is_file():  # another process may have written a note after the run was recorded
             continue
         try:
-            found.runs.extend(_left(left))
+            stopped.runs.extend(_stopped_run(run_dir))
         except UserError as error:
-            found.problems.append(str(error))
-        except (OSError, RuntimeError) as error:  # such as a path in the note that no system can have
-            found.problems.append(f"{left.folder}: can't be resumed ({type(error).__name__}: {error}).")
-    return found
+            stopped.problems.append(str(error))
+        except (OSError, RuntimeError) as error:  # such as an invalid path in the note
+            stopped.problems.append(f"{run_dir.folder}: can't be resumed ({type(error).__name__}: {error}).")
+    return stopped
 
 
-def _near(folder: Path) -> Path:
-    """A folder by its whole name, from here where it is under here: parts of the name are needed."""
-    whole, here = folder.resolve(), Path.cwd()
-    return whole.relative_to(here) if whole.parent.parent.is_relative_to(here) else whole
+def _relative(folder: Path) -> Path:
+    """Return the resolved path of a folder, relative to the current folder if its grandparent is in there.
+
+    It is resolved because the names of its parents are needed.
+    """
+    resolved, current = folder.resolve(), Path.cwd()
+    return resolved.relative_to(current) if resolved.parent.parent.is_relative_to(current) else resolved
 
 
-def _left(left: Unfinished) -> list[Left]:
-    if not left.note.is_file():
-        if left.checkpoints.latest_step():
+def _stopped_run(run_dir: Unfinished) -> list[Left]:
+    """Return the run in a folder, or nothing if the folder has neither a note nor checkpoints."""
+    if not run_dir.note.is_file():
+        if run_dir.checkpoints.latest_step():
             raise UserError(
-                f"{left.folder}: has checkpoints and no run.json, so of which run is not known. Run the command that "
-                f"began it again, and it goes on; or delete the folder."
+                f"{run_dir.folder}: has checkpoints and no run.json, so of which run is not known. Run the command "
+                f"that began it again, and it goes on; or delete the folder."
             )
         return []
-    raw = _read(left.note)
+    raw = _read(run_dir.note)
     try:
         seed = check_whole(raw["seed"], "seed", most=LARGEST_SEED)
-        job = Job(from_dict(raw["config"], str(left.note)), seed)
+        job = Job(from_dict(raw["config"], str(run_dir.note)), seed)
         device = str(raw.get("device", "cpu"))
         if device not in ("cpu", "cuda"):
             raise ValueError(f"device={device!r} must be cpu or cuda")
         threads = check_whole(raw.get("threads", 1), "threads", least=1, most=MOST_THREADS)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise _no_note(left.note, error) from error
-    runs = left.folder.parent.parent
-    if Unfinished.of(job, Store(runs)).folder != left.folder:
+        raise _invalid_note(run_dir.note, error) from error
+    runs = run_dir.folder.parent.parent
+    if Unfinished.of(job, Store(runs)).folder != run_dir.folder:
         raise UserError(
-            f"{left.note}: is of run {job.config.hash}, seed {job.seed}, and lies where another belongs. Move "
-            f"{left.folder.name} back to its place, or delete it."
+            f"{run_dir.note}: is of run {job.config.hash}, seed {job.seed}, and lies where another belongs. Move "
+            f"{run_dir.folder.name} back to its place, or delete it."
         )
-    why = untrusted_in(job.config)  # first: a file that is not trusted is not even read
-    if why:
-        raise UserError(f"{left.folder}: {why}")
-    why = edited(job.config)
-    if why:
-        raise UserError(f"{left.folder}: {why} To run it anew, delete the folder.")
+    reason = untrusted_in(job.config)  # first: an untrusted file is not even read
+    if reason:
+        raise UserError(f"{run_dir.folder}: {reason}")
+    reason = edited(job.config)
+    if reason:
+        raise UserError(f"{run_dir.folder}: {reason} To run it anew, delete the folder.")
     return [Left(job, runs, device, threads, raw.get("keep_weights") is True, raw.get("allow_missing") is True)]
 
 
@@ -223,18 +239,18 @@ def _read(note: Path) -> dict[str, Any]:
         raw = json.loads(note.read_text())
         newer = raw["schema"] > SCHEMA
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise _no_note(note, error) from error
+        raise _invalid_note(note, error) from error
     if newer:
         raise UserError(f"{note}: was begun by a newer contnorm (version {raw['schema']}). Upgrade to go on.")
-    found: dict[str, Any] = raw
-    return found
+    content: dict[str, Any] = raw
+    return content
 
 
 class _BrokenNoteError(UserError):
-    """A note that was cut short, or is none."""
+    """A note that is truncated or invalid."""
 
 
-def _no_note(note: Path, error: Exception) -> UserError:
+def _invalid_note(note: Path, error: Exception) -> UserError:
     return _BrokenNoteError(
         f"{note}: is no note of a stopped run ({type(error).__name__}: {error}). Run the command that began it again, "
         f"or delete {note.parent}."
@@ -242,9 +258,9 @@ def _no_note(note: Path, error: Exception) -> UserError:
 
 
 def untrusted_in(config: RunConfig) -> str:
-    """Which code that settings name may not be executed on this call, and how to allow it; empty where there is none.
+    """Return which code that the settings name may not be executed, and how to allow it; empty if there is none.
 
-    Settings from a record or a note were written by whoever made the file, so they name code without trusting it.
+    Settings from a record or a note come from the author of the file, so code they name is not trusted.
     """
     reasons = (
         untrusted_code(config.strategy.name, "strategy"),
@@ -254,10 +270,10 @@ def untrusted_in(config: RunConfig) -> str:
 
 
 def edited(config: RunConfig) -> str:
-    """Which file named by settings is not the one a run was begun with, and what to do; empty where all are.
+    """Return which file that the settings name has changed since the run was started, and what to do; empty if none.
 
-    Checked are code of the user's own, with the local modules it imports, and the weights that a network begins with.
-    Settings that name such a file without its hash were not written by this package, and are refused as well.
+    The checked files are user code, with the local modules it imports, and the initial weights of a network. Settings
+    that name such a file without its hash were not written by this package, and are rejected as well.
     """
     for what, name, begun_with in (
         ("strategy", config.strategy.name, config.strategy.code),

@@ -1,4 +1,4 @@
-"""Runs by their settings: skip what is recorded, go on where one was stopped, record what is found."""
+"""The scheduler of runs: it skips recorded runs, resumes stopped ones and records the results."""
 
 from __future__ import annotations
 
@@ -41,22 +41,28 @@ from contnorm.errors import RunBrokeError, UserError, usable
 __all__ = ["Event", "Job", "Waiting", "Workplace", "execute", "resolve", "unfinished"]
 
 
-POLL = 0.25  # seconds between two looks at runs that other processes hold
+POLL = 0.25  # seconds between two checks of runs that other processes hold
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """The run is held by another process, which is waited for."""
+    """Another process holds the run; this one waits for it."""
 
     holder: str
 
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened to a run."""
+    """An event of a run.
+
+    Attributes:
+        job: The run.
+        what: The event; the string ``"recorded"`` if the run has a record already.
+        path: The path of its record.
+    """
 
     job: Job
-    what: Progress | Finished | Stopped | Failed | Waiting | str  # a word: "recorded" where there was nothing to do
+    what: Progress | Finished | Stopped | Failed | Waiting | str
     path: Path
 
 
@@ -66,15 +72,15 @@ def execute(
     stop: Callable[[], bool] = lambda: False,
     prepare: Callable[[str], object] = lambda name: None,
 ) -> Iterator[Event]:
-    """Run the jobs that have no record yet, from their checkpoints where they have any, side by side.
+    """Run the jobs that have no record yet, several at a time, and resume those that have checkpoints.
 
-    Several processes may do so in one folder: each run is made by one of them. A run that another process holds is left
-    for last. Then it is waited for until it is recorded, or until it is free because its process ended, and made here.
+    Several processes may call this on the same folder; each run is executed by one of them. Runs that another process
+    holds come last: this function waits until they are recorded, or executes them if their process has ended.
 
     Args:
-        jobs: What to run.
-        place: Where.
-        stop: Asked often; runs stop at the next step once it returns True.
+        jobs: The runs.
+        place: The folders, the device and the options of execution.
+        stop: Called often; once it returns True, runs stop at the next step.
         prepare: Called with the name of a data set before it is loaded, such as to decode it with a progress bar.
     """
     store = Store(place.runs)
@@ -90,11 +96,11 @@ def execute(
             else:
                 missing.append(job)
         yield from _execute_all(missing, place, store, stop, prepare)
-    except StopRequested:  # while data was read, and nothing of a run was done yet
+    except StopRequested:  # raised while data is read, before any run has started
         return
     except Exception as error:
         if isinstance(error, RunBrokeError) or not isinstance(error, UserError):
-            for job in missing:  # it would break again: no note stays of runs that have nothing to go on from
+            for job in missing:  # they would fail again: remove the notes of runs without a checkpoint
                 Unfinished.of(job, store).clear_if_untouched()
         raise
 
@@ -106,8 +112,8 @@ def _execute_all(
     stop: Callable[[], bool],
     prepare: Callable[[str], object],
 ) -> Iterator[Event]:
-    """Run jobs; then wait for those that other processes hold, and run what these leave."""
-    held: dict[Job, str] = {}  # with the holder that was announced
+    """Run jobs. Then wait for jobs that other processes hold, and run those that become free."""
+    held: dict[Job, str] = {}  # the holder that was last reported for each job
     while jobs or held:
         stopped = False
         for event in _execute(jobs, place, stop, prepare):
@@ -118,35 +124,38 @@ def _execute_all(
                 yield event
         if stopped or (held and stop()):
             return
-        events, jobs = _look_at(held, store)
+        events, jobs = _check_held(held, store)
         yield from events
         if held and not jobs:
             time.sleep(POLL)
 
 
-def _look_at(held: dict[Job, str], store: Store) -> tuple[list[Event], list[Job]]:
-    """What is new of runs that other processes hold, and which of them can be run here; both leave ``held``."""
+def _check_held(held: dict[Job, str], store: Store) -> tuple[list[Event], list[Job]]:
+    """Check the runs that other processes hold. Returns events, and the jobs that can be run here.
+
+    Runs that are recorded or free are removed from ``held``.
+    """
     events, free = [], []
     for job in list(held):
-        left = Unfinished.of(job, store)
-        if left.record.is_file():
-            left.clear_if_free()
-            events.append(Event(job, "recorded", left.record))
+        run_dir = Unfinished.of(job, store)
+        if run_dir.record.is_file():
+            run_dir.clear_if_free()
+            events.append(Event(job, "recorded", run_dir.record))
             del held[job]
-        elif left.claim.is_free():
+        elif run_dir.claim.is_free():
             free.append(job)
             del held[job]
-        elif held[job] != (holder := left.claim.holder()):
+        elif held[job] != (holder := run_dir.claim.holder()):
             held[job] = holder
-            events.append(Event(job, Waiting(holder), left.record))
+            events.append(Event(job, Waiting(holder), run_dir.record))
     return events, free
 
 
 class _DataCheck:
-    """Warns of records that were made with other data than is on disk now: they are not run again.
+    """Warns about records of other data than is on disk now. Such runs are not repeated.
 
     Args:
-        place: Where runs are made.
+        place: The environment of the runs.
         prepare: Called with the name of a data set before it is loaded.
     """
 
@@ -174,11 +183,11 @@ class _DataCheck:
             logging.getLogger("contnorm").warning(f"{path}: may be of other data than {data}: {why}.")
 
     def _fingerprint(self, name: str) -> str | None:
-        """Fingerprint of a data set as it is on disk; None if it is not there, or cannot be used."""
+        """Return the fingerprint of a data set on disk; None if it is missing or can't be used."""
         if name not in self._fingerprints:
             try:
                 self._fingerprints[name] = self._load(name)
-            except UserError:  # what is recorded can be shown without its data
+            except UserError:  # a record can be shown without its data
                 self._fingerprints[name] = None
         return self._fingerprints[name]
 
@@ -199,31 +208,31 @@ def _execute(
         yield from _execute_here(jobs, place, stop, prepare)
         return
     plans: dict[str, Plans] = {}
-    for config in {job.config: None for job in jobs}:  # what can't be run is told before a process is started
+    for config in {job.config: None for job in jobs}:  # invalid settings fail before a process starts
         name = _source(config)
         with raise_on_stop():
             if name not in plans:
                 prepare(name)
                 plans[name] = Plans(load_source(name, place.data_root, allow_missing=place.allow_missing))
             Lane(config, 0, plans[name].source, place.device, plans=plans[name])
-    _note_begun(jobs, place, {name: held.source for name, held in plans.items()})
+    _note_begun(jobs, place, {name: cached.source for name, cached in plans.items()})
     code = _CodeAccess(trusted_files(), search_path())
     yield from side_by_side(_one_job, [(job, place, code) for job in jobs], processes, stop)
 
 
 @dataclass(frozen=True)
 class _CodeAccess:
-    """What another process has to know to load user code as this one does."""
+    """What a worker process needs to load user code as its parent does."""
 
     trusted: frozenset[Path] | None
     search_path: tuple[str, ...]
 
 
 def _one_job(job: tuple[Job, Workplace, _CodeAccess], stop: Callable[[], bool]) -> Iterator[Event]:
-    this, place, code = job
+    run, place, code = job
     use_search_path(code.search_path)
     with only_trusted(code.trusted):
-        yield from _execute_here([this], place, stop)
+        yield from _execute_here([run], place, stop)
 
 
 def _execute_here(
@@ -232,7 +241,7 @@ def _execute_here(
     stop: Callable[[], bool],
     prepare: Callable[[str], object] = lambda name: None,
 ) -> Iterator[Event]:
-    """Run jobs in this process, those together that can move together."""
+    """Run jobs in this process; jobs that can share a CUDA graph run together."""
     store = Store(place.runs)
     loaded: dict[str, _Shared] = {}
     noted: set[RunConfig] = set()
@@ -241,10 +250,10 @@ def _execute_here(
         if name not in loaded:
             with raise_on_stop():
                 prepare(name)
-            source = _loaded(name, place)
+            source = _load_data(name, place)
             loaded[name] = _Shared(source, Pictures.of(source, place.device, place.whole), Plans(source))
         new = {job.config for job in group.jobs} - noted
-        noted |= new  # once, or a run that failed would be noted again
+        noted |= new  # once only, or a failed run would get a note again
         stopped = False
         for event in _run(group, [job for job in jobs if job.config in new], loaded[name], place, store, stop):
             yield event
@@ -253,8 +262,8 @@ def _execute_here(
             return
 
 
-def _loaded(name: str, place: Workplace) -> Source:
-    """A data set; a GPU, which takes its time to start, starts meanwhile."""
+def _load_data(name: str, place: Workplace) -> Source:
+    """Load a data set. The GPU, which takes seconds to initialize, starts at the same time."""
     with ThreadPoolExecutor(max_workers=1) as worker, raise_on_stop():  # only the main thread can be interrupted
         starting = worker.submit(lambda: torch.zeros(1, device=place.device))
         source = load_source(name, place.data_root, allow_missing=place.allow_missing)
@@ -269,7 +278,7 @@ def _source(config: RunConfig) -> str:
 
 @dataclass(frozen=True)
 class _Shared:
-    """What the runs on one data set have in common."""
+    """What the runs on one data set share."""
 
     source: Source
     pictures: Pictures
@@ -278,24 +287,24 @@ class _Shared:
 
 @dataclass(frozen=True)
 class _Group:
-    """Jobs that move together, and the steps that each of them has done."""
+    """Jobs that run together, and the number of steps that each of them has done."""
 
     jobs: list[Job]
     done: int
 
 
 def _groups(jobs: Sequence[Job], place: Workplace, store: Store) -> Iterator[_Group]:
-    """Jobs that can move together: of one stream and one batch size, at the same step, no more than there are lanes."""
-    alike: dict[tuple[object, ...], list[Job]] = {}
+    """Group jobs that can run together: same stream, training settings (except lr) and step; at most ``lanes`` jobs."""
+    by_key: dict[tuple[object, ...], list[Job]] = {}
     steps: dict[Job, int] = {}
     for job in jobs:
         steps[job] = Unfinished.of(job, store).checkpoints.latest_step()
         key = (job.config.stream, replace(job.config.train, lr=0.0), steps[job])
-        alike.setdefault(key, []).append(job)
-    together = place.lanes if place.device.type == "cuda" else 1
-    for group in alike.values():
-        for i in range(0, len(group), together):
-            yield _Group(group[i : i + together], steps[group[0]])
+        by_key.setdefault(key, []).append(job)
+    size = place.lanes if place.device.type == "cuda" else 1
+    for group in by_key.values():
+        for i in range(0, len(group), size):
+            yield _Group(group[i : i + size], steps[group[0]])
 
 
 def _run(
@@ -307,72 +316,72 @@ def _run(
     stop: Callable[[], bool],
 ) -> Iterator[Event]:
     started = time.perf_counter()
-    with ExitStack() as held, numerics(group.jobs[0].config.train, place.threads):
+    with ExitStack() as cleanup, numerics(group.jobs[0].config.train, place.threads):
         lanes: dict[Lane, Job] = {}
         for job in group.jobs:
-            why = edited(job.config)  # also while earlier ones were run
-            if why:
-                yield Event(job, Failed(why), store.path(job.config, job.seed))
+            reason = edited(job.config)  # a file may have changed while earlier groups ran
+            if reason:
+                yield Event(job, Failed(reason), store.path(job.config, job.seed))
                 continue
-            # Settings that can't be run fail here, before anything is written.
+            # Invalid settings fail here, before anything is written.
             with raise_on_stop():
                 lane = Lane(job.config, job.seed, shared.source, place.device, shared.pictures, shared.plans)
-            held.callback(lane.feed.close)
+            cleanup.callback(lane.feed.close)
             lanes[lane] = job
         sources = {_source(job.config): shared.source for job in group.jobs}
         _note_begun([job for job in to_note if not edited(job.config)], place, sources)
         for lane, job in list(lanes.items()):
-            refused = _claimed(job, group, place, store, held, shared.source)
+            refused = _acquire(job, group, place, store, cleanup, shared.source)
             if refused is not None:
                 del lanes[lane]
                 yield Event(job, refused, store.path(job.config, job.seed))
-        anew = {lane: job for lane, job in lanes.items() if _must_start_anew(lane, Unfinished.of(job, store))}
-        for some in ({lane: job for lane, job in lanes.items() if lane not in anew}, anew):
-            if some:  # lanes that move together are at the same step
-                with _told(some, store):
-                    yield from _learn(some, shared.source, place, store, stop, started)
+        restarted = {lane: job for lane, job in lanes.items() if _must_restart(lane, Unfinished.of(job, store))}
+        for same_step in ({lane: job for lane, job in lanes.items() if lane not in restarted}, restarted):
+            if same_step:  # lanes that run together must be at the same step
+                with _error_context(same_step, store):
+                    yield from _learn(same_step, shared.source, place, store, stop, started)
 
 
 def _note_begun(jobs: Sequence[Job], place: Workplace, sources: Mapping[str, Source]) -> None:
-    """Leave a note of runs to come, so that `resume` knows of those too that did not come to their turn."""
+    """Write the notes of runs, so that `resume` also knows those that have not started yet."""
     store = Store(place.runs)
     for job in jobs:
-        left = Unfinished.of(job, store)
-        if not left.note.is_file() and not left.record.is_file():
-            left.write_note(job, place, sources[_source(job.config)].fingerprint)
+        run_dir = Unfinished.of(job, store)
+        if not run_dir.note.is_file() and not run_dir.record.is_file():
+            run_dir.write_note(job, place, sources[_source(job.config)].fingerprint)
 
 
-def _claimed(
-    job: Job, group: _Group, place: Workplace, store: Store, held: ExitStack, source: Source
+def _acquire(
+    job: Job, group: _Group, place: Workplace, store: Store, cleanup: ExitStack, source: Source
 ) -> Failed | Waiting | str | None:
-    """Take a run for this process; gives what to say of it where it is not to be run here, or not now."""
-    left = Unfinished.of(job, store)
-    if not left.take():
-        return Waiting(left.claim.holder())
-    held.callback(left.claim.give_back)
-    if left.record.is_file():
-        left.clear()
+    """Lock a run for this process; if it is not to be run here and now, return the event that says why."""
+    run_dir = Unfinished.of(job, store)
+    if not run_dir.take():
+        return Waiting(run_dir.claim.holder())
+    cleanup.callback(run_dir.claim.give_back)
+    if run_dir.record.is_file():
+        run_dir.clear()
         return "recorded"
-    if left.checkpoints.latest_step() != group.done:  # by a process that has ended: it has to be grouped anew
-        left.claim.give_back()
+    if run_dir.checkpoints.latest_step() != group.done:  # another process has advanced it: group it again
+        run_dir.claim.give_back()
         return Waiting("")
-    otherwise = left.begun_otherwise(place, source.fingerprint)
-    if otherwise:
-        return Failed(otherwise)
-    left.write_note(job, place, source.fingerprint)
+    mismatch = run_dir.begun_otherwise(place, source.fingerprint)
+    if mismatch:
+        return Failed(mismatch)
+    run_dir.write_note(job, place, source.fingerprint)
     return None
 
 
-def _must_start_anew(lane: Lane, left: Unfinished) -> bool:
-    """Whether a run has a checkpoint that can't be used, since its code has other state now; it is then removed."""
-    checkpoint = left.checkpoints.latest() if lane.fresh_code_state else None
+def _must_restart(lane: Lane, run_dir: Unfinished) -> bool:
+    """Whether the state of user code differs from the checkpoint's; unusable checkpoints are removed."""
+    checkpoint = run_dir.checkpoints.latest() if lane.fresh_code_state else None
     if checkpoint is None or can_resume(lane, checkpoint):
         return False
     logging.getLogger("contnorm").warning(
-        f"{left.folder}: its checkpoint after {checkpoint.progress['done']} steps does not hold the state that its "
+        f"{run_dir.folder}: its checkpoint after {checkpoint.progress['done']} steps does not hold the state that its "
         f"strategy or network keeps in Python. The run starts again from step 0."
     )
-    left.checkpoints.clear()
+    run_dir.checkpoints.clear()
     return True
 
 
@@ -384,47 +393,47 @@ def _learn(
     stop: Callable[[], bool],
     started: float,
 ) -> Iterator[Event]:
-    lefts = {lane: Unfinished.of(job, store) for lane, job in lanes.items()}
-    places = [left.checkpoints for left in lefts.values()]
-    for lane, what in run_lanes(list(lanes), places, place.checkpoint_every, stop=stop):
-        job, left = lanes[lane], lefts[lane]
+    run_dirs = {lane: Unfinished.of(job, store) for lane, job in lanes.items()}
+    checkpoints = [run_dir.checkpoints for run_dir in run_dirs.values()]
+    for lane, what in run_lanes(list(lanes), checkpoints, place.checkpoint_every, stop=stop):
+        job, run_dir = lanes[lane], run_dirs[lane]
         if isinstance(what, Finished):
             what.found["seconds"] |= {"together": time.perf_counter() - started, "lanes": len(lanes)}
-            found = {**what.found, **_circumstances(job.config, source, place.device)}
-            with usable(left.record, "the record can't be written", f"{GO_ON} then go on with `contnorm resume`."):
-                if place.keep_weights:  # first: where the record is, the weights are
-                    keep_weights(lane, left.record)
-                store.save(job.config, job.seed, found)
+            results = {**what.found, **_environment(job.config, source, place.device)}
+            with usable(run_dir.record, "the record can't be written", f"{GO_ON} then go on with `contnorm resume`."):
+                if place.keep_weights:  # before the record: every record then has its weights
+                    keep_weights(lane, run_dir.record)
+                store.save(job.config, job.seed, results)
         if isinstance(what, Finished | Failed):
-            left.clear()
-        yield Event(job, what, left.record)
+            run_dir.clear()
+        yield Event(job, what, run_dir.record)
 
 
 GO_ON = "The last checkpoint stays: make room,"
 
 
 @contextmanager
-def _told(lanes: dict[Lane, Job], store: Store) -> Iterator[None]:
-    """What breaks a run is told with what is left of it; where a file of a user's own broke it, in one line."""
+def _error_context(lanes: dict[Lane, Job], store: Store) -> Iterator[None]:
+    """Add to an error which run failed and how many of its steps are saved; errors of user code become one line."""
     try:
         yield
     except UserError:
         raise
     except (Exception, SystemExit) as error:
         lane, job = next(iter(lanes.items()))
-        left = Unfinished.of(job, store)
-        saved = left.checkpoints.latest_step()
-        rest = f"{saved} steps of it are saved in {left.folder}" if saved else "nothing of it is kept"
+        run_dir = Unfinished.of(job, store)
+        saved = run_dir.checkpoints.latest_step()
+        saved_note = f"{saved} steps of it are saved in {run_dir.folder}" if saved else "nothing of it is kept"
         for what, name in (("strategy", job.config.strategy.name), ("model", job.config.model.name)):
             if breaks_in(error, name):
                 when = f"after {lane.done} of {len(lane.plan.steps)} steps"
-                raise RunBrokeError(f"{own_error(error, what, name, when)} ({rest})") from error
-        error.add_note(f"seed {job.seed}, after {lane.done} of {len(lane.plan.steps)} steps; {rest}.")
+                raise RunBrokeError(f"{own_error(error, what, name, when)} ({saved_note})") from error
+        error.add_note(f"seed {job.seed}, after {lane.done} of {len(lane.plan.steps)} steps; {saved_note}.")
         raise
 
 
-def _circumstances(config: RunConfig, source: Source, device: torch.device) -> dict[str, Any]:
-    """What a number depends on besides its settings."""
+def _environment(config: RunConfig, source: Source, device: torch.device) -> dict[str, Any]:
+    """Return what the results depend on besides the settings: versions, device, precision, data and commit."""
     return {
         "versions": {
             "contnorm": contnorm.__version__,
@@ -440,13 +449,13 @@ def _circumstances(config: RunConfig, source: Source, device: torch.device) -> d
         },
         "precision": config.train.precision,
         "deterministic": config.train.deterministic,
-        "source": {"name": source.name, "fingerprint": source.fingerprint, **_part_of(source)},
+        "source": {"name": source.name, "fingerprint": source.fingerprint, **_source_details(source)},
         "commit": package_commit(),
     }
 
 
-def _part_of(source: Source) -> dict[str, Any]:
-    """How much of a published data set there was, and how it was split and decoded."""
+def _source_details(source: Source) -> dict[str, Any]:
+    """Return how much of a published data set was present, and how it was split and decoded."""
     if not isinstance(source, MultiLabelSource):
         return dict(source.details)
     images = len(source.train_images) + len(source.test_images)

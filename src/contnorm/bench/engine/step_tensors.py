@@ -1,6 +1,6 @@
-"""Steps of a plan as numbers on a device: one row a step, all of one shape, in one table.
+"""The steps of a plan as an index tensor on a device: one row per step, for steps of the same shape.
 
-A captured step reads its row with a single gather; everything else is a view into it.
+A captured step reads its row with a single gather; all parts of it are views of that row.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Row:
-    """One step. What is known of samples is given for those of the stream, then for those of each replay draw.
+    """One step. Each tensor has the samples of the stream first, then those of each replay draw.
 
     Attributes:
-        sizes: How many samples the stream has in it, and each draw.
-        image: Where the images are.
-        label, task: Of each sample; for a label, where samples have several, the item whose labels they are.
-        slots: The slots the stream's samples are written to, then those the draws came from.
-        views: (samples, 3) crops and flips, where the stream has any.
+        sizes: Number of samples of the stream, and of each replay draw.
+        image: Index of the image of each sample.
+        label: Label of each sample; for multi-label streams the index of the item that has the labels.
+        task: Task of each sample.
+        slots: Memory slots that the samples of the stream are written to, then those that the draws are read from.
+        views: (samples, 3) crops and flips; None without augmentation.
     """
 
     sizes: tuple[int, ...]
@@ -44,33 +45,39 @@ class Row:
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of one shape: a table of whole numbers, and how many samples each part has."""
+    """The rows of steps of the same shape.
+
+    Attributes:
+        table: (steps, values) integers.
+        sizes: Number of samples of the stream, and of each replay draw.
+        augmented: Whether rows contain crops and flips.
+    """
 
     table: Tensor
     sizes: tuple[int, ...]
     augmented: bool
 
     def at(self, number: int | Tensor) -> Row:
-        """One row; by a tensor on the device where the number must not come from the host."""
+        """Return one row. In a CUDA graph, its number is a tensor on the device."""
         row = self.table[number] if isinstance(number, int) else self.table.index_select(0, number).squeeze(0)
         samples = sum(self.sizes)
         image, label, task, slots, views = torch.split(row, [samples] * 4 + [len(row) - 4 * samples])
         return Row(self.sizes, image, label, task, slots, views.view(samples, 3) if self.augmented else None)
 
     def overwrite(self, others: Rows) -> None:
-        """Take on the rows of others, which may be fewer, in place: a captured step goes on with them."""
+        """Copy other rows, which may be fewer, into this table in place, so that a captured step reads them."""
         self.table[: len(others.table)].copy_(others.table)
 
 
 def rows_of(steps: Sequence[Step], images: Sequence[Indices], items: Items, spare: int, device: torch.device) -> Rows:
-    """The rows of steps of one shape.
+    """Build the rows of steps of the same shape.
 
     Args:
         steps: The steps.
-        images: For each, where the images of its samples are.
-        items: What the steps' numbers stand for.
-        spare: The slot for what is not kept, or is overwritten in the same step.
-        device: Where the rows go.
+        images: For each step, the indices of the images of its samples.
+        items: The items that the steps refer to.
+        spare: The slot for samples that are not stored, or are overwritten in the same step.
+        device: The device of the rows.
     """
     first = steps[0]
     samples = samples_of(steps)
@@ -85,33 +92,33 @@ def rows_of(steps: Sequence[Step], images: Sequence[Indices], items: Items, spar
 
 
 def samples_of(steps: Sequence[Step]) -> Indices:
-    """(steps, samples) the items of steps of one shape: of the stream, then of each draw."""
+    """Return the items of steps of the same shape as (steps, samples): of the stream, then of each draw."""
     return np.concatenate([_table([step.stream for step in steps]), *_draws([step.replay for step in steps])], axis=1)
 
 
 def _draws(of_steps: Sequence[tuple[Indices, ...]]) -> list[Indices]:
-    """A table of each draw, from the draws of each step."""
-    return [_table(one) for one in zip(*of_steps, strict=True)]
+    """Return one table per draw, from the draws of each step."""
+    return [_table(draw) for draw in zip(*of_steps, strict=True)]
 
 
 def _table(rows: Sequence[Indices]) -> Indices:
-    """A row of numbers for each step; at once, since a stretch has thousands of steps."""
+    """Stack one row per step; in one call, since a stretch has thousands of steps."""
     return np.concatenate(rows).reshape(len(rows), -1)
 
 
 def _last_writers(write: Indices, spare: int) -> Indices:
-    """In each row each slot once, at its last writer; all else to the spare slot."""
+    """Keep each slot of a row at its last writer only; all other samples go to the spare slot."""
     order = np.argsort(write, axis=1, kind="stable")
     ranked = np.take_along_axis(write, order, axis=1)
     last = np.ones(write.shape, dtype=bool)
     last[:, :-1] = ranked[:, :-1] != ranked[:, 1:]
-    found = np.empty_like(write)
-    np.put_along_axis(found, order, np.where(last & (ranked != NOT_KEPT), ranked, spare), axis=1)
-    return found
+    slots = np.empty_like(write)
+    np.put_along_axis(slots, order, np.where(last & (ranked != NOT_KEPT), ranked, spare), axis=1)
+    return slots
 
 
 def stretch_end(steps: Sequence[Step], start: int) -> int:
-    """Where the run of steps ends that have the shape of the one at ``start``."""
+    """Return the end of the consecutive steps that have the shape of the step at ``start``."""
     end = start
     while end < len(steps) and steps[end].sizes == steps[start].sizes:
         end += 1

@@ -1,7 +1,7 @@
-"""Tensors as one row of bytes on their device, in the order and with the head of a safetensors file.
+"""Packing of tensors into one byte tensor on their device, in the layout of a safetensors file.
 
-A network has a hundred tensors. Brought to the host one by one and put together there, they keep Python busy while it
-should send a run's steps; as one row they are one copy, and what is left to do is to hash and to write it.
+A network has about a hundred tensors. Copying them to the host one by one would keep Python from launching training
+steps. One packed tensor needs a single copy; the host then only hashes and writes it.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Packed:
-    """A safetensors file: its head, and the bytes after it, still where the tensors are."""
+    """The content of a safetensors file: its header, and the data on the device of the tensors."""
 
     head: bytes
     body: Tensor
 
     @property
     def parts(self) -> tuple[bytes, memoryview]:
-        """What is written, one after the other; of a body on the host."""
+        """The bytes of the file, in order. The body must be on the host."""
         return self.head, self.body.numpy().data
 
 
 def packed(tensors: Mapping[str, Tensor]) -> Packed:
-    """A copy of the tensors, all in one; on the GPU where any of them is.
+    """Pack a copy of the tensors into one; on the GPU if any of them is there.
 
     Example:
         >>> from safetensors.torch import load
         >>> load(b"".join(packed({"a": torch.ones(2), "b": torch.tensor(7)}).parts))["b"]
         tensor(7)
     """
-    # The widest numbers first, so that each lies at a multiple of its width.
+    # Largest element size first, so that every tensor is aligned.
     names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     device = next((t.device for t in tensors.values() if t.is_cuda), torch.device("cpu"))
     rows = [tensors[name].detach().to(device).reshape(-1).view(torch.uint8) for name in names]
@@ -59,12 +59,12 @@ def packed(tensors: Mapping[str, Tensor]) -> Packed:
 
 
 def _head(tensors: Mapping[str, Tensor], names: list[str]) -> bytes:
-    described, start = {}, 0
+    entries, start = {}, 0
     for name in names:
         tensor = tensors[name]
         end = start + tensor.numel() * tensor.element_size()
-        described[name] = {"dtype": KINDS[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+        entries[name] = {"dtype": KINDS[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
         start = end
-    text = json.dumps(described, separators=(",", ":")).encode()
+    text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text

@@ -1,8 +1,9 @@
-"""A lane: one run in progress. Everything that must survive a restart is in its `state`.
+"""The trainer of one run, called a lane. `Lane.state` holds everything that must survive a restart.
 
-A lane is a config, a seed, a plan, a model, an optimizer and, where the strategy stores logits, a memory of them. Its
-step is gather, augment, forward, loss, backward, update, scatter, from rows of index tensors; the package draws no
-random number in it and no value goes to the host, so it can be captured as a CUDA graph.
+A lane has a config, a seed, a plan, a model, an optimizer and, if the strategy stores logits, a memory of logits. One
+training step consists of gather, augment, forward, loss, backward, update and scatter, and reads its indices from
+tensors. The package draws no random numbers in a step and copies no value to the host, so a step can be captured as a
+CUDA graph.
 """
 
 from __future__ import annotations
@@ -49,21 +50,21 @@ RUNNING_MOMENTS = ("running_mean", "running_var")
 
 
 class LossNotFiniteError(Exception):
-    """A lane's loss turned into infinity or not-a-number; the run can't go on."""
+    """The loss of a run is infinite or NaN; the run can't continue."""
 
 
 class Lane:
     """One run in progress.
 
     Args:
-        config: Its settings, resolved.
-        seed: Its seed.
-        source: Its data set.
-        device: Where it runs.
-        pictures: The data set there, to share with other lanes; its own where none is given.
-        plans: What is shown, likewise.
-        any_norm: Whether a network of the user's own may have other norms than the settings name, since the lane is
-            not for a run that is recorded.
+        config: The resolved settings.
+        seed: The seed.
+        source: The data set.
+        device: The device to train on.
+        pictures: The images on the device, to share with other lanes. Default: loaded for this lane.
+        plans: A cache of plans, to share with other lanes. Default: a new one.
+        any_norm: Whether user-defined networks may have other norms than the settings name. For lanes that are not
+            recorded.
     """
 
     def __init__(
@@ -88,37 +89,37 @@ class Lane:
         self.own_head = self._own_head()
         self.model = self._fresh_model(any_norm)
         self._model_modules = _user_modules(config.model.name)
-        # A network of the user's own may look at its weights in ways of its own: there, autocast casts them.
-        ours_in_half = config.train.precision == "bf16" and config.model.name in MODELS
-        self.half = HalfWeights(self.model) if ours_in_half else None
+        # A user-defined network may access its weights in any way, so there autocast casts them.
+        use_bf16_copies = config.train.precision == "bf16" and config.model.name in MODELS
+        self.half = HalfWeights(self.model) if use_bf16_copies else None
         self.optimizer = build_optimizer(config.train, self.model, device)
         slots = self.plan.slots if self.strategy.stores_logits else 0
-        self.logits = torch.zeros(slots + 1, stream.outputs, device=device)  # the last row takes what is not kept
-        self.beside: Beside | None = None  # where weight gradients are made, if not among the rest
+        self.logits = torch.zeros(slots + 1, stream.outputs, device=device)  # last row: samples that are not stored
+        self.beside: Beside | None = None  # side stream for weight gradients, if used
         self.done = 0  # steps
-        self.draws_random = False  # whether user code has drawn random numbers in a step; looked for on a GPU
+        self.draws_random = False  # whether user code draws random numbers in a step; checked on a GPU only
         self.fresh_code_state = self.code_state()
         register_modules()
 
     def _feed(self) -> Feed:
-        """How the images of a step come to the device."""
+        """Return the feed that copies the images of a step to the device."""
         gallery = self.data.pictures.train
         return Feed(gallery) if gallery.whole else Window(gallery, [self._images(step) for step in self.plan.steps])
 
     def _own_head(self) -> Head | None:
-        """In class-incremental learning the same outputs, with the task known; for evaluation alone."""
+        """Return the head for task-aware evaluation of class-incremental streams; None for other scenarios."""
         stream = self.data.stream
         if self.config.stream.scenario != "class":
             return None
-        own = torch.zeros(stream.tasks, stream.outputs, dtype=torch.bool)
+        mask = torch.zeros(stream.tasks, stream.outputs, dtype=torch.bool)
         for items in (stream.train, stream.test):
-            own[torch.from_numpy(items.task), torch.from_numpy(items.label)] = True
-        return Head(own.to(self.device))
+            mask[torch.from_numpy(items.task), torch.from_numpy(items.label)] = True
+        return Head(mask.to(self.device))
 
     def _images(self, step: Step) -> NDArray[np.int64]:
-        """The images of a step: of the stream, then of each draw."""
-        found: NDArray[np.int64] = self.data.stream.train.image[np.concatenate([step.stream, *step.replay])]
-        return found
+        """Return the image numbers of a step: those of the stream, then those of each replay draw."""
+        images: NDArray[np.int64] = self.data.stream.train.image[np.concatenate([step.stream, *step.replay])]
+        return images
 
     def _fresh_model(self, any_norm: bool) -> nn.Module:
         stream = self.data.stream
@@ -127,24 +128,24 @@ class Lane:
             model = build_model(self.config.model, self.config.norm, shape, stream.outputs, len(self.plan.steps))
             try_out(model, self.config, self.plan, shape, stream.outputs, any_norm)
         model = model.to(self.device)
-        if self.device.type == "cuda":  # as tensor cores like it, and as images come; there it is done in no time
+        if self.device.type == "cuda":  # the layout that tensor cores need and images have
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return model
 
     def rows(self, start: int, end: int) -> Rows:
-        """The rows of steps of one shape, on the device."""
+        """Return the index tensors of steps ``start`` to ``end``, which must have the same shape, on the device."""
         steps = self.plan.steps[start:end]
         places = self.feed.places(list(self.data.stream.train.image[samples_of(steps)]), start)
         return rows_of(steps, places, self.data.stream.train, len(self.logits) - 1, self.device)
 
     def step(self) -> Tensor:
-        """The next step of the plan; gives its loss, still on the device."""
+        """Do the next step of the plan; returns the loss as a tensor on the device."""
         loss = self.learn(self.rows(self.done, self.done + 1).at(0))
         self.done += 1
         return loss
 
     def learn(self, row: Row) -> Tensor:
-        """One step from one row of indices; gives its loss, still on the device."""
+        """Do one training step on the samples of a row; returns the loss as a tensor on the device."""
         write, stream, replay = self._batches(row)
         self.model.train()
         self.optimizer.zero_grad()
@@ -154,7 +155,7 @@ class Lane:
             with self.autocast():
                 loss, logits = self._loss(stream, replay)
             loss.backward()  # type: ignore[no-untyped-call]
-            self._look_for_draws()
+            self._check_for_draws()
         if self.half is not None:
             self.half.bring_gradients()
         if self.config.train.clip_value is not None:
@@ -173,7 +174,7 @@ class Lane:
 
     @contextmanager
     def _seeded(self, purpose: str) -> Iterator[None]:
-        """Settle what user code draws from global generators; a CUDA graph is captured of code that draws nothing."""
+        """Seed the global generators for user code; not in a graph capture, since captured code draws nothing."""
         capturing = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         if capturing or not (is_own_code(self.config.strategy.name) or is_own_code(self.config.model.name)):
             yield
@@ -181,15 +182,15 @@ class Lane:
         with seeded_generators(seed_for(self.seed, purpose), self.device):
             yield
 
-    def _look_for_draws(self) -> None:
-        """Note on a GPU whether user code draws random numbers in a step: these would be the same in every replay."""
+    def _check_for_draws(self) -> None:
+        """Record whether user code draws random numbers in a step; every graph replay would draw the same ones."""
         if self.device.type != "cuda" or self.draws_random or torch.cuda.is_current_stream_capturing():
             return
         if is_own_code(self.config.strategy.name) or is_own_code(self.config.model.name):
             self.draws_random = has_drawn(seed_for(self.seed, f"step {self.done}"), self.device)
 
     def _batches(self, row: Row) -> tuple[Tensor, Batch, tuple[Batch, ...]]:
-        """The slots to write to, the samples of the stream, and those of each replay draw."""
+        """Return the memory slots to write to, the batch of the stream, and the batch of each replay draw."""
         x = self.data.seen(self.feed.pixels, row.image, row.task, row.views)
         label = self.data.train.label[row.label] if self.data.stream.several_labels else row.label
         parts = zip(*(torch.split(t, list(row.sizes)) for t in (x, label, row.task, row.slots)), strict=True)
@@ -201,7 +202,7 @@ class Lane:
         return write, Batch(x, label, task), replay
 
     def check(self, loss: float) -> float:
-        """The loss of the step just done; refuses one that is not finite, with the likely cause."""
+        """Return the loss of the last step; raises `LossNotFiniteError` if it is not finite."""
         if not math.isfinite(loss):
             raise LossNotFiniteError(
                 f"seed {self.seed}: the loss is {loss} at step {self.done} of {len(self.plan.steps)} (task "
@@ -211,10 +212,10 @@ class Lane:
         return loss
 
     def nonfinite_tensor(self) -> str | None:
-        """The name of the first trained parameter or running moment that has NaN or infinity in it; None for none.
+        """Return the name of the first trained parameter or running moment that is not finite; None if there is none.
 
-        A loss shows a bad update only in the step after it. Parameters that are not trained are not checked: a network
-        of the user's own may have infinity there on purpose, as in a mask.
+        The loss shows a bad update only one step later. Parameters that are not trained are not checked: a
+        user-defined network may contain infinity on purpose, as in a mask.
         """
         tensors: dict[str, Tensor] = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         tensors |= {name: buffer for name, buffer in self.model.named_buffers() if name.endswith(RUNNING_MOMENTS)}
@@ -224,24 +225,25 @@ class Lane:
         return next((name for name, is_finite in zip(tensors, finite, strict=True) if not is_finite), None)
 
     def autocast(self) -> AbstractContextManager[object]:
+        """Return the autocast context of the run's precision."""
         if self.config.train.precision == "bf16":
             return torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False)
         return nullcontext()
 
     def state(self) -> dict[str, Tensor]:
-        """All tensors that must survive a restart; the step number goes beside them."""
+        """Return all tensors that must survive a restart. The number of steps done is saved separately."""
         model = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
-        remembered = optimizer_state(self.optimizer, self.model)
-        optimizer = {f"optimizer.{name}": tensor for name, tensor in remembered.items()}
+        of_optimizer = optimizer_state(self.optimizer, self.model)
+        optimizer = {f"optimizer.{name}": tensor for name, tensor in of_optimizer.items()}
         return {**model, **optimizer, "memory.logits": self.logits[:-1]}
 
     def code_state(self) -> CodeState:
-        """Digests of what user code keeps outside of `state`; empty for strategies and networks of the package."""
+        """Return digests of the state that user code has outside of `state`; empty without user code."""
         digests: CodeState = {}
         if is_own_code(self.config.strategy.name):
             state = strategy_state(self.strategy, self._strategy_modules, self.head)
             digests |= {f"strategy {name}": digest for name, digest in state.items()}
-            if not is_own_code(self.config.model.name):  # the strategy may have changed it in ways that are not saved
+            if not is_own_code(self.config.model.name):  # the strategy may change it in unsaved ways
                 state = network_state(self.model, self._strategy_modules)
                 of_model = {name: digest for name, digest in state.items() if f"strategy {name}" not in digests}
                 digests |= {f"strategy model.{name}": digest for name, digest in of_model.items()}
@@ -251,22 +253,22 @@ class Lane:
         return digests
 
     def code_changes(self) -> list[str]:
-        """What user code keeps outside of `state` that is not as it was when the code was loaded."""
+        """Return the names of user-code state outside of `state` that has changed since the code was loaded."""
         now, fresh = self.code_state(), self.fresh_code_state
         return [name for name in {**fresh, **now} if now.get(name) != fresh.get(name) or now[name] == UNREADABLE]
 
     def load(self, state: dict[str, Tensor], done: int) -> None:
-        """Go on from a state and the number of steps it was taken after."""
-        own, remembered = (
-            {name.removeprefix(of): t for name, t in state.items() if name.startswith(of)}
-            for of in ("model.", "optimizer.")
+        """Resume from a state that was saved after ``done`` steps."""
+        model, optimizer = (
+            {name.removeprefix(prefix): t for name, t in state.items() if name.startswith(prefix)}
+            for prefix in ("model.", "optimizer.")
         )
-        self.model.load_state_dict(own)
-        load_optimizer_state(self.optimizer, self.model, remembered)
+        self.model.load_state_dict(model)
+        load_optimizer_state(self.optimizer, self.model, optimizer)
         self.logits[:-1].copy_(state["memory.logits"])
         self.done = done
 
 
 def _user_modules(name: str) -> dict[str, ModuleType]:
-    """The modules of user code that were just loaded; another lane may load them anew."""
+    """Return the modules of user code as loaded for this lane; another lane may load them again."""
     return loaded_modules(name) if is_own_code(name) else {}

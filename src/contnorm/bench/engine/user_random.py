@@ -1,7 +1,7 @@
-"""Random numbers that user code draws from the global generators of Python, NumPy and torch.
+"""Seeding of the global generators of Python, NumPy and torch for user code.
 
-The package draws none in a step. A strategy or a network of the user's own may, such as for dropout: its draws depend
-on the run's seed and the step alone, so that a run can be repeated, and stopped and resumed, to the bit.
+The package draws no random numbers in a step. A user-defined strategy or network may, such as for dropout. Its draws
+depend on the seed of the run and the step only, so that a run can be repeated and resumed bit-exactly.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ __all__ = ["has_drawn", "seeded_generators"]
 
 @contextmanager
 def seeded_generators(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed the global generators; restored afterwards.
+    """Seed the global generators; their states are restored afterwards.
 
     Args:
-        seed: The seed, below 2 to the 32nd.
-        device: Whose generator is seeded besides the host's.
+        seed: The seed, below 2**32.
+        device: The device whose generator is seeded in addition to the CPU's.
 
     Example:
         >>> def draws():
@@ -31,7 +31,7 @@ def seeded_generators(seed: int, device: torch.device) -> Iterator[None]:
         >>> draws() == draws()
         True
     """
-    state_of_python, state_of_numpy = random.getstate(), np.random.get_state()
+    python_state, numpy_state = random.getstate(), np.random.get_state()
     devices = [device] if device.type == "cuda" else []
     try:
         with torch.random.fork_rng(devices):
@@ -40,12 +40,12 @@ def seeded_generators(seed: int, device: torch.device) -> Iterator[None]:
             torch.manual_seed(seed)
             yield
     finally:
-        random.setstate(state_of_python)
-        np.random.set_state(state_of_numpy)
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
 
 
 def has_drawn(seed: int, device: torch.device) -> bool:
-    """Whether one of the global generators was used since `seeded_generators` seeded it; to be called within.
+    """Whether a global generator was used since `seeded_generators` seeded it. To be called inside that context.
 
     Example:
         >>> with seeded_generators(0, torch.device("cpu")):
@@ -57,7 +57,7 @@ def has_drawn(seed: int, device: torch.device) -> bool:
         return True
     if np.random.get_state()[2] != np.random.RandomState(seed).get_state()[2]:  # type: ignore[index]
         return True
-    used = [(torch.random.get_rng_state(), torch.Generator())]
+    states = [(torch.random.get_rng_state(), torch.Generator())]
     if device.type == "cuda":
-        used.append((torch.cuda.get_rng_state(device), torch.Generator(device)))
-    return any(not torch.equal(state, fresh.manual_seed(seed).get_state()) for state, fresh in used)
+        states.append((torch.cuda.get_rng_state(device), torch.Generator(device)))
+    return any(not torch.equal(state, fresh.manual_seed(seed).get_state()) for state, fresh in states)

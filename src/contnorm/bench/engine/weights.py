@@ -1,6 +1,6 @@
-"""The weights of a finished run, kept beside its record where that was asked for: ``runs/<hash>/<seed>.safetensors``.
+"""The weights of a finished run, saved next to its record on request: ``runs/<hash>/<seed>.safetensors``.
 
-A record says what was measured; what is to be measured later (`contnorm diagnose`) needs the network itself.
+A record contains measurements only. Later measurements (`contnorm diagnose`) need the network itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["keep_weights", "load_kept_weights", "load_weights", "weights_beside"
 
 
 def weights_beside(record: Path) -> Path:
-    """Where the weights of a run are, if they were kept.
+    """Return the path of the weights of a run, which exists if they were saved.
 
     Example:
         >>> print(weights_beside(Path("runs/0123abcd/4.json")))
@@ -28,16 +28,16 @@ def weights_beside(record: Path) -> Path:
 
 
 def keep_weights(lane: Lane, record: Path) -> None:
-    """Write a lane's parameters and buffers beside its record; at once or not at all."""
+    """Write the parameters and buffers of a lane next to its record, atomically."""
     copies = {name: t.detach().cpu().clone().contiguous() for name, t in lane.model.state_dict().items()}
     write_atomically(weights_beside(record), save(copies))
 
 
 def load_kept_weights(lane: Lane, record: Path) -> None:
-    """Give a lane the weights that were kept beside a record.
+    """Load the weights that were saved next to a record into a lane.
 
     Raises:
-        UserError: Where there are none, or not of this run.
+        UserError: If there are none, or they are of another run.
     """
     path = weights_beside(record)
     if not path.is_file():
@@ -49,13 +49,18 @@ def load_kept_weights(lane: Lane, record: Path) -> None:
 
 
 def load_weights(lane: Lane, path: Path, mend: str) -> None:
-    """Give a lane the weights in a safetensors file.
+    """Load the weights in a safetensors file into a lane.
+
+    Args:
+        lane: The lane.
+        path: The file.
+        mend: What to do about an error, for its message.
 
     Raises:
-        UserError: Where they can't be read or belong to another network; ``mend`` says what to do about it.
+        UserError: If the file can't be read or belongs to another network.
     """
     try:
         lane.model.load_state_dict(load(path.read_bytes()))
     except (OSError, SafetensorError, RuntimeError) as error:
-        said = " ".join(str(error).split())
-        raise UserError(f"{path}: is no safetensors file of this network's weights ({said}). {mend}") from error
+        detail = " ".join(str(error).split())
+        raise UserError(f"{path}: is no safetensors file of this network's weights ({detail}). {mend}") from error
