@@ -14,6 +14,7 @@ from contnorm.bench.config.schema import from_dict
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "records"
 PAGE = (FOLDER / "README.md").read_text()
+README = " ".join((FOLDER.parents[1] / "README.md").read_text().split())
 LABELS = {
     "none": "none",
     "bn": "BN",
@@ -100,3 +101,4 @@ def test_the_paired_difference_is_that_of_the_records(
     half = stats.t.ppf(0.975, len(differences) - 1) * stats.sem(differences)
     assert len(differences) == 32 and f"with {strategy} {np.mean(differences):+.2f} ± {half:.2f}" == printed
     assert printed in PAGE.replace("\n", " ")
+    assert f"{printed.partition(strategy)[2].strip()} points with {strategy}" in README

@@ -135,6 +135,8 @@ class AlwaysDropping(nn.Dropout):
     def forward(self, x):
         return nn.functional.dropout(x, 0.5, training=True)
 
+def lazy(shape, outputs, norm):
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(outputs))
 def always_dropping(shape, outputs, norm):
     return nn.Sequential(AlwaysDropping(), *plain(shape, outputs, norm))
 
@@ -173,7 +175,7 @@ def test_a_network_that_draws_random_numbers_in_evaluation_is_told_of(
     root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "own.py").write_text(OWN)
-    for name in ("plain", "dropping"):
+    for name in ("plain", "dropping", "lazy"):
         lane(root, per_task=20, norm="none", model={"name": f"{tmp_path / 'own.py'}:{name}"})
     assert not caplog.messages
     for _ in range(2):

@@ -85,13 +85,20 @@ def _try_norms(model: nn.Module, config: RunConfig, shape: Shape) -> None:
 
 def _try_shapes(model: nn.Module, name: str, shape: Shape, outputs: int) -> None:
     was_training = model.training
-    before = torch.random.get_rng_state()
     try:
-        _try_forward(model.eval(), name, shape, outputs, "")
+        # Twice at most: lazy layers draw their weights in the first forward pass, and none in the second.
+        draws = _draws(model.eval(), name, shape, outputs) and _draws(model, name, shape, outputs)
     finally:
         model.train(was_training)
-    if not torch.equal(before, torch.random.get_rng_state()):
+    if draws:
         _warn_of_draws(name)
+
+
+def _draws(model: nn.Module, name: str, shape: Shape, outputs: int) -> bool:
+    """Whether a forward pass draws random numbers."""
+    before = torch.random.get_rng_state()
+    _try_forward(model, name, shape, outputs, "")
+    return not torch.equal(before, torch.random.get_rng_state())
 
 
 def _try_forward(model: nn.Module, name: str, shape: Shape, outputs: int, when: str) -> None:
