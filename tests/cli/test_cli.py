@@ -216,6 +216,22 @@ def test_nothing_typed_shows_the_help(capsys: pytest.CaptureFixture[str], monkey
     assert "Usage:" in out + err and "contnorm: ." not in err
 
 
+@pytest.mark.parametrize("name", ["speed", "bench"])
+def test_speed_has_a_hidden_alias_bench(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["contnorm", "--help"])
+    with pytest.raises(SystemExit):
+        main()
+    listed = [line.split()[1] for line in capsys.readouterr().out.splitlines() if len(line.split()) > 2]
+    assert "speed" in listed and "bench" not in listed
+    monkeypatch.setattr(sys, "argv", ["contnorm", name, "layer"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2 and "unknown benchmark 'layer'" in capsys.readouterr().err
+
+
 def test_show_names_a_broken_record_and_shows_the_rest(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -157,6 +157,7 @@ def test_the_norm_of_a_recorded_run_cannot_be_given() -> None:
         ("tune", "table2"),
         ("data",),
         ("data", "mnist"),
+        ("speed", "run"),
         ("bench", "run"),
     ],
 )

@@ -1,7 +1,7 @@
-"""The commands, in the order of the work: look around, run, go on, look at what came out, compare.
+"""Entry point and commands of the command-line interface.
 
-A person's mistake is one line and exit code 2; anything else is a bug of ours and keeps its traceback. What needs torch
-is imported where it is used, so that listing and showing start at once.
+A user error prints one line and exits with code 2; any other exception is a bug and keeps its traceback. Modules that
+need torch are imported inside the commands that use them, so that the other commands start quickly.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _FAILED_WRITE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF
 
 
 class _Group(TyperGroup):
-    """The commands; what no path and no setting can hold is refused before any of them begins."""
+    """Command group that rejects arguments with NUL characters and converts OS errors to user errors."""
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
         for argument in args:
@@ -68,7 +68,7 @@ class _Group(TyperGroup):
 
 
 def _in_words(error: OSError) -> Exception:
-    """A UserError for what the system refuses and a person can change; other errors as they are."""
+    """Convert an OS error that the user can fix to a `UserError`; return other errors unchanged."""
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return UserError(
             "the system's limit of open files is reached. Raise it with `ulimit -n 1024`, or use fewer --lanes."
@@ -81,7 +81,7 @@ def _in_words(error: OSError) -> Exception:
 
 
 def _has_working_folder() -> bool:
-    """Whether the current folder exists; where it was deleted, torch's libraries end the process without a reason."""
+    """Whether the current folder exists. If it was deleted, torch's libraries end the process without a message."""
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -90,7 +90,7 @@ def _has_working_folder() -> bool:
 
 
 def _discard_output() -> None:
-    """Let what is still in the buffer of stdout go nowhere, or Python would fail at its end to write it."""
+    """Redirect stdout to the null device, so that flushing its buffer at exit does not fail."""
     with suppress(OSError, ValueError, AttributeError):
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, sys.stdout.fileno())
@@ -100,29 +100,29 @@ def _discard_output() -> None:
 def _open_standard_streams() -> None:
     """Point closed standard descriptors at the null device.
 
-    Else the next files to be opened, such as records, get their numbers, and what is written to stderr goes into them.
+    Otherwise the next opened files, such as records, would get these numbers, and output to stderr would go into them.
     """
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
 
 
 app = typer.Typer(
     name="contnorm",
     cls=_Group,
-    help="Normalization for networks that learn from a stream: run, resume, score and compare.",
+    help="Normalization layers for continual learning: run, resume, score and compare experiments.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-_at_terminal = sys.stdout is not None and sys.stdout.isatty()  # there is no stdout where it was closed, as by `>&-`
-console = Console(width=None if _at_terminal else 160)  # a file or a pipe has no edge to wrap at
+_at_terminal = sys.stdout is not None and sys.stdout.isatty()  # stdout is None if it was closed, as by `>&-`
+console = Console(width=None if _at_terminal else 160)  # wide enough that tables in files and pipes do not wrap
 
 
-def _say_version(asked: bool) -> None:
-    if asked:
+def _print_version(requested: bool) -> None:
+    if requested:
         console.print(f"contnorm {__version__}", highlight=False)
         raise typer.Exit
 
@@ -131,41 +131,47 @@ def _say_version(asked: bool) -> None:
 def _root(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="The version, and no more.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show version and exit.")
     ] = False,
 ) -> None:
-    context.with_resource(only_trusted(()))  # no command executes user code but what was named on this call
+    context.with_resource(only_trusted(()))  # commands execute only user code that is named on the command line
 
 
-RunsFolder = Annotated[Path, typer.Option("--runs", help="Where records and checkpoints are.")]
-Lanes = Annotated[int | None, typer.Option(help="Runs side by side; 8 on a GPU, a core each on a CPU.")]
-_WHICH = "Runs, or folders of runs: paths, or beginnings of hashes; all by default."
-_THREADS = "Of each run on a CPU; results depend on it in the last digits."
+RunsFolder = Annotated[Path, typer.Option("--runs", help="Folder of records and checkpoints.")]
+Lanes = Annotated[int | None, typer.Option(help="Number of parallel runs. Default: 8 on a GPU, one per core on a CPU.")]
+_DEVICE = "Device to compute on: cpu or cuda."
+_PRECISION = "Floating-point precision: fp32, tf32 or bf16."
+_MAX_STEPS = "Stop after N steps (smoke test; scores are not comparable)."
+_THREADS = "CPU threads per run. Changing it changes results slightly."
 TrustCode = Annotated[
     list[Path] | None,
     typer.Option(
-        "--trust-code", metavar="FILE", help="Python code that may be executed where a file names it; repeatable."
+        "--trust-code",
+        metavar="FILE",
+        help="Allow executing this Python file where settings or records name it; repeatable.",
     ),
 ]
 AllowMissing = Annotated[
-    bool, typer.Option("--allow-missing", help="Use a published data set with missing images, and record it.")
+    bool, typer.Option("--allow-missing", help="Accept a published data set with missing images; noted in the record.")
 ]
-DataRoot = Annotated[Path | None, typer.Option("--data-root", help="Where data lies; else CONTNORM_DATA, else ./data.")]
+DataRoot = Annotated[
+    Path | None, typer.Option("--data-root", help="Folder of data sets. Default: $CONTNORM_DATA, or ./data.")
+]
 
 
 @app.command()
 def ls(
     what: Annotated[
-        str, typer.Argument(help="norms, streams, strategies, memories, models or tables; all by default.")
+        str, typer.Argument(help="Kind to list: norms, streams, strategies, memories, models or tables; default: all.")
     ] = "",
 ) -> None:
-    """What there is, one line each."""
+    """List available norms, streams, strategies, memories, models and tables."""
     from contnorm.cli.ls import listings
 
-    found = listings()
-    if what and what not in found:
-        raise unknown("listing", what, found)
-    for name, rows in found.items():
+    registries = listings()
+    if what and what not in registries:
+        raise unknown("listing", what, registries)
+    for name, rows in registries.items():
         if what in ("", name):
             table = Table("name", "what it is", title=name, title_justify="left", box=None, pad_edge=False)
             for row in rows:
@@ -176,40 +182,53 @@ def ls(
 @app.command()
 def run(
     context: typer.Context,
-    stream: Annotated[str, typer.Option(help="What is learned; see `contnorm ls streams`.")] = "permuted-mnist",
-    strategy: Annotated[str, typer.Option(help="How; see `contnorm ls strategies`.")] = "er",
-    norm: Annotated[str, typer.Option(help="Which normalization; see `contnorm ls norms`.")] = "cn",
-    groups: Annotated[str | None, typer.Option(help="Groups of channels, or 'auto'.")] = None,
+    stream: Annotated[
+        str, typer.Option(help="Stream of tasks to learn; see `contnorm ls streams`.")
+    ] = "permuted-mnist",
+    strategy: Annotated[str, typer.Option(help="Learning method: er, derpp, single, ... or file.py:Class.")] = "er",
+    norm: Annotated[str, typer.Option(help="Normalization layer; see `contnorm ls norms`.")] = "cn",
+    groups: Annotated[str | None, typer.Option(help="Number of channel groups, or 'auto'.")] = None,
     weights: Annotated[
-        str | None, typer.Option(help="What the network begins with: a file, or torchvision:IMAGENET1K_V1.")
+        str | None, typer.Option(help="Pretrained weights to start from: a file, or torchvision:IMAGENET1K_V1.")
     ] = None,
-    buffer: Annotated[int | None, typer.Option(help="Slots of the memory: of a ring, or in all.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Samples of the stream a step.")] = None,
-    replay: Annotated[int | None, typer.Option(help="Samples of the memory a step.")] = None,
+    buffer: Annotated[
+        int | None, typer.Option(help="Memory size: per task (or class) for ring, in total for the others.")
+    ] = None,
+    batch: Annotated[int | None, typer.Option(help="Stream samples per step.")] = None,
+    replay: Annotated[int | None, typer.Option(help="Replayed memory samples per step.")] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
-    seeds: Annotated[int | None, typer.Option(help="How many seeds, from 0; one by default.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Just this seed.")] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    seeds: Annotated[int | None, typer.Option(help="Number of seeds, counted from 0; default: 1.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Run this single seed.")] = None,
+    device: Annotated[str, typer.Option(help=_DEVICE)] = "cpu",
     lanes: Lanes = None,
     threads: Annotated[int, typer.Option(help=_THREADS)] = 1,
-    precision: Annotated[str | None, typer.Option(help="fp32, tf32 or bf16.")] = None,
-    eval_moments: Annotated[str | None, typer.Option(help="running, or oracle for BN*.")] = None,
-    max_steps: Annotated[int | None, typer.Option(help="Stop early, for a try.")] = None,
+    precision: Annotated[str | None, typer.Option(help=_PRECISION)] = None,
+    eval_moments: Annotated[
+        str | None,
+        typer.Option(
+            help="Moments for evaluation: running, or oracle (BN*: exact, from training data of all tasks so far)."
+        ),
+    ] = None,
+    max_steps: Annotated[int | None, typer.Option(help=_MAX_STEPS)] = None,
     keep_weights: Annotated[
-        bool, typer.Option("--keep-weights", help="Leave each run's weights beside its record, for `diagnose`.")
+        bool,
+        typer.Option("--keep-weights", help="Save the final weights of each run next to its record, for `diagnose`."),
     ] = False,
     data_root: DataRoot = None,
     allow_missing: AllowMissing = False,
     runs: RunsFolder = Path("runs"),
-    config: Annotated[Path | None, typer.Option(help="A TOML file of settings.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="key=value: strategy.forward=separate")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file of settings.")] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Any setting as key=value, such as strategy.forward=separate; repeatable."),
+    ] = None,
     trust_code: TrustCode = None,
 ) -> None:
-    """Learn a stream, once through, and record how well each task is known after each other one."""
+    """Train once over a stream; after each task, measure accuracy on all tasks so far."""
     with importing_torch():
         from contnorm.cli.run import Hands, run_seeds
 
-    wanted = _seeds(seeds, seed)
+    seed_list = _seeds(seeds, seed)
     flags: dict[str, Any] = {
         "stream.name": stream,
         "strategy.name": strategy,
@@ -229,23 +248,25 @@ def run(
     defaults = {key: value for key, value in flags.items() if value is not None}
     values = merge_settings(defaults, config, typed, set_ or [])
     named = code_files(settings_of([*typed, *assignments_of(set_ or [])]))
-    hands = Hands(device, lanes, threads, keep_weights, allow_missing)
-    with only_trusted([*check_files(trust_code or []), *named]):  # code that only --config names is not among them
-        raise typer.Exit(run_seeds(values, wanted, hands, data_root, runs, console))
+    options = Hands(device, lanes, threads, keep_weights, allow_missing)
+    with only_trusted(
+        [*check_files(trust_code or []), *named]
+    ):  # excludes code that is named only in the --config file
+        raise typer.Exit(run_seeds(values, seed_list, options, data_root, runs, console))
 
 
-def _seeds(many: int | None, one: int | None) -> list[int]:
-    """The seeds asked for: so many from 0, or just one."""
-    if one is not None and many is not None:
-        raise UserError(f"--seed {one} and --seeds {many}: use one of them; --seeds takes so many, from 0.")
-    if many is not None:
-        check_seeds(many)
-    if one is not None:
-        check_seed(one)
-    return [one] if one is not None else list(range(many or 1))
+def _seeds(count: int | None, single: int | None) -> list[int]:
+    """Seeds to run: ``count`` seeds from 0, or the single one."""
+    if single is not None and count is not None:
+        raise UserError(f"--seed {single} and --seeds {count}: use one of them; --seeds takes so many, from 0.")
+    if count is not None:
+        check_seeds(count)
+    if single is not None:
+        check_seed(single)
+    return [single] if single is not None else list(range(count or 1))
 
 
-# Flags that are not called as their setting is.
+# Flags whose names differ from those of their settings.
 _FLAG_NAMES = {
     "stream.name": "--stream",
     "strategy.name": "--strategy",
@@ -256,64 +277,64 @@ _FLAG_NAMES = {
 
 
 def _is_typed(context: typer.Context, key: str, value: Any) -> bool:
-    """Whether a flag of `run` was given: the defaults of stream, strategy and norm yield to a file of settings."""
+    """Whether a flag of `run` was typed. A settings file overrides the defaults of stream, strategy and norm."""
     group, _, name = key.partition(".")
     if name != "name":
         return value is not None
-    return _given(context, group)
+    return _is_explicit(context, group)
 
 
-def _given(context: typer.Context, parameter: str) -> bool:
-    """Whether a parameter was given by the caller, at the command line or in-process."""
+def _is_explicit(context: typer.Context, parameter: str) -> bool:
+    """Whether a parameter was passed explicitly, on the command line or in-process."""
     source = context.get_parameter_source(parameter)
     return source is not None and source.name not in ("DEFAULT", "DEFAULT_MAP")
 
 
 @app.command()
 def resume(
-    path: Annotated[Path, typer.Argument(help="A run, or a folder of runs.")] = Path("runs"),
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; what each run was begun on by default.")] = None,
-    lanes: Lanes = None,
-    threads: Annotated[
-        int | None, typer.Option(help="Of each run on a CPU; what it was begun with by default.")
+    path: Annotated[Path, typer.Argument(help="Folder of a run, or of several runs.")] = Path("runs"),
+    device: Annotated[
+        str | None, typer.Option(help="Device to compute on: cpu or cuda. Default: the device each run started on.")
     ] = None,
+    lanes: Lanes = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads per run. Default: as each run started.")] = None,
     data_root: DataRoot = None,
     trust_code: TrustCode = None,
     allow_missing: AllowMissing = False,
 ) -> None:
-    """Go on, bit for bit, with every run under a folder that was stopped."""
+    """Resume all interrupted runs under a folder, bit-exactly."""
     with importing_torch():
         from contnorm.cli.run import Hands, resume_all
 
-    hands = Hands(device, lanes, threads, allow_missing=allow_missing)
+    options = Hands(device, lanes, threads, allow_missing=allow_missing)
     trusted = check_files(trust_code or [])
-    raise typer.Exit(resume_all(path, hands, data_root, console, trusted))
+    raise typer.Exit(resume_all(path, options, data_root, console, trusted))
 
 
 @app.command()
 def show(
     run: Annotated[
         list[str] | None,
-        typer.Argument(help="Paths of runs or of folders of runs, or beginnings of hashes; all by default."),
+        typer.Argument(help="Runs to show: paths of runs or folders, or prefixes of run hashes; default: all."),
     ] = None,
     runs: RunsFolder = Path("runs"),
-    by_task: Annotated[bool, typer.Option("--by-task", help="The whole accuracy matrix of each run.")] = False,
+    by_task: Annotated[bool, typer.Option("--by-task", help="Show the full accuracy matrix of each run.")] = False,
 ) -> None:
-    """Scores of finished runs, averaged over seeds."""
+    """Show the scores of finished runs, averaged over seeds."""
     from contnorm.cli.show import show_lost, show_matrices, show_scores, show_unsealed, unknown_names
     from contnorm.report.summaries import Summaries, find_summaries, summaries_under
 
     store = Store(runs)
-    found: list[Found] | list[Summaries]
+    matches: list[Found] | list[Summaries]
     if by_task:
-        found = [store.search(given) for given in run] if run else [store.readable()]
+        matches = [store.search(name) for name in run] if run else [store.readable()]
     else:
-        found = [find_summaries(store, given) for given in run] if run else [summaries_under(runs)]
-    problems = list(dict.fromkeys(problem for some in found for problem in some.problems))
-    records = distinct([record for some in found for record in some.records], problems)
-    lost = {run: notes for some in found for run, notes in some.lost.items()}
+        matches = [find_summaries(store, name) for name in run] if run else [summaries_under(runs)]
+    problems = list(dict.fromkeys(problem for match in matches for problem in match.problems))
+    records = distinct([record for match in matches for record in match.records], problems)
+    diverged = {run: notes for match in matches for run, notes in match.lost.items()}
     if not records:
-        none = f"no finished runs under {runs}{', all were lost' if lost else ''}. Make one: contnorm run --norm cn"
+        none = f"no finished runs under {runs}{', all were lost' if diverged else ''}. Make one: contnorm run --norm cn"
         raise UserError("; ".join(problems) or none)
     for problem in [*problems, *unknown_names(records)]:
         say_on_stderr(problem)
@@ -321,18 +342,18 @@ def show(
         show_matrices([record for record in records if isinstance(record, Record)], console)
     else:
         show_scores(records, console)
-    show_lost(records, lost, console)
+    show_lost(records, diverged, console)
     if run:
         show_unsealed(records, console)
 
 
 @app.command()
 def compare(
-    a: Annotated[str, typer.Argument(help="A run: a path, or the beginning of a hash.")],
-    b: Annotated[str, typer.Argument(help="Another.")],
+    a: Annotated[str, typer.Argument(help="First run: a path, or a prefix of the run hash.")],
+    b: Annotated[str, typer.Argument(help="Second run, given in the same way.")],
     runs: RunsFolder = Path("runs"),
 ) -> None:
-    """Two runs: in which settings they differ, and how far their scores, paired over the seeds both have."""
+    """Compare two runs: differing settings, and score differences paired over shared seeds."""
     from contnorm.cli.compare import show_comparison
     from contnorm.cli.show import show_lost, unknown_names
 
@@ -348,66 +369,72 @@ def compare(
 @app.command()
 def diagnose(
     context: typer.Context,
-    run: Annotated[
-        str, typer.Argument(help="A run made with --keep-weights: a path, or the beginning of a hash.")
-    ] = "",
-    seed: Annotated[int | None, typer.Option(help="Which seed; the first there is by default.")] = None,
-    model: Annotated[str | None, typer.Option(help="Instead of a run: file.py:make, a network of your own.")] = None,
-    weights: Annotated[Path | None, typer.Option(help="Its weights, a safetensors file.")] = None,
-    stream: Annotated[str | None, typer.Option(help="Its tasks; see `contnorm ls streams`.")] = None,
-    norm: Annotated[str, typer.Option(help="The norm that `make` is given.")] = "bn",
+    run: Annotated[str, typer.Argument(help="Run made with --keep-weights: a path, or a prefix of the run hash.")] = "",
+    seed: Annotated[int | None, typer.Option(help="Seed to diagnose; default: the first one recorded.")] = None,
+    model: Annotated[str | None, typer.Option(help="Network to diagnose instead of a run: file.py:make.")] = None,
+    weights: Annotated[Path | None, typer.Option(help="Weights of --model: a safetensors file.")] = None,
+    stream: Annotated[str | None, typer.Option(help="Stream of tasks for --model; see `contnorm ls streams`.")] = None,
+    norm: Annotated[str, typer.Option(help="Norm passed to the function that --model names.")] = "bn",
     beside: Annotated[
-        str | None, typer.Option(help="A run that differs in its norm alone: how much less is recovered there.")
+        str | None,
+        typer.Option(help="Second run that differs only in its norm: compare how much accuracy is recovered."),
     ] = None,
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="A figure too: .svg, .png or .pdf.")] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    threads: Annotated[int, typer.Option(help="On a CPU.")] = 1,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="Figure to write: .svg, .png or .pdf.")] = None,
+    device: Annotated[str, typer.Option(help=_DEVICE)] = "cpu",
+    threads: Annotated[int, typer.Option(help="CPU threads.")] = 1,
     data_root: DataRoot = None,
     allow_missing: AllowMissing = False,
     runs: RunsFolder = Path("runs"),
     trust_code: TrustCode = None,
 ) -> None:
-    """How much of what a network forgot lies in its running moments alone: the cross-task normalization effect."""
-    brought = (model, weights, stream)
-    if bool(run) == any(brought) or (any(brought) and not all(brought)):
+    """Measure the cross-task normalization effect: forgetting caused by the running moments alone."""
+    external = (model, weights, stream)
+    if bool(run) == any(external) or (any(external) and not all(external)):
         raise UserError("diagnose: say which run, or all of --model, --weights and --stream for a network of your own.")
     if seed is not None:
         check_seed(seed)
-    if run and _given(context, "norm"):
+    if run and _is_explicit(context, "norm"):
         raise UserError(f"--norm {norm}: is for a network of your own, with --model. A run's norm is in its record.")
     with importing_torch():
         from contnorm.cli.diagnose import Brought, show_diagnosis
         from contnorm.cli.run import Hands, workplace
 
     place = workplace(runs, Hands(device, 1, threads, allow_missing=allow_missing), data_root)
-    given = Brought(model, weights, stream, norm) if model and weights and stream else run
-    show_diagnosis(given, seed, place, out, console, beside, check_files(trust_code or []))
+    target = Brought(model, weights, stream, norm) if model and weights and stream else run
+    show_diagnosis(target, seed, place, out, console, beside, check_files(trust_code or []))
 
 
 @app.command()
 def paper(
-    recipe: Annotated[str, typer.Argument(help="table1 ... table14, figure1 ... figure3, or a file of your own.")] = "",
-    list_: Annotated[bool, typer.Option("--list", help="Which there are, and how much of each is run.")] = False,
-    seeds: Annotated[int, typer.Option(help="How many, from 0; the paper has five.")] = 5,
-    only: Annotated[list[str] | None, typer.Option(help="Some cells: norm=cn stream=split-cifar100 buffer=500")] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    recipe: Annotated[
+        str, typer.Argument(help="Recipe: table1 ... table14, figure1 ... figure3, or a TOML file.")
+    ] = "",
+    list_: Annotated[bool, typer.Option("--list", help="List the recipes and how many runs of each are done.")] = False,
+    seeds: Annotated[int, typer.Option(help="Number of seeds, counted from 0; the paper uses 5.")] = 5,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Restrict to matching cells, such as norm=cn or buffer=500; repeatable.")
+    ] = None,
+    device: Annotated[str, typer.Option(help=_DEVICE)] = "cpu",
     lanes: Lanes = None,
     threads: Annotated[int, typer.Option(help=_THREADS)] = 1,
-    precision: Annotated[str | None, typer.Option(help="fp32, tf32 or bf16.")] = None,
-    max_steps: Annotated[int | None, typer.Option(help="Stop early, for a try.")] = None,
+    precision: Annotated[str | None, typer.Option(help=_PRECISION)] = None,
+    max_steps: Annotated[int | None, typer.Option(help=_MAX_STEPS)] = None,
     lr: Annotated[
-        str, typer.Option(help="one for all, best: each norm its own as `contnorm tune` chose it, or both.")
+        str, typer.Option(help="Learning rates: one (the recipe's), best (per norm, from `contnorm tune`) or both.")
     ] = "both",
-    selected: Annotated[Path | None, typer.Option(help="The file that `contnorm tune` wrote with --out.")] = None,
+    selected: Annotated[
+        Path | None, typer.Option(help="File of learning rates written by `contnorm tune --out`.")
+    ] = None,
     data_root: DataRoot = None,
     allow_missing: AllowMissing = False,
     runs: RunsFolder = Path("runs"),
     set_: Annotated[
-        list[str] | None, typer.Option("--set", help="key=value over the recipe's settings; no verdicts then.")
+        list[str] | None,
+        typer.Option("--set", help="Override a recipe setting as key=value; disables the verdicts. Repeatable."),
     ] = None,
     trust_code: TrustCode = None,
 ) -> None:
-    """A table or figure of the paper: run what is missing, then ours beside the published, with a verdict."""
+    """Reproduce a table or figure of the paper: run what is missing, compare with the published numbers."""
     trusted = check_files(trust_code or [])
     check_seeds(seeds)
     if list_ or not recipe:
@@ -420,35 +447,49 @@ def paper(
         from contnorm.cli.paper import Asked, run_recipe
         from contnorm.cli.run import Hands
 
-    hands = Hands(device, lanes, threads, allow_missing=allow_missing)
-    asked = Asked(seeds, only or [], hands, max_steps, precision, data_root, runs, lr, selected, set_ or [], trusted)
-    raise typer.Exit(run_recipe(recipe, asked, console))
+    options = Hands(device, lanes, threads, allow_missing=allow_missing)
+    request = Asked(
+        seeds, only or [], options, max_steps, precision, data_root, runs, lr, selected, set_ or [], trusted
+    )
+    raise typer.Exit(run_recipe(recipe, request, console))
 
 
 @app.command()
 def tune(
-    recipe: Annotated[str, typer.Argument(help="table2, table8, table9, table10, table12, or a file of your own.")],
-    stream: Annotated[str | None, typer.Option(help="Just these, with commas between: split-cifar100")] = None,
-    strategies: Annotated[str | None, typer.Option(help="Just these: er,derpp")] = None,
-    norms: Annotated[str | None, typer.Option(help="Just these: bn,cn")] = None,
-    seeds: Annotated[int, typer.Option(help="How many, from 0.")] = 3,
-    rates: Annotated[str | None, typer.Option(help="The grid; 0.003,0.01,0.03,0.1,0.3 by default.")] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    recipe: Annotated[str, typer.Argument(help="Recipe: table2, table8, table9, table10, table12, or a TOML file.")],
+    stream: Annotated[
+        str | None, typer.Option(help="Streams to tune, comma-separated, such as split-cifar100; default: all.")
+    ] = None,
+    strategies: Annotated[
+        str | None, typer.Option(help="Strategies to tune, comma-separated, such as er,derpp; default: all.")
+    ] = None,
+    norms: Annotated[
+        str | None, typer.Option(help="Norms to tune, comma-separated, such as bn,cn; default: all.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="Number of seeds, counted from 0.")] = 3,
+    rates: Annotated[
+        str | None, typer.Option(help="Learning rates to try, comma-separated; default: 0.003,0.01,0.03,0.1,0.3.")
+    ] = None,
+    device: Annotated[str, typer.Option(help=_DEVICE)] = "cpu",
     lanes: Annotated[
-        int | None, typer.Option(help="Runs side by side; a norm's whole grid on a GPU, a core each on a CPU.")
+        int | None,
+        typer.Option(help="Number of parallel runs. Default: a norm's whole grid on a GPU, one per core on a CPU."),
     ] = None,
     threads: Annotated[int, typer.Option(help=_THREADS)] = 1,
-    precision: Annotated[str | None, typer.Option(help="fp32, tf32 or bf16.")] = None,
-    max_steps: Annotated[int | None, typer.Option(help="Stop early, for a try: nothing is chosen.")] = None,
+    precision: Annotated[str | None, typer.Option(help=_PRECISION)] = None,
+    max_steps: Annotated[
+        int | None, typer.Option(help="Stop after N steps (smoke test; no learning rate is chosen).")
+    ] = None,
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="The file; RUNS/selected/RECIPE.toml by default.")
+        Path | None,
+        typer.Option("-o", "--out", help="File to write the learning rates to; default: RUNS/selected/RECIPE.toml."),
     ] = None,
     data_root: DataRoot = None,
     allow_missing: AllowMissing = False,
     runs: RunsFolder = Path("runs"),
     trust_code: TrustCode = None,
 ) -> None:
-    """Choose a learning rate for each norm and strategy of a table, on the validation tasks alone."""
+    """Choose a learning rate for each norm and strategy of a table, using only the validation tasks."""
     with importing_torch():
         from contnorm.cli.run import Hands
         from contnorm.cli.tune import RATES, Wanted, tune_recipe
@@ -456,10 +497,10 @@ def tune(
     typed = {"stream": stream, "strategy": strategies, "norm": norms}
     only = [f"{key}={value.strip()}" for key, values in typed.items() if values for value in values.split(",")]
     grid = _numbers(rates, "--rates") if rates else RATES
-    hands = Hands(device, lanes, threads, allow_missing=allow_missing)
+    options = Hands(device, lanes, threads, allow_missing=allow_missing)
     trusted = check_files(trust_code or [])
-    wanted = Wanted(seeds, only, grid, hands, max_steps, precision, data_root, runs, out, trusted)
-    raise typer.Exit(tune_recipe(recipe, wanted, console))
+    request = Wanted(seeds, only, grid, options, max_steps, precision, data_root, runs, out, trusted)
+    raise typer.Exit(tune_recipe(recipe, request, console))
 
 
 def _numbers(text: str, flag: str) -> list[float]:
@@ -471,33 +512,50 @@ def _numbers(text: str, flag: str) -> list[float]:
 
 @app.command()
 def data(
-    name: Annotated[str, typer.Argument(help="One data set.")] = "",
-    fetch: Annotated[bool, typer.Option("--fetch", help="Bring it from its public source, and verify it.")] = False,
-    base: Annotated[str | None, typer.Option(help="Another address to fetch from.")] = None,
+    name: Annotated[str, typer.Argument(help="Data set to show, fetch or build; default: list all.")] = "",
+    fetch: Annotated[
+        bool, typer.Option("--fetch", help="Download the data set from its public source and verify it.")
+    ] = False,
+    base: Annotated[str | None, typer.Option(help="Base URL to download from instead of the public source.")] = None,
     coco: Annotated[Path | None, typer.Option(help="Build cocoseq from MS-COCO in this folder.")] = None,
     nus: Annotated[Path | None, typer.Option(help="Build nus-wideseq from NUS-WIDE in this folder.")] = None,
-    csv: Annotated[Path | None, typer.Option(help="Build one of your own from this table.")] = None,
-    images: Annotated[Path | None, typer.Option(help="Its pictures; their labels.csv is the table.")] = None,
-    groups: Annotated[Path | None, typer.Option(help="A table of its classes' groups; else by count.")] = None,
-    ids: Annotated[Path | None, typer.Option(help="The lists of the tasks; else DIR/ids, else fetched.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Build it here; else under the data root.")] = None,
-    size: Annotated[int | None, typer.Option(help="Side of the squares, 256 or 224; of your own any.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Build a multi-label data set from this CSV table.")] = None,
+    images: Annotated[
+        Path | None, typer.Option(help="Folder of images to build from; without --csv, its labels.csv is the table.")
+    ] = None,
+    groups: Annotated[
+        Path | None, typer.Option(help="Table that assigns classes to groups; default: by number of images.")
+    ] = None,
+    ids: Annotated[
+        Path | None, typer.Option(help="Folder of the task lists; default: DIR/ids, otherwise downloaded.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to build the data set in; default: under the data root.")
+    ] = None,
+    size: Annotated[int | None, typer.Option(help="Image side in pixels: 256 or 224; any size with --csv.")] = None,
     allow_missing: Annotated[
-        bool, typer.Option("--allow-missing", help="Build without the pictures that are not there, and record it.")
+        bool, typer.Option("--allow-missing", help="Build without missing images; noted in the manifest.")
     ] = False,
-    jobs: Annotated[int | None, typer.Option(help="Processes that decode; a core each by default.")] = None,
+    jobs: Annotated[int | None, typer.Option(help="Number of decoding processes; default: one per core.")] = None,
     data_root: DataRoot = None,
 ) -> None:
-    """Where each data set is, and what is missing; or fetch one, or build one whose pictures have several labels."""
+    """List data sets, download one, or build a multi-label one."""
     from contnorm.cli.data import fetch_with_bar, show_data_set, show_data_sets
 
-    told = {"ids": ids, "groups": groups, "out": out, "size": size, "allow-missing": allow_missing, "jobs": jobs}
-    if any(given is not None for given in (coco, nus, csv, images)):
+    build_options = {
+        "ids": ids,
+        "groups": groups,
+        "out": out,
+        "size": size,
+        "allow-missing": allow_missing,
+        "jobs": jobs,
+    }
+    if any(path is not None for path in (coco, nus, csv, images)):
         from contnorm.cli.data_build import Asked, build_with_bar
 
-        asked = Asked(coco, nus, csv, images, groups, ids, out, size, allow_missing, jobs, base)
-        raise typer.Exit(build_with_bar(name, asked, data_root, console))
-    for option, value in told.items():
+        request = Asked(coco, nus, csv, images, groups, ids, out, size, allow_missing, jobs, base)
+        raise typer.Exit(build_with_bar(name, request, data_root, console))
+    for option, value in build_options.items():
         if value:
             raise UserError(f"--{option}: is for building. Say what from: --coco DIR, --nus DIR, or --csv FILE.")
     if fetch:
@@ -511,19 +569,21 @@ def data(
 @app.command()
 def report(
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="A file, or a folder for a file a table; report.html by default.")
+        Path | None,
+        typer.Option("--out", "-o", help="Output file, or folder for one file per table; default: report.html."),
     ] = None,
-    form: Annotated[str, typer.Option("--format", help="html, md, latex or csv.")] = "html",
-    part: Annotated[str, typer.Option(help="all, tables, claims or runs; a page has all.")] = "all",
+    form: Annotated[str, typer.Option("--format", help="Output format: html, md, latex or csv.")] = "html",
+    part: Annotated[str, typer.Option(help="Part to write: all, tables, claims or runs; html always has all.")] = "all",
     table: Annotated[
         list[str] | None,
-        typer.Option(help="Some tables: table2, or a file of your own; all of the paper's by default."),
+        typer.Option(help="Table to include: table2, ... or a TOML file; repeatable; default: all of the paper's."),
     ] = None,
     runs: Annotated[
-        list[Path] | None, typer.Option("--runs", help="Where records are; several folders make one report.")
+        list[Path] | None,
+        typer.Option("--runs", help="Folder of records; repeatable, for one report over several folders."),
     ] = None,
 ) -> None:
-    """One self-contained page of the paper's tables and all runs under a folder; or the tables as text."""
+    """Write a report of the paper's tables and all runs: an HTML page, Markdown, LaTeX or CSV."""
     from contnorm.cli.report import report_of
     from contnorm.cli.report_files import write_report
     from contnorm.cli.show import unknown_names
@@ -534,72 +594,78 @@ def report(
     made = report_of(shelves, table or [])
     if not made.runs:
         none = f"no finished runs under {', '.join(map(str, roots))}{', all were lost' if made.lost else ''}"
-        said = "; ".join(shelves.problems) or none
-        raise UserError(f"{said}. Make one: contnorm run --norm cn")
+        reason = "; ".join(shelves.problems) or none
+        raise UserError(f"{reason}. Make one: contnorm run --norm cn")
     for problem in [*shelves.problems, *unknown_names(shelves.records)]:
         say_on_stderr(problem)
     write_report(made, form, part, out, console)
 
 
 @app.command()
-def bench(
-    what: Annotated[str, typer.Argument(help="layers, step or run.")] = "layers",
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    out: Annotated[Path, typer.Option(help="The folder of the files of rows.")] = Path("bench"),
-    max_steps: Annotated[int | None, typer.Option(help="Of each run, for a try.")] = None,
-    only: Annotated[list[str] | None, typer.Option(help="Of whole runs, those with this: a strategy, a norm.")] = None,
+def speed(
+    what: Annotated[str, typer.Argument(help="Benchmark: layers, step or run.")] = "layers",
+    device: Annotated[str, typer.Option(help=_DEVICE)] = "cpu",
+    out: Annotated[Path, typer.Option(help="Folder of the CSV files to write.")] = Path("bench"),
+    max_steps: Annotated[int | None, typer.Option(help="Stop each timed run after N steps (smoke test).")] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="Time only runs with this strategy, norm or stream; repeatable; for `run` only."),
+    ] = None,
     data_root: DataRoot = None,
 ) -> None:
-    """How fast it is, beside torch's own layers: single layers, training steps, or whole runs."""
+    """Measure speed, compared with torch's own layers: of layers, training steps or whole runs."""
     from contnorm.cli.speed import bench as measure
 
     measure(what, device, data_root, out, max_steps, console, only or ())
 
 
+app.command("bench", hidden=True)(speed)  # the former name of the command, kept for existing scripts
+
+
 def main() -> None:
-    """The way in: a person's mistake becomes one line and exit code 2."""
+    """Run the command line; a user error prints one line and exits with code 2."""
     _prepare_process()
     try:
         code = app(prog_name="contnorm", standalone_mode=False)
         if sys.stdout:
-            sys.stdout.flush()  # what fails here would fail after the last handler
+            sys.stdout.flush()  # an error here can still be handled; at exit it could not
     except UserError as error:
         say_on_stderr(str(error))
         raise SystemExit(2) from None
     except OSError as error:
         raise SystemExit(_output_failed(error)) from None
     except typer.Abort:
-        raise SystemExit(130) from None  # Ctrl-C where nothing had to be saved
+        raise SystemExit(130) from None  # Ctrl-C while there was nothing to save
     except (MemoryError, RuntimeError, ImportError) as error:
         if not _out_of_memory(error):
             raise
         say_on_stderr(OUT_OF_MEMORY)
         raise SystemExit(2) from None
     except _WRONG_USE as error:
-        said = _in_one_line(error)
-        if said:  # nothing where the help was asked for by typing nothing
-            say_on_stderr(said)
+        message = _in_one_line(error)
+        if message:  # empty if the help was shown because there were no arguments
+            say_on_stderr(message)
         raise SystemExit(2) from None
     raise SystemExit(code if isinstance(code, int) else 0)
 
 
 def _prepare_process() -> None:
-    """Check what every command needs of the process it runs in: standard streams, a current folder, logging."""
+    """Set up what every command needs: standard streams, an existing current folder, logging."""
     _open_standard_streams()
     if not _has_working_folder():
         say_on_stderr("the current folder was deleted. Change to one that exists.")
         raise SystemExit(2)
     leave_it_to_the_system()
     _log_to_stderr()
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal that has no letter for a character shows its code
+    if isinstance(sys.stdout, io.TextIOWrapper):  # characters that the encoding lacks are shown as escapes
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _output_failed(error: OSError) -> int:
-    """Report that output could not be written; other errors are raised again.
+    """Report that output could not be written; re-raise other errors.
 
     Returns:
-        The exit code: 1, without a message, where the reader of a pipe has ended.
+        The exit code: 2, or 1 without a message if the reader of a pipe has ended.
     """
     if not isinstance(error, BrokenPipeError):
         if error.filename is not None or error.errno not in _FAILED_WRITE:
@@ -616,7 +682,7 @@ OUT_OF_MEMORY = (
 
 
 def _out_of_memory(error: Exception) -> bool:
-    """Whether an error is of a failed allocation; that of torch on a CPU is no class of its own."""
+    """Whether an error is a failed allocation; on a CPU torch has no exception class for it, only the message."""
     return isinstance(error, MemoryError) or any(
         words in str(error)
         for words in ("allocate memory", "CUDA out of memory", "can't start new thread", "failed to map segment")
@@ -624,7 +690,7 @@ def _out_of_memory(error: Exception) -> bool:
 
 
 class _LineFormatter(logging.Formatter):
-    """Log messages as other lines on stderr are."""
+    """Formats log messages like the other lines on stderr."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802, logging's name
         return escape_terminal(super().formatMessage(record))
@@ -636,18 +702,18 @@ def _log_to_stderr() -> None:
     logging.basicConfig(handlers=[handler])
 
 
-# All that typer says of what was typed; it gives no name for it.
+# Base class of all usage errors; typer does not export it.
 _WRONG_USE = cast("type[Exception]", typer.BadParameter.__mro__[1])
 
 
 def _in_one_line(error: Any) -> str:
-    """What was typed wrong, and where it says what is right."""
-    said = " ".join(str(error.format_message()).split())
-    if not said:
+    """Message of a usage error in one line, with a pointer to the help; empty if the error has no message."""
+    message = " ".join(str(error.format_message()).split())
+    if not message:
         return ""
-    said += "" if said.endswith((".", "?")) else "."
+    message += "" if message.endswith((".", "?")) else "."
     where = error.ctx.command_path if error.ctx is not None else "contnorm"
-    return f"{said} See `{where} --help`."
+    return f"{message} See `{where} --help`."
 
 
 if __name__ == "__main__":
