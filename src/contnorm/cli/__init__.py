@@ -1,1 +1,1 @@
-"""The command line: thin doors to the library."""
+"""Command-line interface: each command is a thin layer over the library."""

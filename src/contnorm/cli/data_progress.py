@@ -1,4 +1,4 @@
-"""Loading a data set with a progress bar: the first time its pictures are decoded, which may take a minute."""
+"""Loads a data set with a progress bar. The first load decodes its images, which may take a minute."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ __all__ = ["cores", "load_with_progress"]
 def load_with_progress(
     name: str, root: Path, console: Console, *, allow_missing: bool = False, bars: Progress | None = None
 ) -> Source:
-    """Load a data set with all cores; on a terminal, show a bar while files are decoded or checked.
+    """Load a data set with all cores; on a terminal, show a progress bar while files are decoded or checked.
 
-    Ctrl-C ends it at once with `KeyboardInterrupt`, also where a handler outside would wait.
+    Ctrl-C raises `KeyboardInterrupt` immediately, even if the installed handler would wait.
 
     Args:
-        name: Data set.
-        root: Folder of all data.
+        name: Name of the data set.
+        root: Folder of data sets.
         console: Terminal for the bar.
-        allow_missing: Accept a published data set with other counts than published.
-        bars: Progress display that is already shown, to add the bar to.
+        allow_missing: Accept a published data set with other image counts than published.
+        bars: Progress display to add the bar to; None creates one.
     """
     with _interruptible(), _shown(name, console, bars) as bar:
         return load_source(name, root, allow_missing=allow_missing, progress=bar.update, jobs=cores())
 
 
 def cores() -> int:
-    """Cores that this process may use, which in a container are fewer than the machine has."""
+    """Number of cores that this process may use; in a container this may be fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -45,15 +45,15 @@ def _interruptible() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    previous_handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, previous_handler)
 
 
 class _Bar:
-    """One bar for each kind of work, added with its first report: a data set that is ready shows none."""
+    """One progress bar per kind of work, added with its first report; a data set that is ready shows none."""
 
     def __init__(self, name: str, progress: Progress) -> None:
         self.name, self.progress = name, progress

@@ -1,7 +1,8 @@
-"""No garbage is looked for where there is none: while torch is imported, and when the command ends.
+"""Garbage collection is suspended while torch is imported and skipped when the process exits.
 
-Torch's modules are half a million objects, and they all stay. Python's collector goes through them several times while
-they come, again at every full collection of a run, and once more at the end, when the system takes all memory anyway.
+Torch's modules hold half a million objects that are never freed. Without this, Python's collector would scan them
+several times during the import, again at every full collection of a run, and once more at exit, when the operating
+system frees all memory anyway.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ __all__ = ["importing_torch", "leave_it_to_the_system"]
 
 @contextmanager
 def importing_torch() -> Iterator[None]:
-    """Around the imports of a command that needs torch: what they bring is never looked through."""
+    """Context for the imports of a command that needs torch; exempts the imported objects from garbage collection."""
     if "torch" in sys.modules or not gc.isenabled():
         yield
         return
@@ -30,5 +31,5 @@ def importing_torch() -> Iterator[None]:
 
 
 def leave_it_to_the_system() -> None:
-    """When Python ends, look for no garbage."""
+    """Skip garbage collection when the interpreter exits."""
     atexit.register(gc.freeze)

@@ -1,4 +1,4 @@
-"""What there is: rows for the listings, each from its own table. Needs no torch."""
+"""The `ls` command: names and summaries from the registries. Needs no torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Rows = list[tuple[str, str]]
 
 
 def listings() -> dict[str, Rows]:
-    """Names and summaries, by what they are.
+    """Names and summaries of everything registered, by kind.
 
     Example:
         >>> list(listings())

@@ -1,4 +1,4 @@
-"""Runs at a terminal: a bar with the time left, and Ctrl-C that loses nothing."""
+"""The `run` and `resume` commands: runs jobs with progress bars; Ctrl-C saves a checkpoint and stops."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Hands:
-    """With what runs are made, as typed; None for as many as fit, and for what a stopped run was begun with.
+    """Options of the command line that control how runs are executed.
 
     Attributes:
-        device: ``"cpu"`` or ``"cuda"``.
-        lanes: How many runs go side by side.
-        threads: Of each run on a CPU.
-        keep_weights: Whether a finished run leaves its weights beside its record.
-        allow_missing: Whether published data sets may have other counts than published.
+        device: ``"cpu"`` or ``"cuda"``; None for the CPU or, when resuming, the device that a run started on.
+        lanes: Number of parallel runs; None for 8 on a GPU and as many as the cores allow on a CPU.
+        threads: CPU threads per run; None for 1 or, when resuming, the number that a run started with.
+        keep_weights: Whether a finished run saves its weights next to its record.
+        allow_missing: Whether published data sets may have other image counts than published.
     """
 
     device: str | None = None
@@ -62,50 +62,50 @@ class Hands:
     allow_missing: bool = False
 
 
-Work = tuple[Workplace, list[Job]]  # jobs, and where they are run
+Work = tuple[Workplace, list[Job]]  # jobs and the environment that they run in
 
 
 def run_seeds(
     values: dict[str, Any], seeds: list[int], hands: Hands, root: Path | None, runs: Path, console: Console
 ) -> int:
-    """Run what is missing, then show the scores; gives the exit code."""
+    """Run the seeds that have no record, show the scores of all, and return the exit code."""
     place = workplace(runs, hands, root)
     config = resolve(values, place.data_root)
     jobs = [Job(config, seed) for seed in seeds]
     code = _run_and_show([(place, jobs)], console)
     if place.keep_weights:
-        _tell_of_lost_weights(jobs, Store(place.runs))
+        _warn_of_missing_weights(jobs, Store(place.runs))
     return code
 
 
-def _tell_of_lost_weights(jobs: list[Job], store: Store) -> None:
-    """Of the runs that were recorded before, without their weights: they are not run again."""
+def _warn_of_missing_weights(jobs: list[Job], store: Store) -> None:
+    """Warn of runs that were recorded earlier without their weights, since they are not run again."""
     for record in (store.path(job.config, job.seed) for job in jobs):
         if record.is_file() and not weights_beside(record).is_file():
             say_on_stderr(f"{record}: was recorded before, without its weights. Move it away to run it for them again.")
 
 
 def resume_all(path: Path, hands: Hands, root: Path | None, console: Console, trusted: Iterable[Path] = ()) -> int:
-    """Resume every stopped run under a folder, each in its folder and with the device and threads it was begun with.
+    """Resume every stopped run under a folder, by default on the device and with the threads that it started with.
 
     Args:
-        path: The folder.
-        hands: What was typed of device, lanes and threads.
-        root: Where data is.
-        console: Where progress is shown.
-        trusted: The files of code that may be executed; a run that names another one is skipped and reported.
+        path: Folder to search.
+        hands: Options for device, lanes and threads; those that are not None override what a run started with.
+        root: Folder of data sets; None for the default one.
+        console: Terminal to show progress on.
+        trusted: Python files that may be executed; a run that names another one is skipped and reported.
 
     Returns:
-        The exit code: 2 where a run could not be resumed.
+        The exit code: 2 if a run could not be resumed.
     """
     with only_trusted(trusted):
         return _resume_all(path, hands, root, console)
 
 
 def _resume_all(path: Path, hands: Hands, root: Path | None, console: Console) -> int:
-    left = unfinished(path)
-    work, problems = _sorted_out(left.runs, hands, root)
-    problems = [*left.problems, *problems]
+    stopped = unfinished(path)
+    work, problems = _group_stopped(stopped.runs, hands, root)
+    problems = [*stopped.problems, *problems]
     if not work:
         raise UserError(
             "; ".join(problems)
@@ -116,17 +116,17 @@ def _resume_all(path: Path, hands: Hands, root: Path | None, console: Console) -
     return _run_and_show(work, console) or (2 if problems else 0)
 
 
-def _sorted_out(left: list[Left], hands: Hands, root: Path | None) -> tuple[list[Work], list[str]]:
-    """Stopped runs by where they lie and how they were begun, where nothing else was typed; and which can't go on."""
-    together: dict[tuple[Path, str, int, bool, bool], list[Job]] = {}
-    for run in left:
+def _group_stopped(stopped: list[Left], hands: Hands, root: Path | None) -> tuple[list[Work], list[str]]:
+    """Group stopped runs by folder and options; also returns the reasons why some can't be resumed."""
+    groups: dict[tuple[Path, str, int, bool, bool], list[Job]] = {}
+    for run in stopped:
         threads = run.threads if hands.threads is None else hands.threads
         missing = run.allow_missing or hands.allow_missing
         key = (run.runs, hands.device or run.device, threads, run.keep_weights, missing)
-        together.setdefault(key, []).append(run.job)
+        groups.setdefault(key, []).append(run.job)
     work: list[Work] = []
     problems: list[str] = []
-    for (runs, device, threads, keep, missing), jobs in together.items():
+    for (runs, device, threads, keep, missing), jobs in groups.items():
         if hands.device is None and device == "cuda" and not torch.cuda.is_available():
             problems.append(
                 f"{runs}: {len(jobs)} of the runs were begun with --device cuda, and torch sees no GPU here."
@@ -143,7 +143,7 @@ def _run_and_show(work: list[Work], console: Console) -> int:
         code = 0
         try:
             code = followed(jobs, place, console)
-        except UserError as error:  # a run that fails keeps no other one back, nor what lies in another folder
+        except UserError as error:  # a failed run does not keep the others from running
             failures.append(str(error))
         if code:
             return code
@@ -151,22 +151,22 @@ def _run_and_show(work: list[Work], console: Console) -> int:
         done += [store.load(store.path(job.config, job.seed)) for job in jobs if store.has(job.config, job.seed)]
     show_scores(done, console)
     if failures:
-        raise UserError(_all_told(failures))
+        raise UserError(_join_sentences(failures))
     return 0
 
 
-def _all_told(failures: Sequence[str]) -> str:
-    """What went wrong, one after the other, each with its full stop.
+def _join_sentences(failures: Sequence[str]) -> str:
+    """Join messages, each with a full stop.
 
     Example:
-        >>> _all_told(["seed 0: the loss is nan.", "net.py:3: KeyError: 'a'"])
+        >>> _join_sentences(["seed 0: the loss is nan.", "net.py:3: KeyError: 'a'"])
         "seed 0: the loss is nan. net.py:3: KeyError: 'a'."
     """
     return " ".join(f"{why.removesuffix('.')}." for why in failures)
 
 
 def workplace(runs: Path, hands: Hands, root: Path | None) -> Workplace:
-    """Where runs are made, from what was typed."""
+    """Environment that runs are executed in, from the options of the command line."""
     threads = 1 if hands.threads is None else hands.threads
     if threads < 1:
         raise UserError(f"--threads {threads}: use 1 or more; every run on a CPU has so many.")
@@ -188,7 +188,7 @@ def workplace(runs: Path, hands: Hands, root: Path | None) -> Workplace:
 
 
 def device_of(name: str) -> torch.device:
-    """The device that was typed, where it is there."""
+    """Device of a name; raises a `UserError` if the name is unknown or torch sees no such device."""
     if name not in ("cpu", "cuda"):
         raise UserError(f"--device {name!r}: use cpu or cuda.")
     if name == "cuda" and not torch.cuda.is_available():
@@ -204,18 +204,21 @@ def followed(
     go_on: str | None = None,
     if_lost: Callable[[Job, str], None] | None = None,
 ) -> int:
-    """Run with a bar a run and one for all; gives 0 where all is through, else the exit code of what stopped it.
+    """Execute jobs, with a progress bar for each run and one for all runs.
 
     Args:
-        jobs: What to run.
-        place: Where.
-        console: Where it is told.
-        tell_recorded: Whether each record is named.
-        go_on: How a stopped run is gone on with; `contnorm resume` where nothing is said.
-        if_lost: Told of each run whose loss is no longer finite, and why; where it is given, these are no failures.
+        jobs: Runs to execute.
+        place: Environment that they run in.
+        console: Terminal to print to.
+        tell_recorded: Whether to print the path of each record.
+        go_on: Sentence that says how to continue after a stop; by default the `contnorm resume` command.
+        if_lost: Called with each run whose loss is no longer finite, and the reason; such runs then are no failures.
+
+    Returns:
+        0 if all runs are finished, otherwise the exit code for the signal that stopped them.
 
     Raises:
-        UserError: At the end, for the runs that failed.
+        UserError: At the end, with the reasons of all failed runs.
     """
     for notice in _data_notices([job.config for job in jobs], place.data_root):
         say_on_stderr(notice)
@@ -231,19 +234,19 @@ def followed(
                 bars=follower.progress,
             )
             for event in execute(jobs, place, stop=lambda: bool(signals), prepare=prepare):
-                follower.tell(event)
+                follower.show_event(event)
         except KeyboardInterrupt:
-            follower.say(f"stopped at once; what was saved at the last checkpoints stays. {go_on}")
+            follower.print(f"stopped at once; what was saved at the last checkpoints stays. {go_on}")
             return 128 + (signals.received or [signal.SIGINT])[-1]
         if signals and follower.waiting:
-            follower.tell_waiting(Store(place.runs), again)
+            follower.show_waiting(Store(place.runs), again)
     if follower.failures:
-        raise UserError(_all_told(sorted(follower.failures)))
+        raise UserError(_join_sentences(sorted(follower.failures)))
     return 128 + signals.received[0] if signals and follower.waiting else 0
 
 
 def _trust_options(jobs: Sequence[Job]) -> str:
-    """The options that `contnorm resume` needs to execute the code of these runs."""
+    """Options that `contnorm resume` needs to execute the user code of these runs."""
     files = dict.fromkeys(
         file for config in {job.config: None for job in jobs} for file in code_files(config.as_dict())
     )
@@ -251,16 +254,16 @@ def _trust_options(jobs: Sequence[Job]) -> str:
 
 
 def _data_notices(configs: Iterable[RunConfig], root: Path) -> list[str]:
-    """What to say of the data before runs are made."""
+    """Notices on the data sets, to print before the runs start."""
     streams = dict.fromkeys((config.stream.source, config.stream.name) for config in configs)
     return [notice for source, name in streams if (notice := digits_notice(source, name, root))]
 
 
 def recorded(jobs: list[Job], place: Workplace, console: Console) -> int:
-    """Run what is neither recorded nor lost, for a table made of all of it; a run that is lost now is noted.
+    """Execute the jobs that are neither recorded nor known to diverge; for tables that are made of all of them.
 
-    A run is lost where its loss is no longer finite. Run again it would be lost again, so it is no failure of the
-    command, and not tried twice.
+    A run whose loss is no longer finite is noted on disk as diverged. It would diverge again, so it is not a failure of
+    the command and is not run a second time.
     """
     store = Store(place.runs)
 
@@ -268,12 +271,12 @@ def recorded(jobs: list[Job], place: Workplace, console: Console) -> int:
         with usable(store.root, "nothing can be kept there", "Make room, and run it again to go on."):
             store.note_lost(job.config, job.seed, why)
 
-    left = [job for job in jobs if not store.lost(job.config, job.seed)]
-    return followed(left, place, console, tell_recorded=False, go_on="Run it again to go on.", if_lost=note)
+    remaining = [job for job in jobs if not store.lost(job.config, job.seed)]
+    return followed(remaining, place, console, tell_recorded=False, go_on="Run it again to go on.", if_lost=note)
 
 
 class _Follower:
-    """Bars, and a line for what happens to each run."""
+    """Shows progress bars, and prints a line for each event of a run."""
 
     def __init__(
         self,
@@ -292,10 +295,10 @@ class _Follower:
         self.console, self.tell_recorded, self.go_on, self.if_lost = console, tell_recorded, go_on, if_lost
         self.progress = Progress(*columns, console=console, disable=not console.is_terminal)
         self.every = self.progress.add_task("all runs", total=len(jobs), visible=len(jobs) > 1)
-        self.asked = f"{len(jobs)} runs"
+        self.total = f"{len(jobs)} runs"
         self.bars: dict[Job, Any] = {}
-        self.waiting = dict.fromkeys(jobs)  # those that are neither recorded nor failed
-        self.told: set[Job] = set()  # of those that were stopped
+        self.waiting = dict.fromkeys(jobs)  # jobs that are neither recorded nor failed
+        self.stopped: set[Job] = set()
         self.failures: list[str] = []
 
     def __enter__(self) -> _Follower:
@@ -305,26 +308,26 @@ class _Follower:
     def __exit__(self, *error: object) -> None:
         self.progress.stop()
 
-    def say(self, text: str) -> None:
+    def print(self, text: str) -> None:
         self.console.print(safe_text(text), soft_wrap=True)
 
-    def tell(self, event: Event) -> None:
+    def show_event(self, event: Event) -> None:
         job, what = event.job, event.what
         if isinstance(what, Steps):
             if job not in self.bars:
                 self.bars[job] = self.progress.add_task(_label(job), total=what.steps)
             self.progress.update(self.bars[job], completed=what.done)
         elif isinstance(what, Waiting):
-            self.say(f"{_label(job)}: waiting for {what.holder}, which is running it.")
+            self.print(f"{_label(job)}: waiting for {what.holder}, which is running it.")
         elif isinstance(what, Stopped):
-            self.told.add(job)
+            self.stopped.add(job)
             saved = "and saved" if what.saved in (None, what.done) else f"and {what.saved} of them are saved"
-            self.say(f"{_label(job)}: stopped after {what.done} of {what.steps} steps, {saved}. {self.go_on}")
+            self.print(f"{_label(job)}: stopped after {what.done} of {what.steps} steps, {saved}. {self.go_on}")
         else:
             self.waiting.pop(job, None)
-            self._tell_end(event)
+            self._show_end(event)
 
-    def _tell_end(self, event: Event) -> None:
+    def _show_end(self, event: Event) -> None:
         self.progress.advance(self.every)
         if event.job in self.bars:
             self.progress.update(self.bars[event.job], visible=False)
@@ -333,15 +336,15 @@ class _Follower:
         elif isinstance(event.what, Failed):
             self.failures.append(event.what.why)
         elif self.tell_recorded:
-            news = "recorded in" if isinstance(event.what, Finished) else "not run again, it is in"
-            self.say(f"{_label(event.job)}: {news} {event.path}")
+            outcome = "recorded in" if isinstance(event.what, Finished) else "not run again, it is in"
+            self.print(f"{_label(event.job)}: {outcome} {event.path}")
 
-    def tell_waiting(self, store: Store, again: str) -> None:
-        """Say how many runs were not begun here, and what to do: ``again`` where `resume` does not know of them."""
-        rest = [job for job in self.waiting if job not in self.told]
+    def show_waiting(self, store: Store, again: str) -> None:
+        """Print how many runs were not started, and what to do: ``again`` if `resume` would not find them."""
+        rest = [job for job in self.waiting if job not in self.stopped]
         noted = all(Unfinished.of(job, store).note.is_file() for job in rest)
         if rest:
-            self.say(f"not begun yet: {len(rest)} of {self.asked}. {self.go_on if noted else again}")
+            self.print(f"not begun yet: {len(rest)} of {self.total}. {self.go_on if noted else again}")
 
 
 def _label(job: Job) -> str:

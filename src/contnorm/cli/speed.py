@@ -1,4 +1,4 @@
-"""Speed at a terminal: rows as they are measured, and a file of them in the end."""
+"""The `speed` command: prints each measurement as it is made and writes all of them to a CSV file."""
 
 from __future__ import annotations
 
@@ -33,22 +33,32 @@ def bench(
     console: Console,
     only: Sequence[str] = (),
 ) -> None:
-    """Measure, print each row as it comes, and write them all."""
+    """Run a benchmark, print each row when it is measured, and write all rows to ``out``.
+
+    Args:
+        what: One of `KINDS`.
+        device: ``"cpu"`` or ``"cuda"``.
+        root: Folder of data sets; None for the default one.
+        out: Folder of the CSV file.
+        max_steps: Stop each timed run after so many steps; for ``what="run"``.
+        console: Terminal to print to.
+        only: Words that a timed run must have, such as a strategy or a norm; for ``what="run"``.
+    """
     if only and what != "run":
         raise UserError(f"--only {' '.join(only)}: only whole runs are chosen from; layers and steps go together.")
     if what not in KINDS:
         raise unknown("benchmark", what, KINDS)
-    chosen = device_of(device)
-    about = circumstances(chosen)
-    console.print(safe_text(", ".join(f"{key} {value}" for key, value in about.items())))
+    torch_device = device_of(device)
+    environment = circumstances(torch_device)
+    console.print(safe_text(", ".join(f"{key} {value}" for key, value in environment.items())))
     lines: list[dict[str, Any]] = []
-    for row in _rows(what, chosen, data_root(root), max_steps, only):
+    for row in _rows(what, torch_device, data_root(root), max_steps, only):
         line = flat(row)
         if not lines:
             console.print(safe_text(_aligned({name: name for name in line})), soft_wrap=True)
         console.print(safe_text(_aligned(line)), soft_wrap=True)
-        lines.append(line | about)
-        write_rows(out / f"{what}.csv", lines)  # as they come, so that a stop loses none
+        lines.append(line | environment)
+        write_rows(out / f"{what}.csv", lines)  # after each row, so that an interrupt loses none
     if not lines:
         raise UserError(f"--only {' '.join(only)}: no run has all of these. There are {_cases_in_words()}.")
     console.print(safe_text(f"{len(lines)} rows in {out / f'{what}.csv'}"))

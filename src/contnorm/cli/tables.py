@@ -1,4 +1,4 @@
-"""Rows of numbers at a terminal of any width: a table where it fits, else lines. No number is cut."""
+"""Prints tables on a terminal of any width: as a table if it fits, otherwise as lines. Values are never truncated."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ __all__ = [
     "show_rows",
 ]
 
-UNLIMITED = 10_000  # a width at which nothing is cut
+UNLIMITED = 10_000  # console width at which no table is truncated
 INDENT = 4
-LONGEST_MESSAGE = 4000  # characters; a typed value of megabytes would hide what is wrong with it
+LONGEST_MESSAGE = 4000  # characters; a very long typed value would hide the error message
 
 
 def safe_text(text: str) -> Text:
-    r"""Text for the terminal, of one line: no markup is read from it, and characters that can't be seen are visible.
+    r"""One line of text for the terminal: markup is not interpreted, and invisible characters are shown as escapes.
 
     Example:
         >>> print(safe_text("[red]a\x1b[2J"))
@@ -40,18 +40,18 @@ def safe_text(text: str) -> Text:
 
 
 def say_on_stderr(text: str) -> None:
-    """Print a warning or an error, in one line."""
+    """Print a warning or an error to stderr, as one line."""
     print(f"contnorm: {shorten(escape_terminal(text), LONGEST_MESSAGE)}", file=sys.stderr)
 
 
 def show_rows(heads: Sequence[str], rows: Sequence[Sequence[str]], console: Console, named: int = 1) -> None:
-    """Print rows as a table; where the terminal is narrower, each as its name and then what its columns say.
+    """Print rows as a table; if the terminal is too narrow, print each row as its name and its cells with headings.
 
     Args:
-        heads: Of the columns.
-        rows: Their cells.
-        console: Where.
-        named: How many of the first columns name a row; a name is said once for the rows that share it.
+        heads: Column headings.
+        rows: Cells of each row.
+        console: Terminal to print to.
+        named: Number of leading columns that form a row's name; consecutive rows with the same name print it once.
 
     Example:
         >>> heads, rows = ("norm", "ACC", "FM"), [("bn", "64.75 +- 3.44", "8.48 +- 3.34")]
@@ -75,13 +75,13 @@ def show_rows(heads: Sequence[str], rows: Sequence[Sequence[str]], console: Cons
         if name != before:
             console.print(safe_text(name))
         before = name
-        said = [f"{head} {cell}" for head, cell in zip(heads[named:], row[named:], strict=True)]
-        for line in _lines(said, console.width - INDENT):
+        cells = [f"{head} {cell}" for head, cell in zip(heads[named:], row[named:], strict=True)]
+        for line in _lines(cells, console.width - INDENT):
             indented(line, console)
 
 
 def column_widths(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
-    """How wide each column has to be for nothing to be cut.
+    """Minimum width of each column, in terminal cells, for its content to fit.
 
     Example:
         >>> column_widths(("norm", "ACC"), [("bn", "64.75")])
@@ -93,13 +93,13 @@ def column_widths(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[i
 def print_columns(
     heads: Sequence[str], rows: Sequence[Sequence[str]], console: Console, wrap_last: bool = False
 ) -> None:
-    """Print rows in columns, two spaces apart. A table of rich takes seconds for some thousand rows.
+    """Print rows in columns, separated by two spaces. A table of rich takes seconds for thousands of rows.
 
     Args:
-        heads: Of the columns.
-        rows: Their cells.
-        console: Where.
-        wrap_last: Whether the last column is broken between words where the terminal is narrower.
+        heads: Column headings.
+        rows: Cells of each row.
+        console: Terminal to print to.
+        wrap_last: Whether the last column wraps between words if the terminal is too narrow.
 
     Example:
         >>> print_columns(("norm", "settings"), [("bn", "lr=0.1 batch=9")], Console(width=14), wrap_last=True)
@@ -123,7 +123,7 @@ def print_columns(
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    """A text broken between words; a word that is longer than a line has one to itself."""
+    """Wrap a text between words; a word that is longer than a line gets its own line."""
     lines = [""]
     for word in text.split():
         longer = f"{lines[-1]} {word}".strip()
@@ -135,22 +135,22 @@ def _wrapped(text: str, width: int) -> list[str]:
 
 
 def say(sentence: str, console: Console, style: str = "") -> None:
-    """A sentence: at a terminal it breaks between words; in a file it stays one line, to be searched."""
+    """Print a sentence: wrapped between words on a terminal, as one searchable line in a file or pipe."""
     console.print(safe_text(sentence), style=style, soft_wrap=not console.is_terminal)
 
 
 def indented(line: str, console: Console) -> None:
-    """A line below the name of what it is about; broken, it stays below it."""
+    """Print an indented line; its continuation lines are indented too."""
     console.print(Padding(safe_text(line), (0, 0, 0, INDENT), expand=False))
 
 
 def needed_width(table: Table, console: Console) -> int:
-    """The width at which nothing of a table is cut or wrapped."""
+    """Width at which nothing in a table is truncated or wrapped."""
     return console.measure(table, options=console.options.update(width=UNLIMITED)).maximum
 
 
 def _lines(parts: Sequence[str], width: int) -> list[str]:
-    """As many beside each other as fit.
+    """Join parts into lines, with as many parts per line as fit.
 
     Example:
         >>> _lines(["ACC 64.75", "FM 8.48", "LA 71.50"], 20)

@@ -1,6 +1,6 @@
-"""Settings from the command line and from a file, merged; two that contradict each other are refused. Needs no torch.
+"""Merges settings from the command line and from a file; rejects contradictory ones. Needs no torch.
 
-What wins: flags and ``--set``, then the file of settings, then the defaults of flags.
+Precedence: flags and ``--set``, then the settings file, then the defaults of flags.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ __all__ = [
     "settings_of",
 ]
 
-LONGEST_NUMBER = 18  # digits; more are beyond the limit of every setting
+LONGEST_NUMBER = 18  # digits; longer numbers exceed the limit of every setting
 MOST_SEEDS = 10_000
 LARGEST_SEED = 2**32 - 1
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One typed setting.
+    """One setting from the command line.
 
     Attributes:
-        origin: What was typed, such as ``"--lr"`` or ``"--set train.lr"``.
-        key: The dotted key.
-        value: Its value.
+        origin: The option it was typed with, such as ``"--lr"`` or ``"--set train.lr"``.
+        key: Dotted key.
+        value: Value of the setting.
     """
 
     origin: str
@@ -52,16 +52,16 @@ class Setting:
 def merge_settings(
     defaults: Mapping[str, Any], config: Path | None, flags: Sequence[Setting], assignments: Sequence[str]
 ) -> dict[str, Any]:
-    """The nested settings of a run.
+    """Merge defaults, a settings file, flags and ``--set`` assignments into the nested settings of a run.
 
     Args:
-        defaults: Values of flags by dotted key, which yield to everything that was typed.
-        config: A TOML file of settings.
+        defaults: Default values of flags by dotted key; everything else overrides them.
+        config: TOML file of settings.
         flags: Settings from flags that were typed.
-        assignments: ``key=value`` texts of ``--set``.
+        assignments: ``key=value`` strings of ``--set``.
 
     Raises:
-        UserError: Where a setting is given twice with different values.
+        UserError: If a setting is typed twice with different values.
     """
     values: dict[str, Any] = {}
     for key, value in defaults.items():
@@ -76,7 +76,7 @@ def merge_settings(
 
 
 def settings_of(settings: Iterable[Setting]) -> dict[str, Any]:
-    """Nested values of typed settings, each of which may be typed again with the same value only.
+    """Nest typed settings by group. A setting may be repeated only with the same value.
 
     Example:
         >>> settings_of([Setting("--lr", "train.lr", 0.1), Setting("--set train.lr", "train.lr", 0.1)])
@@ -96,7 +96,7 @@ def settings_of(settings: Iterable[Setting]) -> dict[str, Any]:
 
 
 def assignments_of(assignments: Iterable[str]) -> Iterable[Setting]:
-    """The settings of ``key=value`` texts."""
+    """Parse ``key=value`` strings into settings."""
     for text in assignments:
         key, value = parse_assignment(text)
         if isinstance(value, Mapping) and "." not in key:  # a whole group, such as train={lr=0.1}
@@ -111,9 +111,9 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _check_groups(values: Mapping[str, Any], below: Mapping[str, Any], where: str) -> None:
-    """A name such as cn8 says how many groups; ``norm.groups`` may not say another number at the same time.
+    """Reject ``norm.groups`` that contradicts the number in a norm's name, such as cn8.
 
-    ``below`` are the values that these override: a name there counts where there is none here.
+    ``below`` are the values that ``values`` override; they supply the norm's name if ``values`` have none.
     """
     norm = values.get("norm", {})
     groups = norm.get("groups") if isinstance(norm, Mapping) else None
@@ -121,10 +121,10 @@ def _check_groups(values: Mapping[str, Any], below: Mapping[str, Any], where: st
     if groups is None or not isinstance(name, str):
         return
     try:
-        carried = find_norm(name)[1]
-    except ValueError:  # an unknown norm is refused later
+        groups_in_name = find_norm(name)[1]
+    except ValueError:  # an unknown norm is rejected later
         return
-    if carried is not None and carried != groups:
+    if groups_in_name is not None and groups_in_name != groups:
         raise UserError(
             f"{where}: norm.name={name} and norm.groups={show_value(groups)} contradict each other. Give the number of "
             f"groups once."
@@ -132,7 +132,7 @@ def _check_groups(values: Mapping[str, Any], below: Mapping[str, Any], where: st
 
 
 def number_or_word(text: str) -> int | str:
-    """A whole number where the text is one, else the text.
+    """Convert a text to an integer if it is one; otherwise return the text.
 
     Example:
         >>> number_or_word("8"), number_or_word("auto")
@@ -142,12 +142,12 @@ def number_or_word(text: str) -> int | str:
 
 
 def check_seeds(count: int) -> None:
-    """Refuse a number of seeds that can't be run."""
+    """Raise a `UserError` if a number of seeds is out of range."""
     if not 1 <= count <= MOST_SEEDS:
         raise UserError(f"--seeds {show_value(count)}: use 1 or more, up to {MOST_SEEDS:,}; they count from 0.")
 
 
 def check_seed(seed: int) -> None:
-    """Refuse a seed that is out of range."""
+    """Raise a `UserError` if a seed is out of range."""
     if not 0 <= seed <= LARGEST_SEED:
         raise UserError(f"--seed {show_value(seed)}: use 0 or more, up to {LARGEST_SEED:,}.")
