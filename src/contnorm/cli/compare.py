@@ -1,6 +1,7 @@
-"""Two settings side by side: in what they differ, and by how much, paired over the seeds both have. Needs no torch.
+"""The `compare` command: differences between two runs in settings and scores. Needs no torch.
 
-Runs that share no seed, or did not see the same samples, are two sides by themselves, and are told as unpaired.
+Scores are paired over the shared seeds. Runs that share no seed, or did not see the same samples, are compared
+unpaired.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from contnorm.paper.format import digits_remarks, spread
 
 __all__ = ["show_comparison"]
 
-# Settings that decide which samples are learned and tested; the rest leaves them as they are.
+# Settings that determine which samples are trained and tested on; the others do not change them.
 SAMPLES = {
     "stream.name",
     "stream.source",
@@ -48,7 +49,7 @@ SAMPLES = {
 
 @dataclass(frozen=True)
 class _Sides:
-    """The records that are compared: those of the seeds both have, one beside the other, or all where nothing pairs."""
+    """Records to compare: those of the shared seeds, in the same order, or all records if nothing can be paired."""
 
     a: list[Record]
     b: list[Record]
@@ -56,7 +57,7 @@ class _Sides:
 
 
 def show_comparison(a: list[Record], b: list[Record], console: Console) -> None:
-    """What differs in the settings, then the scores, with the 95 % interval of the mean difference."""
+    """Print the differing settings, then the scores with the 95 % interval of the mean difference."""
     if a[0].several_labels != b[0].several_labels:
         raise UserError("the images of one run have several labels, those of the other one: they share no score.")
     apart = _other_samples(a, b)
@@ -82,7 +83,7 @@ def show_comparison(a: list[Record], b: list[Record], console: Console) -> None:
 
 
 def _sides(a: list[Record], b: list[Record], apart: bool) -> _Sides:
-    """``apart``: they did not see the same samples, and a seed both have is none they share."""
+    """``apart``: the runs did not see the same samples, so that equal seeds do not pair them."""
     first, second = ({record.seed: record for record in records} for records in (a, b))
     seeds = sorted(first.keys() & second.keys())
     if apart or not seeds:
@@ -95,21 +96,21 @@ def _seeds(records: list[Record]) -> str:
 
 
 def _footer(sides: _Sides) -> str:
-    """How the differences were made."""
-    many = len(sides.a) if sides.paired else max(len(sides.a), len(sides.b))
+    """Sentences that say how the differences were computed."""
+    count = len(sides.a) if sides.paired else max(len(sides.a), len(sides.b))
     if sides.paired:
-        said = f"{many} seed{'s' if many > 1 else ''}, paired; B less A."
+        pairing = f"{count} seed{'s' if count > 1 else ''}, paired; B less A."
         how = (
             "The interval is Student's t, two-sided, and beside it one by drawing the seeds' differences again; the "
             "effect is the mean of the differences over their deviation."
         )
     else:
-        said = f"Unpaired: {len(sides.a)} of A, {len(sides.b)} of B; B less A."
+        pairing = f"Unpaired: {len(sides.a)} of A, {len(sides.b)} of B; B less A."
         how = (
             "The interval is Welch's, two-sided, and beside it one by drawing each side again; the effect is the "
             "difference of the means over the deviation of both together."
         )
-    return said if many == 1 else f"{said} {how}"
+    return pairing if count == 1 else f"{pairing} {how}"
 
 
 def _show_settings(a: Record, b: Record, console: Console) -> None:
@@ -122,7 +123,7 @@ def _show_settings(a: Record, b: Record, console: Console) -> None:
 
 
 def _other_samples(a: Sequence[Record], b: Sequence[Record]) -> str:
-    """Why the samples of two runs are not the same; empty where they are."""
+    """Why two runs did not see the same samples; empty if they did."""
     apart = differences(a[0].config, b[0].config).keys() & SAMPLES
     if apart:
         return ", ".join(sorted(apart))
@@ -137,7 +138,7 @@ def _other_samples(a: Sequence[Record], b: Sequence[Record]) -> str:
 
 
 def _other_tasks(sides: _Sides) -> str:
-    """How many tasks each side was evaluated on, where that differs: runs with --max-steps reach only some."""
+    """Number of tasks that each side was evaluated on; empty if equal. Runs with --max-steps reach only some tasks."""
     tasks = [[record.counted.tasks for record in side] for side in (sides.a, sides.b)]
     same = tasks[0] == tasks[1] if sides.paired else set(tasks[0]) == set(tasks[1])
     if same:
@@ -162,24 +163,24 @@ def _rows(sides: _Sides) -> list[tuple[str, ...]]:
 
 
 def _paired(a: list[float], b: list[float]) -> tuple[str, str, str, str]:
-    """Difference, intervals and effect, seed by seed."""
-    apart = [y - x for x, y in zip(a, b, strict=True)]
-    said = spread(apart)
-    signed = said if said.startswith("-") else f"+{said}"
-    return signed, interval(apart), str(bootstrap_interval(apart) or "-"), effect(apart)
+    """Difference, intervals and effect size of scores that are paired by seed."""
+    differences = [y - x for x, y in zip(a, b, strict=True)]
+    text = spread(differences)
+    signed = text if text.startswith("-") else f"+{text}"
+    return signed, interval(differences), str(bootstrap_interval(differences) or "-"), effect(differences)
 
 
 def _unpaired(a: list[float], b: list[float]) -> tuple[str, str, str, str]:
-    """The same of two sides whose seeds have nothing to do with each other.
+    """Difference, intervals and effect size of scores that can't be paired.
 
     Example:
         >>> _unpaired([1.0, 2.0, 3.0], [3.0, 4.0, 5.0])[:2], _unpaired([1.0], [3.0, 4.0])[1]
         (('+2.00', '-0.27 to +4.27'), 'one seed has none')
     """
     (mean, _), (other, std) = spread_over_seeds(b), spread_over_seeds(a)
-    found = welch_interval(b, other, std, len(a))
+    welch = welch_interval(b, other, std, len(a))
     none = "one seed has none" if min(len(a), len(b)) < 2 else "-"
-    return _signed(mean - other), str(found or none), str(bootstrap_apart(b, a) or "-"), _signed(effect_apart(b, a))
+    return _signed(mean - other), str(welch or none), str(bootstrap_apart(b, a) or "-"), _signed(effect_apart(b, a))
 
 
 def _signed(value: float) -> str:
@@ -187,18 +188,18 @@ def _signed(value: float) -> str:
 
 
 def _scores(a: Record, b: Record) -> dict[str, Callable[[Record], float]]:
-    """What is compared, by title: like with like where networks were evaluated with running and with exact moments.
+    """Scores to compare, by title: running moments with running moments, exact moments with exact moments.
 
-    Where images have several labels, the scores of all labels and of each group of them.
+    For multi-label streams, the scores of all labels and of each group of labels.
     """
     if not a.several_labels:
         shared = a.evaluated.keys() & b.evaluated.keys()
-        if not shared:  # one with running, one with exact moments: it stands among the differences
+        if not shared:  # running against exact moments: the listed differences say so
             return {title: partial(Record.score, name=name) for name, title in SHOWN.items()}
         return {
-            title if way == "running" else f"{title}, exact moments": partial(_score_of, way=way, name=name)
-            for way in ("running", "oracle")
-            if way in shared
+            title if moments == "running" else f"{title}, exact moments": partial(_score_of, moments=moments, name=name)
+            for moments in ("running", "oracle")
+            if moments in shared
             for name, title in SHOWN.items()
         }
     return {
@@ -208,12 +209,12 @@ def _scores(a: Record, b: Record) -> dict[str, Callable[[Record], float]]:
     }
 
 
-def _score_of(record: Record, way: str, name: str) -> float:
-    return score(record.evaluated[way], name)
+def _score_of(record: Record, moments: str, name: str) -> float:
+    return score(record.evaluated[moments], name)
 
 
 def interval(differences: list[float]) -> str:
-    """Where the mean difference lies, 95 % of the time; none for one seed, or where all differ by the same.
+    """95 % interval of the mean difference; there is none for one seed or if all differences are equal.
 
     Example:
         >>> interval([1.0, 2.0, 3.0]), interval([1.0]), interval([2.0, 2.0])
@@ -225,7 +226,7 @@ def interval(differences: list[float]) -> str:
 
 
 def effect(differences: list[float]) -> str:
-    """The mean of the differences over their standard deviation; none for one seed, or where all are the same.
+    """Mean of the differences divided by their standard deviation; none for one seed or if all are equal.
 
     Example:
         >>> effect([1.0, 2.0, 3.0]), effect([1.0]), effect([2.0, 2.0])

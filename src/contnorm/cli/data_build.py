@@ -1,4 +1,4 @@
-"""Build a data set whose pictures have several labels, with a bar; and say what it has and what it lacks."""
+"""Builds a multi-label data set with a progress bar, and describes its content and its missing images."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from contnorm.errors import UserError
 
 __all__ = ["Asked", "build_with_bar", "describe"]
 
-PUBLISHED_SIZES = (256, 224)  # of the code that made the streams, and of the paper's table of data sets
+PUBLISHED_SIZES = (256, 224)  # in the code that made the streams, and in the paper's table of data sets
 SMALLEST, LARGEST = 8, 1024
-NAMED = 8
+NAMED = 8  # missing images that are named
 ALIASES = {"nus-wide": "nus-wideseq", "nuswide": "nus-wideseq", "nuswideseq": "nus-wideseq", "coco": "cocoseq"}
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What was typed: what to build from, and how."""
+    """Options of the `data` command for building: what to build from, and how."""
 
     coco: Path | None = None
     nus: Path | None = None
@@ -49,9 +49,9 @@ class Asked:
 
 
 def build_with_bar(name: str, asked: Asked, root: Path | None, console: Console) -> int:
-    """Build a data set, or go on with it; gives an exit code."""
+    """Build a data set, or resume a partial build; returns the exit code."""
     name = ALIASES.get(name, name)
-    make = _maker(name, asked)
+    list_images = _maker(name, asked)
     side = _checked_side(name, asked.size)
     jobs = _checked_jobs(asked.jobs)
     out = asked.out or data_root(root, create=True) / name
@@ -59,8 +59,8 @@ def build_with_bar(name: str, asked: Asked, root: Path | None, console: Console)
     try:
         with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
             bar = progress.add_task("reading lists and labels", total=None)
-            listed = make(out)
-            _say(_lacks(listed), console)
+            listed = list_images(out)
+            _print_lines(_missing_lines(listed), console)
             progress.update(bar, description=name)
             manifest = build(
                 listed,
@@ -71,53 +71,53 @@ def build_with_bar(name: str, asked: Asked, root: Path | None, console: Console)
                 report=lambda done, total: progress.update(bar, completed=done, total=total),
             )
     except KeyboardInterrupt:
-        _say([f"{out}: stopped. What is decoded is kept; the same command goes on."], console)
+        _print_lines([f"{out}: stopped. What is decoded is kept; the same command goes on."], console)
         return 130
-    _say([f"{out}: {line}" if i == 0 else line for i, line in enumerate(describe(manifest))], console)
+    _print_lines([f"{out}: {line}" if i == 0 else line for i, line in enumerate(describe(manifest))], console)
     return 0
 
 
-def _say(lines: Sequence[str], console: Console) -> None:
+def _print_lines(lines: Sequence[str], console: Console) -> None:
     for line in lines:
         console.print(safe_text(line), soft_wrap=True)
 
 
 def _maker(name: str, asked: Asked) -> Callable[[Path], Listed]:
-    """What lists the pictures; it is given the folder of the data set."""
-    ways = {"--coco": asked.coco, "--nus": asked.nus, "--csv": asked.csv or asked.images}
-    given = [way for way, value in ways.items() if value is not None]
-    if len(given) > 1:
-        raise UserError(f"{' and '.join(given)}: build from one of them.")
-    _check_name(name, given[0])
-    _check_fits(given[0], asked)
+    """Function that lists the images, given the folder of the data set to build."""
+    sources = {"--coco": asked.coco, "--nus": asked.nus, "--csv": asked.csv or asked.images}
+    options = [option for option, value in sources.items() if value is not None]
+    if len(options) > 1:
+        raise UserError(f"{' and '.join(options)}: build from one of them.")
+    _check_name(name, options[0])
+    _check_options(options[0], asked)
     if asked.coco is not None:
         return lambda out: _cocoseq(asked, out)
     if asked.nus is not None:
         return lambda out: _nus_wideseq(asked, out)
-    return lambda out: _own(name, asked)
+    return lambda out: _csv_dataset(name, asked)
 
 
-def _check_name(name: str, way: str) -> None:
-    wanted = {"--coco": "cocoseq", "--nus": "nus-wideseq"}.get(way)
-    if wanted is not None and name != wanted:
-        raise UserError(f"{way}: builds {wanted}, not {name!r}: contnorm data {wanted} {way} DIR.")
-    if wanted is None and (name in SOURCES or not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name)):
+def _check_name(name: str, option: str) -> None:
+    published = {"--coco": "cocoseq", "--nus": "nus-wideseq"}.get(option)
+    if published is not None and name != published:
+        raise UserError(f"{option}: builds {published}, not {name!r}: contnorm data {published} {option} DIR.")
+    if published is None and (name in SOURCES or not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name)):
         raise UserError(
             f"--csv: {name!r} can't be the name of a data set of your own. Use letters, digits, - and _, and none of "
             f"{', '.join(SOURCES)}."
         )
 
 
-def _check_fits(way: str, asked: Asked) -> None:
-    """An option that says nothing to this way of building is a mistake, not to be passed over."""
-    if way != "--csv" and asked.groups is not None:
+def _check_options(option: str, asked: Asked) -> None:
+    """Reject options that have no effect on this kind of build."""
+    if option != "--csv" and asked.groups is not None:
         raise UserError("--groups: the groups of the published streams are fixed. Leave it out, or build from --csv.")
-    if way == "--csv" and asked.ids is not None:
+    if option == "--csv" and asked.ids is not None:
         raise UserError("--ids: is for --coco and --nus. A table says the task of each picture itself.")
 
 
-def _checked_side(name: str, given: int | None) -> int:
-    side = PUBLISHED_SIZES[0] if given is None else given
+def _checked_side(name: str, size: int | None) -> int:
+    side = PUBLISHED_SIZES[0] if size is None else size
     if name in PUBLISHED_STREAMS and side not in PUBLISHED_SIZES:
         raise UserError(f"--size {side}: use {' or '.join(map(str, PUBLISHED_SIZES))} for {name}.")
     if not SMALLEST <= side <= LARGEST:
@@ -125,10 +125,10 @@ def _checked_side(name: str, given: int | None) -> int:
     return side
 
 
-def _checked_jobs(given: int | None) -> int:
-    if given is not None and given < 1:
-        raise UserError(f"--jobs {given}: use 1 or more.")
-    return given or os.cpu_count() or 1
+def _checked_jobs(jobs: int | None) -> int:
+    if jobs is not None and jobs < 1:
+        raise UserError(f"--jobs {jobs}: use 1 or more.")
+    return jobs or os.cpu_count() or 1
 
 
 def _cocoseq(asked: Asked, out: Path) -> Listed:
@@ -141,21 +141,21 @@ def _cocoseq(asked: Asked, out: Path) -> Listed:
 
 def _nus_wideseq(asked: Asked, out: Path) -> Listed:
     assert asked.nus is not None
-    found = read_nus_wide(asked.nus)
+    nus_wide = read_nus_wide(asked.nus)
     stream = published_stream("nus-wideseq")
     lists = read_lists(stream, find_lists(stream, asked.ids, asked.nus, out, asked.base))
-    return list_nus_wideseq(asked.nus, found, lists)
+    return list_nus_wideseq(asked.nus, nus_wide, lists)
 
 
-def _own(name: str, asked: Asked) -> Listed:
+def _csv_dataset(name: str, asked: Asked) -> Listed:
     if asked.csv is None:
         assert asked.images is not None
         return list_own(name, asked.images / "labels.csv", asked.images, asked.groups)
     return list_own(name, asked.csv, asked.images or asked.csv.parent, asked.groups)
 
 
-def _lacks(listed: Listed) -> list[str]:
-    """How many pictures of each task and class are not there; nothing where all are."""
+def _missing_lines(listed: Listed) -> list[str]:
+    """Numbers of missing images by task and class, as lines; empty if none are missing."""
     lines: list[str] = []
     for split in SPLITS:
         absent = listed.absent(split)
@@ -178,7 +178,7 @@ def _missing(
 
 
 def describe(manifest: Manifest) -> Iterator[str]:
-    """What a built data set has, and what it lacks, in lines."""
+    """Describe the content and the missing images of a data set that was built, as lines."""
     train, test = (manifest["images"][split] for split in SPLITS)
     images = train["images"] + test["images"]
     yield (

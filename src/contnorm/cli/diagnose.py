@@ -1,4 +1,4 @@
-"""The cross-task normalization effect at a terminal: of a finished run's network, or of one from elsewhere."""
+"""The `diagnose` command: measures the cross-task normalization effect of a finished run or of a user's network."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ ENDINGS = (".svg", ".png", ".pdf")
 
 @dataclass(frozen=True)
 class Brought:
-    """A network from elsewhere, as typed.
+    """A network that was not trained by a run, as typed.
 
     Attributes:
-        model: What makes it: ``file.py:make``, or a name of ours.
-        weights: A safetensors file of its state dict.
-        stream: The tasks to look at it with.
-        norm: The norm that ``make`` is given.
+        model: Function that creates it, as ``file.py:make``, or the name of a built-in model.
+        weights: Safetensors file of its state dict.
+        stream: Stream whose tasks it is measured on.
+        norm: Norm that is passed to ``make``.
     """
 
     model: str
@@ -62,16 +62,16 @@ def show_diagnosis(
     beside: str | None = None,
     trusted: Iterable[Path] = (),
 ) -> None:
-    """Print table and sentence, one more on the run beside it where one is given, and draw a figure if asked to.
+    """Print the table and the summary of a diagnosis, compare it with a second run, and draw a figure.
 
     Args:
-        given: A run, or a network from elsewhere, whose code is thereby named.
-        seed: Which seed; None for the first.
-        place: Where runs and data are, and on what device to measure.
-        out: The file of the figure; None for no figure.
-        console: Where to print.
-        beside: A run to compare with.
-        trusted: The files of code that may be executed where a record names them.
+        given: A run, or a user's network, whose code thereby may be executed.
+        seed: Seed to diagnose; None for the first one.
+        place: Folders of runs and data, and the device to measure on.
+        out: File of the figure; None for no figure.
+        console: Terminal to print to.
+        beside: Second run to compare with; None for no comparison.
+        trusted: Python files that may be executed if a record names them.
     """
     named = code_files({"model": {"name": given.model}}) if isinstance(given, Brought) else []
     with only_trusted([*trusted, *named]):
@@ -79,39 +79,39 @@ def show_diagnosis(
 
 
 def _show_diagnosis(
-    given: str | Brought, seed: int | None, place: Workplace, out: Path | None, console: Console, beside: str | None
+    target: str | Brought, seed: int | None, place: Workplace, out: Path | None, console: Console, other: str | None
 ) -> None:
-    if out is not None and out.suffix not in ENDINGS:  # told before the work, not after it
+    if out is not None and out.suffix not in ENDINGS:  # checked before the measurement, which takes long
         raise UserError(f"-o {out}: a figure ends in {', '.join(ENDINGS)}.")
-    pairs = _pairs(given, beside, seed, place) if beside else []  # told before the work, too
-    title, found = _diagnosed(given, seed, place)
+    pairs = _pairs(target, other, seed, place) if other else []  # also raises errors before the measurement
+    title, diagnosis = _diagnosed(target, seed, place)
     console.print(safe_text(title), "", soft_wrap=True, sep="\n")
-    console.print(f"{found.table()}\n", soft_wrap=True, markup=False, highlight=False)
-    say(found.sentence, console)
+    console.print(f"{diagnosis.table()}\n", soft_wrap=True, markup=False, highlight=False)
+    say(diagnosis.sentence, console)
     if pairs:
         console.print()
-        say(_said_of(pairs, place), console)
+        say(_pair_summary(pairs, place), console)
     if out is not None:
         with usable(out, "the figure can't be written", "Say with -o where else."):
             out.parent.mkdir(parents=True, exist_ok=True)
-            found.draw(out)
+            diagnosis.draw(out)
         console.print(safe_text(f"drawn in {out}"), soft_wrap=True)
 
 
-def _diagnosed(given: str | Brought, seed: int | None, place: Workplace) -> tuple[str, Diagnosis]:
-    if isinstance(given, Brought):
-        return f"{given.weights} on {given.stream}", diagnose_brought(given, seed or 0, place)
+def _diagnosed(target: str | Brought, seed: int | None, place: Workplace) -> tuple[str, Diagnosis]:
+    if isinstance(target, Brought):
+        return f"{target.weights} on {target.stream}", diagnose_brought(target, seed or 0, place)
     store = Store(place.runs)
-    record = _of_seed(store.find(given), given, seed)
+    record = _of_seed(store.find(target), target, seed)
     digits = f" on {described(record.config)[0]}" if record.config.stream.source == DIGITS else ""
     title = f"{record.config.hash} seed {record.seed}{digits}"
-    return title, diagnose_record(record, _path(given, record, store), place)
+    return title, diagnose_record(record, _path(target, record, store), place)
 
 
 def diagnose_brought(given: Brought, seed: int, place: Workplace) -> Diagnosis:
-    """The same for a network that was trained elsewhere; nothing is known of its past accuracies."""
-    asked = {"stream": {"name": given.stream}, "model": {"name": given.model}, "norm": {"name": given.norm}}
-    config = resolve(asked, place.data_root)
+    """Diagnose a network that was not trained by a run; its accuracies at earlier tasks are unknown."""
+    settings = {"stream": {"name": given.stream}, "model": {"name": given.model}, "norm": {"name": given.norm}}
+    config = resolve(settings, place.data_root)
     source = _load(config, place)
     with _lane(config, seed, source, place) as lane:
         load_weights(lane, given.weights, "Save it with safetensors.torch.save_file(model.state_dict(), path).")
@@ -119,19 +119,21 @@ def diagnose_brought(given: Brought, seed: int, place: Workplace) -> Diagnosis:
 
 
 def _load(config: RunConfig, place: Workplace) -> Source:
-    """The data of a run, with a notice where they are not those that its stream is named after."""
+    """Load the data of a run; prints a notice if it is the small stand-in for the data set that the stream needs."""
     if notice := digits_notice(config.stream.source, config.stream.name, place.data_root):
         say_on_stderr(notice)
     return load_source(str(config.stream.source), place.data_root, allow_missing=place.allow_missing)
 
 
 def diagnose_record(record: Record, path: Path, place: Workplace) -> Diagnosis:
-    """Moments from the training data of each task, accuracy on its test data, and past accuracies from the record.
+    """Diagnose a run.
+
+    Moments come from the training data of each task, accuracy from its test data, earlier accuracies from the record.
 
     Args:
-        record: The run.
-        path: Where its record is; the weights lie beside it.
-        place: Where its data is, and on what device to measure.
+        record: Record of the run.
+        path: Path of the record; the weights are next to it.
+        place: Folder of data, and the device to measure on.
     """
     config = record.config
     why = untrusted_in(config) or edited(config)
@@ -160,7 +162,9 @@ def _on_its_stream(lane: Lane, learned: Sequence[float] | None) -> Diagnosis:
             f"diagnose: a picture of {lane.config.stream.name} has several labels, and the effect is measured in "
             f"accuracy. Use a run whose pictures have one each; `contnorm show` has the scores of this one."
         )
-    tasks = range(lane.data.stream.tasks if learned is None else len(learned))  # of a capped run those it reached
+    tasks = range(
+        lane.data.stream.tasks if learned is None else len(learned)
+    )  # of a run with max_steps, the tasks that it reached
     try:
         return diagnose(
             lane.model,
@@ -169,85 +173,83 @@ def _on_its_stream(lane: Lane, learned: Sequence[float] | None) -> Diagnosis:
             learned=learned,
             predict=lambda model, x, task: classes_of(lane, x, task),
         )
-    except ValueError as error:  # a network whose moments can't be told, or are not finite
+    except ValueError as error:  # moments that can't be found or are not finite
         raise UserError(str(error)) from error
 
 
-Located = tuple[Record, Path]  # a record, and where it is
+Located = tuple[Record, Path]  # a record and its path
 
 
-def _pairs(given: str | Brought, beside: str, seed: int | None, place: Workplace) -> list[tuple[Located, Located]]:
-    """Two runs that differ in their norm alone, by the seeds whose weights both have kept."""
-    if isinstance(given, Brought):
+def _pairs(target: str | Brought, other: str, seed: int | None, place: Workplace) -> list[tuple[Located, Located]]:
+    """Records of two runs that differ only in their norm, paired by the seeds whose weights both have."""
+    if isinstance(target, Brought):
         raise UserError(
             "--beside: takes a run beside a run; of a network of your own, use contnorm.diagnose in Python."
         )
-    first, second = (_kept(run, seed, place) for run in (given, beside))
+    first, second = (_with_weights(run, seed, place) for run in (target, other))
     configs = [next(iter(records.values()))[0].config for records in (first, second)]
     apart = differences(*configs)
     if not apart:
-        raise UserError(f"--beside {beside}: is the same run. Give one with another norm.")
+        raise UserError(f"--beside {other}: is the same run. Give one with another norm.")
     others = [f"{key}={word(b)} (not {word(a)})" for key, (a, b) in apart.items() if not key.startswith("norm.")]
     if others:
-        raise UserError(f"--beside {beside}: a pair differs in its norm alone, and here {', '.join(others)} too.")
+        raise UserError(f"--beside {other}: a pair differs in its norm alone, and here {', '.join(others)} too.")
     seeds = sorted(first.keys() & second.keys())
     if not seeds:
-        there = [", ".join(map(str, found)) for found in (first, second)]
-        raise UserError(
-            f"--beside {beside}: the two share no seed whose weights were kept: {there[0]}, and {there[1]}."
-        )
+        there = [", ".join(map(str, by_seed)) for by_seed in (first, second)]
+        raise UserError(f"--beside {other}: the two share no seed whose weights were kept: {there[0]}, and {there[1]}.")
     return [(first[shared], second[shared]) for shared in seeds]
 
 
-def _kept(given: str, seed: int | None, place: Workplace) -> dict[int, Located]:
-    """The records of a run whose weights were kept, by seed; of one seed where it is typed."""
+def _with_weights(run: str, seed: int | None, place: Workplace) -> dict[int, Located]:
+    """Records of a run that have weights, by seed; only of one seed if it is not None."""
     store = Store(place.runs)
-    records = store.find(given)
-    wanted = records if seed is None else [_of_seed(records, given, seed)]
-    located = [(record, _path(given, record, store)) for record in wanted]
-    found = {record.seed: (record, path) for record, path in located if weights_beside(path).is_file()}
-    if not found:
-        raise UserError(f"{given}: its weights were not kept. Run it with --keep-weights into another folder of runs.")
-    return found
+    records = store.find(run)
+    wanted = records if seed is None else [_of_seed(records, run, seed)]
+    located = [(record, _path(run, record, store)) for record in wanted]
+    by_seed = {record.seed: (record, path) for record, path in located if weights_beside(path).is_file()}
+    if not by_seed:
+        raise UserError(f"{run}: its weights were not kept. Run it with --keep-weights into another folder of runs.")
+    return by_seed
 
 
-def _said_of(pairs: Sequence[tuple[Located, Located]], place: Workplace) -> str:
-    found = [tuple(diagnose_record(record, path, place) for record, path in pair) for pair in pairs]
+def _pair_summary(pairs: Sequence[tuple[Located, Located]], place: Workplace) -> str:
+    diagnoses = [tuple(diagnose_record(record, path, place) for record, path in pair) for pair in pairs]
     here, there = (described(record.config)[-1] for record, _ in pairs[0])
-    return pair_sentence([(first, second) for first, second in found], here, there)
+    return pair_sentence([(first, second) for first, second in diagnoses], here, there)
 
 
-def _of_seed(records: list[Record], given: str, seed: int | None) -> Record:
+def _of_seed(records: list[Record], run: str, seed: int | None) -> Record:
     for record in records:
         if seed is None or record.seed == seed:
             return record
     there = ", ".join(str(record.seed) for record in records)
-    raise UserError(f"--seed {seed}: run {given!r} has the seeds {there}.")
+    raise UserError(f"--seed {seed}: run {run!r} has the seeds {there}.")
 
 
-def _path(given: str, record: Record, store: Store) -> Path:
-    """Where a record was found: a run is given by its file, its folder, a folder of runs or its hash."""
-    typed = Path(given)
+def _path(run: str, record: Record, store: Store) -> Path:
+    """Path of a record of a run that was typed as a file, a run's folder, a folder of runs or a hash."""
+    typed = Path(run)
     if typed.is_file():
         return typed
-    beside = typed / f"{record.seed}.json"
-    if beside.is_file():
-        return beside
+    in_folder = typed / f"{record.seed}.json"
+    if in_folder.is_file():
+        return in_folder
     return (Store(typed) if typed.is_dir() else store).path(record.config, record.seed)
 
 
 def _learned(record: Record) -> list[float]:
-    """With running moments, as the network was evaluated when it had just learned a task."""
+    """Accuracy on each task just after it was learned, with running moments."""
     matrix = record.matrix_of("matrix_running") or record.matrix
     return [matrix.at(task, task) for task in range(matrix.tasks)]
 
 
 def _check_data(record: Record, source: Source, path: Path) -> None:
-    was = record.raw.get("source", {}).get("fingerprint")
-    if why := not_comparable(was, source.fingerprint):
+    recorded = record.raw.get("source", {}).get("fingerprint")
+    if why := not_comparable(recorded, source.fingerprint):
         logging.getLogger("contnorm").warning(f"{path}: may be of other data than is used here: {why}.")
-    if compare_fingerprints(was, source.fingerprint) is Match.DIFFERENT:
+    if compare_fingerprints(recorded, source.fingerprint) is Match.DIFFERENT:
         raise UserError(
-            f"{path}: was run on other {source.name} data than is found here (fingerprint {was}, here "
+            f"{path}: was run on other {source.name} data than is found here (fingerprint {recorded}, here "
             f"{source.fingerprint}). Say with --data-root where that is."
         )

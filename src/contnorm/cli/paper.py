@@ -1,4 +1,4 @@
-"""The paper at a terminal: a recipe's runs are made where they are missing, then set beside the published numbers."""
+"""The `paper` command: runs the missing runs of a recipe and compares the results with the published numbers."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ __all__ = [
 ]
 
 RATES = ("one", "best", "both")
-SOME = 6  # cells named in one line
+SOME = 6  # cells to name in one line
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What was typed.
+    """Options of the `paper` command.
 
-    ``lr`` is one of `RATES`: the recipe's own learning rate, those chosen for each norm, or both where there are any.
+    ``lr`` is one of `RATES`: the recipe's learning rate, those chosen for each norm, or both if any were chosen.
     """
 
     seeds: int = 5
@@ -67,18 +67,18 @@ class Asked:
     runs: Path = Path("runs")
     lr: str = "both"
     selected: Path | None = None
-    settings: Sequence[str] = ()  # key=value, over the recipe's
-    trusted: Sequence[Path] = ()  # files of code that may be executed where the recipe names them
+    settings: Sequence[str] = ()  # key=value, overriding the recipe's
+    trusted: Sequence[Path] = ()  # Python files that may be executed if the recipe names them
 
     @property
     def tried(self) -> bool:
-        """Whether the runs are not those of the recipe, so that there is nothing to say of the paper's."""
+        """Whether the runs differ from the recipe's, so that they can't be compared with the paper."""
         return self.max_steps is not None or bool(self.settings)
 
 
 @dataclass(frozen=True)
-class _Way:
-    """A recipe's cells with one learning rate for all, or each with its own."""
+class _Variant:
+    """A recipe's cells with one learning rate for all norms, or with one chosen for each."""
 
     title: str
     recipe: Recipe
@@ -86,18 +86,18 @@ class _Way:
 
 
 def run_recipe(name: str, asked: Asked, console: Console) -> int:
-    """Run what is missing of a recipe, then print ours beside the published; gives the exit code."""
+    """Run the missing runs of a recipe, print the results next to the published ones, and return the exit code."""
     with only_trusted([*asked.trusted, *code_files(_typed(asked))]):
         return _run_recipe(name, asked, console)
 
 
 def _run_recipe(name: str, asked: Asked, console: Console) -> int:
     recipe = find_recipe(name)
-    lost = unreached(recipe)
-    if lost:
-        more = f" ({len(lost) - 1} more likewise)" if len(lost) > 1 else ""
+    unused = unreached(recipe)
+    if unused:
+        more = f" ({len(unused) - 1} more likewise)" if len(unused) > 1 else ""
         raise UserError(
-            f"{recipe.name}: {lost[0]} is of no cell of the table{more}. Cells are made of the streams, strategies, "
+            f"{recipe.name}: {unused[0]} is of no cell of the table{more}. Cells are made of the streams, strategies, "
             f"norms and buffers under [[runs]]."
         )
     check_seeds(asked.seeds)
@@ -122,34 +122,34 @@ def _draw(recipe: Recipe, asked: Asked, console: Console) -> int:
 
 def _run_and_show(recipe: Recipe, asked: Asked, console: Console) -> int:
     place = _place(recipe, asked)
-    ways = _ways(recipe, asked)
-    own = _typed(asked)
-    configs = {cell: config_of(cell, place.data_root, own) for way in ways for cell in way.cells}
-    kept = Kept(Store(place.runs), range(asked.seeds), hows_of(own))
+    variants = _variants(recipe, asked)
+    overrides = _typed(asked)
+    configs = {cell: config_of(cell, place.data_root, overrides) for variant in variants for cell in variant.cells}
+    records = Kept(Store(place.runs), range(asked.seeds), hows_of(overrides))
     absent = [source for source in _sources(configs.values()) if not is_found(source, place.data_root)]
-    here = [config for config in configs.values() if config.stream.source not in absent]
-    away = [config for config in configs.values() if config.stream.source in absent and not kept.whole(config)]
-    said = [what_to_put(recipe, source, place.data_root) for source in _sources(away)]
-    jobs = kept.jobs(here)
-    if words := kept.said_of(jobs, here):
-        say(words, console)
+    with_data = [config for config in configs.values() if config.stream.source not in absent]
+    without = [config for config in configs.values() if config.stream.source in absent and not records.whole(config)]
+    missing_data = [what_to_put(recipe, source, place.data_root) for source in _sources(without)]
+    jobs = records.jobs(with_data)
+    if message := records.said_of(jobs, with_data):
+        say(message, console)
     code, failed = 0, ""
     try:
         code = recorded(jobs, place, console) if jobs else 0
-    except UserError as error:  # the other runs are there, and are shown
+    except UserError as error:  # the results of the other runs are still shown
         failed = str(error)
-    found = [kept.measured({cell: configs[cell] for cell in way.cells}) for way in ways]
-    for problem in kept.problems:
+    results = [records.measured({cell: configs[cell] for cell in variant.cells}) for variant in variants]
+    for problem in records.problems:
         say_on_stderr(problem)
-    if not any(found):
-        return _without_records(code, [failed, *said], place.runs)
+    if not any(results):
+        return _without_records(code, [failed, *missing_data], place.runs)
     if asked.settings:
         console.print(safe_text(f"with other settings than the recipe's: {' '.join(asked.settings)}"), soft_wrap=True)
-    for line in _other_data(configs, own.get("stream", {}).get("source")):
+    for line in _other_data(configs, overrides.get("stream", {}).get("source")):
         say(line, console)
-    for way, measured in zip(ways, found, strict=True):
-        _show_way(way, measured, console, asked.tried)
-    for line in said:
+    for variant, measured in zip(variants, results, strict=True):
+        _show_variant(variant, measured, console, asked.tried)
+    for line in missing_data:
         say_on_stderr(line)
     if failed:
         raise UserError(failed)
@@ -157,51 +157,51 @@ def _run_and_show(recipe: Recipe, asked: Asked, console: Console) -> int:
 
 
 def _without_records(code: int, reasons: Sequence[str], runs: Path) -> int:
-    """The exit code where there is nothing to show: of a stop before the first record, else a UserError."""
+    """Return the exit code of a stop before the first record; raise a `UserError` with the reasons otherwise."""
     if code:
         return code
     raise UserError(" ".join(filter(None, reasons)) or f"no record under {runs} can be read.")
 
 
-def _ways(recipe: Recipe, asked: Asked) -> list[_Way]:
-    """The ways in which learning rates are set that were asked for and are there."""
+def _variants(recipe: Recipe, asked: Asked) -> list[_Variant]:
+    """The variants that ``--lr`` selects, as far as learning rates were chosen."""
     if asked.lr not in RATES:
         raise UserError(f"--lr: {unknown('way', asked.lr, RATES)}")
-    found = selection_of(recipe, asked.runs, asked.selected)
-    if asked.lr == "best" and found is None:
+    selection = selection_of(recipe, asked.runs, asked.selected)
+    if asked.lr == "best" and selection is None:
         raise UserError(
             f"--lr best: no learning rates are chosen for {recipe.name}. Choose them with `contnorm tune "
             f"{recipe.name}`, which writes {selection_file(recipe, asked.runs)}, or say with --selected where they are."
         )
-    ways = []
+    variants = []
     if asked.lr != "best":
-        title = ("The recipe's learning rates" if recipe.selected else "One learning rate for all") if found else ""
-        ways.append(_Way(title, recipe, chosen(cells_of(recipe), asked.only)))
-    if asked.lr != "one" and found is not None:
-        own = with_selection(recipe, found)
-        wanted = chosen(cells_of(own), asked.only)
-        cells = [cell for cell in wanted if covers(found, cell)]
+        title = ("The recipe's learning rates" if recipe.selected else "One learning rate for all") if selection else ""
+        variants.append(_Variant(title, recipe, chosen(cells_of(recipe), asked.only)))
+    if asked.lr != "one" and selection is not None:
+        tuned = with_selection(recipe, selection)
+        wanted = chosen(cells_of(tuned), asked.only)
+        cells = [cell for cell in wanted if covers(selection, cell)]
         without = len(wanted) - len(cells)
         rest = f"; {without} cells have none: `contnorm tune {recipe.name}` chooses" if without else ""
-        title = f"Each with its own learning rate, chosen on the validation tasks ({found.path}){rest}"
-        ways.append(_Way(title, own, cells))
-    return ways
+        title = f"Each with its own learning rate, chosen on the validation tasks ({selection.path}){rest}"
+        variants.append(_Variant(title, tuned, cells))
+    return variants
 
 
 def selection_file(recipe: Recipe, runs: Path) -> Path:
-    """Where `contnorm tune` writes what it chose, and `contnorm paper` looks first."""
+    """File that `contnorm tune` writes and `contnorm paper` reads first."""
     return runs / "selected" / f"{recipe.name}.toml"
 
 
 def selection_of(recipe: Recipe, runs: Path, given: Path | None = None) -> Selection | None:
-    """The learning rates chosen for a recipe: of a file that was typed, of the runs' folder, or of the package."""
+    """Learning rates chosen for a recipe: from the typed file, the runs' folder or the package, in this order."""
     if given is not None:
         return read_selection(given, recipe.name)
     return find_selection(recipe.name, [selection_file(recipe, runs)])
 
 
 def _typed(asked: Asked) -> dict[str, Any]:
-    """The settings of a recipe's runs that were typed."""
+    """Typed settings that override the recipe's."""
     flags = [Setting("--max-steps", "train.max_steps", asked.max_steps)]
     flags.append(Setting("--precision", "train.precision", asked.precision))
     typed = settings_of([*(flag for flag in flags if flag.value is not None), *assignments_of(asked.settings)])
@@ -212,9 +212,9 @@ def _typed(asked: Asked) -> dict[str, Any]:
 
 
 def _place(recipe: Recipe, asked: Asked) -> Workplace:
-    """Where runs are made; those whose time counts go alone, and are kept apart."""
-    hands = replace(asked.hands, lanes=1) if recipe.alone else asked.hands
-    return workplace(runs_folder(recipe, asked.runs), hands, asked.data_root)
+    """Environment of the runs. Runs that are timed run one at a time and have a folder of their own."""
+    options = replace(asked.hands, lanes=1) if recipe.alone else asked.hands
+    return workplace(runs_folder(recipe, asked.runs), options, asked.data_root)
 
 
 def runs_folder(recipe: Recipe, runs: Path) -> Path:
@@ -222,21 +222,21 @@ def runs_folder(recipe: Recipe, runs: Path) -> Path:
 
 
 def what_to_put(recipe: Recipe, source: str, root: Path) -> str:
-    """One line for a data set that is absent."""
+    """Message for a data set that is absent: what to put where."""
     spec = SOURCES[source]
     how = f"build it with {spec.built_with}" if spec.built_with else f"put {looked_for(spec)} there"
     streams = [find_stream(stream) for block in recipe.runs for stream in block.streams]
     others = [one for spec in streams if source in spec.sources for one in spec.sources if one != source]
-    tried = f", or try it on other data with --set stream.source={others[0]}" if others else ""
+    other = f", or try it on other data with --set stream.source={others[0]}" if others else ""
     return (
-        f"{recipe.name} needs {source}, which is not under {root}: {how}, or say with --data-root where it is{tried}; "
+        f"{recipe.name} needs {source}, which is not under {root}: {how}, or say with --data-root where it is{other}; "
         f"`contnorm data {source}` says more."
     )
 
 
 def is_found(source: str, root: Path) -> bool:
-    """Whether a data set is there; one inside the package always is."""
-    if source not in SOURCES:  # one of a user's own
+    """Whether a data set is present; one that comes with a package always is."""
+    if source not in SOURCES:  # a user's data set
         return find_stored(source, root) is not None
     return not SOURCES[source].layouts or find_layout(SOURCES[source], root) is not None
 
@@ -250,14 +250,14 @@ def _sources(configs: Iterable[RunConfig]) -> list[str]:
 
 
 def config_of(cell: Cell, root: Path, own: Mapping[str, Any] | None = None) -> RunConfig:
-    """The settings of a cell's run, under those typed."""
+    """Configuration of a cell's run; typed settings override the cell's."""
     typed = own or {}
     source = typed.get("stream", {}).get("source") or source_of(cell)
     return resolve(laid_over(laid_over(cell.values, typed), {"stream": {"source": source}}), root)
 
 
 def _other_data(cells: Iterable[Cell], typed: str | None) -> list[str]:
-    """That published numbers are of other data, where another data set was typed than the recipe's."""
+    """Warnings that the published numbers are of other data, if another data set than the recipe's was typed."""
     usual = dict.fromkeys(source_of(cell) for cell in cells if typed is not None and cell.published)
     return [
         f"Ours is on {typed}, where the recipe has {source}: other data, with which the published numbers can't be "
@@ -267,25 +267,25 @@ def _other_data(cells: Iterable[Cell], typed: str | None) -> list[str]:
     ]
 
 
-def _show_way(way: _Way, measured: Sequence[Measured], console: Console, tried: bool) -> None:
-    if way.title:
+def _show_variant(variant: _Variant, measured: Sequence[Measured], console: Console, tried: bool) -> None:
+    if variant.title:
         console.print()
-        say(f"{way.title}:", console, style="bold")
-    there = [one for one in measured if one.records]
-    if there:
-        _show(way.recipe, there, console, tried)
+        say(f"{variant.title}:", console, style="bold")
+    recorded_cells = [one for one in measured if one.records]
+    if recorded_cells:
+        _show(variant.recipe, recorded_cells, console, tried)
     for line in lost_remarks(measured):
         say(line, console)
     if not measured:
         console.print(safe_text("none of it is run"))
         return
     done = {id(one.cell) for one in measured}
-    missing = [cell.words for cell in way.cells if id(cell) not in done]
+    missing = [cell.words for cell in variant.cells if id(cell) not in done]
     if missing:
         more = f" and {len(missing) - SOME} more" if len(missing) > SOME else ""
         say(f"Not run: {', '.join(missing[:SOME])}{more}.", console)
     if not tried:
-        show_claims(way.recipe, there, console, whole=len(measured) == len(cells_of(way.recipe)))
+        show_claims(variant.recipe, recorded_cells, console, whole=len(measured) == len(cells_of(variant.recipe)))
 
 
 def _show(recipe: Recipe, measured: Sequence[Measured], console: Console, tried: bool) -> None:

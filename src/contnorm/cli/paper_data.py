@@ -1,4 +1,4 @@
-"""Table 7: what the paper says of its data sets, beside what is found. Needs no torch."""
+"""Table 7: the data sets as the paper describes them, compared with those on disk. Needs no torch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COLUMNS = ("tasks", "shape", "train", "test", "classes")
 
 @dataclass(frozen=True)
 class Compared:
-    """A data set: what was found of it, or what to put where."""
+    """A data set as published, and as measured on disk or the reason why it was not."""
 
     published: DataRow
     found: DataRow | None
@@ -32,17 +32,18 @@ class Compared:
 
 
 def measure_data(name: str, source: Source) -> DataRow:
-    """A stream with all its tasks, those for selection included, counted."""
+    """Count the tasks, samples and classes of a stream, validation tasks included."""
     spec = find_stream(name)
-    said = spec.defaults["stream"]
-    config = StreamConfig(name, part="all", scenario=said["scenario"], train_per_task=said.get("train_per_task"))
+    defaults = spec.defaults["stream"]
+    per_task = defaults.get("train_per_task")
+    config = StreamConfig(name, part="all", scenario=defaults["scenario"], train_per_task=per_task)
     stream = build_stream(config, source, 0)
     shape = tuple(source.train_images.shape[1:])
     return DataRow(name, stream.tasks, shape, len(stream.train), len(stream.test), source.classes)
 
 
 def show_data_table(recipe: Recipe, root: Path, console: Console, allow_missing: bool = False) -> None:
-    """A line a data set that is found; of the others what to put where."""
+    """Print one row per data set on disk; for the others, what to put where."""
     rows = [_compared(row, root, console, allow_missing) for row in data_rows() if row.stream in recipe.streams]
     if not any(row.found for row in rows):
         raise UserError(f"{recipe.name}: none of its data sets is under {root}. {rows[0].missing}")
@@ -52,9 +53,9 @@ def show_data_table(recipe: Recipe, root: Path, console: Console, allow_missing:
             table.add_row(*map(safe_text, (row.found.stream, *_cells(row), _verdict(row))))
     console.print(table, "")
     console.print(safe_text("Found, with the paper's in brackets where it is another."))
-    said = [row.missing for row in rows if row.missing]
-    said += [f"{row.published.stream}: {row.published.flag}." for row in rows if row.published.flag]
-    for line in said:
+    notes = [row.missing for row in rows if row.missing]
+    notes += [f"{row.published.stream}: {row.published.flag}." for row in rows if row.published.flag]
+    for line in notes:
         console.print(safe_text(line), soft_wrap=True)
 
 

@@ -1,4 +1,4 @@
-"""Which recipes there are, what data each needs, and how much of it is run."""
+"""`contnorm paper --list`: the recipes, the data that each needs, and how many of its runs are done."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from contnorm.paper.selection import covers, with_selection
 
 __all__ = ["show_recipes"]
 
-LEAST_OF_DATA = 24  # columns
+LEAST_OF_DATA = 24  # minimum width of the data column
 
 
 def show_recipes(seeds: int, given: Path | None, runs: Path, console: Console, only: str = "") -> None:
-    """A line each: its name and title, the data it needs and where that is, and the runs done of those wanted.
+    """Print one line per recipe: name and title, the data it needs and where that is, runs done and in total.
 
-    ``only`` one of them, which may be a file, or all of the paper's.
+    ``only`` is the name or file of a single recipe; empty for all of the paper's.
     """
     root = data_root(given)
     console.print(safe_text(f"data under {root} (--data-root or {ENVIRONMENT} says where else), runs under {runs}"))
-    found = [(name, find_recipe(name)) for name in ([only] if only else recipe_names())]
-    rows = [(name, _done(one, seeds, root, runs), one.title, _data(one, root)) for name, one in found]
+    recipes = [(name, find_recipe(name)) for name in ([only] if only else recipe_names())]
+    rows = [(name, _done(one, seeds, root, runs), one.title, _data(one, root)) for name, one in recipes]
     table = _table(rows, ("recipe", "runs done", "what it is"))
     if needed_width(table, console) + LEAST_OF_DATA <= console.width:
         console.print(_table(rows, ("recipe", "runs done", "what it is", "data")))
@@ -47,7 +47,7 @@ def show_recipes(seeds: int, given: Path | None, runs: Path, console: Console, o
 
 
 def _table(rows: Sequence[tuple[str, ...]], heads: Sequence[str]) -> Table:
-    """Of so many columns; what is said of data may wrap."""
+    """Table of the columns in ``heads``; only the data column may wrap."""
     table = Table(*(Column(head, no_wrap=head != "data") for head in heads), box=None, pad_edge=False)
     for row in rows:
         table.add_row(*map(safe_text, row[: len(heads)]))
@@ -55,26 +55,26 @@ def _table(rows: Sequence[tuple[str, ...]], heads: Sequence[str]) -> Table:
 
 
 def _done(recipe: Recipe, seeds: int, root: Path, runs: Path) -> str:
-    found = selection_of(recipe, runs)
+    selection = selection_of(recipe, runs)
     cells = cells_of(recipe)
-    if found is not None:
-        cells += [cell for cell in cells_of(with_selection(recipe, found)) if covers(found, cell)]
+    if selection is not None:
+        cells += [cell for cell in cells_of(with_selection(recipe, selection)) if covers(selection, cell)]
     configs = dict.fromkeys(config_of(cell, root) for cell in cells)
     if not configs:
         return "none to do" if recipe.kind != "waiting" else "waits"
-    kept = Kept(Store(runs_folder(recipe, runs)), range(seeds), HOWS)
-    jobs = kept.jobs(list(configs))
-    done = [job for job in jobs if kept.store.has(job.config, job.seed)]
+    records = Kept(Store(runs_folder(recipe, runs)), range(seeds), HOWS)
+    jobs = records.jobs(list(configs))
+    done = [job for job in jobs if records.store.has(job.config, job.seed)]
     usual = {how_of(config) for config in configs}
     others = Counter(how_words(how) for job in done if (how := how_of(job.config)) not in usual)
-    said = "".join(f", {count if count < len(done) else 'all'} in {how}" for how, count in others.items())
-    lost = sum(kept.store.lost(job.config, job.seed) for job in jobs)
-    return f"{len(done)} of {len(jobs)}{said}{f', {lost} lost' if lost else ''}"
+    precisions = "".join(f", {count if count < len(done) else 'all'} in {how}" for how, count in others.items())
+    diverged = sum(records.store.lost(job.config, job.seed) for job in jobs)
+    return f"{len(done)} of {len(jobs)}{precisions}{f', {diverged} lost' if diverged else ''}"
 
 
 def _data(recipe: Recipe, root: Path) -> str:
     if recipe.kind == "waiting":
         return "multi-label streams, not there yet"
     needed = sources_of(cells_of(recipe)) or [find_stream(stream).sources[0] for stream in recipe.streams]
-    found = {source: place_of(SOURCES[source], root) for source in needed}
-    return ", ".join(f"{source}: {place or 'not found'}" for source, place in found.items()) or "none"
+    places = {source: place_of(SOURCES[source], root) for source in needed}
+    return ", ".join(f"{source}: {place or 'not found'}" for source, place in places.items()) or "none"

@@ -1,7 +1,7 @@
-"""The records of a recipe's runs under a folder, in whatever precision they were made, and what is left to run.
+"""Finds the records of a recipe's runs under a folder, in any precision, and lists the missing runs.
 
-What is recorded is not run again in another precision unless that was typed; a run that lacks some of its seeds gets
-them in the precision in which it was begun.
+A recorded run is not repeated in another precision unless that precision was typed. Missing seeds of a run are run in
+the precision of its recorded seeds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["Kept", "hows_of"]
 
 
 def hows_of(typed: Mapping[str, Any]) -> list[How]:
-    """In which ways records may be computed to serve, by the settings that were typed: in any where nothing was.
+    """Precisions in which records are accepted, given the typed settings; all if none was typed.
 
     Example:
         >>> [how for how, exact in hows_of({"train": {"precision": "tf32"}}) if exact], len(hows_of({}))
@@ -36,13 +36,13 @@ def hows_of(typed: Mapping[str, Any]) -> list[How]:
 
 @dataclass(frozen=True)
 class Kept:
-    """What is recorded of some runs.
+    """The records of some runs.
 
     Attributes:
-        store: Where.
-        seeds: Which are wanted.
-        hows: In which precisions they may be.
-        problems: What is wrong with records that were left out by `measured`.
+        store: Store of the records.
+        seeds: Seeds that are wanted.
+        hows: Precisions in which records are accepted.
+        problems: Errors of the records that `measured` could not read.
     """
 
     store: Store
@@ -51,63 +51,63 @@ class Kept:
     problems: list[str] = field(default_factory=list)
 
     def seeds_of(self, config: RunConfig) -> dict[How, set[int]]:
-        """The seeds that are recorded of a run, by how they were computed; nothing is read."""
-        found = {how: self.store.seeds(computed(config, how), self.seeds) for how in self.hows}
-        return {how: seeds for how, seeds in found.items() if seeds}
+        """Recorded seeds of a run by precision; reads no record."""
+        by_precision = {how: self.store.seeds(computed(config, how), self.seeds) for how in self.hows}
+        return {how: seeds for how, seeds in by_precision.items() if seeds}
 
     def whole(self, config: RunConfig) -> bool:
-        return set().union(*self.seeds_of(config).values(), *map(self.lost, self._ways(config))) >= set(self.seeds)
+        return set().union(*self.seeds_of(config).values(), *map(self.lost, self._variants(config))) >= set(self.seeds)
 
     def lost(self, config: RunConfig) -> dict[int, str]:
-        """The seeds of a run that have no record because they were lost, and how; they would be lost again."""
+        """Diverged seeds of a run, and the reasons; they have no record, and would diverge again."""
         return {seed: why for seed, why in self.store.all_lost(config).items() if seed in self.seeds}
 
     def count(self, config: RunConfig) -> int:
-        """How many seeds of a run, in its own precision, need not be run: recorded, or lost."""
+        """Number of seeds of a run, in its own precision, that are recorded or diverged and need no run."""
         return len(self.store.seeds(config, self.seeds)) + len(self.lost(config))
 
-    def _ways(self, config: RunConfig) -> list[RunConfig]:
+    def _variants(self, config: RunConfig) -> list[RunConfig]:
         return [computed(config, how) for how in self.hows]
 
     def jobs(self, configs: Sequence[RunConfig]) -> list[Job]:
-        """All that is wanted; what is recorded, as it is, and what is not, as its run was begun."""
+        """All wanted jobs: recorded ones as they are, missing ones in the precision of their run's other seeds."""
         runs = [self.seeds_of(config) for config in configs]
-        found = zip(configs, runs, taken(runs), strict=True)
-        return list(dict.fromkeys(job for config, run, how in found for job in self._jobs(config, run, how)))
+        rows = zip(configs, runs, taken(runs), strict=True)
+        return list(dict.fromkeys(job for config, run, how in rows for job in self._jobs(config, run, how)))
 
     def _jobs(self, config: RunConfig, run: Mapping[How, set[int]], begun: How | None) -> Iterator[Job]:
         usual = begun or how_of(config)
         for seed in self.seeds:
-            there = [how for how in (usual, *run) if seed in run.get(how, ())]
-            yield Job(computed(config, there[0] if there else usual), seed)
+            recorded = [how for how in (usual, *run) if seed in run.get(how, ())]
+            yield Job(computed(config, recorded[0] if recorded else usual), seed)
 
     def said_of(self, jobs: Sequence[Job], configs: Sequence[RunConfig]) -> str:
-        """How many runs are to be made and are there in which precision; empty where there is but the recipe's."""
+        """Numbers of missing and recorded runs by precision; empty if all are in the recipe's precision."""
         there = {job: self.store.has(job.config, job.seed) for job in jobs}
         counts = Counter((how_of(job.config), done) for job, done in there.items())
         hows = {how for how, _ in counts} | {how_of(config) for config in configs}
         if all(there.values()) or len(hows) == 1:
             return ""
         parts = {False: "to make", True: "there"}
-        said = [
+        texts = [
             f"{counts[how, done]} {words} in {how_words(how)}"
             for done, words in parts.items()
             for how in HOWS
             if counts[how, done]
         ]
-        return f"Runs: {', '.join(said)}. --precision says one for all."
+        return f"Runs: {', '.join(texts)}. --precision says one for all."
 
     def measured(self, configs: Mapping[Cell, RunConfig]) -> list[Measured]:
-        """The cells of which there are records, or notes that they were lost."""
+        """Cells that have records or diverged seeds."""
         loaded = {config: self._records(config) for config in dict.fromkeys(configs.values())}
         cells = measured_cells(list(configs), [loaded[config] for config in configs.values()])
-        found = [with_lost(one, configs[one.cell], self.lost) for one in cells]
-        return [one for one in found if one.run]
+        measured = [with_lost(one, configs[one.cell], self.lost) for one in cells]
+        return [one for one in measured if one.run]
 
     def _records(self, config: RunConfig) -> dict[How, Seeds]:
         loaded: dict[How, Seeds] = {}
         for how, seeds in self.seeds_of(config).items():
-            found = self.store.load_seeds(computed(config, how), sorted(seeds))
-            self.problems.extend(problem for problem in found.problems if problem not in self.problems)
-            loaded[how] = {record.seed: record for record in found.records}
+            matches = self.store.load_seeds(computed(config, how), sorted(seeds))
+            self.problems.extend(problem for problem in matches.problems if problem not in self.problems)
+            loaded[how] = {record.seed: record for record in matches.records}
         return loaded

@@ -1,4 +1,4 @@
-"""Ours beside the published, at a terminal: cells with their verdicts, curves, and claims. Needs no torch."""
+"""Prints results next to the published numbers: cells with verdicts, curves and claims. Needs no torch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SHOWN = ("stream", "strategy", "buffer", "tasks", "setting", "labels")
 
 
 def show_table(recipe: Recipe, measured: Sequence[Measured], console: Console, verdicts: bool = True) -> None:
-    """A line a score of a cell; ``verdicts`` is off for a try, whose numbers mean nothing."""
+    """Print one row per score of a cell; ``verdicts`` is False for smoke tests, which are not comparable."""
     lines = [line for one in measured for line in lines_of(recipe, one)]
     shown = _dimensions(recipe, measured)
     heads = [*shown, "norm", "score", "seeds", "ours", "paper"]
@@ -50,7 +50,7 @@ def show_table(recipe: Recipe, measured: Sequence[Measured], console: Console, v
 
 
 def _dimensions(recipe: Recipe, measured: Sequence[Measured]) -> list[str]:
-    """Those in which the cells are something; stream and strategy always, the learning rate where it was chosen."""
+    """Columns that name a cell: stream, strategy, dimensions with values, and the learning rate if it varies."""
     places = [one.cell.place for one in measured]
     shown = [key for key in SHOWN if key in ("stream", "strategy") or any(p[key] is not None for p in places)]
     chosen = any("lr" in selected.settings.get("train", {}) for selected in recipe.selected)
@@ -67,18 +67,18 @@ def _place(one: Measured, shown: Sequence[str]) -> list[str]:
 
 
 def _footer(recipe: Recipe, measured: Sequence[Measured], lines: Sequence[Line], verdicts: bool) -> list[str]:
-    said = [f"Forgetting is {name}." for name in recipe.scores.values() if name in SCORES and name.startswith("fm")]
-    said += [FM_OF_LABELS] if any(n in LABEL_SCORES and n.startswith("fm") for n in recipe.scores.values()) else []
-    said += apart(measured)
-    said += [recipe.note] if recipe.note else []
-    said += corrected(measured)
-    said += precision_remarks(measured)
+    notes = [f"Forgetting is {name}." for name in recipe.scores.values() if name in SCORES and name.startswith("fm")]
+    notes += [FM_OF_LABELS] if any(n in LABEL_SCORES and n.startswith("fm") for n in recipe.scores.values()) else []
+    notes += apart(measured)
+    notes += [recipe.note] if recipe.note else []
+    notes += corrected(measured)
+    notes += precision_remarks(measured)
     if not verdicts:
-        said.append(
+        notes.append(
             "A try: these numbers are of the first steps alone, or of other settings, so there are no verdicts."
         )
-        return said
-    return said + remarks(recipe, lines)
+        return notes
+    return notes + remarks(recipe, lines)
 
 
 def _data(measured: Sequence[Measured]) -> list[str]:
@@ -86,7 +86,7 @@ def _data(measured: Sequence[Measured]) -> list[str]:
 
 
 def show_curves(recipe: Recipe, measured: Sequence[Measured], console: Console) -> None:
-    """A line a score of a cell, its mean over seeds after each task."""
+    """Print one row per score of a cell: the mean over seeds after each task."""
     shown = _dimensions(recipe, measured)
     rows = []
     for one in measured:
@@ -104,7 +104,7 @@ def show_curves(recipe: Recipe, measured: Sequence[Measured], console: Console) 
 
 
 def show_claims(recipe: Recipe, measured: Sequence[Measured], console: Console, whole: bool = True) -> None:
-    """Each claim with what the runs say of it, case by case; ``whole`` is off where not all cells are run."""
+    """Print each claim with its outcome, case by case; ``whole`` is False if some cells are not run."""
     for decided in (decide(claim, measured) for claim in recipe.claims):
         if decided.cases:
             outcome = decided.outcome.upper() + ("" if whole else ", of what is run")
@@ -121,5 +121,5 @@ def _numbers(case: Case) -> str:
         return f"{first}{no_interval(case)}: {case.outcome}"
     if case.paired is None:
         return f"{interval}, {case.seeds} seeds: {case.outcome}"
-    said = "" if effect == "-" else f", effect {effect}"
-    return f"{mean}, t {interval}, bootstrap {bootstrap}{said}, {case.seeds} seeds: {case.outcome}"
+    effect_text = "" if effect == "-" else f", effect {effect}"
+    return f"{mean}, t {interval}, bootstrap {bootstrap}{effect_text}, {case.seeds} seeds: {case.outcome}"

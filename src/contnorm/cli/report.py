@@ -1,4 +1,4 @@
-"""Records as a page, or as tables for a paper of one's own; needs no torch."""
+"""The `report` command: writes records as an HTML page, or as Markdown, LaTeX or CSV tables. Needs no torch."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ Groups = Mapping[str, Sequence[Record]]
 
 @dataclass(frozen=True)
 class Report:
-    """All that is told: the paper's tables that runs are there of, those that none are of, and the runs."""
+    """Content of a report: the paper's tables with runs, those without any, and the runs."""
 
     sections: Sequence[Section]
     unrun: Sequence[Unrun]
     groups: Groups
-    timed: Mapping[str, Groups]  # runs whose time counts, by recipe
-    lost: Lost  # seeds of runs that have no record, since their loss was no longer finite
+    timed: Mapping[str, Groups]  # runs that are timed, by recipe
+    lost: Lost  # seeds without a record because their loss was no longer finite
 
     @property
     def runs(self) -> int:
@@ -60,14 +60,14 @@ class Report:
 
 
 def report_of(shelves: Shelves, names: Sequence[str] = ()) -> Report:
-    """What the records say of some recipes, or of all of the paper's, and of each run."""
+    """Collect the report on some recipes, or on all of the paper's, and on each run."""
     sections, unrun = sections_of(list(dict.fromkeys(names)) or recipe_names(), shelves)
     timed = {name: _grouped(records) for name, records in shelves.timed.items() if records}
     return Report(sections, unrun, _grouped(shelves.records), timed, shelves.lost)
 
 
 def counted(many: int, what: str) -> str:
-    """So many of something.
+    """A number with its noun, in the plural if needed.
 
     Example:
         >>> counted(1, "run"), counted(2, "run")
@@ -85,7 +85,7 @@ def _summarized(groups: Groups) -> dict[str, list[Summary]]:
 
 
 def report_text(report: Report, form: str, part: str = "all") -> str:
-    """All of it, or a part, as one text; CSV holds one kind of rows, those of runs unless another is asked for."""
+    """The report or a part of it as one text. CSV has one kind of rows; ``part="all"`` means the runs."""
     if form not in FORMATS:
         raise unknown("format", form, FORMATS)
     if part not in PARTS:
@@ -99,7 +99,7 @@ def report_text(report: Report, form: str, part: str = "all") -> str:
 
 
 def report_files(report: Report, form: str, part: str = "all") -> dict[str, str]:
-    """The files of a folder, by name: a table each, the claims, and the runs."""
+    """Texts of the files of a report folder, by file name: one per table, the claims, and the runs."""
     if form == "html":
         return {"report.html": report_text(report, form)}
     if form not in FORMATS or part not in PARTS:
@@ -126,17 +126,17 @@ def _sheets(report: Report, part: str, linked: bool = False) -> Iterator[Sheet]:
 
 
 def _runs_sheet(blocks: Sequence[Block], notes: Sequence[str]) -> Sheet:
-    """What is said of the scores stands at the top where it is of all, else below each table."""
+    """Notes on the scores are at the top if there is one table, otherwise below each table."""
     if len(blocks) == 1:
         return Sheet("runs", "Runs", [replace(blocks[0], below=())], [*blocks[0].below, *notes])
     return Sheet("runs", "Runs", blocks, notes)
 
 
 def outside(report: Report) -> list[str]:
-    """Which of the runs are in no number of a table, and why; nothing where all are, or no table is told."""
-    told = {(record.config.hash, record.seed) for section in report.sections for record in section.records}
+    """Note on the runs that no table counts, with the reasons; empty if all are counted or there is no table."""
+    in_tables = {(record.config.hash, record.seed) for section in report.sections for record in section.records}
     records = [record for group in report.groups.values() for record in group]
-    counts = Counter(_why_outside(one.config) for one in records if (one.config.hash, one.seed) not in told)
+    counts = Counter(_why_outside(one.config) for one in records if (one.config.hash, one.seed) not in in_tables)
     if not counts or not report.sections:
         return []
     total = sum(counts.values())
@@ -145,7 +145,7 @@ def outside(report: Report) -> list[str]:
 
 
 def _why_outside(config: RunConfig) -> str:
-    """What keeps a run out of the tables.
+    """Why no table counts a run.
 
     Example:
         >>> _why_outside(RunConfig())
@@ -186,7 +186,7 @@ def _page(report: Report) -> Page:
 
 
 def _views(report: Report, timed: Sequence[tuple[Sequence[Record], str]]) -> Iterator[tuple[RunView, Iterator[str]]]:
-    """Of each setting what is told of it, and its figures, drawn where they are taken."""
+    """View of each configuration, and a lazy iterator of its figures."""
     for run, group in report.groups.items():
         yield _run_view(group, lost=report.lost.get(run, {})), _drawn(group)
     for group, name in timed:
@@ -198,24 +198,28 @@ def _scores_title(block: Block) -> str:
 
 
 def _compared(report: Report, summaries: Mapping[str, Sequence[Summary]]) -> list[str]:
-    """For each stream, the accuracy over tasks of the settings that are in no table; mAP where labels are several.
+    """One figure per stream: accuracy (or mAP) over tasks of the configurations that are in no table.
 
-    Of more settings than one figure can show, those with the highest score at the end.
+    If there are more configurations than a figure can show, those with the highest final score are drawn.
     """
-    told = {record.config.hash for section in report.sections for record in section.records}
+    in_tables = {record.config.hash for section in report.sections for record in section.records}
     by_stream: dict[tuple[str, bool], dict[str, str]] = defaultdict(dict)
     for name, group in report.groups.items():
-        if name not in told:
+        if name not in in_tables:
             stream, strategy, norm = described(group[0].config)
             exact = ", exact moments" if group[0].config.evaluate.moments == "oracle" else ""
             by_stream[stream, group[0].several_labels][f"{strategy} {norm}{exact} ({name[:4]})"] = name
     draw = {False: figures.accuracy_over_tasks, True: map_over_tasks}
     drawn = []
-    for (stream, several), found in by_stream.items():
-        shown = strongest({title: summaries[name] for title, name in found.items()})
-        more = f", the {len(shown)} of {len(found)} settings with the highest score" if len(shown) < len(found) else ""
+    for (stream, several), by_title in by_stream.items():
+        shown = strongest({title: summaries[name] for title, name in by_title.items()})
+        more = (
+            f", the {len(shown)} of {len(by_title)} settings with the highest score"
+            if len(shown) < len(by_title)
+            else ""
+        )
         if len(shown) > 1:
-            drawn.append(draw[several]({title: report.groups[found[title]] for title in shown}, stream + more))
+            drawn.append(draw[several]({title: report.groups[by_title[title]] for title in shown}, stream + more))
     return drawn
 
 
@@ -249,11 +253,14 @@ def _drift(group: Sequence[Record]) -> list[str]:
 
 
 def _command(group: Sequence[Record]) -> str:
-    """What to type to make the runs again."""
+    """Command that repeats the runs."""
     config: RunConfig = group[0].config
     rest = {key: value for key, value in changed(config).items() if key not in FILLED_IN}
-    stream = STREAMS.get(config.stream.name)  # None for one of another version
-    if config.stream.source not in (None, *(stream.sources[:1] if stream else ())):  # else it is found again
+    stream = STREAMS.get(config.stream.name)  # None if this version has no such stream
+    if config.stream.source not in (
+        None,
+        *(stream.sources[:1] if stream else ()),
+    ):  # the default source need not be named
         rest["stream.source"] = config.stream.source
     for key in ("stream.name", "strategy.name", "norm.name"):
         rest.pop(key, None)
@@ -264,7 +271,7 @@ def _command(group: Sequence[Record]) -> str:
 
 
 def _device_flags(record: Record) -> list[str]:
-    """The flags that decide the last digits of results: the device, and on a CPU the threads where they are several."""
+    """Flags that change results slightly: the device and, on a CPU, the number of threads if above 1."""
     device = record.raw.get("device") or {}
     if device.get("kind") == "cuda":
         return ["--device cuda"]
@@ -273,7 +280,7 @@ def _device_flags(record: Record) -> list[str]:
 
 
 def _seeds(seeds: Sequence[int]) -> str:
-    """The flag for the seeds of a run; lost ones among them are included. Of seeds far apart it has the first.
+    """Flag for the seeds of a run, diverged ones included; for very large seeds only the first.
 
     Example:
         >>> _seeds([0, 1, 2, 4]), _seeds([3]), _seeds([0, 4000000000])
@@ -284,7 +291,7 @@ def _seeds(seeds: Sequence[int]) -> str:
 
 
 def _facts(group: Sequence[Record]) -> list[tuple[str, str]]:
-    """Of all seeds; where they differ, each value once."""
+    """Facts on the runs of all seeds; where seeds differ, each value once."""
     each = [_of_one(record) for record in group]
     facts = {key: " / ".join(dict.fromkeys(one[key] for one in each)) for key in each[0]}
     settings = ", ".join(f"{key}={word(value)}" for key, value in changed(group[0].config).items())

@@ -1,7 +1,7 @@
-"""The scores of all runs, as rows; needs no torch.
+"""Tables of the scores of all runs, for reports. Needs no torch.
 
-Runs whose pictures have several labels have scores of their own, so they stand in a table of their own, with a row for
-each group of labels.
+Multi-label runs have other scores than single-label runs. They are in a separate table, with one row per group of
+labels.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ LABELS_NOTE = (
 
 
 def run_blocks(groups: Summarized, lost: Lost) -> list[Block]:
-    """A row for each setting, way of evaluation and, where there are several, group of labels; then what was lost.
+    """One row per configuration, kind of moments and group of labels; notes on diverged seeds below.
 
     Example:
         >>> run_blocks({}, {})
@@ -54,12 +54,14 @@ def run_blocks(groups: Summarized, lost: Lost) -> list[Block]:
     blocks = [_block("One label a picture" if several else "", one, (SCORES_NOTE, *_data_notes(one)))] if one else []
     notes = (LABELS_NOTE, FM_OF_LABELS, *_data_notes(several))
     blocks += [_block("Several labels a picture" if one else "", several, notes)] if several else []
-    said = lost_lines([record for group in groups.values() for record in group], lost)
-    return [*blocks[:-1], replace(blocks[-1], below=(*blocks[-1].below, *said))] if said and blocks else blocks
+    notes_lost = lost_lines([record for group in groups.values() for record in group], lost)
+    return (
+        [*blocks[:-1], replace(blocks[-1], below=(*blocks[-1].below, *notes_lost))] if notes_lost and blocks else blocks
+    )
 
 
 def _data_notes(groups: Iterable[Sequence[Summary]]) -> list[str]:
-    """Which published data sets are incomplete, and whether the runs of one data set are of different data."""
+    """Notes on incomplete published data sets, and on runs of one data set that used different data."""
     records = [record for group in groups for record in group]
     parts = {words: None for record in records if (words := part_of(record))}
     return [*(f"Some are {words}, which is another stream." for words in parts), *data_remarks(records)]
@@ -81,7 +83,7 @@ def _block(title: str, groups: Iterable[Sequence[Summary]], notes: Sequence[str]
 
 
 def runs_csv(groups: Groups) -> str:
-    """One line a run, way of evaluation and, where there are several, group of labels, unrounded: for other tools."""
+    """CSV with one line per run, kind of moments and group of labels; values are not rounded."""
     several = any(group[0].several_labels for group in groups.values())
     scores = [*SHOWN, *(SHOWN_OF_LABELS if several else ())]
     heads = ["run", "stream", "strategy", "norm", "settings", "moments", "seed", *(["labels"] if several else [])]
@@ -90,18 +92,18 @@ def runs_csv(groups: Groups) -> str:
         config = group[0].config
         what = [run, *described(config), in_words(changed(config), own_settings(config))]
         for record in group:
-            for moments, labels, found in _measured(record):
+            for moments, labels, values in _measured(record):
                 place = [moments, record.seed, *([labels] if several else [])]
-                rows.append([*what, *place, *(found.get(name, "") for name in scores)])
+                rows.append([*what, *place, *(values.get(name, "") for name in scores)])
     return csv_text([*heads, *scores], rows)
 
 
 def _measured(record: Record) -> Iterator[tuple[str, str, dict[str, float]]]:
-    """With which moments, of which labels, and the scores by name."""
+    """Moments used for evaluation, group of labels, and scores by name."""
     if record.several_labels:
         for labels in GROUPS_SHOWN:
-            found = {name: record.score(name, labels) for name in SHOWN_OF_LABELS}
-            yield record.config.evaluate.moments, labels, found
+            values = {name: record.score(name, labels) for name in SHOWN_OF_LABELS}
+            yield record.config.evaluate.moments, labels, values
         return
     for moments, matrix in record.evaluated.items():
         yield moments, "", {name: score(matrix, name) for name in SHOWN}

@@ -1,6 +1,7 @@
-"""Scores of records at a terminal; needs no torch.
+"""The `show` command: prints the scores of records. Needs no torch.
 
-A table where it fits, else a few lines a run. Runs that differ in settings that no column shows say which.
+Scores are printed as a table if it fits, otherwise as a few lines per run. A settings column shows the settings that
+tell runs apart and have no column of their own.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ __all__ = [
     "unknown_names",
 ]
 
-Lost = Mapping[str, Mapping[int, str]]  # by the hash of a run its seeds that were lost, and how
+Lost = Mapping[str, Mapping[int, str]]  # for each run hash, its diverged seeds and the reasons
 
 SHOWN = dict(zip(SCORES_SHOWN, ("ACC", "FM", "LA"), strict=True))
 LABEL_TITLES = ("C-F1", "O-F1", "mAP", "FM C-F1", "FM O-F1", "FM mAP")
@@ -58,7 +59,7 @@ IN_COLUMNS = {
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table."""
+    """One row of the table of scores."""
 
     run: str
     what: tuple[str, ...]  # stream, strategy, norm
@@ -66,7 +67,7 @@ class Row:
     seeds: int
     scores: list[str]
     settings: str
-    labels: str = ""  # a group of them; empty where images have one label each
+    labels: str = ""  # group of labels; empty for single-label streams
 
     @property
     def titles(self) -> list[str]:
@@ -74,10 +75,9 @@ class Row:
 
 
 def show_scores(records: Sequence[Record | Summary], console: Console) -> None:
-    """A row for each setting: mean and standard deviation over its seeds; nothing where there are none.
+    """Print one row per configuration, with mean and standard deviation over its seeds; nothing without records.
 
-    Runs whose images have several labels come after the others, with scores of their own and a row for each group of
-    labels.
+    Multi-label runs follow the others in a table of their own scores, with one row per group of labels.
     """
     summaries = [summarize(one) if isinstance(one, Record) else one for one in records]
     for several in (False, True):
@@ -87,38 +87,38 @@ def show_scores(records: Sequence[Record | Summary], console: Console) -> None:
 
 
 def _remarks(records: Sequence[Summary]) -> list[str]:
-    """What a reader of scores should know."""
+    """Notes below the table of scores."""
     several = [FM_OF_LABELS] if any(record.several_labels for record in records) else []
     parts = {record.config.hash: words for record in records if (words := part_of(record))}
     return [*several, *(f"{run}: {words}." for run, words in parts.items()), *data_remarks(records)]
 
 
 def show_unsealed(records: Sequence[Record | Summary], console: Console) -> None:
-    """Which runs have records that no checksum protects."""
+    """Print which runs have records that no checksum protects."""
     unsealed = Counter(record.config.hash for record in records if not record.sealed)
-    of = Counter(record.config.hash for record in records)
-    for run, many in unsealed.items():
+    total = Counter(record.config.hash for record in records)
+    for run, count in unsealed.items():
         say(
-            f"{run}: {many} of {of[run]} records unsealed (schema 1), so a changed count would not be noticed.",
+            f"{run}: {count} of {total[run]} records unsealed (schema 1), so a changed count would not be noticed.",
             console,
         )
 
 
 def show_lost(records: Sequence[Record | Summary], lost: Lost, console: Console) -> None:
-    """Below the scores, which runs lack seeds because their loss was no longer finite."""
+    """Print which runs lack seeds because their loss was no longer finite."""
     for line in lost_lines(records, lost):
         say(line, console)
 
 
 def lost_lines(records: Sequence[Record | Summary], lost: Lost) -> list[str]:
-    """A line for each run that lost seeds.
+    """One line for each run with diverged seeds.
 
     Example:
         >>> lost_lines([], {"75cc28cb778a": {0: "seed 0: the loss is nan at step 9 of 60 (task 2)."}})
         ['75cc28cb778a: the only seed was lost. seed 0: the loss is nan at step 9 of 60 (task 2).']
     """
-    through = Counter(run for run, _ in {(record.config.hash, record.seed) for record in records})
-    return [f"{run}: {lost_words(notes, through[run])}" for run, notes in lost.items()]
+    finished = Counter(run for run, _ in {(record.config.hash, record.seed) for record in records})
+    return [f"{run}: {lost_words(notes, finished[run])}" for run, notes in lost.items()]
 
 
 def _show_scores(records: Sequence[Summary], console: Console) -> None:
@@ -138,24 +138,30 @@ def _show_scores(records: Sequence[Summary], console: Console) -> None:
 
 
 def rows_of(group: Sequence[Summary], worth_saying: Collection[str] = ()) -> list[Row]:
-    """The lines of one setting: one for each way its networks were evaluated and, where there are, group of labels."""
+    """Rows of one configuration: one per kind of moments and, for multi-label streams, per group of labels."""
     c = group[0].config
     settings = in_words(changed(c), worth_saying)
     rows = []
     for moments in dict.fromkeys(("running", c.evaluate.moments)):
-        found = [one.scores[moments] for one in group if moments in one.scores]
-        for labels in found[0] if found else ():
-            by_score = zip(*(scores[labels] for scores in found), strict=True)
+        by_seed = [summary.scores[moments] for summary in group if moments in summary.scores]
+        for labels in by_seed[0] if by_seed else ():
+            by_score = zip(*(scores[labels] for scores in by_seed), strict=True)
             rows.append(
                 Row(
-                    c.hash, described(c), moments, len(found), [spread(values) for values in by_score], settings, labels
+                    c.hash,
+                    described(c),
+                    moments,
+                    len(by_seed),
+                    [spread(values) for values in by_score],
+                    settings,
+                    labels,
                 )
             )
     return rows
 
 
 def _worth_saying(configs: Sequence[RunConfig]) -> set[str]:
-    """Of one run what is not its stream's; of several what sets them apart, and no column shows."""
+    """Keys of the settings to show: of one run those changed from the stream's defaults, of several those that vary."""
     if len(configs) == 1:
         return own_settings(configs[0])
     alike: dict[tuple[str, ...], list[RunConfig]] = defaultdict(list)
@@ -166,7 +172,7 @@ def _worth_saying(configs: Sequence[RunConfig]) -> set[str]:
 
 
 def own_settings(config: RunConfig) -> set[str]:
-    """The keys of a run that are not its stream's, and that no column shows.
+    """Keys of settings that are changed from the stream's defaults and have no column.
 
     Example:
         >>> from contnorm.bench.config.schema import from_dict
@@ -177,21 +183,21 @@ def own_settings(config: RunConfig) -> set[str]:
 
 
 def described(config: RunConfig) -> tuple[str, ...]:
-    """Stream, strategy and norm of a run, in words.
+    """Names of the stream, strategy and norm of a run, for tables.
 
     Example:
         >>> described(RunConfig())
         ('permuted-mnist', 'single', 'bn')
     """
-    stream, own = config.stream, config.stream.name.partition("-")[2]
-    source = "" if stream.source in (None, "mnist", own, stream.name) else f" ({stream.source})"
-    tried = "" if config.train.max_steps is None else f", first {config.train.max_steps} steps"
-    return stream.name + source + tried, config.strategy.name, _norm_words(config.norm.name, config.norm.groups)
+    stream, usual_source = config.stream, config.stream.name.partition("-")[2]
+    source = "" if stream.source in (None, "mnist", usual_source, stream.name) else f" ({stream.source})"
+    capped = "" if config.train.max_steps is None else f", first {config.train.max_steps} steps"
+    return stream.name + source + capped, config.strategy.name, _norm_words(config.norm.name, config.norm.groups)
 
 
 @lru_cache(maxsize=256)
 def _norm_words(name: str, groups: int | str) -> str:
-    """A norm with its number of groups; one that this version does not have, as it is named in its record.
+    """Name of a norm with its number of groups; a norm unknown to this version is named as in its record.
 
     Example:
         >>> _norm_words("cn", 8), _norm_words("a norm of a later version", 32)
@@ -205,7 +211,7 @@ def _norm_words(name: str, groups: int | str) -> str:
 
 
 def unknown_names(records: Iterable[Record | Summary]) -> list[str]:
-    """A line for each run of a norm or a stream that this version does not have.
+    """One line for each run whose norm or stream is unknown to this version.
 
     Example:
         >>> unknown_names([])
@@ -233,7 +239,7 @@ def _is_norm(name: str) -> bool:
 
 
 def _cells(rows: Sequence[Row], with_settings: bool) -> tuple[list[str], list[list[str]]]:
-    """The heads and the cells of a table."""
+    """Column headings and cells of the table of scores."""
     labels = ["labels"] if rows[0].labels else []
     settings = ["settings"] if with_settings else []
     heads = ["run", "stream", "strategy", "norm", "moments", "seeds", *labels, *rows[0].titles, *settings]
@@ -246,7 +252,7 @@ def _cells(rows: Sequence[Row], with_settings: bool) -> tuple[list[str], list[li
 
 
 def _least_width(rows: Sequence[Row], with_settings: bool) -> int:
-    """What the table needs for nothing to be cut; settings may wrap between one and the next."""
+    """Minimum width of the table without truncation; the settings column may wrap between settings."""
     widths = column_widths(*_cells(rows, False))
     least = sum(widths) + 2 * (len(widths) - 1)
     words = [word for row in rows for word in (*row.settings.split(), "settings")]
@@ -263,7 +269,7 @@ def _show_lines(row: Row, console: Console) -> None:
 
 
 def show_matrices(records: Sequence[Record], console: Console) -> None:
-    """The accuracies of each run, row after row; where images have several labels, the mAP."""
+    """Print the accuracy matrix of each run; for multi-label streams, the matrix of mAP."""
     for record in records:
         for title, rows in _matrices_by_task(record).items():
             heads = [f"task {j}" for j in range(len(rows))]
@@ -278,12 +284,13 @@ def show_matrices(records: Sequence[Record], console: Console) -> None:
 
 
 def _matrices_by_task(record: Record) -> dict[str, list[list[float | None]]]:
-    """What was measured after each task, by what to say of it."""
+    """Matrices measured after each task, by the suffix for their title."""
     if isinstance(record.counted, LabelMatrix):
         return {", mAP": _map_by_task(record.counted)}
-    found = {way: _acc_by_task(matrix) for way, matrix in record.evaluated.items()}
-    words = {"running": ", running moments", "oracle": ", exact moments"}
-    return {words[way] if len(found) > 1 or way == "oracle" else "": rows for way, rows in found.items()}
+    matrices = {moments: _acc_by_task(matrix) for moments, matrix in record.evaluated.items()}
+    suffixes = {"running": ", running moments", "oracle": ", exact moments"}
+    several = len(matrices) > 1
+    return {suffixes[moments] if several or moments == "oracle" else "": rows for moments, rows in matrices.items()}
 
 
 def _acc_by_task(m: AccuracyMatrix) -> list[list[float | None]]:
@@ -292,6 +299,6 @@ def _acc_by_task(m: AccuracyMatrix) -> list[list[float | None]]:
 
 
 def _map_by_task(m: LabelMatrix) -> list[list[float | None]]:
-    """On each task's own images, then on those of all tasks so far."""
-    measured = [[*own, tally] for own, tally in zip(m.own, m.tally, strict=True)]
+    """mAP on each task's images, and in the last column on the images of all tasks so far."""
+    measured = [[*by_task, overall] for by_task, overall in zip(m.own, m.tally, strict=True)]
     return [[None if stats is None else mean_ap(stats) for stats in row] for row in measured]

@@ -1,7 +1,7 @@
-"""A learning rate for each norm and strategy of a recipe, chosen on the tasks that are set apart for it.
+"""The `tune` command: chooses a learning rate for each norm and strategy of a recipe on the validation tasks.
 
-Every learning rate is an ordinary run, recorded like any other; on a GPU all those of one norm and strategy move in one
-graph. No task that a table reports on is looked at.
+Each learning rate is an ordinary run with an ordinary record. On a GPU all runs of one norm and strategy share a CUDA
+graph. The tasks that a table reports on are never used.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ from contnorm.paper.selection import (
 
 __all__ = ["RATES", "Wanted", "tune_recipe"]
 
-TOLD_APART_BY = ("stream", "strategy", "norm", "groups", "momentum", "schedule", "layers", "buffer")
+GRID_KEYS = ("stream", "strategy", "norm", "groups", "momentum", "schedule", "layers", "buffer")
 TUNABLE = "`contnorm tune` takes table2, table8, table9, table10, table12, and recipes of your own"
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What was typed.
+    """Options of the `tune` command.
 
     Attributes:
-        only: Some cells, as ``--only`` has them.
-        rates: The grid.
-        out: The file to write; None for the one that `contnorm paper` finds by itself.
-        trusted: Files of code that may be executed where the recipe names them.
+        only: Filters for cells, in the form of ``--only`` of `contnorm paper`.
+        rates: Learning rates to try.
+        out: File to write; None for the one that `contnorm paper` reads by default.
+        trusted: Python files that may be executed if the recipe names them.
     """
 
     seeds: int = 3
@@ -71,7 +71,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class _Grid:
-    """The runs among which one learning rate is chosen, and which cells it is for."""
+    """Runs among which one learning rate is chosen, and the cells that it applies to."""
 
     cell: Cell
     where: dict[str, object]
@@ -82,7 +82,7 @@ class _Grid:
 
 
 def tune_recipe(name: str, wanted: Wanted, console: Console) -> int:
-    """Run what is missing of the grids, show them, and write the winners down; gives the exit code."""
+    """Run the missing runs of all grids, show the grids, write the chosen rates, and return the exit code."""
     with only_trusted(wanted.trusted):
         return _tune_recipe(name, wanted, console)
 
@@ -99,7 +99,7 @@ def _tune_recipe(name: str, wanted: Wanted, console: Console) -> int:
     code, failed = 0, ""
     try:
         code = recorded(jobs, place, console)
-    except UserError as error:  # the other runs are there, and are shown
+    except UserError as error:  # the results of the other runs are still shown
         failed = str(error)
     _show_and_write(name, recipe, grids, store, wanted, console)
     if failed:
@@ -114,54 +114,54 @@ def _check(wanted: Wanted) -> None:
 
 
 def _place(wanted: Wanted) -> Workplace:
-    """Where runs are made; on a GPU a whole grid moves together where nothing else was typed."""
-    hands = wanted.hands
-    if hands.lanes is None and hands.device == "cuda":
-        hands = replace(hands, lanes=len(wanted.rates) * wanted.seeds)
-    return workplace(wanted.runs, hands, wanted.data_root)
+    """Environment of the runs; on a GPU a whole grid runs in parallel unless --lanes is typed."""
+    options = wanted.hands
+    if options.lanes is None and options.device == "cuda":
+        options = replace(options, lanes=len(wanted.rates) * wanted.seeds)
+    return workplace(wanted.runs, options, wanted.data_root)
 
 
 def _grids(recipe: Recipe, wanted: Wanted, place: Workplace) -> list[_Grid]:
-    """One for each norm and strategy on a stream; what can't be tuned is said."""
+    """One grid for each norm and strategy on a stream; prints what can't be tuned."""
     if not cells_of(recipe):
         raise UserError(f"tune {recipe.name}: it has no runs. {TUNABLE}.")
     cells = _tunable(recipe, chosen(cells_of(recipe), wanted.only))
-    spoken = [key for key in TOLD_APART_BY if any(cell.place[key] is not None for cell in cells_of(recipe))]
-    kept = Kept(Store(place.runs), range(wanted.seeds), hows_of({"train": {"precision": wanted.precision}}))
+    keys = [key for key in GRID_KEYS if any(cell.place[key] is not None for cell in cells_of(recipe))]
+    records = Kept(Store(place.runs), range(wanted.seeds), hows_of({"train": {"precision": wanted.precision}}))
     grids: dict[tuple[RunConfig, ...], _Grid] = {}
     for cell in cells:
         configs = {rate: _on_validation(cell, rate, wanted, place.data_root) for rate in sorted(set(wanted.rates))}
-        where = {key: "own" if cell.place[key] is None else cell.place[key] for key in spoken}
-        configs = _as_begun(configs, kept)
+        where = {key: "own" if cell.place[key] is None else cell.place[key] for key in keys}
+        configs = _as_begun(configs, records)
         grids.setdefault(tuple(configs.values()), _Grid(cell, where, configs))
-    return _with_data(recipe, list(grids.values()), kept, place.data_root)
+    return _with_data(recipe, list(grids.values()), records, place.data_root)
 
 
-def _as_begun(configs: dict[float, RunConfig], kept: Kept) -> dict[float, RunConfig]:
-    """A grid in the precision that most of it is recorded in: all of it in one, since it is compared with itself."""
-    ways = [{rate: computed(config, how) for rate, config in configs.items()} for how in kept.hows]
-    most = max(ways, key=lambda way: sum(map(kept.count, way.values())))
-    return most if any(map(kept.count, most.values())) else configs
+def _as_begun(configs: dict[float, RunConfig], records: Kept) -> dict[float, RunConfig]:
+    """The grid in the precision with most records. All its runs share one precision, since they are compared."""
+    candidates = [{rate: computed(config, how) for rate, config in configs.items()} for how in records.hows]
+    most = max(candidates, key=lambda candidate: sum(map(records.count, candidate.values())))
+    return most if any(map(records.count, most.values())) else configs
 
 
-def _with_data(recipe: Recipe, grids: list[_Grid], kept: Kept, root: Path) -> list[_Grid]:
-    """Those that can be run, or are run already; what the others need is said."""
-    whole = {id(grid) for grid in grids if all(kept.count(c) == len(kept.seeds) for c in grid.configs.values())}
+def _with_data(recipe: Recipe, grids: list[_Grid], records: Kept, root: Path) -> list[_Grid]:
+    """Grids whose data is present or that are fully recorded; prints what the others need."""
+    whole = {id(grid) for grid in grids if all(records.count(c) == len(records.seeds) for c in grid.configs.values())}
     absent = {source for grid in grids if id(grid) not in whole and not is_found(source := source_of(grid.cell), root)}
-    said = [what_to_put(recipe, source, root) for source in sorted(absent)]
+    messages = [what_to_put(recipe, source, root) for source in sorted(absent)]
     here = [grid for grid in grids if id(grid) in whole or source_of(grid.cell) not in absent]
     if not here:
-        raise UserError(" ".join(said))
-    for line in said:
+        raise UserError(" ".join(messages))
+    for line in messages:
         say_on_stderr(line)
     return here
 
 
 def _tunable(recipe: Recipe, cells: Sequence[Cell]) -> list[Cell]:
-    """The cells whose stream sets tasks apart."""
+    """Cells whose stream has validation tasks."""
     without = dict.fromkeys(cell.place["stream"] for cell in cells if not find_stream(cell.place["stream"]).validation)
-    found = [cell for cell in cells if cell.place["stream"] not in without]
-    if not found:
+    tunable = [cell for cell in cells if cell.place["stream"] not in without]
+    if not tunable:
         able = " and ".join(sorted(spec.name for spec in STREAMS.values() if spec.validation))
         raise UserError(
             f"tune {recipe.name}: {' and '.join(without)} {'set' if len(without) > 1 else 'sets'} no validation tasks "
@@ -170,22 +170,22 @@ def _tunable(recipe: Recipe, cells: Sequence[Cell]) -> list[Cell]:
         )
     for stream in without:
         say_on_stderr(f"tune {recipe.name}: {stream} sets no validation tasks apart to choose by, and is left out.")
-    return found
+    return tunable
 
 
 def _on_validation(cell: Cell, rate: float, wanted: Wanted, root: Path) -> RunConfig:
-    """A cell's run on all of the validation tasks; how it is looked at there is the same for all."""
+    """Configuration of a cell's run on all validation tasks; all runs are evaluated in the same way."""
     train = {"lr": rate, "max_steps": wanted.max_steps, "precision": wanted.precision}
-    own = {
+    overrides = {
         "stream": {"part": "validate", "tasks": None},
         "train": {key: value for key, value in train.items() if value is not None},
         "evaluate": {"moments": "running", "drift": False},
     }
-    return config_of(cell, root, own)
+    return config_of(cell, root, overrides)
 
 
 def _refuse_test_tasks(jobs: Sequence[Job]) -> None:
-    """Nothing is chosen by tasks that a table reports on, whatever a recipe says."""
+    """Guard: no learning rate is chosen on tasks that a table reports on."""
     for job in jobs:
         stream = job.config.stream
         if stream.part != "validate" or not find_stream(stream.name).validation:
@@ -198,40 +198,42 @@ def _show_and_write(
     results = [(grid, _tried(grid, wanted.seeds, store)) for grid in grids]
     _show(results, wanted, console)
     picks = [_chosen(grid, tried) for grid, tried in results if _complete(tried, wanted.seeds)]
-    found = Selection(recipe.name, tuple(pick for pick in picks if pick is not None))
+    selection = Selection(recipe.name, tuple(pick for pick in picks if pick is not None))
     if wanted.max_steps is not None:
         console.print(safe_text("A try: these numbers are of the first steps alone, so nothing is chosen by them."))
         return
     for line in _footer(results, wanted.seeds):
         say(line, console)
-    if found.chosen:
+    if selection.chosen:
         path = wanted.out or selection_file(recipe, wanted.runs)
         with usable(path, "it can't be written", "Say with --out where else."):
-            write_output(path, selection_text(_over_old(found, path, recipe, wanted)).encode())
-        console.print(safe_text(f"{len(found.chosen)} chosen, in {path}. {_how_to_use(name, wanted)}"), soft_wrap=True)
+            write_output(path, selection_text(_over_old(selection, path, recipe, wanted)).encode())
+        console.print(
+            safe_text(f"{len(selection.chosen)} chosen, in {path}. {_how_to_use(name, wanted)}"), soft_wrap=True
+        )
 
 
-def _over_old(found: Selection, path: Path, recipe: Recipe, wanted: Wanted) -> Selection:
-    """What was chosen now, over what was before: of the same file, or of what `contnorm paper` would find."""
+def _over_old(selection: Selection, path: Path, recipe: Recipe, wanted: Wanted) -> Selection:
+    """Merge a new selection over the previous one: that of the same file, or the one `contnorm paper` would read."""
     old = read_selection(path, recipe.name) if path.is_file() else None
     if old is None and wanted.out is None:
         old = selection_of(recipe, wanted.runs)
-    return merged(old, found) if old is not None else found
+    return merged(old, selection) if old is not None else selection
 
 
 def _how_to_use(name: str, wanted: Wanted) -> str:
-    said = f" --runs {shlex.quote(str(wanted.runs))}" if wanted.runs != Wanted.runs else ""
-    said += f" --selected {shlex.quote(str(wanted.out))}" if wanted.out else ""
-    return f"Show the table with it: contnorm paper {shlex.quote(name)}{said}"
+    options = f" --runs {shlex.quote(str(wanted.runs))}" if wanted.runs != Wanted.runs else ""
+    options += f" --selected {shlex.quote(str(wanted.out))}" if wanted.out else ""
+    return f"Show the table with it: contnorm paper {shlex.quote(name)}{options}"
 
 
 def _tried(grid: _Grid, seeds: int, store: Store) -> list[Tried]:
-    found = []
+    results = []
     for rate, config in grid.configs.items():
         accuracies = [store.load(store.path(config, s)).score("acc") for s in range(seeds) if store.has(config, s)]
-        lost = sum(store.lost(config, s) for s in range(seeds))
-        found.append(Tried.of(rate, accuracies, lost))
-    return found
+        diverged = sum(store.lost(config, s) for s in range(seeds))
+        results.append(Tried.of(rate, accuracies, diverged))
+    return results
 
 
 def _complete(tried: Sequence[Tried], seeds: int) -> bool:
@@ -246,7 +248,7 @@ def _chosen(grid: _Grid, tried: Sequence[Tried]) -> Chosen | None:
 
 
 def _show(results: Sequence[tuple[_Grid, list[Tried]]], wanted: Wanted, console: Console) -> None:
-    """A line a grid, its winner marked."""
+    """Print one row per grid, with the chosen rate marked."""
     rates = sorted(set(wanted.rates))
     heads = ["stream", "strategy", "norm", *(f"lr {rate:g}" for rate in rates), "chosen"]
     rows = []
@@ -277,7 +279,7 @@ def _cell(tried: Tried, best: bool, seeds: int) -> str:
 
 
 def _footer(results: Sequence[tuple[_Grid, list[Tried]]], seeds: int) -> Iterator[str]:
-    """What a reader of the grids should know."""
+    """Notes below the table of grids."""
     if any(one.lost for _, tried in results for one in tried):
         yield (
             "lost: the loss was no longer finite, and such a learning rate is not chosen. It is not run again; its "
