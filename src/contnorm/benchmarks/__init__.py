@@ -1,1 +1,1 @@
-"""How fast it is: layers, training steps and whole runs, timed against torch's own, as rows of a table."""
+"""Speed benchmarks of layers, training steps and whole runs, compared with torch's own layers."""

@@ -1,6 +1,7 @@
-"""Layers against layers: continual norm, as two stock calls and as ours, over batch norm; training and evaluation.
+"""Speed of single layers: continual norm, composed of two torch calls and as our kernel, relative to batch norm.
 
-Each is called by its function, with running moments, weight and bias; forward and backward together.
+Layers are called through their functions, with running moments, weight and bias. In training, forward and backward are
+timed together.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from contnorm.functional import continual_norm
 __all__ = ["SHAPES", "Case", "LayerRow", "layer_rows"]
 
 Shape = tuple[int, int, int, int]
-# Each with its reason.
+# Input shapes by the use case that they represent.
 SHAPES: dict[str, tuple[Shape, ...]] = {
     "ResNet-18 on 20 images of 32x32": ((20, 64, 32, 32), (20, 128, 16, 16), (20, 256, 8, 8), (20, 512, 4, 4)),
     "the same at batch 128": ((128, 64, 32, 32), (128, 128, 16, 16), (128, 256, 8, 8), (128, 512, 4, 4)),
@@ -30,12 +31,12 @@ SMALL: dict[str, tuple[Shape, ...]] = {
     "the same at batch 128": ((128, 64, 32, 32),),
 }
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-PASSES = {"train": 8, "eval": 2}  # reads and writes of the whole tensor that the algebra needs
+PASSES = {"train": 8, "eval": 2}  # minimum number of reads and writes of the whole tensor
 
 
 @dataclass(frozen=True)
 class Case:
-    """One input: its shape, type and order of memory; and whether the layer trains."""
+    """One input: shape, dtype and memory layout; and whether the layer is in training mode."""
 
     shape: Shape
     dtype: str
@@ -45,13 +46,13 @@ class Case:
 
 @dataclass(frozen=True)
 class LayerRow:
-    """What was measured of one layer on one input."""
+    """Measurement of one layer on one input."""
 
     case: Case
     layer: str
     seconds: Spread
     over_bn: float
-    share_of_floor: float  # the time a copy would need for the same passes, over ours
+    share_of_floor: float  # time of copies that move the same bytes, divided by ours
 
 
 def cases(shapes: Sequence[Shape], dtypes: Sequence[str]) -> Iterator[Case]:
@@ -63,7 +64,7 @@ def cases(shapes: Sequence[Shape], dtypes: Sequence[str]) -> Iterator[Case]:
 
 
 def layer_rows(device: torch.device, dtypes: Sequence[str] = tuple(TYPES)) -> Iterator[LayerRow]:
-    """Measure every layer on every case of a device; a CPU gets the smaller ones."""
+    """Measure every layer on every case of a device; on a CPU only the smaller cases."""
     bandwidth = copy_bandwidth(device, 2**28 if device.type == "cuda" else 2**26)
     chosen = SHAPES if device.type == "cuda" else SMALL
     shapes = [shape for group in chosen.values() for shape in group]
@@ -72,16 +73,16 @@ def layer_rows(device: torch.device, dtypes: Sequence[str] = tuple(TYPES)) -> It
 
 
 def _rows(case: Case, device: torch.device, bandwidth: float) -> Iterator[LayerRow]:
-    found = {name: timed(work, device) for name, work in _works(case, device).items()}
+    spreads = {name: timed(work, device) for name, work in _works(case, device).items()}
     n, c, h, w = case.shape
     size = n * c * h * w * TYPES[case.dtype].itemsize
     floor = PASSES[case.mode] * size / bandwidth
-    for name, spread in found.items():
-        yield LayerRow(case, name, spread, spread.p50 / found["bn"].p50, floor / spread.p50)
+    for name, spread in spreads.items():
+        yield LayerRow(case, name, spread, spread.p50 / spreads["bn"].p50, floor / spread.p50)
 
 
 def _works(case: Case, device: torch.device) -> dict[str, Callable[[], object]]:
-    """The layers, ready to run on the case."""
+    """Functions without arguments that run each layer on the case."""
     dtype, channels, groups = TYPES[case.dtype], case.shape[1], min(32, case.shape[1])
     torch.manual_seed(0)
     x = torch.randn(case.shape, device=device, dtype=dtype)

@@ -1,7 +1,7 @@
-"""Whole runs, from the command typed to the last record written: set-up, capture, evaluation and checkpoints included.
+"""Wall time of whole runs, from the start of the command to the last record.
 
-What a run costs does not depend on what is in its images, so noise in the shape of a data set serves where the data set
-is not at hand; a row says which it was.
+This includes set-up, CUDA graph capture, evaluation and checkpoints. The time does not depend on the content of images,
+so noise in the shape of a data set is used if the data set is absent; each row says which one was used.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class RunCase:
 
 @dataclass(frozen=True)
 class RunRow:
-    """What it took, and on what data."""
+    """Wall time of a command, and the kind of data."""
 
     case: RunCase
     data: str  # real or noise
-    kernels: str  # compiled, where the first run of its kind compiled them; cached, where they were there
+    kernels: str  # compiled: by this run, the first of its kind; cached: by an earlier run
     seconds: float
 
 
@@ -52,12 +52,12 @@ CASES = tuple(
 
 
 def run_rows(device: str, root: Path, max_steps: int | None = None, only: Sequence[str] = ()) -> Iterator[RunRow]:
-    """Time every case in a process of its own, as a person would run it; twice, since the first compiles kernels.
+    """Time every case in a separate process, as a user would run it; twice, since the first run compiles kernels.
 
     Args:
         device: cpu or cuda.
-        root: Where data lies.
-        max_steps: Stop each run so early, for a try.
+        root: Folder of data sets.
+        max_steps: Stop each run after so many steps (smoke test).
         only: Words that a case must have, such as a strategy and a norm.
     """
     with tempfile.TemporaryDirectory() as folder:
@@ -84,8 +84,8 @@ def _timed(case: RunCase, device: str, data: Path, runs: Path, max_steps: int | 
 
 
 def _noise(source: str, root: Path) -> Path:
-    """Noise in the binary layout of a CIFAR."""
-    chance = np.random.default_rng(0)
+    """Write noise in the binary format of CIFAR-10 or CIFAR-100."""
+    generator = np.random.default_rng(0)
     if source == "cifar100":
         parts = {"cifar-100-binary/train.bin": 50_000, "cifar-100-binary/test.bin": 10_000}
     else:
@@ -94,7 +94,7 @@ def _noise(source: str, root: Path) -> Path:
     for name, count in parts.items():
         labels = np.arange(count) % SOURCES[source].classes
         columns = [labels // 5, labels] if source == "cifar100" else [labels]
-        images = chance.integers(0, 256, size=(count, 3072))
+        images = generator.integers(0, 256, size=(count, 3072))
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(np.concatenate([np.stack(columns, 1), images], axis=1).astype(np.uint8).tobytes())

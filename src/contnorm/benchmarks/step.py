@@ -1,6 +1,6 @@
-"""The training step of the bench: ER on images of 32x32, 10 of the stream and 10 of the memory, timed by seed.
+"""Time of a training step per seed: ER on images of 32x32, with 10 samples of the stream and 10 of the memory.
 
-Images are noise: what a step costs does not depend on what is in them.
+Images are noise, since the time of a step does not depend on their content.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from contnorm.layers.continual import ContinualNorm2d
 
 __all__ = ["StepCase", "StepRow", "eager_row", "step_rows"]
 
-PER_TASK = {"cuda": 500, "cpu": 20}  # samples: 50 steps, or 2; the first task's have no replay
-BLOCKS = {"cuda": (8, 50), "cpu": (5, 1)}  # so many measurements, of so many steps
+PER_TASK = {"cuda": 500, "cpu": 20}  # samples: 50 steps, or 2; steps of the first task have no replay
+BLOCKS = {"cuda": (8, 50), "cpu": (5, 1)}  # number of measurements, and steps per measurement
 
 
 @dataclass(frozen=True)
 class StepCase:
-    """One way to take the step."""
+    """Settings of a timed step."""
 
     norm: str
     stem: str
@@ -45,11 +45,11 @@ class StepCase:
 
 @dataclass(frozen=True)
 class StepRow:
-    """What a step took, by seed; and, where that was looked at, the bytes at its peak."""
+    """Time of a step per seed, and peak memory in bytes; 0 if memory was not measured."""
 
     case: StepCase
     seconds: Spread
-    how: str = "graph"  # or eager: as people write it
+    how: str = "graph"  # or eager: an ordinary training loop
     peak_bytes: int = 0
 
 
@@ -59,17 +59,17 @@ def cases() -> Iterator[StepCase]:
             for norm in ("bn", "cn"):
                 yield StepCase(norm, stem, precision, 8)
     for stem, precision in (("plain", "tf32"), ("plain", "bf16"), ("pool", "tf32")):
-        yield StepCase("none", stem, precision, 8)  # what all but the norm costs
+        yield StepCase("none", stem, precision, 8)  # the cost of everything but the norm
     for norm in ("bn", "cn"):
         yield StepCase(norm, "pool", "tf32", 1)
         yield StepCase(norm, "pool", "bf16", 8, deterministic=False)
 
 
 def noise(per_class: int = 100) -> Source:
-    """A hundred classes of noise, in the shape of CIFAR-100."""
-    chance = np.random.default_rng(0)
+    """Noise in the shape of CIFAR-100, with 100 classes."""
+    generator = np.random.default_rng(0)
     labels = np.arange(100 * per_class) % 100
-    images = chance.integers(0, 256, size=(len(labels), 3, 32, 32), dtype=np.uint8)
+    images = generator.integers(0, 256, size=(len(labels), 3, 32, 32), dtype=np.uint8)
     return Source("cifar100", images, labels, images[:500], labels[:500], 100, "noise")
 
 
@@ -85,7 +85,7 @@ def settings(case: StepCase, per_task: int = 500) -> RunConfig:
 
 
 def step_rows(device: torch.device, chosen: Sequence[StepCase] | None = None) -> Iterator[StepRow]:
-    """Measure each case, once its graph is captured; on a CPU one, and step by step."""
+    """Measure each case after its CUDA graph is captured; on a CPU two cases, without a graph."""
     if device.type == "cpu":
         chosen = chosen or [StepCase(norm, "pool", "fp32", 1) for norm in ("bn", "cn")]
     source = noise()
@@ -95,19 +95,19 @@ def step_rows(device: torch.device, chosen: Sequence[StepCase] | None = None) ->
         blocks, steps = BLOCKS[device.type]
         with numerics(config.train):
             lanes = [Lane(config, seed, source, device, pictures) for seed in range(case.lanes)]
-            mover = mover_for(lanes)
-            mover.advance(PER_TASK[device.type] // config.train.batch + steps)  # past the first task and the capture
-            yield StepRow(case, Spread.of([_block(mover, steps, case.lanes) for _ in range(blocks)]))
+            stepper = mover_for(lanes)
+            stepper.advance(PER_TASK[device.type] // config.train.batch + steps)  # skips the first task and the capture
+            yield StepRow(case, Spread.of([_block(stepper, steps, case.lanes) for _ in range(blocks)]))
 
 
-def _block(mover: Mover, steps: int, lanes: int) -> float:
+def _block(stepper: Mover, steps: int, lanes: int) -> float:
     started = time.perf_counter()
-    mover.advance(steps)  # gives losses, so it has waited for the device
+    stepper.advance(steps)  # returns losses, so the device is synchronized
     return (time.perf_counter() - started) / steps / lanes
 
 
 def _plain_step(device: torch.device, norm: str, stem: str) -> Callable[[], None]:
-    """The step as people write it: no graph, no lanes, torch's own layers where there are any."""
+    """An ordinary eager training step: no CUDA graph, one seed, torch's own layers where they exist."""
     make = nn.BatchNorm2d if norm == "bn" else _continual
     model = ResNet18(3, 85, 64, make, "pool" if stem == "pool" else "plain").to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.003)
@@ -127,7 +127,7 @@ def _continual(channels: int) -> nn.Module:
 
 
 def eager_row(device: torch.device, norm: str = "bn", stem: str = "plain") -> StepRow:
-    """The same step in an eager loop, TF32."""
+    """Measure the step in an eager loop with TF32."""
     case = StepCase(norm, stem, "tf32", 1, deterministic=False)
     with numerics(settings(case).train):
         step = _plain_step(device, norm, stem)
@@ -144,7 +144,7 @@ def eager_row(device: torch.device, norm: str = "bn", stem: str = "plain") -> St
 
 
 def _peak(step: Callable[[], None]) -> int:
-    """Bytes at the peak of one more step."""
+    """Peak memory of one more step, in bytes."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     step()

@@ -1,4 +1,4 @@
-"""Rows of measurements as a CSV file: every row says on what device and with what software it was made."""
+"""Writes measurements to a CSV file; every row has the device and the software versions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["circumstances", "flat", "write_rows"]
 
 
 def flat(row: Any) -> dict[str, Any]:
-    """A row's fields in one line, those of its parts among them; seconds in microseconds.
+    """Flatten a row with its nested dataclasses into one dict; spreads of seconds become microseconds.
 
     Example:
         >>> from contnorm.benchmarks.step import StepCase, StepRow
@@ -42,7 +42,7 @@ def flat(row: Any) -> dict[str, Any]:
 
 
 def circumstances(device: torch.device) -> dict[str, str]:
-    """What a measurement depends on besides its case."""
+    """Device and software versions that a measurement depends on."""
     return {
         "device": device_name(device),
         "torch": torch.__version__,
@@ -59,7 +59,7 @@ def _version(package: str) -> str:
 
 
 def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    """Write rows that have the same fields."""
+    """Write rows with the same fields to a CSV file."""
     lines = list(rows)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="") as file:

@@ -1,7 +1,7 @@
-"""Time of a piece of work on a device: on CUDA inside a graph, so that the host has no part in it.
+"""Measures the time of a function on a device; on CUDA inside a graph, so that host overhead is excluded.
 
-A graph holds the work many times over, is replayed many times, and each replay is timed by the device itself. Given are
-the 20th, 50th and 80th percentile of one piece.
+The graph contains the function many times and is replayed many times; CUDA events time each replay. Results are the
+20th, 50th and 80th percentile of the time of one call.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import torch
 __all__ = ["Spread", "copy_bandwidth", "timed"]
 
 WARM_UP = 3
-ENOUGH = 2e-3  # seconds a replay should take at least, so that its own start does not count
+ENOUGH = 2e-3  # minimum seconds of a replay, so that its launch overhead is negligible
 REPLAYS = 30
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Percentiles of the seconds one piece of work takes."""
+    """Percentiles of the time of one call, in seconds."""
 
     p20: float
     p50: float
@@ -30,7 +30,7 @@ class Spread:
 
     @classmethod
     def of(cls, seconds: list[float]) -> Spread:
-        """From single measurements.
+        """Percentiles of single measurements.
 
         Example:
             >>> Spread.of([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]).p50
@@ -40,17 +40,17 @@ class Spread:
 
 
 def timed(work: Callable[[], object], device: torch.device, replays: int = REPLAYS) -> Spread:
-    """How long a piece of work takes.
+    """Measure the time of a function.
 
     Args:
-        work: Without arguments; what it needs is bound to it. On CUDA it is captured, so it must not ask the host.
-        device: Where it runs.
-        replays: How many measurements to take.
+        work: Function without arguments. On CUDA it is captured in a graph, so it must not synchronize with the host.
+        device: Device that it runs on.
+        replays: Number of measurements.
     """
-    return _in_graph(work, replays) if device.type == "cuda" else _by_the_clock(work, replays)
+    return _in_graph(work, replays) if device.type == "cuda" else _wall_clock(work, replays)
 
 
-def _by_the_clock(work: Callable[[], object], replays: int) -> Spread:
+def _wall_clock(work: Callable[[], object], replays: int) -> Spread:
     for _ in range(WARM_UP):
         work()
     seconds = []
@@ -69,12 +69,12 @@ def _in_graph(work: Callable[[], object], replays: int) -> Spread:
 
 
 def _captured(work: Callable[[], object], times: int) -> torch.cuda.CUDAGraph:
-    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
+    side_stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side_stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side_stream):
         for _ in range(WARM_UP):
             work()
-    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.current_stream().wait_stream(side_stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for _ in range(times):
@@ -96,7 +96,7 @@ def _replayed(graph: torch.cuda.CUDAGraph, times: int) -> list[float]:
 
 
 def copy_bandwidth(device: torch.device, size: int = 2**28) -> float:
-    """Bytes a second that a plain copy moves, reading and writing counted: what any kernel can hope for."""
+    """Bytes per second that a plain copy reads and writes: the upper bound for a memory-bound kernel."""
     source = torch.empty(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     return 2 * size / timed(lambda: target.copy_(source), device).p50

@@ -82,19 +82,19 @@ def _print_lines(lines: Sequence[str], console: Console) -> None:
         console.print(safe_text(line), soft_wrap=True)
 
 
-def _maker(name: str, asked: Asked) -> Callable[[Path], Listed]:
+def _maker(name: str, request: Asked) -> Callable[[Path], Listed]:
     """Function that lists the images, given the folder of the data set to build."""
-    sources = {"--coco": asked.coco, "--nus": asked.nus, "--csv": asked.csv or asked.images}
+    sources = {"--coco": request.coco, "--nus": request.nus, "--csv": request.csv or request.images}
     options = [option for option, value in sources.items() if value is not None]
     if len(options) > 1:
         raise UserError(f"{' and '.join(options)}: build from one of them.")
     _check_name(name, options[0])
-    _check_options(options[0], asked)
-    if asked.coco is not None:
-        return lambda out: _cocoseq(asked, out)
-    if asked.nus is not None:
-        return lambda out: _nus_wideseq(asked, out)
-    return lambda out: _csv_dataset(name, asked)
+    _check_options(options[0], request)
+    if request.coco is not None:
+        return lambda out: _cocoseq(request, out)
+    if request.nus is not None:
+        return lambda out: _nus_wideseq(request, out)
+    return lambda out: _csv_dataset(name, request)
 
 
 def _check_name(name: str, option: str) -> None:
@@ -108,11 +108,11 @@ def _check_name(name: str, option: str) -> None:
         )
 
 
-def _check_options(option: str, asked: Asked) -> None:
+def _check_options(option: str, request: Asked) -> None:
     """Reject options that have no effect on this kind of build."""
-    if option != "--csv" and asked.groups is not None:
+    if option != "--csv" and request.groups is not None:
         raise UserError("--groups: the groups of the published streams are fixed. Leave it out, or build from --csv.")
-    if option == "--csv" and asked.ids is not None:
+    if option == "--csv" and request.ids is not None:
         raise UserError("--ids: is for --coco and --nus. A table says the task of each picture itself.")
 
 
@@ -131,27 +131,27 @@ def _checked_jobs(jobs: int | None) -> int:
     return jobs or os.cpu_count() or 1
 
 
-def _cocoseq(asked: Asked, out: Path) -> Listed:
-    assert asked.coco is not None
-    instances = find_instances(asked.coco)
+def _cocoseq(request: Asked, out: Path) -> Listed:
+    assert request.coco is not None
+    instances = find_instances(request.coco)
     stream = published_stream("cocoseq")
-    lists = read_lists(stream, find_lists(stream, asked.ids, asked.coco, out, asked.base))
-    return list_cocoseq(asked.coco, instances, lists)
+    lists = read_lists(stream, find_lists(stream, request.ids, request.coco, out, request.base))
+    return list_cocoseq(request.coco, instances, lists)
 
 
-def _nus_wideseq(asked: Asked, out: Path) -> Listed:
-    assert asked.nus is not None
-    nus_wide = read_nus_wide(asked.nus)
+def _nus_wideseq(request: Asked, out: Path) -> Listed:
+    assert request.nus is not None
+    nus_wide = read_nus_wide(request.nus)
     stream = published_stream("nus-wideseq")
-    lists = read_lists(stream, find_lists(stream, asked.ids, asked.nus, out, asked.base))
-    return list_nus_wideseq(asked.nus, nus_wide, lists)
+    lists = read_lists(stream, find_lists(stream, request.ids, request.nus, out, request.base))
+    return list_nus_wideseq(request.nus, nus_wide, lists)
 
 
-def _csv_dataset(name: str, asked: Asked) -> Listed:
-    if asked.csv is None:
-        assert asked.images is not None
-        return list_own(name, asked.images / "labels.csv", asked.images, asked.groups)
-    return list_own(name, asked.csv, asked.images or asked.csv.parent, asked.groups)
+def _csv_dataset(name: str, request: Asked) -> Listed:
+    if request.csv is None:
+        assert request.images is not None
+        return list_own(name, request.images / "labels.csv", request.images, request.groups)
+    return list_own(name, request.csv, request.images or request.csv.parent, request.groups)
 
 
 def _missing_lines(listed: Listed) -> list[str]:

@@ -613,7 +613,7 @@ def speed(
     ] = None,
     data_root: DataRoot = None,
 ) -> None:
-    """Measure speed, compared with torch's own layers: of layers, training steps or whole runs."""
+    """Measure the speed of layers, training steps or whole runs, compared with torch's own layers."""
     from contnorm.cli.speed import bench as measure
 
     measure(what, device, data_root, out, max_steps, console, only or ())

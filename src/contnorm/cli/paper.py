@@ -91,7 +91,7 @@ def run_recipe(name: str, asked: Asked, console: Console) -> int:
         return _run_recipe(name, asked, console)
 
 
-def _run_recipe(name: str, asked: Asked, console: Console) -> int:
+def _run_recipe(name: str, request: Asked, console: Console) -> int:
     recipe = find_recipe(name)
     unused = unreached(recipe)
     if unused:
@@ -100,32 +100,32 @@ def _run_recipe(name: str, asked: Asked, console: Console) -> int:
             f"{recipe.name}: {unused[0]} is of no cell of the table{more}. Cells are made of the streams, strategies, "
             f"norms and buffers under [[runs]]."
         )
-    check_seeds(asked.seeds)
+    check_seeds(request.seeds)
     console.print(safe_text(f"{recipe.name}: {recipe.title}"), style="bold")
     if recipe.kind == "waiting":
         raise UserError(f"{recipe.name} {recipe.note}. The numbers of the paper are in contnorm.paper.published.")
     if recipe.kind == "drawing":
-        return _draw(recipe, asked, console)
+        return _draw(recipe, request, console)
     if recipe.kind == "data":
-        show_data_table(recipe, data_root(asked.data_root), console, asked.hands.allow_missing)
+        show_data_table(recipe, data_root(request.data_root), console, request.hands.allow_missing)
         return 0
-    return _run_and_show(recipe, asked, console)
+    return _run_and_show(recipe, request, console)
 
 
-def _draw(recipe: Recipe, asked: Asked, console: Console) -> int:
-    path = asked.runs / f"{recipe.name}.svg"
+def _draw(recipe: Recipe, request: Asked, console: Console) -> int:
+    path = request.runs / f"{recipe.name}.svg"
     path.parent.mkdir(parents=True, exist_ok=True)
     draw_cubes(path)
     console.print(safe_text(f"drawn: {path}"), soft_wrap=True)
     return 0
 
 
-def _run_and_show(recipe: Recipe, asked: Asked, console: Console) -> int:
-    place = _place(recipe, asked)
-    variants = _variants(recipe, asked)
-    overrides = _typed(asked)
+def _run_and_show(recipe: Recipe, request: Asked, console: Console) -> int:
+    place = _place(recipe, request)
+    variants = _variants(recipe, request)
+    overrides = _typed(request)
     configs = {cell: config_of(cell, place.data_root, overrides) for variant in variants for cell in variant.cells}
-    records = Kept(Store(place.runs), range(asked.seeds), hows_of(overrides))
+    records = Kept(Store(place.runs), range(request.seeds), hows_of(overrides))
     absent = [source for source in _sources(configs.values()) if not is_found(source, place.data_root)]
     with_data = [config for config in configs.values() if config.stream.source not in absent]
     without = [config for config in configs.values() if config.stream.source in absent and not records.whole(config)]
@@ -143,12 +143,12 @@ def _run_and_show(recipe: Recipe, asked: Asked, console: Console) -> int:
         say_on_stderr(problem)
     if not any(results):
         return _without_records(code, [failed, *missing_data], place.runs)
-    if asked.settings:
-        console.print(safe_text(f"with other settings than the recipe's: {' '.join(asked.settings)}"), soft_wrap=True)
+    if request.settings:
+        console.print(safe_text(f"with other settings than the recipe's: {' '.join(request.settings)}"), soft_wrap=True)
     for line in _other_data(configs, overrides.get("stream", {}).get("source")):
         say(line, console)
     for variant, measured in zip(variants, results, strict=True):
-        _show_variant(variant, measured, console, asked.tried)
+        _show_variant(variant, measured, console, request.tried)
     for line in missing_data:
         say_on_stderr(line)
     if failed:
@@ -163,23 +163,24 @@ def _without_records(code: int, reasons: Sequence[str], runs: Path) -> int:
     raise UserError(" ".join(filter(None, reasons)) or f"no record under {runs} can be read.")
 
 
-def _variants(recipe: Recipe, asked: Asked) -> list[_Variant]:
+def _variants(recipe: Recipe, request: Asked) -> list[_Variant]:
     """The variants that ``--lr`` selects, as far as learning rates were chosen."""
-    if asked.lr not in RATES:
-        raise UserError(f"--lr: {unknown('way', asked.lr, RATES)}")
-    selection = selection_of(recipe, asked.runs, asked.selected)
-    if asked.lr == "best" and selection is None:
+    if request.lr not in RATES:
+        raise UserError(f"--lr: {unknown('way', request.lr, RATES)}")
+    selection = selection_of(recipe, request.runs, request.selected)
+    if request.lr == "best" and selection is None:
+        path = selection_file(recipe, request.runs)
         raise UserError(
             f"--lr best: no learning rates are chosen for {recipe.name}. Choose them with `contnorm tune "
-            f"{recipe.name}`, which writes {selection_file(recipe, asked.runs)}, or say with --selected where they are."
+            f"{recipe.name}`, which writes {path}, or say with --selected where they are."
         )
     variants = []
-    if asked.lr != "best":
+    if request.lr != "best":
         title = ("The recipe's learning rates" if recipe.selected else "One learning rate for all") if selection else ""
-        variants.append(_Variant(title, recipe, chosen(cells_of(recipe), asked.only)))
-    if asked.lr != "one" and selection is not None:
+        variants.append(_Variant(title, recipe, chosen(cells_of(recipe), request.only)))
+    if request.lr != "one" and selection is not None:
         tuned = with_selection(recipe, selection)
-        wanted = chosen(cells_of(tuned), asked.only)
+        wanted = chosen(cells_of(tuned), request.only)
         cells = [cell for cell in wanted if covers(selection, cell)]
         without = len(wanted) - len(cells)
         rest = f"; {without} cells have none: `contnorm tune {recipe.name}` chooses" if without else ""
@@ -200,21 +201,21 @@ def selection_of(recipe: Recipe, runs: Path, given: Path | None = None) -> Selec
     return find_selection(recipe.name, [selection_file(recipe, runs)])
 
 
-def _typed(asked: Asked) -> dict[str, Any]:
+def _typed(request: Asked) -> dict[str, Any]:
     """Typed settings that override the recipe's."""
-    flags = [Setting("--max-steps", "train.max_steps", asked.max_steps)]
-    flags.append(Setting("--precision", "train.precision", asked.precision))
-    typed = settings_of([*(flag for flag in flags if flag.value is not None), *assignments_of(asked.settings)])
+    flags = [Setting("--max-steps", "train.max_steps", request.max_steps)]
+    flags.append(Setting("--precision", "train.precision", request.precision))
+    typed = settings_of([*(flag for flag in flags if flag.value is not None), *assignments_of(request.settings)])
     from_dict(typed)
-    if asked.lr == "best" and "lr" in typed.get("train", {}):
+    if request.lr == "best" and "lr" in typed.get("train", {}):
         raise UserError(f"--lr best and --set train.lr={typed['train']['lr']} contradict each other. Use one of them.")
     return typed
 
 
-def _place(recipe: Recipe, asked: Asked) -> Workplace:
+def _place(recipe: Recipe, request: Asked) -> Workplace:
     """Environment of the runs. Runs that are timed run one at a time and have a folder of their own."""
-    options = replace(asked.hands, lanes=1) if recipe.alone else asked.hands
-    return workplace(runs_folder(recipe, asked.runs), options, asked.data_root)
+    options = replace(request.hands, lanes=1) if recipe.alone else request.hands
+    return workplace(runs_folder(recipe, request.runs), options, request.data_root)
 
 
 def runs_folder(recipe: Recipe, runs: Path) -> Path:

@@ -27,7 +27,7 @@ class Compared:
     """A data set as published, and as measured on disk or the reason why it was not."""
 
     published: DataRow
-    found: DataRow | None
+    measured: DataRow | None
     missing: str = ""
 
 
@@ -45,12 +45,12 @@ def measure_data(name: str, source: Source) -> DataRow:
 def show_data_table(recipe: Recipe, root: Path, console: Console, allow_missing: bool = False) -> None:
     """Print one row per data set on disk; for the others, what to put where."""
     rows = [_compared(row, root, console, allow_missing) for row in data_rows() if row.stream in recipe.streams]
-    if not any(row.found for row in rows):
+    if not any(row.measured for row in rows):
         raise UserError(f"{recipe.name}: none of its data sets is under {root}. {rows[0].missing}")
     table = Table(*(Column(head, no_wrap=True) for head in ("stream", *COLUMNS, "verdict")), box=None, pad_edge=False)
     for row in rows:
-        if row.found is not None:
-            table.add_row(*map(safe_text, (row.found.stream, *_cells(row), _verdict(row))))
+        if row.measured is not None:
+            table.add_row(*map(safe_text, (row.measured.stream, *_cells(row), _verdict(row))))
     console.print(table, "")
     console.print(safe_text("Found, with the paper's in brackets where it is another."))
     notes = [row.missing for row in rows if row.missing]
@@ -71,7 +71,7 @@ def _compared(row: DataRow, root: Path, console: Console, allow_missing: bool) -
 
 
 def _cells(row: Compared) -> list[str]:
-    return [_cell(getattr(row.found, name), getattr(row.published, name)) for name in COLUMNS]
+    return [_cell(getattr(row.measured, name), getattr(row.published, name)) for name in COLUMNS]
 
 
 def _cell(ours: object, theirs: object) -> str:
@@ -83,5 +83,5 @@ def _word(value: object) -> str:
 
 
 def _verdict(row: Compared) -> str:
-    apart = [name for name in COLUMNS if getattr(row.found, name) != getattr(row.published, name)]
+    apart = [name for name in COLUMNS if getattr(row.measured, name) != getattr(row.published, name)]
     return f"differs in {', '.join(apart)}" if apart else "agrees"

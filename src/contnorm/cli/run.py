@@ -102,9 +102,9 @@ def resume_all(path: Path, hands: Hands, root: Path | None, console: Console, tr
         return _resume_all(path, hands, root, console)
 
 
-def _resume_all(path: Path, hands: Hands, root: Path | None, console: Console) -> int:
+def _resume_all(path: Path, options: Hands, root: Path | None, console: Console) -> int:
     stopped = unfinished(path)
-    work, problems = _group_stopped(stopped.runs, hands, root)
+    work, problems = _group_stopped(stopped.runs, options, root)
     problems = [*stopped.problems, *problems]
     if not work:
         raise UserError(
@@ -116,23 +116,23 @@ def _resume_all(path: Path, hands: Hands, root: Path | None, console: Console) -
     return _run_and_show(work, console) or (2 if problems else 0)
 
 
-def _group_stopped(stopped: list[Left], hands: Hands, root: Path | None) -> tuple[list[Work], list[str]]:
+def _group_stopped(stopped: list[Left], options: Hands, root: Path | None) -> tuple[list[Work], list[str]]:
     """Group stopped runs by folder and options; also returns the reasons why some can't be resumed."""
     groups: dict[tuple[Path, str, int, bool, bool], list[Job]] = {}
     for run in stopped:
-        threads = run.threads if hands.threads is None else hands.threads
-        missing = run.allow_missing or hands.allow_missing
-        key = (run.runs, hands.device or run.device, threads, run.keep_weights, missing)
+        threads = run.threads if options.threads is None else options.threads
+        missing = run.allow_missing or options.allow_missing
+        key = (run.runs, options.device or run.device, threads, run.keep_weights, missing)
         groups.setdefault(key, []).append(run.job)
     work: list[Work] = []
     problems: list[str] = []
     for (runs, device, threads, keep, missing), jobs in groups.items():
-        if hands.device is None and device == "cuda" and not torch.cuda.is_available():
+        if options.device is None and device == "cuda" and not torch.cuda.is_available():
             problems.append(
                 f"{runs}: {len(jobs)} of the runs were begun with --device cuda, and torch sees no GPU here."
             )
         else:
-            work.append((workplace(runs, Hands(device, hands.lanes, threads, keep, missing), root), jobs))
+            work.append((workplace(runs, Hands(device, options.lanes, threads, keep, missing), root), jobs))
     return work, problems
 
 

@@ -54,10 +54,8 @@ def run_blocks(groups: Summarized, lost: Lost) -> list[Block]:
     blocks = [_block("One label a picture" if several else "", one, (SCORES_NOTE, *_data_notes(one)))] if one else []
     notes = (LABELS_NOTE, FM_OF_LABELS, *_data_notes(several))
     blocks += [_block("Several labels a picture" if one else "", several, notes)] if several else []
-    notes_lost = lost_lines([record for group in groups.values() for record in group], lost)
-    return (
-        [*blocks[:-1], replace(blocks[-1], below=(*blocks[-1].below, *notes_lost))] if notes_lost and blocks else blocks
-    )
+    diverged = lost_lines([record for group in groups.values() for record in group], lost)
+    return [*blocks[:-1], replace(blocks[-1], below=(*blocks[-1].below, *diverged))] if diverged and blocks else blocks
 
 
 def _data_notes(groups: Iterable[Sequence[Summary]]) -> list[str]:

@@ -1,1 +1,1 @@
-"""Tables, figures and pages, made from files alone: nothing here needs torch."""
+"""Reports: tables, figures and HTML pages made from record files. Needs no torch."""

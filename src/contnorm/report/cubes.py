@@ -1,7 +1,7 @@
-"""The paper's cube diagram: which values of a feature map are normalized by the same moments.
+"""The paper's cube diagram: which values of a feature map share moments in each norm.
 
-Each cube is a batch of feature maps with samples (N), channels (C) and positions (H, W) as its axes. Blue values share
-moments across samples, orange ones within a sample. Drawn by ``python -m contnorm.report.cubes OUT.svg``.
+Each cube is a batch of feature maps with the axes samples (N), channels (C) and positions (H, W). Blue values share
+moments across samples, orange ones within a sample. Draw it with ``python -m contnorm.report.cubes OUT.svg``.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ __all__ = ["draw_cubes"]
 SAMPLES, CHANNELS, POSITIONS = 4, 6, 5
 GROUP = 3  # channels in a group
 BLUE, ORANGE, PLAIN, EDGE = "#4477aa", "#ee7733", "#f4f4f1", "#55555a"
-DEPTH = (0.42, 0.30)  # how far one sample goes back, to the right and up
+DEPTH = (0.42, 0.30)  # offset of one sample to the right and up
 
-Cell = Callable[[int, int], bool]  # (sample, channel) -> painted; positions are always taken together
+Cell = Callable[[int, int], bool]  # (sample, channel) -> painted; all positions share moments in every norm
 Cube = tuple[str, str, Cell]
 
 
@@ -57,7 +57,7 @@ PANELS: tuple[tuple[str, tuple[Cube, ...]], ...] = (
 
 
 def draw_cubes(path: str | Path) -> None:
-    """Draw the diagram to a file, in the format its ending says; the same bits every time.
+    """Draw the diagram to a file, in the format of its suffix; the output is deterministic.
 
     Example:
         >>> import tempfile
@@ -99,7 +99,7 @@ def draw_cubes(path: str | Path) -> None:
 
 
 def _cube(axes: Axes, left: float, colour: str, painted: Cell, axes_named: bool) -> None:
-    """Three visible faces: the first sample in front, the top positions, and the last channel on the right."""
+    """Draw the three visible faces: first sample (front), top positions (top), last channel (right)."""
     dx, dy = DEPTH
     for channel in range(CHANNELS):
         for position in range(POSITIONS):

@@ -1,4 +1,4 @@
-"""Figures of records, each as a piece of SVG for a page, with what it shows in words."""
+"""Figures of records as SVG, each with a description for screen readers."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ __all__ = [
 ]
 
 DISTANCE, MOMENTS = "L1 distance to exact moments", ("mean", "var")
-DASHES = ("2 3", "7 4", "")  # after the first task, the middle one and the last
+DASHES = ("2 3", "7 4", "")  # line styles for the first, the middle and the last task
 
 
 def accuracy_over_tasks(groups: Mapping[str, Sequence[Record]], title: str) -> str:
-    """The mean accuracy on the tasks so far, after each task; a band of one standard deviation over seeds."""
+    """Mean accuracy on the tasks so far, after each task, with a band of one standard deviation over seeds."""
     curves = {name: [acc_so_far(record.matrix) for record in records] for name, records in groups.items()}
     return curves_over_tasks(curves, title, "accuracy on them, percent")
 
 
 def curves_over_tasks(curves: Mapping[str, Sequence[Sequence[float]]], title: str, what: str) -> str:
-    """By name a curve a seed: their means after each task, with bands of one standard deviation over seeds."""
+    """Mean curves over seeds, by name, with bands of one standard deviation; ``curves`` has one curve per seed."""
     spreads = {name: _spreads(some) for name, some in curves.items()}
     ends = [mean + sign * (std if std == std else 0.0) for s in spreads.values() for mean, std in s for sign in (-1, 1)]
     tasks = max(len(spread) for spread in spreads.values())
@@ -47,12 +47,12 @@ def curves_over_tasks(curves: Mapping[str, Sequence[Sequence[float]]], title: st
 
 
 def _spreads(curves: Sequence[Sequence[float]]) -> list[tuple[float, float]]:
-    """Over the tasks that all curves have: with ``max_steps`` seeds may differ in how many they reach."""
+    """Mean and deviation for the tasks that all curves have; with ``max_steps``, seeds may reach different tasks."""
     return [spread_over_seeds(list(values)) for values in zip(*curves, strict=False)]
 
 
 def drift_over_tasks(records: Sequence[Record], title: str) -> str:
-    """How far running moments are from exact ones after each task: a curve for each layer's means and variances."""
+    """Distance of running moments from exact ones after each task: one curve per layer and moment."""
     layers = list(records[0].drift["by_task"][0])
     curves = {
         f"{layer} {moment}": [[after[layer][moment] for after in record.drift["by_task"]] for record in records]
@@ -63,7 +63,7 @@ def drift_over_tasks(records: Sequence[Record], title: str) -> str:
 
 
 def drift_by_depth(records: Sequence[Record], title: str) -> str:
-    """The same of a deep network: from the first layer to the last, after the first, the middle and the last task."""
+    """Distance of running moments from exact ones by layer, after the first, the middle and the last task."""
     layers, tasks = list(records[0].drift["by_task"][0]), min(len(record.drift["by_task"]) for record in records)
     shown = sorted({0, (tasks - 1) // 2, tasks - 1})
     values = {
@@ -77,12 +77,12 @@ def drift_by_depth(records: Sequence[Record], title: str) -> str:
             points = [(i, _tens(value)) for i, value in enumerate(values[moment, after], 1)]
             plot.line(points, number, dash, f"{moment}, after task {after + 1}", marks=False)
     ends = ((moment, values[moment, tasks - 1]) for moment in MOMENTS)
-    said = (f"{moment} {some[0]:.2f} in the first layer, {some[-1]:.2f} in the last" for moment, some in ends)
-    return plot.svg(f"At the end: {'; '.join(said)}.")
+    summary = (f"{moment} {some[0]:.2f} in the first layer, {some[-1]:.2f} in the last" for moment, some in ends)
+    return plot.svg(f"At the end: {'; '.join(summary)}.")
 
 
 def _tens(value: float) -> float:
-    """Even for small values, by powers of ten for large ones: distances go from hundredths to hundreds."""
+    """Scale that is linear for small and logarithmic for large values; distances range from hundredths to hundreds."""
     return math.log10(1 + value)
 
 
@@ -93,33 +93,33 @@ def _by_tens(values: Iterable[Sequence[float]]) -> Span:
 
 
 def forgetting_parts(records: Sequence[Record]) -> tuple[list[float], list[float]]:
-    """For each task but the last, what exact moments give back of what was forgotten at the end, and the rest.
+    """Forgetting of each task but the last, split into the part that exact moments recover and the rest.
 
-    Needs records of runs evaluated both ways, ``--eval-moments oracle``; averaged over them.
+    Needs records of runs with ``--eval-moments oracle``; returns means over them.
     """
     running = [matrix for record in records if (matrix := record.matrix_of("matrix_running")) is not None]
     last = min(matrix.tasks for matrix in running) - 1
-    lost = [fmean(m.at(t, t) - m.at(last, t) for m in running) for t in range(last)]
+    forgotten = [fmean(m.at(t, t) - m.at(last, t) for m in running) for t in range(last)]
     both = list(zip(records, running, strict=True))
     back = [fmean(record.matrix.at(last, t) - m.at(last, t) for record, m in both) for t in range(last)]
-    return back, [whole - part for whole, part in zip(lost, back, strict=True)]
+    return back, [whole - part for whole, part in zip(forgotten, back, strict=True)]
 
 
 def forgetting_split(records: Sequence[Record], title: str) -> str:
-    """What was forgotten of each task at the end: what exact moments give back (statistics), and the rest (weights)."""
+    """Bars of the forgetting of each task: the part that exact moments recover (statistics), and the rest (weights)."""
     back, rest = forgetting_parts(records)
-    lost = [a + b for a, b in zip(back, rest, strict=True)]
-    places = range(1, len(lost) + 1)
-    x, y = Span.counted(len(lost), room=0.5), Span.around([*lost, *rest], 0.0)
+    forgotten = [a + b for a, b in zip(back, rest, strict=True)]
+    places = range(1, len(forgotten) + 1)
+    x, y = Span.counted(len(forgotten), room=0.5), Span.around([*forgotten, *rest], 0.0)
     plot = Plot(title, x, y, "task", "points forgotten at the end")
     plot.bars(places, [0.0] * len(rest), rest, COLOURS[0], "weights")
-    plot.bars(places, rest, lost, "url(#hatch)", "statistics: exact moments give it back")
+    plot.bars(places, rest, forgotten, "url(#hatch)", "statistics: exact moments give it back")
     plot.stroke((plot.x.low, 0.0), (plot.x.high, 0.0), None, 1.0)
-    return plot.svg(f"Of {fmean(lost):.1f} points forgotten on average exact moments give {fmean(back):.1f} back.")
+    return plot.svg(f"Of {fmean(forgotten):.1f} points forgotten on average exact moments give {fmean(back):.1f} back.")
 
 
 def paired_differences(pairs: Mapping[str, Sequence[float]], title: str, unit: str = "points of ACC") -> str:
-    """Seed by seed: each difference as a mark, their mean as a line across, its 95 % interval as a bar."""
+    """Paired differences: each seed as a dot, the mean as a line, its 95 % interval as a bar."""
     intervals = {name: t_interval(differences) for name, differences in pairs.items()}
     values = [value for some in pairs.values() for value in some] + [v for i in intervals.values() if i for v in i]
     rows = tuple((float(-row), name) for row, name in enumerate(pairs))

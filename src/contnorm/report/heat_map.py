@@ -1,4 +1,4 @@
-"""The matrix of accuracies or of mAP as a picture, written as SVG directly: a page has one for every run."""
+"""Heat map of the accuracy or mAP matrix. SVG is written directly, since a page has one for every run."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from contnorm.bench.records import Record
 
 __all__ = ["colour_of", "matrix_heat_map"]
 
-# From dark to light, so that it reads in grey too: perceived brightness grows evenly with the value.
+# Perceptually uniform from dark to light, so that it is also readable in grey.
 RAMP = ("#440154", "#482878", "#3e4a89", "#31688e", "#26828e", "#1f9e89", "#35b779", "#6dcd59", "#b4de2c", "#fde725")
 SIDE, LEFT, TOP, BAR = 26, 46, 30, 90
 MOST_NUMBERS = 10  # with more tasks, numbers would not be readable
 
 
 def matrix_heat_map(records: Sequence[Record], title: str) -> str:
-    """The accuracy on each task after each other, averaged over seeds; mAP where pictures have several labels."""
+    """Accuracy on each task after each task, averaged over seeds; mAP for multi-label streams."""
     values = _mean_matrix(records)
     what = "mAP" if records[0].several_labels else "accuracy"
     tasks = len(values)
@@ -42,7 +42,7 @@ def matrix_heat_map(records: Sequence[Record], title: str) -> str:
 
 
 def colour_of(percent: float) -> str:
-    """The colour of an accuracy, between those of the ramp.
+    """Colour of an accuracy, interpolated from the ramp.
 
     Example:
         >>> colour_of(0), colour_of(50), colour_of(100)
@@ -59,13 +59,13 @@ def _channels(colour: str) -> list[int]:
 
 
 def _mean_matrix(records: Sequence[Record]) -> list[list[float | None]]:
-    """Averaged over seeds; None where nothing was measured. With ``max_steps`` seeds may differ in tasks reached."""
+    """Mean over seeds; None for cells without a measurement. With ``max_steps``, seeds may reach different tasks."""
     rows = [_percent(record.counted) for record in records]
     tasks = range(min(map(len, rows)))
 
     def cell(i: int, j: int) -> float | None:
-        found = [value for row in rows if (value := row[i][j]) is not None]
-        return fmean(found) if len(found) == len(rows) else None
+        values = [value for row in rows if (value := row[i][j]) is not None]
+        return fmean(values) if len(values) == len(rows) else None
 
     return [[cell(i, j) for j in tasks] for i in tasks]
 
@@ -104,7 +104,7 @@ def _axes(tasks: int, what: str) -> Iterator[str]:
 
 
 def _bar(x: int, height: int) -> Iterator[str]:
-    """What the colours mean."""
+    """Colour bar."""
     piece = height / len(RAMP)
     for number, colour in enumerate(reversed(RAMP)):
         yield f'<rect x="{x}" y="{TOP + number * piece:.1f}" width="12" height="{piece + 0.5:.1f}" fill="{colour}"/>'

@@ -1,4 +1,4 @@
-"""What a page shows of many runs: a summary of each stream, the rest folded, and limits on the size of all of it."""
+"""Limits the size of a page with many runs: summarizes streams, folds tables and leaves out figures."""
 
 from __future__ import annotations
 
@@ -12,31 +12,29 @@ from contnorm.report.text_tables import Block
 
 __all__ = ["MOST_CURVES", "MOST_OPEN", "Views", "limited_views", "score_tables", "strongest"]
 
-MOST_OPEN = 100  # rows of scores, or settings, that stand on a page unfolded
+MOST_OPEN = 100  # rows of scores, or configurations, that are shown unfolded
 MOST_ROWS = 2000  # rows of scores on a page
-MOST_VIEWS = 1000  # settings that are described with their command, versions and device
-MOST_CURVES = 9  # in one figure; more can't be told apart
-FIGURE_BYTES = 1_000_000  # of the figures of single settings
+MOST_VIEWS = 1000  # configurations that are described with their command, versions and device
+MOST_CURVES = 9  # maximum in one figure; more can't be distinguished
+FIGURE_BYTES = 1_000_000  # total size of the figures of single configurations
 
 
 @dataclass(frozen=True)
 class Views:
-    """The settings that a page describes, and what it leaves out, in words."""
+    """The configurations that a page describes, and a note on what it leaves out."""
 
     views: Sequence[RunView]
     note: str = ""
 
 
 def score_tables(block: Block, title: str) -> list[Table]:
-    """The scores of all settings; of many, a summary of each stream, and below it the rows of the stream, folded."""
+    """Tables of the scores of all configurations; with many rows, a summary by stream and folded tables below."""
     if len(block.rows) <= MOST_OPEN:
         return [Table(title, block.heads, [_rows(block.rows)], block.below)]
     shown = block.rows[:MOST_ROWS]
-    left_out = len(block.rows) - len(shown)
+    omitted = len(block.rows) - len(shown)
     notes = [f"The rows of each stream are folded below: {len(shown)} in all."]
-    notes += [f"{left_out} more rows are left out of this page: `contnorm report --format csv` has all."] * bool(
-        left_out
-    )
+    notes += [f"{omitted} more rows are left out of this page: `contnorm report --format csv` has all."] * bool(omitted)
     by_stream: dict[str, list[Sequence[str]]] = {}
     for row in block.rows:
         by_stream.setdefault(row[0], []).append(row)
@@ -66,7 +64,7 @@ def _rows(rows: Iterable[Sequence[str]]) -> Rows:
 
 
 def _leading(row: Sequence[str], place: int) -> float:
-    """The mean of a cell such as ``64.75 +- 3.44``; a cell without a number comes last."""
+    """Mean of a cell such as ``64.75 +- 3.44``; minus infinity for a cell without a number."""
     try:
         return float(row[place].split()[0])
     except ValueError:
@@ -74,7 +72,7 @@ def _leading(row: Sequence[str], place: int) -> float:
 
 
 def strongest(groups: Mapping[str, Sequence[Summary]], most: int = MOST_CURVES) -> list[str]:
-    """Of some settings those whose score at the end is highest, as many as one figure can show, in their order.
+    """Names of the ``most`` configurations with the highest final score, in their original order.
 
     Example:
         >>> strongest({})
@@ -88,7 +86,7 @@ def strongest(groups: Mapping[str, Sequence[Summary]], most: int = MOST_CURVES) 
 
 
 def _final_score(one: Summary) -> float:
-    """ACC, or mAP of all labels, with the moments that the run is evaluated with."""
+    """ACC, or mAP over all labels, with the moments that the run was evaluated with."""
     scores = one.scores[one.config.evaluate.moments]
     if one.several_labels:
         return scores["overall"][LABEL_SCORES_SHOWN.index("map")]
@@ -96,11 +94,11 @@ def _final_score(one: Summary) -> float:
 
 
 def limited_views(views: Iterable[tuple[RunView, Iterator[str]]], total: int) -> Views:
-    """The views of some settings, with their figures as long as these stay small together.
+    """Collect the views of configurations; figures are included until their total size reaches the limit.
 
     Args:
-        views: Of each setting its view, and its figures, which are drawn only where there is room.
-        total: How many settings there are.
+        views: View of each configuration, and an iterator of its figures, which is consumed only if there is room.
+        total: Number of configurations.
     """
     made: list[RunView] = []
     drawn, room = 0, FIGURE_BYTES
@@ -108,10 +106,10 @@ def limited_views(views: Iterable[tuple[RunView, Iterator[str]]], total: int) ->
         if len(made) == MOST_VIEWS:
             break
         if room > 0:
-            found = list(figures)
-            room -= sum(map(len, found))
+            svgs = list(figures)
+            room -= sum(map(len, svgs))
             drawn += 1
-            made.append(RunView(view.name, view.title, view.settings, view.command, view.facts, found))
+            made.append(RunView(view.name, view.title, view.settings, view.command, view.facts, svgs))
         else:
             made.append(view)
     notes = []

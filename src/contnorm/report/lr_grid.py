@@ -1,4 +1,4 @@
-"""The learning rates tried on the validation tasks, as rows: for each choice the whole grid, the winner marked."""
+"""Rows of the learning rates tried on the validation tasks, with the chosen rate marked."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GRID_NOTE = (
 
 
 def grid_rows(selection: Selection) -> list[list[str]]:
-    """Heads and rows of what was tried: a row for each choice, a column for each learning rate.
+    """Headings and rows: one row per chosen learning rate, one column per rate that was tried.
 
     Example:
         >>> from contnorm.paper.selection import Chosen
@@ -29,15 +29,15 @@ def grid_rows(selection: Selection) -> list[list[str]]:
     rates = sorted({tried.lr for one in selection.chosen for tried in one.grid})
     rows = [["of", "precision", *(f"lr {rate:g}" for rate in rates)]]
     for one in selection.chosen:
-        found = {tried.lr: _words(tried, tried.lr == one.lr) for tried in one.grid}
+        by_rate = {tried.lr: _words(tried, tried.lr == one.lr) for tried in one.grid}
         what = " ".join(str(value) for value in one.where.values() if value != "own")
-        rows.append([what, one.precision, *(found.get(rate, "-") for rate in rates)])
+        rows.append([what, one.precision, *(by_rate.get(rate, "-") for rate in rates)])
     return rows
 
 
 def _words(tried: Tried, chosen: bool) -> str:
     words = [] if math.isnan(tried.mean) else [f"{tried.mean:.2f}"]
     words += [] if math.isnan(tried.sd) else [f"+- {tried.sd:.2f}"]
-    lost = [f"{tried.lost} lost"] if tried.lost else []
-    said = ", ".join([*([" ".join(words)] if words else []), *lost]) or "-"
-    return f"[{said}]" if chosen else said
+    diverged = [f"{tried.lost} lost"] if tried.lost else []
+    text = ", ".join([*([" ".join(words)] if words else []), *diverged]) or "-"
+    return f"[{text}]" if chosen else text

@@ -1,4 +1,4 @@
-"""What a memory does with a long tail: its share of each class beside the stream's, a panel for each task's end."""
+"""Figure of class shares in the memory compared with the stream, with one panel per task."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from contnorm.report.plot import COLOURS
 __all__ = ["has_memory", "memory_panels"]
 
 WIDTH, LEFT, RIGHT, TOP = 640, 58, 14, 40
-PANEL, GAP = 92, 16  # height of one, and what is between two
-BELOW = 62  # for the axis' name and the legend
+PANEL, GAP = 92, 16  # height of a panel, and the gap between two
+BELOW = 62  # room for the axis label and the legend
 MARKS = (0.0, 1.0, 5.0, 10.0, 20.0, 40.0, 60.0, 100.0)
 LABEL = "class, from the one the stream showed most to the one it showed least"
 
-Shares = list[float]  # of each class, in percent of all labels
+Shares = list[float]  # by class, in percent of all labels
 
 
 def has_memory(record: Record) -> bool:
-    """Whether a record says what was in the memory of its run."""
+    """Whether a record has the content of its run's memory."""
     census = record.raw.get("census")
     return census is not None and census["capacity"] > 0
 
 
 def memory_panels(records: Sequence[Record], title: str) -> str:
-    """Of all labels held and of all shown by then, the percentage of each class; means over seeds."""
+    """Percentage of each class among the labels in the memory and in the stream so far, averaged over seeds."""
     censuses = [Census.from_json(record.raw["census"]) for record in records]
     held, shown = (
         [_mean_shares([getattr(c, name)[task] for c in censuses]) for task in range(min(len(c.held) for c in censuses))]
         for name in ("held", "shown")
     )
     order = sorted((c for c, share in enumerate(shown[-1]) if share), key=lambda c: (-shown[-1][c], c))
-    top = max(max(row) for row in (*held, *shown)) * 1.05 or 1.0  # nothing was shown in a try of no steps
+    top = max(max(row) for row in (*held, *shown)) * 1.05 or 1.0  # 1.0 if nothing was shown, as in a run of no steps
     height = TOP + (PANEL + GAP) * len(held) + BELOW
-    says = f"{title}. {_said(records[0], held[-1], shown[-1])}"
+    says = f"{title}. {_summary(records[0], held[-1], shown[-1])}"
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{escape_html(says)}" '
@@ -57,17 +57,17 @@ def memory_panels(records: Sequence[Record], title: str) -> str:
 
 
 def _mean_shares(counts: Sequence[Sequence[int]]) -> Shares:
-    """The mean over seeds of each class's percentage; zeros where there is nothing yet."""
+    """Mean over seeds of each class's percentage; zeros if there are no labels yet."""
     rows = [[100 * count / (sum(row) or 1) for count in row] for row in counts]
     return [fmean(column) for column in zip(*rows, strict=True)]
 
 
-def _said(record: Record, held: Shares, shown: Shares) -> str:
+def _summary(record: Record, held: Shares, shown: Shares) -> str:
     groups = record.raw["classes"]["groups"]
     parts = []
     for group in GROUPS:
         in_stream, in_memory = (
-            sum(s for s, own in zip(row, groups, strict=True) if own == group) for row in (shown, held)
+            sum(s for s, name in zip(row, groups, strict=True) if name == group) for row in (shown, held)
         )
         parts.append(
             f"{group} classes {in_memory:.1f} percent of the memory's labels and {in_stream:.1f} of the stream's"
@@ -79,7 +79,7 @@ def _panel(task: int, memory: Shares, stream: Shares, top: float) -> Iterator[st
     first = TOP + (PANEL + GAP) * task
     floor, room = first + PANEL, (WIDTH - LEFT - RIGHT) / max(len(memory), 1)
 
-    def y(share: float) -> float:  # by the root: the rare are seen beside the common, and nothing is still nothing
+    def y(share: float) -> float:  # square-root scale: rare classes stay visible, and zero stays zero
         return floor - PANEL * math.sqrt(share / top)
 
     for place, share in enumerate(memory):
@@ -92,7 +92,7 @@ def _panel(task: int, memory: Shares, stream: Shares, top: float) -> Iterator[st
     yield f'<text x="{WIDTH - RIGHT}" y="{first + 10}" text-anchor="end">after task {task + 1}</text>'
     last = math.inf
     for mark in (mark for mark in MARKS if mark <= top):
-        if last - y(mark) >= 13:  # of two that would lie on each other, the lower
+        if last - y(mark) >= 13:  # skip ticks whose labels would overlap
             last = y(mark)
             yield f'<path d="M{LEFT} {last:.1f}h-4" stroke="currentColor"/>'
             yield f'<text x="{LEFT - 7}" y="{last + 4:.1f}" text-anchor="end">{mark:g}</text>'

@@ -1,4 +1,4 @@
-"""Which figures a section, or a run, has where pictures have several labels."""
+"""Selects the figures of a section or a run of a multi-label stream."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from contnorm.report.sections import OF_ROWS, Way
 __all__ = ["label_figures", "run_figures"]
 
 SCORES = ("c_f1", "o_f1", "map")
-MOST_NAMES = 9  # in one figure; more can't be told apart
+MOST_NAMES = 9  # maximum in one figure; more can't be distinguished
 Place = dict[str, list[Measured]]  # the cells of the norms of one stream, strategy and memory, by group of classes
 
 
 def label_figures(recipe: Recipe, way: Way) -> Iterator[str]:
-    """Scores by group of classes, AP by frequency, and what was in the memory; nothing where deviations alone count."""
+    """Scores by group of classes, AP by class frequency, and memory content; none if only deviations were published."""
     cells = [one for part in way.parts for one in part.measured if one.records and one.cell.view.labels]
     numbers = [number for one in cells for number in one.cell.published.values()]
     if numbers and all(number.mean is None for number in numbers):
@@ -37,12 +37,12 @@ def label_figures(recipe: Recipe, way: Way) -> Iterator[str]:
 
 
 def _places(cells: Sequence[Measured]) -> dict[str, Place]:
-    found: dict[str, Place] = {}
+    places: dict[str, Place] = {}
     for one in cells:
         shared = {key: value for key, value in one.cell.place.items() if key not in (*OF_ROWS, "labels")}
-        place = found.setdefault(place_words(shared), {})
+        place = places.setdefault(place_words(shared), {})
         place.setdefault(str(one.cell.view.labels), []).append(one)
-    return found
+    return places
 
 
 def _bars(place: Place, score: str, title: str) -> Iterator[str]:
@@ -60,18 +60,18 @@ def _bars(place: Place, score: str, title: str) -> Iterator[str]:
 
 
 def _of_classes(cells: Sequence[Measured], title: str) -> Iterator[str]:
-    """Of the first two norms, which is as many as can be told apart; each run has its own."""
+    """Figures of the first two norms, since more can't be distinguished; each run also has its own figures."""
     runs = {one.cell.norm: list(one.records.values()) for one in cells[:2]}
     known = {norm: records for norm, records in runs.items() if all("census" in record.raw for record in records)}
     if known:
         yield ap_by_frequency(known, f"{title}: each class by how often it came")
-    for records in list(known.values())[:1]:  # a memory does not depend on the norm
+    for records in list(known.values())[:1]:  # the memory content does not depend on the norm
         if all(map(has_memory, records)):
             yield memory_panels(records, f"{title}: the memory beside the stream")
 
 
 def run_figures(records: Sequence[Record]) -> list[str]:
-    """Of one run."""
+    """Figures of the records of one run."""
     groups = [group for group in ("overall", *GROUPS) if records[0].classes_of(group) != []]
     values = {title_of(name): [[r.score(name, group) for r in records] for group in groups] for name in SCORES}
     drawn = [

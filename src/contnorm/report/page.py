@@ -1,6 +1,6 @@
-"""One page: a single HTML file that needs no network and no script, in light and dark, on a phone and on paper.
+"""Renders a report as one self-contained HTML file without scripts, for light and dark mode, phones and print.
 
-What stands on it is handed over as plain data (`Page` and its parts); this file only sets it.
+The content is passed as plain data (`Page` and its parts); this module only renders it.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ __all__ = ["Cell", "ClaimRow", "Page", "Rows", "RunView", "SectionView", "Table"
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell of a table; a verdict is told in words and, besides, by colour."""
+    """One cell of a table; a verdict is shown in words and by colour."""
 
     text: str
-    beside: str = ""  # what it is compared with
-    apart: str = ""  # how far it is from that
-    verdict: str = ""  # in words; the first one, such as agrees, above or below, is also its colour
+    beside: str = ""  # the value that it is compared with
+    apart: str = ""  # the difference from that value
+    verdict: str = ""  # text; its first word, such as agrees, above or below, selects the colour
 
     @property
     def kind(self) -> str:
-        """The class of its colour."""
+        """CSS class of the cell's colour."""
         return "not" if self.text in ("not run", "lost") else self.verdict.partition(" ")[0].strip(":,")
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows under one heading of their own; the heading may be empty."""
+    """Rows under a common heading, which may be empty."""
 
     title: str
     rows: Sequence[Sequence[Cell]]
@@ -39,7 +39,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Table:
-    """A table with a title and, where it needs them, notes; a folded one is opened by its title."""
+    """A table with a title and notes; a folded table is opened by a click on its title."""
 
     title: str
     heads: Sequence[str]
@@ -50,16 +50,16 @@ class Table:
 
 @dataclass(frozen=True)
 class ClaimRow:
-    """A claim, what became of it, and the case that speaks least for it."""
+    """A claim, its outcome, and its least favourable case."""
 
     says: str
     outcome: str  # holds, does not hold or undecided
-    beside: str  # by which score, and of what
-    section: str  # where it is told in full
+    beside: str  # the score it is judged by, and the settings
+    section: str  # name of the section with the details
     where: str
     cases: str
     numbers: Sequence[str]  # case, difference, interval, effect, pairs
-    measured: bool = True  # whether any case of it is run
+    measured: bool = True  # whether any of its cases was run
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class SectionView:
 
 @dataclass(frozen=True)
 class RunView:
-    """All that is told of the runs of one setting; the settings in words are those its title does not show."""
+    """Details of the runs of one configuration; ``settings`` are those that the title does not show."""
 
     name: str
     title: str
@@ -95,22 +95,22 @@ class Page:
     lead: str
     claims: Sequence[ClaimRow] = ()
     sections: Sequence[SectionView] = ()
-    unrun: Sequence[tuple[str, str, str]] = ()  # title, what to type, why it can't be run yet
+    unrun: Sequence[tuple[str, str, str]] = ()  # title, command, and the reason why it can't be run yet
     scores: Sequence[Table] = ()
     figures: Sequence[str] = ()
     runs: Sequence[RunView] = field(default_factory=tuple)
-    runs_note: str = ""  # what is left out of the runs
-    fold_runs: bool = False  # whether the list of runs is opened by its title
+    runs_note: str = ""  # note on the runs that are left out
+    fold_runs: bool = False  # whether the list of runs is folded
 
     @property
     def counted(self) -> list[tuple[str, int]]:
-        """How many claims came out how; those of which nothing is run apart from those that runs left open."""
+        """Number of claims by outcome; claims without any run are counted as not run, not as undecided."""
         outcomes = [claim.outcome if claim.measured else "not run" for claim in self.claims]
         return [(outcome, outcomes.count(outcome)) for outcome in ("holds", "does not hold", "undecided", "not run")]
 
 
 def page_html(page: Page) -> str:
-    """The page as one file."""
+    """Render the page as the text of one HTML file."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -127,5 +127,5 @@ def page_html(page: Page) -> str:
 
 
 def _finalize(value: object) -> object:
-    """What the template prints; autoescape does the rest, and what is markup already passes."""
+    """Make control characters of printed strings visible; autoescape escapes HTML, and markup passes unchanged."""
     return escape_terminal(value) if type(value) is str else value

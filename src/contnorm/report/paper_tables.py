@@ -1,4 +1,4 @@
-"""The paper's tables and claims as sheets, and as rows for other tools."""
+"""The paper's tables and claims as sheets for Markdown and LaTeX, and as CSV rows."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ CASE_HEADS = ("case", "difference", "95 % interval (t)", "bootstrap", "effect", 
 
 
 def section_sheet(section: Section) -> Sheet:
-    """A table or figure: ours beside the paper's, part by part; what was not run; its claims."""
-    blocks = [block for way in section.ways for block in _blocks(section, way)]
+    """Sheet of a table or figure: our results next to the paper's, the missing runs, and the claims."""
+    blocks = [block for variant in section.ways for block in _blocks(section, variant)]
     if section.selection is not None and section.selection.chosen:
         heads, *rows = grid_rows(section.selection)
         blocks.append(Block("Learning rates tried on the validation tasks", heads, rows, (GRID_NOTE,)))
     return Sheet(section.recipe.name, section.title, blocks, section.notes, section.command)
 
 
-def _blocks(section: Section, way: Way) -> Iterator[Block]:
-    of = f" ({way.title.lower()})" if way.title else ""
-    for part in way.parts:
+def _blocks(section: Section, variant: Way) -> Iterator[Block]:
+    of = f" ({variant.title.lower()})" if variant.title else ""
+    for part in variant.parts:
         if part.run:
             yield (_curves if section.recipe.kind == "curves" else _lines)(section, part, of)
-    missing = tuple(f"{part.title}: {', '.join(_norms(part))}" for part in way.parts if _norms(part))
-    if way.remarks and way.run:
-        judged = any(line.found is not None for part in way.parts for line in part.lines)
-        yield Block(f"{'Verdicts' if judged else 'Remarks'}{of}", below=way.remarks)
+    missing = tuple(f"{part.title}: {', '.join(_norms(part))}" for part in variant.parts if _norms(part))
+    if variant.remarks and variant.run:
+        judged = any(line.found is not None for part in variant.parts for line in part.lines)
+        yield Block(f"{'Verdicts' if judged else 'Remarks'}{of}", below=variant.remarks)
     if missing:
         yield Block(f"Not run{of}", below=missing)
-    for decided in way.decided:
-        yield _claim(decided, of, way.whole)
+    for decided in variant.decided:
+        yield _claim(decided, of, variant.whole)
 
 
 def _norms(part: Part) -> list[str]:
@@ -57,13 +57,13 @@ def _lines(section: Section, part: Part, of: str) -> Block:
 
 
 def _ours_alone(section: Section, part: Part, of: str) -> Block:
-    """Where the paper has no numbers: a row a norm, a column a score."""
+    """Table for parts without published numbers: one row per norm, one column per score."""
     scores = list(dict.fromkeys(line.score for line in part.lines))
     rows = []
     for one in part.measured:
-        found = {line.score: line.values for line in part.lines if line.measured is one}
-        seeds = max(map(len, found.values()), default=0)
-        cells = [spread(found[score]) if found.get(score) else one.why_empty for score in scores]
+        by_score = {line.score: line.values for line in part.lines if line.measured is one}
+        seeds = max(map(len, by_score.values()), default=0)
+        cells = [spread(by_score[score]) if by_score.get(score) else one.why_empty for score in scores]
         rows.append([section.row_name(one), str(seeds), *cells])
     return Block(f"{part.title}{of}", ["norm", "seeds", *map(title_of, scores)], rows)
 
@@ -97,13 +97,13 @@ def _case(case: Case) -> list[str]:
 
 
 def claims_sheet(sections: Sequence[Section], unrun: Sequence[Unrun], linked: bool = False) -> Sheet:
-    """All claims with what became of them; ``linked`` to the files of their tables."""
+    """Sheet of all claims and their outcomes; ``linked`` adds links to the files of their tables."""
     rows = []
     for section in sections:
         name = section.title.partition(":")[0]
         where = Link(name, f"{section.recipe.name}.md") if linked else name
-        for way in section.ways:
-            rows += [_summed_up(decided, way, where) for decided in way.decided]
+        for variant in section.ways:
+            rows += [_summed_up(decided, variant, where) for decided in variant.decided]
     heads = ("outcome", "claim", "by", "of", "cases that hold", "least favourable case")
     missing = tuple(f"{one.title}{f' ({one.why})' if one.why else ''}" for one in unrun)
     blocks = [Block("", heads, rows), *([Block("Not run", below=missing)] if missing else [])]
@@ -117,34 +117,40 @@ HOW = (
 )
 
 
-def _summed_up(decided: Decided, way: Way, where: str) -> list[str]:
+def _summed_up(decided: Decided, variant: Way, where: str) -> list[str]:
     case = weakest(decided)
     difference, interval, _, effect = numbers(case)
-    said = f"{difference}, {interval}, effect {effect}, {case.seeds} pairs" if case.interval else no_interval(case)
+    result = f"{difference}, {interval}, effect {effect}, {case.seeds} pairs" if case.interval else no_interval(case)
     held = sum(one.outcome == "holds" for one in decided.cases)
-    outcome = decided.outcome + ("" if way.whole else ", of what is run")
-    by = ", ".join(filter(None, [measure(decided.claim), way.title.lower()]))
-    return [outcome, decided.claim.says, by, where, f"{held} of {len(decided.cases)}", f"{case.what}: {said}"]
+    outcome = decided.outcome + ("" if variant.whole else ", of what is run")
+    by = ", ".join(filter(None, [measure(decided.claim), variant.title.lower()]))
+    return [outcome, decided.claim.says, by, where, f"{held} of {len(decided.cases)}", f"{case.what}: {result}"]
 
 
 def tables_csv(sections: Sequence[Section]) -> str:
-    """One line a score of a cell, unrounded."""
+    """CSV with one line per score of a cell; values are not rounded."""
     heads = [
         "recipe", "settings", *DIMENSIONS, "score", "seeds", "mean", "std", "paper_mean", "paper_std", "doubt",
         "difference", "low", "high", "verdict", "interval_of", "source",
     ]  # fmt: skip
-    ways = [(section, way) for section in sections for way in section.ways]
-    rows = [[s.recipe.name, way.title, *_values(line)] for s, way in ways for part in way.parts for line in part.lines]
+    variants = [(section, variant) for section in sections for variant in section.ways]
+    rows = [
+        [s.recipe.name, variant.title, *_values(line)]
+        for s, variant in variants
+        for part in variant.parts
+        for line in part.lines
+    ]
     return csv_text(heads, rows)
 
 
 def _values(line: Line) -> list[object]:
     mean, std = spread_over_seeds(line.values) if line.values else (None, None)
-    number, found = line.published, line.found
+    number, comparison = line.published, line.found
     paper = [None, None, None] if number is None else [number.mean, number.std, number.flag]
     verdict: list[object] = [None] * 5
-    if found is not None:
-        verdict = [found.difference, *(found.interval or (None, None)), found.verdict, found.how]
+    if comparison is not None:
+        interval = comparison.interval or (None, None)
+        verdict = [comparison.difference, *interval, comparison.verdict, comparison.how]
     place = [line.measured.cell.place[key] for key in DIMENSIONS]
     sources = dict.fromkeys(record.config.stream.source for record in line.measured.records.values())
     source = ", ".join(map(str, sources)) or None
@@ -152,13 +158,15 @@ def _values(line: Line) -> list[object]:
 
 
 def claims_csv(sections: Sequence[Section]) -> str:
-    """One line a case of a claim, unrounded."""
+    """CSV with one line per case of a claim; values are not rounded."""
     heads = [
         "recipe", "settings", "claim", "score", "outcome", "case", "pairs", "difference", "low", "high",
         "bootstrap_low", "bootstrap_high", "effect", "case_outcome",
     ]  # fmt: skip
-    found = [(s.recipe.name, way.title, decided) for s in sections for way in s.ways for decided in way.decided]
-    return csv_text(heads, [[name, way, *row] for name, way, decided in found for row in _case_values(decided)])
+    claims = [
+        (s.recipe.name, variant.title, decided) for s in sections for variant in s.ways for decided in variant.decided
+    ]
+    return csv_text(heads, [[name, title, *row] for name, title, decided in claims for row in _case_values(decided)])
 
 
 def _case_values(decided: Decided) -> Iterator[list[object]]:

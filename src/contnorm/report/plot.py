@@ -1,7 +1,8 @@
-"""A plot as SVG, written directly: a page may hold hundreds, so each must be quick and small.
+"""Line, bar and scatter plots as SVG. SVG is written directly, since a page may have hundreds of small plots.
 
-It has no ground of its own and takes the page's text colour, so it reads in light and dark; text stays text, which can
-be read aloud, searched and copied. What is told apart by colour is told apart by a mark, a dash or hatching too.
+Plots have a transparent background and use the page's text colour, so they work in light and dark mode. Text stays
+text, which can be searched, copied and read by screen readers. Series differ in marker, dash or hatching as well as in
+colour.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ Point = tuple[float, float]
 
 
 def nice_steps(low: float, high: float, count: int = 6) -> list[float]:
-    """Round numbers from one end to the other, about so many.
+    """About ``count`` round numbers between ``low`` and ``high``, for axis ticks.
 
     Example:
         >>> nice_steps(0, 100), nice_steps(83.2, 89.9)
@@ -43,7 +44,7 @@ def nice_steps(low: float, high: float, count: int = 6) -> list[float]:
 
 @dataclass(frozen=True)
 class Span:
-    """From where to where an axis goes, and where it is marked; the marks are made where none are given."""
+    """Range of an axis and its ticks; ticks are computed if there are none."""
 
     low: float
     high: float
@@ -51,7 +52,7 @@ class Span:
 
     @classmethod
     def around(cls, values: Sequence[float], *also: float) -> Span:
-        """All the values, with a little room.
+        """Range of all values, with a margin of 5 %.
 
         Example:
             >>> Span.around([0.0, 10.0])
@@ -63,7 +64,7 @@ class Span:
 
     @classmethod
     def counted(cls, count: int, room: float = 0.3) -> Span:
-        """Whole numbers from 1, all of them where there are few; so much room before and after.
+        """Integers from 1 to ``count``, with a margin of ``room``; of many, only some have ticks.
 
         Example:
             >>> Span.counted(2)
@@ -73,7 +74,7 @@ class Span:
         return cls(1 - room, count + room, tuple((float(i), str(i)) for i in range(1, count + 1, step)))
 
     def at(self, value: float) -> float:
-        """Which part of the way a value lies."""
+        """Position of a value within the range, from 0 to 1."""
         return (value - self.low) / (self.high - self.low)
 
     def marked(self) -> Sequence[tuple[float, str]]:
@@ -81,7 +82,7 @@ class Span:
 
 
 class Plot:
-    """Axes to draw on, piece by piece; `svg` gives the whole.
+    """Axes to draw on; `svg` returns the complete plot.
 
     Example:
         >>> plot = Plot("ACC", Span(1, 3), Span(0, 100), "task", "percent")
@@ -99,7 +100,7 @@ class Plot:
         self._legend: list[tuple[str, str]] = []
 
     def line(self, points: Sequence[Point], number: int, dash: str = "", name: str = "", marks: bool = True) -> None:
-        """A line in the colour of its number, with its mark at each point."""
+        """Draw a line in the colour of ``number``, with its marker at each point."""
         look = f'fill="none" stroke="{_colour(number)}" stroke-width="1.8"' + (
             f' stroke-dasharray="{dash}"' if dash else ""
         )
@@ -117,7 +118,7 @@ class Plot:
     def bars(
         self, places: Sequence[float], starts: Sequence[float], ends: Sequence[float], fill: str, name: str
     ) -> None:
-        """Upright bars of two thirds of the room between places."""
+        """Draw vertical bars whose width is two thirds of the distance between places."""
         half = 0.33
         for place, start, end in zip(places, starts, ends, strict=True):
             (x1, y1), (x2, y2) = (
@@ -129,7 +130,7 @@ class Plot:
         self._legend.append((name, f'<rect x="4" y="-6" width="14" height="12" fill="{fill}"/>'))
 
     def columns(self, points: Sequence[Point], spreads: Sequence[float], number: int, width: float, name: str) -> None:
-        """Bars from zero in the colour of a number, its mark on top, and a stroke as long as the spread both ways."""
+        """Draw bars from zero in the colour of ``number``, with its marker on top and an error bar of ``spreads``."""
         look = f'fill="{_colour(number)}" fill-opacity="0.55"'
         for (place, value), spread in zip(points, spreads, strict=True):
             (x1, y1), (x2, y2) = (
@@ -144,7 +145,7 @@ class Plot:
         self._legend.append((name, f'<rect x="4" y="-6" width="14" height="12" {look}/>{_mark(11, 0, number)}'))
 
     def scatter(self, points: Sequence[Point], number: int, name: str, told: Sequence[str]) -> None:
-        """Marks without a line, each with what is told of it where it is pointed at."""
+        """Draw markers without a line; ``told`` are their tooltips."""
         for point, text in zip(points, told, strict=True):
             self._drawn.append(f"<g><title>{escape_html(text)}</title>{_mark(*self._place(point), number)}</g>")
         self._legend.append((name, _mark(11, 0, number)))
@@ -156,16 +157,16 @@ class Plot:
             )
 
     def stroke(self, start: Point, end: Point, number: int | None, width: float, opacity: float = 1.0) -> None:
-        """A straight stroke; in the page's text colour where no number is given."""
+        """Draw a straight line; in the page's text colour if ``number`` is None."""
         colour = "currentColor" if number is None else _colour(number)
         look = f'stroke="{colour}" stroke-width="{width:g}" stroke-opacity="{opacity:g}"'
         self._drawn.append(f'<polyline points="{self._path([start, end])}" fill="none" {look}/>')
 
     def svg(self, says: str = "") -> str:
-        """The whole; ``says`` is read to those who can't see it."""
+        """The complete plot; ``says`` is its description for screen readers."""
         lines = self._legend_lines()
         below = LEGEND_LINE * len(lines)
-        told = f"{self.title}. {says}" if says else self.title
+        label = f"{self.title}. {says}" if says else self.title
         title = "".join(
             f'<text x="{WIDTH / 2}" y="{16 + 15 * i - 15 * (len(self._title_lines()) - 1)}" font-size="14" '
             f'text-anchor="middle">{escape_html(line)}</text>'
@@ -173,7 +174,7 @@ class Plot:
         )
         above = 15 * (len(self._title_lines()) - 1)
         view = f"0 {-above} {WIDTH} {self.height + below + above}"
-        head = f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{escape_html(told)}" viewBox="{view}" '
+        head = f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{escape_html(label)}" viewBox="{view}" '
         parts = [
             f'{head}font-size="12" fill="currentColor">',
             f"<defs>{HATCH}</defs>" if self._hatched() else "",
@@ -203,7 +204,9 @@ class Plot:
             parts.append(f'<text x="{x:.1f}" y="{floor + 17}" text-anchor="middle">{escape_html(text)}</text>')
         for value, text in self.y.marked():
             parts += self._y_mark(self._place((self.x.low, value))[1], text)
-        middle = min((self.left + right) / 2, WIDTH - 3.2 * len(self.labels[0]) - 4)  # a long label stays whole
+        middle = min(
+            (self.left + right) / 2, WIDTH - 3.2 * len(self.labels[0]) - 4
+        )  # keeps a long label inside the plot
         parts.append(
             f'<text x="{middle:.1f}" y="{floor + 36}" text-anchor="middle">{escape_html(self.labels[0])}</text>'
         )
@@ -222,7 +225,7 @@ class Plot:
         return [f'<path d="M{self.left} {y:.1f}h-4" stroke="currentColor"/>', *written]
 
     def _legend_lines(self) -> list[str]:
-        """Below the axes, as many names a line as there is room for."""
+        """Legend below the axes, with as many names per line as fit."""
         lines: list[list[str]] = [[]]
         x = float(self.left)
         for name, sample in self._legend:
@@ -252,7 +255,7 @@ MARKS: tuple[Callable[[float, float], str], ...] = (
     lambda x, y: f'<path d="M{x - 4:.1f} {y - 4:.1f}h2l2 2l2 -2h2v2l-2 2l2 2v2h-2l-2 -2l-2 2h-2v-2l2 -2l-2 -2z"',
     lambda x, y: f'<path d="M{x:.1f} {y - 5:.1f}l1.4 3.6l3.6 1.4l-3.6 1.4l-1.4 3.6l-1.4 -3.6l-3.6 -1.4l3.6 -1.4z"',
     lambda x, y: f'<rect x="{x - 4.5:.1f}" y="{y - 1.5:.1f}" width="9" height="3"',
-)  # as many as colours: no two lines share either
+)  # as many as colours, so that no two series share either
 
 
 def _mark(x: float, y: float, number: int) -> str:

@@ -1,4 +1,4 @@
-"""Which records under some folders are those of a recipe's cells: the ones of the same settings, in any precision."""
+"""Index of the records under some folders; finds those of a recipe's cells by their settings, in any precision."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["Shelf", "Shelves", "measured_of"]
 
 
 class Shelf:
-    """Records by the settings that decide what is learned.
+    """Index of records by all settings except the precision.
 
     Example:
         >>> Shelf([]).find(RunConfig())
@@ -34,25 +34,25 @@ class Shelf:
         self._by_run: dict[str, dict[How, dict[int, Record]]] = defaultdict(lambda: defaultdict(dict))
         for record in records:
             seeds = self._by_run[_run(record.config)][how_of(record.config)]
-            seeds.setdefault(record.seed, record)  # of the same run in two folders, the first
+            seeds.setdefault(record.seed, record)  # if two folders have the same run, the first one wins
 
     def find(self, config: RunConfig) -> Mapping[How, Seeds]:
-        """The records of a run, by how they were computed and by seed."""
+        """Records of a run, by precision and seed."""
         return {how: dict(sorted(seeds.items())) for how, seeds in self._by_run.get(_run(config), {}).items()}
 
     def lost(self, config: RunConfig) -> Mapping[int, str]:
-        """The seeds of a run that were lost, and how."""
+        """Diverged seeds of a run, and the reasons."""
         return {seed: why for store in reversed(self._stores) for seed, why in store.all_lost(config).items()}
 
 
 class Shelves:
-    """The records under some folders; those whose time counts lie in folders of their own.
+    """The records under some folders. Timed runs are in a separate folder for each recipe.
 
     Attributes:
-        records: All but those.
-        timed: Those, by recipe, of the recipes that were asked for.
-        problems: What is wrong with records that can't be read.
-        lost: By the hash of a run, which of its seeds were lost, and how; but for those.
+        records: Records of all runs that are not timed.
+        timed: Records of timed runs by recipe, for the recipes that `of` was called with.
+        problems: Errors of records that can't be read.
+        lost: Diverged seeds by run hash, with the reasons; without those of timed runs.
     """
 
     def __init__(self, roots: Sequence[Path]) -> None:
@@ -72,31 +72,31 @@ class Shelves:
         return Shelf(self.timed[recipe.name], [Store(folder) for folder in folders])
 
     def selection(self, recipe: Recipe) -> Selection | None:
-        """The learning rates chosen for a recipe: of the first of the folders that has some, else of the package."""
+        """Learning rates chosen for a recipe: from the first folder that has some, otherwise from the package."""
         return find_selection(recipe.name, [root / "selected" / f"{recipe.name}.toml" for root in self._roots])
 
     def _read(self, folders: Sequence[Path], lost: dict[str, dict[int, str]]) -> list[Record]:
-        """The records, and among the ``lost`` the seeds that have one in none of the folders."""
-        found = [Store(folder).readable() for folder in folders]
-        self.problems += [problem for one in found for problem in one.problems]
-        every = distinct([record for one in found for record in one.records], self.problems)
+        """Read all records; adds to ``lost`` the diverged seeds that have a record in none of the folders."""
+        contents = [Store(folder).readable() for folder in folders]
+        self.problems += [problem for content in contents for problem in content.problems]
+        every = distinct([record for content in contents for record in content.records], self.problems)
         records = fitting(every, self.problems)
-        there = {(record.config.hash, record.seed) for record in records}
-        for run, notes in (item for one in found for item in one.lost.items()):
-            left = {seed: why for seed, why in notes.items() if (run, seed) not in there}
-            if left:
-                lost[run] = left | lost.get(run, {})
+        recorded = {(record.config.hash, record.seed) for record in records}
+        for run, notes in (item for content in contents for item in content.lost.items()):
+            unrecorded = {seed: why for seed, why in notes.items() if (run, seed) not in recorded}
+            if unrecorded:
+                lost[run] = unrecorded | lost.get(run, {})
         return records
 
 
 def measured_of(recipe: Recipe, shelf: Shelf) -> list[Measured]:
-    """Every cell of a recipe with its records; none where it was not run."""
+    """Every cell of a recipe with its records, which may be none."""
     configs = {cell: settle(cell.values, source_of(cell)) for cell in cells_of(recipe)}
-    found = measured_cells(list(configs), [shelf.find(config) for config in configs.values()])
-    return [with_lost(one, configs[one.cell], shelf.lost) for one in found]
+    cells = measured_cells(list(configs), [shelf.find(config) for config in configs.values()])
+    return [with_lost(one, configs[one.cell], shelf.lost) for one in cells]
 
 
 @lru_cache(maxsize=4096)
 def _run(config: RunConfig) -> str:
-    """What tells runs apart; weights by their name, since a recipe can't know what is in the file that it names."""
+    """Hash that identifies a run in any precision; ignores the hash of its weights, which a recipe does not have."""
     return computed(replace(config, model=replace(config.model, weights_hash=None)), HOWS[0]).hash

@@ -1,7 +1,7 @@
-"""A table or figure of the paper with what was run of it: its parts, and its claims decided; in no form yet.
+"""Collects the results for a table or figure of the paper: its parts and the outcomes of its claims; unformatted.
 
-Where a recipe chose settings for some cells, such as a learning rate for each norm, there are two ways to look at it:
-with the same settings for all, and with those that were chosen, by validation tasks or by the recipe's author.
+If settings were chosen for some cells, such as a learning rate for each norm, a section has two variants: one with the
+same settings for all norms, and one with the chosen settings, from validation tasks or from the recipe's author.
 """
 
 from __future__ import annotations
@@ -26,14 +26,21 @@ from contnorm.report.record_shelf import Shelf, Shelves, measured_of
 
 __all__ = ["Part", "Section", "Unrun", "Way", "sections_of", "table_title", "weakest"]
 
-OF_ROWS = ("norm", "groups", "momentum", "schedule", "layers", "moments")  # what tells the rows of a part apart
+OF_ROWS = (
+    "norm",
+    "groups",
+    "momentum",
+    "schedule",
+    "layers",
+    "moments",
+)  # dimensions in which the rows of a part differ
 ONE_FOR_ALL, RECIPES_OWN = "The same settings for all norms", "Each norm with the settings the recipe has for it"
 CHOSEN = "Each norm with the settings chosen on the validation tasks"
 
 
 @dataclass(frozen=True)
 class Part:
-    """The cells that differ in nothing but the norm, or in how they are evaluated."""
+    """Cells that differ only in the norm or in how they are evaluated."""
 
     title: str
     measured: tuple[Measured, ...]
@@ -46,7 +53,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Way:
-    """A table with one choice of settings; the title is empty where there is but one."""
+    """Variant of a table with one choice of settings; the title is empty if there is only one variant."""
 
     title: str
     parts: tuple[Part, ...]
@@ -68,7 +75,7 @@ class Way:
 
 @dataclass(frozen=True)
 class Section:
-    """A recipe of which something was run."""
+    """Results of a recipe with at least one run."""
 
     recipe: Recipe
     title: str
@@ -79,26 +86,26 @@ class Section:
 
     @property
     def records(self) -> list[Record]:
-        return [record for way in self.ways for record in way.records]
+        return [record for variant in self.ways for record in variant.records]
 
     @property
     def run(self) -> bool:
-        return any(way.run for way in self.ways)
+        return any(variant.run for variant in self.ways)
 
     def row_name(self, one: Measured) -> str:
-        """The norm of a row, with its learning rate where its stream has several."""
+        """Name of a row: its norm, and its learning rate if its stream has several."""
         rate = _rate(one)
         several = len(self._rates(one.cell.place["stream"])) > 1
         return f"{one.cell.norm}, lr {rate:g}" if rate is not None and several else one.cell.norm
 
     def _rates(self, stream: str) -> set[float | None]:
-        there = (one for way in self.ways for part in way.parts for one in part.measured)
-        return {_rate(one) for one in there if one.cell.place["stream"] == stream}
+        cells = (one for variant in self.ways for part in variant.parts for one in part.measured)
+        return {_rate(one) for one in cells if one.cell.place["stream"] == stream}
 
 
 @dataclass(frozen=True)
 class Unrun:
-    """A recipe of which nothing was run; why, where it can't be yet."""
+    """A recipe without any run; ``why`` is the reason if it can't be run yet."""
 
     name: str
     title: str
@@ -112,7 +119,7 @@ def _rate(one: Measured) -> float | None:
 
 
 def sections_of(names: Iterable[str], shelves: Shelves) -> tuple[list[Section], list[Unrun]]:
-    """The recipes that runs are there of, and the others; recipes that have none to run are left out."""
+    """Sections of the recipes with runs, and the recipes without; recipes that have nothing to run are left out."""
     sections, unrun = [], []
     for name in names:
         recipe = find_recipe(name)
@@ -128,7 +135,7 @@ def sections_of(names: Iterable[str], shelves: Shelves) -> tuple[list[Section], 
 
 
 def table_title(recipe: Recipe) -> str:
-    """Its name in words, and what it is.
+    """Name of a table or figure, and its title.
 
     Example:
         >>> table_title(find_recipe("table3"))
@@ -139,13 +146,13 @@ def table_title(recipe: Recipe) -> str:
 
 
 def weakest(decided: Decided) -> Case:
-    """The case that speaks least for a claim: the worst outcome there is, and of those the worst numbers."""
+    """Least favourable case of a claim: the one with the worst outcome and, among those, the worst numbers."""
     order = ("does not hold", "undecided", "holds")
     return min(decided.cases, key=lambda case: (order.index(case.outcome), _support(decided, case)))
 
 
 def _support(decided: Decided, case: Case) -> float:
-    """The larger, the more a case speaks for its claim; most where nothing was measured, which speaks for nothing."""
+    """How strongly a case supports its claim; infinite without a measurement, so that such cases come last."""
     if case.interval is None:
         return math.inf
     if case.paired is None:
@@ -155,14 +162,14 @@ def _support(decided: Decided, case: Case) -> float:
 
 
 def _section(recipe: Recipe, name: str, shelf: Shelf, selection: Selection | None) -> Section:
-    made = tuple(_ways(recipe, shelf, selection))
+    variants = tuple(_variants(recipe, shelf, selection))
     notes = (*((recipe.note,) if recipe.note else ()), *forgetting(list(recipe.scores.values())))
-    command = _command(name, [r for way in made for r in way.records])
-    return Section(recipe, table_title(recipe), notes, made, command, selection)
+    command = _command(name, [r for variant in variants for r in variant.records])
+    return Section(recipe, table_title(recipe), notes, variants, command, selection)
 
 
-def _ways(recipe: Recipe, shelf: Shelf, selection: Selection | None) -> list[Way]:
-    """Both where settings were chosen; one alone where of the other nothing is run that is not the same."""
+def _variants(recipe: Recipe, shelf: Shelf, selection: Selection | None) -> list[Way]:
+    """Both variants if settings were chosen; a variant is left out if none of its differing cells was run."""
     if selection is not None:
         same, chosen = recipe, with_selection(recipe, selection)
         titles = RECIPES_OWN if recipe.selected else ONE_FOR_ALL, CHOSEN
@@ -170,43 +177,44 @@ def _ways(recipe: Recipe, shelf: Shelf, selection: Selection | None) -> list[Way
         same, chosen = replace(recipe, selected=()), recipe
         titles = ONE_FOR_ALL, RECIPES_OWN
     else:
-        return [_way("", recipe, measured_of(recipe, shelf))]
+        return [_variant("", recipe, measured_of(recipe, shelf))]
     cells = [measured_of(one, shelf) for one in (same, chosen)]
-    apart = [(a, b) for a, b in zip(*cells, strict=True) if a.cell.values != b.cell.values]
-    own = [one for one in cells[1] if selection is None or covers(selection, one.cell)]
-    ways = (_way(titles[0], same, cells[0]), _way(titles[1], chosen, own, len(cells[1]) - len(own)))
-    there = [way for side, way in enumerate(ways) if any(pair[side].run for pair in apart)]
-    return there or [ways[selection is None]]
+    differing = [(a, b) for a, b in zip(*cells, strict=True) if a.cell.values != b.cell.values]
+    covered = [one for one in cells[1] if selection is None or covers(selection, one.cell)]
+    unchosen = len(cells[1]) - len(covered)
+    variants = (_variant(titles[0], same, cells[0]), _variant(titles[1], chosen, covered, unchosen))
+    with_runs = [variant for side, variant in enumerate(variants) if any(pair[side].run for pair in differing)]
+    return with_runs or [variants[selection is None]]
 
 
-def _way(title: str, recipe: Recipe, measured: Sequence[Measured], unchosen: int = 0) -> Way:
-    """``unchosen`` cells are not in it, since nothing was chosen for them."""
+def _variant(title: str, recipe: Recipe, measured: Sequence[Measured], unchosen: int = 0) -> Way:
+    """``unchosen`` is the number of cells left out because no settings were chosen for them."""
     parts = tuple(_parts(recipe, measured))
-    there = [one for one in measured if one.records]
-    decided = tuple(found for claim in recipe.claims if (found := decide(claim, there)).cases)
+    recorded = [one for one in measured if one.records]
+    decided = tuple(outcome for claim in recipe.claims if (outcome := decide(claim, recorded)).cases)
     judged = remarks(recipe, [line for part in parts for line in part.lines])
-    said = [*apart(measured), *corrected(measured), *precision_remarks(measured), *lost_remarks(measured), *judged]
-    said += [f"Left out: the {unchosen} cells for which no learning rate was chosen."] if unchosen else []
-    return Way(title, parts, decided, tuple(said))
+    notes = [*apart(measured), *corrected(measured), *precision_remarks(measured), *lost_remarks(measured), *judged]
+    notes += [f"Left out: the {unchosen} cells for which no learning rate was chosen."] if unchosen else []
+    return Way(title, parts, decided, tuple(notes))
 
 
 def _parts(recipe: Recipe, measured: Sequence[Measured]) -> Iterable[Part]:
-    together: dict[str, list[Measured]] = {}
+    by_title: dict[str, list[Measured]] = {}
     for one in measured:
         shared = {key: value for key, value in one.cell.place.items() if key not in OF_ROWS}
-        together.setdefault(place_words(shared), []).append(one)
-    for title, some in together.items():
+        by_title.setdefault(place_words(shared), []).append(one)
+    for title, some in by_title.items():
         lines = tuple(line for one in some for line in lines_of(recipe, one)) if recipe.kind == "runs" else ()
         yield Part(title, tuple(some), lines)
 
 
 def _command(name: str, records: Sequence[Record]) -> str:
-    """What to type to make the runs of a recipe, as those that are there were made."""
+    """Command that makes the runs of a recipe, with the device and precision of the existing records."""
     typed = ["contnorm paper", shlex.quote(name)]
     if any((record.raw.get("device") or {}).get("kind") == "cuda" for record in records):
         typed.append("--device cuda")
     precisions = {record.config.train.precision for record in records}
     if len(precisions) == 1 and precisions != {"fp32"}:
         typed.append(f"--precision {precisions.pop()}")
-    seeds = max((record.seed + 1 for record in records), default=0)  # they count from 0, and some may be lost
+    seeds = max((record.seed + 1 for record in records), default=0)  # seeds count from 0, and some may have diverged
     return " ".join([*typed, *([f"--seeds {seeds}"] if seeds not in (0, RUNS) else [])])

@@ -1,8 +1,8 @@
-"""Summaries of records: the scores that tables show, without the counts they are made of.
+"""Summaries of records: the scores that tables show, without the counts they are computed from.
 
-The summaries of a folder of many runs are kept in an index, ``.index.json`` in that folder, so that showing thousands
-of runs reads one file. An entry counts only while its record's size, times and inode are what they were; other records
-are read again. The index is a cache: it can be deleted, and a folder that can't be written to has none.
+The summaries of a folder of many runs are cached in an index, ``.index.json`` in that folder, so that showing thousands
+of runs reads one file. An entry is valid only while its record's size, times and inode are unchanged; other records
+are read again. The index can be deleted at any time, and a read-only folder has none.
 """
 
 from __future__ import annotations
@@ -56,20 +56,20 @@ SCORES_SHOWN = ("acc", "fm", "la")
 LABEL_SCORES_SHOWN = ("c_f1", "o_f1", "map", "fm_c_f1", "fm_o_f1", "fm_map")
 GROUPS_SHOWN = ("overall", *GROUPS)
 INDEX = ".index.json"
-FEWEST = 500  # records of a folder that gets an index; fewer are read in no time
-SETTLED = 2 * 10**9  # nanoseconds: a file changed within the clock's step of its last change would look unchanged
+FEWEST = 500  # minimum number of records for an index; fewer are read quickly enough
+SETTLED = 2 * 10**9  # nanoseconds: a second change within the clock's resolution would not be noticed
 
 Scores = Mapping[str, Mapping[str, Sequence[float]]]
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What a table shows of a record.
+    """The part of a record that a table shows.
 
     Attributes:
-        scores: By the moments the network was evaluated with, then by the group of labels, which is empty where images
-            have one label: the values of `SCORES_SHOWN` or of `LABEL_SCORES_SHOWN`.
-        source: What the record says of its data set.
+        scores: Values of `SCORES_SHOWN` or `LABEL_SCORES_SHOWN`, by the moments used for evaluation and then by the
+            group of labels, which is the empty string for single-label streams.
+        source: The record's entry on its data set.
     """
 
     config: RunConfig
@@ -88,18 +88,18 @@ class Summary:
 
     @property
     def raw(self) -> Mapping[str, Any]:
-        """What a summary has of its record's file."""
+        """The entries of the record's file that a summary has."""
         return {"source": self.source}
 
     @property
     def path(self) -> Path | None:
-        """Where the record is."""
+        """Path of the record."""
         return Path(self.file) if self.file else None
 
 
 @dataclass(frozen=True)
 class Summaries:
-    """The summaries of some records, what is wrong with records that can't be read, and the seeds that diverged."""
+    """Summaries of some records, errors of unreadable records, and the seeds that diverged."""
 
     records: list[Summary]
     problems: list[str]
@@ -107,7 +107,7 @@ class Summaries:
 
 
 def summarize(record: Record) -> Summary:
-    """The summary of a record.
+    """Summarize a record.
 
     Example:
         >>> from contnorm.bench.metrics.accuracy_matrix import AccuracyMatrix
@@ -139,42 +139,43 @@ def _label_scores(record: Record) -> Iterator[tuple[str, dict[str, list[float]]]
 
 
 def find_summaries(store: Store, given: str) -> Summaries:
-    """The summaries of what `Store.search` finds."""
+    """Summaries of the records that `Store.search` finds."""
     path = Path(given)
     if not is_folder_of_runs(path):
-        found = store.search(given)
-        return Summaries(list(map(summarize, found.records)), found.problems, found.lost)
-    many = summaries_under(path)
-    if not many.records and not many.problems:
-        raise none_finished(given, store.root, many.lost)
-    return many
+        matches = store.search(given)
+        return Summaries(list(map(summarize, matches.records)), matches.problems, matches.lost)
+    summaries = summaries_under(path)
+    if not summaries.records and not summaries.problems:
+        raise none_finished(given, store.root, summaries.lost)
+    return summaries
 
 
 def summaries_under(root: Path) -> Summaries:
-    """The summaries of all records under a folder of runs, from its index where a record is unchanged.
+    """Summaries of all records under a folder of runs; unchanged records are taken from its index.
 
     Example:
         >>> summaries_under(Path("no such folder")).records
         []
     """
     folders = list(run_folders(root))
-    many = sum(len(folder.records) for folder in folders) >= FEWEST
-    index = _Index(root, _load_index(root) if many else {})
-    found = Summaries([], [])
+    indexed = sum(len(folder.records) for folder in folders) >= FEWEST
+    index = _Index(root, _load_index(root) if indexed else {})
+    summaries = Summaries([], [])
     for folder in folders:
         if folder.problem:
-            found.problems.append(folder.problem)
-        found.records.extend(fitting(list(_read(folder, root, index, found.problems)), found.problems))
-        if lost := diverged_seeds(folder, found.problems):
-            found.lost[folder.path.resolve().name] = lost
-    if many and (index.added or len(index.used) < len(index.entries)):
+            summaries.problems.append(folder.problem)
+        records = list(_read(folder, root, index, summaries.problems))
+        summaries.records.extend(fitting(records, summaries.problems))
+        if diverged := diverged_seeds(folder, summaries.problems):
+            summaries.lost[folder.path.resolve().name] = diverged
+    if indexed and (index.added or len(index.used) < len(index.entries)):
         _save_index(root, index.used)
-    return replace(found, records=distinct(found.records, found.problems))
+    return replace(summaries, records=distinct(summaries.records, summaries.problems))
 
 
 @dataclass
 class _Index:
-    """Entries by the path of a record under the folder: what identifies the file, and its summary."""
+    """Entries (file identity and summary) by the path of a record under the folder."""
 
     root: Path
     entries: dict[str, _Entry]
@@ -195,11 +196,11 @@ def _read(folder: RunFolder, root: Path, index: _Index, problems: list[str]) -> 
         try:
             identity = _identity(file.stat())
         except OSError:
-            continue  # it was removed meanwhile
-        known = index.entries.get(name)
-        if known is not None and known.identity == identity:
-            index.used[name] = known
-            yield known.summary
+            continue  # the file was removed meanwhile
+        entry = index.entries.get(name)
+        if entry is not None and entry.identity == identity:
+            index.used[name] = entry
+            yield entry.summary
             continue
         started = time.time_ns()
         try:
@@ -217,7 +218,7 @@ def _identity(stat: os.stat_result) -> tuple[int, ...]:
 
 
 def _save_index(root: Path, entries: Mapping[str, _Entry]) -> None:
-    """Several processes may write it: each writes a whole one, and the last stays."""
+    """Write the index. Several processes may write it: each write is atomic, and the last one wins."""
     configs: dict[RunConfig, int] = {}
     layouts: dict[Layout, int] = {}
     sources: dict[str, int] = {}
@@ -231,7 +232,7 @@ def _save_index(root: Path, entries: Mapping[str, _Entry]) -> None:
         files[name] = (entry.identity, *values)
     content = {
         "code": _code(),
-        "configs": [_unusual(config) for config in configs],
+        "configs": [_non_default(config) for config in configs],
         "layouts": [[layout.counts, layout.drift] for layout in layouts],
         "sources": [json.loads(source) for source in sources],
         "files": files,
@@ -240,20 +241,21 @@ def _save_index(root: Path, entries: Mapping[str, _Entry]) -> None:
     try:
         write_atomically(root / INDEX, hashlib.sha256(text).hexdigest().encode(), b"\n", text)
     except OSError:
-        return  # a folder that can't be written to has no index
+        return  # a read-only folder has no index
 
 
-def _unusual(config: RunConfig) -> dict[str, dict[str, Any]]:
-    """The settings that differ from the defaults; checking all of them would take most of the time of `show`."""
-    usual = RunConfig().as_dict()
+def _non_default(config: RunConfig) -> dict[str, dict[str, Any]]:
+    """Settings that differ from the defaults. Validating all settings would take most of the time of `show`."""
+    defaults = RunConfig().as_dict()
     groups = config.as_dict().items()
     return {
-        group: {key: value for key, value in values.items() if value != usual[group][key]} for group, values in groups
+        group: {key: value for key, value in values.items() if value != defaults[group][key]}
+        for group, values in groups
     }
 
 
 def _load_index(root: Path) -> dict[str, _Entry]:
-    """The entries of a folder's index; none where it is missing, broken, or made by other code than this."""
+    """Entries of a folder's index; none if it is missing, corrupt, or written by another version of the code."""
     try:
         checksum, _, text = (root / INDEX).read_bytes().partition(b"\n")
         if hashlib.sha256(text).hexdigest().encode() != checksum:
@@ -277,7 +279,7 @@ def _load_index(root: Path) -> dict[str, _Entry]:
 
 
 def _code() -> list[list[Any]]:
-    """Which version of the code makes summaries: with other definitions or checks, an old index does not count."""
+    """Identity of the code that makes summaries; if definitions or checks change, an old index is not used."""
     modules = (config_module, record_checks, results, label_stats, matrix, multilabel)
     files = [Path(str(module.__file__)) for module in modules] + [Path(__file__)]
     stats = [(file.name, file.stat()) for file in files]

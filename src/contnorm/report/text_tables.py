@@ -1,4 +1,4 @@
-"""Tables as plain text: a sheet has blocks of rows, and is written as Markdown or as LaTeX; rows also as CSV."""
+"""Writes tables as text: a sheet of tables as Markdown or LaTeX, and rows as CSV."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Block", "Link", "Sheet", "csv_text", "latex", "markdown"]
 
 
 class Link(str):
-    """The text of a cell that links to another file where the format has links."""
+    """Text of a cell that links to another file in formats with links."""
 
     target: str
 
@@ -33,7 +33,7 @@ class Link(str):
 
 @dataclass(frozen=True)
 class Block:
-    """One table of a sheet; without rows it is its title and what is said below."""
+    """One table of a sheet, with notes below; without rows it is only a title and notes."""
 
     title: str
     heads: Sequence[str] = ()
@@ -43,11 +43,11 @@ class Block:
 
 @dataclass(frozen=True)
 class Sheet:
-    """What goes into one file.
+    """Content of one file.
 
     Attributes:
-        name: Of the file.
-        command: What to type to make what it shows again.
+        name: Name of the file, without its suffix.
+        command: Command that reproduces the content.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Sheet:
 
 
 def markdown(sheet: Sheet) -> str:
-    """A sheet in Markdown.
+    """Write a sheet as Markdown.
 
     Example:
         >>> print(markdown(Sheet("runs", "Runs", [Block("", ["norm", "ACC"], [["a|b", "1.00"]])])))
@@ -94,7 +94,7 @@ def _markdown_cell(cell: str) -> str:
 
 
 def latex(sheet: Sheet) -> str:
-    """A sheet in LaTeX, for a document that has booktabs; what is said besides goes into comments.
+    """Write a sheet as LaTeX tables that need the booktabs package; titles and notes become comments.
 
     Example:
         >>> print(latex(Sheet("runs", "Runs", [Block("", ["norm", "95 %"], [["bn_gn", "1 +- 2"]])])))
@@ -130,14 +130,14 @@ def _set(cells: Sequence[str]) -> str:
 
 
 def csv_text(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Rows as CSV.
+    """Write rows as CSV.
 
     Example:
         >>> csv_text(["norm", "ACC"], [["=cn", -1.5]])
         "norm,ACC\\n'=cn,-1.5\\n"
     """
-    written = io.StringIO()
-    writer = csv.writer(written, lineterminator="\n")
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(heads)
     writer.writerows([escape_csv(cell) for cell in row] for row in rows)
-    return written.getvalue()
+    return buffer.getvalue()

@@ -1,4 +1,4 @@
-"""Sections as they stand on the page: tables of cells with their verdicts, the summary of claims, and pictures."""
+"""Prepares sections for the HTML page: tables of cells with verdicts, the summary of claims, and figures."""
 
 from __future__ import annotations
 
@@ -22,26 +22,28 @@ from contnorm.report.sections import Part, Section, Way, weakest
 
 __all__ = ["claim_rows", "section_view"]
 
-MOST_CURVES = 9  # in one picture; more can't be told apart
+MOST_CURVES = 9  # maximum in one figure; more can't be distinguished
 
 
 def claim_rows(section: Section) -> list[ClaimRow]:
-    """The claims of a section, once for each way to look at it."""
-    return [_claim_row(section, way, decided) for way in section.ways for decided in way.decided]
+    """Rows of the claims of a section, once for each of its variants."""
+    return [_claim_row(section, variant, decided) for variant in section.ways for decided in variant.decided]
 
 
-def _claim_row(section: Section, way: Way, decided: Decided) -> ClaimRow:
+def _claim_row(section: Section, variant: Way, decided: Decided) -> ClaimRow:
     case = weakest(decided)
     difference, interval, _, effect = numbers(case)
     counts = Counter(one.outcome for one in decided.cases)
     of = f"{counts['holds']} of {len(decided.cases)} cases hold" if len(decided.cases) > 1 else "1 case"
     measured = any(one.seeds for one in decided.cases)
     of += "" if measured else ", not run"
-    beside = ", ".join(filter(None, [measure(decided.claim), way.title.lower(), "" if way.whole else "of what is run"]))
+    basis = ", ".join(
+        filter(None, [measure(decided.claim), variant.title.lower(), "" if variant.whole else "of what is run"])
+    )
     return ClaimRow(
         says=decided.claim.says,
         outcome=decided.outcome,
-        beside=beside,
+        beside=basis,
         section=section.recipe.name,
         where=section.title.partition(":")[0],
         cases=of,
@@ -55,41 +57,43 @@ def _pairs(case: Case) -> str:
 
 
 def section_view(section: Section) -> SectionView:
-    """A section whole: its tables both ways where there are two, its claims case by case, and its pictures."""
-    tables = [table for way in section.ways for table in _tables(section, way)]
+    """View of a section: tables of all variants, claims case by case, and figures."""
+    tables = [table for variant in section.ways for table in _tables(section, variant)]
     tables += _tried(section)
-    drawn = [svg for way in section.ways for svg in _pictures(section.recipe, way)]
-    pairs = [svg for way in section.ways for svg in _pair_figures(way)]
+    drawn = [svg for variant in section.ways for svg in _pictures(section.recipe, variant)]
+    pairs = [svg for variant in section.ways for svg in _pair_figures(variant)]
     recipe = section.recipe
     return SectionView(recipe.name, section.title, section.notes, tables, drawn, section.command, pairs)
 
 
-def _pictures(recipe: Recipe, way: Way) -> Iterator[str]:
-    yield from _curves(recipe, way)
-    yield from label_figures(recipe, way)
-    yield from _splits(way)
+def _pictures(recipe: Recipe, variant: Way) -> Iterator[str]:
+    yield from _curves(recipe, variant)
+    yield from label_figures(recipe, variant)
+    yield from _splits(variant)
 
 
-def _tables(section: Section, way: Way) -> Iterator[Table]:
+def _tables(section: Section, variant: Way) -> Iterator[Table]:
     rows = _curve_rows if section.recipe.kind == "curves" else _score_rows
-    heads = _heads(section.recipe, way)
-    there = [Rows(part.title, rows(section, part)) for part in way.parts if part.run]
-    missing = [Rows(part.title, rows(section, part)) for part in way.parts if not part.run]
-    if there:
-        yield Table(way.title, heads, there, way.remarks)
-    elif way.title:
-        yield Table(way.title, heads, (), ("Nothing of it is run.",))
+    heads = _heads(section.recipe, variant)
+    with_runs = [Rows(part.title, rows(section, part)) for part in variant.parts if part.run]
+    missing = [Rows(part.title, rows(section, part)) for part in variant.parts if not part.run]
+    if with_runs:
+        yield Table(variant.title, heads, with_runs, variant.remarks)
+    elif variant.title:
+        yield Table(variant.title, heads, (), ("Nothing of it is run.",))
     if missing:
-        count = sum(len(part.measured) for part in way.parts if not part.run)
-        yield Table(f"Not run: {count} rows{f' ({way.title.lower()})' if way.title else ''}", heads, missing, (), True)
-    if way.decided:
-        title = f"Claims, case by case{f' ({way.title.lower()})' if way.title else ''}"
-        yield Table(title, CASE_HEADS, [_cases(decided) for decided in way.decided], (), True)
+        count = sum(len(part.measured) for part in variant.parts if not part.run)
+        yield Table(
+            f"Not run: {count} rows{f' ({variant.title.lower()})' if variant.title else ''}", heads, missing, (), True
+        )
+    if variant.decided:
+        title = f"Claims, case by case{f' ({variant.title.lower()})' if variant.title else ''}"
+        yield Table(title, CASE_HEADS, [_cases(decided) for decided in variant.decided], (), True)
 
 
-def _heads(recipe: Recipe, way: Way) -> list[str]:
+def _heads(recipe: Recipe, variant: Way) -> list[str]:
     if recipe.kind == "curves":
-        return ["norm", "score", "seeds", *(f"task {i + 1}" for i in range(_tasks(recipe, way)))]
+        return ["norm", "score", "seeds", *(f"task {i + 1}" for i in range(_tasks(recipe, variant)))]
     return ["norm", "seeds", *map(_head, recipe.scores.values())]
 
 
@@ -97,15 +101,15 @@ def _head(score: str) -> str:
     return f"forgetting ({score})" if score.startswith("fm") and score in SCORES else title_of(score)
 
 
-def _tasks(recipe: Recipe, way: Way) -> int:
-    cells = [one for part in way.parts for one in part.measured]
+def _tasks(recipe: Recipe, variant: Way) -> int:
+    cells = [one for part in variant.parts for one in part.measured]
     return max(len(c) for one in cells for s in recipe.scores.values() for c in [*one.curves(s).values(), []])
 
 
 def _score_rows(section: Section, part: Part) -> list[list[Cell]]:
-    """A row a cell: ours, what the paper has, and the verdict, for each score."""
+    """One row per cell; for each score our result, the paper's, and the verdict."""
     rows = []
-    published = any(one.cell.published for way in section.ways for some in way.parts for one in some.measured)
+    published = any(one.cell.published for variant in section.ways for some in variant.parts for one in some.measured)
     for one in part.measured:
         lines = {line.score: line for line in part.lines if line.measured is one}
         scores = [_score(lines[s], published) if s in lines else Cell("-") for s in section.recipe.scores.values()]
@@ -115,7 +119,7 @@ def _score_rows(section: Section, part: Part) -> list[list[Cell]]:
 
 
 def _score(line: Line, published: bool) -> Cell:
-    """``published`` is off where no cell of the table has a number of a paper, which need not be said of each."""
+    """``published``: whether any cell of the table has a published number; if not, cells do not mention the paper."""
     number = paper_number(line.published)
     paper = "" if number == "-" else f"paper {number}"
     if not line.values:
@@ -144,7 +148,7 @@ def _deviation(values: Sequence[float]) -> str:
 
 
 def _tried(section: Section) -> list[Table]:
-    """Every learning rate that was tried on the validation tasks, the chosen one marked."""
+    """Table of the learning rates tried on the validation tasks, with the chosen one marked."""
     if section.selection is None or not section.selection.chosen:
         return []
     heads, *rows = grid_rows(section.selection)
@@ -169,10 +173,10 @@ def _cases(decided: Decided) -> Rows:
     )
 
 
-def _curves(recipe: Recipe, way: Way) -> Iterator[str]:
-    """For each part a picture of its scores over the tasks; of a table that of ACC."""
-    for part in way.parts:
-        title = f"{part.title}{f': {way.title.lower()}' if way.title else ''}"
+def _curves(recipe: Recipe, variant: Way) -> Iterator[str]:
+    """One figure per part: its scores over the tasks; for tables, ACC."""
+    for part in variant.parts:
+        title = f"{part.title}{f': {variant.title.lower()}' if variant.title else ''}"
         if recipe.kind == "curves":
             yield from _drawn(part.measured, list(recipe.scores.values()), title)
         elif "acc" in recipe.scores.values():
@@ -180,17 +184,17 @@ def _curves(recipe: Recipe, way: Way) -> Iterator[str]:
 
 
 def _drawn(measured: Iterable[Measured], scores: Sequence[str], title: str) -> Iterator[str]:
-    there = [one for one in measured if one.records]
-    named = {_curve_name(one, score, scores): list(one.curves(score).values()) for one in there for score in scores}
+    recorded = [one for one in measured if one.records]
+    named = {_curve_name(one, score, scores): list(one.curves(score).values()) for one in recorded for score in scores}
     curves = {name: some for name, some in named.items() if some and len(some[0]) > 1}
     what = "L1 distance to exact moments" if drift_parts(scores[0]) else "accuracy on them, percent"
     for first in range(0, len(curves), MOST_CURVES):
         yield figures.curves_over_tasks(dict(list(curves.items())[first : first + MOST_CURVES]), title, what)
 
 
-def _splits(way: Way) -> Iterator[str]:
-    """Where a run was evaluated with exact moments too: how much of what was forgotten they give back."""
-    for part in way.parts:
+def _splits(variant: Way) -> Iterator[str]:
+    """For runs that were also evaluated with exact moments: the forgetting that these recover."""
+    for part in variant.parts:
         for one in part.measured:
             records = list(one.records.values())
             both = (
@@ -208,9 +212,9 @@ def _curve_name(one: Measured, score: str, scores: Sequence[str]) -> str:
     return one.cell.norm if len(scores) == 1 else f"{one.cell.norm}, {title_of(score)}"
 
 
-def _pair_figures(way: Way) -> Iterator[str]:
-    for decided in way.decided:
+def _pair_figures(variant: Way) -> Iterator[str]:
+    for decided in variant.decided:
         pairs = {case.what: case.paired.differences for case in decided.cases if case.paired is not None}
         if pairs:
-            title = decided.claim.says + (f", {way.title.lower()}" if way.title else "")
+            title = decided.claim.says + (f", {variant.title.lower()}" if variant.title else "")
             yield figures.paired_differences(pairs, title, title_of(decided.claim.score))
