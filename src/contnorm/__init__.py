@@ -1,11 +1,11 @@
-"""Normalization layers for networks that learn from a stream, led by continual normalization.
+"""Normalization layers for continual learning, with continual normalization (CN) as the main one.
 
 >>> import torch, contnorm as cn
 >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 64, 3), torch.nn.BatchNorm2d(64))
 >>> cn.convert_norm(model, "cn", num_groups=32)[1]
 ContinualNorm2d(64, num_groups=32, eps=1e-05, momentum=0.1)
 
-Names resolve on first use, so that importing this package, or a part of it that needs no torch, costs nothing.
+Public names are imported on first use, so ``import contnorm`` does not import torch.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ __all__ = [
     "summarize",
 ]
 
-_HOMES = {
+_NAMES_BY_MODULE = {
     "contnorm.convert.conversion": ("convert_norm", "convert_sync"),
     "contnorm.diagnosis.measure": ("diagnose",),
     "contnorm.factory": ("create_norm",),
@@ -100,7 +100,7 @@ _HOMES = {
         }.items()
     },
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_MODULE_BY_NAME = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
@@ -108,9 +108,9 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("contnorm.functional")
     if name == "CN":
         return __getattr__("ContinualNorm2d")
-    if name not in _HOME_OF:
+    if name not in _MODULE_BY_NAME:
         raise AttributeError(f"module 'contnorm' has no attribute {name!r}. Public names: {', '.join(__all__)}.")
-    return getattr(importlib.import_module(_HOME_OF[name]), name)
+    return getattr(importlib.import_module(_MODULE_BY_NAME[name]), name)
 
 
 def __dir__() -> list[str]:

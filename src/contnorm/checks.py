@@ -1,6 +1,7 @@
-"""Checks at the door: each says where, what was given, what is allowed, and how to mend it.
+"""Argument checks. Each error message names the caller, the value, what is allowed and how to fix it.
 
-They are done once, by the public function or the layer, under its own name; what lies inside trusts its arguments.
+Public functions and layers run these checks once and pass their name as ``caller``. Internal functions do not check
+their arguments again.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ __all__ = [
 
 INPUT_DTYPES = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
 MAX_AUTO_GROUPS = 32
-MIN_AUTO_CHANNELS = 2  # one channel a group would be instance norm
-MIN_AUTO_CHANNELS_OF_ONE_POSITION = 8  # moments of fewer values are noise, and there are no positions to add to them
+MIN_AUTO_CHANNELS = 2  # with one channel per group, group norm would be instance norm
+MIN_AUTO_CHANNELS_OF_ONE_POSITION = 8  # with one position, a group has only its channels: fewer give noisy moments
 
 
 class GroupsError(ValueError):
-    """A number of groups does not divide the channels."""
+    """The number of groups does not divide the number of channels."""
 
 
 def check_model(model: object, caller: str) -> nn.Module:
@@ -67,7 +68,7 @@ def check_eps(eps: float, caller: str) -> float:
             f"{caller}: eps={eps!r} would drown a variance of 1; the usual value is 1e-5. Batch norm's arguments come "
             f"in batch norm's order: give groups by name, num_groups={eps!r}."
         )
-    return float(eps)  # kernels take no other kind of number
+    return float(eps)  # kernels accept only a Python float
 
 
 def _is_number(value: object) -> bool:
@@ -84,9 +85,9 @@ def check_momentum(momentum: float | None, caller: str) -> float | None:
 
 
 def check_weight_of_batch(momentum: float | Tensor, caller: str) -> float | Tensor:
-    """The momentum of a functional form: a number in [0, 1], or a 0-dim tensor, whose value is not looked at.
+    """Check the momentum of a functional form: a number in [0, 1] or a 0-dim tensor.
 
-    Reading a tensor's value would wait for the device.
+    The value of a tensor is not checked, because reading it would synchronize with the device.
     """
     if type(momentum) is float and 0 <= momentum <= 1:
         return momentum
@@ -106,7 +107,7 @@ def check_weight_of_batch(momentum: float | Tensor, caller: str) -> float | Tens
 
 
 def check_number(value: float, least: float, name: str, caller: str, finite: bool = False) -> float:
-    """A number that has a lower limit."""
+    """Check that a value is a number and at least ``least``; return it as a float."""
     if not (_is_number(value) and value >= least) or (finite and value == math.inf):
         what = "a finite number" if finite else "a number"
         raise ValueError(f"{caller}: {name}={value!r} must be {what}, {least:g} or more.")
@@ -118,10 +119,11 @@ def divisors(n: int) -> list[int]:
 
 
 def auto_groups(channels: int, one_position: bool = False) -> int:
-    """What ``num_groups="auto"`` stands for: the largest divisor of the channels, up to 32, that leaves large groups.
+    """Return the number of groups that ``num_groups="auto"`` selects.
 
-    A group has at least 2 channels, and at least 8 where the input has one position: (N, C), or a map of 1 x 1. Where
-    no divisor leaves as many, as for every prime width, there is one group.
+    It is the largest divisor of the number of channels, up to 32, that leaves at least 2 channels in each group, or at
+    least 8 where the input has one position: (N, C), or a 1 x 1 map. If no divisor does, as for every prime number of
+    channels, it is 1.
 
     Example:
         >>> [auto_groups(channels) for channels in (16, 64, 100, 512, 37)]
@@ -135,7 +137,7 @@ def auto_groups(channels: int, one_position: bool = False) -> int:
 
 
 def resolve_groups(num_groups: int | str, channels: int, rank: int, caller: str) -> int:
-    """The number of groups to use on an input of this rank; ``"auto"`` depends on it, see `auto_groups`.
+    """Check the number of groups, and resolve ``"auto"`` for an input of this rank; see `auto_groups`.
 
     Example:
         >>> resolve_groups("auto", 100, rank=4, caller="demo"), resolve_groups("auto", 100, rank=2, caller="demo")
@@ -154,13 +156,13 @@ def resolve_groups(num_groups: int | str, channels: int, rank: int, caller: str)
 
 
 def _some(choices: Sequence[int], wanted: int, most: int = 12) -> str:
-    """All the choices, or, where there are many, those nearest to what was wanted."""
+    """Format the choices; if there are more than ``most``, only those nearest to ``wanted``."""
     near = sorted(choices, key=lambda d: abs(d - wanted))[:most]
     return ", ".join(map(str, sorted(near))) + (" among others" if len(choices) > most else "")
 
 
 def check_input(x: Tensor, ranks: Sequence[int], channels: int | None, caller: str) -> None:
-    """Rank, channel count, dtype and layout of an input."""
+    """Check the type, layout, rank, number of channels and dtype of an input."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{caller}: expected a torch.Tensor as input, got {type(x).__name__}.")
     if x.layout is not torch.strided or x.is_nested:
@@ -184,7 +186,7 @@ def check_input(x: Tensor, ranks: Sequence[int], channels: int | None, caller: s
 
 
 def _other_layer(rank: int, caller: str) -> str:
-    """The sibling class that takes this rank, where the caller is one of three."""
+    """Advice for the error message: the 1d, 2d or 3d class that accepts this rank, if the caller is such a class."""
     suffix = {2: "1d", 3: "1d", 4: "2d", 5: "3d"}.get(rank)
     if suffix and caller[-2:] in ("1d", "2d", "3d"):
         return f". Use {caller[:-2]}{suffix} for that rank."
@@ -192,7 +194,7 @@ def _other_layer(rank: int, caller: str) -> str:
 
 
 def check_parameters(x: Tensor, weight: Tensor | None, bias: Tensor | None, caller: str) -> None:
-    """Weight and bias have one value for each channel: other shapes would be broadcast."""
+    """Check that weight and bias have shape (C,), because other shapes would be broadcast silently."""
     shape = (x.shape[1],)
     if (weight is None or weight.shape == shape) and (bias is None or bias.shape == shape):
         return
@@ -205,9 +207,9 @@ def check_parameters(x: Tensor, weight: Tensor | None, bias: Tensor | None, call
 
 
 def check_residual(residual: Tensor | None, x: Tensor, caller: str) -> Tensor | None:
-    """A residual of the input's shape, dtype and device; under autocast it is cast to the input's dtype.
+    """Check that a residual has the input's shape, dtype and device; under autocast, cast it to the input's dtype.
 
-    So the output has the input's shape and dtype whatever the residual is.
+    The output therefore always has the input's shape and dtype.
     """
     if residual is None:
         return None
@@ -222,7 +224,7 @@ def check_residual(residual: Tensor | None, x: Tensor, caller: str) -> Tensor | 
         raise ValueError(f"{caller}: residual is on {residual.device} and the input on {x.device}. Move one of them.")
     if residual.dtype == x.dtype:
         return residual
-    # Autocast gives branches different dtypes: a shortcut without an operation in it keeps float32.
+    # Under autocast, branches may have different dtypes: a shortcut without any operation stays in float32.
     if residual.dtype in INPUT_DTYPES and _in_autocast(x.device.type):
         return residual.to(x.dtype)
     raise ValueError(
@@ -232,12 +234,12 @@ def check_residual(residual: Tensor | None, x: Tensor, caller: str) -> Tensor | 
 
 
 def _in_autocast(device_type: str) -> bool:
-    """Whether autocast is on; of a device type that has none, torch raises where it is asked."""
+    """Whether autocast is enabled. `torch.is_autocast_enabled` raises for device types without autocast."""
     return torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
 
 
 def check_batch(x: Tensor, eps: float, caller: str) -> None:
-    """Refuse what batch statistics can't be taken of, as torch's BatchNorm does."""
+    """Raise if batch statistics cannot be computed (one value per channel, or eps of 0), as torch's BatchNorm does."""
     if x.numel() == x.shape[1]:
         raise ValueError(
             f"{caller}: Expected more than 1 value per channel when training, got input size {x.shape}. "
@@ -248,7 +250,7 @@ def check_batch(x: Tensor, eps: float, caller: str) -> None:
 
 
 def check_group_size(x: Tensor, num_groups: int, caller: str) -> None:
-    """Refuse groups of a single value: each normalizes to zero whatever the input."""
+    """Raise if a group has a single value, which always normalizes to zero."""
     if x.numel() == x.shape[0] * num_groups and x.numel():
         raise ValueError(
             f"{caller}: num_groups={num_groups} leaves one value in each group of an input of shape {tuple(x.shape)}, "
@@ -276,7 +278,7 @@ def check_moments(running_mean: Tensor | None, running_var: Tensor | None, calle
 
 
 def moves_moments(running_mean: Tensor | None, momentum: float | Tensor) -> bool:
-    """Whether there are running moments for a batch to move; one that weighs 0 leaves them, whatever it holds.
+    """Whether a batch updates the running moments: they exist, and the momentum is not the number 0.
 
     Example:
         >>> moves_moments(torch.zeros(2), 0.1), moves_moments(torch.zeros(2), 0), moves_moments(None, 0.1)
@@ -286,5 +288,5 @@ def moves_moments(running_mean: Tensor | None, momentum: float | Tensor) -> bool
 
 
 def statistics_dtype(x: Tensor) -> torch.dtype:
-    """Statistics are taken in float32, and in float64 of float64 input."""
+    """Return the dtype of the statistics of an input: float64 for float64 input, otherwise float32."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32

@@ -1,4 +1,4 @@
-"""Errors of a person's making, as against bugs: they are told in one line, without a traceback."""
+"""User errors, as opposed to bugs. The command line prints them in one line, without a traceback."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ __all__ = ["RunBrokeError", "UserError", "unknown", "usable"]
 
 
 class UserError(Exception):
-    """Something a person typed, or a file a person brought, that can't be used as it is."""
+    """Invalid input from the user: an argument, a setting or a file that cannot be used."""
 
 
 class RunBrokeError(UserError):
-    """Code of a user's own that breaks a run, and would break it again."""
+    """User code failed during a run, and would fail again if the run were repeated."""
 
 
 def unknown(what: str, given: str, known: Iterable[str], near: Sequence[str] | None = None) -> UserError:
-    """An error for a name that isn't there: near matches first, then the list.
+    """Return an error for an unknown name, with close matches and the list of known names.
 
     Args:
-        what: What kind of thing it names.
-        given: The name.
-        known: The names there are.
-        near: What was probably meant; those of ``known`` that are spelled almost alike, where it isn't said.
+        what: The kind of thing that the name refers to.
+        given: The unknown name.
+        known: The known names.
+        near: The suggestions. By default, the names in ``known`` with a similar spelling.
 
     Example:
         >>> print(unknown("stream", "split-cifar", ["split-cifar10", "split-mnist"]))
@@ -39,12 +39,12 @@ def unknown(what: str, given: str, known: Iterable[str], near: Sequence[str] | N
 
 @contextmanager
 def usable(path: Path, wrong: str, mend: str) -> Iterator[None]:
-    """A place that can't be used is a mistake of a person's, not a bug.
+    """Turn an ``OSError`` raised inside the block into a `UserError` about a path.
 
     Args:
-        path: The place.
-        wrong: What can't be done there.
-        mend: What to do about it.
+        path: The path that the message names.
+        wrong: What failed.
+        mend: How to fix it.
 
     Example:
         >>> with usable(Path("runs"), "nothing can be kept there", "Make room."):

@@ -1,4 +1,4 @@
-"""Any norm by its name."""
+"""Create norm layers by name."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ Dim = Literal[1, 2, 3]
 
 
 def create_norm(name: str, num_features: int, *, dim: Dim = 2, **options: object) -> nn.Module:
-    """A norm layer by name.
+    """Create a norm layer by name.
 
     Args:
-        name: One of ``none bn ln in gn brn sn cn bn_gn cn_tied bn_gn_tied``, in any case; a number of groups may
-            follow the grouped ones, as in ``"cn8"``.
-        num_features: Channels.
+        name: One of ``none bn ln in gn brn sn cn bn_gn cn_tied bn_gn_tied``, case-insensitive. The name of a grouped
+            norm may end in the number of groups, as in ``"cn8"``.
+        num_features: Number of channels.
         dim: 1 for (N, C) and (N, C, L) input, 2 for (N, C, H, W), 3 for (N, C, D, H, W).
         **options: Further arguments of that norm's class, such as ``num_groups``, ``eps`` or ``momentum``.
 
     Raises:
-        ValueError: For an unknown name, or an option the norm doesn't take.
+        ValueError: For an unknown name, or an option that the norm does not accept.
 
     Example:
         >>> create_norm("cn", 64, num_groups=8)
@@ -41,7 +41,7 @@ def create_norm(name: str, num_features: int, *, dim: Dim = 2, **options: object
 
 
 def named(name: str, options: dict[str, object], caller: str) -> tuple[NormSpec, dict[str, object]]:
-    """The row for a name, and the options with the groups the name carries."""
+    """Look up a norm by name; return its spec, and the options with the number of groups from the name added."""
     spec, groups = find_norm(name, caller)
     if groups is None:
         return spec, options
@@ -54,7 +54,7 @@ def named(name: str, options: dict[str, object], caller: str) -> tuple[NormSpec,
 
 
 def build(spec: NormSpec, num_features: int, dim: Dim, options: Mapping[str, object], caller: str) -> nn.Module:
-    """The layer of a row of the catalog, its options checked."""
+    """Check the options and create the layer that a spec describes."""
     cls = norm_class(spec, dim)
     check_options(spec, cls, options, caller)
     layer = cls(num_features, **{**options, **spec.preset})
@@ -63,7 +63,7 @@ def build(spec: NormSpec, num_features: int, dim: Dim, options: Mapping[str, obj
 
 
 def check_options(spec: NormSpec, cls: type[nn.Module], options: Mapping[str, object], caller: str) -> None:
-    """Refuse an option the class does not take, or one that contradicts the row."""
+    """Raise for an option that the class does not accept, or that contradicts the presets of the spec."""
     allowed = accepted_options(cls)
     for key, value in options.items():
         if key in spec.preset and spec.preset[key] != value:
@@ -77,7 +77,7 @@ def check_options(spec: NormSpec, cls: type[nn.Module], options: Mapping[str, ob
 
 
 def norm_class(spec: NormSpec, dim: Dim, caller: str = "create_norm") -> type[nn.Module]:
-    """The class of a row of the catalog for 1d, 2d or 3d input."""
+    """Return the class of a norm for 1d, 2d or 3d input."""
     if dim not in (1, 2, 3):
         raise ValueError(f"{caller}: dim={dim!r} must be 1, 2 or 3: the number of spatial dimensions, 1 for none.")
     module, _, stem = spec.target.partition(":")
@@ -86,6 +86,6 @@ def norm_class(spec: NormSpec, dim: Dim, caller: str = "create_norm") -> type[nn
 
 
 def accepted_options(cls: type[nn.Module]) -> tuple[str, ...]:
-    """The names of the constructor's arguments after the number of channels."""
+    """Return the names of the constructor's arguments, without ``num_features``."""
     parameters = list(inspect.signature(cls).parameters)
     return tuple(p for p in parameters if p != "num_features")

@@ -1,7 +1,8 @@
-"""The table of every norm: its name, where its classes live, and what it can't do.
+"""Registry of all norms: name, classes and limitations of each.
 
-Free of torch, so that listing what there is costs nothing. Everything that goes over "all norms" (the factory, the
-converter, the conformance exam, the benchmarks) goes over this table; a norm added here is served by all of them.
+This module does not import torch, so that listing the norms is fast. Code that handles all norms (the factory, the
+converter, the conformance tests, the benchmarks) iterates over this registry. A norm added here is available in all of
+them.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ __all__ = ["NORMS", "NormSpec", "find_norm", "norm_names"]
 
 @dataclass(frozen=True, slots=True)
 class NormSpec:
-    """One row of the table.
+    """Registry entry of a norm.
 
     Attributes:
-        name: The name typed in ``create_norm``, ``convert_norm`` and ``--norm``.
-        title: The name the paper prints.
-        target: ``"module:Class"``; the class name gets ``1d``, ``2d`` or ``3d`` appended.
-        summary: One line for listings.
-        citation: Where the method comes from.
-        preset: Constructor arguments that make this row out of its class.
-        grouped: Whether it takes ``num_groups``.
-        keeps_moments: Whether it holds running moments.
-        cannot: Cells of the conformance exam that can't apply, each with its reason. The exam checks that they fail.
+        name: The name in ``create_norm``, ``convert_norm`` and ``--norm``.
+        title: The name in the paper's tables.
+        target: ``"module:Class"``, where ``1d``, ``2d`` or ``3d`` is appended to the class name.
+        summary: A one-line description for listings.
+        citation: The publication of the method.
+        preset: Constructor arguments that select this norm among those of its class.
+        grouped: Whether it accepts ``num_groups``.
+        keeps_moments: Whether it has running moments.
+        cannot: Conformance tests that do not apply, each with the reason. The test suite checks that they fail.
     """
 
     name: str
@@ -158,7 +159,7 @@ NORMS: Mapping[str, NormSpec] = MappingProxyType(
 
 
 def norm_names() -> tuple[str, ...]:
-    """All names, in the table's order.
+    """Return the names of all norms, in registry order.
 
     Example:
         >>> norm_names()[:4]
@@ -168,14 +169,15 @@ def norm_names() -> tuple[str, ...]:
 
 
 def find_norm(name: str, caller: str = "") -> tuple[NormSpec, int | None]:
-    """The row for a name, and the number of groups where the name carries one.
+    """Look up a norm by name; return its spec, and the number of groups if the name ends in one.
 
     Args:
-        name: A name of the table in any case, with a number of groups behind it where the norm takes one.
-        caller: Whom an error message names before all else; nobody where it has a place of its own to name.
+        name: A name in the registry, case-insensitive. The name of a grouped norm may end in the number of groups.
+        caller: The function named at the start of error messages; empty for none.
 
     Raises:
-        ValueError: For a name that isn't in the table, with near matches.
+        TypeError: If the name is not a string.
+        ValueError: For an unknown name; the message suggests similar names.
 
     Example:
         >>> find_norm("cn8")[0].title, find_norm("cn8")[1]
@@ -198,7 +200,7 @@ def find_norm(name: str, caller: str = "") -> tuple[NormSpec, int | None]:
             f"{where}norm {name!r} carries a number of groups, but {spec.name!r} has no groups. "
             f"Use {spec.name!r}, or one of the grouped norms: {_listed(grouped=True)}."
         )
-    near = _by_class(wanted) or difflib.get_close_matches(wanted, NORMS, n=3, cutoff=0.5)
+    near = _match_class_name(wanted) or difflib.get_close_matches(wanted, NORMS, n=3, cutoff=0.5)
     hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
     raise ValueError(
         f"{where}unknown norm {name!r}.{hint} There are {len(NORMS)}: {_listed()}. "
@@ -206,16 +208,16 @@ def find_norm(name: str, caller: str = "") -> tuple[NormSpec, int | None]:
     )
 
 
-def _by_class(wanted: str) -> list[str]:
-    """The norm whose class, or the beginning of whose class, was typed: ``BatchNorm2d``, ``group_norm``, ``continual``.
+def _match_class_name(wanted: str) -> list[str]:
+    """Return the norm whose class name starts with the input, such as ``BatchNorm2d``, ``group_norm``, ``continual``.
 
     Example:
-        >>> _by_class("continualnorm2d"), _by_class("c")
+        >>> _match_class_name("continualnorm2d"), _match_class_name("c")
         (['cn'], [])
     """
-    typed = re.sub(r"\dd$|[^a-z]", "", wanted)
-    plain = [n for n, s in NORMS.items() if not s.preset and s.target.partition(":")[2].lower().startswith(typed)]
-    return plain if len(plain) == 1 and len(typed) > 3 else []
+    prefix = re.sub(r"\dd$|[^a-z]", "", wanted)
+    matches = [n for n, s in NORMS.items() if not s.preset and s.target.partition(":")[2].lower().startswith(prefix)]
+    return matches if len(matches) == 1 and len(prefix) > 3 else []
 
 
 def _listed(grouped: bool = False) -> str:

@@ -1,4 +1,4 @@
-"""What norm stands where in a model."""
+"""Tabular summary of the norm layers of a model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["NormRow", "NormSummary", "summarize"]
 
 @dataclass(frozen=True)
 class NormRow:
-    """One norm layer: where it stands, what it is, and how it is set."""
+    """One norm layer: its name in the model, its norm, its class, its options and its state."""
 
     layer: str
     norm: str
@@ -31,7 +31,7 @@ class NormRow:
 
 @dataclass(frozen=True)
 class NormSummary:
-    """A table that prints itself; iterating gives its rows."""
+    """Table of norm layers. Printing it shows the table; iterating over it yields its rows."""
 
     model: str
     rows: tuple[NormRow, ...]
@@ -64,10 +64,11 @@ class NormSummary:
 
 
 def summarize(model: nn.Module) -> NormSummary:
-    """What norm stands where in a model, as a table that prints itself.
+    """List the norm layers of a model in a printable table.
 
-    A layer reached by several names is listed once, by the first. ``?`` is a layer that normalizes in a way unknown
-    here; ``one group`` and ``one channel a group`` mark group steps that are a layer norm and an instance norm.
+    A layer that is registered under several names is listed once, under the first. The norm ``?`` marks a layer that
+    normalizes but is not a known norm. ``one group`` and ``one channel a group`` mark group steps that are equivalent
+    to layer norm and instance norm.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.GroupNorm(4, 16)).eval()
@@ -80,47 +81,47 @@ def summarize(model: nn.Module) -> NormSummary:
     """
     rows = []
     for name, module in check_model(model, "summarize").named_modules():
-        found = recognize(module)
-        if found is not None:
-            rows.append(_row(name, module, found if isinstance(found, Recognized) else None))
+        result = recognize(module)
+        if result is not None:
+            rows.append(_row(name, module, result if isinstance(result, Recognized) else None))
     return NormSummary(type(model).__name__, tuple(rows))
 
 
-def _row(name: str, module: nn.Module, found: Recognized | None) -> NormRow:
-    options = found.options if found else {}
+def _row(name: str, module: nn.Module, recognized: Recognized | None) -> NormRow:
+    options = recognized.options if recognized else {}
     return NormRow(
         layer=name or "(the model)",
-        norm=found.norm if found else "?",
+        norm=recognized.norm if recognized else "?",
         kind=type(module).__name__,
-        channels=str(found.channels if found else getattr(module, "num_features", 0) or "?"),
+        channels=str(recognized.channels if recognized else getattr(module, "num_features", 0) or "?"),
         groups=str(options.get("num_groups", "-")),
         eps=_short(options.get("eps")),
         momentum=str(options["momentum"]) if "momentum" in options else "-",
-        state=_state(module, found),
+        state=_state(module, recognized),
     )
 
 
-def _extreme_groups(found: Recognized | None) -> list[str]:
-    """Marks groups that make layer or instance norm of a group step, as one group does, or one for each channel."""
-    groups = found.options.get("num_groups") if found else None
-    if found is None or not isinstance(groups, int) or found.channels == 1:
+def _extreme_groups(recognized: Recognized | None) -> list[str]:
+    """Return a mark if the number of groups makes the group step a layer norm or an instance norm."""
+    groups = recognized.options.get("num_groups") if recognized else None
+    if recognized is None or not isinstance(groups, int) or recognized.channels == 1:
         return []
-    return {1: ["one group"], found.channels: ["one channel a group"]}.get(groups, [])
+    return {1: ["one group"], recognized.channels: ["one channel a group"]}.get(groups, [])
 
 
 def _short(eps: object) -> str:
     return f"{eps:g}" if isinstance(eps, float) else "-"
 
 
-def _state(module: nn.Module, found: Recognized | None) -> str:
+def _state(module: nn.Module, recognized: Recognized | None) -> str:
     words = ["train" if module.training else "eval"]
-    if getattr(module, "use_running", False) or (found and found.constant):
+    if getattr(module, "use_running", False) or (recognized and recognized.constant):
         words.append("constant")
     elif is_frozen(module):
         words.append("frozen")
-    if found and found.synced:
+    if recognized and recognized.synced:
         words.append("synced")
-    words += _extreme_groups(found)
-    if found and found.acts:
+    words += _extreme_groups(recognized)
+    if recognized and recognized.acts:
         words.append("then acts")
     return ", ".join(words)

@@ -529,7 +529,7 @@ def test_group_norm_itself_with_channels_next_to_each_other(
 
     monkeypatch.setattr(group, "group_step", noted)
     if device.type == "cpu":
-        monkeypatch.setattr(group, "_by_kernel", lambda x, groups, caller: not x.is_contiguous())
+        monkeypatch.setattr(group, "_uses_kernel", lambda x, groups, caller: not x.is_contiguous())
     groups = {"group": 2, "instance": 6, "layer": 1}[norm]
     given = inputs((3, 6, groups, (5, 3)), device)
     call = {
@@ -557,7 +557,7 @@ def test_group_norm_itself_with_channels_next_to_each_other(
 def test_a_bias_of_another_size_is_not_read(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel would read past its end."""
     if device.type == "cpu":
-        monkeypatch.setattr(group, "_by_kernel", lambda x, groups, caller: True)
+        monkeypatch.setattr(group, "_uses_kernel", lambda x, groups, caller: True)
     given = inputs((3, 6, 2, (5, 3)), device)
     with pytest.raises(ValueError, match="bias"):
         group.group_norm(last(given["x"]), 2, given["weight"], given["bias"][:-1])

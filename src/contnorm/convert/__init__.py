@@ -1,1 +1,1 @@
-"""Conversion of a model's normalization layers, and detection of the norms of other libraries."""
+"""Conversion of a model's normalization layers, and detection of norms of other libraries."""

@@ -1,8 +1,9 @@
-"""One line changes the normalization of any model: a single walk over the module tree, with a plan before any change.
+"""Replace the normalization layers of a model.
 
-The new layer takes over the old one's own Parameter and buffer objects wherever both have them, so an optimizer made
-before the conversion goes on training them, and a conversion forth and back gives the first model's output bit for
-bit. Nothing is changed unless every layer that was asked for can be.
+The new layer reuses the Parameter and buffer objects of the old one wherever both have them. An optimizer created
+before the conversion therefore continues to train them, and converting a model and converting it back restores its
+output bit for bit. All new layers are built before the model is changed: if one layer cannot be converted, the model
+stays unchanged.
 """
 
 from __future__ import annotations
@@ -44,35 +45,36 @@ def convert_norm(
     example_input: object = None,
     **options: object,
 ) -> nn.Module:
-    """Replace the norm layers of a model by another norm, in place.
+    """Replace the norm layers of a model with another norm, in place.
 
-    Works on any module tree: nested, shared layers (one object stays one), models of torchvision, timm and others.
-    Kept are parameters (the same objects), running moments, eps, momentum, device, dtype, training mode and
-    ``requires_grad``. What the new norm doesn't have is dropped, what the old one didn't have starts afresh. A layer
-    of another library is converted if a copy of it computes, on random input, what the converter assumes; where it
-    does not, or can't be run, the conversion is refused.
+    Works on any module tree, including nested modules, shared layers (which stay shared) and models of torchvision,
+    timm and other libraries. Parameters (the same objects), running moments, eps, momentum, device, dtype, training
+    mode and ``requires_grad`` are kept. State that the new norm does not have is dropped; state that the old norm did
+    not have is initialized. A layer of another library is converted only if a copy of it computes the expected norm
+    on random input. Otherwise the conversion raises an error.
 
     Args:
-        model: The model; a bare norm layer works too, its replacement is what is returned.
-        to: A norm's name, as in ``create_norm``.
-        only: Convert just these layers: a name or pattern (``"layer1.*"``), a class, ``f(name, module) -> bool``, or
-            a list of such, of which one has to fit.
-        skip: Leave these layers alone; the same forms.
-        dim: The dimension of layers whose class doesn't tell it (``GroupNorm``, ``SyncBatchNorm``); by default that
-            of the model's convolutions.
+        model: The model. If it is itself a norm layer, its replacement is returned.
+        to: The name of the new norm, as in ``create_norm``.
+        only: The layers to convert: a name or pattern (``"layer1.*"``), a class, a function
+            ``f(name, module) -> bool``, or a list of these, at least one of which must match.
+        skip: The layers not to convert, in the same forms.
+        dim: The dimension of layers whose class does not define it (``GroupNorm``, ``SyncBatchNorm``). By default,
+            that of the model's convolutions.
         example_input: For ``num_groups="auto"``: an input of the model (a tuple or a dict for several arguments). The
             model is run on it once, in evaluation mode, and layers whose input has one position get groups of at
             least 8 channels instead of 2.
-        **options: Arguments of the new norm, such as ``num_groups``, ``eps`` or ``momentum``; they win over what the
-            old layer had. ``num_groups="auto"`` gives each layer the largest divisor of its channels, up to 32, that
-            leaves at least 2 channels in a group (8 for (N, C) input), and one group where there is none.
+        **options: Arguments of the new norm, such as ``num_groups``, ``eps`` or ``momentum``. They override the
+            options of the old layer. ``num_groups="auto"`` gives each layer the largest divisor of its number of
+            channels, up to 32, that leaves at least 2 channels in a group (8 for (N, C) input), or one group if there
+            is no such divisor.
 
     Returns:
         The model.
 
     Raises:
-        ValueError: Where there is nothing to convert, or a layer can't be: its name and the reason are in the message,
-            and the model is unchanged.
+        ValueError: If there is nothing to convert, or if a layer cannot be converted. The message contains the
+            layer's name and the reason, and the model is unchanged.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 64, 3), nn.BatchNorm2d(64), nn.ReLU())
@@ -85,40 +87,42 @@ def convert_norm(
     spec, options = named(to, options, "convert_norm")
     check_model(model, "convert_norm")
     check_options(spec, norm_class(spec, dim or 2, "convert_norm"), options, "convert_norm")
-    found = _selected(model, only, skip, "convert_norm")
+    layers = _select_layers(model, only, skip, "convert_norm")
     fallback = dim or _dim_of_convolutions(model)
     if spec.grouped:
-        _check_groups(found, options)
-    narrow = _single_position_layers(model, found, example_input) if options.get("num_groups") == "auto" else set()
+        _check_groups(layers, options)
+    narrow = _single_position_layers(model, layers, example_input) if options.get("num_groups") == "auto" else set()
     replace = {}
-    for layer in found:
-        chosen = {"num_groups": auto_groups(layer.found.channels, one_position=True)} if layer.module in narrow else {}
-        with _naming(layer, "convert_norm"):
-            replace[layer.module] = _converted(layer, spec, {**options, **chosen}, fallback)
+    for layer in layers:
+        chosen = (
+            {"num_groups": auto_groups(layer.recognized.channels, one_position=True)} if layer.module in narrow else {}
+        )
+        with _layer_named_in_errors(layer, "convert_norm"):
+            replace[layer.module] = _build_replacement(layer, spec, {**options, **chosen}, fallback)
     return _swap(model, replace)
 
 
 def _check_groups(layers: list[_Layer], options: Mapping[str, object]) -> None:
-    """Refuse a number of groups that does not divide the channels of every layer, and name one that does."""
-    counts = {layer: options.get("num_groups", layer.found.options.get("num_groups", 32)) for layer in layers}
+    """Raise if the number of groups does not divide the channels of every layer, and suggest one that does."""
+    counts = {layer: options.get("num_groups", layer.recognized.options.get("num_groups", 32)) for layer in layers}
     wrong = [
         layer
         for layer, count in counts.items()
-        if type(count) is int and count > 0 and layer.found.channels % count  # the layer itself reports the rest
+        if type(count) is int and count > 0 and layer.recognized.channels % count  # the layer itself reports the rest
     ]
     if not wrong:
         return
     first, others = wrong[0], f" and {len(wrong) - 1} more layers" if len(wrong) > 1 else ""
     raise ValueError(
         f"convert_norm: layer {first.name!r} ({type(first.module).__name__}){others}: num_groups={counts[first]} does "
-        f"not divide the {first.found.channels} channels. The largest number that divides all {len(layers)} layers is "
-        f"num_groups={gcd(*(layer.found.channels for layer in layers))}; num_groups='auto' chooses one for each. The "
-        f"model is unchanged."
+        f"not divide the {first.recognized.channels} channels. The largest number that divides all {len(layers)} "
+        f"layers is num_groups={gcd(*(layer.recognized.channels for layer in layers))}; num_groups='auto' chooses one "
+        f"for each. The model is unchanged."
     )
 
 
 def _single_position_layers(model: nn.Module, layers: list[_Layer], example_input: object) -> set[nn.Module]:
-    """The layers whose input has one position for each sample and channel, seen by running the model once."""
+    """Run the model once, and return the layers whose input has one position per sample and channel."""
     positions: dict[nn.Module, int] = {}
     if example_input is None:
         return set()
@@ -152,17 +156,17 @@ def _call(model: nn.Module, example_input: object) -> object:
 def convert_sync(
     model: nn.Module, process_group: Any = None, *, only: Filter | None = None, skip: Filter | None = None
 ) -> nn.Module:
-    """Replace continual and batch norms by their synchronised forms, in place, for training on several processes.
+    """Replace continual and batch norms with their synchronized forms, in place, for training on several processes.
 
-    The safe counterpart of ``torch.nn.SyncBatchNorm.convert_sync_batchnorm``, which knows batch norm alone. Norms of
-    single samples (GN, IN, LN) and norms whose moments are constants need no synchronisation and stay; a norm without
-    a synchronised form is refused.
+    Use it instead of ``torch.nn.SyncBatchNorm.convert_sync_batchnorm``, which supports only batch norm. Norms that
+    normalize each sample (GN, IN, LN) and norms with constant moments need no synchronization and are not replaced. A
+    norm without a synchronized form raises an error.
 
     Args:
         model: The model.
-        process_group: Whose batches count as one; None for all processes.
-        only: Convert just these layers, as in `convert_norm`.
-        skip: Leave these layers alone.
+        process_group: The processes whose batches are normalized together; None for all processes.
+        only: The layers to convert, as in `convert_norm`.
+        skip: The layers not to convert.
 
     Returns:
         The model.
@@ -174,33 +178,35 @@ def convert_sync(
     """
     check_model(model, "convert_sync")
     replace = {}
-    for layer in _selected(model, only, skip, "convert_sync", _needs_sync):
-        with _naming(layer, "convert_sync"):
-            if layer.found.norm in ("brn", "sn"):
-                raise ValueError(f"{layer.found.norm!r} has no synchronised form. Convert it to 'bn' or 'cn' first.")
-            new = _synced_layer(layer.found, NORMS[layer.found.norm], {}, process_group)
-            replace[layer.module] = _taken_over(layer, new)
+    for layer in _select_layers(model, only, skip, "convert_sync", _needs_sync):
+        with _layer_named_in_errors(layer, "convert_sync"):
+            if layer.recognized.norm in ("brn", "sn"):
+                raise ValueError(
+                    f"{layer.recognized.norm!r} has no synchronised form. Convert it to 'bn' or 'cn' first."
+                )
+            new = _build_synced(layer.recognized, NORMS[layer.recognized.norm], {}, process_group)
+            replace[layer.module] = _transfer_state(layer, new)
     return _swap(model, replace)
 
 
-def _needs_sync(module: nn.Module, found: Recognized) -> bool:
-    constant = found.constant or getattr(module, "use_running", False)
-    return NORMS[found.norm].keeps_moments and not found.synced and not constant
+def _needs_sync(module: nn.Module, recognized: Recognized) -> bool:
+    constant = recognized.constant or getattr(module, "use_running", False)
+    return NORMS[recognized.norm].keeps_moments and not recognized.synced and not constant
 
 
 @dataclass(frozen=True, eq=False)
 class _Layer:
-    """A norm layer that was found, the first name it was reached by, and a tensor that stands near it."""
+    """A norm layer to convert: its first name in the model, its description, and a tensor near it in the model."""
 
     name: str
     module: nn.Module
-    found: Recognized
+    recognized: Recognized
     near: Tensor | None
 
 
 @contextmanager
-def _naming(layer: _Layer, caller: str) -> Iterator[None]:
-    """Adds to an error the layer it came from, once, at the door."""
+def _layer_named_in_errors(layer: _Layer, caller: str) -> Iterator[None]:
+    """Add the name and class of the layer to the message of a ``ValueError`` raised inside."""
     try:
         yield
     except ValueError as error:
@@ -208,16 +214,16 @@ def _naming(layer: _Layer, caller: str) -> Iterator[None]:
         raise ValueError(f"{where}: {error} The model is unchanged.") from error
 
 
-def _selected(
+def _select_layers(
     model: nn.Module,
     only: Filter | None,
     skip: Filter | None,
     caller: str,
-    wants: Callable[[nn.Module, Recognized], bool] = lambda module, found: True,
+    wants: Callable[[nn.Module, Recognized], bool] = lambda module, recognized: True,
 ) -> list[_Layer]:
-    """All norm layers that are wanted and that the filters leave; refuses by name those that can't be replaced."""
+    """Return the norm layers selected by ``wants`` and the filters; raise if one of them cannot be replaced."""
     wanted, unwanted = _predicate(only, f"{caller}: only"), _predicate(skip, f"{caller}: skip")
-    out_of_reach = _out_of_reach(model)
+    unreplaceable = _unreplaceable_modules(model)
     layers: list[_Layer] = []
     refused: dict[tuple[str, str], list[str]] = {}
     seen = 0
@@ -225,20 +231,24 @@ def _selected(
     near = next(_floating(model.modules()), None)
     for name, module in model.named_modules():
         near = next(_floating([module]), near)
-        found = recognize(module)
-        if found is None:
+        recognized = recognize(module)
+        if recognized is None:
             continue
         names.append(name)
-        if isinstance(found, Recognized) and not wants(module, found):
+        if isinstance(recognized, Recognized) and not wants(module, recognized):
             continue
         seen += 1
         if (only is not None and not wanted(name, module)) or (skip is not None and unwanted(name, module)):
             continue
-        reason = found.reason if isinstance(found, Stranger) else out_of_reach.get(module) or _hooked(module)
+        reason = (
+            recognized.reason
+            if isinstance(recognized, Stranger)
+            else unreplaceable.get(module) or _hook_refusal(module)
+        )
         if reason:
             refused.setdefault((type(module).__name__, reason), []).append(name)
-        elif isinstance(found, Recognized):
-            layers.append(_Layer(name, module, found, near))
+        elif isinstance(recognized, Recognized):
+            layers.append(_Layer(name, module, recognized, near))
     if refused:
         raise ValueError(
             f"{caller}: can't convert {_refusals(refused)}. Remove the cause, or exclude the layers with skip=. The "
@@ -255,9 +265,9 @@ def _selected(
     return layers
 
 
-def _check_names(given: Filter | None, names: Sequence[str], where: str) -> None:
-    """Refuse a name that no norm layer has: misspelt, it would change which layers are converted."""
-    choices = [given] if isinstance(given, str) else given if isinstance(given, Iterable) else ()
+def _check_names(filter_: Filter | None, names: Sequence[str], where: str) -> None:
+    """Raise for a name that no norm layer has, because a misspelt name would change which layers are converted."""
+    choices = [filter_] if isinstance(filter_, str) else filter_ if isinstance(filter_, Iterable) else ()
     for name in choices:
         if isinstance(name, str) and name not in names and not any(sign in name for sign in "*?["):
             inside = any(other.startswith(f"{name}.") for other in names)
@@ -266,7 +276,7 @@ def _check_names(given: Filter | None, names: Sequence[str], where: str) -> None
 
 
 def _refusals(refused: Mapping[tuple[str, str], list[str]], most: int = 3) -> str:
-    """The refused layers, those of one class and reason together: the first few by name, then how many more.
+    """Format the refused layers by class and reason: the names of the first few, and the number of the others.
 
     Example:
         >>> _refusals({("Odd2d", "it is odd"): ["a", "b", "c", "d", "e"], ("Even2d", "it is even"): ["f"]})
@@ -281,38 +291,41 @@ def _refusals(refused: Mapping[tuple[str, str], list[str]], most: int = 3) -> st
 
 
 def _floating(modules: Iterable[nn.Module]) -> Iterator[Tensor]:
-    """The floating-point tensors that modules hold themselves."""
+    """Iterate over the floating-point parameters and buffers that modules hold directly."""
     for module in modules:
         for tensor in (*module._parameters.values(), *module._buffers.values()):
             if tensor is not None and tensor.is_floating_point():
                 yield tensor
 
 
-def _out_of_reach(model: nn.Module) -> dict[nn.Module, str]:
-    """Layers that are also held where a walk over the modules can't replace them: the old one would go on running."""
-    found: dict[nn.Module, str] = {}
+def _unreplaceable_modules(model: nn.Module) -> dict[nn.Module, str]:
+    """Return modules that are also referenced outside the module tree, each with the reason to refuse it.
+
+    Such a reference cannot be replaced, so the old layer would continue to run.
+    """
+    reasons: dict[nn.Module, str] = {}
     for parent in model.modules():
         if isinstance(compiled := getattr(parent, "_orig_mod", None), nn.Module):
-            found[compiled] = "it is compiled as a model of its own; convert first, then compile"
-            continue  # all other references of the compiler's wrapper are its own
+            reasons[compiled] = "it is compiled as a model of its own; convert first, then compile"
+            continue  # the other references are internal to the compiler's wrapper
         for key, value in vars(parent).items():
             if key not in ("_modules", "_parameters", "_buffers"):
-                held = (module for module in referenced_modules(value) if module is not parent)
-                found |= dict.fromkeys(held, f"the attribute {key!r} refers to it outside the module tree")
-    return found
+                modules = (module for module in referenced_modules(value) if module is not parent)
+                reasons |= dict.fromkeys(modules, f"the attribute {key!r} refers to it outside the module tree")
+    return reasons
 
 
-def _predicate(given: Filter | None, where: str) -> Callable[[str, nn.Module], bool]:
-    if isinstance(given, type):
-        return lambda name, module: isinstance(module, given)
-    if callable(given):
-        return given
-    if isinstance(given, str):
-        return lambda name, module: fnmatch.fnmatchcase(name, given)
-    if given is not None and not isinstance(given, Iterable):
-        raise TypeError(f"{where}={given!r}: give names or patterns of layers, classes, or f(name, module).")
-    several = [_predicate(one, where) for one in given or ()]
-    return lambda name, module: any(fits(name, module) for fits in several)
+def _predicate(filter_: Filter | None, where: str) -> Callable[[str, nn.Module], bool]:
+    if isinstance(filter_, type):
+        return lambda name, module: isinstance(module, filter_)
+    if callable(filter_):
+        return filter_
+    if isinstance(filter_, str):
+        return lambda name, module: fnmatch.fnmatchcase(name, filter_)
+    if filter_ is not None and not isinstance(filter_, Iterable):
+        raise TypeError(f"{where}={filter_!r}: give names or patterns of layers, classes, or f(name, module).")
+    predicates = [_predicate(choice, where) for choice in filter_ or ()]
+    return lambda name, module: any(matches(name, module) for matches in predicates)
 
 
 _HOOKS = (
@@ -327,7 +340,7 @@ _HOOKS = (
 )
 
 
-def _hooked(module: nn.Module) -> str:
+def _hook_refusal(module: nn.Module) -> str:
     for kind in _HOOKS:
         hooks = getattr(module, kind, {})
         if any(hook not in (drop_and_act, *FREEZING_HOOKS) for hook in hooks.values()):
@@ -336,7 +349,7 @@ def _hooked(module: nn.Module) -> str:
 
 
 def _dim_of_convolutions(model: nn.Module) -> Dim | None:
-    """The one dimension the model's convolutions have; 1 for a model of none; None where they differ."""
+    """Return the dimension of the model's convolutions; 1 if it has none, None if they differ."""
     kinds: tuple[tuple[Dim, tuple[type[nn.Module], ...]], ...] = (
         (1, (nn.Conv1d, nn.ConvTranspose1d)),
         (2, (nn.Conv2d, nn.ConvTranspose2d)),
@@ -348,52 +361,52 @@ def _dim_of_convolutions(model: nn.Module) -> Dim | None:
     return present[0] if len(present) == 1 else None
 
 
-def _converted(layer: _Layer, spec: NormSpec, options: Mapping[str, object], fallback: Dim | None) -> nn.Module:
-    """The layer that takes another's place, with its tensors."""
-    found = layer.found
-    if found.synced and spec.keeps_moments:
+def _build_replacement(layer: _Layer, spec: NormSpec, options: Mapping[str, object], fallback: Dim | None) -> nn.Module:
+    """Build the replacement of a layer, with the layer's tensors."""
+    recognized = layer.recognized
+    if recognized.synced and spec.keeps_moments:
         if spec.name in ("brn", "sn"):
             raise ValueError(f"it is synchronised, and {spec.name!r} has no synchronised form.")
         group = getattr(layer.module, "process_group", None)
-        return _taken_over(layer, _synced_layer(found, spec, options, group))
-    dim = cast("Dim | None", found.dim) or fallback
+        return _transfer_state(layer, _build_synced(recognized, spec, options, group))
+    dim = cast("Dim | None", recognized.dim) or fallback
     if dim is None:
         raise ValueError("its class takes input of any rank and the model's convolutions differ. Say dim=1, 2 or 3.")
     allowed = accepted_options(norm_class(spec, dim))
-    carried = {key: value for key, value in found.options.items() if key in allowed and key not in spec.preset}
-    new = build(spec, found.channels, dim, {**carried, **_placement(layer, allowed), **options}, "the new norm")
-    return _taken_over(layer, new)
+    carried = {key: value for key, value in recognized.options.items() if key in allowed and key not in spec.preset}
+    new = build(spec, recognized.channels, dim, {**carried, **_placement(layer, allowed), **options}, "the new norm")
+    return _transfer_state(layer, new)
 
 
-def _synced_layer(found: Recognized, spec: NormSpec, options: Mapping[str, object], group: Any) -> nn.Module:
+def _build_synced(recognized: Recognized, spec: NormSpec, options: Mapping[str, object], group: Any) -> nn.Module:
     cls: type[nn.Module] = nn.SyncBatchNorm if spec.name == "bn" else SyncContinualNorm
     check_options(spec, cls, options, "the new norm")
-    carried = {key: value for key, value in found.options.items() if key in accepted_options(cls)}
-    return cls(found.channels, **{**carried, **options, **spec.preset, "process_group": group})
+    carried = {key: value for key, value in recognized.options.items() if key in accepted_options(cls)}
+    return cls(recognized.channels, **{**carried, **options, **spec.preset, "process_group": group})
 
 
 def _placement(layer: _Layer, allowed: Iterable[str]) -> dict[str, object]:
-    """Device and dtype for what the new layer has to make afresh: the old one's, or else those of what stands near."""
+    """Return device and dtype for new tensors: those of the old layer, or else of the nearest tensor in the model."""
     tensor = next(_floating([layer.module]), layer.near)
     if tensor is None or "device" not in allowed:
         return {}
     return {"device": tensor.device, "dtype": tensor.dtype}
 
 
-def _taken_over(layer: _Layer, new: nn.Module) -> nn.Module:
-    """Give the new layer the old one's parameters, moments and state: the same objects, not copies."""
-    old, found = layer.module, layer.found
+def _transfer_state(layer: _Layer, new: nn.Module) -> nn.Module:
+    """Move the parameters, moments and state of the old layer to the new one: the same objects, not copies."""
+    old, recognized = layer.module, layer.recognized
     _take_parameters(old, new)
-    if NORMS[found.norm].keeps_moments:
+    if NORMS[recognized.norm].keeps_moments:
         for name in ("running_mean", "running_var", "num_batches_tracked"):
             if old._buffers.get(name) is not None and new._buffers.get(name) is not None:
                 new._buffers[name] = old._buffers[name]
     new.train(old.training)
     if isinstance(new, MomentNorm):
-        new.use_running = found.constant or getattr(old, "use_running", False)
-    if holds_moments(new) and (found.constant or is_frozen(old)):
+        new.use_running = recognized.constant or getattr(old, "use_running", False)
+    if holds_moments(new) and (recognized.constant or is_frozen(old)):
         freeze_stats(new)
-    if found.acts:
+    if recognized.acts:
         new.drop, new.act = old.drop, old.act
         new.register_forward_hook(drop_and_act)
     return new
@@ -405,13 +418,13 @@ def _take_parameters(old: nn.Module, new: nn.Module) -> None:
             continue
         if old._parameters.get(name) is not None:
             new._parameters[name] = old._parameters[name]
-        elif old._buffers.get(name) is not None:  # a constant stays untrained
+        elif old._buffers.get(name) is not None:  # a constant must not become trainable
             new._parameters[name] = nn.Parameter(cast(Tensor, old._buffers[name]).clone(), requires_grad=False)
         elif old._parameters.get("weight") is not None or old._parameters.get("bias") is not None:
-            new._parameters[name] = None  # one of the two stays without the other
+            new._parameters[name] = None  # the old layer has only one of weight and bias
 
 
-_drop_and_act = drop_and_act  # under this name in models pickled by version 0.1
+_drop_and_act = drop_and_act  # models pickled by version 0.1 refer to this name
 
 
 def _swap(model: nn.Module, replace: Mapping[nn.Module, nn.Module]) -> nn.Module:
@@ -422,7 +435,7 @@ def _swap(model: nn.Module, replace: Mapping[nn.Module, nn.Module]) -> nn.Module
 
 
 def _edges(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
-    """Every place where a module stands in another: a shared one stands in several."""
+    """Iterate over all (parent, name, child) registrations; a shared module has several."""
     for parent in model.modules():
         for name, child in parent._modules.items():
             if child is not None:

@@ -1,12 +1,13 @@
-"""What norm a module is, whoever wrote it: ours, torch's, or a subclass of torch's in another library.
+"""Detect which norm a module is: a layer of this package, of torch, or a subclass of torch's in another library.
 
-A subclass is the layer it derives from if it computes the same on random input (see `probe`). Two kinds may do more:
+A subclass counts as the layer it derives from if it computes the same on random input (see `probe`). Two further kinds
+of layers are supported:
 
 - norm-then-activation layers (timm's ``BatchNormAct2d``): they normalize, then call ``drop`` and ``act``;
 - constant batch norms (``FrozenBatchNorm2d`` of torchvision and detectron, timm's ``FrozenBatchNormAct2d``): their
-  moments and affine are buffers, used in training too.
+  moments and affine parameters are buffers, which are also used in training.
 
-Anything else with running moments is a `Stranger`.
+Any other layer with running moments is unsupported and described by a `Stranger`.
 """
 
 from __future__ import annotations
@@ -34,21 +35,21 @@ __all__ = ["Recognized", "Stranger", "drop_and_act", "holds_moments", "recognize
 
 @dataclass(frozen=True)
 class Recognized:
-    """A norm layer, described so that any other can be built in its place."""
+    """Description of a norm layer, sufficient to build a replacement."""
 
-    norm: str  # its name in the catalog
+    norm: str  # its name in the registry
     channels: int
-    dim: int | None  # 1, 2, 3; None where the class takes any rank
+    dim: int | None  # 1, 2, 3; None if the class accepts any rank
     options: dict[str, object] = field(default_factory=dict)  # eps, momentum, num_groups, ...
     synced: bool = False
-    acts: bool = False  # it also calls its own `drop` and `act` on the result
-    constant: bool = False  # its moments and affine are buffers that never change
-    obeys_tracking: bool = True  # setting `track_running_stats` to False holds its moments still
+    acts: bool = False  # it applies its submodules `drop` and `act` to the result
+    constant: bool = False  # its moments and affine parameters are buffers that never change
+    obeys_tracking: bool = True  # setting `track_running_stats` to False stops updates of its moments
 
 
 @dataclass(frozen=True)
 class Stranger:
-    """A layer that normalizes and does something unknown besides."""
+    """A norm layer that is not supported, because it is of an unknown kind or does more than a known norm."""
 
     reason: str
 
@@ -71,7 +72,7 @@ _OPTIONS = ("eps", "momentum", "affine", "track_running_stats", "num_groups", "k
 
 
 def recognize(module: nn.Module) -> Recognized | Stranger | None:
-    """What norm a module is; None where it is none that works over channels in dimension 1.
+    """Detect which norm a module is; None if it is not a norm over channels in dimension 1.
 
     Example:
         >>> recognize(nn.BatchNorm2d(8)).norm, recognize(nn.Conv2d(3, 8, 3)) is None
@@ -83,7 +84,7 @@ def recognize(module: nn.Module) -> Recognized | Stranger | None:
         if isinstance(module, cls):
             if isinstance(module, _InstanceNorm) and module.track_running_stats:
                 return Stranger("it evaluates with running statistics of instances, which no norm here keeps")
-            return _described(module, cls, norm, dim, synced=cls is nn.SyncBatchNorm)
+            return _describe(module, cls, norm, dim, synced=cls is nn.SyncBatchNorm)
     if isinstance(module, torch.jit.ScriptModule) and (module.original_name in _NAMES or holds_moments(module)):
         return Stranger("it is scripted or traced and can't be changed; do this first, and script the model then")
     if isinstance(module, LazyModuleMixin) and isinstance(module, _BatchNorm | _InstanceNorm):
@@ -101,23 +102,28 @@ def _has_moment_buffers(module: nn.Module) -> bool:
 
 
 def _recognize_constant(module: nn.Module) -> Recognized | Stranger:
-    """A layer outside torch's classes that has running moments: batch norm with constant moments, or a stranger."""
+    """Describe a layer with running moments that is not of torch's classes: a constant batch norm, or unsupported."""
     eps = getattr(module, "eps", None)
-    reason = _more_tensors(module)
+    reason = _unknown_members(module)
     if not isinstance(eps, float) or reason:
         return Stranger(reason or "it keeps running moments but is not a known norm")
     reasons = []
     for dim in (2, 1, 3):
-        found = Recognized("bn", _size(module, "running_mean"), dim, {"eps": eps}, acts=_acts(module), constant=True)
-        reasons.append(_compare(module, found).reason)
+        candidate = Recognized(
+            "bn", _size(module, "running_mean"), dim, {"eps": eps}, acts=_has_drop_and_act(module), constant=True
+        )
+        reasons.append(_compare(module, candidate).reason)
         if not reasons[-1]:
-            return found
+            return candidate
     return Stranger(f"it keeps running moments but is not a known norm: taken for a constant batch norm, {reasons[0]}")
 
 
-def _compare(module: nn.Module, found: Recognized) -> Outcome:
+def _compare(module: nn.Module, candidate: Recognized) -> Outcome:
     return compare_with_norm(
-        module, ExpectedNorm(found.norm, found.channels, found.dim, found.options, found.acts, found.constant)
+        module,
+        ExpectedNorm(
+            candidate.norm, candidate.channels, candidate.dim, candidate.options, candidate.acts, candidate.constant
+        ),
     )
 
 
@@ -127,7 +133,7 @@ def _recognize_ours(module: NormLayer) -> Recognized | Stranger:
             cls = SyncContinualNorm if dim is None else norm_class(spec, dim)
             if isinstance(module, cls):
                 name = _variant(module) if isinstance(module, ContinualNormBase) else spec.name
-                return _described(module, cls, name, dim, synced=dim is None)
+                return _describe(module, cls, name, dim, synced=dim is None)
     return Stranger(f"{type(module).__name__} is a norm of its own kind")
 
 
@@ -141,28 +147,28 @@ def _variant(module: ContinualNormBase) -> str:
     return names[module.order, module.tied]
 
 
-def _described(
+def _describe(
     module: nn.Module, cls: type[nn.Module], norm: str, dim: int | None, synced: bool
 ) -> Recognized | Stranger:
-    """A layer of a known class, or of a subclass that changes nothing, or nothing unknown."""
+    """Describe a layer of a known class, or of a subclass that computes the same norm."""
     reason = _obstacle(module, cls)
     if reason:
         return Stranger(reason)
     channels = module.num_channels if isinstance(module, nn.GroupNorm) else module.num_features
     assert isinstance(channels, int)
-    found = Recognized(norm, channels, dim, _options_of(module), synced=synced, acts=_acts(module))
-    if type(module) is cls and found.acts == (drop_and_act in module._forward_hooks.values()):
-        return found
-    outcome = _compare(module, found)
-    return Stranger(outcome.reason) if outcome.reason else replace(found, obeys_tracking=outcome.obeys_tracking)
+    candidate = Recognized(norm, channels, dim, _options_of(module), synced=synced, acts=_has_drop_and_act(module))
+    if type(module) is cls and candidate.acts == (drop_and_act in module._forward_hooks.values()):
+        return candidate
+    outcome = _compare(module, candidate)
+    return Stranger(outcome.reason) if outcome.reason else replace(candidate, obeys_tracking=outcome.obeys_tracking)
 
 
-# Overriding one of these changes more than what is computed; a comparison of outputs would not show it.
+# A subclass that overrides one of these changes more than its output, which a comparison of outputs would not show.
 _METHODS = ("__call__", "train", "eval", "_load_from_state_dict", "_save_to_state_dict")
 
 
 def _obstacle(module: nn.Module, cls: type[nn.Module]) -> str:
-    """Why a layer can't be described by its class and attributes; empty where it can."""
+    """Return why a layer cannot be described by its class and attributes; empty if it can."""
     if is_parametrized(module):
         return "its parameters are computed by a parametrization; remove that first"
     if "forward" in module.__dict__:
@@ -170,37 +176,37 @@ def _obstacle(module: nn.Module, cls: type[nn.Module]) -> str:
     changed = [m for m in _METHODS if getattr(type(module), m, None) is not getattr(cls, m, None)]
     if changed:
         return f"its class overrides {changed[0]}"
-    return _more_tensors(module)
+    return _unknown_members(module)
 
 
-def _more_tensors(module: nn.Module) -> str:
+def _unknown_members(module: nn.Module) -> str:
     known = {"weight", "bias", "mean_weight", "var_weight", "running_mean", "running_var", "num_batches_tracked"}
-    known |= {"r_limit", "d_limit"} | ({"drop", "act"} if _acts(module) else set())
-    more = sorted({*module._parameters, *module._buffers, *module._modules} - known)
-    return f"it holds {', '.join(map(repr, more))}, which its norm does not have" if more else ""
+    known |= {"r_limit", "d_limit"} | ({"drop", "act"} if _has_drop_and_act(module) else set())
+    unknown = sorted({*module._parameters, *module._buffers, *module._modules} - known)
+    return f"it holds {', '.join(map(repr, unknown))}, which its norm does not have" if unknown else ""
 
 
-def _acts(module: nn.Module) -> bool:
+def _has_drop_and_act(module: nn.Module) -> bool:
     return isinstance(getattr(module, "drop", None), nn.Module) and isinstance(getattr(module, "act", None), nn.Module)
 
 
 def drop_and_act(module: nn.Module, args: Any, output: Tensor) -> Tensor:
-    """The forward hook by which `convert_norm` keeps the activation of a norm-then-activation layer."""
+    """Forward hook with which `convert_norm` keeps the activation of a norm-then-activation layer."""
     result: Tensor = cast(Any, module).act(cast(Any, module).drop(output))
     return result
 
 
 def _options_of(module: nn.Module) -> dict[str, object]:
-    found = {name: getattr(module, name) for name in _OPTIONS if hasattr(module, name)}
-    if "affine" in found:
-        found["affine"] = module._parameters.get("weight") is not None or module._parameters.get("bias") is not None
+    options = {name: getattr(module, name) for name in _OPTIONS if hasattr(module, name)}
+    if "affine" in options:
+        options["affine"] = module._parameters.get("weight") is not None or module._parameters.get("bias") is not None
     if isinstance(module, _InstanceNorm):
-        found = {name: found[name] for name in ("eps", "affine")}
-    if "kernel" not in vars(module):  # a norm that has one kernel did not choose it, and its successor may
-        found.pop("kernel", None)
-    if hasattr(module, "_contnorm_tracked"):  # torch's layer, frozen by us: see freezing.py
-        found["track_running_stats"] = module._contnorm_tracked
-    return found
+        options = {name: options[name] for name in ("eps", "affine")}
+    if "kernel" not in vars(module):  # a class attribute is not the user's choice and must not bind the replacement
+        options.pop("kernel", None)
+    if hasattr(module, "_contnorm_tracked"):  # a layer of torch, frozen by moments/freeze.py
+        options["track_running_stats"] = module._contnorm_tracked
+    return options
 
 
 def _size(module: nn.Module, buffer: str) -> int:
@@ -208,7 +214,7 @@ def _size(module: nn.Module, buffer: str) -> int:
 
 
 def holds_moments(module: nn.Module) -> bool:
-    """Whether a module keeps running moments, whoever wrote it.
+    """Whether a module has running moments. It may be a layer of any library.
 
     Example:
         >>> holds_moments(nn.BatchNorm2d(8)), holds_moments(nn.GroupNorm(2, 8))

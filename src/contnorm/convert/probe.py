@@ -1,8 +1,8 @@
-"""Compare a layer of another library with the norm it seems to be, by running copies of both on random input.
+"""Compare a layer of another library with the norm it appears to be, by running copies of both on random input.
 
-A subclass of torch's ``BatchNorm2d`` may compute anything. Before such a layer is described as a norm of the catalog,
-a copy of it has to give the same output, input gradient and running moments as that norm, in training and evaluation.
-The layer itself and torch's random state are left as they were.
+A subclass of torch's ``BatchNorm2d`` may compute anything. Before such a layer is described as a norm of the registry,
+a copy of it must give the same output, input gradient and running moments as that norm, in training and evaluation.
+The layer itself and torch's random state are not changed.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from contnorm.registry import NORMS
 __all__ = ["ExpectedNorm", "Outcome", "compare_with_norm", "random_state_restored"]
 
 _SEED = 20_260_101
-_TOLERANCE = 1e-4  # relative, of float32 values; a layer that computes something else is off by far more
-_MOVE_TOLERANCE = 1e-2  # of what a batch adds to running moments: a biased variance adds 3 % less
-_COUNTED = 1_000_000  # batches, so that what a layer starts to do after a warm-up is seen
-# Batch and positions of each input: a small batch, and one that a layer which splits large batches would split.
+_TOLERANCE = 1e-4  # relative, for float32 values; a layer that computes something else differs by far more
+_MOVE_TOLERANCE = 1e-2  # relative, for the update of running moments by a batch: a biased variance differs by 3 %
+_COUNTED = 1_000_000  # batches, to detect layers that change their behaviour after a warm-up
+# Batch size and positions of each input: a small batch, and one large enough for layers that split large batches.
 _SHAPES: Mapping[int, tuple[tuple[int, ...], ...]] = {
     2: ((6,), (160,)),
     3: ((6, 5), (160, 2)),
@@ -40,26 +40,26 @@ _DIM_OF_RANK: Mapping[int, Dim] = {2: 1, 3: 1, 4: 2, 5: 3}
 
 @dataclass(frozen=True)
 class ExpectedNorm:
-    """The norm a layer seems to be: its name in the catalog, and how it is set."""
+    """The norm that a layer appears to be: its name in the registry, and its options."""
 
     norm: str
     channels: int
     dim: int | None
     options: Mapping[str, object]
-    acts: bool  # then calls its own `drop` and `act`
+    acts: bool  # applies its submodules `drop` and `act` to the result
     constant: bool  # normalizes with its running moments in both modes
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a comparison ended: the reason why the layer is not that norm, empty where it is."""
+    """Result of a comparison: the reason why the layer is not the expected norm, or empty if it is."""
 
     reason: str = ""
-    obeys_tracking: bool = True  # setting `track_running_stats` to False holds its moments still
+    obeys_tracking: bool = True  # setting `track_running_stats` to False stops updates of its moments
 
 
 def compare_with_norm(module: nn.Module, expected: ExpectedNorm) -> Outcome:
-    """Whether a module computes the norm it seems to be.
+    """Check whether a module computes the expected norm.
 
     Example:
         >>> expected = ExpectedNorm("bn", 4, 2, {"eps": 1e-5, "momentum": 0.1}, acts=False, constant=False)
@@ -70,7 +70,7 @@ def compare_with_norm(module: nn.Module, expected: ExpectedNorm) -> Outcome:
     """
     if hasattr(module, "process_group") and dist.is_available() and dist.is_initialized():
         return Outcome("a synchronised subclass can't be run alone; convert before the process group is initialized")
-    known, key = _KNOWN.setdefault(type(module), {}), _fingerprint(module, expected)
+    known, key = _OUTCOMES.setdefault(type(module), {}), _fingerprint(module, expected)
     if key is not None and key in known:
         return known[key]
     try:
@@ -79,20 +79,20 @@ def compare_with_norm(module: nn.Module, expected: ExpectedNorm) -> Outcome:
         if key is not None:
             known[key] = outcome
         return outcome
-    except Exception as error:  # the layer's own code may raise anything
+    except Exception as error:  # code of another library may raise anything
         lines = str(error).splitlines() or [""]
         return Outcome(
             f"it can't be compared with {expected.norm!r} on random input: {type(error).__name__}: {lines[0]}"
         )
 
 
-# Outcomes by class and settings: networks repeat the same layer dozens of times.
-_KNOWN: WeakKeyDictionary[type[nn.Module], dict[Hashable, Outcome]] = WeakKeyDictionary()
+# Cache of outcomes by class and settings, because networks repeat the same layer dozens of times.
+_OUTCOMES: WeakKeyDictionary[type[nn.Module], dict[Hashable, Outcome]] = WeakKeyDictionary()
 _MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
 
 
 def _fingerprint(module: nn.Module, expected: ExpectedNorm) -> Hashable | None:
-    """What decides the outcome of a comparison; None where attributes of other types than numbers and words do."""
+    """Return the cache key of a comparison; None if the layer has attributes other than numbers and strings."""
     attributes = {name: value for name, value in vars(module).items() if name not in _MODULE_ATTRIBUTES}
     if not all(value is None or isinstance(value, int | float | str) for value in attributes.values()):
         return None
@@ -129,7 +129,7 @@ def _compare_at_rank(module: nn.Module, expected: ExpectedNorm, rank: int) -> Ou
     layer = _isolated_copy(module)
     reference = _reference(layer, expected, rank)
     small, large = (_input(layer, expected.channels, shape) for shape in _SHAPES[rank])
-    # Variances near eps tell where it is added; variances near 1 tell everything else.
+    # Variances near eps show where eps is added; variances near 1 show all other differences.
     eps = float(cast(float, expected.options.get("eps", 1e-5)))
     faint = small * eps**0.5
     for training, inputs in ((True, (small, faint, large)), (False, (small, faint))):
@@ -151,7 +151,7 @@ def _compare_at_rank(module: nn.Module, expected: ExpectedNorm, rank: int) -> Ou
 
 
 def _prepare(layer: nn.Module, late: bool, var_scale: float) -> None:
-    """Set the state in which a layer meets the next input: its batch counter, and the size of its variances."""
+    """Set the state of a layer before the next input: its batch counter, and the scale of its running variance."""
     if late:
         _set_count(layer, _COUNTED)
     if isinstance(var := layer._buffers.get("running_var"), Tensor):
@@ -159,8 +159,8 @@ def _prepare(layer: nn.Module, late: bool, var_scale: float) -> None:
 
 
 def _isolated_copy(module: nn.Module) -> nn.Module:
-    """A copy without hooks, in float32, that shares no tensor with the layer; its tensors are random."""
-    # Hooks are not copied: they may hold the whole model, and would see inputs that are none of the user's.
+    """Return a float32 copy without hooks that shares no tensor with the layer; its tensors are random."""
+    # Hooks are not copied: they may refer to the whole model, and must not see the random inputs.
     hooks = [value for part in module.modules() for name, value in vars(part).items() if "_hooks" in name]
     layer = copy.deepcopy(module, {id(value): type(value)() for value in hooks if isinstance(value, dict)})
     tensors = {id(t) for t in (*module.parameters(), *module.buffers())}
@@ -170,7 +170,7 @@ def _isolated_copy(module: nn.Module) -> nn.Module:
         layer = layer.to_empty(device="cpu")
     layer = layer.float()
     layer.__dict__.pop("_contnorm_own", None)
-    if hasattr(layer, "_contnorm_tracked"):  # frozen through this flag: see freezing.py
+    if hasattr(layer, "_contnorm_tracked"):  # frozen by moments/freeze.py
         cast(Any, layer).track_running_stats = layer._contnorm_tracked
     _randomize(layer)
     return layer
@@ -196,12 +196,12 @@ def _input(layer: nn.Module, channels: int, shape: tuple[int, ...]) -> Tensor:
     generator = torch.Generator().manual_seed(_SEED + len(shape) + shape[0])
     x = torch.randn((shape[0], channels, *shape[1:]), generator=generator, device="cpu")
     x = x * 1.5 + torch.randn((1, channels, *[1] * (len(shape) - 1)), generator=generator, device="cpu")
-    place = next((t.device for t in (*layer.parameters(), *layer.buffers())), torch.device("cpu"))
-    return x.to(place)
+    device = next((t.device for t in (*layer.parameters(), *layer.buffers())), torch.device("cpu"))
+    return x.to(device)
 
 
 class _Reference(nn.Module):
-    """The norm itself, with the drop and activation of the layer behind it where it has them."""
+    """The expected norm, followed by the layer's dropout and activation if it has them."""
 
     def __init__(self, norm: nn.Module, then: tuple[nn.Module, ...], constant: bool) -> None:
         super().__init__()
@@ -229,28 +229,28 @@ def _reference(layer: nn.Module, expected: ExpectedNorm, rank: int) -> _Referenc
     for name in norm._parameters:
         value = tensors.get(name)
         norm._parameters[name] = None if value is None else nn.Parameter(value.detach().clone())
-    for name, own in norm._buffers.items():
+    for name, initial in norm._buffers.items():
         value = tensors.get(name)
-        norm._buffers[name] = own if value is None else value.detach().clone()
-    place = next((t.device for t in tensors.values() if t is not None), torch.device("cpu"))
+        norm._buffers[name] = initial if value is None else value.detach().clone()
+    device = next((t.device for t in tensors.values() if t is not None), torch.device("cpu"))
     then = copy.deepcopy((layer.drop, layer.act)) if expected.acts else ()
-    return _Reference(norm, cast("tuple[nn.Module, ...]", then), expected.constant).to(place)
+    return _Reference(norm, cast("tuple[nn.Module, ...]", then), expected.constant).to(device)
 
 
 def _difference(layer: nn.Module, reference: _Reference, x: Tensor, with_gradient: bool = False) -> str:
-    """What of a layer's results differs, as the beginning of a sentence; empty where nothing does."""
+    """Return which result of a layer differs, as the start of a sentence; empty if none does."""
     before = _moments(reference.norm)
     try:
-        wanted, y = (_run(each, x, with_gradient) for each in (reference, layer))
+        expected_results, results = (_run(each, x, with_gradient) for each in (reference, layer))
     except Exception as error:
         raise _CannotRunError from error
-    for what, value, expected in zip(("output", "input gradient"), y, wanted, strict=True):
+    for what, value, expected in zip(("output", "input gradient"), results, expected_results, strict=True):
         if not _close(value, expected, _TOLERANCE):
             return f"{what} differs from"
-    after, wanted_after = _moments(layer), _moments(reference.norm)
+    after, expected_after = _moments(layer), _moments(reference.norm)
     for name, start in before.items():
-        moved, wanted_move = after[name] - start, wanted_after[name] - start
-        if not _close(moved, wanted_move, _MOVE_TOLERANCE, rounding=1e-6 * float(start.abs().max())):
+        change, expected_change = after[name] - start, expected_after[name] - start
+        if not _close(change, expected_change, _MOVE_TOLERANCE, rounding=1e-6 * float(start.abs().max())):
             return f"{name} after a batch differs from"
     return ""
 
@@ -260,21 +260,21 @@ def _moments(layer: nn.Module) -> dict[str, Tensor]:
     return {name: buffer.detach().clone() for name, buffer in buffers.items() if buffer is not None}
 
 
-def _close(value: object, wanted: Tensor, tolerance: float, rounding: float = 0.0) -> bool:
-    """Whether values agree up to a tolerance of their average size, NaN with NaN."""
-    if not isinstance(value, Tensor) or value.shape != wanted.shape:
+def _close(value: object, expected: Tensor, tolerance: float, rounding: float = 0.0) -> bool:
+    """Whether values agree up to a tolerance relative to their average magnitude; NaN equals NaN."""
+    if not isinstance(value, Tensor) or value.shape != expected.shape:
         return False
-    value, wanted = value.detach().float(), wanted.detach().float()
-    level = float(wanted.abs().nanmean()) if wanted.numel() else 0.0
-    return torch.allclose(value, wanted, rtol=tolerance, atol=tolerance * level + rounding, equal_nan=True)
+    value, expected = value.detach().float(), expected.detach().float()
+    level = float(expected.abs().nanmean()) if expected.numel() else 0.0
+    return torch.allclose(value, expected, rtol=tolerance, atol=tolerance * level + rounding, equal_nan=True)
 
 
 def _run(layer: nn.Module, x: Tensor, with_gradient: bool) -> tuple[Any, Any]:
-    """Output and input gradient, with the same draws for both layers where dropout makes some."""
+    """Return output and input gradient, with a fixed seed so that dropout is the same for both layers."""
     for generator in _generators():
         generator.manual_seed(_SEED)
     leaf = x.clone().requires_grad_(with_gradient)
-    y = layer.forward(leaf * 1)  # not by a call: hooks set for all modules are not for this one
+    y = layer.forward(leaf * 1)  # not `layer(...)`, which would run global module hooks
     if not with_gradient or not isinstance(y, Tensor):
         return y, x
     weight = torch.linspace(-1, 2, y.numel(), device=y.device).reshape(y.shape)
@@ -288,7 +288,7 @@ def _generators() -> list[torch.Generator]:
 
 @contextmanager
 def random_state_restored() -> Iterator[None]:
-    """As `torch.random.fork_rng`, but without touching the seeds of devices that are not in use yet."""
+    """Restore the random state on exit, as `torch.random.fork_rng`, but without initializing unused devices."""
     states = [(generator, generator.get_state()) for generator in _generators()]
     try:
         yield
@@ -299,7 +299,7 @@ def random_state_restored() -> Iterator[None]:
 
 @contextmanager
 def _plain_arithmetic(module: nn.Module) -> Iterator[None]:
-    """Gradients on, autocast off, whatever the surroundings have set."""
+    """Enable gradients and disable autocast, whatever the caller has set."""
     tensor = next((t for t in (*module.parameters(), *module.buffers())), None)
     kind = "cpu" if tensor is None or tensor.is_meta else tensor.device.type
     with torch.inference_mode(False), torch.enable_grad(), torch.autocast(kind, enabled=False):

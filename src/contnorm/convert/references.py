@@ -11,37 +11,37 @@ from torch import Tensor, nn
 
 __all__ = ["referenced_modules"]
 
-_MOST_OBJECTS = 100_000  # an attribute may lead to a whole data set
+_MOST_OBJECTS = 100_000  # an attribute may refer to a whole dataset
 _OPAQUE = (str, bytes, int, float, complex, type(None), type, ModuleType, CodeType, Tensor)
 
 
 def referenced_modules(value: object) -> Iterator[nn.Module]:
-    """The modules a value refers to, through containers, attributes, partial and bound calls, and closures.
+    """Iterate over the modules a value refers to, through containers, attributes, partials, bound methods and closures.
 
-    It does not look into the modules that it finds, nor into objects and functions of torch, such as those that
-    ``torch.compile`` leaves on a model, and stops after 100,000 objects.
+    The search does not enter the modules that it finds, nor objects and functions of torch, such as those that
+    ``torch.compile`` adds to a model. It stops after 100,000 objects.
 
     Example:
         >>> layer = nn.ReLU()
         >>> [m is layer for m in referenced_modules({"steps": [(1, functools.partial(layer))]})]
         [True]
     """
-    seen: dict[int, object] = {}  # the objects as well, so that no id is used again
-    waiting: list[object] = [[value]]
-    while waiting and len(seen) < _MOST_OBJECTS:
-        one = waiting.pop()
-        if isinstance(one, nn.Module):
-            yield one
+    seen: dict[int, object] = {}  # holds the objects too, so that no id is reused
+    pending: list[object] = [[value]]
+    while pending and len(seen) < _MOST_OBJECTS:
+        current = pending.pop()
+        if isinstance(current, nn.Module):
+            yield current
             continue
-        for part in _parts(one):
-            # The type of a weak proxy comes first: any other question to it fails once its object has been deleted.
+        for part in _parts(current):
+            # Check for weak proxies first: any other operation on one raises once its object has been deleted.
             if type(part) not in weakref.ProxyTypes and not isinstance(part, _OPAQUE) and id(part) not in seen:
                 seen[id(part)] = part
-                waiting.append(part)
+                pending.append(part)
 
 
 def _parts(value: object) -> Iterable[object]:
-    """The objects that a value refers to directly."""
+    """Return the objects that a value refers to directly."""
     if isinstance(value, dict):
         return list(value.values())
     if isinstance(value, list | tuple | set | frozenset):
@@ -60,7 +60,7 @@ def _parts(value: object) -> Iterable[object]:
 
 
 def _content(cell: CellType) -> object:
-    """What a variable of an enclosing function holds; None before it is assigned."""
+    """Return the value of a closure variable; None before it is assigned."""
     try:
         return cell.cell_contents
     except ValueError:

@@ -1,4 +1,4 @@
-"""Stateless forms of every norm, with the arguments of their torch counterparts.
+"""Functional forms of all norms, with the arguments of their torch counterparts.
 
 Example:
     >>> import torch, contnorm as cn

@@ -1,4 +1,4 @@
-"""Batch normalization, by torch's own operator, and the update of running moments that all moment norms share."""
+"""Batch normalization with torch's operator, and the update of running moments that all norms use."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ def batch_norm(
     *,
     caller: str = "batch_norm",
 ) -> Tensor:
-    """Batch normalization: ``F.batch_norm``, bit for bit, with our checks.
+    """Batch normalization: bit-exact with ``F.batch_norm``, with argument checks.
 
     Args:
-        x: (N, C) or (N, C, *).
-        running_mean: (C,), updated in place when ``training``.
-        running_var: (C,), likewise, with the unbiased variance of the batch.
+        x: Input of shape (N, C) or (N, C, *).
+        running_mean: (C,), updated in place if ``training``.
+        running_var: (C,), updated in place if ``training``, with the unbiased variance of the batch.
         weight: (C,) or None.
         bias: (C,) or None.
-        training: Whether to normalize with the moments of the batch; without running moments it always is.
-        momentum: The weight of this batch in the running moments; a 0-dim tensor keeps it on the device.
-        eps: Added to the variance.
-        caller: Whom an error message names.
+        training: Whether to normalize with the moments of the batch. Without running moments, they are always used.
+        momentum: Weight of this batch in the running moments. A 0-dim tensor stays on the device.
+        eps: Value added to the variance.
+        caller: The function or layer that error messages name.
 
     Example:
         >>> x = torch.tensor([[0.0], [2.0]])
@@ -77,25 +77,25 @@ def batch_norm(
     check_batch(x, eps, caller)
     if isinstance(momentum, Tensor) and running_mean is not None and running_var is not None:
         signal = x
-        if weight is not None and weight.dtype != statistics_dtype(x):  # a layer wholly in half precision
+        if weight is not None and weight.dtype != statistics_dtype(x):  # all parameters are in half precision
             signal, weight, bias = in_statistics_dtype(x, weight, bias)
-        y, found = batch_step(signal, weight, bias, eps, moments=True)
-        assert found is not None
-        update_moments(running_mean, running_var, found.mean, found.var, momentum)
+        y, moments = batch_step(signal, weight, bias, eps, moments=True)
+        assert moments is not None
+        update_moments(running_mean, running_var, moments.mean, moments.var, momentum)
         return y.to(x.dtype)
-    share = 0.0 if isinstance(momentum, Tensor) else momentum  # a tensor comes here only without running moments
-    return F.batch_norm(x, running_mean, running_var, weight, bias, True, share, eps)
+    factor = 0.0 if isinstance(momentum, Tensor) else momentum  # it is a tensor here only without running moments
+    return F.batch_norm(x, running_mean, running_var, weight, bias, True, factor, eps)
 
 
 def uses_batch_moments(training: bool, running_mean: Tensor | None) -> bool:
-    """Torch's rule: in training, and in evaluation where nothing else was kept."""
+    """Whether to normalize with the batch, as in torch: in training, and in evaluation without running moments."""
     return training or running_mean is None
 
 
 def update_moments(
     running_mean: Tensor | None, running_var: Tensor | None, mean: Tensor, var: Tensor, momentum: float | Tensor
 ) -> None:
-    """Move the running moments towards a batch's, in place; a momentum of 0 leaves them, whatever the batch holds."""
+    """Update the running moments in place; with a momentum of 0 they do not change, even if the batch has NaNs."""
     if running_mean is None or running_var is None or not moves_moments(running_mean, momentum):
         return
     with torch.no_grad():
@@ -105,25 +105,25 @@ def update_moments(
 
 
 def channel_moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    """(C,) each: mean and biased variance of every channel."""
+    """Return mean and biased variance of each channel, (C,) each."""
     var, mean = torch.var_mean(x, dim=[i for i in range(x.dim()) if i != 1], correction=0)
     return mean, var
 
 
 def unbiased(var: Tensor, count: int) -> Tensor:
-    """The unbiased variance of so many values, as batch norm stores it; of a single value there is none to correct."""
+    """Convert a biased variance of ``count`` values to the unbiased one; for a single value, return it unchanged."""
     return var * (count / (count - 1)) if count > 1 else var
 
 
 def apply_affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    """Scale and shift each channel, where there is a weight and a bias."""
+    """Multiply each channel by the weight and add the bias, if they are not None."""
     if weight is not None:
         x = x * per_channel(weight.to(x.dtype), x.dim())
     return x if bias is None else x + per_channel(bias.to(x.dtype), x.dim())
 
 
 def empty_like_input(x: Tensor, *parameters: Tensor | None) -> Tensor:
-    """The output for an empty batch: empty, and still joined to the parameters, so that their gradients are zeros."""
+    """Return the output for an empty batch, connected to the parameters so that their gradients are zeros."""
     y = x.clone()
     for parameter in parameters:
         if parameter is not None:
@@ -132,6 +132,6 @@ def empty_like_input(x: Tensor, *parameters: Tensor | None) -> Tensor:
 
 
 def channels_of(running_mean: Tensor | None, weight: Tensor | None) -> int | None:
-    """The number of channels that the moments, or else the weight, are for; None where nothing tells."""
-    known = running_mean if running_mean is not None else weight
-    return None if known is None or known.dim() == 0 else known.shape[0]
+    """Return the number of channels of the running moments, or else of the weight; None if both are None."""
+    vector = running_mean if running_mean is not None else weight
+    return None if vector is None or vector.dim() == 0 else vector.shape[0]

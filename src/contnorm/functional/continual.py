@@ -1,6 +1,7 @@
 """Continual normalization (Pham et al., ICLR 2022): group norm without affine, then batch norm.
 
-Differs from the two stock calls in one thing: it is right at large means, where they cancel. See `kernels/pivot.py`.
+Unlike torch's group norm followed by torch's batch norm, it is also accurate for inputs with a large mean, where these
+lose precision by cancellation. See `kernels/pivot.py`.
 """
 
 from __future__ import annotations
@@ -62,24 +63,24 @@ def continual_norm(
     .. math:: y = \gamma \, \mathrm{BN}_{1,0}(\mathrm{GN}_{1,0}(x; G)) + \beta
 
     Args:
-        x: (N, C) or (N, C, *).
-        running_mean: (C,), moments of the group-normalized signal (of the input for ``order="bn_gn"``), updated in
-            place when ``training``.
-        running_var: (C,), likewise, with the unbiased variance.
+        x: Input of shape (N, C) or (N, C, *).
+        running_mean: (C,), mean of the group-normalized signal (of the input for ``order="bn_gn"``), updated in place
+            if ``training``.
+        running_var: (C,), updated in place if ``training``, with the unbiased variance.
         weight: (C,) or None.
         bias: (C,) or None.
-        training: Whether to normalize with the moments of the batch; without running moments it always is.
-        momentum: The weight of this batch in the running moments; a 0-dim tensor keeps it on the device.
-        eps: Added to both variances.
+        training: Whether to normalize with the moments of the batch. Without running moments, they are always used.
+        momentum: Weight of this batch in the running moments. A 0-dim tensor stays on the device.
+        eps: Value added to both variances.
         num_groups: A divisor of C, or ``"auto"``.
-        order: ``"gn_bn"`` is CN; ``"bn_gn"`` the paper's other order, with the affine in the second step.
-        tied: Use the one pair of weight and bias in both steps.
-        relu: Cut the result off below zero, after the residual; the fused kernel does both in the same pass.
-        residual: Added to the result; of the input's shape, dtype and device. Under autocast its dtype may differ and
-            is cast to the input's, so that the output always has the input's dtype.
-        num_batches: A 0-dim counter, counted up by one where a batch was normalized by itself.
-        kernel: Which arithmetic to use; None reads ``CONTNORM_KERNEL``. See `contnorm.kernels`.
-        caller: Whom an error message names.
+        order: ``"gn_bn"`` is CN; ``"bn_gn"`` is the reverse order, with the affine parameters in the second step.
+        tied: Whether to use the same weight and bias in both steps.
+        relu: Whether to apply ReLU to the result, after the residual. The fused kernel does both in the same pass.
+        residual: Tensor added to the result, with the input's shape, dtype and device. Under autocast its dtype may
+            differ; it is cast to the input's, so that the output always has the input's dtype.
+        num_batches: A 0-dim counter, incremented by one if the batch was normalized with its own moments.
+        kernel: The implementation; None reads ``CONTNORM_KERNEL``. See `contnorm.kernels`.
+        caller: The function or layer that error messages name.
 
     Example:
         >>> x = torch.tensor([[0.0, 2.0], [1.0, 9.0], [6.0, 5.0]])
@@ -95,7 +96,7 @@ def continual_norm(
     check_parameters(x, weight, bias, caller)
     check_order(order, caller)
     residual = check_residual(residual, x, caller)
-    asked = chosen_kernel(kernel, caller)
+    requested = chosen_kernel(kernel, caller)
     groups = resolve_groups(num_groups, x.shape[1], x.dim(), caller)
     if x.numel() == 0:
         return activated(empty_like_input(x, weight, bias), residual, relu)
@@ -103,25 +104,27 @@ def continual_norm(
     by_batch = uses_batch_moments(training, running_mean)
     if by_batch:
         check_batch(x, eps, caller)
-    chosen = _settled(asked, x, groups, order, tied, by_batch, caller)
+    chosen = _select_kernel(requested, x, groups, order, tied, by_batch, caller)
     moments, affine = (running_mean, running_var), (weight, bias)
     if chosen == "triton" and _has_closed_form(order, tied):
-        return _fused(x, moments, affine, by_batch, momentum, eps, groups, relu, residual, num_batches)
+        return _run_fused(x, moments, affine, by_batch, momentum, eps, groups, relu, residual, num_batches)
     if by_batch:
-        y = _trained(chosen, x, moments, affine, momentum, eps, groups, order, tied)
+        y = _run_training(chosen, x, moments, affine, momentum, eps, groups, order, tied)
         _count(num_batches)
     else:
-        y = _evaluated(chosen, x, moments, affine, eps, groups, order, tied)
+        y = _run_evaluation(chosen, x, moments, affine, eps, groups, order, tied)
     return activated(y, residual, relu)
 
 
 def _has_closed_form(order: Order, tied: bool) -> bool:
-    """The variants have none: they are the two steps, less a pivot."""
+    """Whether the closed form applies: to CN only. The variants are computed as two steps, with a pivot."""
     return order == "gn_bn" and not tied
 
 
-def _settled(chosen: Kernel, x: Tensor, groups: int, order: Order, tied: bool, by_batch: bool, caller: str) -> Kernel:
-    """The kernel to use on this input: ``auto`` is decided, and one that can't do it gives way or is refused."""
+def _select_kernel(
+    chosen: Kernel, x: Tensor, groups: int, order: Order, tied: bool, by_batch: bool, caller: str
+) -> Kernel:
+    """Select the implementation for this input: resolve ``auto``, and raise if ``triton`` cannot run."""
     closed_form = _has_closed_form(order, tied)
     if chosen == "triton":
         reason = fused.refusal(x, groups) if closed_form else variants.refusal(x, groups)
@@ -139,7 +142,7 @@ def _settled(chosen: Kernel, x: Tensor, groups: int, order: Order, tied: bool, b
     return chosen
 
 
-def _fused(
+def _run_fused(
     x: Tensor,
     moments: Pair,
     affine: Pair,
@@ -151,7 +154,7 @@ def _fused(
     residual: Tensor | None,
     num_batches: Tensor | None,
 ) -> Tensor:
-    """All of it by the fused kernels: in training they may also move the moments and count the batch."""
+    """Compute everything with the fused kernels, which in training may also update the moments and the counter."""
     mean, var = moments
     if not by_batch:
         assert mean is not None and var is not None
@@ -159,14 +162,14 @@ def _fused(
     count = x.numel() // x.shape[1]
     moves = moves_moments(mean, momentum)
     running = fused.running_moments(mean, var, num_batches, momentum, count) if moves else None
-    y, found = fused.train(x, *affine, eps, groups, residual, relu, running)
-    if found is not None:
-        update_moments(mean, var, found.mean, unbiased(found.var, count), momentum)
+    y, batch_moments = fused.train(x, *affine, eps, groups, residual, relu, running)
+    if batch_moments is not None:
+        update_moments(mean, var, batch_moments.mean, unbiased(batch_moments.var, count), momentum)
         _count(num_batches)
     return y
 
 
-def _trained(
+def _run_training(
     chosen: Kernel,
     x: Tensor,
     moments: Pair,
@@ -177,26 +180,30 @@ def _trained(
     order: Order,
     tied: bool,
 ) -> Tensor:
-    """The output with the moments of the batch, towards which the running ones are moved."""
+    """Normalize with the moments of the batch, and update the running moments."""
     mean, var = moments
-    found: BatchMoments | None
+    batch_moments: BatchMoments | None
     if chosen == "analytic":
-        y, found = analytic.train(x, *affine, eps, groups)
+        y, batch_moments = analytic.train(x, *affine, eps, groups)
     elif chosen == "triton":
         running = (mean, var) if mean is not None and var is not None and moves_moments(mean, momentum) else None
-        y, found = variants.train(x, *affine, eps, groups, order=order, tied=tied, running=running, momentum=momentum)
+        y, batch_moments = variants.train(
+            x, *affine, eps, groups, order=order, tied=tied, running=running, momentum=momentum
+        )
     else:
         pivot, tracked = chosen != "reference", mean is not None
-        y, found = reference.train(x, *affine, eps, groups, order=order, tied=tied, pivot=pivot, moments=tracked)
-    if found is not None:
-        update_moments(mean, var, found.mean, found.var, momentum)
+        y, batch_moments = reference.train(
+            x, *affine, eps, groups, order=order, tied=tied, pivot=pivot, moments=tracked
+        )
+    if batch_moments is not None:
+        update_moments(mean, var, batch_moments.mean, batch_moments.var, momentum)
     return y
 
 
-def _evaluated(
+def _run_evaluation(
     chosen: Kernel, x: Tensor, moments: Pair, affine: Pair, eps: float, groups: int, order: Order, tied: bool
 ) -> Tensor:
-    """The output with the running moments."""
+    """Normalize with the running moments."""
     mean, var = moments
     assert mean is not None and var is not None
     if chosen == "analytic":

@@ -1,7 +1,7 @@
 """Group, instance and layer normalization, with one weight and bias per channel.
 
-By torch's own operator; but on CUDA, where channels lie next to each other, by our kernel: torch's copies the input to
-the other layout, and its output back.
+They use torch's operator, except for channels_last input on CUDA, for which a Triton kernel is used: torch's operator
+copies such an input to the contiguous layout, and its output back.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ def group_norm(
     *,
     caller: str = "group_norm",
 ) -> Tensor:
-    """Group normalization: ``F.group_norm`` whose output has the input's dtype, under autocast too, and its layout.
+    """Group normalization: ``F.group_norm`` whose output has the input's memory layout and, also under autocast, dtype.
 
     Args:
-        x: (N, C) or (N, C, *).
+        x: Input of shape (N, C) or (N, C, *).
         num_groups: A divisor of C, or ``"auto"``.
         weight: (C,) or None.
         bias: (C,) or None.
-        eps: Added to the variance.
-        caller: Whom an error message names.
+        eps: Value added to the variance.
+        caller: The function or layer that error messages name.
 
     Example:
         >>> group_norm(torch.tensor([[0.0, 2.0, 5.0, 7.0]]), num_groups=2, eps=1e-12)
@@ -56,18 +56,18 @@ def group_norm(
     if x.numel() == 0:
         return empty_like_input(x, weight, bias)
     check_group_size(x, groups, caller)
-    if _by_kernel(x, groups, caller) and _on_device(x, weight, bias):
+    if _uses_kernel(x, groups, caller) and _on_device(x, weight, bias):
         return group_step(x, weight, bias, eps, groups, x.dtype)
     if weight is not None and weight.dtype != x.dtype:
-        # Half input with float32 weights: CPU takes the mixture, CUDA does not. Widening serves both.
+        # Half-precision input with float32 weights is supported on CPU but not on CUDA, so all are cast to float32.
         wide = statistics_dtype(x)
         offset = None if bias is None else bias.to(wide)
         return group_norm_in_layout(x.to(wide), groups, weight.to(wide), offset, eps).to(x.dtype)
     return group_norm_in_layout(x, groups, weight, bias, eps).to(x.dtype)
 
 
-def _by_kernel(x: Tensor, groups: int, caller: str) -> bool:
-    """Whether torch's operator would have to copy, and ours can do without."""
+def _uses_kernel(x: Tensor, groups: int, caller: str) -> bool:
+    """Whether to use the Triton kernel: it can run, and torch's operator would copy the input."""
     return (
         x.is_cuda
         and chosen_kernel(None, caller) in ("auto", "triton")
@@ -78,7 +78,7 @@ def _by_kernel(x: Tensor, groups: int, caller: str) -> bool:
 
 
 def _on_device(x: Tensor, *parameters: Tensor | None) -> bool:
-    """Whether a kernel can read them; where not, torch's operator says what is wrong with them."""
+    """Whether all parameters are on the input's device; if not, torch's operator raises the error."""
     return all(p is None or p.device == x.device for p in parameters)
 
 
@@ -90,7 +90,7 @@ def instance_norm(
     *,
     caller: str = "instance_norm",
 ) -> Tensor:
-    """Instance normalization: every channel of every sample by itself, so it needs more than one position.
+    """Instance normalization: normalizes each channel of each sample alone, so it needs more than one position.
 
     Example:
         >>> instance_norm(torch.tensor([[[0.0, 2.0], [5.0, 5.5]]]), eps=1e-12)
@@ -114,7 +114,7 @@ def layer_norm(
     *,
     caller: str = "layer_norm",
 ) -> Tensor:
-    """Layer normalization over channels and positions together; weight and bias are per channel.
+    """Layer normalization over channels and positions; weight and bias are per channel.
 
     Example:
         >>> layer_norm(torch.tensor([[0.0, 2.0]]), eps=1e-12)

@@ -1,10 +1,10 @@
-"""Batch renormalization (Ioffe, 2017), in the form the continual normalization paper prints.
+"""Batch renormalization (Ioffe, 2017), as defined in the continual normalization paper.
 
-The paper's formula divides by ``sigma + eps``, not ``sqrt(sigma^2 + eps)``, and both factors stop their gradient.
-The running spread is an average of *standard deviations*, biased; it is kept squared, under batch norm's own name.
+The paper's formula divides by ``sigma + eps``, not ``sqrt(sigma^2 + eps)``, and no gradient flows through r and d. The
+running average is that of the biased *standard deviations*; its square is stored in ``running_var``.
 
-On CUDA, Triton kernels compute it (`contnorm.kernels.triton.row_moments`); the code here is the definition, and what
-runs elsewhere.
+On CUDA, Triton kernels compute it (`contnorm.kernels.triton.row_moments`). The code here is the definition, and is used
+on all other devices.
 """
 
 from __future__ import annotations
@@ -64,20 +64,20 @@ def batch_renorm(
         d = \mathrm{clip}_{[-d_{max}, d_{max}]} \frac{\mu_B - \mu_r}{\sigma_r}
 
     Args:
-        x: (N, C) or (N, C, *).
-        running_mean: (C,), updated in place when ``training``.
-        running_var: (C,), the square of the averaged standard deviation, likewise.
+        x: Input of shape (N, C) or (N, C, *).
+        running_mean: (C,), updated in place if ``training``.
+        running_var: (C,), the square of the averaged standard deviation, updated in place if ``training``.
         weight: (C,) or None.
         bias: (C,) or None.
-        training: Whether to normalize with the moments of the batch; without running moments it always is.
-        momentum: The weight of this batch in the running moments; a 0-dim tensor keeps it on the device.
-        eps: Added to the standard deviation.
-        r_max: The limit of r; 1 switches the correction of the spread off.
-        d_max: The limit of d; 0 switches the correction of the mean off.
-        r: (C,), used as it is in place of the clipped ratio.
-        d: (C,), likewise.
-        kernel: Which arithmetic to use; None reads ``CONTNORM_KERNEL``. See `contnorm.kernels`.
-        caller: Whom an error message names.
+        training: Whether to normalize with the moments of the batch. Without running moments, they are always used.
+        momentum: Weight of this batch in the running moments. A 0-dim tensor stays on the device.
+        eps: Value added to the standard deviation.
+        r_max: The limit of r; 1 disables the correction of the standard deviation.
+        d_max: The limit of d; 0 disables the correction of the mean.
+        r: (C,), used without clipping instead of the computed r.
+        d: (C,), used without clipping instead of the computed d.
+        kernel: The implementation; None reads ``CONTNORM_KERNEL``. See `contnorm.kernels`.
+        caller: The function or layer that error messages name.
 
     Example:
         >>> x, mean, var = torch.tensor([[0.0], [2.0]]), torch.tensor([0.0]), torch.tensor([4.0])
@@ -99,14 +99,14 @@ def batch_renorm(
     if by_batch:
         check_batch(x, eps, caller)
     moments, parameters = (running_mean, running_var), (weight, bias)
-    chosen = r is not None or d is not None
-    if not chosen and rows.suits(x, parameters, moments, (momentum, *limits), kernel, caller):
-        return rows.renorm(_again, x, *moments, parameters, by_batch, momentum, eps, *limits)
+    fixed_factors = r is not None or d is not None
+    if not fixed_factors and rows.suits(x, parameters, moments, (momentum, *limits), kernel, caller):
+        return rows.renorm(_recompute, x, *moments, parameters, by_batch, momentum, eps, *limits)
     return _in_torch(x, *moments, *parameters, by_batch, momentum, eps, *limits, r, d)
 
 
 def _checked_limits(r_max: float | Tensor, d_max: float | Tensor, caller: str) -> tuple[float | Tensor, float | Tensor]:
-    """Limits that are numbers lie in their range; tensors are not looked at, which would wait for the device."""
+    """Check limits that are numbers; tensors are not checked, because that would synchronize with the device."""
     return (
         r_max if isinstance(r_max, Tensor) else check_number(r_max, 1, "r_max", caller),
         d_max if isinstance(d_max, Tensor) else check_number(d_max, 0, "d_max", caller),
@@ -122,7 +122,7 @@ def _check_factors(x: Tensor, r: Tensor | None, d: Tensor | None, caller: str) -
             )
 
 
-def _again(
+def _recompute(
     x: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
@@ -133,7 +133,7 @@ def _again(
     by_batch: bool,
     eps: float,
 ) -> Tensor:
-    """What the kernels gave, for derivatives that they have not; no running moment is moved."""
+    """Recompute the output of the kernels in torch operators, for double backward; running moments stay unchanged."""
     if by_batch:
         return _in_torch(x, None, None, weight, bias, True, 0.0, eps, 1.0, 0.0, r, d)
     return _in_torch(x, mean, std.square(), weight, bias, False, 0.0, eps, 1.0, 0.0, None, None)
@@ -160,28 +160,28 @@ def _in_torch(
         centred = x.to(dtype) - per_channel(running_mean.to(dtype), rank)
         return apply_affine(centred * per_channel(rstd, rank), weight, bias).to(x.dtype)
 
-    at = channel_pivot(x)
-    shifted = x.to(dtype) - per_channel(at, rank)
+    pivot = channel_pivot(x)
+    shifted = x.to(dtype) - per_channel(pivot, rank)
     mean, var = channel_moments(shifted)
     std = _deviation(var)
     if running_mean is not None and running_var is not None:
-        ratio, offset = _clipped(mean, std, running_mean.to(dtype) - at, running_var.to(dtype), r_max, d_max)
+        ratio, offset = _clipped(mean, std, running_mean.to(dtype) - pivot, running_var.to(dtype), r_max, d_max)
         r, d = ratio if r is None else r, offset if d is None else d
     normalized = (shifted - per_channel(mean, rank)) * per_channel(1 / (std + eps), rank)
     if r is not None:
         normalized = normalized * per_channel(r.to(dtype), rank)
     if d is not None:
         normalized = normalized + per_channel(d.to(dtype), rank)
-    _update(running_mean, running_var, mean + at, std, momentum)
+    _update(running_mean, running_var, mean + pivot, std, momentum)
     return apply_affine(normalized, weight, bias).to(x.dtype)
 
 
 def _deviation(var: Tensor) -> Tensor:
-    """The square root; where nothing varies, its slope is taken as zero and not as infinite.
+    """Return the square root of a variance, with a gradient of zero instead of infinity where the variance is zero.
 
-    A channel whose inputs have all gone dead is such a one, and no-number from it would spoil the whole network.
+    The variance is zero in a channel whose inputs are all dead. NaN gradients from it would spread through the network.
     """
-    varies = var != 0  # also where it is no number, which stays visible
+    varies = var != 0  # True for NaN, so that NaNs stay visible
     return torch.where(varies, var, 1.0).sqrt() * varies
 
 
@@ -193,12 +193,12 @@ def _clipped(
     r_max: float | Tensor,
     d_max: float | Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """r and d, without gradient; a running spread of zero gives the limits, not a division by zero."""
+    """Return r and d, without gradient; a running standard deviation of zero gives the limits."""
     with torch.no_grad():
         running_std = running_var.sqrt().clamp_min(torch.finfo(running_var.dtype).tiny)
-        top, reach = _limit(r_max, std), _limit(d_max, std)
-        r = (std / running_std).clamp(1 / top, top)
-        d = ((mean - running_mean) / running_std).clamp(-reach, reach)
+        r_limit, d_limit = _limit(r_max, std), _limit(d_max, std)
+        r = (std / running_std).clamp(1 / r_limit, r_limit)
+        d = ((mean - running_mean) / running_std).clamp(-d_limit, d_limit)
     return r, d
 
 
@@ -209,7 +209,7 @@ def _limit(limit: float | Tensor, like: Tensor) -> Tensor:
 def _update(
     running_mean: Tensor | None, running_var: Tensor | None, mean: Tensor, std: Tensor, momentum: float | Tensor
 ) -> None:
-    """Average the standard deviation, store its square."""
+    """Update the running mean, and the running average of the standard deviation, whose square is stored."""
     if running_mean is None or running_var is None or not moves_moments(running_mean, momentum):
         return
     with torch.no_grad():

@@ -1,11 +1,11 @@
 """Switchable normalization (Luo et al., 2019): a learned mixture of instance, layer and batch moments.
 
-As the method's own code has it: two separate weight vectors, one for the means and one for the variances; the
-instance variance is the unbiased one, and the layer and batch variances are built from it. Where a sample has one
-position, as (N, C) input does, an instance has no variance, and only layer and batch moments are mixed.
+As in the authors' code, there are two separate weight vectors, one for the means and one for the variances. The
+instance variance is unbiased, and the layer and batch variances are computed from it. If the input has one position,
+as (N, C) input does, an instance has no variance, and only layer and batch moments are mixed.
 
-On CUDA, Triton kernels compute it (`contnorm.kernels.triton.row_moments`); the code here is the definition, and what
-runs elsewhere.
+On CUDA, Triton kernels compute it (`contnorm.kernels.triton.row_moments`). The code here is the definition, and is used
+on all other devices.
 """
 
 from __future__ import annotations
@@ -54,18 +54,18 @@ def switch_norm(
         \quad k \in \{\mathrm{IN}, \mathrm{LN}, \mathrm{BN}\}
 
     Args:
-        x: (N, C) or (N, C, *).
-        running_mean: (C,), of the batch branch, updated in place when ``training``.
-        running_var: (C,), likewise.
+        x: Input of shape (N, C) or (N, C, *).
+        running_mean: (C,), of the batch branch, updated in place if ``training``.
+        running_var: (C,), of the batch branch, updated in place if ``training``.
         weight: (C,) or None.
         bias: (C,) or None.
         mean_weight: (3,), logits of the mixture of means: instance, layer, batch.
         var_weight: (3,), logits of the mixture of variances.
-        training: Whether the batch branch uses the moments of the batch; without running moments it always does.
-        momentum: The weight of this batch in the running moments; a 0-dim tensor keeps it on the device.
-        eps: Added to the mixed variance.
-        kernel: Which arithmetic to use; None reads ``CONTNORM_KERNEL``. See `contnorm.kernels`.
-        caller: Whom an error message names.
+        training: Whether the batch branch uses the moments of the batch. Without running moments, it always does.
+        momentum: Weight of this batch in the running moments. A 0-dim tensor stays on the device.
+        eps: Value added to the mixed variance.
+        kernel: The implementation; None reads ``CONTNORM_KERNEL``. See `contnorm.kernels`.
+        caller: The function or layer that error messages name.
 
     Example:
         >>> x, only_batch = torch.tensor([[0.0, 5.0], [2.0, 9.0]]), torch.tensor([0.0, -99.0, 99.0])
@@ -87,7 +87,7 @@ def switch_norm(
         check_batch(x, eps, caller)
     moments, affine, logits = (running_mean, running_var), (weight, bias), (mean_weight, var_weight)
     if not _single(x) and rows.suits(x, affine, moments, (momentum,), kernel, caller, logits):
-        return rows.switch(_again, x, *moments, (*affine, *logits), by_batch, momentum, eps)
+        return rows.switch(_recompute, x, *moments, (*affine, *logits), by_batch, momentum, eps)
     return _in_torch(x, *moments, *affine, *logits, by_batch, momentum, eps)
 
 
@@ -99,7 +99,7 @@ def _check_logits(mean_weight: Tensor, var_weight: Tensor, caller: str) -> None:
             )
 
 
-def _again(
+def _recompute(
     x: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
@@ -109,7 +109,7 @@ def _again(
     batch_var: Tensor | None,
     eps: float,
 ) -> Tensor:
-    """What the kernels gave, for derivatives that they have not; no running moment is moved."""
+    """Recompute the output of the kernels in torch operators, for double backward; running moments stay unchanged."""
     by_batch = batch_mean is None
     return _in_torch(x, batch_mean, batch_var, weight, bias, mean_weight, var_weight, by_batch, 0.0, eps)
 
@@ -126,25 +126,25 @@ def _in_torch(
     momentum: float | Tensor,
     eps: float,
 ) -> Tensor:
-    found = _row_moments(x)
+    row_stats = _row_moments(x)
     if by_batch:
-        batch_mean, batch_var = _batch_branch(found)
+        batch_mean, batch_var = _batch_branch(row_stats)
         update_moments(running_mean, running_var, batch_mean, batch_var, momentum)
     else:
         assert running_mean is not None and running_var is not None
         batch_mean, batch_var = running_mean.double(), running_var.double()
 
-    layer_mean = found.mean.mean(1, keepdim=True)
-    layer_var = (found.var + (found.mean - layer_mean).square()).mean(1, keepdim=True)
+    layer_mean = row_stats.mean.mean(1, keepdim=True)
+    layer_var = (row_stats.var + (row_stats.mean - layer_mean).square()).mean(1, keepdim=True)
     single = _single(x)
-    mean = _mixed(mean_weight, found.mean, layer_mean, batch_mean, single)
-    var = _mixed(var_weight, found.var, layer_var, batch_var, single)
+    mean = _mixed(mean_weight, row_stats.mean, layer_mean, batch_mean, single)
+    var = _mixed(var_weight, row_stats.var, layer_var, batch_var, single)
 
     dtype, rank = statistics_dtype(x), x.dim()
     scale = torch.rsqrt(var + eps)
     if weight is not None:
         scale = scale * weight
-    centred = found.shifted - per_channel((mean - found.pivot).to(dtype), rank)
+    centred = row_stats.shifted - per_channel((mean - row_stats.pivot).to(dtype), rank)
     y = centred * per_channel(scale.to(dtype), rank)
     if bias is not None:
         y = y + per_channel(bias.to(dtype), rank)
@@ -152,12 +152,12 @@ def _in_torch(
 
 
 def _single(x: Tensor) -> bool:
-    """Whether a row is a single position."""
+    """Whether a row (one sample, one channel) has a single position."""
     return x.numel() == x.shape[0] * x.shape[1]
 
 
 class _Rows(NamedTuple):
-    """The input less a pivot for each row, and each row's moments in float64: those tables are small."""
+    """The input minus a pivot for each row, and the moments of each row, in float64 because these tables are small."""
 
     shifted: Tensor  # (N, C, *)
     pivot: Tensor  # (N, C), float64
@@ -168,8 +168,8 @@ class _Rows(NamedTuple):
 def _row_moments(x: Tensor) -> _Rows:
     wide = x.to(statistics_dtype(x))
     single = _single(x)
-    # A row of one position is its own pivot: with zero in its place the mixed mean, rounded to the type of the data,
-    # would be taken off the data itself, and a large mean would cancel.
+    # The pivot of a row with one position is its value. With a pivot of zero, the mixed mean, rounded to the dtype of
+    # the data, would be subtracted from the data itself, and a large mean would cause cancellation.
     pivot = wide.detach().reshape(x.shape[0], x.shape[1]) if single else row_pivot(x)
     shifted = wide - per_channel(pivot, x.dim())
     if single:
@@ -186,7 +186,7 @@ def _batch_branch(rows: _Rows) -> tuple[Tensor, Tensor]:
 
 
 def batch_moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The batch branch's mean and variance of an input, (C,) each, in float64.
+    """Return the mean and variance of the batch branch for an input, (C,) each, in float64.
 
     Example:
         >>> mean, var = batch_moments(torch.tensor([[0.0], [2.0]]))
@@ -197,7 +197,7 @@ def batch_moments(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _mixed(logits: Tensor, instance: Tensor, layer: Tensor, batch: Tensor, single: bool) -> Tensor:
-    """(N, C), the weighted sum of the moments."""
+    """Return the weighted sum of the moments, (N, C)."""
     share = torch.softmax((logits[1:] if single else logits).double(), 0)
     mixed = share[-2] * layer + share[-1] * batch
     return mixed if single else mixed + share[0] * instance

@@ -1,4 +1,4 @@
-"""What often follows a norm: a residual added and a cut at zero. Fused kernels do it in the same pass."""
+"""Residual addition and ReLU after a norm, in torch operators. Fused kernels do both in the same pass."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["activated"]
 
 
 def activated(y: Tensor, residual: Tensor | None, relu: bool) -> Tensor:
-    """A norm's output, with a residual added where there is one, then cut off below zero where asked.
+    """Add a residual to the output of a norm if it is not None, then apply ReLU if ``relu``.
 
     Example:
         >>> activated(torch.tensor([-3.0, 1.0]), torch.tensor([1.0, 1.0]), relu=True)

@@ -1,11 +1,12 @@
 """Continual normalization in one pass of statistics and one multiply-add, with a hand-written backward.
 
-Group norm and batch norm both follow from the mean and variance of each row (one sample, one channel), so the data is
-read once for statistics and once to make the output ``y = scale * x + offset``. The backward pass likewise needs two
-sums per row and one ``dx = P * dy + Q * x + R``. The derivation is in ``docs/concepts/one-pass.md``.
+The statistics of group norm and batch norm can both be computed from the mean and variance of each row (one sample, one
+channel). So the data is read once for statistics and once to compute the output ``y = scale * x + offset``. The
+backward pass likewise needs two sums per row and one ``dx = P * dy + Q * x + R``. The derivation is in
+``docs/concepts/one-pass.md``.
 
-Letters: N samples, C channels in G groups of K, L positions, M = N * L. Every table here is (N, C), (N, G) or (C,).
-``x`` always comes in less its slab's pivot (`pivot.py`), which changes no result and keeps it exact.
+Notation: N samples, C channels in G groups of K, L positions, M = N * L. All tables are (N, C), (N, G) or (C,). ``x``
+is always the input minus the pivot of its slab (`pivot.py`), which does not change the result and keeps it accurate.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ __all__ = [
 
 
 class Statistics(NamedTuple):
-    """All that the output and the gradients need besides the data."""
+    """Tables from which, with the data, the output and the gradients are computed."""
 
     row_mean: Tensor  # (N, C) a1: mean over positions of the group-normalized signal
     row_square: Tensor  # (N, C) a2: mean over positions of its square
     group_mean: Tensor  # (N, C) u, repeated over the group's channels
-    group_rstd: Tensor  # (N, C) r, likewise
+    group_rstd: Tensor  # (N, C) r, repeated over the group's channels
     mean: Tensor  # (C,) batch mean of the group-normalized signal
     var: Tensor  # (C,) its biased batch variance
     rstd: Tensor  # (C,) i
@@ -47,15 +48,15 @@ class Statistics(NamedTuple):
 def train(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, num_groups: int
 ) -> tuple[Tensor, BatchMoments]:
-    """Normalize with the moments of the batch, and give those moments."""
+    """Normalize with the moments of the batch; return the output and these moments."""
     dtype = statistics_dtype(x)
     scale = None if weight is None else weight.to(dtype)
     offset = None if bias is None else bias.to(dtype)
     shifted = less_slab_pivot(x, num_groups)
-    if torch.compiler.is_compiling():  # the compiler fuses the plain formula and derives its own backward
-        found = statistics(shifted, eps, num_groups)
-        y = multiply_add(shifted, scale, offset, found)
-        mean, var = found.mean, found.var
+    if torch.compiler.is_compiling():  # the compiler fuses the formula and derives the backward pass
+        stats = statistics(shifted, eps, num_groups)
+        y = multiply_add(shifted, scale, offset, stats)
+        mean, var = stats.mean, stats.var
     else:
         y, mean, var, *_ = _ContinualNorm.apply(shifted, scale, offset, eps, num_groups)  # type: ignore[no-untyped-call]
     count = x.numel() // x.shape[1]
@@ -71,7 +72,7 @@ def evaluate(
     eps: float,
     num_groups: int,
 ) -> Tensor:
-    """Normalize with the given moments: batch norm is then a constant scale and offset, which group norm applies."""
+    """Normalize with the given moments: batch norm is then a constant scale and offset, applied by group norm."""
     dtype = statistics_dtype(x)
     scale = torch.rsqrt(var.to(dtype) + eps)
     if weight is not None:
@@ -84,7 +85,7 @@ def evaluate(
 
 
 def statistics(x: Tensor, eps: float, num_groups: int) -> Statistics:
-    """All tables of the forward pass, from data less its pivot."""
+    """Compute all tables of the forward pass, from the data minus its pivot."""
     n, c = x.shape[:2]
     if x.dim() == 2:
         mean, var = x, torch.zeros_like(x)
@@ -97,7 +98,7 @@ def statistics(x: Tensor, eps: float, num_groups: int) -> Statistics:
     group_rstd = torch.rsqrt(power.mean(2, keepdim=True) + eps).expand_as(grouped).reshape(n, c)
     row_mean = off * group_rstd
     within = var * group_rstd * group_rstd
-    # The mean of the variances plus the variance of the means: no difference of squares anywhere.
+    # The mean of the variances plus the variance of the means, to avoid cancellation in a difference of squares.
     between, batch_mean = torch.var_mean(row_mean, dim=0, correction=0)
     batch_var = within.mean(0) + between
     return Statistics(
@@ -112,7 +113,7 @@ def statistics(x: Tensor, eps: float, num_groups: int) -> Statistics:
 
 
 def multiply_add(x: Tensor, weight: Tensor | None, bias: Tensor | None, found: Statistics) -> Tensor:
-    """The output, from data less its pivot."""
+    """Compute the output, from the data minus its pivot."""
     gain = found.rstd if weight is None else found.rstd * weight
     scale = found.group_rstd * gain
     offset = (-found.group_mean * found.group_rstd - found.mean) * gain
@@ -130,9 +131,9 @@ class Gradients(NamedTuple):
 def gradients(
     x: Tensor, dy: Tensor, weight: Tensor | None, found: Statistics, num_groups: int, constant: bool = False
 ) -> Gradients:
-    """The backward pass: two sums per row, small tables, one multiply-add over (dy, x).
+    """Compute the backward pass: two sums per row, small tables, one multiply-add over (dy, x).
 
-    With ``constant`` the batch moments are given ones, through which no gradient flows.
+    With ``constant``, the batch moments are constants, through which no gradient flows.
     """
     n, c = x.shape[:2]
     positions = tuple(range(2, x.dim()))
@@ -142,11 +143,13 @@ def gradients(
 
     sum_dy = dy.sum(positions) if positions else dy
     sum_dyx = (dy * x).sum(positions) if positions else dy * x
-    sum_dyx = (sum_dyx - found.group_mean * sum_dy) * found.group_rstd  # now against the group-normalized signal
+    sum_dyx = (
+        sum_dyx - found.group_mean * sum_dy
+    ) * found.group_rstd  # the sum of dy times the group-normalized signal
     d_bias = sum_dy.sum(0)
     d_weight = found.rstd * (sum_dyx.sum(0) - found.mean * d_bias)
 
-    # What flows back through the batch moments, and nothing where they are constants.
+    # The gradient through the batch moments, which is zero if they are constants.
     by_weight, by_bias = (torch.zeros_like(d_weight),) * 2 if constant else (d_weight, d_bias)
     slope = found.rstd * by_weight / n
     t1 = gain * (sum_dy - by_bias / n - slope * (found.row_mean - found.mean))
@@ -166,13 +169,13 @@ def gradients(
 def gradients_of_evaluation(
     x: Tensor, dy: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, eps: float, num_groups: int
 ) -> Gradients:
-    """The backward pass of `evaluate`; the input comes in as it is, and its gradient goes out in its type."""
+    """Compute the backward pass of `evaluate`, from the input itself; its gradient has the input's dtype."""
     dtype = statistics_dtype(x)
     mean, var = mean.to(dtype), var.to(dtype)
     shifted = less_slab_pivot(x, num_groups)
-    found = statistics(shifted, eps, num_groups)._replace(mean=mean, var=var, rstd=torch.rsqrt(var + eps))
+    stats = statistics(shifted, eps, num_groups)._replace(mean=mean, var=var, rstd=torch.rsqrt(var + eps))
     scale = None if weight is None else weight.to(dtype)
-    grads = gradients(shifted, dy.to(dtype), scale, found, num_groups, constant=True)
+    grads = gradients(shifted, dy.to(dtype), scale, stats, num_groups, constant=True)
     return grads._replace(x=grads.x.to(x.dtype))
 
 
@@ -188,8 +191,8 @@ class _ContinualNorm(torch.autograd.Function):
     def forward(
         x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, num_groups: int
     ) -> tuple[Tensor, ...]:
-        found = statistics(x, eps, num_groups)
-        return multiply_add(x, weight, bias, found), found.mean, found.var, *found[:4], found.rstd
+        stats = statistics(x, eps, num_groups)
+        return multiply_add(x, weight, bias, stats), stats.mean, stats.var, *stats[:4], stats.rstd
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -202,7 +205,7 @@ class _ContinualNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, *saved = ctx.saved_tensors
-        # For a second derivative the statistics must carry their own dependence on x: saved ones are constants.
-        found = statistics(x, ctx.eps, ctx.num_groups) if torch.is_grad_enabled() else Statistics(*saved)
-        grads = gradients(x, dy, weight, found, ctx.num_groups)
+        # For double backward the statistics must depend on x in the graph; the saved ones are constants.
+        stats = statistics(x, ctx.eps, ctx.num_groups) if torch.is_grad_enabled() else Statistics(*saved)
+        grads = gradients(x, dy, weight, stats, ctx.num_groups)
         return grads.x, None if weight is None else grads.weight, grads.bias if ctx.has_bias else None, None, None

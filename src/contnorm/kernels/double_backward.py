@@ -1,4 +1,4 @@
-"""Gradients through torch's operators, for backward passes whose kernels torch can't look into."""
+"""Gradients computed with torch operators, for when the kernels of a backward pass cannot be used."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Again = Callable[..., Tensor]
 
 
 def by_kernels(dy: Tensor) -> bool:
-    """Whether kernels may do a backward pass: it is not differentiated itself, of one gradient, and seen by nothing."""
+    """Whether kernels can compute a backward pass: no double backward, vmap or dispatch mode is active."""
     batched = torch._C._functorch.is_legacy_batchedtensor(dy)  # `is_grads_batched`
     return not torch.is_grad_enabled() and not batched and is_plain(dy)
 
@@ -23,13 +23,13 @@ def by_kernels(dy: Tensor) -> bool:
 def gradients_by_torch(
     again: Again, dy: Tensor, given: Sequence[Tensor | None], needed: Sequence[bool]
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of what is needed; differentiable themselves, where that is asked for.
+    """Compute gradients with torch operators; they are differentiable if grad mode is enabled.
 
     Args:
-        again: The same function as the kernels', in torch's operators.
+        again: The function that the kernels compute, in torch operators.
         dy: The gradient of its output.
-        given: What it was given.
-        needed: Of which of these a gradient is needed.
+        given: Its arguments.
+        needed: For each argument, whether its gradient is needed.
 
     Example:
         >>> x = torch.tensor(3.0, requires_grad=True)
@@ -38,9 +38,9 @@ def gradients_by_torch(
     """
     differentiable = torch.is_grad_enabled()
     with torch.enable_grad():
-        # A name of its own for each, at which the gradient stops: one may have been made from another (a tied weight is
-        # behind x as well), and what goes that way is not this function's.
-        own = [None if t is None else t.view_as(t) for t in given]
-        wanted = [t for t, need in zip(own, needed, strict=True) if need and t is not None]
-        found = iter(torch.autograd.grad(again(*own), wanted, dy, create_graph=differentiable))
-    return tuple(next(found) if need and t is not None else None for t, need in zip(own, needed, strict=True))
+        # A view of each argument, at which its gradient stops: one argument may depend on another (x may depend on a
+        # tied weight), and the gradient along that path is not part of this function's gradient.
+        views = [None if t is None else t.view_as(t) for t in given]
+        inputs = [t for t, need in zip(views, needed, strict=True) if need and t is not None]
+        grads = iter(torch.autograd.grad(again(*views), inputs, dy, create_graph=differentiable))
+    return tuple(next(grads) if need and t is not None else None for t, need in zip(views, needed, strict=True))

@@ -1,12 +1,14 @@
-"""Pivots: a value near the data, taken off before statistics are made, so that a large mean does not cancel.
+"""Pivots: values near the data that are subtracted before statistics are computed, to avoid cancellation.
 
-Normalization does not see a constant shift of what it normalizes together. In floating point it does: at a mean of
-1e4 and a spread of 1e-2, ``scale * x + offset`` in float32 is off by several percent, since both terms are a million
-times their sum. Taking off a value amid the data first is exact (the difference of two near numbers has no rounding)
-and makes every later term as small as the spread. The pivot carries no gradient: the result does not depend on it.
+Mathematically, normalization is invariant to a constant shift of the values that are normalized together. In floating
+point it is not: at a mean of 1e4 and a standard deviation of 1e-2, ``scale * x + offset`` in float32 is wrong by
+several percent, since both terms are a million times larger than their sum. Subtracting a value within the range of the
+data first is exact (the difference of two nearby numbers has no rounding error), and makes all later terms as small as
+the standard deviation. The pivot has no gradient, because the result does not depend on it.
 
-Any element would do but for outliers: a pivot far from the rest costs digits. So it is a median, over the first, middle
-and last position of each row and, where a pivot serves several rows, over those: no single value can lead it astray.
+A pivot far from the other values, such as an outlier, would lose precision. So the pivot is a median, over the first,
+middle and last position of each row and, if it is used for several rows, over these rows. A single outlier does not
+affect it.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ __all__ = ["channel_pivot", "less_slab_pivot", "per_channel", "row_pivot", "slab
 
 
 def per_channel(table: Tensor, rank: int) -> Tensor:
-    """A (C,) or (N, C) table in a shape that broadcasts over an input of this rank.
+    """Reshape a (C,) or (N, C) table so that it broadcasts over an input of this rank.
 
     Example:
         >>> per_channel(torch.zeros(3, 5), rank=4).shape, per_channel(torch.zeros(5), rank=4).shape
@@ -31,7 +33,7 @@ def per_channel(table: Tensor, rank: int) -> Tensor:
 
 
 def _samples(x: Tensor) -> Tensor:
-    """(N, C, 3): the first, middle and last value of each row, without gradient; (N, C, 1) where a row has one."""
+    """Return the first, middle and last value of each row, (N, C, 3), without gradient; (N, C, 1) for (N, C) input."""
     wide = x.detach()
     if x.dim() == 2:
         return wide.to(statistics_dtype(x)).unsqueeze(2)
@@ -40,32 +42,32 @@ def _samples(x: Tensor) -> Tensor:
         table = wide
         for _ in range(x.dim() - 2):
             table = table.select(-1, int(part * (table.shape[-1] - 1)))
-        corners.append(table.to(statistics_dtype(x)))  # before the stack: autocast refuses to stack a type not its own
+        corners.append(table.to(statistics_dtype(x)))  # cast first: autocast does not stack other dtypes
     return torch.stack(corners, 2)
 
 
 def _median(table: Tensor) -> Tensor:
-    """Over the last dimension, the lower of two; by sorting, which exports everywhere."""
+    """Return the (lower) median over the last dimension, by sorting, which all exporters support."""
     return table.sort(-1).values.select(-1, (table.shape[-1] - 1) // 2)
 
 
 def slab_pivot(x: Tensor, num_groups: int) -> Tensor:
-    """(N, C): for each sample and group a value amid that slab, repeated over the group's channels."""
+    """Return the pivot of each slab (one sample, one group), repeated over the group's channels: (N, C)."""
     n, c = x.shape[:2]
     middle = _median(_samples(x).reshape(n, num_groups, -1))
     return middle.unsqueeze(2).expand(n, num_groups, c // num_groups).reshape(n, c)
 
 
 def less_slab_pivot(x: Tensor, num_groups: int) -> Tensor:
-    """The input in the type of its statistics, less the pivot of each slab."""
+    """Return the input, in the dtype of its statistics, minus the pivot of each slab."""
     return x.to(statistics_dtype(x)) - per_channel(slab_pivot(x, num_groups), x.dim())
 
 
 def channel_pivot(x: Tensor) -> Tensor:
-    """(C,): a value amid each channel."""
+    """Return the pivot of each channel: (C,)."""
     return _median(_samples(x).transpose(0, 1).flatten(1))
 
 
 def row_pivot(x: Tensor) -> Tensor:
-    """(N, C): a value amid each row."""
+    """Return the pivot of each row: (N, C)."""
     return _median(_samples(x))

@@ -1,7 +1,8 @@
-"""The meaning of continual normalization: group norm and batch norm, one stock call each.
+"""Reference implementation of continual normalization: one call each of torch's group norm and batch norm.
 
-Everything else is held equal to this file. With ``pivot=True`` the same two calls see the data less a pivot, which
-keeps them right at large means: so the variants, for which no closed form is written, are as exact as CN itself.
+All other implementations are tested against it. With ``pivot=True`` the same two operators are applied to the data
+minus a pivot, which keeps them accurate at large means. So the variants, which have no closed form, are as accurate as
+CN itself.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ __all__ = [
 
 
 class BatchMoments(NamedTuple):
-    """What BatchNorm stores of a batch: each channel's mean and unbiased variance."""
+    """The moments of a batch that BatchNorm stores: mean and unbiased variance of each channel."""
 
     mean: Tensor
     var: Tensor
@@ -46,24 +47,24 @@ def train(
     pivot: bool = False,
     moments: bool = True,
 ) -> tuple[Tensor, BatchMoments | None]:
-    """Normalize with the moments of the batch, and give those moments where they are wanted."""
+    """Normalize with the moments of the batch; return the output and, if ``moments``, these moments."""
     signal, weight, bias = in_statistics_dtype(x, weight, bias)
     first_weight, first_bias = (weight, bias) if tied else (None, None)
-    found: BatchMoments | None
+    batch_moments: BatchMoments | None
     if order == "gn_bn":
         if pivot:
             signal = less_slab_pivot(x, num_groups)
         grouped = group_norm_in_layout(signal, num_groups, first_weight, first_bias, eps)
-        y, found = batch_step(grouped, weight, bias, eps, moments)
+        y, batch_moments = batch_step(grouped, weight, bias, eps, moments)
     else:
         at = channel_pivot(x) if pivot else None
         if at is not None:
             signal = signal - per_channel(at, x.dim())
-        normalized, found = batch_step(signal, first_weight, first_bias, eps, moments)
-        if at is not None and found is not None:
-            found = BatchMoments(found.mean + at, found.var)
+        normalized, batch_moments = batch_step(signal, first_weight, first_bias, eps, moments)
+        if at is not None and batch_moments is not None:
+            batch_moments = BatchMoments(batch_moments.mean + at, batch_moments.var)
         y = group_norm_in_layout(normalized, num_groups, weight, bias, eps)
-    return y.to(x.dtype), found
+    return y.to(x.dtype), batch_moments
 
 
 def evaluate(
@@ -107,10 +108,10 @@ def scaled_about_pivot(
     eps: float,
     num_groups: int,
 ) -> Tensor:
-    """Batch norm with given moments, less a constant for each slab, which the group norm after it does not see.
+    """Batch norm with given moments, minus a constant for each slab, to which the following group norm is invariant.
 
-    Data far from the given mean comes out as large numbers that differ little. So the large part is kept apart, in a
-    small float64 table of one number a row, and only what differs within the slab is added to the data.
+    For data far from the given mean, batch norm gives large values with small differences. So the level of each row is
+    computed in a small float64 table, and only its difference within the slab is added to the data.
     """
     at = slab_pivot(x, num_groups)
     scale = torch.rsqrt(var.double() + eps)
@@ -130,18 +131,18 @@ def scaled_about_pivot(
 def batch_step(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, moments: bool
 ) -> tuple[Tensor, BatchMoments | None]:
-    """Stock batch norm with batch statistics; momentum 1 into fresh buffers is how it tells what they were."""
+    """Torch's batch norm with batch statistics; momentum 1 with new buffers makes it return the batch moments."""
     weight = beside_bias(weight, bias)
     if not moments:
         return F.batch_norm(x, None, None, weight, bias, True, 0.0, eps), None
     dtype = statistics_dtype(x)
-    found = BatchMoments(x.new_zeros(x.shape[1], dtype=dtype), x.new_ones(x.shape[1], dtype=dtype))
-    return F.batch_norm(x, found.mean, found.var, weight, bias, True, 1.0, eps), found
+    buffers = BatchMoments(x.new_zeros(x.shape[1], dtype=dtype), x.new_ones(x.shape[1], dtype=dtype))
+    return F.batch_norm(x, buffers.mean, buffers.var, weight, bias, True, 1.0, eps), buffers
 
 
 def in_statistics_dtype(
     x: Tensor, weight: Tensor | None, bias: Tensor | None
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Half precision is widened once, so that the value between the two steps is not rounded to it."""
+    """Cast half precision to float32 once, so that the intermediate result is not rounded to half precision."""
     dtype = statistics_dtype(x)
     return x.to(dtype), None if weight is None else weight.to(dtype), None if bias is None else bias.to(dtype)

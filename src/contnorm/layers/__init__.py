@@ -1,1 +1,1 @@
-"""Modules for every norm: they own parameters and buffers, and call `contnorm.functional`."""
+"""Modules for every norm. They hold parameters and buffers, and call `contnorm.functional`."""

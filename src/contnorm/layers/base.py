@@ -1,4 +1,4 @@
-"""What our layers share: the check at the door, and the running moments of those that keep them."""
+"""Base classes of the norm layers: input checks and running moments."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ __all__ = ["MomentNorm", "NormLayer", "ReplacementGuard"]
 
 
 class NormLayer(nn.Module):
-    """A layer over (N, C, *) that checks what it is given under its own name.
+    """Base of all norm layers: a layer over (N, C, *) that checks its input.
 
-    ``ranks`` lists the ranks of input a class takes; ``num_features`` is its number of channels. ``own_kernels`` says
-    whether on a GPU it is kernels of ours, which are compiled before they first run.
+    ``ranks`` lists the input ranks that a class accepts; ``num_features`` is its number of channels. ``own_kernels``
+    tells whether the layer uses Triton kernels of this package on a GPU, which are compiled before their first run.
     """
 
     ranks: ClassVar[tuple[int, ...]] = (2, 3, 4, 5)
     own_kernels: ClassVar[bool] = False
     num_features: int
-    kernel: Kernel = "auto"  # which arithmetic, where there is a choice
+    kernel: Kernel = "auto"  # the implementation, for norms with several
 
     def _check(self, x: Tensor) -> None:
         check_input(x, self.ranks, self.num_features, type(self).__name__)
@@ -40,10 +40,11 @@ class MomentNorm(NormLayer, _BatchNorm):
     """Base of the norms with running moments: batch norm's arguments, buffers and state-dict keys.
 
     It derives from torch's ``_BatchNorm``, and its 1d, 2d and 3d forms from torch's ``BatchNorm1d``, ``BatchNorm2d``
-    and ``BatchNorm3d``, so that tools which look for batch norms (``swa_utils.update_bn`` and the like) see it. It
-    follows its rules for modes, with two further states: ``stats_frozen`` (running moments don't
-    move, set by ``freeze_stats``) and ``use_running`` (they are also what training mode normalizes with, as in
-    torchvision's FrozenBatchNorm2d). Unlike torch, ``momentum=None`` needs no trip to the host.
+    and ``BatchNorm3d``, so that tools that search for batch norms (such as ``swa_utils.update_bn``) find it. Training
+    and evaluation mode have the same meaning as in torch. There are two further states: ``stats_frozen`` (running
+    moments are not updated; set by ``freeze_stats``) and ``use_running`` (training mode also normalizes with the
+    running moments, as torchvision's FrozenBatchNorm2d does). Unlike in torch, ``momentum=None`` does not synchronize
+    with the host.
     """
 
     running_mean: Tensor | None
@@ -92,7 +93,7 @@ class MomentNorm(NormLayer, _BatchNorm):
         )
 
     def _weight_of_batch(self) -> float | Tensor:
-        """How much the batch at hand weighs in the running moments."""
+        """Return the weight of the current batch in the running moments; 0 if they are not updated."""
         return self._weight_of_moving_batch() if self._moves_moments() else 0.0
 
     def _weight_of_moving_batch(self) -> float | Tensor:
@@ -106,7 +107,7 @@ class MomentNorm(NormLayer, _BatchNorm):
         return self.momentum
 
     def _count(self, x: Tensor) -> None:
-        """Count a batch once it is through: one that is refused, or empty, is not counted."""
+        """Count a batch after its forward; empty batches, and batches that raised an error, are not counted."""
         if x.numel():
             self._count_one()
 
@@ -115,44 +116,44 @@ class MomentNorm(NormLayer, _BatchNorm):
             self.num_batches_tracked.add_(1)
 
     def _moments(self) -> tuple[Tensor | None, Tensor | None]:
-        """The buffers to hand on: none where the batch is normalized by itself and nothing is to be kept."""
+        """Return the buffers for the functional form; None if they are neither used nor updated."""
         if self._normalizes_with_batch() and not self._moves_moments():
             return None, None
         return self.running_mean, self.running_var
 
     def batch_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The mean and biased variance that an input adds to the running moments, (C,) each, in float64."""
+        """Return the mean and biased variance that an input adds to the running moments, (C,) each, in float64."""
         return channel_moments(self._tracked_signal(x).double())
 
     def stored_variance(self, var: Tensor, count: int) -> Tensor:
-        """What ``running_var`` holds for data of this biased variance and number of values: the unbiased one."""
+        """Return the value of ``running_var`` for data of this biased variance and count: the unbiased variance."""
         return unbiased(var, count)
 
     def _tracked_signal(self, x: Tensor) -> Tensor:
-        """The signal whose moments the buffers describe."""
+        """Return the signal whose moments the buffers track."""
         return x
 
     def extra_repr(self) -> str:
         kernel = [] if self.kernel == "auto" else [f"kernel={self.kernel!r}"]
-        shown = [f"{self.num_features}", *self._own_repr(), *kernel, f"eps={self.eps}", f"momentum={self.momentum}"]
+        fields = [f"{self.num_features}", *self._own_repr(), *kernel, f"eps={self.eps}", f"momentum={self.momentum}"]
         usual = {"affine": True, "track_running_stats": True, "stats_frozen": False, "use_running": False}
-        shown += [f"{name}={getattr(self, name)}" for name, value in usual.items() if getattr(self, name) is not value]
-        return ", ".join(shown)
+        fields += [f"{name}={getattr(self, name)}" for name, value in usual.items() if getattr(self, name) is not value]
+        return ", ".join(fields)
 
     def _own_repr(self) -> list[str]:
         return []
 
 
 class ReplacementGuard:
-    """Raises when a tool that knows only batch norm replaces one of our layers or folds it into a convolution.
+    """Raises an error when a tool that supports only batch norm replaces a layer or folds it into a convolution.
 
-    Such tools select layers by ``isinstance(module, _BatchNorm)`` and would silently drop what the layer does besides
-    batch norm. Each of them has to read ``eps``, so that attribute looks at the function that reads it. It raises in
-    such a function of a known library (``torch.nn.utils.fusion.fuse_conv_bn_eval``, timm's ``convert_splitbn_model``)
-    and, wherever it is defined, in one whose name leaves no doubt (``fuse_conv_and_bn``, ``_fuse_bn_tensor``), since
-    these are copied between projects. A function of other code with a similar name (``merge_models``,
-    ``convert_my_bn``) may have good reasons to read ``eps``: it gets the value, and a warning. Everywhere else ``eps``
-    is a plain attribute.
+    Such tools select layers by ``isinstance(module, _BatchNorm)`` and would silently drop the part of the layer that
+    is not batch norm. All of them read ``eps``, so this property inspects the function that reads it. It raises if
+    that is such a function of a known library (``torch.nn.utils.fusion.fuse_conv_bn_eval``, timm's
+    ``convert_splitbn_model``), or a function of any module with an unambiguous name (``fuse_conv_and_bn``,
+    ``_fuse_bn_tensor``), since these are copied between projects. A function of other code with a similar name
+    (``merge_models``, ``convert_my_bn``) may have a valid reason to read ``eps``: it gets the value, with a warning.
+    For all other readers ``eps`` is a plain attribute.
     """
 
     sync_advice: ClassVar[str]
@@ -161,7 +162,7 @@ class ReplacementGuard:
     @property
     def eps(self) -> float:
         value = self._eps
-        # A compiled forward reads `eps` too, and the compiler can't trace a look at the calling frame.
+        # A compiled forward reads `eps` too, and the compiler cannot trace access to the calling frame.
         if not torch.compiler.is_compiling():
             frame = sys._getframe(1)
             if _may_replace(frame.f_code.co_name):
@@ -170,11 +171,11 @@ class ReplacementGuard:
 
     @eps.setter
     def eps(self, value: float) -> None:
-        # Not under the property's own name: the compiler of torch 2.11 takes `__dict__["eps"]` for the property again.
+        # Not stored under the name of the property: torch 2.11's compiler resolves `__dict__["eps"]` to the property.
         self._eps = value
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Layers pickled by version 0.1 have ``eps`` as a plain attribute."""
+        """Load the state of a layer; layers pickled by version 0.1 have ``eps`` as a plain attribute."""
         if "eps" in state:
             state = {**state, "_eps": state["eps"]}
             del state["eps"]
@@ -187,7 +188,7 @@ class ReplacementGuard:
                 f"{caller} would treat {type(self).__name__} as a plain batch norm and drop the rest of it. "
                 f"{self._advice(caller)}"
             )
-        if frame.f_locals.get("self") is not self:  # a subclass may name its own methods as it likes
+        if frame.f_locals.get("self") is not self:  # methods of a subclass may have any name
             warnings.warn(
                 f"{caller} reads eps of a {type(self).__name__}. If it replaces the layer or folds it into another, "
                 f"the result is wrong: the layer is more than a batch norm. {self._advice(caller)}",
@@ -202,7 +203,7 @@ class ReplacementGuard:
         return "Keep the layer: it is not a constant scale and shift that another layer could take over."
 
 
-# Top-level packages whose functions of these names are known to replace or fold every batch norm they find.
+# Top-level packages whose functions with such names are known to replace or fold every batch norm.
 _KNOWN_LIBRARIES = frozenset(
     (
         "apex",
@@ -237,7 +238,7 @@ _FOLDS = re.compile(
 
 @cache
 def _may_replace(function: str) -> bool:
-    """Whether a function's name is one of those that replace batch norms or fold them into other layers have.
+    """Whether the name of a function suggests that it replaces batch norms or folds them into other layers.
 
     Example:
         >>> [_may_replace(name) for name in ("fuse_conv_bn_eval", "fuse", "convert_splitbn_model")]

@@ -1,4 +1,4 @@
-"""Batch normalization, bit for bit torch's, with our checks and a cumulative average that stays on the device."""
+"""Batch normalization layers: bit-exact with torch's, with input checks and a cumulative average on the device."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from contnorm.layers.base import MomentNorm
 __all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d"]
 
 
-class _OurBatchNorm(MomentNorm):
-    """Batch normalization with an exponential moving average, or, with ``momentum=None``, the plain average."""
+class _BatchNormBase(MomentNorm):
+    """Batch normalization with an exponential moving average or, for ``momentum=None``, a cumulative average."""
 
     def forward(self, input: Tensor) -> Tensor:
         self._check(input)
@@ -31,7 +31,7 @@ class _OurBatchNorm(MomentNorm):
         return output
 
 
-class BatchNorm1d(_OurBatchNorm, nn.BatchNorm1d):
+class BatchNorm1d(_BatchNormBase, nn.BatchNorm1d):
     """Batch normalization of (N, C) or (N, C, L) input.
 
     Example:
@@ -45,7 +45,7 @@ class BatchNorm1d(_OurBatchNorm, nn.BatchNorm1d):
     ranks: ClassVar[tuple[int, ...]] = (2, 3)
 
 
-class BatchNorm2d(_OurBatchNorm, nn.BatchNorm2d):
+class BatchNorm2d(_BatchNormBase, nn.BatchNorm2d):
     """Batch normalization of (N, C, H, W) input.
 
     Example:
@@ -56,7 +56,7 @@ class BatchNorm2d(_OurBatchNorm, nn.BatchNorm2d):
     ranks: ClassVar[tuple[int, ...]] = (4,)
 
 
-class BatchNorm3d(_OurBatchNorm, nn.BatchNorm3d):
+class BatchNorm3d(_BatchNormBase, nn.BatchNorm3d):
     """Batch normalization of (N, C, D, H, W) input.
 
     Example:

@@ -1,7 +1,7 @@
-"""Continual normalization as a layer (Pham et al., ICLR 2022), and the paper's three variants.
+"""Continual normalization layers (Pham et al., ICLR 2022), including the paper's three variants.
 
-Differs from the authors' code: it can be built, ``affine`` and ``momentum=None`` are honoured, the batch counter
-moves, and any number of groups that divides the channels is taken.
+Differences from the authors' code: the layer can be constructed, ``affine`` and ``momentum=None`` are supported, the
+batch counter is updated, and any number of groups that divides the number of channels is accepted.
 """
 
 from __future__ import annotations
@@ -24,23 +24,24 @@ __all__ = ["ContinualNorm1d", "ContinualNorm2d", "ContinualNorm3d"]
 class ContinualNormBase(ReplacementGuard, MomentNorm):
     """Continual normalization: group norm without affine, then batch norm.
 
-    In training every sample is first normalized over groups of its own channels, then every channel over the batch;
-    the running moments describe the group-normalized signal. In evaluation the first step is the same and the second
-    uses the running moments. Arguments, buffers and state-dict keys are batch norm's, so its checkpoints load.
+    In training mode, each sample is first normalized over groups of channels, then each channel over the batch. The
+    running moments are those of the group-normalized signal. In evaluation mode, the first step is the same and the
+    second uses the running moments. Arguments, buffers and state-dict keys are those of batch norm, so checkpoints of
+    batch norm can be loaded.
 
     Args:
-        num_features: Channels.
-        eps: Added to both variances.
-        momentum: The weight of a batch in the running moments; None for the plain average of all batches.
-        affine: Whether to have weight and bias.
-        track_running_stats: Whether to keep running moments; without them, evaluation uses the batch too.
-        device: Where to put parameters and buffers.
-        dtype: Their type.
-        num_groups: Groups of channels, a divisor of ``num_features``. ``"auto"`` takes the largest divisor up to 32
-            that leaves at least 2 channels in a group, for (N, C) input at least 8, and else one group.
-        order: ``"gn_bn"`` is CN; ``"bn_gn"`` does the steps the other way round, with the affine in the second.
-        tied: Use the one pair of weight and bias in both steps.
-        kernel: Which arithmetic to use, settled now; None reads ``CONTNORM_KERNEL``. See `contnorm.kernels`.
+        num_features: Number of channels.
+        eps: Value added to both variances.
+        momentum: Weight of a batch in the running moments; None for a cumulative average over all batches.
+        affine: Whether the layer has weight and bias.
+        track_running_stats: Whether to keep running moments. Without them, evaluation also uses the batch.
+        device: Device of parameters and buffers.
+        dtype: Dtype of parameters and buffers.
+        num_groups: Number of groups of channels, a divisor of ``num_features``. ``"auto"`` selects the largest divisor
+            up to 32 that leaves at least 2 channels in a group (8 for (N, C) input), or else one group.
+        order: ``"gn_bn"`` is CN; ``"bn_gn"`` reverses the two steps, with the affine parameters in the second.
+        tied: Whether to use the same weight and bias in both steps.
+        kernel: The implementation, resolved at construction; None reads ``CONTNORM_KERNEL``. See `contnorm.kernels`.
     """
 
     own_kernels: ClassVar[bool] = True
@@ -72,9 +73,9 @@ class ContinualNormBase(ReplacementGuard, MomentNorm):
         self.kernel = chosen_kernel(kernel, name)
 
     def forward(self, input: Tensor, residual: Tensor | None = None, relu: bool = False) -> Tensor:
-        """The normalized input; with ``residual`` and ``relu``, ``relu(norm(input) + residual)`` in the same pass.
+        """Normalize the input; with ``residual`` and ``relu``, compute ``relu(norm(input) + residual)`` in one pass.
 
-        The residual has the input's shape, dtype and device; under autocast it is cast to the input's dtype. The
+        The residual must have the input's shape, dtype and device; under autocast it is cast to the input's dtype. The
         output always has the input's shape and dtype.
 
         Example:
@@ -85,11 +86,11 @@ class ContinualNormBase(ReplacementGuard, MomentNorm):
         """
         self._check(input)
         by_batch, moves = self._normalizes_with_batch(), self._moves_moments()
-        kept = moves or not by_batch  # a module's buffers are slow to look up: only those that are needed, and once
+        needed = moves or not by_batch  # attribute lookup of buffers is slow, so look up only what is needed, once
         return continual_norm(
             input,
-            self.running_mean if kept else None,
-            self.running_var if kept else None,
+            self.running_mean if needed else None,
+            self.running_var if needed else None,
             self.weight,
             self.bias,
             by_batch,
@@ -114,12 +115,12 @@ class ContinualNormBase(ReplacementGuard, MomentNorm):
         return F.group_norm(x.double(), groups, weight, bias, self.eps)
 
     def _own_repr(self) -> list[str]:
-        shown = [f"num_groups={self.num_groups}"]
+        fields = [f"num_groups={self.num_groups}"]
         if self.order != "gn_bn":
-            shown.append(f"order={self.order!r}")
+            fields.append(f"order={self.order!r}")
         if self.tied:
-            shown.append("tied=True")
-        return shown
+            fields.append("tied=True")
+        return fields
 
 
 class ContinualNorm1d(ContinualNormBase, nn.BatchNorm1d):

@@ -1,8 +1,8 @@
-"""Group, instance and layer normalization with channels as first argument, so that each can stand where BN stood.
+"""Group, instance and layer normalization layers with the number of channels as first argument, as in batch norm.
 
-Differs from torch's classes: ``GroupNorm*(num_features, num_groups=...)`` instead of ``GroupNorm(groups, channels)``;
-instance norm has an affine by default and no running statistics; layer norm spans channels and positions, with one
-weight and bias per channel.
+Differences from torch's classes: ``GroupNorm*(num_features, num_groups=...)`` instead of
+``GroupNorm(groups, channels)``; instance norm has affine parameters by default and no running statistics; layer norm
+normalizes over channels and positions, with one weight and bias per channel.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = [
 
 
 class _SampleNorm(NormLayer):
-    """A norm of each sample by itself: weight and bias per channel, the same in training and evaluation."""
+    """Base of norms that normalize each sample alone: weight and bias per channel, same in training and evaluation."""
 
     own_kernels: ClassVar[bool] = True
     weight: nn.Parameter | None
@@ -61,8 +61,8 @@ class _SampleNorm(NormLayer):
             nn.init.zeros_(self.bias)
 
     def extra_repr(self) -> str:
-        shown = f"{self.num_features}, eps={self.eps}"
-        return shown if self.affine else f"{shown}, affine=False"
+        text = f"{self.num_features}, eps={self.eps}"
+        return text if self.affine else f"{text}, affine=False"
 
 
 class _GroupNorm(_SampleNorm):
@@ -93,9 +93,9 @@ class _GroupNorm(_SampleNorm):
 
 
 def settled_groups(num_groups: int | str, channels: int, ranks: tuple[int, ...], caller: str) -> int | str:
-    """Check the groups when a layer is built; ``"auto"`` stays open where the rank of the input decides it."""
-    found = {resolve_groups(num_groups, channels, rank, caller) for rank in ranks}
-    return found.pop() if len(found) == 1 else num_groups
+    """Check the number of groups at construction; ``"auto"`` is kept if it depends on the rank of the input."""
+    resolved = {resolve_groups(num_groups, channels, rank, caller) for rank in ranks}
+    return resolved.pop() if len(resolved) == 1 else num_groups
 
 
 class _InstanceNorm(_SampleNorm):
@@ -148,7 +148,7 @@ class GroupNorm3d(_GroupNorm):
 
 
 class InstanceNorm1d(_InstanceNorm):
-    """Instance normalization of (N, C, L) input; an (N, C) input has one value per instance and is refused.
+    """Instance normalization of (N, C, L) input. An (N, C) input has one value per instance and raises an error.
 
     Example:
         >>> InstanceNorm1d(1, eps=1e-12)(torch.tensor([[[0.0, 2.0]]])).tolist()
@@ -181,7 +181,7 @@ class InstanceNorm3d(_InstanceNorm):
 
 
 class LayerNorm1d(_LayerNorm):
-    """Layer normalization of (N, C) or (N, C, L) input over all but the samples.
+    """Layer normalization of (N, C) or (N, C, L) input over all dimensions but the first.
 
     Example:
         >>> LayerNorm1d(2, eps=1e-12)(torch.tensor([[0.0, 2.0]])).tolist()
@@ -192,7 +192,7 @@ class LayerNorm1d(_LayerNorm):
 
 
 class LayerNorm2d(_LayerNorm):
-    """Layer normalization of (N, C, H, W) input over all but the samples.
+    """Layer normalization of (N, C, H, W) input over all dimensions but the first.
 
     Example:
         >>> LayerNorm2d(3)(torch.randn(1, 3, 4, 4)).shape
@@ -203,7 +203,7 @@ class LayerNorm2d(_LayerNorm):
 
 
 class LayerNorm3d(_LayerNorm):
-    """Layer normalization of (N, C, D, H, W) input over all but the samples.
+    """Layer normalization of (N, C, D, H, W) input over all dimensions but the first.
 
     Example:
         >>> LayerNorm3d(3)(torch.randn(1, 3, 2, 4, 4)).shape

@@ -1,4 +1,4 @@
-"""No normalization, as a layer: it stands where a norm stood, and remembers how wide it was."""
+"""Identity layers that take the place of a norm and keep its number of channels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["NoNorm1d", "NoNorm2d", "NoNorm3d"]
 
 
 class _NoNorm(NormLayer):
-    """The input as it is. It checks its input as the norms do, and can be converted back to any of them."""
+    """Returns its input unchanged. It checks the input as the norms do, and can be converted back to any norm."""
 
     def __init__(
         self, num_features: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None

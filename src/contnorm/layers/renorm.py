@@ -1,9 +1,10 @@
-"""Batch renormalization as a layer, with the schedule of its limits in buffers.
+"""Batch renormalization layers, with the current limits in buffers.
 
-Differs from batch norm's defaults as the implementation that shares the paper's formula does: ``eps=1e-3`` added to
-the standard deviation, ``momentum=0.01``. Its limits open with the batch counter: ``r_max`` from 1 to 3 between
-batches 5,000 and 40,000, ``d_max`` from 0 to 5 between 5,000 and 25,000. A short online run never reaches batch
-5,000 and so trains with r = 1 and d = 0; ``total_steps`` scales the ramps to the run (5-40 % and 5-25 % of it).
+The defaults differ from those of batch norm and follow the implementation that uses the paper's formula: ``eps=1e-3``
+added to the standard deviation, and ``momentum=0.01``. The limits increase with the batch counter: the limit of r from
+1 to 3 between batches 5,000 and 40,000, the limit of d from 0 to 5 between batches 5,000 and 25,000. A short online run
+never reaches batch 5,000 and therefore trains with r = 1 and d = 0. ``total_steps`` scales the ramps to the length of
+the run (5-40 % and 5-25 % of it).
 """
 
 from __future__ import annotations
@@ -24,24 +25,24 @@ __all__ = ["BatchRenorm1d", "BatchRenorm2d", "BatchRenorm3d"]
 
 PUBLISHED_R_RAMP = (5_000, 40_000)
 PUBLISHED_D_RAMP = (5_000, 25_000)
-PUBLISHED_STEPS = 100_000  # the length of run of which the published ramps are 5-40 % and 5-25 %
+PUBLISHED_STEPS = 100_000  # the run length for which the published ramps are 5-40 % and 5-25 %
 
 
 class BatchRenormBase(ReplacementGuard, MomentNorm):
     """Batch renormalization.
 
     Args:
-        num_features: Channels.
-        eps: Added to the standard deviation.
-        momentum: The weight of a batch in the running moments; None for the plain average.
-        affine: Whether to have weight and bias.
-        track_running_stats: Whether to keep running moments; without them there is nothing to renormalize to.
-        device: Where to put parameters and buffers.
-        dtype: Their type.
-        r_max: Where the limit of r ends; it starts at 1.
-        d_max: Where the limit of d ends; it starts at 0.
-        total_steps: Scale the published ramps to a run of so many batches.
-        kernel: Which arithmetic to use, settled now; None reads ``CONTNORM_KERNEL``. See `contnorm.kernels`.
+        num_features: Number of channels.
+        eps: Value added to the standard deviation.
+        momentum: Weight of a batch in the running moments; None for a cumulative average over all batches.
+        affine: Whether the layer has weight and bias.
+        track_running_stats: Whether to keep running moments. Without them there is no renormalization.
+        device: Device of parameters and buffers.
+        dtype: Dtype of parameters and buffers.
+        r_max: Final value of the limit of r, which starts at 1.
+        d_max: Final value of the limit of d, which starts at 0.
+        total_steps: Number of batches of the run, to which the published ramps are scaled; None for no scaling.
+        kernel: The implementation, resolved at construction; None reads ``CONTNORM_KERNEL``. See `contnorm.kernels`.
     """
 
     own_kernels: ClassVar[bool] = True
@@ -66,44 +67,44 @@ class BatchRenormBase(ReplacementGuard, MomentNorm):
     ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
         name = type(self).__name__
-        # Finite: the ramps multiply them by zero at the start.
+        # They must be finite, because the ramps multiply them by zero at the start.
         check_number(r_max, 1, "r_max", name, finite=True)
         check_number(d_max, 0, "d_max", name, finite=True)
         if total_steps is not None and not total_steps >= 1:
             raise ValueError(f"{name}: total_steps={total_steps!r} must be 1 or more, or None for the published ramps.")
         self.r_max, self.d_max, self.total_steps = r_max, d_max, total_steps
         self.kernel = chosen_kernel(kernel, name)
-        # What is in force now; both follow from the batch counter, so a batch norm's checkpoint is enough.
+        # The current limits. They follow from the batch counter, so they need not be in the checkpoint.
         self.register_buffer("r_limit", torch.ones((), device=device), persistent=False)
         self.register_buffer("d_limit", torch.zeros((), device=device), persistent=False)
 
     def _ramp(self, published: tuple[int, int]) -> Tensor:
-        """How far a ramp is climbed at the batches counted so far, 0 to 1."""
+        """Return the progress of a ramp at the current batch counter, from 0 to 1."""
         assert self.num_batches_tracked is not None
-        start, end = self._stretched(published)
+        start, end = self._scaled_ramp(published)
         return ((self.num_batches_tracked - start) / (end - start)).clamp(0, 1)
 
-    def _stretched(self, published: tuple[int, int]) -> tuple[float, float]:
-        return published[0] * self._stretch(), published[1] * self._stretch()
+    def _scaled_ramp(self, published: tuple[int, int]) -> tuple[float, float]:
+        return published[0] * self._ramp_scale(), published[1] * self._ramp_scale()
 
-    def _stretch(self) -> float:
+    def _ramp_scale(self) -> float:
         return 1.0 if self.total_steps is None else self.total_steps / PUBLISHED_STEPS
 
     def _limits(self) -> tuple[Tensor, Tensor]:
-        """The limits in force for the batch at hand."""
+        """Return the limits of r and d for the current batch."""
         if self.num_batches_tracked is None:
             return self.r_limit, self.d_limit
-        found = rows.renorm_limits(
+        limits = rows.renorm_limits(
             self.num_batches_tracked,
             (self.r_limit, self.d_limit),
             self._moves_moments(),
             (self.r_max, self.d_max),
-            (self._stretched(PUBLISHED_R_RAMP), self._stretched(PUBLISHED_D_RAMP)),
+            (self._scaled_ramp(PUBLISHED_R_RAMP), self._scaled_ramp(PUBLISHED_D_RAMP)),
             self.kernel,
             type(self).__name__,
         )
-        if found is not None:
-            return found
+        if limits is not None:
+            return limits
         r_limit = 1 + (self.r_max - 1) * self._ramp(PUBLISHED_R_RAMP)
         d_limit = self.d_max * self._ramp(PUBLISHED_D_RAMP)
         if self._moves_moments():
@@ -112,7 +113,7 @@ class BatchRenormBase(ReplacementGuard, MomentNorm):
         return r_limit, d_limit
 
     def corrected_share(self) -> float:
-        """Of the batches counted so far, the share in which r was free to differ from 1: those after its ramp began.
+        """Return the fraction of the counted batches in which r could differ from 1: those after the start of its ramp.
 
         Example:
             >>> layer = BatchRenorm1d(2, total_steps=20)  # the ramp begins at batch 1 of 20
@@ -124,8 +125,8 @@ class BatchRenormBase(ReplacementGuard, MomentNorm):
         seen = 0 if self.num_batches_tracked is None else int(self.num_batches_tracked)
         if not seen or self.r_max == 1:
             return 0.0
-        # The batch at hand is normalized with those counted before it: 0, 1, ... of them.
-        closed = math.floor(PUBLISHED_R_RAMP[0] * self._stretch()) + 1
+        # The limits of a batch depend on the batches counted before it: 0, 1, ...
+        closed = math.floor(PUBLISHED_R_RAMP[0] * self._ramp_scale()) + 1
         return max(0, seen - closed) / seen
 
     def forward(self, input: Tensor) -> Tensor:
@@ -174,7 +175,7 @@ class BatchRenorm2d(BatchRenormBase, nn.BatchNorm2d):
         >>> layer = BatchRenorm2d(8, total_steps=20)
         >>> for _ in range(6):
         ...     _ = layer(torch.randn(4, 8, 5, 5))
-        >>> layer.r_limit  # 20 batches: the ramp goes from batch 1 to batch 8, and 5 were counted before the last
+        >>> layer.r_limit  # with 20 steps, the ramp goes from batch 1 to 8; 5 batches were counted before the last
         tensor(2.1429)
     """
 

@@ -1,7 +1,7 @@
-"""Norms of torch's own layers alone, as the paper timed them: nothing here is fused, and nothing is checked.
+"""Norms built from torch's layers only, as timed in the paper: without fused kernels and without checks.
 
-Continual norm is group norm without affine and then batch norm, two layers. Torch has no switchable norm; ours, written
-in torch's operators and kept to them, stands for it.
+Continual norm is two layers: group norm without affine parameters, then batch norm. Torch has no switchable norm, so
+the one of this package is used, restricted to torch operators.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ SWITCHABLE = {1: SwitchNorm1d, 2: SwitchNorm2d, 3: SwitchNorm3d}
 
 
 class StockGroupNorm(nn.GroupNorm):
-    """Torch's group norm, which also takes a channels_last input that needs no gradient on a CPU.
+    """Torch's group norm that also accepts, on a CPU, a channels_last input that requires no gradient.
 
-    There torch's own backward pass ends the process.
+    For such an input, torch's backward pass crashes the process.
 
     Example:
         >>> import torch
@@ -38,7 +38,7 @@ class StockGroupNorm(nn.GroupNorm):
 
 
 def stock_norm(name: str, num_features: int, dim: Literal[1, 2, 3], num_groups: int, momentum: float) -> nn.Module:
-    """One of `STOCK`, with torch's defaults for all that is not said.
+    """Create one of the norms in `STOCK`, with torch's defaults for all other options.
 
     Example:
         >>> [type(layer).__name__ for layer in stock_norm("cn", 64, 2, 32, 0.1)]

@@ -1,7 +1,7 @@
-"""Switchable normalization as a layer.
+"""Switchable normalization layers.
 
-As the method's own code has it: two separate weight vectors whose logits start at 1, ``momentum=0.1`` for a new batch,
-and running moments that start at zero, the variance too.
+As in the authors' code, there are two separate weight vectors whose logits start at 1, ``momentum=0.1`` is the weight
+of a new batch, and the running moments, including the variance, start at zero.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ __all__ = ["SwitchNorm1d", "SwitchNorm2d", "SwitchNorm3d"]
 class _SwitchNorm(ReplacementGuard, MomentNorm):
     """Switchable normalization.
 
-    ``mean_weight`` and ``var_weight`` hold the logits for instance, layer and batch moments, in that order; their
-    softmax mixes the moments, also where ``affine`` is off. ``kernel`` says which arithmetic to use, settled when the
-    layer is made; None reads ``CONTNORM_KERNEL``. See `contnorm.kernels`.
+    ``mean_weight`` and ``var_weight`` hold the logits of instance, layer and batch moments, in that order. Their
+    softmax weights the moments, also with ``affine=False``. ``kernel`` selects the implementation and is resolved at
+    construction; None reads ``CONTNORM_KERNEL``. See `contnorm.kernels`.
     """
 
     own_kernels: ClassVar[bool] = True
@@ -55,7 +55,7 @@ class _SwitchNorm(ReplacementGuard, MomentNorm):
     def reset_parameters(self) -> None:
         super().reset_parameters()
         for name in ("mean_weight", "var_weight"):
-            if name in self._parameters:  # the base class resets before they exist
+            if name in self._parameters:  # the constructor of the base class resets before they exist
                 nn.init.ones_(getattr(self, name))
 
     def forward(self, input: Tensor) -> Tensor:
@@ -84,7 +84,7 @@ class _SwitchNorm(ReplacementGuard, MomentNorm):
 
 
 class SwitchNorm1d(_SwitchNorm, nn.BatchNorm1d):
-    """Switchable normalization of (N, C) or (N, C, L) input; of (N, C) it mixes layer and batch moments only.
+    """Switchable normalization of (N, C) or (N, C, L) input; for (N, C) it mixes only layer and batch moments.
 
     Example:
         >>> SwitchNorm1d(8)(torch.randn(4, 8)).shape

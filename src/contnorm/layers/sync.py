@@ -1,8 +1,8 @@
-"""Continual normalization whose batch moments are those of all processes together.
+"""Synchronized continual normalization: batch moments over all processes.
 
-The group step is each sample's own and needs no one else. Of the batch step, each process sends its count, mean and
-sum of squares per channel, in float64; the pieces are merged by their counts, so uneven batches weigh what they hold
-and a process with an empty batch takes part without changing anything.
+The group step normalizes each sample alone and needs no communication. For the batch step, each process sends its
+count, mean and sum of squared deviations per channel, in float64. They are merged weighted by count, so batches may
+have different sizes, and a process with an empty batch takes part without changing the result.
 """
 
 from __future__ import annotations
@@ -27,25 +27,26 @@ __all__ = ["SyncContinualNorm"]
 class SyncContinualNorm(ContinualNormBase):
     """Continual normalization over the batches of all processes, for input of any rank.
 
-    In training, outputs, gradients and running moments are those of one process that sees the whole batch; in
-    evaluation, and without a process group, it is the plain layer. ``contnorm.convert_sync`` puts it in place.
+    In training, outputs, gradients and running moments equal those of a single process that sees the whole batch. In
+    evaluation, and without a process group, it computes the same as the unsynchronized layer. Use
+    ``contnorm.convert_sync`` to convert a model.
 
     Args:
-        num_features: Channels.
-        eps: Added to both variances.
-        momentum: The weight of a batch in the running moments; None for the plain average of all batches.
-        affine: Whether to have weight and bias.
+        num_features: Number of channels.
+        eps: Value added to both variances.
+        momentum: Weight of a batch in the running moments; None for a cumulative average over all batches.
+        affine: Whether the layer has weight and bias.
         track_running_stats: Whether to keep running moments.
-        device: Where to put parameters and buffers.
-        dtype: Their type.
-        num_groups: Groups of channels, a divisor of ``num_features``, or ``"auto"``.
-        order: ``"gn_bn"`` is CN; ``"bn_gn"`` does the steps the other way round.
-        tied: Use the one pair of weight and bias in both steps.
-        kernel: Which arithmetic the plain layer uses, where it is one.
-        process_group: Whose batches count as one; None for all processes.
+        device: Device of parameters and buffers.
+        dtype: Dtype of parameters and buffers.
+        num_groups: Number of groups of channels, a divisor of ``num_features``, or ``"auto"``.
+        order: ``"gn_bn"`` is CN; ``"bn_gn"`` reverses the two steps.
+        tied: Whether to use the same weight and bias in both steps.
+        kernel: The implementation used where no synchronization is needed.
+        process_group: The processes whose batches are normalized together; None for all processes.
 
     Example:
-        >>> SyncContinualNorm(64)(torch.randn(4, 64, 8, 8)).shape  # one process: the plain layer
+        >>> SyncContinualNorm(64)(torch.randn(4, 64, 8, 8)).shape  # one process: no synchronization
         torch.Size([4, 64, 8, 8])
     """
 
@@ -83,8 +84,10 @@ class SyncContinualNorm(ContinualNormBase):
         self.process_group = process_group
 
     def forward(self, input: Tensor, residual: Tensor | None = None, relu: bool = False) -> Tensor:
-        alone = not (dist.is_available() and dist.is_initialized()) or dist.get_world_size(self.process_group) == 1
-        if alone or not self._normalizes_with_batch():
+        single_process = (
+            not (dist.is_available() and dist.is_initialized()) or dist.get_world_size(self.process_group) == 1
+        )
+        if single_process or not self._normalizes_with_batch():
             return super().forward(input, residual, relu)
         x, name = input, type(self).__name__
         self._check(x)
@@ -101,21 +104,22 @@ class SyncContinualNorm(ContinualNormBase):
         return activated(y.to(x.dtype), residual, relu)
 
     def _group_step(self, x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        if x.numel() == 0:  # the operator does not take an empty batch, and there is nothing to normalize
+        if x.numel() == 0:  # the operator does not accept an empty batch
             return apply_affine(x, weight, bias)
         return group_norm_in_layout(less_slab_pivot(x, groups), groups, weight, bias, self.eps)
 
     def _synced_batch_step(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         pivot = channel_pivot(x) if x.numel() else x.new_zeros(x.shape[1])
         shifted = x - per_channel(pivot, x.dim())
-        total, mean, var = _merged(_gather(_own_row(shifted, pivot), self.process_group))
+        total, mean, var = _merge_rows(_gather(_local_row(shifted, pivot), self.process_group))
         centred = shifted - per_channel((mean - pivot.double()).to(x.dtype), x.dim())
         y = centred * per_channel(torch.rsqrt(var + self.eps).to(x.dtype), x.dim())
         self._move_moments(x, total, mean, var)
         return apply_affine(y, weight, bias)
 
     def _move_moments(self, x: Tensor, total: Tensor, mean: Tensor, var: Tensor) -> None:
-        # Nothing, or a single value, here may be part of a full batch elsewhere: all processes must count it alike.
+        # An empty batch, or a single value, may be part of a larger batch over all processes, and every process must
+        # update its moments and counter in the same way. So the check uses the total count.
         if x.numel() <= x.shape[1]:
             values = int(total.item())
             if values == 0:
@@ -126,28 +130,28 @@ class SyncContinualNorm(ContinualNormBase):
         self._count_one()
 
 
-def _own_row(shifted: Tensor, pivot: Tensor) -> Tensor:
-    """(1 + 2C,), float64: how many values each channel has here, their mean, and their sum of squares about it."""
+def _local_row(shifted: Tensor, pivot: Tensor) -> Tensor:
+    """Return count, means and sums of squared deviations of this process's batch: (1 + 2C,), float64."""
     channels = shifted.shape[1]
     if shifted.numel() == 0:
-        # Joined to the input all the same: backward is a collective too, and every process has to take part in it.
+        # Connected to the input for autograd, because backward is a collective in which every process must take part.
         return pivot.new_zeros(1 + 2 * channels, dtype=torch.float64) + shifted.sum().double()
     mean, var = channel_moments(shifted)
     count = pivot.new_full((1,), shifted.numel() // channels, dtype=torch.float64)
     return torch.cat([count, mean.double() + pivot.double(), var.double() * count])
 
 
-def _merged(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Total count, mean and biased variance, from one row a process."""
+def _merge_rows(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Merge the rows of all processes into total count, mean and biased variance."""
     count, mean, squares = rows[:, :1], *rows[:, 1:].chunk(2, dim=1)
     total = count.sum()
-    whole = (count * mean).sum(0) / total.clamp_min(1)
-    var = (squares + count * (mean - whole).square()).sum(0) / total.clamp_min(1)
-    return total.detach(), whole, var
+    total_mean = (count * mean).sum(0) / total.clamp_min(1)
+    var = (squares + count * (mean - total_mean).square()).sum(0) / total.clamp_min(1)
+    return total.detach(), total_mean, var
 
 
 class _Gather(torch.autograd.Function):
-    """All processes' rows, stacked; backward, each row gets the sum of what all processes want of it."""
+    """Gather the rows of all processes; in backward, sum the gradients of each row over all processes."""
 
     @staticmethod
     def forward(ctx: Any, row: Tensor, group: Any) -> Tensor:

@@ -1,8 +1,8 @@
-"""Hold running moments still, whatever mode the model is put in.
+"""Freeze running moments in training and evaluation mode.
 
-Our layers have a switch for it. Torch's batch norms obey ``track_running_stats``, whose value is stored until release.
-Any other module with running moments (torch's instance norms, layers of other libraries) gets a copy of its moments
-to write on while it runs, and its own back afterwards.
+Layers of this package have an attribute for it. For torch's batch norms, ``track_running_stats`` is set to False and
+its old value is stored until release. Any other module with running moments (torch's instance norms, layers of other
+libraries) runs on a copy of its moments; hooks restore the originals after each forward.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 def freeze_stats(model: nn.Module, frozen: bool = True) -> nn.Module:
-    """Freeze (or release) the running moments of every norm in a model; the batch counters too.
+    """Freeze (or release) the running moments and batch counters of every norm in a model.
 
-    It survives ``model.train()`` and ``model.eval()``, which keep their meaning: in training a frozen layer still
-    normalizes with the batch, in evaluation with the moments as they were. Copies of the model stay frozen.
+    Freezing is independent of ``model.train()`` and ``model.eval()``: in training mode a frozen layer still normalizes
+    with the batch, in evaluation mode with the frozen moments. Copies of the model stay frozen.
 
     Args:
         model: The model, changed in place.
-        frozen: False releases.
+        frozen: True to freeze, False to release.
 
     Returns:
         The model.
@@ -54,7 +54,7 @@ def freeze_stats(model: nn.Module, frozen: bool = True) -> nn.Module:
 
 @contextmanager
 def frozen_stats(model: nn.Module) -> Iterator[nn.Module]:
-    """No running moment of the model moves inside; afterwards each layer is as it was.
+    """Context manager that freezes the running moments of a model; on exit, layers it froze are released.
 
     Example:
         >>> import torch
@@ -64,18 +64,18 @@ def frozen_stats(model: nn.Module) -> Iterator[nn.Module]:
         >>> model[0].running_mean, model[0].num_batches_tracked.item()
         (tensor([0., 0.]), 0)
     """
-    moving = [m for m in check_model(model, "frozen_stats").modules() if holds_moments(m) and not is_frozen(m)]
-    for module in moving:
+    unfrozen = [m for m in check_model(model, "frozen_stats").modules() if holds_moments(m) and not is_frozen(m)]
+    for module in unfrozen:
         _set(module, True)
     try:
         yield model
     finally:
-        for module in moving:
+        for module in unfrozen:
             _set(module, False)
 
 
 def is_frozen(module: nn.Module) -> bool:
-    """Whether this layer's running moments are held.
+    """Whether the running moments of a layer are frozen.
 
     Example:
         >>> is_frozen(freeze_stats(nn.BatchNorm1d(2)))
@@ -112,48 +112,48 @@ def _freeze(module: Any) -> None:
 
 
 _TORCH_FORWARDS = (_BatchNorm.forward, nn.SyncBatchNorm.forward)
-_OBEYS: WeakKeyDictionary[type[nn.Module], bool] = WeakKeyDictionary()
+_OBEYS_TRACKING: WeakKeyDictionary[type[nn.Module], bool] = WeakKeyDictionary()
 
 
 def _obeys_tracking(module: nn.Module) -> bool:
-    """Whether a batch norm's moments stand still while ``track_running_stats`` is False."""
+    """Whether a batch norm does not update its moments while ``track_running_stats`` is False."""
     if not isinstance(module, _BatchNorm) or isinstance(module, LazyModuleMixin) or "forward" in vars(module):
         return False
     cls = type(module)
     if cls.forward in _TORCH_FORWARDS:
         return True
-    if cls not in _OBEYS:  # once for a class: `frozen_stats` may be entered at each step
-        found = recognize(module)
-        _OBEYS[cls] = isinstance(found, Recognized) and found.obeys_tracking
-    return _OBEYS[cls]
+    if cls not in _OBEYS_TRACKING:  # cached by class, because `frozen_stats` may be entered at each step
+        recognized = recognize(module)
+        _OBEYS_TRACKING[cls] = isinstance(recognized, Recognized) and recognized.obeys_tracking
+    return _OBEYS_TRACKING[cls]
 
 
 def _release(module: Any) -> None:
-    """Undo whichever way a layer was frozen; one that is released already stays so."""
+    """Release a layer, however it was frozen; does nothing if it is not frozen."""
     if isinstance(module, MomentNorm):
-        module.stats_frozen = module.use_running  # a layer whose moments are constants keeps them
+        module.stats_frozen = module.use_running  # constant moments stay frozen
     if hasattr(module, "_contnorm_tracked"):
         module.track_running_stats = module._contnorm_tracked
         del module._contnorm_tracked
     if _lend_copies in module._forward_pre_hooks.values():
-        _give_back(module)
+        _restore_buffers(module)
         _remove(_lend_copies, module._forward_pre_hooks)
         _remove(_take_back, module._forward_hooks, module._forward_hooks_always_called)
 
 
 def _lend_copies(module: nn.Module, args: object) -> None:
-    _give_back(module)  # an interrupted forward may have left its copies behind
-    own = {name: module._buffers[name] for name in _BUFFERS if isinstance(module._buffers.get(name), Tensor)}
-    module.__dict__["_contnorm_own"] = own
-    for name, buffer in own.items():
+    _restore_buffers(module)  # the copies of an interrupted forward may still be in place
+    originals = {name: module._buffers[name] for name in _BUFFERS if isinstance(module._buffers.get(name), Tensor)}
+    module.__dict__["_contnorm_own"] = originals
+    for name, buffer in originals.items():
         module._buffers[name] = None if buffer is None else buffer.clone()
 
 
 def _take_back(module: nn.Module, args: object, output: object) -> None:
-    _give_back(module)
+    _restore_buffers(module)
 
 
-def _give_back(module: nn.Module) -> None:
+def _restore_buffers(module: nn.Module) -> None:
     module._buffers.update(module.__dict__.pop("_contnorm_own", {}))
 
 
@@ -163,4 +163,5 @@ def _remove(function: object, hooks: dict[int, Any], *marks: dict[int, bool]) ->
             registry.pop(key, None)
 
 
+# Pickled models refer to these two functions by name, so they must not be renamed.
 FREEZING_HOOKS = (_lend_copies, _take_back)

@@ -1,4 +1,4 @@
-"""Run a model in evaluation mode for a while, and give every module its mode back."""
+"""Run a model in evaluation mode, then restore the mode of every module."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["modes_restored"]
 
 @contextmanager
 def modes_restored(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside; afterwards each module is in the mode it was in.
+    """Context manager for evaluation mode; on exit, the mode of each module is restored.
 
-    The way back goes through ``train()``, as the way there does: modules may do work in it, such as merging weights for
-    evaluation and separating them again for training.
+    Modes are restored by calling ``train()``, because modules may override it, for example to merge weights for
+    evaluation and to separate them again for training.
 
     Example:
         >>> model = nn.Sequential(nn.Dropout(), nn.Dropout().eval())
@@ -33,5 +33,5 @@ def modes_restored(model: nn.Module) -> Iterator[None]:
         for module, training in modes:
             if module.training is not training:
                 module.train(training)
-        for module, training in modes:  # where an override of train() decides otherwise
+        for module, training in modes:  # an override of train() may have set another mode
             module.training = training

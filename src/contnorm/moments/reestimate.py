@@ -1,10 +1,11 @@
-"""BN*: the running moments a model would have if it had seen all the given data at once.
+"""BN*: exact running moments of a model for given data.
 
-Defined as what the buffers hold after one giant training-mode forward with momentum 1. Such a forward needs all the
-data in memory; this does not. Layers are measured one depth after the other: a layer's exact moments are pooled over
-all batches while the layers before it normalize with the exact moments they were just given. Depth is how many norm
-layers lie between a layer and the input on the longest way; it is read off the data flow of one forward pass, so
-layers on parallel branches share a pass. Each pass stops at the last layer it measures.
+They are defined as the buffers after a single training-mode forward over all the data with momentum 1. Such a forward
+needs all the data in memory; this implementation does not. It measures the layers depth by depth: the exact moments of
+a layer are pooled over all batches, while the layers before it normalize with the exact moments measured before. The
+depth of a layer is the number of norm layers on the longest path from the input to it. It is determined by tracing the
+data flow of one forward pass, so that layers on parallel branches share a pass. Each pass stops at the last layer that
+it measures.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class NonFiniteMomentsError(ValueError):
 
 @dataclass(frozen=True)
 class LayerMoments:
-    """One layer's moments before and after."""
+    """The moments of a layer before and after re-estimation."""
 
     old_mean: Tensor
     old_var: Tensor
@@ -74,9 +75,9 @@ class LayerMoments:
 
 
 class Reestimated:
-    """What `reestimate` did: the moments by layer, and the way back.
+    """Result of `reestimate`: the moments of each layer, and a method to restore the old ones.
 
-    As a context manager it puts the old moments back at the end of the block.
+    As a context manager, it restores the old moments on exit.
     """
 
     def __init__(self, layers: dict[str, nn.Module], old: dict[str, tuple[Tensor, Tensor]]) -> None:
@@ -88,7 +89,7 @@ class Reestimated:
         }
 
     def restore(self) -> None:
-        """Put the old moments back."""
+        """Restore the old moments."""
         _write(self._layers, self._old)
 
     def __enter__(self) -> Reestimated:
@@ -104,26 +105,26 @@ class Reestimated:
 
 
 def reestimate(model: nn.Module, batches: Iterable[Any], *, call: Call | None = None) -> Reestimated:
-    """Set every running moment to the exact one of the given data (the paper's BN*), layer by layer.
+    """Set all running moments of a model to the exact moments of the given data (the paper's BN*), layer by layer.
 
-    The model runs in evaluation mode without gradient, once per depth of norm layers, in memory that does not grow
-    with the data; gradients, modes, batch counters and all other state are left as they were. A layer called several
-    times in a forward pools its calls.
+    The model runs in evaluation mode without gradients, once per depth of norm layers. Memory use does not grow with
+    the data. Gradients, modes, batch counters and all other state stay unchanged. If a layer is called several times
+    in a forward pass, its calls are pooled.
 
     Args:
-        model: The model; torch's own batch norms are served as well as ours.
-        batches: Batches that can be gone over again and again: a list, a DataLoader, a dataset of tensors. A tuple or
-            list gives its first element to the model.
-        call: How to run the model on a batch, ``call(model, batch)``, where that is not right.
+        model: The model, with norms of torch or of this package.
+        batches: Batches that can be iterated repeatedly: a list, a DataLoader, a dataset of tensors. If a batch is a
+            tuple or list, its first element is passed to the model.
+        call: A function ``call(model, batch)`` that runs the model on a batch, if the default does not apply.
 
     Returns:
-        What changed; used as a context manager it puts the old moments back.
+        The old and new moments. Used as a context manager, it restores the old moments on exit.
 
     Raises:
-        TypeError: For a generator, which can be gone over only once, and for what holds no batches.
-        ValueError: Where there is no data, where a layer's moments can't be told or are frozen, and where the model
+        TypeError: For a generator, which can be iterated only once, and for an object that holds no batches.
+        ValueError: If there is no data, if the moments of a layer cannot be measured or are frozen, or if the model
             has an unknown layer with running moments.
-        NonFiniteMomentsError: Where the moments of the data at a layer are NaN or infinite; a ValueError, with the
+        NonFiniteMomentsError: If the moments of the data at a layer are NaN or infinite. It is a ValueError with the
             layer's name in ``layer``. After any error the model has its old moments.
 
     Example:
@@ -164,7 +165,7 @@ def _check_batches(batches: object) -> None:
 def _measure_all(
     model: nn.Module, layers: dict[str, nn.Module], batches: Iterable[Any], run: Call
 ) -> dict[str, nn.Module]:
-    """Measure and write; gives the layers that were reached."""
+    """Measure and write the moments of all layers; return the layers that the data reached."""
     plan = _Passes(model, layers, run)
     pooled: dict[str, _Pool] = {}
     while plan.depth is not None:
@@ -176,7 +177,7 @@ def _measure_all(
 
 
 class _Passes:
-    """Goes over the data once for each depth; the first batch of the first pass also shows the data flow."""
+    """Passes over the data, one for each depth. The first batch of the first pass is also used to trace the depths."""
 
     def __init__(self, model: nn.Module, layers: dict[str, nn.Module], run: Call) -> None:
         self.model, self.layers, self.run = model, layers, run
@@ -185,31 +186,31 @@ class _Passes:
         self.batches: int | None = None
 
     def measure(self, batches: Iterable[Any]) -> dict[str, _Pool]:
-        """One pass over the data: pool what reaches the layers of this depth, and stop each forward at the last."""
+        """Run one pass over the data: pool the inputs of the layers at the current depth."""
         pools: dict[str, _Pool] = {}
         seen = 0
         for batch in batches:
             seen += 1
             if not self.calls:
                 self.calls = _trace(self.model, self.layers, batch, self.run)
-            # A layer with calls at several depths is measured at each, over the calls it has had by then.
+            # A layer with calls at several depths is measured at each of them, over all its calls up to that depth.
             due = {name: sum(d <= self.depth for d in ds) for name, ds in self.calls.items() if self.depth in ds}
             pools = pools or {name: _Pool() for name in due}
             self._pool(batch, pools, due)
         self._check(seen, pools)
-        # A giant training-mode forward normalizes with the biased variance; so must the layers on the way.
+        # A training-mode forward normalizes with the biased variance, so the layers before the next depth must too.
         _write_finite(self.layers, {name: (pool.mean, pool.var) for name, pool in pools.items()})
         deeper = {depth for depths in self.calls.values() for depth in depths if depth > (self.depth or 0)}
         self.depth = min(deeper, default=None)
         return pools
 
     def _pool(self, batch: Any, pools: dict[str, _Pool], due: dict[str, int]) -> None:
-        left = dict(due)
+        calls_remaining = dict(due)
         with ExitStack() as hooks:
             for name in due:
-                hook = _pooling(name, pools[name], left)
+                hook = _pooling_hook(name, pools[name], calls_remaining)
                 hooks.callback(self.layers[name].register_forward_pre_hook(hook, with_kwargs=True).remove)
-            hooks.enter_context(suppress(_Enough))
+            hooks.enter_context(suppress(_StopForward))
             self.run(self.model, batch)
 
     def _check(self, seen: int, pools: dict[str, _Pool]) -> None:
@@ -233,7 +234,7 @@ class _Passes:
 
 @dataclass
 class _Pool:
-    """Count, mean and sum of squares about the mean, merged batch by batch (Chan et al.), in float64."""
+    """Count, mean and sum of squared deviations, merged batch by batch (Chan et al.), in float64."""
 
     count: int = 0
     mean: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
@@ -254,33 +255,33 @@ class _Pool:
         self.count = total
 
 
-def _pooling(name: str, pool: _Pool, left: dict[str, int]) -> Callable[..., None]:
+def _pooling_hook(name: str, pool: _Pool, calls_remaining: dict[str, int]) -> Callable[..., None]:
     def hook(layer: nn.Module, args: Any, kwargs: Any) -> None:
-        if left[name] == 0:
+        if calls_remaining[name] == 0:
             return
         x = args[0] if args else next(iter(kwargs.values()))
         if x.numel():
             pool.add(x.numel() // x.shape[1], *_moments_of(layer, x))
-        left[name] -= 1
-        if not any(left.values()):
-            raise _Enough
+        calls_remaining[name] -= 1
+        if not any(calls_remaining.values()):
+            raise _StopForward
 
     return hook
 
 
-class _Enough(BaseException):
-    """Ends a forward pass; no ``except Exception`` of the model's may catch it."""
+class _StopForward(BaseException):
+    """Ends a forward pass. A BaseException, so that no ``except Exception`` in the model catches it."""
 
 
 def _trace(model: nn.Module, layers: dict[str, nn.Module], batch: Any, run: Call) -> dict[str, list[int]]:
-    """The depth of each call of each layer, from one forward pass."""
+    """Run one forward pass, and return the depth of each call of each layer."""
     calls: dict[str, list[int]] = {name: [] for name in layers}
-    flow = _DepthFlowBesideCompiler() if "torch._dynamo" in sys.modules else _DepthFlow()
+    flow = _UncompiledDepthFlow() if "torch._dynamo" in sys.modules else _DepthFlow()
     moments = {name: {_address(buffer) for buffer in _buffers(layer)} for name, layer in layers.items()}
     flow.watched = set().union(*moments.values())
     with ExitStack() as stack:
         for name, layer in layers.items():
-            stack.callback(layer.register_forward_hook(_following(flow, calls[name]), with_kwargs=True).remove)
+            stack.callback(layer.register_forward_hook(_depth_hook(flow, calls[name]), with_kwargs=True).remove)
         stack.enter_context(flow)
         run(model, batch)
     for name, addresses in moments.items():
@@ -295,7 +296,7 @@ def _trace(model: nn.Module, layers: dict[str, nn.Module], batch: Any, run: Call
     return calls
 
 
-def _following(flow: _DepthFlow, depths: list[int]) -> Callable[..., None]:
+def _depth_hook(flow: _DepthFlow, depths: list[int]) -> Callable[..., None]:
     def hook(layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         depth = flow.of((args, kwargs))
         depths.append(depth)
@@ -305,18 +306,18 @@ def _following(flow: _DepthFlow, depths: list[int]) -> Callable[..., None]:
 
 
 class _DepthFlow(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Follows, through every operation, how many norm layers the data in a storage has been through."""
+    """Dispatch mode that tracks, for each storage, how many norm layers its data has passed through."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.depth: dict[int, int] = {}
-        self.alive: list[Tensor] = []  # so that no storage's address is used again
+        self.alive: list[Tensor] = []  # keeps tensors alive, so that no storage address is reused
         self.watched: set[int] = set()  # addresses of running moments
-        self.read: set[int] = set()  # those of them that an operation has used
+        self.read: set[int] = set()  # the watched addresses that an operation has used
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Torch would bring its compiler to be told that nothing here is to be compiled: seconds, at the first use."""
+        """Skip torch's default, which imports the compiler only to disable it here and takes seconds at first use."""
         return cls.__name__ != "_DepthFlow"
 
     def of(self, values: object) -> int:
@@ -341,15 +342,15 @@ class _DepthFlow(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
-class _DepthFlowBesideCompiler(_DepthFlow):  # type: ignore[no-untyped-call]
-    """The same, where the compiler is there already, perhaps with the model compiled: it must not look in here."""
+class _UncompiledDepthFlow(_DepthFlow):  # type: ignore[no-untyped-call]
+    """The same mode for use when the compiler is already imported, which must not compile it."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 
 def _address(tensor: Tensor) -> int:
-    """What tells tensors over the same memory; a sparse one has no storage and stands for itself."""
+    """Return a key that is equal for tensors with the same storage; for a sparse tensor, which has none, its id."""
     return int(tensor.untyped_storage()._cdata) if tensor.layout == torch.strided else id(tensor)
 
 
@@ -363,11 +364,11 @@ def _targets(model: nn.Module) -> dict[str, nn.Module]:
     return layers
 
 
-_MEND = "Mend that, or put another norm in its place by hand."
+_ADVICE = "Mend that, or put another norm in its place by hand."
 
 
 def moment_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """The norm layers whose running moments `reestimate` sets, by name.
+    """Return the norm layers whose running moments `reestimate` sets, by name.
 
     Raises:
         ValueError: For a layer whose moments are frozen or cannot be estimated, and for an unknown layer with buffers
@@ -379,18 +380,18 @@ def moment_layers(model: nn.Module) -> dict[str, nn.Module]:
     """
     layers = {}
     for name, module in model.named_modules():
-        found = recognize(module)
+        recognized = recognize(module)
         where = f"reestimate: layer {name!r} ({type(module).__name__})"
-        if found is None and _has_moment_buffers(module):
+        if recognized is None and _has_moment_buffers(module):
             raise ValueError(
                 f"{where}: it has buffers running_mean and running_var but is not a known norm, so its moments cannot "
                 f"be estimated. Replace it with a norm of torch or contnorm; if it is not a norm, rename its buffers."
             )
-        if found is None or isinstance(module, _InstanceNorm):
+        if recognized is None or isinstance(module, _InstanceNorm):
             continue
-        if isinstance(found, Stranger):
-            raise ValueError(f"{where}: its moments can't be told from its input: {found.reason}. {_MEND}")
-        if not NORMS[found.norm].keeps_moments or found.constant or getattr(module, "use_running", False):
+        if isinstance(recognized, Stranger):
+            raise ValueError(f"{where}: its moments can't be told from its input: {recognized.reason}. {_ADVICE}")
+        if not NORMS[recognized.norm].keeps_moments or recognized.constant or getattr(module, "use_running", False):
             continue
         if not holds_moments(module):
             raise ValueError(
@@ -404,18 +405,18 @@ def moment_layers(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def keeps_moments(model: nn.Module) -> bool:
-    """Whether any norm of the model keeps running moments.
+    """Whether any norm of the model has running moments.
 
     Example:
         >>> keeps_moments(nn.Sequential(nn.BatchNorm1d(4))), keeps_moments(nn.GroupNorm(2, 4))
         (True, False)
     """
-    found = (recognize(module) for module in model.modules())
-    return any(isinstance(norm, Recognized) and NORMS[norm.norm].keeps_moments for norm in found)
+    norms = (recognize(module) for module in model.modules())
+    return any(isinstance(norm, Recognized) and NORMS[norm.norm].keeps_moments for norm in norms)
 
 
 def _has_moment_buffers(module: nn.Module) -> bool:
-    """Whether the module itself registers running moments; wrappers that pass attribute access on do not."""
+    """Whether the module itself registers running moments. Wrappers that forward attribute access do not."""
     return {"running_mean", "running_var"} <= {name for name, _ in module.named_buffers(recurse=False)}
 
 
@@ -445,16 +446,16 @@ def _write(layers: dict[str, nn.Module], values: dict[str, tuple[Tensor, Tensor]
 
 
 def _write_finite(layers: dict[str, nn.Module], values: dict[str, tuple[Tensor, Tensor]]) -> None:
-    """Write moments, and raise NonFiniteMomentsError where what a buffer then holds is NaN or infinite."""
+    """Write moments, and raise NonFiniteMomentsError if a buffer then has NaN or infinite values."""
     _write(layers, values)
-    for name in values:  # after the write: a float64 moment may overflow the buffer's type
+    for name in values:  # checked after the write, because a float64 moment may overflow the buffer's dtype
         if not all(bool(buffer.isfinite().all()) for buffer in _buffers(layers[name])):
             raise NonFiniteMomentsError(name)
 
 
 @contextmanager
 def _in_evaluation(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode; but instance norms with running statistics normalize instances, as they do in training."""
+    """Set evaluation mode, except that instance norms with running statistics normalize instances, as in training."""
     with modes_restored(model), ExitStack() as frozen:
         for module in model.modules():
             if isinstance(module, _InstanceNorm) and module.track_running_stats:
@@ -464,11 +465,11 @@ def _in_evaluation(model: nn.Module) -> Iterator[None]:
 
 
 def call_with_first(model: nn.Module, batch: Any) -> object:
-    """Run the model on a batch, or on the first element of a tuple or list, on the model's own device."""
+    """Run the model, on its device, on a batch or on the first element of a tuple or list."""
     return model(on_model(model, batch[0] if isinstance(batch, tuple | list) else batch))
 
 
 def on_model(model: nn.Module, x: Any) -> Any:
-    """A tensor on the model's own device; anything else as it is."""
-    place = next((t.device for t in (*model.parameters(), *model.buffers())), None)
-    return x.to(place) if isinstance(x, Tensor) and place is not None else x
+    """Move a tensor to the model's device; return any other object unchanged."""
+    device = next((t.device for t in (*model.parameters(), *model.buffers())), None)
+    return x.to(device) if isinstance(x, Tensor) and device is not None else x

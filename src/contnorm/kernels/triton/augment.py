@@ -1,7 +1,7 @@
-"""Pictures as a network sees them, in one pass: gathered, shuffled or cropped and flipped, and scaled.
+"""Image augmentation in one pass: gather, permute or crop and flip, and scale.
 
-Bytes have 256 values, so scaling is a table. The result is that of the plain operators to the bit, with channels next
-to each other in memory, as tensor cores like it.
+Bytes have 256 values, so scaling is a table lookup. The result is bit-exact with that of torch operators. It is in
+channels_last layout, which is fast on tensor cores.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ def viewed(
     views: Tensor | None = None,
     padding: int = 0,
 ) -> Tensor:
-    """(B, C, H, W) in float32 of pictures in bytes; needs Triton.
+    """Return augmented images, (B, C, H, W) in float32, from images in bytes; requires Triton.
 
     Args:
         pixels: (M, C, H, W) uint8, contiguous.
-        image: (B,) which of them.
-        levels: (C, 256) what each byte becomes.
-        task, orders: (B,) and (T, C * H * W): the order of the pixels, by task.
-        views: (B, 3) offsets of a crop, and whether to mirror.
-        padding: Zeros on every side before the crop.
+        image: (B,), indices of the images in ``pixels``.
+        levels: (C, 256), the float value of each byte.
+        task, orders: (B,) and (T, C * H * W), the task of each image and the pixel permutation of each task.
+        views: (B, 3), the two offsets of the crop, and whether to flip the image.
+        padding: Number of zeros added on every side before the crop.
     """
     _, channels, height, width = pixels.shape
     out = torch.empty((len(image), channels, height, width), device=pixels.device).contiguous(

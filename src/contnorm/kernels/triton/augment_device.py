@@ -1,4 +1,4 @@
-"""The kernel of `picture_views`: one program makes a piece of one picture."""
+"""Device code of `augment`: one program computes a block of one image."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def view_pictures(
     pixels_ptr, image_ptr, task_ptr, order_ptr, views_ptr, levels_ptr, out_ptr, channels, height, width, padding,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Gather, shuffle or crop and flip, and scale: from (M, C, H, W) bytes to (B, H, W, C) numbers."""
+    """Gather, permute or crop and flip, and scale: from (M, C, H, W) bytes to (B, H, W, C) floats."""
     picture = tl.program_id(0)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     area = height * width

@@ -1,4 +1,4 @@
-"""Whether Triton's kernels can run here; it is not needed to import anything of ours."""
+"""Checks whether Triton kernels can run. Importing this package does not require Triton."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 
 __all__ = ["COMPILER", "INSTALLED", "INTERPRETED", "TYPES", "usable"]
 
-TYPES = (torch.float32, torch.bfloat16, torch.float16)  # of inputs: our kernels reckon in float32
+TYPES = (torch.float32, torch.bfloat16, torch.float16)  # dtypes of inputs; the kernels compute in float32
 
-# Read once: Triton, too, takes its mode at import. Its launcher is built by a C compiler at the first launch.
+# Read once, because Triton also reads its mode at import. A C compiler builds its launcher at the first launch.
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 INSTALLED = find_spec("triton") is not None
 COMPILER = bool(os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang"))

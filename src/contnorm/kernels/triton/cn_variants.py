@@ -1,7 +1,7 @@
-"""The paper's variants of continual norm on a GPU: our kernel for the group step, torch's own for the batch step.
+"""The paper's variants of continual norm on a GPU: a Triton kernel for the group step, torch's batch norm.
 
-The meaning is `reference`'s, whose two calls less a pivot are dozens of small kernels; here each step is one call,
-and what batch norm needs besides to be right at large means is one small kernel before it.
+They are defined in `reference`, whose two operators with a pivot launch dozens of small kernels. Here each step is one
+call, and one small kernel before the batch norm subtracts the pivot that makes it accurate at large means.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ __all__ = ["evaluate", "refusal", "suits", "train"]
 
 
 def refusal(x: Tensor, num_groups: int) -> str | None:
-    """Why the kernel can't take this input; None where it can."""
-    if not (is_plain(x) and fused.is_bare()):  # first: what follows looks at sizes, which an exporter leaves open
+    """Return why the kernel cannot run on this input; None if it can."""
+    if not (is_plain(x) and fused.is_bare()):  # checked first, because sizes may be symbolic under an exporter
         return (
             "for order='bn_gn' and tied=True it is launched in plain eager code, and not where torch compiles, "
             "exports, traces or transforms it"
@@ -31,7 +31,7 @@ def refusal(x: Tensor, num_groups: int) -> str | None:
 
 
 def suits(x: Tensor, num_groups: int) -> bool:
-    """Whether to take the kernel unasked: on CUDA, wherever it can run."""
+    """Whether ``auto`` selects the kernel: on CUDA, wherever it can run."""
     return x.is_cuda and refusal(x, num_groups) is None
 
 
@@ -47,25 +47,25 @@ def train(
     running: tuple[Tensor, Tensor] | None,
     momentum: float | Tensor,
 ) -> tuple[Tensor, BatchMoments | None]:
-    """Normalize with the moments of the batch.
+    """Normalize with the moments of the batch; return the output, and the moments of the batch or None.
 
-    Where there are running moments, those of the batch are given with the output, or None where they are moved already:
-    batch norm does that itself, if they are of its type and the momentum is a number.
+    The moments are None without running moments, or if these have already been updated: torch's batch norm updates them
+    itself if they are float32 and the momentum is a number.
     """
     fused.check_parameters(x, weight, bias, *(running or ()))
     wide_weight, wide_bias = _wide(weight), _wide(bias)
     first_weight, first_bias = (wide_weight, wide_bias) if tied else (None, None)
-    found: BatchMoments | None
+    batch_moments: BatchMoments | None
     if order == "gn_bn":
-        # Batch norm takes off what the first bias adds: its gradient there is zero, and none is computed.
+        # Batch norm cancels the bias of the first step, so its gradient there is zero and is not computed.
         added = None if first_bias is None else first_bias.detach()
         grouped = group_step(x, first_weight, added, eps, num_groups, torch.float32)
-        y, found = _batch_step(grouped, wide_weight, wide_bias, eps, running, momentum, None)
-        return y.to(x.dtype), found
+        y, batch_moments = _batch_step(grouped, wide_weight, wide_bias, eps, running, momentum, None)
+        return y.to(x.dtype), batch_moments
     in_place = _moves_in_place(running, momentum)
     shifted = less_channel_pivot(x, running[0] if in_place and running is not None else None)
-    normalized, found = _batch_step(shifted.signal, first_weight, first_bias, eps, running, momentum, shifted)
-    return group_step(normalized, wide_weight, wide_bias, eps, num_groups, x.dtype), found
+    normalized, batch_moments = _batch_step(shifted.signal, first_weight, first_bias, eps, running, momentum, shifted)
+    return group_step(normalized, wide_weight, wide_bias, eps, num_groups, x.dtype), batch_moments
 
 
 def _batch_step(
@@ -77,12 +77,12 @@ def _batch_step(
     momentum: float | Tensor,
     shifted: ShiftedInput | None,
 ) -> tuple[Tensor, BatchMoments | None]:
-    """Batch norm of a signal that may have been shifted, which its running mean knows nothing of."""
+    """Batch norm of a signal from which a pivot may have been subtracted; the running mean is that without a pivot."""
     if running is None or not _moves_in_place(running, momentum):
-        y, found = batch_step(x, weight, bias, eps, moments=running is not None)
-        if found is not None and shifted is not None:
-            found = BatchMoments(found.mean + shifted.pivot, found.var)
-        return y, found
+        y, batch_moments = batch_step(x, weight, bias, eps, moments=running is not None)
+        if batch_moments is not None and shifted is not None:
+            batch_moments = BatchMoments(batch_moments.mean + shifted.pivot, batch_moments.var)
+        return y, batch_moments
     mean, var = running
     weight = beside_bias(weight, bias)
     y = F.batch_norm(x, mean if shifted is None else shifted.about, var, weight, bias, True, float(momentum), eps)
@@ -93,7 +93,7 @@ def _batch_step(
 
 
 def _moves_in_place(running: tuple[Tensor, Tensor] | None, momentum: float | Tensor) -> bool:
-    """Whether torch's batch norm can move the running moments: theirs are float32, and the momentum is a number."""
+    """Whether torch's batch norm can update the running moments: they are float32, and the momentum is a number."""
     return (
         running is not None
         and not isinstance(momentum, Tensor)
@@ -113,7 +113,7 @@ def evaluate(
     order: Order,
     tied: bool,
 ) -> Tensor:
-    """The same with given moments."""
+    """Normalize with the given moments."""
     fused.check_parameters(x, mean, var, weight, bias)
     wide_weight, wide_bias = _wide(weight), _wide(bias)
     first_weight, first_bias = (wide_weight, wide_bias) if tied else (None, None)

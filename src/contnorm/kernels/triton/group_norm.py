@@ -1,8 +1,8 @@
-"""Group norm by a kernel of ours, for a step of something larger: right at large means, in the layout of its input.
+"""Group norm with a Triton kernel, as a step of other norms: accurate at large means, in the layout of its input.
 
-Torch's own operator cancels at large means, copies channels_last input to the other layout and back, and gives its
-result in the type of its input; here it comes in the type asked for. This file is the host's side, with what goes
-beside a group norm in the paper's variants. Triton is imported at the first launch.
+Torch's operator loses precision at large means, copies channels_last input to the contiguous layout and back, and
+returns its result in the dtype of its input; here the caller chooses the dtype. This module is the host code, including
+the other kernels of the paper's variants. Triton is imported at the first launch.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from contnorm.kernels.triton.launcher import here, launch
 __all__ = ["ShiftedInput", "group_step", "less_channel_pivot", "normalized_groups"]
 
 BLOCK = 1024
-LANES = (2, 8, 32, 128, 512, 2048, 8192)  # few, since each is compiled for itself
-SECTOR = 8  # channels side by side at the least, where they lie together: 32 bytes of float32
-SMALL, LARGE = 2048, 8192  # values of a tile: where one holds all that a program has, and where it goes over several
+LANES = (2, 8, 32, 128, 512, 2048, 8192)  # few sizes, because a kernel is compiled for each
+SECTOR = 8  # minimum number of adjacent channels in channels_last layout: 32 bytes of float32
+SMALL, LARGE = 2048, 8192  # values of a tile: if one tile holds all data of a program, and if there are several
 
 
 class ShiftedInput(NamedTuple):
-    """An input less a value amid each channel.
+    """An input minus the pivot of each channel.
 
     Attributes:
-        signal: In float32.
-        pivot: (C,), what was taken off.
-        about: (C,), the running mean less that; of no meaning where none was given.
+        signal: The shifted input, in float32.
+        pivot: (C,), the pivots.
+        about: (C,), the running mean minus the pivot; undefined without a running mean.
     """
 
     signal: Tensor
@@ -50,12 +50,12 @@ class Tile(NamedTuple):
 
     @property
     def warps(self) -> int:
-        """Sixteen values a thread, as everywhere in our kernels; a wide group of few positions has few threads."""
+        """Number of warps: sixteen values per thread, as in the other kernels."""
         return min(16, max(4, power(self.lanes * self.positions // 512)))
 
 
 def tile_of(sizes: Sizes) -> Tile:
-    """One group in a program or, where channels lie together, as many as make whole sectors.
+    """Choose the tile: one group per program or, in channels_last layout, enough groups to fill memory sectors.
 
     Example:
         >>> tile_of(Sizes(samples=20, channels=64, length=256, groups=32, last=True, itemsize=4))
@@ -72,7 +72,7 @@ def tile_of(sizes: Sizes) -> Tile:
 def group_step(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, groups: int, dtype: torch.dtype
 ) -> Tensor:
-    """``F.group_norm`` with the result in this type; only where `fused.refusal` has nothing against the input."""
+    """``F.group_norm`` with the result in this dtype; only for inputs for which `fused.refusal` returns None."""
     y: Tensor = _GroupStep.apply(x, weight, bias, eps, groups, dtype)  # type: ignore[no-untyped-call]
     return y
 
@@ -84,10 +84,10 @@ class _GroupStep(torch.autograd.Function):
     ) -> Tensor:
         ctx.eps, ctx.groups, ctx.dtype = eps, groups, dtype
         ctx.set_materialize_grads(False)
-        given = in_layout(x)
-        y = torch.empty_like(given, dtype=dtype)
+        x_in_layout = in_layout(x)
+        y = torch.empty_like(x_in_layout, dtype=dtype)
         table = torch.empty(3 * x.shape[0] * groups, dtype=torch.float32, device=x.device)
-        _run("forward", given, groups, (given, dense(weight), dense(bias), y, table), eps)
+        _run("forward", x_in_layout, groups, (x_in_layout, dense(weight), dense(bias), y, table), eps)
         ctx.save_for_backward(x, weight, bias, table)
         return y
 
@@ -100,19 +100,19 @@ class _GroupStep(torch.autograd.Function):
 
 def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
     x, weight, bias, table = ctx.saved_tensors
-    given = in_layout(x)
-    dx = torch.empty_like(given)
+    x_in_layout = in_layout(x)
+    dx = torch.empty_like(x_in_layout)
     if not any(ctx.needs_input_grad[1:3]):
-        _run("backward", given, ctx.groups, (like(dy, given), given, dense(weight), table, dx, None))
+        _run("backward", x_in_layout, ctx.groups, (like(dy, x_in_layout), x_in_layout, dense(weight), table, dx, None))
         return dx, None, None
     part = torch.empty((2, *x.shape[:2]), dtype=torch.float32, device=x.device)
-    _run("backward", given, ctx.groups, (like(dy, given), given, dense(weight), table, dx, part))
+    _run("backward", x_in_layout, ctx.groups, (like(dy, x_in_layout), x_in_layout, dense(weight), table, dx, part))
     dweight, dbias = part.sum(1).unbind()
     return dx, None if weight is None else dweight.to(weight.dtype), None if bias is None else dbias.to(bias.dtype)
 
 
 def _plain_gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-    """The same in torch's operators, where it is to be differentiated again, or several are wanted at once."""
+    """Compute the gradients with torch operators, for double backward and batched gradients."""
 
     def again(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         signal = less_slab_pivot(x, ctx.groups)
@@ -133,30 +133,30 @@ def normalized_groups(
     groups: int,
     tied: bool,
 ) -> Tensor:
-    """Batch norm with given moments, then group norm, in one pass and without gradients."""
-    given = in_layout(x)
-    y = torch.empty_like(given)
-    tensors = given, *map(dense, (mean, var, weight, bias)), y
-    _run("evaluate", given, groups, tensors, eps, TIED=tied)
+    """Batch norm with given moments, then group norm, in one pass; without gradients."""
+    x_in_layout = in_layout(x)
+    y = torch.empty_like(x_in_layout)
+    tensors = x_in_layout, *map(dense, (mean, var, weight, bias)), y
+    _run("evaluate", x_in_layout, groups, tensors, eps, TIED=tied)
     return y
 
 
 class _LessPivot(torch.autograd.Function):
-    """Carries no gradient to the pivot: what is made of the result does not depend on it."""
+    """Subtract the pivot, which gets no gradient because the normalized result does not depend on it."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, running_mean: Tensor | None) -> tuple[Tensor, ...]:
         ctx.dtype = x.dtype
-        given = in_layout(x)
-        sizes = sizes_of(given, 1)
-        signal = torch.empty_like(given, dtype=torch.float32)
+        x_in_layout = in_layout(x)
+        sizes = sizes_of(x_in_layout, 1)
+        signal = torch.empty_like(x_in_layout, dtype=torch.float32)
         pivot, about = (torch.empty(sizes.channels, dtype=torch.float32, device=x.device) for _ in range(2))
         chunks = -(-sizes.channels * sizes.length // BLOCK)
         with here(x):
             launch(
                 _code().less_channel_pivot,
                 (sizes.samples * chunks,),
-                given,
+                x_in_layout,
                 running_mean,
                 signal,
                 pivot,
@@ -176,7 +176,7 @@ class _LessPivot(torch.autograd.Function):
 
 
 def less_channel_pivot(x: Tensor, running_mean: Tensor | None) -> ShiftedInput:
-    """The input less the median of three values of each channel: the first, one in the middle, and the last."""
+    """Subtract from each channel the median of three of its values: the first, one in the middle, and the last."""
     return ShiftedInput(*_LessPivot.apply(x, running_mean))  # type: ignore[no-untyped-call]
 
 

@@ -1,8 +1,8 @@
-"""The kernels of `group_step`: group norm, forward and backward, and the shift that a batch norm before it needs.
+"""Device code of `group_norm`: group norm, forward and backward, and the pivot subtraction before a batch norm.
 
-A program has some whole groups of one sample, one lane a channel, and goes over their positions in tiles of (BC
-channels, BL positions). Sizes are plain numbers: what a kernel is compiled for is its tile and the order of memory,
-so that a network of many sizes needs few of them.
+A program processes one or more whole groups of one sample, with one lane per channel, and iterates over their positions
+in tiles of (BC channels, BL positions). Sizes are runtime arguments: a kernel is compiled only for its tile and memory
+layout, so that a network with many layer sizes needs few kernels.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import triton.language as tl
 
 __all__ = ["backward", "evaluate", "forward", "less_channel_pivot"]
 
-SIZES = ["N", "K", "side", "blocks"]  # compiled for any: Triton would make another kernel for a 1 or a multiple of 16
+SIZES = ["N", "K", "side", "blocks"]  # not specialized: Triton would compile another kernel for 1 or a multiple of 16
 
 
 @triton.jit
 def _share(C, K, side, blocks, BC: tl.constexpr):
-    """What is this program's: its sample, in 64 bits, and its channels, whether they exist, and their place there."""
+    """Return the sample of this program (64-bit), and of each lane the group within the program, channel and mask."""
     program = tl.program_id(0)
     lane = tl.arange(0, BC)
     c = program % blocks * (side * K) + lane
@@ -26,7 +26,7 @@ def _share(C, K, side, blocks, BC: tl.constexpr):
 
 @triton.jit
 def _tile(start, c, exists, C, L, LAST: tl.constexpr, BL: tl.constexpr):
-    """Where a chunk lies within its sample, and its mask."""
+    """Return the offsets of a chunk within its sample, and its mask."""
     at = start + tl.arange(0, BL)
     if LAST:
         within = c[:, None] + at[None, :] * C
@@ -53,7 +53,7 @@ def _median_of_three(first, middle, final, mask):
 
 @triton.jit
 def _group_sum(table, group, BC: tl.constexpr):
-    """The sum over the lanes of each group, on each of them; more than 32 lanes are those of a single group."""
+    """Sum over the lanes of each group, repeated on each lane; more than 32 lanes always hold a single group."""
     if BC <= 32:
         return tl.sum(tl.where(group[:, None] == group[None, :], table[None, :], 0.0), 1)
     else:
@@ -62,10 +62,10 @@ def _group_sum(table, group, BC: tl.constexpr):
 
 @triton.jit
 def _row_moments(x_ptr, pivot, c, exists, C, L, LAST: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr):
-    """Mean and biased variance of each channel less its pivot, in this sample.
+    """Return mean and biased variance of each channel of this sample, minus its pivot.
 
-    Every lane follows the mean of its own values (Welford), and lanes are merged at the end (Chan). Of a single chunk
-    that is the mean first, and the squares about it second.
+    Every lane updates the mean of its values (Welford), and lanes are merged at the end (Chan). For a single chunk this
+    is a two-pass computation: first the mean, then the squared deviations.
     """
     mean = tl.zeros((BC, BL), tl.float32)
     square = tl.zeros((BC, BL), tl.float32)
@@ -83,7 +83,7 @@ def _row_moments(x_ptr, pivot, c, exists, C, L, LAST: tl.constexpr, BC: tl.const
 
 @triton.jit
 def _group_moments(mean, var, group, exists, K, eps, BC: tl.constexpr):
-    """Of each lane's group, from the moments of its rows: mean, and reciprocal deviation."""
+    """Return the mean and reciprocal standard deviation of each lane's group, from the moments of its rows."""
     whole = _group_sum(mean, group, BC) / K
     off = tl.where(exists, mean - whole, 0.0)
     return whole, tl.rsqrt(_group_sum(var + off * off, group, BC) / K + eps)
@@ -114,7 +114,7 @@ def forward(
     x_ptr, weight_ptr, bias_ptr, y_ptr, table_ptr, N, C, L, K, side, blocks, eps,
     LAST: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr,
 ):  # fmt: skip
-    """Group norm; kept for the backward pass, (N, G) each: a pivot, the mean less that, the reciprocal deviation."""
+    """Group norm. Stores for backward, (N, G) each: pivot, mean minus pivot, reciprocal standard deviation."""
     n, group, c, exists = _share(C, K, side, blocks, BC)
     x_ptr += n * C * L
     y_ptr += n * C * L
@@ -143,7 +143,7 @@ def backward(
     dy_ptr, x_ptr, weight_ptr, table_ptr, dx_ptr, part_ptr, N, C, L, K, side, blocks,
     LAST: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr,
 ):  # fmt: skip
-    """The input's gradient; and, (N, C) each, this sample's part of weight's and bias's, where they are wanted."""
+    """Gradient of the input and, if requested, each sample's part of the weight and bias gradients, (N, C) each."""
     n, group, c, exists = _share(C, K, side, blocks, BC)
     dy_ptr += n * C * L
     x_ptr += n * C * L
@@ -161,7 +161,7 @@ def backward(
         dy = tl.load(dy_ptr + within, mask=mask, other=0).to(tl.float32)
         x = tl.load(x_ptr + within, mask=mask, other=0).to(tl.float32) - pivot[:, None]
         sums += dy
-        products += dy * ((x - mean[:, None]) * rstd[:, None])  # where nothing was loaded dy is 0
+        products += dy * ((x - mean[:, None]) * rstd[:, None])  # masked lanes have dy = 0
     along = tl.sum(sums, 1)
     against = tl.sum(products, 1)
     if part_ptr is not None:
@@ -185,11 +185,11 @@ def evaluate(
     x_ptr, mean_ptr, var_ptr, weight_ptr, bias_ptr, y_ptr, N, C, L, K, side, blocks, eps,
     TIED: tl.constexpr, LAST: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr,
 ):  # fmt: skip
-    """Batch norm with given moments, with the affine if ``TIED``, then group norm with it.
+    """Batch norm with given moments, with affine parameters if ``TIED``, then group norm with affine parameters.
 
-    The batch norm scales each row and puts it at some level. Far from the given mean levels are large and differ
-    little, so they are made in float64, one number a row, and only what sets a row apart from the first of its group
-    is used: the group norm does not see the rest.
+    The batch norm scales each row and shifts it to a level. For data far from the given mean, levels are large and
+    their differences small. So they are computed in float64, one number per row, and only the difference to the first
+    row of the group is used: group norm is invariant to the rest.
     """
     n, group, c, exists = _share(C, K, side, blocks, BC)
     x_ptr += n * C * L
@@ -227,7 +227,7 @@ def evaluate(
 def less_channel_pivot(
     x_ptr, running_ptr, y_ptr, pivot_ptr, about_ptr, N, C, L, chunks, LAST: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Each value less a value amid its channel; that is kept, and so is the running mean less it."""
+    """Subtract the pivot of each channel; store the pivots, and the running mean minus the pivot."""
     program = tl.program_id(0)
     n = (program // chunks).to(tl.int64)
     within = program % chunks * BLOCK + tl.arange(0, BLOCK)

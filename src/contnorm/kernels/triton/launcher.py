@@ -1,11 +1,11 @@
-"""How a kernel is launched; and how many are compiled ahead, side by side, before the first of them is.
+"""Launch Triton kernels with a cache of compiled kernels, and compile kernels ahead of time in parallel.
 
-Triton compiles a kernel when it is first launched, and the launch waits for it. A network meets dozens in its first
-step, one after another, and would wait most of a minute. Compiled ahead, they are all under way at once.
+Triton compiles a kernel at its first launch, which waits for the compilation. The first step of a network launches
+dozens of kernels one after another and would wait most of a minute. Compiled ahead, they are compiled in parallel.
 
-At every launch Triton looks at each argument again to find the code compiled for its like, which takes longer than the
-rest of a layer. What it found once is kept here, under a key that is quick to make and no coarser than Triton's own;
-settings of Triton itself (its debug mode, say) have to be made before a kernel's first launch.
+At every launch, Triton inspects each argument to look up the compiled kernel, which takes longer than the rest of a
+layer. This module caches the result under a key that is fast to compute and at least as specific as Triton's. Settings
+of Triton (such as its debug mode) must be made before the first launch of a kernel.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from contnorm.kernels.triton.availability import INSTALLED, INTERPRETED
 
 __all__ = ["Launch", "can_compile_ahead", "compiling_ahead", "here", "launch"]
 
-# The interpreter compiles nothing; and for AMD's GPUs Triton looks at more of a tensor than is in our key.
+# No cache for the interpreter, which compiles nothing, nor for AMD GPUs, where Triton's key has more than ours.
 KEEPS = not INTERPRETED and torch.version.hip is None
-MOST_KEPT = 1024  # where sizes never come to an end
+MOST_KEPT = 1024  # limit of the cache, for programs whose sizes keep changing
 
-_ahead: Context | None = None  # one for all threads: a backward pass runs in threads of torch's own
+_ahead: Context | None = None  # shared by all threads: torch runs backward passes in its own threads
 _launches: dict[tuple[Any, ...], Launch] = {}
-_ALREADY = nullcontext()
+_NO_SWITCH = nullcontext()
 
 
 def here(x: Tensor) -> Any:
-    """Inside, kernels are launched on the tensor's device: Triton's is the current one, which need not be it."""
+    """Context manager that makes the tensor's device current, because Triton launches on the current device."""
     if not x.is_cuda or x.get_device() == torch.cuda.current_device():
-        return _ALREADY
+        return _NO_SWITCH
     return torch.cuda.device(x.device)
 
 
 class Launch:
-    """A kernel with its grid and its constants: called with the rest of its arguments, it launches.
+    """A kernel with its grid and constants. Calling it with the other arguments launches the kernel.
 
-    Where kernels are being compiled ahead, a call has the kernel compiled, and launches nothing.
+    Inside `compiling_ahead`, a call only compiles the kernel.
     """
 
     def __init__(self, kernel: Any, grid: tuple[int, ...], constants: dict[str, Any]) -> None:
@@ -54,7 +54,7 @@ class Launch:
         self._compiled: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
 
     def __call__(self, *args: Any) -> None:
-        if _ahead is not None:  # Triton finds its mode in the context
+        if _ahead is not None:  # Triton reads its compile mode from the context
             _ahead.copy().run(self.kernel.warmup, *args, grid=self.grid, **self.constants)
         elif not KEEPS:
             self.kernel[self.grid](*args, **self.constants)
@@ -67,10 +67,10 @@ class Launch:
                 run, constants = known
                 run(*args, *constants)
 
-    def _keep(self, key: tuple[Any, ...], given: int, compiled: Any) -> None:
-        """Keep what a launch gave back, where it is a compiled kernel and all its arguments are known."""
-        compiled = compiled.result() if hasattr(compiled, "result") else compiled  # one that was compiled ahead
-        names = getattr(self.kernel, "arg_names", [])[given:]
+    def _keep(self, key: tuple[Any, ...], num_args: int, compiled: Any) -> None:
+        """Cache the result of a launch if it is a compiled kernel and all its constants are known."""
+        compiled = compiled.result() if hasattr(compiled, "result") else compiled  # a future, if compiled ahead
+        names = getattr(self.kernel, "arg_names", [])[num_args:]
         if not hasattr(compiled, "packed_metadata") or not self.constants.keys() >= set(names):
             return
         if len(self._compiled) >= MOST_KEPT:
@@ -80,9 +80,10 @@ class Launch:
 
 
 def _key(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """All that Triton compiles by: of a tensor its type and whether it is aligned, of a whole number its value.
+    """Return the cache key: all properties that Triton specializes for.
 
-    True is apart from 1, which it equals: Triton has a type of its own for it.
+    For a tensor, these are its dtype and alignment; for an integer, its value. Booleans are kept apart from the
+    integers they equal, because Triton has a separate type for them.
     """
     kinds = [
         (arg.dtype if arg.data_ptr() % 16 == 0 else (arg.dtype,))
@@ -94,7 +95,7 @@ def _key(args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
-    """Launch a kernel whose grid and constants are put together for each launch."""
+    """Launch a kernel with a grid, arguments and constants; the `Launch` object is cached."""
     key = id(kernel), grid, *constants, *constants.values()
     known = _launches.get(key)
     if known is None or known.kernel is not kernel:
@@ -106,7 +107,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> 
 
 @contextmanager
 def compiling_ahead() -> Iterator[None]:
-    """Inside, what is launched is compiled and not run, so outputs hold anything; all is compiled at the end."""
+    """Context manager in which launches only compile kernels, so outputs are undefined; on exit all are compiled."""
     global _ahead
     mode = import_module("triton").AsyncCompileMode
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as workers, mode(workers):
@@ -118,5 +119,5 @@ def compiling_ahead() -> Iterator[None]:
 
 
 def can_compile_ahead() -> bool:
-    """Whether the Triton that is here can: older ones, and its interpreter, can't."""
+    """Whether the installed Triton can compile ahead; older versions and the interpreter cannot."""
     return INSTALLED and not INTERPRETED and hasattr(import_module("triton"), "AsyncCompileMode")

@@ -1,7 +1,7 @@
-"""Max-pooling of a ResNet's stem, 3x3 two apart, the same bits every time.
+"""Deterministic max-pooling for the stem of a ResNet: 3x3 windows, stride 2.
 
-Torch's backward pass adds into positions from several windows at once, which is slow where the order of those sums is
-held fixed. Here each position asks the windows it lies in.
+Torch's backward pass adds the gradients of several windows to a position, which is slow in deterministic mode. Here,
+each position reads the windows that contain it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _launch(kernel: str, size: int, ctx: Any, *tensors: Tensor) -> None:
 
 
 def _gradient_by_torch(dy: Tensor, place: Tensor, shape: Any) -> Tensor:
-    """The same in torch's operators, where it is to be differentiated again, or several are wanted at once."""
+    """Compute the gradient with torch operators, for double backward and batched gradients."""
     n, c, height, width = shape
     *_, rows, columns = dy.shape
     place = place.view(n, rows, columns, c).movedim(-1, 1).long()
@@ -68,13 +68,13 @@ def _gradient_by_torch(dy: Tensor, place: Tensor, shape: Any) -> Tensor:
 
 
 def max_pool(x: Tensor) -> Tensor:
-    """``F.max_pool2d(x, 3, 2, 1)`` with channels next to each other in memory; needs Triton."""
+    """``F.max_pool2d(x, 3, 2, 1)`` with output in channels_last layout; requires Triton."""
     y: Tensor = _MaxPool.apply(x)  # type: ignore[no-untyped-call]
     return y
 
 
 class StemPool(nn.Module):
-    """Max-pooling by windows of 3x3, two apart; by our kernel on a GPU, where channels lie next to each other.
+    """Max-pooling with 3x3 windows and stride 2; uses the Triton kernel for channels_last input on a GPU.
 
     Example:
         >>> StemPool()(torch.arange(16.0).view(1, 1, 4, 4)).flatten()

@@ -1,4 +1,4 @@
-"""The kernels of `max_pool`: windows of 3x3, two apart, one position of padding; channels next to each other."""
+"""Device code of `max_pool`: 3x3 windows, stride 2, padding 1, channels_last layout."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["pool", "pool_backward"]
 
 @triton.jit
 def pool(x_ptr, y_ptr, place_ptr, size, channels, height, width, out_height, out_width, BLOCK: tl.constexpr):
-    """The largest of each window, and its place there (0 to 8); of equals the first, and not-a-number above all."""
+    """Maximum of each window, and its index in the window (0 to 8); the first of equal values, and NaN over all."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     exists = at < size
     channel = at % channels
@@ -37,7 +37,7 @@ def pool(x_ptr, y_ptr, place_ptr, size, channels, height, width, out_height, out
 def pool_backward(
     dy_ptr, place_ptr, dx_ptr, size, channels, height, width, out_height, out_width, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Each position asks the windows it lies in, at most four, whether it was their largest: no atomics."""
+    """Each position checks for which of its windows (at most four) it is the maximum, which needs no atomics."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     exists = at < size
     channel = at % channels
@@ -48,7 +48,7 @@ def pool_backward(
     for i in tl.static_range(4):
         row = y // 2 + i // 2
         column = x // 2 + i % 2
-        # An even position lies in one window of its axis, an odd one in two.
+        # Along each axis, an even position is in one window, an odd one in two.
         inside = exists & (row < out_height) & (column < out_width)
         inside = inside & ((y % 2 == 1) | (i // 2 == 0)) & ((x % 2 == 1) | (i % 2 == 0))
         window = ((sample * out_height + row) * out_width + column) * channels + channel

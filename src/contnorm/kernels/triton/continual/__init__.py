@@ -1,7 +1,7 @@
-"""Continual normalization fused into one kernel, or a few, by Triton: the memory traffic of plain batch norm.
+"""Continual normalization fused into one to three Triton kernels, with the memory traffic of batch norm.
 
-The algebra is `analytic`'s; ``docs/concepts/one-pass.md`` tells how it is laid out on a GPU. This file is the door: it
-says where the kernels can run and calls them. Triton is not needed to import it, and is imported at the first launch.
+The formulas are those of `analytic`; ``docs/concepts/one-pass.md`` describes the mapping to a GPU. This module is the
+entry point: it checks where the kernels can run, and calls them. Triton is imported only at the first launch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["check_parameters", "evaluate", "is_bare", "refusal", "running_moment
 
 
 def refusal(x: Tensor, num_groups: int) -> str | None:
-    """Why the kernels can't take this input; None where they can."""
+    """Return why the kernels cannot run on this input; None if they can."""
     if not INSTALLED:
         return "Triton is not installed"
     if not (x.is_cuda or (INTERPRETED and x.device.type == "cpu")):
@@ -37,14 +37,14 @@ def refusal(x: Tensor, num_groups: int) -> str | None:
 
 
 def suits(x: Tensor, num_groups: int) -> bool:
-    """Whether to take the kernels unasked: on CUDA, and where nothing has to look inside the operators."""
+    """Whether ``auto`` selects the kernels: on CUDA, if no exporter, tracer or transform is active."""
     return x.is_cuda and is_bare() and refusal(x, num_groups) is None
 
 
 def is_bare() -> bool:
-    """Whether no exporter, tracer or transform has to look inside what is called."""
+    """Whether no exporter, tracer or transform is active, which would have to trace into the kernels."""
     return (
-        not torch.compiler.is_exporting()  # an exported program should need no operators of ours
+        not torch.compiler.is_exporting()  # an exported program should not need custom operators
         and not torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
         and not _transformed()
     )
@@ -62,18 +62,18 @@ def train(
 ) -> tuple[Tensor, BatchMoments | None]:
     """Normalize with the moments of the batch, add the residual (of the input's shape, dtype and device), apply ReLU.
 
-    Given with the output are the batch's moments, the variance a biased one; or None where running moments were given
-    and are moved already.
+    Returns the output, and the moments of the batch (with the biased variance), or None if ``running`` was given: its
+    moments have then been updated.
     """
     check_parameters(x, weight, bias, *(() if running is None else running[:2]))
-    given = x, weight, bias, residual, eps, num_groups, relu
+    args = x, weight, bias, residual, eps, num_groups, relu
     transformed = _transformed()
     if not transformed and eager.is_plain(x):
-        return eager.train(given, running)
+        return eager.train(args, running)
     if transformed:
-        y, mean, var = operators.plain_training(*given)
+        y, mean, var = operators.plain_training(*args)
         return y, BatchMoments(mean, var)
-    y, table = operators.continual_norm(*given)
+    y, table = operators.continual_norm(*args)
     mean, var = launch.moments_in(table, x.shape[1])
     if running is None:
         return y, BatchMoments(mean, var)
@@ -82,7 +82,7 @@ def train(
 
 
 def _move(running: Running, mean: Tensor, var: Tensor) -> None:
-    """Running moments moved outside the operator, which is a pure function."""
+    """Update the running moments outside the forward operator, which is a pure function."""
     operators.update_moments_(running.mean, running.var, mean, var, running.momentum, running.weight, running.factor)
     if running.counter is not None:
         running.counter.add_(1)
@@ -91,7 +91,10 @@ def _move(running: Running, mean: Tensor, var: Tensor) -> None:
 def running_moments(
     mean: Tensor | None, var: Tensor | None, counter: Tensor | None, momentum: float | Tensor, count: int
 ) -> Running | None:
-    """What is to be moved along with a batch of so many values a channel; None where a kernel can't do it."""
+    """Describe the update of running moments by a batch of ``count`` values per channel; None if no kernel can do it.
+
+    The moments must be contiguous. A counter, and a momentum that is a tensor, must be 0-dim and on their device.
+    """
     if mean is None or var is None or not (mean.is_contiguous() and var.is_contiguous()):
         return None
     if counter is not None and (counter.device != mean.device or counter.dim() != 0):
@@ -113,7 +116,7 @@ def evaluate(
     residual: Tensor | None = None,
     relu: bool = False,
 ) -> Tensor:
-    """The same with given moments."""
+    """Normalize with the given moments, add the residual, apply ReLU."""
     check_parameters(x, mean, var, weight, bias)
     run: Any = operators.continual_norm_eval
     if _transformed():
@@ -125,7 +128,7 @@ def evaluate(
 
 
 def check_parameters(x: Tensor, *channels: Tensor | None) -> None:
-    """What torch's operators see to themselves: a kernel would read past an end, or on another device."""
+    """Check shape and device of parameters and moments, because a kernel would read out of bounds otherwise."""
     shape, device = x.shape[1:2], x.device
     for each in channels:
         if each is not None and (each.shape != shape or each.device != device):
@@ -137,5 +140,5 @@ def check_parameters(x: Tensor, *channels: Tensor | None) -> None:
 
 
 def _transformed() -> bool:
-    """Whether functorch or a forward-mode derivative is at work: neither can look inside the operators."""
+    """Whether functorch or forward-mode AD is active; neither can trace into the operators."""
     return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0

@@ -1,7 +1,7 @@
-"""The backward kernels, in the same three ways as the forward ones: the sums per row, the tables, the gradient.
+"""Backward kernels, in one, two or three launches as the forward ones: sums per row, tables, gradient.
 
-Each row needs two sums, of dy and of dy times x less its pivot; the rest are small tables, and what is left is
-``dx = P * dy + Q * x + R``. Behind a ReLU, dy is masked as it is read.
+Each row needs two sums, of dy and of dy times (x minus its pivot). The rest is small tables and
+``dx = P * dy + Q * x + R``. With a ReLU, dy is masked when it is read.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["backward_apply", "backward_one", "backward_rows", "backward_tables"]
 
 @triton.jit
 def _both(x_ptr, dy_ptr, y_ptr, pivot, scale, offset, where, mask, RELU: tl.constexpr):
-    """A tile of x less its pivot, and of dy behind the activation."""
+    """Load a tile of x minus its pivot, and of dy masked by the ReLU."""
     x = tl.load(x_ptr + where, mask=mask, other=0).to(tl.float32) - pivot[:, :, None]
     return x, masked_gradient(dy_ptr, y_ptr, x, scale, offset, where, mask, RELU)
 
@@ -38,7 +38,7 @@ def _row_sums(
     x_ptr, dy_ptr, y_ptr, pivot, scale, offset, n, c, rows, start, stop, C, L,
     LAST: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
-    """Of each row between two positions: the sum of dy, and of dy times x; lane by lane, then across lanes."""
+    """Return the sums of dy and of dy times x of each row between two positions; per lane, then across lanes."""
     sum_dy = tl.zeros((BN, BC, BL), tl.float32)
     sum_dyx = tl.zeros((BN, BC, BL), tl.float32)
     for chunk in range(start, stop, BL):
@@ -76,7 +76,7 @@ def _slab_sums(
     sum_dy, against, row_mean, row_square, mean, rstd, gain, d_weight, d_bias, rows, N, L,
     K: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """What the group step takes off: the average over each slab of its gradient, and of that times its signal."""
+    """Return two averages over each slab, which the group step subtracts: of the gradient, and of gradient x signal."""
     slope = (rstd * d_weight / N)[None, :]
     share = (d_bias / N)[None, :]
     t1 = gain[None, :] * (sum_dy - share - slope * (row_mean - mean[None, :]))
@@ -88,7 +88,7 @@ def _slab_sums(
 
 @triton.jit
 def _coefficients(group_mean, group_rstd, mean, rstd, gain, d_weight, d_bias, s1, s2, N, L):
-    """P, Q and R of each row."""
+    """Return P, Q and R of each row."""
     slope = gain * rstd * d_weight / N / L
     level = gain * (rstd * mean * d_weight - d_bias) / N / L
     q = -group_rstd * (slope[None, :] + s2)
@@ -129,7 +129,7 @@ def backward_one(
     K: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr,
     LAST: tl.constexpr, SINGLE: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
-    """A block of groups over all samples; with ``SINGLE`` x and dy are read once."""
+    """Process a block of groups over all samples; with ``SINGLE``, x and dy are read once."""
     mean_ptr, var_ptr, table_ptr = moments_and_tables(table_ptr, C)
     c, group, exists = lanes(tl.program_id(0), C, K, KP, BC, True)
     n = tl.arange(0, BN)
@@ -173,7 +173,7 @@ def backward_rows(
     K: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr,
     LAST: tl.constexpr, WHOLE: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
-    """The two sums of each row in one split of its positions: (splits, N, C) of each."""
+    """Store the two sums of each row in one split of its positions: (splits, N, C) each."""
     mean_ptr, var_ptr, table_ptr = moments_and_tables(table_ptr, C)
     program = tl.program_id(0)
     split, c, group, exists, n, rows = shared_out(blocks, splits, N, C, K, KP, BN, BC, WHOLE)
@@ -198,7 +198,7 @@ def backward_tables(
     part_ptr, slab_ptr, weight_ptr, table_ptr, dweight_ptr, dbias_ptr, N, C, L, eps, splits,
     K: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, SP: tl.constexpr,
 ):  # fmt: skip
-    """The parameters' gradients, then the averages over each slab, (N, G) each; samples block by block, twice."""
+    """Compute the parameter gradients, then the averages over each slab, (N, G) each, in two loops over samples."""
     mean_ptr, var_ptr, table_ptr = moments_and_tables(table_ptr, C)
     c, group, exists = lanes(tl.program_id(0), C, K, KP, BC, True)
     mean, rstd, gain, _ = channel_tables(mean_ptr, var_ptr, weight_ptr, None, c, exists, eps)
@@ -231,7 +231,7 @@ def backward_tables(
 
 @triton.jit
 def _parameter_gradients(sum_dy, sum_dyx, group_mean, group_rstd, mean, rstd):
-    """Of weight and bias, from the rows of all samples."""
+    """Return the gradients of weight and bias, from the rows of all samples."""
     d_bias = tl.sum(sum_dy, 0)
     return rstd * (tl.sum((sum_dyx - group_mean * sum_dy) * group_rstd, 0) - mean * d_bias), d_bias
 
@@ -243,7 +243,7 @@ def backward_apply(
     K: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr, SP: tl.constexpr,
     NP: tl.constexpr, LAST: tl.constexpr, TABLES: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
-    """The gradient in one split of the positions of some samples; with ``TABLES`` it first makes the tables."""
+    """Write the gradient in one split of the positions of some samples; with ``TABLES``, first compute the tables."""
     mean_ptr, var_ptr, table_ptr = moments_and_tables(table_ptr, C)
     program = tl.program_id(0)
     split, c, group, exists, n, rows = shared_out(blocks, splits, N, C, K, KP, BN, BC, TABLES)

@@ -1,11 +1,11 @@
-"""The forward kernels: `forward_one` alone; or `forward_rows`, where needed `forward_tables`, and `forward_apply`.
+"""Forward kernels: `forward_one` alone, or `forward_rows`, `forward_tables` (if needed) and `forward_apply`.
 
-The channels of one group over all samples depend on nothing else. Where they fit one program, it does all
-(`forward_one`). Where their rows do, each of several programs takes a part of the positions, and every one of them
-makes the tables again (`forward_apply` with ``TABLES``). Else `forward_tables` makes them once, block by block.
+The channels of one group, over all samples, are independent of all other channels. If they fit one program, it computes
+everything (`forward_one`). If their rows do, several programs process a part of the positions each, and each of them
+recomputes the tables (`forward_apply` with ``TABLES``). Otherwise `forward_tables` computes them once, block by block.
 
-Written for the backward pass, one after another: the batch's mean and biased variance, (C,) each, then the mean of each
-group-normalized row and its mean square, (N, C) each, then each slab's mean and reciprocal deviation, (N, G) each.
+The table for the backward pass holds, in this order: mean and biased variance of the batch, (C,) each; mean and mean
+square of each group-normalized row, (N, C) each; mean and reciprocal standard deviation of each slab, (N, G) each.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ def row_moments(
     x_ptr, pivot, n, c, rows, start, stop, C, L,
     LAST: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr,
 ):  # fmt: skip
-    """Mean, and sum of squares about it, of each row between two positions.
+    """Return mean and sum of squared deviations of each row between two positions.
 
-    Every lane follows the mean of its own values (Welford), and lanes are merged once, at the end (Chan): a sum across
-    lanes for every chunk would keep the memory waiting.
+    Every lane updates the mean of its values (Welford), and lanes are merged once at the end (Chan): a reduction across
+    lanes in every chunk would stall memory reads.
     """
     mean = tl.zeros((BN, BC, BL), tl.float32)
     square = tl.zeros((BN, BC, BL), tl.float32)
@@ -62,7 +62,7 @@ def row_moments(
         at, mask = positions(chunk, stop, rows, BL)
         x = _shifted(x_ptr, pivot, place(n, c, at, C, L, LAST), mask)
         off = tl.where(mask, x - mean, 0.0)
-        mean += off * (1.0 / ((chunk - start) // BL + 1))  # one division for all values of the chunk
+        mean += off * (1.0 / ((chunk - start) // BL + 1))  # one division per chunk
         square += off * tl.where(mask, x - mean, 0.0)
     lane = tl.arange(0, BL)
     count = ((stop - start - lane + BL - 1) // BL).to(tl.float32)[None, None, :]
@@ -73,10 +73,10 @@ def row_moments(
 
 @triton.jit
 def _batch_moments(row_mean, within, rows, N):
-    """Of each channel over the batch: the variance is the mean of the variances plus the variance of the means."""
+    """Return the moments of each channel: the variance is the mean of the variances plus the variance of the means."""
     mean = tl.sum(row_mean, 0) / N
     off = tl.where(rows, row_mean - mean[None, :], 0.0)
-    # Divided to the last bit: no compiler may then fold the sum that follows into it, and change signs behind a ReLU.
+    # Correctly rounded division: the compiler cannot fuse it with the following sum, which could change ReLU signs.
     return mean, tl.div_rn(tl.sum(within + off * off, 0), N * 1.0)
 
 
@@ -89,7 +89,7 @@ def _store_rows(table_ptr, n, c, rows, N, C, row_mean, within):
 
 @triton.jit
 def _store_groups(table_ptr, n, c, group, rows, N, C, group_mean, group_rstd, K: tl.constexpr):
-    """One lane of each group writes for it."""
+    """Store the tables of each slab; one lane of each group writes."""
     where = table_ptr + 2 * N * C + n.to(tl.int64)[:, None] * (C // K) + group[None, :]
     first = rows & (c == group * K)[None, :]
     tl.store(where, group_mean, mask=first)
@@ -99,7 +99,7 @@ def _store_groups(table_ptr, n, c, group, rows, N, C, group_mean, group_rstd, K:
 @triton.jit
 def _moved(running_ptr, new, weight, at, exists):
     old = tl.load(running_ptr + at, mask=exists, other=0.0).to(tl.float32)
-    # As torch.lerp: from the nearer end, so that a weight of 1 gives the new value to the bit.
+    # As torch.lerp: interpolates from the nearer end, so that a weight of 1 gives exactly the new value.
     moved = tl.where(weight < 0.5, old + weight * (new - old), new - (new - old) * (1.0 - weight))
     tl.store(running_ptr + at, moved.to(running_ptr.dtype.element_ty), mask=exists)
 
@@ -108,7 +108,7 @@ def _moved(running_ptr, new, weight, at, exists):
 def _store_channels(
     mean_ptr, var_ptr, run_mean_ptr, run_var_ptr, counter_ptr, weight_ptr, weight, factor, c, exists, first, mean, var
 ):  # fmt: skip
-    """The batch's moments; and the running ones moved towards them, where they are given."""
+    """Store the moments of the batch, and update the running moments if they are given."""
     tl.store(mean_ptr + c, mean, mask=exists)
     tl.store(var_ptr + c, var, mask=exists)
     if run_mean_ptr is not None:
@@ -123,7 +123,7 @@ def _store_channels(
 
 @triton.jit
 def _gain_and_bias(weight_ptr, bias_ptr, c, exists, var, eps):
-    """The same steps as in `channel_tables`, for a variance that is still at hand."""
+    """The same computation as in `channel_tables`, for a variance in registers."""
     gain = tl.rsqrt(var + eps)
     bias = tl.zeros_like(var)
     if weight_ptr is not None:
@@ -138,7 +138,7 @@ def _write(
     x_ptr, residual_ptr, y_ptr, pivot, scale, offset, n, c, rows, start, stop, C, L,
     LAST: tl.constexpr, BL: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
-    """The output between two positions, chunk by chunk."""
+    """Write the output between two positions, chunk by chunk."""
     for chunk in range(start, stop, BL):
         at, mask = positions(chunk, stop, rows, BL)
         where = place(n, c, at, C, L, LAST)
@@ -153,7 +153,7 @@ def forward_one(
     K: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr,
     LAST: tl.constexpr, SINGLE: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
-    """A block of groups over all samples, from input to output; with ``SINGLE`` one chunk holds it, read once."""
+    """Process a block of groups over all samples; with ``SINGLE``, it is one chunk and is read once."""
     mean_ptr, var_ptr, table_ptr = moments_and_tables(table_ptr, C)
     c, group, exists = lanes(tl.program_id(0), C, K, KP, BC, True)
     n = tl.arange(0, BN)
@@ -190,7 +190,7 @@ def forward_rows(
     K: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr,
     LAST: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """Mean and sum of squares of each row in one split of its positions: (splits, N, C) of each."""
+    """Store mean and sum of squared deviations of each row in one split of its positions: (splits, N, C) each."""
     program = tl.program_id(0)
     split, c, group, _, n, rows = shared_out(blocks, splits, N, C, K, KP, BN, BC, WHOLE)
     pivot = slab_pivot(x_ptr, n, program % blocks, group, rows, N, C, L, K, KP, BN, BC, LAST, WHOLE)
@@ -207,7 +207,7 @@ def forward_tables(
     run_mean_ptr, run_var_ptr, counter_ptr, momentum_ptr, momentum, factor, N, C, L, eps, splits, span,
     K: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, SP: tl.constexpr,
 ):  # fmt: skip
-    """All tables of a block of groups, over the samples block by block; batch moments merged by Chan's formula."""
+    """Compute all tables of a block of groups, over blocks of samples; batch moments are merged by Chan's formula."""
     mean_ptr, var_ptr, table_ptr = moments_and_tables(table_ptr, C)
     c, group, exists = lanes(tl.program_id(0), C, K, KP, BC, True)
     mean = tl.zeros((BC,), tl.float32)
@@ -238,7 +238,7 @@ def _all_batch_moments(
     part_ptr, c, exists, N, C, L, eps, splits, span,
     K: tl.constexpr, KP: tl.constexpr, NP: tl.constexpr, BC: tl.constexpr, SP: tl.constexpr,
 ):  # fmt: skip
-    """The batch's moments from the rows of all samples."""
+    """Compute the moments of the batch from the rows of all samples."""
     n = tl.arange(0, NP)
     rows = (n < N)[:, None] & exists[None, :]
     row_mean, row_var = merged_moments(part_ptr, n, c, rows, N, C, L, span, splits, SP)
@@ -253,9 +253,9 @@ def forward_apply(
     K: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr, SP: tl.constexpr,
     NP: tl.constexpr, LAST: tl.constexpr, TABLES: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
-    """The output of one split of the positions of some samples; with ``TABLES`` it first makes the tables.
+    """Write the output of one split of the positions of some samples; with ``TABLES``, first compute the tables.
 
-    It then needs the rows of all samples (``NP`` lanes), and keeps the tables of its own where it is their first.
+    The tables need the rows of all samples (``NP`` lanes). Only the first program of some rows stores their tables.
     """
     mean_ptr, var_ptr, table_ptr = moments_and_tables(table_ptr, C)
     program = tl.program_id(0)
@@ -293,7 +293,7 @@ def evaluate_apply(
     K: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr, SP: tl.constexpr,
     LAST: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
-    """The output of one split of the positions of some samples, with given moments, from the rows' moments."""
+    """Write the output of one split of the positions of some samples, with given moments, from the row moments."""
     program = tl.program_id(0)
     split, c, group, exists, n, rows = shared_out(blocks, splits, N, C, K, KP, BN, BC, True)
     row_mean, row_var = merged_moments(part_ptr, n, c, rows, N, C, L, span, splits, SP)
@@ -311,7 +311,7 @@ def evaluate(
     K: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr,
     LAST: tl.constexpr, SINGLE: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
-    """With given moments every slab stands alone; with ``SINGLE`` it is read once, else twice."""
+    """Evaluate with given moments, where slabs are independent; with ``SINGLE``, a slab is read once, else twice."""
     program = tl.program_id(0)
     c, group, exists = lanes(program % blocks, C, K, KP, BC, True)
     n = program // blocks * BN + tl.arange(0, BN)
@@ -336,7 +336,7 @@ def evaluate(
 
 @triton.jit
 def move_moments(running_mean_ptr, running_var_ptr, mean_ptr, var_ptr, weight_ptr, weight, factor, C, BC: tl.constexpr):
-    """Both running moments moved towards the batch's, its variance made unbiased by a factor."""
+    """Update both running moments; ``factor`` makes the batch variance unbiased."""
     at = tl.program_id(0) * BC + tl.arange(0, BC)
     exists = at < C
     if weight_ptr is not None:

@@ -1,6 +1,6 @@
-"""The launches: from real tensors to real tensors, with no torch operator or autograd around them.
+"""Kernel launches on plain tensors, without torch operators or autograd.
 
-Triton and the device code are imported when first launched.
+Triton and the device code are imported at the first launch.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ _MOMENTS_BLOCK = 256
 
 
 def channels_last(x: Tensor) -> bool:
-    """Whether channels lie next to each other, samples and positions in order."""
+    """Whether a tensor is in channels_last layout."""
     if x.dim() == 3:
         return x.transpose(1, 2).is_contiguous()
     return x.dim() > 3 and x.is_contiguous(memory_format=_CHANNELS_LAST[x.dim()])
 
 
 def in_layout(x: Tensor) -> Tensor:
-    """The tensor itself where its order of memory is one of the two the kernels know, else a contiguous copy."""
+    """Return the tensor itself if it is contiguous or channels_last, else a contiguous copy."""
     return x if x.is_contiguous() or channels_last(x) else x.contiguous()
 
 
 def like(other: Tensor, x: Tensor) -> Tensor:
-    """A tensor in the layout of x, which is in one of the two."""
+    """Return a tensor in the layout of x, which is contiguous or channels_last."""
     if x.is_contiguous():
         return other.contiguous()
     return other if channels_last(other) else other.movedim(1, -1).contiguous().movedim(-1, 1)
@@ -64,19 +64,19 @@ def sizes_of(x: Tensor, groups: int) -> Sizes:
 
 
 def outputs_like(x: Tensor, groups: int) -> tuple[Tensor, Tensor]:
-    """What `forward` fills: the output; and all tables for the backward pass in one, the batch's moments first."""
+    """Allocate the results of `forward`: the output, and one table for the backward pass, batch moments first."""
     shape = x.shape
     n, c = shape[0], shape[1]
     return torch.empty_like(x), _scratch(x, 2 * (c + n * (c + groups)))
 
 
 def moments_in(table: Tensor, channels: int) -> tuple[Tensor, Tensor]:
-    """The batch's mean and biased variance, (C,) each."""
+    """Return the mean and biased variance of the batch, (C,) each."""
     return table[:channels], table[channels : 2 * channels]
 
 
 def gradients_like(x: Tensor, residual: bool) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """What `backward` fills: gradients of x, weight, bias and residual, the last where it is wanted."""
+    """Allocate the results of `backward`: gradients of x, weight, bias and, if ``residual``, the residual."""
     dweight = _scratch(x, x.shape[1])
     return torch.empty_like(x), dweight, torch.empty_like(dweight), torch.empty_like(x) if residual else None
 
@@ -86,18 +86,18 @@ def _scratch(x: Tensor, size: int) -> Tensor:
 
 
 def dense(parameter: Tensor | None) -> Tensor | None:
-    """A (C,) tensor that lies in one piece: it may have come in as a slice, or expanded."""
+    """Return a contiguous (C,) tensor; the parameter may be a slice or expanded."""
     return None if parameter is None else parameter.contiguous()
 
 
 class Launches(NamedTuple):
-    """What a pass launches, one after another, and the numbers it hands to each; all of it follows from the sizes."""
+    """The launches of a pass, in order, and their size arguments; all are determined by the input sizes."""
 
-    rows: Launch | None  # the first of several
+    rows: Launch | None  # the first, if there are several
     tables: Launch | None
-    last: Launch  # and the only one, where there is one
+    last: Launch  # the last or only launch
     shape: tuple[int, int, int]
-    parts: int  # numbers that the first writes for the others
+    parts: int  # number of values that the first launch writes for the others
     several: tuple[int, int, int]  # blocks, splits, span
 
 
@@ -170,14 +170,14 @@ def _table_programs(p: Plan, sizes: Sizes) -> tuple[int]:
 
 
 class Running(NamedTuple):
-    """Running moments to be moved by the way, which spares a launch.
+    """Running moments that the forward kernel updates, which saves a launch.
 
     Attributes:
         mean, var: (C,) buffers, contiguous.
-        counter: Counted up by one.
-        weight: The batch's weight, where it is on the device.
-        momentum: The batch's weight, where it is not.
-        factor: What makes the biased variance unbiased.
+        counter: Batch counter, incremented by one.
+        weight: The weight of the batch, if it is a tensor on the device.
+        momentum: The weight of the batch, if it is a number.
+        factor: The factor from the biased to the unbiased variance.
     """
 
     mean: Tensor | None = None
@@ -206,17 +206,17 @@ def forward(
     if residual is not None:
         residual = like(residual, x)
     rows, tables, last, shape, parts, several = _training(sizes_of(x, groups), False, relu, plan.LIMITS)
-    given = x, dense(weight), dense(bias), residual, y
+    args = x, dense(weight), dense(bias), residual, y
     with here(x):
         if rows is None:
-            last(*given, table, *running, *shape, eps)
+            last(*args, table, *running, *shape, eps)
             return y, table
         part = _scratch(x, parts)
         rows(x, part, *shape, *several)
         if tables is not None:
             tables(part, table, *running, *shape, eps, *several[1:])
             running = NOTHING
-        last(*given, part, table, *running, *shape, eps, *several)
+        last(*args, part, table, *running, *shape, eps, *several)
     return y, table
 
 
@@ -267,14 +267,14 @@ def evaluate(
     if residual is not None:
         residual = like(residual, x)
     rows, _, last, shape, parts, several = _evaluation(sizes_of(x, groups), relu, plan.LIMITS)
-    given = x, *map(dense, (mean, var, weight, bias)), residual, y
+    args = x, *map(dense, (mean, var, weight, bias)), residual, y
     with here(x):
         if rows is None:
-            last(*given, *shape, eps, several[0])
+            last(*args, *shape, eps, several[0])
             return y
         part = _scratch(x, parts)
         rows(x, part, *shape, *several)
-        last(*given, part, *shape, eps, *several)
+        last(*args, part, *shape, eps, *several)
     return y
 
 
@@ -289,10 +289,10 @@ def move_moments(
 ) -> None:
     c = mean.numel()
     with here(mean):
-        _moving(c)(running_mean, running_var, mean, var, weight, momentum, factor, c)
+        _moments_launch(c)(running_mean, running_var, mean, var, weight, momentum, factor, c)
 
 
 @lru_cache(maxsize=4096)
-def _moving(channels: int) -> Launch:
+def _moments_launch(channels: int) -> Launch:
     kernel = import_module("contnorm.kernels.triton.continual.forward").move_moments
     return Launch(kernel, (-(-channels // _MOMENTS_BLOCK),), {"BC": _MOMENTS_BLOCK, "num_warps": 4})

@@ -1,9 +1,9 @@
-"""The fused kernels as torch operators, so that autograd, compiled graphs, autocast and vmap know them.
+"""The fused kernels as custom torch operators, with support for autograd, torch.compile, autocast and vmap.
 
-`contnorm::continual_norm` is a pure function: it gives the output, and the tables that its backward pass reads, the
-batch's moments first among them; running moments are moved by `contnorm::update_moments_`. A derivative of the
-derivative goes through the formulas of `analytic`, which torch can differentiate; and so does all that happens under
-functorch, where torch does not run an operator's own backward pass.
+`contnorm::continual_norm` is a pure function: it returns the output and the tables for its backward pass, starting with
+the moments of the batch. `contnorm::update_moments_` updates the running moments. Double backward uses the formulas of
+`analytic`, which torch can differentiate, and so does everything under functorch, where torch does not use the
+operator's backward.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ continual_norm = torch.library.custom_op(
 
 
 def _backward(dy: Tensor, x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    """An operator gives tensors: an empty one for the residual's gradient, where it is not wanted."""
+    """Replace a missing residual gradient by an empty tensor, because an operator must return tensors."""
     *grads, dresidual = launch.backward(dy, x, *rest)
     return *grads, x.new_empty(0) if dresidual is None else dresidual
 
@@ -71,7 +71,7 @@ update_moments_ = torch.library.custom_op(
 )
 
 
-# --- what the compiler sees -------------------------------------------------------------------------------------
+# --- fake implementations for the compiler ----------------------------------------------------------------------
 
 
 @continual_norm.register_fake
@@ -103,7 +103,7 @@ def keep_for_training(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, .
     y, table = output
     ctx.set_materialize_grads(False)
     ctx.residual = residual is not None
-    # Without a residual the sign of the output is found again from the tables: saving it would cost as much as x.
+    # Without a residual, the sign of the output is recomputed from the tables: saving y would need as much memory as x.
     ctx.save_for_backward(x, y if ctx.relu and ctx.residual else None, weight, bias, table)
 
 
@@ -111,7 +111,7 @@ def backward_of_training(ctx: Any, dy: Tensor | None, *_: Any, run: Any = None) 
     if dy is None:
         return (None,) * 7
     x, y, weight, bias, table = ctx.saved_tensors
-    if torch.is_grad_enabled():  # a second derivative is wanted: the formulas that torch can differentiate
+    if torch.is_grad_enabled():  # double backward needs formulas that torch can differentiate
         grads = analytic_gradients(dy, x, y, weight, bias, ctx.eps, ctx.groups, ctx.relu)
     else:
         settings = ctx.eps, ctx.groups, ctx.relu, ctx.residual
@@ -137,7 +137,7 @@ continual_norm.register_autograd(backward_of_training, setup_context=_set_up_tra
 
 
 def _typed(gradient: Tensor, parameter: Tensor | None) -> Tensor | None:
-    """A parameter's gradient in the parameter's type; None where there is no parameter."""
+    """Cast the gradient of a parameter to the parameter's dtype; None if there is no parameter."""
     if parameter is None or gradient.dtype == parameter.dtype:
         return None if parameter is None else gradient
     return gradient.to(parameter.dtype)
@@ -153,15 +153,15 @@ def analytic_gradients(
     groups: int,
     relu: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What `continual_norm_backward` gives, in torch's operators."""
+    """Compute the results of `continual_norm_backward` with torch operators."""
     shifted = less_slab_pivot(x, groups)
-    found = analytic.statistics(shifted, eps, groups)
+    stats = analytic.statistics(shifted, eps, groups)
     scale, offset = (None if p is None else p.to(shifted.dtype) for p in (weight, bias))
     wide = dy.to(shifted.dtype)
     if relu:
-        sign = analytic.multiply_add(shifted, scale, offset, found).detach() if y is None else y
+        sign = analytic.multiply_add(shifted, scale, offset, stats).detach() if y is None else y
         wide = wide.masked_fill(sign <= 0, 0.0)
-    grads = analytic.gradients(shifted, wide, scale, found, groups)
+    grads = analytic.gradients(shifted, wide, scale, stats, groups)
     return grads.x.to(x.dtype), grads.weight, grads.bias, wide.to(dy.dtype)
 
 
@@ -195,8 +195,8 @@ continual_norm_eval.register_autograd(backward_of_evaluation, setup_context=keep
 # --- vmap -------------------------------------------------------------------------------------------------------
 
 
-def _one_by_one(operator: Any) -> None:
-    """Under vmap an operator is launched for each member of the batch: what is fused can't be batched again."""
+def _register_loop_vmap(operator: Any) -> None:
+    """Register a vmap rule that calls the operator for each member of the batch, since the kernels are not batched."""
 
     def rule(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> Any:
         members = [
@@ -211,21 +211,21 @@ def _one_by_one(operator: Any) -> None:
 
 
 for _operator in (continual_norm, continual_norm_backward, continual_norm_eval):
-    _one_by_one(_operator)
+    _register_loop_vmap(_operator)
 
 
-# --- what stands in where torch has to look inside --------------------------------------------------------------
+# --- replacements in torch operators, for functorch and forward-mode AD -----------------------------------------
 
 
 def plain_training(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None, eps: float, groups: int, relu: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The output and the batch's moments, in torch's operators; torch derives the backward pass."""
+    """Compute the output and the moments of the batch with torch operators; torch derives the backward pass."""
     shifted = less_slab_pivot(x, groups)
-    found = analytic.statistics(shifted, eps, groups)
+    stats = analytic.statistics(shifted, eps, groups)
     scale, offset = (None if p is None else p.to(shifted.dtype) for p in (weight, bias))
-    y = activated(analytic.multiply_add(shifted, scale, offset, found), residual, relu).to(x.dtype)
-    return y, found.mean.detach(), found.var.detach()
+    y = activated(analytic.multiply_add(shifted, scale, offset, stats), residual, relu).to(x.dtype)
+    return y, stats.mean.detach(), stats.var.detach()
 
 
 def plain_backward(

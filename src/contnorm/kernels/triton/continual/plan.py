@@ -1,7 +1,7 @@
-"""From the sizes of an input to what is launched: which way, which tiles, how many warps.
+"""Launch plans: number of launches, tile sizes and warps, chosen from the sizes of an input.
 
-All choices are made here, from sizes alone, so that the same input gives the same bits on every run: nothing is timed.
-`LIMITS` holds every number that was, or may be, tuned.
+All choices depend on sizes only and nothing is autotuned, so that results are bit-exact across runs. `LIMITS` holds all
+tunable numbers.
 """
 
 from __future__ import annotations
@@ -13,43 +13,43 @@ __all__ = ["LIMITS", "Limits", "Plan", "Sizes", "fits", "plan_evaluation", "plan
 
 Way = Literal["one", "two", "three"]
 MOST = 2**30  # tables and samples are addressed in 32 bits
-SECTOR = 32  # bytes: what memory moves at the least
+SECTOR = 32  # bytes: the smallest memory transaction
 
 
 class Limits(NamedTuple):
-    """The numbers to tune; values are counted with their padding to powers of two."""
+    """Tunable numbers; values are counted after padding to powers of two."""
 
-    single: int = 16384  # values one program holds in registers: what fits is read once
-    held: int = 32768  # the same in evaluation, which holds less besides
-    one: int = 16384  # values of a block of groups up to which one program does it all, chunk by chunk
-    one_rows: int = 512  # and its rows (samples times lanes)
-    one_last: int = 4096  # values of one program where channels lie together: it reads in pieces of one group
-    tile: int = 2048  # values of a chunk, where a program goes over its data in several
-    last_tile: int = 4096  # the same in large inputs whose channels lie together
-    large: int = 2**22  # values of such an input from which it is large
-    rows: int = 512  # rows up to which every program makes the tables again for itself
-    small: int = 2**23  # values of an input up to which a launch for the tables costs more than making them again
-    share: int = 8192  # values of a program, where samples are shared out among programs
-    run: int = 16  # channels of a program at least, where they lie together and samples are shared out
-    near: int = 2**18  # bytes of a slab up to which a second read finds it near
-    eval_run: int = 128  # bytes that lie together, in evaluation of large inputs
-    merge: int = 8192  # values of the splits' sums that are read side by side
+    single: int = 16384  # values that one program can hold in registers, and then reads only once
+    held: int = 32768  # the same in evaluation, which needs fewer other registers
+    one: int = 16384  # values of a block of groups up to which one program processes all of it, in chunks
+    one_rows: int = 512  # rows (samples times lanes) up to which it does
+    one_last: int = 4096  # values of one program in channels_last layout, where it reads one group at a time
+    tile: int = 2048  # values of a chunk, if a program processes several
+    last_tile: int = 4096  # the same for large inputs in channels_last layout
+    large: int = 2**22  # values from which such an input is large
+    rows: int = 512  # rows up to which every program recomputes the tables
+    small: int = 2**23  # values of an input up to which recomputing the tables is faster than a launch for them
+    share: int = 8192  # values of a program, if samples are distributed over programs
+    run: int = 16  # minimum channels of a program, if samples are distributed and the layout is channels_last
+    near: int = 2**18  # bytes of a slab up to which a second read hits the cache
+    eval_run: int = 128  # contiguous bytes to read, in evaluation of large inputs
+    merge: int = 8192  # values of the sums of splits that are read at once
     programs: int = 264  # programs that keep the device busy: two for each of 132 multiprocessors
-    span: int = 1024  # positions in a chunk at most
-    channels: int = 8192  # lanes of a group at most: more would not fit a program
+    span: int = 1024  # maximum positions of a chunk
+    channels: int = 8192  # maximum lanes of a group: more would not fit a program
 
 
 LIMITS = Limits()
 
 
 class Sizes(NamedTuple):
-    """An input seen as (N, C, L), in one of two orders of memory."""
+    """Sizes of an input viewed as (N, C, L), and its memory layout."""
 
     samples: int
     channels: int
     length: int
     groups: int
-    last: bool  # channels next to each other
+    last: bool  # channels_last layout
     itemsize: int
 
 
@@ -73,21 +73,23 @@ class Plan(NamedTuple):
 
 
 def fits(samples: int, channels: int, length: int, groups: int) -> bool:
-    """Whether an input of these sizes can be taken at all."""
+    """Whether the kernels support an input of these sizes."""
     small = samples * channels < MOST and channels * length < 2 * MOST
     return small and power(channels // groups) <= LIMITS.channels
 
 
 @lru_cache(maxsize=4096)
 def plan_pass(sizes: Sizes, backward: bool, limits: Limits) -> Plan:
-    """How a training pass is done; backward holds two tensors where forward holds one."""
+    """Plan a training pass; backward holds two tensors in registers, forward one."""
     n, c, length, groups, *_ = sizes
     lanes = power(c // groups)
     runs = _runs(sizes, lanes, SECTOR)
     block_n, block_c = power(n), lanes * runs
     rows = block_n * block_c
     blocks = -(-groups // runs)
-    held = 2 if backward and sizes.itemsize > 2 else 1  # two tensors of two-byte values fit where one of four does
+    held = (
+        2 if backward and sizes.itemsize > 2 else 1
+    )  # two tensors of two-byte values need as much as one of four-byte values
     fits_one = rows <= limits.one_rows and (not sizes.last or _in_pieces(rows * power(length) * held, runs, limits))
     if fits_one and rows * power(length) * held <= limits.single:
         return _one(blocks, lanes, block_n, block_c, power(length), single=True)
@@ -100,7 +102,7 @@ def plan_pass(sizes: Sizes, backward: bool, limits: Limits) -> Plan:
 
 
 def _in_pieces(values: int, runs: int, limits: Limits) -> bool:
-    """Whether one program may take channels that lie together: few values, and a group's own make a whole sector."""
+    """Whether one program may process channels_last input: few values, and each group fills a memory sector."""
     return runs == 1 and values <= limits.one_last
 
 
@@ -113,7 +115,7 @@ def _one(blocks: int, lanes: int, block_n: int, block_c: int, block_l: int, sing
 
 
 def _shared(sizes: Sizes, lanes: int, runs: int, tile: int, limits: Limits) -> Plan:
-    """Two launches, samples shared out among programs; each makes the tables again from the rows of all samples."""
+    """Plan two launches with samples distributed over programs; each program recomputes the tables from all rows."""
     n, _, length, groups, *_ = sizes
     block_c = lanes * runs
     blocks = -(-groups // runs)
@@ -131,7 +133,7 @@ def _shared(sizes: Sizes, lanes: int, runs: int, tile: int, limits: Limits) -> P
 
 
 def _three(sizes: Sizes, lanes: int, runs: int, limits: Limits) -> Plan:
-    """Tiles of any channels and samples: first along memory, then across it, until a tile is full."""
+    """Plan three launches with tiles of any channels and samples, filled along contiguous memory first."""
     n, c, length, *_ = sizes
     if sizes.last:
         tile = limits.last_tile if n * c * length > limits.large else limits.tile
@@ -186,7 +188,7 @@ def _several(
 
 @lru_cache(maxsize=4096)
 def plan_evaluation(sizes: Sizes, limits: Limits) -> Plan:
-    """One program holds whole slabs: several small ones, or one of any size, chunk by chunk."""
+    """Plan evaluation: a program processes whole slabs, several small ones, or one of any size in chunks."""
     n, c, length, groups, *_ = sizes
     lanes = power(c // groups)
     runs = _runs(sizes, lanes, SECTOR)
@@ -196,7 +198,7 @@ def plan_evaluation(sizes: Sizes, limits: Limits) -> Plan:
     if not single and (sizes.last or block_c * length * sizes.itemsize > limits.near):
         return _shared(sizes, lanes, _runs(sizes, lanes, limits.eval_run), limits.last_tile, limits)
     block_l = power(length) if single else _chunk(length, max(1, limits.tile // block_c), limits)
-    wanted = max(1, n * blocks // limits.programs)  # no more samples in a program than leave programs enough
+    wanted = max(1, n * blocks // limits.programs)  # limits samples per program, to have enough programs
     block_n = min(power(n), power(wanted + 1) // 2, max(1, limits.tile // 2 // (block_c * block_l)))
     programs = blocks * -(-n // block_n)
     warps = _warps(block_n * block_c * block_l)
@@ -207,7 +209,7 @@ def plan_evaluation(sizes: Sizes, limits: Limits) -> Plan:
 
 
 def power(value: int) -> int:
-    """The least power of two that is not below a value.
+    """Return the smallest power of two that is at least the value.
 
     Example:
         >>> [power(value) for value in (1, 2, 5, 20)]
@@ -217,29 +219,29 @@ def power(value: int) -> int:
 
 
 def _runs(sizes: Sizes, lanes: int, least: int) -> int:
-    """Groups in a program: one, or as many as make what lies together in memory no shorter than so many bytes."""
+    """Return the groups per program: one, or enough for contiguous reads of at least ``least`` bytes."""
     run = lanes * sizes.itemsize * (1 if sizes.last else sizes.length)
     return min(power(-(-least // run)), power(sizes.groups))
 
 
 def _shared_runs(sizes: Sizes, lanes: int, limits: Limits) -> int:
-    """The same where samples are shared out; with channels that lie together, so many channels at least."""
+    """The same if samples are distributed; in channels_last layout, at least ``limits.run`` channels."""
     least = limits.run * sizes.itemsize if sizes.last else SECTOR
     return _runs(sizes, lanes, least)
 
 
 def _chunk(length: int, most: int, limits: Limits) -> int:
-    """Positions in a chunk: the most that leaves little of the last chunk empty."""
+    """Return the positions per chunk: the largest number that leaves little of the last chunk empty."""
     block = max(1, min(power(length), power(most + 1) // 2, limits.span))
     wasted = {size: -(-length // size) * size - length for size in (block, block // 2, block // 4) if size}
     return next((size for size, waste in wasted.items() if waste * 8 <= length), min(wasted, key=wasted.__getitem__))
 
 
 def _splits(length: int, chunk: int, programs: int, most: int, limits: Limits) -> int:
-    """Parts to cut the positions into, so that there are programs enough."""
+    """Return the number of splits of the positions, to have enough programs."""
     return max(1, min(-(-limits.programs // programs), -(-length // chunk), most))
 
 
 def _warps(values: int) -> int:
-    """About 16 values a thread: with more, the tables of a tile no longer fit its registers."""
+    """Return the number of warps: about 16 values per thread, since with more the tables do not fit in registers."""
     return min(16, power(max(2, values // 512)))

@@ -1,9 +1,9 @@
-"""Device code that every kernel shares: which values a program holds, their pivots, and the tables made of them.
+"""Device code shared by all kernels: the values of a program, their pivots, and the tables computed from them.
 
-A tile is (BN samples, BC channels, BL positions), a table (BN, BC): one number a row. Two orders of memory are known:
-channels apart by L (``LAST`` false) or next to each other (``LAST`` true, channels_last). Where a program needs whole
-groups (``WHOLE``), each group gets KP lanes, the power of two from K up, and BC is a number of such runs; the lanes
-past K are masked, loaded as zeros, and left out of every sum in which a zero would count.
+A tile is (BN samples, BC channels, BL positions); a table is (BN, BC), one number per row. Two memory layouts are
+supported: contiguous (``LAST`` false) and channels_last (``LAST`` true). If a program needs whole groups (``WHOLE``),
+each group gets KP lanes, the smallest power of two that is at least K, and BC is a multiple of KP. Lanes past K are
+masked, loaded as zeros, and excluded from every sum to which a zero would contribute.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = [
 
 @triton.jit
 def lanes(block, C, K: tl.constexpr, KP: tl.constexpr, BC: tl.constexpr, WHOLE: tl.constexpr):
-    """The channel of each lane of a block, its group, and whether it exists."""
+    """Return the channel and group of each lane of a block, and whether the channel exists."""
     lane = tl.arange(0, BC)
     if WHOLE and K != KP:
         group = block * (BC // KP) + lane // KP
@@ -49,7 +49,7 @@ def lanes(block, C, K: tl.constexpr, KP: tl.constexpr, BC: tl.constexpr, WHOLE: 
 def shared_out(
     blocks, splits, N, C, K: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, WHOLE: tl.constexpr
 ):  # fmt: skip
-    """What is this program's, where channels, positions and samples are shared out: its split, lanes and rows."""
+    """Return the split, lanes and rows of this program; channels, positions and samples are distributed."""
     program = tl.program_id(0)
     c, group, exists = lanes(program % blocks, C, K, KP, BC, WHOLE)
     n = program // (blocks * splits) * BN + tl.arange(0, BN)
@@ -58,7 +58,7 @@ def shared_out(
 
 @triton.jit
 def place(n, c, at, C, L, LAST: tl.constexpr):
-    """Where a tile lies; samples are counted in 64 bits, since a tensor may have more than 2**31 values."""
+    """Return the offsets of a tile; sample offsets are 64-bit, since a tensor may have more than 2**31 values."""
     if LAST:
         within = c[None, :, None] + at[None, None, :] * C
     else:
@@ -68,14 +68,14 @@ def place(n, c, at, C, L, LAST: tl.constexpr):
 
 @triton.jit
 def positions(start, stop, rows, BL: tl.constexpr):
-    """The positions of a chunk, and the mask of a tile there."""
+    """Return the positions of a chunk, and the mask of its tile."""
     at = start + tl.arange(0, BL)
     return at, rows[:, :, None] & (at < stop)[None, None, :]
 
 
 @triton.jit
 def split_range(split, L, span):
-    """The first position of a split and the one past its last."""
+    """Return the first position of a split, and the position after its last."""
     return split * span, tl.minimum(split * span + span, L)
 
 
@@ -92,9 +92,9 @@ def slab_pivot(
     x_ptr, n, block, group, rows, N, C, L,
     K: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, LAST: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """A value amid each slab, the same for all its rows: the median of three, so that no single outlier is taken.
+    """Return the pivot of each slab, repeated over its rows: the median of three values, to avoid outliers.
 
-    Where a program has whole groups, each pivot is loaded once for its group and not for each of its channels.
+    If a program has whole groups, each pivot is loaded once per group and not once per channel.
     """
     if WHOLE and KP > 1:
         slab = block * (BC // KP) + tl.arange(0, BC // KP)
@@ -120,7 +120,7 @@ def slab_pivot(
 
 @triton.jit
 def chunk_moments(x, mask, count):
-    """Mean of each row of a chunk and the sum of squares about it; the mean first, so that nothing cancels."""
+    """Return mean and sum of squared deviations of each row of a chunk, in two passes to avoid cancellation."""
     mean = tl.sum(tl.where(mask, x, 0.0), 2) / count
     off = tl.where(mask, x - mean[:, :, None], 0.0)
     return mean, tl.sum(off * off, 2)
@@ -128,7 +128,7 @@ def chunk_moments(x, mask, count):
 
 @triton.jit
 def group_sum(table, BN: tl.constexpr, BC: tl.constexpr, KP: tl.constexpr):
-    """The sum over the lanes of each group, repeated on each of them."""
+    """Return the sum over the lanes of each group, repeated on each lane."""
     if KP == 1:
         return table
     grouped = tl.reshape(table, (BN, BC // KP, KP))
@@ -138,7 +138,7 @@ def group_sum(table, BN: tl.constexpr, BC: tl.constexpr, KP: tl.constexpr):
 
 @triton.jit
 def merged_moments(part_ptr, n, c, rows, N, C, L, span, splits, SP: tl.constexpr):
-    """Mean and biased variance of each row from those of its splits, all splits side by side."""
+    """Return mean and biased variance of each row, merged from its splits, which are all loaded at once."""
     split = tl.arange(0, SP)
     there = (split < splits)[:, None, None] & rows[None, :, :]
     where = (split[:, None, None] * N + n.to(tl.int64)[None, :, None]) * C + c[None, None, :]
@@ -152,7 +152,7 @@ def merged_moments(part_ptr, n, c, rows, N, C, L, span, splits, SP: tl.constexpr
 
 @triton.jit
 def tables_from_moments(mean, var, rows, eps, K: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, KP: tl.constexpr):
-    """From each row's moments: the group's mean and reciprocal deviation, and the moments of the normalized row."""
+    """Return mean and reciprocal standard deviation of each group, and mean and variance of each normalized row."""
     group_mean = group_sum(mean, BN, BC, KP) / K
     off = tl.where(rows, mean - group_mean, 0.0)
     group_rstd = tl.rsqrt(group_sum(var + off * off, BN, BC, KP) / K + eps)
@@ -161,13 +161,13 @@ def tables_from_moments(mean, var, rows, eps, K: tl.constexpr, BN: tl.constexpr,
 
 @triton.jit
 def moments_and_tables(table_ptr, C):
-    """Where the batch's mean and variance lie, which come first, and where what follows them."""
+    """Return pointers to the mean and variance of the batch, which come first, and to the tables after them."""
     return table_ptr, table_ptr + C, table_ptr + 2 * C
 
 
 @triton.jit
 def channel_tables(mean_ptr, var_ptr, weight_ptr, bias_ptr, c, exists, eps):
-    """Of each channel: mean, reciprocal deviation, that times the weight, and the bias."""
+    """Return for each channel: mean, reciprocal standard deviation (rstd), rstd times weight, and bias."""
     mean = tl.load(mean_ptr + c, mask=exists, other=0.0).to(tl.float32)
     var = tl.load(var_ptr + c, mask=exists, other=0.0).to(tl.float32)
     rstd = tl.rsqrt(var + eps)
@@ -182,25 +182,25 @@ def channel_tables(mean_ptr, var_ptr, weight_ptr, bias_ptr, c, exists, eps):
 
 @triton.jit
 def scale_and_offset(group_mean, group_rstd, mean, gain, bias):
-    """Of each row; each step's rounding is spelled out, so that forward and backward find the same signs."""
+    """Return scale and offset of each row, with explicit fma so that forward and backward compute the same signs."""
     offset = tl.fma(tl.fma(-group_mean, group_rstd, -mean[None, :]), gain[None, :], bias[None, :])
     return group_rstd * gain[None, :], offset
 
 
 @triton.jit
 def with_activation(x, scale, offset, residual_ptr, where, mask, RELU: tl.constexpr):
-    """The output for a tile of x less its pivot."""
+    """Return the output for a tile of x minus its pivot."""
     y = tl.fma(x, scale[:, :, None], offset[:, :, None])
     if residual_ptr is not None:
         y += tl.load(residual_ptr + where, mask=mask, other=0).to(tl.float32)
     if RELU:
-        y = tl.where(y <= 0, 0.0, y)  # a NaN stays one
+        y = tl.where(y <= 0, 0.0, y)  # keeps NaN
     return y
 
 
 @triton.jit
 def masked_gradient(dy_ptr, y_ptr, x, scale, offset, where, mask, RELU: tl.constexpr):
-    """The gradient behind the activation: its sign comes from the saved output, or is found again."""
+    """Return the gradient before the ReLU; the sign is that of the saved output, or is recomputed."""
     dy = tl.load(dy_ptr + where, mask=mask, other=0).to(tl.float32)
     if RELU:
         if y_ptr is not None:

@@ -1,11 +1,12 @@
-"""Norms made of the moments of rows, fused into a few kernels each by Triton: batch renorm and switchable norm.
+"""Triton kernels of norms that are computed from the moments of rows: batch renorm and switchable norm.
 
-A row is one sample and channel, with all its positions. Both norms are ``y = a * (x - m) + b`` with a table of each
-for rows or channels, and both are told by the rows' moments alone: one pass over the data makes these, a launch on
-small tables the rest, and one pass the output; backward likewise. In torch's operators either is a chain of dozens of
-kernels, most of them on tables, and on a GPU each costs a microsecond whatever its size.
+A row is one sample and channel, with all its positions. Both norms are ``y = a * (x - m) + b``, with tables a, m and b
+per row or channel that depend only on the moments of the rows. One pass over the data computes the moments, a launch on
+small tables computes a, m and b, and a second pass writes the output. Backward works likewise. In torch operators,
+either norm launches dozens of kernels, most of them on small tables, and each costs a microsecond whatever its size.
 
-This file is the door: it says where the kernels can run and calls them. Triton is imported at the first launch.
+This module is the entry point: it checks where the kernels can run, and calls them. Triton is imported at the first
+launch.
 """
 
 from __future__ import annotations
@@ -39,18 +40,18 @@ def suits(
     caller: str,
     logits: tuple[Tensor, ...] = (),
 ) -> bool:
-    """Whether to take the kernels: on CUDA unasked, elsewhere (in Triton's interpreter) where ``triton`` is asked for.
+    """Whether to use the kernels: on CUDA by default, elsewhere (in Triton's interpreter) with ``kernel="triton"``.
 
-    Where torch has to look inside, or something is not as the kernels take it, the norm's own torch code goes on.
+    If torch has to trace the norm, or the kernels do not support an argument, the caller uses torch operators.
 
     Args:
         x: The input.
-        parameters: Those of each channel.
-        moments: The running ones.
-        numbers: Momentum and limits, where they may be on the device.
-        kernel: The one asked for; None reads ``CONTNORM_KERNEL``.
-        caller: Whom an error message about an unknown kernel names.
-        logits: Of the three moments that are mixed.
+        parameters: The parameters per channel.
+        moments: The running moments.
+        numbers: Momentum and limits, which may be tensors.
+        kernel: The requested implementation; None reads ``CONTNORM_KERNEL``.
+        caller: The function or layer that an error message about an unknown kernel names.
+        logits: The logits of the three mixed moments.
     """
     if not is_plain(x) or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
         return False
@@ -70,7 +71,7 @@ def suits(
 
 
 def _is_plain_vector(t: Tensor, x: Tensor, size: int) -> bool:
-    """Whether a kernel can read it as it lies, and not past its end."""
+    """Whether a kernel can read a vector directly: it has the right size, device and dtype, and is contiguous."""
     alike = t.shape == (size,) and t.device == x.device and t.dtype in TYPES
     return alike and type(t) in (Tensor, Parameter) and t.is_contiguous()
 
@@ -85,18 +86,18 @@ def switch(
     momentum: float | Tensor,
     eps: float,
 ) -> Tensor:
-    """Switchable norm; of rows of more than one position.
+    """Switchable norm of rows with more than one position.
 
     Args:
-        again: The same in torch's operators, from x, the parameters, a mean and a variance of the batch branch (or
-            None) and eps: for derivatives of derivatives.
+        again: The same function in torch operators, for double backward. Its arguments are x, the parameters, mean and
+            variance of the batch branch (or None), and eps.
         x: The input.
-        running_mean: (C,), moved where ``by_batch``.
-        running_var: (C,), likewise.
+        running_mean: (C,), updated if ``by_batch``.
+        running_var: (C,), updated if ``by_batch``.
         parameters: Weight, bias, and both vectors of logits.
-        by_batch: Whether the batch branch has the moments of the batch.
-        momentum: The weight of this batch in the running moments.
-        eps: Added to the variance.
+        by_batch: Whether the batch branch uses the moments of the batch.
+        momentum: Weight of this batch in the running moments.
+        eps: Value added to the variance.
     """
     running = _running(running_mean, running_var, momentum, by_batch)
     y: Tensor = Switch.apply(again, running, by_batch, float(eps), x, *parameters)  # type: ignore[no-untyped-call]
@@ -115,11 +116,11 @@ def renorm(
     r_max: float | Tensor,
     d_max: float | Tensor,
 ) -> Tensor:
-    """Batch renorm; arguments as above, and ``again`` takes each channel's mean, deviation, r and d."""
+    """Batch renorm; arguments as for `switch`, but ``again`` takes mean, standard deviation, r and d per channel."""
     running = _running(running_mean, running_var, momentum, by_batch)
     limits = Limits(*_on_device_or_not(r_max), *_on_device_or_not(d_max))
-    given: tuple[Any, ...] = again, running, limits, by_batch, float(eps), x, *parameters
-    y: Tensor = Renorm.apply(*given)  # type: ignore[no-untyped-call]
+    args: tuple[Any, ...] = again, running, limits, by_batch, float(eps), x, *parameters
+    y: Tensor = Renorm.apply(*args)  # type: ignore[no-untyped-call]
     return y
 
 
@@ -140,21 +141,21 @@ def renorm_limits(
     kernel: str | None,
     caller: str,
 ) -> tuple[Tensor, Tensor] | None:
-    """The limits of r and d after the batches counted so far, by one launch; None where the kernels don't suit.
+    """Compute the current limits of r and d in one launch; None if the kernels cannot be used.
 
     Args:
-        counter: The batches, 0-dim.
-        kept: Where the limits in force are kept, 0-dim each.
-        keep: Whether to put them there.
-        tops: Where each ends.
-        ramps: From which batch to which each rises.
-        kernel: The one asked for; None reads ``CONTNORM_KERNEL``.
-        caller: Whom an error message about an unknown kernel names.
+        counter: The batch counter, 0-dim.
+        kept: The buffers of the current limits, 0-dim each.
+        keep: Whether to write the limits to these buffers.
+        tops: The final value of each limit.
+        ramps: The first and last batch of the ramp of each limit.
+        kernel: The requested implementation; None reads ``CONTNORM_KERNEL``.
+        caller: The function or layer that an error message about an unknown kernel names.
     """
     if kept[0].dtype != torch.float32 or not suits(kept[0].view(1, 1), (), (), (counter, *kept), kernel, caller):
         return None
-    found = kept if keep else (torch.empty_like(kept[0]), torch.empty_like(kept[1]))
-    launch.renorm_limits(counter, found, tops, ramps)
+    limits = kept if keep else (torch.empty_like(kept[0]), torch.empty_like(kept[1]))
+    launch.renorm_limits(counter, limits, tops, ramps)
     if keep:
         torch.autograd.graph.increment_version(list(kept))
-    return found
+    return limits

@@ -1,7 +1,7 @@
-"""The launches under plain autograd functions.
+"""Autograd functions around the launches.
 
-Each is given, beside its arguments, the same norm in torch's operators (``again``): where a second derivative is
-wanted, or something besides autograd looks on, the backward pass goes through that.
+In addition to its arguments, each gets the same norm in torch operators (``again``). The backward pass uses it for
+double backward, and if vmap or a dispatch mode is active.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Switch(torch.autograd.Function):
         ctx: Any, again: Again, running: Running, training: bool, eps: float, x: Tensor, *parameters: Any
     ) -> Tensor:
         y, table = launch.switch(x, *parameters, running, training, eps)  # type: ignore[call-arg]
-        _say_moved(running)
+        _mark_updated(running)
         ctx.again, ctx.training, ctx.eps = again, training, eps
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(x, *parameters, table)
@@ -33,16 +33,16 @@ class Switch(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None) -> tuple[Any, ...]:
-        *given, table = ctx.saved_tensors
+        *inputs, table = ctx.saved_tensors
         if dy is None:
             return (None,) * 9
         if by_kernels(dy):
-            grads = launch.switch_backward(dy, *given, table, ctx.training, ctx.eps)  # type: ignore[call-arg]
+            grads = launch.switch_backward(dy, *inputs, table, ctx.training, ctx.eps)  # type: ignore[call-arg]
         else:
-            n, c, *_ = sizes_of(given[0], 1)
+            n, c, *_ = sizes_of(inputs[0], 1)
             batch = (None, None) if ctx.training else table[2 * (n * c + n) :].split(c)
             grads = gradients_by_torch(
-                lambda *new: ctx.again(*new, *batch, ctx.eps), dy, given, ctx.needs_input_grad[4:]
+                lambda *new: ctx.again(*new, *batch, ctx.eps), dy, inputs, ctx.needs_input_grad[4:]
             )
         return None, None, None, None, *grads
 
@@ -59,28 +59,28 @@ class Renorm(torch.autograd.Function):
         x: Tensor,
         *parameters: Any,
     ) -> Tensor:
-        y, kept = launch.renorm(x, *parameters, running, limits, training, eps)  # type: ignore[call-arg]
-        _say_moved(running)
+        y, saved = launch.renorm(x, *parameters, running, limits, training, eps)  # type: ignore[call-arg]
+        _mark_updated(running)
         ctx.again, ctx.training, ctx.eps = again, training, eps
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(x, *parameters, kept)
+        ctx.save_for_backward(x, *parameters, saved)
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None) -> tuple[Any, ...]:
-        *given, kept = ctx.saved_tensors
+        *inputs, saved = ctx.saved_tensors
         if dy is None:
             return (None,) * 8
         if by_kernels(dy):
-            grads = launch.renorm_backward(dy, *given, kept, ctx.training, ctx.eps)  # type: ignore[call-arg]
+            grads = launch.renorm_backward(dy, *inputs, saved, ctx.training, ctx.eps)  # type: ignore[call-arg]
         else:
-            channels = kept.split(given[0].shape[1])
+            channels = saved.split(inputs[0].shape[1])
             again = lambda *new: ctx.again(*new, *channels, ctx.training, ctx.eps)  # noqa: E731 read once, below
-            grads = gradients_by_torch(again, dy, given, ctx.needs_input_grad[5:])
+            grads = gradients_by_torch(again, dy, inputs, ctx.needs_input_grad[5:])
         return None, None, None, None, None, *grads
 
 
-def _say_moved(running: Running) -> None:
-    """In place, and said so to autograd, as an operator would."""
+def _mark_updated(running: Running) -> None:
+    """Tell autograd that the running moments were updated in place, as an operator does."""
     if running.moves:
         torch.autograd.graph.increment_version([t for t in running[:2] if t is not None])

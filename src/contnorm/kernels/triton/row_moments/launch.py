@@ -1,7 +1,7 @@
-"""The launches: from real tensors to real tensors, with no autograd around them.
+"""Kernel launches on plain tensors, without autograd.
 
-Triton and the device code are imported when first launched. Tiles come in two shapes only, whatever the sizes: a
-network meets every kernel cold, and compiling one takes about a second.
+Triton and the device code are imported at the first launch. There are only two tile shapes for all sizes, because
+compiling a kernel takes about a second.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ __all__ = [
 ]
 
 MOST = 2**29  # tables are addressed in 32 bits
-SHORT = 64  # positions up to which a row is short: a tile then holds several samples
-_BLOCK_C = 16  # channels of a tile: a sector of memory or more, where they lie together
+SHORT = 64  # positions up to which a row is short, and a tile holds several samples
+_BLOCK_C = 16  # channels of a tile: at least one memory sector in channels_last layout
 _TABLE = {"BN": 32, "BC": _BLOCK_C}
-_CHANNELS = 512  # channels that a program of one sample takes at once
+_CHANNELS = 512  # channels that a program for one sample processes at once
 
 
 class Running(NamedTuple):
-    """Running moments; and how much the batch weighs in them, by a number or by a tensor on the device."""
+    """Running moments, and the weight of the batch in them, as a tensor on the device or a number."""
 
     mean: Tensor | None = None
     var: Tensor | None = None
@@ -45,7 +45,7 @@ class Running(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """The limits of r and d, each a number or a tensor on the device."""
+    """The limits of r and d, each a tensor on the device or a number."""
 
     r_tensor: Tensor | None
     r_max: float
@@ -54,7 +54,7 @@ class Limits(NamedTuple):
 
 
 def fits(x: Tensor) -> bool:
-    """Whether the kernels can count an input's rows, and a sample's values."""
+    """Whether the kernels can index the rows of an input, and the values of a sample."""
     n, c = x.shape[:2]
     return n * c < MOST and x.numel() // n < 2**31
 
@@ -72,19 +72,19 @@ def _blocks(sizes: Sizes) -> int:
     return -(-sizes.channels // _BLOCK_C)
 
 
-def _over_rows(kernel: Any, sizes: Sizes, *given: Any, step: tuple[int, ...] = ()) -> None:
-    """Each program goes over whole rows."""
+def _over_rows(kernel: Any, sizes: Sizes, *args: Any, step: tuple[int, ...] = ()) -> None:
+    """Launch a kernel whose programs process whole rows."""
     tile, blocks = _tile(sizes), _blocks(sizes)
     programs = blocks * -(-sizes.samples // tile["BN"])
-    launch(kernel, (programs,), *given, *sizes[:3], blocks, *step, **tile)
+    launch(kernel, (programs,), *args, *sizes[:3], blocks, *step, **tile)
 
 
-def _over_all(kernel: Any, sizes: Sizes, *given: Any, **constants: Any) -> None:
-    """Each program goes over one tile."""
+def _over_all(kernel: Any, sizes: Sizes, *args: Any, **constants: Any) -> None:
+    """Launch a kernel whose programs process one tile each."""
     tile, blocks = _tile(sizes), _blocks(sizes)
     splits = -(-sizes.length // tile["BL"])
     programs = blocks * splits * -(-sizes.samples // tile["BN"])
-    launch(kernel, (programs,), *given, *sizes[:3], blocks, splits, **tile, **constants)
+    launch(kernel, (programs,), *args, *sizes[:3], blocks, splits, **tile, **constants)
 
 
 def _empty(x: Tensor, size: int, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -95,11 +95,11 @@ def _like(parameter: Tensor | None) -> Tensor | None:
     return None if parameter is None else torch.empty_like(parameter, memory_format=torch.contiguous_format)
 
 
-def _row_sums(x: Tensor, dy: Tensor, means: Tensor, sizes: Sizes, own: bool) -> Tensor:
-    """The two sums of every row; with a mean of its ``own`` for each, or one for a channel."""
-    found = _empty(x, 2 * sizes.samples * sizes.channels, torch.float32)
-    _over_rows(_code("row").sums, sizes, x, dy, means, found, step=(sizes.channels if own else 0,))
-    return found
+def _row_sums(x: Tensor, dy: Tensor, means: Tensor, sizes: Sizes, per_row: bool) -> Tensor:
+    """Compute the two sums of every row; ``means`` has one mean per row if ``per_row``, else one per channel."""
+    sums = _empty(x, 2 * sizes.samples * sizes.channels, torch.float32)
+    _over_rows(_code("row").sums, sizes, x, dy, means, sums, step=(sizes.channels if per_row else 0,))
+    return sums
 
 
 # --- switchable norm ----------------------------------------------------------------------------------------------
@@ -115,14 +115,14 @@ def switch(
     training: bool,
     eps: float,
 ) -> tuple[Tensor, Tensor]:
-    """The output, and all moments for the backward pass; see `switch_kernels`."""
+    """Return the output, and all moments for the backward pass; see `switch_kernels`."""
     x = in_layout(x)
     sizes = sizes_of(x, 1)
     n, c, length = sizes[:3]
     y, table = torch.empty_like(x), _empty(x, 2 * (n * c + n + c))
     code = _code("switch")
     moments = running[:2] if running.moves or not training else (None, None)
-    given = tuple(map(dense, (weight, bias, mean_weight, var_weight)))
+    params = tuple(map(dense, (weight, bias, mean_weight, var_weight)))
     with here(x):
         _over_rows(_code("row").moments, sizes, x, table)
         launch(
@@ -138,7 +138,7 @@ def switch(
             TRAIN=training,
             num_warps=4,
         )
-        _over_all(code.switch_apply, sizes, x, y, table, *given, eps)
+        _over_all(code.switch_apply, sizes, x, y, table, *params, eps)
     return y, table
 
 
@@ -153,24 +153,24 @@ def switch_backward(
     training: bool,
     eps: float,
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of x, weight, bias and both vectors of logits."""
+    """Return the gradients of x, weight, bias and both vectors of logits."""
     x = in_layout(x)
     dy = like(dy, x)
     sizes = sizes_of(x, 1)
     n, c, length = sizes[:3]
     dx, back = torch.empty_like(x), _empty(x, 8 * n + 2 * c)
     dweight, dbias, dmean, dvar = map(_like, (weight, bias, mean_weight, var_weight))
-    given = tuple(map(dense, (weight, mean_weight, var_weight)))
+    params = tuple(map(dense, (weight, mean_weight, var_weight)))
     code = _code("switch")
     with here(x):
-        sums = _row_sums(x, dy, table, sizes, own=True)
+        sums = _row_sums(x, dy, table, sizes, per_row=True)
         launch(
             code.switch_sums,
             (n + _blocks(sizes),),
             table,
             sums,
             back,
-            *given,
+            *params,
             dweight,
             dbias,
             eps,
@@ -179,7 +179,7 @@ def switch_backward(
             BT=_CHANNELS,
             num_warps=4,
         )
-        of_all = x, dy, dx, table, sums, back, *given, dmean, dvar, eps
+        of_all = x, dy, dx, table, sums, back, *params, dmean, dvar, eps
         _over_all(code.switch_gradient, sizes, *of_all, BT=_CHANNELS, TRAIN=training)
     return dx, dweight, dbias, dmean, dvar
 
@@ -196,7 +196,7 @@ def renorm(
     training: bool,
     eps: float,
 ) -> tuple[Tensor, Tensor]:
-    """The output, and each channel's mean, standard deviation, r and d for the backward pass."""
+    """Return the output, and mean, standard deviation, r and d of each channel for the backward pass."""
     x = in_layout(x)
     sizes = sizes_of(x, 1)
     n, c, length = sizes[:3]
@@ -226,7 +226,7 @@ def renorm(
 def renorm_backward(
     dy: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, kept: Tensor, training: bool, eps: float
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of x, weight and bias."""
+    """Return the gradients of x, weight and bias."""
     x = in_layout(x)
     dy = like(dy, x)
     sizes = sizes_of(x, 1)
@@ -234,7 +234,7 @@ def renorm_backward(
     dx, back, dweight, dbias = torch.empty_like(x), _empty(x, 2 * c), _like(weight), _like(bias)
     code = _code("renorm")
     with here(x):
-        sums = _row_sums(x, dy, kept, sizes, own=False)
+        sums = _row_sums(x, dy, kept, sizes, per_row=False)
         of_channels = kept, sums, back, dweight, dbias, eps, n, c
         launch(code.renorm_sums, (_blocks(sizes),), *of_channels, **_TABLE, num_warps=4)
         of_all = x, dy, dx, kept, back, dense(weight), eps
@@ -248,7 +248,7 @@ def renorm_limits(
     tops: tuple[float, float],
     ramps: tuple[tuple[float, float], tuple[float, float]],
 ) -> None:
-    """Fill the limits of r and d: each rises along its ramp, from one batch to another, to its top."""
+    """Write the limits of r and d; each increases linearly over its ramp to its final value."""
     numbers = (*tops, *(part for start, end in ramps for part in (start, end - start)))
     with here(counter):
         launch(_code("renorm").renorm_limits, (1,), counter, *limits, *map(float, numbers), num_warps=1)

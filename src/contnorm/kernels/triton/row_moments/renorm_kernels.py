@@ -1,6 +1,6 @@
-"""The kernels of batch renorm: a channel's moments and limits, the output; its sums backward, the gradient.
+"""Kernels of batch renorm: moments, r and d of each channel, the output; sums and gradient of the backward pass.
 
-Kept for the backward pass are each channel's mean, standard deviation, r and d: (C,) of each, float64.
+Mean, standard deviation, r and d of each channel are stored for the backward pass: (C,) each, float64.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["renorm_apply", "renorm_gradient", "renorm_limits", "renorm_moments",
 
 @triton.jit
 def _clipped(value, low, high):
-    """A NaN stays one."""
+    """Clip a value; NaN stays NaN."""
     value = tl.where(value < low, low, value)
     return tl.where(value > high, high, value)
 
@@ -38,7 +38,7 @@ def _store_kept(kept_ptr, c, exists, C, mean, std, r, d):
 
 @triton.jit
 def _load_kept(kept_ptr, c, exists, C):
-    """Each channel's pivot, how far its mean lies from it, its standard deviation, r and d."""
+    """Return for each channel: pivot, mean minus pivot, standard deviation, r and d."""
     mean = tl.load(kept_ptr + c, mask=exists, other=0.0)
     std = tl.load(kept_ptr + C + c, mask=exists, other=1.0).to(tl.float32)
     r = tl.load(kept_ptr + 2 * C + c, mask=exists, other=1.0).to(tl.float32)
@@ -52,7 +52,7 @@ def renorm_moments(
     table_ptr, kept_ptr, run_mean_ptr, run_var_ptr, momentum_ptr, momentum, r_max_ptr, r_max, d_max_ptr, d_max, N, C, L,
     BN: tl.constexpr, BC: tl.constexpr, MOVE: tl.constexpr,
 ):  # fmt: skip
-    """Some channels' moments, r and d against the running ones as they were, and those moved where asked."""
+    """Compute moments, r and d of some channels from the old running moments, which are updated with ``MOVE``."""
     c = tl.program_id(0) * BC + tl.arange(0, BC)
     exists = c < C
     mean, var = channel_moments(table_ptr, c, exists, N, C, L, BN, BC)
@@ -62,17 +62,19 @@ def renorm_moments(
     if run_mean_ptr is not None:
         old_mean = tl.load(run_mean_ptr + c, mask=exists, other=0.0).to(tl.float64)
         old_std = tl.sqrt(tl.load(run_var_ptr + c, mask=exists, other=1.0).to(tl.float64))
-        floor = tl.where(old_std < 1.1754943508222875e-38, 1.1754943508222875e-38, old_std)  # float32's least
+        floor = tl.where(
+            old_std < 1.1754943508222875e-38, 1.1754943508222875e-38, old_std
+        )  # the smallest normal float32
         top = as_given(r_max_ptr, r_max)
         reach = as_given(d_max_ptr, d_max)
         r = _clipped(std / floor, 1.0 / top, top)
         d = _clipped((mean - old_mean) / floor, -reach, reach)
-    _store_kept(kept_ptr, c, exists, C, mean, std, r, d)  # before anything moves: r and d are of the old moments
+    _store_kept(kept_ptr, c, exists, C, mean, std, r, d)  # before the update: r and d use the old moments
     if MOVE:
         weight = as_given(momentum_ptr, momentum)
         moved = lerped(old_mean, mean, weight).to(tl.float32)
         tl.store(run_mean_ptr + c, moved.to(run_mean_ptr.dtype.element_ty), mask=exists)
-        spread = lerped(old_std, std, weight)  # the average is of standard deviations, kept squared
+        spread = lerped(old_std, std, weight)  # the average of standard deviations, stored squared
         moved = (spread * spread).to(tl.float32)
         tl.store(run_var_ptr + c, moved.to(run_var_ptr.dtype.element_ty), mask=exists)
 
@@ -82,7 +84,7 @@ def renorm_apply(
     x_ptr, y_ptr, kept_ptr, run_mean_ptr, run_var_ptr, weight_ptr, bias_ptr, eps, N, C, L, blocks, splits,
     BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr, LAST: tl.constexpr, TRAIN: tl.constexpr,
 ):  # fmt: skip
-    """The output from what is kept; or, in evaluation, from the running moments, which the first programs keep."""
+    """Write the output from the stored values or, in evaluation, from the running moments, which are then stored."""
     split, c, _, exists, n, rows = shared_out(blocks, splits, N, C, 1, 1, BN, BC, False)
     if TRAIN:
         pivot, off, std, r, d = _load_kept(kept_ptr, c, exists, C)
@@ -112,7 +114,7 @@ def renorm_apply(
 def renorm_sums(
     kept_ptr, sum_ptr, back_ptr, dweight_ptr, dbias_ptr, eps, N, C, BN: tl.constexpr, BC: tl.constexpr
 ):  # fmt: skip
-    """Over the samples of some channels: the sums of dy and of dy times x less the mean, (C,) each; the parameters'."""
+    """Sum dy and dy times (x minus mean) over the samples of some channels, (C,) each; store parameter gradients."""
     c = tl.program_id(0) * BC + tl.arange(0, BC)
     exists = c < C
     all_dy = tl.zeros((BN, BC), tl.float64)
@@ -140,7 +142,7 @@ def renorm_gradient(
     x_ptr, dy_ptr, dx_ptr, kept_ptr, back_ptr, weight_ptr, eps, N, C, L, blocks, splits,
     BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr, LAST: tl.constexpr, TRAIN: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of the input; r and d carry none, nor do running moments."""
+    """Write the gradient of the input; no gradient flows through r, d and the running moments."""
     split, c, _, exists, n, rows = shared_out(blocks, splits, N, C, 1, 1, BN, BC, False)
     pivot, off, std, r, _ = _load_kept(kept_ptr, c, exists, C)
     rstd = 1.0 / (std + eps)
@@ -152,7 +154,7 @@ def renorm_gradient(
     if TRAIN:
         sum_dy = tl.load(back_ptr + c, mask=exists, other=0.0).to(tl.float32)
         against = tl.load(back_ptr + C + c, mask=exists, other=0.0).to(tl.float32)
-        # A channel that does not vary has nothing to pull at: its deviation has no slope.
+        # In a constant channel, the gradient of the standard deviation is taken as zero.
         slope = tl.where(std == 0.0, 0.0, against / tl.where(std == 0.0, 1.0, std))
         q = -p * rstd * slope / N / L
         t = -p * sum_dy / N / L - q * off
@@ -163,7 +165,7 @@ def renorm_gradient(
 
 @triton.jit
 def renorm_limits(counter_ptr, r_ptr, d_ptr, r_max, d_max, r_start, r_length, d_start, d_length):
-    """The limits of r and d after so many batches, by their ramps."""
+    """Compute the limits of r and d from the batch counter and their ramps."""
     seen = tl.load(counter_ptr).to(tl.float32)
     r_part = _clipped(tl.div_rn(seen - r_start, r_length * 1.0), 0.0, 1.0)
     d_part = _clipped(tl.div_rn(seen - d_start, d_length * 1.0), 0.0, 1.0)

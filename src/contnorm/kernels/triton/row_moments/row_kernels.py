@@ -1,9 +1,9 @@
-"""The kernels that go over rows, for every norm made of their moments; and what those of one norm share.
+"""Kernels over rows, and device functions that the kernels of batch renorm and switchable norm share.
 
 A row is one sample and channel with all its positions. A tile is (BN samples, BC channels, BL positions), a table
-(BN, BC). Tables of moments are float64: they are small beside the data, and a mean of 1e4 with a spread of 1e-2 then
-keeps its digits. Means are only ever subtracted from each other; all that follows is float32, and what is done to a
-value is done to it less its pivot, which is its row's or channel's mean, rounded.
+(BN, BC). Tables of moments are float64: they are small compared with the data, and keep the precision of a mean of 1e4
+with a standard deviation of 1e-2. Means are only subtracted from each other, and the differences are float32. Values
+are processed minus their pivot, which is the rounded mean of the row or channel.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def moments(
     x_ptr, table_ptr, N, C, L, blocks,
     BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr, LAST: tl.constexpr,
 ):  # fmt: skip
-    """Of each row its mean, then its sum of squares about it: (N, C) of each."""
+    """Store the mean and the sum of squared deviations of each row: (N, C) each."""
     _, c, _, _, n, rows = shared_out(blocks, 1, N, C, 1, 1, BN, BC, False)
     pivot = slab_pivot(x_ptr, n, tl.program_id(0) % blocks, c, rows, N, C, L, 1, 1, BN, BC, LAST, False)
     mean, square = row_moments(x_ptr, pivot, n, c, rows, 0, L, C, L, LAST, BN, BC, BL)
@@ -46,9 +46,9 @@ def sums(
     x_ptr, dy_ptr, mean_ptr, sum_ptr, N, C, L, blocks, step,
     BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr, LAST: tl.constexpr,
 ):  # fmt: skip
-    """Of each row the sum of dy, then of dy times x less the pivot: (N, C) of each, float32.
+    """Store the sums of dy and of dy times (x minus pivot) of each row: (N, C) each, float32.
 
-    Means lie ``step`` apart from sample to sample: C where each row has its own, 0 where a channel has one for all.
+    ``step`` is the stride of the means between samples: C for one mean per row, 0 for one mean per channel.
     """
     _, c, _, _, n, rows = shared_out(blocks, 1, N, C, 1, 1, BN, BC, False)
     from_sample = n.to(tl.int64)[:, None]
@@ -69,14 +69,14 @@ def sums(
 
 @triton.jit
 def row(table_ptr, n, c, rows, N, C, degrees):
-    """Mean of each row, and its sum of squares over so many: what `moments` wrote."""
+    """Load the mean of each row, and its variance for these degrees of freedom, from the table of `moments`."""
     where = table_ptr + n.to(tl.int64)[:, None] * C + c[None, :]
     return tl.load(where, mask=rows, other=0.0), tl.load(where + N * C, mask=rows, other=0.0) / degrees
 
 
 @triton.jit
 def channel_moments(table_ptr, c, exists, N, C, degrees, BN: tl.constexpr, BC: tl.constexpr):
-    """Of some channels over all samples: the mean, and the mean of the rows' variances plus the variance of means."""
+    """Return the moments of some channels; the variance is the mean of row variances plus the variance of row means."""
     total = tl.zeros((BN, BC), tl.float64)
     for first in range(0, N, BN):
         n = first + tl.arange(0, BN)
@@ -125,7 +125,7 @@ def parameter(parameter_ptr, c, exists):
 
 @triton.jit
 def as_given(value_ptr, value):
-    """A number that is on the device, or else was given with the launch; (1,), float64."""
+    """Return a number that is either on the device or a launch argument: (1,), float64."""
     found = tl.zeros((1,), tl.float64)
     if value_ptr is not None:
         found += tl.load(value_ptr).to(tl.float64)
@@ -136,5 +136,5 @@ def as_given(value_ptr, value):
 
 @triton.jit
 def lerped(old, new, weight):
-    """As torch.lerp: from the nearer end, so that a weight of 1 gives the new value to the bit."""
+    """As torch.lerp: interpolates from the nearer end, so that a weight of 1 gives exactly the new value."""
     return tl.where(weight < 0.5, old + weight * (new - old), new - (new - old) * (1.0 - weight))

@@ -1,10 +1,11 @@
-"""The kernels of switchable norm: the moments of samples and channels, the output; their sums backward, the gradient.
+"""Kernels of switchable norm: moments of samples and channels, the output; sums and gradient of the backward pass.
 
-One table holds all moments, one after another: each row's mean and sum of squares, (N, C) each; each sample's (layer)
-mean and variance, (N,) each; each channel's (batch) mean and variance, (C,) each. Backward, another holds for each
-sample eight sums over its channels, (N,) each, then for each channel two over the samples, (C,) each.
+One table holds all moments, in this order: mean and sum of squared deviations of each row, (N, C) each; mean and
+variance of each sample (layer), (N,) each; mean and variance of each channel (batch), (C,) each. In backward, another
+table holds eight sums over the channels of each sample, (N,) each, then two sums over the samples of each channel, (C,)
+each.
 
-Every program mixes the moments again from the three: that is cheaper than a table of the mixture, and a launch for it.
+Every program recomputes the mixture of the three moments, which is faster than a separate launch for a table of it.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from contnorm.kernels.triton.row_moments.row_kernels import (
 __all__ = ["switch_apply", "switch_gradient", "switch_moments", "switch_sums"]
 
 
-# --- what is read -------------------------------------------------------------------------------------------------
+# --- loads --------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
 def _shares(logits_ptr):
-    """The softmax of three logits."""
+    """Return the softmax of three logits."""
     instance = tl.load(logits_ptr).to(tl.float32)
     layer = tl.load(logits_ptr + 1).to(tl.float32)
     batch = tl.load(logits_ptr + 2).to(tl.float32)
@@ -45,7 +46,7 @@ def _shares(logits_ptr):
 
 @triton.jit
 def _means(table_ptr, n, c, exists, rows, N, C):
-    """Each row's pivot, and how far its mean lies from the pivot, from its layer's and from its batch's."""
+    """Return the pivot of each row, and the difference of its mean to the pivot, the layer mean and the batch mean."""
     mean = tl.load(table_ptr + n.to(tl.int64)[:, None] * C + c[None, :], mask=rows, other=0.0)
     layer = tl.load(table_ptr + 2 * N * C + n, mask=n < N, other=0.0)[:, None]
     batch = tl.load(table_ptr + 2 * N * C + 2 * N + c, mask=exists, other=0.0)[None, :]
@@ -56,7 +57,7 @@ def _means(table_ptr, n, c, exists, rows, N, C):
 
 @triton.jit
 def _variances(table_ptr, n, c, exists, rows, N, C, L):
-    """Of each row, its layer and its batch."""
+    """Return the variances of each row, its layer and its batch."""
     square = tl.load(table_ptr + N * C + n.to(tl.int64)[:, None] * C + c[None, :], mask=rows, other=0.0)
     layer = tl.load(table_ptr + 2 * N * C + N + n, mask=n < N, other=0.0)[:, None]
     batch = tl.load(table_ptr + 2 * N * C + 2 * N + C + c, mask=exists, other=0.0)[None, :]
@@ -65,16 +66,17 @@ def _variances(table_ptr, n, c, exists, rows, N, C, L):
 
 @triton.jit
 def _mixed(table_ptr, mean_weight_ptr, var_weight_ptr, eps, n, c, exists, rows, N, C, L):
-    """Each row's pivot, how far its mean lies from it, how far from the mixed mean; the variance, and its rsqrt.
+    """Return for each row: pivot, difference of its mean to the pivot and to the mixed mean, mixed variance, rstd.
 
-    The shares add up to one, so the mixture is told by differences alone, and a large mean costs no digits.
+    The mixture weights sum to one, so the mixture can be computed from differences, without loss of precision at large
+    means.
     """
     pivot, off, off_layer, off_batch = _means(table_ptr, n, c, exists, rows, N, C)
     row_var, layer_var, batch_var = _variances(table_ptr, n, c, exists, rows, N, C, L)
     _, w1, w2 = _shares(mean_weight_ptr)
     u0, u1, u2 = _shares(var_weight_ptr)
     off_mixed = w1 * off_layer + w2 * off_batch
-    var = tl.where(rows, u0 * row_var + u1 * layer_var + u2 * batch_var, 1.0)  # nothing is divided by an empty lane
+    var = tl.where(rows, u0 * row_var + u1 * layer_var + u2 * batch_var, 1.0)  # avoids division by zero in masked lanes
     return pivot, off, off_mixed, var, tl.rsqrt(var + eps)
 
 
@@ -91,7 +93,7 @@ def _gain(weight_ptr, c, exists, rstd):
 
 @triton.jit
 def _sample_moments(table_ptr, n, N, C, L, BT: tl.constexpr):
-    """Of one sample over all its channels: the mean of the variances plus the variance of the means."""
+    """Compute the layer moments of one sample: the variance is the mean of variances plus the variance of means."""
     total = tl.zeros((1, BT), tl.float64)
     for first in range(0, C, BT):
         c = first + tl.arange(0, BT)
@@ -115,7 +117,7 @@ def _batch_branch(
     table_ptr, run_mean_ptr, run_var_ptr, momentum_ptr, momentum, block, N, C, L,
     BN: tl.constexpr, BC: tl.constexpr, TRAIN: tl.constexpr,
 ):  # fmt: skip
-    """Some channels' moments: of the batch, the running ones moved towards them; or the running ones as they are."""
+    """Compute the batch moments of some channels and update the running ones; in evaluation, copy the running ones."""
     c = block * BC + tl.arange(0, BC)
     exists = c < C
     if TRAIN:
@@ -141,7 +143,7 @@ def switch_moments(
     table_ptr, run_mean_ptr, run_var_ptr, momentum_ptr, momentum, N, C, L,
     BN: tl.constexpr, BC: tl.constexpr, BT: tl.constexpr, TRAIN: tl.constexpr,
 ):  # fmt: skip
-    """The first N programs take a sample each, the others some channels each: neither needs the other."""
+    """Compute layer moments (first N programs, one sample each) and batch moments (the others, some channels each)."""
     program = tl.program_id(0)
     if program < N:
         _sample_moments(table_ptr, program + tl.arange(0, 1), N, C, L, BT)
@@ -174,8 +176,8 @@ def switch_apply(
 def _pulls(
     table_ptr, sum_ptr, weight_ptr, mean_weight_ptr, var_weight_ptr, eps, n, c, exists, rows, N, C, L
 ):  # fmt: skip
-    """Of each row: the sum of dy, and of dy times the normalized value; the gradients of its mixed mean and variance;
-    and of the mixture what `_mixed` says, with the gain."""
+    """Return for each row: the sums of dy and of dy times the normalized value; the gradients of its mixed mean and
+    variance; the results of `_mixed` except rstd, and the gain."""
     pivot, off, off_mixed, var, rstd = _mixed(
         table_ptr, mean_weight_ptr, var_weight_ptr, eps, n, c, exists, rows, N, C, L
     )
@@ -192,10 +194,10 @@ def _pulls(
 def _sums_of_sample(
     table_ptr, sum_ptr, back_ptr, weight_ptr, mean_weight_ptr, var_weight_ptr, eps, n, N, C, L, BT: tl.constexpr
 ):  # fmt: skip
-    """Over the channels of one sample: what pulls at its layer moments, and each moment's part in the logits' pull.
+    """Sum over the channels of one sample: the gradients of its layer moments, and its part of the logit gradients.
 
-    A logit's gradient is its share times the sum of the pull times (its moment less the mixture): a difference, which
-    a large mean leaves alone.
+    The gradient of a logit is its softmax weight times the sum of gradient times (its moment minus the mixture). This
+    is a difference, which stays accurate at large means.
     """
     to_mean = tl.zeros((1, BT), tl.float64)
     to_var = tl.zeros((1, BT), tl.float64)
@@ -238,7 +240,7 @@ def _sums_of_channels(
     table_ptr, sum_ptr, back_ptr, weight_ptr, mean_weight_ptr, var_weight_ptr, dweight_ptr, dbias_ptr, eps, block,
     N, C, L, BN: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Over the samples of some channels: what pulls at their batch moments, and the gradients of weight and bias."""
+    """Sum over the samples of some channels: the gradients of their batch moments, and of weight and bias."""
     c = block * BC + tl.arange(0, BC)
     exists = c < C
     to_mean = tl.zeros((BN, BC), tl.float64)
@@ -271,7 +273,7 @@ def switch_sums(
     table_ptr, sum_ptr, back_ptr, weight_ptr, mean_weight_ptr, var_weight_ptr, dweight_ptr, dbias_ptr, eps, N, C, L,
     BN: tl.constexpr, BC: tl.constexpr, BT: tl.constexpr,
 ):  # fmt: skip
-    """Programs as in `switch_moments`."""
+    """Compute the sums of samples and channels, with programs assigned as in `switch_moments`."""
     program = tl.program_id(0)
     if program < N:
         _sums_of_sample(
@@ -296,7 +298,7 @@ def _logit(back_ptr, d_ptr, share, N, BT: tl.constexpr):
 
 @triton.jit
 def _logits(back_ptr, mean_weight_ptr, var_weight_ptr, dmean_ptr, dvar_ptr, N, BT: tl.constexpr):
-    """The gradients of both vectors of logits, from the sums of all samples."""
+    """Compute the gradients of both vectors of logits, from the sums of all samples."""
     w0, w1, w2 = _shares(mean_weight_ptr)
     _logit(back_ptr + 2 * N, dmean_ptr, w0, N, BT)
     _logit(back_ptr + 3 * N, dmean_ptr + 1, w1, N, BT)
@@ -313,7 +315,7 @@ def switch_gradient(
     dmean_ptr, dvar_ptr, eps, N, C, L, blocks, splits,
     BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr, BT: tl.constexpr, LAST: tl.constexpr, TRAIN: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of the input; the first program adds up those of the logits by the way."""
+    """Write the gradient of the input; the first program also computes the gradients of the logits."""
     split, c, _, exists, n, rows = shared_out(blocks, splits, N, C, 1, 1, BN, BC, False)
     _, _, pull_mean, pull_var, pivot, off, _, _, gain = _pulls(
         table_ptr, sum_ptr, weight_ptr, mean_weight_ptr, var_weight_ptr, eps, n, c, exists, rows, N, C, L
