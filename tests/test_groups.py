@@ -91,7 +91,8 @@ def test_an_example_input_changes_no_state() -> None:
 
 
 def test_an_example_input_is_not_run_for_a_fixed_number() -> None:
-    cn.convert_norm(Squeeze(), "cn", num_groups=4, example_input="not an input")
+    model = cn.convert_norm(Squeeze(), "cn", num_groups=4, example_input="not an input")
+    assert {row.norm for row in cn.summarize(model)} == {"cn"} and model.bn.num_groups == 4
 
 
 def test_summary_marks_groups_that_are_layer_or_instance_norm() -> None:

@@ -185,10 +185,13 @@ def test_a_data_root_that_is_a_file_is_refused(tmp_path: Path) -> None:
         app(["data", "--data-root", str(tmp_path / "file")], standalone_mode=False)
 
 
-def test_the_default_data_root_may_be_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_data_root_may_be_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("CONTNORM_DATA", raising=False)
     app(["data"], standalone_mode=False)
+    assert "cifar100" in capsys.readouterr().out and not list(tmp_path.iterdir())
 
 
 def test_the_embedded_digits_are_announced_and_named_in_every_table(
