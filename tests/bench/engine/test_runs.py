@@ -349,8 +349,9 @@ def test_weights_that_are_not_finite_at_a_tasks_end_end_their_lane_and_no_other(
     assert isinstance(events[-1][1], Finished) and events[-1][0] is lanes[1]
     monkeypatch.undo()
     if task == 2:  # the checkpoint before the last evaluation may have been written: it diverges again
+        saved = places[0].latest_step()
         again = [what for _, what in run_lanes([Lane(config, 0, source, CPU)], places[:1])]
-        assert isinstance(again[-1], Lost) or places[0].latest_step() < lanes[0].done
+        assert isinstance(again[-1], Lost if saved == lanes[0].done else Finished)
     alone = Lane(config, 1, source, CPU)
     finished(alone)
     assert all(torch.equal(lanes[1].state()[name], tensor) for name, tensor in alone.state().items())
