@@ -13,7 +13,7 @@ from contnorm.bench.memories import NOT_KEPT, PartitioningReservoir, Reservoir
 from contnorm.bench.memories.base import drawn
 from contnorm.bench.plan import build_memory, make_plan
 from contnorm.bench.rng import generator
-from contnorm.bench.streams.tasks import Stream, build_stream
+from contnorm.bench.streams.tasks import TaskSequence, build_stream
 from contnorm.errors import UserError
 from tests.datasets import small_mnist
 
@@ -37,7 +37,7 @@ def settings(**groups: dict[str, Any]) -> RunConfig:
     return from_dict({**groups, "stream": stream | groups.get("stream", {})})
 
 
-def stream_of(config: RunConfig, source: Source, seed: int = 0) -> Stream:
+def stream_of(config: RunConfig, source: Source, seed: int = 0) -> TaskSequence:
     return build_stream(config.stream, source, seed)
 
 
@@ -51,7 +51,7 @@ def test_every_item_comes_once_in_order_with_a_smaller_last_batch(source: Source
     assert all((s.write == NOT_KEPT).all() and s.replay == () for s in plan.steps)
 
 
-def given(stream: Stream, memory: dict[str, Any], item: int) -> np.ndarray:
+def given(stream: TaskSequence, memory: dict[str, Any], item: int) -> np.ndarray:
     """The label of one item as the memory takes it."""
     label = stream.train.label[[item]]
     return np.eye(stream.outputs, dtype=np.int64)[label] if memory["kind"] == "prs" else label

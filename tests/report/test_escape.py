@@ -92,7 +92,7 @@ def assert_visible(text: str) -> None:
 def test_hostile_records_are_read(runs: Path) -> None:
     found = Store(runs).readable()
     assert found.records and not found.problems and found.lost
-    assert {record.several_labels for record in found.records} == {False, True}
+    assert {record.multi_label for record in found.records} == {False, True}
 
 
 @pytest.mark.parametrize("width", [40, 200])
@@ -102,7 +102,7 @@ def test_terminal_shows_no_control_characters(runs: Path, width: int) -> None:
     show_scores(found.records, console)
     show_lost(found.records, found.lost, console)
     show_matrices(found.records, console)
-    one = [record for record in found.records if not record.several_labels]
+    one = [record for record in found.records if not record.multi_label]
     runs_of_one = list({record.config.hash: [record] for record in one}.values())
     show_comparison(runs_of_one[0], runs_of_one[1], console)
     text = printed(console)

@@ -123,7 +123,7 @@ def test_rows_for_other_tools_are_those_of_the_records(report: Report) -> None:
     groups = report.groups
     for row in rows:
         record = next(r for r in groups[row["run"]] if r.seed == int(row["seed"]))
-        if record.several_labels:
+        if record.multi_label:
             assert float(row["fm_map"]) == record.score("fm_map", row["labels"]) and row["acc"] == ""
         else:
             matrix = record.evaluated[row["moments"]]

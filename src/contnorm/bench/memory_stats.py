@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from contnorm.bench.memories import NOT_KEPT
 from contnorm.bench.plan import Plan
-from contnorm.bench.streams.tasks import Stream
+from contnorm.bench.streams.tasks import TaskSequence
 
 __all__ = ["Census", "take_census"]
 
@@ -56,7 +56,7 @@ class Census:
         return cls(int(raw["capacity"]), held, shown, tuple(raw["written"]), tuple(raw["evicted"]))
 
 
-def take_census(plan: Plan, stream: Stream) -> Census:
+def take_census(plan: Plan, stream: TaskSequence) -> Census:
     """Replay the memory writes of a plan and count labels at the end of each task."""
     content = np.full(max(plan.slots, 1), -1, dtype=np.int64)
     seen = np.zeros(len(stream.train), dtype=bool)
@@ -76,8 +76,8 @@ def take_census(plan: Plan, stream: Stream) -> Census:
     return Census(plan.slots, *(tuple(column) for column in columns))
 
 
-def _counts(stream: Stream, items: NDArray[np.int64]) -> tuple[int, ...]:
+def _counts(stream: TaskSequence, items: NDArray[np.int64]) -> tuple[int, ...]:
     """Return the number of items with each label."""
     labels = stream.train.label[items]
-    counts = labels.sum(0, dtype=np.int64) if stream.several_labels else np.bincount(labels, minlength=stream.outputs)
+    counts = labels.sum(0, dtype=np.int64) if stream.multi_label else np.bincount(labels, minlength=stream.outputs)
     return tuple(counts.tolist())

@@ -18,7 +18,7 @@ from contnorm.bench.config.schema import MemoryConfig, RunConfig, TrainConfig
 from contnorm.bench.memories import NOT_KEPT, Memory, PartitioningReservoir, Reservoir, Ring
 from contnorm.bench.memories.batched_draws import drawn_each
 from contnorm.bench.rng import generator
-from contnorm.bench.streams.tasks import Stream
+from contnorm.bench.streams.tasks import TaskSequence
 from contnorm.errors import UserError
 
 __all__ = ["Plan", "Step", "build_memory", "make_plan", "offered_labels"]
@@ -77,7 +77,7 @@ class Plan:
     slots: int
 
 
-def build_memory(config: MemoryConfig, stream: Stream, seed: int) -> Memory:
+def build_memory(config: MemoryConfig, stream: TaskSequence, seed: int) -> Memory:
     """Build the memory that the settings name."""
     rng = generator(seed, "memory")
     if config.kind == "prs":
@@ -87,15 +87,15 @@ def build_memory(config: MemoryConfig, stream: Stream, seed: int) -> Memory:
     return Ring(config.size, stream.tasks if config.per == "task" else stream.outputs, config.per)
 
 
-def offered_labels(config: MemoryConfig, stream: Stream, items: Indices) -> Indices:
+def offered_labels(config: MemoryConfig, stream: TaskSequence, items: Indices) -> Indices:
     """Return the labels of items in the format of the memory: PRS takes multi-hot rows, the others class indices."""
     labels: Indices = stream.train.label[items].astype(np.int64)
-    if config.kind == "prs" and not stream.several_labels:
+    if config.kind == "prs" and not stream.multi_label:
         return np.eye(stream.outputs, dtype=np.int64)[labels]
     return labels
 
 
-def make_plan(config: RunConfig, stream: Stream, seed: int, draws: int) -> Plan:
+def make_plan(config: RunConfig, stream: TaskSequence, seed: int, draws: int) -> Plan:
     """Make the plan of one pass over the stream, without a model.
 
     Args:
@@ -133,7 +133,7 @@ def make_plan(config: RunConfig, stream: Stream, seed: int, draws: int) -> Plan:
     return Plan(tuple(steps), tuple(_ends(stream, steps)), memory.capacity if draws else 0)
 
 
-def _check_step_count(config: TrainConfig, stream: Stream) -> None:
+def _check_step_count(config: TrainConfig, stream: TaskSequence) -> None:
     """Reject a plan of more steps than fit into memory, before it is made."""
     steps = -(-len(stream.train.task) // config.batch) * config.passes
     if min(steps, config.max_steps or steps) > MOST_STEPS:
@@ -144,7 +144,7 @@ def _check_step_count(config: TrainConfig, stream: Stream) -> None:
 
 
 def _offer_batches(
-    memory: Memory, config: RunConfig, stream: Stream, batches: Sequence[tuple[Indices, int, bool]], draws: int
+    memory: Memory, config: RunConfig, stream: TaskSequence, batches: Sequence[tuple[Indices, int, bool]], draws: int
 ) -> tuple[list[Indices], list[Indices]]:
     """Offer batches to the memory; returns the slots each draw may read, and the slots each batch is written to."""
     readable, writes = [], []
@@ -159,7 +159,7 @@ def _offer_batches(
     return readable, writes
 
 
-def _check_replay_can_be_full(config: RunConfig, stream: Stream) -> None:
+def _check_replay_can_be_full(config: RunConfig, stream: TaskSequence) -> None:
     """Reject a memory that could not fill a replay batch even in the last task.
 
     The content of rings grows with the tasks. In early tasks a batch may be smaller, as with the published rings of one
@@ -178,7 +178,7 @@ def _check_replay_can_be_full(config: RunConfig, stream: Stream) -> None:
         )
 
 
-def _rings_read(config: MemoryConfig, stream: Stream, past: bool) -> int:
+def _rings_read(config: MemoryConfig, stream: TaskSequence, past: bool) -> int:
     """Return the number of rings that can be read in the last task; 1 for memories without rings."""
     if config.kind != "ring":
         return 1
@@ -193,7 +193,7 @@ def _describe(config: MemoryConfig, rings: int, past: bool) -> str:
     return f"the rings of the {rings} {unit} before the last have" if past else f"the rings of all {rings} {unit} have"
 
 
-def _batches(config: TrainConfig, stream: Stream, seed: int) -> Iterator[tuple[Indices, int, bool]]:
+def _batches(config: TrainConfig, stream: TaskSequence, seed: int) -> Iterator[tuple[Indices, int, bool]]:
     """Yield batches of items in stream order, each with its task and whether it is of the first pass.
 
     The task of a batch is the latest in it. The last batch of a task may be smaller, or is dropped. In task-free
@@ -230,7 +230,7 @@ def _places_by_task(task: Indices, tasks: int) -> list[Indices]:
     return np.split(np.argsort(task, kind="stable"), ends[:-1])
 
 
-def _ends(stream: Stream, steps: Sequence[Step]) -> list[int]:
+def _ends(stream: TaskSequence, steps: Sequence[Step]) -> list[int]:
     """Return the number of steps after which each task ends; a task that is cut short ends with the last step."""
     task = stream.train.task[np.concatenate([step.stream for step in steps])]
     number = np.repeat(np.arange(1, len(steps) + 1), [len(step.stream) for step in steps])
@@ -240,7 +240,7 @@ def _ends(stream: Stream, steps: Sequence[Step]) -> list[int]:
     return ends
 
 
-def _check_rings(config: RunConfig, stream: Stream) -> None:
+def _check_rings(config: RunConfig, stream: TaskSequence) -> None:
     """Reject rings and replay of past tasks for streams without tasks, and rings for multi-label streams."""
     rings = config.memory.kind == "ring"
     per_task = rings and config.memory.per == "task"
@@ -250,7 +250,7 @@ def _check_rings(config: RunConfig, stream: Stream) -> None:
             f"stream.scenario=free: a task-free stream has no tasks to go by, and {setting} does. "
             f"Use memory.kind=reservoir (or memory.per=class), and strategy.replay_from=all."
         )
-    if stream.several_labels and rings:
+    if stream.multi_label and rings:
         raise UserError(
             f"memory.kind=ring with memory.per=class: a sample of {config.stream.name} has several labels, and would "
             f"belong to several rings. Use memory.kind=prs or reservoir."

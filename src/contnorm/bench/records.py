@@ -117,7 +117,7 @@ class Record:
         return json.dumps([self.raw.get(key) for key in ("matrix", "matrix_running", "labels", "labels_running")])
 
     @property
-    def several_labels(self) -> bool:
+    def multi_label(self) -> bool:
         """Whether the run is multi-label; such runs have other scores than ACC, FM and LA."""
         return isinstance(self.counted, LabelMatrix)
 

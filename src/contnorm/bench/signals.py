@@ -6,13 +6,22 @@ import multiprocessing
 import os
 import signal
 import socket
+import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
 from typing import Any
 
-__all__ = ["StopRequested", "StopSignals", "check_stop", "raise_on_stop", "signals_held", "signals_let_go"]
+__all__ = [
+    "StopRequested",
+    "StopSignals",
+    "check_stop",
+    "child_processes",
+    "raise_on_stop",
+    "signals_held",
+    "signals_let_go",
+]
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 GRACE = 1.0  # seconds for an orderly end after the second signal
@@ -118,6 +127,7 @@ class StopSignals:
 
 
 _open_contexts: list[StopSignals] = []
+child_processes: set[subprocess.Popen[bytes]] = set()  # worker processes, killed if this process has to end at once
 
 
 @contextmanager
@@ -145,7 +155,7 @@ def _write_to_stderr(text: str) -> None:
 
 
 def _end_at_once(number: int) -> None:
-    for child in multiprocessing.active_children():
+    for child in [*multiprocessing.active_children(), *child_processes]:
         child.kill()
     _write_to_stderr(ENDED)
     os._exit(128 + number)

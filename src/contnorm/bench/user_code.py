@@ -1,4 +1,9 @@
-"""User code, named as ``path/to/file.py:Name``: trust, hash and loading."""
+"""User code, named as ``path/to/file.py:Name`` or ``python:Name``: trust, hash and loading.
+
+A name with a file refers to an object in that file. The Python API also takes objects directly (`python_objects`). One
+that is defined at the top level of a file gets the name of the file, so it is the same run as by that name; any other
+has a name that begins with ``python:``, which exists in the program that passes the object only.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +14,10 @@ import secrets
 import sys
 import tempfile
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,17 +28,61 @@ from contnorm.bench.trust import require_trust, untrusted
 from contnorm.errors import RunBrokeError, UserError, usable
 
 __all__ = [
+    "PYTHON",
+    "PythonObject",
     "breaks_in",
     "code_files",
     "code_hash",
     "forget_imports",
     "imported_modules",
     "is_own_code",
+    "is_python",
     "load_own_code",
     "loaded_modules",
     "own_error",
+    "python_object",
+    "python_objects",
     "untrusted_code",
 ]
+
+PYTHON = "python:"  # prefix of the names of objects that are defined in no file
+
+
+@dataclass(frozen=True)
+class PythonObject:
+    """An object that a Python program passes as a network or a strategy.
+
+    Attributes:
+        value: The object.
+        code: The hash that identifies it in a run's settings; None if its name alone does.
+    """
+
+    value: object
+    code: str | None = None
+
+
+_objects: ContextVar[Mapping[str, PythonObject] | None] = ContextVar("python_objects", default=None)
+
+
+@contextmanager
+def python_objects(objects: Mapping[str, PythonObject]) -> Iterator[None]:
+    """Make objects available under their names, in place of code that is loaded from files.
+
+    Example:
+        >>> with python_objects({"python:net": PythonObject(len)}):
+        ...     load_own_code("python:net", "model")
+        <built-in function len>
+    """
+    token = _objects.set({**(_objects.get() or {}), **objects})
+    try:
+        yield
+    finally:
+        _objects.reset(token)
+
+
+def python_object(name: str) -> PythonObject | None:
+    """Return the object that a program passed under a name; None if there is none."""
+    return (_objects.get() or {}).get(name)
 
 # Modules that user code imported, with their file and its hash at the time of the import.
 _imported: dict[str, tuple[Path, str]] = {}
@@ -39,13 +91,13 @@ _NO_FOLDER = os.path.join(tempfile.gettempdir(), f"contnorm-{secrets.token_hex(1
 
 
 def is_own_code(name: str) -> bool:
-    """Whether a name refers to user code in a file.
+    """Whether a name refers to user code.
 
     Example:
-        >>> is_own_code("mine.py:Net"), is_own_code("resnet18")
-        (True, False)
+        >>> is_own_code("mine.py:Net"), is_own_code("python:net"), is_own_code("resnet18")
+        (True, True, False)
     """
-    return ".py:" in name
+    return ".py:" in name or name.startswith(PYTHON)
 
 
 def code_hash(name: str) -> str | None:
@@ -58,6 +110,9 @@ def code_hash(name: str) -> str | None:
         >>> code_hash("er") is None
         True
     """
+    known = python_object(name)
+    if known is not None:
+        return known.code
     path = _path(name)
     if not is_own_code(name) or not path.is_file():
         return None
@@ -78,12 +133,14 @@ def code_files(values: Mapping[str, Any]) -> list[Path]:
     """
     flat = dotted(values)
     names = [flat.get(key) for key in ("strategy.name", "model.name")]
-    return [_path(name) for name in names if isinstance(name, str) and is_own_code(name)]
+    return [_path(name) for name in names if isinstance(name, str) and is_own_code(name) and not is_python(name)]
 
 
 def untrusted_code(name: str, what: str) -> str:
     """Return why the user code that a name refers to may not be executed; empty if it may, or if it is no user code."""
-    return untrusted(_path(name), what, name) if is_own_code(name) else ""
+    if not is_own_code(name) or is_python(name) or python_object(name) is not None:
+        return ""
+    return untrusted(_path(name), what, name)
 
 
 def load_own_code(name: str, what: str) -> object:
@@ -96,6 +153,14 @@ def load_own_code(name: str, what: str) -> object:
     Raises:
         UserError: If the file is untrusted, missing, fails, or imports local modules that `code_hash` does not cover.
     """
+    known = python_object(name)
+    if known is not None:
+        return known.value
+    if is_python(name):
+        raise UserError(
+            f"{what} {name!r}: was passed as a Python object, which is not available here. Run the program that passed "
+            f"it again."
+        )
     path, attribute = _path(name), name.rpartition(":")[2]
     require_trust(path, what, name)
     module_name = _module_name(path)
@@ -122,6 +187,8 @@ def load_own_code(name: str, what: str) -> object:
 
 def loaded_modules(name: str) -> dict[str, ModuleType]:
     """Return the loaded modules of the user code that a name refers to: its file (latest load) and its imports."""
+    if python_object(name) is not None:
+        return {}
     path = _path(name)
     files = {path.resolve(), *imported_files(path)}
     names = {_module_name(path), *(module for module, (file, _) in _imported.items() if file in files)}
@@ -185,14 +252,19 @@ def _register_imports(names: set[str], files: dict[Path, str], path: Path, what:
 def own_error(error: BaseException, what: str, name: str, when: str) -> RunBrokeError:
     """Return an error of user code as one line: the file, the line, and Python's message."""
     line = _line(error, _path(name))
-    where = f", line {line}" if line else ""
+    where = "" if is_python(name) else f" {_path(name)}{f', line {line}' if line else ''}:"
     message = " ".join(str(error.msg if isinstance(error, SyntaxError) else error).split())
-    return RunBrokeError(f"{what} {name!r}: {when}: {_path(name)}{where}: {type(error).__name__}: {message}")
+    return RunBrokeError(f"{what} {name!r}: {when}:{where} {type(error).__name__}: {message}")
 
 
 def breaks_in(error: BaseException, name: str) -> bool:
     """Whether the traceback of an error contains the file that a name refers to."""
-    return is_own_code(name) and _line(error, _path(name)) is not None
+    return is_own_code(name) and not is_python(name) and _line(error, _path(name)) is not None
+
+
+def is_python(name: str) -> bool:
+    """Whether a name refers to an object that a Python program passed, and that is defined in no file."""
+    return name.startswith(PYTHON)
 
 
 def _path(name: str) -> Path:

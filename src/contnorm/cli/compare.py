@@ -58,7 +58,7 @@ class _Sides:
 
 def show_comparison(a: list[Record], b: list[Record], console: Console) -> None:
     """Print the differing settings, then the scores with the 95 % interval of the mean difference."""
-    if a[0].several_labels != b[0].several_labels:
+    if a[0].multi_label != b[0].multi_label:
         raise UserError("the images of one run have several labels, those of the other one: they share no score.")
     apart = _other_samples(a, b)
     unknown = "" if apart else not_comparable(*(_fingerprint(side[0]) for side in (a, b)))
@@ -192,7 +192,7 @@ def _scores(a: Record, b: Record) -> dict[str, Callable[[Record], float]]:
 
     For multi-label streams, the scores of all labels and of each group of labels.
     """
-    if not a.several_labels:
+    if not a.multi_label:
         shared = a.evaluated.keys() & b.evaluated.keys()
         if not shared:  # running against exact moments: the listed differences say so
             return {title: partial(Record.score, name=name) for name, title in SHOWN.items()}

@@ -157,13 +157,13 @@ def _lane(config: RunConfig, seed: int, source: Source, place: Workplace) -> Ite
 
 
 def _on_its_stream(lane: Lane, learned: Sequence[float] | None) -> Diagnosis:
-    if lane.data.stream.several_labels:
+    if lane.data.sequence.multi_label:
         raise UserError(
             f"diagnose: a picture of {lane.config.stream.name} has several labels, and the effect is measured in "
             f"accuracy. Use a run whose pictures have one each; `contnorm show` has the scores of this one."
         )
     tasks = range(
-        lane.data.stream.tasks if learned is None else len(learned)
+        lane.data.sequence.tasks if learned is None else len(learned)
     )  # of a run with max_steps, the tasks that it reached
     try:
         return diagnose(

@@ -208,7 +208,7 @@ def _compared(report: Report, summaries: Mapping[str, Sequence[Summary]]) -> lis
         if name not in in_tables:
             stream, strategy, norm = described(group[0].config)
             exact = ", exact moments" if group[0].config.evaluate.moments == "oracle" else ""
-            by_stream[stream, group[0].several_labels][f"{strategy} {norm}{exact} ({name[:4]})"] = name
+            by_stream[stream, group[0].multi_label][f"{strategy} {norm}{exact} ({name[:4]})"] = name
     draw = {False: figures.accuracy_over_tasks, True: map_over_tasks}
     drawn = []
     for (stream, several), by_title in by_stream.items():
@@ -233,7 +233,7 @@ def _run_view(group: Sequence[Record], timed: str = "", lost: Mapping[int, str] 
 
 def _drawn(group: Sequence[Record]) -> Iterator[str]:
     first = group[0]
-    if first.several_labels:
+    if first.multi_label:
         yield from run_figures(group)
         yield from _drift(group)
         return

@@ -50,7 +50,7 @@ def run_blocks(groups: Summarized, lost: Lost) -> list[Block]:
         >>> run_blocks({}, {})
         []
     """
-    one, several = ([g for g in groups.values() if g[0].several_labels == kind] for kind in (False, True))
+    one, several = ([g for g in groups.values() if g[0].multi_label == kind] for kind in (False, True))
     blocks = [_block("One label a picture" if several else "", one, (SCORES_NOTE, *_data_notes(one)))] if one else []
     notes = (LABELS_NOTE, FM_OF_LABELS, *_data_notes(several))
     blocks += [_block("Several labels a picture" if one else "", several, notes)] if several else []
@@ -82,7 +82,7 @@ def _block(title: str, groups: Iterable[Sequence[Summary]], notes: Sequence[str]
 
 def runs_csv(groups: Groups) -> str:
     """CSV with one line per run, kind of moments and group of labels; values are not rounded."""
-    several = any(group[0].several_labels for group in groups.values())
+    several = any(group[0].multi_label for group in groups.values())
     scores = [*SHOWN, *(SHOWN_OF_LABELS if several else ())]
     heads = ["run", "stream", "strategy", "norm", "settings", "moments", "seed", *(["labels"] if several else [])]
     rows: list[Sequence[object]] = []
@@ -98,7 +98,7 @@ def runs_csv(groups: Groups) -> str:
 
 def _measured(record: Record) -> Iterator[tuple[str, str, dict[str, float]]]:
     """Moments used for evaluation, group of labels, and scores by name."""
-    if record.several_labels:
+    if record.multi_label:
         for labels in GROUPS_SHOWN:
             values = {name: record.score(name, labels) for name in SHOWN_OF_LABELS}
             yield record.config.evaluate.moments, labels, values

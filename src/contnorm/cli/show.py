@@ -81,14 +81,14 @@ def show_scores(records: Sequence[Record | Summary], console: Console) -> None:
     """
     summaries = [summarize(one) if isinstance(one, Record) else one for one in records]
     for several in (False, True):
-        _show_scores([one for one in summaries if one.several_labels == several], console)
+        _show_scores([one for one in summaries if one.multi_label == several], console)
     for line in _remarks(summaries):
         say(line, console)
 
 
 def _remarks(records: Sequence[Summary]) -> list[str]:
     """Notes below the table of scores."""
-    several = [FM_OF_LABELS] if any(record.several_labels for record in records) else []
+    several = [FM_OF_LABELS] if any(record.multi_label for record in records) else []
     parts = {record.config.hash: words for record in records if (words := part_of(record))}
     return [*several, *(f"{run}: {words}." for run, words in parts.items()), *data_remarks(records)]
 
@@ -273,7 +273,7 @@ def show_matrices(records: Sequence[Record], console: Console) -> None:
     for record in records:
         for title, rows in _matrices_by_task(record).items():
             heads = [f"task {j}" for j in range(len(rows))]
-            heads += ["all so far"] if record.several_labels else []
+            heads += ["all so far"] if record.multi_label else []
             table = Table("after", *heads, title=f"{record.config.hash} seed {record.seed}{title}", box=None)
             table.pad_edge = False
             for i, row in enumerate(rows):

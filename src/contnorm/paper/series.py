@@ -77,7 +77,7 @@ class Measured:
         return self._label_score(record, name) if name in LABEL_SCORES else self._score(record, name)
 
     def _score(self, record: Record, name: str) -> float | None:
-        matrix = None if record.several_labels else record.matrix_of(self.cell.view.matrix)
+        matrix = None if record.multi_label else record.matrix_of(self.cell.view.matrix)
         try:
             return None if matrix is None else score(matrix, name)
         except ValueError:  # needs accuracies that were not measured, such as those before the first task
@@ -120,7 +120,7 @@ def curve_of(record: Record, cell: Cell, name: str) -> list[float]:
         moment, layer = parts
         rows = [list(row.values()) for row in record.drift.get("by_task", [])]
         return [row[layer][moment] for row in rows if layer < len(row)]
-    matrix = None if record.several_labels else record.matrix_of(cell.view.matrix)
+    matrix = None if record.multi_label else record.matrix_of(cell.view.matrix)
     if matrix is None:
         return []
     if name != "acc_so_far":

@@ -21,7 +21,7 @@ MOST_NUMBERS = 10  # with more tasks, numbers would not be readable
 def matrix_heat_map(records: Sequence[Record], title: str) -> str:
     """Accuracy on each task after each task, averaged over seeds; mAP for multi-label streams."""
     values = _mean_matrix(records)
-    what = "mAP" if records[0].several_labels else "accuracy"
+    what = "mAP" if records[0].multi_label else "accuracy"
     tasks = len(values)
     extent = tasks * SIDE
     width = max(LEFT + extent + BAR, 260)

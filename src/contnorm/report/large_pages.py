@@ -88,7 +88,7 @@ def strongest(groups: Mapping[str, Sequence[Summary]], most: int = MOST_CURVES) 
 def _final_score(one: Summary) -> float:
     """ACC, or mAP over all labels, with the moments that the run was evaluated with."""
     scores = one.scores[one.config.evaluate.moments]
-    if one.several_labels:
+    if one.multi_label:
         return scores["overall"][LABEL_SCORES_SHOWN.index("map")]
     return scores[""][SCORES_SHOWN.index("acc")]
 

@@ -75,7 +75,7 @@ class Summary:
     config: RunConfig
     seed: int
     sealed: bool
-    several_labels: bool
+    multi_label: bool
     scores: Scores
     source: Mapping[str, Any]
     layout: Layout
@@ -114,8 +114,8 @@ def summarize(record: Record) -> Summary:
         >>> summarize(Record(RunConfig(), 0, AccuracyMatrix([[9, None], [6, 8]], [10, 10]), {}, {})).scores
         {'running': {'': [70.0, 30.0, 85.0]}}
     """
-    scores = dict(_label_scores(record) if record.several_labels else _accuracy_scores(record))
-    labels, source, file = record.several_labels, record.raw.get("source", {}), str(record.path or "")
+    scores = dict(_label_scores(record) if record.multi_label else _accuracy_scores(record))
+    labels, source, file = record.multi_label, record.raw.get("source", {}), str(record.path or "")
     return Summary(record.config, record.seed, record.sealed, labels, scores, source, record.layout, file)
 
 
@@ -228,7 +228,7 @@ def _save_index(root: Path, entries: Mapping[str, _Entry]) -> None:
         number = configs.setdefault(one.config, len(configs))
         layout = layouts.setdefault(one.layout, len(layouts))
         source = sources.setdefault(json.dumps(one.source), len(sources))
-        values = (number, one.seed, one.sealed, one.several_labels, one.scores, source, layout)
+        values = (number, one.seed, one.sealed, one.multi_label, one.scores, source, layout)
         files[name] = (entry.identity, *values)
     content = {
         "code": _code(),

@@ -58,7 +58,7 @@ def test_a_run_learns_and_its_record_has_every_score(tmp_path: Path, norm: str, 
     untrained = count_labels([lane], 3)[0].tally
     store = Store(tmp_path)
     record = store.load(store.save(config, 0, finished(lane)))
-    assert record.several_labels
+    assert record.multi_label
     assert record.score("map") > 100 * np.mean([ap for ap in untrained.ap if ap is not None]) + 10
     for score in ("c_f1", "o_f1", "map", "fm_c_f1", "fm_o_f1", "fm_map"):
         for group in ("overall", "majority", "moderate", "minority"):
@@ -73,7 +73,7 @@ def test_what_is_recorded_is_what_the_network_says() -> None:
     """Own and tally once more, by hand from the network's outputs on normalized pictures."""
     lane = Lane(settings(train={"max_steps": 13}), 0, SOURCE, CPU)
     found = finished(lane)
-    assert len(found["labels"]["tally"]) == lane.data.stream.tasks, "the last step is the last task's first"
+    assert len(found["labels"]["tally"]) == lane.data.sequence.tasks, "the last step is the last task's first"
     mean, std = (torch.tensor(v).view(3, 1, 1) for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
     lane.model.eval()
     with torch.no_grad():
@@ -92,7 +92,7 @@ def test_a_step_is_a_joint_pass_clipped_and_adams() -> None:
     model = plain.model
     adam = torch.optim.Adam(model.parameters(), lr=0.003)
     mean, std = (torch.tensor(v).view(3, 1, 1) for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
-    items, clipped = lane.data.stream.train, 0
+    items, clipped = lane.data.sequence.train, 0
     for step in plain.plan.steps[:4]:
         seen = np.concatenate([step.stream, *step.replay])
         x = (torch.from_numpy(SOURCE.train_images[items.image[seen]]) / 255 - mean) / std
@@ -145,7 +145,7 @@ def test_other_strategies_take_several_labels_too() -> None:
     for strategy in ("single", "er", "derpp"):
         lane = Lane(settings(strategy={"name": strategy}, train={"max_steps": 4}), 0, SOURCE, CPU)
         found = finished(lane)
-        assert found["labels"]["tally"][-1]["samples"] == (lane.data.stream.test.task == 0).sum()
+        assert found["labels"]["tally"][-1]["samples"] == (lane.data.sequence.test.task == 0).sum()
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
+
 import os
 import signal
 import subprocess
@@ -19,11 +19,12 @@ from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.registry import load_source
 from contnorm.bench.engine import process_pool as processes
 from contnorm.bench.engine.loop import Finished, Stopped, run_lanes
-from contnorm.bench.engine.process_pool import side_by_side
+from contnorm.bench.engine.process_pool import run_in_processes
 from contnorm.bench.engine.scheduler import Job, Workplace, execute, resolve, unfinished
 from contnorm.bench.engine.trainer import Lane
 from contnorm.bench.records import Store
 from contnorm.bench.streams.image_store import Pictures
+from contnorm.bench.signals import child_processes
 from contnorm.errors import UserError
 from tests.datasets import small_mnist
 
@@ -94,15 +95,15 @@ def wrong(job: str, stop: Callable[[], bool]) -> Iterator[str]:
     ("job", "error", "said"),
     [
         ("mistake", UserError, "a mistake of yours"),
-        ("bug", RuntimeError, r"(?s)in a process of its own:.*in wrong.*KeyError: 'a bug of ours'"),
-        ("quits", RuntimeError, r"(?s)in a process of its own:.*in wrong.*SystemExit: 0"),
-        ("gone", UserError, r"was ended by itself \(exit code 0\)\. What was saved stays"),
-        ("killed", UserError, r"ended from outside \(exit code -9\).*use fewer --lanes"),
+        ("bug", RuntimeError, r"(?s)in a worker process:.*in wrong.*KeyError: 'a bug of ours'"),
+        ("quits", RuntimeError, r"(?s)in a worker process:.*in wrong.*SystemExit: 0"),
+        ("gone", UserError, r"was ended by itself \(exit code 0\)"),
+        ("killed", UserError, r"ended by a signal \(exit code -9\).*fewer lanes"),
     ],
 )
 def test_what_goes_wrong_in_a_process_is_told(job: str, error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
-        list(side_by_side(wrong, [job], 1, stop=lambda: False))
+        list(run_in_processes(wrong, [job], 1, stop=lambda: False))
 
 
 @pytest.mark.parametrize(("limit", "error"), [(0.5, UserError), (100, KeyboardInterrupt)])
@@ -121,8 +122,8 @@ def test_a_process_that_does_not_listen_is_not_waited_for(
     jobs = ["deaf"] if error is KeyboardInterrupt else ["deaf", "mistake"]
     started = time.monotonic()
     with pytest.raises(error):
-        begun.extend(side_by_side(wrong, jobs, 2, insisting))
-    assert time.monotonic() - started < 60 and not multiprocessing.active_children()
+        begun.extend(run_in_processes(wrong, jobs, 2, insisting))
+    assert time.monotonic() - started < 60 and not child_processes
 
 
 def test_a_killed_parent_leaves_no_process_and_loses_nothing(root: Path, tmp_path: Path) -> None:

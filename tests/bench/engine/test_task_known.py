@@ -34,7 +34,7 @@ def test_both_counts_come_from_the_same_outputs(root: Path) -> None:
         made.step()
     (right,) = count_right([made], [5])
     made.model.eval()
-    stream = made.data.stream
+    stream = made.data.sequence
     with torch.no_grad():
         logits = made.model(made.data.test_x(torch.arange(len(stream.test))))
     all_right, within = [0] * 5, [0] * 5

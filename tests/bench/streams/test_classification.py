@@ -12,7 +12,7 @@ import torch
 
 from contnorm.bench.config.schema import StreamConfig
 from contnorm.bench.data.registry import Source, load_source
-from contnorm.bench.streams.tasks import STREAMS, Stream, build_stream, check_stream, find_stream
+from contnorm.bench.streams.tasks import STREAMS, TaskSequence, build_stream, check_stream, find_stream
 from contnorm.bench.streams.transforms import DeviceStream, crop_and_flip
 from contnorm.errors import UserError
 from tests.datasets import small_cifar100, small_mnist
@@ -28,7 +28,7 @@ def cifar100(tmp_path_factory: pytest.TempPathFactory) -> Source:
     return load_source("cifar100", small_cifar100(tmp_path_factory.mktemp("cifar")))
 
 
-def split(source: Source, seed: int = 0, **options: object) -> Stream:
+def split(source: Source, seed: int = 0, **options: object) -> TaskSequence:
     settings = {"name": "split-cifar100", "scenario": "task", "part": "learn", **options}
     return build_stream(StreamConfig(**settings), source, seed)  # type: ignore[arg-type]
 

@@ -12,7 +12,7 @@ from contnorm.bench.data.registry import Source
 from contnorm.bench.memories import NOT_KEPT
 from contnorm.bench.memory_stats import take_census
 from contnorm.bench.plan import make_plan
-from contnorm.bench.streams.tasks import STREAMS, Items, Stream, build_stream
+from contnorm.bench.streams.tasks import STREAMS, Items, TaskSequence, build_stream
 from contnorm.errors import UserError
 from tests.datasets import small_multi_label
 
@@ -27,7 +27,7 @@ def settings(name: str = "cocoseq", **groups: dict[str, Any]) -> RunConfig:
 
 def test_a_stream_has_the_tasks_of_its_source_in_random_order() -> None:
     one, other = (build_stream(FREE, SOURCE, seed) for seed in (0, 1))
-    assert one.several_labels and one.task_free and one.padding is None and one.tasks == 3 and one.outputs == 12
+    assert one.multi_label and one.task_free and one.padding is None and one.tasks == 3 and one.outputs == 12
     for items, task_of, labels in (
         (one.train, SOURCE.train_task, SOURCE.train_labels),
         (one.test, SOURCE.test_task, SOURCE.test_labels),
@@ -51,7 +51,7 @@ def test_the_published_streams_have_the_published_steps(name: str, sizes: list[i
     task = np.repeat(np.arange(len(sizes)), sizes)
     items = Items(np.arange(len(task)), np.zeros((len(task), 2), dtype=np.uint8), task)
     ones = np.ones((len(sizes), 2), dtype=bool)
-    stream = Stream(SOURCE, items, items, len(sizes), 2, ones, task_free=True)
+    stream = TaskSequence(SOURCE, items, items, len(sizes), 2, ones, task_free=True)
     plan = make_plan(settings(name), stream, 0, draws=0)
     assert np.diff(plan.ends, prepend=0).tolist() == steps and len(plan.steps) == sum(steps)
     assert {len(step.stream) for step in plan.steps} == {10}

@@ -58,6 +58,12 @@ def _check_not_filled_in(requested: RunConfig) -> None:
 
 def _source(spec: StreamSpec, requested: str | None, root: Path) -> str:
     """Requested data set if the stream can use it; by default the first of the stream's data sets that is on disk."""
+    if spec.kind == "user":
+        if requested is None:
+            raise UserError(
+                f"stream {spec.name!r}: is made in Python, with bench.Stream.from_{spec.name}. Pass it to bench.run."
+            )
+        return requested
     built = spec.kind == "multi-label"
     if requested is not None:
         if requested not in spec.sources and not (built and find_stored(requested, root)):

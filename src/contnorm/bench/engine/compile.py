@@ -33,7 +33,7 @@ def compile_kernels(lanes: Sequence[Lane]) -> None:
 
 def _run_passes(lane: Lane) -> None:
     model = copy.deepcopy(lane.model)
-    shape = lane.data.stream.source.train_images.shape[1:]
+    shape = lane.data.sequence.source.train_images.shape[1:]
 
     def images(count: int) -> torch.Tensor:
         return torch.zeros((count, *shape), device=lane.device).to(memory_format=torch.channels_last)

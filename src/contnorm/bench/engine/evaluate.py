@@ -104,7 +104,7 @@ def count_right(lanes: Sequence[Lane], tasks: Sequence[int], stop: Callable[[], 
 def _correct_by_task(lane: Lane, tasks: int, stop: Callable[[], bool]) -> list[Tensor]:
     """Return counts by head, on the device. Test items are ordered by task, and a batch may contain several tasks."""
     lane.model.eval()
-    sizes = np.bincount(lane.data.stream.test.task, minlength=lane.data.stream.tasks)[:tasks].tolist()
+    sizes = np.bincount(lane.data.sequence.test.task, minlength=lane.data.sequence.tasks)[:tasks].tolist()
     items = torch.arange(sum(sizes), device=lane.device)
     with interruptible(lane.model, stop):
         correct = torch.cat([_is_correct(lane, part) for part in _batches(lane, items, stop)], dim=1)
@@ -165,13 +165,13 @@ def count_labels(lanes: Sequence[Lane], tasks: int, stop: Callable[[], bool] = n
 def _label_logits(lane: Lane, tasks: int, stop: Callable[[], bool]) -> Tensor:
     """Return logits of shape (items, outputs), on the device. Test items are ordered by task."""
     lane.model.eval()
-    items = torch.arange(int((lane.data.stream.test.task < tasks).sum()), device=lane.device)
+    items = torch.arange(int((lane.data.sequence.test.task < tasks).sum()), device=lane.device)
     with interruptible(lane.model, stop):
         return torch.cat([_logits(lane, part) for part in _batches(lane, items, stop)])
 
 
 def _label_row(lane: Lane, logits: NDArray[np.float32], tasks: int) -> LabelRow:
-    test = lane.data.stream.test
+    test = lane.data.sequence.test
     task, label = test.task[: len(logits)], test.label[: len(logits)]
     scores = np.nan_to_num(logits, nan=float(np.finfo(np.float32).min))  # NaN counts as a negative prediction
     by_task = [LabelStats.of(scores[task == t], label[task == t]) for t in range(tasks)]

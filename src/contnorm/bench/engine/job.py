@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
 from contnorm.bench.config.schema import RunConfig
+from contnorm.bench.data.registry import Source, load_source
+from contnorm.bench.user_code import PythonObject
 
 __all__ = ["Job", "Workplace"]
 
@@ -27,6 +30,9 @@ class Workplace:
         whole: Whether all images are copied to the GPU at the start; None to do so if they fit.
         keep_weights: Whether to save the weights of a finished run next to its record.
         allow_missing: Whether data sets may have other image counts than published. Records contain the counts.
+        resumable: Whether to write checkpoints, so that a stopped run can be resumed.
+        sources: Data sets in memory, by name; all others are loaded from the folder of data sets.
+        objects: Networks and strategies that are passed as Python objects, by their name in the settings.
     """
 
     runs: Path
@@ -38,6 +44,14 @@ class Workplace:
     whole: bool | None = None
     keep_weights: bool = False
     allow_missing: bool = False
+    resumable: bool = True
+    sources: Mapping[str, Source] = field(default_factory=dict)
+    objects: Mapping[str, PythonObject] = field(default_factory=dict)
+
+    def load(self, name: str) -> Source:
+        """Load a data set by name."""
+        source = self.sources.get(name)
+        return source or load_source(name, self.data_root, allow_missing=self.allow_missing)
 
 
 @dataclass(frozen=True)

@@ -341,7 +341,7 @@ def _evaluate(runs: Sequence[_Run], task: int, stop: Callable[[], bool]) -> list
     started = time.perf_counter()
     lanes = [run.lane for run in runs]
     diverged = []
-    if lanes and lanes[0].data.stream.several_labels:
+    if lanes and lanes[0].data.sequence.multi_label:
         rows: Sequence[LabelRow | Right] = count_labels(lanes, task + 1, stop)
     else:
         tasks = [len(lane.plan.ends) if lane.config.evaluate.ahead else task + 1 for lane in lanes]
@@ -410,14 +410,14 @@ def _padded(row: list[int], tasks: int) -> list[int | None]:
 
 def _results(lane: Lane, tally: Tally) -> dict[str, Any]:
     """Return the measured part of a run's record."""
-    scores = _label_results if lane.data.stream.several_labels else _accuracy_results
+    scores = _label_results if lane.data.sequence.multi_label else _accuracy_results
     parameters = sum(parameter.numel() for parameter in lane.model.parameters())
     seconds = {**tally.seconds, "train_by_task": tally.train_by_task}
     rest = {"drift": {"by_task": tally.drift}, "seconds": seconds, "parameters": parameters}
     shares = [m.corrected_share() for m in lane.model.modules() if isinstance(m, BatchRenormBase)]
     renorm = {"renorm": {"corrected_share": fmean(shares)}} if shares else {}
     norms = {"norms": count_norms(lane.model)} if is_own_code(lane.config.model.name) else {}
-    reached, tasks = len(lane.plan.ends), lane.data.stream.tasks
+    reached, tasks = len(lane.plan.ends), lane.data.sequence.tasks
     part = {"reached": {"tasks": reached, "of": tasks}} if reached < tasks else {}
     return {**scores(lane, tally), **rest, **renorm, **norms, **part, **_chosen_groups(lane)}
 
@@ -431,7 +431,7 @@ def _chosen_groups(lane: Lane) -> dict[str, Any]:
 
 
 def _accuracy_results(lane: Lane, tally: Tally) -> dict[str, Any]:
-    stream = lane.data.stream
+    stream = lane.data.sequence
     total = np.bincount(stream.test.task, minlength=stream.tasks)[: len(lane.plan.ends)].tolist()
     matrix = {"correct": tally.correct, "total": total, "before": tally.before}
     results: dict[str, Any] = {"matrix": matrix}
@@ -444,13 +444,13 @@ def _accuracy_results(lane: Lane, tally: Tally) -> dict[str, Any]:
 
 def _label_results(lane: Lane, tally: Tally) -> dict[str, Any]:
     """Return the label counts after each task, the class names and groups, and the memory's class counts."""
-    source = lane.data.stream.source
+    source = lane.data.sequence.source
     assert isinstance(source, MultiLabelSource)
     results: dict[str, Any] = {"labels": _label_matrix(tally.labels)}
     if tally.labels_running:
         results["labels_running"] = _label_matrix(tally.labels_running)
     results["classes"] = {"names": list(source.class_names), "groups": list(source.class_groups)}
-    return {**results, "census": take_census(lane.plan, lane.data.stream).to_json()}
+    return {**results, "census": take_census(lane.plan, lane.data.sequence).to_json()}
 
 
 def _label_matrix(rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.registry import Source
 from contnorm.bench.plan import Plan, make_plan
-from contnorm.bench.streams.tasks import Stream, build_stream
+from contnorm.bench.streams.tasks import TaskSequence, build_stream
 
 __all__ = ["Plans"]
 
@@ -19,9 +19,9 @@ class Plans:
 
     def __init__(self, source: Source) -> None:
         self.source = source
-        self._plans: dict[tuple[object, ...], tuple[Stream, Plan]] = {}
+        self._plans: dict[tuple[object, ...], tuple[TaskSequence, Plan]] = {}
 
-    def of(self, config: RunConfig, seed: int, draws: int) -> tuple[Stream, Plan]:
+    def of(self, config: RunConfig, seed: int, draws: int) -> tuple[TaskSequence, Plan]:
         """Return the stream and the plan of a run.
 
         Args:

@@ -1,139 +1,152 @@
 """A pool of worker processes for runs on a CPU.
 
+Workers are started from a module of this package (`contnorm.bench.engine.worker`), not from the caller's main module,
+and get their jobs through cloudpickle. A notebook, and a script without a ``__main__`` guard, can therefore use them.
+
 Only the parent handles SIGINT and SIGTERM; it asks the workers to stop. A worker whose parent has ended saves its run
 and ends as well.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import queue
-import signal
+import socket
+import subprocess
+import sys
 import time
-import traceback
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from multiprocessing.process import BaseProcess
-from multiprocessing.synchronize import Event as Flag
+from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
 
-from contnorm.bench.signals import signals_held, signals_let_go
+import cloudpickle
+
+from contnorm.bench.signals import child_processes
 from contnorm.errors import UserError
 
-__all__ = ["side_by_side"]
+__all__ = ["can_start_workers", "run_in_processes"]
 
 PATIENCE = 0.1  # seconds to wait for a message before ``stop`` is called
-GRACE = 2.0  # seconds to wait for the last messages of a worker that has ended
 LAST_WORDS = 60.0  # seconds for the other workers to save when one has failed
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+WORKER = "contnorm.bench.engine.worker"
 
 
 class Work(Protocol):
-    """The function that executes one job; it must be defined at module level, so that a new process can import it."""
+    """The function that executes one job in a worker process."""
 
     def __call__(self, job: Any, stop: Callable[[], bool]) -> Iterator[Any]: ...
 
 
-def side_by_side(work: Work, jobs: Sequence[Any], processes: int, stop: Callable[[], bool]) -> Iterator[Any]:
+def can_start_workers() -> bool:
+    """Whether worker processes can be started: on POSIX systems, with a Python executable."""
+    return os.name == "posix" and bool(sys.executable)
+
+
+def run_in_processes(work: Work, jobs: Sequence[Any], processes: int, stop: Callable[[], bool]) -> Iterator[Any]:
     """Execute jobs in worker processes; yields the messages of all jobs as they arrive.
 
     Args:
-        work: ``work(job, stop)`` yields messages. It must be importable by name from its module.
+        work: ``work(job, stop)`` yields messages. It is sent to each worker once, with all objects it refers to.
         jobs: The jobs, executed in this order.
         processes: Number of worker processes.
         stop: Called often; once it returns True, no job is started and the running ones are asked to stop.
     """
-    context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
-    todo, messages, halt = context.Queue(), context.Queue(), context.Event()
-    for job in [*jobs, *[None] * processes]:
-        todo.put(job)
-    workers: list[BaseProcess] = [
-        context.Process(target=_work, args=(number, work, todo, messages, halt, os.getpid()))
-        for number in range(processes)
-    ]
+    payload, todo = cloudpickle.dumps(work), deque(jobs)
+    workers: list[_Worker] = []
     limit = LAST_WORDS
     try:
-        with signals_held(SIGNALS):  # or Ctrl-C would end a worker that has not reached `_work` yet
-            for worker in workers:
-                worker.start()
-        yield from _receive(workers, messages, halt, stop)
+        for _ in range(min(processes, len(jobs))):
+            workers.append(_Worker(payload))
+        yield from _receive(workers, todo, stop)
     except KeyboardInterrupt:  # the second signal: end without further saving
         limit = 0.0
         raise
     finally:
-        halt.set()
-        todo.cancel_join_thread()  # jobs that have not started are dropped
-        _wait_for_all(workers, messages, limit)
+        _end_all(workers, limit)
 
 
-def _receive(workers: Sequence[BaseProcess], messages: Any, halt: Flag, stop: Callable[[], bool]) -> Iterator[Any]:
-    working = set(range(len(workers)))
-    ended: dict[int, float] = {}
-    while working:
-        if stop():
-            halt.set()
-        _check_alive({number: workers[number] for number in working}, ended)
-        try:
-            number, message = messages.get(timeout=PATIENCE)
-        except queue.Empty:
-            continue
-        if message is None:
-            working.discard(number)
-        elif isinstance(message, BaseException):
-            raise message
-        else:
-            yield message
+class _Worker:
+    """A worker process and the connection to it."""
 
+    def __init__(self, payload: bytes) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+            # In a session of its own: Ctrl-C in a terminal goes to the parent alone, which asks the workers to stop.
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", WORKER, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                env=environment,
+            )
+        child_processes.add(self.process)
+        self.connection = Connection(ours.detach())
+        with suppress(OSError):  # a worker that has ended already is reported when its messages are read
+            self.connection.send(sys.path)
+            self.connection.send_bytes(payload)
 
-def _check_alive(working: dict[int, BaseProcess], ended: dict[int, float]) -> None:
-    """Raise an error if a worker has ended without its final message."""
-    for number, worker in working.items():
-        if worker.exitcode is None:
-            continue
-        ended_at = ended.setdefault(number, time.monotonic())
-        if worker.exitcode == 0 and time.monotonic() - ended_at < GRACE:
-            continue  # its final message may not have arrived yet
-        code = f"(exit code {worker.exitcode})"
-        cause = f"by itself {code}" if worker.exitcode >= 0 else f"from outside {code}, most likely for want of memory"
-        raise UserError(
-            f"a process that was running was ended {cause}. What was saved stays: use fewer --lanes, and go on with "
-            f"`contnorm resume`."
+    def send(self, job: Any) -> None:
+        """Send a job; None asks the worker to stop and end."""
+        with suppress(OSError):
+            self.connection.send_bytes(cloudpickle.dumps(job))
+
+    def error_of_end(self) -> UserError:
+        """Return the error for a worker that has ended without its final message."""
+        code = self.process.wait()
+        cause = f"by itself (exit code {code})" if code >= 0 else f"by a signal (exit code {code}), most likely for"
+        cause += "" if code >= 0 else " lack of memory"
+        return UserError(
+            f"A worker process was ended {cause}. Saved steps are kept: use fewer lanes, and run it again to resume."
         )
 
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        self.connection.close()
+        child_processes.discard(self.process)
 
-def _wait_for_all(workers: Sequence[BaseProcess], messages: Any, limit: float) -> None:
-    """Wait for all workers, then kill those that remain. A worker can end only after its messages are received."""
-    started = [worker for worker in workers if worker.pid is not None]
+
+def _receive(workers: Sequence[_Worker], todo: deque[Any], stop: Callable[[], bool]) -> Iterator[Any]:
+    by_connection = {worker.connection: worker for worker in workers}
+    stopping = False
+    while by_connection:
+        if not stopping and stop():
+            stopping = True
+            todo.clear()
+            for worker in by_connection.values():
+                worker.send(None)
+        for connection in wait(list(by_connection), timeout=PATIENCE):
+            assert isinstance(connection, Connection)
+            worker = by_connection[connection]
+            try:
+                kind, content = cloudpickle.loads(connection.recv_bytes())
+            except (EOFError, OSError) as error:
+                raise worker.error_of_end() from error
+            if kind == "message":
+                yield content
+            elif kind == "error":
+                raise content
+            elif kind == "ready":
+                worker.send(todo.popleft() if todo else None)
+            else:
+                del by_connection[connection]
+
+
+def _end_all(workers: Sequence[_Worker], limit: float) -> None:
+    """Ask all workers to stop and wait for them, then kill those that remain; messages are read and dropped."""
+    for worker in workers:
+        worker.send(None)
+    alive = {worker.connection: worker for worker in workers if worker.process.poll() is None}
     deadline = time.monotonic() + limit
-    while any(worker.is_alive() for worker in started) and time.monotonic() < deadline:
-        with suppress(queue.Empty):
-            messages.get(timeout=PATIENCE)
-    for worker in started:
-        if worker.is_alive():
-            worker.kill()
-            worker.join()
-
-
-def _work(number: int, work: Work, todo: Any, messages: Any, halt: Flag, parent: int) -> None:
-    """Execute jobs in a worker process until there are none, or until a stop is requested."""
-    for kind in SIGNALS:
-        signal.signal(kind, signal.SIG_IGN)
-    signals_let_go(SIGNALS)
-
-    def stop() -> bool:
-        return halt.is_set() or os.getppid() != parent
-
-    try:
-        for job in iter(todo.get, None):
-            if stop():
-                break
-            for message in work(job, stop):
-                messages.put((number, message))
-    except UserError as error:
-        messages.put((number, error))
-    except (Exception, SystemExit):
-        messages.put((number, RuntimeError(f"in a process of its own:\n{traceback.format_exc()}")))
-    messages.put((number, None))
-    if os.getppid() != parent:
-        messages.cancel_join_thread()  # no process reads the queue any more
+    while alive and time.monotonic() < deadline:
+        for connection in wait(list(alive), timeout=PATIENCE):
+            assert isinstance(connection, Connection)
+            try:
+                connection.recv_bytes()
+            except (EOFError, OSError):
+                del alive[connection]
+    for worker in workers:
+        worker.kill()

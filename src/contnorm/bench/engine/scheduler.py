@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import torch
 
 import contnorm
@@ -19,12 +21,12 @@ from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.multilabel import MultiLabelSource
 from contnorm.bench.data.multilabel_store import find_stored, read_manifest
-from contnorm.bench.data.registry import Source, load_source
+from contnorm.bench.data.registry import Source
 from contnorm.bench.engine.job import Job, Workplace
 from contnorm.bench.engine.loop import Failed, Finished, Progress, Stopped, can_resume, run_lanes
 from contnorm.bench.engine.plan_cache import Plans
 from contnorm.bench.engine.precision import cpu_instructions, device_name, numerics
-from contnorm.bench.engine.process_pool import side_by_side
+from contnorm.bench.engine.process_pool import can_start_workers, run_in_processes
 from contnorm.bench.engine.provenance import package_commit
 from contnorm.bench.engine.run_dir import Unfinished, edited, unfinished
 from contnorm.bench.engine.trainer import Lane
@@ -35,7 +37,7 @@ from contnorm.bench.records import Store
 from contnorm.bench.signals import StopRequested, raise_on_stop
 from contnorm.bench.streams.image_store import Pictures
 from contnorm.bench.trust import only_trusted, trusted_files
-from contnorm.bench.user_code import breaks_in, own_error
+from contnorm.bench.user_code import breaks_in, own_error, python_objects
 from contnorm.errors import RunBrokeError, UserError, usable
 
 __all__ = ["Event", "Job", "Waiting", "Workplace", "execute", "resolve", "unfinished"]
@@ -197,13 +199,15 @@ class _DataCheck:
             return str(read_manifest(folder)["fingerprint"])
         with raise_on_stop():
             self.prepare(name)
-            return load_source(name, self.place.data_root, allow_missing=self.place.allow_missing).fingerprint
+            return self.place.load(name).fingerprint
 
 
 def _execute(
     jobs: Sequence[Job], place: Workplace, stop: Callable[[], bool], prepare: Callable[[str], object]
 ) -> Iterator[Event]:
     processes = min(place.lanes, len(jobs)) if place.device.type == "cpu" else 1
+    if processes > 1 and not _can_use_processes(place):
+        processes = 1
     if processes < 2:
         yield from _execute_here(jobs, place, stop, prepare)
         return
@@ -213,26 +217,32 @@ def _execute(
         with raise_on_stop():
             if name not in plans:
                 prepare(name)
-                plans[name] = Plans(load_source(name, place.data_root, allow_missing=place.allow_missing))
+                plans[name] = Plans(place.load(name))
             Lane(config, 0, plans[name].source, place.device, plans=plans[name])
     _note_begun(jobs, place, {name: cached.source for name, cached in plans.items()})
-    code = _CodeAccess(trusted_files(), search_path())
-    yield from side_by_side(_one_job, [(job, place, code) for job in jobs], processes, stop)
+    work = partial(_run_in_worker, place=place, trusted=trusted_files(), path=search_path())
+    yield from run_in_processes(work, jobs, processes, stop)
 
 
-@dataclass(frozen=True)
-class _CodeAccess:
-    """What a worker process needs to load user code as its parent does."""
+def _can_use_processes(place: Workplace) -> bool:
+    """Whether runs can be executed in worker processes; warns if they can't."""
+    reason = "" if can_start_workers() else "this system does not support it"
+    try:
+        cloudpickle.dumps(place.objects)
+    except Exception as error:  # user objects raise errors of any type
+        reason = f"an object can't be sent to another process ({type(error).__name__}: {error})"
+    if reason:
+        logging.getLogger("contnorm").warning(f"runs are executed one after the other in this process: {reason}.")
+    return not reason
 
-    trusted: frozenset[Path] | None
-    search_path: tuple[str, ...]
 
-
-def _one_job(job: tuple[Job, Workplace, _CodeAccess], stop: Callable[[], bool]) -> Iterator[Event]:
-    run, place, code = job
-    use_search_path(code.search_path)
-    with only_trusted(code.trusted):
-        yield from _execute_here([run], place, stop)
+def _run_in_worker(
+    job: Job, stop: Callable[[], bool], *, place: Workplace, trusted: frozenset[Path] | None, path: tuple[str, ...]
+) -> Iterator[Event]:
+    """Run one job in a worker process, which may execute the same user code as its parent."""
+    use_search_path(path)
+    with only_trusted(trusted), python_objects(place.objects):
+        yield from _execute_here([job], place, stop)
 
 
 def _execute_here(
@@ -266,7 +276,7 @@ def _load_data(name: str, place: Workplace) -> Source:
     """Load a data set. The GPU, which takes seconds to initialize, starts at the same time."""
     with ThreadPoolExecutor(max_workers=1) as worker, raise_on_stop():  # only the main thread can be interrupted
         starting = worker.submit(lambda: torch.zeros(1, device=place.device))
-        source = load_source(name, place.data_root, allow_missing=place.allow_missing)
+        source = place.load(name)
         starting.result()
     return source
 
@@ -394,7 +404,7 @@ def _learn(
     started: float,
 ) -> Iterator[Event]:
     run_dirs = {lane: Unfinished.of(job, store) for lane, job in lanes.items()}
-    checkpoints = [run_dir.checkpoints for run_dir in run_dirs.values()]
+    checkpoints = [run_dir.checkpoints if place.resumable else None for run_dir in run_dirs.values()]
     for lane, what in run_lanes(list(lanes), checkpoints, place.checkpoint_every, stop=stop):
         job, run_dir = lanes[lane], run_dirs[lane]
         if isinstance(what, Finished):

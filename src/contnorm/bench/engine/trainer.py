@@ -108,7 +108,7 @@ class Lane:
 
     def _own_head(self) -> Head | None:
         """Return the head for task-aware evaluation of class-incremental streams; None for other scenarios."""
-        stream = self.data.stream
+        stream = self.data.sequence
         if self.config.stream.scenario != "class":
             return None
         mask = torch.zeros(stream.tasks, stream.outputs, dtype=torch.bool)
@@ -118,11 +118,11 @@ class Lane:
 
     def _images(self, step: Step) -> NDArray[np.int64]:
         """Return the image numbers of a step: those of the stream, then those of each replay draw."""
-        images: NDArray[np.int64] = self.data.stream.train.image[np.concatenate([step.stream, *step.replay])]
+        images: NDArray[np.int64] = self.data.sequence.train.image[np.concatenate([step.stream, *step.replay])]
         return images
 
     def _fresh_model(self, any_norm: bool) -> nn.Module:
-        stream = self.data.stream
+        stream = self.data.sequence
         shape = stream.source.train_images.shape[1:]
         with seeded_generators(seed_for(self.seed, "init"), torch.device("cpu")):
             model = build_model(self.config.model, self.config.norm, shape, stream.outputs, len(self.plan.steps))
@@ -135,8 +135,8 @@ class Lane:
     def rows(self, start: int, end: int) -> Rows:
         """Return the index tensors of steps ``start`` to ``end``, which must have the same shape, on the device."""
         steps = self.plan.steps[start:end]
-        places = self.feed.places(list(self.data.stream.train.image[samples_of(steps)]), start)
-        return rows_of(steps, places, self.data.stream.train, len(self.logits) - 1, self.device)
+        places = self.feed.places(list(self.data.sequence.train.image[samples_of(steps)]), start)
+        return rows_of(steps, places, self.data.sequence.train, len(self.logits) - 1, self.device)
 
     def step(self) -> Tensor:
         """Do the next step of the plan; returns the loss as a tensor on the device."""
@@ -192,7 +192,7 @@ class Lane:
     def _batches(self, row: Row) -> tuple[Tensor, Batch, tuple[Batch, ...]]:
         """Return the memory slots to write to, the batch of the stream, and the batch of each replay draw."""
         x = self.data.seen(self.feed.pixels, row.image, row.task, row.views)
-        label = self.data.train.label[row.label] if self.data.stream.several_labels else row.label
+        label = self.data.train.label[row.label] if self.data.sequence.multi_label else row.label
         parts = zip(*(torch.split(t, list(row.sizes)) for t in (x, label, row.task, row.slots)), strict=True)
         (x, label, task, write), *draws = parts
         replay = tuple(

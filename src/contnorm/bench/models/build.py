@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
 from dataclasses import replace
-from math import gcd
+from math import gcd, prod
 
 from torch import nn
 
@@ -11,12 +13,13 @@ from contnorm.bench.config.schema import ModelConfig, NormConfig
 from contnorm.bench.model_registry import NETWORKS
 from contnorm.bench.models.deep_resnet import DEPTHS, DeepResNet
 from contnorm.bench.models.mlp import MLP
-from contnorm.bench.models.norm_check import marked
-from contnorm.bench.models.norm_layers import NormMaker, norm_maker
+from contnorm.bench.models.norm_check import count_norms, marked
+from contnorm.bench.models.norm_layers import norm_maker, norm_options
 from contnorm.bench.models.pretrained import load_pretrained
 from contnorm.bench.models.resnet18 import ResNet18
 from contnorm.bench.user_code import is_own_code, load_own_code, own_error
 from contnorm.checks import GroupsError
+from contnorm.convert.conversion import convert_norm
 from contnorm.errors import UserError, unknown
 from contnorm.registry import find_norm
 
@@ -26,7 +29,7 @@ MODELS = tuple(NETWORKS)
 
 
 def build_model(
-    config: ModelConfig, norm: NormConfig, shape: tuple[int, int, int], outputs: int, total_steps: int
+    config: ModelConfig, norm: NormConfig, shape: tuple[int, ...], outputs: int, total_steps: int
 ) -> nn.Module:
     """Build the network of a run, initialized from torch's generator, and load the weights of its settings, if any.
 
@@ -40,14 +43,13 @@ def build_model(
 
 
 def _initialized(
-    config: ModelConfig, norm: NormConfig, shape: tuple[int, int, int], outputs: int, total_steps: int
+    config: ModelConfig, norm: NormConfig, shape: tuple[int, ...], outputs: int, total_steps: int
 ) -> nn.Module:
     try:
         if is_own_code(config.name):
-            return _user_model(config.name, shape, outputs, marked(norm_maker(norm, 2, total_steps)))
+            return _user_model(config.name, norm, shape, outputs, total_steps)
         if config.name == "mlp":
-            inputs = shape[0] * shape[1] * shape[2]
-            return MLP(inputs, outputs, config.width, norm_maker(norm, 1, total_steps))
+            return MLP(prod(shape), outputs, config.width, norm_maker(norm, 1, total_steps))
         if config.name == "resnet18":
             return ResNet18(shape[0], outputs, config.width, norm_maker(norm, 2, total_steps), config.stem)
         if config.name in DEPTHS:
@@ -67,7 +69,7 @@ def _initialized(
 
 
 def _common_groups(
-    config: ModelConfig, norm: NormConfig, shape: tuple[int, int, int], outputs: int, total_steps: int
+    config: ModelConfig, norm: NormConfig, shape: tuple[int, ...], outputs: int, total_steps: int
 ) -> str:
     """Message with the largest number of groups that divides the channels of every layer; empty if unknown."""
     spec, _ = find_norm(norm.name)
@@ -84,12 +86,54 @@ def _common_groups(
     return f" The largest number that divides every layer of the network is {gcd(*widths)}." if widths else ""
 
 
-def _user_model(name: str, shape: tuple[int, int, int], outputs: int, norm: NormMaker) -> nn.Module:
+def _user_model(
+    name: str, norm: NormConfig, shape: tuple[int, ...], outputs: int, total_steps: int
+) -> nn.Module:
+    """Build a user's network: ``make(shape, outputs, norm)``, ``make(shape, outputs)``, or a copy of a network.
+
+    A network that is built without ``norm``, or given as it is, has its norm layers converted to the run's norm.
+    """
     make = load_own_code(name, "model")
+    if isinstance(make, nn.Module):
+        return _converted(copy.deepcopy(make), name, norm, shape, total_steps)
+    takes_norm = _takes_norm(make)
+    arguments = (shape, outputs, marked(norm_maker(norm, 2, total_steps))) if takes_norm else (shape, outputs)
+    call = "(shape, outputs, norm)" if takes_norm else "(shape, outputs)"
     try:
-        model = make(shape, outputs, norm) if callable(make) else None
+        model = make(*arguments) if callable(make) else None
     except Exception as error:
-        raise own_error(error, "model", name, "called with (shape, outputs, norm)") from error
+        raise own_error(error, "model", name, f"called with {call}") from error
     if not isinstance(model, nn.Module):
-        raise UserError(f"model {name!r}: calling it with (shape, outputs, norm) should give a Module, not {model!r}.")
-    return model
+        raise UserError(f"model {name!r}: calling it with {call} must return a torch.nn.Module, not {model!r}.")
+    return model if takes_norm else _converted(model, name, norm, shape, total_steps)
+
+
+def _takes_norm(make: object) -> bool:
+    """Whether a function of the user takes the function that makes norm layers as its third argument."""
+    if not callable(make):
+        return False
+    try:
+        signature = inspect.signature(make)
+    except (TypeError, ValueError):  # such as a built-in function
+        return True
+    try:
+        signature.bind((), 0, None)
+    except TypeError:
+        return False
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    required = sum(p.default is p.empty and p.kind in positional for p in signature.parameters.values())
+    # A third parameter with a default is the user's own, such as a width, unless it is called norm.
+    return required >= 3 or "norm" in signature.parameters
+
+
+def _converted(
+    model: nn.Module, name: str, norm: NormConfig, shape: tuple[int, ...], total_steps: int
+) -> nn.Module:
+    """Convert the norm layers of a user's network to the run's norm. A network without norm layers stays as it is."""
+    if not count_norms(model):
+        return model
+    try:
+        options = norm_options(norm, total_steps)
+        return convert_norm(model, find_norm(norm.name, "norm.name")[0].name, **options)
+    except ValueError as error:
+        raise UserError(f"model {name!r}: its norm layers can't be converted to norm {norm.name!r}: {error}") from error

@@ -12,9 +12,9 @@ from contnorm.checks import MAX_AUTO_GROUPS, auto_groups
 from contnorm.factory import Dim, create_norm
 from contnorm.layers.continual import ContinualNormBase
 from contnorm.layers.stock import stock_norm
-from contnorm.registry import find_norm
+from contnorm.registry import NormSpec, find_norm
 
-__all__ = ["NormMaker", "norm_maker", "normed_relu"]
+__all__ = ["NormMaker", "norm_maker", "norm_options", "normed_relu"]
 
 NormMaker = Callable[[int], nn.Module]
 
@@ -24,11 +24,7 @@ def norm_maker(config: NormConfig, dim: Dim, total_steps: int) -> NormMaker:
     spec, groups = find_norm(config.name, "norm.name")
     if config.layers == "stock":
         return _stock_maker(spec.name, groups, config, dim)
-    options: dict[str, object] = {}
-    if config.momentum is not None and spec.keeps_moments:
-        options["momentum"] = None if config.momentum == "cumulative" else config.momentum
-    if spec.name == "brn" and config.schedule == "scaled":
-        options["total_steps"] = total_steps
+    options = _options(spec, config, total_steps)
     if not spec.grouped:
         return lambda channels: create_norm(spec.name, channels, dim=dim, **options)
 
@@ -38,6 +34,30 @@ def norm_maker(config: NormConfig, dim: Dim, total_steps: int) -> NormMaker:
         return create_norm(spec.name, channels, dim=dim, num_groups=num_groups, **options)
 
     return grouped
+
+
+def _options(spec: NormSpec, config: NormConfig, total_steps: int) -> dict[str, object]:
+    """Options of a norm that do not depend on the number of channels."""
+    options: dict[str, object] = {}
+    if config.momentum is not None and spec.keeps_moments:
+        options["momentum"] = None if config.momentum == "cumulative" else config.momentum
+    if spec.name == "brn" and config.schedule == "scaled":
+        options["total_steps"] = total_steps
+    return options
+
+
+def norm_options(config: NormConfig, total_steps: int) -> dict[str, object]:
+    """Options for `convert_norm` that give a network the norm of a run.
+
+    Example:
+        >>> norm_options(NormConfig("cn8"), 100), norm_options(NormConfig("bn", momentum=0.2), 100)
+        ({'num_groups': 8}, {'momentum': 0.2})
+    """
+    spec, groups = find_norm(config.name, "norm.name")
+    if config.layers == "stock":
+        raise ValueError("norm.layers='stock' is for the networks of this package. Use norm.layers='ours'.")
+    options = _options(spec, config, total_steps)
+    return {**options, "num_groups": groups or config.groups} if spec.grouped else options
 
 
 def _auto_groups(channels: int, dim: Dim, least_channels: int) -> int:

@@ -7,6 +7,7 @@ and summaries are in ``contnorm.bench.strategy_registry``.
 
 from __future__ import annotations
 
+import copy
 import importlib
 
 from contnorm.bench.config.schema import StrategyConfig
@@ -40,10 +41,15 @@ def _import_target(target: str) -> object:
 
 
 def _instantiate(cls: object, config: StrategyConfig) -> Strategy:
+    if isinstance(cls, Strategy):  # an object of the Python API: every run gets a copy of it
+        strategy = copy.deepcopy(cls)
+        strategy.config = config
+        check_own_strategy(config.name, strategy)
+        return strategy
     if not (isinstance(cls, type) and issubclass(cls, Strategy)):
         raise UserError(f"strategy {config.name!r}: it is not a subclass of contnorm.bench.strategies.Strategy.")
     try:
-        strategy: Strategy = cls(config)
+        strategy = cls(config)
     except Exception as error:
         if is_own_code(config.name):
             raise own_error(error, "strategy", config.name, "called with its settings") from error

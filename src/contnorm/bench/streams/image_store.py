@@ -32,7 +32,7 @@ class Gallery:
     """Images of one split.
 
     Args:
-        images: uint8 images, memory-mapped or in memory.
+        images: Images, memory-mapped or in memory.
         device: Device that uses the images.
         whole: Whether all images are stored on the device; otherwise they stay on the host.
     """
@@ -105,10 +105,10 @@ class Window(Feed):
     def __init__(self, gallery: Gallery, plan: Sequence[Indices], size: int | None = None) -> None:
         self.host, self.device, self.plan = gallery.pixels, gallery.device, plan
         largest = max((len(images) for images in plan), default=1)
-        image_bytes = self.host[0].numel()
+        image_bytes = self.host[0].numel() * self.host.element_size()
         self.steps = max(1, (WINDOW_BYTES if size is None else size) // 2 // (largest * image_bytes))
         self.half = self.steps * largest
-        self.pixels = torch.empty((2 * self.half, *self.host.shape[1:]), dtype=torch.uint8, device=self.device)
+        self.pixels = torch.empty((2 * self.half, *self.host.shape[1:]), dtype=self.host.dtype, device=self.device)
         self._staging = _pinned(torch.empty_like(self.pixels, device="cpu"), self.device)
         self._worker = ThreadPoolExecutor(max_workers=1)
         self._prefetched: tuple[tuple[int, int], int, Future[None]] | None = None

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contnorm.bench.config.schema import StreamConfig, laid_over
+from contnorm.bench.data.arrays import ArraySource
 from contnorm.bench.data.multilabel import MultiLabelSource
 from contnorm.bench.data.registry import Source
 from contnorm.bench.rng import generator
@@ -24,7 +25,7 @@ __all__ = [
     "STREAMS",
     "TASK_FREE",
     "Items",
-    "Stream",
+    "TaskSequence",
     "StreamSpec",
     "build_stream",
     "check_stream",
@@ -55,7 +56,7 @@ class Items:
 
 
 @dataclass(frozen=True)
-class Stream:
+class TaskSequence:
     """Tasks over a source.
 
     Attributes:
@@ -86,7 +87,7 @@ class Stream:
     task_free: bool = False
 
     @property
-    def several_labels(self) -> bool:
+    def multi_label(self) -> bool:
         """Whether the stream is multi-label: a sample can have any number of labels."""
         return self.train.label.ndim == 2
 
@@ -98,7 +99,7 @@ class StreamSpec:
     name: str
     sources: tuple[str, ...]  # the first one that is available is used; empty if a setting names it
     summary: str
-    kind: Literal["permuted", "split", "multi-label"]
+    kind: Literal["permuted", "split", "multi-label", "user"]
     tasks: int  # multi-label streams take the number from the source
     per_task: int = 0  # classes per task
     validation: int = 0  # number of first tasks that are held out for hyperparameter selection
@@ -156,6 +157,12 @@ def _long_tail(rho: float) -> dict[str, Any]:
         **_NO_DRIFT,
     }
 
+
+_USER_DATA = {
+    "norm": {"groups": "auto"},
+    "stream": {"scenario": "class", "part": "all", "augment": False},
+    **_NO_DRIFT,
+}
 
 # Without task boundaries, a memory cannot have rings per task, and replay cannot be limited to earlier tasks.
 TASK_FREE: dict[str, Any] = {"memory": {"kind": "reservoir", "size": 500}, "strategy": {"replay_from": "all"}}
@@ -265,6 +272,12 @@ STREAMS: dict[str, StreamSpec] = {
             std=_IMAGENET_STD,
             defaults=_long_tail(rho=0.0),
         ),
+        StreamSpec(
+            "arrays", (), "your arrays: bench.Stream.from_arrays in Python", "user", tasks=0, defaults=_USER_DATA
+        ),
+        StreamSpec(
+            "folder", (), "your folder of images: bench.Stream.from_folder in Python", "user", tasks=0, defaults=_USER_DATA
+        ),
     )
 }
 ALIASES = {
@@ -344,7 +357,7 @@ def _check_multi_label(config: StreamConfig) -> None:
             raise UserError(f"{problem}, in {config.name}. Leave it out.")
 
 
-def build_stream(config: StreamConfig, source: Source, seed: int) -> Stream:
+def build_stream(config: StreamConfig, source: Source, seed: int) -> TaskSequence:
     """Build the tasks of a stream for one seed, over a loaded source."""
     check_stream(config)
     spec = find_stream(config.name)
@@ -352,10 +365,12 @@ def build_stream(config: StreamConfig, source: Source, seed: int) -> Stream:
         return _multi_label(spec, config, source, seed)
     if spec.kind == "permuted":
         return _permuted(spec, config, source, seed)
+    if isinstance(source, ArraySource):
+        return _user_data(config, source, seed)
     return _split(spec, config, source, seed)
 
 
-def _permuted(spec: StreamSpec, config: StreamConfig, source: Source, seed: int) -> Stream:
+def _permuted(spec: StreamSpec, config: StreamConfig, source: Source, seed: int) -> TaskSequence:
     tasks = spec.tasks if config.tasks is None else config.tasks
     _check_items(config, tasks, source)
     rng = generator(seed if config.class_order == "seed" else 0, "permutation")
@@ -366,7 +381,7 @@ def _permuted(spec: StreamSpec, config: StreamConfig, source: Source, seed: int)
     all_train, all_test = np.arange(len(source.train_labels)), np.arange(len(source.test_labels))
     train = _draw_tasks([all_train] * tasks, config.train_per_task, "train", seed, spec.name)
     test = _draw_tasks([all_test] * tasks, config.test_per_task, "test", 0, spec.name)
-    return Stream(
+    return TaskSequence(
         source,
         _items(train, [source.train_labels[chosen] for chosen in train]),
         _items(test, [source.test_labels[chosen] for chosen in test]),
@@ -378,7 +393,7 @@ def _permuted(spec: StreamSpec, config: StreamConfig, source: Source, seed: int)
     )
 
 
-def _split(spec: StreamSpec, config: StreamConfig, source: Source, seed: int) -> Stream:
+def _split(spec: StreamSpec, config: StreamConfig, source: Source, seed: int) -> TaskSequence:
     order = np.array(spec.class_order or range(source.classes))
     if config.class_order == "seed":
         order = generator(seed, "class order").permutation(source.classes)
@@ -394,7 +409,7 @@ def _split(spec: StreamSpec, config: StreamConfig, source: Source, seed: int) ->
 
     def indices_by_task(labels: Indices, split: str) -> list[Indices]:
         indices = [np.flatnonzero(np.isin(labels, block)) for block in blocks]
-        _check_samples(indices, split, spec, source)
+        _check_samples(indices, split, spec.name, source)
         return indices
 
     train = _draw_tasks(indices_by_task(source.train_labels, "train"), config.train_per_task, "train", seed, spec.name)
@@ -402,7 +417,7 @@ def _split(spec: StreamSpec, config: StreamConfig, source: Source, seed: int) ->
     competing = np.ones((tasks, outputs), dtype=bool)
     if config.scenario == "task":
         competing = np.arange(outputs)[None] // spec.per_task == np.arange(tasks)[:, None]
-    return Stream(
+    return TaskSequence(
         source,
         _items(train, [label_of[source.train_labels[c]] for c in train]),
         _items(test, [label_of[source.test_labels[c]] for c in test]),
@@ -416,7 +431,59 @@ def _split(spec: StreamSpec, config: StreamConfig, source: Source, seed: int) ->
     )
 
 
-def _multi_label(spec: StreamSpec, config: StreamConfig, source: Source, seed: int) -> Stream:
+def _user_data(config: StreamConfig, source: ArraySource, seed: int) -> TaskSequence:
+    """Build the tasks of a user's data set: sets of classes, or the given tasks of the samples."""
+    tasks, domain = _task_count(config, source.tasks), config.scenario == "domain"
+    if config.augment and source.train_images.ndim != 4:
+        raise UserError("stream.augment=true: crops and flips need images of shape (channels, height, width).")
+    if source.task_classes is None:
+        if config.class_order == "seed":
+            raise UserError("stream.class_order=seed: the tasks of this stream are given by task_ids. Leave it out.")
+        assert source.train_task is not None and source.test_task is not None
+        task_of_sample = source.train_task, source.test_task
+        label_of, outputs = np.arange(source.classes), source.classes
+    else:
+        blocks = _class_blocks(config, source.task_classes, seed)[:tasks]
+        label_of, task_of_class = np.full(source.classes, -1), np.full(source.classes, -1)
+        for task, block in enumerate(blocks):
+            label_of[block] = np.arange(len(block)) + (0 if domain else sum(map(len, blocks[:task])))
+            task_of_class[block] = task
+        task_of_sample = task_of_class[source.train_labels], task_of_class[source.test_labels]
+        outputs = int(label_of.max()) + 1
+    items = []
+    for split, task_of, labels, limit, split_seed in (
+        ("train", task_of_sample[0], source.train_labels, config.train_per_task, seed),
+        ("test", task_of_sample[1], source.test_labels, config.test_per_task, 0),
+    ):
+        indices = [np.flatnonzero(task_of == task) for task in range(tasks)]
+        _check_samples(indices, split, config.name, source)
+        chosen = _draw_tasks(indices, limit, split, split_seed, config.name)
+        items.append(_items(chosen, [label_of[labels[part]] for part in chosen]))
+    competing = np.ones((tasks, outputs), dtype=bool)
+    if config.scenario == "task":
+        competing[:] = False
+        for part in items:
+            competing[part.task, part.label] = True
+    return TaskSequence(
+        source,
+        *items,
+        tasks,
+        outputs,
+        competing,
+        padding=4 if config.augment else None,
+        task_free=config.scenario == "free",
+    )
+
+
+def _class_blocks(config: StreamConfig, blocks: Sequence[Sequence[int]], seed: int) -> list[Indices]:
+    """Return the classes of each task; with ``class_order="seed"``, tasks of the same sizes with classes at random."""
+    classes = np.concatenate([np.array(block) for block in blocks])
+    if config.class_order == "seed":
+        classes = generator(seed, "class order").permutation(classes)
+    return np.split(classes, np.cumsum([len(block) for block in blocks])[:-1])
+
+
+def _multi_label(spec: StreamSpec, config: StreamConfig, source: Source, seed: int) -> TaskSequence:
     """Build the tasks that the source defines; images are in random order within each task."""
     if not isinstance(source, MultiLabelSource):
         raise UserError(f"stream.source={source.name}: its pictures have one label each, and {spec.name} has several.")
@@ -427,7 +494,7 @@ def _multi_label(spec: StreamSpec, config: StreamConfig, source: Source, seed: i
 
     train = _draw_tasks(indices_by_task(source.train_task), config.train_per_task, "train", seed, spec.name)
     test = _draw_tasks(indices_by_task(source.test_task), config.test_per_task, "test", 0, spec.name)
-    return Stream(
+    return TaskSequence(
         source,
         _items(train, [source.train_labels[c] for c in train]),
         _items(test, [source.test_labels[c] for c in test]),
@@ -452,12 +519,12 @@ def _check_items(config: StreamConfig, tasks: int, source: Source) -> None:
         )
 
 
-def _check_samples(indices_by_task: Sequence[Indices], split: str, spec: StreamSpec, source: Source) -> None:
+def _check_samples(indices_by_task: Sequence[Indices], split: str, name: str, source: Source) -> None:
     """Raise an error if a task has no samples: its accuracy would be undefined, or measured without training."""
     empty = [task for task, indices in enumerate(indices_by_task) if not len(indices)]
     if empty:
         raise UserError(
-            f"{spec.name}: {len(empty)} of {len(indices_by_task)} tasks have no {split} samples in {source.name}, such "
+            f"{name}: {len(empty)} of {len(indices_by_task)} tasks have no {split} samples in {source.name}, such "
             f"as task {empty[0]}. Complete the data set, or use the first tasks only with stream.tasks."
         )
 

@@ -5,11 +5,12 @@ Crop offsets and flips come from the plan; nothing in this module is random.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from contnorm.bench.streams.image_store import Gallery, Pictures
-from contnorm.bench.streams.tasks import Items, Stream
+from contnorm.bench.streams.tasks import Items, TaskSequence
 from contnorm.kernels.triton.augment import viewed
 from contnorm.kernels.triton.availability import usable
 
@@ -20,13 +21,13 @@ class DeviceStream:
     """Images, labels and tasks of a stream on a device.
 
     Args:
-        stream: Stream.
+        stream: Stream of tasks.
         device: Device.
         pictures: Images of its data set on that device, shared with other streams; None to load them.
     """
 
-    def __init__(self, stream: Stream, device: torch.device, pictures: Pictures | None = None) -> None:
-        self.stream, self.device = stream, device
+    def __init__(self, stream: TaskSequence, device: torch.device, pictures: Pictures | None = None) -> None:
+        self.sequence, self.device = stream, device
         self.pictures = pictures or Pictures.of(stream.source, device)
         self.train, self.test = _item_tensors(stream.train, device), _item_tensors(stream.test, device)
         self.permutations = None if stream.permutations is None else torch.from_numpy(stream.permutations).to(device)
@@ -34,10 +35,13 @@ class DeviceStream:
         self._mean, self._std = (
             None if v is None else torch.tensor(v, device=device).view(1, -1, 1, 1) for v in (stream.mean, stream.std)
         )
-        channels = stream.source.train_images.shape[1]
-        # Normalized value of each byte, for lookups in the augmentation kernel.
-        bytes_ = torch.arange(256, device=device).expand(1, channels, 1, 256)
-        self._levels = self._normalize(bytes_).reshape(channels, 256).contiguous()
+        images = stream.source.train_images
+        self._scaled = images.dtype == np.uint8  # other values are used as they are
+        self._fused = self._scaled and images.ndim == 4  # the augmentation kernel takes images of bytes
+        if self._fused:
+            # Normalized value of each byte, for lookups in that kernel.
+            bytes_ = torch.arange(256, device=device).expand(1, images.shape[1], 1, 256)
+            self._levels = self._normalize(bytes_).reshape(images.shape[1], 256).contiguous()
 
     def train_x(self, items: Tensor, views: Tensor | None = None) -> Tensor:
         """Return the inputs (B, C, H, W) of training items, in float32."""
@@ -54,8 +58,8 @@ class DeviceStream:
 
     def seen(self, pixels: Tensor, image: Tensor, task: Tensor, views: Tensor | None = None) -> Tensor:
         """Return network inputs of the selected images: permuted by task or augmented, and normalized."""
-        padding = self.stream.padding or 0
-        if pixels.is_cuda and usable(pixels.device):
+        padding = self.sequence.padding or 0
+        if self._fused and pixels.is_cuda and usable(pixels.device):
             return viewed(
                 pixels, image, self._levels, task=task, orders=self.permutations, views=views, padding=padding
             )
@@ -67,7 +71,7 @@ class DeviceStream:
         return self._normalize(x)
 
     def _normalize(self, x: Tensor) -> Tensor:
-        scaled = x.float() / 255
+        scaled = x.float() / 255 if self._scaled else x.float()
         return scaled if self._mean is None or self._std is None else (scaled - self._mean) / self._std
 
 

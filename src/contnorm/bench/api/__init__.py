@@ -1,0 +1,1 @@
+"""The Python API of the benchmark; `contnorm.bench` exports its public names."""

@@ -1,0 +1,182 @@
+"""Progress of runs and of data loading, on a terminal or in a notebook, with rich."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+from contnorm.bench.data.registry import Source, load_source
+from contnorm.bench.engine.job import Job
+from contnorm.bench.engine.loop import Diverged, Failed, Finished, Steps, Stopped
+from contnorm.bench.engine.run_dir import RunDir
+from contnorm.bench.engine.scheduler import Event, Waiting
+from contnorm.bench.escape import escape_terminal, escape_text
+from contnorm.bench.records import Store
+
+__all__ = ["RunProgress", "cores", "load_with_progress"]
+
+
+class RunProgress:
+    """Shows progress bars, and prints a line for each event of a run.
+
+    Args:
+        jobs: The runs.
+        console: The terminal or notebook to print to; None for no output.
+        print_records: Whether to print the path of each record.
+        resume_hint: A sentence that says how to continue after a stop.
+        on_diverged: Called with each run that diverged, and the reason; such runs then are no failures.
+    """
+
+    def __init__(
+        self,
+        jobs: list[Job],
+        console: Console | None,
+        print_records: bool,
+        resume_hint: str,
+        on_diverged: Callable[[Job, str], None] | None,
+    ) -> None:
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+        )
+        self.console = console or Console(quiet=True)
+        self.print_records, self.resume_hint, self.on_diverged = print_records, resume_hint, on_diverged
+        shown = self.console.is_terminal or self.console.is_jupyter
+        self.bars = Progress(*columns, console=self.console, disable=console is None or not shown)
+        self.total_bar = self.bars.add_task("all runs", total=len(jobs), visible=len(jobs) > 1)
+        self.total = f"{len(jobs)} runs"
+        self.bar_of: dict[Job, TaskID] = {}
+        self.waiting = dict.fromkeys(jobs)  # jobs that are neither recorded nor failed
+        self.stopped: set[Job] = set()
+        self.failures: list[str] = []
+
+    def __enter__(self) -> RunProgress:
+        self.bars.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.bars.stop()
+
+    def print(self, text: str) -> None:
+        self.console.print(escape_text(text), soft_wrap=True)
+
+    def show_event(self, event: Event) -> None:
+        job, what = event.job, event.what
+        if isinstance(what, Steps):
+            if job not in self.bar_of:
+                self.bar_of[job] = self.bars.add_task(_label(job), total=what.steps)
+            self.bars.update(self.bar_of[job], completed=what.done)
+        elif isinstance(what, Waiting):
+            self.print(f"{_label(job)}: waiting for {what.holder}, which is running it.")
+        elif isinstance(what, Stopped):
+            self.stopped.add(job)
+            saved = "and saved" if what.saved in (None, what.done) else f"and {what.saved} of them are saved"
+            self.print(f"{_label(job)}: stopped after {what.done} of {what.steps} steps, {saved}. {self.resume_hint}")
+        else:
+            self.waiting.pop(job, None)
+            self._show_end(event)
+
+    def _show_end(self, event: Event) -> None:
+        self.bars.advance(self.total_bar)
+        if event.job in self.bar_of:
+            self.bars.update(self.bar_of[event.job], visible=False)
+        if isinstance(event.what, Diverged) and self.on_diverged is not None:
+            self.on_diverged(event.job, event.what.why)
+        elif isinstance(event.what, Failed):
+            self.failures.append(event.what.why)
+        elif self.print_records:
+            outcome = "recorded in" if isinstance(event.what, Finished) else "not run again, recorded in"
+            self.print(f"{_label(event.job)}: {outcome} {event.path}")
+
+    def show_waiting(self, store: Store, again: str) -> None:
+        """Print how many runs were not started, and what to do: ``again`` if `resume` would not find them."""
+        rest = [job for job in self.waiting if job not in self.stopped]
+        noted = all(RunDir.of(job, store).note.is_file() for job in rest)
+        if rest:
+            self.print(f"not started: {len(rest)} of {self.total}. {self.resume_hint if noted else again}")
+
+
+def _label(job: Job) -> str:
+    config = job.config
+    return escape_terminal(f"{config.stream.name} {config.strategy.name} {config.norm.name} seed {job.seed}")
+
+
+def load_with_progress(
+    name: str, root: Path, console: Console, *, allow_missing: bool = False, bars: Progress | None = None
+) -> Source:
+    """Load a data set with all cores; on a terminal, show a progress bar while files are decoded or checked.
+
+    Ctrl-C raises `KeyboardInterrupt` immediately, even if the installed handler would wait.
+
+    Args:
+        name: Name of the data set.
+        root: Folder of data sets.
+        console: Terminal for the bar.
+        allow_missing: Accept a published data set with other image counts than published.
+        bars: Progress display to add the bar to; None creates one.
+    """
+    with _interruptible(), _shown(name, console, bars) as bar:
+        return load_source(name, root, allow_missing=allow_missing, progress=bar.update, jobs=cores())
+
+
+def cores() -> int:
+    """Number of cores that this process may use; in a container this may be fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous_handler: Any = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous_handler)
+
+
+class _Bar:
+    """One progress bar per kind of work, added with its first report; a data set that is ready shows none."""
+
+    def __init__(self, name: str, progress: Progress) -> None:
+        self.name, self.progress = name, progress
+        self.tasks: dict[str, TaskID] = {}
+
+    def update(self, what: str, done: int, total: int) -> None:
+        if what not in self.tasks:
+            self.tasks[what] = self.progress.add_task(f"{self.name}: {what}", total=total)
+        self.progress.update(self.tasks[what], completed=done, total=total)
+
+
+@contextmanager
+def _shown(name: str, console: Console, bars: Progress | None) -> Iterator[_Bar]:
+    if bars is not None:
+        bar = _Bar(name, bars)
+        try:
+            yield bar
+        finally:
+            for task in bar.tasks.values():
+                bars.remove_task(task)
+        return
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        yield _Bar(name, progress)

@@ -1,0 +1,290 @@
+"""The public stream of tasks: by name, from arrays or from a folder of images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from contnorm.bench.config.resolve import resolve
+from contnorm.bench.config.schema import RunConfig, assigned
+from contnorm.bench.data.arrays import ArraySource, array_source
+from contnorm.bench.data.class_folders import read_class_folders
+from contnorm.bench.data.registry import Source, data_root, load_source
+from contnorm.bench.plan import make_plan
+from contnorm.bench.strategies import Batch, build_strategy
+from contnorm.bench.streams.tasks import Items, TaskSequence, build_stream
+from contnorm.bench.streams.transforms import DeviceStream
+from contnorm.errors import UserError
+
+__all__ = ["Stream", "Task", "TaskDataset", "load_stream"]
+
+CPU = torch.device("cpu")
+
+
+class TaskDataset(Dataset[tuple[Tensor, int]]):
+    """The samples of one task: ``(x, label)``, where ``x`` is the input of a network.
+
+    Images are scaled to [0, 1] and normalized with the mean and standard deviation of the stream, if it has one;
+    permuted streams permute the pixels. There is no augmentation. Labels are output indices; multi-label streams have
+    a tensor of 0 and 1 per output.
+    """
+
+    def __init__(self, data: DeviceStream, task: int, test: bool) -> None:
+        self._data, self._test = data, test
+        items = data.sequence.test if test else data.sequence.train
+        self._items = np.flatnonzero(items.task == task)
+        self._labels = items.label[self._items]
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Any]:
+        items = torch.from_numpy(self._items[[index]])
+        x = self._data.test_x(items) if self._test else self._data.train_x(items)
+        label = self._labels[index]
+        return x[0], torch.from_numpy(label.copy()) if self._labels.ndim == 2 else int(label)
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task of a stream.
+
+    Attributes:
+        index: Number of the task, from 0.
+        classes: Its classes, as the data set names them.
+        train: Training samples, in the order of presentation.
+        test: Test samples.
+    """
+
+    index: int
+    classes: tuple[Any, ...]
+    train: TaskDataset
+    test: TaskDataset
+
+
+class Stream:
+    """A stream of tasks. Build it with `load_stream`, `Stream.from_arrays` or `Stream.from_folder`.
+
+    Label space: outputs of a network are numbered in the order of the tasks. With scenario ``"class"`` all outputs
+    compete, with ``"task"`` only those of the sample's task do, with ``"domain"`` all tasks share the outputs, and
+    with ``"free"`` (task-free) training has no task boundaries.
+
+    Attributes:
+        settings: The ``stream.*`` settings that differ from the defaults.
+        root: The folder of data sets; None for a stream from arrays or from a folder.
+
+    Example:
+        >>> x, y = np.random.default_rng(0).normal(size=(80, 8)), np.arange(80) % 4
+        >>> stream = Stream.from_arrays(x, y, x, y, tasks=2)
+        >>> stream.num_tasks, stream.num_classes, stream.tasks[1].classes, stream.input_shape
+        (2, 4, (2, 3), (8,))
+        >>> batch = next(stream.batches(batch_size=10, seed=0))
+        >>> batch.x.shape, batch.task.unique()
+        (torch.Size([10, 8]), tensor([0]))
+    """
+
+    def __init__(
+        self, settings: Mapping[str, Any], root: Path | None, source: Source | None = None, allow_missing: bool = False
+    ) -> None:
+        self.settings, self.root, self.allow_missing = dict(settings), root, allow_missing
+        if source is not None:
+            self.__dict__["source"] = source  # replaces the cached property
+        _ = self._config  # invalid settings fail here
+
+    @classmethod
+    def from_arrays(
+        cls,
+        x: object,
+        y: object,
+        x_test: object,
+        y_test: object,
+        *,
+        tasks: int | Sequence[Sequence[Any]] | None = None,
+        task_ids: tuple[object, object] | None = None,
+        name: str = "arrays",
+        **settings: Any,
+    ) -> Stream:
+        """Make a stream from NumPy arrays or tensors.
+
+        Integers from 0 to 255 are images, scaled to [0, 1]. Floating-point values are used as they are.
+
+        Args:
+            x, x_test: Samples of any shape: (samples, features), (samples, height, width) or
+                (samples, channels, height, width).
+            y, y_test: The label of each sample: integers or strings.
+            tasks: Number of tasks, over which the classes are split in sorted order; or a list of the classes of each
+                task.
+            task_ids: Instead of ``tasks``: the task of each training and of each test sample, numbered from 0.
+            name: Name of the data in tables and records.
+            **settings: Settings of the stream, such as ``scenario="task"`` or ``class_order="seed"``. The default
+                scenario is ``"class"``, or ``"domain"`` with ``task_ids``.
+        """
+        source = array_source(x, y, x_test, y_test, tasks=tasks, task_ids=task_ids, name=_checked_name(name))
+        return cls(_user_settings("arrays", source, settings), None, source)
+
+    @classmethod
+    def from_folder(
+        cls,
+        folder: str | Path,
+        *,
+        tasks: int | Sequence[Sequence[Any]],
+        size: int | None = None,
+        test_share: float = 0.2,
+        **settings: Any,
+    ) -> Stream:
+        """Make a stream from a folder of images with one label each.
+
+        Args:
+            folder: Folder with ``train/<class>/*`` and ``test/<class>/*``; or with ``<class>/*``, of which a share of
+                each class is the test split.
+            tasks: As in `from_arrays`; classes are named as their folders.
+            size: Height and width that images are resized and center-cropped to; None if all have the same size.
+            test_share: Share of the images of each class that is the test split, if there is no folder ``test``.
+            **settings: Settings of the stream, as in `from_arrays`.
+        """
+        arrays = read_class_folders(Path(folder), size, test_share)
+        name = _checked_name(Path(folder).resolve().name)
+        source = array_source(*arrays, tasks=tasks, task_ids=None, name=name)
+        return cls(_user_settings("folder", source, settings), None, source)
+
+    @cached_property
+    def _config(self) -> RunConfig:
+        return resolve({"stream": self.settings}, self.root or Path("data"))
+
+    @property
+    def name(self) -> str:
+        """Name of the stream in tables and records."""
+        return self._config.stream.name
+
+    @cached_property
+    def source(self) -> Source:
+        """The data set; it is loaded on first use."""
+        name = self._config.stream.source
+        assert name is not None and self.root is not None
+        return load_source(name, self.root, allow_missing=self.allow_missing)
+
+    def sequence(self, seed: int = 0) -> TaskSequence:
+        """Build the tasks for a seed: indices into the data set."""
+        return build_stream(self._config.stream, self.source, seed)
+
+    @cached_property
+    def _data(self) -> DeviceStream:
+        return DeviceStream(self.sequence(), CPU)
+
+    @property
+    def num_tasks(self) -> int:
+        """Number of tasks."""
+        return self._data.sequence.tasks
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes of all tasks."""
+        return len({name for task in self.tasks for name in task.classes})
+
+    @property
+    def num_outputs(self) -> int:
+        """Number of outputs that a network needs."""
+        return self._data.sequence.outputs
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one sample."""
+        return tuple(self.source.train_images.shape[1:])
+
+    @cached_property
+    def tasks(self) -> tuple[Task, ...]:
+        """The tasks for seed 0. Streams that draw their samples or classes by seed differ for other seeds."""
+        sequence = self._data.sequence
+        return tuple(
+            Task(i, _class_names(self.source, sequence, i), *(TaskDataset(self._data, i, test) for test in (False, True)))
+            for i in range(sequence.tasks)
+        )
+
+    def batches(
+        self,
+        batch_size: int | None = None,
+        seed: int = 0,
+        *,
+        settings: Mapping[str, Any] | None = None,
+        device: str | torch.device = "cpu",
+    ) -> Iterator[Batch]:
+        """Yield the batches of one online pass, in the order in which `bench.run` presents them.
+
+        Args:
+            batch_size: Samples per batch; None for the default of the stream.
+            seed: Seed of the order and of the augmentation.
+            settings: Further settings by dotted key. The augmentation of a run depends on its replay draws, since
+                they share a random generator: with ``{"strategy.name": "er"}`` the augmentation is that of ER, without
+                it that of training without replay.
+            device: Device of the tensors.
+        """
+        values: dict[str, Any] = {"stream": self.settings}
+        for key, value in {**({} if batch_size is None else {"train.batch": batch_size}), **(settings or {})}.items():
+            values = assigned(values, key, value)
+        config = resolve(values, self.root or Path("data"))
+        sequence = self.sequence(seed)
+        plan = make_plan(config, sequence, seed, build_strategy(config.strategy).draws)
+        data = DeviceStream(sequence, torch.device(device))
+        for step in plan.steps:
+            items = torch.from_numpy(step.stream).to(data.device)
+            views = None if step.stream_views is None else torch.from_numpy(step.stream_views).to(data.device)
+            yield Batch(data.train_x(items, views), data.train.label[items], data.train.task[items])
+
+    def __repr__(self) -> str:
+        return f"Stream({self.name!r}, source={self._config.stream.source!r})"
+
+
+def load_stream(
+    name: str, root: str | Path | None = None, *, allow_missing: bool = False, **settings: Any
+) -> Stream:
+    """Load a stream by name.
+
+    Args:
+        name: Name of the stream, as in ``contnorm ls streams``.
+        root: Folder of data sets; None for the environment variable ``CONTNORM_DATA``, or ``./data``.
+        allow_missing: Accept a published data set with other image counts than published.
+        **settings: Settings of the stream, such as ``tasks=3`` or ``scenario="class"``.
+
+    Example:
+        >>> load_stream("split-mnist", source="digits").num_tasks
+        5
+    """
+    folder = data_root(None if root is None else Path(root))
+    return Stream({"name": name, **settings}, folder, allow_missing=allow_missing)
+
+
+def _user_settings(kind: str, source: ArraySource, settings: Mapping[str, Any]) -> dict[str, Any]:
+    for key in ("name", "source"):
+        if key in settings:
+            raise UserError(f"stream.{key} of a stream from {kind} is filled in. Leave it out.")
+    scenario = {} if source.task_classes is not None else {"scenario": "domain"}
+    return {"name": kind, "source": source.name, **scenario, **settings}
+
+
+def _checked_name(name: str) -> str:
+    if not name or not name.isprintable() or "@" in name:
+        raise UserError(f"name={name!r}: use printable characters without '@'.")
+    return name
+
+
+def _class_names(source: Source, sequence: TaskSequence, task: int) -> tuple[Any, ...]:
+    """Return the names of the classes of a task: those of its training and test samples."""
+    names = getattr(source, "class_names", None) or range(source.classes)
+    classes: set[int] = set()
+    for items, labels in ((sequence.train, source.train_labels), (sequence.test, source.test_labels)):
+        classes |= set(_source_classes(items, labels, task))
+    return tuple(names[label] for label in sorted(classes))
+
+
+def _source_classes(items: Items, labels: np.ndarray, task: int) -> list[int]:
+    of_task = np.asarray(labels)[items.image[items.task == task]]
+    found: np.ndarray = np.flatnonzero(of_task.any(axis=0)) if of_task.ndim == 2 else np.unique(of_task)
+    return [int(label) for label in found]

@@ -1,0 +1,185 @@
+"""Data sets of the user: arrays in memory, with the task of each sample or the classes of each task."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contnorm.bench.data.dataset import Source
+from contnorm.errors import UserError
+
+__all__ = ["ArraySource", "array_source"]
+
+Integers = NDArray[np.int64]
+CHANNELS = (1, 2, 3, 4)  # numbers of channels that images in files have
+
+
+@dataclass(frozen=True)
+class ArraySource(Source):
+    """A data set from arrays. Labels are indices into ``class_names``.
+
+    Attributes:
+        class_names: The labels as the user gave them, sorted.
+        task_classes: The classes of each task; None if every sample has a task of its own.
+        train_task, test_task: The task of each sample; None if tasks are sets of classes.
+    """
+
+    class_names: tuple[Any, ...]
+    task_classes: tuple[tuple[int, ...], ...] | None
+    train_task: Integers | None
+    test_task: Integers | None
+
+    @property
+    def tasks(self) -> int:
+        """Number of tasks."""
+        if self.task_classes is not None:
+            return len(self.task_classes)
+        assert self.train_task is not None
+        return int(self.train_task.max()) + 1
+
+
+def array_source(
+    x: object,
+    y: object,
+    x_test: object,
+    y_test: object,
+    *,
+    tasks: int | Sequence[Sequence[Any]] | None,
+    task_ids: tuple[object, object] | None,
+    name: str,
+) -> ArraySource:
+    """Check arrays and make a data set of them.
+
+    Args:
+        x, x_test: Samples, one per row: NumPy arrays, tensors or nested lists.
+        y, y_test: The label of each sample.
+        tasks: Number of tasks that the classes are split over, in sorted order; or the classes of each task.
+        task_ids: The task of each training and of each test sample, instead of ``tasks``.
+        name: Name of the data set in tables and records.
+    """
+    train, test = _samples(x, "x"), _samples(x_test, "x_test")
+    if train.shape[1:] != test.shape[1:]:
+        raise UserError(f"x has samples of shape {train.shape[1:]} and x_test of {test.shape[1:]}. Use the same shape.")
+    if train.dtype != test.dtype:
+        raise UserError(f"x is {train.dtype} and x_test is {test.dtype}. Use the same type for both.")
+    train_names, test_names = _labels(y, "y", len(train)), _labels(y_test, "y_test", len(test))
+    names = np.unique(np.concatenate([train_names, test_names]))
+    labels, test_labels = np.searchsorted(names, train_names), np.searchsorted(names, test_names)
+    class_names = tuple(names.tolist())
+    task_classes, ids = None, (None, None)
+    if task_ids is not None:
+        if tasks is not None:
+            raise UserError("Use either tasks or task_ids, not both.")
+        ids = _task_ids(task_ids, (len(train), len(test)))
+    else:
+        task_classes = _task_classes(tasks, class_names)
+    digest = hashlib.sha256(repr((train.shape, test.shape, str(train.dtype), class_names, task_classes)).encode())
+    for array in (train, labels, test, test_labels, *ids):
+        digest.update(b"" if array is None else np.ascontiguousarray(array).data)
+    fingerprint = digest.hexdigest()[:16]
+    return ArraySource(
+        f"{name}@{fingerprint[:12]}",
+        train,
+        labels,
+        test,
+        test_labels,
+        len(class_names),
+        f"2:{fingerprint}",
+        class_names,
+        task_classes,
+        *ids,
+    )
+
+
+def _array(values: object, what: str) -> NDArray[Any]:
+    detach = getattr(values, "detach", None)  # a tensor
+    try:
+        return np.asarray(detach().cpu().numpy() if detach is not None else values)
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{what}: can't be used as an array ({error}). Use one row per sample.") from error
+
+
+def _samples(values: object, what: str) -> NDArray[Any]:
+    """Return samples as uint8 or float32; images of shape (height, width) get a channel."""
+    array = _array(values, what)
+    if array.ndim < 2 or len(array) == 0 or array.size == 0:
+        raise UserError(f"{what} has shape {array.shape}. Use one row per sample, and at least one sample.")
+    if array.ndim == 3:
+        array = array[:, None]
+    if array.ndim == 4 and array.shape[1] not in CHANNELS and array.shape[3] in CHANNELS:
+        raise UserError(
+            f"{what} has shape {array.shape}, with channels last. Use (samples, channels, height, width): "
+            f"{what}.transpose(0, 3, 1, 2)."
+        )
+    if array.dtype == np.bool_:
+        return array.astype(np.float32)
+    if np.issubdtype(array.dtype, np.integer):
+        if array.dtype != np.uint8 and (array.min() < 0 or array.max() > 255):
+            raise UserError(
+                f"{what} has integers from {array.min()} to {array.max()}. Use 0 to 255, which are scaled to [0, 1], or "
+                f"floating-point values, which are used as they are."
+            )
+        return np.ascontiguousarray(array, dtype=np.uint8)
+    if not np.issubdtype(array.dtype, np.floating):
+        raise UserError(f"{what} is of type {array.dtype}. Use numbers.")
+    samples = np.ascontiguousarray(array, dtype=np.float32)
+    if not np.isfinite(samples).all():
+        raise UserError(f"{what} contains NaN or infinity. Remove or replace these values.")
+    return samples
+
+
+def _labels(values: object, what: str, samples: int) -> NDArray[Any]:
+    array = _array(values, what)
+    if array.ndim == 2 and array.shape[1] > 1:
+        raise UserError(
+            f"{what} has shape {array.shape}. Arrays take one label per sample; `contnorm data NAME --csv FILE` builds "
+            f"a stream of images with several labels."
+        )
+    array = array.reshape(-1) if array.ndim == 2 else array
+    if array.ndim != 1 or len(array) != samples:
+        raise UserError(f"{what} has shape {array.shape} for {samples} samples. Use one label per sample.")
+    if np.issubdtype(array.dtype, np.floating) and not (np.isfinite(array).all() and (array == array.round()).all()):
+        raise UserError(f"{what} has labels that are not whole numbers. Use class indices or names.")
+    return array.astype(np.int64) if array.dtype.kind in "fbiu" else array.astype(str)
+
+
+def _task_ids(ids: tuple[object, object], samples: tuple[int, int]) -> tuple[Integers, Integers]:
+    if not isinstance(ids, tuple | list) or len(ids) != 2:
+        raise UserError("task_ids must be a pair: the task of each training sample, and of each test sample.")
+    arrays = [_array(values, f"task_ids[{i}]") for i, values in enumerate(ids)]
+    for i, (array, count) in enumerate(zip(arrays, samples, strict=True)):
+        if array.shape != (count,) or array.dtype.kind not in "iu":
+            raise UserError(f"task_ids[{i}] has shape {array.shape} for {count} samples. Use one integer per sample.")
+    train, test = (array.astype(np.int64) for array in arrays)
+    expected = np.arange(int(train.max()) + 1)
+    for i, array in enumerate((train, test)):
+        if not np.array_equal(np.unique(array), expected):
+            raise UserError(
+                f"task_ids[{i}] has the tasks {np.unique(array).tolist()}. Number tasks from 0 without gaps, with "
+                f"training and test samples in each."
+            )
+    return train, test
+
+
+def _task_classes(tasks: int | Sequence[Sequence[Any]] | None, names: tuple[Any, ...]) -> tuple[tuple[int, ...], ...]:
+    """Return the class indices of each task."""
+    if tasks is None:
+        raise UserError("tasks is missing. Give a number of tasks, the classes of each task, or task_ids.")
+    if isinstance(tasks, int):
+        if not 1 <= tasks <= len(names):
+            raise UserError(f"tasks={tasks}: the {len(names)} classes can be split over 1 to {len(names)} tasks.")
+        return tuple(tuple(part.tolist()) for part in np.array_split(np.arange(len(names)), tasks))
+    index = {name: i for i, name in enumerate(names)}
+    blocks = [[name.item() if isinstance(name, np.generic) else name for name in classes] for classes in tasks]
+    unknown = [name for classes in blocks for name in classes if name not in index]
+    if unknown:
+        raise UserError(f"tasks: there is no class {unknown[0]!r}. Classes are {', '.join(map(str, names[:20]))}.")
+    flat = [name for classes in blocks for name in classes]
+    if not flat or any(not classes for classes in blocks) or len(set(flat)) < len(flat):
+        raise UserError("tasks: give at least one class per task, and each class once. For shared classes use task_ids.")
+    return tuple(tuple(index[name] for name in classes) for classes in blocks)
