@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from contnorm.bench.data.registry import data_root
-from contnorm.bench.engine.scheduler import Job, Workplace, resolve
+from contnorm.bench.engine.scheduler import Job, RunEnvironment, resolve
 from contnorm.bench.metrics.accuracy_matrix import score
 from contnorm.bench.records import Record, Store
 from contnorm.cli.run import cores, followed
@@ -135,7 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def show_table(runs: Path, root: Path | None, seeds: int, lanes: int) -> None:
     """Run what is missing, then print what the records say."""
     console, started = Console(), time.perf_counter()
-    place = Workplace(runs, data_root(root), torch.device("cpu"), lanes=lanes)
+    place = RunEnvironment(runs, data_root(root), torch.device("cpu"), lanes=lanes)
     configs = {
         (strategy, norm): resolve(settings(strategy, norm), place.data_root)
         for strategy in NAMES

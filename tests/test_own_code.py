@@ -15,7 +15,7 @@ import pytest
 from contnorm.bench.config.schema import StrategyConfig
 from contnorm.bench.local_imports import imported_files
 from contnorm.bench.strategies import build_strategy
-from contnorm.bench.user_code import code_hash, load_own_code
+from contnorm.bench.user_code import code_hash, load_user_code
 from contnorm.errors import UserError
 
 STRATEGY = "from contnorm.bench.strategies import Strategy\n"
@@ -36,7 +36,7 @@ def test_a_file_with_dataclasses_and_late_annotations_loads(tmp_path: Path) -> N
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "mine.py").write_text(LATE.format(folder=folder))
-    found = [load_own_code(f"{tmp_path / folder / 'mine.py'}:Mine", "thing") for folder in ("a", "b")]
+    found = [load_user_code(f"{tmp_path / folder / 'mine.py'}:Mine", "thing") for folder in ("a", "b")]
     assert [getattr(thing, "where", None) for thing in found] == ["a", "b"], "of two files of one name each is itself"
 
 
@@ -54,7 +54,7 @@ def test_a_file_that_does_not_load_is_one_line(tmp_path: Path, content: str, sai
     file = tmp_path / "mine.py"
     file.write_text(content)
     with pytest.raises(UserError, match=re.escape(f"strategy '{file}:W': it can't be loaded: {file}{said}")) as told:
-        load_own_code(f"{file}:W", "strategy")
+        load_user_code(f"{file}:W", "strategy")
     assert "\n" not in str(told.value)
 
 
@@ -121,7 +121,7 @@ def test_an_edit_of_a_module_that_is_imported_changes_the_hash(folder: Path) -> 
     assert len(set(hashes)) == 6
     (folder / "unrelated.py").write_text("value = 2\n")
     assert code_hash(name) == hashes[-1]
-    load_own_code(name, "thing")
+    load_user_code(name, "thing")
     assert code_hash(name) == hashes[-1], "what a file is does not depend on whether it was loaded"
 
 
@@ -142,9 +142,9 @@ def test_a_module_on_the_search_path_counts_too(folder: Path, monkeypatch: pytes
 def test_an_edited_module_is_imported_afresh(folder: Path) -> None:
     write(folder, mine=f"{IMPORTING}from helper_d import value\n", helper_d="value = 1\n")
     name = f"{folder / 'mine.py'}:value"
-    assert load_own_code(name, "thing") == 1
+    assert load_user_code(name, "thing") == 1
     write(folder, helper_d="value = 22\n")
-    assert load_own_code(name, "thing") == 22
+    assert load_user_code(name, "thing") == 22
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_an_import_that_can_not_be_followed_is_refused(folder: Path, hidden: str
     write(folder, mine=hidden, helper_e="value = 1\n", lib__helper_f="value = 1\n")
     for _ in range(2):
         with pytest.raises(UserError, match=r"imports .*helper_\w\.py, .*an edit of it would go unnoticed.*PYTHONPATH"):
-            load_own_code(f"{folder / 'mine.py'}:value", "model")
+            load_user_code(f"{folder / 'mine.py'}:value", "model")
 
 
 @pytest.mark.parametrize("named", ["mine", "helper"])
@@ -176,7 +176,7 @@ def test_bytecode_next_to_a_file_is_not_executed(folder: Path, named: str) -> No
     )
     cached = folder / "__pycache__" / f"{named}.{sys.implementation.cache_tag}.pyc"
     py_compile.compile(str(other), str(cached), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
-    assert load_own_code(f"{folder / 'mine.py'}:VALUE", "model") == 1
+    assert load_user_code(f"{folder / 'mine.py'}:VALUE", "model") == 1
 
 
 def test_a_file_edited_within_a_second_is_loaded_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,4 +185,4 @@ def test_a_file_edited_within_a_second_is_loaded_as_it_is(tmp_path: Path, monkey
     for value in (1, 2):
         file.write_text(f"VALUE = {value}\n")
         os.utime(file, (10**9, 10**9))
-        assert load_own_code(f"{file}:VALUE", "model") == value
+        assert load_user_code(f"{file}:VALUE", "model") == value

@@ -24,7 +24,7 @@ from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import ModelConfig, NormConfig, RunConfig
 from contnorm.bench.data.registry import load_source
 from contnorm.bench.engine.run_dir import edited
-from contnorm.bench.engine.trainer import Lane
+from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.models import build_model, pretrained, weights_files
 from contnorm.bench.models.weights_files import bring_weights, read_weights, weights_hash
 from contnorm.errors import UserError
@@ -346,7 +346,7 @@ def test_every_seed_begins_with_the_weights_and_a_classifier_of_its_own(file: Pa
     model = {"name": "resnet34", "width": WIDTH, "weights": str(saved(tmp_path / "grey.pth", one))}
     config = resolve({"stream": stream, "model": model, "norm": {"name": "cn4"}}, root)
     source = load_source("mnist", root)
-    a, b = (Lane(config, seed, source, torch.device("cpu")).model.state_dict() for seed in (0, 1))
+    a, b = (Trainer(config, seed, source, torch.device("cpu")).model.state_dict() for seed in (0, 1))
     assert a["fc.weight"].shape == (4, 32) and not torch.equal(a["fc.weight"], b["fc.weight"])
     for name in (name for name in a if not name.startswith("fc.")):
         assert torch.equal(a[name], one[name]) and torch.equal(b[name], one[name]), name

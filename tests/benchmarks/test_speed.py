@@ -47,13 +47,13 @@ def test_every_layer_of_a_case_computes_what_its_name_says() -> None:
 
 def test_a_step_is_timed_after_replay_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[int, ...]] = []
-    learn = step.Lane.learn
+    learn = step.Trainer.learn
 
-    def listening(lane: step.Lane, row):  # type: ignore[no-untyped-def]
+    def listening(lane: step.Trainer, row):  # type: ignore[no-untyped-def]
         seen.append(row.sizes)
         return learn(lane, row)
 
-    monkeypatch.setattr(step.Lane, "learn", listening)
+    monkeypatch.setattr(step.Trainer, "learn", listening)
     monkeypatch.setattr(step, "BLOCKS", {"cpu": (2, 1)})
     monkeypatch.setattr(step, "settings", _narrow(step.settings))
     (row,) = step.step_rows(CPU, [step.StepCase("cn", "pool", "fp32", 1)])

@@ -14,11 +14,11 @@ from rich.console import Console
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from contnorm.bench.engine.scheduler import Job, Workplace, execute, resolve, unfinished
+from contnorm.bench.engine.scheduler import Job, RunEnvironment, execute, resolve, stopped_runs
 from contnorm.bench.metrics.accuracy_matrix import AccuracyMatrix
 from contnorm.bench.records import Record, Store
 from contnorm.cli.diagnose import Brought, diagnose_brought, diagnose_record, show_diagnosis
-from contnorm.cli.run import Hands, resume_all, run_seeds
+from contnorm.cli.run import RunOptions, resume_all, run_seeds
 from contnorm.errors import UserError
 from tests.datasets import small_mnist
 
@@ -38,7 +38,7 @@ def values(stream: str, **groups: Any) -> dict[str, Any]:
 
 def made(root: Path, runs: Path, asked: dict[str, Any], keep: bool = True, seed: int = 0) -> tuple[Record, Path]:
     config = resolve(asked, root)
-    list(execute([Job(config, seed)], Workplace(runs, root, CPU, keep_weights=keep)))
+    list(execute([Job(config, seed)], RunEnvironment(runs, root, CPU, keep_weights=keep)))
     store = Store(runs)
     path = store.path(config, seed)
     return store.load(path), path
@@ -48,7 +48,7 @@ def made(root: Path, runs: Path, asked: dict[str, Any], keep: bool = True, seed:
 def test_what_is_measured_again_is_what_the_run_measured(root: Path, tmp_path: Path, stream: str) -> None:
     """Weights, data and heads are those of the run: its last rows, with running and oracle moments, come out again."""
     record, path = made(root, tmp_path, values(stream, evaluate={"moments": "oracle"}))
-    found = diagnose_record(record, path, Workplace(tmp_path, root, CPU))
+    found = diagnose_record(record, path, RunEnvironment(tmp_path, root, CPU))
     running, oracle = AccuracyMatrix(**record.raw["matrix_running"]), record.matrix
     last = oracle.tasks - 1
     assert found.running == pytest.approx([running.at(last, task) for task in range(last + 1)])
@@ -74,9 +74,9 @@ def test_keeping_weights_changes_neither_the_run_nor_its_name(root: Path, tmp_pa
 
 def test_a_stopped_run_keeps_its_weights_when_gone_on_with(root: Path, tmp_path: Path) -> None:
     job = Job(resolve(values("permuted-mnist"), root), 0)
-    list(execute([job], Workplace(tmp_path, root, CPU, keep_weights=True), stop=lambda: True))
-    assert [left.keep_weights for left in unfinished(tmp_path).runs] == [True]
-    assert resume_all(tmp_path, Hands(), root, Console(file=io.StringIO())) == 0
+    list(execute([job], RunEnvironment(tmp_path, root, CPU, keep_weights=True), stop=lambda: True))
+    assert [left.keep_weights for left in stopped_runs(tmp_path).runs] == [True]
+    assert resume_all(tmp_path, RunOptions(), root, Console(file=io.StringIO())) == 0
     assert Store(tmp_path).path(job.config, 0).with_suffix(".safetensors").is_file()
 
 
@@ -85,7 +85,7 @@ def test_a_record_from_before_is_told_to_have_no_weights(
 ) -> None:
     asked = values("permuted-mnist")
     _, path = made(root, tmp_path, asked, keep=False)
-    run_seeds(asked, [0], Hands(keep_weights=True), root, tmp_path, Console(file=io.StringIO()))
+    run_seeds(asked, [0], RunOptions(keep_weights=True), root, tmp_path, Console(file=io.StringIO()))
     assert f"{path}: was recorded before, without its weights. Move it away" in capsys.readouterr().err
 
 
@@ -99,7 +99,7 @@ def runs(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def shown(given: str, root: Path, runs: Path, seed: int | None = None, out: Path | None = None) -> str:
     console = Console(file=io.StringIO(), width=60)
-    show_diagnosis(given, seed, Workplace(runs, root, CPU), out, console)
+    show_diagnosis(given, seed, RunEnvironment(runs, root, CPU), out, console)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -119,7 +119,7 @@ def test_a_run_is_given_by_hash_folder_or_file(root: Path, runs: Path, tmp_path:
 def test_a_sentence_is_broken_between_words_at_a_terminal_and_not_in_a_file(root: Path, runs: Path) -> None:
     (folder,) = runs.iterdir()
     terminal = Console(file=io.StringIO(), width=60, force_terminal=True, color_system=None)
-    show_diagnosis(folder.name, None, Workplace(runs, root, CPU), None, terminal)
+    show_diagnosis(folder.name, None, RunEnvironment(runs, root, CPU), None, terminal)
     assert isinstance(terminal.file, io.StringIO)
     sentence = shown(folder.name, root, runs).splitlines()[-1]
     broken = terminal.file.getvalue().split("\n\n")[-1].splitlines()
@@ -149,7 +149,7 @@ def test_a_record_with_an_older_fingerprint_is_measured_with_a_warning(
 ) -> None:
     record, path = made(root, tmp_path, values("permuted-mnist"))
     old = replace(record, raw={**record.raw, "source": {"fingerprint": "00ff"}})
-    diagnose_record(old, path, Workplace(tmp_path, root, CPU))
+    diagnose_record(old, path, RunEnvironment(tmp_path, root, CPU))
     assert "may be of other data" in caplog.text and "cannot be compared" in caplog.text
 
 
@@ -168,7 +168,7 @@ def test_a_network_from_elsewhere_is_looked_at_with_a_stream(root: Path, tmp_pat
     twin = nn.Sequential(nn.Conv2d(1, 8, 5, stride=3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(512, 10))
     twin[1].running_mean.fill_(3.0)
     save_file(twin.state_dict(), weights)
-    place = Workplace(tmp_path, root, CPU)
+    place = RunEnvironment(tmp_path, root, CPU)
     found = diagnose_brought(Brought(f"{file}:make", weights, "split-mnist"), 0, place)
     assert len(found.tasks) == 5 and [layer.layer for layer in found.layers] == ["1"]
     assert found.learned is None and "points of accuracy" in found.sentence
@@ -186,7 +186,7 @@ def test_a_run_beside_it_is_compared_by_pairs(root: Path, runs: Path, tmp_path: 
     (bn,) = runs.iterdir()
     asked = values("permuted-mnist", norm={"name": "cn", "groups": 4})
     others = [made(root, tmp_path, asked, seed=seed) for seed in (1, 2)]
-    place, console = Workplace(runs, root, CPU), Console(file=io.StringIO(), width=60)
+    place, console = RunEnvironment(runs, root, CPU), Console(file=io.StringIO(), width=60)
     other = others[0][1].parent
     show_diagnosis(str(bn), None, place, None, console, beside=str(other))
     assert isinstance(console.file, io.StringIO)
@@ -217,4 +217,4 @@ def test_what_is_no_pair_is_refused(
     (bn,) = runs.iterdir()
     _, path = made(root, tmp_path, values("permuted-mnist", **more), keep=keep, seed=1)
     with pytest.raises(UserError, match=said):
-        show_diagnosis(str(bn), None, Workplace(runs, root, CPU), None, Console(), beside=str(path.parent))
+        show_diagnosis(str(bn), None, RunEnvironment(runs, root, CPU), None, Console(), beside=str(path.parent))

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from contnorm.bench.api.execution import RunOptions
 from contnorm.bench.data.csv_dataset import list_own
 from contnorm.bench.data.multilabel_build import build
 from contnorm.bench.engine.scheduler import Event, resolve
@@ -24,7 +25,6 @@ from contnorm.cli import paper
 from contnorm.cli import run as running
 from contnorm.cli.paper import Asked, config_of, run_recipe
 from contnorm.cli.paper_list import show_recipes
-from contnorm.cli.run import Hands
 from contnorm.errors import UserError
 from contnorm.paper.cells import cells_of
 from contnorm.paper.recipe_file import find_recipe, parse_recipe
@@ -42,7 +42,7 @@ from tests.report.made_records import make_records
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDS = ROOT / "docs" / "records" / "runs"
-ALONE = Hands("cpu", 1, 1)
+ALONE = RunOptions("cpu", 1, 1)
 
 
 @pytest.fixture(scope="module")

@@ -19,15 +19,15 @@ import rich.progress
 import torch
 from rich.console import Console
 
+from contnorm.bench.api.progress import load_with_progress
 from contnorm.bench.config.diff import varying
 from contnorm.bench.engine.loop import Stopped
-from contnorm.bench.engine.scheduler import Event, Job, Workplace, execute, resolve, unfinished
+from contnorm.bench.engine.scheduler import Event, Job, RunEnvironment, execute, resolve, stopped_runs
 from contnorm.bench.records import Store
 from contnorm.cli import data_progress
 from contnorm.cli import run as running
-from contnorm.cli.data_progress import load_with_progress
 from contnorm.cli.main import app
-from contnorm.cli.run import Hands, followed, resume_all, run_seeds
+from contnorm.cli.run import RunOptions, followed, resume_all, run_seeds
 from contnorm.cli.show import show_scores
 from contnorm.errors import UserError
 from tests.cli.terminal import printed
@@ -64,9 +64,9 @@ def test_a_stop_before_any_run_is_begun_is_no_end(
         yield from ()
 
     monkeypatch.setattr(running, "execute", nothing_begun)
-    assert followed(jobs(root, 3), Workplace(tmp_path, root, CPU), console) == code
+    assert followed(jobs(root, 3), RunEnvironment(tmp_path, root, CPU), console) == code
     assert "not begun yet: 3 of 3 runs. Run the command again" in printed(console), "resume would not know of them"
-    assert run_seeds(VALUES, [0], Hands(), root, tmp_path, console) == code
+    assert run_seeds(VALUES, [0], RunOptions(), root, tmp_path, console) == code
     assert "ACC" not in printed(console), "no table of what is not there"
 
 
@@ -78,7 +78,7 @@ def test_a_stop_that_comes_when_all_is_done_changes_nothing(
         os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(running, "execute", then_stopped)
-    assert followed(jobs(root), Workplace(tmp_path, root, CPU), console) == 0
+    assert followed(jobs(root), RunEnvironment(tmp_path, root, CPU), console) == 0
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_the_second_signal_of_either_kind_ends_at_once(
 
     before = [signal.getsignal(number) for number in numbers]  # may be ignored, such as in the background
     monkeypatch.setattr(running, "execute", deaf)
-    assert followed(jobs(root), Workplace(tmp_path, root, CPU), console) == code
+    assert followed(jobs(root), RunEnvironment(tmp_path, root, CPU), console) == code
     assert "stopped at once; what was saved at the last checkpoints stays. Go on with: contnorm" in printed(console)
     assert [signal.getsignal(number) for number in numbers] == before
 
@@ -116,7 +116,7 @@ def test_runs_in_another_thread_install_no_handlers(root: Path, tmp_path: Path, 
     seen: list[object] = []
 
     def work() -> None:
-        seen.append(followed(jobs(root, 1), Workplace(tmp_path, root, CPU), console))
+        seen.append(followed(jobs(root, 1), RunEnvironment(tmp_path, root, CPU), console))
         seen.append(signal.getsignal(signal.SIGINT))
 
     thread = threading.Thread(target=work)
@@ -131,18 +131,18 @@ def test_nothing_to_show_is_shown_as_nothing(console: Console) -> None:
 
 
 def stop_one(root: Path, runs: Path, threads: int = 1) -> None:
-    *_, event = execute(jobs(root, 1), Workplace(runs, root, CPU, threads=threads), stop=lambda: True)
+    *_, event = execute(jobs(root, 1), RunEnvironment(runs, root, CPU, threads=threads), stop=lambda: True)
     assert isinstance(event.what, Stopped)
 
 
 def test_resume_goes_on_where_each_run_lies_and_as_it_was_begun(root: Path, tmp_path: Path, console: Console) -> None:
     stop_one(root, tmp_path / "a", threads=2)
     stop_one(root, tmp_path / "b")
-    assert resume_all(tmp_path, Hands(), root, console) == 0
+    assert resume_all(tmp_path, RunOptions(), root, console) == 0
     for name, threads in (("a", 2), ("b", 1)):
         (record,) = Store(tmp_path / name)
         assert record.raw["device"]["threads"] == threads
-    assert not list(tmp_path.rglob("*.unfinished"))
+    assert not list(tmp_path.rglob("*.stopped_runs"))
 
 
 def test_threads_that_are_typed_are_not_taken_for_those_it_was_begun_with(
@@ -150,10 +150,10 @@ def test_threads_that_are_typed_are_not_taken_for_those_it_was_begun_with(
 ) -> None:
     stop_one(root, tmp_path / "a", threads=2)
     with pytest.raises(UserError, match="was begun with --device cpu --threads 2"):
-        resume_all(tmp_path, Hands(threads=1), root, console)
+        resume_all(tmp_path, RunOptions(threads=1), root, console)
     with pytest.raises(UserError, match="--threads 0: use 1 or more"):
-        resume_all(tmp_path, Hands(threads=0), root, console)
-    assert len(unfinished(tmp_path).runs) == 1
+        resume_all(tmp_path, RunOptions(threads=0), root, console)
+    assert len(stopped_runs(tmp_path).runs) == 1
 
 
 def test_runs_of_a_gpu_are_named_where_there_is_none(
@@ -164,18 +164,18 @@ def test_runs_of_a_gpu_are_named_where_there_is_none(
     (note,) = tmp_path.rglob("run.json")
     note.write_text(note.read_text().replace('"cpu"', '"cuda"'))
     with pytest.raises(UserError, match=r"1 of the runs were begun with --device cuda, and torch sees no GPU here"):
-        resume_all(tmp_path, Hands(), root, console)
+        resume_all(tmp_path, RunOptions(), root, console)
     with pytest.raises(UserError, match=r"was begun with --device cuda --threads 1 and has \d+ steps; with"):
-        resume_all(tmp_path, Hands(device="cpu"), root, console)
+        resume_all(tmp_path, RunOptions(device="cpu"), root, console)
 
 
 def test_a_run_that_is_held_keeps_no_other_back(root: Path, tmp_path: Path, console: Console) -> None:
     for name in ("a", "b"):
         stop_one(root, tmp_path / name)
-    held = execute(jobs(root, 1), Workplace(tmp_path / "b", root, CPU))
+    held = execute(jobs(root, 1), RunEnvironment(tmp_path / "b", root, CPU))
     next(held)
     threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
-    assert resume_all(tmp_path, Hands(), root, console) == 130, "waiting can be interrupted"
+    assert resume_all(tmp_path, RunOptions(), root, console) == 130, "waiting can be interrupted"
     held.close()
     assert f"waiting for process {os.getpid()} on " in printed(console)
     assert len(list(Store(tmp_path / "a"))) == 1 and not list(Store(tmp_path / "b"))
@@ -190,7 +190,7 @@ def test_seeds_that_fail_are_told_in_order_and_those_that_came_through_are_shown
     Store(tmp_path).save(resolve(values, root), 1, found)
     lost = r"^seed 0: the loss is \S+ at .* is too high for norm 'bn'\. seed 2: the loss is .* norm 'bn'\.$"
     with pytest.raises(UserError, match=lost):
-        run_seeds(values, [2, 1, 0], Hands(lanes=1), root, tmp_path, console)
+        run_seeds(values, [2, 1, 0], RunOptions(lanes=1), root, tmp_path, console)
     assert "90.00" in printed(console)
 
 
@@ -201,17 +201,17 @@ def test_what_can_not_be_gone_on_with_is_told_and_the_rest_done(
         stop_one(root, tmp_path / name)
     (note,) = (tmp_path / "a").rglob("run.json")
     note.write_text("{")
-    assert resume_all(tmp_path, Hands(), root, console) == 2
+    assert resume_all(tmp_path, RunOptions(), root, console) == 2
     said = capsys.readouterr().err
     assert said.startswith(f"contnorm: {note}: is no note of a stopped run") and said.count("\n") == 1
     assert len(list(Store(tmp_path / "b"))) == 1
     with pytest.raises(UserError, match="is no note of a stopped run"):
-        resume_all(tmp_path, Hands(), root, console)
+        resume_all(tmp_path, RunOptions(), root, console)
     with pytest.raises(UserError, match="no stopped run under"):
-        resume_all(tmp_path / "b", Hands(), root, console)
+        resume_all(tmp_path / "b", RunOptions(), root, console)
 
 
-def stopped_at_once(given: list[Job], place: Workplace, **more: object) -> Iterator[Event]:
+def stopped_at_once(given: list[Job], place: RunEnvironment, **more: object) -> Iterator[Event]:
     for event in execute(given, place, stop=lambda: True):
         if isinstance(event.what, Stopped):
             os.kill(os.getpid(), signal.SIGINT)
@@ -222,9 +222,9 @@ def test_brackets_in_a_path_are_no_markup(root: Path, tmp_path: Path, console: C
     runs = tmp_path / "r[bold]x"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(running, "execute", stopped_at_once)
-        assert followed(jobs(root, 1), Workplace(runs, root, CPU), console) == 130
+        assert followed(jobs(root, 1), RunEnvironment(runs, root, CPU), console) == 130
     assert f"and saved. Go on with: contnorm resume '{runs}'" in printed(console)
-    assert run_seeds(VALUES, [0], Hands(), root, runs, console) == 0
+    assert run_seeds(VALUES, [0], RunOptions(), root, runs, console) == 0
     assert f"recorded in {runs}" in printed(console)
 
 
@@ -242,7 +242,7 @@ def test_stopped_while_processes_start(root: Path, tmp_path: Path) -> None:
         out, err = process.communicate(timeout=100)
     assert process.returncode == 130 and err.startswith("contnorm: stopping") and err.count("\n") == 1
     assert f"contnorm resume {tmp_path / 'runs'}" in out and "ACC" not in out
-    assert len(unfinished(tmp_path).runs) == 2
+    assert len(stopped_runs(tmp_path).runs) == 2
 
 
 def test_incomplete_data_is_refused_or_recorded_and_resume_remembers_it(
@@ -250,11 +250,11 @@ def test_incomplete_data_is_refused_or_recorded_and_resume_remembers_it(
 ) -> None:
     monkeypatch.delenv("CONTNORM_ALLOW_MISSING")
     with pytest.raises(UserError, match=r"69,500 of 70,000 images are missing .*--allow-missing"):
-        run_seeds(VALUES, [0], Hands(), root, tmp_path / "refused", console)
+        run_seeds(VALUES, [0], RunOptions(), root, tmp_path / "refused", console)
     assert not list(tmp_path.rglob("*.json")), "nothing is left of a run that was refused"
-    *_, event = execute(jobs(root, 1), Workplace(tmp_path, root, CPU, allow_missing=True), stop=lambda: True)
+    *_, event = execute(jobs(root, 1), RunEnvironment(tmp_path, root, CPU, allow_missing=True), stop=lambda: True)
     assert isinstance(event.what, Stopped)
-    assert resume_all(tmp_path, Hands(), root, console) == 0
+    assert resume_all(tmp_path, RunOptions(), root, console) == 0
     (record,) = Store(tmp_path)
     source = record.raw["source"]
     assert source["missing_images"] == 69_500 and source["images"] == 500 and source["published_images"] == 70_000
@@ -288,5 +288,5 @@ def test_ctrl_c_while_data_is_loaded_ends_the_command(
 
     monkeypatch.setattr(data_progress, "load_source", interrupted)
     before = signal.getsignal(signal.SIGINT)
-    assert followed(jobs(root, 1), Workplace(tmp_path, root, CPU), console) == 130
+    assert followed(jobs(root, 1), RunEnvironment(tmp_path, root, CPU), console) == 130
     assert signal.getsignal(signal.SIGINT) is before

@@ -11,11 +11,11 @@ import torch
 from rich.console import Console
 
 from contnorm.bench.engine.loop import Stopped
-from contnorm.bench.engine.run_dir import Unfinished
-from contnorm.bench.engine.scheduler import Job, Workplace, execute, resolve
+from contnorm.bench.engine.run_dir import RunDir
+from contnorm.bench.engine.scheduler import Job, RunEnvironment, execute, resolve
 from contnorm.bench.records import Store
 from contnorm.bench.trust import only_trusted
-from contnorm.bench.user_code import load_own_code
+from contnorm.bench.user_code import load_user_code
 from contnorm.cli import run as running
 from contnorm.cli.main import app
 from contnorm.cli.run import followed
@@ -65,11 +65,11 @@ def contnorm(*arguments: object) -> int:
     return code if isinstance(code, int) else 0
 
 
-def stopped(root: Path, runs: Path, **groups: dict[str, Any]) -> Unfinished:
+def stopped(root: Path, runs: Path, **groups: dict[str, Any]) -> RunDir:
     config = resolve({"stream": STREAM, "norm": {"name": "bn"}, **groups}, root)
-    *_, last = execute([Job(config, 0)], Workplace(runs, root, CPU), stop=lambda: True)
+    *_, last = execute([Job(config, 0)], RunEnvironment(runs, root, CPU), stop=lambda: True)
     assert isinstance(last.what, Stopped)
-    return Unfinished.of(last.job, Store(runs))
+    return RunDir.of(last.job, Store(runs))
 
 
 @pytest.mark.parametrize("kind", ["strategy", "model"])
@@ -88,12 +88,12 @@ def test_resume_skips_runs_of_code_that_was_not_named(
     assert executed(code) and mine.record.is_file()
 
 
-def forged(root: Path, runs: Path, **model: str) -> Unfinished:
+def forged(root: Path, runs: Path, **model: str) -> RunDir:
     """The note of a run that names files without their hashes, in its right place."""
     config = resolve({"stream": STREAM, "norm": {"name": "bn"}}, root)
     job = Job(replace(config, model=replace(config.model, **model)), 0)
-    left = Unfinished.of(job, Store(runs))
-    left.write_note(job, Workplace(runs, root, CPU), "")
+    left = RunDir.of(job, Store(runs))
+    left.write_note(job, RunEnvironment(runs, root, CPU), "")
     return left
 
 
@@ -167,7 +167,7 @@ def test_a_file_of_settings_names_code_without_trusting_it(root: Path, tmp_path:
 
 
 def test_processes_of_their_own_are_restricted_likewise(root: Path, tmp_path: Path, code: Path) -> None:
-    place = Workplace(tmp_path / "runs", root, CPU, lanes=2)
+    place = RunEnvironment(tmp_path / "runs", root, CPU, lanes=2)
     config = resolve({"stream": STREAM, "norm": {"name": "bn"}, "strategy": {"name": f"{code}:Mine"}}, root)
     with only_trusted([code]):
         list(execute([Job(config, 0), Job(config, 1)], place))
@@ -176,7 +176,7 @@ def test_processes_of_their_own_are_restricted_likewise(root: Path, tmp_path: Pa
 
 def test_a_stop_tells_what_resume_needs(root: Path, tmp_path: Path, code: Path, console: Console) -> None:
     config = resolve({"stream": STREAM, "norm": {"name": "bn"}, "strategy": {"name": f"{code}:Mine"}}, root)
-    place = Workplace(tmp_path / "runs", root, CPU)
+    place = RunEnvironment(tmp_path / "runs", root, CPU)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(running, "execute", lambda jobs, where, stop, prepare: execute(jobs, where, lambda: True))
         followed([Job(config, 0)], place, console)
@@ -185,16 +185,16 @@ def test_a_stop_tells_what_resume_needs(root: Path, tmp_path: Path, code: Path, 
 
 def test_a_name_can_not_act_on_the_terminal() -> None:
     with only_trusted(()), pytest.raises(UserError) as error:
-        load_own_code("a\x1b[2J; rm -r b.py:Mine", "strategy")
+        load_user_code("a\x1b[2J; rm -r b.py:Mine", "strategy")
     assert str(error.value).isprintable()
 
 
 def test_a_file_is_trusted_by_where_it_is(tmp_path: Path, code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with only_trusted([Path("mine.py")]):
-        assert load_own_code(f"{code}:Mine", "strategy")
+        assert load_user_code(f"{code}:Mine", "strategy")
     with only_trusted([Path("other.py")]), pytest.raises(UserError, match="--trust-code"):
-        load_own_code("mine.py:Mine", "strategy")
+        load_user_code("mine.py:Mine", "strategy")
     with pytest.raises(UserError, match=r"--trust-code nowhere\.py: there is no such file"):
         contnorm("resume", tmp_path, "--trust-code", "nowhere.py")
 
@@ -206,4 +206,4 @@ def test_a_tilde_in_a_name_is_no_home_folder(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path / "work")
     with only_trusted([tmp_path / "home" / "mine.py"]), pytest.raises(UserError, match="--trust-code"):
-        load_own_code("~/mine.py:Mine", "strategy")
+        load_user_code("~/mine.py:Mine", "strategy")

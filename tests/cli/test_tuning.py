@@ -12,13 +12,13 @@ from statistics import fmean
 import pytest
 from rich.console import Console
 
+from contnorm.bench.api.execution import RunOptions
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.engine import scheduler as engine_runs
 from contnorm.bench.engine.job import Job
 from contnorm.bench.records import Store
 from contnorm.cli import tune as tuning
 from contnorm.cli.paper import Asked, run_recipe
-from contnorm.cli.run import Hands
 from contnorm.cli.tune import Wanted, tune_recipe
 from contnorm.errors import UserError
 from contnorm.paper.cells import cells_of, matches
@@ -27,7 +27,7 @@ from contnorm.paper.selection import RATES, find_selection, read_selection
 from tests.cli.terminal import printed
 from tests.datasets import small_cifar100
 
-ALONE = Hands("cpu", 1, 1)
+ALONE = RunOptions("cpu", 1, 1)
 ROOT = Path(__file__).resolve().parents[2]
 TUNED, SELECTED = ROOT / "docs/records/tuning", ROOT / "src/contnorm/paper/selected/table2.toml"
 OWN = """
@@ -124,7 +124,7 @@ def test_a_stop_loses_nothing_and_chooses_nothing(
     root: Path, tmp_path: Path, recipe: str, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = wanted(root, tmp_path, only=["norm=bn", "strategy=er"])
-    real, seen = engine_runs.run_lanes, []
+    real, seen = engine_runs.train_together, []
 
     def stop_in_the_second(lanes, *args, **more):  # type: ignore[no-untyped-def]
         seen.append(lanes)
@@ -132,7 +132,7 @@ def test_a_stop_loses_nothing_and_chooses_nothing(
             signal.raise_signal(signal.SIGINT)
         return real(lanes, *args, **more)
 
-    monkeypatch.setattr(engine_runs, "run_lanes", stop_in_the_second)
+    monkeypatch.setattr(engine_runs, "train_together", stop_in_the_second)
     assert tune_recipe(recipe, asked, console) == 130
     assert "not all of its runs are there, so nothing is chosen yet" in printed(console)
     assert not (tmp_path / "runs" / "selected").exists()
@@ -226,7 +226,7 @@ def but_for_the_rate(job: Job) -> RunConfig:
 
 def test_on_a_gpu_a_whole_grid_moves_in_one_graph(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)  # nothing is run there
-    asked = Wanted(only=["stream=split-cifar100"], hands=Hands("cuda"), data_root=root, runs=tmp_path)
+    asked = Wanted(only=["stream=split-cifar100"], hands=RunOptions("cuda"), data_root=root, runs=tmp_path)
     place = tuning._place(asked)
     grids = tuning._grids(find_recipe("table2"), asked, place)
     jobs = [job for grid in grids for job in grid.jobs(asked.seeds)]

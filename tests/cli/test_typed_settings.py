@@ -170,7 +170,7 @@ def test_a_data_root_that_does_not_exist_is_refused(
         stopped = SimpleNamespace(
             runs=tmp_path / "runs", job=None, device="cpu", threads=1, keep_weights=False, allow_missing=False
         )
-        monkeypatch.setattr(running, "unfinished", lambda path: SimpleNamespace(runs=[stopped], problems=[]))
+        monkeypatch.setattr(running, "stopped_runs", lambda path: SimpleNamespace(runs=[stopped], problems=[]))
     absent = str(tmp_path / "absent")
     if by_environment:
         monkeypatch.setenv("CONTNORM_DATA", absent)

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 pytest.importorskip("mlxtend", reason="mlxtend is not installed")
 
+from contnorm.bench.api.execution import RunOptions
 from contnorm.cli.main import app
 from contnorm.cli.paper import Asked, run_recipe
-from contnorm.cli.run import Hands
 from contnorm.paper.cells import cells_of
 from contnorm.paper.recipe_file import find_recipe, parse_recipe
 
@@ -45,7 +45,7 @@ def test_the_example_runs_and_is_reported(tmp_path: Path, monkeypatch: pytest.Mo
     )
     assert papers[1] == ["paper", "my-table.toml", "--seeds", "3"] and len(papers) == len(reports) == 2
     console = Console(file=io.StringIO(), width=160)
-    run_recipe("my-table.toml", Asked(2, hands=Hands("cpu", 1, 1)), console)  # two seeds, in this process: quicker
+    run_recipe("my-table.toml", Asked(2, hands=RunOptions("cpu", 1, 1)), console)  # two seeds, in this process: quicker
     printed = console.file.getvalue()  # type: ignore[attr-defined]
     assert re.search(r"cn4 +ACC +2 +\S+ \+- \S+ +97\.10 \+- 0\.40 .*(agrees|above|below)", printed)
     assert "CN is over BN in ACC" in printed

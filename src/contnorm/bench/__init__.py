@@ -1,1 +1,93 @@
-"""Experiments: data sets, streams, memories, strategies, networks, the engine, metrics, records and statistics."""
+"""The benchmark: experiments in continual learning that compare normalization layers.
+
+>>> import logging; logging.getLogger("contnorm").setLevel("ERROR")
+>>> from contnorm import bench
+>>> stream = bench.load_stream("split-mnist", source="digits", tasks=2, train_per_task=100)
+>>> bn, cn = (bench.run(stream, norm=norm, strategy=bench.ER(replay=10), seeds=2) for norm in ("bn", "cn"))
+>>> bench.compare(cn, bn).seeds
+(0, 1)
+
+Public names are imported on first use, so reading and comparing records does not import torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from contnorm.bench import metrics
+    from contnorm.bench.api.evaluate import accuracy_matrix, evaluate
+    from contnorm.bench.api.execution import RunInterrupted, RunOptions, resume
+    from contnorm.bench.api.result import Result
+    from contnorm.bench.api.run import run
+    from contnorm.bench.api.stream import Stream, Task, TaskDataset, load_stream
+    from contnorm.bench.comparison import Comparison, compare
+    from contnorm.bench.memories import Memory, PartitioningReservoir, Reservoir, Ring
+    from contnorm.bench.records import Record
+    from contnorm.bench.runs import Runs, archive, load_runs
+    from contnorm.bench.strategies.base import Batch, OutputMask, Single, Strategy
+    from contnorm.bench.strategies.derpp import DERpp
+    from contnorm.bench.strategies.er import ER
+    from contnorm.errors import UserError
+
+__all__ = [
+    "ER",
+    "Batch",
+    "Comparison",
+    "DERpp",
+    "Memory",
+    "OutputMask",
+    "PartitioningReservoir",
+    "Record",
+    "Reservoir",
+    "Result",
+    "Ring",
+    "RunInterrupted",
+    "RunOptions",
+    "Runs",
+    "Single",
+    "Strategy",
+    "Stream",
+    "Task",
+    "TaskDataset",
+    "UserError",
+    "accuracy_matrix",
+    "archive",
+    "compare",
+    "evaluate",
+    "load_runs",
+    "load_stream",
+    "metrics",
+    "resume",
+    "run",
+]
+
+_NAMES_BY_MODULE = {
+    "contnorm.bench.api.evaluate": ("accuracy_matrix", "evaluate"),
+    "contnorm.bench.api.execution": ("RunInterrupted", "RunOptions", "resume"),
+    "contnorm.bench.api.result": ("Result",),
+    "contnorm.bench.api.run": ("run",),
+    "contnorm.bench.api.stream": ("Stream", "Task", "TaskDataset", "load_stream"),
+    "contnorm.bench.comparison": ("Comparison", "compare"),
+    "contnorm.bench.memories": ("Memory", "PartitioningReservoir", "Reservoir", "Ring"),
+    "contnorm.bench.records": ("Record",),
+    "contnorm.bench.runs": ("Runs", "archive", "load_runs"),
+    "contnorm.bench.strategies.base": ("Batch", "OutputMask", "Single", "Strategy"),
+    "contnorm.bench.strategies.derpp": ("DERpp",),
+    "contnorm.bench.strategies.er": ("ER",),
+    "contnorm.errors": ("UserError",),
+}
+_MODULE_BY_NAME = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "metrics":
+        return importlib.import_module("contnorm.bench.metrics")
+    if name not in _MODULE_BY_NAME:
+        raise AttributeError(f"module 'contnorm.bench' has no attribute {name!r}. Public names: {', '.join(__all__)}.")
+    return getattr(importlib.import_module(_MODULE_BY_NAME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

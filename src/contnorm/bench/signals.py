@@ -16,11 +16,11 @@ from typing import Any
 __all__ = [
     "StopRequested",
     "StopSignals",
+    "block_signals",
     "check_stop",
     "child_processes",
     "raise_on_stop",
-    "signals_held",
-    "signals_let_go",
+    "unblock_signals",
 ]
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -162,13 +162,13 @@ def _end_at_once(number: int) -> None:
 
 
 @contextmanager
-def signals_held(signals: Sequence[signal.Signals]) -> Iterator[None]:
+def block_signals(signals: Sequence[signal.Signals]) -> Iterator[None]:
     """Block signals in this thread and in every process started meanwhile, which inherits the mask.
 
-    Such a process installs its handlers and then unblocks the signals with `signals_let_go`.
+    Such a process installs its handlers and then unblocks the signals with `unblock_signals`.
 
     Example:
-        >>> with signals_held([signal.SIGINT]):
+        >>> with block_signals([signal.SIGINT]):
         ...     signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])
         True
     """
@@ -182,7 +182,7 @@ def signals_held(signals: Sequence[signal.Signals]) -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def signals_let_go(signals: Sequence[signal.Signals]) -> None:
+def unblock_signals(signals: Sequence[signal.Signals]) -> None:
     """Unblock signals that were blocked when this process was started."""
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)

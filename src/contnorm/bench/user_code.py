@@ -35,14 +35,15 @@ __all__ = [
     "code_hash",
     "forget_imports",
     "imported_modules",
-    "is_own_code",
     "is_python",
-    "load_own_code",
+    "is_user_code",
+    "load_user_code",
     "loaded_modules",
-    "own_error",
+    "loading_user_code",
     "python_object",
     "python_objects",
     "untrusted_code",
+    "user_code_error",
 ]
 
 PYTHON = "python:"  # prefix of the names of objects that are defined in no file
@@ -70,7 +71,7 @@ def python_objects(objects: Mapping[str, PythonObject]) -> Iterator[None]:
 
     Example:
         >>> with python_objects({"python:net": PythonObject(len)}):
-        ...     load_own_code("python:net", "model")
+        ...     load_user_code("python:net", "model")
         <built-in function len>
     """
     token = _objects.set({**(_objects.get() or {}), **objects})
@@ -84,17 +85,20 @@ def python_object(name: str) -> PythonObject | None:
     """Return the object that a program passed under a name; None if there is none."""
     return (_objects.get() or {}).get(name)
 
+
 # Modules that user code imported, with their file and its hash at the time of the import.
 _imported: dict[str, tuple[Path, str]] = {}
+
+_loading: ContextVar[bool] = ContextVar("loading_user_code", default=False)
 
 _NO_FOLDER = os.path.join(tempfile.gettempdir(), f"contnorm-{secrets.token_hex(16)}")  # never created
 
 
-def is_own_code(name: str) -> bool:
+def is_user_code(name: str) -> bool:
     """Whether a name refers to user code.
 
     Example:
-        >>> is_own_code("mine.py:Net"), is_own_code("python:net"), is_own_code("resnet18")
+        >>> is_user_code("mine.py:Net"), is_user_code("python:net"), is_user_code("resnet18")
         (True, True, False)
     """
     return ".py:" in name or name.startswith(PYTHON)
@@ -114,7 +118,7 @@ def code_hash(name: str) -> str | None:
     if known is not None:
         return known.code
     path = _path(name)
-    if not is_own_code(name) or not path.is_file():
+    if not is_user_code(name) or not path.is_file():
         return None
     file_hash = _content_hash(path)
     imported = sorted((module, _content_hash(file)) for file, module in imported_files(path).items())
@@ -133,17 +137,17 @@ def code_files(values: Mapping[str, Any]) -> list[Path]:
     """
     flat = dotted(values)
     names = [flat.get(key) for key in ("strategy.name", "model.name")]
-    return [_path(name) for name in names if isinstance(name, str) and is_own_code(name) and not is_python(name)]
+    return [_path(name) for name in names if isinstance(name, str) and is_user_code(name) and not is_python(name)]
 
 
 def untrusted_code(name: str, what: str) -> str:
     """Return why the user code that a name refers to may not be executed; empty if it may, or if it is no user code."""
-    if not is_own_code(name) or is_python(name) or python_object(name) is not None:
+    if not is_user_code(name) or is_python(name) or python_object(name) is not None:
         return ""
     return untrusted(_path(name), what, name)
 
 
-def load_own_code(name: str, what: str) -> object:
+def load_user_code(name: str, what: str) -> object:
     """Execute a file of user code, if it is trusted, and return the object that a name refers to.
 
     Args:
@@ -174,15 +178,23 @@ def load_own_code(name: str, what: str) -> object:
     module = importlib.util.module_from_spec(spec)
     before = set(sys.modules)
     sys.modules[module_name] = module
+    token = _loading.set(True)
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[module_name]
-        raise own_error(error, what, name, "it can't be loaded") from error
+        raise user_code_error(error, what, name, "it can't be loaded") from error
+    finally:
+        _loading.reset(token)
     _register_imports(set(sys.modules) - before - {module_name}, files, path, f"{what} {name!r}")
     if not hasattr(module, attribute):
         raise UserError(f"{what} {name!r}: {path} has no {attribute}.")
     return getattr(module, attribute)
+
+
+def loading_user_code() -> bool:
+    """Whether a file of user code is being loaded. A script that runs an experiment must not start it again then."""
+    return _loading.get()
 
 
 def loaded_modules(name: str) -> dict[str, ModuleType]:
@@ -249,7 +261,7 @@ def _register_imports(names: set[str], files: dict[Path, str], path: Path, what:
     _imported.update({name: (file, _content_hash(file)) for name, file in local.items()})
 
 
-def own_error(error: BaseException, what: str, name: str, when: str) -> RunBrokeError:
+def user_code_error(error: BaseException, what: str, name: str, when: str) -> RunBrokeError:
     """Return an error of user code as one line: the file, the line, and Python's message."""
     line = _line(error, _path(name))
     where = "" if is_python(name) else f" {_path(name)}{f', line {line}' if line else ''}:"
@@ -259,7 +271,7 @@ def own_error(error: BaseException, what: str, name: str, when: str) -> RunBroke
 
 def breaks_in(error: BaseException, name: str) -> bool:
     """Whether the traceback of an error contains the file that a name refers to."""
-    return is_own_code(name) and not is_python(name) and _line(error, _path(name)) is not None
+    return is_user_code(name) and not is_python(name) and _line(error, _path(name)) is not None
 
 
 def is_python(name: str) -> bool:

@@ -17,12 +17,12 @@ from torch import nn
 
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.registry import Source
-from contnorm.bench.engine.cuda_graph import Mover, mover_for
+from contnorm.bench.engine.cuda_graph import Stepper, stepper_for
 from contnorm.bench.engine.precision import numerics
 from contnorm.bench.engine.scheduler import resolve
-from contnorm.bench.engine.trainer import Lane
+from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.models import ResNet18
-from contnorm.bench.streams.image_store import Pictures
+from contnorm.bench.streams.image_store import DeviceImages
 from contnorm.benchmarks.timing import Spread
 from contnorm.layers.continual import ContinualNorm2d
 
@@ -89,18 +89,18 @@ def step_rows(device: torch.device, chosen: Sequence[StepCase] | None = None) ->
     if device.type == "cpu":
         chosen = chosen or [StepCase(norm, "pool", "fp32", 1) for norm in ("bn", "cn")]
     source = noise()
-    pictures = Pictures.of(source, device)
+    pictures = DeviceImages.of(source, device)
     for case in chosen or list(cases()):
         config = settings(case, PER_TASK[device.type])
         blocks, steps = BLOCKS[device.type]
         with numerics(config.train):
-            lanes = [Lane(config, seed, source, device, pictures) for seed in range(case.lanes)]
-            stepper = mover_for(lanes)
+            lanes = [Trainer(config, seed, source, device, pictures) for seed in range(case.lanes)]
+            stepper = stepper_for(lanes)
             stepper.advance(PER_TASK[device.type] // config.train.batch + steps)  # skips the first task and the capture
             yield StepRow(case, Spread.of([_block(stepper, steps, case.lanes) for _ in range(blocks)]))
 
 
-def _block(stepper: Mover, steps: int, lanes: int) -> float:
+def _block(stepper: Stepper, steps: int, lanes: int) -> float:
     started = time.perf_counter()
     stepper.advance(steps)  # returns losses, so the device is synchronized
     return (time.perf_counter() - started) / steps / lanes

@@ -15,11 +15,11 @@ from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.registry import DIGITS, Source, digits_notice, load_source
 from contnorm.bench.engine.evaluate import TaskBatches, classes_of
-from contnorm.bench.engine.job import Workplace
+from contnorm.bench.engine.job import RunEnvironment
 from contnorm.bench.engine.precision import numerics
 from contnorm.bench.engine.run_dir import edited, untrusted_in
-from contnorm.bench.engine.trainer import Lane
-from contnorm.bench.engine.weights import load_kept_weights, load_weights, weights_beside
+from contnorm.bench.engine.trainer import Trainer
+from contnorm.bench.engine.weights import load_run_weights, load_weights, weights_path
 from contnorm.bench.fingerprint import Match, compare_fingerprints, not_comparable
 from contnorm.bench.records import Record, Store
 from contnorm.bench.trust import only_trusted
@@ -56,7 +56,7 @@ class Brought:
 def show_diagnosis(
     given: str | Brought,
     seed: int | None,
-    place: Workplace,
+    place: RunEnvironment,
     out: Path | None,
     console: Console,
     beside: str | None = None,
@@ -79,7 +79,12 @@ def show_diagnosis(
 
 
 def _show_diagnosis(
-    target: str | Brought, seed: int | None, place: Workplace, out: Path | None, console: Console, other: str | None
+    target: str | Brought,
+    seed: int | None,
+    place: RunEnvironment,
+    out: Path | None,
+    console: Console,
+    other: str | None,
 ) -> None:
     if out is not None and out.suffix not in ENDINGS:  # checked before the measurement, which takes long
         raise UserError(f"-o {out}: a figure ends in {', '.join(ENDINGS)}.")
@@ -98,7 +103,7 @@ def _show_diagnosis(
         console.print(safe_text(f"drawn in {out}"), soft_wrap=True)
 
 
-def _diagnosed(target: str | Brought, seed: int | None, place: Workplace) -> tuple[str, Diagnosis]:
+def _diagnosed(target: str | Brought, seed: int | None, place: RunEnvironment) -> tuple[str, Diagnosis]:
     if isinstance(target, Brought):
         return f"{target.weights} on {target.stream}", diagnose_brought(target, seed or 0, place)
     store = Store(place.runs)
@@ -108,7 +113,7 @@ def _diagnosed(target: str | Brought, seed: int | None, place: Workplace) -> tup
     return title, diagnose_record(record, _path(target, record, store), place)
 
 
-def diagnose_brought(given: Brought, seed: int, place: Workplace) -> Diagnosis:
+def diagnose_brought(given: Brought, seed: int, place: RunEnvironment) -> Diagnosis:
     """Diagnose a network that was not trained by a run; its accuracies at earlier tasks are unknown."""
     settings = {"stream": {"name": given.stream}, "model": {"name": given.model}, "norm": {"name": given.norm}}
     config = resolve(settings, place.data_root)
@@ -118,14 +123,14 @@ def diagnose_brought(given: Brought, seed: int, place: Workplace) -> Diagnosis:
         return _on_its_stream(lane, None)
 
 
-def _load(config: RunConfig, place: Workplace) -> Source:
+def _load(config: RunConfig, place: RunEnvironment) -> Source:
     """Load the data of a run; prints a notice if it is the small stand-in for the data set that the stream needs."""
     if notice := digits_notice(config.stream.source, config.stream.name, place.data_root):
         say_on_stderr(notice)
     return load_source(str(config.stream.source), place.data_root, allow_missing=place.allow_missing)
 
 
-def diagnose_record(record: Record, path: Path, place: Workplace) -> Diagnosis:
+def diagnose_record(record: Record, path: Path, place: RunEnvironment) -> Diagnosis:
     """Diagnose a run.
 
     Moments come from the training data of each task, accuracy from its test data, earlier accuracies from the record.
@@ -142,21 +147,21 @@ def diagnose_record(record: Record, path: Path, place: Workplace) -> Diagnosis:
     source = _load(config, place)
     _check_data(record, source, path)
     with _lane(config, record.seed, source, place) as lane:
-        load_kept_weights(lane, path)
+        load_run_weights(lane, path)
         return _on_its_stream(lane, _learned(record))
 
 
 @contextmanager
-def _lane(config: RunConfig, seed: int, source: Source, place: Workplace) -> Iterator[Lane]:
+def _lane(config: RunConfig, seed: int, source: Source, place: RunEnvironment) -> Iterator[Trainer]:
     with numerics(config.train, place.threads):
-        lane = Lane(config, seed, source, place.device, any_norm=True)
+        lane = Trainer(config, seed, source, place.device, any_norm=True)
         try:
             yield lane
         finally:
             lane.feed.close()
 
 
-def _on_its_stream(lane: Lane, learned: Sequence[float] | None) -> Diagnosis:
+def _on_its_stream(lane: Trainer, learned: Sequence[float] | None) -> Diagnosis:
     if lane.data.sequence.multi_label:
         raise UserError(
             f"diagnose: a picture of {lane.config.stream.name} has several labels, and the effect is measured in "
@@ -180,7 +185,7 @@ def _on_its_stream(lane: Lane, learned: Sequence[float] | None) -> Diagnosis:
 Located = tuple[Record, Path]  # a record and its path
 
 
-def _pairs(target: str | Brought, other: str, seed: int | None, place: Workplace) -> list[tuple[Located, Located]]:
+def _pairs(target: str | Brought, other: str, seed: int | None, place: RunEnvironment) -> list[tuple[Located, Located]]:
     """Records of two runs that differ only in their norm, paired by the seeds whose weights both have."""
     if isinstance(target, Brought):
         raise UserError(
@@ -201,19 +206,19 @@ def _pairs(target: str | Brought, other: str, seed: int | None, place: Workplace
     return [(first[shared], second[shared]) for shared in seeds]
 
 
-def _with_weights(run: str, seed: int | None, place: Workplace) -> dict[int, Located]:
+def _with_weights(run: str, seed: int | None, place: RunEnvironment) -> dict[int, Located]:
     """Records of a run that have weights, by seed; only of one seed if it is not None."""
     store = Store(place.runs)
     records = store.find(run)
     wanted = records if seed is None else [_of_seed(records, run, seed)]
     located = [(record, _path(run, record, store)) for record in wanted]
-    by_seed = {record.seed: (record, path) for record, path in located if weights_beside(path).is_file()}
+    by_seed = {record.seed: (record, path) for record, path in located if weights_path(path).is_file()}
     if not by_seed:
         raise UserError(f"{run}: its weights were not kept. Run it with --keep-weights into another folder of runs.")
     return by_seed
 
 
-def _pair_summary(pairs: Sequence[tuple[Located, Located]], place: Workplace) -> str:
+def _pair_summary(pairs: Sequence[tuple[Located, Located]], place: RunEnvironment) -> str:
     diagnoses = [tuple(diagnose_record(record, path, place) for record, path in pair) for pair in pairs]
     here, there = (described(record.config)[-1] for record, _ in pairs[0])
     return pair_sentence([(first, second) for first, second in diagnoses], here, there)

@@ -226,7 +226,8 @@ def run(
 ) -> None:
     """Train once over a stream; after each task, measure accuracy on all tasks so far."""
     with importing_torch():
-        from contnorm.cli.run import Hands, run_seeds
+        from contnorm.bench.api.execution import RunOptions
+        from contnorm.cli.run import run_seeds
 
     seed_list = _seeds(seeds, seed)
     flags: dict[str, Any] = {
@@ -248,7 +249,7 @@ def run(
     defaults = {key: value for key, value in flags.items() if value is not None}
     values = merge_settings(defaults, config, typed, set_ or [])
     named = code_files(settings_of([*typed, *assignments_of(set_ or [])]))
-    options = Hands(device, lanes, threads, keep_weights, allow_missing)
+    options = RunOptions(device, lanes, threads, keep_weights, allow_missing)
     with only_trusted(
         [*check_files(trust_code or []), *named]
     ):  # excludes code that is named only in the --config file
@@ -304,9 +305,10 @@ def resume(
 ) -> None:
     """Resume all interrupted runs under a folder, bit-exactly."""
     with importing_torch():
-        from contnorm.cli.run import Hands, resume_all
+        from contnorm.bench.api.execution import RunOptions
+        from contnorm.cli.run import resume_all
 
-    options = Hands(device, lanes, threads, allow_missing=allow_missing)
+    options = RunOptions(device, lanes, threads, allow_missing=allow_missing)
     trusted = check_files(trust_code or [])
     raise typer.Exit(resume_all(path, options, data_root, console, trusted))
 
@@ -396,10 +398,10 @@ def diagnose(
     if run and _is_explicit(context, "norm"):
         raise UserError(f"--norm {norm}: is for a network of your own, with --model. A run's norm is in its record.")
     with importing_torch():
+        from contnorm.bench.api.execution import RunOptions, run_environment
         from contnorm.cli.diagnose import Brought, show_diagnosis
-        from contnorm.cli.run import Hands, workplace
 
-    place = workplace(runs, Hands(device, 1, threads, allow_missing=allow_missing), data_root)
+    place = run_environment(runs, RunOptions(device, 1, threads, allow_missing=allow_missing), data_root)
     target = Brought(model, weights, stream, norm) if model and weights and stream else run
     show_diagnosis(target, seed, place, out, console, beside, check_files(trust_code or []))
 
@@ -444,10 +446,10 @@ def paper(
             show_recipes(seeds, data_root, runs, console, recipe)
         return
     with importing_torch():
+        from contnorm.bench.api.execution import RunOptions
         from contnorm.cli.paper import Asked, run_recipe
-        from contnorm.cli.run import Hands
 
-    options = Hands(device, lanes, threads, allow_missing=allow_missing)
+    options = RunOptions(device, lanes, threads, allow_missing=allow_missing)
     request = Asked(
         seeds, only or [], options, max_steps, precision, data_root, runs, lr, selected, set_ or [], trusted
     )
@@ -491,13 +493,13 @@ def tune(
 ) -> None:
     """Choose a learning rate for each norm and strategy of a table, using only the validation tasks."""
     with importing_torch():
-        from contnorm.cli.run import Hands
+        from contnorm.bench.api.execution import RunOptions
         from contnorm.cli.tune import RATES, Wanted, tune_recipe
 
     typed = {"stream": stream, "strategy": strategies, "norm": norms}
     only = [f"{key}={value.strip()}" for key, values in typed.items() if values for value in values.split(",")]
     grid = _numbers(rates, "--rates") if rates else RATES
-    options = Hands(device, lanes, threads, allow_missing=allow_missing)
+    options = RunOptions(device, lanes, threads, allow_missing=allow_missing)
     trusted = check_files(trust_code or [])
     request = Wanted(seeds, only, grid, options, max_steps, precision, data_root, runs, out, trusted)
     raise typer.Exit(tune_recipe(recipe, request, console))

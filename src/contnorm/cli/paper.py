@@ -9,11 +9,12 @@ from typing import Any
 
 from rich.console import Console
 
+from contnorm.bench.api.execution import RunOptions, run_environment
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig, from_dict, laid_over
 from contnorm.bench.data.multilabel_store import find_stored
 from contnorm.bench.data.registry import SOURCES, data_root, find_layout, looked_for
-from contnorm.bench.engine.job import Workplace
+from contnorm.bench.engine.job import RunEnvironment
 from contnorm.bench.records import Store
 from contnorm.bench.streams.tasks import find_stream
 from contnorm.bench.trust import only_trusted
@@ -21,7 +22,6 @@ from contnorm.bench.user_code import code_files
 from contnorm.cli.paper_data import show_data_table
 from contnorm.cli.paper_records import Kept, hows_of
 from contnorm.cli.paper_tables import show_claims, show_curves, show_table
-from contnorm.cli.run import Hands, recorded, workplace
 from contnorm.cli.tables import safe_text, say, say_on_stderr
 from contnorm.cli.typed_settings import Setting, assignments_of, check_seeds, settings_of
 from contnorm.errors import UserError, unknown
@@ -60,7 +60,7 @@ class Asked:
 
     seeds: int = 5
     only: Sequence[str] = ()
-    hands: Hands = field(default_factory=Hands)
+    hands: RunOptions = field(default_factory=RunOptions)
     max_steps: int | None = None
     precision: str | None = None
     data_root: Path | None = None
@@ -212,10 +212,10 @@ def _typed(request: Asked) -> dict[str, Any]:
     return typed
 
 
-def _place(recipe: Recipe, request: Asked) -> Workplace:
+def _place(recipe: Recipe, request: Asked) -> RunEnvironment:
     """Environment of the runs. Runs that are timed run one at a time and have a folder of their own."""
     options = replace(request.hands, lanes=1) if recipe.alone else request.hands
-    return workplace(runs_folder(recipe, request.runs), options, request.data_root)
+    return run_environment(runs_folder(recipe, request.runs), options, request.data_root)
 
 
 def runs_folder(recipe: Recipe, runs: Path) -> Path:

@@ -8,10 +8,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Column, Table
 
+from contnorm.bench.api.progress import load_with_progress
 from contnorm.bench.config.schema import StreamConfig
 from contnorm.bench.data.registry import SOURCES, Source, find_layout, looked_for
 from contnorm.bench.streams.tasks import build_stream, find_stream
-from contnorm.cli.data_progress import load_with_progress
 from contnorm.cli.tables import safe_text
 from contnorm.errors import UserError
 from contnorm.paper.published import DataRow, data_rows

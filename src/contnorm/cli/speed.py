@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from contnorm.bench.api.execution import find_device
 from contnorm.bench.data.registry import data_root
 from contnorm.benchmarks.layers import layer_rows
 from contnorm.benchmarks.runs import CASES, run_rows
 from contnorm.benchmarks.step import eager_row, step_rows
 from contnorm.benchmarks.table import circumstances, flat, write_rows
-from contnorm.cli.run import device_of
 from contnorm.cli.tables import safe_text
 from contnorm.errors import UserError, unknown
 
@@ -48,7 +48,7 @@ def bench(
         raise UserError(f"--only {' '.join(only)}: only whole runs are chosen from; layers and steps go together.")
     if what not in KINDS:
         raise unknown("benchmark", what, KINDS)
-    torch_device = device_of(device)
+    torch_device = find_device(device)
     environment = circumstances(torch_device)
     console.print(safe_text(", ".join(f"{key} {value}" for key, value in environment.items())))
     lines: list[dict[str, Any]] = []

@@ -13,14 +13,14 @@ from pathlib import Path
 
 from rich.console import Console
 
+from contnorm.bench.api.execution import RunOptions, run_environment
 from contnorm.bench.config.schema import RunConfig
-from contnorm.bench.engine.job import Job, Workplace
+from contnorm.bench.engine.job import Job, RunEnvironment
 from contnorm.bench.records import Store, write_output
 from contnorm.bench.streams.tasks import STREAMS, find_stream
 from contnorm.bench.trust import only_trusted
 from contnorm.cli.paper import config_of, is_found, selection_file, selection_of, what_to_put
 from contnorm.cli.paper_records import Kept, hows_of
-from contnorm.cli.run import Hands, recorded, workplace
 from contnorm.cli.tables import safe_text, say, say_on_stderr, show_rows
 from contnorm.cli.typed_settings import check_seeds
 from contnorm.errors import UserError, usable
@@ -60,7 +60,7 @@ class Wanted:
     seeds: int = 3
     only: Sequence[str] = ()
     rates: Sequence[float] = RATES
-    hands: Hands = field(default_factory=Hands)
+    hands: RunOptions = field(default_factory=RunOptions)
     max_steps: int | None = None
     precision: str | None = None
     data_root: Path | None = None
@@ -113,15 +113,15 @@ def _check(wanted: Wanted) -> None:
         raise UserError(f"--rates {','.join(map(str, wanted.rates))}: use learning rates above 0, such as 0.03,0.1.")
 
 
-def _place(wanted: Wanted) -> Workplace:
+def _place(wanted: Wanted) -> RunEnvironment:
     """Environment of the runs; on a GPU a whole grid runs in parallel unless --lanes is typed."""
     options = wanted.hands
     if options.lanes is None and options.device == "cuda":
         options = replace(options, lanes=len(wanted.rates) * wanted.seeds)
-    return workplace(wanted.runs, options, wanted.data_root)
+    return run_environment(wanted.runs, options, wanted.data_root)
 
 
-def _grids(recipe: Recipe, wanted: Wanted, place: Workplace) -> list[_Grid]:
+def _grids(recipe: Recipe, wanted: Wanted, place: RunEnvironment) -> list[_Grid]:
     """One grid for each norm and strategy on a stream; prints what can't be tuned."""
     if not cells_of(recipe):
         raise UserError(f"tune {recipe.name}: it has no runs. {TUNABLE}.")

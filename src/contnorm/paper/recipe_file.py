@@ -11,7 +11,7 @@ from typing import Any, cast, get_args
 
 from contnorm.bench.config.schema import from_dict, laid_over, parse_toml, read_toml_text, show_value
 from contnorm.bench.strategy_registry import STRATEGIES
-from contnorm.bench.user_code import is_own_code
+from contnorm.bench.user_code import is_user_code
 from contnorm.errors import UserError, unknown
 from contnorm.paper.published import RUNS, Published, row_cells
 from contnorm.paper.recipe import (
@@ -220,7 +220,7 @@ def _runs(value: Any, where: str) -> int:
 
 def _strategy(value: Any, where: str) -> str:
     """Name of a built-in strategy, or the path of a user's."""
-    return value if isinstance(value, str) and is_own_code(value) else _one_of(value, STRATEGIES, where)
+    return value if isinstance(value, str) and is_user_code(value) else _one_of(value, STRATEGIES, where)
 
 
 def _number(value: Any, where: str, least: float = -math.inf) -> float:

@@ -198,9 +198,7 @@ def _splits(variant: Way) -> Iterator[str]:
         for one in part.measured:
             records = list(one.records.values())
             both = (
-                records
-                and not records[0].multi_label
-                and all(record.matrix_of("matrix_running") for record in records)
+                records and not records[0].multi_label and all(record.matrix_of("matrix_running") for record in records)
             )
             if both and one.cell.view.moments == "oracle" and min(r.matrix.tasks for r in records) > 1:
                 name = one.cell.norm.rstrip("*")

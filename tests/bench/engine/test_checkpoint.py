@@ -18,10 +18,10 @@ import torch
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.registry import Source, load_source
 from contnorm.bench.engine.checkpoint import Checkpoints
-from contnorm.bench.engine.loop import Finished, run_lanes
+from contnorm.bench.engine.loop import Finished, train_together
 from contnorm.bench.engine.scheduler import resolve
 from contnorm.bench.engine.tensor_pack import Packed, packed
-from contnorm.bench.engine.trainer import Lane
+from contnorm.bench.engine.trainer import Trainer
 from tests.datasets import small_mnist
 
 CPU = torch.device("cpu")
@@ -173,17 +173,17 @@ def test_a_run_says_that_it_uses_an_older_checkpoint_or_none(
     harm: Callable[[Path], None],
     words: str,
 ) -> None:
-    def finished(lane: Lane, checkpoints: Checkpoints | None = None) -> Any:
-        *_, (_, last) = run_lanes([lane], [checkpoints])
+    def finished(lane: Trainer, checkpoints: Checkpoints | None = None) -> Any:
+        *_, (_, last) = train_together([lane], [checkpoints])
         assert isinstance(last, Finished)
         return last.found["matrix"], last.found["drift"]
 
-    expected = finished(Lane(config, 0, source, CPU))
-    lane = Lane(config, 0, source, CPU)
-    list(run_lanes([lane], [Checkpoints(tmp_path)], report_every=1, stop=lambda: lane.done == 8))
+    expected = finished(Trainer(config, 0, source, CPU))
+    lane = Trainer(config, 0, source, CPU)
+    list(train_together([lane], [Checkpoints(tmp_path)], report_every=1, stop=lambda: lane.done == 8))
     harm(tmp_path)
     with caplog.at_level(logging.WARNING, "contnorm"):
-        assert finished(Lane(config, 0, source, CPU), Checkpoints(tmp_path)) == expected
+        assert finished(Trainer(config, 0, source, CPU), Checkpoints(tmp_path)) == expected
     (message,) = caplog.messages
     assert words in message and str(tmp_path) in message and "\n" not in message
 
@@ -200,7 +200,7 @@ def test_slow_disk_loses_no_checkpoint_at_a_task_end(
         written.append(progress["done"])
 
     monkeypatch.setattr(Checkpoints, "save", slow)
-    lane = Lane(config, 0, source, CPU)
-    list(run_lanes([lane], [Checkpoints(tmp_path)], every=1))
+    lane = Trainer(config, 0, source, CPU)
+    list(train_together([lane], [Checkpoints(tmp_path)], every=1))
     assert set(lane.plan.ends) <= set(written) and written == sorted(written)
     assert Checkpoints(tmp_path).latest_step() == lane.plan.ends[-1]

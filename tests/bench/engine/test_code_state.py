@@ -15,9 +15,9 @@ import torch
 
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.engine.loop import Finished, Stopped
-from contnorm.bench.engine.run_dir import Unfinished
-from contnorm.bench.engine.scheduler import Job, Workplace, execute, resolve
-from contnorm.bench.engine.weights import weights_beside
+from contnorm.bench.engine.run_dir import RunDir
+from contnorm.bench.engine.scheduler import Job, RunEnvironment, execute, resolve
+from contnorm.bench.engine.weights import weights_path
 from contnorm.bench.records import Store
 from tests.datasets import small_mnist
 
@@ -146,7 +146,7 @@ def settings(root: Path, **groups: dict[str, Any]) -> RunConfig:
     return resolve({"stream": stream, "norm": {"name": "bn"}, **groups}, root)
 
 
-def stopped_at(config: RunConfig, place: Workplace, report: int) -> Stopped:
+def stopped_at(config: RunConfig, place: RunEnvironment, report: int) -> Stopped:
     """Stop a run at a report; there is one at the end of each task, after 6, 12 and 18 steps."""
     events: list[object] = []
     for event in execute([Job(config, 0)], place, stop=lambda: len(events) >= report):
@@ -155,17 +155,17 @@ def stopped_at(config: RunConfig, place: Workplace, report: int) -> Stopped:
     return events[-1]
 
 
-def weights(config: RunConfig, place: Workplace) -> bytes:
+def weights(config: RunConfig, place: RunEnvironment) -> bytes:
     """What a run ends in, to the bit."""
     *_, last = execute([Job(config, 0)], place)
     assert isinstance(last.what, Finished)
-    return weights_beside(last.path).read_bytes()
+    return weights_path(last.path).read_bytes()
 
 
 def check_stops(config: RunConfig, root: Path, folder: Path, *reports: int) -> list[Stopped]:
     """Stop and resume at some reports; gives the stops."""
-    whole = weights(config, Workplace(folder / "whole", root, CPU, keep_weights=True))
-    place = Workplace(folder / "runs", root, CPU, keep_weights=True)
+    whole = weights(config, RunEnvironment(folder / "whole", root, CPU, keep_weights=True))
+    place = RunEnvironment(folder / "runs", root, CPU, keep_weights=True)
     stops = [stopped_at(config, place, report) for report in reports]
     assert weights(config, place) == whole
     return stops
@@ -229,7 +229,7 @@ def test_state_in_a_module_that_is_imported_counts(root: Path, tmp_path: Path) -
 
 def test_a_run_does_not_see_the_state_of_one_before_it_in_the_process(root: Path, tmp_path: Path) -> None:
     config = settings(root, strategy={"name": f"{importing(tmp_path)}:Mine"})
-    places = [Workplace(tmp_path / name, root, CPU, keep_weights=True) for name in ("a", "b")]
+    places = [RunEnvironment(tmp_path / name, root, CPU, keep_weights=True) for name in ("a", "b")]
     assert weights(config, places[0]) == weights(config, places[1])
 
 
@@ -245,7 +245,7 @@ def test_a_run_is_resumed_where_its_folder_is_moved_to(
             (tmp_path / "here").rename(tmp_path / "there")
         monkeypatch.chdir(tmp_path / name)
         config = settings(root, strategy={"name": "mine.py:Mine"})
-        assert stopped_at(config, Workplace(Path("runs"), root, CPU), 1).saved == {"here": 6, "there": 12}[name]
+        assert stopped_at(config, RunEnvironment(Path("runs"), root, CPU), 1).saved == {"here": 6, "there": 12}[name]
 
 
 def test_a_checkpoint_that_does_not_tell_of_state_is_not_used(
@@ -258,11 +258,11 @@ def test_a_checkpoint_that_does_not_tell_of_state_is_not_used(
         f"{HEAD}\nimport os\nclass Mine(Strategy):\n    def __init__(self, c):\n        super().__init__(c)\n"
         f"        self.drawn = os.urandom(8)\n    {body}"
     )
-    config, place = settings(root, strategy={"name": f"{file}:Mine"}), Workplace(tmp_path / "runs", root, CPU)
+    config, place = settings(root, strategy={"name": f"{file}:Mine"}), RunEnvironment(tmp_path / "runs", root, CPU)
     assert stopped_at(config, place, 1).saved == 6
     events = list(execute([Job(config, 0)], place))
     assert getattr(events[0].what, "done", None) == 6 and isinstance(events[-1].what, Finished)
-    left = Unfinished.of(Job(config, 0), Store(place.runs))
+    left = RunDir.of(Job(config, 0), Store(place.runs))
     assert any(f"{left.folder}: its checkpoint after 6 steps" in message for message in caplog.messages)
 
 

@@ -13,11 +13,11 @@ from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.registry import Source, load_source
 from contnorm.bench.engine.checkpoint import Checkpoints
 from contnorm.bench.engine.compile import compile_kernels
-from contnorm.bench.engine.cuda_graph import SHORT, mover_for
-from contnorm.bench.engine.loop import Finished, run_lanes
+from contnorm.bench.engine.cuda_graph import SHORT, stepper_for
+from contnorm.bench.engine.loop import Finished, train_together
 from contnorm.bench.engine.precision import numerics
 from contnorm.bench.engine.scheduler import resolve
-from contnorm.bench.engine.trainer import Lane
+from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.streams import image_store as gallery
 from contnorm.kernels.triton import launcher as launching
 from tests.datasets import small_cifar100
@@ -63,11 +63,11 @@ CASES = [
 every_case = pytest.mark.parametrize("case", CASES, ids=["-".join(case) for case in CASES])
 
 
-def lanes_of(config: RunConfig, source: Source, seeds: range) -> list[Lane]:
-    return [Lane(config, seed, source, torch.device("cuda")) for seed in seeds]
+def lanes_of(config: RunConfig, source: Source, seeds: range) -> list[Trainer]:
+    return [Trainer(config, seed, source, torch.device("cuda")) for seed in seeds]
 
 
-def same(a: Lane, b: Lane) -> bool:
+def same(a: Trainer, b: Trainer) -> bool:
     return all(torch.equal(tensor, b.state()[name]) for name, tensor in a.state().items())
 
 
@@ -80,9 +80,9 @@ def test_a_graph_of_many_lanes_equals_each_alone_and_each_step_by_step(
         together, alone, stepped = (lanes_of(config, source, range(n)) for n in (4, 2, 2))
         steps = len(together[0].plan.steps)
         assert steps > 3 * SHORT
-        mover_for(together).advance(steps)
+        stepper_for(together).advance(steps)
         for lane in alone:
-            mover_for([lane]).advance(steps)
+            stepper_for([lane]).advance(steps)
         for lane in stepped:
             for _ in range(steps):
                 lane.step()
@@ -102,10 +102,10 @@ def test_images_brought_through_pinned_memory_give_the_same_bits(
     found = []
     with numerics(config.train):
         for whole in (True, False):
-            pictures = gallery.Pictures.of(source, device, whole)
-            lanes = [Lane(config, seed, source, device, pictures) for seed in range(2)]
-            assert isinstance(lanes[0].feed, gallery.Window) != whole
-            matrices = [what.found["matrix"] for _, what in run_lanes(lanes) if isinstance(what, Finished)]
+            pictures = gallery.DeviceImages.of(source, device, whole)
+            lanes = [Trainer(config, seed, source, device, pictures) for seed in range(2)]
+            assert isinstance(lanes[0].feed, gallery.PrefetchedFeed) != whole
+            matrices = [what.found["matrix"] for _, what in train_together(lanes) if isinstance(what, Finished)]
             found.append((lanes, matrices))
     (whole_lanes, expected), (brought, matrices) = found
     assert matrices == expected
@@ -119,15 +119,15 @@ def test_stopped_and_resumed_is_bitwise_equal(
     config = settings(root, *case)
     with numerics(config.train):
         whole = lanes_of(config, source, range(2))
-        expected = [what.found["matrix"] for _, what in run_lanes(whole) if isinstance(what, Finished)]
+        expected = [what.found["matrix"] for _, what in train_together(whole) if isinstance(what, Finished)]
         places = [Checkpoints(tmp_path / str(seed)) for seed in range(2)]
         for at in (37, 71):
             stopped = lanes_of(config, source, range(2))
-            for _ in run_lanes(stopped, places, report_every=1, stop=lambda at=at, s=stopped: s[0].done == at):
+            for _ in train_together(stopped, places, report_every=1, stop=lambda at=at, s=stopped: s[0].done == at):
                 pass
             assert stopped[0].done == at
         resumed = lanes_of(config, source, range(2))
-        found = [what.found["matrix"] for _, what in run_lanes(resumed, places) if isinstance(what, Finished)]
+        found = [what.found["matrix"] for _, what in train_together(resumed, places) if isinstance(what, Finished)]
         assert found == expected
         assert all(same(a, b) for a, b in zip(resumed, whole, strict=True))
 
@@ -190,10 +190,10 @@ def test_more_lanes_than_torch_has_streams_are_captured_while_checkpoints_are_wr
     with numerics(config.train):
         many = lanes_of(config, source, range(36))
         kept = [Checkpoints(tmp_path / str(lane.seed)) for lane in many]
-        ends = [what for _, what in run_lanes(many, kept, every=20) if isinstance(what, Finished)]
+        ends = [what for _, what in train_together(many, kept, every=20) if isinstance(what, Finished)]
         assert len(ends) == len(many)
         (alone,) = lanes_of(config, source, range(35, 36))
-        mover_for([alone]).advance(len(alone.plan.steps))
+        stepper_for([alone]).advance(len(alone.plan.steps))
         assert same(alone, many[35])
 
 
@@ -213,7 +213,7 @@ def test_user_code_that_keeps_state_is_run_at_every_step(root: Path, source: Sou
     (tmp_path / "mine.py").write_text(COUNTING)
     config = settings(root, "bn", f"{tmp_path / 'mine.py'}:Mine", "fp32")
     with numerics(config.train, 1):
-        lane = Lane(config, 0, source, torch.device("cuda"))
-        mover = mover_for([lane])
+        lane = Trainer(config, 0, source, torch.device("cuda"))
+        mover = stepper_for([lane])
         mover.advance(2 * SHORT)
         assert vars(lane.strategy)["steps"] == lane.done == 2 * SHORT

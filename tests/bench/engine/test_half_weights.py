@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from contnorm.bench.data.registry import load_source
-from contnorm.bench.engine.bf16_weights import HalfWeights
+from contnorm.bench.engine.bf16_weights import Bf16Weights
 from contnorm.bench.engine.precision import numerics
 from contnorm.bench.engine.scheduler import resolve
-from contnorm.bench.engine.trainer import Lane
+from contnorm.bench.engine.trainer import Trainer
 from tests.datasets import small_cifar100
 
 
@@ -34,7 +34,7 @@ def test_a_run_has_the_bits_of_autocast(root: Path, device: torch.device, strate
     }
     config, source = resolve(values, root), load_source("cifar100", root)
     with numerics(config.train):
-        ours, autocast = (Lane(config, 0, source, device) for _ in range(2))
+        ours, autocast = (Trainer(config, 0, source, device) for _ in range(2))
         assert ours.half is not None
         autocast.half = None
         for _ in range(6):  # two tasks of four steps: the second replays
@@ -45,7 +45,7 @@ def test_a_run_has_the_bits_of_autocast(root: Path, device: torch.device, strate
 
 def test_weights_that_autocast_leaves_alone_are_left_alone() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
-    half = HalfWeights(model)
+    half = Bf16Weights(model)
     assert half.names == ["0.weight", "0.bias"]
 
 
@@ -60,7 +60,7 @@ def test_a_weight_that_no_pass_used_has_no_gradient() -> None:
             return y
 
     model = Half()
-    half = HalfWeights(model)
+    half = Bf16Weights(model)
     half.refresh()
     with torch.autocast("cpu", torch.bfloat16):
         half(torch.ones(1, 3)).sum().backward()  # type: ignore[no-untyped-call]

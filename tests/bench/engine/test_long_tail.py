@@ -18,9 +18,9 @@ from contnorm.bench.data.csv_dataset import list_own
 from contnorm.bench.data.multilabel_build import build
 from contnorm.bench.engine.checkpoint import Checkpoints
 from contnorm.bench.engine.evaluate import count_labels
-from contnorm.bench.engine.loop import Failed, Finished, run_lanes
-from contnorm.bench.engine.scheduler import Job, Workplace, execute, resolve, unfinished
-from contnorm.bench.engine.trainer import Lane
+from contnorm.bench.engine.loop import Failed, Finished, train_together
+from contnorm.bench.engine.scheduler import Job, RunEnvironment, execute, resolve, stopped_runs
+from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.memory_stats import Census
 from contnorm.bench.metrics.label_stats import LabelStats
 from contnorm.bench.records import Store
@@ -44,8 +44,8 @@ def settings(**groups: dict[str, Any]) -> RunConfig:
     return from_dict(laid_over(laid_over(STREAMS["cocoseq"].defaults, own), groups))
 
 
-def finished(lane: Lane, checkpoints: Checkpoints | None = None) -> dict[str, Any]:
-    *_, (_, last) = run_lanes([lane], [checkpoints])
+def finished(lane: Trainer, checkpoints: Checkpoints | None = None) -> dict[str, Any]:
+    *_, (_, last) = train_together([lane], [checkpoints])
     assert isinstance(last, Finished)
     return last.found
 
@@ -54,7 +54,7 @@ def finished(lane: Lane, checkpoints: Checkpoints | None = None) -> dict[str, An
 @pytest.mark.parametrize("norm", ["bn", "cn"])
 def test_a_run_learns_and_its_record_has_every_score(tmp_path: Path, norm: str, kind: str) -> None:
     config = settings(norm={"name": norm}, memory={"kind": kind}, train={"passes": 8})
-    lane = Lane(config, 0, SOURCE, CPU)
+    lane = Trainer(config, 0, SOURCE, CPU)
     untrained = count_labels([lane], 3)[0].tally
     store = Store(tmp_path)
     record = store.load(store.save(config, 0, finished(lane)))
@@ -71,7 +71,7 @@ def test_a_run_learns_and_its_record_has_every_score(tmp_path: Path, norm: str, 
 
 def test_what_is_recorded_is_what_the_network_says() -> None:
     """Own and tally once more, by hand from the network's outputs on normalized pictures."""
-    lane = Lane(settings(train={"max_steps": 13}), 0, SOURCE, CPU)
+    lane = Trainer(settings(train={"max_steps": 13}), 0, SOURCE, CPU)
     found = finished(lane)
     assert len(found["labels"]["tally"]) == lane.data.sequence.tasks, "the last step is the last task's first"
     mean, std = (torch.tensor(v).view(3, 1, 1) for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
@@ -88,7 +88,7 @@ def test_what_is_recorded_is_what_the_network_says() -> None:
 def test_a_step_is_a_joint_pass_clipped_and_adams() -> None:
     """The engine's first steps, and the same made by hand from the plan with torch's own loss and optimizer."""
     config = settings(train={"clip_value": 1e-3})
-    lane, plain = (Lane(config, 0, SOURCE, CPU) for _ in range(2))
+    lane, plain = (Trainer(config, 0, SOURCE, CPU) for _ in range(2))
     model = plain.model
     adam = torch.optim.Adam(model.parameters(), lr=0.003)
     mean, std = (torch.tensor(v).view(3, 1, 1) for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
@@ -114,16 +114,16 @@ def test_a_step_is_a_joint_pass_clipped_and_adams() -> None:
 @pytest.mark.parametrize("kind", ["prs", "reservoir"])
 def test_stop_at_any_step_and_resume_is_bitwise_equal(tmp_path: Path, kind: str) -> None:
     config = settings(memory={"kind": kind}, evaluate={"moments": "oracle"})
-    whole = Lane(config, 0, SOURCE, CPU)
+    whole = Trainer(config, 0, SOURCE, CPU)
     expected = finished(whole)
     assert any(name.startswith("optimizer.") for name in whole.state())
     for at in (1, 7, 13):
         checkpoints = Checkpoints(tmp_path / str(at))
-        lane = Lane(config, 0, SOURCE, CPU)
-        for _ in run_lanes([lane], [checkpoints], report_every=1, stop=lambda lane=lane, at=at: lane.done == at):
+        lane = Trainer(config, 0, SOURCE, CPU)
+        for _ in train_together([lane], [checkpoints], report_every=1, stop=lambda lane=lane, at=at: lane.done == at):
             pass
         assert lane.done == at
-        resumed = Lane(config, 0, SOURCE, CPU)
+        resumed = Trainer(config, 0, SOURCE, CPU)
         found = finished(resumed, checkpoints)
         for key in ("labels", "labels_running", "drift", "census"):
             assert found[key] == expected[key], key
@@ -132,8 +132,8 @@ def test_stop_at_any_step_and_resume_is_bitwise_equal(tmp_path: Path, kind: str)
 
 
 def test_the_norms_compared_on_a_seed_see_the_same_and_the_memories_do_not() -> None:
-    lanes = [Lane(settings(norm={"name": norm}), 0, SOURCE, CPU) for norm in ("bn", "cn")]
-    lanes.append(Lane(settings(memory={"kind": "reservoir"}), 0, SOURCE, CPU))
+    lanes = [Trainer(settings(norm={"name": norm}), 0, SOURCE, CPU) for norm in ("bn", "cn")]
+    lanes.append(Trainer(settings(memory={"kind": "reservoir"}), 0, SOURCE, CPU))
     bn, cn, reservoir = (lane.plan.steps for lane in lanes)
     for a, b, c in zip(bn, cn, reservoir, strict=True):
         np.testing.assert_array_equal(np.concatenate([a.stream, *a.replay]), np.concatenate([b.stream, *b.replay]))
@@ -143,7 +143,7 @@ def test_the_norms_compared_on_a_seed_see_the_same_and_the_memories_do_not() -> 
 
 def test_other_strategies_take_several_labels_too() -> None:
     for strategy in ("single", "er", "derpp"):
-        lane = Lane(settings(strategy={"name": strategy}, train={"max_steps": 4}), 0, SOURCE, CPU)
+        lane = Trainer(settings(strategy={"name": strategy}, train={"max_steps": 4}), 0, SOURCE, CPU)
         found = finished(lane)
         assert found["labels"]["tally"][-1]["samples"] == (lane.data.sequence.test.task == 0).sum()
 
@@ -175,7 +175,7 @@ def real_settings(root: Path, norm: str, strategy: str) -> RunConfig:
 def test_real_pictures_are_learned(real_root: Path, tmp_path: Path, norm: str, strategy: str) -> None:
     config = real_settings(real_root, norm, strategy)
     assert (config.memory.kind, config.norm.groups) == ({"prs": "prs", "crs": "reservoir"}[strategy], 4)
-    list(execute([Job(config, 0)], Workplace(tmp_path, real_root, CPU)))
+    list(execute([Job(config, 0)], RunEnvironment(tmp_path, real_root, CPU)))
     (record,) = Store(tmp_path)
     assert record.counted.tasks == 4 and 0 <= record.score("map") <= 100
     assert record.raw["source"]["images"] == 1520 and record.raw["source"]["published_images"] == 41438
@@ -184,11 +184,13 @@ def test_real_pictures_are_learned(real_root: Path, tmp_path: Path, norm: str, s
 
 def test_a_run_of_real_pictures_goes_on_where_it_was_stopped(real_root: Path, tmp_path: Path) -> None:
     job = Job(real_settings(real_root, "cn", "prs"), 0)
-    whole, stopped = (Workplace(tmp_path / name, real_root, CPU, checkpoint_every=3) for name in ("whole", "stopped"))
+    whole, stopped = (
+        RunEnvironment(tmp_path / name, real_root, CPU, checkpoint_every=3) for name in ("whole", "stopped")
+    )
     list(execute([job], whole))
     asked_to_stop = iter([False])
     list(execute([job], stopped, stop=lambda: next(asked_to_stop, True)))
-    assert len(unfinished(stopped.runs).runs) == 1
+    assert len(stopped_runs(stopped.runs).runs) == 1
     list(execute([job], stopped))
     (expected,), (found,) = (Store(place.runs) for place in (whole, stopped))
     for key in ("labels", "census", "classes", "parameters", "source"):
@@ -220,12 +222,12 @@ def of_birds(tmp_path: Path, source: str = "birds") -> RunConfig:
 def test_a_run_goes_on_with_the_data_it_was_begun_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A set that lacked pictures is built anew when they come; half a run of each would be a run of neither."""
     birds(tmp_path, 1)
-    job, place = Job(of_birds(tmp_path), 0), Workplace(tmp_path / "runs", tmp_path, CPU)
+    job, place = Job(of_birds(tmp_path), 0), RunEnvironment(tmp_path / "runs", tmp_path, CPU)
     list(execute([job], place, stop=lambda: True))
     birds(tmp_path)
     (event,) = execute([job], place)
     assert isinstance(event.what, Failed) and "was begun on other data than is found here" in event.what.why
-    assert len(unfinished(place.runs).runs) == 1, "what is refused is left as it is"
+    assert len(stopped_runs(place.runs).runs) == 1, "what is refused is left as it is"
     shutil.rmtree(tmp_path / "birds")
     (tmp_path / "pictures" / "1.jpg").unlink()
     birds(tmp_path, 1)
@@ -245,7 +247,7 @@ def test_a_set_of_ones_own_is_a_stream(tmp_path: Path) -> None:
     found = []
     for source in ("birds", str(tmp_path / "birds")):
         config = of_birds(tmp_path, source)
-        list(execute([Job(config, 0)], Workplace(tmp_path / "runs", tmp_path, CPU)))
+        list(execute([Job(config, 0)], RunEnvironment(tmp_path / "runs", tmp_path, CPU)))
         found.append(Store(tmp_path / "runs").find(config.hash)[0])
     assert found[0].raw["labels"] == found[1].raw["labels"] and found[0].counted.tasks == 2
     assert found[0].raw["classes"]["names"] == ["owl", "robin", "wren"] and found[0].raw["source"]["name"] == "birds"

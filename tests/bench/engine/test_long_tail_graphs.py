@@ -10,10 +10,10 @@ import torch
 
 from contnorm.bench.config.schema import RunConfig, from_dict, laid_over
 from contnorm.bench.engine.checkpoint import Checkpoints
-from contnorm.bench.engine.cuda_graph import SHORT, mover_for
-from contnorm.bench.engine.loop import Finished, run_lanes
+from contnorm.bench.engine.cuda_graph import SHORT, stepper_for
+from contnorm.bench.engine.loop import Finished, train_together
 from contnorm.bench.engine.precision import numerics
-from contnorm.bench.engine.trainer import Lane
+from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.streams import image_store as gallery
 from contnorm.bench.streams.tasks import STREAMS
 from tests.datasets import small_multi_label
@@ -40,7 +40,7 @@ def settings(norm: str, kind: str = "prs") -> RunConfig:
     return from_dict(laid_over(STREAMS["cocoseq"].defaults, own))
 
 
-def same(a: Lane, b: Lane) -> bool:
+def same(a: Trainer, b: Trainer) -> bool:
     return a.state().keys() == b.state().keys() and all(
         torch.equal(t, b.state()[name]) for name, t in a.state().items()
     )
@@ -51,10 +51,10 @@ def test_a_graph_of_many_lanes_equals_each_step_by_step(norm: str) -> None:
     """PRS and the reservoir move together: their memories differ, their shapes do not."""
     configs = [settings(norm, kind) for kind in ("prs", "reservoir", "prs")]
     with numerics(configs[0].train):
-        together, stepped = ([Lane(config, 0, SOURCE, CUDA) for config in configs] for _ in range(2))
+        together, stepped = ([Trainer(config, 0, SOURCE, CUDA) for config in configs] for _ in range(2))
         steps = len(together[0].plan.steps)
         assert steps > 3 * SHORT
-        mover_for(together).advance(steps)
+        stepper_for(together).advance(steps)
         for lane in stepped:
             for _ in range(steps):
                 lane.step()
@@ -67,16 +67,16 @@ def test_a_graph_of_many_lanes_equals_each_step_by_step(norm: str) -> None:
 def test_stopped_and_resumed_is_bitwise_equal(tmp_path: Path, norm: str) -> None:
     config = settings(norm)
     with numerics(config.train):
-        whole = Lane(config, 0, SOURCE, CUDA)
-        expected = [what.found["labels"] for _, what in run_lanes([whole]) if isinstance(what, Finished)]
+        whole = Trainer(config, 0, SOURCE, CUDA)
+        expected = [what.found["labels"] for _, what in train_together([whole]) if isinstance(what, Finished)]
         place = Checkpoints(tmp_path)
         for at in (37, 71):
-            stopped = Lane(config, 0, SOURCE, CUDA)
-            for _ in run_lanes([stopped], [place], report_every=1, stop=lambda at=at, s=stopped: s.done == at):
+            stopped = Trainer(config, 0, SOURCE, CUDA)
+            for _ in train_together([stopped], [place], report_every=1, stop=lambda at=at, s=stopped: s.done == at):
                 pass
             assert stopped.done == at
-        resumed = Lane(config, 0, SOURCE, CUDA)
-        found = [what.found["labels"] for _, what in run_lanes([resumed], [place]) if isinstance(what, Finished)]
+        resumed = Trainer(config, 0, SOURCE, CUDA)
+        found = [what.found["labels"] for _, what in train_together([resumed], [place]) if isinstance(what, Finished)]
         assert found == expected and same(resumed, whole)
 
 
@@ -86,8 +86,8 @@ def test_pictures_brought_through_pinned_memory_give_the_same_bits(monkeypatch: 
     lanes = []
     with numerics(config.train):
         for whole in (True, False):
-            lane = Lane(config, 0, SOURCE, CUDA, gallery.Pictures.of(SOURCE, CUDA, whole))
-            assert isinstance(lane.feed, gallery.Window) != whole
-            assert isinstance(list(run_lanes([lane]))[-1][1], Finished)
+            lane = Trainer(config, 0, SOURCE, CUDA, gallery.DeviceImages.of(SOURCE, CUDA, whole))
+            assert isinstance(lane.feed, gallery.PrefetchedFeed) != whole
+            assert isinstance(list(train_together([lane]))[-1][1], Finished)
             lanes.append(lane)
     assert same(*lanes)

@@ -11,8 +11,8 @@ import torch
 from rich.console import Console
 
 from contnorm.bench.engine import loop
-from contnorm.bench.engine.scheduler import Job, Workplace, execute, resolve
-from contnorm.bench.engine.trainer import Lane
+from contnorm.bench.engine.scheduler import Job, RunEnvironment, execute, resolve
+from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.metrics.accuracy_matrix import AccuracyMatrix
 from contnorm.bench.records import Store
 from contnorm.cli.report import report_of, report_text
@@ -41,15 +41,15 @@ def test_only_the_tasks_reached_are_evaluated(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int, tasks: int, ahead: bool
 ) -> None:
     evaluated: list[int] = []
-    count_right = loop.count_right
+    count_correct = loop.count_correct
 
-    def counting(lanes: list[Lane], of: list[int], *rest: Any) -> Any:
+    def counting(lanes: list[Trainer], of: list[int], *rest: Any) -> Any:
         evaluated.extend(of)
-        return count_right(lanes, of, *rest)
+        return count_correct(lanes, of, *rest)
 
-    monkeypatch.setattr(loop, "count_right", counting)
+    monkeypatch.setattr(loop, "count_correct", counting)
     job = capped(root, steps, evaluate={"ahead": ahead, "moments": "oracle"})
-    list(execute([job], Workplace(tmp_path, root, CPU)))
+    list(execute([job], RunEnvironment(tmp_path, root, CPU)))
     (record,) = Store(tmp_path)
     assert record.matrix.tasks == tasks == len(record.drift["by_task"]) and max(evaluated) == tasks
     assert len(evaluated) == 2 * tasks + ahead
@@ -61,7 +61,7 @@ def test_a_record_of_a_capped_run_is_shown_and_reported(root: Path, tmp_path: Pa
     """Also beside seeds that reached other numbers of tasks, and a record of all tasks by an earlier version."""
     store, console = Store(tmp_path), Console(file=io.StringIO(), width=200)
     jobs = [capped(root, 3), capped(root, 9, evaluate={"moments": "oracle"})]
-    list(execute(jobs, Workplace(tmp_path, root, CPU)))
+    list(execute(jobs, RunEnvironment(tmp_path, root, CPU)))
     for job in jobs:
         raw = dict(store.load(store.path(job.config, 0)).raw)
         full = AccuracyMatrix([[9] * 5] * 5, [10] * 5)

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from contnorm.bench.data.registry import load_source
-from contnorm.bench.engine.plan_cache import Plans
+from contnorm.bench.engine.plan_cache import PlanCache
 from contnorm.bench.engine.scheduler import resolve
-from contnorm.bench.engine.trainer import Lane
+from contnorm.bench.engine.trainer import Trainer
 from tests.datasets import small_cifar100
 
 ER: dict[str, Any] = {
@@ -47,12 +47,12 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def plans_of(root: Path, change: dict[str, Any], seed: int = 0) -> tuple[Any, Any, Any]:
     """The plan of ER with BN, that of a changed run from the same shelf, and the changed run's own."""
-    plans = Plans(load_source("cifar100", root))
+    plans = PlanCache(load_source("cifar100", root))
     first, second = (
-        Lane(resolve(values, root), number, plans.source, torch.device("cpu"), plans=plans)
+        Trainer(resolve(values, root), number, plans.source, torch.device("cpu"), plans=plans)
         for values, number in ((ER, 0), (ER | change, seed))
     )
-    alone = Lane(resolve(ER | change, root), seed, plans.source, torch.device("cpu"))
+    alone = Trainer(resolve(ER | change, root), seed, plans.source, torch.device("cpu"))
     return first.plan, second.plan, alone.plan
 
 

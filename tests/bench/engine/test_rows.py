@@ -1,4 +1,4 @@
-"""Rows say of each step what the plan says, slot by slot."""
+"""StepTable say of each step what the plan says, slot by slot."""
 
 from __future__ import annotations
 

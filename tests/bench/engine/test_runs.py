@@ -17,11 +17,11 @@ import torch
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.registry import load_source
 from contnorm.bench.engine.checkpoint import Checkpoints
-from contnorm.bench.engine.checkpoint_writer import Saver
+from contnorm.bench.engine.checkpoint_writer import CheckpointWriter
 from contnorm.bench.engine.cuda_graph import _EagerStepper
-from contnorm.bench.engine.loop import Failed, Finished, Lost, Progress, run_lanes
-from contnorm.bench.engine.scheduler import Job, Workplace, execute, resolve, unfinished
-from contnorm.bench.engine.trainer import Lane
+from contnorm.bench.engine.loop import Diverged, Failed, Finished, Steps, train_together
+from contnorm.bench.engine.scheduler import Job, RunEnvironment, execute, resolve, stopped_runs
+from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.metrics.accuracy_matrix import AccuracyMatrix, score
 from contnorm.bench.records import Store
 from contnorm.errors import UserError
@@ -44,8 +44,8 @@ def jobs(config: RunConfig, *seeds: int) -> list[Job]:
     return [Job(config, seed) for seed in seeds]
 
 
-def finished(lane: Lane, checkpoints: Checkpoints | None = None) -> dict[str, Any]:
-    *_, (_, last) = run_lanes([lane], [checkpoints])
+def finished(lane: Trainer, checkpoints: Checkpoints | None = None) -> dict[str, Any]:
+    *_, (_, last) = train_together([lane], [checkpoints])
     assert isinstance(last, Finished)
     return last.found
 
@@ -57,7 +57,7 @@ def test_a_run_learns_and_its_record_is_whole(root: Path, tmp_path: Path, stream
     if stream != "permuted-mnist":
         asked["stream"] = {"name": stream}
     config = settings(root, **asked)
-    events = list(execute(jobs(config, 0), Workplace(tmp_path, root, CPU)))
+    events = list(execute(jobs(config, 0), RunEnvironment(tmp_path, root, CPU)))
     assert isinstance(events[-1].what, Finished)
     (record,) = Store(tmp_path)
     assert record.score("la") > 50, "the blobs are easy"
@@ -66,22 +66,22 @@ def test_a_run_learns_and_its_record_is_whole(root: Path, tmp_path: Path, stream
     assert len(record.drift["by_task"]) == tasks and set(record.drift["by_task"][0]) == {"norm1", "norm2"}
     assert {"versions", "device", "precision", "deterministic", "commit", "seconds", "source"} <= record.raw.keys()
     assert len(record.raw["matrix_running"]["correct"]) == tasks
-    assert not list(tmp_path.rglob("*.unfinished")), "nothing is left beside the record"
-    again = list(execute(jobs(config, 0), Workplace(tmp_path, root, CPU)))
+    assert not list(tmp_path.rglob("*.stopped_runs")), "nothing is left beside the record"
+    again = list(execute(jobs(config, 0), RunEnvironment(tmp_path, root, CPU)))
     assert [event.what for event in again] == ["recorded"]
 
 
 def test_a_record_keeps_the_groups_that_were_chosen(root: Path, tmp_path: Path) -> None:
     for groups in ("auto", 4):
         config = settings(root, norm={"name": "cn", "groups": groups}, train={"max_steps": 2})
-        list(execute(jobs(config, 0), Workplace(tmp_path, root, CPU)))
+        list(execute(jobs(config, 0), RunEnvironment(tmp_path, root, CPU)))
     chosen = {record.config.norm.groups: record.raw.get("norm_groups") for record in Store(tmp_path)}
     assert chosen == {"auto": {"norm1": 10, "norm2": 10}, 4: None}
 
 
 def test_the_same_seed_gives_the_same_bits_and_another_does_not(root: Path) -> None:
     source = load_source("mnist", root)
-    lanes = [Lane(settings(root), seed, source, CPU) for seed in (0, 0, 1)]
+    lanes = [Trainer(settings(root), seed, source, CPU) for seed in (0, 0, 1)]
     for lane in lanes:
         finished(lane)
     states = [lane.state() for lane in lanes]
@@ -91,7 +91,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_does_not(root: Path) -> N
 
 def test_global_generators_are_left_alone(root: Path) -> None:
     before = torch.random.get_rng_state()
-    finished(Lane(settings(root), 0, load_source("mnist", root), CPU))
+    finished(Trainer(settings(root), 0, load_source("mnist", root), CPU))
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
@@ -99,15 +99,15 @@ def test_global_generators_are_left_alone(root: Path) -> None:
 def test_stop_at_any_step_and_resume_is_bitwise_equal(root: Path, tmp_path: Path, strategy: str) -> None:
     config = settings(root, strategy={"name": strategy, "replay_from": "all"})
     source = load_source("mnist", root)
-    whole = Lane(config, 0, source, CPU)
+    whole = Trainer(config, 0, source, CPU)
     expected = finished(whole)
     for at in (1, 6, 11, 17):
         checkpoints = Checkpoints(tmp_path / str(at))
-        lane = Lane(config, 0, source, CPU)
-        for _ in run_lanes([lane], [checkpoints], report_every=1, stop=lambda lane=lane, at=at: lane.done == at):
+        lane = Trainer(config, 0, source, CPU)
+        for _ in train_together([lane], [checkpoints], report_every=1, stop=lambda lane=lane, at=at: lane.done == at):
             pass
         assert lane.done == at
-        resumed = Lane(config, 0, source, CPU)
+        resumed = Trainer(config, 0, source, CPU)
         found = finished(resumed, checkpoints)
         assert found["matrix"] == expected["matrix"] and found["drift"] == expected["drift"]
         for name, tensor in whole.state().items():
@@ -117,8 +117,8 @@ def test_stop_at_any_step_and_resume_is_bitwise_equal(root: Path, tmp_path: Path
 def test_a_checkpoint_cut_short_is_passed_over(root: Path, tmp_path: Path) -> None:
     config, source = settings(root), load_source("mnist", root)
     checkpoints = Checkpoints(tmp_path)
-    lane = Lane(config, 0, source, CPU)
-    for _ in run_lanes([lane], [checkpoints], report_every=1, stop=lambda: lane.done == 8):
+    lane = Trainer(config, 0, source, CPU)
+    for _ in train_together([lane], [checkpoints], report_every=1, stop=lambda: lane.done == 8):
         pass
     good = (tmp_path / "8.safetensors").read_bytes()
     (tmp_path / "9.safetensors").write_bytes(good[: len(good) // 2])
@@ -133,23 +133,23 @@ def test_a_checkpoint_cut_short_is_passed_over(root: Path, tmp_path: Path) -> No
 
 def test_saved_at_every_tasks_end_on_a_cpu(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved: list[int] = []
-    save = Saver.save
+    save = CheckpointWriter.save
 
-    def noted(saver: Saver, place: Checkpoints, tensors: Any, progress: dict[str, Any], *rest: Any) -> None:
+    def noted(saver: CheckpointWriter, place: Checkpoints, tensors: Any, progress: dict[str, Any], *rest: Any) -> None:
         saved.append(progress["done"])
         save(saver, place, tensors, progress, *rest)
 
-    monkeypatch.setattr(Saver, "save", noted)
-    lane = Lane(settings(root), 0, load_source("mnist", root), CPU)
+    monkeypatch.setattr(CheckpointWriter, "save", noted)
+    lane = Trainer(settings(root), 0, load_source("mnist", root), CPU)
     assert finished(lane, Checkpoints(tmp_path))
     assert len(lane.plan.ends) > 1 and saved == list(lane.plan.ends)
 
 
 def test_a_run_lost_before_its_record_learns_nothing_again(root: Path, tmp_path: Path) -> None:
     config, source = settings(root), load_source("mnist", root)
-    expected = finished(Lane(config, 0, source, CPU), Checkpoints(tmp_path))  # which nobody records
-    again = Lane(config, 0, source, CPU)
-    events = [what for _, what in run_lanes([again], [Checkpoints(tmp_path)])]
+    expected = finished(Trainer(config, 0, source, CPU), Checkpoints(tmp_path))  # which nobody records
+    again = Trainer(config, 0, source, CPU)
+    events = [what for _, what in train_together([again], [Checkpoints(tmp_path)])]
     assert len(events) == 1, "no step"
     assert isinstance(events[0], Finished) and events[0].found["matrix"] == expected["matrix"]
     assert events[0].found["drift"] == expected["drift"]
@@ -158,17 +158,17 @@ def test_a_run_lost_before_its_record_learns_nothing_again(root: Path, tmp_path:
 def test_a_task_that_was_measured_is_not_measured_again_beside_one_that_was_not(root: Path, tmp_path: Path) -> None:
     """Both are saved after the steps of the first task: one stopped before its evaluation, one killed after it."""
     config, source = settings(root), load_source("mnist", root)
-    expected = [finished(Lane(config, seed, source, CPU))["matrix"] for seed in (0, 1)]
+    expected = [finished(Trainer(config, seed, source, CPU))["matrix"] for seed in (0, 1)]
     places = [Checkpoints(tmp_path / str(seed)) for seed in (0, 1)]
-    stopped, killed = (Lane(config, seed, source, CPU) for seed in (0, 1))
+    stopped, killed = (Trainer(config, seed, source, CPU) for seed in (0, 1))
     end = stopped.plan.ends[0]
-    list(run_lanes([stopped], places[:1], report_every=1, stop=lambda: stopped.done == end))
-    for _ in run_lanes([killed], places[1:], report_every=1):
+    list(train_together([stopped], places[:1], report_every=1, stop=lambda: stopped.done == end))
+    for _ in train_together([killed], places[1:], report_every=1):
         if killed.done > end:
             break
     assert [place.latest_step() for place in places] == [end, end]
-    lanes = [Lane(config, seed, source, CPU) for seed in (0, 1)]
-    found = [what.found["matrix"] for _, what in run_lanes(lanes, places) if isinstance(what, Finished)]
+    lanes = [Trainer(config, seed, source, CPU) for seed in (0, 1)]
+    found = [what.found["matrix"] for _, what in train_together(lanes, places) if isinstance(what, Finished)]
     assert found == expected
 
 
@@ -183,15 +183,15 @@ def test_a_run_that_is_through_needs_no_room_for_a_checkpoint(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Checkpoints, "save", full)
-    assert finished(Lane(config, 0, load_source("mnist", root), CPU), Checkpoints(tmp_path))["matrix"]
+    assert finished(Trainer(config, 0, load_source("mnist", root), CPU), Checkpoints(tmp_path))["matrix"]
     assert written, "the first task's end was to be saved"
 
 
 def test_a_full_disk_loses_nothing(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config, source = settings(root), load_source("mnist", root)
-    expected = finished(Lane(config, 0, source, CPU))
+    expected = finished(Trainer(config, 0, source, CPU))
     checkpoints = Checkpoints(tmp_path)
-    lane = Lane(config, 0, source, CPU)
+    lane = Trainer(config, 0, source, CPU)
     real, calls = os.fsync, 0
 
     def full(handle: int) -> None:
@@ -201,20 +201,22 @@ def test_a_full_disk_loses_nothing(root: Path, tmp_path: Path, monkeypatch: pyte
             raise OSError(28, "No space left on device")
         real(handle)
 
-    save = Saver.save
+    save = CheckpointWriter.save
 
-    def save_and_wait(saver: Saver, *given: Any) -> None:  # or how many are written would depend on the machine
+    def save_and_wait(
+        saver: CheckpointWriter, *given: Any
+    ) -> None:  # or how many are written would depend on the machine
         save(saver, *given)
         saver.flush()
 
-    monkeypatch.setattr(Saver, "save", save_and_wait)
+    monkeypatch.setattr(CheckpointWriter, "save", save_and_wait)
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(UserError, match=r"a checkpoint can't be written \(No space left .* go on with"):
-        list(run_lanes([lane], [checkpoints], every=1, report_every=1))
+        list(train_together([lane], [checkpoints], every=1, report_every=1))
     monkeypatch.undo()
     latest = checkpoints.latest()
     assert latest is not None and 0 < latest.progress["done"] < lane.done
-    assert finished(Lane(config, 0, source, CPU), checkpoints)["matrix"] == expected["matrix"]
+    assert finished(Trainer(config, 0, source, CPU), checkpoints)["matrix"] == expected["matrix"]
 
 
 def test_killed_at_random_steps_and_resumed_is_bitwise_equal(root: Path, tmp_path: Path) -> None:
@@ -231,12 +233,12 @@ def test_killed_at_random_steps_and_resumed_is_bitwise_equal(root: Path, tmp_pat
         if list((tmp_path / "killed").glob("*/1.json")):
             break
     assert killed, "the run was over before it could be killed"
-    if unfinished(tmp_path / "killed").runs:
+    if stopped_runs(tmp_path / "killed").runs:
         resume = [sys.executable, "-m", "contnorm", "resume", str(tmp_path / "killed"), "--data-root", str(root)]
         subprocess.run(resume, check=True, capture_output=True)
     (whole,), (resumed,) = (list(Store(tmp_path / name)) for name in ("whole", "killed"))
     assert resumed.raw["matrix"] == whole.raw["matrix"] and resumed.raw["drift"] == whole.raw["drift"]
-    assert not list((tmp_path / "killed").rglob("*.unfinished"))
+    assert not list((tmp_path / "killed").rglob("*.stopped_runs"))
 
 
 def _kill_once_it_has_saved(process: subprocess.Popen[bytes], runs: Path, newer_than: int) -> None:
@@ -272,7 +274,7 @@ def test_a_kind_kill_saves_and_says_how_to_go_on(root: Path, tmp_path: Path) -> 
         printed = process.communicate(timeout=60)[0]
     if "stopped after" in printed:  # it may have been through already
         assert f"Go on with: contnorm resume {tmp_path}" in printed
-        assert len(unfinished(tmp_path).runs) == 1
+        assert len(stopped_runs(tmp_path).runs) == 1
     else:
         assert "recorded in" in printed
 
@@ -280,12 +282,12 @@ def test_a_kind_kill_saves_and_says_how_to_go_on(root: Path, tmp_path: Path) -> 
 def test_a_loss_that_is_not_finite_ends_its_lane_and_no_other(root: Path) -> None:
     source = load_source("mnist", root)
     good, bad = settings(root), settings(root, train={"lr": 1e30}, norm={"name": "none"})
-    lanes = [Lane(config, 0, source, CPU) for config in (bad, good)]
-    events = list(run_lanes(lanes))
+    lanes = [Trainer(config, 0, source, CPU) for config in (bad, good)]
+    events = list(train_together(lanes))
     (failed,) = [what.why for lane, what in events if isinstance(what, Failed) and lane is lanes[0]]
     assert re.match(r"seed 0: the loss is \w+ at step \d+ of 18 \(task \d\)\. .*rate of 1e\+30 is too high", failed)
     assert isinstance(events[-1][1], Finished) and events[-1][0] is lanes[1]
-    alone = Lane(good, 0, source, CPU)
+    alone = Trainer(good, 0, source, CPU)
     finished(alone)
     assert all(torch.equal(lanes[1].state()[name], tensor) for name, tensor in alone.state().items())
 
@@ -298,7 +300,7 @@ def test_moments_that_are_not_finite_end_their_lane_and_no_other(
     """An update after the last finite loss of a task makes a weight huge, and only the evaluation shows it."""
     config = settings(root, norm={"name": "bn"}, evaluate=evaluate)
     source = load_source("mnist", root)
-    lanes = [Lane(config, seed, source, CPU) for seed in (0, 1)]
+    lanes = [Trainer(config, seed, source, CPU) for seed in (0, 1)]
     advance = _EagerStepper.advance
 
     def breaking(mover: _EagerStepper, steps: int, *rest: Any) -> list[float]:
@@ -309,14 +311,14 @@ def test_moments_that_are_not_finite_end_their_lane_and_no_other(
         return losses
 
     monkeypatch.setattr(_EagerStepper, "advance", breaking)
-    events = list(run_lanes(lanes, [Checkpoints(tmp_path / str(lane.seed)) for lane in lanes]))
+    events = list(train_together(lanes, [Checkpoints(tmp_path / str(lane.seed)) for lane in lanes]))
     (failed,) = [what for lane, what in events if isinstance(what, Failed) and lane is lanes[0]]
-    assert isinstance(failed, Lost)
+    assert isinstance(failed, Diverged)
     assert re.match(rf"seed 0: .* layer 'norm1': not finite at step {lanes[0].done} .*rate of", failed.why)
     assert not [what for lane, what in events if isinstance(what, Finished) and lane is lanes[0]]
     assert isinstance(events[-1][1], Finished) and events[-1][0] is lanes[1]
     monkeypatch.undo()
-    alone = Lane(config, 1, source, CPU)
+    alone = Trainer(config, 1, source, CPU)
     finished(alone)
     assert all(torch.equal(lanes[1].state()[name], tensor) for name, tensor in alone.state().items())
 
@@ -329,7 +331,7 @@ def test_weights_that_are_not_finite_at_a_tasks_end_end_their_lane_and_no_other(
     """The update after the last loss of a task makes a weight NaN, and neither moments nor drift are measured."""
     config = settings(root, norm={"name": "bn"}, evaluate={"drift": False})
     source = load_source("mnist", root)
-    lanes = [Lane(config, seed, source, CPU) for seed in (0, 1)]
+    lanes = [Trainer(config, seed, source, CPU) for seed in (0, 1)]
     advance = _EagerStepper.advance
 
     def breaking(mover: _EagerStepper, steps: int, *rest: Any) -> list[float]:
@@ -343,16 +345,16 @@ def test_weights_that_are_not_finite_at_a_tasks_end_end_their_lane_and_no_other(
 
     monkeypatch.setattr(_EagerStepper, "advance", breaking)
     places = [Checkpoints(tmp_path / str(lane.seed)) for lane in lanes]
-    events = list(run_lanes(lanes, places))
-    (failed,) = [what for lane, what in events if lane is lanes[0] and not isinstance(what, Progress)]
-    assert isinstance(failed, Lost) and ("running_mean" if part != "parameter" else "weight") in failed.why
+    events = list(train_together(lanes, places))
+    (failed,) = [what for lane, what in events if lane is lanes[0] and not isinstance(what, Steps)]
+    assert isinstance(failed, Diverged) and ("running_mean" if part != "parameter" else "weight") in failed.why
     assert isinstance(events[-1][1], Finished) and events[-1][0] is lanes[1]
     monkeypatch.undo()
     if task == 2:  # the checkpoint before the last evaluation may have been written: it diverges again
         saved = places[0].latest_step()
-        again = [what for _, what in run_lanes([Lane(config, 0, source, CPU)], places[:1])]
-        assert isinstance(again[-1], Lost if saved == lanes[0].done else Finished)
-    alone = Lane(config, 1, source, CPU)
+        again = [what for _, what in train_together([Trainer(config, 0, source, CPU)], places[:1])]
+        assert isinstance(again[-1], Diverged if saved == lanes[0].done else Finished)
+    alone = Trainer(config, 1, source, CPU)
     finished(alone)
     assert all(torch.equal(lanes[1].state()[name], tensor) for name, tensor in alone.state().items())
 
@@ -368,13 +370,13 @@ def test_a_network_of_ones_own(root: Path, tmp_path: Path) -> None:
         "    return None\n"
     )
     config = settings(root, model={"name": f"{file}:make"})
-    lane = Lane(config, 0, load_source("mnist", root), CPU)
+    lane = Trainer(config, 0, load_source("mnist", root), CPU)
     assert type(lane.model[1]).__name__ == "ContinualNorm2d"
     assert score(AccuracyMatrix(**finished(lane)["matrix"]), "la") > 20
     with pytest.raises(UserError, match=r"should give a Module, not None"):
-        Lane(settings(root, model={"name": f"{file}:wrong"}), 0, load_source("mnist", root), CPU)
+        Trainer(settings(root, model={"name": f"{file}:wrong"}), 0, load_source("mnist", root), CPU)
     with pytest.raises(UserError, match=r"unknown model 'resnet81'\. Did you mean 'resnet18'"):
-        Lane(settings(root, model={"name": "resnet81"}), 0, load_source("mnist", root), CPU)
+        Trainer(settings(root, model={"name": "resnet81"}), 0, load_source("mnist", root), CPU)
 
 
 def test_an_edited_file_of_ones_own_is_another_run(root: Path, tmp_path: Path) -> None:
@@ -387,16 +389,16 @@ def test_an_edited_file_of_ones_own_is_another_run(root: Path, tmp_path: Path) -
 
 
 def test_seeds_that_did_not_come_to_their_turn_are_resumed_too(root: Path, tmp_path: Path) -> None:
-    config, place = settings(root), Workplace(tmp_path, root, CPU)
+    config, place = settings(root), RunEnvironment(tmp_path, root, CPU)
     list(execute(jobs(config, 0, 1, 2), place, stop=lambda: True))
-    assert sorted(left.job.seed for left in unfinished(tmp_path).runs) == [0, 1, 2]
+    assert sorted(left.job.seed for left in stopped_runs(tmp_path).runs) == [0, 1, 2]
     list(execute(jobs(config, 0, 1, 2), place))
-    assert not unfinished(tmp_path).runs and len(list(Store(tmp_path))) == 3
+    assert not stopped_runs(tmp_path).runs and len(list(Store(tmp_path))) == 3
 
 
 def test_a_record_of_other_data_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     root = small_mnist(tmp_path / "data")
-    place = Workplace(tmp_path / "runs", root, CPU, allow_missing=True)
+    place = RunEnvironment(tmp_path / "runs", root, CPU, allow_missing=True)
     (job,) = jobs(settings(root), 0)
     list(execute([job], place))
     (event,) = execute([job], place)
@@ -412,9 +414,9 @@ def test_a_record_of_other_data_is_named(tmp_path: Path, caplog: pytest.LogCaptu
 def test_a_record_is_shown_without_its_data(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     root = small_mnist(tmp_path / "data")
     (job,) = jobs(settings(root), 0)
-    list(execute([job], Workplace(tmp_path / "runs", root, CPU, allow_missing=True)))
+    list(execute([job], RunEnvironment(tmp_path / "runs", root, CPU, allow_missing=True)))
     (tmp_path / "empty").mkdir()
-    (event,) = execute([job], Workplace(tmp_path / "runs", tmp_path / "empty", CPU))
+    (event,) = execute([job], RunEnvironment(tmp_path / "runs", tmp_path / "empty", CPU))
     assert event.what == "recorded" and not caplog.messages
 
 
@@ -460,7 +462,7 @@ def test_without_mnist_the_embedded_digits_serve(tmp_path: Path) -> None:
 
 def test_tasks_ahead_are_measured_when_asked(root: Path) -> None:
     config = settings(root, evaluate={"ahead": True})
-    found = finished(Lane(config, 0, load_source("mnist", root), CPU))
+    found = finished(Trainer(config, 0, load_source("mnist", root), CPU))
     assert all(count is not None for row in found["matrix"]["correct"] for count in row)
     assert len(found["matrix"]["before"]) == 3
 
@@ -468,7 +470,7 @@ def test_tasks_ahead_are_measured_when_asked(root: Path) -> None:
 def test_settings_that_can_not_be_run_leave_nothing(root: Path, tmp_path: Path) -> None:
     config = settings(root, norm={"name": "cn", "groups": 32})
     with pytest.raises(UserError, match="num_groups=32 does not divide the 100 channels"):
-        list(execute(jobs(config, 0), Workplace(tmp_path / "runs", root, CPU)))
+        list(execute(jobs(config, 0), RunEnvironment(tmp_path / "runs", root, CPU)))
     assert not (tmp_path / "runs").exists()
 
 
@@ -479,7 +481,7 @@ def test_batch_norm_forgets_less_with_oracle_moments_on_the_real_digits(tmp_path
     config = resolve(
         {"stream": {"name": "permuted-mnist"}, "norm": {"name": "bn"}, "evaluate": {"moments": "oracle"}}, real
     )
-    found = finished(Lane(config, 0, load_source("mnist", real), CPU))
+    found = finished(Trainer(config, 0, load_source("mnist", real), CPU))
     oracle, running = (AccuracyMatrix(**found[key]) for key in ("matrix", "matrix_running"))
     assert score(oracle, "acc") > score(running, "acc") + 1
     assert 84 < score(running, "la") < 92
@@ -489,6 +491,6 @@ def test_batch_norm_forgets_less_with_oracle_moments_on_the_real_digits(tmp_path
 def test_a_record_says_how_much_batch_renormalization_corrected(root: Path, schedule: str, share: float) -> None:
     """Eighteen steps: the scaled ramp begins at batch 0.9, so that the first has none counted before it, and r = 1."""
     config = settings(root, norm={"name": "brn", "schedule": schedule})
-    found = finished(Lane(config, 0, load_source("mnist", root), CPU))
+    found = finished(Trainer(config, 0, load_source("mnist", root), CPU))
     assert found["renorm"] == {"corrected_share": pytest.approx(share)}
-    assert "renorm" not in finished(Lane(settings(root), 0, load_source("mnist", root), CPU))
+    assert "renorm" not in finished(Trainer(settings(root), 0, load_source("mnist", root), CPU))

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load, save
 
 from contnorm.bench.engine.checkpoint import Checkpoints
-from contnorm.bench.engine.checkpoint_writer import Saver
+from contnorm.bench.engine.checkpoint_writer import CheckpointWriter
 from contnorm.bench.engine.tensor_pack import Packed, packed
 from contnorm.errors import UserError
 
@@ -33,7 +33,7 @@ class Slow(Checkpoints):
 
 def test_the_state_written_is_the_one_saved_not_a_later_one(tmp_path: Path) -> None:
     place, weight, counted = Slow(tmp_path), torch.ones(3), {"done": 1, "tally": [1]}
-    with Saver() as saver:
+    with CheckpointWriter() as saver:
         saver.save(place, {"weight": weight}, counted)
         weight.add_(1)
         counted["tally"].append(2)  # type: ignore[union-attr]
@@ -46,7 +46,7 @@ def test_the_state_written_is_the_one_saved_not_a_later_one(tmp_path: Path) -> N
 
 def test_of_those_that_wait_the_newest_is_written(tmp_path: Path) -> None:
     place = Slow(tmp_path)
-    with Saver() as saver:
+    with CheckpointWriter() as saver:
         for done in range(1, 6):
             saver.save(place, {}, {"done": done})
             assert place.begun.wait(30)
@@ -57,7 +57,7 @@ def test_of_those_that_wait_the_newest_is_written(tmp_path: Path) -> None:
 
 def test_a_required_checkpoint_is_written_whatever_comes_after_it(tmp_path: Path) -> None:
     place = Slow(tmp_path)
-    with Saver() as saver:
+    with CheckpointWriter() as saver:
         for done in range(1, 6):
             saver.save(place, {}, {"done": done}, required=done in (1, 3))
             assert place.begun.wait(30)
@@ -66,12 +66,12 @@ def test_a_required_checkpoint_is_written_whatever_comes_after_it(tmp_path: Path
     assert place.wrote == [1, 3, 5]
 
 
-@pytest.mark.parametrize(("end", "written"), [(Saver.finish, [1, 2]), (Saver.forget, [1])])
+@pytest.mark.parametrize(("end", "written"), [(CheckpointWriter.finish, [1, 2]), (CheckpointWriter.forget, [1])])
 def test_a_complete_run_waits_for_a_required_checkpoint_and_a_failed_one_drops_it(
-    tmp_path: Path, end: Callable[[Saver, list[Checkpoints]], None], written: list[int]
+    tmp_path: Path, end: Callable[[CheckpointWriter, list[Checkpoints]], None], written: list[int]
 ) -> None:
     place = Slow(tmp_path)
-    with Saver() as saver:
+    with CheckpointWriter() as saver:
         saver.save(place, {}, {"done": 1})
         assert place.begun.wait(30)
         saver.save(place, {}, {"done": 2}, required=True)
@@ -83,7 +83,7 @@ def test_a_complete_run_waits_for_a_required_checkpoint_and_a_failed_one_drops_i
 
 def test_required_checkpoints_do_not_pile_up(tmp_path: Path) -> None:
     place = Slow(tmp_path)
-    with Saver() as saver:
+    with CheckpointWriter() as saver:
         saver.save(place, {}, {"done": 1}, required=True)
         assert place.begun.wait(30)
         saver.save(place, {}, {"done": 2}, required=True)
@@ -94,7 +94,7 @@ def test_required_checkpoints_do_not_pile_up(tmp_path: Path) -> None:
 
 def test_a_run_that_is_over_is_not_written_any_more(tmp_path: Path) -> None:
     place = Slow(tmp_path)
-    with Saver() as saver:
+    with CheckpointWriter() as saver:
         saver.save(place, {}, {"done": 1})
         assert place.begun.wait(30)
         saver.save(place, {}, {"done": 2})
@@ -108,7 +108,7 @@ def test_a_run_that_is_over_is_not_written_any_more(tmp_path: Path) -> None:
 def test_what_could_not_be_written_is_told_when_the_next_is_saved(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     place = Checkpoints(tmp_path / "file")
-    with Saver() as saver:
+    with CheckpointWriter() as saver:
         saver.save(place, {}, {"done": 1})
         with pytest.raises(UserError, match="a checkpoint can't be written"):
             saver.flush()
@@ -117,7 +117,7 @@ def test_what_could_not_be_written_is_told_when_the_next_is_saved(tmp_path: Path
 def test_of_runs_that_are_over_none_that_waits_is_written_while_another_is_waited_for(tmp_path: Path) -> None:
     first, second = Slow(tmp_path / "first"), Slow(tmp_path / "second")
     second.may_write.set()
-    with Saver() as saver:
+    with CheckpointWriter() as saver:
         saver.save(first, {}, {"done": 1})
         assert first.begun.wait(30)
         saver.save(second, {}, {"done": 1})

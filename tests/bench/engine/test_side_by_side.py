@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import os
 import signal
 import subprocess
@@ -18,13 +17,13 @@ import torch
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.registry import load_source
 from contnorm.bench.engine import process_pool as processes
-from contnorm.bench.engine.loop import Finished, Stopped, run_lanes
+from contnorm.bench.engine.loop import Finished, Stopped, train_together
 from contnorm.bench.engine.process_pool import run_in_processes
-from contnorm.bench.engine.scheduler import Job, Workplace, execute, resolve, unfinished
-from contnorm.bench.engine.trainer import Lane
+from contnorm.bench.engine.scheduler import Job, RunEnvironment, execute, resolve, stopped_runs
+from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.records import Store
-from contnorm.bench.streams.image_store import Pictures
 from contnorm.bench.signals import child_processes
+from contnorm.bench.streams.image_store import DeviceImages
 from contnorm.errors import UserError
 from tests.datasets import small_mnist
 
@@ -47,8 +46,8 @@ def results(folder: Path) -> dict[tuple[str, int], Any]:
 
 def test_processes_give_the_bits_of_one_after_the_other(root: Path, tmp_path: Path) -> None:
     jobs = [Job(settings(root, norm={"name": norm}), seed) for norm in ("bn", "cn") for seed in (0, 1)]
-    list(execute(jobs, Workplace(tmp_path / "alone", root, CPU)))
-    events = list(execute(jobs, Workplace(tmp_path / "beside", root, CPU, lanes=2)))
+    list(execute(jobs, RunEnvironment(tmp_path / "alone", root, CPU)))
+    events = list(execute(jobs, RunEnvironment(tmp_path / "beside", root, CPU, lanes=2)))
     assert {event.job for event in events if isinstance(event.what, Finished)} == set(jobs)
     assert results(tmp_path / "beside") == results(tmp_path / "alone") and len(results(tmp_path / "alone")) == 4
     assert {record.raw["device"]["threads"] for record in Store(tmp_path / "beside")} == {1}
@@ -56,22 +55,22 @@ def test_processes_give_the_bits_of_one_after_the_other(root: Path, tmp_path: Pa
 
 def test_processes_that_are_stopped_are_gone_on_with(root: Path, tmp_path: Path) -> None:
     jobs = [Job(settings(root), seed) for seed in range(3)]
-    place = Workplace(tmp_path, root, CPU, lanes=2)
+    place = RunEnvironment(tmp_path, root, CPU, lanes=2)
     asked: list[bool] = []
     events = []
     for event in execute(jobs, place, stop=lambda: bool(asked)):
         events.append(event.what)
         asked.append(True)
     assert any(isinstance(what, Stopped) for what in events) or len(results(tmp_path)) == 3
-    assert len(unfinished(tmp_path).runs) + len(results(tmp_path)) == 3
-    list(execute([left.job for left in unfinished(tmp_path).runs], place))
-    assert len(results(tmp_path)) == 3 and not unfinished(tmp_path).runs
+    assert len(stopped_runs(tmp_path).runs) + len(results(tmp_path)) == 3
+    list(execute([left.job for left in stopped_runs(tmp_path).runs], place))
+    assert len(results(tmp_path)) == 3 and not stopped_runs(tmp_path).runs
 
 
 def test_settings_that_can_not_be_run_start_no_process(root: Path, tmp_path: Path) -> None:
     bad = settings(root, norm={"name": "cn", "groups": 32})
     with pytest.raises(UserError, match="does not divide the 100 channels"):
-        list(execute([Job(bad, 0), Job(bad, 1)], Workplace(tmp_path / "runs", root, CPU, lanes=2)))
+        list(execute([Job(bad, 0), Job(bad, 1)], RunEnvironment(tmp_path / "runs", root, CPU, lanes=2)))
     assert not (tmp_path / "runs").exists()
 
 
@@ -136,11 +135,15 @@ def test_a_killed_parent_leaves_no_process_and_loses_nothing(root: Path, tmp_pat
                 break
             time.sleep(0.02)
         process.kill()
-    left = [run.job for run in unfinished(tmp_path / "killed").runs]
+    left = [run.job for run in stopped_runs(tmp_path / "killed").runs]
     assert left, "the runs were over before they could be killed"
     _wait_until_nothing_changes(tmp_path / "killed")
-    list(execute([run.job for run in unfinished(tmp_path / "killed").runs], Workplace(tmp_path / "killed", root, CPU)))
-    list(execute(left, Workplace(tmp_path / "whole", root, CPU)))
+    list(
+        execute(
+            [run.job for run in stopped_runs(tmp_path / "killed").runs], RunEnvironment(tmp_path / "killed", root, CPU)
+        )
+    )
+    list(execute(left, RunEnvironment(tmp_path / "whole", root, CPU)))
     found, whole = results(tmp_path / "killed"), results(tmp_path / "whole")
     assert all(found[key] == value for key, value in whole.items())
 
@@ -161,20 +164,20 @@ def test_lanes_of_several_settings_move_together(root: Path) -> None:
         settings(root, strategy={"name": "derpp"}),
         settings(root, strategy={"name": "single"}, model={"width": 48}),
     ]
-    together, alone = ([Lane(config, 0, source, CPU) for config in configs] for _ in range(2))
-    found = [what.found["matrix"] for _, what in run_lanes(together) if isinstance(what, Finished)]
+    together, alone = ([Trainer(config, 0, source, CPU) for config in configs] for _ in range(2))
+    found = [what.found["matrix"] for _, what in train_together(together) if isinstance(what, Finished)]
     for lane, matrix, beside in zip(alone, found, together, strict=True):
-        *_, (_, last) = run_lanes([lane])
+        *_, (_, last) = train_together([lane])
         assert isinstance(last, Finished) and last.found["matrix"] == matrix
         assert all(torch.equal(tensor, beside.state()[name]) for name, tensor in lane.state().items())
 
 
 def test_images_brought_as_needed_give_the_same_run(root: Path) -> None:
     config, source = settings(root, strategy={"name": "derpp", "replay_from": "all"}), load_source("mnist", root)
-    whole, brought = (Lane(config, 0, source, CPU, Pictures.of(source, CPU, whole)) for whole in (True, False))
+    whole, brought = (Trainer(config, 0, source, CPU, DeviceImages.of(source, CPU, whole)) for whole in (True, False))
     found = []
     for lane in (whole, brought):
-        *_, (_, last) = run_lanes([lane])
+        *_, (_, last) = train_together([lane])
         assert isinstance(last, Finished)
         found.append((last.found["matrix"], last.found["drift"]))
     assert found[0] == found[1]

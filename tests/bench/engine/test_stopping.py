@@ -17,9 +17,9 @@ import torch
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.registry import load_source
 from contnorm.bench.engine.checkpoint import Checkpoints
-from contnorm.bench.engine.loop import Finished, Stopped, run_lanes
-from contnorm.bench.engine.scheduler import Job, Workplace, execute, resolve
-from contnorm.bench.engine.trainer import Lane
+from contnorm.bench.engine.loop import Finished, Stopped, train_together
+from contnorm.bench.engine.scheduler import Job, RunEnvironment, execute, resolve
+from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.signals import StopRequested, StopSignals, raise_on_stop
 from tests.datasets import small_mnist
 
@@ -53,22 +53,22 @@ def test_stop_at_every_question_and_resume_is_bitwise_equal(root: Path, tmp_path
     config = settings(root, evaluate={"ahead": True, "moments": moments})
     source = load_source("mnist", root)
 
-    def lanes() -> list[Lane]:
-        return [Lane(config, seed, source, CPU) for seed in (0, 1)]
+    def lanes() -> list[Trainer]:
+        return [Trainer(config, seed, source, CPU) for seed in (0, 1)]
 
     whole = lanes()
-    expected = [what.found for _, what in run_lanes(whole) if isinstance(what, Finished)]
+    expected = [what.found for _, what in train_together(whole) if isinstance(what, Finished)]
     phases = set()
     for calls in range(0, 200, 7):
         places = [Checkpoints(tmp_path / f"{calls}-{seed}") for seed in (0, 1)]
         first = lanes()
-        events = [what for _, what in run_lanes(first, places, stop=Countdown(calls))]
+        events = [what for _, what in train_together(first, places, stop=Countdown(calls))]
         if isinstance(events[-1], Finished):
             break
         assert all(isinstance(what, Stopped) and what.done == first[0].done for what in events[-2:])
         phases.add((first[0].done, *(place.latest_step() for place in places)))
         resumed = lanes()
-        again = [what.found for _, what in run_lanes(resumed, places) if isinstance(what, Finished)]
+        again = [what.found for _, what in train_together(resumed, places) if isinstance(what, Finished)]
         for key in ("matrix", "matrix_running", "drift"):
             assert [found.get(key) for found in again] == [found.get(key) for found in expected]
         for one, other in zip(whole, resumed, strict=True):
@@ -79,8 +79,8 @@ def test_stop_at_every_question_and_resume_is_bitwise_equal(root: Path, tmp_path
 
 def test_slow_steps_stop_before_the_next_report(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("contnorm.bench.engine.cuda_graph.ASK_EVERY", 0.0)
-    lane = Lane(settings(root), 0, load_source("mnist", root), CPU)
-    events = [what for _, what in run_lanes([lane], [Checkpoints(tmp_path)], stop=lambda: lane.done == 2)]
+    lane = Trainer(settings(root), 0, load_source("mnist", root), CPU)
+    events = [what for _, what in train_together([lane], [Checkpoints(tmp_path)], stop=lambda: lane.done == 2)]
     assert isinstance(events[-1], Stopped) and events[-1].done == 2 == Checkpoints(tmp_path).latest_step()
 
 
@@ -179,7 +179,7 @@ def test_reading_data_is_interrupted(root: Path, tmp_path: Path, monkeypatch: py
     jobs = [Job(settings(root), 0)]
     monkeypatch.setattr("contnorm.bench.engine.scheduler.load_source", slow)
     with StopSignals() as signals:
-        assert list(execute(jobs, Workplace(tmp_path / "runs", root, CPU), stop=lambda: bool(signals))) == []
+        assert list(execute(jobs, RunEnvironment(tmp_path / "runs", root, CPU), stop=lambda: bool(signals))) == []
     assert signals.received == [signal.SIGTERM] and not (tmp_path / "runs").exists()
 
 

@@ -9,9 +9,9 @@ import torch
 
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.data.registry import load_source
-from contnorm.bench.engine.evaluate import count_right
-from contnorm.bench.engine.scheduler import Job, Workplace, execute
-from contnorm.bench.engine.trainer import Lane
+from contnorm.bench.engine.evaluate import count_correct
+from contnorm.bench.engine.scheduler import Job, RunEnvironment, execute
+from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.records import Store
 from tests.datasets import small_mnist
 
@@ -23,16 +23,16 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return small_mnist(tmp_path_factory.mktemp("data"), train=400, test=100)
 
 
-def lane(root: Path, scenario: str) -> Lane:
+def lane(root: Path, scenario: str) -> Trainer:
     config = resolve({"stream": {"name": "split-mnist", "scenario": scenario}, "norm": {"name": "bn"}}, root)
-    return Lane(config, 0, load_source("mnist", root), CPU)
+    return Trainer(config, 0, load_source("mnist", root), CPU)
 
 
 def test_both_counts_come_from_the_same_outputs(root: Path) -> None:
     made = lane(root, "class")
     for _ in range(6):
         made.step()
-    (right,) = count_right([made], [5])
+    (right,) = count_correct([made], [5])
     made.model.eval()
     stream = made.data.sequence
     with torch.no_grad():
@@ -47,7 +47,7 @@ def test_both_counts_come_from_the_same_outputs(root: Path) -> None:
 
 
 def test_where_the_task_is_known_anyway_there_is_one_count(root: Path) -> None:
-    (right,) = count_right([lane(root, "task")], [5])
+    (right,) = count_correct([lane(root, "task")], [5])
     assert right.within is None
 
 
@@ -58,7 +58,7 @@ def test_the_record_has_both(root: Path, tmp_path: Path) -> None:
         "train": {"max_steps": 8},
     }
     config = resolve(values, root)
-    for _ in execute([Job(config, 0)], Workplace(tmp_path, root, CPU)):
+    for _ in execute([Job(config, 0)], RunEnvironment(tmp_path, root, CPU)):
         pass
     raw = Store(tmp_path).load(Store(tmp_path).path(config, 0)).raw
     plain, known = raw["matrix"], raw["matrix_task"]

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from contnorm.bench.data.registry import load_source
-from contnorm.bench.engine.loop import Finished, run_lanes
-from contnorm.bench.engine.scheduler import Job, Workplace, execute, resolve
-from contnorm.bench.engine.trainer import Lane
+from contnorm.bench.engine.loop import Finished, train_together
+from contnorm.bench.engine.scheduler import Job, RunEnvironment, execute, resolve
+from contnorm.bench.engine.trainer import Trainer
 from contnorm.errors import UserError
 from tests.datasets import small_mnist
 
@@ -25,10 +25,10 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return small_mnist(tmp_path_factory.mktemp("data"), train=400, test=100)
 
 
-def lane(root: Path, per_task: int = 21, norm: str = "cn", **groups: dict[str, Any]) -> Lane:
+def lane(root: Path, per_task: int = 21, norm: str = "cn", **groups: dict[str, Any]) -> Trainer:
     stream = {"name": "permuted-mnist", "train_per_task": per_task, "tasks": 2, **groups.pop("stream", {})}
     config = resolve({"stream": stream, "norm": {"name": norm}, **groups}, root)
-    return Lane(config, 0, load_source("mnist", root), CPU)
+    return Trainer(config, 0, load_source("mnist", root), CPU)
 
 
 @pytest.mark.parametrize("norm", ["bn", "brn", "sn", "cn"])
@@ -113,7 +113,7 @@ def test_a_network_of_ones_own_that_does_not_fit_leaves_nothing(
     values: dict[str, Any] = {"model": {"name": f"{file}:{name}"}, "norm": {"name": "cn"}}
     values["stream"] = {"name": "permuted-mnist", "train_per_task": 20}
     with pytest.raises(UserError, match=re.escape(said.format(file=file))) as told:
-        list(execute([Job(resolve(values, root), 0)], Workplace(tmp_path / "runs", root, CPU)))
+        list(execute([Job(resolve(values, root), 0)], RunEnvironment(tmp_path / "runs", root, CPU)))
     assert f"model '{file}:{name}'" in str(told.value) and "\n" not in str(told.value)
     assert not (tmp_path / "runs").exists()
 
@@ -261,7 +261,7 @@ def copied(shape, outputs, norm):
 """
 
 
-def norm_net(root: Path, folder: Path, name: str, norm: str, **groups: Any) -> Lane:
+def norm_net(root: Path, folder: Path, name: str, norm: str, **groups: Any) -> Trainer:
     (folder / "norms.py").write_text(NORMS)
     return lane(root, per_task=20, norm=norm, model={"name": f"{folder / 'norms.py'}:{name}"}, **groups)
 
@@ -305,5 +305,5 @@ def test_a_network_with_the_norm_of_its_run_records_all_its_norms(
         "model": {"name": f"{tmp_path / 'norms.py'}:{name}"},
         "norm": {"name": norm, "layers": layers},
     }
-    *_, (_, last) = run_lanes([Lane(resolve(values, root), 0, load_source("mnist", root), CPU)])
+    *_, (_, last) = train_together([Trainer(resolve(values, root), 0, load_source("mnist", root), CPU)])
     assert isinstance(last, Finished) and last.found["norms"] == norms

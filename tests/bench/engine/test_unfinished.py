@@ -20,10 +20,10 @@ import pytest
 import torch
 
 from contnorm.bench.config.schema import RunConfig, from_dict
-from contnorm.bench.engine.lock import Claim
+from contnorm.bench.engine.lock import RunLock
 from contnorm.bench.engine.loop import Failed, Finished, Stopped
-from contnorm.bench.engine.run_dir import Unfinished, unfinished
-from contnorm.bench.engine.scheduler import Job, Waiting, Workplace, execute, resolve
+from contnorm.bench.engine.run_dir import RunDir, stopped_runs
+from contnorm.bench.engine.scheduler import Job, RunEnvironment, Waiting, execute, resolve
 from contnorm.bench.records import Store
 from contnorm.errors import UserError
 from tests.datasets import small_mnist
@@ -42,14 +42,14 @@ def settings(root: Path, **groups: dict[str, Any]) -> RunConfig:
     return resolve(values, root)
 
 
-def stop_one(config: RunConfig, place: Workplace, *seeds: int) -> Unfinished:
+def stop_one(config: RunConfig, place: RunEnvironment, *seeds: int) -> RunDir:
     """Begin a run and stop it at its first report; others of its seeds wait for their turn."""
     events = list(execute([Job(config, seed) for seed in seeds or (0,)], place, stop=lambda: True))
     assert isinstance(events[-1].what, Stopped)
-    return Unfinished.of(events[-1].job, Store(place.runs))
+    return RunDir.of(events[-1].job, Store(place.runs))
 
 
-def last(config: RunConfig, place: Workplace) -> object:
+def last(config: RunConfig, place: RunEnvironment) -> object:
     return list(execute([Job(config, 0)], place))[-1].what
 
 
@@ -60,11 +60,11 @@ def test_code_edited_since_is_not_gone_on_with(root: Path, tmp_path: Path, kind:
     with file.open("a") as more:
         more.write("    return nn.Sequential(norm(1), nn.Flatten(), nn.Linear(784, outputs))\n")
     config = settings(root, **{kind: {"name": f"{file}:{'Mine' if kind == 'strategy' else 'Net'}"}})
-    place = Workplace(tmp_path / "runs", root, CPU)
+    place = RunEnvironment(tmp_path / "runs", root, CPU)
     left = stop_one(config, place)
     before = file.read_text()
     file.write_text(before + "# edited\n")
-    found = unfinished(place.runs)
+    found = stopped_runs(place.runs)
     assert not found.runs
     (said,) = found.problems
     assert re.search(rf"mine.py has changed since the run was begun \({kind}.code was \w+, and is \w+\)", said)
@@ -72,19 +72,19 @@ def test_code_edited_since_is_not_gone_on_with(root: Path, tmp_path: Path, kind:
     what = last(config, place)  # by whoever asks for it with the old settings
     assert isinstance(what, Failed) and "has changed since" in what.why
     file.unlink()
-    assert "there is no file" in unfinished(place.runs).problems[0]
+    assert "there is no file" in stopped_runs(place.runs).problems[0]
     file.write_text(before)
-    assert [run.job for run in unfinished(place.runs).runs] == [Job(config, 0)]
+    assert [run.job for run in stopped_runs(place.runs).runs] == [Job(config, 0)]
     assert isinstance(last(config, place), Finished)
 
 
 def test_a_note_says_with_what_a_run_was_begun(root: Path, tmp_path: Path) -> None:
-    config, place = settings(root), Workplace(tmp_path, root, CPU, threads=2)
+    config, place = settings(root), RunEnvironment(tmp_path, root, CPU, threads=2)
     left = stop_one(config, place)
     steps = left.checkpoints.latest_step()
-    (found,) = unfinished(tmp_path).runs
+    (found,) = stopped_runs(tmp_path).runs
     assert (found.device, found.threads, found.runs.resolve()) == ("cpu", 2, tmp_path.resolve())
-    other = last(config, Workplace(tmp_path, root, CPU, threads=1))
+    other = last(config, RunEnvironment(tmp_path, root, CPU, threads=1))
     assert isinstance(other, Failed)
     assert f"{left.folder}: was begun with --device cpu --threads 2 and has " in other.why
     assert left.checkpoints.latest_step() == steps > 0, "what is refused is left as it is"
@@ -92,7 +92,7 @@ def test_a_note_says_with_what_a_run_was_begun(root: Path, tmp_path: Path) -> No
     left.note.write_text(json.dumps({**note, "device": "cuda"}))
     assert "--device cuda --threads 2" in getattr(last(config, place), "why", "")
     left.note.write_text(json.dumps({k: v for k, v in note.items() if k not in ("device", "threads")}))
-    assert unfinished(tmp_path).runs[0].threads == 1, "as it was before notes said so"
+    assert stopped_runs(tmp_path).runs[0].threads == 1, "as it was before notes said so"
     assert isinstance(last(config, place), Finished)
 
 
@@ -100,7 +100,7 @@ def test_a_run_goes_on_with_the_instruction_set_it_was_begun_with(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sums on a CPU with AVX512 have other bits than with AVX2: half a run of each would be a run of neither."""
-    config, place = settings(root), Workplace(tmp_path, root, CPU)
+    config, place = settings(root), RunEnvironment(tmp_path, root, CPU)
     monkeypatch.setattr("contnorm.bench.engine.run_dir.cpu_instructions", lambda: "SOMETHING ELSE")
     stop_one(config, place)
     monkeypatch.undo()
@@ -112,35 +112,35 @@ def test_a_run_goes_on_with_the_instruction_set_it_was_begun_with(
 
 def test_a_run_without_steps_may_be_begun_otherwise(root: Path, tmp_path: Path) -> None:
     config = settings(root)
-    stop_one(config, Workplace(tmp_path, root, CPU, threads=2), 0, 1)
-    list(execute([Job(config, 1)], Workplace(tmp_path, root, CPU), stop=lambda: True))
-    assert {run.job.seed: run.threads for run in unfinished(tmp_path).runs} == {0: 2, 1: 1}
+    stop_one(config, RunEnvironment(tmp_path, root, CPU, threads=2), 0, 1)
+    list(execute([Job(config, 1)], RunEnvironment(tmp_path, root, CPU), stop=lambda: True))
+    assert {run.job.seed: run.threads for run in stopped_runs(tmp_path).runs} == {0: 2, 1: 1}
 
 
 def test_each_is_found_where_it_lies(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = settings(root)
     for name in ("a", "b"):
-        left = stop_one(config, Workplace(tmp_path / name, root, CPU))
-    assert [run.runs.name for run in unfinished(tmp_path).runs] == ["a", "b"]
+        left = stop_one(config, RunEnvironment(tmp_path / name, root, CPU))
+    assert [run.runs.name for run in stopped_runs(tmp_path).runs] == ["a", "b"]
     for inside in (tmp_path / "b", left.folder.parent, left.folder):
         for start, given in ((Path.cwd(), inside), (inside, Path()), (inside.parent, Path(inside.name))):
             monkeypatch.chdir(start)
-            (run,) = unfinished(given).runs
+            (run,) = stopped_runs(given).runs
             assert run.runs.resolve() == (tmp_path / "b").resolve()
 
 
-def break_note(text: str) -> Callable[[Unfinished], None]:
+def break_note(text: str) -> Callable[[RunDir], None]:
     return lambda left: left.note.write_text(text) and None
 
 
-def edit_note(**changes: object) -> Callable[[Unfinished], None]:
+def edit_note(**changes: object) -> Callable[[RunDir], None]:
     return lambda left: left.note.write_text(json.dumps(json.loads(left.note.read_text()) | changes)) and None
 
 
-def edit_weights(path: str) -> Callable[[Unfinished], None]:
+def edit_weights(path: str) -> Callable[[RunDir], None]:
     """Name weights in a note, in the place of the run that has them."""
 
-    def edit(left: Unfinished) -> None:
+    def edit(left: RunDir) -> None:
         raw = json.loads(left.note.read_text())
         raw["config"]["model"] |= {"weights": path, "weights_hash": "01234567"}
         left.note.write_text(json.dumps(raw))
@@ -149,13 +149,13 @@ def edit_weights(path: str) -> Callable[[Unfinished], None]:
     return edit
 
 
-def link_folder(left: Unfinished) -> None:
+def link_folder(left: RunDir) -> None:
     left.folder.rename(left.folder.parent.parent / "elsewhere")
     left.folder.symlink_to(left.folder.parent.parent / "elsewhere")
 
 
-def move_away(left: Unfinished) -> None:
-    left.folder.rename(left.folder.with_name("7.unfinished"))
+def move_away(left: RunDir) -> None:
+    left.folder.rename(left.folder.with_name("7.stopped_runs"))
 
 
 @pytest.mark.parametrize(
@@ -180,19 +180,19 @@ def move_away(left: Unfinished) -> None:
     ],
 )
 def test_what_can_not_be_gone_on_with_is_named_and_keeps_no_other_back(
-    root: Path, tmp_path: Path, harm: Callable[[Unfinished], None], said: str
+    root: Path, tmp_path: Path, harm: Callable[[RunDir], None], said: str
 ) -> None:
-    place = Workplace(tmp_path, root, CPU)
+    place = RunEnvironment(tmp_path, root, CPU)
     harm(stop_one(settings(root), place))
     stop_one(settings(root, norm={"name": "gn"}), place)
-    found = unfinished(tmp_path)
+    found = stopped_runs(tmp_path)
     assert [run.job.config.norm.name for run in found.runs] == ["gn"]
     (problem,) = found.problems
     assert said in problem and str(tmp_path) in problem and "\n" not in problem
 
 
 def test_nothing_is_read_or_deleted_behind_a_link_in_place_of_checkpoints(root: Path, tmp_path: Path) -> None:
-    place = Workplace(tmp_path / "runs", root, CPU)
+    place = RunEnvironment(tmp_path / "runs", root, CPU)
     left = stop_one(settings(root), place)
     other = tmp_path / "documents"
     left.checkpoints.folder.rename(other)
@@ -207,16 +207,16 @@ def test_nothing_is_read_or_deleted_behind_a_link_in_place_of_checkpoints(root: 
 
 @pytest.mark.parametrize("harm", [break_note("{"), lambda left: left.note.unlink()])
 def test_the_command_that_began_it_goes_on_without_a_note(
-    root: Path, tmp_path: Path, harm: Callable[[Unfinished], None]
+    root: Path, tmp_path: Path, harm: Callable[[RunDir], None]
 ) -> None:
-    config, place = settings(root), Workplace(tmp_path, root, CPU)
+    config, place = settings(root), RunEnvironment(tmp_path, root, CPU)
     harm(stop_one(config, place))
     events = list(execute([Job(config, 0)], place))
-    assert isinstance(events[-1].what, Finished) and not list(tmp_path.rglob("*.unfinished"))
+    assert isinstance(events[-1].what, Finished) and not list(tmp_path.rglob("*.stopped_runs"))
 
 
 def test_a_run_is_run_by_one_process_at_a_time(root: Path, tmp_path: Path) -> None:
-    config, place = settings(root), Workplace(tmp_path, root, CPU)
+    config, place = settings(root), RunEnvironment(tmp_path, root, CPU)
     first = execute([Job(config, 0), Job(config, 1)], place)
     next(first)
     events: dict[int, object] = {}
@@ -227,11 +227,11 @@ def test_a_run_is_run_by_one_process_at_a_time(root: Path, tmp_path: Path) -> No
     rest = {event.job.seed: event.what for event in first}
     assert isinstance(rest[0], Finished), "who has it is not disturbed"
     assert rest[1] == "recorded", "what another has recorded meanwhile is not run again"
-    assert len(list(Store(tmp_path))) == 2 and not list(tmp_path.rglob("*.unfinished"))
+    assert len(list(Store(tmp_path))) == 2 and not list(tmp_path.rglob("*.stopped_runs"))
 
 
 def test_threads_in_one_folder_make_each_run_once(root: Path, tmp_path: Path) -> None:
-    config, place = settings(root), Workplace(tmp_path, root, CPU)
+    config, place = settings(root), RunEnvironment(tmp_path, root, CPU)
     ended: list[tuple[int, object]] = []
 
     def work() -> None:
@@ -246,7 +246,7 @@ def test_threads_in_one_folder_make_each_run_once(root: Path, tmp_path: Path) ->
         thread.join()
     assert sorted(seed for seed, what in ended if isinstance(what, Finished)) == [0, 1, 2]
     assert len(ended) == 12 and sum(what == "recorded" for _, what in ended) == 9
-    assert not list(tmp_path.rglob("*.unfinished"))
+    assert not list(tmp_path.rglob("*.stopped_runs"))
 
 
 def command(root: Path, runs: Path, *more: str, tasks: int = 3) -> list[str]:
@@ -260,7 +260,7 @@ def test_processes_in_one_folder_make_each_run_once_and_all_succeed(root: Path, 
     outputs = [process.communicate(timeout=250) for process in processes]
     assert [process.returncode for process in processes] == [0] * 4, outputs
     assert sum(out.count("recorded in") for out, _ in outputs) == 3 and all(err == "" for _, err in outputs)
-    assert len(list(Store(tmp_path))) == 3 and not list(tmp_path.rglob("*.unfinished"))
+    assert len(list(Store(tmp_path))) == 3 and not list(tmp_path.rglob("*.stopped_runs"))
 
 
 def test_a_run_whose_process_dies_is_taken_over(root: Path, tmp_path: Path) -> None:
@@ -270,9 +270,9 @@ def test_a_run_whose_process_dies_is_taken_over(root: Path, tmp_path: Path) -> N
         while not list(tmp_path.rglob("checkpoints/*.json")) and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.02)
         process.send_signal(signal.SIGSTOP)  # it holds the lock and does nothing
-        (left,) = unfinished(tmp_path).runs
+        (left,) = stopped_runs(tmp_path).runs
         events: list[object] = []
-        for event in execute([left.job], Workplace(tmp_path, root, CPU), stop=lambda: len(events) > 1):
+        for event in execute([left.job], RunEnvironment(tmp_path, root, CPU), stop=lambda: len(events) > 1):
             if not events:
                 assert event.what == Waiting(f"process {process.pid} on {socket.gethostname()}")
                 process.kill()
@@ -281,7 +281,7 @@ def test_a_run_whose_process_dies_is_taken_over(root: Path, tmp_path: Path) -> N
 
 
 def test_a_lock_of_a_process_that_is_gone_holds_nobody(root: Path, tmp_path: Path) -> None:
-    config, place = settings(root), Workplace(tmp_path, root, CPU)
+    config, place = settings(root), RunEnvironment(tmp_path, root, CPU)
     left = stop_one(config, place)
     assert not left.claim.path.exists()
     left.claim.path.write_text("12345")
@@ -290,7 +290,7 @@ def test_a_lock_of_a_process_that_is_gone_holds_nobody(root: Path, tmp_path: Pat
 
 
 def test_a_lock_given_back_late_is_not_the_next_ones(tmp_path: Path) -> None:
-    first, second, third = (Claim(tmp_path / "lock") for _ in range(3))
+    first, second, third = (RunLock(tmp_path / "lock") for _ in range(3))
     assert first.take()
     (tmp_path / "lock").unlink()
     assert second.take()
@@ -309,12 +309,12 @@ def test_a_file_system_without_flock_has_locks_all_the_same(
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr("fcntl.flock", refuse)
-    first, second = Claim(tmp_path / "claims" / "lock"), Claim(tmp_path / "claims" / "lock")
+    first, second = RunLock(tmp_path / "claims" / "lock"), RunLock(tmp_path / "claims" / "lock")
     assert first.take() and not second.take() and not second.is_free()
     first.give_back()
     assert list((tmp_path / "claims").iterdir()) == [] and second.is_free() and second.take()
     second.give_back()
-    config, place = settings(root), Workplace(tmp_path / "runs", root, CPU)
+    config, place = settings(root), RunEnvironment(tmp_path / "runs", root, CPU)
     deadline = time.monotonic() + 30
     events = list(execute([Job(config, 0)], place, stop=lambda: time.monotonic() > deadline))
     assert isinstance(events[-1].what, Finished)
@@ -323,7 +323,7 @@ def test_a_file_system_without_flock_has_locks_all_the_same(
 
 def test_runs_that_fail_leave_no_note(root: Path, tmp_path: Path) -> None:
     config = settings(root, train={"lr": 1e30}, norm={"name": "none"})
-    events = list(execute([Job(config, seed) for seed in range(3)], Workplace(tmp_path / "runs", root, CPU)))
+    events = list(execute([Job(config, seed) for seed in range(3)], RunEnvironment(tmp_path / "runs", root, CPU)))
     assert sum(isinstance(event.what, Failed) for event in events) == 3
     assert list((tmp_path / "runs").iterdir()) == []
 
@@ -332,13 +332,13 @@ def test_runs_that_fail_leave_no_note(root: Path, tmp_path: Path) -> None:
 def test_a_folder_that_can_not_be_used_is_one_line(root: Path, tmp_path: Path, place: str) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(UserError, match=r"a run can't be kept there \(.+\)\. Say with --runs where else"):
-        last(settings(root), Workplace(tmp_path / place, root, CPU))
+        last(settings(root), RunEnvironment(tmp_path / place, root, CPU))
 
 
 def test_a_record_that_can_not_be_written_loses_nothing(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config, place = settings(root), Workplace(tmp_path, root, CPU)
+    config, place = settings(root), RunEnvironment(tmp_path, root, CPU)
 
     def full(*given: object) -> None:
         raise OSError(28, "No space left on device")
@@ -347,8 +347,8 @@ def test_a_record_that_can_not_be_written_loses_nothing(
     with pytest.raises(UserError, match=r"0\.json: the record can't be written \(No space left .* make room, then go"):
         last(config, place)
     monkeypatch.undo()
-    (left,) = unfinished(tmp_path).runs
-    assert Unfinished.of(left.job, Store(tmp_path)).checkpoints.latest_step() > 0
+    (left,) = stopped_runs(tmp_path).runs
+    assert RunDir.of(left.job, Store(tmp_path)).checkpoints.latest_step() > 0
     assert isinstance(last(config, place), Finished)
 
 
@@ -373,11 +373,11 @@ def test_code_that_breaks_a_run_is_told_in_one_line(
     file = tmp_path / "mine.py"
     file.write_text(BREAKS.format(at=at, how=how))
     config = settings(root, strategy={"name": f"{file}:Mine"})
-    place = Workplace(tmp_path / "runs", root, CPU)
+    place = RunEnvironment(tmp_path / "runs", root, CPU)
     with pytest.raises(UserError) as told:
         list(execute([Job(config, 0), Job(config, 1)], place))
     assert f"after {at} of 12 steps: {file}, line 7: {said} ({rest}" in str(told.value)
-    assert [run.job.seed for run in unfinished(place.runs).runs] == ([] if at == 3 else [0])
+    assert [run.job.seed for run in stopped_runs(place.runs).runs] == ([] if at == 3 else [0])
 
 
 def test_a_bug_of_ours_keeps_its_traceback_and_says_what_is_left(
@@ -388,12 +388,12 @@ def test_a_bug_of_ours_keeps_its_traceback_and_says_what_is_left(
 
     monkeypatch.setattr("contnorm.bench.engine.loop._evaluate", broken)
     with pytest.raises(RuntimeError, match="a bug") as told:
-        last(settings(root), Workplace(tmp_path, root, CPU))
+        last(settings(root), RunEnvironment(tmp_path, root, CPU))
     assert told.value.__notes__ == ["seed 0, after 6 of 12 steps; nothing of it is kept."]
     assert not list(tmp_path.iterdir())
 
 
-def with_fingerprint(left: Unfinished, fingerprint: str) -> None:
+def with_fingerprint(left: RunDir, fingerprint: str) -> None:
     note = json.loads(left.note.read_text())
     left.note.write_text(json.dumps(note | {"data": fingerprint}))
 
@@ -401,7 +401,7 @@ def with_fingerprint(left: Unfinished, fingerprint: str) -> None:
 def test_fingerprints_of_different_versions_do_not_keep_a_run_from_resuming(
     root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config, place = settings(root), Workplace(tmp_path, root, CPU)
+    config, place = settings(root), RunEnvironment(tmp_path, root, CPU)
     left = stop_one(config, place)
     assert json.loads(left.note.read_text())["data"].startswith("2:")
     with_fingerprint(left, "2:0123456789abcdef")

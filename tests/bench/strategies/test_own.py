@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from contnorm.bench.config.schema import StrategyConfig
-from contnorm.bench.strategies import Batch, Head, build_strategy
-from contnorm.bench.strategies.user_strategy import checked_answer
+from contnorm.bench.strategies import Batch, OutputMask, build_strategy
+from contnorm.bench.strategies.user_strategy import check_loss
 from contnorm.errors import RunBrokeError, UserError
 
-HEAD = Head(torch.ones(1, 3, dtype=torch.bool))
+HEAD = OutputMask(torch.ones(1, 3, dtype=torch.bool))
 STREAM = Batch(torch.zeros(2, 1), torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64))
 SAID = torch.ones(2, 3, requires_grad=True)  # by a model, of the stream
 LOSS = SAID.sum()
@@ -57,10 +57,10 @@ def test_a_class_that_could_not_be_run_is_refused(tmp_path: Path, body: str, sai
 )
 def test_an_answer_that_could_not_be_learned_from_or_stored_is_refused(answer: object, stores: bool, said: str) -> None:
     with pytest.raises(RunBrokeError, match=re.escape(said)):
-        checked_answer("mine.py:Mine", answer, stores, HEAD, STREAM)
+        check_loss("mine.py:Mine", answer, stores, HEAD, STREAM)
 
 
 @pytest.mark.parametrize("logits", [None, LOGITS])
 def test_an_answer_that_is_right_is_given_on_as_it_is(logits: Tensor | None) -> None:
-    loss, stored = checked_answer("mine.py:Mine", (LOSS, logits), logits is not None, HEAD, STREAM)
+    loss, stored = check_loss("mine.py:Mine", (LOSS, logits), logits is not None, HEAD, STREAM)
     assert loss is LOSS and stored is logits

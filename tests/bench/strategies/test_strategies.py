@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from contnorm.bench.config.schema import StrategyConfig
-from contnorm.bench.strategies import Batch, Head, build_strategy
+from contnorm.bench.strategies import Batch, OutputMask, build_strategy
 from contnorm.errors import UserError
 
 COMPETING = torch.tensor([[1, 1, 0, 0], [0, 0, 1, 1]], dtype=torch.bool)
@@ -47,7 +47,7 @@ NONE = batch(4, 0, 0, logits=True)
 
 def test_single_is_the_cross_entropy_of_the_stream() -> None:
     model = Watched()
-    loss, logits = build_strategy(StrategyConfig("single")).loss(model, Head(COMPETING), NEW, ())
+    loss, logits = build_strategy(StrategyConfig("single")).loss(model, OutputMask(COMPETING), NEW, ())
     torch.testing.assert_close(loss, by_hand(model, NEW).mean())
     assert model.forwards == [5] and logits is None
 
@@ -57,7 +57,7 @@ def test_single_is_the_cross_entropy_of_the_stream() -> None:
 def test_er_forwards_and_losses(forward: str, groups: list[int], kind: str) -> None:
     model = Watched()
     config = StrategyConfig("er", forward=forward, loss=kind)  # type: ignore[arg-type]
-    loss, _ = build_strategy(config).loss(model, Head(COMPETING), NEW, (OLD,))
+    loss, _ = build_strategy(config).loss(model, OutputMask(COMPETING), NEW, (OLD,))
     new, old = by_hand(model, NEW), by_hand(model, OLD)
     torch.testing.assert_close(loss, new.mean() + old.mean() if kind == "sum" else torch.cat([new, old]).mean())
     assert model.forwards == groups
@@ -67,7 +67,7 @@ def test_er_forwards_and_losses(forward: str, groups: list[int], kind: str) -> N
 def test_derpp_forwards_losses_and_stored_logits(forward: str, groups: list[int]) -> None:
     model = Watched()
     config = StrategyConfig("derpp", forward=forward, alpha=0.3, beta=0.7)  # type: ignore[arg-type]
-    loss, logits = build_strategy(config).loss(model, Head(COMPETING), NEW, (OLD, OTHER))
+    loss, logits = build_strategy(config).loss(model, OutputMask(COMPETING), NEW, (OLD, OTHER))
     assert OLD.logits is not None and logits is not None
     dark = (OLD.x @ model.weight - OLD.logits)[:, :2].square().mean()
     expected = by_hand(model, NEW).mean() + 0.3 * dark + 0.7 * by_hand(model, OTHER).mean()
@@ -78,7 +78,7 @@ def test_derpp_forwards_losses_and_stored_logits(forward: str, groups: list[int]
 
 def test_derpp_over_all_outputs_where_all_compete() -> None:
     model = Watched()
-    head = Head(torch.ones(2, 4, dtype=torch.bool))
+    head = OutputMask(torch.ones(2, 4, dtype=torch.bool))
     loss, _ = build_strategy(StrategyConfig("derpp", forward="separate")).loss(model, head, NEW, (OLD, OTHER))
     dark = F.mse_loss(OLD.x @ model.weight, OLD.logits)  # type: ignore[arg-type]
     rest = F.cross_entropy(NEW.x @ model.weight, NEW.label) + 0.5 * F.cross_entropy(OTHER.x @ model.weight, OTHER.label)
@@ -89,7 +89,7 @@ def test_derpp_over_all_outputs_where_all_compete() -> None:
 def test_an_empty_memory_is_the_stream_alone(name: str) -> None:
     model = Watched()
     strategy = build_strategy(StrategyConfig(name))
-    loss, _ = strategy.loss(model, Head(COMPETING), NEW, (NONE,) * strategy.draws)
+    loss, _ = strategy.loss(model, OutputMask(COMPETING), NEW, (NONE,) * strategy.draws)
     torch.testing.assert_close(loss, by_hand(model, NEW).mean())
     assert model.forwards == [5]
 
@@ -103,7 +103,7 @@ def test_a_strategy_from_a_file_of_ones_own(tmp_path: Path) -> None:
         "        return head.cross_entropy(model(stream.x), stream).mean() / 2, None\n"
     )
     model = Watched()
-    loss, _ = build_strategy(StrategyConfig(f"{file}:Half")).loss(model, Head(COMPETING), NEW, ())
+    loss, _ = build_strategy(StrategyConfig(f"{file}:Half")).loss(model, OutputMask(COMPETING), NEW, ())
     torch.testing.assert_close(loss, by_hand(model, NEW).mean() / 2)
     for name, said in ((f"{file}:Third", "has no Third"), ("nowhere.py:A", "there is no file nowhere.py")):
         with pytest.raises(UserError, match=said):

@@ -36,7 +36,7 @@ SIDE = 8
 
 
 def few(folder: Path, train: int = 7, test: int = 3, name: str = "few") -> Listed:
-    """Pictures of noise in two tasks, with two classes."""
+    """DeviceImages of noise in two tasks, with two classes."""
     chance = np.random.default_rng(0)
     folder.mkdir(parents=True, exist_ok=True)
     pictures = []

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from contnorm.bench.streams.image_store import Feed, Gallery, Window
+from contnorm.bench.streams.image_store import ImageFeed, PrefetchedFeed, SplitImages
 
 IMAGES = np.arange(40 * 3 * 2 * 2, dtype=np.uint8).reshape(40, 3, 2, 2)
 CPU = torch.device("cpu")
@@ -20,11 +20,11 @@ def plan() -> list[np.ndarray]:
     return [chance.integers(0, 40, size=4 if step < 30 else 7) for step in range(40)]
 
 
-def window(steps: int) -> Window:
-    return Window(Gallery(IMAGES, CPU, whole=False), plan(), size=2 * steps * 7 * 12)
+def window(steps: int) -> PrefetchedFeed:
+    return PrefetchedFeed(SplitImages(IMAGES, CPU, whole=False), plan(), size=2 * steps * 7 * 12)
 
 
-def check(feed: Feed, start: int, end: int) -> None:
+def check(feed: ImageFeed, start: int, end: int) -> None:
     steps = plan()[start:end]
     for images, places in zip(steps, feed.places(steps, start), strict=True):
         np.testing.assert_array_equal(feed.pixels[torch.from_numpy(places)].numpy(), IMAGES[images])
@@ -32,7 +32,7 @@ def check(feed: Feed, start: int, end: int) -> None:
 
 @pytest.mark.parametrize("length", [1, 3, 8, 100])
 def test_a_window_shows_what_a_whole_gallery_shows(length: int) -> None:
-    whole, some = Feed(Gallery(IMAGES, CPU, whole=True)), window(length)
+    whole, some = ImageFeed(SplitImages(IMAGES, CPU, whole=True)), window(length)
     start = 0
     while start < 40:
         end = some.reach(start, 40)
@@ -55,7 +55,7 @@ def test_a_window_that_is_closed_keeps_no_thread() -> None:
     check(some, 0, 5)
     assert set(threading.enumerate()) - before, "the next steps are on their way"
     some.close()
-    Feed(Gallery(IMAGES, CPU, whole=True)).close()
+    ImageFeed(SplitImages(IMAGES, CPU, whole=True)).close()
     assert not set(threading.enumerate()) - before
 
 
@@ -66,11 +66,11 @@ def test_no_more_than_its_share_is_on_the_device() -> None:
 
 def test_a_gallery_on_the_host_gives_the_same_images() -> None:
     wanted = torch.tensor([3, 3, 39, 0])
-    whole, host = (Gallery(IMAGES, CPU, whole)[wanted] for whole in (True, False))
+    whole, host = (SplitImages(IMAGES, CPU, whole)[wanted] for whole in (True, False))
     assert torch.equal(whole, host) and np.array_equal(whole.numpy(), IMAGES[wanted.numpy()])
 
 
 def test_images_that_can_not_be_written_to_are_copied() -> None:
     locked = IMAGES.copy()
     locked.flags.writeable = False
-    assert torch.equal(Gallery(locked, CPU, True).pixels, torch.from_numpy(IMAGES))
+    assert torch.equal(SplitImages(locked, CPU, True).pixels, torch.from_numpy(IMAGES))

@@ -20,13 +20,14 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
+from rich.text import Text
 
 from contnorm.bench.data.registry import Source, load_source
 from contnorm.bench.engine.job import Job
 from contnorm.bench.engine.loop import Diverged, Failed, Finished, Steps, Stopped
 from contnorm.bench.engine.run_dir import RunDir
 from contnorm.bench.engine.scheduler import Event, Waiting
-from contnorm.bench.escape import escape_terminal, escape_text
+from contnorm.bench.escape import escape_terminal
 from contnorm.bench.records import Store
 
 __all__ = ["RunProgress", "cores", "load_with_progress"]
@@ -76,7 +77,7 @@ class RunProgress:
         self.bars.stop()
 
     def print(self, text: str) -> None:
-        self.console.print(escape_text(text), soft_wrap=True)
+        self.console.print(Text(escape_terminal(text)), soft_wrap=True)
 
     def show_event(self, event: Event) -> None:
         job, what = event.job, event.what

@@ -14,13 +14,13 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from contnorm.bench.config.resolve import resolve
-from contnorm.bench.config.schema import RunConfig, assigned
+from contnorm.bench.config.schema import RunConfig, assigned, from_dict
 from contnorm.bench.data.arrays import ArraySource, array_source
 from contnorm.bench.data.class_folders import read_class_folders
 from contnorm.bench.data.registry import Source, data_root, load_source
 from contnorm.bench.plan import make_plan
 from contnorm.bench.strategies import Batch, build_strategy
-from contnorm.bench.streams.tasks import Items, TaskSequence, build_stream
+from contnorm.bench.streams.tasks import Items, TaskSequence, build_stream, find_stream
 from contnorm.bench.streams.transforms import DeviceStream
 from contnorm.errors import UserError
 
@@ -97,7 +97,7 @@ class Stream:
         self.settings, self.root, self.allow_missing = dict(settings), root, allow_missing
         if source is not None:
             self.__dict__["source"] = source  # replaces the cached property
-        _ = self._config  # invalid settings fail here
+        find_stream(from_dict({"stream": self.settings}).stream.name)  # invalid settings fail here
 
     @classmethod
     def from_arrays(
@@ -171,6 +171,20 @@ class Stream:
         assert name is not None and self.root is not None
         return load_source(name, self.root, allow_missing=self.allow_missing)
 
+    @property
+    def is_loaded(self) -> bool:
+        """Whether the data set is in memory."""
+        return "source" in self.__dict__
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """Default network of a user's data: ResNet-18 for color images of at least 16 pixels, otherwise an MLP."""
+        if self.root is not None:
+            return {}
+        shape = self.input_shape
+        images = len(shape) == 3 and shape[0] >= 3 and min(shape[1:]) >= 16
+        return {"model": {"name": "resnet18", "width": 20} if images else {"name": "mlp"}}
+
     def sequence(self, seed: int = 0) -> TaskSequence:
         """Build the tasks for a seed: indices into the data set."""
         return build_stream(self._config.stream, self.source, seed)
@@ -204,7 +218,9 @@ class Stream:
         """The tasks for seed 0. Streams that draw their samples or classes by seed differ for other seeds."""
         sequence = self._data.sequence
         return tuple(
-            Task(i, _class_names(self.source, sequence, i), *(TaskDataset(self._data, i, test) for test in (False, True)))
+            Task(
+                i, _class_names(self.source, sequence, i), *(TaskDataset(self._data, i, test) for test in (False, True))
+            )
             for i in range(sequence.tasks)
         )
 
@@ -242,9 +258,7 @@ class Stream:
         return f"Stream({self.name!r}, source={self._config.stream.source!r})"
 
 
-def load_stream(
-    name: str, root: str | Path | None = None, *, allow_missing: bool = False, **settings: Any
-) -> Stream:
+def load_stream(name: str, root: str | Path | None = None, *, allow_missing: bool = False, **settings: Any) -> Stream:
     """Load a stream by name.
 
     Args:

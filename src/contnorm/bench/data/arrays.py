@@ -181,5 +181,7 @@ def _task_classes(tasks: int | Sequence[Sequence[Any]] | None, names: tuple[Any,
         raise UserError(f"tasks: there is no class {unknown[0]!r}. Classes are {', '.join(map(str, names[:20]))}.")
     flat = [name for classes in blocks for name in classes]
     if not flat or any(not classes for classes in blocks) or len(set(flat)) < len(flat):
-        raise UserError("tasks: give at least one class per task, and each class once. For shared classes use task_ids.")
+        raise UserError(
+            "tasks: give at least one class per task, and each class once. For shared classes use task_ids."
+        )
     return tuple(tuple(index[name] for name in classes) for classes in blocks)

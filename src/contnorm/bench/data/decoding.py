@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 
 from contnorm.bench.data.formats import Images
-from contnorm.bench.signals import signals_let_go
+from contnorm.bench.signals import unblock_signals
 from contnorm.errors import UserError
 
 __all__ = ["Batch", "Done", "Kept", "Piece", "decode_batch", "decoder_name", "fill", "settle", "squared"]
@@ -159,7 +159,7 @@ def _load_row(row_ref: Kept) -> Images:
 def settle() -> None:
     """Initialize a worker process: it ignores Ctrl-C, which the parent handles, and ends when the parent ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signals_let_go([signal.SIGINT])
+    unblock_signals([signal.SIGINT])
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 

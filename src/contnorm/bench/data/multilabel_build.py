@@ -46,7 +46,7 @@ from contnorm.bench.data.picture_state import (
     save_signatures,
 )
 from contnorm.bench.records import write_atomically
-from contnorm.bench.signals import signals_held
+from contnorm.bench.signals import block_signals
 from contnorm.errors import UserError, usable
 
 if sys.platform != "win32":
@@ -367,7 +367,7 @@ def _decode_pieces(pieces: Sequence[Piece], jobs: int) -> Iterator[Done]:
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(min(jobs, len(pieces)), mp_context=context, initializer=settle)
     try:
-        with signals_held([signal.SIGINT]):  # workers start here, and must not receive Ctrl-C
+        with block_signals([signal.SIGINT]):  # workers start here, and must not receive Ctrl-C
             futures = [pool.submit(fill, piece) for piece in pieces]
         for future in as_completed(futures):
             yield future.result()

@@ -1,7 +1,7 @@
 """Multi-label data sets on disk: memory-mapped arrays and a manifest.
 
 The folder of a data set has a ``manifest.json``, which names the subfolder of the arrays. The manifest is written last,
-so an unfinished data set cannot be loaded. ``missing.json`` lists the pictures that were missing in the build.
+so an stopped_runs data set cannot be loaded. ``missing.json`` lists the pictures that were missing in the build.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from contnorm.bench.data.file_state import Progress, file_sha256
 from contnorm.bench.data.formats import Images, Labels
 from contnorm.bench.data.image_folders import Labelled, PictureList
 from contnorm.bench.fingerprint import fingerprint_arrays, fingerprint_files
-from contnorm.bench.signals import signals_held
+from contnorm.bench.signals import block_signals
 from contnorm.errors import UserError, usable
 
 __all__ = ["ArrayReader", "PictureReader", "Split"]
@@ -160,7 +160,7 @@ def _decode(batches: Sequence[Batch], progress: Progress, jobs: int) -> list[byt
     progress("decoding pictures", 0, total)
     with _pool(_workers(jobs, total)) as pool:
         # Only this process handles Ctrl-C: workers, which the first tasks start, must not end with a traceback.
-        with signals_held([signal.SIGINT]):
+        with block_signals([signal.SIGINT]):
             futures: dict[Future[list[bytes]], Batch] = {pool.submit(decode_batch, batch): batch for batch in batches}
         try:
             for future in as_completed(futures):

@@ -12,12 +12,12 @@ from torch.func import functional_call
 
 from contnorm.kernels.side_stream import Convolution
 
-__all__ = ["HalfWeights"]
+__all__ = ["Bf16Weights"]
 
 CAST = (nn.Conv2d, Convolution, nn.Linear)  # layers whose weights and biases autocast casts
 
 
-class HalfWeights:
+class Bf16Weights:
     """A network that computes with bfloat16 copies of its weights.
 
     Args:

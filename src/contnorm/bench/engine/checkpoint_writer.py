@@ -21,7 +21,7 @@ from contnorm.bench.engine.tensor_pack import Packed, packed
 from contnorm.bench.streams.copy_stream import copying_stream
 from contnorm.errors import UserError
 
-__all__ = ["Saver"]
+__all__ = ["CheckpointWriter"]
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class _Write:
     required: bool
 
 
-class Saver:
+class CheckpointWriter:
     """Writes the checkpoints of runs in the background.
 
     Leaving the context waits for all checkpoints; after a KeyboardInterrupt, only for the one being written.
@@ -44,60 +44,60 @@ class Saver:
         self._writes: dict[Checkpoints, list[_Write]] = {}
 
     def save(
-        self, place: Checkpoints, tensors: dict[str, Tensor], progress: dict[str, Any], required: bool = False
+        self, checkpoints: Checkpoints, tensors: dict[str, Tensor], progress: dict[str, Any], required: bool = False
     ) -> None:
         """Copy the tensors and schedule the copy to be written.
 
         Args:
-            place: The checkpoints of the run.
+            checkpoints: The checkpoints of the run.
             tensors: The state of the run.
             progress: The progress of the run, saved with the state.
             required: Whether this checkpoint must be written even if a newer one follows. Blocks while another required
                 checkpoint of the run is pending, so that copies do not accumulate in memory.
         """
-        self._make_room(place, required)
+        self._make_room(checkpoints, required)
         copies = packed(tensors)
         packing = torch.cuda.current_stream(copies.body.device).record_event() if copies.body.is_cuda else None
-        future = self._worker.submit(self._write, place, copies, packing, copy.deepcopy(progress))
-        self._writes.setdefault(place, []).append(_Write(future, required))
+        future = self._worker.submit(self._write, checkpoints, copies, packing, copy.deepcopy(progress))
+        self._writes.setdefault(checkpoints, []).append(_Write(future, required))
 
-    def _make_room(self, place: Checkpoints, required: bool) -> None:
+    def _make_room(self, checkpoints: Checkpoints, required: bool) -> None:
         """Drop the checkpoints that a new one replaces, and raise the errors of older ones."""
         waiting = []
-        for write in self._writes.pop(place, []):
+        for write in self._writes.pop(checkpoints, []):
             if not write.required and write.done.cancel():
                 continue
             if write.done.done() or (required and write.required and not write.done.running()):
-                _raise_error(place, write.done)
+                _raise_error(checkpoints, write.done)
             else:
                 waiting.append(write)
-        self._writes[place] = waiting
+        self._writes[checkpoints] = waiting
 
     def _write(
-        self, place: Checkpoints, tensors: Packed, packing: torch.cuda.Event | None, progress: dict[str, Any]
+        self, checkpoints: Checkpoints, tensors: Packed, packing: torch.cuda.Event | None, progress: dict[str, Any]
     ) -> None:
-        place.save(self._host.copy(tensors, packing), progress)
+        checkpoints.save(self._host.copy(tensors, packing), progress)
 
     def flush(self) -> None:
         """Wait until all checkpoints are written, and raise their errors."""
         writes, self._writes = self._writes, {}
-        for place, of_run in writes.items():
+        for checkpoints, of_run in writes.items():
             for write in of_run:
-                _raise_error(place, write.done)
+                _raise_error(checkpoints, write.done)
 
-    def finish(self, places: Iterable[Checkpoints]) -> None:
+    def finish(self, several: Iterable[Checkpoints]) -> None:
         """Wait for the required checkpoints of completed runs and drop the others.
 
         Write errors are ignored: the record is written next.
         """
-        self._end(places, drop_required=False)
+        self._end(several, drop_required=False)
 
-    def forget(self, places: Iterable[Checkpoints]) -> None:
+    def forget(self, several: Iterable[Checkpoints]) -> None:
         """Drop the pending checkpoints of failed runs, and wait for the one being written."""
-        self._end(places, drop_required=True)
+        self._end(several, drop_required=True)
 
-    def _end(self, places: Iterable[Checkpoints], drop_required: bool) -> None:
-        writes = [write for place in places for write in self._writes.pop(place, [])]
+    def _end(self, several: Iterable[Checkpoints], drop_required: bool) -> None:
+        writes = [write for checkpoints in several for write in self._writes.pop(checkpoints, [])]
         for write in writes:  # cancel all before waiting for any
             if drop_required or not write.required:
                 write.done.cancel()
@@ -105,7 +105,7 @@ class Saver:
             if not write.done.cancelled():
                 write.done.exception()
 
-    def __enter__(self) -> Saver:
+    def __enter__(self) -> CheckpointWriter:
         return self
 
     def __exit__(
@@ -136,11 +136,11 @@ class _HostBuffer:
         return Packed(tensors.head, self._stage[:size])
 
 
-def _raise_error(place: Checkpoints, written: Future[None]) -> None:
+def _raise_error(checkpoints: Checkpoints, written: Future[None]) -> None:
     error = written.exception()
     if isinstance(error, OSError):
         raise UserError(
-            f"{place.folder}: a checkpoint can't be written ({error.strerror}). The one before it stays: make room, "
+            f"{checkpoints.folder}: a checkpoint can't be written ({error.strerror}). The one before it stays: make room, "
             f"then go on with `contnorm resume`."
         ) from error
     if error is not None:

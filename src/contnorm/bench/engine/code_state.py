@@ -3,7 +3,7 @@
 A checkpoint contains the parameters and buffers of a network, the optimizer and the memory. It does not contain other
 state of a user-defined strategy or network: attributes of ``self`` and of its class, and module variables. So a
 checkpoint is usable only if that state equals the state of newly loaded code, which the digests tell. If checkpoints
-contain this state one day, `Lane.state` and `Lane.load` will handle it and this comparison can be removed.
+contain this state one day, `Trainer.state` and `Trainer.load` will handle it and this comparison can be removed.
 """
 
 from __future__ import annotations

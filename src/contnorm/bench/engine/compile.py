@@ -1,4 +1,4 @@
-"""Parallel compilation of the Triton kernels that lanes need, before their first step."""
+"""Parallel compilation of the Triton kernels that trainers need, before their first step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from contnorm.bench.engine.evaluate import evaluation_batch
-from contnorm.bench.engine.trainer import Lane
+from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.models import MODELS
 from contnorm.kernels.triton.launcher import can_compile_ahead, compiling_ahead
 from contnorm.layers.base import NormLayer
@@ -16,35 +16,39 @@ from contnorm.layers.base import NormLayer
 __all__ = ["compile_kernels"]
 
 
-def compile_kernels(lanes: Sequence[Lane]) -> None:
+def compile_kernels(trainers: Sequence[Trainer]) -> None:
     """Compile the kernels of every batch size, by passes over copies of the networks that launch no kernel.
 
     For networks of the package only: the values in such a pass are meaningless, and user code may depend on them.
     """
     if not can_compile_ahead():
         return
-    distinct = {(lane.config.model, lane.config.norm, lane.config.train.precision): lane for lane in lanes}
+    distinct = {
+        (trainer.config.model, trainer.config.norm, trainer.config.train.precision): trainer for trainer in trainers
+    }
     with compiling_ahead():
-        for lane in distinct.values():
-            builtin = lane.config.model.name in MODELS
-            if builtin and any(isinstance(module, NormLayer) and module.own_kernels for module in lane.model.modules()):
-                _run_passes(lane)
+        for trainer in distinct.values():
+            builtin = trainer.config.model.name in MODELS
+            if builtin and any(
+                isinstance(module, NormLayer) and module.own_kernels for module in trainer.model.modules()
+            ):
+                _run_passes(trainer)
 
 
-def _run_passes(lane: Lane) -> None:
-    model = copy.deepcopy(lane.model)
-    shape = lane.data.sequence.source.train_images.shape[1:]
+def _run_passes(trainer: Trainer) -> None:
+    model = copy.deepcopy(trainer.model)
+    shape = trainer.data.sequence.source.train_images.shape[1:]
 
     def images(count: int) -> torch.Tensor:
-        return torch.zeros((count, *shape), device=lane.device).to(memory_format=torch.channels_last)
+        return torch.zeros((count, *shape), device=trainer.device).to(memory_format=torch.channels_last)
 
-    with lane.autocast():
-        for count in sorted(_pass_sizes(lane)):
+    with trainer.autocast():
+        for count in sorted(_pass_sizes(trainer)):
             model.train()(images(count)).sum().backward()
         with torch.no_grad():
-            model.eval()(images(evaluation_batch(lane)))
+            model.eval()(images(evaluation_batch(trainer)))
 
 
-def _pass_sizes(lane: Lane) -> set[int]:
+def _pass_sizes(trainer: Trainer) -> set[int]:
     """Return the batch sizes of the forward passes in the plan."""
-    return {size for step in lane.plan.steps for size in step.passes(lane.config.strategy.forward) if size > 1}
+    return {size for step in trainer.plan.steps for size in step.passes(trainer.config.strategy.forward) if size > 1}

@@ -1,9 +1,9 @@
-"""Execution of training steps: one lane after the other on a CPU, or all lanes in one CUDA graph on a GPU.
+"""Execution of training steps: one trainer after the other on a CPU, or all trainers in one CUDA graph on a GPU.
 
-The graph contains one step of every lane, from the gather of its samples to the update, with one CUDA stream per lane.
+The graph contains one step of every trainer, from the gather of its samples to the update, with one CUDA stream per trainer.
 The index of the current step is a tensor on the device that the graph itself increments, so a replay needs nothing
 from the host. A graph serves a stretch: consecutive steps of the same shape. A smaller last batch, or a memory that is
-not full yet, ends a stretch. Short stretches run without a graph. The number of lanes that run together does not
+not full yet, ends a stretch. Short stretches run without a graph. The number of trainers that run together does not
 change the result of any of them.
 """
 
@@ -16,39 +16,39 @@ from typing import Protocol
 import torch
 
 from contnorm.bench.engine.compile import compile_kernels
-from contnorm.bench.engine.step_tensors import Rows, stretch_end
-from contnorm.bench.engine.trainer import Lane
-from contnorm.bench.streams.image_store import Feed
+from contnorm.bench.engine.step_tensors import StepTable, stretch_end
+from contnorm.bench.engine.trainer import Trainer
+from contnorm.bench.streams.image_store import ImageFeed
 from contnorm.kernels.side_stream import Beside
 
-__all__ = ["Mover", "mover_for"]
+__all__ = ["Stepper", "stepper_for"]
 
 WARM_UP = 3  # eager steps before a capture, so that libraries are initialized
 ASK_EVERY = 0.5  # seconds between two calls of ``stop``
 SHORT = 24  # stretches of fewer steps are not worth a capture
 
 
-class Mover(Protocol):
-    """Executes training steps of several lanes, all at the same step."""
+class Stepper(Protocol):
+    """Executes training steps of several trainers, all at the same step."""
 
     def advance(self, steps: int, stop: Callable[[], bool] = lambda: False) -> list[float]:
-        """Do ``steps`` steps, or fewer if ``stop()`` returns True meanwhile; returns the last loss of each lane."""
+        """Do ``steps`` steps, or fewer if ``stop()`` returns True meanwhile; returns the last loss of each trainer."""
         ...
 
 
-def mover_for(lanes: Sequence[Lane]) -> Mover:
-    """Return the stepper for the device of the lanes: a CUDA graph on a GPU, a plain loop on a CPU."""
-    return _GraphStepper(lanes) if lanes[0].device.type == "cuda" else _EagerStepper(lanes)
+def stepper_for(trainers: Sequence[Trainer]) -> Stepper:
+    """Return the stepper for the device of the trainers: a CUDA graph on a GPU, a plain loop on a CPU."""
+    return _GraphStepper(trainers) if trainers[0].device.type == "cuda" else _EagerStepper(trainers)
 
 
 class _EagerStepper:
-    def __init__(self, lanes: Sequence[Lane]) -> None:
-        self.lanes = lanes
+    def __init__(self, trainers: Sequence[Trainer]) -> None:
+        self.trainers = trainers
 
     def advance(self, steps: int, stop: Callable[[], bool] = lambda: False) -> list[float]:
         last_check = time.monotonic()
         for _ in range(steps):
-            losses = [lane.step() for lane in self.lanes]
+            losses = [trainer.step() for trainer in self.trainers]
             if time.monotonic() - last_check > ASK_EVERY:  # for slow steps only: the caller checks after fast ones
                 last_check = time.monotonic()
                 if stop():
@@ -57,15 +57,15 @@ class _EagerStepper:
 
 
 class _GraphStepper:
-    def __init__(self, lanes: Sequence[Lane]) -> None:
-        self.lanes = list(lanes)
-        compile_kernels(self.lanes)
-        self.streams = [torch.cuda.Stream(lane.device) for lane in lanes]  # type: ignore[no-untyped-call]
-        if len(self.lanes) == 1:  # several lanes fill a GPU already, and were slower with it
-            lanes[0].beside = Beside(torch.cuda.Stream(lanes[0].device))  # type: ignore[no-untyped-call]
-        self.cursor = torch.zeros(1, dtype=torch.int64, device=lanes[0].device)
-        self.losses = torch.zeros(len(lanes), device=lanes[0].device)
-        self.rows: list[Rows] = []
+    def __init__(self, trainers: Sequence[Trainer]) -> None:
+        self.trainers = list(trainers)
+        compile_kernels(self.trainers)
+        self.streams = [torch.cuda.Stream(trainer.device) for trainer in trainers]  # type: ignore[no-untyped-call]
+        if len(self.trainers) == 1:  # several trainers fill a GPU already, and were slower with it
+            trainers[0].beside = Beside(torch.cuda.Stream(trainers[0].device))  # type: ignore[no-untyped-call]
+        self.cursor = torch.zeros(1, dtype=torch.int64, device=trainers[0].device)
+        self.losses = torch.zeros(len(trainers), device=trainers[0].device)
+        self.rows: list[StepTable] = []
         self.graph: torch.cuda.CUDAGraph | None = None
         self.in_python = False  # whether every step must run in Python, without a graph
         self.start = self.end = -1  # first and end step of the stretch that the graph is for
@@ -75,7 +75,7 @@ class _GraphStepper:
         """Do all steps without calling ``stop``: they are queued long before the device executes them."""
         remaining = steps
         while remaining:
-            done = self.lanes[0].done
+            done = self.trainers[0].done
             if not self.start <= done < self.end:
                 self._begin_stretch(done)
             if not self.first <= done < self.last:
@@ -87,12 +87,12 @@ class _GraphStepper:
         return values
 
     def _begin_stretch(self, done: int) -> None:
-        plans = [lane.plan.steps for lane in self.lanes]
+        plans = [trainer.plan.steps for trainer in self.trainers]
         self.start, self.end = done, min(stretch_end(steps, done) for steps in plans)
         self.graph, self.rows = None, []
 
     def _load_rows(self, done: int) -> None:
-        self.first, self.last = done, min(lane.feed.reach(done, self.end) for lane in self.lanes)
+        self.first, self.last = done, min(trainer.feed.reach(done, self.end) for trainer in self.trainers)
         rows = self._new_rows()
         if not self.rows:
             self.rows = rows
@@ -100,22 +100,22 @@ class _GraphStepper:
             for current, new in zip(self.rows, rows, strict=True):
                 current.overwrite(new)
 
-    def _new_rows(self) -> list[Rows]:
-        """Return the rows of each lane. Lanes with the same plan, and all images on the device, share their rows."""
-        by_key: dict[tuple[object, ...], Rows] = {}
-        for lane in self.lanes:
-            key = self._key(lane)
+    def _new_rows(self) -> list[StepTable]:
+        """Return the rows of each trainer. Lanes with the same plan, and all images on the device, share their rows."""
+        by_key: dict[tuple[object, ...], StepTable] = {}
+        for trainer in self.trainers:
+            key = self._key(trainer)
             if key not in by_key:
-                by_key[key] = lane.rows(self.first, self.last)
-        return [by_key[self._key(lane)] for lane in self.lanes]
+                by_key[key] = trainer.rows(self.first, self.last)
+        return [by_key[self._key(trainer)] for trainer in self.trainers]
 
-    def _key(self, lane: Lane) -> tuple[object, ...]:
-        return (id(lane.plan), len(lane.logits)) if type(lane.feed) is Feed else (id(lane),)
+    def _key(self, trainer: Trainer) -> tuple[object, ...]:
+        return (id(trainer.plan), len(trainer.logits)) if type(trainer.feed) is ImageFeed else (id(trainer),)
 
     def _run_steps(self, done: int, steps: int) -> None:
         self.cursor.fill_(done - self.first)
         for _ in range(steps):
-            eager_steps = self.lanes[0].done - self.start
+            eager_steps = self.trainers[0].done - self.start
             is_long = self.end - self.start >= SHORT
             if self.graph is None and eager_steps >= WARM_UP and is_long and not self._needs_python():
                 self.graph = self._capture()
@@ -123,29 +123,31 @@ class _GraphStepper:
                 self._step_all_lanes()
             else:
                 self.graph.replay()
-            for lane in self.lanes:
-                lane.done += 1
+            for trainer in self.trainers:
+                trainer.done += 1
 
     def _needs_python(self) -> bool:
         """Whether user code changes Python state or draws random numbers in a step; a replay would do neither."""
-        self.in_python = self.in_python or any(lane.draws_random or lane.code_changes() for lane in self.lanes)
+        self.in_python = self.in_python or any(
+            trainer.draws_random or trainer.code_changes() for trainer in self.trainers
+        )
         return self.in_python
 
     def _step_all_lanes(self) -> None:
-        """Do one step of every lane, each on its own CUDA stream; synchronized before and after."""
+        """Do one step of every trainer, each on its own CUDA stream; synchronized before and after."""
         main = torch.cuda.current_stream()
-        for number, (lane, stream) in enumerate(zip(self.lanes, self.streams, strict=True)):
+        for number, (trainer, stream) in enumerate(zip(self.trainers, self.streams, strict=True)):
             stream.wait_stream(main)
             with torch.cuda.stream(stream):
-                self.losses[number].copy_(lane.learn(self.rows[number].at(self.cursor)))
+                self.losses[number].copy_(trainer.learn(self.rows[number].at(self.cursor)))
         for stream in self.streams:
             main.wait_stream(stream)
         self.cursor.add_(1)
 
     def _capture(self) -> torch.cuda.CUDAGraph:
         torch.cuda.synchronize()
-        for lane in self.lanes:
-            lane.optimizer.zero_grad()  # the graph allocates its own gradients
+        for trainer in self.trainers:
+            trainer.optimizer.zero_grad()  # the graph allocates its own gradients
         graph = torch.cuda.CUDAGraph()
         # Other threads use the device during the capture: one copies images, one writes checkpoints.
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):

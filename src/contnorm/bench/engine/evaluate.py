@@ -14,19 +14,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from contnorm.bench.engine.trainer import Lane
+from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.metrics.label_stats import LabelStats
 from contnorm.bench.signals import check_stop
 from contnorm.moments.reestimate import Reestimated, reestimate
 
 __all__ = [
+    "CorrectCounts",
     "LabelRow",
-    "Right",
     "TaskBatches",
     "TrainBatches",
     "classes_of",
+    "count_correct",
     "count_labels",
-    "count_right",
     "drift_of",
     "evaluation_batch",
     "interruptible",
@@ -65,13 +65,13 @@ def _is_compiled(module: nn.Module) -> bool:
     return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
 
 
-def _batches(lane: Lane, items: Tensor, stop: Callable[[], bool]) -> Iterator[Tensor]:
-    for part in torch.split(items, evaluation_batch(lane)):
+def _batches(trainer: Trainer, items: Tensor, stop: Callable[[], bool]) -> Iterator[Tensor]:
+    for part in torch.split(items, evaluation_batch(trainer)):
         check_stop(stop)
         yield part
 
 
-class Right(NamedTuple):
+class CorrectCounts(NamedTuple):
     """The number of correct predictions on each task.
 
     Attributes:
@@ -83,57 +83,61 @@ class Right(NamedTuple):
     within: list[int] | None
 
 
-def count_right(lanes: Sequence[Lane], tasks: Sequence[int], stop: Callable[[], bool] = never) -> list[Right]:
-    """Count the correct predictions of each lane on each of its first tasks.
+def count_correct(
+    trainers: Sequence[Trainer], tasks: Sequence[int], stop: Callable[[], bool] = never
+) -> list[CorrectCounts]:
+    """Count the correct predictions of each trainer on each of its first tasks.
 
-    The work of all lanes is queued before the first result is copied to the host.
+    The work of all trainers is queued before the first result is copied to the host.
 
     Args:
-        lanes: The lanes.
-        tasks: The number of tasks to evaluate, for each lane.
+        trainers: The trainers.
+        tasks: The number of tasks to evaluate, for each trainer.
         stop: Called before each batch and each layer.
 
     Raises:
         StopRequested: If ``stop()`` returns True.
     """
     with torch.no_grad():
-        results = [_correct_by_task(lane, count, stop) for lane, count in zip(lanes, tasks, strict=True)]
-    return [Right(*(counts.tolist() for counts in by_head), *([None] * (2 - len(by_head)))) for by_head in results]
+        results = [_correct_by_task(trainer, count, stop) for trainer, count in zip(trainers, tasks, strict=True)]
+    return [
+        CorrectCounts(*(counts.tolist() for counts in by_head), *([None] * (2 - len(by_head)))) for by_head in results
+    ]
 
 
-def _correct_by_task(lane: Lane, tasks: int, stop: Callable[[], bool]) -> list[Tensor]:
+def _correct_by_task(trainer: Trainer, tasks: int, stop: Callable[[], bool]) -> list[Tensor]:
     """Return counts by head, on the device. Test items are ordered by task, and a batch may contain several tasks."""
-    lane.model.eval()
-    sizes = np.bincount(lane.data.sequence.test.task, minlength=lane.data.sequence.tasks)[:tasks].tolist()
-    items = torch.arange(sum(sizes), device=lane.device)
-    with interruptible(lane.model, stop):
-        correct = torch.cat([_is_correct(lane, part) for part in _batches(lane, items, stop)], dim=1)
+    trainer.model.eval()
+    sizes = np.bincount(trainer.data.sequence.test.task, minlength=trainer.data.sequence.tasks)[:tasks].tolist()
+    items = torch.arange(sum(sizes), device=trainer.device)
+    with interruptible(trainer.model, stop):
+        correct = torch.cat([_is_correct(trainer, part) for part in _batches(trainer, items, stop)], dim=1)
     return [torch.stack([part.sum() for part in torch.split(of_head, sizes)]) for of_head in correct]
 
 
-def evaluation_batch(lane: Lane) -> int:
+def evaluation_batch(trainer: Trainer) -> int:
     """Return the batch size for evaluation."""
-    picture = lane.data.pictures.test.pixels[0]
+    picture = trainer.data.pictures.test.pixels[0]
     most = TEST_BATCH
-    if lane.device.type == "cuda":
-        memory = torch.cuda.get_device_properties(lane.device).total_memory
+    if trainer.device.type == "cuda":
+        memory = torch.cuda.get_device_properties(trainer.device).total_memory
         map_bytes = 64 * picture[0].numel() * 4
         most = min(LARGE_TEST_BATCH, max(TEST_BATCH, memory // (ROOM * map_bytes)))
     return max(1, min(most, TEST_VALUES // picture.numel()))
 
 
-def _logits(lane: Lane, items: Tensor) -> Tensor:
-    with lane.autocast():
-        logits: Tensor = lane.model(lane.data.test_x(items))
+def _logits(trainer: Trainer, items: Tensor) -> Tensor:
+    with trainer.autocast():
+        logits: Tensor = trainer.model(trainer.data.test_x(items))
     return logits.float()
 
 
-def _is_correct(lane: Lane, items: Tensor) -> Tensor:
+def _is_correct(trainer: Trainer, items: Tensor) -> Tensor:
     """Return whether each prediction is correct, of shape (heads, items)."""
-    table = lane.data.test
-    logits = _logits(lane, items)
+    table = trainer.data.test
+    logits = _logits(trainer, items)
     task, label = table.task[items], table.label[items]
-    heads = [lane.head] if lane.own_head is None else [lane.head, lane.own_head]
+    heads = [trainer.head] if trainer.task_mask is None else [trainer.head, trainer.task_mask]
     return torch.stack([head(logits, task).argmax(1) == label for head in heads])
 
 
@@ -149,29 +153,29 @@ class LabelRow(NamedTuple):
     tally: LabelStats
 
 
-def count_labels(lanes: Sequence[Lane], tasks: int, stop: Callable[[], bool] = never) -> list[LabelRow]:
-    """Evaluate the label predictions of each lane on the test images of the first tasks.
+def count_labels(trainers: Sequence[Trainer], tasks: int, stop: Callable[[], bool] = never) -> list[LabelRow]:
+    """Evaluate the label predictions of each trainer on the test images of the first tasks.
 
-    The work of all lanes is queued before the first result is copied to the host.
+    The work of all trainers is queued before the first result is copied to the host.
 
     Raises:
-        StopRequested: As `count_right`.
+        StopRequested: As `count_correct`.
     """
     with torch.no_grad():
-        results = [_label_logits(lane, tasks, stop) for lane in lanes]
-    return [_label_row(lane, logits.cpu().numpy(), tasks) for lane, logits in zip(lanes, results, strict=True)]
+        results = [_label_logits(trainer, tasks, stop) for trainer in trainers]
+    return [_label_row(trainer, logits.cpu().numpy(), tasks) for trainer, logits in zip(trainers, results, strict=True)]
 
 
-def _label_logits(lane: Lane, tasks: int, stop: Callable[[], bool]) -> Tensor:
+def _label_logits(trainer: Trainer, tasks: int, stop: Callable[[], bool]) -> Tensor:
     """Return logits of shape (items, outputs), on the device. Test items are ordered by task."""
-    lane.model.eval()
-    items = torch.arange(int((lane.data.sequence.test.task < tasks).sum()), device=lane.device)
-    with interruptible(lane.model, stop):
-        return torch.cat([_logits(lane, part) for part in _batches(lane, items, stop)])
+    trainer.model.eval()
+    items = torch.arange(int((trainer.data.sequence.test.task < tasks).sum()), device=trainer.device)
+    with interruptible(trainer.model, stop):
+        return torch.cat([_logits(trainer, part) for part in _batches(trainer, items, stop)])
 
 
-def _label_row(lane: Lane, logits: NDArray[np.float32], tasks: int) -> LabelRow:
-    test = lane.data.sequence.test
+def _label_row(trainer: Trainer, logits: NDArray[np.float32], tasks: int) -> LabelRow:
+    test = trainer.data.sequence.test
     task, label = test.task[: len(logits)], test.label[: len(logits)]
     scores = np.nan_to_num(logits, nan=float(np.finfo(np.float32).min))  # NaN counts as a negative prediction
     by_task = [LabelStats.of(scores[task == t], label[task == t]) for t in range(tasks)]
@@ -181,22 +185,22 @@ def _label_row(lane: Lane, logits: NDArray[np.float32], tasks: int) -> LabelRow:
 class TrainBatches:
     """Batches of the training images of the first tasks, without augmentation; can be iterated repeatedly."""
 
-    def __init__(self, lane: Lane, tasks: int, size: int | None = None, stop: Callable[[], bool] = never) -> None:
-        self.lane, self.size, self.stop = lane, size or evaluation_batch(lane), stop
-        self.items = torch.nonzero(lane.data.train.task < tasks).squeeze(1)
+    def __init__(self, trainer: Trainer, tasks: int, size: int | None = None, stop: Callable[[], bool] = never) -> None:
+        self.trainer, self.size, self.stop = trainer, size or evaluation_batch(trainer), stop
+        self.items = torch.nonzero(trainer.data.train.task < tasks).squeeze(1)
 
     def __iter__(self) -> Iterator[Tensor]:
         for part in torch.split(self.items, self.size):
             check_stop(self.stop)
-            yield self.lane.data.train_x(part)
+            yield self.trainer.data.train_x(part)
 
 
 class TaskBatches:
     """Batches of images and labels of one task, without augmentation; can be iterated repeatedly."""
 
-    def __init__(self, lane: Lane, task: int, *, test: bool = False, size: int | None = None) -> None:
-        self.size = size or evaluation_batch(lane)
-        data = lane.data
+    def __init__(self, trainer: Trainer, task: int, *, test: bool = False, size: int | None = None) -> None:
+        self.size = size or evaluation_batch(trainer)
+        data = trainer.data
         self.table, self.images = (data.test, data.test_x) if test else (data.train, data.train_x)
         self.items = torch.nonzero(self.table.task == task).squeeze(1)
 
@@ -205,23 +209,23 @@ class TaskBatches:
             yield self.images(part), self.table.label[part]
 
 
-def classes_of(lane: Lane, x: Tensor, task: int) -> Tensor:
+def classes_of(trainer: Trainer, x: Tensor, task: int) -> Tensor:
     """Return the predicted classes of images of one task, among the outputs that the scenario allows."""
-    with lane.autocast():
-        logits = lane.model(x)
-    return lane.head(logits.float(), torch.full((len(x),), task, device=lane.device)).argmax(1)
+    with trainer.autocast():
+        logits = trainer.model(x)
+    return trainer.head(logits.float(), torch.full((len(x),), task, device=trainer.device)).argmax(1)
 
 
-def oracle_moments(lane: Lane, tasks: int, stop: Callable[[], bool] = never) -> Reestimated:
+def oracle_moments(trainer: Trainer, tasks: int, stop: Callable[[], bool] = never) -> Reestimated:
     """Replace running moments by the exact moments of the training data of the first tasks (BN*).
 
     Leaving the context of the returned object restores the running moments.
 
     Raises:
-        StopRequested: As `count_right`; the running moments are then unchanged.
+        StopRequested: As `count_correct`; the running moments are then unchanged.
     """
-    with interruptible(lane.model, stop):
-        return reestimate(lane.model, TrainBatches(lane, tasks, stop=stop))
+    with interruptible(trainer.model, stop):
+        return reestimate(trainer.model, TrainBatches(trainer, tasks, stop=stop))
 
 
 def drift_of(done: Reestimated) -> dict[str, dict[str, float]]:

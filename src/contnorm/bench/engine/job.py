@@ -12,11 +12,11 @@ from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.registry import Source, load_source
 from contnorm.bench.user_code import PythonObject
 
-__all__ = ["Job", "Workplace"]
+__all__ = ["Job", "RunEnvironment"]
 
 
 @dataclass(frozen=True)
-class Workplace:
+class RunEnvironment:
     """The environment of runs. It is not part of a run's identity.
 
     Attributes:

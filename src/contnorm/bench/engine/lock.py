@@ -13,13 +13,13 @@ from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
 from contnorm.bench.records import write_atomically
 
-__all__ = ["Claim"]
+__all__ = ["RunLock"]
 
 TRIES = 100  # another process may remove the folder meanwhile, since it has recorded the run
 WITHOUT_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}  # file systems without flock
 
 
-class Claim:
+class RunLock:
     """A lock on a run, with a note that names its host and process.
 
     The lock uses flock, so it ends with its process, also after ``kill -9``. On file systems without flock it uses a
@@ -33,11 +33,11 @@ class Claim:
     Example:
         >>> import tempfile
         >>> path = Path(tempfile.mkdtemp()) / "lock"
-        >>> first, second = Claim(path), Claim(path)
-        >>> first.take(), second.take(), second.holder() == f"process {os.getpid()} on {socket.gethostname()}"
+        >>> first, second = RunLock(path), RunLock(path)
+        >>> first.acquire(), second.acquire(), second.holder() == f"process {os.getpid()} on {socket.gethostname()}"
         (True, False, True)
-        >>> first.give_back()
-        >>> second.take(), second.give_back()
+        >>> first.release()
+        >>> second.acquire(), second.release()
         (True, None)
     """
 
@@ -47,8 +47,8 @@ class Claim:
         self._lock: BaseFileLock | None = None
         self._file: os.stat_result | None = None  # the lock file as it was when it was locked
 
-    def take(self) -> bool:
-        """Acquire the lock without waiting; False if another process, or another claim in this one, holds it."""
+    def acquire(self) -> bool:
+        """Acquire the lock without waiting; False if another process, or another lock in this one, holds it."""
         for _ in range(TRIES):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             try:
@@ -103,7 +103,7 @@ class Claim:
         for file in (self.note, self.path, self.soft):
             file.unlink(missing_ok=True)
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Remove the files of the lock, then release it; the other order could remove files of the next holder."""
         if self._is_current():
             with suppress(OSError):
@@ -111,7 +111,7 @@ class Claim:
         self._release()
 
     def _is_current(self) -> bool:
-        """Whether the lock file is still the one that this claim holds."""
+        """Whether the lock file is still the one that this lock holds."""
         try:
             if self._lock is None or self._file is None:
                 return False

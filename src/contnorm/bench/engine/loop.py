@@ -1,6 +1,6 @@
 """The online training loop: one pass over the stream, with an evaluation after each task.
 
-The loop trains several lanes (runs in progress) together and yields the events of each. It has no callbacks: the
+The loop trains several trainers (runs in progress) together and yields the events of each. It has no callbacks: the
 scheduler and the progress bars read the events.
 """
 
@@ -19,32 +19,32 @@ import numpy as np
 
 from contnorm.bench.data.multilabel import MultiLabelSource
 from contnorm.bench.engine.checkpoint import Checkpoint, Checkpoints
-from contnorm.bench.engine.checkpoint_writer import Saver
+from contnorm.bench.engine.checkpoint_writer import CheckpointWriter
 from contnorm.bench.engine.code_state import UNREADABLE
-from contnorm.bench.engine.cuda_graph import Mover, mover_for
+from contnorm.bench.engine.cuda_graph import Stepper, stepper_for
 from contnorm.bench.engine.evaluate import (
+    CorrectCounts,
     LabelRow,
-    Right,
+    count_correct,
     count_labels,
-    count_right,
     drift_of,
     oracle_moments,
 )
-from contnorm.bench.engine.trainer import Lane, LossNotFiniteError
+from contnorm.bench.engine.trainer import LossNotFiniteError, Trainer
 from contnorm.bench.memory_stats import take_census
 from contnorm.bench.models.norm_check import count_norms
 from contnorm.bench.signals import StopRequested
-from contnorm.bench.user_code import is_own_code
+from contnorm.bench.user_code import is_user_code
 from contnorm.errors import UserError
 from contnorm.layers.renorm import BatchRenormBase
 from contnorm.moments.reestimate import NonFiniteMomentsError, keeps_moments
 
-__all__ = ["Failed", "Finished", "Lost", "Progress", "Stopped", "Tally", "can_resume", "run_lanes"]
+__all__ = ["Diverged", "Failed", "Finished", "Measurements", "Steps", "Stopped", "can_resume", "train_together"]
 
 
 @dataclass(frozen=True)
-class Progress:
-    """Progress of a run: steps done and total, the current task, and the loss of the last step."""
+class Steps:
+    """Steps of a run: steps done and total, the current task, and the loss of the last step."""
 
     done: int
     steps: int
@@ -82,15 +82,15 @@ class Failed:
 
 
 @dataclass(frozen=True)
-class Lost(Failed):
+class Diverged(Failed):
     """The run diverged: its loss, a parameter or a moment is not finite. It would diverge again if repeated."""
 
 
-What = Progress | Finished | Stopped | Failed
+What = Steps | Finished | Stopped | Failed
 
 
 @dataclass
-class Tally:
+class Measurements:
     """The measurements of a run so far; saved in every checkpoint."""
 
     correct: list[list[int | None]] = field(default_factory=list)
@@ -112,31 +112,31 @@ class Tally:
 
 @dataclass
 class _Run:
-    """A lane with its checkpoints and measurements."""
+    """A trainer with its checkpoints and measurements."""
 
-    lane: Lane
+    trainer: Trainer
     checkpoints: Checkpoints | None
-    tally: Tally
+    tally: Measurements
     saved: int = 0  # steps in the last checkpoint
 
-    def save(self, saver: Saver, required: bool = False) -> None:
+    def save(self, saver: CheckpointWriter, required: bool = False) -> None:
         """Write a checkpoint, unless user code has state that a checkpoint can't hold; the previous one then stays."""
         if self.checkpoints is None:
             return
-        changes = self.lane.code_changes()
+        changes = self.trainer.code_changes()
         if changes:
-            _warn_of_state(self.lane, changes)
+            _warn_of_state(self.trainer, changes)
             return
-        progress = {"done": self.lane.done, "tally": vars(self.tally)}
-        if self.lane.fresh_code_state:
-            progress["code_state"] = self.lane.fresh_code_state
-        saver.save(self.checkpoints, self.lane.state(), progress, required)
-        self.saved = self.lane.done
+        progress = {"done": self.trainer.done, "tally": vars(self.tally)}
+        if self.trainer.fresh_code_state:
+            progress["code_state"] = self.trainer.fresh_code_state
+        saver.save(self.checkpoints, self.trainer.state(), progress, required)
+        self.saved = self.trainer.done
 
 
-def _warn_of_state(lane: Lane, changes: Sequence[str]) -> None:
+def _warn_of_state(trainer: Trainer, changes: Sequence[str]) -> None:
     strategy = changes[0].startswith("strategy ")
-    name = lane.config.strategy.name if strategy else lane.config.model.name
+    name = trainer.config.strategy.name if strategy else trainer.config.model.name
     _warn_once(
         f"{'strategy' if strategy else 'model'} {name!r}: keeps state of its own as it learns "
         f"({', '.join(change.partition(' ')[2] for change in changes[:3])}), which checkpoints do not hold. If it is "
@@ -149,26 +149,26 @@ def _warn_once(text: str) -> None:
     logging.getLogger("contnorm").warning(text)
 
 
-def can_resume(lane: Lane, checkpoint: Checkpoint) -> bool:
-    """Whether a new lane can resume from a checkpoint.
+def can_resume(trainer: Trainer, checkpoint: Checkpoint) -> bool:
+    """Whether a new trainer can resume from a checkpoint.
 
     User code must have the same state as when the checkpoint was written. A checkpoint of user code without digests of
     that state, as written by older versions, is not used.
     """
-    fresh = lane.fresh_code_state
+    fresh = trainer.fresh_code_state
     return not fresh or (checkpoint.progress.get("code_state") == fresh and UNREADABLE not in fresh.values())
 
 
-def resumed(lane: Lane, checkpoints: Checkpoints | None) -> Tally:
-    """Load the newest usable checkpoint into a lane and return the measurements saved with it."""
+def resumed(trainer: Trainer, checkpoints: Checkpoints | None) -> Measurements:
+    """Load the newest usable checkpoint into a trainer and return the measurements saved with it."""
     if checkpoints is None:
-        return Tally()
+        return Measurements()
     checkpoint = checkpoints.latest()
     _warn_of_broken(checkpoints, checkpoint)
-    if checkpoint is None or not can_resume(lane, checkpoint):
-        return Tally()
-    lane.load(checkpoint.tensors, checkpoint.progress["done"])
-    return Tally(**checkpoint.progress["tally"])
+    if checkpoint is None or not can_resume(trainer, checkpoint):
+        return Measurements()
+    trainer.load(checkpoint.tensors, checkpoint.progress["done"])
+    return Measurements(**checkpoint.progress["tally"])
 
 
 def _warn_of_broken(checkpoints: Checkpoints, usable: Checkpoint | None) -> None:
@@ -180,19 +180,19 @@ def _warn_of_broken(checkpoints: Checkpoints, usable: Checkpoint | None) -> None
         )
 
 
-def run_lanes(
-    lanes: Sequence[Lane],
+def train_together(
+    trainers: Sequence[Trainer],
     checkpoints: Sequence[Checkpoints | None] | None = None,
     every: int = 500,
     report_every: int = 20,
     stop: Callable[[], bool] = lambda: False,
-) -> Iterator[tuple[Lane, What]]:
-    """Train lanes with batches of the same shape over the stream, starting from their checkpoints.
+) -> Iterator[tuple[Trainer, What]]:
+    """Train trainers with batches of the same shape over the stream, starting from their checkpoints.
 
     All checkpoints must be of the same step.
 
     Args:
-        lanes: The runs.
+        trainers: The runs.
         checkpoints: The checkpoints of each run; None to save nothing.
         every: Steps between checkpoints. One is also written at the end of each task, except after the last on a GPU.
         report_every: Steps between progress reports. Each one copies the losses to the host and checks them.
@@ -200,35 +200,36 @@ def run_lanes(
             layers and batches of an evaluation. The runs are then saved and end; an interrupted evaluation is
             repeated on resume.
     """
-    stores = checkpoints or [None] * len(lanes)
-    tallies = [resumed(lane, store) for lane, store in zip(lanes, stores, strict=True)]
+    stores = checkpoints or [None] * len(trainers)
+    tallies = [resumed(trainer, store) for trainer, store in zip(trainers, stores, strict=True)]
     runs = [
-        _Run(lane, store, tally, saved=lane.done) for lane, store, tally in zip(lanes, stores, tallies, strict=True)
+        _Run(trainer, store, tally, saved=trainer.done)
+        for trainer, store, tally in zip(trainers, stores, tallies, strict=True)
     ]
-    with Saver() as saver:
+    with CheckpointWriter() as saver:
         yield from _learn(runs, saver, every, report_every, stop)
 
 
 def _learn(
-    runs: list[_Run], saver: Saver, every: int, report_every: int, stop: Callable[[], bool]
-) -> Iterator[tuple[Lane, What]]:
-    ends = runs[0].lane.plan.ends
+    runs: list[_Run], saver: CheckpointWriter, every: int, report_every: int, stop: Callable[[], bool]
+) -> Iterator[tuple[Trainer, What]]:
+    ends = runs[0].trainer.plan.ends
     try:
         _evaluate_ahead(runs, stop)
     except StopRequested:
         yield from _stopped(runs, saver)
         return
-    stepper = mover_for([run.lane for run in runs])
+    stepper = stepper_for([run.trainer for run in runs])
     for task in range(min(run.tally.tasks for run in runs), len(ends)):
-        while runs and runs[0].lane.done < ends[task]:
-            done = runs[0].lane.done
+        while runs and runs[0].trainer.done < ends[task]:
+            done = runs[0].trainer.done
             until = min(ends[task], (done // report_every + 1) * report_every, (done // every + 1) * every)
             started = time.perf_counter()
             losses = stepper.advance(until - done, stop)
             _add_train_time(runs, task, started)
-            verdicts = [_verdict(run.lane, task, loss) for run, loss in zip(runs, losses, strict=True)]
+            verdicts = [_verdict(run.trainer, task, loss) for run, loss in zip(runs, losses, strict=True)]
             continuing = _continuing(runs, verdicts, saver)
-            yield from ((run.lane, verdict) for run, verdict in zip(runs, verdicts, strict=True))
+            yield from ((run.trainer, verdict) for run, verdict in zip(runs, verdicts, strict=True))
             stepper, runs = _stepper_for(stepper, runs, continuing), continuing
             if stop():
                 yield from _stopped(runs, saver)
@@ -242,29 +243,29 @@ def _learn(
             return
         stepper, runs = _stepper_for(stepper, runs, continuing), continuing
     saver.finish([run.checkpoints for run in runs if run.checkpoints is not None])
-    yield from ((run.lane, Finished(_results(run.lane, run.tally))) for run in runs)
+    yield from ((run.trainer, Finished(_results(run.trainer, run.tally))) for run in runs)
 
 
-def _stepper_for(stepper: Mover, runs: Sequence[_Run], continuing: Sequence[_Run]) -> Mover:
+def _stepper_for(stepper: Stepper, runs: Sequence[_Run], continuing: Sequence[_Run]) -> Stepper:
     """Return a stepper for the runs that continue; a new one if some runs have ended."""
-    return mover_for([run.lane for run in continuing]) if continuing and len(continuing) < len(runs) else stepper
+    return stepper_for([run.trainer for run in continuing]) if continuing and len(continuing) < len(runs) else stepper
 
 
-def _stopped(runs: Sequence[_Run], saver: Saver) -> Iterator[tuple[Lane, Stopped]]:
+def _stopped(runs: Sequence[_Run], saver: CheckpointWriter) -> Iterator[tuple[Trainer, Stopped]]:
     """Save all runs that have done at least one step, and yield `Stopped` for each run."""
-    _save([run for run in runs if run.lane.done], saver)
+    _save([run for run in runs if run.trainer.done], saver)
     saver.flush()
-    yield from ((run.lane, Stopped(run.lane.done, len(run.lane.plan.steps), run.saved)) for run in runs)
+    yield from ((run.trainer, Stopped(run.trainer.done, len(run.trainer.plan.steps), run.saved)) for run in runs)
 
 
 def _end_task(
-    runs: list[_Run], task: int, saver: Saver, stop: Callable[[], bool], last: bool
-) -> Generator[tuple[Lane, What], None, list[_Run]]:
+    runs: list[_Run], task: int, saver: CheckpointWriter, stop: Callable[[], bool], last: bool
+) -> Generator[tuple[Trainer, What], None, list[_Run]]:
     """Evaluate the runs, then save them. After the last task, save first: its evaluation is recorded right away.
 
     Yields the diverged runs and returns the others.
     """
-    if last and runs and runs[0].lane.device.type == "cpu":  # on a GPU, repeating steps is faster than this write
+    if last and runs and runs[0].trainer.device.type == "cpu":  # on a GPU, repeating steps is faster than this write
         with suppress(UserError):  # a full disk may still have room for the record
             _save(runs, saver, required=True)
     runs = yield from _end_diverged(runs, _nonfinite(runs, task), saver)
@@ -277,47 +278,49 @@ def _end_task(
 
 
 def _end_diverged(
-    runs: list[_Run], diverged: list[tuple[_Run, Lost]], saver: Saver
-) -> Generator[tuple[Lane, What], None, list[_Run]]:
+    runs: list[_Run], diverged: list[tuple[_Run, Diverged]], saver: CheckpointWriter
+) -> Generator[tuple[Trainer, What], None, list[_Run]]:
     """Yield the diverged runs, drop their pending checkpoints, and return the other runs."""
     _drop_checkpoints([run for run, _ in diverged], saver)
-    yield from ((run.lane, verdict) for run, verdict in diverged)
+    yield from ((run.trainer, verdict) for run, verdict in diverged)
     return [run for run in runs if all(run is not ended for ended, _ in diverged)]
 
 
-def _nonfinite(runs: Sequence[_Run], task: int) -> list[tuple[_Run, Lost]]:
+def _nonfinite(runs: Sequence[_Run], task: int) -> list[tuple[_Run, Diverged]]:
     """Return the runs with non-finite weights or running moments; the last loss of a task can't show them."""
-    names = [(run, run.lane.nonfinite_tensor()) for run in runs]
-    return [(run, Lost(_divergence_message(run.lane, repr(name), task))) for run, name in names if name is not None]
+    names = [(run, run.trainer.nonfinite_tensor()) for run in runs]
+    return [
+        (run, Diverged(_divergence_message(run.trainer, repr(name), task))) for run, name in names if name is not None
+    ]
 
 
 def _evaluate_ahead(runs: Sequence[_Run], stop: Callable[[], bool]) -> None:
     """Evaluate all tasks before the first is learned, if ``evaluate.ahead`` is set."""
     for run in runs:
-        if run.lane.config.evaluate.ahead and run.tally.before is None:
-            (right,) = count_right([run.lane], [len(run.lane.plan.ends)], stop)
+        if run.trainer.config.evaluate.ahead and run.tally.before is None:
+            (right,) = count_correct([run.trainer], [len(run.trainer.plan.ends)], stop)
             run.tally.before, run.tally.before_task = right
 
 
-def _continuing(runs: Sequence[_Run], verdicts: Sequence[Progress | Failed], saver: Saver) -> list[_Run]:
+def _continuing(runs: Sequence[_Run], verdicts: Sequence[Steps | Failed], saver: CheckpointWriter) -> list[_Run]:
     """Return the runs that continue, and drop the pending checkpoints of the others."""
     _drop_checkpoints([run for run, verdict in zip(runs, verdicts, strict=True) if isinstance(verdict, Failed)], saver)
-    return [run for run, verdict in zip(runs, verdicts, strict=True) if isinstance(verdict, Progress)]
+    return [run for run, verdict in zip(runs, verdicts, strict=True) if isinstance(verdict, Steps)]
 
 
-def _verdict(lane: Lane, task: int, loss: float) -> Progress | Failed:
+def _verdict(trainer: Trainer, task: int, loss: float) -> Steps | Failed:
     try:
-        return Progress(lane.done, len(lane.plan.steps), task, lane.check(loss))
+        return Steps(trainer.done, len(trainer.plan.steps), task, trainer.check(loss))
     except LossNotFiniteError as error:
-        return Lost(str(error))
+        return Diverged(str(error))
 
 
-def _save(runs: Sequence[_Run], saver: Saver, required: bool = False) -> None:
+def _save(runs: Sequence[_Run], saver: CheckpointWriter, required: bool = False) -> None:
     for run in runs:
         run.save(saver, required)
 
 
-def _drop_checkpoints(runs: Sequence[_Run], saver: Saver) -> None:
+def _drop_checkpoints(runs: Sequence[_Run], saver: CheckpointWriter) -> None:
     """Drop the pending checkpoints of runs that have ended."""
     saver.forget([run.checkpoints for run in runs if run.checkpoints is not None])
 
@@ -332,20 +335,20 @@ def _add_train_time(runs: Sequence[_Run], task: int, started: float) -> None:
         run.tally.seconds["train"] += share
 
 
-def _evaluate(runs: Sequence[_Run], task: int, stop: Callable[[], bool]) -> list[tuple[_Run, Lost]]:
+def _evaluate(runs: Sequence[_Run], task: int, stop: Callable[[], bool]) -> list[tuple[_Run, Diverged]]:
     """Evaluate runs after a task, with running moments and, if configured, with oracle moments.
 
     Returns the runs that turn out to have diverged. The last update before an evaluation can make weights very large
     without a loss that shows it, but the moments of the data show it.
     """
     started = time.perf_counter()
-    lanes = [run.lane for run in runs]
+    trainers = [run.trainer for run in runs]
     diverged = []
-    if lanes and lanes[0].data.sequence.multi_label:
-        rows: Sequence[LabelRow | Right] = count_labels(lanes, task + 1, stop)
+    if trainers and trainers[0].data.sequence.multi_label:
+        rows: Sequence[LabelRow | CorrectCounts] = count_labels(trainers, task + 1, stop)
     else:
-        tasks = [len(lane.plan.ends) if lane.config.evaluate.ahead else task + 1 for lane in lanes]
-        rows = count_right(lanes, tasks, stop)
+        tasks = [len(trainer.plan.ends) if trainer.config.evaluate.ahead else task + 1 for trainer in trainers]
+        rows = count_correct(trainers, tasks, stop)
     for run, row in zip(runs, rows, strict=True):
         try:
             if isinstance(row, LabelRow):
@@ -354,29 +357,29 @@ def _evaluate(runs: Sequence[_Run], task: int, stop: Callable[[], bool]) -> list
                 _write_row(run, task, row, stop)
         except NonFiniteMomentsError as error:
             cause = f"the moments of the training data at layer {error.layer!r}"
-            diverged.append((run, Lost(_divergence_message(run.lane, cause, task))))
+            diverged.append((run, Diverged(_divergence_message(run.trainer, cause, task))))
     for run in runs:
         run.tally.seconds["evaluate"] += (time.perf_counter() - started) / len(runs)
     return diverged
 
 
-def _divergence_message(lane: Lane, cause: str, task: int) -> str:
+def _divergence_message(trainer: Trainer, cause: str, task: int) -> str:
     return (
-        f"seed {lane.seed}: {cause}: not finite at step {lane.done} of {len(lane.plan.steps)} (after task {task}). "
-        f"Most likely the learning rate of {lane.config.train.lr} is too high for norm {lane.config.norm.name!r}."
+        f"seed {trainer.seed}: {cause}: not finite at step {trainer.done} of {len(trainer.plan.steps)} (after task {task}). "
+        f"Most likely the learning rate of {trainer.config.train.lr} is too high for norm {trainer.config.norm.name!r}."
     )
 
 
-def _write_row(run: _Run, task: int, right: Right, stop: Callable[[], bool]) -> None:
+def _write_row(run: _Run, task: int, right: CorrectCounts, stop: Callable[[], bool]) -> None:
     """Add a row of the accuracy matrix; only after all is measured, so that a stop leaves no partial row."""
-    lane, tally, evaluate = run.lane, run.tally, run.lane.config.evaluate
-    tasks = len(lane.plan.ends)
+    trainer, tally, evaluate = run.trainer, run.tally, run.trainer.config.evaluate
+    tasks = len(trainer.plan.ends)
     running = _padded(right.all, tasks)
-    if (evaluate.moments == "oracle" or evaluate.drift) and keeps_moments(lane.model):
-        with oracle_moments(lane, task + 1, stop) as done:
+    if (evaluate.moments == "oracle" or evaluate.drift) and keeps_moments(trainer.model):
+        with oracle_moments(trainer, task + 1, stop) as done:
             drift = drift_of(done)
             if evaluate.moments == "oracle":
-                (right,) = count_right([lane], [len(right.all)], stop)
+                (right,) = count_correct([trainer], [len(right.all)], stop)
                 tally.correct_running.append(running)
             tally.drift.append(drift)
     tally.correct.append(_padded(right.all, tasks))
@@ -386,14 +389,14 @@ def _write_row(run: _Run, task: int, right: Right, stop: Callable[[], bool]) -> 
 
 def _write_label_row(run: _Run, task: int, row: LabelRow, stop: Callable[[], bool]) -> None:
     """As `_write_row`, for multi-label streams."""
-    lane, tally, evaluate = run.lane, run.tally, run.lane.config.evaluate
-    tasks = len(lane.plan.ends)
+    trainer, tally, evaluate = run.trainer, run.tally, run.trainer.config.evaluate
+    tasks = len(trainer.plan.ends)
     running = _label_row_json(row, tasks)
-    if (evaluate.moments == "oracle" or evaluate.drift) and keeps_moments(lane.model):
-        with oracle_moments(lane, task + 1, stop) as done:
+    if (evaluate.moments == "oracle" or evaluate.drift) and keeps_moments(trainer.model):
+        with oracle_moments(trainer, task + 1, stop) as done:
             drift = drift_of(done)
             if evaluate.moments == "oracle":
-                (row,) = count_labels([lane], task + 1, stop)
+                (row,) = count_labels([trainer], task + 1, stop)
                 tally.labels_running.append(running)
             tally.drift.append(drift)
     tally.labels.append(_label_row_json(row, tasks))
@@ -408,31 +411,31 @@ def _padded(row: list[int], tasks: int) -> list[int | None]:
     return [*row, *([None] * (tasks - len(row)))]
 
 
-def _results(lane: Lane, tally: Tally) -> dict[str, Any]:
+def _results(trainer: Trainer, tally: Measurements) -> dict[str, Any]:
     """Return the measured part of a run's record."""
-    scores = _label_results if lane.data.sequence.multi_label else _accuracy_results
-    parameters = sum(parameter.numel() for parameter in lane.model.parameters())
+    scores = _label_results if trainer.data.sequence.multi_label else _accuracy_results
+    parameters = sum(parameter.numel() for parameter in trainer.model.parameters())
     seconds = {**tally.seconds, "train_by_task": tally.train_by_task}
     rest = {"drift": {"by_task": tally.drift}, "seconds": seconds, "parameters": parameters}
-    shares = [m.corrected_share() for m in lane.model.modules() if isinstance(m, BatchRenormBase)]
+    shares = [m.corrected_share() for m in trainer.model.modules() if isinstance(m, BatchRenormBase)]
     renorm = {"renorm": {"corrected_share": fmean(shares)}} if shares else {}
-    norms = {"norms": count_norms(lane.model)} if is_own_code(lane.config.model.name) else {}
-    reached, tasks = len(lane.plan.ends), lane.data.sequence.tasks
+    norms = {"norms": count_norms(trainer.model)} if is_user_code(trainer.config.model.name) else {}
+    reached, tasks = len(trainer.plan.ends), trainer.data.sequence.tasks
     part = {"reached": {"tasks": reached, "of": tasks}} if reached < tasks else {}
-    return {**scores(lane, tally), **rest, **renorm, **norms, **part, **_chosen_groups(lane)}
+    return {**scores(trainer, tally), **rest, **renorm, **norms, **part, **_chosen_groups(trainer)}
 
 
-def _chosen_groups(lane: Lane) -> dict[str, Any]:
+def _chosen_groups(trainer: Trainer) -> dict[str, Any]:
     """Return the number of groups of each layer, if the settings have ``norm.groups=auto``."""
-    if lane.config.norm.groups != "auto":
+    if trainer.config.norm.groups != "auto":
         return {}
-    groups = {name: getattr(module, "num_groups", None) for name, module in lane.model.named_modules()}
+    groups = {name: getattr(module, "num_groups", None) for name, module in trainer.model.named_modules()}
     return {"norm_groups": {name: number for name, number in groups.items() if isinstance(number, int)}}
 
 
-def _accuracy_results(lane: Lane, tally: Tally) -> dict[str, Any]:
-    stream = lane.data.sequence
-    total = np.bincount(stream.test.task, minlength=stream.tasks)[: len(lane.plan.ends)].tolist()
+def _accuracy_results(trainer: Trainer, tally: Measurements) -> dict[str, Any]:
+    stream = trainer.data.sequence
+    total = np.bincount(stream.test.task, minlength=stream.tasks)[: len(trainer.plan.ends)].tolist()
     matrix = {"correct": tally.correct, "total": total, "before": tally.before}
     results: dict[str, Any] = {"matrix": matrix}
     if tally.correct_running:
@@ -442,15 +445,15 @@ def _accuracy_results(lane: Lane, tally: Tally) -> dict[str, Any]:
     return results
 
 
-def _label_results(lane: Lane, tally: Tally) -> dict[str, Any]:
+def _label_results(trainer: Trainer, tally: Measurements) -> dict[str, Any]:
     """Return the label counts after each task, the class names and groups, and the memory's class counts."""
-    source = lane.data.sequence.source
+    source = trainer.data.sequence.source
     assert isinstance(source, MultiLabelSource)
     results: dict[str, Any] = {"labels": _label_matrix(tally.labels)}
     if tally.labels_running:
         results["labels_running"] = _label_matrix(tally.labels_running)
     results["classes"] = {"names": list(source.class_names), "groups": list(source.class_groups)}
-    return {**results, "census": take_census(lane.plan, lane.data.sequence).to_json()}
+    return {**results, "census": take_census(trainer.plan, trainer.data.sequence).to_json()}
 
 
 def _label_matrix(rows: list[dict[str, Any]]) -> dict[str, Any]:

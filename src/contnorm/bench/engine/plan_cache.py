@@ -7,10 +7,10 @@ from contnorm.bench.data.registry import Source
 from contnorm.bench.plan import Plan, make_plan
 from contnorm.bench.streams.tasks import TaskSequence, build_stream
 
-__all__ = ["Plans"]
+__all__ = ["PlanCache"]
 
 
-class Plans:
+class PlanCache:
     """Streams and plans of one data set, made on first use.
 
     Args:

@@ -20,16 +20,16 @@ from contnorm.bench.config.schema import ModelConfig, NormConfig, RunConfig
 from contnorm.bench.engine.tensor_pack import KINDS
 from contnorm.bench.models.norm_check import calls_recorded, check_norms
 from contnorm.bench.plan import Plan, Step
-from contnorm.bench.user_code import is_own_code, own_error
+from contnorm.bench.user_code import is_user_code, user_code_error
 from contnorm.errors import UserError
 from contnorm.moments.reestimate import keeps_moments, moment_layers
 
-__all__ = ["try_out"]
+__all__ = ["check_network"]
 
 Shape = tuple[int, ...]
 
 
-def try_out(
+def check_network(
     model: nn.Module, config: RunConfig, plan: Plan, shape: Shape, outputs: int, any_norm: bool = False
 ) -> None:
     """Reject a network that can't process the images or all batch sizes of a run, or does not have the run's norm.
@@ -45,7 +45,7 @@ def try_out(
     Raises:
         UserError: If a check fails.
     """
-    if is_own_code(config.model.name):
+    if is_user_code(config.model.name):
         with calls_recorded(model) as called:
             _try_shapes(model, config.model.name, shape, outputs)
         if not any_norm:
@@ -55,7 +55,7 @@ def try_out(
         _try_moments(model, config)
     else:
         _try_norms(model, config, shape)
-    if not is_own_code(config.strategy.name):  # the passes of a user-defined strategy are not known
+    if not is_user_code(config.strategy.name):  # the passes of a user-defined strategy are not known
         step = _first_single_sample_step(config, plan)
         if step is not None:
             _try_one_sample(model, config, plan, step, shape)
@@ -107,7 +107,7 @@ def _try_forward(model: nn.Module, name: str, shape: Shape, outputs: int, when: 
         with torch.no_grad():
             output = model(torch.zeros(2, *shape))
     except Exception as error:
-        raise own_error(error, "model", name, condition) from error
+        raise user_code_error(error, "model", name, condition) from error
     got = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
     if got != (2, outputs):
         raise UserError(

@@ -1,4 +1,4 @@
-"""The folder of an unfinished run: a note with its settings, its checkpoints, and a lock while it is executed."""
+"""The folder of an stopped_runs run: a note with its settings, its checkpoints, and a lock while it is executed."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from typing import Any
 
 from contnorm.bench.config.schema import RunConfig, from_dict
 from contnorm.bench.engine.checkpoint import Checkpoints
-from contnorm.bench.engine.job import Job, Workplace
-from contnorm.bench.engine.lock import Claim
+from contnorm.bench.engine.job import Job, RunEnvironment
+from contnorm.bench.engine.lock import RunLock
 from contnorm.bench.engine.precision import cpu_instructions
 from contnorm.bench.fingerprint import Match, compare_fingerprints, not_comparable
 from contnorm.bench.models.weights_files import replaced_weights
 from contnorm.bench.record_checks import check_whole
 from contnorm.bench.records import LARGEST_SEED, SCHEMA, Store, write_atomically
-from contnorm.bench.user_code import code_hash, is_own_code, untrusted_code
+from contnorm.bench.user_code import code_hash, is_user_code, untrusted_code
 from contnorm.errors import UserError, usable
 
-__all__ = ["Left", "Leftovers", "Unfinished", "edited", "unfinished", "untrusted_in"]
+__all__ = ["RunDir", "StoppedRun", "StoppedRuns", "edited", "stopped_runs", "untrusted_in"]
 
-ENDING = ".unfinished"
+ENDING = ".stopped_runs"
 MOST_THREADS = 1024  # of a run on a CPU; torch aborts the process if it can't start them
 ATTEMPTS = 20  # another process that has just recorded the run may remove the folder
 
 
 @dataclass(frozen=True)
-class Left:
+class StoppedRun:
     """A stopped run.
 
     Attributes:
@@ -51,14 +51,14 @@ class Left:
 
 
 @dataclass(frozen=True)
-class Leftovers:
+class StoppedRuns:
     """The stopped runs in a folder, and why others in it can't be resumed."""
 
-    runs: list[Left]
+    runs: list[StoppedRun]
     problems: list[str]
 
 
-class Unfinished:
+class RunDir:
     """The folder of a run that is not recorded yet.
 
     Args:
@@ -70,28 +70,28 @@ class Unfinished:
         self.folder = record.parent / f"{record.stem}{ENDING}"
         self.note = self.folder / "run.json"
         self.checkpoints = Checkpoints(self.folder / "checkpoints", f"{record.parent.name}/{record.stem}")
-        self.claim = Claim(self.folder / "lock")
+        self.lock = RunLock(self.folder / "lock")
 
     @classmethod
-    def of(cls, job: Job, store: Store) -> Unfinished:
+    def of(cls, job: Job, store: Store) -> RunDir:
         """Return the folder of a job."""
         return cls(store.path(job.config, job.seed))
 
-    def write_note(self, job: Job, place: Workplace, data: str) -> None:
+    def write_note(self, job: Job, environment: RunEnvironment, data: str) -> None:
         """Write the settings and the circumstances of a run; its bits depend on data, device and threads.
 
         Args:
             job: The settings and the seed.
-            place: The environment of the run.
+            environment: The environment of the run.
             data: The fingerprint of its data.
         """
         identity = {"schema": SCHEMA, "config": job.config.as_dict(), "seed": job.seed, "data": data}
-        circumstances: dict[str, object] = {"device": place.device.type, "threads": place.threads}
-        if place.device.type == "cpu":
+        circumstances: dict[str, object] = {"device": environment.device.type, "threads": environment.threads}
+        if environment.device.type == "cpu":
             circumstances["instructions"] = cpu_instructions()
-        if place.keep_weights:
+        if environment.keep_weights:
             circumstances["keep_weights"] = True
-        if place.allow_missing:
+        if environment.allow_missing:
             circumstances["allow_missing"] = True
         with usable(self.folder, "a run can't be kept there", "Say with --runs where else."):
             for attempt in range(ATTEMPTS):
@@ -99,22 +99,22 @@ class Unfinished:
                     write_atomically(self.note, json.dumps(identity | circumstances).encode())
                     break
 
-    def take(self) -> bool:
+    def acquire(self) -> bool:
         """Lock the run for this process; False if another process holds it."""
         for folder in (self.folder, self.checkpoints.folder):
             if folder.is_symlink():
                 raise UserError(f"{folder}: is a symbolic link, and a run is not kept behind one. Remove the link.")
         with usable(self.folder, "a run can't be kept there", "Say with --runs where else."):
-            return self.claim.take()
+            return self.lock.acquire()
 
     def clear_if_free(self) -> None:
         """Remove files that waiting processes may have written after the run was recorded."""
         with suppress(OSError):
-            if self.folder.is_dir() and self.claim.take():
+            if self.folder.is_dir() and self.lock.acquire():
                 self.clear()
-                self.claim.give_back()
+                self.lock.release()
 
-    def begun_otherwise(self, place: Workplace, data: str) -> str:
+    def resume_mismatch(self, environment: RunEnvironment, data: str) -> str:
         """Return why resuming here, with data of that fingerprint, would not be bit-exact; empty if it would be."""
         steps = self.checkpoints.latest_step()
         if not steps or not self.note.is_file():
@@ -133,12 +133,12 @@ class Unfinished:
                 f"{self.folder}: was begun on other data than is found here (fingerprint {noted_data}, here {data}) "
                 f"and has {steps} steps. Say with --data-root where that is, or delete the folder to begin anew."
             )
-        device, threads = note.get("device", place.device.type), note.get("threads", place.threads)
-        if device == place.device.type and (threads == place.threads or device != "cpu"):
+        device, threads = note.get("device", environment.device.type), note.get("threads", environment.threads)
+        if device == environment.device.type and (threads == environment.threads or device != "cpu"):
             return self._other_instructions(note, steps) if device == "cpu" else ""
         return (
             f"{self.folder}: was begun with --device {device} --threads {threads} and has {steps} steps; with --device "
-            f"{place.device.type} --threads {place.threads} its end would be neither's. Go on as it was begun "
+            f"{environment.device.type} --threads {environment.threads} its end would be neither's. Go on as it was begun "
             f"(`contnorm resume` does), or delete the folder to begin anew."
         )
 
@@ -157,21 +157,21 @@ class Unfinished:
         with suppress(OSError):  # another process may use the folder; it is ignored once a record exists
             self.checkpoints.clear()
             self.note.unlink(missing_ok=True)
-            self.claim.remove_files()  # while the lock is held: rmdir needs an empty folder
+            self.lock.remove_files()  # while the lock is held: rmdir needs an empty folder
             self.folder.rmdir()
             self.folder.parent.rmdir()  # fails if a record is in it
 
     def clear_if_untouched(self) -> None:
         """Remove the folder of a run without a checkpoint, unless another process holds it."""
         with suppress(OSError):
-            if self.folder.is_dir() and not self.checkpoints.latest_step() and self.claim.take():
+            if self.folder.is_dir() and not self.checkpoints.latest_step() and self.lock.acquire():
                 self.clear()
-                self.claim.give_back()
+                self.lock.release()
 
 
-def unfinished(root: Path) -> Leftovers:
+def stopped_runs(root: Path) -> StoppedRuns:
     """Return the stopped runs in a folder. Runs that can't be read are listed as problems."""
-    stopped = Leftovers([], [])
+    stopped = StoppedRuns([], [])
     root_folder = [root] if root.resolve().suffix == ENDING else []
     for folder in [*root_folder, *sorted(root.glob(f"**/*{ENDING}"))]:
         if folder.is_symlink() and folder != root:
@@ -179,7 +179,7 @@ def unfinished(root: Path) -> Leftovers:
                 f"{folder}: is a symbolic link, which is not followed. Name the folder it leads to."
             )
             continue
-        run_dir = Unfinished(_relative(folder).with_suffix(".json"))
+        run_dir = RunDir(_relative(folder).with_suffix(".json"))
         if run_dir.record.is_file():  # another process may have written a note after the run was recorded
             continue
         try:
@@ -200,7 +200,7 @@ def _relative(folder: Path) -> Path:
     return resolved.relative_to(current) if resolved.parent.parent.is_relative_to(current) else resolved
 
 
-def _stopped_run(run_dir: Unfinished) -> list[Left]:
+def _stopped_run(run_dir: RunDir) -> list[StoppedRun]:
     """Return the run in a folder, or nothing if the folder has neither a note nor checkpoints."""
     if not run_dir.note.is_file():
         if run_dir.checkpoints.latest_step():
@@ -220,10 +220,10 @@ def _stopped_run(run_dir: Unfinished) -> list[Left]:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _invalid_note(run_dir.note, error) from error
     runs = run_dir.folder.parent.parent
-    if Unfinished.of(job, Store(runs)).folder != run_dir.folder:
+    if RunDir.of(job, Store(runs)).folder != run_dir.folder:
         raise UserError(
             f"{run_dir.note}: is of run {job.config.hash}, seed {job.seed}, and lies where another belongs. Move "
-            f"{run_dir.folder.name} back to its place, or delete it."
+            f"{run_dir.folder.name} back to its environment, or delete it."
         )
     reason = untrusted_in(job.config)  # first: an untrusted file is not even read
     if reason:
@@ -231,7 +231,7 @@ def _stopped_run(run_dir: Unfinished) -> list[Left]:
     reason = edited(job.config)
     if reason:
         raise UserError(f"{run_dir.folder}: {reason} To run it anew, delete the folder.")
-    return [Left(job, runs, device, threads, raw.get("keep_weights") is True, raw.get("allow_missing") is True)]
+    return [StoppedRun(job, runs, device, threads, raw.get("keep_weights") is True, raw.get("allow_missing") is True)]
 
 
 def _read(note: Path) -> dict[str, Any]:
@@ -281,7 +281,7 @@ def edited(config: RunConfig) -> str:
     ):
         now = code_hash(name)
         path = name.rpartition(":")[0]
-        if is_own_code(name) and begun_with is None and now is not None:
+        if is_user_code(name) and begun_with is None and now is not None:
             return (
                 f"{what} {name!r}: {what}.code is missing, so whether {path} is the file that the run was begun with "
                 f"is not known."

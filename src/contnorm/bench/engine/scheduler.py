@@ -22,25 +22,25 @@ from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.multilabel import MultiLabelSource
 from contnorm.bench.data.multilabel_store import find_stored, read_manifest
 from contnorm.bench.data.registry import Source
-from contnorm.bench.engine.job import Job, Workplace
-from contnorm.bench.engine.loop import Failed, Finished, Progress, Stopped, can_resume, run_lanes
-from contnorm.bench.engine.plan_cache import Plans
+from contnorm.bench.engine.job import Job, RunEnvironment
+from contnorm.bench.engine.loop import Failed, Finished, Steps, Stopped, can_resume, train_together
+from contnorm.bench.engine.plan_cache import PlanCache
 from contnorm.bench.engine.precision import cpu_instructions, device_name, numerics
 from contnorm.bench.engine.process_pool import can_start_workers, run_in_processes
 from contnorm.bench.engine.provenance import package_commit
-from contnorm.bench.engine.run_dir import Unfinished, edited, unfinished
-from contnorm.bench.engine.trainer import Lane
-from contnorm.bench.engine.weights import keep_weights
+from contnorm.bench.engine.run_dir import RunDir, edited, stopped_runs
+from contnorm.bench.engine.trainer import Trainer
+from contnorm.bench.engine.weights import save_weights
 from contnorm.bench.fingerprint import Match, compare_fingerprints, not_comparable
 from contnorm.bench.local_imports import search_path, use_search_path
 from contnorm.bench.records import Store
 from contnorm.bench.signals import StopRequested, raise_on_stop
-from contnorm.bench.streams.image_store import Pictures
+from contnorm.bench.streams.image_store import DeviceImages
 from contnorm.bench.trust import only_trusted, trusted_files
-from contnorm.bench.user_code import breaks_in, own_error, python_objects
+from contnorm.bench.user_code import breaks_in, python_objects, user_code_error
 from contnorm.errors import RunBrokeError, UserError, usable
 
-__all__ = ["Event", "Job", "Waiting", "Workplace", "execute", "resolve", "unfinished"]
+__all__ = ["Event", "Job", "RunEnvironment", "Waiting", "execute", "resolve", "stopped_runs"]
 
 
 POLL = 0.25  # seconds between two checks of runs that other processes hold
@@ -64,13 +64,13 @@ class Event:
     """
 
     job: Job
-    what: Progress | Finished | Stopped | Failed | Waiting | str
+    what: Steps | Finished | Stopped | Failed | Waiting | str
     path: Path
 
 
 def execute(
     jobs: Sequence[Job],
-    place: Workplace,
+    environment: RunEnvironment,
     stop: Callable[[], bool] = lambda: False,
     prepare: Callable[[str], object] = lambda name: None,
 ) -> Iterator[Event]:
@@ -81,35 +81,35 @@ def execute(
 
     Args:
         jobs: The runs.
-        place: The folders, the device and the options of execution.
+        environment: The folders, the device and the options of execution.
         stop: Called often; once it returns True, runs stop at the next step.
         prepare: Called with the name of a data set before it is loaded, such as to decode it with a progress bar.
     """
-    store = Store(place.runs)
+    store = Store(environment.runs)
     missing = []
-    data = _DataCheck(place, prepare)
+    data = _DataCheck(environment, prepare)
     try:
         for job in dict.fromkeys(jobs):
-            with usable(place.runs, "it can't be looked into", "Say with --runs where else."):
+            with usable(environment.runs, "it can't be looked into", "Say with --runs where else."):
                 recorded = store.has(job.config, job.seed)
             if recorded:
                 data.check(job, store)
                 yield Event(job, "recorded", store.path(job.config, job.seed))
             else:
                 missing.append(job)
-        yield from _execute_all(missing, place, store, stop, prepare)
+        yield from _execute_all(missing, environment, store, stop, prepare)
     except StopRequested:  # raised while data is read, before any run has started
         return
     except Exception as error:
         if isinstance(error, RunBrokeError) or not isinstance(error, UserError):
             for job in missing:  # they would fail again: remove the notes of runs without a checkpoint
-                Unfinished.of(job, store).clear_if_untouched()
+                RunDir.of(job, store).clear_if_untouched()
         raise
 
 
 def _execute_all(
     jobs: Sequence[Job],
-    place: Workplace,
+    environment: RunEnvironment,
     store: Store,
     stop: Callable[[], bool],
     prepare: Callable[[str], object],
@@ -118,7 +118,7 @@ def _execute_all(
     held: dict[Job, str] = {}  # the holder that was last reported for each job
     while jobs or held:
         stopped = False
-        for event in _execute(jobs, place, stop, prepare):
+        for event in _execute(jobs, environment, stop, prepare):
             if isinstance(event.what, Waiting):
                 held[event.job] = ""
             else:
@@ -139,15 +139,15 @@ def _check_held(held: dict[Job, str], store: Store) -> tuple[list[Event], list[J
     """
     events, free = [], []
     for job in list(held):
-        run_dir = Unfinished.of(job, store)
+        run_dir = RunDir.of(job, store)
         if run_dir.record.is_file():
             run_dir.clear_if_free()
             events.append(Event(job, "recorded", run_dir.record))
             del held[job]
-        elif run_dir.claim.is_free():
+        elif run_dir.lock.is_free():
             free.append(job)
             del held[job]
-        elif held[job] != (holder := run_dir.claim.holder()):
+        elif held[job] != (holder := run_dir.lock.holder()):
             held[job] = holder
             events.append(Event(job, Waiting(holder), run_dir.record))
     return events, free
@@ -157,12 +157,12 @@ class _DataCheck:
     """Warns about records of other data than is on disk now. Such runs are not repeated.
 
     Args:
-        place: The environment of the runs.
+        environment: The environment of the runs.
         prepare: Called with the name of a data set before it is loaded.
     """
 
-    def __init__(self, place: Workplace, prepare: Callable[[str], object]) -> None:
-        self.place, self.prepare = place, prepare
+    def __init__(self, environment: RunEnvironment, prepare: Callable[[str], object]) -> None:
+        self.environment, self.prepare = environment, prepare
         self._fingerprints: dict[str, str | None] = {}
 
     def check(self, job: Job, store: Store) -> None:
@@ -175,13 +175,13 @@ class _DataCheck:
         except UserError as error:  # one broken record must not stop the other runs
             logging.getLogger("contnorm").warning(str(error))
             return
-        was, data = record.raw.get("source", {}).get("fingerprint"), f"{name} in {self.place.data_root}"
+        was, data = record.raw.get("source", {}).get("fingerprint"), f"{name} in {self.environment.data_root}"
         if compare_fingerprints(was, now) is Match.DIFFERENT:
             logging.getLogger("contnorm").warning(
                 f"{path}: is of other data than {data} (fingerprint {was}, now {now}), and is not run again. "
                 f"Move it away, or use another --runs folder, to run it on these."
             )
-        elif find_stored(name, self.place.data_root) and (why := not_comparable(was, now)):
+        elif find_stored(name, self.environment.data_root) and (why := not_comparable(was, now)):
             logging.getLogger("contnorm").warning(f"{path}: may be of other data than {data}: {why}.")
 
     def _fingerprint(self, name: str) -> str | None:
@@ -194,41 +194,41 @@ class _DataCheck:
         return self._fingerprints[name]
 
     def _load(self, name: str) -> str:
-        folder = find_stored(name, self.place.data_root)
+        folder = find_stored(name, self.environment.data_root)
         if folder is not None:
             return str(read_manifest(folder)["fingerprint"])
         with raise_on_stop():
             self.prepare(name)
-            return self.place.load(name).fingerprint
+            return self.environment.load(name).fingerprint
 
 
 def _execute(
-    jobs: Sequence[Job], place: Workplace, stop: Callable[[], bool], prepare: Callable[[str], object]
+    jobs: Sequence[Job], environment: RunEnvironment, stop: Callable[[], bool], prepare: Callable[[str], object]
 ) -> Iterator[Event]:
-    processes = min(place.lanes, len(jobs)) if place.device.type == "cpu" else 1
-    if processes > 1 and not _can_use_processes(place):
+    processes = min(environment.lanes, len(jobs)) if environment.device.type == "cpu" else 1
+    if processes > 1 and not _can_use_processes(environment):
         processes = 1
     if processes < 2:
-        yield from _execute_here(jobs, place, stop, prepare)
+        yield from _execute_here(jobs, environment, stop, prepare)
         return
-    plans: dict[str, Plans] = {}
+    plans: dict[str, PlanCache] = {}
     for config in {job.config: None for job in jobs}:  # invalid settings fail before a process starts
         name = _source(config)
         with raise_on_stop():
             if name not in plans:
                 prepare(name)
-                plans[name] = Plans(place.load(name))
-            Lane(config, 0, plans[name].source, place.device, plans=plans[name])
-    _note_begun(jobs, place, {name: cached.source for name, cached in plans.items()})
-    work = partial(_run_in_worker, place=place, trusted=trusted_files(), path=search_path())
+                plans[name] = PlanCache(environment.load(name))
+            Trainer(config, 0, plans[name].source, environment.device, plans=plans[name])
+    _note_begun(jobs, environment, {name: cached.source for name, cached in plans.items()})
+    work = partial(_run_in_worker, environment=environment, trusted=trusted_files(), path=search_path())
     yield from run_in_processes(work, jobs, processes, stop)
 
 
-def _can_use_processes(place: Workplace) -> bool:
+def _can_use_processes(environment: RunEnvironment) -> bool:
     """Whether runs can be executed in worker processes; warns if they can't."""
     reason = "" if can_start_workers() else "this system does not support it"
     try:
-        cloudpickle.dumps(place.objects)
+        cloudpickle.dumps(environment.objects)
     except Exception as error:  # user objects raise errors of any type
         reason = f"an object can't be sent to another process ({type(error).__name__}: {error})"
     if reason:
@@ -237,46 +237,53 @@ def _can_use_processes(place: Workplace) -> bool:
 
 
 def _run_in_worker(
-    job: Job, stop: Callable[[], bool], *, place: Workplace, trusted: frozenset[Path] | None, path: tuple[str, ...]
+    job: Job,
+    stop: Callable[[], bool],
+    *,
+    environment: RunEnvironment,
+    trusted: frozenset[Path] | None,
+    path: tuple[str, ...],
 ) -> Iterator[Event]:
     """Run one job in a worker process, which may execute the same user code as its parent."""
     use_search_path(path)
-    with only_trusted(trusted), python_objects(place.objects):
-        yield from _execute_here([job], place, stop)
+    with only_trusted(trusted), python_objects(environment.objects):
+        yield from _execute_here([job], environment, stop)
 
 
 def _execute_here(
     jobs: Sequence[Job],
-    place: Workplace,
+    environment: RunEnvironment,
     stop: Callable[[], bool],
     prepare: Callable[[str], object] = lambda name: None,
 ) -> Iterator[Event]:
     """Run jobs in this process; jobs that can share a CUDA graph run together."""
-    store = Store(place.runs)
+    store = Store(environment.runs)
     loaded: dict[str, _Shared] = {}
     noted: set[RunConfig] = set()
-    for group in _groups(jobs, place, store):
+    for group in _groups(jobs, environment, store):
         name = _source(group.jobs[0].config)
         if name not in loaded:
             with raise_on_stop():
                 prepare(name)
-            source = _load_data(name, place)
-            loaded[name] = _Shared(source, Pictures.of(source, place.device, place.whole), Plans(source))
+            source = _load_data(name, environment)
+            loaded[name] = _Shared(
+                source, DeviceImages.of(source, environment.device, environment.whole), PlanCache(source)
+            )
         new = {job.config for job in group.jobs} - noted
         noted |= new  # once only, or a failed run would get a note again
         stopped = False
-        for event in _run(group, [job for job in jobs if job.config in new], loaded[name], place, store, stop):
+        for event in _run(group, [job for job in jobs if job.config in new], loaded[name], environment, store, stop):
             yield event
             stopped = stopped or isinstance(event.what, Stopped)
         if stopped:
             return
 
 
-def _load_data(name: str, place: Workplace) -> Source:
+def _load_data(name: str, environment: RunEnvironment) -> Source:
     """Load a data set. The GPU, which takes seconds to initialize, starts at the same time."""
     with ThreadPoolExecutor(max_workers=1) as worker, raise_on_stop():  # only the main thread can be interrupted
-        starting = worker.submit(lambda: torch.zeros(1, device=place.device))
-        source = place.load(name)
+        starting = worker.submit(lambda: torch.zeros(1, device=environment.device))
+        source = environment.load(name)
         starting.result()
     return source
 
@@ -291,8 +298,8 @@ class _Shared:
     """What the runs on one data set share."""
 
     source: Source
-    pictures: Pictures
-    plans: Plans
+    pictures: DeviceImages
+    plans: PlanCache
 
 
 @dataclass(frozen=True)
@@ -303,15 +310,15 @@ class _Group:
     done: int
 
 
-def _groups(jobs: Sequence[Job], place: Workplace, store: Store) -> Iterator[_Group]:
-    """Group jobs that can run together: same stream, training settings (except lr) and step; at most ``lanes`` jobs."""
+def _groups(jobs: Sequence[Job], environment: RunEnvironment, store: Store) -> Iterator[_Group]:
+    """Group jobs that can run together: same stream, training settings (except lr) and step; at most ``trainers`` jobs."""
     by_key: dict[tuple[object, ...], list[Job]] = {}
     steps: dict[Job, int] = {}
     for job in jobs:
-        steps[job] = Unfinished.of(job, store).checkpoints.latest_step()
+        steps[job] = RunDir.of(job, store).checkpoints.latest_step()
         key = (job.config.stream, replace(job.config.train, lr=0.0), steps[job])
         by_key.setdefault(key, []).append(job)
-    size = place.lanes if place.device.type == "cuda" else 1
+    size = environment.lanes if environment.device.type == "cuda" else 1
     for group in by_key.values():
         for i in range(0, len(group), size):
             yield _Group(group[i : i + size], steps[group[0]])
@@ -321,13 +328,13 @@ def _run(
     group: _Group,
     to_note: Sequence[Job],
     shared: _Shared,
-    place: Workplace,
+    environment: RunEnvironment,
     store: Store,
     stop: Callable[[], bool],
 ) -> Iterator[Event]:
     started = time.perf_counter()
-    with ExitStack() as cleanup, numerics(group.jobs[0].config.train, place.threads):
-        lanes: dict[Lane, Job] = {}
+    with ExitStack() as cleanup, numerics(group.jobs[0].config.train, environment.threads):
+        trainers: dict[Trainer, Job] = {}
         for job in group.jobs:
             reason = edited(job.config)  # a file may have changed while earlier groups ran
             if reason:
@@ -335,57 +342,59 @@ def _run(
                 continue
             # Invalid settings fail here, before anything is written.
             with raise_on_stop():
-                lane = Lane(job.config, job.seed, shared.source, place.device, shared.pictures, shared.plans)
-            cleanup.callback(lane.feed.close)
-            lanes[lane] = job
+                trainer = Trainer(
+                    job.config, job.seed, shared.source, environment.device, shared.pictures, shared.plans
+                )
+            cleanup.callback(trainer.feed.close)
+            trainers[trainer] = job
         sources = {_source(job.config): shared.source for job in group.jobs}
-        _note_begun([job for job in to_note if not edited(job.config)], place, sources)
-        for lane, job in list(lanes.items()):
-            refused = _acquire(job, group, place, store, cleanup, shared.source)
+        _note_begun([job for job in to_note if not edited(job.config)], environment, sources)
+        for trainer, job in list(trainers.items()):
+            refused = _acquire(job, group, environment, store, cleanup, shared.source)
             if refused is not None:
-                del lanes[lane]
+                del trainers[trainer]
                 yield Event(job, refused, store.path(job.config, job.seed))
-        restarted = {lane: job for lane, job in lanes.items() if _must_restart(lane, Unfinished.of(job, store))}
-        for same_step in ({lane: job for lane, job in lanes.items() if lane not in restarted}, restarted):
-            if same_step:  # lanes that run together must be at the same step
+        restarted = {trainer: job for trainer, job in trainers.items() if _must_restart(trainer, RunDir.of(job, store))}
+        for same_step in ({trainer: job for trainer, job in trainers.items() if trainer not in restarted}, restarted):
+            if same_step:  # trainers that run together must be at the same step
                 with _error_context(same_step, store):
-                    yield from _learn(same_step, shared.source, place, store, stop, started)
+                    yield from _learn(same_step, shared.source, environment, store, stop, started)
 
 
-def _note_begun(jobs: Sequence[Job], place: Workplace, sources: Mapping[str, Source]) -> None:
+def _note_begun(jobs: Sequence[Job], environment: RunEnvironment, sources: Mapping[str, Source]) -> None:
     """Write the notes of runs, so that `resume` also knows those that have not started yet."""
-    store = Store(place.runs)
+    store = Store(environment.runs)
     for job in jobs:
-        run_dir = Unfinished.of(job, store)
+        run_dir = RunDir.of(job, store)
         if not run_dir.note.is_file() and not run_dir.record.is_file():
-            run_dir.write_note(job, place, sources[_source(job.config)].fingerprint)
+            run_dir.write_note(job, environment, sources[_source(job.config)].fingerprint)
 
 
 def _acquire(
-    job: Job, group: _Group, place: Workplace, store: Store, cleanup: ExitStack, source: Source
+    job: Job, group: _Group, environment: RunEnvironment, store: Store, cleanup: ExitStack, source: Source
 ) -> Failed | Waiting | str | None:
     """Lock a run for this process; if it is not to be run here and now, return the event that says why."""
-    run_dir = Unfinished.of(job, store)
-    if not run_dir.take():
-        return Waiting(run_dir.claim.holder())
-    cleanup.callback(run_dir.claim.give_back)
+    run_dir = RunDir.of(job, store)
+    if not run_dir.acquire():
+        return Waiting(run_dir.lock.holder())
+    cleanup.callback(run_dir.lock.release)
     if run_dir.record.is_file():
         run_dir.clear()
         return "recorded"
     if run_dir.checkpoints.latest_step() != group.done:  # another process has advanced it: group it again
-        run_dir.claim.give_back()
+        run_dir.lock.release()
         return Waiting("")
-    mismatch = run_dir.begun_otherwise(place, source.fingerprint)
+    mismatch = run_dir.resume_mismatch(environment, source.fingerprint)
     if mismatch:
         return Failed(mismatch)
-    run_dir.write_note(job, place, source.fingerprint)
+    run_dir.write_note(job, environment, source.fingerprint)
     return None
 
 
-def _must_restart(lane: Lane, run_dir: Unfinished) -> bool:
+def _must_restart(trainer: Trainer, run_dir: RunDir) -> bool:
     """Whether the state of user code differs from the checkpoint's; unusable checkpoints are removed."""
-    checkpoint = run_dir.checkpoints.latest() if lane.fresh_code_state else None
-    if checkpoint is None or can_resume(lane, checkpoint):
+    checkpoint = run_dir.checkpoints.latest() if trainer.fresh_code_state else None
+    if checkpoint is None or can_resume(trainer, checkpoint):
         return False
     logging.getLogger("contnorm").warning(
         f"{run_dir.folder}: its checkpoint after {checkpoint.progress['done']} steps does not hold the state that its "
@@ -396,23 +405,23 @@ def _must_restart(lane: Lane, run_dir: Unfinished) -> bool:
 
 
 def _learn(
-    lanes: dict[Lane, Job],
+    trainers: dict[Trainer, Job],
     source: Source,
-    place: Workplace,
+    environment: RunEnvironment,
     store: Store,
     stop: Callable[[], bool],
     started: float,
 ) -> Iterator[Event]:
-    run_dirs = {lane: Unfinished.of(job, store) for lane, job in lanes.items()}
-    checkpoints = [run_dir.checkpoints if place.resumable else None for run_dir in run_dirs.values()]
-    for lane, what in run_lanes(list(lanes), checkpoints, place.checkpoint_every, stop=stop):
-        job, run_dir = lanes[lane], run_dirs[lane]
+    run_dirs = {trainer: RunDir.of(job, store) for trainer, job in trainers.items()}
+    checkpoints = [run_dir.checkpoints if environment.resumable else None for run_dir in run_dirs.values()]
+    for trainer, what in train_together(list(trainers), checkpoints, environment.checkpoint_every, stop=stop):
+        job, run_dir = trainers[trainer], run_dirs[trainer]
         if isinstance(what, Finished):
-            what.found["seconds"] |= {"together": time.perf_counter() - started, "lanes": len(lanes)}
-            results = {**what.found, **_environment(job.config, source, place.device)}
+            what.found["seconds"] |= {"together": time.perf_counter() - started, "lanes": len(trainers)}
+            results = {**what.found, **_provenance(job.config, source, environment)}
             with usable(run_dir.record, "the record can't be written", f"{GO_ON} then go on with `contnorm resume`."):
-                if place.keep_weights:  # before the record: every record then has its weights
-                    keep_weights(lane, run_dir.record)
+                if environment.keep_weights:  # before the record: every record then has its weights
+                    save_weights(trainer, run_dir.record)
                 store.save(job.config, job.seed, results)
         if isinstance(what, Finished | Failed):
             run_dir.clear()
@@ -423,28 +432,31 @@ GO_ON = "The last checkpoint stays: make room,"
 
 
 @contextmanager
-def _error_context(lanes: dict[Lane, Job], store: Store) -> Iterator[None]:
+def _error_context(trainers: dict[Trainer, Job], store: Store) -> Iterator[None]:
     """Add to an error which run failed and how many of its steps are saved; errors of user code become one line."""
     try:
         yield
     except UserError:
         raise
     except (Exception, SystemExit) as error:
-        lane, job = next(iter(lanes.items()))
-        run_dir = Unfinished.of(job, store)
+        trainer, job = next(iter(trainers.items()))
+        run_dir = RunDir.of(job, store)
         saved = run_dir.checkpoints.latest_step()
         saved_note = f"{saved} steps of it are saved in {run_dir.folder}" if saved else "nothing of it is kept"
         for what, name in (("strategy", job.config.strategy.name), ("model", job.config.model.name)):
             if breaks_in(error, name):
-                when = f"after {lane.done} of {len(lane.plan.steps)} steps"
-                raise RunBrokeError(f"{own_error(error, what, name, when)} ({saved_note})") from error
-        error.add_note(f"seed {job.seed}, after {lane.done} of {len(lane.plan.steps)} steps; {saved_note}.")
+                when = f"after {trainer.done} of {len(trainer.plan.steps)} steps"
+                raise RunBrokeError(f"{user_code_error(error, what, name, when)} ({saved_note})") from error
+        error.add_note(f"seed {job.seed}, after {trainer.done} of {len(trainer.plan.steps)} steps; {saved_note}.")
         raise
 
 
-def _environment(config: RunConfig, source: Source, device: torch.device) -> dict[str, Any]:
+def _provenance(config: RunConfig, source: Source, environment: RunEnvironment) -> dict[str, Any]:
     """Return what the results depend on besides the settings: versions, device, precision, data and commit."""
+    device, model = environment.device, environment.objects.get(config.model.name)
+    shared_weights = model is not None and isinstance(model.value, torch.nn.Module)
     return {
+        **({"initial_weights": "those of the given module, for all seeds"} if shared_weights else {}),
         "versions": {
             "contnorm": contnorm.__version__,
             "torch": torch.__version__,

@@ -17,13 +17,13 @@ from contnorm.bench.memories import NOT_KEPT
 from contnorm.bench.plan import Step
 from contnorm.bench.streams.tasks import Items
 
-__all__ = ["Row", "Rows", "rows_of", "samples_of", "stretch_end"]
+__all__ = ["StepRow", "StepTable", "rows_of", "samples_of", "stretch_end"]
 
 Indices = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Row:
+class StepRow:
     """One step. Each tensor has the samples of the stream first, then those of each replay draw.
 
     Attributes:
@@ -44,7 +44,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Rows:
+class StepTable:
     """The rows of steps of the same shape.
 
     Attributes:
@@ -57,19 +57,21 @@ class Rows:
     sizes: tuple[int, ...]
     augmented: bool
 
-    def at(self, number: int | Tensor) -> Row:
+    def at(self, number: int | Tensor) -> StepRow:
         """Return one row. In a CUDA graph, its number is a tensor on the device."""
         row = self.table[number] if isinstance(number, int) else self.table.index_select(0, number).squeeze(0)
         samples = sum(self.sizes)
         image, label, task, slots, views = torch.split(row, [samples] * 4 + [len(row) - 4 * samples])
-        return Row(self.sizes, image, label, task, slots, views.view(samples, 3) if self.augmented else None)
+        return StepRow(self.sizes, image, label, task, slots, views.view(samples, 3) if self.augmented else None)
 
-    def overwrite(self, others: Rows) -> None:
-        """Copy other rows, which may be fewer, into this table in place, so that a captured step reads them."""
+    def overwrite(self, others: StepTable) -> None:
+        """Copy other rows, which may be fewer, into this table in environment, so that a captured step reads them."""
         self.table[: len(others.table)].copy_(others.table)
 
 
-def rows_of(steps: Sequence[Step], images: Sequence[Indices], items: Items, spare: int, device: torch.device) -> Rows:
+def rows_of(
+    steps: Sequence[Step], images: Sequence[Indices], items: Items, spare: int, device: torch.device
+) -> StepTable:
     """Build the rows of steps of the same shape.
 
     Args:
@@ -88,7 +90,7 @@ def rows_of(steps: Sequence[Step], images: Sequence[Indices], items: Items, spar
     )
     views += _draws([step.replay_views for step in steps if step.replay_views is not None])
     table = np.concatenate([_table(images), label, items.task[samples], *slots, *views], axis=1)
-    return Rows(torch.from_numpy(table).to(device), first.sizes, first.stream_views is not None)
+    return StepTable(torch.from_numpy(table).to(device), first.sizes, first.stream_views is not None)
 
 
 def samples_of(steps: Sequence[Step]) -> Indices:

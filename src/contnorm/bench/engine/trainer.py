@@ -1,6 +1,6 @@
-"""The trainer of one run, called a lane. `Lane.state` holds everything that must survive a restart.
+"""The trainer of one run, called a trainer. `Trainer.state` holds everything that must survive a restart.
 
-A lane has a config, a seed, a plan, a model, an optimizer and, if the strategy stores logits, a memory of logits. One
+A trainer has a config, a seed, a plan, a model, an optimizer and, if the strategy stores logits, a memory of logits. One
 training step consists of gather, augment, forward, loss, backward, update and scatter, and reads its indices from
 tensors. The package draws no random numbers in a step and copies no value to the host, so a step can be captured as a
 CUDA graph.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.registry import Source
-from contnorm.bench.engine.bf16_weights import HalfWeights
+from contnorm.bench.engine.bf16_weights import Bf16Weights
 from contnorm.bench.engine.code_state import (
     UNREADABLE,
     CodeState,
@@ -30,21 +30,21 @@ from contnorm.bench.engine.code_state import (
     strategy_state,
 )
 from contnorm.bench.engine.optimizers import build_optimizer, load_optimizer_state, optimizer_state
-from contnorm.bench.engine.plan_cache import Plans
-from contnorm.bench.engine.preflight import try_out
-from contnorm.bench.engine.step_tensors import Row, Rows, rows_of, samples_of
+from contnorm.bench.engine.plan_cache import PlanCache
+from contnorm.bench.engine.preflight import check_network
+from contnorm.bench.engine.step_tensors import StepRow, StepTable, rows_of, samples_of
 from contnorm.bench.engine.user_random import has_drawn, seeded_generators
 from contnorm.bench.models import MODELS, build_model
 from contnorm.bench.plan import Step
 from contnorm.bench.rng import seed_for
-from contnorm.bench.strategies import Batch, Head, build_strategy
-from contnorm.bench.strategies.user_strategy import checked_answer
-from contnorm.bench.streams.image_store import Feed, Pictures, Window
+from contnorm.bench.strategies import Batch, OutputMask, build_strategy
+from contnorm.bench.strategies.user_strategy import check_loss
+from contnorm.bench.streams.image_store import DeviceImages, ImageFeed, PrefetchedFeed
 from contnorm.bench.streams.transforms import DeviceStream
-from contnorm.bench.user_code import is_own_code, loaded_modules
+from contnorm.bench.user_code import is_user_code, loaded_modules
 from contnorm.kernels.side_stream import Beside, weights_beside
 
-__all__ = ["Lane", "LossNotFiniteError"]
+__all__ = ["LossNotFiniteError", "Trainer"]
 
 RUNNING_MOMENTS = ("running_mean", "running_var")
 
@@ -53,7 +53,7 @@ class LossNotFiniteError(Exception):
     """The loss of a run is infinite or NaN; the run can't continue."""
 
 
-class Lane:
+class Trainer:
     """One run in progress.
 
     Args:
@@ -61,9 +61,9 @@ class Lane:
         seed: The seed.
         source: The data set.
         device: The device to train on.
-        pictures: The images on the device, to share with other lanes. Default: loaded for this lane.
-        plans: A cache of plans, to share with other lanes. Default: a new one.
-        any_norm: Whether user-defined networks may have other norms than the settings name. For lanes that are not
+        pictures: The images on the device, to share with other trainers. Default: loaded for this trainer.
+        plans: A cache of plans, to share with other trainers. Default: a new one.
+        any_norm: Whether user-defined networks may have other norms than the settings name. For trainers that are not
             recorded.
     """
 
@@ -73,8 +73,8 @@ class Lane:
         seed: int,
         source: Source,
         device: torch.device,
-        pictures: Pictures | None = None,
-        plans: Plans | None = None,
+        pictures: DeviceImages | None = None,
+        plans: PlanCache | None = None,
         any_norm: bool = False,
     ) -> None:
         self.config, self.seed, self.device = config, seed, device
@@ -82,16 +82,16 @@ class Lane:
         with self._seeded("strategy"):
             self.strategy = build_strategy(config.strategy)
         self._strategy_modules = _user_modules(config.strategy.name)
-        stream, self.plan = (plans or Plans(source)).of(config, seed, self.strategy.draws)
+        stream, self.plan = (plans or PlanCache(source)).of(config, seed, self.strategy.draws)
         self.data = DeviceStream(stream, device, pictures)
         self.feed = self._feed()
-        self.head = Head(self.data.competing)
-        self.own_head = self._own_head()
+        self.head = OutputMask(self.data.competing)
+        self.task_mask = self._task_mask()
         self.model = self._fresh_model(any_norm)
         self._model_modules = _user_modules(config.model.name)
         # A user-defined network may access its weights in any way, so there autocast casts them.
         use_bf16_copies = config.train.precision == "bf16" and config.model.name in MODELS
-        self.half = HalfWeights(self.model) if use_bf16_copies else None
+        self.half = Bf16Weights(self.model) if use_bf16_copies else None
         self.optimizer = build_optimizer(config.train, self.model, device)
         slots = self.plan.slots if self.strategy.stores_logits else 0
         self.logits = torch.zeros(slots + 1, stream.outputs, device=device)  # last row: samples that are not stored
@@ -101,12 +101,16 @@ class Lane:
         self.fresh_code_state = self.code_state()
         register_modules()
 
-    def _feed(self) -> Feed:
+    def _feed(self) -> ImageFeed:
         """Return the feed that copies the images of a step to the device."""
         gallery = self.data.pictures.train
-        return Feed(gallery) if gallery.whole else Window(gallery, [self._images(step) for step in self.plan.steps])
+        return (
+            ImageFeed(gallery)
+            if gallery.whole
+            else PrefetchedFeed(gallery, [self._images(step) for step in self.plan.steps])
+        )
 
-    def _own_head(self) -> Head | None:
+    def _task_mask(self) -> OutputMask | None:
         """Return the head for task-aware evaluation of class-incremental streams; None for other scenarios."""
         stream = self.data.sequence
         if self.config.stream.scenario != "class":
@@ -114,7 +118,7 @@ class Lane:
         mask = torch.zeros(stream.tasks, stream.outputs, dtype=torch.bool)
         for items in (stream.train, stream.test):
             mask[torch.from_numpy(items.task), torch.from_numpy(items.label)] = True
-        return Head(mask.to(self.device))
+        return OutputMask(mask.to(self.device))
 
     def _images(self, step: Step) -> NDArray[np.int64]:
         """Return the image numbers of a step: those of the stream, then those of each replay draw."""
@@ -126,13 +130,13 @@ class Lane:
         shape = stream.source.train_images.shape[1:]
         with seeded_generators(seed_for(self.seed, "init"), torch.device("cpu")):
             model = build_model(self.config.model, self.config.norm, shape, stream.outputs, len(self.plan.steps))
-            try_out(model, self.config, self.plan, shape, stream.outputs, any_norm)
+            check_network(model, self.config, self.plan, shape, stream.outputs, any_norm)
         model = model.to(self.device)
         if self.device.type == "cuda":  # the layout that tensor cores need and images have
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return model
 
-    def rows(self, start: int, end: int) -> Rows:
+    def rows(self, start: int, end: int) -> StepTable:
         """Return the index tensors of steps ``start`` to ``end``, which must have the same shape, on the device."""
         steps = self.plan.steps[start:end]
         places = self.feed.places(list(self.data.sequence.train.image[samples_of(steps)]), start)
@@ -144,7 +148,7 @@ class Lane:
         self.done += 1
         return loss
 
-    def learn(self, row: Row) -> Tensor:
+    def learn(self, row: StepRow) -> Tensor:
         """Do one training step on the samples of a row; returns the loss as a tensor on the device."""
         write, stream, replay = self._batches(row)
         self.model.train()
@@ -168,15 +172,15 @@ class Lane:
     def _loss(self, stream: Batch, replay: tuple[Batch, ...]) -> tuple[Tensor, Tensor | None]:
         answer = self.strategy.loss(self.half or self.model, self.head, stream, replay)
         name = self.config.strategy.name
-        if is_own_code(name):
-            return checked_answer(name, answer, self.strategy.stores_logits, self.head, stream)
+        if is_user_code(name):
+            return check_loss(name, answer, self.strategy.stores_logits, self.head, stream)
         return answer
 
     @contextmanager
     def _seeded(self, purpose: str) -> Iterator[None]:
         """Seed the global generators for user code; not in a graph capture, since captured code draws nothing."""
         capturing = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-        if capturing or not (is_own_code(self.config.strategy.name) or is_own_code(self.config.model.name)):
+        if capturing or not (is_user_code(self.config.strategy.name) or is_user_code(self.config.model.name)):
             yield
             return
         with seeded_generators(seed_for(self.seed, purpose), self.device):
@@ -186,10 +190,10 @@ class Lane:
         """Record whether user code draws random numbers in a step; every graph replay would draw the same ones."""
         if self.device.type != "cuda" or self.draws_random or torch.cuda.is_current_stream_capturing():
             return
-        if is_own_code(self.config.strategy.name) or is_own_code(self.config.model.name):
+        if is_user_code(self.config.strategy.name) or is_user_code(self.config.model.name):
             self.draws_random = has_drawn(seed_for(self.seed, f"step {self.done}"), self.device)
 
-    def _batches(self, row: Row) -> tuple[Tensor, Batch, tuple[Batch, ...]]:
+    def _batches(self, row: StepRow) -> tuple[Tensor, Batch, tuple[Batch, ...]]:
         """Return the memory slots to write to, the batch of the stream, and the batch of each replay draw."""
         x = self.data.seen(self.feed.pixels, row.image, row.task, row.views)
         label = self.data.train.label[row.label] if self.data.sequence.multi_label else row.label
@@ -240,14 +244,14 @@ class Lane:
     def code_state(self) -> CodeState:
         """Return digests of the state that user code has outside of `state`; empty without user code."""
         digests: CodeState = {}
-        if is_own_code(self.config.strategy.name):
+        if is_user_code(self.config.strategy.name):
             state = strategy_state(self.strategy, self._strategy_modules, self.head)
             digests |= {f"strategy {name}": digest for name, digest in state.items()}
-            if not is_own_code(self.config.model.name):  # the strategy may change it in unsaved ways
+            if not is_user_code(self.config.model.name):  # the strategy may change it in unsaved ways
                 state = network_state(self.model, self._strategy_modules)
                 of_model = {name: digest for name, digest in state.items() if f"strategy {name}" not in digests}
                 digests |= {f"strategy model.{name}": digest for name, digest in of_model.items()}
-        if is_own_code(self.config.model.name):
+        if is_user_code(self.config.model.name):
             state = network_state(self.model, self._model_modules)
             digests |= {f"model {name}": digest for name, digest in state.items()}
         return digests
@@ -270,5 +274,5 @@ class Lane:
 
 
 def _user_modules(name: str) -> dict[str, ModuleType]:
-    """Return the modules of user code as loaded for this lane; another lane may load them again."""
-    return loaded_modules(name) if is_own_code(name) else {}
+    """Return the modules of user code as loaded for this trainer; another trainer may load them again."""
+    return loaded_modules(name) if is_user_code(name) else {}

@@ -10,49 +10,49 @@ from pathlib import Path
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from contnorm.bench.engine.trainer import Lane
+from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.records import write_atomically
 from contnorm.errors import UserError
 
-__all__ = ["keep_weights", "load_kept_weights", "load_weights", "weights_beside"]
+__all__ = ["load_run_weights", "load_weights", "save_weights", "weights_path"]
 
 
-def weights_beside(record: Path) -> Path:
+def weights_path(record: Path) -> Path:
     """Return the path of the weights of a run, which exists if they were saved.
 
     Example:
-        >>> print(weights_beside(Path("runs/0123abcd/4.json")))
+        >>> print(weights_path(Path("runs/0123abcd/4.json")))
         runs/0123abcd/4.safetensors
     """
     return record.with_suffix(".safetensors")
 
 
-def keep_weights(lane: Lane, record: Path) -> None:
-    """Write the parameters and buffers of a lane next to its record, atomically."""
-    copies = {name: t.detach().cpu().clone().contiguous() for name, t in lane.model.state_dict().items()}
-    write_atomically(weights_beside(record), save(copies))
+def save_weights(trainer: Trainer, record: Path) -> None:
+    """Write the parameters and buffers of a trainer next to its record, atomically."""
+    copies = {name: t.detach().cpu().clone().contiguous() for name, t in trainer.model.state_dict().items()}
+    write_atomically(weights_path(record), save(copies))
 
 
-def load_kept_weights(lane: Lane, record: Path) -> None:
-    """Load the weights that were saved next to a record into a lane.
+def load_run_weights(trainer: Trainer, record: Path) -> None:
+    """Load the weights that were saved next to a record into a trainer.
 
     Raises:
         UserError: If there are none, or they are of another run.
     """
-    path = weights_beside(record)
+    path = weights_path(record)
     if not path.is_file():
         raise UserError(
             f"{path}: the weights of this run were not kept. Move {record} away, and run it again with "
             f"`contnorm run --keep-weights` and the settings it had."
         )
-    load_weights(lane, path, f"Move it and {record} away, and run it again with `contnorm run --keep-weights`.")
+    load_weights(trainer, path, f"Move it and {record} away, and run it again with `contnorm run --keep-weights`.")
 
 
-def load_weights(lane: Lane, path: Path, mend: str) -> None:
-    """Load the weights in a safetensors file into a lane.
+def load_weights(trainer: Trainer, path: Path, mend: str) -> None:
+    """Load the weights in a safetensors file into a trainer.
 
     Args:
-        lane: The lane.
+        trainer: The trainer.
         path: The file.
         mend: What to do about an error, for its message.
 
@@ -60,7 +60,7 @@ def load_weights(lane: Lane, path: Path, mend: str) -> None:
         UserError: If the file can't be read or belongs to another network.
     """
     try:
-        lane.model.load_state_dict(load(path.read_bytes()))
+        trainer.model.load_state_dict(load(path.read_bytes()))
     except (OSError, SafetensorError, RuntimeError) as error:
         detail = " ".join(str(error).split())
         raise UserError(f"{path}: is no safetensors file of this network's weights ({detail}). {mend}") from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,22 +14,30 @@ NOT_KEPT = -1  # slot of a sample that is not stored
 Slots = NDArray[np.int64]
 
 
-class Memory(Protocol):
+class Memory:
     """A policy over ``capacity`` slots.
 
     ``offer`` receives samples in the order of their arrival and returns the slot of each. A later sample overwrites an
     earlier one in the same slot, also within one call. ``readable`` returns the slots that can be replayed now.
+
+    A memory that is built with its size alone, such as ``Ring(50)``, describes the memory of a run: `bench.run` builds
+    one for each seed from its settings. To use a memory directly, give all arguments.
     """
 
     capacity: int
 
+    @property
+    def settings(self) -> Mapping[str, object]:
+        """The settings of a run with this memory, by dotted key."""
+        return {}
+
     def offer(self, labels: NDArray[np.int64], task: int) -> Slots:
         """Return the slot of each sample, or ``NOT_KEPT``. Labels are (B,) classes, or multi-hot (B, C)."""
-        ...
+        raise NotImplementedError(f"{type(self).__name__} does not define offer(labels, task).")
 
     def readable(self, before_task: int | None = None) -> Slots:
         """Return the filled slots; with ``before_task``, only those that hold samples of earlier tasks."""
-        ...
+        raise NotImplementedError(f"{type(self).__name__} does not define readable(before_task).")
 
 
 class Filled:

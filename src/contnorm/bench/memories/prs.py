@@ -11,10 +11,12 @@ candidate has a higher cost, it evicts the first one, whatever its cost. ``quirk
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 from numpy.typing import NDArray
 
-from contnorm.bench.memories.base import NOT_KEPT, Filled, Slots
+from contnorm.bench.memories.base import NOT_KEPT, Filled, Memory, Slots
 
 __all__ = ["PartitioningReservoir"]
 
@@ -22,14 +24,14 @@ Floats = NDArray[np.float64]
 SAME = 1e-9  # tolerance for equal costs: sums in another order differ by rounding errors
 
 
-class PartitioningReservoir:
+class PartitioningReservoir(Memory):
     """A reservoir that is partitioned by label.
 
     Args:
         capacity: Number of slots.
-        labels: Number of labels.
+        labels: Number of labels; None for a memory that describes a run's.
         rho: Exponent of a label's frequency in its target share; -0.03 and 0.02 in the papers.
-        generator: Random generator.
+        generator: Random generator; None for one with a random seed.
         quirk: Whether to evict as the published code does.
 
     Example:
@@ -39,18 +41,33 @@ class PartitioningReservoir:
     """
 
     def __init__(
-        self, capacity: int, labels: int, rho: float, generator: np.random.Generator, quirk: bool = False
+        self,
+        capacity: int,
+        labels: int | None = None,
+        rho: float = 0.0,
+        generator: np.random.Generator | None = None,
+        quirk: bool = False,
     ) -> None:
-        if capacity < 1 or labels < 1:
+        if capacity < 1 or (labels is not None and labels < 1):
             raise ValueError(f"PartitioningReservoir: capacity={capacity} and labels={labels} must be 1 or more.")
+        labels = labels or 0
         self.capacity, self.labels, self.rho, self.quirk = capacity, labels, rho, quirk
-        self._generator = generator
+        self._generator = generator or np.random.default_rng()
         self._seen = 0
         self._filled = Filled(capacity)
         self._held = np.zeros((capacity, labels), dtype=bool)  # labels of the sample in each slot
         self._held_count = np.zeros(labels, dtype=np.int64)  # l: number of slots per label
         self._stream_count = np.zeros(labels, dtype=np.int64)  # n: number of stream samples per label
         self._share = np.zeros(labels)  # p: target share per label; stale for labels not in memory
+
+    @property
+    def settings(self) -> Mapping[str, object]:
+        return {
+            "memory.kind": "prs",
+            "memory.size": self.capacity,
+            "memory.rho": self.rho,
+            "memory.quirk": self.quirk,
+        }
 
     def offer(self, labels: NDArray[np.int64], task: int) -> Slots:
         if labels.ndim != 2 or labels.shape[1] != self.labels:

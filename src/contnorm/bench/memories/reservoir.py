@@ -6,20 +6,22 @@ from 0 to n; the sample is written there if the memory has that slot, and is ski
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 from numpy.typing import NDArray
 
-from contnorm.bench.memories.base import NOT_KEPT, Filled, Slots
+from contnorm.bench.memories.base import NOT_KEPT, Filled, Memory, Slots
 
 __all__ = ["Reservoir"]
 
 
-class Reservoir:
+class Reservoir(Memory):
     """Each of n samples is stored with probability ``capacity / n``.
 
     Args:
         capacity: Number of slots.
-        generator: Random generator.
+        generator: Random generator; None for one with a random seed.
 
     Example:
         >>> memory = Reservoir(2, np.random.default_rng(0))
@@ -29,13 +31,17 @@ class Reservoir:
         [0, 1]
     """
 
-    def __init__(self, capacity: int, generator: np.random.Generator) -> None:
+    def __init__(self, capacity: int, generator: np.random.Generator | None = None) -> None:
         if capacity < 1:
             raise ValueError(f"Reservoir: capacity={capacity} must be 1 or more.")
         self.capacity = capacity
-        self._generator = generator
+        self._generator = generator or np.random.default_rng()
         self._seen = 0
         self._filled = Filled(capacity)
+
+    @property
+    def settings(self) -> Mapping[str, object]:
+        return {"memory.kind": "reservoir", "memory.size": self.capacity}
 
     def offer(self, labels: NDArray[np.int64], task: int) -> Slots:
         order = self._seen + np.arange(len(labels))

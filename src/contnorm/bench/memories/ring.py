@@ -6,22 +6,23 @@ of class. At the end of a task, it holds the last 50 samples of the task. Anothe
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from contnorm.bench.memories.base import Filled, Slots
+from contnorm.bench.memories.base import Filled, Memory, Slots
 
 __all__ = ["Ring"]
 
 
-class Ring:
+class Ring(Memory):
     """First in, first out, within the slots of a task or a class.
 
     Args:
         size: Number of slots per ring.
-        rings: Number of tasks or classes.
+        rings: Number of tasks or classes; None for a memory that describes a run's.
         per: Whether there is a ring per task or per class.
 
     Example:
@@ -32,13 +33,17 @@ class Ring:
         ([2, 3], [])
     """
 
-    def __init__(self, size: int, rings: int, per: Literal["task", "class"] = "task") -> None:
-        if size < 1 or rings < 1:
+    def __init__(self, size: int, rings: int | None = None, per: Literal["task", "class"] = "task") -> None:
+        if size < 1 or (rings is not None and rings < 1):
             raise ValueError(f"Ring: size={size} and rings={rings} must be 1 or more.")
-        self.size, self.rings, self.per = size, rings, per
-        self.capacity = size * rings
-        self._seen = [0] * rings
+        self.size, self.rings, self.per = size, rings or 0, per
+        self.capacity = size * self.rings
+        self._seen = [0] * self.rings
         self._filled = Filled(self.capacity)
+
+    @property
+    def settings(self) -> Mapping[str, object]:
+        return {"memory.kind": "ring", "memory.size": self.size, "memory.per": self.per}
 
     def offer(self, labels: NDArray[np.int64], task: int) -> Slots:
         rings = [task] * len(labels) if self.per == "task" else labels.tolist()

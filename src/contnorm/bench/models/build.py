@@ -17,7 +17,7 @@ from contnorm.bench.models.norm_check import count_norms, marked
 from contnorm.bench.models.norm_layers import norm_maker, norm_options
 from contnorm.bench.models.pretrained import load_pretrained
 from contnorm.bench.models.resnet18 import ResNet18
-from contnorm.bench.user_code import is_own_code, load_own_code, own_error
+from contnorm.bench.user_code import is_user_code, load_user_code, user_code_error
 from contnorm.checks import GroupsError
 from contnorm.convert.conversion import convert_norm
 from contnorm.errors import UserError, unknown
@@ -46,7 +46,7 @@ def _initialized(
     config: ModelConfig, norm: NormConfig, shape: tuple[int, ...], outputs: int, total_steps: int
 ) -> nn.Module:
     try:
-        if is_own_code(config.name):
+        if is_user_code(config.name):
             return _user_model(config.name, norm, shape, outputs, total_steps)
         if config.name == "mlp":
             return MLP(prod(shape), outputs, config.width, norm_maker(norm, 1, total_steps))
@@ -86,14 +86,12 @@ def _common_groups(
     return f" The largest number that divides every layer of the network is {gcd(*widths)}." if widths else ""
 
 
-def _user_model(
-    name: str, norm: NormConfig, shape: tuple[int, ...], outputs: int, total_steps: int
-) -> nn.Module:
+def _user_model(name: str, norm: NormConfig, shape: tuple[int, ...], outputs: int, total_steps: int) -> nn.Module:
     """Build a user's network: ``make(shape, outputs, norm)``, ``make(shape, outputs)``, or a copy of a network.
 
     A network that is built without ``norm``, or given as it is, has its norm layers converted to the run's norm.
     """
-    make = load_own_code(name, "model")
+    make = load_user_code(name, "model")
     if isinstance(make, nn.Module):
         return _converted(copy.deepcopy(make), name, norm, shape, total_steps)
     takes_norm = _takes_norm(make)
@@ -102,7 +100,7 @@ def _user_model(
     try:
         model = make(*arguments) if callable(make) else None
     except Exception as error:
-        raise own_error(error, "model", name, f"called with {call}") from error
+        raise user_code_error(error, "model", name, f"called with {call}") from error
     if not isinstance(model, nn.Module):
         raise UserError(f"model {name!r}: calling it with {call} must return a torch.nn.Module, not {model!r}.")
     return model if takes_norm else _converted(model, name, norm, shape, total_steps)
@@ -126,9 +124,7 @@ def _takes_norm(make: object) -> bool:
     return required >= 3 or "norm" in signature.parameters
 
 
-def _converted(
-    model: nn.Module, name: str, norm: NormConfig, shape: tuple[int, ...], total_steps: int
-) -> nn.Module:
+def _converted(model: nn.Module, name: str, norm: NormConfig, shape: tuple[int, ...], total_steps: int) -> nn.Module:
     """Convert the norm layers of a user's network to the run's norm. A network without norm layers stays as it is."""
     if not count_norms(model):
         return model

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -12,29 +12,34 @@ from torch import Tensor
 
 from contnorm.bench.config.schema import StrategyConfig
 
-__all__ = ["Batch", "Head", "Model", "Single", "Strategy"]
+__all__ = ["Batch", "Model", "OutputMask", "Single", "Strategy"]
 
 Model = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Inputs of the network with their labels and tasks."""
+    """Inputs of the network with their labels and tasks; ``y`` is another name of the labels."""
 
     x: Tensor
     label: Tensor  # (B,) class indices; (B, outputs) of 0 and 1 for multi-label data
     task: Tensor  # (B,)
     logits: Tensor | None = None  # (B, outputs) stored with the sample in the memory; replayed samples only
 
+    @property
+    def y(self) -> Tensor:
+        """The labels."""
+        return self.label
+
     def __len__(self) -> int:
         return len(self.label)
 
 
-class Head:
+class OutputMask:
     """Mask of the outputs that compete for a sample, by its task.
 
     Example:
-        >>> head = Head(torch.tensor([[True, True, False], [False, False, True]]))
+        >>> head = OutputMask(torch.tensor([[True, True, False], [False, False, True]]))
         >>> head(torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([0]))
         tensor([[1., 2., -inf]])
     """
@@ -70,18 +75,25 @@ class Strategy:
     """Base class of all strategies.
 
     Attributes:
+        name: Name of a strategy of this package; empty for others.
         draws: Number of independent replay draws per step.
         stores_logits: Whether the logits of a sample are stored with it in the memory.
         config: Settings of the strategy.
+        settings: The settings of a run that were given to this object, by dotted key.
     """
 
+    name: ClassVar[str] = ""
     draws: ClassVar[int] = 0
     stores_logits: ClassVar[bool] = False
 
-    def __init__(self, config: StrategyConfig) -> None:
-        self.config = config
+    def __init__(self, config: StrategyConfig | None = None, **settings: Any) -> None:
+        self.config = config or StrategyConfig()
+        values = {"strategy.name": self.name or None, **settings}
+        self.settings = {key: value for key, value in values.items() if value is not None}
 
-    def loss(self, model: Model, head: Head, stream: Batch, replay: tuple[Batch, ...]) -> tuple[Tensor, Tensor | None]:
+    def loss(
+        self, model: Model, head: OutputMask, stream: Batch, replay: tuple[Batch, ...]
+    ) -> tuple[Tensor, Tensor | None]:
         """Loss of a step, and the logits of the stream batch if ``stores_logits`` is True, else None."""
         raise TypeError(f"{type(self).__name__} has no loss of its own: a strategy has to define one.")
 
@@ -89,5 +101,9 @@ class Strategy:
 class Single(Strategy):
     """Fine-tuning on the stream without replay."""
 
-    def loss(self, model: Model, head: Head, stream: Batch, replay: tuple[Batch, ...]) -> tuple[Tensor, Tensor | None]:
+    name = "single"
+
+    def loss(
+        self, model: Model, head: OutputMask, stream: Batch, replay: tuple[Batch, ...]
+    ) -> tuple[Tensor, Tensor | None]:
         return head.cross_entropy(model(stream.x), stream).mean(), None

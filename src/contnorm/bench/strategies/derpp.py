@@ -7,23 +7,59 @@ code runs three forward passes; ``joint`` runs one.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from contnorm.bench.strategies.base import Batch, Head, Model, Strategy
+from contnorm.bench.config.schema import StrategyConfig
+from contnorm.bench.strategies.base import Batch, Model, OutputMask, Strategy
 
 __all__ = ["DERpp"]
 
 
 class DERpp(Strategy):
-    """CE(stream) + alpha * MSE(first draw, its stored logits) + beta * CE(second draw)."""
+    """CE(stream) + alpha * MSE(first draw, its stored logits) + beta * CE(second draw).
 
+    Args:
+        config: Settings of a run, which the engine gives; for `bench.run`, use the keywords instead.
+        replay: Replayed samples per step and draw.
+        forward: One forward pass for stream and memory (``"joint"``), or one for each (``"separate"``).
+        alpha: Weight of the stored logits.
+        beta: Weight of the stored labels.
+        replay_from: Whether past tasks are replayed, or all including the current one.
+
+    Example:
+        >>> DERpp(alpha=0.3).settings
+        {'strategy.name': 'derpp', 'strategy.alpha': 0.3}
+    """
+
+    name = "derpp"
     draws: ClassVar[int] = 2
     stores_logits: ClassVar[bool] = True
 
-    def loss(self, model: Model, head: Head, stream: Batch, replay: tuple[Batch, ...]) -> tuple[Tensor, Tensor | None]:
+    def __init__(
+        self,
+        config: StrategyConfig | None = None,
+        *,
+        replay: int | None = None,
+        forward: Literal["joint", "separate"] | None = None,
+        alpha: float | None = None,
+        beta: float | None = None,
+        replay_from: Literal["past", "all"] | None = None,
+    ) -> None:
+        settings = {
+            "train.replay": replay,
+            "strategy.forward": forward,
+            "strategy.alpha": alpha,
+            "strategy.beta": beta,
+            "strategy.replay_from": replay_from,
+        }
+        super().__init__(config, **settings)
+
+    def loss(
+        self, model: Model, head: OutputMask, stream: Batch, replay: tuple[Batch, ...]
+    ) -> tuple[Tensor, Tensor | None]:
         dark, labelled = replay
         if len(dark) == 0:
             on_stream = model(stream.x)

@@ -6,23 +6,56 @@ moments mix stream and memory), ``separate`` runs one after the other (two updat
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from contnorm.bench.strategies.base import Batch, Head, Model, Strategy
+from contnorm.bench.config.schema import StrategyConfig
+from contnorm.bench.strategies.base import Batch, Model, OutputMask, Strategy
 from contnorm.bench.strategies.concat import together
 
 __all__ = ["ER"]
 
 
 class ER(Strategy):
-    """Cross-entropy of stream and memory: the mean over all samples, or the sum of the two means."""
+    """Cross-entropy of stream and memory: the mean over all samples, or the sum of the two means.
 
+    Args:
+        config: Settings of a run, which the engine gives; for `bench.run`, use the keywords instead.
+        replay: Replayed samples per step.
+        forward: One forward pass for stream and memory (``"joint"``), or one for each (``"separate"``).
+        loss: Mean over all samples, or sum of the means of stream and memory.
+        replay_from: Whether past tasks are replayed, or all including the current one.
+
+    Example:
+        >>> ER(replay=20).settings
+        {'strategy.name': 'er', 'train.replay': 20}
+    """
+
+    name = "er"
     draws: ClassVar[int] = 1
 
-    def loss(self, model: Model, head: Head, stream: Batch, replay: tuple[Batch, ...]) -> tuple[Tensor, Tensor | None]:
+    def __init__(
+        self,
+        config: StrategyConfig | None = None,
+        *,
+        replay: int | None = None,
+        forward: Literal["joint", "separate"] | None = None,
+        loss: Literal["mean", "sum"] | None = None,
+        replay_from: Literal["past", "all"] | None = None,
+    ) -> None:
+        settings = {
+            "train.replay": replay,
+            "strategy.forward": forward,
+            "strategy.loss": loss,
+            "strategy.replay_from": replay_from,
+        }
+        super().__init__(config, **settings)
+
+    def loss(
+        self, model: Model, head: OutputMask, stream: Batch, replay: tuple[Batch, ...]
+    ) -> tuple[Tensor, Tensor | None]:
         (memory,) = replay
         if len(memory) == 0:
             return head.cross_entropy(model(stream.x), stream).mean(), None

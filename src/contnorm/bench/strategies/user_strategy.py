@@ -7,13 +7,13 @@ import inspect
 import torch
 from torch import Tensor
 
-from contnorm.bench.strategies.base import Batch, Head, Strategy
+from contnorm.bench.strategies.base import Batch, OutputMask, Strategy
 from contnorm.errors import RunBrokeError, UserError
 
-__all__ = ["check_own_strategy", "checked_answer"]
+__all__ = ["check_loss", "check_user_strategy"]
 
 
-def check_own_strategy(name: str, made: Strategy) -> None:
+def check_user_strategy(name: str, made: Strategy) -> None:
     """Check the signature of the loss and the attributes of a user's strategy.
 
     Args:
@@ -38,8 +38,8 @@ def check_own_strategy(name: str, made: Strategy) -> None:
         raise UserError(f"strategy {name!r}: stores_logits = {made.stores_logits!r}. Use True or False.")
 
 
-def checked_answer(
-    name: str, answer: object, stores_logits: bool, head: Head, stream: Batch
+def check_loss(
+    name: str, answer: object, stores_logits: bool, head: OutputMask, stream: Batch
 ) -> tuple[Tensor, Tensor | None]:
     """Validate the result of a strategy's loss.
 
@@ -48,8 +48,8 @@ def checked_answer(
             result could stay unnoticed or fail elsewhere.
 
     Example:
-        >>> batch, head = Batch(torch.zeros(2, 1), *torch.zeros(2, 2)), Head(torch.ones(1, 3, dtype=torch.bool))
-        >>> checked_answer("mine.py:Mine", torch.zeros(2), False, head, batch)
+        >>> batch, head = Batch(torch.zeros(2, 1), *torch.zeros(2, 2)), OutputMask(torch.ones(1, 3, dtype=torch.bool))
+        >>> check_loss("mine.py:Mine", torch.zeros(2), False, head, batch)
         Traceback (most recent call last):
         contnorm.errors.RunBrokeError: strategy 'mine.py:Mine': its loss should give (loss, logits), the latter None ...
     """

@@ -1,7 +1,7 @@
 """Storage of the images of a data set: entirely on the device, or on the host with prefetching.
 
 On a CPU, images stay in their memory-mapped file. On a GPU, the whole data set is copied to the device if it fits.
-Otherwise it stays on the host, and a `Window` prefetches the images of the next steps through pinned memory while the
+Otherwise it stays on the host, and a `PrefetchedFeed` prefetches the images of the next steps through pinned memory while the
 current steps run; the plan lists them in advance. In both cases, a step gathers its images by index from one tensor at
 a fixed address. A captured CUDA graph is therefore the same for both.
 """
@@ -21,14 +21,14 @@ from contnorm.bench.data.formats import Images
 from contnorm.bench.data.registry import Source
 from contnorm.bench.streams.copy_stream import copying_stream
 
-__all__ = ["Feed", "Gallery", "Pictures", "Window"]
+__all__ = ["DeviceImages", "ImageFeed", "PrefetchedFeed", "SplitImages"]
 
 Indices = NDArray[np.int64]
 SHARE = 0.5  # fraction of a GPU's free memory that images may use; the rest is for networks
 WINDOW_BYTES = 128 * 2**20  # device memory for prefetched images
 
 
-class Gallery:
+class SplitImages:
     """Images of one split.
 
     Args:
@@ -52,14 +52,14 @@ class Gallery:
 
 
 @dataclass(frozen=True)
-class Pictures:
+class DeviceImages:
     """Images of both splits of a data set, which several runs can share."""
 
-    train: Gallery
-    test: Gallery
+    train: SplitImages
+    test: SplitImages
 
     @classmethod
-    def of(cls, source: Source, device: torch.device, whole: bool | None = None) -> Pictures:
+    def of(cls, source: Source, device: torch.device, whole: bool | None = None) -> DeviceImages:
         """Store the images of a data set for a device.
 
         Args:
@@ -70,13 +70,13 @@ class Pictures:
         splits = source.train_images, source.test_images
         if whole is None:
             whole = device.type == "cpu" or sum(s.nbytes for s in splits) < SHARE * torch.cuda.mem_get_info(device)[0]
-        return cls(*(Gallery(images, device, whole) for images in splits))
+        return cls(*(SplitImages(images, device, whole) for images in splits))
 
 
-class Feed:
+class ImageFeed:
     """Images of steps from a gallery on the device: the position of an image is its index in the data set."""
 
-    def __init__(self, gallery: Gallery) -> None:
+    def __init__(self, gallery: SplitImages) -> None:
         self.pixels = gallery.pixels
 
     def reach(self, start: int, end: int) -> int:
@@ -91,7 +91,7 @@ class Feed:
         """Release resources; no more steps follow."""
 
 
-class Window(Feed):
+class PrefetchedFeed(ImageFeed):
     """Images of steps from a gallery on the host, prefetched into a double buffer on the device.
 
     One half of the buffer holds the images of the current steps while those of the next steps are copied to the other.
@@ -102,7 +102,7 @@ class Window(Feed):
         size: Size of the buffer in bytes; None for `WINDOW_BYTES`.
     """
 
-    def __init__(self, gallery: Gallery, plan: Sequence[Indices], size: int | None = None) -> None:
+    def __init__(self, gallery: SplitImages, plan: Sequence[Indices], size: int | None = None) -> None:
         self.host, self.device, self.plan = gallery.pixels, gallery.device, plan
         largest = max((len(images) for images in plan), default=1)
         image_bytes = self.host[0].numel() * self.host.element_size()

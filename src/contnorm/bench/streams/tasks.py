@@ -25,8 +25,8 @@ __all__ = [
     "STREAMS",
     "TASK_FREE",
     "Items",
-    "TaskSequence",
     "StreamSpec",
+    "TaskSequence",
     "build_stream",
     "check_stream",
     "find_stream",
@@ -276,7 +276,12 @@ STREAMS: dict[str, StreamSpec] = {
             "arrays", (), "your arrays: bench.Stream.from_arrays in Python", "user", tasks=0, defaults=_USER_DATA
         ),
         StreamSpec(
-            "folder", (), "your folder of images: bench.Stream.from_folder in Python", "user", tasks=0, defaults=_USER_DATA
+            "folder",
+            (),
+            "your folder of images: bench.Stream.from_folder in Python",
+            "user",
+            tasks=0,
+            defaults=_USER_DATA,
         ),
     )
 }

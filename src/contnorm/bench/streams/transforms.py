@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from contnorm.bench.streams.image_store import Gallery, Pictures
+from contnorm.bench.streams.image_store import DeviceImages, SplitImages
 from contnorm.bench.streams.tasks import Items, TaskSequence
 from contnorm.kernels.triton.augment import viewed
 from contnorm.kernels.triton.availability import usable
@@ -26,9 +26,9 @@ class DeviceStream:
         pictures: Images of its data set on that device, shared with other streams; None to load them.
     """
 
-    def __init__(self, stream: TaskSequence, device: torch.device, pictures: Pictures | None = None) -> None:
+    def __init__(self, stream: TaskSequence, device: torch.device, pictures: DeviceImages | None = None) -> None:
         self.sequence, self.device = stream, device
-        self.pictures = pictures or Pictures.of(stream.source, device)
+        self.pictures = pictures or DeviceImages.of(stream.source, device)
         self.train, self.test = _item_tensors(stream.train, device), _item_tensors(stream.test, device)
         self.permutations = None if stream.permutations is None else torch.from_numpy(stream.permutations).to(device)
         self.competing = torch.from_numpy(stream.competing).to(device)
@@ -51,7 +51,7 @@ class DeviceStream:
         """Return the inputs (B, C, H, W) of test items, in float32."""
         return self._inputs(self.pictures.test, self.test.image[items], self.test.task[items], None)
 
-    def _inputs(self, gallery: Gallery, image: Tensor, task: Tensor, views: Tensor | None) -> Tensor:
+    def _inputs(self, gallery: SplitImages, image: Tensor, task: Tensor, views: Tensor | None) -> Tensor:
         if gallery.whole:
             return self.seen(gallery.pixels, image, task, views)
         return self.seen(gallery[image], torch.arange(len(image), device=self.device), task, views)

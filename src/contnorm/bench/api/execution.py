@@ -1,0 +1,293 @@
+"""Execution of runs with progress, signals and messages; shared by the Python API and the command line."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+import signal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from contnorm.bench.api.progress import RunProgress, cores, load_with_progress
+from contnorm.bench.config.schema import RunConfig
+from contnorm.bench.data.registry import data_root, digits_notice
+from contnorm.bench.engine.job import Job, RunEnvironment
+from contnorm.bench.engine.run_dir import StoppedRun, stopped_runs
+from contnorm.bench.engine.scheduler import execute
+from contnorm.bench.records import Record, Store
+from contnorm.bench.signals import StopSignals
+from contnorm.bench.trust import only_trusted
+from contnorm.bench.user_code import code_files, python_objects
+from contnorm.errors import UserError, usable
+
+__all__ = [
+    "RunInterrupted",
+    "RunOptions",
+    "find_device",
+    "resume",
+    "run_environment",
+    "run_jobs",
+    "run_missing",
+]
+
+log = logging.getLogger("contnorm")
+
+
+class RunInterrupted(KeyboardInterrupt):
+    """Runs were stopped by a signal, after saving what can be saved.
+
+    Attributes:
+        signal: Number of the signal.
+    """
+
+    def __init__(self, message: str, number: int) -> None:
+        super().__init__(message)
+        self.signal = number
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Options that control how runs are executed. They are not part of a run's identity.
+
+    Attributes:
+        device: ``"cpu"`` or ``"cuda"``; None for the CPU or, when resuming, the device that a run started on.
+        lanes: Number of parallel runs; None for 8 on a GPU and as many as the cores allow on a CPU.
+        threads: CPU threads per run; None for 1 or, when resuming, the number that a run started with.
+        keep_weights: Whether a finished run saves its weights next to its record.
+        allow_missing: Whether published data sets may have other image counts than published.
+    """
+
+    device: str | None = None
+    lanes: int | None = None
+    threads: int | None = None
+    keep_weights: bool = False
+    allow_missing: bool = False
+
+
+def run_environment(runs: Path, options: RunOptions, root: Path | None) -> RunEnvironment:
+    """Return the environment that runs are executed in."""
+    threads = 1 if options.threads is None else options.threads
+    if threads < 1:
+        raise UserError(f"threads={threads} must be at least 1.")
+    device = find_device(options.device or "cpu")
+    lanes = options.lanes
+    if lanes is None:
+        lanes = 8 if device.type == "cuda" else max(1, cores() // threads)
+    if lanes < 1:
+        raise UserError(f"lanes={lanes} must be at least 1.")
+    return RunEnvironment(
+        runs,
+        data_root(root),
+        device,
+        lanes=lanes,
+        threads=threads,
+        keep_weights=options.keep_weights,
+        allow_missing=options.allow_missing,
+    )
+
+
+def find_device(name: str) -> torch.device:
+    """Return the device of a name; raises a `UserError` if the name is unknown or torch sees no such device."""
+    if name not in ("cpu", "cuda"):
+        raise UserError(f"device={name!r}: use cpu or cuda.")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UserError("device='cuda': torch sees no GPU here. Use cpu.")
+    return torch.device(name)
+
+
+def run_jobs(
+    jobs: Sequence[Job],
+    environment: RunEnvironment,
+    console: Console | None = None,
+    *,
+    print_records: bool = True,
+    resume_hint: str | None = None,
+    on_diverged: Callable[[Job, str], None] | None = None,
+) -> None:
+    """Execute jobs, with a progress bar for each run and one for all runs.
+
+    Args:
+        jobs: Runs to execute.
+        environment: Environment that they run in.
+        console: Terminal or notebook to print to; None for no output.
+        print_records: Whether to print the path of each record.
+        resume_hint: Sentence that says how to continue after a stop; by default the `contnorm resume` command.
+        on_diverged: Called with each run that diverged, and the reason; such runs then are no failures.
+
+    Raises:
+        RunInterrupted: If SIGINT or SIGTERM stopped the runs, after they were saved.
+        UserError: At the end, with the reasons of all failed runs.
+    """
+    jobs = list(jobs)
+    for notice in _data_notices([job.config for job in jobs], environment.data_root):
+        log.warning(notice)
+    again = resume_hint or "Run it again to continue."
+    if resume_hint is None:
+        options = _trust_options(jobs)
+        resume_hint = f"Continue with: contnorm resume {shlex.quote(str(environment.runs))}{options}"
+    if not environment.resumable:
+        again = resume_hint = "Nothing is saved, since runs=None."
+    progress = RunProgress(jobs, console, print_records, resume_hint, on_diverged)
+    with StopSignals() as signals, progress, python_objects(environment.objects):
+        try:
+            prepare = partial(_prepare, environment=environment, progress=progress)
+            for event in execute(jobs, environment, stop=lambda: bool(signals), prepare=prepare):
+                progress.show_event(event)
+        except KeyboardInterrupt as error:
+            message = f"stopped at once; the last checkpoints are kept. {resume_hint}"
+            progress.print(message)
+            raise RunInterrupted(message, (signals.received or [signal.SIGINT])[-1]) from error
+        if signals and progress.waiting:
+            progress.show_waiting(Store(environment.runs), again)
+    if progress.failures:
+        raise UserError(join_sentences(sorted(progress.failures)))
+    if signals and progress.waiting:
+        raise RunInterrupted(f"stopped after saving. {resume_hint}", signals.received[0])
+
+
+def _prepare(name: str, environment: RunEnvironment, progress: RunProgress) -> None:
+    """Decode a data set with a progress bar, if it was not decoded before."""
+    if name not in environment.sources and not progress.bars.disable:
+        load_with_progress(
+            name,
+            environment.data_root,
+            progress.console,
+            allow_missing=environment.allow_missing,
+            bars=progress.bars,
+        )
+
+
+def run_missing(jobs: Sequence[Job], environment: RunEnvironment, console: Console | None = None) -> None:
+    """Execute the jobs that are neither recorded nor known to diverge; for tables that are made of all of them.
+
+    A run whose loss is no longer finite is recorded as diverged. It would diverge again, so it is not a failure and is
+    not run a second time.
+    """
+    store = Store(environment.runs)
+
+    def note(job: Job, why: str) -> None:
+        with usable(store.root, "nothing can be written there", "Make room, and run it again to continue."):
+            store.note_lost(job.config, job.seed, why)
+
+    remaining = [job for job in jobs if not store.lost(job.config, job.seed)]
+    run_jobs(
+        remaining, environment, console, print_records=False, resume_hint="Run it again to continue.", on_diverged=note
+    )
+
+
+def resume(
+    path: str | Path = "runs",
+    *,
+    options: RunOptions | None = None,
+    root: str | Path | None = None,
+    trusted: Iterable[str | Path] | None = (),
+    console: Console | None = None,
+) -> list[Record]:
+    """Resume every stopped run under a folder, by default on the device and with the threads that it started with.
+
+    Args:
+        path: Folder to search.
+        options: Device, lanes and threads; those that are not None override what a run started with.
+        root: Folder of data sets; None for the default one.
+        trusted: Python files that may be executed; a run that names another one is skipped and reported. None to
+            trust all files.
+        console: Terminal or notebook to show progress on; None for no output.
+
+    Returns:
+        The records of the resumed runs.
+
+    Raises:
+        UserError: If nothing can be resumed; and, after the other runs are finished, if a run failed.
+    """
+    options, folder = options or RunOptions(), Path(path)
+    with only_trusted(None if trusted is None else map(Path, trusted)):
+        stopped = stopped_runs(folder)
+        groups, problems = _group_stopped(stopped.runs, options, None if root is None else Path(root))
+        problems = [*stopped.problems, *problems]
+        if not groups:
+            raise UserError(
+                "; ".join(problems) or f"no stopped run under {folder}. Name the folder of a run, or of many runs."
+            )
+        for problem in problems:
+            log.warning(problem)
+        records: list[Record] = []
+        failures: list[str] = []
+        for environment, jobs in groups:
+            with _collect_failures(failures):
+                run_jobs(jobs, environment, console)
+            store = Store(environment.runs)
+            records += [store.load(store.path(job.config, job.seed)) for job in jobs if store.has(job.config, job.seed)]
+    if failures or problems:
+        raise ResumeError(join_sentences(failures), records)
+    return records
+
+
+class ResumeError(UserError):
+    """Some runs could not be resumed.
+
+    Attributes:
+        records: The records of the runs that were resumed and finished.
+    """
+
+    def __init__(self, message: str, records: list[Record]) -> None:
+        super().__init__(message)
+        self.records = records
+
+
+@contextmanager
+def _collect_failures(failures: list[str]) -> Iterator[None]:
+    """Collect the message of failed runs, so that they do not keep other runs from running."""
+    try:
+        yield
+    except UserError as error:
+        failures.append(str(error))
+
+
+def _group_stopped(
+    stopped: list[StoppedRun], options: RunOptions, root: Path | None
+) -> tuple[list[tuple[RunEnvironment, list[Job]]], list[str]]:
+    """Group stopped runs by folder and options; also returns the reasons why some can't be resumed."""
+    groups: dict[tuple[Path, str, int, bool, bool], list[Job]] = {}
+    for run in stopped:
+        threads = run.threads if options.threads is None else options.threads
+        missing = run.allow_missing or options.allow_missing
+        key = (run.runs, options.device or run.device, threads, run.keep_weights, missing)
+        groups.setdefault(key, []).append(run.job)
+    work: list[tuple[RunEnvironment, list[Job]]] = []
+    problems: list[str] = []
+    for (runs, device, threads, keep, missing), jobs in groups.items():
+        if options.device is None and device == "cuda" and not torch.cuda.is_available():
+            problems.append(f"{runs}: {len(jobs)} runs started with device cuda, and torch sees no GPU here.")
+        else:
+            work.append((run_environment(runs, RunOptions(device, options.lanes, threads, keep, missing), root), jobs))
+    return work, problems
+
+
+def join_sentences(failures: Sequence[str]) -> str:
+    """Join messages, each with a full stop.
+
+    Example:
+        >>> join_sentences(["seed 0: the loss is nan.", "net.py:3: KeyError: 'a'"])
+        "seed 0: the loss is nan. net.py:3: KeyError: 'a'."
+    """
+    return " ".join(f"{why.removesuffix('.')}." for why in failures)
+
+
+def _trust_options(jobs: Sequence[Job]) -> str:
+    """Options that `contnorm resume` needs to execute the user code of these runs."""
+    files = dict.fromkeys(
+        file for config in {job.config: None for job in jobs} for file in code_files(config.as_dict())
+    )
+    return "".join(f" --trust-code {shlex.quote(str(file))}" for file in files)
+
+
+def _data_notices(configs: Iterable[RunConfig], root: Path) -> list[str]:
+    """Notices on the data sets, to print before the runs start."""
+    streams = dict.fromkeys((config.stream.source, config.stream.name) for config in configs)
+    return [notice for source, name in streams if (notice := digits_notice(source, name, root))]

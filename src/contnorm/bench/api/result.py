@@ -1,0 +1,158 @@
+"""The results of runs with the same settings, and comparisons of two of them."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load
+from torch import nn
+
+from contnorm.bench.api.stream import Stream
+from contnorm.bench.comparison import scores_of
+from contnorm.bench.engine.trainer import Trainer
+from contnorm.bench.figures import figure
+from contnorm.bench.metrics.accuracy_matrix import AccuracyMatrix
+from contnorm.bench.records import Record, spread_over_seeds
+from contnorm.bench.runs import Runs
+from contnorm.bench.user_code import PythonObject, python_objects
+from contnorm.errors import UserError
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+__all__ = ["Result"]
+
+
+class Result:
+    """Results of one experiment: the same settings with several seeds.
+
+    Scores are in percent.
+
+    Attributes:
+        config: The resolved settings.
+        seeds: The seeds that finished, in order.
+        records: Their records.
+        diverged: The seeds whose loss became infinite or NaN, with the reasons; they have no results.
+    """
+
+    def __init__(
+        self,
+        records: Sequence[Record],
+        *,
+        diverged: Mapping[int, str] | None = None,
+        stream: Stream | None = None,
+        weights: Mapping[int, bytes] | None = None,
+        objects: Mapping[str, PythonObject] | None = None,
+    ) -> None:
+        if len({record.config.hash for record in records}) != 1:
+            raise UserError("a Result needs records of one experiment. Select one with Runs.where(...).")
+        self.records = sorted(records, key=lambda record: record.seed)
+        self.config = self.records[0].config
+        self.seeds = [record.seed for record in self.records]
+        self.diverged = dict(diverged or {})
+        self._stream, self._weights, self._objects = stream, dict(weights or {}), dict(objects or {})
+
+    @property
+    def hash(self) -> str:
+        """Hash that identifies the settings."""
+        return self.config.hash
+
+    @property
+    def accuracy(self) -> NDArray[np.float64]:
+        """Array of shape (seeds, tasks, tasks): accuracy after task i on task j, in percent; NaN if not measured."""
+        return np.array([_matrix_array(record.matrix) for record in self.records])
+
+    @property
+    def acc(self) -> NDArray[np.float64]:
+        """ACC of each seed: average accuracy on all tasks after the last one."""
+        return self.score("acc")
+
+    @property
+    def fm(self) -> NDArray[np.float64]:
+        """FM of each seed: forgetting measure."""
+        return self.score("fm")
+
+    @property
+    def la(self) -> NDArray[np.float64]:
+        """LA of each seed: learning accuracy, that of each task right after it was learned."""
+        return self.score("la")
+
+    def score(self, name: str) -> NDArray[np.float64]:
+        """Return one score of each seed, by its name as in `scores`."""
+        scores = self.scores()
+        if name not in scores:
+            raise UserError(f"there is no score {name!r} in this result. Scores are {', '.join(scores)}.")
+        return scores[name]
+
+    def scores(self) -> dict[str, NDArray[np.float64]]:
+        """Return every metric by name, with one value per seed. Multi-label runs have other metrics than ACC."""
+        by_seed = [scores_of(record) for record in self.records]
+        return {name: np.array([scores[name] for scores in by_seed]) for name in by_seed[0]}
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a pandas data frame: one row per seed, with settings and scores as columns."""
+        return Runs(self.records, diverged={}, problems=[]).to_frame()
+
+    def models(self) -> list[nn.Module]:
+        """Return the trained networks, one per seed, on the CPU and in evaluation mode.
+
+        Raises:
+            UserError: If the weights were not kept (``keep_weights=True``).
+        """
+        if self._stream is None:
+            raise UserError("this result has no stream, so its networks can't be built. Get it from bench.run.")
+        missing = [seed for seed in self.seeds if seed not in self._weights]
+        if missing:
+            raise UserError(f"the weights of seed {missing[0]} were not kept. Run with keep_weights=True.")
+        models = []
+        with python_objects(self._objects):
+            for seed in self.seeds:
+                trainer = Trainer(self.config, seed, self._stream.source, torch.device("cpu"))
+                trainer.model.load_state_dict(load(self._weights[seed]))
+                models.append(trainer.model.eval())
+        return models
+
+    def plot(self) -> Figure:
+        """Return a matplotlib figure of the accuracy curve and of the mean accuracy matrix."""
+        return figure(self.accuracy, title=self._title())
+
+    def _title(self) -> str:
+        config = self.config
+        seeds = f"{len(self.seeds)} seed{'s' if len(self.seeds) > 1 else ''}"
+        return f"{config.stream.name}, {config.strategy.name}, {config.norm.name} ({seeds})"
+
+    def __repr__(self) -> str:
+        parts = []
+        for name, values in list(self.scores().items())[:3]:
+            mean, spread = spread_over_seeds(values.tolist())
+            parts.append(f"{name} {mean:.2f}" + (f" ± {spread:.2f}" if len(values) > 1 else ""))
+        return f"Result({self._title()}: {', '.join(parts)})"
+
+    def _repr_html_(self) -> str:
+        """Show the scores and, for runs with accuracies, the figure."""
+        rows = []
+        for name, values in self.scores().items():
+            mean, spread = spread_over_seeds(values.tolist())
+            cells = f"<td>{mean:.2f}</td><td>{'' if np.isnan(spread) else f'{spread:.2f}'}</td>"
+            rows.append(f"<tr><th>{html.escape(name)}</th>{cells}</tr>")
+        head = "<tr><th></th><th>mean</th><th>standard deviation</th></tr>"
+        table = f"<p>{html.escape(self._title())}</p><table>{head}{''.join(rows)}</table>"
+        if self.records[0].multi_label:
+            return table
+        image = io.BytesIO()
+        self.plot().savefig(image, format="png", dpi=90, bbox_inches="tight")
+        encoded = base64.b64encode(image.getvalue()).decode()
+        return f'{table}<img alt="accuracy by task" src="data:image/png;base64,{encoded}">'
+
+
+def _matrix_array(matrix: AccuracyMatrix) -> NDArray[np.float64]:
+    correct = np.array([[np.nan if count is None else count for count in row] for row in matrix.correct])
+    return 100 * correct / np.array(matrix.total)

@@ -1,0 +1,240 @@
+"""`run`: train over a stream with one norm and strategy, for several seeds."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from torch import nn
+
+from contnorm.bench.api.execution import RunOptions, run_environment, run_jobs
+from contnorm.bench.api.objects import identify
+from contnorm.bench.api.result import Result
+from contnorm.bench.api.stream import Stream, load_stream
+from contnorm.bench.config.resolve import resolve
+from contnorm.bench.config.schema import assigned
+from contnorm.bench.engine.job import Job, RunEnvironment
+from contnorm.bench.engine.weights import weights_path
+from contnorm.bench.memories import Memory
+from contnorm.bench.records import LARGEST_SEED, Record, Store
+from contnorm.bench.strategies import Strategy
+from contnorm.bench.user_code import PythonObject, loading_user_code, python_objects
+from contnorm.errors import UserError
+
+__all__ = ["run"]
+
+log = logging.getLogger("contnorm")
+Model = str | nn.Module | Callable[..., nn.Module]
+
+
+def run(
+    stream: Stream | str,
+    *,
+    norm: str | None = None,
+    strategy: str | Strategy | type[Strategy] | None = None,
+    model: Model | None = None,
+    memory: str | Memory | None = None,
+    lr: float | None = None,
+    batch_size: int | None = None,
+    replay: int | None = None,
+    seeds: int | Iterable[int] = 1,
+    settings: Mapping[str, Any] | None = None,
+    runs: str | Path | None = None,
+    tag: str | None = None,
+    device: str = "cpu",
+    lanes: int | None = None,
+    threads: int = 1,
+    keep_weights: bool = False,
+    progress: bool | Console = False,
+) -> Result:
+    """Train once over a stream for each seed; after each task, measure accuracy on all tasks so far.
+
+    A run is identified by its settings and seed. With a folder ``runs``, a finished run is recorded there and not
+    repeated, and a stopped one is resumed bit-exactly. Several seeds run in parallel: in processes on a CPU, in one
+    CUDA graph on a GPU. The results of a seed do not depend on the others.
+
+    Args:
+        stream: A stream, or the name of one.
+        norm: Name of the normalization layer, such as ``"bn"`` or ``"cn8"``. Default: ``"cn"``.
+        strategy: Learning method: a name, ``path/to/file.py:Class``, or an object such as ``bench.ER(replay=10)``.
+            Default: ``"er"``.
+        model: Network: a name, ``path/to/file.py:make``, a function ``make(input_shape, num_outputs)``, or a
+            `torch.nn.Module`. The norm layers of the function's network, and of a copy of the module, are converted to
+            ``norm``; a function ``make(input_shape, num_outputs, norm)`` makes them itself with ``norm(channels)``. All
+            seeds start from the weights of a given module. Default: that of the stream.
+        memory: Replay memory: a name, or an object such as ``bench.Ring(50)``. Default: that of the stream.
+        lr: Learning rate.
+        batch_size: Samples of the stream per step.
+        replay: Replayed samples per step.
+        seeds: Number of seeds, counted from 0, or the seeds.
+        settings: Further settings by dotted key, such as ``{"strategy.forward": "separate"}``; see the list of
+            settings in the documentation.
+        runs: Folder of records and checkpoints; None to keep the results in memory only.
+        tag: Name of a network or strategy that is defined in no file, such as a class of a notebook. Runs with the
+            same tag and settings count as the same run.
+        device: ``"cpu"`` or ``"cuda"``.
+        lanes: Number of parallel runs; None for 8 on a GPU, and as many as the cores allow on a CPU.
+        threads: CPU threads per run. Changing it changes results slightly.
+        keep_weights: Whether to keep the final weights, for `Result.models`.
+        progress: Whether to show progress; or the rich console to show it on.
+
+    Returns:
+        The results of all seeds.
+
+    Raises:
+        UserError: If a setting is invalid, or if runs failed.
+        KeyboardInterrupt: After Ctrl-C, when the runs are saved.
+
+    Example:
+        >>> stream = load_stream("split-mnist", source="digits", tasks=2, train_per_task=100)
+        >>> result = run(stream, norm="bn", strategy="er", seeds=2)
+        >>> result.accuracy.shape
+        (2, 2, 2)
+    """
+    if loading_user_code():
+        raise UserError(
+            "bench.run was called by a file that is loaded as user code. Call it if __name__ == '__main__'."
+        )
+    if isinstance(stream, str):
+        stream = load_stream(stream)
+    values = _Values(stream)
+    values.set("norm", "norm.name", norm)
+    for name, key, value in (
+        ("lr", "train.lr", lr),
+        ("batch_size", "train.batch", batch_size),
+        ("replay", "train.replay", replay),
+    ):
+        values.set(name, key, value)
+    values.set_component("strategy", "strategy.name", strategy, Strategy, tag, runs is not None)
+    values.set_component("memory", "memory.kind", memory, Memory, tag, runs is not None)
+    values.set_component("model", "model.name", model, (), tag, runs is not None)
+    for key, value in (settings or {}).items():
+        values.set(f"settings[{key!r}]", key, value, none=True)
+    seed_list = check_seeds(seeds)
+    console = progress if isinstance(progress, Console) else Console(stderr=True) if progress else None
+    options = RunOptions(device, lanes, threads, keep_weights, stream.allow_missing)
+    with python_objects(values.objects):
+        config = resolve(values.nested(), stream.root or Path("data"))
+    jobs = [Job(config, seed) for seed in seed_list]
+    if runs is not None:
+        environment = _environment(Path(runs), options, stream, values.objects, len(jobs))
+        return _run(jobs, environment, stream, console)
+    with tempfile.TemporaryDirectory(prefix="contnorm-") as folder:
+        environment = _environment(Path(folder), options, stream, values.objects, len(jobs))
+        return _run(jobs, replace(environment, resumable=False), stream, console)
+
+
+class _Values:
+    """Settings of a run from the arguments of `run`; arguments that contradict each other are rejected.
+
+    Args:
+        stream: The stream.
+    """
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._given: dict[str, tuple[str, Any]] = {}  # by setting key: the argument and its value
+        self.objects: dict[str, PythonObject] = {}
+
+    def set(self, argument: str, key: str, value: Any, none: bool = False) -> None:
+        """Set a setting from an argument; None leaves the default, unless ``none`` is True."""
+        if value is None and not none:
+            return
+        if key in self._given and self._given[key][1] != value:
+            other, earlier = self._given[key]
+            raise UserError(f"{other} and {argument} set {key} to {earlier!r} and to {value!r}. Give it once.")
+        self._given[key] = (argument, value)
+
+    def set_component(
+        self, argument: str, key: str, value: Any, base: type | tuple[type, ...], tag: str | None, recorded: bool
+    ) -> None:
+        """Set a strategy, a memory or a network by name, or as an object."""
+        if value is None or isinstance(value, str):
+            self.set(argument, key, value)
+            return
+        component = getattr(value, "settings", None) if isinstance(value, base) else None
+        if component is not None and component.get(key) is not None:  # an object of this package
+            for component_key, component_value in component.items():
+                self.set(f"{argument}={type(value).__name__}(...)", component_key, component_value)
+            return
+        _check_component(argument, value)
+        name, python_object = identify(value, argument, tag, recorded)
+        self.set(argument, key, name)
+        self.objects[name] = python_object
+
+    def nested(self) -> dict[str, Any]:
+        """Return nested settings: those of the stream, the defaults of `run`, and the arguments."""
+        defaults = {"norm": {"name": "cn"}, "strategy": {"name": "er"}, **self._stream.defaults}
+        values: dict[str, Any] = {**defaults, "stream": self._stream.settings}
+        for key, (_, value) in self._given.items():
+            values = assigned(values, key, value)
+        return values
+
+
+def _check_component(argument: str, value: Any) -> None:
+    """Reject objects that can't be used as a strategy, a memory or a network."""
+    if argument == "memory":
+        raise UserError(f"memory={value!r}: use a name, bench.Ring, bench.Reservoir or bench.PartitioningReservoir.")
+    is_strategy = isinstance(value, Strategy) or (isinstance(value, type) and issubclass(value, Strategy))
+    if argument == "strategy" and not is_strategy:
+        raise UserError(f"strategy={value!r}: use a name, a subclass of bench.Strategy, or an object of one.")
+    if argument == "model" and not callable(value):
+        raise UserError(f"model={value!r}: use a name, a torch.nn.Module, or a function that makes one.")
+
+
+def check_seeds(seeds: int | Iterable[int]) -> list[int]:
+    """Return a list of seeds, from a number of seeds or from the seeds themselves."""
+    if isinstance(seeds, bool) or (isinstance(seeds, int) and seeds < 1):
+        raise UserError(f"seeds={seeds!r}: use a number of seeds, at least 1, or the seeds, such as range(5).")
+    chosen = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
+    for seed in chosen:
+        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= LARGEST_SEED:
+            raise UserError(f"seeds: {seed!r} is not a seed. Use integers from 0 to {LARGEST_SEED}.")
+    if not chosen:
+        raise UserError("seeds: give at least one seed.")
+    return list(dict.fromkeys(chosen))
+
+
+def _environment(
+    runs: Path, options: RunOptions, stream: Stream, objects: Mapping[str, PythonObject], jobs: int
+) -> RunEnvironment:
+    environment = run_environment(runs, options, stream.root)
+    # Worker processes load a data set by its name; only one in memory is sent to them.
+    in_process = environment.device.type == "cuda" or min(environment.lanes, jobs) == 1
+    sources = {stream.source.name: stream.source} if stream.root is None or (in_process and stream.is_loaded) else {}
+    return replace(environment, sources=sources, objects=objects)
+
+
+def _run(jobs: list[Job], environment: RunEnvironment, stream: Stream, console: Console | None) -> Result:
+    diverged: dict[int, str] = {}
+    run_jobs(
+        jobs,
+        environment,
+        console,
+        print_records=environment.resumable,
+        on_diverged=lambda job, reason: diverged.update({job.seed: reason}),
+    )
+    store = Store(environment.runs)
+    records = [store.load(store.path(job.config, job.seed)) for job in jobs if job.seed not in diverged]
+    if not records:
+        raise UserError(" ".join(diverged.values()))
+    for reason in diverged.values():
+        log.warning(reason)
+    if environment.keep_weights:
+        for record in records:
+            if _weights(record) is None:
+                log.warning(f"{record.path}: was recorded without its weights. Move it away to run it again with them.")
+    weights = {record.seed: path.read_bytes() for record in records if (path := _weights(record)) is not None}
+    if not environment.resumable:  # the folder is removed
+        records = [replace(record, path=None) for record in records]
+    return Result(records, diverged=diverged, stream=stream, weights=weights, objects=environment.objects)
+
+
+def _weights(record: Record) -> Path | None:
+    path = None if record.path is None else weights_path(record.path)
+    return path if path is not None and path.is_file() else None

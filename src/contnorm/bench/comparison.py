@@ -1,0 +1,149 @@
+"""Paired comparison of two experiments on the seeds that both have."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Protocol
+
+from contnorm.bench.metrics.accuracy_matrix import SCORES
+from contnorm.bench.metrics.multilabel import LABEL_SCORES
+from contnorm.bench.records import Record
+from contnorm.bench.stats.intervals import Interval, effect_size
+from contnorm.bench.stats.paired import paired
+from contnorm.errors import UserError
+
+__all__ = ["Comparison", "compare", "scores_of", "seeds_to_resolve"]
+
+POWER, LEVEL = 0.8, 0.95
+MOST_SEEDS = 1_000_000
+
+
+class _HasRecords(Protocol):
+    @property
+    def records(self) -> list[Record]: ...
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The difference of a score between two experiments, a minus b, on the seeds that both have.
+
+    Attributes:
+        score: Name of the score.
+        seeds: The shared seeds.
+        differences: The difference for each of them.
+        mean: Mean difference.
+        interval: 95 % interval of the mean (Student's t); None for one seed.
+        bootstrap: Bootstrap 95 % interval; too narrow with few seeds. None for one seed.
+        effect: Mean over standard deviation of the differences; NaN for one seed.
+        seeds_needed: Number of seeds with which a difference of this size would be resolved (95 % interval without
+            zero, with a probability of 80 %); None if it can't be estimated.
+    """
+
+    score: str
+    seeds: tuple[int, ...]
+    differences: tuple[float, ...]
+    mean: float
+    interval: Interval | None
+    bootstrap: Interval | None
+    effect: float
+    seeds_needed: int | None
+
+    @property
+    def resolved(self) -> bool:
+        """Whether the 95 % interval does not contain zero."""
+        return self.interval is not None and not self.interval.holds(0)
+
+    def __str__(self) -> str:
+        count = f"{len(self.seeds)} seed{'s' if len(self.seeds) > 1 else ''}"
+        if self.interval is None:
+            return f"{self.score}: {self.mean:+.2f} ({count}; more seeds are needed for an interval)"
+        text = f"{self.score}: {self.mean:+.2f} (95 % interval {self.interval}; {count}"
+        text += "" if math.isnan(self.effect) else f"; effect {self.effect:+.2f}"
+        if self.resolved or self.seeds_needed is None:
+            return f"{text})"
+        return f"{text}; not resolved, about {self.seeds_needed} seeds would be needed)"
+
+    def _repr_html_(self) -> str:
+        return f"<p>{html.escape(str(self))}</p>"
+
+
+def compare(
+    a: _HasRecords | Iterable[Record], b: _HasRecords | Iterable[Record], score: str | None = None
+) -> Comparison:
+    """Compare two experiments: the score of ``a`` minus that of ``b``, paired over the seeds that both have.
+
+    Args:
+        a, b: Results of `bench.run`, selections of `bench.load_runs`, or records; each of one experiment.
+        score: Name of the score, such as ``"acc"`` or ``"fm"``; by default the first one.
+    """
+    first, second = _by_seed(a, "a"), _by_seed(b, "b")
+    seeds = tuple(sorted(first.keys() & second.keys()))
+    if not seeds:
+        raise UserError(
+            f"the two experiments have no seed in common: {sorted(first)} and {sorted(second)}. Run both with the same "
+            f"seeds."
+        )
+    scores, others = ({seed: scores_of(records[seed]) for seed in seeds} for records in (first, second))
+    known = [name for name in scores[seeds[0]] if name in others[seeds[0]]]
+    score = score or (known[0] if known else "")
+    if score not in known:
+        raise UserError(f"score {score!r}: both experiments have {', '.join(known) or 'no score in common'}.")
+    pair = paired({s: scores[s][score] for s in seeds}, {s: others[s][score] for s in seeds})
+    assert pair is not None  # there are shared seeds
+    needed = seeds_to_resolve(pair.differences)
+    return Comparison(score, seeds, pair.differences, pair.mean, pair.t, pair.bootstrap, pair.effect, needed)
+
+
+def scores_of(record: Record) -> dict[str, float]:
+    """Return every score of a record that its measurements allow, by name; in percent."""
+    scores = {}
+    for name in LABEL_SCORES if record.multi_label else SCORES:
+        with suppress(ValueError):  # such as forward transfer, for which later tasks must be measured too
+            scores[name] = record.score(name)
+    return scores
+
+
+def seeds_to_resolve(differences: Sequence[float]) -> int | None:
+    """Return the number of seeds with which the mean of such differences is resolved.
+
+    It is the smallest number for which a paired t test at 5 % rejects zero with a probability of 80 %, if mean and
+    standard deviation are those of the differences. None for fewer than two differences, or if all are equal.
+
+    Example:
+        >>> seeds_to_resolve([1.0, 2.0, 3.0]), seeds_to_resolve([-1.0, 2.0, 0.5]), seeds_to_resolve([1.0, 1.0])
+        (5, 73, None)
+    """
+    effect = abs(effect_size(differences)) if len(differences) > 1 else math.nan
+    if not effect > 0:  # also False for NaN
+        return None
+    low, high = 1, 2
+    while high < MOST_SEEDS and _power(effect, high) < POWER:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if _power(effect, middle) < POWER else (low, middle)
+    return high
+
+
+def _power(effect: float, seeds: int) -> float:
+    """Probability that a two-sided paired t test rejects zero."""
+    stats = import_module("scipy.stats")  # takes half a second to import
+    critical = stats.t.ppf((1 + LEVEL) / 2, seeds - 1)
+    return float(stats.nct.sf(critical, seeds - 1, effect * math.sqrt(seeds)))
+
+
+def _by_seed(runs: _HasRecords | Iterable[Record], name: str) -> dict[int, Record]:
+    records = list(getattr(runs, "records", runs))
+    if not records:
+        raise UserError(f"{name} has no records to compare.")
+    hashes = {record.config.hash for record in records}
+    if len(hashes) > 1:
+        raise UserError(
+            f"{name} has records of {len(hashes)} experiments: {', '.join(sorted(hashes))}. Select one with where(...)."
+        )
+    return {record.seed: record for record in records}
