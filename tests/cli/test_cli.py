@@ -47,7 +47,7 @@ def hashes(place: Path) -> list[str]:
 
 def test_run_does_not_run_again_what_is_recorded(place: Path) -> None:
     done = contnorm("run", "--norm", "bn", "--strategy", "single", "--seeds", 2, *where(place), *SMALL)
-    assert done.returncode == 0 and done.stdout.count("not run again, it is in") == 2 and "ACC" in done.stdout
+    assert done.returncode == 0 and done.stdout.count("not run again; its record is") == 2 and "ACC" in done.stdout
 
 
 def test_show_lists_scores_and_matrices(place: Path) -> None:

@@ -223,7 +223,7 @@ def test_brackets_in_a_path_are_no_markup(root: Path, tmp_path: Path, console: C
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(running, "execute", stopped_at_once)
         assert followed(jobs(root, 1), RunEnvironment(runs, root, CPU), console) == 130
-    assert f"and saved. Go on with: contnorm resume '{runs}'" in printed(console)
+    assert f"and saved. Continue with: contnorm resume '{runs}'" in printed(console)
     assert run_seeds(VALUES, [0], RunOptions(), root, runs, console) == 0
     assert f"recorded in {runs}" in printed(console)
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from contnorm.bench.api.evaluate import accuracy_matrix, evaluate
     from contnorm.bench.api.execution import RunInterrupted, RunOptions, resume
     from contnorm.bench.api.result import Result
-    from contnorm.bench.api.run import run
+    from contnorm.bench.api.run import run, run_all
     from contnorm.bench.api.stream import Stream, Task, TaskDataset, load_stream
     from contnorm.bench.comparison import Comparison, compare
     from contnorm.bench.memories import Memory, PartitioningReservoir, Reservoir, Ring
@@ -61,13 +61,14 @@ __all__ = [
     "metrics",
     "resume",
     "run",
+    "run_all",
 ]
 
 _NAMES_BY_MODULE = {
     "contnorm.bench.api.evaluate": ("accuracy_matrix", "evaluate"),
     "contnorm.bench.api.execution": ("RunInterrupted", "RunOptions", "resume"),
     "contnorm.bench.api.result": ("Result",),
-    "contnorm.bench.api.run": ("run",),
+    "contnorm.bench.api.run": ("run", "run_all"),
     "contnorm.bench.api.stream": ("Stream", "Task", "TaskDataset", "load_stream"),
     "contnorm.bench.comparison": ("Comparison", "compare"),
     "contnorm.bench.memories": ("Memory", "PartitioningReservoir", "Reservoir", "Ring"),

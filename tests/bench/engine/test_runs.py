@@ -273,7 +273,7 @@ def test_a_kind_kill_saves_and_says_how_to_go_on(root: Path, tmp_path: Path) -> 
         process.send_signal(signal.SIGTERM)
         printed = process.communicate(timeout=60)[0]
     if "stopped after" in printed:  # it may have been through already
-        assert f"Go on with: contnorm resume {tmp_path}" in printed
+        assert f"Continue with: contnorm resume {tmp_path}" in printed
         assert len(stopped_runs(tmp_path).runs) == 1
     else:
         assert "recorded in" in printed
@@ -373,7 +373,7 @@ def test_a_network_of_ones_own(root: Path, tmp_path: Path) -> None:
     lane = Trainer(config, 0, load_source("mnist", root), CPU)
     assert type(lane.model[1]).__name__ == "ContinualNorm2d"
     assert score(AccuracyMatrix(**finished(lane)["matrix"]), "la") > 20
-    with pytest.raises(UserError, match=r"should give a Module, not None"):
+    with pytest.raises(UserError, match=r"must return a torch.nn.Module, not None"):
         Trainer(settings(root, model={"name": f"{file}:wrong"}), 0, load_source("mnist", root), CPU)
     with pytest.raises(UserError, match=r"unknown model 'resnet81'\. Did you mean 'resnet18'"):
         Trainer(settings(root, model={"name": "resnet81"}), 0, load_source("mnist", root), CPU)

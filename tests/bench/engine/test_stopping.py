@@ -177,7 +177,7 @@ def test_reading_data_is_interrupted(root: Path, tmp_path: Path, monkeypatch: py
         pytest.fail("was not interrupted")
 
     jobs = [Job(settings(root), 0)]
-    monkeypatch.setattr("contnorm.bench.engine.scheduler.load_source", slow)
+    monkeypatch.setattr("contnorm.bench.engine.job.load_source", slow)
     with StopSignals() as signals:
         assert list(execute(jobs, RunEnvironment(tmp_path / "runs", root, CPU), stop=lambda: bool(signals))) == []
     assert signals.received == [signal.SIGTERM] and not (tmp_path / "runs").exists()

@@ -98,7 +98,7 @@ def groups(shape, outputs, norm):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("few", "called with (shape, outputs, norm): {file}: TypeError: few() takes 1 positional argument"),
+        ("few", "called with (shape, outputs): {file}: TypeError: few() takes 1 positional argument"),
         ("shapes", "given pictures of shape (2, 1, 28, 28): {file}: RuntimeError: mat1 and mat2 shapes"),
         ("narrow", "it should give (2, 10), one number for each of the 10 outputs, and gives (2, 3)"),
         ("pair", "and gives tuple"),

@@ -283,20 +283,20 @@ def test_a_run_whose_process_dies_is_taken_over(root: Path, tmp_path: Path) -> N
 def test_a_lock_of_a_process_that_is_gone_holds_nobody(root: Path, tmp_path: Path) -> None:
     config, place = settings(root), RunEnvironment(tmp_path, root, CPU)
     left = stop_one(config, place)
-    assert not left.claim.path.exists()
-    left.claim.path.write_text("12345")
-    left.claim.note.write_text('{"host": "elsewhere", "pid": 12345}')
+    assert not left.lock.path.exists()
+    left.lock.path.write_text("12345")
+    left.lock.note.write_text('{"host": "elsewhere", "pid": 12345}')
     assert isinstance(last(config, place), Finished)
 
 
 def test_a_lock_given_back_late_is_not_the_next_ones(tmp_path: Path) -> None:
     first, second, third = (RunLock(tmp_path / "lock") for _ in range(3))
-    assert first.take()
+    assert first.acquire()
     (tmp_path / "lock").unlink()
-    assert second.take()
-    first.give_back()
-    assert not third.take()
-    second.give_back()
+    assert second.acquire()
+    first.release()
+    assert not third.acquire()
+    second.release()
     assert not (tmp_path / "lock").exists()
 
 
@@ -310,10 +310,10 @@ def test_a_file_system_without_flock_has_locks_all_the_same(
 
     monkeypatch.setattr("fcntl.flock", refuse)
     first, second = RunLock(tmp_path / "claims" / "lock"), RunLock(tmp_path / "claims" / "lock")
-    assert first.take() and not second.take() and not second.is_free()
-    first.give_back()
-    assert list((tmp_path / "claims").iterdir()) == [] and second.is_free() and second.take()
-    second.give_back()
+    assert first.acquire() and not second.acquire() and not second.is_free()
+    first.release()
+    assert list((tmp_path / "claims").iterdir()) == [] and second.is_free() and second.acquire()
+    second.release()
     config, place = settings(root), RunEnvironment(tmp_path / "runs", root, CPU)
     deadline = time.monotonic() + 30
     events = list(execute([Job(config, 0)], place, stop=lambda: time.monotonic() > deadline))

@@ -104,7 +104,7 @@ class RunProgress:
         elif isinstance(event.what, Failed):
             self.failures.append(event.what.why)
         elif self.print_records:
-            outcome = "recorded in" if isinstance(event.what, Finished) else "not run again, recorded in"
+            outcome = "recorded in" if isinstance(event.what, Finished) else "not run again; its record is"
             self.print(f"{_label(event.job)}: {outcome} {event.path}")
 
     def show_waiting(self, store: Store, again: str) -> None:

@@ -6,6 +6,7 @@ import base64
 import html
 import io
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -49,7 +50,7 @@ class Result:
         *,
         diverged: Mapping[int, str] | None = None,
         stream: Stream | None = None,
-        weights: Mapping[int, bytes] | None = None,
+        weights: Mapping[int, bytes | Path] | None = None,
         objects: Mapping[str, PythonObject] | None = None,
     ) -> None:
         if len({record.config.hash for record in records}) != 1:
@@ -116,7 +117,8 @@ class Result:
         with python_objects(self._objects):
             for seed in self.seeds:
                 trainer = Trainer(self.config, seed, self._stream.source, torch.device("cpu"))
-                trainer.model.load_state_dict(load(self._weights[seed]))
+                weights = self._weights[seed]
+                trainer.model.load_state_dict(load(weights.read_bytes() if isinstance(weights, Path) else weights))
                 models.append(trainer.model.eval())
         return models
 

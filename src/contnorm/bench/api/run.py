@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from contnorm.bench.api.objects import identify
 from contnorm.bench.api.result import Result
 from contnorm.bench.api.stream import Stream, load_stream
 from contnorm.bench.config.resolve import resolve
-from contnorm.bench.config.schema import assigned
+from contnorm.bench.config.schema import RunConfig, assigned
 from contnorm.bench.engine.job import Job, RunEnvironment
 from contnorm.bench.engine.weights import weights_path
 from contnorm.bench.memories import Memory
@@ -26,7 +26,7 @@ from contnorm.bench.strategies import Strategy
 from contnorm.bench.user_code import PythonObject, loading_user_code, python_objects
 from contnorm.errors import UserError
 
-__all__ = ["run"]
+__all__ = ["check_seeds", "run", "run_all"]
 
 log = logging.getLogger("contnorm")
 Model = str | nn.Module | Callable[..., nn.Module]
@@ -96,37 +96,108 @@ def run(
         >>> result.accuracy.shape
         (2, 2, 2)
     """
+    arguments = {
+        "norm": norm,
+        "strategy": strategy,
+        "model": model,
+        "memory": memory,
+        "lr": lr,
+        "batch_size": batch_size,
+        "replay": replay,
+        "settings": settings,
+        "tag": tag,
+    }
+    (result,) = run_all(
+        stream,
+        [arguments],
+        seeds=seeds,
+        runs=runs,
+        device=device,
+        lanes=lanes,
+        threads=threads,
+        keep_weights=keep_weights,
+        progress=progress,
+    )
+    return result
+
+
+def run_all(
+    stream: Stream | str,
+    experiments: Sequence[Mapping[str, Any]],
+    *,
+    seeds: int | Iterable[int] = 1,
+    runs: str | Path | None = None,
+    device: str = "cpu",
+    lanes: int | None = None,
+    threads: int = 1,
+    keep_weights: bool = False,
+    progress: bool | Console = False,
+) -> list[Result]:
+    """Run several experiments on the same stream, in parallel where lanes are free.
+
+    Args:
+        stream: A stream, or the name of one.
+        experiments: For each experiment its arguments of `run`: ``norm``, ``strategy``, ``model``, ``memory``, ``lr``,
+            ``batch_size``, ``replay``, ``settings`` and ``tag``.
+        seeds, runs, device, lanes, threads, keep_weights, progress: As in `run`.
+
+    Returns:
+        The results of the experiments, in order.
+
+    Example:
+        >>> stream = load_stream("split-mnist", source="digits", tasks=2, train_per_task=50)
+        >>> [result.config.norm.name for result in run_all(stream, [{"norm": "bn"}, {"norm": "gn", "lr": 0.1}])]
+        ['bn', 'gn']
+    """
     if loading_user_code():
-        raise UserError(
-            "bench.run was called by a file that is loaded as user code. Call it if __name__ == '__main__'."
-        )
+        raise UserError("bench.run was called by a file that is loaded as user code. Call it if __name__ == '__main__'.")
     if isinstance(stream, str):
         stream = load_stream(stream)
-    values = _Values(stream)
-    values.set("norm", "norm.name", norm)
-    for name, key, value in (
-        ("lr", "train.lr", lr),
-        ("batch_size", "train.batch", batch_size),
-        ("replay", "train.replay", replay),
-    ):
-        values.set(name, key, value)
-    values.set_component("strategy", "strategy.name", strategy, Strategy, tag, runs is not None)
-    values.set_component("memory", "memory.kind", memory, Memory, tag, runs is not None)
-    values.set_component("model", "model.name", model, (), tag, runs is not None)
-    for key, value in (settings or {}).items():
-        values.set(f"settings[{key!r}]", key, value, none=True)
+    root = stream.root or Path("data")
     seed_list = check_seeds(seeds)
+    objects: dict[str, PythonObject] = {}
+    configs = []
+    for experiment in experiments:
+        values = _values(stream, runs is not None, **experiment)
+        objects |= values.objects
+        with python_objects(values.objects):
+            configs.append(resolve(values.nested(), root))
+    jobs = [Job(config, seed) for config in configs for seed in seed_list]
     console = progress if isinstance(progress, Console) else Console(stderr=True) if progress else None
     options = RunOptions(device, lanes, threads, keep_weights, stream.allow_missing)
-    with python_objects(values.objects):
-        config = resolve(values.nested(), stream.root or Path("data"))
-    jobs = [Job(config, seed) for seed in seed_list]
     if runs is not None:
-        environment = _environment(Path(runs), options, stream, values.objects, len(jobs))
-        return _run(jobs, environment, stream, console)
+        environment = _environment(Path(runs), options, stream, objects, len(jobs))
+        return _run(jobs, configs, environment, stream, console)
     with tempfile.TemporaryDirectory(prefix="contnorm-") as folder:
-        environment = _environment(Path(folder), options, stream, values.objects, len(jobs))
-        return _run(jobs, replace(environment, resumable=False), stream, console)
+        environment = _environment(Path(folder), options, stream, objects, len(jobs))
+        return _run(jobs, configs, replace(environment, resumable=False), stream, console)
+
+
+def _values(
+    stream: Stream,
+    recorded: bool,
+    *,
+    norm: str | None = None,
+    strategy: str | Strategy | type[Strategy] | None = None,
+    model: Model | None = None,
+    memory: str | Memory | None = None,
+    lr: float | None = None,
+    batch_size: int | None = None,
+    replay: int | None = None,
+    settings: Mapping[str, Any] | None = None,
+    tag: str | None = None,
+) -> _Values:
+    values = _Values(stream)
+    values.set("norm", "norm.name", norm)
+    values.set("lr", "train.lr", lr)
+    values.set("batch_size", "train.batch", batch_size)
+    values.set("replay", "train.replay", replay)
+    values.set_component("strategy", "strategy.name", strategy, Strategy, tag, recorded)
+    values.set_component("memory", "memory.kind", memory, Memory, tag, recorded)
+    values.set_component("model", "model.name", model, (), tag, recorded)
+    for key, value in (settings or {}).items():
+        values.set(f"settings[{key!r}]", key, value, none=True)
+    return values
 
 
 class _Values:
@@ -210,31 +281,46 @@ def _environment(
     return replace(environment, sources=sources, objects=objects)
 
 
-def _run(jobs: list[Job], environment: RunEnvironment, stream: Stream, console: Console | None) -> Result:
-    diverged: dict[int, str] = {}
+def _run(
+    jobs: list[Job],
+    configs: Sequence[RunConfig],
+    environment: RunEnvironment,
+    stream: Stream,
+    console: Console | None,
+) -> list[Result]:
+    diverged: dict[Job, str] = {}
     run_jobs(
         jobs,
         environment,
         console,
         print_records=environment.resumable,
-        on_diverged=lambda job, reason: diverged.update({job.seed: reason}),
+        on_diverged=lambda job, reason: diverged.update({job: reason}),
     )
-    store = Store(environment.runs)
-    records = [store.load(store.path(job.config, job.seed)) for job in jobs if job.seed not in diverged]
-    if not records:
-        raise UserError(" ".join(diverged.values()))
     for reason in diverged.values():
         log.warning(reason)
+    store = Store(environment.runs)
+    results = []
+    for config in configs:
+        of_experiment = [job for job in jobs if job.config == config]
+        records = [store.load(store.path(config, job.seed)) for job in of_experiment if job not in diverged]
+        reasons = {job.seed: diverged[job] for job in of_experiment if job in diverged}
+        if not records:
+            raise UserError(" ".join(reasons.values()))
+        weights = {record.seed: content for record in records if (content := _weights(record, environment)) is not None}
+        if not environment.resumable:  # the folder is removed
+            records = [replace(record, path=None) for record in records]
+        results.append(
+            Result(records, diverged=reasons, stream=stream, weights=weights, objects=environment.objects)
+        )
+    return results
+
+
+def _weights(record: Record, environment: RunEnvironment) -> bytes | Path | None:
+    """Return the saved weights of a run, or their file if it stays; warns if they were requested and are missing."""
+    assert record.path is not None
+    path = weights_path(record.path)
+    if path.is_file():
+        return path if environment.resumable else path.read_bytes()
     if environment.keep_weights:
-        for record in records:
-            if _weights(record) is None:
-                log.warning(f"{record.path}: was recorded without its weights. Move it away to run it again with them.")
-    weights = {record.seed: path.read_bytes() for record in records if (path := _weights(record)) is not None}
-    if not environment.resumable:  # the folder is removed
-        records = [replace(record, path=None) for record in records]
-    return Result(records, diverged=diverged, stream=stream, weights=weights, objects=environment.objects)
-
-
-def _weights(record: Record) -> Path | None:
-    path = None if record.path is None else weights_path(record.path)
-    return path if path is not None and path.is_file() else None
+        log.warning(f"{record.path}: was recorded without its weights. Move it away to run it again with them.")
+    return None

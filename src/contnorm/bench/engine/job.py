@@ -11,6 +11,7 @@ import torch
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.registry import Source, load_source
 from contnorm.bench.user_code import PythonObject
+from contnorm.errors import UserError
 
 __all__ = ["Job", "RunEnvironment"]
 
@@ -51,6 +52,11 @@ class RunEnvironment:
     def load(self, name: str) -> Source:
         """Load a data set by name."""
         source = self.sources.get(name)
+        if source is None and "@" in name:
+            raise UserError(
+                f"data set {name!r}: was passed by a Python program, as arrays or as a folder, and is not available "
+                f"here. Run the program again."
+            )
         return source or load_source(name, self.data_root, allow_missing=self.allow_missing)
 
 

@@ -1,0 +1,115 @@
+"""Results and comparisons: arrays, scores, frames, figures and paired differences."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from contnorm import bench
+from contnorm.bench.comparison import seeds_to_resolve
+from contnorm.errors import UserError
+
+
+@pytest.fixture
+def result(stream: bench.Stream) -> bench.Result:
+    return bench.run(stream, norm="bn", seeds=3, keep_weights=True)
+
+
+def test_accuracy_and_scores(result: bench.Result) -> None:
+    accuracy = result.accuracy
+    assert accuracy.shape == (3, 3, 3) and np.isnan(accuracy[:, 0, 1]).all()
+    assert np.allclose(result.acc, accuracy[:, -1].mean(1))
+    assert np.allclose(result.la, np.diagonal(accuracy, axis1=1, axis2=2).mean(1))
+    best = np.array([[accuracy[s, j:2, j].max() for j in range(2)] for s in range(3)])
+    assert np.allclose(result.fm, (best - accuracy[:, -1, :2]).mean(1))
+    assert set(result.scores()) >= {"acc", "fm", "la", "bwt", "aia"}
+    with pytest.raises(UserError, match="acc"):
+        result.score("accuracy")
+
+
+def test_models_have_the_recorded_accuracy(result: bench.Result, stream: bench.Stream) -> None:
+    for seed, model in enumerate(result.models()):
+        assert not model.training
+        assert np.allclose(bench.evaluate(model, stream, seed=seed), result.accuracy[seed, -1])
+
+
+def test_models_need_kept_weights(stream: bench.Stream) -> None:
+    with pytest.raises(UserError, match="keep_weights=True"):
+        bench.run(stream, settings={"train.max_steps": 2}).models()
+
+
+def test_frame_has_one_row_per_seed(result: bench.Result) -> None:
+    frame = result.to_frame()
+    assert list(frame["seed"]) == [0, 1, 2] and set(frame["norm.name"]) == {"bn"} and set(frame["train.lr"]) == {0.03}
+    assert np.allclose(frame["acc"], result.acc)
+
+
+def test_figure_and_html(result: bench.Result) -> None:
+    assert len(result.plot().axes) >= 2
+    html = result._repr_html_()
+    assert "data:image/png;base64," in html and f"{result.acc.mean():.2f}" in html
+    assert repr(result).startswith("Result(arrays, er, bn (3 seeds): acc ")
+
+
+def test_compare_pairs_the_seeds_that_both_have(stream: bench.Stream, result: bench.Result) -> None:
+    other = bench.run(stream, norm="cn", seeds=range(1, 5))
+    comparison = bench.compare(other, result)
+    differences = other.acc[:2] - result.acc[1:]
+    assert comparison.seeds == (1, 2) and np.allclose(comparison.differences, differences)
+    low, high = stats.t.interval(0.95, 1, differences.mean(), differences.std(ddof=1) / math.sqrt(2))
+    assert comparison.interval is not None and np.allclose(comparison.interval, (low, high))
+    assert bench.compare(result, other, "fm").mean == pytest.approx((result.fm[1:] - other.fm[:2]).mean())
+    assert "95 % interval" in str(comparison)
+
+
+def test_compare_rejects_what_can_not_be_compared(stream: bench.Stream, result: bench.Result) -> None:
+    apart = bench.run(stream, norm="cn", seeds=[7])
+    with pytest.raises(UserError, match="no seed in common"):
+        bench.compare(result, apart)
+    with pytest.raises(UserError, match="2 experiments"):
+        bench.compare([*result.records, *apart.records], result)
+    with pytest.raises(UserError, match="fmm"):
+        bench.compare(result, result, "fmm")
+
+
+def test_seeds_to_resolve_is_the_sample_size_of_a_paired_t_test() -> None:
+    """Simulation: with the computed number of seeds, about 80 % of tests reject zero; with half, far fewer."""
+    rng = np.random.default_rng(0)
+    differences = [0.0, 1.0, 2.0, -1.0, 0.5]
+    needed = seeds_to_resolve(differences)
+    assert needed is not None
+    mean, std = np.mean(differences), np.std(differences, ddof=1)
+    samples = rng.normal(mean, std, size=(4000, needed))
+    rejected = (stats.ttest_1samp(samples, 0, axis=1).pvalue < 0.05).mean()
+    assert 0.77 < rejected < 0.84  # four standard errors of the simulation around 0.80
+    assert (stats.ttest_1samp(samples[:, : needed // 2], 0, axis=1).pvalue < 0.05).mean() < 0.65
+    assert seeds_to_resolve([1.0]) is None and seeds_to_resolve([2.0, 2.0]) is None
+
+
+def test_own_loop_gives_the_matrix_of_a_run(stream: bench.Stream) -> None:
+    """A loop of the user's own with `batches`, `evaluate` and `metrics` reproduces training without replay."""
+    import torch  # noqa: PLC0415
+
+    from contnorm.bench.engine.trainer import Trainer  # noqa: PLC0415
+
+    settings = {"strategy.name": "single", "model.name": "mlp"}
+    result = bench.run(stream, norm="bn", settings=settings)
+    model = Trainer(result.config, 0, stream.source, torch.device("cpu")).model
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.03)
+    rows: list[np.ndarray] = []
+    task = 0
+    model.train()
+    for batch in stream.batches(seed=0):
+        if int(batch.task[0]) != task:
+            rows.append(bench.evaluate(model, stream))
+            task += 1
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(batch.x), batch.y).backward()
+        optimizer.step()
+    rows.append(bench.evaluate(model, stream))
+    matrix = bench.accuracy_matrix([row[: i + 1] for i, row in enumerate(rows)])
+    assert np.allclose(matrix, result.accuracy[0], equal_nan=True)
+    assert bench.metrics.forgetting(matrix, definition="paper") == pytest.approx(result.fm[0])

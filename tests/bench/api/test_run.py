@@ -1,0 +1,280 @@
+"""`bench.run`: arguments, records, identity of objects, processes and interruption."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from typer.testing import CliRunner
+
+from contnorm import bench
+from contnorm.bench.records import Store
+from contnorm.cli.main import app
+from contnorm.errors import UserError
+from tests.datasets import small_mnist
+
+FAST: dict[str, Any] = {"train.max_steps": 6}
+
+
+def make_net(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(input_shape[0], 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, num_outputs))
+
+
+class HalfLoss(bench.Strategy):
+    """Fine-tuning with half the loss."""
+
+    def loss(
+        self, model: Any, head: bench.OutputMask, stream: bench.Batch, replay: tuple[bench.Batch, ...]
+    ) -> tuple[Tensor, Tensor | None]:
+        return head.cross_entropy(model(stream.x), stream).mean() / 2, None
+
+
+def test_results_are_those_of_the_command_to_the_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = small_mnist(tmp_path / "data")
+    monkeypatch.chdir(tmp_path)
+    arguments = ["run", "--stream", "split-mnist", "--strategy", "er", "--norm", "cn4", "--seeds", "2", "--lr", "0.1"]
+    arguments += ["--data-root", str(root), "--runs", "command", "--replay", "7", "--set", "stream.tasks=3"]
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    stream = bench.load_stream("split-mnist", root=root, tasks=3)
+    result = bench.run(stream, norm="cn4", strategy=bench.ER(replay=7), lr=0.1, seeds=2)
+    recorded = {record.seed: record for record in Store(tmp_path / "command")}
+    assert result.hash == recorded[0].config.hash
+    for record in result.records:
+        assert record.raw["matrix"] == recorded[record.seed].raw["matrix"]
+        assert record.raw["drift"] == recorded[record.seed].raw["drift"]
+
+
+def test_folder_of_runs_is_used_and_nothing_is_repeated(stream: bench.Stream, tmp_path: Path) -> None:
+    first = bench.run(stream, norm="bn", settings=FAST, seeds=2, runs=tmp_path)
+    times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")}
+    again = bench.run(stream, norm="bn", settings=FAST, seeds=3, runs=tmp_path)
+    assert len(times) == 2 and all(path.stat().st_mtime_ns == t for path, t in times.items())
+    assert np.array_equal(again.accuracy[:2], first.accuracy, equal_nan=True) and again.seeds == [0, 1, 2]
+
+
+def test_nothing_is_written_without_a_folder(
+    stream: bench.Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    result = bench.run(stream, settings=FAST, keep_weights=True, seeds=1)
+    assert not list(tmp_path.iterdir()) and result.records[0].path is None
+    assert len(result.models()) == 1  # the weights are in memory
+
+
+def test_resume_after_a_stop_is_bit_exact(stream: bench.Stream, tmp_path: Path) -> None:
+    whole = bench.run(stream, settings={"train.passes": 40}, runs=tmp_path / "whole")
+    timer = threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt, match="stopped"):
+        bench.run(stream, settings={"train.passes": 40}, runs=tmp_path / "stopped")
+    timer.join()
+    assert not list((tmp_path / "stopped").glob("*/*.json")), "the run was over before it could be stopped"
+    resumed = bench.run(stream, settings={"train.passes": 40}, runs=tmp_path / "stopped")
+    assert resumed.records[0].raw["matrix"] == whole.records[0].raw["matrix"]
+
+
+def test_model_norm_layers_are_converted_on_a_copy(stream: bench.Stream) -> None:
+    net = make_net((12,), 6)
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    result = bench.run(stream, model=net, norm="cn", settings=FAST, keep_weights=True)
+    assert type(net[1]) is nn.BatchNorm1d and all(torch.equal(before[k], v) for k, v in net.state_dict().items())
+    assert type(result.models()[0][1]).__name__ == "ContinualNorm1d"
+    assert list(result.records[0].raw["norms"]) == ["ContinualNorm1d(auto)"]
+
+
+def test_module_gives_all_seeds_its_weights(stream: bench.Stream) -> None:
+    result = bench.run(stream, model=make_net((12,), 6), norm="bn", settings={"train.lr": 1e-30}, seeds=2, keep_weights=True)
+    first, second = (model.state_dict() for model in result.models())
+    assert torch.equal(first["0.weight"], second["0.weight"])
+    assert "for all seeds" in result.records[0].raw["initial_weights"]
+    made = bench.run(stream, model=make_net, norm="bn", settings={"train.lr": 1e-30}, seeds=2, keep_weights=True)
+    assert not torch.equal(*(model.state_dict()["0.weight"] for model in made.models()))
+
+
+def test_factory_may_make_its_norms_itself(stream: bench.Stream) -> None:
+    def make(input_shape: tuple[int, ...], num_outputs: int, norm: Any) -> nn.Module:
+        return nn.Sequential(nn.Unflatten(1, (12, 1, 1)), norm(12), nn.Flatten(), nn.Linear(12, num_outputs))
+
+    result = bench.run(stream, model=make, norm="cn4", settings=FAST)
+    assert result.records[0].raw["norms"] == {"ContinualNorm2d(4)": 1}
+
+
+def test_model_without_the_norm_is_refused(stream: bench.Stream) -> None:
+    with pytest.raises(UserError, match="no normalization layer"):
+        bench.run(stream, model=lambda shape, outputs: nn.Linear(12, outputs), norm="cn")
+    assert bench.run(stream, model=lambda shape, outputs: nn.Linear(12, outputs), norm="none", settings=FAST).seeds == [0]
+
+
+def test_definition_in_a_file_is_identified_by_the_file(stream: bench.Stream, tmp_path: Path) -> None:
+    result = bench.run(stream, model=make_net, strategy=HalfLoss, settings=FAST, runs=tmp_path)
+    assert result.config.model.name.endswith("test_run.py:make_net") and result.config.model.code
+    assert result.config.strategy.name.endswith("test_run.py:HalfLoss")
+    same = bench.run(stream, model=make_net, strategy=HalfLoss(), settings=FAST, runs=tmp_path)
+    assert same.hash == result.hash and len(list(tmp_path.rglob("*.json"))) == 1
+
+
+def test_lambda_needs_a_tag_to_be_recorded(stream: bench.Stream, tmp_path: Path) -> None:
+    def nested(shape: tuple[int, ...], outputs: int) -> nn.Module:
+        return make_net(shape, outputs)
+
+    for model in (nested, lambda shape, outputs: make_net(shape, outputs)):
+        with pytest.raises(UserError, match="tag="):
+            bench.run(stream, model=model, settings=FAST, runs=tmp_path)
+        tagged = bench.run(stream, model=model, settings=FAST, runs=tmp_path, tag="net-1")
+        assert tagged.config.model.name == "python:net-1"
+        assert bench.run(stream, model=model, settings=FAST).accuracy.shape[0] == 1
+    assert len(list(tmp_path.rglob("*.json"))) == 1
+
+
+def test_strategy_object_with_state_needs_a_tag(stream: bench.Stream, tmp_path: Path) -> None:
+    strategy = HalfLoss()
+    strategy.factor = 3  # type: ignore[attr-defined]
+    with pytest.raises(UserError, match="tag="):
+        bench.run(stream, strategy=strategy, settings=FAST, runs=tmp_path)
+
+
+def test_weights_of_a_module_are_part_of_its_identity(stream: bench.Stream, tmp_path: Path) -> None:
+    net = make_net((12,), 6)
+    first = bench.run(stream, model=net, settings=FAST, runs=tmp_path).hash
+    assert bench.run(stream, model=net, settings=FAST, runs=tmp_path).hash == first
+    with torch.no_grad():
+        net[0].weight[0, 0] += 1
+    assert bench.run(stream, model=net, settings=FAST, runs=tmp_path).hash != first
+    net[2] = nn.Tanh()
+    assert len({bench.run(stream, model=net, settings=FAST, runs=tmp_path).hash, first}) == 2
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"strategy": bench.ER(replay=4)},
+        {"replay": 4},
+        {"settings": {"train.replay": 4}},
+        {"strategy": "ER", "settings": {"train.replay": 4, "strategy.name": "ER"}},
+    ],
+)
+def test_objects_and_settings_give_the_same_hash(stream: bench.Stream, arguments: dict[str, Any]) -> None:
+    reference = bench.run(stream, strategy="er", settings={"train.replay": 4, **FAST})
+    arguments = {**arguments, "settings": {**arguments.get("settings", {}), **FAST}}
+    assert bench.run(stream, **arguments).hash == reference.hash
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"norm": "cnn"}, ["norm", "cnn"]),
+        ({"lr": 0.1, "settings": {"train.lr": 0.2}}, ["lr", "0.1", "0.2"]),
+        ({"strategy": bench.ER(replay=4), "replay": 5}, ["ER", "train.replay", "4", "5"]),
+        ({"settings": {"train.lrr": 0.1}}, ["train.lrr", "train.lr"]),
+        ({"seeds": 0}, ["seeds=0"]),
+        ({"seeds": [1, -1]}, ["-1"]),
+        ({"seeds": []}, ["at least one"]),
+        ({"device": "gpu"}, ["gpu", "cuda"]),
+        ({"lanes": 0}, ["lanes=0"]),
+        ({"threads": 0}, ["threads=0"]),
+        ({"memory": 5}, ["memory=5"]),
+        ({"model": 5}, ["model=5"]),
+        ({"strategy": 5}, ["strategy=5"]),
+        ({"model": "resnet19"}, ["resnet19", "resnet18"]),
+        ({"tag": "a\nb", "model": make_net}, ["tag="]),
+        ({"model": lambda shape, outputs: nn.Flatten(), "norm": "none"}, ["model", "outputs"]),
+        ({"model": lambda shape, outputs: 1 / 0}, ["ZeroDivisionError"]),
+    ],
+)
+def test_bad_arguments_are_rejected_in_one_line(
+    stream: bench.Stream, tmp_path: Path, arguments: dict[str, Any], words: list[str]
+) -> None:
+    folder = None if "model" in arguments and "tag" not in arguments else tmp_path / "runs"
+    with pytest.raises(UserError) as error:
+        bench.run(stream, runs=folder, **arguments)
+    assert all(word in str(error.value) for word in words) and "\n" not in str(error.value)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_diverged_seeds_are_reported(stream: bench.Stream, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(UserError, match="learning rate"):
+        bench.run(stream, model="mlp", norm="none", lr=1e30)
+
+
+def test_run_all_gives_what_single_runs_give(stream: bench.Stream) -> None:
+    experiments = [{"norm": "bn", "settings": FAST}, {"norm": "gn", "strategy": "single", "settings": FAST}]
+    together = bench.run_all(stream, experiments, seeds=2)
+    for result, experiment in zip(together, experiments, strict=True):
+        alone = bench.run(stream, seeds=2, lanes=1, **experiment)
+        assert result.hash == alone.hash and np.array_equal(result.accuracy, alone.accuracy, equal_nan=True)
+
+
+SCRIPT = """
+    import numpy as np, torch
+    from contnorm import bench
+
+    rng = np.random.default_rng(0)
+    y = np.arange(80) % 4
+    x = rng.normal(size=(80, 6)) + y[:, None]
+
+    class Net(torch.nn.Module):
+        def __init__(self, input_shape, num_outputs):
+            super().__init__()
+            self.layers = torch.nn.Sequential(
+                torch.nn.Linear(input_shape[0], 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, num_outputs)
+            )
+
+        def forward(self, x):
+            return self.layers(x)
+
+    class Mine(bench.Strategy):
+        def loss(self, model, head, stream, replay):
+            return head.cross_entropy(model(stream.x), stream).mean(), None
+
+    stream = bench.Stream.from_arrays(x, y, x, y, tasks=2)
+    result = bench.run(stream, model=Net, strategy=Mine(), norm="cn", seeds=2, lanes=2, runs={runs})
+    print("seeds", result.seeds)
+"""
+
+
+@pytest.mark.parametrize("runs", [None, "runs"])
+def test_script_without_main_guard_runs_two_seeds(tmp_path: Path, runs: str | None) -> None:
+    (tmp_path / "script.py").write_text(textwrap.dedent(SCRIPT.format(runs=repr(runs))))
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0 and done.stdout == "seeds [0, 1]\n", done.stderr
+    assert done.stderr == ""
+
+
+def test_objects_that_can_not_be_sent_run_in_this_process(
+    stream: bench.Stream, caplog: pytest.LogCaptureFixture
+) -> None:
+    lock = threading.Lock()  # can't be pickled
+
+    def make(shape: tuple[int, ...], outputs: int) -> nn.Module:
+        with lock:
+            return make_net(shape, outputs)
+
+    assert bench.run(stream, model=make, settings=FAST, seeds=2, lanes=2).seeds == [0, 1]
+    assert len([r for r in caplog.records if "in this process" in r.getMessage()]) == 1
+
+
+def test_run_that_was_passed_an_object_is_resumed_by_the_program_only(stream: bench.Stream, tmp_path: Path) -> None:
+    timer = threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        bench.run(stream, model=make_net, tag="net", settings={"train.passes": 60}, runs=tmp_path)
+    timer.join()
+    started = time.monotonic()
+    with pytest.raises(UserError) as error:
+        bench.resume(tmp_path)
+    assert "Python" in str(error.value) and time.monotonic() - started < 60
+    assert bench.run(stream, model=make_net, tag="net", settings={"train.passes": 60}, runs=tmp_path).seeds == [0]
