@@ -72,6 +72,12 @@ class Result:
         return np.array([_matrix_array(record.matrix) for record in self.records])
 
     @property
+    def accuracy_by_moments(self) -> dict[str, NDArray[np.float64]]:
+        """Accuracy arrays by the moments that were used in evaluation: ``"running"``, ``"oracle"`` or both."""
+        by_seed = [record.evaluated for record in self.records]
+        return {moments: np.array([_matrix_array(m[moments]) for m in by_seed]) for moments in by_seed[0]}
+
+    @property
     def acc(self) -> NDArray[np.float64]:
         """ACC of each seed: average accuracy on all tasks after the last one."""
         return self.score("acc")
