@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from contnorm.bench.config.schema import _LEAST, RunConfig, dotted, from_dict, parse_assignment, read_toml
+from contnorm.bench.config.schema import _LEAST, RunConfig, flatten_settings, from_dict, parse_assignment, read_toml
 from contnorm.bench.config.suggest import FLAGS, MEANT
 from contnorm.errors import UserError
 
@@ -63,7 +63,7 @@ def test_bad_settings_are_named(values: dict[str, object], said: str) -> None:
 
 
 def test_every_key_that_is_suggested_or_bounded_is_a_setting() -> None:
-    every = dotted(RunConfig().as_dict())
+    every = flatten_settings(RunConfig().as_dict())
     assert set(MEANT.values()) | set(_LEAST) <= every.keys() and not set(FLAGS) & set(MEANT)
     assert from_dict({"train": {"replay": 0}, "norm": {"groups": "auto"}, "stream": {"tasks": None}})
 

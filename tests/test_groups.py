@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import contnorm as cn
-from contnorm.bench.config.defaults import settle
+from contnorm.bench.config.defaults import complete
 from contnorm.bench.config.schema import ModelConfig, NormConfig, RunConfig, from_dict
 from contnorm.bench.models.build import build_model
 from contnorm.bench.models.norm_layers import norm_maker
@@ -118,22 +118,22 @@ def test_a_number_that_does_not_fit_is_refused_with_one_that_does() -> None:
 
 def test_the_hash_tells_the_rules_apart() -> None:
     stream = {"name": "split-cifar10"}
-    new = settle({"stream": stream, "norm": {"name": "cn", "groups": "auto"}}, "cifar10")
+    new = complete({"stream": stream, "norm": {"name": "cn", "groups": "auto"}}, "cifar10")
     assert new.norm.auto_channels == 2
     old = replace(new, norm=replace(new.norm, auto_channels=1))
     assert old.hash != new.hash
-    assert settle({"stream": stream, "norm": {"name": "cn", "groups": "auto", "auto_channels": 1}}, "cifar10") == old
+    assert complete({"stream": stream, "norm": {"name": "cn", "groups": "auto", "auto_channels": 1}}, "cifar10") == old
     raw = old.as_dict()
     del raw["norm"]["auto_channels"]  # as version 0.1 recorded it
     assert from_dict(raw) == old
     for norm in ({"name": "cn", "groups": 8}, {"name": "cn8", "groups": "auto"}, {"name": "bn", "groups": "auto"}):
-        assert settle({"stream": stream, "norm": norm}, "cifar10").norm.auto_channels == 1
+        assert complete({"stream": stream, "norm": norm}, "cifar10").norm.auto_channels == 1
 
 
 def test_a_network_has_one_hash_however_its_norm_is_written() -> None:
     stream = {"name": "split-cifar10"}
     norms = ({"name": "cn", "groups": 2}, {"name": "cn2"}, {"name": "CN2", "groups": 2}, {"name": "cn2", "groups": 4})
-    settled = [settle({"stream": stream, "norm": norm}, "cifar10") for norm in norms]
+    settled = [complete({"stream": stream, "norm": norm}, "cifar10") for norm in norms]
     assert {config.hash for config in settled} == {settled[0].hash}
     assert (settled[1].norm.name, settled[1].norm.groups) == ("cn", 2)
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from contnorm.bench.config.schema import RunConfig, dotted, from_dict
+from contnorm.bench.config.schema import RunConfig, flatten_settings, from_dict
 from contnorm.cli import run as running
 from contnorm.cli.main import app, main
-from contnorm.cli.typed_settings import LARGEST_SEED, MOST_SEEDS, Setting, settings_of
+from contnorm.cli.typed_settings import MAX_SEED, MAX_SEEDS, Setting, nest_settings
 from contnorm.errors import UserError
 
 
@@ -105,16 +105,16 @@ def test_a_group_of_settings_keeps_the_other_flags(merged: Any) -> None:
 
 def test_bool_and_number_are_not_the_same() -> None:
     with pytest.raises(UserError, match="contradict"):
-        settings_of([Setting("--set a.b", "a.b", True), Setting("--set a.b", "a.b", 1)])
+        nest_settings([Setting("--set a.b", "a.b", True), Setting("--set a.b", "a.b", 1)])
 
 
 @pytest.mark.parametrize(
     "arguments",
     [
         ("--seeds", "1000000000"),
-        ("--seeds", str(MOST_SEEDS + 1)),
+        ("--seeds", str(MAX_SEEDS + 1)),
         ("--seeds", "0"),
-        ("--seed", str(LARGEST_SEED + 1)),
+        ("--seed", str(MAX_SEED + 1)),
         ("--seed", "-1"),
     ],
 )
@@ -250,7 +250,7 @@ def test_hostile_values_are_refused_without_a_traceback(
     for _ in range(5 if command == "report" else 30):  # a report of no runs still goes through all tables
         typed = [chance.choice(HOSTILE) for _ in range(ARGUMENTS.get(command, 0))]
         for option in chance.sample(OPTIONS[command].split(), k=1):
-            prefix = f"{chance.choice(sorted(dotted(RunConfig().as_dict())))}=" if option == "set" else ""
+            prefix = f"{chance.choice(sorted(flatten_settings(RunConfig().as_dict())))}=" if option == "set" else ""
             typed += [f"--{option}", prefix + chance.choice(HOSTILE)]
         monkeypatch.setattr("sys.argv", ["contnorm", command, *typed])
         with pytest.raises(SystemExit) as end:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from contnorm.bench.config.diff import differences, word
+from contnorm.bench.config.diff import differences, format_value
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.registry import DIGITS, Source, digits_notice, load_source
@@ -191,7 +191,11 @@ def _pairs(target: str | Brought, other: str, seed: int | None, place: Workplace
     apart = differences(*configs)
     if not apart:
         raise UserError(f"--beside {other}: is the same run. Give one with another norm.")
-    others = [f"{key}={word(b)} (not {word(a)})" for key, (a, b) in apart.items() if not key.startswith("norm.")]
+    others = [
+        f"{key}={format_value(b)} (not {format_value(a)})"
+        for key, (a, b) in apart.items()
+        if not key.startswith("norm.")
+    ]
     if others:
         raise UserError(f"--beside {other}: a pair differs in its norm alone, and here {', '.join(others)} too.")
     seeds = sorted(first.keys() & second.keys())

@@ -10,24 +10,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from contnorm.bench.config.schema import assigned, laid_over, parse_assignment, read_toml, show_value
+from contnorm.bench.config.schema import merge_settings, parse_assignment, read_toml, show_value, with_setting
 from contnorm.errors import UserError
 from contnorm.registry import find_norm
 
 __all__ = [
-    "MOST_SEEDS",
+    "MAX_SEEDS",
     "Setting",
-    "assignments_of",
     "check_seed",
     "check_seeds",
-    "merge_settings",
-    "number_or_word",
-    "settings_of",
+    "collect_settings",
+    "nest_settings",
+    "parse_assignments",
+    "parse_int_or_text",
 ]
 
 LONGEST_NUMBER = 18  # digits; longer numbers exceed the limit of every setting
-MOST_SEEDS = 10_000
-LARGEST_SEED = 2**32 - 1
+MAX_SEEDS = 10_000
+MAX_SEED = 2**32 - 1
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Setting:
         return f"{self.origin}{joined}{self.value if isinstance(self.value, str) else show_value(self.value)}"
 
 
-def merge_settings(
+def collect_settings(
     defaults: Mapping[str, Any], config: Path | None, flags: Sequence[Setting], assignments: Sequence[str]
 ) -> dict[str, Any]:
     """Merge defaults, a settings file, flags and ``--set`` assignments into the nested settings of a run.
@@ -65,23 +65,23 @@ def merge_settings(
     """
     values: dict[str, Any] = {}
     for key, value in defaults.items():
-        values = assigned(values, key, value)
+        values = with_setting(values, key, value)
     if config is not None:
         in_file = read_toml(config)
         _check_groups(in_file, {}, str(config))
-        values = laid_over(values, in_file)
-    typed = settings_of([*flags, *assignments_of(assignments)])
+        values = merge_settings(values, in_file)
+    typed = nest_settings([*flags, *parse_assignments(assignments)])
     _check_groups(typed, values, "command line")
-    return laid_over(values, typed)
+    return merge_settings(values, typed)
 
 
-def settings_of(settings: Iterable[Setting]) -> dict[str, Any]:
+def nest_settings(settings: Iterable[Setting]) -> dict[str, Any]:
     """Nest typed settings by group. A setting may be repeated only with the same value.
 
     Example:
-        >>> settings_of([Setting("--lr", "train.lr", 0.1), Setting("--set train.lr", "train.lr", 0.1)])
+        >>> nest_settings([Setting("--lr", "train.lr", 0.1), Setting("--set train.lr", "train.lr", 0.1)])
         {'train': {'lr': 0.1}}
-        >>> settings_of([Setting("--lr", "train.lr", 0.2), Setting("--set train.lr", "train.lr", 0.1)])
+        >>> nest_settings([Setting("--lr", "train.lr", 0.2), Setting("--set train.lr", "train.lr", 0.1)])
         Traceback (most recent call last):
         contnorm.errors.UserError: --lr 0.2 and --set train.lr=0.1 contradict each other. Give train.lr once.
     """
@@ -91,11 +91,11 @@ def settings_of(settings: Iterable[Setting]) -> dict[str, Any]:
         other = first.setdefault(setting.key, setting)
         if not _same(other.value, setting.value):
             raise UserError(f"{other} and {setting} contradict each other. Give {setting.key} once.")
-        values = assigned(values, setting.key, setting.value)
+        values = with_setting(values, setting.key, setting.value)
     return values
 
 
-def assignments_of(assignments: Iterable[str]) -> Iterable[Setting]:
+def parse_assignments(assignments: Iterable[str]) -> Iterable[Setting]:
     """Parse ``key=value`` strings into settings."""
     for text in assignments:
         key, value = parse_assignment(text)
@@ -131,11 +131,11 @@ def _check_groups(values: Mapping[str, Any], below: Mapping[str, Any], where: st
         )
 
 
-def number_or_word(text: str) -> int | str:
+def parse_int_or_text(text: str) -> int | str:
     """Convert a text to an integer if it is one; otherwise return the text.
 
     Example:
-        >>> number_or_word("8"), number_or_word("auto")
+        >>> parse_int_or_text("8"), parse_int_or_text("auto")
         (8, 'auto')
     """
     return int(text) if text.isascii() and text.isdigit() and len(text) <= LONGEST_NUMBER else text
@@ -143,11 +143,11 @@ def number_or_word(text: str) -> int | str:
 
 def check_seeds(count: int) -> None:
     """Raise a `UserError` if a number of seeds is out of range."""
-    if not 1 <= count <= MOST_SEEDS:
-        raise UserError(f"--seeds {show_value(count)}: use 1 or more, up to {MOST_SEEDS:,}; they count from 0.")
+    if not 1 <= count <= MAX_SEEDS:
+        raise UserError(f"--seeds {show_value(count)}: use 1 or more, up to {MAX_SEEDS:,}; they count from 0.")
 
 
 def check_seed(seed: int) -> None:
     """Raise a `UserError` if a seed is out of range."""
-    if not 0 <= seed <= LARGEST_SEED:
-        raise UserError(f"--seed {show_value(seed)}: use 0 or more, up to {LARGEST_SEED:,}.")
+    if not 0 <= seed <= MAX_SEED:
+        raise UserError(f"--seed {show_value(seed)}: use 0 or more, up to {MAX_SEED:,}.")

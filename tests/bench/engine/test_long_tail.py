@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from contnorm.bench.config.schema import RunConfig, from_dict, laid_over
+from contnorm.bench.config.schema import RunConfig, from_dict, merge_settings
 from contnorm.bench.data.csv_dataset import list_own
 from contnorm.bench.data.multilabel_build import build
 from contnorm.bench.engine.checkpoint import Checkpoints
@@ -41,7 +41,7 @@ def settings(**groups: dict[str, Any]) -> RunConfig:
         "norm": {"name": "cn", "groups": 4},
         "train": {"lr": 0.003},
     }
-    return from_dict(laid_over(laid_over(STREAMS["cocoseq"].defaults, own), groups))
+    return from_dict(merge_settings(merge_settings(STREAMS["cocoseq"].defaults, own), groups))
 
 
 def finished(lane: Lane, checkpoints: Checkpoints | None = None) -> dict[str, Any]:

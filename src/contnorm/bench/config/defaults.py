@@ -8,30 +8,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from contnorm.bench.config.schema import NormConfig, RunConfig, from_dict, laid_over
+from contnorm.bench.config.schema import NormConfig, RunConfig, from_dict, merge_settings
 from contnorm.bench.strategy_registry import ALIASES, STRATEGIES, strategy_defaults
 from contnorm.bench.streams.tasks import find_stream, stream_defaults
 from contnorm.bench.user_code import code_hash
 from contnorm.registry import find_norm
 
-__all__ = ["settle"]
+__all__ = ["complete"]
 
 STREAMS_OWN = ("scenario", "part", "augment")  # None means the stream's default for these; for others it means "all"
 
 
-def settle(values: Mapping[str, Any], source: str) -> RunConfig:
+def complete(values: Mapping[str, Any], source: str) -> RunConfig:
     """Complete the settings of a run on a data set.
 
     Example:
-        >>> settle({"stream": {"name": "split-cifar10"}, "strategy": {"name": "der++"}}, "cifar10").strategy.name
+        >>> complete({"stream": {"name": "split-cifar10"}, "strategy": {"name": "der++"}}, "cifar10").strategy.name
         'derpp'
     """
     requested = from_dict(values)
     spec = find_stream(requested.stream.name)
     stream_values = {k: v for k, v in values.get("stream", {}).items() if not (v is None and k in STREAMS_OWN)}
     name = _canonical_strategy(requested.strategy.name)
-    defaults = laid_over(stream_defaults(spec, requested.stream.scenario), strategy_defaults(name))
-    merged = laid_over(defaults, {**values, "stream": stream_values})
+    defaults = merge_settings(stream_defaults(spec, requested.stream.scenario), strategy_defaults(name))
+    merged = merge_settings(defaults, {**values, "stream": stream_values})
     strategy = {**merged.get("strategy", {}), "name": name, "code": code_hash(name)}
     model = {**merged.get("model", {})}
     model["code"] = code_hash(model.get("name", ""))

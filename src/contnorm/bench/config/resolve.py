@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from contnorm.bench.config.defaults import settle
-from contnorm.bench.config.schema import RunConfig, from_dict, laid_over
+from contnorm.bench.config.defaults import complete
+from contnorm.bench.config.schema import RunConfig, from_dict, merge_settings
 from contnorm.bench.data.multilabel_store import find_stored, stored_under
 from contnorm.bench.data.registry import SOURCES, find_layout, looked_for
 from contnorm.bench.models.weights_files import weights_hash
@@ -24,8 +24,8 @@ def resolve(values: Mapping[str, Any], data_root: Path) -> RunConfig:
     requested = from_dict(values)  # checks every key and value first
     _check_not_filled_in(requested)
     spec = find_stream(requested.stream.name)
-    source = laid_over(stream_defaults(spec, requested.stream.scenario), values)["stream"].get("source")
-    config = settle(values, _source(spec, source, data_root))
+    source = merge_settings(stream_defaults(spec, requested.stream.scenario), values)["stream"].get("source")
+    config = complete(values, _source(spec, source, data_root))
     if config.model.weights is not None:
         weights = weights_hash(config.model.weights, config.model.name)
         config = replace(config, model=replace(config.model, weights_hash=weights))

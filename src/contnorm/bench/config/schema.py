@@ -33,15 +33,15 @@ __all__ = [
     "StrategyConfig",
     "StreamConfig",
     "TrainConfig",
-    "assigned",
-    "dotted",
+    "flatten_settings",
     "from_dict",
-    "laid_over",
+    "merge_settings",
     "parse_assignment",
     "parse_toml",
     "read_toml",
     "read_toml_text",
     "show_value",
+    "with_setting",
 ]
 
 
@@ -191,30 +191,30 @@ _LONGEST_VALUE = 100  # characters of a value in a message
 _LARGEST_RHO = 10  # an exponent of sample counts; larger ones can overflow
 
 
-def dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten_settings(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Flatten nested values to dotted keys.
 
     Example:
-        >>> dotted({"train": {"lr": 0.1, "batch": 10}, "norm": {"name": "cn"}})
+        >>> flatten_settings({"train": {"lr": 0.1, "batch": 10}, "norm": {"name": "cn"}})
         {'train.lr': 0.1, 'train.batch': 10, 'norm.name': 'cn'}
     """
     flat: dict[str, Any] = {}
     for key, value in values.items():
-        flat |= dotted(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+        flat |= flatten_settings(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return flat
 
 
-def laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+def merge_settings(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """Merge nested values; those of ``above`` override those of ``below``.
 
     Example:
-        >>> laid_over({"train": {"lr": 0.1, "batch": 10}}, {"train": {"lr": 0.3}})
+        >>> merge_settings({"train": {"lr": 0.1, "batch": 10}}, {"train": {"lr": 0.3}})
         {'train': {'lr': 0.3, 'batch': 10}}
     """
     merged = dict(below)
     for key, value in above.items():
         both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
-        merged[key] = laid_over(merged[key], value) if both else value
+        merged[key] = merge_settings(merged[key], value) if both else value
     return merged
 
 
@@ -325,11 +325,11 @@ def show_value(value: Any) -> str:
         return f"a number of {value.bit_length()} bits" if isinstance(value, int) else f"a {type(value).__name__}"
 
 
-def assigned(values: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
+def with_setting(values: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
     """Copy of nested values with one dotted key set.
 
     Example:
-        >>> assigned({"train": {"lr": 0.1}}, "train.batch", 32)
+        >>> with_setting({"train": {"lr": 0.1}}, "train.batch", 32)
         {'train': {'lr': 0.1, 'batch': 32}}
     """
     head, _, rest = key.partition(".")
@@ -339,7 +339,7 @@ def assigned(values: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
             f"config key {key!r}: {head} = {show_value(inner)} stands where a group is expected. Write [{head}] and "
             f"{rest} = ...."
         )
-    return {**values, head: assigned(inner, rest, value) if rest else value}
+    return {**values, head: with_setting(inner, rest, value) if rest else value}
 
 
 def _build(cls: type, values: Mapping[str, Any], where: str, prefix: str) -> Any:
@@ -350,7 +350,9 @@ def _build(cls: type, values: Mapping[str, Any], where: str, prefix: str) -> Any
         full_key = f"{prefix}{key}"
         if key not in names:
             group_keys = [prefix + name for name in names]
-            raise UserError(f"{where}: {unknown_key(full_key, group_keys, list(dotted(RunConfig().as_dict())))}")
+            raise UserError(
+                f"{where}: {unknown_key(full_key, group_keys, list(flatten_settings(RunConfig().as_dict())))}"
+            )
         kind = hints[key]
         if dataclasses.is_dataclass(kind):
             if not isinstance(value, Mapping):
