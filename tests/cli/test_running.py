@@ -19,7 +19,7 @@ import rich.progress
 import torch
 from rich.console import Console
 
-from contnorm.bench.config.diff import varying
+from contnorm.bench.config.defaults import varying
 from contnorm.bench.engine.loop import Stopped
 from contnorm.bench.engine.scheduler import Event, Job, Workplace, execute, resolve, unfinished
 from contnorm.bench.records import Store

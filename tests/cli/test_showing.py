@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 from scipy import stats
 
-from contnorm.bench.config.diff import changed, differences
+from contnorm.bench.config.defaults import changed, differences
 from contnorm.bench.config.schema import from_dict, merge_settings
 from contnorm.bench.records import Record, Store
 from contnorm.bench.streams.tasks import STREAMS, stream_defaults

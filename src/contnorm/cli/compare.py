@@ -14,7 +14,8 @@ from itertools import product
 
 from rich.console import Console
 
-from contnorm.bench.config.diff import differences, format_value
+from contnorm.bench.config.defaults import differences
+from contnorm.bench.config.sources import format_value
 from contnorm.bench.fingerprint import Match, compare_fingerprints, not_comparable
 from contnorm.bench.metrics.accuracy_matrix import score
 from contnorm.bench.records import Record, spread_over_seeds

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from contnorm.bench.config.diff import differences, format_value
+from contnorm.bench.config.defaults import differences
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig
+from contnorm.bench.config.sources import format_value
 from contnorm.bench.data.registry import DIGITS, Source, digits_notice, load_source
 from contnorm.bench.engine.evaluate import TaskBatches, classes_of
 from contnorm.bench.engine.job import Workplace

@@ -22,13 +22,7 @@ from typer.core import TyperGroup
 
 from contnorm import __version__
 from contnorm.bench.config.schema import show_value
-from contnorm.bench.escape import escape_terminal
-from contnorm.bench.records import Found, Record, Store, distinct
-from contnorm.bench.trust import check_files, only_trusted
-from contnorm.bench.user_code import code_files
-from contnorm.cli.garbage import importing_torch, leave_it_to_the_system
-from contnorm.cli.tables import safe_text, say_on_stderr
-from contnorm.cli.typed_settings import (
+from contnorm.bench.config.sources import (
     Setting,
     check_seed,
     check_seeds,
@@ -37,6 +31,12 @@ from contnorm.cli.typed_settings import (
     parse_assignments,
     parse_int_or_text,
 )
+from contnorm.bench.escape import escape_terminal
+from contnorm.bench.records import Found, Record, Store, distinct
+from contnorm.bench.trust import check_files, only_trusted
+from contnorm.bench.user_code import code_files
+from contnorm.cli.garbage import importing_torch, leave_it_to_the_system
+from contnorm.cli.tables import safe_text, say_on_stderr
 from contnorm.errors import UserError, unknown
 
 __all__ = ["app", "main"]

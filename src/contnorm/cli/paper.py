@@ -11,6 +11,7 @@ from rich.console import Console
 
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig, from_dict, merge_settings
+from contnorm.bench.config.sources import Setting, check_seeds, nest_settings, parse_assignments
 from contnorm.bench.data.multilabel_store import find_stored
 from contnorm.bench.data.registry import SOURCES, data_root, find_layout, looked_for
 from contnorm.bench.engine.job import Workplace
@@ -23,7 +24,6 @@ from contnorm.cli.paper_records import Kept, hows_of
 from contnorm.cli.paper_tables import show_claims, show_curves, show_table
 from contnorm.cli.run import Hands, recorded, workplace
 from contnorm.cli.tables import safe_text, say, say_on_stderr
-from contnorm.cli.typed_settings import Setting, check_seeds, nest_settings, parse_assignments
 from contnorm.errors import UserError, unknown
 from contnorm.paper.cells import Cell, cells_of, source_of, unreached
 from contnorm.paper.diverged import lost_remarks

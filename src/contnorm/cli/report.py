@@ -7,13 +7,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from contnorm.bench.config.diff import changed, format_settings, format_value
+from contnorm.bench.config.defaults import changed
 from contnorm.bench.config.schema import RunConfig
+from contnorm.bench.config.sources import MAX_SEEDS, format_settings, format_value
 from contnorm.bench.records import Record, by_settings
 from contnorm.bench.streams.tasks import STREAMS
 from contnorm.cli.run_tables import run_blocks, runs_csv
 from contnorm.cli.show import Lost, described, own_settings
-from contnorm.cli.typed_settings import MAX_SEEDS
 from contnorm.errors import UserError, unknown
 from contnorm.paper.diverged import lost_words
 from contnorm.paper.recipe_file import recipe_names

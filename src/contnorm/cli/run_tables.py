@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from contnorm.bench.config.diff import changed, format_settings
+from contnorm.bench.config.defaults import changed
+from contnorm.bench.config.sources import format_settings
 from contnorm.bench.metrics.accuracy_matrix import score
 from contnorm.bench.records import Record
 from contnorm.cli.show import (

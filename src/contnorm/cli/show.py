@@ -14,8 +14,9 @@ from functools import lru_cache
 from rich.console import Console
 from rich.table import Table
 
-from contnorm.bench.config.diff import changed, format_settings, varying
+from contnorm.bench.config.defaults import changed, varying
 from contnorm.bench.config.schema import RunConfig
+from contnorm.bench.config.sources import format_settings
 from contnorm.bench.metrics.accuracy_matrix import AccuracyMatrix
 from contnorm.bench.metrics.multilabel import LabelMatrix, mean_ap
 from contnorm.bench.records import Record, by_settings

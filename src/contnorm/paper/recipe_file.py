@@ -9,7 +9,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, cast, get_args
 
-from contnorm.bench.config.schema import from_dict, merge_settings, parse_toml, read_toml_text, show_value
+from contnorm.bench.config.schema import from_dict, merge_settings, show_value
+from contnorm.bench.config.sources import parse_toml, read_toml_text
 from contnorm.bench.strategy_registry import STRATEGIES
 from contnorm.bench.user_code import is_own_code
 from contnorm.errors import UserError, unknown

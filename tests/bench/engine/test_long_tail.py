@@ -267,7 +267,7 @@ def test_a_set_of_ones_own_is_a_stream(tmp_path: Path) -> None:
         ({"train": {"clip_value": 0.0}}, "train.clip_value=0.0 must be above 0"),
         ({"memory": {"rho": 1000}}, "memory.rho=1000.0 must be -10 to 10"),
         ({"memory": {"rho": -10.5}}, "memory.rho=-10.5 must be -10 to 10"),
-        ({"train": {"passes": 0}}, "train.passes=0 must be 1 or more"),
+        ({"train": {"passes": 0}}, "train.passes=0 must be a whole number from 1 "),
         ({"train": {"optimizer": "lion"}}, "train.optimizer='lion' must be 'sgd' or 'adam'"),
     ],
 )

@@ -299,7 +299,7 @@ def _groups(jobs: Sequence[Job], place: Workplace, store: Store) -> Iterator[_Gr
     steps: dict[Job, int] = {}
     for job in jobs:
         steps[job] = Unfinished.of(job, store).checkpoints.latest_step()
-        key = (job.config.stream, replace(job.config.train, lr=0.0), steps[job])
+        key = (job.config.stream, replace(job.config.train, lr=1.0), steps[job])
         by_key.setdefault(key, []).append(job)
     size = place.lanes if place.device.type == "cuda" else 1
     for group in by_key.values():
