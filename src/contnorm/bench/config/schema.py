@@ -89,22 +89,27 @@ class SettingsGroup:
 class StreamConfig(SettingsGroup):
     """The data stream: data set, tasks and their order."""
 
-    name: Text = Field("permuted-mnist", description="Stream; `contnorm ls streams` lists them.")
-    source: Text | None = Field(None, description="Data set; none for the first of the stream's that is on disk.")
-    tasks: Count | None = Field(None, description="Number of tasks; none for all.")
-    train_per_task: Count | None = Field(None, description="Training samples per task; none for all.")
-    test_per_task: Count | None = Field(None, description="Test samples per task; none for all.")
+    name: Text = Field(default="permuted-mnist", description="Stream; `contnorm ls streams` lists them.")
+    source: Text | None = Field(
+        default=None, description="Data set; none for the first of the stream's that is on disk."
+    )
+    tasks: Count | None = Field(default=None, description="Number of tasks; none for all.")
+    train_per_task: Count | None = Field(default=None, description="Training samples per task; none for all.")
+    test_per_task: Count | None = Field(default=None, description="Test samples per task; none for all.")
     class_order: Literal["fixed", "seed"] = Field(
-        "fixed", description="Assignment of classes (or permutations) to tasks: the same for all seeds, or by seed."
+        default="fixed",
+        description="Assignment of classes (or permutations) to tasks: the same for all seeds, or by seed.",
     )
     scenario: Literal["task", "class", "domain", "free"] | None = Field(
-        None, description="Task-, class- or domain-incremental learning, or task-free; none for the stream's default."
+        default=None,
+        description="Task-, class- or domain-incremental learning, or task-free; none for the stream's default.",
     )
     part: Literal["all", "learn", "validate"] | None = Field(
-        None, description="Tasks to use where the stream reserves some for model selection; none for its default."
+        default=None,
+        description="Tasks to use where the stream reserves some for model selection; none for its default.",
     )
     augment: bool | None = Field(
-        None, description="Random crops and flips of training images; none for the stream's default."
+        default=None, description="Random crops and flips of training images; none for the stream's default."
     )
 
 
@@ -112,65 +117,74 @@ class StreamConfig(SettingsGroup):
 class StrategyConfig(SettingsGroup):
     """The learning method: how the loss is computed from stream and memory samples."""
 
-    name: Text = Field("single", description="Strategy, or path/to/file.py:Class; `contnorm ls strategies` lists them.")
+    name: Text = Field(
+        default="single", description="Strategy, or path/to/file.py:Class; `contnorm ls strategies` lists them."
+    )
     forward: Literal["joint", "separate"] = Field(
-        "joint", description="One forward pass over stream and memory samples, or two; changes batch statistics."
+        default="joint",
+        description="One forward pass over stream and memory samples, or two; changes batch statistics.",
     )
     loss: Literal["mean", "sum"] = Field(
-        "mean", description="Mean over all samples, or sum of the means of stream and memory samples."
+        default="mean", description="Mean over all samples, or sum of the means of stream and memory samples."
     )
     replay_from: Literal["past", "all"] = Field(
-        "past", description="Replay samples of earlier tasks, or of all tasks so far."
+        default="past", description="Replay samples of earlier tasks, or of all tasks so far."
     )
-    alpha: Number = Field(0.2, description="Weight of the stored logits in DER++.")
-    beta: Number = Field(0.5, description="Weight of the stored labels in DER++.")
-    code: Text | None = Field(None, description="Hash of a user's strategy; filled in, do not set.")
+    alpha: Number = Field(default=0.2, description="Weight of the stored logits in DER++.")
+    beta: Number = Field(default=0.5, description="Weight of the stored labels in DER++.")
+    code: Text | None = Field(default=None, description="Hash of a user's strategy; filled in, do not set.")
 
 
 @dataclass(frozen=True, config=_CONFIG)
 class MemoryConfig(SettingsGroup):
     """The replay memory."""
 
-    kind: Literal["ring", "reservoir", "prs"] = Field("ring", description="Memory; `contnorm ls memories` lists them.")
-    size: Count = Field(50, description="Slots: per task (or class) for ring, in total for the others.")
-    per: Literal["task", "class"] = Field("task", description="For ring: one ring per task, or per class.")
-    rho: Annotated[float, Field(ge=-10, le=10)] = Field(  # larger exponents of sample counts can overflow
-        0.0, description="For prs: a label's share is its frequency to this power; 0 gives equal shares."
+    kind: Literal["ring", "reservoir", "prs"] = Field(
+        default="ring", description="Memory; `contnorm ls memories` lists them."
     )
-    quirk: bool = Field(False, description="For prs: evict as the published code does.")
+    size: Count = Field(default=50, description="Slots: per task (or class) for ring, in total for the others.")
+    per: Literal["task", "class"] = Field(default="task", description="For ring: one ring per task, or per class.")
+    rho: Annotated[float, Field(ge=-10, le=10)] = Field(  # larger exponents of sample counts can overflow
+        default=0.0, description="For prs: a label's share is its frequency to this power; 0 gives equal shares."
+    )
+    quirk: bool = Field(default=False, description="For prs: evict as the published code does.")
 
 
 @dataclass(frozen=True, config=_CONFIG)
 class ModelConfig(SettingsGroup):
     """The network."""
 
-    name: Text = Field("mlp", description="Network, or path/to/file.py:function; `contnorm ls models` lists them.")
-    width: Count = Field(100, description="Units of hidden layers; for a ResNet, filters of its stem.")
-    stem: Literal["pool", "plain"] = Field("pool", description="ResNet stem with or without max-pool.")
-    weights: Text | None = Field(
-        None, description="Initial weights: a file, or torchvision:NAME; none for random initialization."
+    name: Text = Field(
+        default="mlp", description="Network, or path/to/file.py:function; `contnorm ls models` lists them."
     )
-    weights_hash: Text | None = Field(None, description="Hash of the weights file; filled in, do not set.")
-    code: Text | None = Field(None, description="Hash of a user's network; filled in, do not set.")
+    width: Count = Field(default=100, description="Units of hidden layers; for a ResNet, filters of its stem.")
+    stem: Literal["pool", "plain"] = Field(default="pool", description="ResNet stem with or without max-pool.")
+    weights: Text | None = Field(
+        default=None, description="Initial weights: a file, or torchvision:NAME; none for random initialization."
+    )
+    weights_hash: Text | None = Field(default=None, description="Hash of the weights file; filled in, do not set.")
+    code: Text | None = Field(default=None, description="Hash of a user's network; filled in, do not set.")
 
 
 @dataclass(frozen=True, config=_CONFIG)
 class NormConfig(SettingsGroup):
     """The normalization layers of the network."""
 
-    name: Text = Field("bn", description="Norm; `contnorm ls norms` lists them.")
+    name: Text = Field(default="bn", description="Norm; `contnorm ls norms` lists them.")
     groups: Count | Literal["auto"] = Field(
-        32, description="Channel groups of norms that have them; auto fits them to the channels of each layer."
+        default=32, description="Channel groups of norms that have them; auto fits them to the channels of each layer."
     )
     auto_channels: Annotated[int, Field(ge=1, le=2)] = Field(
-        1, description="Minimum channels per group for groups=auto; version 0.1 used 1, new runs get 2."
+        default=1, description="Minimum channels per group for groups=auto; version 0.1 used 1, new runs get 2."
     )
     momentum: Number | Literal["cumulative"] | None = Field(
-        None, description="Momentum of running moments; none for the norm's default."
+        default=None, description="Momentum of running moments; none for the norm's default."
     )
-    schedule: Literal["published", "scaled"] = Field("published", description="Limits of batch renormalization.")
+    schedule: Literal["published", "scaled"] = Field(
+        default="published", description="Limits of batch renormalization."
+    )
     layers: Literal["ours", "stock"] = Field(
-        "ours", description="Implementation; stock uses torch's unfused layers, for speed comparisons."
+        default="ours", description="Implementation; stock uses torch's unfused layers, for speed comparisons."
     )
 
 
@@ -178,18 +192,22 @@ class NormConfig(SettingsGroup):
 class TrainConfig(SettingsGroup):
     """Optimization."""
 
-    lr: PositiveNumber = Field(0.03, description="Learning rate.")
-    optimizer: Literal["sgd", "adam"] = Field("sgd", description="Optimizer.")
+    lr: PositiveNumber = Field(default=0.03, description="Learning rate.")
+    optimizer: Literal["sgd", "adam"] = Field(default="sgd", description="Optimizer.")
     clip_value: PositiveNumber | None = Field(
-        None, description="Clip each gradient element to [-clip_value, clip_value]; none for no clipping."
+        default=None, description="Clip each gradient element to [-clip_value, clip_value]; none for no clipping."
     )
-    batch: Count = Field(10, description="Stream samples per step.")
-    replay: Annotated[int, Field(ge=0, le=_MAX_INT)] = Field(10, description="Memory samples per step.")
-    partial: Literal["keep", "drop"] = Field("keep", description="Keep or drop the incomplete last batch of each task.")
-    passes: Count = Field(1, description="Epochs per task; online learning uses 1.")
-    precision: Precision = Field("fp32", description="Floating-point precision of training.")
-    deterministic: bool = Field(True, description="Use deterministic algorithms only.")
-    max_steps: Count | None = Field(None, description="Stop after this many steps (smoke test); none for all steps.")
+    batch: Count = Field(default=10, description="Stream samples per step.")
+    replay: Annotated[int, Field(ge=0, le=_MAX_INT)] = Field(default=10, description="Memory samples per step.")
+    partial: Literal["keep", "drop"] = Field(
+        default="keep", description="Keep or drop the incomplete last batch of each task."
+    )
+    passes: Count = Field(default=1, description="Epochs per task; online learning uses 1.")
+    precision: Precision = Field(default="fp32", description="Floating-point precision of training.")
+    deterministic: bool = Field(default=True, description="Use deterministic algorithms only.")
+    max_steps: Count | None = Field(
+        default=None, description="Stop after this many steps (smoke test); none for all steps."
+    )
 
 
 @dataclass(frozen=True, config=_CONFIG)
@@ -197,12 +215,14 @@ class EvaluateConfig(SettingsGroup):
     """Evaluation."""
 
     moments: Literal["running", "oracle"] = Field(
-        "running", description="Moments in evaluation: running ones, or exact ones of all data seen so far."
+        default="running", description="Moments in evaluation: running ones, or exact ones of all data seen so far."
     )
     ahead: bool = Field(
-        False, description="Also evaluate tasks that are not learned yet, and all tasks before training."
+        default=False, description="Also evaluate tasks that are not learned yet, and all tasks before training."
     )
-    drift: bool = Field(True, description="After each task, measure the distance between running and oracle moments.")
+    drift: bool = Field(
+        default=True, description="After each task, measure the distance between running and oracle moments."
+    )
 
 
 @dataclass(frozen=True, config=_CONFIG)
