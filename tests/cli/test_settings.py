@@ -1,4 +1,4 @@
-"""Settings from flags, ``--set`` and a file, given in-process: which one wins, and what is refused."""
+"""Settings of the command line: precedence of flags, ``--set`` and a file, contradictions, and hostile values."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from contnorm.errors import UserError
 
 @pytest.fixture
 def merged(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Call `contnorm run` with some arguments; gives the settings that it would run, by dotted key."""
+    """Function that calls `contnorm run` with arguments and returns the settings that it would run."""
     seen: list[dict[str, Any]] = []
     monkeypatch.setattr(running, "run_seeds", lambda values, *rest: seen.append(values) or 0)
-    monkeypatch.setattr("sys.argv", ["pytest"])  # what another program was started with says nothing
+    monkeypatch.setattr("sys.argv", ["pytest"])  # pytest's arguments must not be taken for typed flags
 
     def merge(*arguments: str) -> Any:
         app(["run", *arguments], standalone_mode=False)
@@ -37,18 +37,18 @@ def file(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_a_flag_wins_over_the_file_in_process(merged: Any, file: str) -> None:
+def test_flag_overrides_file(merged: Any, file: str) -> None:
     config = merged("--config", file, "--stream", "permuted-mnist", "--norm", "bn")
     assert (config.stream.name, config.strategy.name, config.norm.name) == ("permuted-mnist", "derpp", "bn")
     assert merged("--config", file, "--strategy=er").strategy.name == "er"
 
 
-def test_a_flag_typed_with_its_default_wins_too(merged: Any, file: str) -> None:
+def test_flag_with_default_value_overrides_file(merged: Any, file: str) -> None:
     assert merged("--config", file, "--norm", "cn").norm.name == "cn"
     assert merged("--config", file).norm.name == "gn"
 
 
-def test_set_wins_over_the_file_and_over_defaults(merged: Any, file: str) -> None:
+def test_set_overrides_file_and_defaults(merged: Any, file: str) -> None:
     assert merged("--config", file, "--set", "norm.name=bn").norm.name == "bn"
     assert merged("--set", "norm.name=bn").norm.name == "bn"
     assert merged("--config", file, "--set", "norm.name=ln").norm.groups == 10
@@ -72,21 +72,19 @@ def test_set_wins_over_the_file_and_over_defaults(merged: Any, file: str) -> Non
         (("--set", "norm.name=cn8", "--groups", "auto"), ("cn8", "norm.groups='auto'")),
     ],
 )
-def test_contradictions_are_refused_and_both_are_named(
-    merged: Any, arguments: tuple[str, ...], both: tuple[str, str]
-) -> None:
+def test_contradictions_are_rejected_and_named(merged: Any, arguments: tuple[str, ...], both: tuple[str, str]) -> None:
     with pytest.raises(UserError, match="contradict") as error:
         merged(*arguments)
     assert all(one in str(error.value) for one in both)
 
 
-def test_equal_values_are_no_contradiction(merged: Any) -> None:
+def test_equal_values_are_accepted(merged: Any) -> None:
     assert merged("--lr", "0.1", "--set", "train.lr=0.10").train.lr == 0.1
     assert merged("--norm", "cn8", "--groups", "8").norm.groups == 8
     assert merged("--set", "train.lr=1", "--set", "train.lr=1.0").train.lr == 1
 
 
-def test_groups_and_a_name_that_carries_them(merged: Any, tmp_path: Path) -> None:
+def test_groups_contradicting_norm_name(merged: Any, tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text('[norm]\nname = "cn8"\ngroups = 4\n')
     with pytest.raises(UserError, match=r"run\.toml: norm\.name=cn8 and norm\.groups=4"):
@@ -98,12 +96,12 @@ def test_groups_and_a_name_that_carries_them(merged: Any, tmp_path: Path) -> Non
     assert merged("--config", str(path), "--norm", "cn8").norm.name == "cn8", "a flag wins over the file"
 
 
-def test_a_group_of_settings_keeps_the_other_flags(merged: Any) -> None:
+def test_set_of_a_group_keeps_flags(merged: Any) -> None:
     config = merged("--batch", "6", "--set", "train={lr=0.5}")
     assert (config.train.batch, config.train.lr) == (6, 0.5)
 
 
-def test_bool_and_number_are_not_the_same() -> None:
+def test_bool_contradicts_equal_number() -> None:
     with pytest.raises(UserError, match="contradict"):
         nest_settings([Setting("--set a.b", "a.b", True), Setting("--set a.b", "a.b", 1)])
 
@@ -129,7 +127,7 @@ def test_seeds_are_bounded_in_every_command(command: tuple[str, ...], tmp_path: 
         app([*command, "--seeds", "1000000000", "--runs", str(tmp_path / "runs")], standalone_mode=False)
 
 
-def test_paper_refuses_contradictions_too(tmp_path: Path) -> None:
+def test_paper_rejects_contradictions(tmp_path: Path) -> None:
     common = ("paper", "table1", "--runs", str(tmp_path / "runs"))
     for arguments in (
         ("--max-steps", "3", "--set", "train.max_steps=4"),
@@ -140,7 +138,7 @@ def test_paper_refuses_contradictions_too(tmp_path: Path) -> None:
             app([*common, *arguments], standalone_mode=False)
 
 
-def test_the_norm_of_a_recorded_run_cannot_be_given() -> None:
+def test_diagnose_rejects_norm_of_recorded_run() -> None:
     with pytest.raises(UserError, match="--norm cn: "):
         app(["diagnose", "0123456789ab", "--norm", "cn"], standalone_mode=False)
 
@@ -162,7 +160,7 @@ def test_the_norm_of_a_recorded_run_cannot_be_given() -> None:
     ],
 )
 @pytest.mark.parametrize("by_environment", [False, True])
-def test_a_data_root_that_does_not_exist_is_refused(
+def test_missing_data_root_is_rejected(
     command: tuple[str, ...], by_environment: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -179,13 +177,13 @@ def test_a_data_root_that_does_not_exist_is_refused(
         app([*command, *given], standalone_mode=False)
 
 
-def test_a_data_root_that_is_a_file_is_refused(tmp_path: Path) -> None:
+def test_data_root_that_is_a_file_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="is not a folder"):
         app(["data", "--data-root", str(tmp_path / "file")], standalone_mode=False)
 
 
-def test_the_default_data_root_may_be_absent(
+def test_default_data_root_may_be_absent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -194,7 +192,7 @@ def test_the_default_data_root_may_be_absent(
     assert "cifar100" in capsys.readouterr().out and not list(tmp_path.iterdir())
 
 
-def test_the_embedded_digits_are_announced_and_named_in_every_table(
+def test_embedded_digits_are_named_in_every_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -240,14 +238,14 @@ ARGUMENTS = {"resume": 1, "diagnose": 1, "paper": 1, "tune": 1, "data": 1, "show
 
 
 @pytest.mark.parametrize("command", OPTIONS)
-def test_hostile_values_are_refused_without_a_traceback(
+def test_hostile_values_exit_without_traceback(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Every command ends in an error of the user's or, where nothing is wrong, as it should; runs are not made."""
+    """Every command exits with a user error, or with success if the values are valid; runs are not executed."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(running, "execute", lambda *given, **more: iter(()))
     chance = random.Random(command)
-    for _ in range(5 if command == "report" else 30):  # a report of no runs still goes through all tables
+    for _ in range(5 if command == "report" else 30):  # slow: a report without runs still builds all tables
         typed = [chance.choice(HOSTILE) for _ in range(ARGUMENTS.get(command, 0))]
         for option in chance.sample(OPTIONS[command].split(), k=1):
             prefix = f"{chance.choice(sorted(flatten_settings(RunConfig().as_dict())))}=" if option == "set" else ""
@@ -261,9 +259,7 @@ def test_hostile_values_are_refused_without_a_traceback(
         assert len(printed.err) < 10_000 and "Traceback" not in printed.err
 
 
-def test_memory_that_is_not_there_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_out_of_memory_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     for error in (MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")):
         monkeypatch.setattr(running, "run_seeds", _raiser(error))
         monkeypatch.setattr("sys.argv", ["contnorm", "run"])

@@ -60,7 +60,7 @@ def _check_printable(text: str) -> str:
     return text
 
 
-Text = Annotated[str, AfterValidator(_check_printable)]
+Text = Annotated[str, AfterValidator(_check_printable), Field(json_schema_extra={"pattern": r"^[^\x00-\x1f\x7f]*$"})]
 Number = Annotated[float, Field(ge=-_MAX_FLOAT, le=_MAX_FLOAT)]
 PositiveNumber = Annotated[float, Field(gt=0, le=_MAX_FLOAT)]
 Count = Annotated[int, Field(ge=1, le=_MAX_INT)]
@@ -332,7 +332,7 @@ def json_schema() -> dict[str, Any]:
         >>> json_schema()["$defs"]["TrainConfig"]["properties"]["batch"]["minimum"]
         1
     """
-    return TypeAdapter(RunConfig).json_schema()
+    return {**TypeAdapter(RunConfig).json_schema(), "description": "All settings of a run."}  # without the example
 
 
 @cache
