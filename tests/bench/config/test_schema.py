@@ -53,6 +53,8 @@ def test_config_is_a_frozen_dataclass() -> None:
     [
         (lambda: TrainConfig(lr=-1.0), r"^train\.lr=-1\.0 must be a finite number above 0"),
         (lambda: dataclasses.replace(StreamConfig(), tasks=0), r"^stream\.tasks=0 must be a whole number from 1 "),
+        (lambda: NormConfig("cn", 4, 1, None, "scaled", "ours", 7), r"^NormConfig: argument 6: "),
+        (lambda: NormConfig("cn", name="bn"), r"^NormConfig: argument name: "),
         (lambda: NormConfig("cn", grups=4), r"^unknown key 'norm\.grups'\. Did you mean 'norm\.groups'"),
     ],
 )

@@ -320,9 +320,10 @@ def _user_error(error: ValidationError, cls: type[SettingsGroup]) -> UserError:
     name = str(first["loc"][0])
     if first["type"] == "unexpected_keyword_argument":
         return _unknown_key(f"{group}.{name}", [f"{group}.{key}" for key in _defaults()[group]])
-    return UserError(
-        f"{group}.{name}={show_value(first['input'])} must be {_describe_allowed(_properties(group)[name])}."
-    )
+    if first["type"] in ("unexpected_positional_argument", "multiple_argument_values"):
+        return UserError(f"{cls.__name__}: argument {name}: {first['msg']}. Use keywords.")
+    allowed = _describe_allowed(_properties(group)[name])
+    return UserError(f"{group}.{name}={show_value(first['input'])} must be {allowed}.")
 
 
 def json_schema() -> dict[str, Any]:
