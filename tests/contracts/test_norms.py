@@ -18,11 +18,10 @@ import pytest
 import torch
 from torch import nn
 
-from contnorm.factory import create_norm
 from contnorm.moments.freeze import freeze_stats, frozen_stats
-from contnorm.registry import NORMS, NormSpec
-from tests.contracts.exam import CHANNELS, SHAPES, close, data, f64, make, oracle_eval, oracle_train, setting
-from tests.oracles import ORACLES
+from contnorm.registry import NORMS, NormSpec, create_norm
+from tests.contracts.conformance import CHANNELS, SHAPES, close, data, f64, make, oracle_eval, oracle_train, setting
+from tests.float64_norms import ORACLES
 
 # float64 formulas against float32 arithmetic on values of order 1: a few units in the last place of a sum.
 FLOAT32 = 2e-6
@@ -45,7 +44,7 @@ def refuses_rank(spec: NormSpec, rank: int) -> bool:
 
 
 @every_norm
-def test_has_an_oracle(spec: NormSpec) -> None:
+def test_has_a_float64_reference(spec: NormSpec) -> None:
     assert spec.name in ORACLES, f"write the float64 formula of {spec.name!r} in tests/oracles.py"
 
 
@@ -54,7 +53,7 @@ def test_has_an_oracle(spec: NormSpec) -> None:
 
 @every_rank
 @every_norm
-def test_training_gives_the_formula(spec: NormSpec, rank: int, device: torch.device) -> None:
+def test_training_matches_the_formula(spec: NormSpec, rank: int, device: torch.device) -> None:
     if refuses_rank(spec, rank):
         return
     layer, x = make(spec, rank).to(device), data(rank).float().to(device)
@@ -70,7 +69,7 @@ def test_training_gives_the_formula(spec: NormSpec, rank: int, device: torch.dev
 
 @every_rank
 @every_norm
-def test_evaluation_gives_the_formula(spec: NormSpec, rank: int, device: torch.device) -> None:
+def test_evaluation_matches_the_formula(spec: NormSpec, rank: int, device: torch.device) -> None:
     if refuses_rank(spec, rank):
         return
     layer = make(spec, rank).to(device)
@@ -86,7 +85,7 @@ def test_evaluation_gives_the_formula(spec: NormSpec, rank: int, device: torch.d
 
 @every_rank
 @every_norm
-def test_functions_without_affine_or_tracking(spec: NormSpec, rank: int, device: torch.device) -> None:
+def test_works_without_affine_or_tracking(spec: NormSpec, rank: int, device: torch.device) -> None:
     if refuses_rank(spec, rank) or spec.name == "none":
         return
     options = {"affine": False} | ({"track_running_stats": False} if spec.keeps_moments else {})
@@ -100,7 +99,7 @@ def test_functions_without_affine_or_tracking(spec: NormSpec, rank: int, device:
 
 
 @every_moment_norm
-def test_moments_follow_any_momentum_and_count(spec: NormSpec, device: torch.device) -> None:
+def test_moments_with_any_momentum(spec: NormSpec, device: torch.device) -> None:
     for momentum in (0.0, 0.3, 1.0, None):
         layer = make(spec, momentum=momentum).to(device)
         oracle: Any = ORACLES[spec.name]
@@ -120,7 +119,7 @@ def test_moments_follow_any_momentum_and_count(spec: NormSpec, device: torch.dev
 
 
 @every_moment_norm
-def test_tracking_switched_off_later_is_obeyed(spec: NormSpec, device: torch.device) -> None:
+def test_tracking_disabled_after_construction(spec: NormSpec, device: torch.device) -> None:
     """Tools of others set the flag on a built layer: in training the batch is used and nothing is kept."""
     layer, x = make(spec).to(device), data().float().to(device)
     layer(x)
@@ -155,7 +154,7 @@ def test_channels_last_is_kept_and_equal(spec: NormSpec, rank: int, training: bo
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 @pytest.mark.parametrize("rank", [4, 5])
 @every_norm
-def test_affine_learns_from_an_input_without_gradient(
+def test_affine_gradients_for_input_without_gradient(
     spec: NormSpec, rank: int, training: bool, device: torch.device
 ) -> None:
     """As behind a frozen network. With channels together, torch's group norm alone would end the process on a CPU."""
@@ -212,7 +211,7 @@ def test_whole_layer_in_half_precision(
 
 
 @every_norm
-def test_autocast_gives_the_type_batch_norm_gives(spec: NormSpec, device: torch.device) -> None:
+def test_autocast_dtype_is_that_of_batch_norm(spec: NormSpec, device: torch.device) -> None:
     for dtype in (torch.bfloat16, torch.float32):
         layer, x = make(spec).to(device), data().to(device, dtype).requires_grad_()
         with torch.autocast(device.type, torch.bfloat16):
@@ -292,7 +291,7 @@ def test_maps_of_one_position(spec: NormSpec, device: torch.device) -> None:
 
 @every_rank
 @every_norm
-def test_empty_batch_gives_an_empty_output_and_moves_nothing(spec: NormSpec, rank: int, device: torch.device) -> None:
+def test_empty_batch_changes_nothing(spec: NormSpec, rank: int, device: torch.device) -> None:
     layer, x = make(spec, rank).to(device), data(rank, size=0).float().to(device).requires_grad_()
     before = copy.deepcopy(layer.state_dict())
     for training in (True, False):
@@ -377,7 +376,7 @@ def test_copies_and_pickles_are_equal(spec: NormSpec, device: torch.device) -> N
 
 
 @every_moment_norm
-def test_state_dict_goes_both_ways_with_batch_norm(spec: NormSpec, device: torch.device) -> None:
+def test_state_dict_is_compatible_with_batch_norm(spec: NormSpec, device: torch.device) -> None:
     stock, ours = nn.BatchNorm2d(CHANNELS).to(device), make(spec).to(device)
     stock(data().float().to(device))
     if "batch_norm_keys" in spec.cannot:
@@ -396,7 +395,7 @@ def test_state_dict_goes_both_ways_with_batch_norm(spec: NormSpec, device: torch
 
 
 @every_norm
-def test_to_moves_everything(spec: NormSpec) -> None:
+def test_to_moves_all_tensors(spec: NormSpec) -> None:
     layer = make(spec).to(torch.float64)
     assert {t.dtype for t in layer.state_dict().values()} <= {torch.float64, torch.int64}
     layer.to("meta")
@@ -405,7 +404,7 @@ def test_to_moves_everything(spec: NormSpec) -> None:
 
 
 @every_norm
-def test_built_on_a_device_and_in_a_type(spec: NormSpec) -> None:
+def test_constructed_with_device_and_dtype(spec: NormSpec) -> None:
     layer = make(spec, device="meta", dtype=torch.float64)
     for tensor in (*layer.parameters(), *layer.buffers()):
         assert tensor.device.type == "meta"
@@ -413,7 +412,7 @@ def test_built_on_a_device_and_in_a_type(spec: NormSpec) -> None:
 
 
 @every_norm
-def test_repr_names_what_it_is(spec: NormSpec) -> None:
+def test_repr_shows_class_and_options(spec: NormSpec) -> None:
     shown = repr(make(spec))
     assert str(CHANNELS) in shown
     assert not spec.grouped or "num_groups=2" in shown
@@ -456,7 +455,7 @@ def test_vmap_over_an_ensemble_and_its_gradients(spec: NormSpec, training: bool,
 
 
 @every_moment_norm
-def test_frozen_moments_stay_whatever_mode_is_set(spec: NormSpec, device: torch.device) -> None:
+def test_frozen_moments_do_not_change_in_any_mode(spec: NormSpec, device: torch.device) -> None:
     layer, x = make(spec).to(device), data().float().to(device)
     layer(x)
     before = copy.deepcopy(layer.state_dict())
@@ -474,7 +473,7 @@ def test_frozen_moments_stay_whatever_mode_is_set(spec: NormSpec, device: torch.
 
 
 @every_moment_norm
-def test_moments_used_in_training_are_constants(spec: NormSpec, device: torch.device) -> None:
+def test_use_running_normalizes_with_constants(spec: NormSpec, device: torch.device) -> None:
     """`use_running`, what a FrozenBatchNorm2d becomes: training is evaluation, and nothing moves."""
     layer, x = make(spec).to(device), data().float().to(device)
     layer(x)
@@ -486,7 +485,7 @@ def test_moments_used_in_training_are_constants(spec: NormSpec, device: torch.de
 
 
 @every_moment_norm
-def test_a_batch_that_is_refused_is_not_counted(spec: NormSpec) -> None:
+def test_batch_that_raises_is_not_counted(spec: NormSpec) -> None:
     layer = make(spec, 2, **({"num_groups": CHANNELS} if spec.grouped else {}))
     bad = [torch.zeros(1, CHANNELS), torch.zeros(3, CHANNELS + 1), torch.zeros(3, CHANNELS, dtype=torch.int64)]
     for x in bad + ([torch.randn(4, CHANNELS)] if spec.grouped else []):
@@ -497,7 +496,7 @@ def test_a_batch_that_is_refused_is_not_counted(spec: NormSpec) -> None:
 
 
 @every_moment_norm
-def test_update_bn_moves_the_moments(spec: NormSpec, device: torch.device) -> None:
+def test_update_bn_updates_the_moments(spec: NormSpec, device: torch.device) -> None:
     """`swa_utils.update_bn` gives the plain average over the loader, and puts momentum back."""
     model = nn.Sequential(make(spec)).to(device)
     batches = [data(seed=seed).float().to(device) for seed in range(3)]
@@ -566,7 +565,7 @@ def test_onnxruntime_reproduces_the_export(spec: NormSpec) -> None:
 
 
 @every_norm
-def test_bad_input_is_named(spec: NormSpec) -> None:
+def test_wrong_input_raises(spec: NormSpec) -> None:
     layer = make(spec)
     name = type(layer).__name__
     with pytest.raises(
@@ -591,7 +590,7 @@ def test_bad_input_is_named(spec: NormSpec) -> None:
 
 
 @every_moment_norm
-def test_layers_without_a_batch_counter_learn_as_torchs_do(spec: NormSpec) -> None:
+def test_layers_without_batch_counter_match_torch(spec: NormSpec) -> None:
     """Torch's batch norm takes a counter of None: moments move, and nothing is counted."""
     layer, twin, x = make(spec), make(spec), data().float()
     layer.num_batches_tracked = None
@@ -604,7 +603,7 @@ def test_layers_without_a_batch_counter_learn_as_torchs_do(spec: NormSpec) -> No
 
 
 @every_norm
-def test_autocast_of_another_half_type_than_the_inputs(spec: NormSpec, device: torch.device) -> None:
+def test_autocast_dtype_different_from_input(spec: NormSpec, device: torch.device) -> None:
     layer, twin = make(spec).to(device), make(spec).to(device)
     for given, lower in ((torch.float16, torch.bfloat16), (torch.bfloat16, torch.float16)):
         x = data().to(device, given)
@@ -615,7 +614,7 @@ def test_autocast_of_another_half_type_than_the_inputs(spec: NormSpec, device: t
 
 
 @every_norm
-def test_bad_arguments_are_named(spec: NormSpec) -> None:
+def test_wrong_arguments_raise(spec: NormSpec) -> None:
     name = type(make(spec)).__name__
     with pytest.raises(ValueError, match=rf"{name}: num_features=0 must be a whole number of channels"):
         create_norm(spec.name, 0)
@@ -634,7 +633,7 @@ def test_bad_arguments_are_named(spec: NormSpec) -> None:
             make(spec, num_groups=3)
 
 
-def test_every_setting_has_its_oracle_parameters() -> None:
+def test_float64_references_have_all_parameters() -> None:
     """The oracle sees each parameter of each norm; a new kind of parameter has to be added to `setting`."""
     for spec in NORMS.values():
         layer = make(spec)

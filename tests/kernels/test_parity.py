@@ -107,7 +107,7 @@ def test_evaluation_equals_reference(shape: tuple[int, int, int, tuple[int, ...]
 
 
 @pytest.mark.parametrize("pivot_is", ["near", "an outlier"])
-def test_stock_calls_cancel_where_ours_do_not(pivot_is: str, device: torch.device) -> None:
+def test_exact_at_large_means_where_reference_cancels(pivot_is: str, device: torch.device) -> None:
     """Mean 1e4, spread 1e-2: the reason the pivot exists, and proof that this test can tell."""
     g = torch.Generator().manual_seed(0)
     x = (torch.randn(6, 16, 5, 5, generator=g) * 1e-2 + 1e4).to(device)
@@ -125,7 +125,7 @@ def test_stock_calls_cancel_where_ours_do_not(pivot_is: str, device: torch.devic
 
 @pytest.mark.parametrize("kernel", ["auto", "analytic"])
 @pytest.mark.parametrize("order", ["gn_bn", "bn_gn"])
-def test_an_outlier_in_the_first_position_costs_no_digits(kernel: str, order: str, device: torch.device) -> None:
+def test_exact_with_an_outlier_in_the_first_position(kernel: str, order: str, device: torch.device) -> None:
     """Where a pivot is taken from the first value alone, everything else loses what that value is large by."""
     x = torch.randn(4, 4, 64, 64, generator=torch.Generator().manual_seed(0)).to(device)
     x[:, ::2, 0, 0] = 5e4
@@ -139,14 +139,14 @@ def test_an_outlier_in_the_first_position_costs_no_digits(kernel: str, order: st
     torch.testing.assert_close(layer.running_mean.double(), exact.running_mean, rtol=1e-5, atol=1e-5)
 
 
-def test_twice_the_same_bits(device: torch.device) -> None:
+def test_results_are_deterministic(device: torch.device) -> None:
     arguments = [t.float() for t in inputs(20, 64, (8, 8), 3, device)]
     first, second = (run("analytic", *arguments, groups=32, eps=1e-5) for _ in range(2))
     for name, value in first.items():
         assert torch.equal(value, second[name]), name
 
 
-def test_compiled_by_the_default_back_end_equals_eager(device: torch.device) -> None:
+def test_compiled_equals_eager(device: torch.device) -> None:
     torch._dynamo.reset()
     plain, twin = ContinualNorm2d(32, num_groups=8).to(device), ContinualNorm2d(32, num_groups=8).to(device)
     compiled = torch.compile(twin, fullgraph=True)

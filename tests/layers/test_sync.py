@@ -109,7 +109,7 @@ def all_empty(rank: int) -> tuple[int, Tensor]:
     return int(layer.num_batches_tracked), layer.running_mean + y.sum()
 
 
-def test_an_empty_batch_everywhere_moves_nothing() -> None:
+def test_empty_batch_on_all_processes_changes_nothing() -> None:
     for counted, mean in together(all_empty, 2):
         assert counted == 0
         torch.testing.assert_close(mean, torch.zeros(8))
@@ -128,7 +128,7 @@ def refused(rank: int) -> list[str]:
     return said
 
 
-def test_what_one_process_refuses_all_refuse() -> None:
+def test_error_of_one_process_is_raised_on_all() -> None:
     for one_value_a_group, one_value_in_all in together(refused, 2):
         assert "num_groups=8 leaves one value in each group" in one_value_a_group
         assert "Expected more than 1 value per channel" in one_value_in_all

@@ -27,8 +27,7 @@ from contnorm.bench.user_code import code_files
 from contnorm.cli.show import described
 from contnorm.cli.tables import safe_text, say, say_on_stderr
 from contnorm.diagnosis.measure import diagnose
-from contnorm.diagnosis.pair import pair_sentence
-from contnorm.diagnosis.result import Diagnosis
+from contnorm.diagnosis.result import Diagnosis, pair_sentence
 from contnorm.errors import UserError, usable
 
 __all__ = ["Brought", "diagnose_brought", "diagnose_record", "show_diagnosis"]

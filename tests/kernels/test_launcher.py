@@ -41,7 +41,7 @@ needs_mode = pytest.mark.skipif(
 )
 
 
-def test_a_launch_is_a_launch() -> None:
+def test_launch_runs_the_kernel() -> None:
     kernel = Kernel()
     launching.launch(kernel, (3,), 1, 2, SIZE=4)
     assert kernel.launched == [((3,), (1, 2), {"SIZE": 4})] and not kernel.compiled
@@ -84,7 +84,7 @@ class Compiling:
 def current(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Launches keep what was compiled, as on a GPU; the number of the current device is there to be changed."""
     device = [0]
-    monkeypatch.setattr(launching, "KEEPS", True)
+    monkeypatch.setattr(launching, "CACHES_KERNELS", True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: device[0])
     return device
 
@@ -93,7 +93,7 @@ def settled(kernel: Any) -> launching.Launch:
     return launching.Launch(kernel, (3,), {"LAST": True, "num_warps": 4, "BC": 16})
 
 
-def test_what_was_compiled_is_launched_without_asking_again(current: list[int]) -> None:
+def test_compiled_kernel_is_cached(current: list[int]) -> None:
     kernel = Compiling()
     launch = settled(kernel)
     x = torch.zeros(4)
@@ -105,7 +105,7 @@ def test_what_was_compiled_is_launched_without_asking_again(current: list[int]) 
     assert rest == [None, 0.25, 20, 16, True]  # constants in the kernel's order, without Triton's options
 
 
-def test_what_triton_would_compile_anew_it_is_asked_for(current: list[int]) -> None:
+def test_cache_misses_where_triton_specializes(current: list[int]) -> None:
     kernel = Compiling()
     launch = settled(kernel)
     x = torch.zeros(5)
@@ -134,7 +134,7 @@ def test_what_triton_would_compile_anew_it_is_asked_for(current: list[int]) -> N
     assert len(kernel.asked) == 3 + len(others)
 
 
-def test_what_triton_tells_apart_our_key_does(current: list[int]) -> None:
+def test_cache_key_is_as_specific_as_triton(current: list[int]) -> None:
     """By Triton's own code, which asks no GPU for it."""
     jit, compiler = (import_module(f"triton.{name}") for name in ("runtime.jit", "compiler.compiler"))
     kernel = jit.JITFunction(_of_one_argument)
@@ -156,7 +156,7 @@ def _of_one_argument(given: Any) -> None:
     """For Triton to make a kernel of."""
 
 
-def test_nothing_is_kept_where_triton_gives_no_code(current: list[int]) -> None:
+def test_nothing_is_cached_without_a_compiled_kernel(current: list[int]) -> None:
     kernel = Compiling()
     launch = settled(kernel)
     kernel.gives = lambda: None
@@ -165,7 +165,7 @@ def test_nothing_is_kept_where_triton_gives_no_code(current: list[int]) -> None:
     assert len(kernel.asked) == 2
 
 
-def test_of_code_that_was_compiled_ahead_the_result_is_kept(current: list[int]) -> None:
+def test_result_of_ahead_compilation_is_cached(current: list[int]) -> None:
     class Future:
         def result(self) -> Code:
             return kernel.code
@@ -178,8 +178,8 @@ def test_of_code_that_was_compiled_ahead_the_result_is_kept(current: list[int]) 
     assert len(kernel.asked) == 1 == len(kernel.code.launched)
 
 
-def test_sizes_without_end_are_not_kept_without_end(current: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launching, "MOST_KEPT", 3)
+def test_cache_size_is_limited(current: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launching, "CACHE_LIMIT", 3)
     kernel = Compiling()
     launch = settled(kernel)
     for size in range(20):
@@ -188,7 +188,7 @@ def test_sizes_without_end_are_not_kept_without_end(current: list[int], monkeypa
     assert len(launch._compiled) <= 3 and len(launching._launches) <= 3
 
 
-def test_launches_put_together_each_time_are_known_by_kernel_grid_and_constants(current: list[int]) -> None:
+def test_launches_are_cached_by_kernel_grid_and_constants(current: list[int]) -> None:
     kernel, other = Compiling(), Compiling()
     given = torch.zeros(4), None, 0.5, 20
     for each, grid, lanes in ((kernel, 3, 16), (kernel, 4, 16), (kernel, 3, 32), (other, 3, 16)):
@@ -198,7 +198,7 @@ def test_launches_put_together_each_time_are_known_by_kernel_grid_and_constants(
     assert [(grid[0], args[4]) for grid, args in kernel.code.launched] == [(3, 16), (4, 16), (3, 32)]
 
 
-def test_launches_are_on_the_tensors_own_device(current: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launches_use_the_device_of_the_tensor(current: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Of several GPUs the current one need not be it; a tensor on the CPU goes to the interpreter as it is."""
 
     class OnGpu(NamedTuple):
@@ -220,13 +220,13 @@ def test_launches_are_on_the_tensors_own_device(current: list[int], monkeypatch:
 
     monkeypatch.setattr(torch.cuda, "device", switched)
     for x, expected in ((torch.zeros(1), 0), (OnGpu(0), 0), (OnGpu(1), 1)):
-        with launching.here(x):
+        with launching.on_device_of(x):
             assert torch.cuda.current_device() == expected
         assert torch.cuda.current_device() == 0
 
 
 @needs_mode
-def test_ahead_all_threads_compile_and_none_launches() -> None:
+def test_compiling_ahead_compiles_in_all_threads_without_launch() -> None:
     kernel = Kernel()
     with launching.compiling_ahead():
         launching.launch(kernel, (1,), "here")
@@ -239,7 +239,7 @@ def test_ahead_all_threads_compile_and_none_launches() -> None:
 
 
 @needs_mode
-def test_an_error_inside_ends_it() -> None:
+def test_compiling_ahead_ends_after_an_error() -> None:
     kernel = Kernel()
     with pytest.raises(KeyError), launching.compiling_ahead():
         raise KeyError
@@ -247,7 +247,7 @@ def test_an_error_inside_ends_it() -> None:
     assert kernel.launched
 
 
-def test_the_interpreter_compiles_nothing_ahead() -> None:
+def test_interpreter_cannot_compile_ahead() -> None:
     if torch.cuda.is_available():
         pytest.skip("the interpreter is for machines without a GPU")
     assert not launching.can_compile_ahead()

@@ -14,15 +14,14 @@ from torch import Tensor, nn
 
 from contnorm import BatchRenorm1d, BatchRenorm2d, SwitchNorm1d, SwitchNorm2d
 from contnorm.functional import batch_renorm, switch_norm
-from contnorm.kernels.triton import availability as triton_here
-from contnorm.kernels.triton import row_moments as rows
-from contnorm.kernels.triton.row_moments import launch
+from contnorm.kernels.triton import availability, row_moments
+from contnorm.kernels.triton import switch_norm as switch_norm_launcher
 from tests.kernels.exactness import errors, last, same_under_vmaps
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
 NORMS = ("brn", "sn")
-NODES = {"brn": "RenormBackward", "sn": "SwitchBackward"}
+NODES = {"brn": "_BatchRenormBackward", "sn": "_SwitchNormBackward"}
 PARAMETERS = {"brn": ("weight", "bias"), "sn": ("weight", "bias", "mean_weight", "var_weight")}
 # Sums of float32 against sums of float64: a few roundings; gradients of logits are differences of such sums.
 FLOAT32 = 1e-5
@@ -53,7 +52,7 @@ every_mode = pytest.mark.parametrize("training", [True, False], ids=["train", "e
 
 @pytest.fixture(autouse=True)
 def _asked_for(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    if device.type == "cpu" and not triton_here.INTERPRETED:
+    if device.type == "cpu" and not availability.INTERPRETED:
         pytest.skip("Triton's interpreter is for machines without a GPU; here, use --device cuda")
     monkeypatch.setenv("CONTNORM_KERNEL", "triton")
 
@@ -61,8 +60,8 @@ def _asked_for(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two samples and eight channels at a time, so that every loop over a table goes round more than once."""
-    monkeypatch.setitem(launch._TABLE, "BN", 2)
-    monkeypatch.setattr(launch, "_CHANNELS", 8)
+    monkeypatch.setitem(row_moments.TABLE_TILE, "BN", 2)
+    monkeypatch.setattr(switch_norm_launcher, "_CHANNELS", 8)
 
 
 def inputs(shape: Shape, device: torch.device, dtype: torch.dtype = torch.float32, seed: int = 0) -> dict[str, Tensor]:
@@ -99,8 +98,8 @@ def results(norm: str, given: dict[str, Tensor], training: bool = True, **option
     if given["x"].dim() > 2 and not given["x"].is_contiguous():
         leaves["x"] = last(given["x"].detach()).requires_grad_()
     y = call(norm, leaves, training, **options)
-    by_kernels = type(y.grad_fn).__name__ == NODES[norm]
-    assert by_kernels == (given["x"].dtype != torch.float64), "kernels, but for the judge"
+    uses_kernels = type(y.grad_fn).__name__ == NODES[norm]
+    assert uses_kernels == (given["x"].dtype != torch.float64), "kernels, but for the judge"
     y.backward(given["dy"])
     found = {f"d{name}": leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
     found |= {name: leaves[name] for name in ("running_mean", "running_var") if name in leaves}
@@ -138,24 +137,26 @@ def test_outputs_moments_and_gradients_are_exact(norm: str, shape: Shape, traini
 @every_mode
 @pytest.mark.parametrize("shape", [(3, 19, (3, 3)), (2, 5, (9, 31)), (2, 4, (2, 3, 2)), (2, 3, (6,))], ids=str)
 @every_norm
-def test_and_so_with_channels_next_to_each_other(norm: str, shape: Shape, training: bool, device: torch.device) -> None:
+def test_channels_last_outputs_and_gradients_are_exact(
+    norm: str, shape: Shape, training: bool, device: torch.device
+) -> None:
     given = inputs(shape, device)
     compare(norm, given | {name: last(given[name]) for name in ("x", "dy")}, training)
 
 
-def test_more_samples_than_a_block(device: torch.device) -> None:
+def test_more_samples_than_one_block(device: torch.device) -> None:
     """With the blocks that are used: 32 samples."""
     compare("brn", inputs((33, 2, (2,)), device))
 
 
 @every_mode
-def test_batch_renorm_of_no_positions(training: bool, device: torch.device) -> None:
+def test_batch_renorm_of_flat_input(training: bool, device: torch.device) -> None:
     compare("brn", inputs((7, 12, ()), device), training)
 
 
 @every_norm
 @pytest.mark.parametrize("absent", ["weight", "bias", "weight bias", "running_mean running_var"])
-def test_what_is_optional_may_be_absent(norm: str, absent: str, device: torch.device) -> None:
+def test_optional_arguments_may_be_none(norm: str, absent: str, device: torch.device) -> None:
     given = inputs((3, 4, (3, 2)), device)
     for name in absent.split():
         del given[name]
@@ -166,14 +167,14 @@ def test_what_is_optional_may_be_absent(norm: str, absent: str, device: torch.de
 
 @pytest.mark.parametrize("momentum", [0.0, 0.3, 1.0, torch.tensor(0.75), torch.tensor(1 / 3, dtype=torch.float64)])
 @every_norm
-def test_running_moments_move_by_any_weight(norm: str, momentum: float | Tensor, device: torch.device) -> None:
+def test_running_moments_with_any_momentum(norm: str, momentum: float | Tensor, device: torch.device) -> None:
     given = inputs((3, 4, (3,)), device)
     if isinstance(momentum, Tensor):
         momentum = momentum.to(device)
     compare(norm, given, momentum=momentum)
 
 
-def test_limits_on_the_device_are_those_on_the_host(device: torch.device) -> None:
+def test_limits_on_device_equal_limits_on_host(device: torch.device) -> None:
     given = inputs((3, 6, (3,)), device)
     limits = {"r_max": torch.tensor(1.5, device=device), "d_max": torch.tensor(0.8, device=device)}
     agree(results("brn", given, **limits), results("brn", given), 1e-6)
@@ -198,7 +199,7 @@ def test_half_precision_is_rounded_once(norm: str, dtype: torch.dtype, whole: bo
 
 @every_mode
 @every_norm
-def test_large_means_cost_nothing(norm: str, training: bool, device: torch.device) -> None:
+def test_exact_at_large_means(norm: str, training: bool, device: torch.device) -> None:
     """Mean 1e4, spread 1e-2: fails for any arithmetic that lets the mean cancel."""
     given = inputs((4, 5, (4, 5)), device)
     g = torch.Generator().manual_seed(1)
@@ -223,7 +224,7 @@ def test_nan_stays_visible(norm: str, device: torch.device) -> None:
             assert found[name][place[1]].isnan() and not found[name][3 - place[1]].isnan()
 
 
-def test_a_channel_that_does_not_vary_has_a_gradient(device: torch.device) -> None:
+def test_constant_channel_has_finite_gradient(device: torch.device) -> None:
     given = inputs((3, 2, (4,)), device)
     given["x"][:, 0] = 2.5
     found = results("brn", given)
@@ -231,7 +232,7 @@ def test_a_channel_that_does_not_vary_has_a_gradient(device: torch.device) -> No
 
 
 @every_norm
-def test_twice_the_same_bits(norm: str, device: torch.device) -> None:
+def test_results_are_deterministic(norm: str, device: torch.device) -> None:
     given = inputs((64, 96, (30, 30)) if device.type == "cuda" else (3, 6, (5,)), device)
     first, second = (results(norm, given) for _ in range(2))
     for name, value in first.items():
@@ -242,7 +243,7 @@ def test_twice_the_same_bits(norm: str, device: torch.device) -> None:
 
 
 @every_norm
-def test_inputs_and_gradients_of_any_strides(norm: str, device: torch.device) -> None:
+def test_strided_inputs_and_gradients(norm: str, device: torch.device) -> None:
     given = inputs((3, 4, (6, 2)), device)
     plain = results(norm, given | {"x": given["x"][:, :, ::2], "dy": torch.ones_like(given["dy"][:, :, ::2])})
     leaves = leaves_of(norm, given)
@@ -254,7 +255,7 @@ def test_inputs_and_gradients_of_any_strides(norm: str, device: torch.device) ->
 
 @pytest.mark.parametrize("positions", [(6,), (3, 4), (2, 3, 2)], ids=["3d", "4d", "5d"])
 @every_norm
-def test_the_layout_is_kept(norm: str, positions: tuple[int, ...], device: torch.device) -> None:
+def test_output_keeps_the_layout(norm: str, positions: tuple[int, ...], device: torch.device) -> None:
     given = inputs((2, 3, positions), device)
     leaves = leaves_of(norm, given) | {"x": last(given["x"]).requires_grad_()}
     y = call(norm, leaves, True)
@@ -263,7 +264,7 @@ def test_the_layout_is_kept(norm: str, positions: tuple[int, ...], device: torch
 
 
 @every_norm
-def test_kept_for_backward_is_the_input_and_small_tables(norm: str, device: torch.device) -> None:
+def test_saved_for_backward_is_input_and_tables(norm: str, device: torch.device) -> None:
     n, c = 3, 4
     given = inputs((n, c, (8, 8)), device)
     leaves = leaves_of(norm, given)
@@ -275,7 +276,7 @@ def test_kept_for_backward_is_the_input_and_small_tables(norm: str, device: torc
 
 
 @every_norm
-def test_moments_used_in_evaluation_may_move_before_backward(norm: str, device: torch.device) -> None:
+def test_moments_may_change_between_evaluation_and_backward(norm: str, device: torch.device) -> None:
     given = inputs((3, 4, (3,)), device)
     expected = results(norm, given, training=False)
     leaves = leaves_of(norm, given)
@@ -291,7 +292,7 @@ def test_moments_used_in_evaluation_may_move_before_backward(norm: str, device: 
 
 @every_mode
 @every_norm
-def test_second_derivatives(norm: str, training: bool, device: torch.device) -> None:
+def test_double_backward(norm: str, training: bool, device: torch.device) -> None:
     given = inputs((3, 4, (3, 2)), device)
     push = torch.randn(given["x"].shape, generator=torch.Generator().manual_seed(9)).to(device)
 
@@ -310,7 +311,7 @@ def test_second_derivatives(norm: str, training: bool, device: torch.device) -> 
 
 
 @every_norm
-def test_a_second_derivative_through_a_parameter_made_from_the_input(norm: str, device: torch.device) -> None:
+def test_double_backward_with_a_parameter_computed_from_the_input(norm: str, device: torch.device) -> None:
     """Each way is counted once: the gradient of x inside the norm is not that through the weight."""
     given = inputs((3, 4, (3, 2)), device)
 
@@ -325,7 +326,7 @@ def test_a_second_derivative_through_a_parameter_made_from_the_input(norm: str, 
 
 
 @every_norm
-def test_several_gradients_at_once(norm: str, device: torch.device) -> None:
+def test_batched_gradients(norm: str, device: torch.device) -> None:
     """A vmap around the backward pass alone, torch's older one (`is_grads_batched`) and its newer one."""
     given = inputs((3, 4, (5,)), device)
     leaves = leaves_of(norm, given)
@@ -338,7 +339,7 @@ def test_several_gradients_at_once(norm: str, device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("layer", [BatchRenorm2d(4, total_steps=20), SwitchNorm2d(4, momentum=None)], ids=NORMS)
-def test_a_layer_trains_as_in_float64(layer: nn.Module, device: torch.device) -> None:
+def test_layer_trains_as_in_float64(layer: nn.Module, device: torch.device) -> None:
     """Six batches, along the ramps of the limits: moments, counter and limits."""
     layer = layer.to(device)
     judge = type(layer)(4, momentum=layer.momentum).to(device).double()  # type: ignore[call-arg, arg-type]
@@ -374,15 +375,13 @@ def taken(y: Tensor) -> bool:
     return type(y.grad_fn).__name__ in NODES.values()
 
 
-def test_a_single_position_is_left_to_the_torch_code(device: torch.device) -> None:
+def test_single_position_uses_torch_operators(device: torch.device) -> None:
     for layer, shape in ((SwitchNorm1d(4), (3, 4)), (SwitchNorm2d(4), (3, 4, 1, 1))):
         assert not taken(layer.to(device)(torch.randn(shape, device=device)))
 
 
 @every_norm
-def test_auto_takes_them_on_cuda_alone_and_the_other_names_never(
-    norm: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_auto_uses_triton_on_cuda_only(norm: str, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     make = BatchRenorm1d if norm == "brn" else SwitchNorm1d
     x = torch.randn(3, 4, 5, device=device)
     for kernel in ("auto", "reference", "pivoted", "analytic"):
@@ -398,7 +397,7 @@ def test_auto_takes_them_on_cuda_alone_and_the_other_names_never(
 
 
 @every_norm
-def test_what_the_kernels_do_not_take_is_left_to_the_torch_code(
+def test_unsupported_arguments_use_torch_operators(
     norm: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = inputs((3, 4, (3,)), device)
@@ -413,12 +412,12 @@ def test_what_the_kernels_do_not_take_is_left_to_the_torch_code(
         with pytest.raises((ValueError, RuntimeError), match=r"3"):
             call(norm, leaves, True)
     assert taken(call(norm, leaves_of(norm, given), True))
-    monkeypatch.setattr(triton_here, "INSTALLED", False)
+    monkeypatch.setattr(availability, "INSTALLED", False)
     assert not taken(call(norm, leaves_of(norm, given), True))
 
 
 @every_norm
-def test_they_step_back_from_what_looks_inside(norm: str, device: torch.device) -> None:
+def test_transforms_use_torch_operators(norm: str, device: torch.device) -> None:
     layer = (BatchRenorm1d if norm == "brn" else SwitchNorm1d)(4).to(device).eval()
     x = torch.randn(3, 4, 5, device=device)
     _, slope = torch.func.jvp(layer, (x,), (torch.ones_like(x),))
@@ -436,7 +435,7 @@ def test_they_step_back_from_what_looks_inside(norm: str, device: torch.device) 
 @pytest.mark.parametrize("is_last", [False, True], ids=["channels first", "channels last"])
 @pytest.mark.parametrize("shape", AS_IN_NETWORKS, ids=str)
 @every_norm
-def test_sizes_of_networks(norm: str, shape: Shape, is_last: bool, device: torch.device) -> None:
+def test_layer_sizes_of_networks(norm: str, shape: Shape, is_last: bool, device: torch.device) -> None:
     if device.type == "cpu":
         pytest.skip("too slow in the interpreter")
     given = inputs(shape, device)
@@ -448,7 +447,7 @@ def test_sizes_of_networks(norm: str, shape: Shape, is_last: bool, device: torch
 
 @pytest.mark.gpu
 @every_norm
-def test_captured_in_a_graph_gives_the_same_bits(norm: str, device: torch.device) -> None:
+def test_cuda_graph_is_bit_exact(norm: str, device: torch.device) -> None:
     if device.type == "cpu":
         pytest.skip("needs a GPU")
     make = BatchRenorm2d if norm == "brn" else SwitchNorm2d
@@ -476,9 +475,9 @@ def test_captured_in_a_graph_gives_the_same_bits(norm: str, device: torch.device
             assert torch.equal(a, b)
 
 
-def test_the_door_says_no_to_what_it_can_not_count(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
+def test_use_kernels_rejects_meta_and_large_tensors(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
     x = torch.randn(3, 4, 5, device=device)
-    assert rows.suits(x, (), (), (), None, "demo")
-    assert not rows.suits(x.to("meta"), (), (), (), None, "demo")
-    monkeypatch.setattr(launch, "MOST", 12)
-    assert not rows.suits(x, (), (), (), None, "demo")
+    assert row_moments.use_kernels(x, (), (), (), None, "demo")
+    assert not row_moments.use_kernels(x.to("meta"), (), (), (), None, "demo")
+    monkeypatch.setattr(row_moments, "MOST", 12)
+    assert not row_moments.use_kernels(x, (), (), (), None, "demo")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from contnorm.kernels import side_stream as module
-from contnorm.kernels.side_stream import Beside, Convolution, weights_beside
+from contnorm.kernels.side_stream import Convolution, SideStream, side_stream_gradients
 
 
 class Stream:
@@ -55,10 +55,10 @@ def images() -> Tensor:
 @pytest.mark.parametrize(
     "settings", [{}, {"stride": 2}, {"size": 1, "padding": 0, "stride": 2}, {"groups": 2}], ids=str
 )
-def test_gradients_are_torchs_to_the_bit(notes: list[str], settings: dict[str, Any]) -> None:
+def test_gradients_are_bit_exact(notes: list[str], settings: dict[str, Any]) -> None:
     ours, theirs = both(**settings)
     x, y = images().requires_grad_(), images().requires_grad_()
-    with weights_beside(Beside(Stream("side", notes))):
+    with side_stream_gradients(SideStream(Stream("side", notes))):
         ours(x).square().sum().backward()
         assert ours.weight.grad is None, "not before it is joined"
     theirs(y).square().sum().backward()
@@ -67,10 +67,10 @@ def test_gradients_are_torchs_to_the_bit(notes: list[str], settings: dict[str, A
     assert notes == ["side waits for main", "on side", "main waits for side"]
 
 
-def test_a_weight_used_twice_gets_the_sum_and_an_input_without_gradient_none(notes: list[str]) -> None:
+def test_weight_used_twice_gets_the_summed_gradient(notes: list[str]) -> None:
     ours, theirs = both()
-    beside = Beside(Stream("side", notes))
-    with weights_beside(beside):
+    beside = SideStream(Stream("side", notes))
+    with side_stream_gradients(beside):
         (ours(images()).square().sum() + ours(images() + 1).sum()).backward()
     (theirs(images()).square().sum() + theirs(images() + 1).sum()).backward()
     assert ours.weight.grad is not None and theirs.weight.grad is not None
@@ -79,37 +79,33 @@ def test_a_weight_used_twice_gets_the_sum_and_an_input_without_gradient_none(not
 
 
 @pytest.mark.parametrize("why", ["no stream", "large", "frozen", "bias", "no gradients"])
-def test_where_it_does_not_pay_or_can_not_be_it_is_torchs_own(
-    notes: list[str], monkeypatch: pytest.MonkeyPatch, why: str
-) -> None:
+def test_unsupported_convolutions_use_autograd(notes: list[str], monkeypatch: pytest.MonkeyPatch, why: str) -> None:
     ours, _ = both()
     if why == "bias":
         ours = Convolution(4, 6, 3)
     if why == "large":
         monkeypatch.setattr(module, "LARGE", images().numel() - 1)
     ours.weight.requires_grad_(why != "frozen")
-    beside = None if why == "no stream" else Beside(Stream("side", notes))
-    with torch.set_grad_enabled(why != "no gradients"), weights_beside(beside):
+    beside = None if why == "no stream" else SideStream(Stream("side", notes))
+    with torch.set_grad_enabled(why != "no gradients"), side_stream_gradients(beside):
         y = ours(images().requires_grad_())
         if y.requires_grad:
             y.sum().backward()
     assert notes == []
 
 
-def test_a_weight_that_is_cast_on_its_way_is_left_to_autograd(
-    notes: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weight_cast_by_autocast_uses_autograd(notes: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     ours, _ = both()
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: True)
     monkeypatch.setattr(torch, "get_autocast_dtype", lambda kind: torch.bfloat16)
-    with weights_beside(Beside(Stream("side", notes))):
+    with side_stream_gradients(SideStream(Stream("side", notes))):
         ours(images()).sum().backward()
     assert notes == [] and ours.weight.grad is not None
 
 
-def test_after_a_failure_the_next_pass_is_as_ever(notes: list[str]) -> None:
+def test_side_stream_is_reset_after_an_error(notes: list[str]) -> None:
     ours, _ = both()
-    with pytest.raises(KeyError), weights_beside(Beside(Stream("side", notes))):
+    with pytest.raises(KeyError), side_stream_gradients(SideStream(Stream("side", notes))):
         raise KeyError
     ours(images()).sum().backward()
     assert notes == []

@@ -16,10 +16,10 @@ from torch import Tensor
 from contnorm import ContinualNorm1d, ContinualNorm2d, ContinualNorm3d
 from contnorm.functional import continual_norm
 from contnorm.kernels import analytic, reference
-from contnorm.kernels.activation import activated
+from contnorm.kernels.reference import add_residual_and_relu
 from contnorm.kernels.triton import continual as fused
-from contnorm.kernels.triton.continual import eager, launch, operators, plan
-from contnorm.kernels.triton.continual.plan import Limits, Sizes
+from contnorm.kernels.triton.continual import launch, operators, plan
+from contnorm.kernels.triton.continual.plan import LaunchLimits, Sizes
 from tests.kernels.exactness import errors, last, same_under_vmaps
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -58,11 +58,11 @@ AS_IN_NETWORKS = [
 ]
 # What makes even a tiny input go each way; few programs, since the interpreter runs them one by one.
 WAYS = {
-    "one, read once": Limits(),
-    "one, in chunks": Limits(single=1, one=10**9, one_rows=10**6, tile=256),
-    "two, all samples": Limits(single=1, one=1, rows=10**6, share=10**6, tile=256, programs=1),
-    "two, shared out": Limits(single=1, one=1, rows=10**6, share=32, tile=32, programs=24),
-    "three": Limits(single=1, one=1, rows=1, tile=128, last_tile=128, merge=64, programs=6),
+    "one, read once": LaunchLimits(),
+    "one, in chunks": LaunchLimits(single=1, one=10**9, one_rows=10**6, tile=256),
+    "two, all samples": LaunchLimits(single=1, one=1, rows=10**6, share=10**6, tile=256, programs=1),
+    "two, shared out": LaunchLimits(single=1, one=1, rows=10**6, share=32, tile=32, programs=24),
+    "three": LaunchLimits(single=1, one=1, rows=1, tile=128, last_tile=128, merge=64, programs=6),
 }
 every_shape = pytest.mark.parametrize("shape", SHAPES)
 every_way = pytest.mark.parametrize("way", WAYS)
@@ -113,7 +113,7 @@ def exact(x: Tensor, weight: Any, bias: Any, residual: Any, groups: int, relu: b
     y, found = reference.train(x, weight, bias, EPS, groups)
     assert found is not None
     count = x.numel() // x.shape[1]
-    return activated(y, residual, relu), found._replace(var=found.var * ((count - 1) / count))
+    return add_residual_and_relu(y, residual, relu), found._replace(var=found.var * ((count - 1) / count))
 
 
 def away_from_zero(given: dict[str, Tensor], groups: int) -> dict[str, Tensor]:
@@ -161,7 +161,7 @@ def test_outputs_and_gradients_are_exact(shape: Shape, way: str, device: torch.d
 
 @every_way
 @pytest.mark.parametrize("shape", [(5, 9, 3, (7, 3)), (2, 8, 4, (2, 3, 5)), (3, 16, 8, (6,))], ids=str)
-def test_and_so_with_channels_next_to_each_other(shape: Shape, way: str, device: torch.device) -> None:
+def test_channels_last_outputs_and_gradients_are_exact(shape: Shape, way: str, device: torch.device) -> None:
     plan.LIMITS = WAYS[way]
     compare(shape, device, "weight bias", channels_last=True)
 
@@ -178,7 +178,7 @@ def test_and_so_with_channels_next_to_each_other(shape: Shape, way: str, device:
     ],
 )
 @every_way
-def test_every_combination_of_what_is_optional(way: str, names: str, relu: bool, device: torch.device) -> None:
+def test_every_combination_of_optional_arguments(way: str, names: str, relu: bool, device: torch.device) -> None:
     plan.LIMITS = WAYS[way]
     compare((3, 6, 2, (5, 3)), device, names, relu)
 
@@ -206,7 +206,7 @@ def test_half_precision_is_rounded_once(way: str, dtype: torch.dtype, whole: boo
 @pytest.mark.gpu
 @pytest.mark.parametrize("channels_last", [False, True], ids=["channels first", "channels last"])
 @pytest.mark.parametrize("shape", AS_IN_NETWORKS, ids=str)
-def test_sizes_of_networks(shape: Shape, channels_last: bool, device: torch.device) -> None:
+def test_layer_sizes_of_networks(shape: Shape, channels_last: bool, device: torch.device) -> None:
     if device.type == "cpu":
         pytest.skip("too slow in the interpreter")
     compare(shape, device, "weight bias", channels_last=channels_last)
@@ -215,7 +215,7 @@ def test_sizes_of_networks(shape: Shape, channels_last: bool, device: torch.devi
 
 
 @pytest.mark.gpu
-def test_more_values_than_32_bits_can_count(device: torch.device) -> None:
+def test_more_than_2_to_the_31_values(device: torch.device) -> None:
     if device.type == "cpu":
         pytest.skip("needs 30 GB")
     n = 2**31 // (64 * 1024) + 8
@@ -237,7 +237,7 @@ def test_more_values_than_32_bits_can_count(device: torch.device) -> None:
 
 @pytest.mark.parametrize("pivot_is", ["near", "an outlier"])
 @every_way
-def test_large_means_cost_nothing(way: str, pivot_is: str, device: torch.device) -> None:
+def test_exact_at_large_means(way: str, pivot_is: str, device: torch.device) -> None:
     """Mean 1e4, spread 1e-2: fails for any arithmetic that lets the mean cancel."""
     plan.LIMITS = WAYS[way]
     g = torch.Generator().manual_seed(0)
@@ -253,7 +253,7 @@ def test_large_means_cost_nothing(way: str, pivot_is: str, device: torch.device)
         assert ((actual[name] - expected[name]).abs().max() / size).item() < 1e-5, name
 
 
-def test_an_outlier_in_the_first_position_costs_no_digits(device: torch.device) -> None:
+def test_exact_with_an_outlier_in_the_first_position(device: torch.device) -> None:
     x = torch.randn(4, 4, 16, 16, generator=torch.Generator().manual_seed(0)).to(device)
     x[:, ::2, 0, 0] = 5e4
     layer, stock, judge = (
@@ -281,9 +281,9 @@ def test_nan_stays_visible(way: str, device: torch.device) -> None:
 
 
 @every_way
-def test_signs_found_again_are_those_of_the_output(way: str, device: torch.device) -> None:
+def test_recomputed_relu_signs_match_the_output(way: str, device: torch.device) -> None:
     """Behind a ReLU, a gradient of ones has to arrive wherever the output is above zero, and nowhere else."""
-    plan.LIMITS = Limits() if device.type == "cuda" else WAYS[way]
+    plan.LIMITS = LaunchLimits() if device.type == "cuda" else WAYS[way]
     shape = (20, 64, 32, 32) if device.type == "cuda" else (4, 4, 6)
     x = (torch.randn(shape, generator=torch.Generator().manual_seed(1)) * 4).round().to(device)  # many equal values
     bias = torch.zeros(shape[1], device=device, requires_grad=True)
@@ -293,7 +293,7 @@ def test_signs_found_again_are_those_of_the_output(way: str, device: torch.devic
 
 
 @every_way
-def test_twice_the_same_bits(way: str, device: torch.device) -> None:
+def test_results_are_deterministic(way: str, device: torch.device) -> None:
     plan.LIMITS = WAYS[way]
     given = narrowed(inputs((64, 96, 2, (30, 30)) if device.type == "cuda" else (3, 6, 2, (5,)), device), torch.float32)
     first, second = (results(ours, 2, given, relu=True) for _ in range(2))
@@ -321,7 +321,7 @@ def test_output_and_gradient_keep_the_layout_of_the_input(positions: tuple[int, 
         torch.testing.assert_close(second, first, rtol=1e-5, atol=1e-5)
 
 
-def test_any_other_layout_is_taken_too(device: torch.device) -> None:
+def test_other_layouts_are_accepted(device: torch.device) -> None:
     given = narrowed(inputs((3, 4, 2, (4, 6)), device), torch.float32)
     whole = given["x"]
     for x in (whole[:, :, ::2], whole.transpose(2, 3), whole[:, :, :1].expand(-1, -1, 4, -1), last(whole)[:, :, 1:]):
@@ -333,7 +333,7 @@ def test_any_other_layout_is_taken_too(device: torch.device) -> None:
         assert leaf.grad is not None and leaf.grad.abs().max() < 1e-4  # a sum over the batch does not depend on x
 
 
-def test_parameters_in_steps_and_of_a_wrong_size(device: torch.device) -> None:
+def test_strided_parameters_and_wrong_sizes(device: torch.device) -> None:
     given = narrowed(inputs((3, 4, 2, (5,)), device), torch.float32)
     x, wide = given["x"], torch.rand(8).to(device)
     weight, bias = wide[::2], wide[:1].expand(4)
@@ -353,15 +353,15 @@ def test_parameters_in_steps_and_of_a_wrong_size(device: torch.device) -> None:
 
 
 EVALUATIONS = {
-    "read once": Limits(),
-    "in chunks": Limits(held=1, tile=64),
-    "in two launches": Limits(held=1, near=0, last_tile=64, programs=12),
+    "read once": LaunchLimits(),
+    "in chunks": LaunchLimits(held=1, tile=64),
+    "in two launches": LaunchLimits(held=1, near=0, last_tile=64, programs=12),
 }
 
 
 @pytest.mark.parametrize("limits", EVALUATIONS.values(), ids=EVALUATIONS)
 @every_shape
-def test_evaluation_is_exact_and_has_gradients(shape: Shape, limits: Limits, device: torch.device) -> None:
+def test_evaluation_is_exact_and_has_gradients(shape: Shape, limits: LaunchLimits, device: torch.device) -> None:
     plan.LIMITS = limits
     given = narrowed(inputs(shape, device), torch.float32)
     g = torch.Generator().manual_seed(5)
@@ -379,7 +379,7 @@ def test_evaluation_is_exact_and_has_gradients(shape: Shape, limits: Limits, dev
 
 def plain_evaluation(x: Tensor, mean: Tensor, var: Tensor, *rest: Any) -> Tensor:
     weight, bias, eps, groups, residual, relu = rest
-    return activated(reference.evaluate(x, mean, var, weight, bias, eps, groups), residual, relu)
+    return add_residual_and_relu(reference.evaluate(x, mean, var, weight, bias, eps, groups), residual, relu)
 
 
 def reference_evaluation(given: dict[str, Tensor], moments: list[Tensor], groups: int) -> Tensor:
@@ -409,7 +409,7 @@ def test_running_moments_follow_torch(momentum: float | None, device: torch.devi
 
 @every_way
 @pytest.mark.parametrize("is_last", [False, True], ids=["nchw", "nhwc"])
-def test_running_moments_are_moved_by_the_forward_kernel(way: str, is_last: bool, device: torch.device) -> None:
+def test_running_moments_are_updated_by_the_forward_kernel(way: str, is_last: bool, device: torch.device) -> None:
     """Each way moves all channels once, and counts the batch once, however many programs there are."""
     plan.LIMITS = WAYS[way]
     layer = ContinualNorm2d(9, num_groups=3, kernel="triton").to(device)
@@ -423,7 +423,7 @@ def test_running_moments_are_moved_by_the_forward_kernel(way: str, is_last: bool
     assert layer.num_batches_tracked == 2
 
 
-def test_running_moments_in_half_precision_and_in_steps(device: torch.device) -> None:
+def test_half_precision_and_strided_running_moments(device: torch.device) -> None:
     x = inputs((3, 4, 2, (3, 3)), device)["x"].float()
     _, found = exact(x.double(), None, None, None, 2, False)
     expected = found.var * (27 / 26)
@@ -434,7 +434,7 @@ def test_running_moments_in_half_precision_and_in_steps(device: torch.device) ->
         torch.testing.assert_close(mean.double(), 0.5 * found.mean, rtol=torch.finfo(mean.dtype).eps, atol=1e-5)
 
 
-def test_what_was_settled_for_one_input_is_not_used_for_another(device: torch.device) -> None:
+def test_cached_launches_are_specific_to_the_input(device: torch.device) -> None:
     """The same shape in turn in other layouts, types, groups, limits, and a few bytes off: each is right each time."""
     given = narrowed(inputs((3, 4, 2, (3,)), device), torch.float32)
     off = torch.zeros(given["x"].numel() + 1, device=device)[1:].view(given["x"].shape)
@@ -458,7 +458,7 @@ def test_what_was_settled_for_one_input_is_not_used_for_another(device: torch.de
 
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("relu", [False, True])
-def test_second_derivatives(relu: bool, residual: bool, device: torch.device) -> None:
+def test_double_backward(relu: bool, residual: bool, device: torch.device) -> None:
     given = inputs((4, 6, 2, (3, 2)), device)
     if not residual:
         del given["residual"]
@@ -497,7 +497,7 @@ def test_vmap_over_inputs_and_gradients(device: torch.device) -> None:
             torch.testing.assert_close(together[i], leaf.grad, rtol=1e-4, atol=1e-5)
 
 
-def test_several_gradients_at_once(device: torch.device) -> None:
+def test_batched_gradients(device: torch.device) -> None:
     """A vmap around the backward pass alone, torch's older one (`is_grads_batched`) and its newer one."""
     given = narrowed(inputs((3, 4, 2, (5,)), device), torch.float32)
     x = given["x"].requires_grad_()
@@ -506,7 +506,7 @@ def test_several_gradients_at_once(device: torch.device) -> None:
     same_under_vmaps(x, y, pushes)
 
 
-def test_vmap_of_the_operators_themselves(device: torch.device) -> None:
+def test_vmap_of_the_operators(device: torch.device) -> None:
     x, residual = torch.randn(2, 2, 3, 4, 5, generator=torch.Generator().manual_seed(0)).to(device)
     weight, ones = torch.rand(2, 4).to(device), torch.ones(4).to(device)
     in_dims = (0, 0, None, 0, None, None, None)
@@ -545,7 +545,7 @@ def test_compiles_as_one_graph(momentum: float | None, device: torch.device) -> 
             torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_the_operators_pass_torchs_own_checks(device: torch.device) -> None:
+def test_operators_pass_opcheck(device: torch.device) -> None:
     given = narrowed(inputs((3, 4, 2, (3, 2)), device), torch.float32)
     x, weight, bias, residual = (given[name] for name in ("x", "weight", "bias", "residual"))
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
@@ -560,10 +560,10 @@ def test_the_operators_pass_torchs_own_checks(device: torch.device) -> None:
     torch.library.opcheck(operators.update_moments_, (*moments, weight, bias, 0.1, None, 1.5), test_utils=tests)
 
 
-def test_operators_and_the_fast_lane_are_the_same(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operators_equal_the_eager_path(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     given = narrowed(inputs((3, 4, 2, (5,)), device), torch.float32)
     fast = results(ours, 2, given, relu=True)
-    monkeypatch.setattr(eager, "is_plain", lambda x: False)
+    monkeypatch.setattr(fused, "is_plain", lambda x: False)
     for name, value in results(ours, 2, given, relu=True).items():
         assert torch.equal(value, fast[name]), name
 
@@ -571,14 +571,14 @@ def test_operators_and_the_fast_lane_are_the_same(device: torch.device, monkeypa
 # --- where it runs ----------------------------------------------------------------------------------------------
 
 
-def test_forced_where_it_can_not_run_says_why(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_triton_kernel_that_cannot_run_raises(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(4, 8, 3, 3).to(device)
     layer = ContinualNorm2d(8, num_groups=2, kernel="triton").to(device)
     with pytest.raises(ValueError, match=r"statistics are float32, and the input is torch\.float64"):
         layer(x.double())
     with pytest.raises(ValueError, match="it runs on CUDA, and the input is on meta"):
         layer.to("meta")(x.to("meta"))
-    plan.LIMITS = Limits(channels=2)
+    plan.LIMITS = LaunchLimits(channels=2)
     with pytest.raises(ValueError, match=r"shape \(4, 8, 3, 3\) in 2 groups is too large"):
         layer.to_empty(device=device)(x)
     monkeypatch.setattr(fused, "INTERPRETED", False)
@@ -591,7 +591,7 @@ def test_forced_where_it_can_not_run_says_why(device: torch.device, monkeypatch:
     assert int(ContinualNorm2d(8, kernel="triton", num_groups=2).num_batches_tracked) == 0
 
 
-def test_the_variable_forces_it_too(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variable_selects_triton(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CONTNORM_KERNEL", "triton")
     layer = ContinualNorm1d(8, num_groups=2).to(device)
     assert "kernel='triton'" in repr(layer)
@@ -602,9 +602,7 @@ def test_the_variable_forces_it_too(device: torch.device, monkeypatch: pytest.Mo
     assert len(calls) == 1
 
 
-def test_auto_takes_it_on_cuda_alone_and_gives_way_in_silence(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_auto_uses_triton_on_cuda_only(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     launched = []
     forward, evaluate = launch.forward, launch.evaluate
     monkeypatch.setattr(launch, "forward", lambda *given: launched.append(1) or forward(*given))
@@ -623,7 +621,7 @@ def test_auto_takes_it_on_cuda_alone_and_gives_way_in_silence(
     assert launches() == 0
 
 
-def test_auto_steps_back_from_what_looks_inside(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_uses_torch_under_transforms(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Forward-mode derivatives and exported programs go through torch's own operators, on CUDA as well."""
     layer = ContinualNorm2d(8, num_groups=2).to(device)
     x = torch.randn(4, 8, 3, 3).to(device)
@@ -638,25 +636,25 @@ def test_auto_steps_back_from_what_looks_inside(device: torch.device, monkeypatc
 # --- plans ------------------------------------------------------------------------------------------------------
 
 
-def test_plans_cover_all_and_stay_within_limits() -> None:
-    limits = Limits()
+def test_plans_cover_the_input_within_limits() -> None:
+    limits = LaunchLimits()
     for shape in AS_IN_NETWORKS:
         n, c, groups, positions = shape
         for is_last in (False, True):
             sizes = Sizes(n, c, torch.Size(positions).numel(), groups, is_last, 4)
             for backward in (False, True):
-                p = plan.plan_pass(sizes, backward, limits)
-                assert p.splits * p.span >= sizes.length or p.way == "one"
+                p = plan.plan_training(sizes, backward, limits)
+                assert p.splits * p.span >= sizes.length or p.launches == "one"
                 assert (p.splits - 1) * p.span < sizes.length  # no split is empty
-                lanes = p.lanes * groups if p.way != "three" else c
+                lanes = p.lanes * groups if p.launches != "three" else c
                 assert p.blocks * p.block_c >= lanes
                 assert p.block_n * p.block_c * p.block_l <= max(limits.tile, limits.single)
                 assert p.all_n >= n and p.programs >= p.blocks * p.splits * -(-n // p.block_n)
 
 
-def test_each_way_is_taken_where_it_was_meant() -> None:
+def test_number_of_launches_by_size() -> None:
     def way(*sizes: Any, backward: bool = False) -> str:
-        return plan.plan_pass(Sizes(*sizes), backward, Limits()).way
+        return plan.plan_training(Sizes(*sizes), backward, LaunchLimits()).launches
 
     assert way(20, 512, 16, 32, False, 4) == "one"
     assert way(20, 64, 1024, 32, True, 4) == "two"
@@ -665,13 +663,13 @@ def test_each_way_is_taken_where_it_was_meant() -> None:
     assert way(256, 256, 3136, 32, False, 4) == "three"
     sizes = Sizes(5, 9, 21, 3, False, 4)
     for name, limits in WAYS.items():
-        p = plan.plan_pass(sizes, True, limits)
-        assert p.way == name.split(",")[0] and p.single == ("once" in name)
+        p = plan.plan_training(sizes, True, limits)
+        assert p.launches == name.split(",")[0] and p.single == ("once" in name)
         assert (p.splits > 1) == (name in ("two, shared out", "three"))
         assert (p.block_n >= p.all_n) == (name != "two, shared out" and name != "three")
 
 
-def test_three_dimensions_of_positions(device: torch.device) -> None:
+def test_input_of_rank_5(device: torch.device) -> None:
     layer = ContinualNorm3d(4, num_groups=2, kernel="triton").to(device)
     x = inputs((3, 4, 2, (2, 3, 2)), device)["x"].float()
     y, _ = analytic.train(x.double(), None, None, EPS, 2)
@@ -679,7 +677,7 @@ def test_three_dimensions_of_positions(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("relu", [False, True], ids=["plain", "relu"])
-def test_kept_for_backward_is_the_input_and_a_few_tables(relu: bool, device: torch.device) -> None:
+def test_saved_for_backward_is_input_and_tables(relu: bool, device: torch.device) -> None:
     """The memory of batch norm: x, and at most 2NC + 2NG + 2C numbers; parameters are there anyway."""
     n, c, groups = 5, 12, 3
     layer = ContinualNorm2d(c, num_groups=groups, kernel="triton").to(device)

@@ -8,9 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from contnorm.factory import create_norm
-from contnorm.registry import NormSpec
-from tests.oracles import ORACLES, Setting
+from contnorm.registry import NormSpec, create_norm
+from tests.float64_norms import ORACLES, Setting
 
 CHANNELS = 8
 GROUPS = 2  # groups of four: on (N, C) input a group of two would always be plus and minus one

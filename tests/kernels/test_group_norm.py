@@ -20,7 +20,7 @@ from contnorm.kernels.triton import cn_variants as variants
 from contnorm.kernels.triton import continual as fused
 from contnorm.kernels.triton import group_norm as group_step
 from contnorm.kernels.triton.continual.plan import Sizes
-from contnorm.kernels.triton.group_norm import tile_of
+from contnorm.kernels.triton.group_norm import choose_tile
 from tests.kernels.exactness import errors, last, same_under_vmaps
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -124,7 +124,7 @@ def compare(given: dict[str, Tensor], groups: int, variant: str, training: bool 
 
 @both_layouts
 @every_shape
-def test_the_group_step_is_exact(shape: Shape, is_last: bool, device: torch.device) -> None:
+def test_group_step_is_exact(shape: Shape, is_last: bool, device: torch.device) -> None:
     if is_last and not shape[3]:
         pytest.skip("without positions there is one layout")
     given = inputs(shape, device)
@@ -153,13 +153,11 @@ def test_outputs_moments_and_gradients_are_exact(variant: str, shape: Shape, dev
 
 
 @every_variant
-def test_and_so_with_channels_next_to_each_other_and_slabs_larger_than_a_tile(
-    variant: str, device: torch.device
-) -> None:
+def test_channels_last_and_large_slabs_are_exact(variant: str, device: torch.device) -> None:
     in_small_tiles()
     given = inputs((2, 6, 2, (3, 5)), device)
     given |= {name: last(given[name]) for name in ("x", "dy")}
-    assert tile_of(Sizes(2, 6, 15, 2, True, 4)).positions == 8
+    assert choose_tile(Sizes(2, 6, 15, 2, True, 4)).positions == 8
     compare(given, 2, variant)
     compare(given, 2, variant, training=False)
 
@@ -175,7 +173,7 @@ def test_and_so_with_channels_next_to_each_other_and_slabs_larger_than_a_tile(
         ("bn_gn_tied", ("bias",)),
     ],
 )
-def test_parameters_may_be_missing(variant: str, missing: tuple[str, ...], device: torch.device) -> None:
+def test_parameters_are_optional(variant: str, missing: tuple[str, ...], device: torch.device) -> None:
     given = {name: t for name, t in inputs((2, 6, 2, (5,)), device).items() if name not in missing}
     compare(given, 2, variant)
     compare(given, 2, variant, training=False)
@@ -202,7 +200,7 @@ def test_half_precision_is_rounded_once(variant: str, dtype: torch.dtype, whole:
 @both_layouts
 @pytest.mark.parametrize("shape", AS_IN_NETWORKS, ids=str)
 @every_variant
-def test_sizes_of_networks(variant: str, shape: Shape, is_last: bool, device: torch.device) -> None:
+def test_layer_sizes_of_networks(variant: str, shape: Shape, is_last: bool, device: torch.device) -> None:
     if device.type == "cpu":
         pytest.skip("too slow in the interpreter")
     given = inputs(shape, device)
@@ -213,7 +211,7 @@ def test_sizes_of_networks(variant: str, shape: Shape, is_last: bool, device: to
 
 
 @pytest.mark.gpu
-def test_more_values_than_32_bits_can_count(device: torch.device) -> None:
+def test_more_than_2_to_the_31_values(device: torch.device) -> None:
     if device.type == "cpu":
         pytest.skip("needs 30 GB")
     n = 2**31 // (64 * 1024) + 8
@@ -233,7 +231,7 @@ def test_more_values_than_32_bits_can_count(device: torch.device) -> None:
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
 @both_layouts
 @every_variant
-def test_large_means_cost_nothing(variant: str, is_last: bool, training: bool, device: torch.device) -> None:
+def test_exact_at_large_means(variant: str, is_last: bool, training: bool, device: torch.device) -> None:
     """Mean 1e4, spread 1e-2, with an outlier where a pivot is taken: fails for what lets the mean cancel."""
     in_small_tiles()
     g = torch.Generator().manual_seed(0)
@@ -256,7 +254,7 @@ def test_large_means_cost_nothing(variant: str, is_last: bool, training: bool, d
 
 
 @every_variant
-def test_evaluation_of_channels_far_apart(variant: str, device: torch.device) -> None:
+def test_evaluation_with_distant_channel_means(variant: str, device: torch.device) -> None:
     """Each channel around a mean of its own, which its running mean knows: the batch step takes it off."""
     g = torch.Generator().manual_seed(0)
     means = torch.tensor([1e4, -1e4, 3e3, 0.0, 1.0, -7e3])
@@ -284,7 +282,7 @@ def test_nan_stays_visible(variant: str, training: bool, device: torch.device) -
 
 
 @every_variant
-def test_twice_the_same_bits(variant: str, device: torch.device) -> None:
+def test_results_are_deterministic(variant: str, device: torch.device) -> None:
     given = inputs((64, 96, 2, (30, 30)) if device.type == "cuda" else (2, 6, 2, (5,)), device)
     first, second = (results(given, 2, "triton", variant) for _ in range(2))
     for name, value in first.items():
@@ -311,7 +309,7 @@ def test_output_and_gradient_keep_the_layout_of_the_input(variant: str, device: 
         torch.testing.assert_close(second, first, rtol=1e-5, atol=1e-5)
 
 
-def test_any_other_layout_is_taken_too(device: torch.device) -> None:
+def test_other_layouts_are_accepted(device: torch.device) -> None:
     whole = inputs((2, 4, 2, (4, 6)), device)["x"]
     for x in (whole[:, :, ::2], whole[:, :, :1].expand(-1, -1, 4, -1)):
         leaf = x.detach().requires_grad_()
@@ -321,7 +319,7 @@ def test_any_other_layout_is_taken_too(device: torch.device) -> None:
         assert leaf.grad is not None and leaf.grad.abs().max() < 1e-4  # the sum of a slab does not depend on x
 
 
-def test_parameters_in_steps_and_of_a_wrong_size(device: torch.device) -> None:
+def test_strided_parameters_and_wrong_sizes(device: torch.device) -> None:
     x, spaced = inputs((3, 4, 2, (5,)), device)["x"], torch.rand(8).to(device)
     weight, bias = spaced[::2], spaced[:1].expand(4)
     options = {"training": True, "num_groups": 2, "order": "bn_gn", "kernel": "triton"}
@@ -353,7 +351,7 @@ def test_running_moments_follow_torch(variant: str, momentum: float | None, devi
 
 
 @every_variant
-def test_running_moments_of_another_type_or_in_steps(variant: str, device: torch.device) -> None:
+def test_running_moments_of_other_dtype_or_strided(variant: str, device: torch.device) -> None:
     x = inputs((3, 4, 2, (3,)), device)["x"]
     buffers = torch.zeros(2, 8, device=device)[:, ::2]
     for mean, var in (buffers, torch.zeros(2, 4, device=device, dtype=torch.bfloat16)):
@@ -388,7 +386,7 @@ def test_two_passes_before_one_backward(variant: str, device: torch.device) -> N
 
 
 @every_variant
-def test_second_derivatives(variant: str, device: torch.device) -> None:
+def test_double_backward(variant: str, device: torch.device) -> None:
     given = inputs((4, 6, 2, (3, 2)), device)
     push = torch.randn(given["x"].shape, generator=torch.Generator().manual_seed(9)).to(device)
 
@@ -406,7 +404,7 @@ def test_second_derivatives(variant: str, device: torch.device) -> None:
 
 
 @every_variant
-def test_several_gradients_at_once(variant: str, device: torch.device) -> None:
+def test_batched_gradients(variant: str, device: torch.device) -> None:
     """A vmap around the backward pass alone, torch's older one (`is_grads_batched`) and its newer one."""
     given = inputs((2, 4, 2, (5,)), device)
     x = given["x"].requires_grad_()
@@ -417,7 +415,7 @@ def test_several_gradients_at_once(variant: str, device: torch.device) -> None:
     same_under_vmaps(x, y, pushes)
 
 
-def test_a_bias_before_batch_norm_has_no_gradient(device: torch.device) -> None:
+def test_bias_before_batch_norm_has_no_gradient(device: torch.device) -> None:
     """Batch norm takes it off again: of the tied bias all the gradient is the second step's, to the bit."""
     given = inputs((3, 4, 2, (5,)), device)
     bias = given["bias"].requires_grad_()
@@ -432,7 +430,7 @@ def test_a_bias_before_batch_norm_has_no_gradient(device: torch.device) -> None:
 
 
 @every_variant
-def test_forced_where_it_can_not_run_says_why(variant: str, device: torch.device) -> None:
+def test_triton_kernel_that_cannot_run_raises(variant: str, device: torch.device) -> None:
     layer = ContinualNorm2d(8, num_groups=2, kernel="triton", **VARIANTS[variant]).to(device)
     x = torch.randn(4, 8, 3, 3).to(device)
     with pytest.raises(ValueError, match=r"statistics are float32, and the input is torch\.float64"):
@@ -446,7 +444,7 @@ def test_forced_where_it_can_not_run_says_why(variant: str, device: torch.device
 
 
 @every_variant
-def test_auto_takes_it_on_cuda_alone_and_steps_back_from_what_looks_inside(
+def test_auto_uses_triton_on_cuda_in_eager_mode_only(
     variant: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken = []
@@ -467,7 +465,7 @@ def test_auto_takes_it_on_cuda_alone_and_steps_back_from_what_looks_inside(
 
 
 @pytest.mark.parametrize("variant", ["bn_gn_tied"])
-def test_compiled_graphs_have_torchs_operators(variant: str, device: torch.device) -> None:
+def test_compiled_graphs_use_torch_operators(variant: str, device: torch.device) -> None:
     torch._dynamo.reset()
     plain, twin = (ContinualNorm2d(4, num_groups=2, **VARIANTS[variant]).to(device) for _ in range(2))
     compiled = torch.compile(twin, fullgraph=True, backend="aot_eager")
@@ -479,11 +477,11 @@ def test_compiled_graphs_have_torchs_operators(variant: str, device: torch.devic
 @pytest.mark.parametrize(
     ("variant", "kernels"),
     [
-        ("bn_gn", ["less_channel_pivot", "forward", "backward", "evaluate"]),
+        ("bn_gn", ["subtract_channel_pivot", "forward", "backward", "evaluate"]),
         ("cn_tied", ["forward", "backward", "forward"]),
     ],
 )
-def test_a_step_is_these_launches_and_goes_through_with_none_of_them_done(
+def test_training_step_launches_these_kernels(
     variant: str, kernels: list[str], device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where kernels are compiled ahead, and every number between them means nothing."""
@@ -504,20 +502,21 @@ def test_tiles_cover_all_groups_and_are_few() -> None:
     for n, c, groups, positions in AS_IN_NETWORKS:
         for is_last in (False, True):
             k = c // groups
-            tile = tile_of(Sizes(n, c, torch.Size(positions).numel(), groups, is_last, 4))
+            tile = choose_tile(Sizes(n, c, torch.Size(positions).numel(), groups, is_last, 4))
             assert tile.lanes >= tile.side * k and tile.side * tile.blocks >= groups > tile.side * (tile.blocks - 1)
             assert tile.side == 1 or tile.lanes <= 32  # sums of several groups are made for so few lanes alone
             assert tile.lanes * tile.positions <= max(group_step.LARGE, tile.lanes)
             seen.add((tile.lanes, tile.positions, is_last))
     resnet = {
-        tile_of(Sizes(20, c, length, 32, True, 4))[:2] for c, length in ((64, 1024), (128, 256), (256, 64), (512, 16))
+        choose_tile(Sizes(20, c, length, 32, True, 4))[:2]
+        for c, length in ((64, 1024), (128, 256), (256, 64), (512, 16))
     }
     assert resnet == {(8, 1024), (8, 256), (32, 64)}
     assert len(seen) <= 10
 
 
 @pytest.mark.parametrize("norm", ["group", "instance", "layer"])
-def test_group_norm_itself_with_channels_next_to_each_other(
+def test_group_norm_layers_use_the_kernel_in_channels_last(
     norm: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Torch's operator would copy there. Of other layouts, and where torch is asked for, it is still torch's."""
@@ -554,7 +553,7 @@ def test_group_norm_itself_with_channels_next_to_each_other(
     assert taken == [groups]
 
 
-def test_a_bias_of_another_size_is_not_read(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bias_of_wrong_size_raises(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel would read past its end."""
     if device.type == "cpu":
         monkeypatch.setattr(group, "_uses_kernel", lambda x, groups, caller: True)
