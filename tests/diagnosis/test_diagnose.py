@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import contnorm as cn
+from contnorm.bench.stats.paired import summed_up
 from contnorm.diagnosis.result import Diagnosis, pair_sentence
 from tests.models import BatchNormAct2d, ScaledBatchNorm2d, UnknownNorm
 
@@ -389,15 +390,16 @@ def test_pair_sentence_if_nothing_was_forgotten() -> None:
         "Nothing was forgotten, neither with cn32 nor with bn; with cn32 re-estimated statistics recover 0.0 points of "
         "accuracy, with bn 0.3: 0.3 less."
     )
-    said = pair_sentence([(bn, kept)] * 2, "bn", "cn")
-    assert said.endswith("3.1 of the 18.6 points forgotten, over 2 seeds.")
+    sentence = pair_sentence([(bn, kept)] * 2, "bn", "cn")
+    assert sentence.endswith("3.1 of the 18.6 points forgotten, over 2 seeds.")
 
 
 def test_pair_sentence_of_several_seeds_has_an_interval() -> None:
     """Of differences 1, 2 and 3, Student's: 2 -+ 4.303 / sqrt(3), the 97.5 % point for two degrees of freedom."""
     pairs = [(diagnosis(70.0, 70.0 + gain), diagnosis(70.0, 70.0)) for gain in (1.0, 2.0, 3.0)]
-    said = pair_sentence(pairs, "bn", "cn")
-    assert said.endswith("2.0 less, over 3 seeds; the 95 % interval of what is less is -0.48 to +4.48.")
+    sentence = pair_sentence(pairs, "bn", "cn", interval=lambda differences: summed_up(differences).t)
+    assert sentence.endswith("2.0 less, over 3 seeds; the 95 % interval of the difference is -0.48 to +4.48.")
+    assert pair_sentence(pairs, "bn", "cn").endswith("2.0 less, over 3 seeds.")
 
 
 def test_pair_with_different_tasks_raises() -> None:

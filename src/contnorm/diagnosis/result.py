@@ -16,7 +16,6 @@ from statistics import fmean
 from typing import Any
 
 from contnorm.bench.escape import escape_terminal
-from contnorm.bench.stats.paired import summed_up
 from contnorm.diagnosis.figure import draw_diagnosis
 
 __all__ = ["Diagnosis", "Distance", "LayerDistances", "gain", "pair_sentence"]
@@ -182,7 +181,7 @@ class Diagnosis:
         summary = {"forgotten": self.forgotten, "recovered": self.recovered, "share": self.share}
         return {**asdict(self), **summary, "sentence": self.sentence}
 
-    def compare_with(self, other: Diagnosis, here: str = "this model", there: str = "the other") -> str:
+    def compare_with(self, other: Diagnosis, name: str = "this model", other_name: str = "the other") -> str:
         """Compare with another model that differs only in its norm, in one sentence.
 
         Example:
@@ -191,7 +190,7 @@ class Diagnosis:
             >>> make_diagnosis(76.0, 90.0).compare_with(make_diagnosis(80.0, 90.0), "bn", "cn")
             'With cn re-estimated statistics recover 0.0 points of accuracy, with bn 2.0: 2.0 less.'
         """
-        return pair_sentence([(self, other)], here, there)
+        return pair_sentence([(self, other)], name, other_name)
 
     def draw(self, path: str | Path) -> None:
         """Plot accuracies and distances to a file; its suffix sets the format. Requires matplotlib."""
@@ -234,13 +233,19 @@ def _aligned(cells: Sequence[Sequence[str]]) -> str:
     return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
 
 
-def pair_sentence(pairs: Sequence[tuple[Diagnosis, Diagnosis]], here: str, there: str) -> str:
+def pair_sentence(
+    pairs: Sequence[tuple[Diagnosis, Diagnosis]],
+    first_name: str,
+    second_name: str,
+    interval: Callable[[Sequence[float]], object] | None = None,
+) -> str:
     """Describe how much less is recovered in the second network than in the first.
 
     Args:
         pairs: Diagnoses of two networks on the same tasks, one pair per seed.
-        here: Name of the first network.
-        there: Name of the second network.
+        first_name: Name of the first network.
+        second_name: Name of the second network.
+        interval: Function that returns the 95 % interval of the mean of differences, or None for too few of them.
 
     Example:
         >>> def make_diagnosis(running, oracle):
@@ -254,17 +259,19 @@ def pair_sentence(pairs: Sequence[tuple[Diagnosis, Diagnosis]], here: str, there
     firsts, seconds = ([pair[side] for pair in pairs] for side in (0, 1))
     unforgotten = [_unforgotten(diagnoses) for diagnoses in (firsts, seconds)]
     if any(unforgotten) and not all(unforgotten):
-        named = ((here, firsts), (there, seconds))
+        named = ((first_name, firsts), (second_name, seconds))
         return (
             f"{_one_forgot_nothing(*sorted(named, key=lambda entry: not _unforgotten(entry[1])))}{_over(len(pairs))}."
         )
     less = [first.recovered - second.recovered for first, second in pairs]
     unit = " points of accuracy" if all(unforgotten) or _forgotten(firsts) is None else " points forgotten"
-    text = f"Nothing was forgotten, neither with {there} nor with {here}; with" if all(unforgotten) else "With"
-    text += f" {there} re-estimated statistics recover {_recovered(seconds, unit)}, with {here} "
+    text = (
+        f"Nothing was forgotten, neither with {second_name} nor with {first_name}; with" if all(unforgotten) else "With"
+    )
+    text += f" {second_name} re-estimated statistics recover {_recovered(seconds, unit)}, with {first_name} "
     text += f"{_recovered(firsts, unit, again=True)}: {_difference(fmean(less))}{_over(len(pairs))}"
-    interval = summed_up(less).t
-    return f"{text}." if interval is None else f"{text}; the 95 % interval of what is less is {interval}."
+    bounds = interval(less) if interval is not None else None
+    return f"{text}." if bounds is None else f"{text}; the 95 % interval of the difference is {bounds}."
 
 
 def gain(points: float) -> str:
