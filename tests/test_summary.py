@@ -1,4 +1,4 @@
-"""The table of norms: what it lists and how it reads."""
+"""The table of norms of a model."""
 
 import pytest
 import torch

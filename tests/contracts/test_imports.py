@@ -1,4 +1,4 @@
-"""Importing costs next to nothing, and the parts that need no torch do without it."""
+"""Importing is fast, and the parts that do not need torch do not import it."""
 
 import subprocess
 import sys
@@ -81,7 +81,7 @@ def test_blocking_torch_works() -> None:
 
 
 def test_layer_imports_only_torch_and_the_norm_library() -> None:
-    """So importing takes a few hundredths of a second: no other library, and not the bench or its reports."""
+    """So that importing is fast: no other library, and neither the bench nor its reports."""
     code = (
         "import sys, torch; before = set(sys.modules); import contnorm; contnorm.ContinualNorm2d\n"
         "print(*sorted(set(sys.modules) - before))"

@@ -1,4 +1,4 @@
-"""The converter: what it reaches, what it keeps, what it refuses, and that it leaves a model alone when it refuses."""
+"""Conversion of norms: which layers are converted, what they keep, and errors that leave the model unchanged."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ timm_or_torchvision = [
 
 
 def trained(model: nn.Module | None = None) -> nn.Module:
-    """A network whose moments and affine are not those it was born with."""
+    """A network with moments and affine parameters other than the initial ones."""
     torch.manual_seed(0)
     model = model or ResNet()
     with torch.no_grad():
@@ -84,7 +84,7 @@ def test_convert_keeps_an_explicit_kernel_only(monkeypatch: pytest.MonkeyPatch) 
     for name in ("brn", "cn2", "bn_gn2", "sn", "cn4"):
         layer = cn.convert_norm(layer, name)
         assert layer.kernel == "reference", name
-    for norm in ("bn", "gn2", "none"):  # which have one kernel, and no choice to hand on
+    for norm in ("bn", "gn2", "none"):  # these have a single kernel
         layer = cn.create_norm(norm, 8)
         assert cn.convert_norm(layer, "cn2").kernel == "pivoted", norm
     assert cn.convert_norm(nn.BatchNorm2d(8), "brn").kernel == "pivoted"
@@ -119,13 +119,13 @@ def test_convert_any_norm_to_any_norm(source: str, target: str) -> None:
         nn.init.normal_(parameter)
     x = torch.randn(5, 8, 4, 4)
     old(x)
-    kept = tensors_of(old[0])
+    saved = tensors_of(old[0])
     new = cn.convert_norm(old, target, **(groups if NORMS[target].grouped else {}))[0]
     assert cn.summarize(new).rows[0].norm == target
-    shared = tensors_of(new).keys() & kept.keys()
+    shared = tensors_of(new).keys() & saved.keys()
     shared -= {"r_limit", "d_limit", "mean_weight", "var_weight"}
     for name in shared:
-        assert tensors_of(new)[name] is kept[name]
+        assert tensors_of(new)[name] is saved[name]
     if NORMS[source].keeps_moments and NORMS[target].keeps_moments:
         assert {"weight", "bias", "running_mean", "running_var", "num_batches_tracked"} <= shared
     assert new(x).isfinite().all()
@@ -195,7 +195,7 @@ def test_list_of_filters_matches_name_class_or_function() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "options", "said"),
+    ("model", "options", "message"),
     [
         (
             nn.BatchNorm2d(8),
@@ -215,8 +215,8 @@ def test_list_of_filters_matches_name_class_or_function() -> None:
         (nn.BatchNorm2d(8), {"only": "nowhere"}, "only= and skip= exclude all 1 norm layers"),
     ],
 )
-def test_wrong_arguments_raise(model: Any, options: dict[str, Any], said: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=said):
+def test_wrong_arguments_raise(model: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
         cn.convert_norm(model, "cn", **options)
 
 
@@ -329,7 +329,7 @@ def test_layers_with_extra_behaviour_raise() -> None:
         def train(self, mode: bool = True) -> nn.Module:
             return super().train(False)
 
-    for layer, said in (
+    for layer, words in (
         (replaced, "its forward was replaced on the object"),
         (extra, "it holds 'fisher'"),
         (Pinned(8), "overrides train"),
@@ -338,8 +338,8 @@ def test_layers_with_extra_behaviour_raise() -> None:
         (torch.compile(nn.BatchNorm2d(8)), "it is compiled separately"),
     ):
         model = nn.Sequential(layer)
-        if said:
-            with pytest.raises(ValueError, match=said):
+        if words:
+            with pytest.raises(ValueError, match=words):
                 cn.convert_norm(model, "cn", num_groups=2)
         else:
             cn.convert_norm(model, "cn", num_groups=2)
@@ -405,7 +405,7 @@ def test_filter_by_class() -> None:
 
 def test_trivial_subclass_of_our_layer_is_converted() -> None:
     class Renamed(cn.ContinualNorm2d):
-        """Another name."""
+        """A subclass that changes nothing."""
 
     assert cn.summarize(Renamed(64)).rows[0].norm == "cn"
     assert type(cn.convert_norm(nn.Sequential(Renamed(64)), "bn")[0]) is cn.BatchNorm2d

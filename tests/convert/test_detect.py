@@ -1,4 +1,4 @@
-"""Layers of other libraries: converted only where they compute what is assumed of them, and left as they were."""
+"""Detection of layers of other libraries by comparison with the norm they appear to be."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.models import BatchNormAct2d, FrozenBatchNorm2d, ScaledBatchNorm2d
 
 
 class RewrittenBatchNorm2d(nn.BatchNorm2d):
-    """Batch norm by a forward of its own, which counts no batches and ignores ``track_running_stats``."""
+    """Batch norm with its own forward, which does not count batches and ignores ``track_running_stats``."""
 
     def forward(self, x: Tensor) -> Tensor:
         mean, var = self.running_mean, self.running_var
@@ -25,7 +25,7 @@ class RewrittenBatchNorm2d(nn.BatchNorm2d):
 
 
 class UnusedAct2d(nn.BatchNorm2d):
-    """Has `drop` and `act`, and calls neither."""
+    """Has `drop` and `act` but does not call them."""
 
     def __init__(self, channels: int) -> None:
         super().__init__(channels)
@@ -132,7 +132,7 @@ class FrozenBatchNormAct2d(FrozenBatchNorm2d):
 
 
 class ChannelsFirstGroupNorm(nn.GroupNorm):
-    """Stand-in for timm's: the arguments in another order, and a flag."""
+    """Stand-in for timm's: other argument order, and an extra flag."""
 
     def __init__(self, channels: int, groups: int = 4) -> None:
         super().__init__(groups, channels)
@@ -148,7 +148,7 @@ class ScaledGroupNorm(nn.GroupNorm):
 
 
 class HandmadeNorm(nn.Module):
-    """Not derived from torch's, with moments that move."""
+    """Not derived from torch's class; updates its moments."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -248,8 +248,8 @@ def test_comparison_does_not_call_global_hooks() -> None:
 def test_comparison_ignores_grad_mode_and_autocast(around: Any) -> None:
     layers = [BatchNormAct2d(8), RewrittenBatchNorm2d(8, momentum=0.003), DetachedMoments2d(8)]
     with around():
-        found = [detect_norm(layer) for layer in layers]
-    assert [type(f) for f in found] == [DetectedNorm, DetectedNorm, UnsupportedNorm]
+        result = [detect_norm(layer) for layer in layers]
+    assert [type(f) for f in result] == [DetectedNorm, DetectedNorm, UnsupportedNorm]
 
 
 def test_comparison_of_half_precision_and_meta_layers() -> None:
@@ -274,8 +274,8 @@ def test_subclasses_of_our_layers_are_compared() -> None:
             return super().forward(*args, **kwargs)
 
     assert isinstance(detect_norm(Doubled(8, num_groups=2)), UnsupportedNorm)
-    found = detect_norm(Passed(8, num_groups=2, order="bn_gn"))
-    assert isinstance(found, DetectedNorm) and found.norm == "bn_gn"
+    result = detect_norm(Passed(8, num_groups=2, order="bn_gn"))
+    assert isinstance(result, DetectedNorm) and result.norm == "bn_gn"
 
 
 @pytest.mark.parametrize("to", ["bn", "cn"])

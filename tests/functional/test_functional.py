@@ -1,4 +1,4 @@
-"""The stateless forms by themselves: torch's rule for modes, and what they refuse."""
+"""Functional forms: modes as in torch, and argument checks."""
 
 import re
 from collections.abc import Callable
@@ -24,7 +24,7 @@ every_form = pytest.mark.parametrize("name", MOMENT_FORMS)
 
 @pytest.fixture(params=["auto", "triton"])
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """In torch's operators, and in our kernels where Triton's interpreter is there to run them."""
+    """Torch operators, and our kernels if Triton's interpreter is available."""
     if request.param == "triton" and not (availability.INTERPRETED and availability.INSTALLED):
         pytest.skip("Triton's interpreter is for machines without a GPU")
     monkeypatch.setenv("CONTNORM_KERNEL", request.param)
@@ -71,7 +71,7 @@ def test_moments_of_wrong_shape_raise(
 @pytest.mark.parametrize("name", ["batch_renorm", "continual_norm", "the other order", "switch_norm"])
 @pytest.mark.parametrize("nothing", [0.0, 0, np.float32(0)], ids=["float", "int", "numpy"])
 def test_momentum_zero_leaves_the_moments(name: str, nothing: float, kernel: str) -> None:
-    """Zero times what is not a number is not a number; batch norm alone has that from torch."""
+    """Zero times NaN would be NaN, which torch's batch norm has."""
     x, mean, var = torch.randn(6, 4, 3), torch.zeros(4), torch.ones(4)
     x[0] = float("nan")
     forms = MOMENT_FORMS | {"the other order": partial(MOMENT_FORMS["continual_norm"], order="bn_gn")}
@@ -81,14 +81,14 @@ def test_momentum_zero_leaves_the_moments(name: str, nothing: float, kernel: str
 
 @every_form
 def test_numpy_numbers_are_accepted(name: str, kernel: str) -> None:
-    """As they come out of a grid of settings."""
+    """For example from a grid of settings."""
     x = torch.randn(6, 4, 3)
-    found = []
+    result = []
     for number in (np.float32, float):
         mean, var = torch.zeros(4), torch.ones(4)
         eps, momentum = (number(np.float32(value)) for value in (1e-3, 0.3))
-        found.append((MOMENT_FORMS[name](x, mean, var, training=True, eps=eps, momentum=momentum), mean, var))
-    for ours, expected in zip(*found, strict=True):
+        result.append((MOMENT_FORMS[name](x, mean, var, training=True, eps=eps, momentum=momentum), mean, var))
+    for ours, expected in zip(*result, strict=True):
         assert torch.equal(ours, expected)
 
 
@@ -146,7 +146,7 @@ def required(name: str) -> dict[str, Any]:
 @pytest.mark.parametrize("kernel", ["", "fast", "AUTO", 0, False, []])
 @pytest.mark.parametrize("shape", [(6, 4, 3), (6, 4), (0, 4)], ids=str)
 def test_unknown_kernel_raises(name: str, kernel: Any, shape: tuple[int, ...]) -> None:
-    """Also where the input alone decides the arithmetic: one position, or none."""
+    """Also where the input determines the implementation: one position, or none."""
     with pytest.raises(ValueError, match=re.escape(f"{name}: kernel={kernel!r} is unknown. Use one of auto,")):
         MOMENT_FORMS[name](torch.randn(shape), None, None, training=True, kernel=kernel)
 

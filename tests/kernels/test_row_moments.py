@@ -1,4 +1,4 @@
-"""The kernels of batch renorm and switchable norm against their own torch code in float64: all outputs and gradients.
+"""Kernels of batch renorm and switchable norm against torch operators in float64: all outputs and gradients.
 
 On the CPU they run in Triton's interpreter, with blocks so small that tiny inputs need several of each;
 ``--device cuda`` runs the same on a GPU, and the sizes of real networks besides.
@@ -51,7 +51,7 @@ every_mode = pytest.mark.parametrize("training", [True, False], ids=["train", "e
 
 
 @pytest.fixture(autouse=True)
-def _asked_for(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def _select_triton(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     if device.type == "cpu" and not availability.INTERPRETED:
         pytest.skip("Triton's interpreter is for machines without a GPU; here, use --device cuda")
     monkeypatch.setenv("CONTNORM_KERNEL", "triton")
@@ -59,55 +59,55 @@ def _asked_for(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two samples and eight channels at a time, so that every loop over a table goes round more than once."""
+    """Two samples and eight channels per block, so that every loop over a table has several iterations."""
     monkeypatch.setitem(row_moments.TABLE_TILE, "BN", 2)
     monkeypatch.setattr(switch_norm_launcher, "_CHANNELS", 8)
 
 
 def inputs(shape: Shape, device: torch.device, dtype: torch.dtype = torch.float32, seed: int = 0) -> dict[str, Tensor]:
-    """Made on the CPU, so that a GPU sees the same numbers; channels and samples differ in mean and spread."""
+    """Generated on the CPU, so that a GPU gets the same numbers; channels and samples differ in mean and variance."""
     n, c, positions = shape
     g = torch.Generator().manual_seed(seed)
     ones = [1] * len(positions)
     spread, level = torch.rand((1, c, *ones), generator=g), torch.randn((n, c, *ones), generator=g)
     x = torch.randn((n, c, *positions), generator=g) * (spread + 0.3) + level + 0.5
-    given = {"x": x, "dy": torch.randn(x.shape, generator=g)}
-    given |= {"weight": torch.randn(c, generator=g), "bias": torch.randn(c, generator=g)}
-    given |= {"mean_weight": torch.randn(3, generator=g), "var_weight": torch.randn(3, generator=g)}
-    given |= {"running_mean": torch.randn(c, generator=g), "running_var": torch.rand(c, generator=g) + 0.2}
-    return {name: value.to(device, dtype) for name, value in given.items()}
+    tensors = {"x": x, "dy": torch.randn(x.shape, generator=g)}
+    tensors |= {"weight": torch.randn(c, generator=g), "bias": torch.randn(c, generator=g)}
+    tensors |= {"mean_weight": torch.randn(3, generator=g), "var_weight": torch.randn(3, generator=g)}
+    tensors |= {"running_mean": torch.randn(c, generator=g), "running_var": torch.rand(c, generator=g) + 0.2}
+    return {name: value.to(device, dtype) for name, value in tensors.items()}
 
 
-def call(norm: str, given: dict[str, Any], training: bool, **options: Any) -> Tensor:
-    moments = given.get("running_mean"), given.get("running_var")
+def call(norm: str, tensors: dict[str, Any], training: bool, **options: Any) -> Tensor:
+    moments = tensors.get("running_mean"), tensors.get("running_var")
     if norm == "brn":  # limits that some channels reach and others don't
         limits = {"r_max": 1.5, "d_max": 0.8, **options}
-        return batch_renorm(given["x"], *moments, given.get("weight"), given.get("bias"), training, **limits)
-    arguments = given.get("weight"), given.get("bias"), given["mean_weight"], given["var_weight"]
-    return switch_norm(given["x"], *moments, *arguments, training, **options)
+        return batch_renorm(tensors["x"], *moments, tensors.get("weight"), tensors.get("bias"), training, **limits)
+    arguments = tensors.get("weight"), tensors.get("bias"), tensors["mean_weight"], tensors["var_weight"]
+    return switch_norm(tensors["x"], *moments, *arguments, training, **options)
 
 
-def leaves_of(norm: str, given: dict[str, Tensor]) -> dict[str, Tensor]:
+def leaves_of(norm: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     wanted = {"x", *PARAMETERS[norm]}
-    return {name: t.detach().clone().requires_grad_(name in wanted) for name, t in given.items()}
+    return {name: t.detach().clone().requires_grad_(name in wanted) for name, t in tensors.items()}
 
 
-def results(norm: str, given: dict[str, Tensor], training: bool = True, **options: Any) -> dict[str, Tensor]:
+def results(norm: str, tensors: dict[str, Tensor], training: bool = True, **options: Any) -> dict[str, Tensor]:
     """The output, all gradients, and the running moments afterwards."""
-    leaves = leaves_of(norm, given)
-    if given["x"].dim() > 2 and not given["x"].is_contiguous():
-        leaves["x"] = last(given["x"].detach()).requires_grad_()
+    leaves = leaves_of(norm, tensors)
+    if tensors["x"].dim() > 2 and not tensors["x"].is_contiguous():
+        leaves["x"] = last(tensors["x"].detach()).requires_grad_()
     y = call(norm, leaves, training, **options)
     uses_kernels = type(y.grad_fn).__name__ == NODES[norm]
-    assert uses_kernels == (given["x"].dtype != torch.float64), "kernels, but for the judge"
-    y.backward(given["dy"])
-    found = {f"d{name}": leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
-    found |= {name: leaves[name] for name in ("running_mean", "running_var") if name in leaves}
-    return {"y": y.detach(), **found}
+    assert uses_kernels == (tensors["x"].dtype != torch.float64), "kernels, except for the float64 reference"
+    y.backward(tensors["dy"])
+    result = {f"d{name}": leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
+    result |= {name: leaves[name] for name in ("running_mean", "running_var") if name in leaves}
+    return {"y": y.detach(), **result}
 
 
-def wide(given: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: t.double() for name, t in given.items()}
+def wide(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: t.double() for name, t in tensors.items()}
 
 
 def agree(actual: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = FLOAT32) -> None:
@@ -115,12 +115,12 @@ def agree(actual: dict[str, Tensor], expected: dict[str, Tensor], tolerance: flo
         assert error <= tolerance, f"{name}: off by {error:.1e}"
 
 
-def compare(norm: str, given: dict[str, Tensor], training: bool = True, **options: Any) -> None:
-    """The judge sees the same rounded numbers."""
+def compare(norm: str, tensors: dict[str, Tensor], training: bool = True, **options: Any) -> None:
+    """The float64 reference gets the same rounded numbers."""
     in_double = {
         name: o.double() if isinstance(o, Tensor) and o.is_floating_point() else o for name, o in options.items()
     }
-    agree(results(norm, given, training, **options), results(norm, wide(given), training, **in_double))
+    agree(results(norm, tensors, training, **options), results(norm, wide(tensors), training, **in_double))
 
 
 # --- values and gradients ---------------------------------------------------------------------------------------
@@ -140,12 +140,12 @@ def test_outputs_moments_and_gradients_are_exact(norm: str, shape: Shape, traini
 def test_channels_last_outputs_and_gradients_are_exact(
     norm: str, shape: Shape, training: bool, device: torch.device
 ) -> None:
-    given = inputs(shape, device)
-    compare(norm, given | {name: last(given[name]) for name in ("x", "dy")}, training)
+    tensors = inputs(shape, device)
+    compare(norm, tensors | {name: last(tensors[name]) for name in ("x", "dy")}, training)
 
 
 def test_more_samples_than_one_block(device: torch.device) -> None:
-    """With the blocks that are used: 32 samples."""
+    """With the default block of 32 samples."""
     compare("brn", inputs((33, 2, (2,)), device))
 
 
@@ -157,57 +157,57 @@ def test_batch_renorm_of_flat_input(training: bool, device: torch.device) -> Non
 @every_norm
 @pytest.mark.parametrize("absent", ["weight", "bias", "weight bias", "running_mean running_var"])
 def test_optional_arguments_may_be_none(norm: str, absent: str, device: torch.device) -> None:
-    given = inputs((3, 4, (3, 2)), device)
+    tensors = inputs((3, 4, (3, 2)), device)
     for name in absent.split():
-        del given[name]
-    compare(norm, given)
+        del tensors[name]
+    compare(norm, tensors)
     if "running" not in absent:
-        compare(norm, given, training=False)
+        compare(norm, tensors, training=False)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.3, 1.0, torch.tensor(0.75), torch.tensor(1 / 3, dtype=torch.float64)])
 @every_norm
 def test_running_moments_with_any_momentum(norm: str, momentum: float | Tensor, device: torch.device) -> None:
-    given = inputs((3, 4, (3,)), device)
+    tensors = inputs((3, 4, (3,)), device)
     if isinstance(momentum, Tensor):
         momentum = momentum.to(device)
-    compare(norm, given, momentum=momentum)
+    compare(norm, tensors, momentum=momentum)
 
 
 def test_limits_on_device_equal_limits_on_host(device: torch.device) -> None:
-    given = inputs((3, 6, (3,)), device)
+    tensors = inputs((3, 6, (3,)), device)
     limits = {"r_max": torch.tensor(1.5, device=device), "d_max": torch.tensor(0.8, device=device)}
-    agree(results("brn", given, **limits), results("brn", given), 1e-6)
+    agree(results("brn", tensors, **limits), results("brn", tensors), 1e-6)
 
 
 @pytest.mark.parametrize("whole", [True, False], ids=["parameters too", "parameters in float32"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @every_norm
 def test_half_precision_is_rounded_once(norm: str, dtype: torch.dtype, whole: bool, device: torch.device) -> None:
-    given = inputs((2, 5, (3, 3)), device, dtype)
+    tensors = inputs((2, 5, (3, 3)), device, dtype)
     if not whole:
-        given |= {name: t.float() for name, t in given.items() if name not in ("x", "dy")}
+        tensors |= {name: t.float() for name, t in tensors.items() if name not in ("x", "dy")}
     for training in (True, False):
-        actual, expected = results(norm, given, training), results(norm, wide(given), training)
+        actual, expected = results(norm, tensors, training), results(norm, wide(tensors), training)
         for name, value in actual.items():
-            assert value.dtype == given[name.removeprefix("d") if name not in ("dy", "y") else "x"].dtype, name
+            assert value.dtype == tensors[name.removeprefix("d") if name not in ("dy", "y") else "x"].dtype, name
         agree(actual, expected, torch.finfo(dtype).eps)  # one rounding of each result to its type
 
 
-# --- hard numbers -----------------------------------------------------------------------------------------------
+# --- large values -----------------------------------------------------------------------------------------------
 
 
 @every_mode
 @every_norm
 def test_exact_at_large_means(norm: str, training: bool, device: torch.device) -> None:
-    """Mean 1e4, spread 1e-2: fails for any arithmetic that lets the mean cancel."""
-    given = inputs((4, 5, (4, 5)), device)
+    """Mean 1e4, standard deviation 1e-2: fails for any arithmetic with cancellation."""
+    tensors = inputs((4, 5, (4, 5)), device)
     g = torch.Generator().manual_seed(1)
-    given["x"] = (torch.randn(given["x"].shape, generator=g) * 1e-2 + 1e4).to(device)
-    given["x"][:, 1, 0, 0] += 0.5  # fifty spreads away, where one of the three values of a pivot is taken
-    given["running_mean"] = torch.full_like(given["bias"], 1e4)
-    given["running_var"] = torch.full_like(given["bias"], 2e-4)
-    actual, expected = results(norm, given, training), results(norm, wide(given), training)
+    tensors["x"] = (torch.randn(tensors["x"].shape, generator=g) * 1e-2 + 1e4).to(device)
+    tensors["x"][:, 1, 0, 0] += 0.5  # fifty standard deviations away, where one of the three values of a pivot is taken
+    tensors["running_mean"] = torch.full_like(tensors["bias"], 1e4)
+    tensors["running_var"] = torch.full_like(tensors["bias"], 2e-4)
+    actual, expected = results(norm, tensors, training), results(norm, wide(tensors), training)
     for name, value in expected.items():
         size = value.abs().max()
         assert ((actual[name] - value).abs().max() / size).item() < 2e-5, name
@@ -215,38 +215,38 @@ def test_exact_at_large_means(norm: str, training: bool, device: torch.device) -
 
 @every_norm
 def test_nan_stays_visible(norm: str, device: torch.device) -> None:
-    for place in ((0, 0, 0), (1, 3, 2)):  # where a pivot is taken, and where none is
-        given = inputs((3, 4, (5,)), device)
-        given["x"][place] = float("nan")
-        found = results(norm, given)
-        assert found["y"][place].isnan()
+    for place in ((0, 0, 0), (1, 3, 2)):  # a value used for the pivot, and one that is not
+        tensors = inputs((3, 4, (5,)), device)
+        tensors["x"][place] = float("nan")
+        result = results(norm, tensors)
+        assert result["y"][place].isnan()
         for name in ("running_mean", "running_var"):
-            assert found[name][place[1]].isnan() and not found[name][3 - place[1]].isnan()
+            assert result[name][place[1]].isnan() and not result[name][3 - place[1]].isnan()
 
 
 def test_constant_channel_has_finite_gradient(device: torch.device) -> None:
-    given = inputs((3, 2, (4,)), device)
-    given["x"][:, 0] = 2.5
-    found = results("brn", given)
-    assert all(value.isfinite().all() for value in found.values())
+    tensors = inputs((3, 2, (4,)), device)
+    tensors["x"][:, 0] = 2.5
+    result = results("brn", tensors)
+    assert all(value.isfinite().all() for value in result.values())
 
 
 @every_norm
 def test_results_are_deterministic(norm: str, device: torch.device) -> None:
-    given = inputs((64, 96, (30, 30)) if device.type == "cuda" else (3, 6, (5,)), device)
-    first, second = (results(norm, given) for _ in range(2))
+    tensors = inputs((64, 96, (30, 30)) if device.type == "cuda" else (3, 6, (5,)), device)
+    first, second = (results(norm, tensors) for _ in range(2))
     for name, value in first.items():
         assert torch.equal(value, second[name]), name
 
 
-# --- what comes in and goes out ---------------------------------------------------------------------------------
+# --- layouts and memory -----------------------------------------------------------------------------------------
 
 
 @every_norm
 def test_strided_inputs_and_gradients(norm: str, device: torch.device) -> None:
-    given = inputs((3, 4, (6, 2)), device)
-    plain = results(norm, given | {"x": given["x"][:, :, ::2], "dy": torch.ones_like(given["dy"][:, :, ::2])})
-    leaves = leaves_of(norm, given)
+    tensors = inputs((3, 4, (6, 2)), device)
+    plain = results(norm, tensors | {"x": tensors["x"][:, :, ::2], "dy": torch.ones_like(tensors["dy"][:, :, ::2])})
+    leaves = leaves_of(norm, tensors)
     y = call(norm, {**leaves, "x": leaves["x"][:, :, ::2]}, True)
     y.sum().backward()  # a gradient of one number, repeated
     torch.testing.assert_close(y.detach(), plain["y"])
@@ -256,48 +256,48 @@ def test_strided_inputs_and_gradients(norm: str, device: torch.device) -> None:
 @pytest.mark.parametrize("positions", [(6,), (3, 4), (2, 3, 2)], ids=["3d", "4d", "5d"])
 @every_norm
 def test_output_keeps_the_layout(norm: str, positions: tuple[int, ...], device: torch.device) -> None:
-    given = inputs((2, 3, positions), device)
-    leaves = leaves_of(norm, given) | {"x": last(given["x"]).requires_grad_()}
+    tensors = inputs((2, 3, positions), device)
+    leaves = leaves_of(norm, tensors) | {"x": last(tensors["x"]).requires_grad_()}
     y = call(norm, leaves, True)
-    y.backward(given["dy"])
+    y.backward(tensors["dy"])
     assert y.stride() == leaves["x"].stride() == leaves["x"].grad.stride()  # type: ignore[union-attr]
 
 
 @every_norm
 def test_saved_for_backward_is_input_and_tables(norm: str, device: torch.device) -> None:
     n, c = 3, 4
-    given = inputs((n, c, (8, 8)), device)
-    leaves = leaves_of(norm, given)
-    kept: list[Tensor] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):  # type: ignore[func-returns-value]
+    tensors = inputs((n, c, (8, 8)), device)
+    leaves = leaves_of(norm, tensors)
+    saved: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):  # type: ignore[func-returns-value]
         call(norm, leaves, True)
     there = {t.data_ptr() for t in leaves.values()}
-    assert sum(t.numel() for t in kept if t.data_ptr() not in there) <= 2 * (n * c + n + c)
+    assert sum(t.numel() for t in saved if t.data_ptr() not in there) <= 2 * (n * c + n + c)
 
 
 @every_norm
 def test_moments_may_change_between_evaluation_and_backward(norm: str, device: torch.device) -> None:
-    given = inputs((3, 4, (3,)), device)
-    expected = results(norm, given, training=False)
-    leaves = leaves_of(norm, given)
+    tensors = inputs((3, 4, (3,)), device)
+    expected = results(norm, tensors, training=False)
+    leaves = leaves_of(norm, tensors)
     y = call(norm, leaves, False)
     leaves["running_mean"].add_(1.0), leaves["running_var"].mul_(4.0)
-    y.backward(given["dy"])
+    y.backward(tensors["dy"])
     for name in ("x", *PARAMETERS[norm]):
         assert torch.equal(leaves[name].grad, expected[f"d{name}"]), name  # type: ignore[arg-type]
 
 
-# --- derivatives of derivatives, several at once ----------------------------------------------------------------
+# --- double backward, batched gradients -------------------------------------------------------------------------
 
 
 @every_mode
 @every_norm
 def test_double_backward(norm: str, training: bool, device: torch.device) -> None:
-    given = inputs((3, 4, (3, 2)), device)
-    push = torch.randn(given["x"].shape, generator=torch.Generator().manual_seed(9)).to(device)
+    tensors = inputs((3, 4, (3, 2)), device)
+    push = torch.randn(tensors["x"].shape, generator=torch.Generator().manual_seed(9)).to(device)
 
-    def twice(given: dict[str, Tensor]) -> list[Tensor]:
-        leaves = leaves_of(norm, given)
+    def twice(tensors: dict[str, Tensor]) -> list[Tensor]:
+        leaves = leaves_of(norm, tensors)
         leaves["dy"].requires_grad_()
         y = call(norm, leaves, training, momentum=0.0)
         names = ["x", *PARAMETERS[norm]]
@@ -305,33 +305,33 @@ def test_double_backward(norm: str, training: bool, device: torch.device) -> Non
         total = (first[0] * push.to(y.dtype)).sum() + sum(each.square().sum() for each in first[1:])
         return list(torch.autograd.grad(total, [leaves[name] for name in ("x", "weight", "dy")]))
 
-    for actual, expected in zip(twice(given), twice(wide(given)), strict=True):
+    for actual, expected in zip(twice(tensors), twice(wide(tensors)), strict=True):
         # Sums of products of first derivatives, in float32: some hundred roundings.
         assert (actual.double() - expected).abs().max().item() <= 1e-4 * max(1.0, expected.abs().max().item())
 
 
 @every_norm
 def test_double_backward_with_a_parameter_computed_from_the_input(norm: str, device: torch.device) -> None:
-    """Each way is counted once: the gradient of x inside the norm is not that through the weight."""
-    given = inputs((3, 4, (3, 2)), device)
+    """The gradient of x inside the norm does not include that through the weight."""
+    tensors = inputs((3, 4, (3, 2)), device)
 
-    def slope(given: dict[str, Tensor]) -> Tensor:
-        leaves = leaves_of(norm, given)
+    def slope(tensors: dict[str, Tensor]) -> Tensor:
+        leaves = leaves_of(norm, tensors)
         weight = leaves["x"].mean((0, 2, 3))
         y = call(norm, leaves | {"weight": weight}, True, momentum=0.0)
-        (dx,) = torch.autograd.grad(y, leaves["x"], given["dy"], create_graph=True)
+        (dx,) = torch.autograd.grad(y, leaves["x"], tensors["dy"], create_graph=True)
         return dx.detach()
 
-    torch.testing.assert_close(slope(given).double(), slope(wide(given)), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(slope(tensors).double(), slope(wide(tensors)), rtol=1e-4, atol=1e-4)
 
 
 @every_norm
 def test_batched_gradients(norm: str, device: torch.device) -> None:
-    """A vmap around the backward pass alone, torch's older one (`is_grads_batched`) and its newer one."""
-    given = inputs((3, 4, (5,)), device)
-    leaves = leaves_of(norm, given)
+    """Backward pass under both of torch's vmaps: `is_grads_batched` and `torch.func.vmap`."""
+    tensors = inputs((3, 4, (5,)), device)
+    leaves = leaves_of(norm, tensors)
     x, y = leaves["x"], call(norm, leaves, True, momentum=0.0)
-    pushes = torch.stack([given["dy"], given["x"]])
+    pushes = torch.stack([tensors["dy"], tensors["x"]])
     same_under_vmaps(x, y, pushes)
 
 
@@ -340,17 +340,17 @@ def test_batched_gradients(norm: str, device: torch.device) -> None:
 
 @pytest.mark.parametrize("layer", [BatchRenorm2d(4, total_steps=20), SwitchNorm2d(4, momentum=None)], ids=NORMS)
 def test_layer_trains_as_in_float64(layer: nn.Module, device: torch.device) -> None:
-    """Six batches, along the ramps of the limits: moments, counter and limits."""
+    """Moments, counter and limits over six batches along the ramps."""
     layer = layer.to(device)
-    judge = type(layer)(4, momentum=layer.momentum).to(device).double()  # type: ignore[call-arg, arg-type]
-    judge.total_steps = getattr(layer, "total_steps", None)  # type: ignore[assignment]
+    reference_layer = type(layer)(4, momentum=layer.momentum).to(device).double()  # type: ignore[call-arg, arg-type]
+    reference_layer.total_steps = getattr(layer, "total_steps", None)  # type: ignore[assignment]
     for seed in range(6):
         x = inputs((3, 4, (3, 2)), device, seed=seed)["x"]
-        torch.testing.assert_close(layer(x).double(), judge(x.double()), rtol=1e-5, atol=1e-5)
-    for (name, a), b in zip(layer.named_buffers(), judge.buffers(), strict=True):
+        torch.testing.assert_close(layer(x).double(), reference_layer(x.double()), rtol=1e-5, atol=1e-5)
+    for (name, a), b in zip(layer.named_buffers(), reference_layer.buffers(), strict=True):
         torch.testing.assert_close(a.double(), b.double(), rtol=1e-5, atol=1e-6, msg=name)
     assert layer.num_batches_tracked == 6
-    torch.testing.assert_close(layer.eval()(x).double(), judge.eval()(x.double()), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(layer.eval()(x).double(), reference_layer.eval()(x.double()), rtol=1e-5, atol=1e-5)
 
 
 def test_frozen_layers_keep_their_limits_and_moments(device: torch.device) -> None:
@@ -361,9 +361,9 @@ def test_frozen_layers_keep_their_limits_and_moments(device: torch.device) -> No
     layer.stats_frozen = True
     x = inputs((3, 4, (3,)), device, seed=9)["x"]
     y = layer(x)
-    judge = BatchRenorm1d(4, total_steps=20).to(device)
-    judge.load_state_dict(layer.state_dict())
-    torch.testing.assert_close(y.double(), judge.double()(x.double()), rtol=1e-5, atol=1e-5)
+    reference_layer = BatchRenorm1d(4, total_steps=20).to(device)
+    reference_layer.load_state_dict(layer.state_dict())
+    torch.testing.assert_close(y.double(), reference_layer.double()(x.double()), rtol=1e-5, atol=1e-5)
     for name, buffer in layer.named_buffers():
         assert torch.equal(buffer, before[name]), name
 
@@ -388,7 +388,7 @@ def test_auto_uses_triton_on_cuda_only(norm: str, device: torch.device, monkeypa
         monkeypatch.setenv("CONTNORM_KERNEL", kernel)
         layer = make(4).to(device)
         assert taken(layer(x)) == (kernel == "auto" and device.type == "cuda")
-        assert taken(make(4, kernel="triton").to(device)(x))  # the layer's own word is before the variable's
+        assert taken(make(4, kernel="triton").to(device)(x))  # the layer's argument overrides the variable
     monkeypatch.setenv("CONTNORM_KERNEL", "triton")
     assert not taken(make(4, kernel="reference").to(device)(x))
     monkeypatch.setenv("CONTNORM_KERNEL", "fast")
@@ -400,20 +400,20 @@ def test_auto_uses_triton_on_cuda_only(norm: str, device: torch.device, monkeypa
 def test_unsupported_arguments_use_torch_operators(
     norm: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = inputs((3, 4, (3,)), device)
-    others: list[tuple[str, Tensor]] = [("x", given["x"].double()), ("weight", given["weight"].double())]
-    others += [("running_mean", given["running_mean"].repeat_interleave(2)[::2])]
-    others += [("running_var", given["running_var"].clone().requires_grad_())]
+    tensors = inputs((3, 4, (3,)), device)
+    others: list[tuple[str, Tensor]] = [("x", tensors["x"].double()), ("weight", tensors["weight"].double())]
+    others += [("running_mean", tensors["running_mean"].repeat_interleave(2)[::2])]
+    others += [("running_var", tensors["running_var"].clone().requires_grad_())]
     for name, value in others:
-        leaves = leaves_of(norm, given) | {name: value}
+        leaves = leaves_of(norm, tensors) | {name: value}
         assert not taken(call(norm, leaves, name != "running_var", momentum=0.0)), name
     for name in ("weight", "bias"):  # a kernel would read past the end
-        leaves = leaves_of(norm, given) | {name: given[name][:3].clone()}
+        leaves = leaves_of(norm, tensors) | {name: tensors[name][:3].clone()}
         with pytest.raises((ValueError, RuntimeError), match=r"3"):
             call(norm, leaves, True)
-    assert taken(call(norm, leaves_of(norm, given), True))
+    assert taken(call(norm, leaves_of(norm, tensors), True))
     monkeypatch.setattr(availability, "INSTALLED", False)
-    assert not taken(call(norm, leaves_of(norm, given), True))
+    assert not taken(call(norm, leaves_of(norm, tensors), True))
 
 
 @every_norm
@@ -438,11 +438,11 @@ def test_transforms_use_torch_operators(norm: str, device: torch.device) -> None
 def test_layer_sizes_of_networks(norm: str, shape: Shape, is_last: bool, device: torch.device) -> None:
     if device.type == "cpu":
         pytest.skip("too slow in the interpreter")
-    given = inputs(shape, device)
+    tensors = inputs(shape, device)
     if is_last:
-        given |= {name: last(given[name]) for name in ("x", "dy")}
+        tensors |= {name: last(tensors[name]) for name in ("x", "dy")}
     for training in (True, False):
-        compare(norm, given, training)
+        compare(norm, tensors, training)
 
 
 @pytest.mark.gpu
@@ -466,12 +466,12 @@ def test_cuda_graph_is_bit_exact(norm: str, device: torch.device) -> None:
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = step(captured)
+        result = step(captured)
     for _ in range(3):
         graph.replay()
         expected = step(plain)
         torch.cuda.synchronize()
-        for a, b in zip([*found, *captured.buffers()], [*expected, *plain.buffers()], strict=True):
+        for a, b in zip([*result, *captured.buffers()], [*expected, *plain.buffers()], strict=True):
             assert torch.equal(a, b)
 
 

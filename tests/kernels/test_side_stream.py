@@ -1,6 +1,6 @@
-"""A convolution whose weight gradient is made beside the rest gives the bits of torch's.
+"""Convolutions with weight gradients on a side stream are bit-exact with torch's.
 
-The CUDA stream is a fake here, which records its calls. On a GPU `tests/bench/engine/test_graphs.py` compares runs that
+The CUDA stream is fake and records its calls. On a GPU `tests/bench/engine/test_graphs.py` compares runs that
 use one with runs that do not.
 """
 
@@ -18,7 +18,7 @@ from contnorm.kernels.side_stream import Convolution, SideStream, side_stream_gr
 
 
 class Stream:
-    """Notes who waits for whom."""
+    """Fake CUDA stream that records waits."""
 
     def __init__(self, name: str, notes: list[str]) -> None:
         self.name, self.notes = name, notes
@@ -29,15 +29,15 @@ class Stream:
 
 @pytest.fixture
 def notes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    found: list[str] = []
+    result: list[str] = []
 
     def on(stream: Stream) -> nullcontext[None]:
-        found.append(f"on {stream.name}")
+        result.append(f"on {stream.name}")
         return nullcontext()
 
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: Stream("main", found))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: Stream("main", result))
     monkeypatch.setattr(torch.cuda, "stream", on)
-    return found
+    return result
 
 
 def both(stride: int = 1, padding: int = 1, size: int = 3, groups: int = 1) -> tuple[Convolution, nn.Conv2d]:
@@ -69,13 +69,13 @@ def test_gradients_are_bit_exact(notes: list[str], settings: dict[str, Any]) -> 
 
 def test_weight_used_twice_gets_the_summed_gradient(notes: list[str]) -> None:
     ours, theirs = both()
-    beside = SideStream(Stream("side", notes))
-    with side_stream_gradients(beside):
+    side = SideStream(Stream("side", notes))
+    with side_stream_gradients(side):
         (ours(images()).square().sum() + ours(images() + 1).sum()).backward()
     (theirs(images()).square().sum() + theirs(images() + 1).sum()).backward()
     assert ours.weight.grad is not None and theirs.weight.grad is not None
     assert torch.equal(ours.weight.grad, theirs.weight.grad)
-    assert not beside.read and not beside.made, "what was kept for it is let go"
+    assert not side.read and not side.made, "tensors are released"
 
 
 @pytest.mark.parametrize("why", ["no stream", "large", "frozen", "bias", "no gradients"])
@@ -86,8 +86,8 @@ def test_unsupported_convolutions_use_autograd(notes: list[str], monkeypatch: py
     if why == "large":
         monkeypatch.setattr(module, "LARGE", images().numel() - 1)
     ours.weight.requires_grad_(why != "frozen")
-    beside = None if why == "no stream" else SideStream(Stream("side", notes))
-    with torch.set_grad_enabled(why != "no gradients"), side_stream_gradients(beside):
+    side = None if why == "no stream" else SideStream(Stream("side", notes))
+    with torch.set_grad_enabled(why != "no gradients"), side_stream_gradients(side):
         y = ours(images().requires_grad_())
         if y.requires_grad:
             y.sum().backward()

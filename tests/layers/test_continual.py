@@ -1,4 +1,4 @@
-"""What is said of continual normalization in words: its identities, its groups, its kernels."""
+"""Continual normalization layers: identities, groups, kernels."""
 
 import pytest
 import torch
@@ -65,10 +65,10 @@ def test_kernel_is_resolved_at_construction(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_unknown_kernel_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CONTNORM_KERNEL", "fast")
-    said = "='fast' is unknown. Use one of auto, reference, pivoted, analytic, triton"
-    with pytest.raises(ValueError, match=f"ContinualNorm2d: CONTNORM_KERNEL{said}"):
+    message = "='fast' is unknown. Use one of auto, reference, pivoted, analytic, triton"
+    with pytest.raises(ValueError, match=f"ContinualNorm2d: CONTNORM_KERNEL{message}"):
         cn.CN(8, num_groups=2)
-    with pytest.raises(ValueError, match=f"continual_norm: kernel{said}"):
+    with pytest.raises(ValueError, match=f"continual_norm: kernel{message}"):
         cn.functional.continual_norm(torch.randn(4, 8), None, None, training=True, num_groups=2, kernel="fast")  # type: ignore[arg-type]
 
 

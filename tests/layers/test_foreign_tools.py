@@ -1,6 +1,6 @@
 """Tools of other libraries that look for batch norms by class, on layers that are more than a batch norm.
 
-Each tool here is written anew after the behaviour of the original: which layers it selects, what it reads and sets.
+Each tool imitates the original: which layers it selects, and what it reads and sets.
 """
 
 from __future__ import annotations
@@ -158,11 +158,11 @@ def test_replacing_by_split_or_constant_batch_norm_raises(norm: str, monkeypatch
 
 
 def merge_models(model: nn.Module) -> list[float]:
-    found = []
+    result = []
     for module in model.modules():
         if hasattr(module, "eps"):
-            found.append(module.eps)
-    return found
+            result.append(module.eps)
+    return result
 
 
 def convert_my_bn(layer: nn.Module) -> nn.Module:
@@ -211,7 +211,7 @@ def test_eps_is_a_plain_attribute_elsewhere(norm: str) -> None:
 
 def test_eps_is_stored_under_another_name_and_old_pickles_load() -> None:
     layer = cn.ContinualNorm2d(8, eps=0.25, num_groups=4)
-    # torch 2.11's compiler resolves `__dict__["eps"]` to the property again, without end.
+    # torch 2.11's compiler resolves `__dict__["eps"]` to the property, in infinite recursion.
     assert "eps" not in vars(layer) and pickle.loads(pickle.dumps(layer)).eps == 0.25
     state = {**vars(layer), "eps": 0.5}
     del state["_eps"]  # as version 0.1 pickled it
@@ -221,11 +221,11 @@ def test_eps_is_stored_under_another_name_and_old_pickles_load() -> None:
     torch.testing.assert_close(old.eval()(torch.ones(2, 8, 3, 3)), torch.zeros(2, 8, 3, 3))
 
 
-# --- tools that switch a setting: they are obeyed -------------------------------------------------------------
+# --- tools that change a setting: they work -------------------------------------------------------------------
 
 
 class TrackingOff:
-    """Switches tracking off inside, for layers that are BatchNorm1d or BatchNorm2d, as mammoth's `bn_track_stats`."""
+    """Disables tracking for BatchNorm1d and BatchNorm2d layers, as mammoth's `bn_track_stats`."""
 
     def __init__(self, model: nn.Module) -> None:
         self.layers = [m for m in model.modules() if isinstance(m, nn.BatchNorm1d | nn.BatchNorm2d)]

@@ -1,4 +1,4 @@
-"""How ``num_groups="auto"`` chooses, and what is said of a fixed number that does not fit."""
+"""The choice of ``num_groups="auto"``, and errors about a number that does not divide the channels."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_example_input_detects_layers_of_one_position() -> None:
 def test_example_input_does_not_change_state() -> None:
     model = Squeeze()
     model.gate.eval()
-    kept, state = {name: value.clone() for name, value in model.state_dict().items()}, torch.get_rng_state()
+    saved, state = {name: value.clone() for name, value in model.state_dict().items()}, torch.get_rng_state()
     with pytest.raises(ValueError, match=r"can't be run on example_input: .*unchanged"):
         cn.convert_norm(model, "cn", num_groups="auto", example_input=torch.randn(4, 7, 8, 8, generator=None))
     torch.set_rng_state(state)
@@ -87,7 +87,7 @@ def test_example_input_does_not_change_state() -> None:
     assert model.bn.training and not model.gate[2].training and model.drop.training
     assert not any(module._forward_pre_hooks for module in model.modules())
     for name, value in model.state_dict().items():
-        torch.testing.assert_close(value, kept[name], rtol=0, atol=0)
+        torch.testing.assert_close(value, saved[name], rtol=0, atol=0)
 
 
 def test_example_input_is_not_used_for_fixed_groups() -> None:
@@ -133,9 +133,9 @@ def test_config_hash_depends_on_the_rule() -> None:
 def test_config_hash_ignores_notation_of_the_norm() -> None:
     stream = {"name": "split-cifar10"}
     norms = ({"name": "cn", "groups": 2}, {"name": "cn2"}, {"name": "CN2", "groups": 2}, {"name": "cn2", "groups": 4})
-    settled = [settle({"stream": stream, "norm": norm}, "cifar10") for norm in norms]
-    assert {config.hash for config in settled} == {settled[0].hash}
-    assert (settled[1].norm.name, settled[1].norm.groups) == ("cn", 2)
+    configs = [settle({"stream": stream, "norm": norm}, "cifar10") for norm in norms]
+    assert {config.hash for config in configs} == {configs[0].hash}
+    assert (configs[1].norm.name, configs[1].norm.groups) == ("cn", 2)
 
 
 def test_config_hashes_of_version_0_1_are_unchanged() -> None:

@@ -1,4 +1,4 @@
-"""Torch's own layers in a network: what they give is what ours give, so that only their time differs."""
+"""Networks of torch's layers: same results as ours, so that only the time differs."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_stock_layers_train_as_ours(name: str) -> None:
 def test_stock_layers_are_torchs(name: str) -> None:
     model = network(NormConfig(name, groups=4, layers="stock"))
     leaves = [m for m in model.blocks.modules() if not list(m.children()) and not isinstance(m, nn.Conv2d)]
-    plain = [m for m in leaves if type(m) is not StockGroupNorm]  # torch's forward, but where that would crash
+    plain = [m for m in leaves if type(m) is not StockGroupNorm]  # torch's forward, except where that would crash
     assert {type(module).__module__.partition(".")[0] for module in plain} <= {"torch"}
     assert len(plain) < len(leaves) if name == "gn" else plain == leaves
 
@@ -76,7 +76,7 @@ print("done")
 
 
 def test_channels_last_input_without_gradient_does_not_crash() -> None:
-    """In a process of its own: torch's group norm ends it with a segmentation fault."""
+    """Run in a subprocess, because torch's group norm causes a segmentation fault."""
     ran = subprocess.run([sys.executable, "-c", CHANNELS_LAST], capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stdout.strip()) == (0, "done"), ran.stderr
 
@@ -84,15 +84,15 @@ def test_channels_last_input_without_gradient_does_not_crash() -> None:
 def test_stock_group_norm_is_bit_exact_and_detected() -> None:
     ours, stock = StockGroupNorm(2, 8), nn.GroupNorm(2, 8)
     x = torch.randn(3, 8, 4, 4, generator=torch.Generator().manual_seed(0))
-    for given in (x, x.clone().requires_grad_()):
-        assert torch.equal(ours(given), stock(given))
+    for tensors in (x, x.clone().requires_grad_()):
+        assert torch.equal(ours(tensors), stock(tensors))
     assert ours.state_dict().keys() == stock.state_dict().keys()
-    found = detect_norm(ours)
-    assert isinstance(found, DetectedNorm) and found.norm == "gn" and found.options["num_groups"] == 2
+    result = detect_norm(ours)
+    assert isinstance(result, DetectedNorm) and result.norm == "gn" and result.options["num_groups"] == 2
 
 
 def test_stock_switchable_norm_uses_torch_operators(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever is asked for by the variable, and on a GPU: its time is what Table 3 compares."""
+    """Also if the variable selects Triton: Table 3 compares its time."""
     monkeypatch.setenv("CONTNORM_KERNEL", "triton")
     layers = [m for m in network(NormConfig("sn", layers="stock")).modules() if isinstance(m, SwitchNorm2d)]
     assert layers and {layer.kernel for layer in layers} == {"reference"}

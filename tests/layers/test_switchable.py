@@ -1,4 +1,4 @@
-"""Switchable normalization: each corner of its mixture is a norm known otherwise."""
+"""Switchable normalization: with a single weight, it is another known norm."""
 
 import copy
 
@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 import contnorm as cn
 
-FAR = 60.0  # a logit so far off that its softmax is zero in float64
+FAR = 60.0  # a logit whose softmax is zero in float64
 
 
 def corner(which: int, dim: int = 2) -> torch.nn.Module:
@@ -52,7 +52,7 @@ def test_initial_moments_and_weights() -> None:
 
 @pytest.mark.parametrize("value", [1e8, float("inf")])
 def test_outlier_affects_only_its_sample_and_channel(value: float) -> None:
-    """Other channels of other samples share no moment with it, so they must not even lose a digit."""
+    """Other channels of other samples share no moments with it, so they must not change."""
     layer = cn.SwitchNorm2d(4)
     x = torch.randn(3, 4, 5, 5)
     clean = layer(x)

@@ -1,4 +1,4 @@
-"""Functions that run a model in evaluation mode for a while leave it in the mode it was in."""
+"""Functions that run a model in evaluation mode restore the mode of every module."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from contnorm.moments.freeze import evaluation_mode
 
 
 class Adapted(nn.Module):
-    """A linear layer with an addition to its weight that is merged into it for evaluation, as low-rank adapters are."""
+    """A linear layer with an adapter that is merged into its weight for evaluation, as in LoRA."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Adapted(nn.Module):
 
 
 class WithoutReturn(nn.Sequential):
-    """Its ``train`` returns None, which torch does not forbid."""
+    """Its ``train`` returns None, which torch allows."""
 
     def train(self, mode: bool = True) -> None:  # type: ignore[override]
         super().train(mode)

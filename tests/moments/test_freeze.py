@@ -1,4 +1,4 @@
-"""Frozen moments do not move: not ours, not torch's, not a stranger's, whatever mode is set after."""
+"""Freezing of running moments: layers of this package, of torch and of other libraries, in any mode."""
 
 from __future__ import annotations
 

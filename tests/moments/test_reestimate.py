@@ -1,4 +1,4 @@
-"""Re-estimated moments (BN*) are those of one giant training-mode forward with momentum 1."""
+"""Re-estimated moments (BN*) equal those of one training-mode forward over all data with momentum 1."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def batches(sizes: tuple[int, ...] = (10, 10, 7, 3), shape: tuple[int, ...] = (3
 
 
 def giant(model: nn.Module, data: list[Tensor]) -> dict[str, Tensor]:
-    """The definition."""
+    """The definition of the exact moments: one forward over all data."""
     twin = copy.deepcopy(model).train()
     for module in twin.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
@@ -107,7 +107,7 @@ def test_context_manager_restores_the_old_moments() -> None:
 
 
 class Counting(nn.Module):
-    """Counts how often it is run."""
+    """Counts its calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ class Counting(nn.Module):
 
 
 class Passes:
-    """Data that counts how often it is gone over."""
+    """Data that counts how often it is iterated."""
 
     def __init__(self, data: list[Tensor]) -> None:
         self.data, self.count = data, 0
@@ -132,7 +132,7 @@ class Passes:
 def test_layers_of_equal_depth_share_a_pass() -> None:
     data = Passes(batches())
     cn.reestimate(trained(), data)
-    assert data.count == 17  # one pass a depth: the shortcuts share theirs
+    assert data.count == 17  # one pass per depth: shortcuts share a pass
 
 
 def test_pass_stops_at_the_last_measured_layer() -> None:
@@ -143,7 +143,7 @@ def test_pass_stops_at_the_last_measured_layer() -> None:
 
 
 class Siamese(nn.Module):
-    """One norm called twice on unrelated inputs: its calls are pooled."""
+    """One norm called twice on different inputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -190,7 +190,7 @@ def test_depth_is_followed_through_views_writes_and_detach() -> None:
 
 
 def test_memory_does_not_grow_with_the_data() -> None:
-    """Nothing of a batch is kept: at most one is alive when the next is asked for."""
+    """At most one batch is alive when the next one is requested."""
     alive: list[weakref.ref[Tensor]] = []
 
     class Fresh:
@@ -227,7 +227,7 @@ def test_dropout_is_off_and_norm_act_subclasses_work() -> None:
 
 
 class Once:
-    """A one-shot source that does not look like one."""
+    """Data that can be iterated once but is not an iterator."""
 
     def __init__(self, data: list[Tensor]) -> None:
         self.rest = iter(data)
@@ -301,7 +301,7 @@ def test_interruption_restores_everything(stop_at: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "data", "error", "said"),
+    ("model", "data", "error", "message"),
     [
         (
             nn.BatchNorm1d(4),
@@ -362,8 +362,8 @@ def test_interruption_restores_everything(stop_at: int) -> None:
         "unknown",
     ],
 )
-def test_wrong_input_raises(model: nn.Module, data: Any, error: type[Exception], said: str) -> None:
-    with pytest.raises(error, match=said):
+def test_wrong_input_raises(model: nn.Module, data: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
         cn.reestimate(model, data)
 
 
@@ -384,7 +384,7 @@ def test_non_finite_data_raises_and_model_is_unchanged(norm: str | None, value: 
 
 
 def test_moments_that_overflow_the_buffer_dtype_raise() -> None:
-    """Finite in float64, but not in the layer's float32; in a deeper layer the first one's are written by then."""
+    """Finite in float64 but not in float32; for a deeper layer, the first layer has already been written."""
     model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2), nn.BatchNorm1d(2))
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(NonFiniteMomentsError, match="layer '0'"):
@@ -409,7 +409,7 @@ def test_reestimate_works_with_a_compiled_model(capfd: pytest.CaptureFixture[str
 
 
 class CallsForward(nn.Module):
-    """Runs its second norm past the call, where no hook is reached."""
+    """Calls forward of its second norm directly, which runs no hooks."""
 
     def __init__(self, functional: bool) -> None:
         super().__init__()
