@@ -23,13 +23,13 @@ from contnorm.bench.engine.trainer import Lane
 from contnorm.bench.engine.weights import load_kept_weights, load_weights, weights_beside
 from contnorm.bench.fingerprint import Match, compare_fingerprints, not_comparable
 from contnorm.bench.records import Record, Store
+from contnorm.bench.stats.paired import summed_up
 from contnorm.bench.trust import only_trusted
 from contnorm.bench.user_code import code_files
 from contnorm.cli.show import described
 from contnorm.cli.tables import safe_text, say, say_on_stderr
 from contnorm.diagnosis.measure import diagnose
-from contnorm.diagnosis.pair import pair_sentence
-from contnorm.diagnosis.result import Diagnosis
+from contnorm.diagnosis.result import Diagnosis, pair_sentence
 from contnorm.errors import UserError, usable
 
 __all__ = ["Brought", "diagnose_brought", "diagnose_record", "show_diagnosis"]
@@ -221,7 +221,8 @@ def _with_weights(run: str, seed: int | None, place: Workplace) -> dict[int, Loc
 def _pair_summary(pairs: Sequence[tuple[Located, Located]], place: Workplace) -> str:
     diagnoses = [tuple(diagnose_record(record, path, place) for record, path in pair) for pair in pairs]
     here, there = (described(record.config)[-1] for record, _ in pairs[0])
-    return pair_sentence([(first, second) for first, second in diagnoses], here, there)
+    pairs_of_results = [(first, second) for first, second in diagnoses]
+    return pair_sentence(pairs_of_results, here, there, interval=lambda differences: summed_up(differences).t)
 
 
 def _of_seed(records: list[Record], run: str, seed: int | None) -> Record:

@@ -27,7 +27,9 @@ def compile_kernels(lanes: Sequence[Lane]) -> None:
     with compiling_ahead():
         for lane in distinct.values():
             builtin = lane.config.model.name in MODELS
-            if builtin and any(isinstance(module, NormLayer) and module.own_kernels for module in lane.model.modules()):
+            if builtin and any(
+                isinstance(module, NormLayer) and module.has_triton_kernels for module in lane.model.modules()
+            ):
                 _run_passes(lane)
 
 

@@ -19,7 +19,7 @@ from contnorm.bench.engine.compile import compile_kernels
 from contnorm.bench.engine.step_tensors import Rows, stretch_end
 from contnorm.bench.engine.trainer import Lane
 from contnorm.bench.streams.image_store import Feed
-from contnorm.kernels.side_stream import Beside
+from contnorm.kernels.side_stream import SideStream
 
 __all__ = ["Mover", "mover_for"]
 
@@ -62,7 +62,7 @@ class _GraphStepper:
         compile_kernels(self.lanes)
         self.streams = [torch.cuda.Stream(lane.device) for lane in lanes]  # type: ignore[no-untyped-call]
         if len(self.lanes) == 1:  # several lanes fill a GPU already, and were slower with it
-            lanes[0].beside = Beside(torch.cuda.Stream(lanes[0].device))  # type: ignore[no-untyped-call]
+            lanes[0].beside = SideStream(torch.cuda.Stream(lanes[0].device))  # type: ignore[no-untyped-call]
         self.cursor = torch.zeros(1, dtype=torch.int64, device=lanes[0].device)
         self.losses = torch.zeros(len(lanes), device=lanes[0].device)
         self.rows: list[Rows] = []

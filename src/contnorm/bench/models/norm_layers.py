@@ -9,10 +9,9 @@ from torch import Tensor, nn
 
 from contnorm.bench.config.schema import NormConfig
 from contnorm.checks import MAX_AUTO_GROUPS, auto_groups
-from contnorm.factory import Dim, create_norm
 from contnorm.layers.continual import ContinualNormBase
 from contnorm.layers.stock import stock_norm
-from contnorm.registry import find_norm
+from contnorm.registry import Dim, create_norm, find_norm
 
 __all__ = ["NormMaker", "norm_maker", "normed_relu"]
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from contnorm.bench.streams.image_store import Gallery, Pictures
 from contnorm.bench.streams.tasks import Items, Stream
-from contnorm.kernels.triton.augment import viewed
-from contnorm.kernels.triton.availability import usable
+from contnorm.kernels.triton.augment import augmented
+from contnorm.kernels.triton.availability import can_launch
 
 __all__ = ["DeviceStream", "crop_and_flip"]
 
@@ -55,8 +55,8 @@ class DeviceStream:
     def seen(self, pixels: Tensor, image: Tensor, task: Tensor, views: Tensor | None = None) -> Tensor:
         """Return network inputs of the selected images: permuted by task or augmented, and normalized."""
         padding = self.stream.padding or 0
-        if pixels.is_cuda and usable(pixels.device):
-            return viewed(
+        if pixels.is_cuda and can_launch(pixels.device):
+            return augmented(
                 pixels, image, self._levels, task=task, orders=self.permutations, views=views, padding=padding
             )
         x = pixels[image]

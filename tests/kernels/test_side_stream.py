@@ -1,6 +1,6 @@
-"""A convolution whose weight gradient is made beside the rest gives the bits of torch's.
+"""Convolutions with weight gradients on a side stream are bit-exact with torch's.
 
-The CUDA stream is a fake here, which records its calls. On a GPU `tests/bench/engine/test_graphs.py` compares runs that
+The CUDA stream is fake and records its calls. On a GPU `tests/bench/engine/test_graphs.py` compares runs that
 use one with runs that do not.
 """
 
@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from contnorm.kernels import side_stream as module
-from contnorm.kernels.side_stream import Beside, Convolution, weights_beside
+from contnorm.kernels.side_stream import Convolution, SideStream, side_stream_gradients
 
 
 class Stream:
-    """Notes who waits for whom."""
+    """Fake CUDA stream that records waits."""
 
     def __init__(self, name: str, notes: list[str]) -> None:
         self.name, self.notes = name, notes
@@ -29,15 +29,15 @@ class Stream:
 
 @pytest.fixture
 def notes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    found: list[str] = []
+    result: list[str] = []
 
     def on(stream: Stream) -> nullcontext[None]:
-        found.append(f"on {stream.name}")
+        result.append(f"on {stream.name}")
         return nullcontext()
 
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: Stream("main", found))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: Stream("main", result))
     monkeypatch.setattr(torch.cuda, "stream", on)
-    return found
+    return result
 
 
 def both(stride: int = 1, padding: int = 1, size: int = 3, groups: int = 1) -> tuple[Convolution, nn.Conv2d]:
@@ -55,10 +55,10 @@ def images() -> Tensor:
 @pytest.mark.parametrize(
     "settings", [{}, {"stride": 2}, {"size": 1, "padding": 0, "stride": 2}, {"groups": 2}], ids=str
 )
-def test_gradients_are_torchs_to_the_bit(notes: list[str], settings: dict[str, Any]) -> None:
+def test_gradients_are_bit_exact(notes: list[str], settings: dict[str, Any]) -> None:
     ours, theirs = both(**settings)
     x, y = images().requires_grad_(), images().requires_grad_()
-    with weights_beside(Beside(Stream("side", notes))):
+    with side_stream_gradients(SideStream(Stream("side", notes))):
         ours(x).square().sum().backward()
         assert ours.weight.grad is None, "not before it is joined"
     theirs(y).square().sum().backward()
@@ -67,49 +67,45 @@ def test_gradients_are_torchs_to_the_bit(notes: list[str], settings: dict[str, A
     assert notes == ["side waits for main", "on side", "main waits for side"]
 
 
-def test_a_weight_used_twice_gets_the_sum_and_an_input_without_gradient_none(notes: list[str]) -> None:
+def test_weight_used_twice_gets_the_summed_gradient(notes: list[str]) -> None:
     ours, theirs = both()
-    beside = Beside(Stream("side", notes))
-    with weights_beside(beside):
+    side = SideStream(Stream("side", notes))
+    with side_stream_gradients(side):
         (ours(images()).square().sum() + ours(images() + 1).sum()).backward()
     (theirs(images()).square().sum() + theirs(images() + 1).sum()).backward()
     assert ours.weight.grad is not None and theirs.weight.grad is not None
     assert torch.equal(ours.weight.grad, theirs.weight.grad)
-    assert not beside.read and not beside.made, "what was kept for it is let go"
+    assert not side.read and not side.made, "tensors are released"
 
 
 @pytest.mark.parametrize("why", ["no stream", "large", "frozen", "bias", "no gradients"])
-def test_where_it_does_not_pay_or_can_not_be_it_is_torchs_own(
-    notes: list[str], monkeypatch: pytest.MonkeyPatch, why: str
-) -> None:
+def test_unsupported_convolutions_use_autograd(notes: list[str], monkeypatch: pytest.MonkeyPatch, why: str) -> None:
     ours, _ = both()
     if why == "bias":
         ours = Convolution(4, 6, 3)
     if why == "large":
         monkeypatch.setattr(module, "LARGE", images().numel() - 1)
     ours.weight.requires_grad_(why != "frozen")
-    beside = None if why == "no stream" else Beside(Stream("side", notes))
-    with torch.set_grad_enabled(why != "no gradients"), weights_beside(beside):
+    side = None if why == "no stream" else SideStream(Stream("side", notes))
+    with torch.set_grad_enabled(why != "no gradients"), side_stream_gradients(side):
         y = ours(images().requires_grad_())
         if y.requires_grad:
             y.sum().backward()
     assert notes == []
 
 
-def test_a_weight_that_is_cast_on_its_way_is_left_to_autograd(
-    notes: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weight_cast_by_autocast_uses_autograd(notes: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     ours, _ = both()
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: True)
     monkeypatch.setattr(torch, "get_autocast_dtype", lambda kind: torch.bfloat16)
-    with weights_beside(Beside(Stream("side", notes))):
+    with side_stream_gradients(SideStream(Stream("side", notes))):
         ours(images()).sum().backward()
     assert notes == [] and ours.weight.grad is not None
 
 
-def test_after_a_failure_the_next_pass_is_as_ever(notes: list[str]) -> None:
+def test_side_stream_is_reset_after_an_error(notes: list[str]) -> None:
     ours, _ = both()
-    with pytest.raises(KeyError), weights_beside(Beside(Stream("side", notes))):
+    with pytest.raises(KeyError), side_stream_gradients(SideStream(Stream("side", notes))):
         raise KeyError
     ours(images()).sum().backward()
     assert notes == []

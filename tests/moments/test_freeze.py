@@ -1,4 +1,4 @@
-"""Frozen moments do not move: not ours, not torch's, not a stranger's, whatever mode is set after."""
+"""Freezing of running moments: layers of this package, of torch and of other libraries, in any mode."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def x(seed: int = 0) -> torch.Tensor:
     return torch.randn(4, 3, 6, 6, generator=torch.Generator().manual_seed(seed))
 
 
-def test_nothing_moves_in_any_mode_and_release_lets_it() -> None:
+def test_frozen_moments_do_not_change_until_released() -> None:
     net = model()
     net(x())
     before = moments(net)
@@ -53,21 +53,21 @@ def test_nothing_moves_in_any_mode_and_release_lets_it() -> None:
     assert not any(torch.equal(after[name], before[name]) for name in before if "num_b" not in name)
 
 
-def test_nan_does_not_get_through_either() -> None:
+def test_nan_does_not_reach_frozen_moments() -> None:
     net = cn.freeze_stats(model())
     before = moments(net)
     net.train()(torch.full((4, 3, 6, 6), float("nan")))
     assert same(moments(net), before)
 
 
-def test_output_is_that_of_the_unfrozen_model() -> None:
+def test_freezing_does_not_change_the_output() -> None:
     net, frozen = model(), cn.freeze_stats(model())
     frozen.load_state_dict(net.state_dict())
     for mode in (True, False):
         torch.testing.assert_close(frozen.train(mode)(x()), copy.deepcopy(net).train(mode)(x()), rtol=0, atol=0)
 
 
-def test_copies_stay_frozen_and_are_released_on_their_own() -> None:
+def test_copies_stay_frozen_and_are_released_separately() -> None:
     net = cn.freeze_stats(model())
     twin = cn.freeze_stats(copy.deepcopy(net), False)
     before = moments(net)
@@ -75,7 +75,7 @@ def test_copies_stay_frozen_and_are_released_on_their_own() -> None:
     assert same(moments(net), before) and not same(moments(twin), before)
 
 
-def test_context_puts_each_layer_back_as_it_was() -> None:
+def test_frozen_stats_restores_the_state_of_each_layer() -> None:
     net = model()
     cn.freeze_stats(net[1])
     before = moments(net)
@@ -91,7 +91,7 @@ def test_context_puts_each_layer_back_as_it_was() -> None:
     assert not torch.equal(net[2].running_mean, before["2.running_mean"])
 
 
-def test_context_releases_after_an_error() -> None:
+def test_frozen_stats_releases_after_an_error() -> None:
     net = model()
     with pytest.raises(RuntimeError), cn.frozen_stats(net):
         net(torch.randn(4, 7, 6, 6))
@@ -100,7 +100,7 @@ def test_context_releases_after_an_error() -> None:
     assert torch.count_nonzero(net[3].running_mean) and torch.count_nonzero(net[4].running_mean)
 
 
-def test_a_layer_that_fails_in_forward_gets_its_moments_back() -> None:
+def test_moments_are_restored_after_a_failed_forward() -> None:
     layer = cn.freeze_stats(ScaledBatchNorm2d(8))
     own = layer.running_mean
     with pytest.raises(ValueError, match="4D"):
@@ -108,11 +108,11 @@ def test_a_layer_that_fails_in_forward_gets_its_moments_back() -> None:
     assert layer.running_mean is own
 
 
-def test_summary_says_so() -> None:
+def test_summary_shows_frozen() -> None:
     assert str(cn.summarize(cn.freeze_stats(nn.Sequential(nn.BatchNorm2d(4))))).count("frozen") == 1
 
 
-def test_release_undoes_whichever_way_a_layer_was_frozen() -> None:
+def test_release_undoes_every_kind_of_freezing() -> None:
     lazy = nn.Sequential(nn.LazyBatchNorm2d())
     with cn.frozen_stats(lazy):
         lazy(x())
@@ -126,7 +126,7 @@ def test_release_undoes_whichever_way_a_layer_was_frozen() -> None:
     assert net[0].num_batches_tracked == net[1].num_batches_tracked == 1
 
 
-def test_an_interrupted_forward_does_not_lose_the_moments() -> None:
+def test_interrupted_forward_keeps_the_moments() -> None:
     class Interrupted(ScaledBatchNorm2d):
         armed = False
 
@@ -144,7 +144,7 @@ def test_an_interrupted_forward_does_not_lose_the_moments() -> None:
     assert torch.equal(layer.running_mean, torch.zeros(3))
 
 
-def test_an_exported_model_is_not_frozen_silently() -> None:
+def test_freezing_an_exported_model_raises() -> None:
     exported = torch.export.export(nn.Sequential(nn.BatchNorm1d(4)), (torch.randn(6, 4),)).module()
     for freeze in (cn.freeze_stats, lambda model: cn.frozen_stats(model).__enter__()):
         with pytest.raises(ValueError, match="before it is exported"):

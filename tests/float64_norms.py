@@ -1,7 +1,7 @@
-"""Independent float64 formulas in numpy: what each norm should give, written from its definition.
+"""Independent float64 formulas of all norms in numpy, written from their definitions.
 
-Deliberately slow and plain: two-pass moments, no pivots, no shared code with the package. One class a norm of the
-catalog; the conformance exam refuses a norm that has none.
+Deliberately slow and plain: two-pass moments, no pivots, no shared code with the package. There is
+one class for each norm of the registry; the conformance tests fail for a norm without one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Array = NDArray[np.float64]
 
 @dataclass
 class Setting:
-    """Everything a norm's formula needs besides the input."""
+    """Arguments of a norm's formula other than the input."""
 
     weight: Array | None = None
     bias: Array | None = None
@@ -26,7 +26,7 @@ class Setting:
 
 
 def spread(table: Array, rank: int) -> Array:
-    """A (C,) or (N, C) table against an input of this rank."""
+    """Reshape a (C,) or (N, C) table to broadcast over an input of this rank."""
     rows = table if table.ndim == 2 else table[None]
     return rows.reshape(rows.shape + (1,) * (rank - 2))
 
@@ -56,7 +56,7 @@ def batch_normalized(x: Array, mean: Array, var: Array, eps: float) -> Array:
 
 
 class Batch:
-    """BN; also the base of the others: they differ in the signal, in what is done with it, or in both."""
+    """BN, and the base of the others, which override the signal or the normalization."""
 
     def signal(self, x: Array, s: Setting) -> Array:
         return x
@@ -65,7 +65,7 @@ class Batch:
         return affine(batch_normalized(z, mean, var, s.eps), s.weight, s.bias)
 
     def train(self, x: Array, s: Setting) -> tuple[Array, Array, Array]:
-        """Output, mean, and variance as the buffers store it."""
+        """Return the output, the mean, and the variance as stored in the buffers."""
         z = self.signal(x, s)
         mean, var, count = channel_moments(z)
         return self.finish(z, mean, var, s), mean, self.stored(var, count)
@@ -119,7 +119,7 @@ class Renorm(Batch):
 
 
 class Switch(Batch):
-    """IN's variance is unbiased; LN's and BN's come from it. One position a row leaves LN and BN."""
+    """IN's variance is unbiased; LN's and BN's are computed from it. With one position, only LN and BN are mixed."""
 
     def rows(self, x: Array) -> tuple[Array, Array]:
         flat = x.reshape(x.shape[0], x.shape[1], -1)
@@ -151,7 +151,7 @@ class Switch(Batch):
 
 
 class OfSamples:
-    """Norms of each sample by itself: no moments, and the same in both modes."""
+    """Norms of each sample: no moments, and the same in both modes."""
 
     def groups(self, x: Array, s: Setting) -> int:
         return s.groups
@@ -175,7 +175,7 @@ class Nothing(OfSamples):
         return x, None, None
 
 
-ORACLES: dict[str, Batch | OfSamples] = {
+FLOAT64_NORMS: dict[str, Batch | OfSamples] = {
     "none": Nothing(),
     "bn": Batch(),
     "ln": Layer(),

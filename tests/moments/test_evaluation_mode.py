@@ -1,4 +1,4 @@
-"""Functions that run a model in evaluation mode for a while leave it in the mode it was in."""
+"""Functions that run a model in evaluation mode restore the mode of every module."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 import contnorm as cn
-from contnorm.moments.modes import modes_restored
+from contnorm.moments.freeze import evaluation_mode
 
 
 class Adapted(nn.Module):
-    """A linear layer with an addition to its weight that is merged into it for evaluation, as low-rank adapters are."""
+    """A linear layer with an adapter that is merged into its weight for evaluation, as in LoRA."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Adapted(nn.Module):
 
 
 class WithoutReturn(nn.Sequential):
-    """Its ``train`` returns None, which torch does not forbid."""
+    """Its ``train`` returns None, which torch allows."""
 
     def train(self, mode: bool = True) -> None:  # type: ignore[override]
         super().train(mode)
@@ -61,7 +61,7 @@ def _convert(model: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("function", [_reestimate, _diagnose, _convert])
-def test_modules_leave_evaluation_mode_by_their_own_train(function: Callable[[nn.Module], None]) -> None:
+def test_evaluation_mode_is_left_through_train(function: Callable[[nn.Module], None]) -> None:
     model = network()
     adapted = model[1]
     assert isinstance(adapted, Adapted)
@@ -72,18 +72,18 @@ def test_modules_leave_evaluation_mode_by_their_own_train(function: Callable[[nn
     assert adapted.addition.grad is not None
 
 
-def test_mixed_modes_are_restored_after_an_error() -> None:
+def test_evaluation_mode_restores_mixed_modes_after_an_error() -> None:
     model = network()
     model[0].eval()
-    with pytest.raises(KeyError), modes_restored(model):
+    with pytest.raises(KeyError), evaluation_mode(model):
         raise KeyError
     assert [module.training for module in model.modules()] == [True, False, True]
 
 
-def test_a_module_that_trains_in_a_model_that_evaluates_is_restored() -> None:
+def test_evaluation_mode_restores_a_training_submodule() -> None:
     model = network()
     model.eval()
     adapted = model[1].train()
-    with modes_restored(model):
+    with evaluation_mode(model):
         assert adapted.merged
     assert not adapted.merged and adapted.training and not model.training

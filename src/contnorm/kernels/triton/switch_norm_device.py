@@ -14,10 +14,10 @@ import triton
 import triton.language as tl
 
 from contnorm.kernels.triton.continual.tiles import shared_out
-from contnorm.kernels.triton.row_moments.row_kernels import (
-    as_given,
+from contnorm.kernels.triton.row_moments_device import (
     channel_moments,
     lerped,
+    number_argument,
     parameter,
     row,
     write_gradient,
@@ -123,7 +123,7 @@ def _batch_branch(
     if TRAIN:
         mean, var = channel_moments(table_ptr, c, exists, N, C, L - 1, BN, BC)
         if run_mean_ptr is not None:
-            weight = as_given(momentum_ptr, momentum)
+            weight = number_argument(momentum_ptr, momentum)
             old = tl.load(run_mean_ptr + c, mask=exists, other=0.0).to(tl.float64)
             moved = lerped(old, mean, weight).to(tl.float32)
             tl.store(run_mean_ptr + c, moved.to(run_mean_ptr.dtype.element_ty), mask=exists)
@@ -261,11 +261,11 @@ def _sums_of_channels(
     tl.store(where, tl.sum(to_mean, 0), mask=exists)
     tl.store(where + C, tl.sum(to_var, 0), mask=exists)
     if dweight_ptr is not None:
-        found = tl.sum(d_weight, 0).to(tl.float32)
-        tl.store(dweight_ptr + c, found.to(dweight_ptr.dtype.element_ty), mask=exists)
+        dweight = tl.sum(d_weight, 0).to(tl.float32)
+        tl.store(dweight_ptr + c, dweight.to(dweight_ptr.dtype.element_ty), mask=exists)
     if dbias_ptr is not None:
-        found = tl.sum(d_bias, 0).to(tl.float32)
-        tl.store(dbias_ptr + c, found.to(dbias_ptr.dtype.element_ty), mask=exists)
+        dbias = tl.sum(d_bias, 0).to(tl.float32)
+        tl.store(dbias_ptr + c, dbias.to(dbias_ptr.dtype.element_ty), mask=exists)
 
 
 @triton.jit(do_not_specialize=["N"])

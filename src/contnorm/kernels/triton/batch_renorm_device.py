@@ -9,10 +9,10 @@ import triton
 import triton.language as tl
 
 from contnorm.kernels.triton.continual.tiles import shared_out
-from contnorm.kernels.triton.row_moments.row_kernels import (
-    as_given,
+from contnorm.kernels.triton.row_moments_device import (
     channel_moments,
     lerped,
+    number_argument,
     parameter,
     write_gradient,
     write_scaled,
@@ -29,30 +29,30 @@ def _clipped(value, low, high):
 
 
 @triton.jit
-def _store_kept(kept_ptr, c, exists, C, mean, std, r, d):
-    tl.store(kept_ptr + c, mean, mask=exists)
-    tl.store(kept_ptr + C + c, std, mask=exists)
-    tl.store(kept_ptr + 2 * C + c, r, mask=exists)
-    tl.store(kept_ptr + 3 * C + c, d, mask=exists)
+def _store_saved(saved_ptr, c, exists, C, mean, std, r, d):
+    tl.store(saved_ptr + c, mean, mask=exists)
+    tl.store(saved_ptr + C + c, std, mask=exists)
+    tl.store(saved_ptr + 2 * C + c, r, mask=exists)
+    tl.store(saved_ptr + 3 * C + c, d, mask=exists)
 
 
 @triton.jit
-def _load_kept(kept_ptr, c, exists, C):
+def _load_saved(saved_ptr, c, exists, C):
     """Return for each channel: pivot, mean minus pivot, standard deviation, r and d."""
-    mean = tl.load(kept_ptr + c, mask=exists, other=0.0)
-    std = tl.load(kept_ptr + C + c, mask=exists, other=1.0).to(tl.float32)
-    r = tl.load(kept_ptr + 2 * C + c, mask=exists, other=1.0).to(tl.float32)
-    d = tl.load(kept_ptr + 3 * C + c, mask=exists, other=0.0).to(tl.float32)
+    mean = tl.load(saved_ptr + c, mask=exists, other=0.0)
+    std = tl.load(saved_ptr + C + c, mask=exists, other=1.0).to(tl.float32)
+    r = tl.load(saved_ptr + 2 * C + c, mask=exists, other=1.0).to(tl.float32)
+    d = tl.load(saved_ptr + 3 * C + c, mask=exists, other=0.0).to(tl.float32)
     pivot = mean.to(tl.float32)
     return pivot, (mean - pivot.to(tl.float64)).to(tl.float32), std, r, d
 
 
 @triton.jit(do_not_specialize=["N"])
 def renorm_moments(
-    table_ptr, kept_ptr, run_mean_ptr, run_var_ptr, momentum_ptr, momentum, r_max_ptr, r_max, d_max_ptr, d_max, N, C, L,
-    BN: tl.constexpr, BC: tl.constexpr, MOVE: tl.constexpr,
+    table_ptr, saved_ptr, run_mean_ptr, run_var_ptr, momentum_ptr, momentum, r_max_ptr, r_max, d_max_ptr, d_max,
+    N, C, L, BN: tl.constexpr, BC: tl.constexpr, UPDATE: tl.constexpr,
 ):  # fmt: skip
-    """Compute moments, r and d of some channels from the old running moments, which are updated with ``MOVE``."""
+    """Compute moments, r and d of some channels from the old running moments, which are updated with ``UPDATE``."""
     c = tl.program_id(0) * BC + tl.arange(0, BC)
     exists = c < C
     mean, var = channel_moments(table_ptr, c, exists, N, C, L, BN, BC)
@@ -65,13 +65,13 @@ def renorm_moments(
         floor = tl.where(
             old_std < 1.1754943508222875e-38, 1.1754943508222875e-38, old_std
         )  # the smallest normal float32
-        top = as_given(r_max_ptr, r_max)
-        reach = as_given(d_max_ptr, d_max)
+        top = number_argument(r_max_ptr, r_max)
+        reach = number_argument(d_max_ptr, d_max)
         r = _clipped(std / floor, 1.0 / top, top)
         d = _clipped((mean - old_mean) / floor, -reach, reach)
-    _store_kept(kept_ptr, c, exists, C, mean, std, r, d)  # before the update: r and d use the old moments
-    if MOVE:
-        weight = as_given(momentum_ptr, momentum)
+    _store_saved(saved_ptr, c, exists, C, mean, std, r, d)  # before the update: r and d use the old moments
+    if UPDATE:
+        weight = number_argument(momentum_ptr, momentum)
         moved = lerped(old_mean, mean, weight).to(tl.float32)
         tl.store(run_mean_ptr + c, moved.to(run_mean_ptr.dtype.element_ty), mask=exists)
         spread = lerped(old_std, std, weight)  # the average of standard deviations, stored squared
@@ -81,13 +81,13 @@ def renorm_moments(
 
 @triton.jit(do_not_specialize=["N", "blocks", "splits"])
 def renorm_apply(
-    x_ptr, y_ptr, kept_ptr, run_mean_ptr, run_var_ptr, weight_ptr, bias_ptr, eps, N, C, L, blocks, splits,
+    x_ptr, y_ptr, saved_ptr, run_mean_ptr, run_var_ptr, weight_ptr, bias_ptr, eps, N, C, L, blocks, splits,
     BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr, LAST: tl.constexpr, TRAIN: tl.constexpr,
 ):  # fmt: skip
     """Write the output from the stored values or, in evaluation, from the running moments, which are then stored."""
     split, c, _, exists, n, rows = shared_out(blocks, splits, N, C, 1, 1, BN, BC, False)
     if TRAIN:
-        pivot, off, std, r, d = _load_kept(kept_ptr, c, exists, C)
+        pivot, off, std, r, d = _load_saved(saved_ptr, c, exists, C)
     else:
         mean = tl.load(run_mean_ptr + c, mask=exists, other=0.0).to(tl.float64)
         pivot = mean.to(tl.float32)
@@ -96,7 +96,7 @@ def renorm_apply(
         r = off + 1.0
         d = off
         if tl.program_id(0) < blocks:
-            _store_kept(kept_ptr, c, exists, C, mean, std.to(tl.float64), r.to(tl.float64), d.to(tl.float64))
+            _store_saved(saved_ptr, c, exists, C, mean, std.to(tl.float64), r.to(tl.float64), d.to(tl.float64))
     scale = r / (std + eps)
     offset = d - off * scale
     if weight_ptr is not None:
@@ -112,7 +112,7 @@ def renorm_apply(
 
 @triton.jit(do_not_specialize=["N"])
 def renorm_sums(
-    kept_ptr, sum_ptr, back_ptr, dweight_ptr, dbias_ptr, eps, N, C, BN: tl.constexpr, BC: tl.constexpr
+    saved_ptr, sum_ptr, back_ptr, dweight_ptr, dbias_ptr, eps, N, C, BN: tl.constexpr, BC: tl.constexpr
 ):  # fmt: skip
     """Sum dy and dy times (x minus mean) over the samples of some channels, (C,) each; store parameter gradients."""
     c = tl.program_id(0) * BC + tl.arange(0, BC)
@@ -125,26 +125,26 @@ def renorm_sums(
         where = sum_ptr + n.to(tl.int64)[:, None] * C + c[None, :]
         all_dy += tl.load(where, mask=rows, other=0.0).to(tl.float64)
         all_dyx += tl.load(where + N * C, mask=rows, other=0.0).to(tl.float64)
-    _, off, std, r, d = _load_kept(kept_ptr, c, exists, C)
+    _, off, std, r, d = _load_saved(saved_ptr, c, exists, C)
     sum_dy = tl.sum(all_dy, 0)
     against = tl.sum(all_dyx, 0) - off * sum_dy
     tl.store(back_ptr + c, sum_dy, mask=exists)
     tl.store(back_ptr + C + c, against, mask=exists)
     if dweight_ptr is not None:
-        found = (r / (std + eps) * against + d * sum_dy).to(tl.float32)
-        tl.store(dweight_ptr + c, found.to(dweight_ptr.dtype.element_ty), mask=exists)
+        dweight = (r / (std + eps) * against + d * sum_dy).to(tl.float32)
+        tl.store(dweight_ptr + c, dweight.to(dweight_ptr.dtype.element_ty), mask=exists)
     if dbias_ptr is not None:
         tl.store(dbias_ptr + c, sum_dy.to(tl.float32).to(dbias_ptr.dtype.element_ty), mask=exists)
 
 
 @triton.jit(do_not_specialize=["N", "blocks", "splits"])
 def renorm_gradient(
-    x_ptr, dy_ptr, dx_ptr, kept_ptr, back_ptr, weight_ptr, eps, N, C, L, blocks, splits,
+    x_ptr, dy_ptr, dx_ptr, saved_ptr, back_ptr, weight_ptr, eps, N, C, L, blocks, splits,
     BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr, LAST: tl.constexpr, TRAIN: tl.constexpr,
 ):  # fmt: skip
     """Write the gradient of the input; no gradient flows through r, d and the running moments."""
     split, c, _, exists, n, rows = shared_out(blocks, splits, N, C, 1, 1, BN, BC, False)
-    pivot, off, std, r, _ = _load_kept(kept_ptr, c, exists, C)
+    pivot, off, std, r, _ = _load_saved(saved_ptr, c, exists, C)
     rstd = 1.0 / (std + eps)
     p = r * rstd
     if weight_ptr is not None:

@@ -1,6 +1,6 @@
-"""Launches: what was compiled before is launched without asking Triton again, and nothing is taken for another.
+"""Launches: the cache of compiled kernels is used for equal arguments only.
 
-Compiling ahead: what is launched is compiled and not run, in whatever thread, and all of it by the end.
+Compiling ahead: launches compile without running, in any thread, and all are compiled at the end.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ triton = pytest.importorskip("triton", reason="Triton is not installed")
 
 
 class Kernel:
-    """Stands in for a Triton kernel: the GPU's own are tried in ``tests/bench/engine/test_graphs.py``."""
+    """Fake Triton kernel; those of a GPU are tested in ``tests/bench/engine/test_graphs.py``."""
 
     def __init__(self) -> None:
         self.launched: list[Any] = []
@@ -41,20 +41,20 @@ needs_mode = pytest.mark.skipif(
 )
 
 
-def test_a_launch_is_a_launch() -> None:
+def test_launch_runs_the_kernel() -> None:
     kernel = Kernel()
     launching.launch(kernel, (3,), 1, 2, SIZE=4)
     assert kernel.launched == [((3,), (1, 2), {"SIZE": 4})] and not kernel.compiled
 
 
-class Asked(NamedTuple):
+class Request(NamedTuple):
     grid: tuple[int, ...]
     args: tuple[Any, ...]
     constants: dict[str, Any]
 
 
 class Code:
-    """Stands in for a compiled kernel: Triton gives one back at each launch."""
+    """Fake compiled kernel, which Triton returns at each launch."""
 
     packed_metadata = ()
 
@@ -66,48 +66,48 @@ class Code:
 
 
 class Compiling:
-    """Stands in for a Triton kernel that gives back the code it launched."""
+    """Fake Triton kernel that returns the compiled kernel it launched."""
 
     arg_names = ("x", "y", "rate", "N", "BC", "LAST")
 
     def __init__(self) -> None:
-        self.asked: list[Asked] = []
+        self.requests: list[Request] = []
         self.code = Code()
         self.pre_run_hooks: list[Any] = []
         self.gives: Any = lambda: self.code
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        return lambda *args, **constants: self.asked.append(Asked(grid, args, constants)) or self.gives()
+        return lambda *args, **constants: self.requests.append(Request(grid, args, constants)) or self.gives()
 
 
 @pytest.fixture
 def current(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Launches keep what was compiled, as on a GPU; the number of the current device is there to be changed."""
+    """Enable the cache, as on a GPU; the number of the current device can be changed."""
     device = [0]
-    monkeypatch.setattr(launching, "KEEPS", True)
+    monkeypatch.setattr(launching, "CACHES_KERNELS", True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: device[0])
     return device
 
 
-def settled(kernel: Any) -> launching.Launch:
+def make_launch(kernel: Any) -> launching.Launch:
     return launching.Launch(kernel, (3,), {"LAST": True, "num_warps": 4, "BC": 16})
 
 
-def test_what_was_compiled_is_launched_without_asking_again(current: list[int]) -> None:
+def test_compiled_kernel_is_cached(current: list[int]) -> None:
     kernel = Compiling()
-    launch = settled(kernel)
+    launch = make_launch(kernel)
     x = torch.zeros(4)
     launch(x, None, 0.5, 20)
     launch(torch.ones(8), None, 0.25, 20)  # other values and sizes of the same types
-    assert len(kernel.asked) == 1 and kernel.asked[0][2] == {"LAST": True, "num_warps": 4, "BC": 16}
+    assert len(kernel.requests) == 1 and kernel.requests[0][2] == {"LAST": True, "num_warps": 4, "BC": 16}
     ((grid, (y, *rest)),) = kernel.code.launched
     assert grid == (3, 1, 1) and torch.equal(y, torch.ones(8))
     assert rest == [None, 0.25, 20, 16, True]  # constants in the kernel's order, without Triton's options
 
 
-def test_what_triton_would_compile_anew_it_is_asked_for(current: list[int]) -> None:
+def test_cache_misses_where_triton_specializes(current: list[int]) -> None:
     kernel = Compiling()
-    launch = settled(kernel)
+    launch = make_launch(kernel)
     x = torch.zeros(5)
     usual = x, None, 0.5, 20
     others: list[tuple[Any, ...]] = [
@@ -119,23 +119,23 @@ def test_what_triton_would_compile_anew_it_is_asked_for(current: list[int]) -> N
         (x, None, 1, 20),
         (x, None, 0.5, True),  # equal to 1, and of another type
     ]
-    for given in (usual, *others):
-        launch(*given)
-    assert len(kernel.asked) == 1 + len(others) and not kernel.code.launched
-    for given in (usual, *others):
-        launch(*given)
-    assert len(kernel.asked) == 1 + len(others) == len(kernel.code.launched)
+    for arguments in (usual, *others):
+        launch(*arguments)
+    assert len(kernel.requests) == 1 + len(others) and not kernel.code.launched
+    for arguments in (usual, *others):
+        launch(*arguments)
+    assert len(kernel.requests) == 1 + len(others) == len(kernel.code.launched)
     current[0] = 1
     launch(*usual)
-    assert len(kernel.asked) == 2 + len(others)
+    assert len(kernel.requests) == 2 + len(others)
     current[0] = 0
-    kernel.pre_run_hooks.append(print)  # Triton is to call it
+    kernel.pre_run_hooks.append(print)  # Triton calls it
     launch(*usual)
-    assert len(kernel.asked) == 3 + len(others)
+    assert len(kernel.requests) == 3 + len(others)
 
 
-def test_what_triton_tells_apart_our_key_does(current: list[int]) -> None:
-    """By Triton's own code, which asks no GPU for it."""
+def test_cache_key_is_as_specific_as_triton(current: list[int]) -> None:
+    """With Triton's code, which needs no GPU."""
     jit, compiler = (import_module(f"triton.{name}") for name in ("runtime.jit", "compiler.compiler"))
     kernel = jit.JITFunction(_of_one_argument)
     target = import_module("triton.backends.compiler").GPUTarget("cuda", 90, 32)
@@ -145,61 +145,63 @@ def test_what_triton_tells_apart_our_key_does(current: list[int]) -> None:
     tensors += [x.to(dtype) for dtype in (torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool)]
     numbers = [sign * 2**power + more for sign in (1, -1) for power in (0, 4, 31, 32, 63) for more in (-1, 0, 1)]
     others = [None, True, False, 0.0, 1.0, 16.0, float("nan"), 1e300]
-    found: dict[Any, Any] = {}
-    for given in (*tensors, *(n for n in numbers if -(2**63) <= n < 2**64), *others):
-        special = seen(given)[1]
-        assert found.setdefault(launching._key((given,)), special) == special, given
-    assert len({str(special) for special in found.values()}) > 15  # it does tell them apart
+    actual: dict[Any, Any] = {}
+    for arguments in (*tensors, *(n for n in numbers if -(2**63) <= n < 2**64), *others):
+        special = seen(arguments)[1]
+        assert actual.setdefault(launching._key((arguments,)), special) == special, arguments
+    assert len({str(special) for special in actual.values()}) > 15  # Triton distinguishes them
 
 
-def _of_one_argument(given: Any) -> None:
-    """For Triton to make a kernel of."""
+def _of_one_argument(arguments: Any) -> None:
+    """Source of a Triton kernel."""
 
 
-def test_nothing_is_kept_where_triton_gives_no_code(current: list[int]) -> None:
+def test_nothing_is_cached_without_a_compiled_kernel(current: list[int]) -> None:
     kernel = Compiling()
-    launch = settled(kernel)
+    launch = make_launch(kernel)
     kernel.gives = lambda: None
     for _ in range(2):
         launch(torch.zeros(4), None, 0.5, 20)
-    assert len(kernel.asked) == 2
+    assert len(kernel.requests) == 2
 
 
-def test_of_code_that_was_compiled_ahead_the_result_is_kept(current: list[int]) -> None:
+def test_result_of_ahead_compilation_is_cached(current: list[int]) -> None:
     class Future:
         def result(self) -> Code:
             return kernel.code
 
     kernel = Compiling()
-    launch = settled(kernel)
+    launch = make_launch(kernel)
     kernel.gives = Future
     for _ in range(2):
         launch(torch.zeros(4), None, 0.5, 20)
-    assert len(kernel.asked) == 1 == len(kernel.code.launched)
+    assert len(kernel.requests) == 1 == len(kernel.code.launched)
 
 
-def test_sizes_without_end_are_not_kept_without_end(current: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launching, "MOST_KEPT", 3)
+def test_cache_size_is_limited(current: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launching, "CACHE_LIMIT", 3)
     kernel = Compiling()
-    launch = settled(kernel)
+    launch = make_launch(kernel)
     for size in range(20):
         launch(torch.zeros(4), None, 0.5, size)
         launching.launch(kernel, (size,), torch.zeros(4), None, 0.5, 7, BC=16, LAST=True)
     assert len(launch._compiled) <= 3 and len(launching._launches) <= 3
 
 
-def test_launches_put_together_each_time_are_known_by_kernel_grid_and_constants(current: list[int]) -> None:
+def test_launches_are_cached_by_kernel_grid_and_constants(current: list[int]) -> None:
     kernel, other = Compiling(), Compiling()
-    given = torch.zeros(4), None, 0.5, 20
+    arguments = torch.zeros(4), None, 0.5, 20
     for each, grid, lanes in ((kernel, 3, 16), (kernel, 4, 16), (kernel, 3, 32), (other, 3, 16)):
         for _ in range(2):
-            launching.launch(each, (grid,), *given, BC=lanes, LAST=False)
-    assert len(kernel.asked) == 3 == len(kernel.code.launched) and len(other.asked) == 1 == len(other.code.launched)
+            launching.launch(each, (grid,), *arguments, BC=lanes, LAST=False)
+    assert len(kernel.requests) == 3 == len(kernel.code.launched) and len(other.requests) == 1 == len(
+        other.code.launched
+    )
     assert [(grid[0], args[4]) for grid, args in kernel.code.launched] == [(3, 16), (4, 16), (3, 32)]
 
 
-def test_launches_are_on_the_tensors_own_device(current: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of several GPUs the current one need not be it; a tensor on the CPU goes to the interpreter as it is."""
+def test_launches_use_the_device_of_the_tensor(current: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The current GPU may be another one; a tensor on the CPU is passed to the interpreter."""
 
     class OnGpu(NamedTuple):
         index: int
@@ -220,13 +222,13 @@ def test_launches_are_on_the_tensors_own_device(current: list[int], monkeypatch:
 
     monkeypatch.setattr(torch.cuda, "device", switched)
     for x, expected in ((torch.zeros(1), 0), (OnGpu(0), 0), (OnGpu(1), 1)):
-        with launching.here(x):
+        with launching.on_device_of(x):
             assert torch.cuda.current_device() == expected
         assert torch.cuda.current_device() == 0
 
 
 @needs_mode
-def test_ahead_all_threads_compile_and_none_launches() -> None:
+def test_compiling_ahead_compiles_in_all_threads_without_launch() -> None:
     kernel = Kernel()
     with launching.compiling_ahead():
         launching.launch(kernel, (1,), "here")
@@ -239,7 +241,7 @@ def test_ahead_all_threads_compile_and_none_launches() -> None:
 
 
 @needs_mode
-def test_an_error_inside_ends_it() -> None:
+def test_compiling_ahead_ends_after_an_error() -> None:
     kernel = Kernel()
     with pytest.raises(KeyError), launching.compiling_ahead():
         raise KeyError
@@ -247,7 +249,7 @@ def test_an_error_inside_ends_it() -> None:
     assert kernel.launched
 
 
-def test_the_interpreter_compiles_nothing_ahead() -> None:
+def test_interpreter_cannot_compile_ahead() -> None:
     if torch.cuda.is_available():
         pytest.skip("the interpreter is for machines without a GPU")
     assert not launching.can_compile_ahead()

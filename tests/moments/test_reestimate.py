@@ -1,4 +1,4 @@
-"""Re-estimated moments (BN*) are those of one giant training-mode forward with momentum 1."""
+"""Re-estimated moments (BN*) equal those of one training-mode forward over all data with momentum 1."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def batches(sizes: tuple[int, ...] = (10, 10, 7, 3), shape: tuple[int, ...] = (3
 
 
 def giant(model: nn.Module, data: list[Tensor]) -> dict[str, Tensor]:
-    """The definition."""
+    """The definition of the exact moments: one forward over all data."""
     twin = copy.deepcopy(model).train()
     for module in twin.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
@@ -52,7 +52,7 @@ def trained() -> nn.Module:
 
 
 @pytest.mark.parametrize("norm", [None, "bn", "cn", "bn_gn", "cn_tied", "bn_gn_tied"])
-def test_twenty_layers_equal_one_giant_forward(norm: str | None) -> None:
+def test_reestimate_equals_one_forward_over_all_data(norm: str | None) -> None:
     model = trained()
     if norm:
         cn.convert_norm(model, norm, **({} if norm == "bn" else {"num_groups": 4}))
@@ -63,13 +63,13 @@ def test_twenty_layers_equal_one_giant_forward(norm: str | None) -> None:
 
 
 @pytest.mark.parametrize("norm", ["brn", "sn"])
-def test_norms_with_moments_of_their_own_kind(norm: str) -> None:
+def test_reestimate_norms_with_other_moments(norm: str) -> None:
     """BRN with r = 1 and d = 0, and SN, whose batch branch has its own variance."""
     model = cn.convert_norm(trained(), norm, eps=1e-3)
     check(model, batches())
 
 
-def test_flat_networks() -> None:
+def test_reestimate_networks_of_linear_layers() -> None:
     torch.manual_seed(0)
     layers: list[nn.Module] = []
     for _ in range(20):
@@ -77,7 +77,7 @@ def test_flat_networks() -> None:
     check(nn.Sequential(*layers), batches((40, 25, 35), (16,)))
 
 
-def test_only_moments_change() -> None:
+def test_reestimate_changes_only_moments() -> None:
     model = trained()
     model.stages[1].eval()
     model.stem[0].weight.grad = torch.ones_like(model.stem[0].weight)
@@ -94,7 +94,7 @@ def test_only_moments_change() -> None:
         assert torch.equal(value, before[name]) == ("running" not in name), name
 
 
-def test_context_puts_the_old_moments_back() -> None:
+def test_context_manager_restores_the_old_moments() -> None:
     model = trained()
     before = copy.deepcopy(model.state_dict())
     with cn.reestimate(model, batches()) as done:
@@ -107,7 +107,7 @@ def test_context_puts_the_old_moments_back() -> None:
 
 
 class Counting(nn.Module):
-    """Counts how often it is run."""
+    """Counts its calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ class Counting(nn.Module):
 
 
 class Passes:
-    """Data that counts how often it is gone over."""
+    """Data that counts how often it is iterated."""
 
     def __init__(self, data: list[Tensor]) -> None:
         self.data, self.count = data, 0
@@ -132,10 +132,10 @@ class Passes:
 def test_layers_of_equal_depth_share_a_pass() -> None:
     data = Passes(batches())
     cn.reestimate(trained(), data)
-    assert data.count == 17  # one pass a depth: the shortcuts share theirs
+    assert data.count == 17  # one pass per depth: shortcuts share a pass
 
 
-def test_a_pass_stops_at_the_layer_it_measures() -> None:
+def test_pass_stops_at_the_last_measured_layer() -> None:
     first, second, last = Counting(), Counting(), Counting()
     model = nn.Sequential(first, nn.BatchNorm1d(4), second, nn.BatchNorm1d(4), last)
     cn.reestimate(model, batches((5, 5, 5), (4,)))
@@ -143,7 +143,7 @@ def test_a_pass_stops_at_the_layer_it_measures() -> None:
 
 
 class Siamese(nn.Module):
-    """One norm called twice on unrelated inputs: its calls are pooled."""
+    """One norm called twice on different inputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -155,7 +155,7 @@ class Siamese(nn.Module):
         return y
 
 
-def test_a_layer_called_twice_pools_its_calls() -> None:
+def test_layer_called_twice_pools_its_calls() -> None:
     model, data = Siamese(), batches((20, 11), (4,))
     passes = Passes(data)
     cn.reestimate(model, passes)
@@ -190,7 +190,7 @@ def test_depth_is_followed_through_views_writes_and_detach() -> None:
 
 
 def test_memory_does_not_grow_with_the_data() -> None:
-    """Nothing of a batch is kept: at most one is alive when the next is asked for."""
+    """At most one batch is alive when the next one is requested."""
     alive: list[weakref.ref[Tensor]] = []
 
     class Fresh:
@@ -207,7 +207,7 @@ def test_memory_does_not_grow_with_the_data() -> None:
     assert len(alive) == 8
 
 
-def test_labelled_batches_and_calls_of_ones_own() -> None:
+def test_labelled_batches_and_custom_calls() -> None:
     data = batches((9, 4), (4,))
     model = nn.Sequential(nn.BatchNorm1d(4))
     cn.reestimate(model, [(x, torch.zeros(len(x))) for x in data])
@@ -217,7 +217,7 @@ def test_labelled_batches_and_calls_of_ones_own() -> None:
     torch.testing.assert_close(model[0].running_mean, expected + 1)
 
 
-def test_dropout_is_off_and_subclasses_that_act_are_served() -> None:
+def test_dropout_is_off_and_norm_act_subclasses_work() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), BatchNormAct2d(4), nn.Dropout(0.9), nn.BatchNorm2d(4))
     twin = nn.Sequential(nn.Conv2d(3, 4, 3), BatchNormAct2d(4), nn.Identity(), nn.BatchNorm2d(4))
     twin.load_state_dict(model.state_dict())
@@ -227,7 +227,7 @@ def test_dropout_is_off_and_subclasses_that_act_are_served() -> None:
 
 
 class Once:
-    """A one-shot source that does not look like one."""
+    """Data that can be iterated once but is not an iterator."""
 
     def __init__(self, data: list[Tensor]) -> None:
         self.rest = iter(data)
@@ -236,16 +236,16 @@ class Once:
         yield from self.rest
 
 
-def test_data_that_is_gone_after_one_pass_is_noticed() -> None:
+def test_one_shot_data_raises() -> None:
     model = nn.Sequential(nn.BatchNorm1d(4), nn.ReLU(), nn.BatchNorm1d(4))
     before = copy.deepcopy(model.state_dict())
-    with pytest.raises(ValueError, match="the first pass over the data saw 2 batches and a later one 0"):
+    with pytest.raises(ValueError, match="the first pass over the data had 2 batches and a later one 0"):
         cn.reestimate(model, Once(batches((9, 4), (4,))))
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name]), name
 
 
-def test_instance_norms_with_running_statistics_normalize_instances_on_the_way() -> None:
+def test_instance_norms_with_running_statistics_normalize_instances() -> None:
     model = nn.Sequential(nn.InstanceNorm2d(3, track_running_stats=True), nn.ReLU(), nn.BatchNorm2d(3))
     model(batches()[2])
     own = model[0].running_mean.clone()
@@ -274,14 +274,14 @@ def test_sparse_tensors_and_layers_that_are_not_reached() -> None:
     assert sorted(done.moments) == ["a", "b"]
 
 
-def test_constants_are_left_as_they_are() -> None:
+def test_constant_layers_are_not_changed() -> None:
     model = nn.Sequential(FrozenBatchNorm2d(3), nn.BatchNorm2d(3))
     done = cn.reestimate(model, batches())
     assert list(done.moments) == ["1"] and torch.equal(model[0].running_mean, torch.full((3,), 0.3))
 
 
 @pytest.mark.parametrize("stop_at", [1, 9])
-def test_an_interruption_puts_everything_back(stop_at: int) -> None:
+def test_interruption_restores_everything(stop_at: int) -> None:
     model = trained()
     before = copy.deepcopy(model.state_dict())
     calls = 0
@@ -301,7 +301,7 @@ def test_an_interruption_puts_everything_back(stop_at: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "data", "error", "said"),
+    ("model", "data", "error", "message"),
     [
         (
             nn.BatchNorm1d(4),
@@ -312,12 +312,22 @@ def test_an_interruption_puts_everything_back(stop_at: int) -> None:
         (nn.BatchNorm1d(4), torch.zeros(3, 4), TypeError, r"batches is a tensor.*Give a list of batches: \[x\]"),
         (nn.BatchNorm1d(4), [], ValueError, "batches is empty"),
         (nn.GroupNorm(2, 4), batches((3,), (4,)), ValueError, "GroupNorm has no norm layer with running moments"),
-        (ScaledBatchNorm2d(3), batches(), ValueError, r"layer '' \(ScaledBatchNorm2d\): its.* by hand"),
-        (nn.Sequential(nn.LazyBatchNorm1d()), batches((3,), (4,)), ValueError, r"can't be told.*run one through the"),
+        (
+            ScaledBatchNorm2d(3),
+            batches(),
+            ValueError,
+            r"layer '' \(ScaledBatchNorm2d\): its.*output differs.*replace the layer",
+        ),
+        (
+            nn.Sequential(nn.LazyBatchNorm1d()),
+            batches((3,), (4,)),
+            ValueError,
+            r"can't be computed.*run a batch through the",
+        ),
         (torch.jit.script(nn.BatchNorm1d(4)), batches((3,), (4,)), ValueError, "it is scripted or traced"),
         (nn.BatchNorm1d(4), {"x": torch.zeros(3, 4)}, TypeError, "batches is a dict. Give a list of batches, or a"),
         (nn.BatchNorm1d(4), None, TypeError, "batches is None. Give a list of batches, or a DataLoader"),
-        ([nn.BatchNorm1d(4)], batches((3,), (4,)), TypeError, "the model is a list, and has to be a torch.nn.Module"),
+        ([nn.BatchNorm1d(4)], batches((3,), (4,)), TypeError, "expected a torch.nn.Module as model, got list"),
         (
             cn.freeze_stats(nn.BatchNorm2d(3)),
             batches(),
@@ -326,7 +336,7 @@ def test_an_interruption_puts_everything_back(stop_at: int) -> None:
         ),
         (FrozenBatchNorm2d(3), batches(), ValueError, "has no norm layer with running moments"),
         (nn.BatchNorm1d(4), [torch.zeros(0, 4)] * 3, ValueError, "no data reached layer '': all 3 batches are empty"),
-        (nn.BatchNorm1d(4, track_running_stats=False), batches((3,), (4,)), ValueError, "it keeps no running moments"),
+        (nn.BatchNorm1d(4, track_running_stats=False), batches((3,), (4,)), ValueError, "it has no running moments"),
         (
             nn.Sequential(nn.BatchNorm1d(4), UnknownNorm(4)),
             batches((3,), (4,)),
@@ -352,14 +362,14 @@ def test_an_interruption_puts_everything_back(stop_at: int) -> None:
         "unknown",
     ],
 )
-def test_bad_input_is_named(model: nn.Module, data: Any, error: type[Exception], said: str) -> None:
-    with pytest.raises(error, match=said):
+def test_wrong_input_raises(model: nn.Module, data: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
         cn.reestimate(model, data)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("norm", [None, "bn", "cn", "brn", "sn"])
-def test_non_finite_data_is_refused_and_the_model_unchanged(norm: str | None, value: float) -> None:
+def test_non_finite_data_raises_and_model_is_unchanged(norm: str | None, value: float) -> None:
     model = trained()
     if norm:
         cn.convert_norm(model, norm, **({"num_groups": 4} if norm == "cn" else {}))
@@ -373,8 +383,8 @@ def test_non_finite_data_is_refused_and_the_model_unchanged(norm: str | None, va
     assert str(pickle.loads(pickle.dumps(error.value))) == str(error.value)
 
 
-def test_moments_that_overflow_the_type_of_the_buffers_are_refused() -> None:
-    """Finite in float64, but not in the layer's float32; in a deeper layer the first one's are written by then."""
+def test_moments_that_overflow_the_buffer_dtype_raise() -> None:
+    """Finite in float64 but not in float32; for a deeper layer, the first layer has already been written."""
     model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2), nn.BatchNorm1d(2))
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(NonFiniteMomentsError, match="layer '0'"):
@@ -388,7 +398,7 @@ def test_moments_that_overflow_the_type_of_the_buffers_are_refused() -> None:
         torch.testing.assert_close(value, before[name], rtol=0, atol=0, equal_nan=True)
 
 
-def test_a_compiled_model_is_measured_without_the_compiler_looking_in(capfd: pytest.CaptureFixture[str]) -> None:
+def test_reestimate_works_with_a_compiled_model(capfd: pytest.CaptureFixture[str]) -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
     x = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
     with cn.reestimate(model, [x]):
@@ -399,7 +409,7 @@ def test_a_compiled_model_is_measured_without_the_compiler_looking_in(capfd: pyt
 
 
 class CallsForward(nn.Module):
-    """Runs its second norm past the call, where no hook is reached."""
+    """Calls forward of its second norm directly, which runs no hooks."""
 
     def __init__(self, functional: bool) -> None:
         super().__init__()
@@ -413,7 +423,7 @@ class CallsForward(nn.Module):
 
 
 @pytest.mark.parametrize("functional", [False, True])
-def test_a_layer_whose_moments_are_used_without_a_call_is_refused(functional: bool) -> None:
+def test_moments_used_without_a_call_raise(functional: bool) -> None:
     model = CallsForward(functional)
     before = copy.deepcopy(model.state_dict())
     x = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)) + 3
@@ -423,7 +433,7 @@ def test_a_layer_whose_moments_are_used_without_a_call_is_refused(functional: bo
         torch.testing.assert_close(value, before[name], rtol=0, atol=0)
 
 
-def test_a_single_value_per_channel_is_refused() -> None:
+def test_single_value_per_channel_raises() -> None:
     model = nn.Sequential(nn.BatchNorm1d(4))
     with pytest.raises(ValueError, match=r"one value per channel at layer '0'"):
         cn.reestimate(model, [torch.randn(1, 4), torch.randn(0, 4)])

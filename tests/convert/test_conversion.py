@@ -1,4 +1,4 @@
-"""The converter: what it reaches, what it keeps, what it refuses, and that it leaves a model alone when it refuses."""
+"""Conversion of norms: which layers are converted, what they keep, and errors that leave the model unchanged."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ timm_or_torchvision = [
 
 
 def trained(model: nn.Module | None = None) -> nn.Module:
-    """A network whose moments and affine are not those it was born with."""
+    """A network with moments and affine parameters other than the initial ones."""
     torch.manual_seed(0)
     model = model or ResNet()
     with torch.no_grad():
@@ -47,14 +47,14 @@ def tensors_of(layer: nn.Module) -> dict[str, torch.Tensor]:
     return dict([*layer.named_parameters(), *layer.named_buffers()])
 
 
-def test_reaches_every_nested_layer() -> None:
+def test_convert_reaches_nested_layers() -> None:
     model = cn.convert_norm(ResNet(), "cn", num_groups=4)
     assert len(norms(model)) == 20
     assert all(isinstance(m, cn.ContinualNorm2d) and m.num_groups == 4 for m in norms(model).values())
     assert model.train()(torch.randn(4, 3, 16, 16)).shape == (4, 5)
 
 
-def test_keeps_parameters_so_an_optimizer_made_before_trains_them() -> None:
+def test_convert_keeps_parameter_objects_for_an_existing_optimizer() -> None:
     model = ResNet()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     before = {name: id(p) for name, p in model.named_parameters()}
@@ -66,7 +66,7 @@ def test_keeps_parameters_so_an_optimizer_made_before_trains_them() -> None:
     assert not torch.equal(model.stem[1].weight, old)
 
 
-def test_keeps_all_that_a_layer_was() -> None:
+def test_convert_keeps_options_mode_and_dtype() -> None:
     layer = nn.BatchNorm2d(8, eps=1e-3, momentum=0.3, dtype=torch.float64).eval()
     layer.weight.requires_grad_(False)
     tensors = tensors_of(layer)
@@ -78,24 +78,24 @@ def test_keeps_all_that_a_layer_was() -> None:
         assert tensor is tensors[name]
 
 
-def test_a_kernel_that_was_chosen_is_kept_and_one_that_was_not_is_chosen_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_convert_keeps_an_explicit_kernel_only(monkeypatch: pytest.MonkeyPatch) -> None:
     layer: nn.Module = cn.SwitchNorm2d(8, kernel="reference")
     monkeypatch.setenv("CONTNORM_KERNEL", "pivoted")
     for name in ("brn", "cn2", "bn_gn2", "sn", "cn4"):
         layer = cn.convert_norm(layer, name)
         assert layer.kernel == "reference", name
-    for norm in ("bn", "gn2", "none"):  # which have one kernel, and no choice to hand on
+    for norm in ("bn", "gn2", "none"):  # these have a single kernel
         layer = cn.create_norm(norm, 8)
         assert cn.convert_norm(layer, "cn2").kernel == "pivoted", norm
     assert cn.convert_norm(nn.BatchNorm2d(8), "brn").kernel == "pivoted"
 
 
-def test_options_win_over_what_the_layer_had() -> None:
+def test_options_override_those_of_the_old_layer() -> None:
     new = cn.convert_norm(nn.Sequential(nn.BatchNorm2d(8, eps=1e-3)), "cn", num_groups=2, eps=1e-4, momentum=None)[0]
     assert (new.eps, new.momentum) == (1e-4, None)
 
 
-def test_batch_norm_to_cn_and_back_is_the_first_model_bit_for_bit() -> None:
+def test_batch_norm_to_cn_and_back_is_bit_exact() -> None:
     model = trained()
     x = torch.randn(6, 3, 16, 16)
     expected_eval = copy.deepcopy(model).eval()(x)
@@ -111,7 +111,7 @@ def test_batch_norm_to_cn_and_back_is_the_first_model_bit_for_bit() -> None:
 
 @pytest.mark.parametrize("target", NORMS)
 @pytest.mark.parametrize("source", NORMS)
-def test_any_norm_to_any_norm(source: str, target: str) -> None:
+def test_convert_any_norm_to_any_norm(source: str, target: str) -> None:
     torch.manual_seed(0)
     groups = {"num_groups": 4}
     old = nn.Sequential(cn.create_norm(source, 8, **(groups if NORMS[source].grouped else {})))
@@ -119,19 +119,19 @@ def test_any_norm_to_any_norm(source: str, target: str) -> None:
         nn.init.normal_(parameter)
     x = torch.randn(5, 8, 4, 4)
     old(x)
-    kept = tensors_of(old[0])
+    saved = tensors_of(old[0])
     new = cn.convert_norm(old, target, **(groups if NORMS[target].grouped else {}))[0]
     assert cn.summarize(new).rows[0].norm == target
-    shared = tensors_of(new).keys() & kept.keys()
+    shared = tensors_of(new).keys() & saved.keys()
     shared -= {"r_limit", "d_limit", "mean_weight", "var_weight"}
     for name in shared:
-        assert tensors_of(new)[name] is kept[name]
+        assert tensors_of(new)[name] is saved[name]
     if NORMS[source].keeps_moments and NORMS[target].keeps_moments:
         assert {"weight", "bias", "running_mean", "running_var", "num_batches_tracked"} <= shared
     assert new(x).isfinite().all()
 
 
-def test_a_shared_layer_stays_one() -> None:
+def test_shared_layer_stays_shared() -> None:
     shared = nn.BatchNorm2d(8)
     model = nn.ModuleDict({"a": nn.Sequential(shared), "b": nn.ModuleList([shared, nn.BatchNorm2d(8)])})
     cn.convert_norm(model, "cn", num_groups=2)
@@ -139,7 +139,7 @@ def test_a_shared_layer_stays_one() -> None:
     assert isinstance(model["a"][0], cn.ContinualNorm2d) and model["b"][1] is not model["b"][0]
 
 
-def test_a_bare_layer_gives_its_replacement() -> None:
+def test_convert_a_single_layer_returns_its_replacement() -> None:
     assert isinstance(cn.convert_norm(nn.BatchNorm1d(16), "cn4"), cn.ContinualNorm1d)
 
 
@@ -153,24 +153,24 @@ def test_a_bare_layer_gives_its_replacement() -> None:
     ],
     ids=["one pattern", "skipped", "several", "predicate"],
 )
-def test_filters(only: object, skip: object, left: int) -> None:
+def test_filters_select_layers(only: object, skip: object, left: int) -> None:
     model = cn.convert_norm(ResNet(), "cn", num_groups=4, only=only, skip=skip)  # type: ignore[arg-type]
     assert sum(not isinstance(m, cn.ContinualNorm2d) for m in norms(model).values()) == left
 
 
-def test_dimension_follows_the_class_or_the_convolutions() -> None:
+def test_dim_from_class_or_convolutions() -> None:
     for dim, conv in ((1, nn.Conv1d), (2, nn.Conv2d), (3, nn.Conv3d)):
         model = nn.Sequential(conv(3, 8, 3), nn.GroupNorm(2, 8))  # type: ignore[operator]
         assert type(cn.convert_norm(model, "cn")[1]).__name__ == f"ContinualNorm{dim}d"
         assert model[1].num_groups == 2
     assert isinstance(cn.convert_norm(nn.Sequential(nn.Linear(3, 8), nn.GroupNorm(2, 8)), "bn")[1], cn.BatchNorm1d)
     mixed = nn.Sequential(nn.Conv1d(3, 8, 3), nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8))
-    with pytest.raises(ValueError, match=r"layer '2' \(GroupNorm\).*Say dim=1, 2 or 3"):
+    with pytest.raises(ValueError, match=r"layer '2' \(GroupNorm\).*Give dim=1, 2 or 3"):
         cn.convert_norm(mixed, "cn")
     assert isinstance(cn.convert_norm(mixed, "cn", dim=1)[2], cn.ContinualNorm1d)
 
 
-def test_groups_that_do_not_divide_name_the_layer_and_change_nothing() -> None:
+def test_groups_that_do_not_divide_raise_and_change_nothing() -> None:
     model = nn.Sequential(nn.BatchNorm2d(64), nn.BatchNorm2d(48))
     with pytest.raises(
         ValueError, match=r"layer '1' \(BatchNorm2d\).*num_groups=32 does not divide the 48 .*num_groups=16"
@@ -179,23 +179,23 @@ def test_groups_that_do_not_divide_name_the_layer_and_change_nothing() -> None:
     assert type(model[0]) is nn.BatchNorm2d
 
 
-def test_nothing_to_convert_is_an_error() -> None:
+def test_nothing_to_convert_raises() -> None:
     with pytest.raises(
-        ValueError, match="convert_norm: found nothing to convert in Sequential: it has 0 norm layers to convert"
+        ValueError, match="convert_norm: nothing to convert in Sequential: it has no norm over channels"
     ):
         cn.convert_norm(nn.Sequential(nn.Linear(3, 3)), "cn")
-    with pytest.raises(ValueError, match="found nothing to convert in ResNet: it has 20 norm layers"):
+    with pytest.raises(ValueError, match="nothing to convert in ResNet: only= and skip= exclude all 20 norm layers"):
         cn.convert_norm(ResNet(), "cn", only="nowhere")
 
 
-def test_several_choices_are_told_apart_by_name_class_or_function() -> None:
+def test_list_of_filters_matches_name_class_or_function() -> None:
     model = nn.Sequential(nn.BatchNorm2d(8), nn.BatchNorm1d(8), nn.GroupNorm(2, 8), nn.BatchNorm2d(8))
     cn.convert_norm(model, "none", dim=2, only=[nn.BatchNorm1d, "0", lambda name, module: name == "2"])
     assert [row.norm for row in cn.summarize(model)] == ["none", "none", "none", "bn"]
 
 
 @pytest.mark.parametrize(
-    ("model", "options", "said"),
+    ("model", "options", "message"),
     [
         (
             nn.BatchNorm2d(8),
@@ -204,19 +204,23 @@ def test_several_choices_are_told_apart_by_name_class_or_function() -> None:
         ),
         (nn.BatchNorm2d(8), {"skip": ["a", None, 1]}, "convert_norm: skip=1: give names"),
         (nn.BatchNorm2d(8), {"dim": 5}, "convert_norm: dim=5 must be 1, 2 or 3"),
-        (nn.BatchNorm2d(8), {"groups": 2}, "convert_norm: norm 'cn' takes no 'groups'. Did you mean 'num_groups'"),
-        ("net", {}, "convert_norm: the model is a str, and has to be a torch.nn.Module"),
+        (
+            nn.BatchNorm2d(8),
+            {"groups": 2},
+            "convert_norm: norm 'cn' does not accept 'groups'. Did you mean 'num_groups'",
+        ),
+        ("net", {}, "convert_norm: expected a torch.nn.Module as model, got str"),
         (torch.jit.script(nn.BatchNorm2d(8)), {}, "it is scripted or traced and can't be changed"),
-        (nn.LayerNorm(8), {}, "it has 0 norm layers .* torch's LayerNorm, over the last ones, is none of them"),
-        (nn.BatchNorm2d(8), {"only": "nowhere"}, "only= and skip= leave none of them"),
+        (nn.LayerNorm(8), {}, "it has no norm over channels .*torch's LayerNorm"),
+        (nn.BatchNorm2d(8), {"only": "nowhere"}, "only= and skip= exclude all 1 norm layers"),
     ],
 )
-def test_what_was_typed_wrong_is_named(model: Any, options: dict[str, Any], said: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=said):
+def test_wrong_arguments_raise(model: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
         cn.convert_norm(model, "cn", **options)
 
 
-def test_unknown_norm_has_near_matches() -> None:
+def test_unknown_norm_suggests_similar_names() -> None:
     with pytest.raises(ValueError, match=r"unknown norm 'cnn'\. Did you mean 'cn'.*There are 11: none, bn, ln"):
         cn.convert_norm(ResNet(), "cnn")
 
@@ -232,35 +236,35 @@ def test_unknown_norm_has_near_matches() -> None:
     ],
     ids=["forward", "pre", "backward", "state dict", "load"],
 )
-def test_a_layer_with_hooks_is_refused_by_name(add: Callable[[nn.Module], object]) -> None:
+def test_layer_with_hooks_raises(add: Callable[[nn.Module], object]) -> None:
     model = ResNet()
     add(model.stages[1][0].bn2)
-    with pytest.raises(ValueError, match=r"'stages.1.0.bn2' \(BatchNorm2d\): it carries hooks"):
+    with pytest.raises(ValueError, match=r"'stages.1.0.bn2' \(BatchNorm2d\): it has hooks"):
         cn.convert_norm(model, "cn", num_groups=4)
     assert type(model.stem[1]) is nn.BatchNorm2d
     cn.convert_norm(model, "cn", num_groups=4, skip="stages.1.0.bn2")
 
 
-def test_strangers_are_refused_by_name() -> None:
+def test_unsupported_layers_raise() -> None:
     with pytest.raises(ValueError, match=r"'0' \(ScaledBatchNorm2d\): its output differs"):
         cn.convert_norm(nn.Sequential(ScaledBatchNorm2d(8)), "cn")
-    with pytest.raises(ValueError, match="does not know its channels before it has seen a batch"):
+    with pytest.raises(ValueError, match="has no channels yet; run a batch"):
         cn.convert_norm(nn.Sequential(nn.LazyBatchNorm2d()), "cn")
     with pytest.raises(ValueError, match="parametrization"):
         cn.convert_norm(nn.Sequential(weight_norm(nn.BatchNorm2d(8), dim=None)), "cn")
 
 
-def test_a_lazy_layer_that_has_seen_a_batch_is_converted() -> None:
+def test_lazy_layer_is_converted_after_a_batch() -> None:
     model = nn.Sequential(nn.LazyBatchNorm2d())
     model(torch.randn(2, 8, 4, 4))
     assert isinstance(cn.convert_norm(model, "cn", num_groups=2)[0], cn.ContinualNorm2d)
 
 
-def test_a_subclass_of_another_name_is_converted() -> None:
+def test_renamed_subclass_is_converted() -> None:
     assert isinstance(cn.convert_norm(nn.Sequential(RenamedBatchNorm2d(64)), "cn")[0], cn.ContinualNorm2d)
 
 
-def test_norm_then_activation_keeps_its_activation() -> None:
+def test_norm_act_layer_keeps_its_activation() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), BatchNormAct2d(8, nn.SiLU()))
     x = torch.randn(4, 3, 6, 6)
     model(x)
@@ -275,7 +279,7 @@ def test_norm_then_activation_keeps_its_activation() -> None:
         assert torch.equal(twin(x), expected)
 
 
-def test_frozen_batch_norm_stays_constant_through_conversion() -> None:
+def test_frozen_batch_norm_stays_constant() -> None:
     model = nn.Sequential(FrozenBatchNorm2d(8))
     x = torch.randn(4, 8, 5, 5)
     expected = model(x)
@@ -288,7 +292,7 @@ def test_frozen_batch_norm_stays_constant_through_conversion() -> None:
     assert torch.equal(model[0].running_mean, before)
 
 
-def test_weight_without_bias_stays_without() -> None:
+def test_weight_without_bias_gets_no_bias() -> None:
     layer = nn.BatchNorm2d(8)
     layer.bias = None
     new = cn.convert_norm(nn.Sequential(layer), "cn", num_groups=2)[0]
@@ -296,7 +300,7 @@ def test_weight_without_bias_stays_without() -> None:
     assert new(torch.randn(4, 8, 3, 3)).shape == (4, 8, 3, 3)
 
 
-def test_frozen_moments_stay_frozen_through_conversion() -> None:
+def test_frozen_moments_stay_frozen() -> None:
     model = cn.freeze_stats(nn.Sequential(nn.BatchNorm2d(8)))
     cn.convert_norm(model, "cn", num_groups=2)
     model.train()(torch.randn(4, 8, 3, 3) + 5)
@@ -305,7 +309,7 @@ def test_frozen_moments_stay_frozen_through_conversion() -> None:
     assert model[0].num_batches_tracked == 1
 
 
-def test_synchronised_layers_stay_synchronised() -> None:
+def test_synchronized_layers_stay_synchronized() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.SyncBatchNorm(8))
     cn.convert_norm(model, "cn", num_groups=2)
     assert isinstance(model[1], cn.SyncContinualNorm)
@@ -315,7 +319,7 @@ def test_synchronised_layers_stay_synchronised() -> None:
         cn.convert_norm(nn.Sequential(nn.SyncBatchNorm(8)), "sn")
 
 
-def test_peculiar_layers_are_refused_by_name() -> None:
+def test_layers_with_extra_behaviour_raise() -> None:
     replaced = nn.BatchNorm2d(8)
     replaced.forward = lambda x: x  # type: ignore[method-assign]
     extra = nn.BatchNorm2d(8)
@@ -325,17 +329,17 @@ def test_peculiar_layers_are_refused_by_name() -> None:
         def train(self, mode: bool = True) -> nn.Module:
             return super().train(False)
 
-    for layer, said in (
+    for layer, words in (
         (replaced, "its forward was replaced on the object"),
         (extra, "it holds 'fisher'"),
         (Pinned(8), "overrides train"),
-        (nn.InstanceNorm2d(8, track_running_stats=True), "running statistics of instances"),
+        (nn.InstanceNorm2d(8, track_running_stats=True), "instance norm with running statistics"),
         (torch.compile(nn.Sequential(nn.BatchNorm2d(8))), ""),
-        (torch.compile(nn.BatchNorm2d(8)), "it is compiled as a model of its own"),
+        (torch.compile(nn.BatchNorm2d(8)), "it is compiled separately"),
     ):
         model = nn.Sequential(layer)
-        if said:
-            with pytest.raises(ValueError, match=said):
+        if words:
+            with pytest.raises(ValueError, match=words):
                 cn.convert_norm(model, "cn", num_groups=2)
         else:
             cn.convert_norm(model, "cn", num_groups=2)
@@ -366,7 +370,7 @@ def _closure(layer: nn.Module) -> Callable[[Tensor], Tensor]:
     ],
     ids=["list", "nested", "object", "partial", "method", "closure"],
 )
-def test_a_layer_held_outside_the_module_tree_is_refused_by_name(hold: Callable[[nn.Module], object]) -> None:
+def test_layer_referenced_outside_the_module_tree_raises(hold: Callable[[nn.Module], object]) -> None:
     model = nn.Sequential(nn.BatchNorm2d(8))
     model.order = hold(model[0])
     with pytest.raises(ValueError, match=r"'0' \(BatchNorm2d\): the attribute 'order' refers to it"):
@@ -374,14 +378,14 @@ def test_a_layer_held_outside_the_module_tree_is_refused_by_name(hold: Callable[
     cn.convert_norm(nn.Sequential(model, nn.BatchNorm2d(8)), "cn", num_groups=2, skip="0.0")
 
 
-def test_a_layer_set_past_registration_is_refused_by_name() -> None:
+def test_layer_set_without_registration_raises() -> None:
     model = nn.Sequential(nn.BatchNorm2d(8))
     object.__setattr__(model, "first", model[0])
     with pytest.raises(ValueError, match="the attribute 'first' refers to it"):
         cn.convert_norm(model, "cn", num_groups=2)
 
 
-def test_attributes_that_refer_to_other_things_do_not_hinder() -> None:
+def test_unrelated_attributes_do_not_prevent_conversion() -> None:
     model = nn.Sequential(nn.BatchNorm2d(8))
     deleted = Holder(model)
     model.weak = weakref.proxy(deleted)
@@ -393,48 +397,48 @@ def test_attributes_that_refer_to_other_things_do_not_hinder() -> None:
     assert isinstance(model[0], cn.ContinualNorm2d)
 
 
-def test_a_class_is_a_filter_too() -> None:
+def test_filter_by_class() -> None:
     model = nn.Sequential(nn.BatchNorm2d(8), nn.GroupNorm(2, 8))
     cn.convert_norm(model, "cn", num_groups=2, only=nn.BatchNorm2d)
     assert isinstance(model[0], cn.CN) and isinstance(model[1], nn.GroupNorm)
 
 
-def test_a_subclass_of_ours_that_changes_nothing_is_ours() -> None:
+def test_trivial_subclass_of_our_layer_is_converted() -> None:
     class Renamed(cn.ContinualNorm2d):
-        """Another name."""
+        """A subclass that changes nothing."""
 
     assert cn.summarize(Renamed(64)).rows[0].norm == "cn"
     assert type(cn.convert_norm(nn.Sequential(Renamed(64)), "bn")[0]) is cn.BatchNorm2d
 
 
-def test_what_starts_afresh_is_placed_like_its_neighbours() -> None:
+def test_new_tensors_use_device_and_dtype_of_neighbours() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8)).double()
     x = torch.randn(2, 3, 4, 4).double()
     expected = cn.convert_norm(cn.convert_norm(model, "none"), "bn")(x)
     assert expected.dtype == torch.float64 and model[1].weight.dtype == torch.float64
 
 
-def test_options_of_synchronised_layers_are_checked_too() -> None:
-    with pytest.raises(ValueError, match=r"takes no 'num_grups'. Did you mean 'num_groups'"):
+def test_options_of_synchronized_layers_are_checked() -> None:
+    with pytest.raises(ValueError, match=r"does not accept 'num_grups'. Did you mean 'num_groups'"):
         cn.convert_norm(nn.Sequential(cn.SyncContinualNorm(64)), "cn", num_grups=8)
 
 
-def test_a_call_by_keyword_survives_conversion() -> None:
+def test_converted_layer_accepts_keyword_call() -> None:
     for norm in NORMS:
         layer = cn.convert_norm(nn.BatchNorm2d(8), norm, **({"num_groups": 2} if NORMS[norm].grouped else {}))
         assert layer(input=torch.randn(2, 8, 3, 3)).shape == (2, 8, 3, 3)
 
 
-def test_convert_sync_keeps_what_is_frozen_and_leaves_constants_alone() -> None:
+def test_convert_sync_keeps_frozen_and_skips_constant_layers() -> None:
     model = cn.freeze_stats(nn.Sequential(nn.BatchNorm2d(8), cn.CN(8, num_groups=2)))
     cn.convert_sync(model)
     assert "frozen, synced" in str(cn.summarize(model)) and str(cn.summarize(model)).count("frozen") == 2
     assert cn.freeze_stats(model, False)[0].track_running_stats
-    with pytest.raises(ValueError, match="found nothing to convert"):
+    with pytest.raises(ValueError, match="nothing to convert in Sequential: none of its 1 norm layers"):
         cn.convert_sync(nn.Sequential(FrozenBatchNorm2d(8)))
 
 
-def test_convert_sync_serves_cn_and_bn_and_refuses_what_has_no_such_form() -> None:
+def test_convert_sync_supports_cn_and_bn_only() -> None:
     model = nn.Sequential(cn.CN(8, num_groups=2, tied=True), nn.BatchNorm2d(8), cn.GroupNorm2d(8, num_groups=2))
     weight = model[0].weight
     cn.convert_sync(model)
@@ -445,7 +449,7 @@ def test_convert_sync_serves_cn_and_bn_and_refuses_what_has_no_such_form() -> No
 
 
 @pytest.mark.parametrize(("library", "name"), timm_or_torchvision)
-def test_models_of_the_real_libraries(library: str, name: str) -> None:
+def test_convert_models_of_torchvision_and_timm(library: str, name: str) -> None:
     pytest.importorskip(library, reason=f"{library} is not installed")
     make = _maker(library)
     torch.manual_seed(0)
@@ -473,7 +477,7 @@ def _maker(library: str) -> Callable[[str], nn.Module]:
     return lambda name: getattr(models, name)(weights=None)
 
 
-def test_real_frozen_batch_norm() -> None:
+def test_convert_torchvision_frozen_batch_norm() -> None:
     ops = pytest.importorskip("torchvision.ops", reason="torchvision is not installed")
     model = nn.Sequential(ops.FrozenBatchNorm2d(8))
     x = torch.randn(2, 8, 4, 4)
@@ -489,13 +493,13 @@ def test_real_frozen_batch_norm() -> None:
         ({"only": ["first.0", "Second"]}, "only='Second' is not the name of a norm layer"),
     ],
 )
-def test_a_filter_that_names_no_norm_layer_is_refused(filters: dict[str, Any], message: str) -> None:
+def test_filter_with_unknown_layer_name_raises(filters: dict[str, Any], message: str) -> None:
     model = nn.ModuleDict({"first": nn.Sequential(nn.BatchNorm2d(8)), "second": nn.BatchNorm2d(8)})
     with pytest.raises(ValueError, match=message):
         cn.convert_norm(model, "cn", num_groups=2, **filters)
     assert not any(isinstance(module, cn.ContinualNorm2d) for module in model.modules())
 
 
-def test_a_pattern_that_fits_no_layer_is_allowed() -> None:
+def test_pattern_without_match_is_allowed() -> None:
     model = cn.convert_norm(nn.Sequential(nn.BatchNorm2d(8)), "cn", num_groups=2, skip="*.downsample.*")
     assert isinstance(model, nn.Sequential) and isinstance(model[0], cn.ContinualNorm2d)

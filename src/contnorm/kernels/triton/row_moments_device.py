@@ -15,10 +15,10 @@ from contnorm.kernels.triton.continual.forward import row_moments
 from contnorm.kernels.triton.continual.tiles import place, positions, shared_out, slab_pivot
 
 __all__ = [
-    "as_given",
     "channel_moments",
     "lerped",
     "moments",
+    "number_argument",
     "parameter",
     "row",
     "sums",
@@ -124,14 +124,14 @@ def parameter(parameter_ptr, c, exists):
 
 
 @triton.jit
-def as_given(value_ptr, value):
+def number_argument(value_ptr, value):
     """Return a number that is either on the device or a launch argument: (1,), float64."""
-    found = tl.zeros((1,), tl.float64)
+    number = tl.zeros((1,), tl.float64)
     if value_ptr is not None:
-        found += tl.load(value_ptr).to(tl.float64)
+        number += tl.load(value_ptr).to(tl.float64)
     else:
-        found += value
-    return found
+        number += value
+    return number
 
 
 @triton.jit

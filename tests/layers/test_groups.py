@@ -1,4 +1,4 @@
-"""How ``num_groups="auto"`` chooses, and what is said of a fixed number that does not fit."""
+"""The choice of ``num_groups="auto"``, and errors about a number that does not divide the channels."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TABLE = [
 
 
 @pytest.mark.parametrize(("channels", "on_maps", "on_one_position"), TABLE)
-def test_auto_by_width(channels: int, on_maps: int, on_one_position: int) -> None:
+def test_auto_groups_by_number_of_channels(channels: int, on_maps: int, on_one_position: int) -> None:
     assert (auto_groups(channels), auto_groups(channels, one_position=True)) == (on_maps, on_one_position)
     for norm in ("cn", "gn"):
         assert cn.create_norm(norm, channels, num_groups="auto").num_groups == on_maps
@@ -35,7 +35,7 @@ def test_auto_by_width(channels: int, on_maps: int, on_one_position: int) -> Non
 
 
 @pytest.mark.parametrize("channels", range(1, 300))
-def test_auto_leaves_large_groups_or_makes_one(channels: int) -> None:
+def test_auto_gives_large_groups_or_one(channels: int) -> None:
     for one_position, least in ((False, 2), (True, 8)):
         groups = auto_groups(channels, one_position)
         assert channels % groups == 0 and groups <= 32 and (groups == 1 or channels // groups >= least)
@@ -60,13 +60,13 @@ def groups_of(model: nn.Module) -> dict[str, str]:
     return {row.layer: row.groups for row in cn.summarize(model)}
 
 
-def test_auto_runs_on_maps_of_one_position() -> None:
+def test_auto_works_for_one_position() -> None:
     for width in (2, 5, 8, 16, 32):
         model = cn.convert_norm(Squeeze(width), "cn", num_groups="auto")
         assert model(torch.randn(4, 3, 8, 8)).isfinite().all()
 
 
-def test_an_example_input_tells_maps_of_one_position() -> None:
+def test_example_input_detects_layers_of_one_position() -> None:
     x = torch.randn(4, 3, 8, 8)
     assert groups_of(cn.convert_norm(Squeeze(), "cn", num_groups="auto")) == {"bn": "8", "gate.2": "8"}
     for example in (x, (x,), {"x": x, "scale": 2.0}):
@@ -75,10 +75,10 @@ def test_an_example_input_tells_maps_of_one_position() -> None:
         assert model(x).isfinite().all()
 
 
-def test_an_example_input_changes_no_state() -> None:
+def test_example_input_does_not_change_state() -> None:
     model = Squeeze()
     model.gate.eval()
-    kept, state = {name: value.clone() for name, value in model.state_dict().items()}, torch.get_rng_state()
+    saved, state = {name: value.clone() for name, value in model.state_dict().items()}, torch.get_rng_state()
     with pytest.raises(ValueError, match=r"can't be run on example_input: .*unchanged"):
         cn.convert_norm(model, "cn", num_groups="auto", example_input=torch.randn(4, 7, 8, 8, generator=None))
     torch.set_rng_state(state)
@@ -87,10 +87,10 @@ def test_an_example_input_changes_no_state() -> None:
     assert model.bn.training and not model.gate[2].training and model.drop.training
     assert not any(module._forward_pre_hooks for module in model.modules())
     for name, value in model.state_dict().items():
-        torch.testing.assert_close(value, kept[name], rtol=0, atol=0)
+        torch.testing.assert_close(value, saved[name], rtol=0, atol=0)
 
 
-def test_an_example_input_is_not_run_for_a_fixed_number() -> None:
+def test_example_input_is_not_used_for_fixed_groups() -> None:
     model = cn.convert_norm(Squeeze(), "cn", num_groups=4, example_input="not an input")
     assert {row.norm for row in cn.summarize(model)} == {"cn"} and model.bn.num_groups == 4
 
@@ -104,7 +104,7 @@ def test_summary_marks_groups_that_are_layer_or_instance_norm() -> None:
     ]  # fmt: skip
 
 
-def test_a_number_that_does_not_fit_is_refused_with_one_that_does() -> None:
+def test_wrong_number_of_groups_suggests_another() -> None:
     model = nn.Sequential(nn.BatchNorm2d(64), nn.BatchNorm2d(48), nn.BatchNorm2d(80))
     for options in ({}, {"num_groups": 32}):
         with pytest.raises(ValueError, match=r"'1' \(BatchNorm2d\) and 1 more .*num_groups=16;.*'auto'") as caught:
@@ -116,7 +116,7 @@ def test_a_number_that_does_not_fit_is_refused_with_one_that_does() -> None:
 # --- in the settings of a run ---------------------------------------------------------------------------------
 
 
-def test_the_hash_tells_the_rules_apart() -> None:
+def test_config_hash_depends_on_the_rule() -> None:
     stream = {"name": "split-cifar10"}
     new = complete({"stream": stream, "norm": {"name": "cn", "groups": "auto"}}, "cifar10")
     assert new.norm.auto_channels == 2
@@ -130,21 +130,21 @@ def test_the_hash_tells_the_rules_apart() -> None:
         assert complete({"stream": stream, "norm": norm}, "cifar10").norm.auto_channels == 1
 
 
-def test_a_network_has_one_hash_however_its_norm_is_written() -> None:
+def test_config_hash_ignores_notation_of_the_norm() -> None:
     stream = {"name": "split-cifar10"}
     norms = ({"name": "cn", "groups": 2}, {"name": "cn2"}, {"name": "CN2", "groups": 2}, {"name": "cn2", "groups": 4})
-    settled = [complete({"stream": stream, "norm": norm}, "cifar10") for norm in norms]
-    assert {config.hash for config in settled} == {settled[0].hash}
-    assert (settled[1].norm.name, settled[1].norm.groups) == ("cn", 2)
+    configs = [complete({"stream": stream, "norm": norm}, "cifar10") for norm in norms]
+    assert {config.hash for config in configs} == {configs[0].hash}
+    assert (configs[1].norm.name, configs[1].norm.groups) == ("cn", 2)
 
 
-def test_hashes_of_other_runs_are_those_of_version_0_1() -> None:
+def test_config_hashes_of_version_0_1_are_unchanged() -> None:
     assert RunConfig(norm=NormConfig("cn", groups="auto")).hash == "1b4e07ee3c14"
     assert RunConfig(norm=NormConfig("cn", groups=8)).hash == "32b2e98f1bb1"
 
 
 @pytest.mark.parametrize(("rule", "groups"), [(1, [16, 20, 32, 31]), (2, [8, 10, 32, 1])])
-def test_networks_follow_the_rule_of_their_settings(rule: int, groups: list[int]) -> None:
+def test_networks_use_the_rule_of_their_settings(rule: int, groups: list[int]) -> None:
     make = norm_maker(NormConfig("cn", groups="auto", auto_channels=rule), 2, 100)  # type: ignore[arg-type]
     assert [make(channels).num_groups for channels in (16, 20, 64, 31)] == groups
     flat = norm_maker(NormConfig("cn", groups="auto", auto_channels=rule), 1, 100)  # type: ignore[arg-type]
@@ -152,7 +152,7 @@ def test_networks_follow_the_rule_of_their_settings(rule: int, groups: list[int]
 
 
 @pytest.mark.parametrize("norm", [NormConfig("cn32"), NormConfig("gn", groups=32)])
-def test_a_network_names_the_number_that_fits_all_its_layers(norm: NormConfig) -> None:
+def test_error_suggests_groups_for_all_layers(norm: NormConfig) -> None:
     for name, width, fits in (("resnet18", 20, 20), ("mlp", 100, 100)):
         with pytest.raises(
             UserError, match=rf"num_groups=32 does not divide .* every layer of the network is {fits}\."

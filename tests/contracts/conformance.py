@@ -1,4 +1,4 @@
-"""What the conformance exam is made of: how a norm is built for it, and how it is asked for its oracle's answer."""
+"""Helpers of the conformance tests: norms with random parameters, inputs, and float64 references."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from contnorm.factory import create_norm
-from contnorm.registry import NormSpec
-from tests.oracles import ORACLES, Setting
+from contnorm.registry import NormSpec, create_norm
+from tests.float64_norms import FLOAT64_NORMS, Setting
 
 CHANNELS = 8
 GROUPS = 2  # groups of four: on (N, C) input a group of two would always be plus and minus one
@@ -20,7 +19,7 @@ DIM_OF_RANK = {2: 1, 3: 1, 4: 2, 5: 3}
 
 
 def make(spec: NormSpec, rank: int = 4, **options: Any) -> nn.Module:
-    """The norm with random affine (and mixture) parameters, so that none of them can be forgotten unnoticed."""
+    """The norm with random affine (and mixture) parameters, so that each of them has an effect."""
     if spec.grouped:
         options.setdefault("num_groups", GROUPS)
     options = {**spec.preset, **options}
@@ -33,7 +32,7 @@ def make(spec: NormSpec, rank: int = 4, **options: Any) -> nn.Module:
 
 
 def data(rank: int = 4, seed: int = 0, mean: float = 0.3, spread: float = 1.7, size: int | None = None) -> Tensor:
-    """Input whose channels differ in mean and spread."""
+    """Input whose channels differ in mean and variance."""
     shape = SHAPES[rank] if size is None else (size, *SHAPES[rank][1:])
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(shape, generator=generator, dtype=torch.float64)
@@ -56,17 +55,17 @@ def setting(layer: nn.Module, spec: NormSpec) -> Setting:
     )
 
 
-def oracle_train(spec: NormSpec, layer: nn.Module, x: Tensor) -> tuple[Tensor, Any, Any]:
-    y, mean, var = ORACLES[spec.name].train(f64(x), setting(layer, spec))
+def reference_train(spec: NormSpec, layer: nn.Module, x: Tensor) -> tuple[Tensor, Any, Any]:
+    y, mean, var = FLOAT64_NORMS[spec.name].train(f64(x), setting(layer, spec))
     return torch.from_numpy(np.asarray(y)), mean, var
 
 
-def oracle_eval(spec: NormSpec, layer: nn.Module, x: Tensor) -> Tensor:
-    oracle: Any = ORACLES[spec.name]
+def reference_eval(spec: NormSpec, layer: nn.Module, x: Tensor) -> Tensor:
+    reference: Any = FLOAT64_NORMS[spec.name]
     if not spec.keeps_moments or layer.running_mean is None:
-        return oracle_train(spec, layer, x)[0]
+        return reference_train(spec, layer, x)[0]
     return torch.from_numpy(
-        oracle.evaluate(f64(x), f64(layer.running_mean), f64(layer.running_var), setting(layer, spec))
+        reference.evaluate(f64(x), f64(layer.running_mean), f64(layer.running_var), setting(layer, spec))
     )
 
 

@@ -1,4 +1,4 @@
-"""Layers of other libraries: converted only where they compute what is assumed of them, and left as they were."""
+"""Detection of layers of other libraries by comparison with the norm they appear to be."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 import contnorm as cn
-from contnorm.convert.detect import Recognized, Stranger, recognize
-from contnorm.convert.probe import ExpectedNorm, compare_with_norm
+from contnorm.convert.detect import DetectedNorm, UnsupportedNorm, compare_with_norm, detect_norm
 from tests.models import BatchNormAct2d, FrozenBatchNorm2d, ScaledBatchNorm2d
 
 
 class RewrittenBatchNorm2d(nn.BatchNorm2d):
-    """Batch norm by a forward of its own, which counts no batches and ignores ``track_running_stats``."""
+    """Batch norm with its own forward, which does not count batches and ignores ``track_running_stats``."""
 
     def forward(self, x: Tensor) -> Tensor:
         mean, var = self.running_mean, self.running_var
@@ -26,7 +25,7 @@ class RewrittenBatchNorm2d(nn.BatchNorm2d):
 
 
 class UnusedAct2d(nn.BatchNorm2d):
-    """Has `drop` and `act`, and calls neither."""
+    """Has `drop` and `act` but does not call them."""
 
     def __init__(self, channels: int) -> None:
         super().__init__(channels)
@@ -133,7 +132,7 @@ class FrozenBatchNormAct2d(FrozenBatchNorm2d):
 
 
 class ChannelsFirstGroupNorm(nn.GroupNorm):
-    """Stand-in for timm's: the arguments in another order, and a flag."""
+    """Stand-in for timm's: other argument order, and an extra flag."""
 
     def __init__(self, channels: int, groups: int = 4) -> None:
         super().__init__(groups, channels)
@@ -149,7 +148,7 @@ class ScaledGroupNorm(nn.GroupNorm):
 
 
 class HandmadeNorm(nn.Module):
-    """Not derived from torch's, with moments that move."""
+    """Not derived from torch's class; updates its moments."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -181,7 +180,7 @@ DIFFERENT = [
 
 @pytest.mark.parametrize("cls", SAME, ids=lambda cls: cls.__name__)
 @pytest.mark.parametrize("channels", [1, 8])
-def test_a_subclass_that_computes_batch_norm_is_converted(cls: type[nn.BatchNorm2d], channels: int) -> None:
+def test_equivalent_subclass_is_converted(cls: type[nn.BatchNorm2d], channels: int) -> None:
     model = nn.Sequential(cls(channels))
     x = torch.randn(5, channels, 4, 4) * 2 + 1
     model(x)
@@ -192,7 +191,7 @@ def test_a_subclass_that_computes_batch_norm_is_converted(cls: type[nn.BatchNorm
 
 
 @pytest.mark.parametrize(("cls", "reason"), DIFFERENT, ids=[cls.__name__ for cls, _ in DIFFERENT])
-def test_a_subclass_that_computes_something_else_is_refused(cls: type[nn.BatchNorm2d], reason: str) -> None:
+def test_different_subclass_raises(cls: type[nn.BatchNorm2d], reason: str) -> None:
     model = nn.Sequential(nn.BatchNorm2d(8), nn.Sequential(cls(8)))
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(ValueError, match=reason) as caught:
@@ -205,7 +204,7 @@ def test_a_subclass_that_computes_something_else_is_refused(cls: type[nn.BatchNo
         torch.testing.assert_close(value, before[name], rtol=0, atol=0)
 
 
-def test_probing_leaves_the_layer_and_the_random_state_alone() -> None:
+def test_comparison_does_not_change_layer_or_random_state() -> None:
     calls: list[object] = []
     layer = BatchNormAct2d(8)
     layer.drop = nn.Dropout(0.5)
@@ -214,14 +213,14 @@ def test_probing_leaves_the_layer_and_the_random_state_alone() -> None:
     calls.clear()
     before, attributes = copy.deepcopy(layer.state_dict()), {**vars(layer)}
     state = torch.get_rng_state()
-    assert isinstance(recognize(layer), Recognized)
+    assert isinstance(detect_norm(layer), DetectedNorm)
     assert torch.equal(torch.get_rng_state(), state) and not calls and vars(layer) == attributes
     assert layer.training and layer.weight.grad is None
     for name, value in layer.state_dict().items():
         torch.testing.assert_close(value, before[name], rtol=0, atol=0)
 
 
-def test_probing_does_not_copy_what_hooks_hold() -> None:
+def test_comparison_does_not_copy_hooks() -> None:
     class Uncopyable:
         def __call__(self, *args: object) -> None:
             raise AssertionError("called")
@@ -231,41 +230,41 @@ def test_probing_does_not_copy_what_hooks_hold() -> None:
 
     layer = RewrittenBatchNorm2d(8)
     layer.register_forward_hook(Uncopyable())
-    assert isinstance(recognize(layer), Recognized)
+    assert isinstance(detect_norm(layer), DetectedNorm)
 
 
-def test_probing_calls_no_hooks_of_all_modules() -> None:
+def test_comparison_does_not_call_global_hooks() -> None:
     def fail(*args: object) -> None:
         raise AssertionError("called")
 
     handle = torch_module.register_module_forward_pre_hook(lambda m, args: fail() if type(m) in SAME else None)
     try:
-        assert isinstance(recognize(RewrittenBatchNorm2d(8)), Recognized)
+        assert isinstance(detect_norm(RewrittenBatchNorm2d(8)), DetectedNorm)
     finally:
         handle.remove()
 
 
 @pytest.mark.parametrize("around", [torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu")])
-def test_probing_does_not_depend_on_the_surroundings(around: Any) -> None:
+def test_comparison_ignores_grad_mode_and_autocast(around: Any) -> None:
     layers = [BatchNormAct2d(8), RewrittenBatchNorm2d(8, momentum=0.003), DetachedMoments2d(8)]
     with around():
-        found = [recognize(layer) for layer in layers]
-    assert [type(f) for f in found] == [Recognized, Recognized, Stranger]
+        result = [detect_norm(layer) for layer in layers]
+    assert [type(f) for f in result] == [DetectedNorm, DetectedNorm, UnsupportedNorm]
 
 
-def test_a_layer_in_half_precision_or_without_data_is_probed() -> None:
-    assert isinstance(recognize(RewrittenBatchNorm2d(8).half()), Recognized)
-    assert isinstance(recognize(RewrittenBatchNorm2d(8).to("meta")), Recognized)
-    assert isinstance(recognize(ScaledBatchNorm2d(8).to("meta")), Stranger)
+def test_comparison_of_half_precision_and_meta_layers() -> None:
+    assert isinstance(detect_norm(RewrittenBatchNorm2d(8).half()), DetectedNorm)
+    assert isinstance(detect_norm(RewrittenBatchNorm2d(8).to("meta")), DetectedNorm)
+    assert isinstance(detect_norm(ScaledBatchNorm2d(8).to("meta")), UnsupportedNorm)
 
 
-def test_settings_of_the_layer_are_compared() -> None:
-    expected = ExpectedNorm("gn", 8, None, {"eps": 1e-5, "num_groups": 4}, acts=False, constant=False)
+def test_comparison_detects_other_settings() -> None:
+    expected = DetectedNorm("gn", 8, None, {"eps": 1e-5, "num_groups": 4}, acts=False, constant=False)
     assert not compare_with_norm(nn.GroupNorm(4, 8), expected).reason
     assert compare_with_norm(nn.GroupNorm(2, 8), expected).reason
 
 
-def test_subclasses_of_ours_are_compared() -> None:
+def test_subclasses_of_our_layers_are_compared() -> None:
     class Doubled(cn.ContinualNorm2d):
         def forward(self, *args: Any, **kwargs: Any) -> Tensor:
             return 2 * super().forward(*args, **kwargs)
@@ -274,13 +273,13 @@ def test_subclasses_of_ours_are_compared() -> None:
         def forward(self, *args: Any, **kwargs: Any) -> Tensor:
             return super().forward(*args, **kwargs)
 
-    assert isinstance(recognize(Doubled(8, num_groups=2)), Stranger)
-    found = recognize(Passed(8, num_groups=2, order="bn_gn"))
-    assert isinstance(found, Recognized) and found.norm == "bn_gn"
+    assert isinstance(detect_norm(Doubled(8, num_groups=2)), UnsupportedNorm)
+    result = detect_norm(Passed(8, num_groups=2, order="bn_gn"))
+    assert isinstance(result, DetectedNorm) and result.norm == "bn_gn"
 
 
 @pytest.mark.parametrize("to", ["bn", "cn"])
-def test_constant_norm_then_activation_is_converted(to: str) -> None:
+def test_constant_norm_act_layer_is_converted(to: str) -> None:
     model = nn.Sequential(FrozenBatchNormAct2d(8))
     (row,) = cn.summarize(model)
     assert (row.norm, row.state) == ("bn", "train, constant, then acts")
@@ -295,7 +294,7 @@ def test_constant_norm_then_activation_is_converted(to: str) -> None:
     assert cn.summarize(model).rows[0].norm == to
 
 
-def test_an_unknown_layer_with_running_moments_is_listed_and_refused() -> None:
+def test_unknown_layer_with_running_moments_is_listed_and_raises() -> None:
     model = nn.Sequential(nn.BatchNorm2d(8), HandmadeNorm(8))
     assert [row.norm for row in cn.summarize(model)] == ["bn", "?"]
     with pytest.raises(ValueError, match=r"'1' \(HandmadeNorm\): it keeps running moments"):
@@ -305,17 +304,17 @@ def test_an_unknown_layer_with_running_moments_is_listed_and_refused() -> None:
 
 
 @pytest.mark.parametrize("groups", [1, 4])
-def test_group_norm_of_another_library_is_converted(groups: int) -> None:
+def test_group_norm_subclass_is_converted(groups: int) -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 1), ChannelsFirstGroupNorm(8, groups))
     x = torch.randn(2, 3, 4, 4)
     expected = model(x)
     cn.convert_norm(model, "gn")
     assert isinstance(model[1], cn.GroupNorm2d) and model[1].num_groups == groups
     torch.testing.assert_close(model(x), expected)
-    assert isinstance(recognize(ScaledGroupNorm(2, 8)), Stranger)
+    assert isinstance(detect_norm(ScaledGroupNorm(2, 8)), UnsupportedNorm)
 
 
-def test_freezing_holds_a_layer_that_ignores_tracking() -> None:
+def test_freeze_works_for_a_layer_that_ignores_tracking() -> None:
     layer = cn.freeze_stats(RewrittenBatchNorm2d(8))
     layer(torch.randn(4, 8, 3, 3) + 5)
     assert torch.equal(layer.running_mean, torch.zeros(8))
@@ -324,7 +323,7 @@ def test_freezing_holds_a_layer_that_ignores_tracking() -> None:
     assert torch.equal(new.running_mean, torch.zeros(8)), "still frozen"
 
 
-def test_a_refusal_of_many_layers_is_short() -> None:
+def test_error_about_many_layers_is_short() -> None:
     model = nn.Sequential(*(ScaledBatchNorm2d(8) for _ in range(60)))
     with pytest.raises(ValueError, match="'0', '1', '2' and 57 more") as caught:
         cn.convert_norm(model, "cn", num_groups=2)
@@ -338,8 +337,8 @@ timm_layers = pytest.mark.parametrize("name", ["GroupNorm", "GroupNorm1", "Froze
 
 
 @timm_layers
-def test_real_layers_of_timm(name: str) -> None:
+def test_detect_layers_of_timm(name: str) -> None:
     layers = pytest.importorskip("timm.layers", reason="timm is not installed", exc_type=ImportError)
     assert isinstance(
-        recognize(getattr(layers, name)(8, **({"num_groups": 4} if name == "GroupNorm" else {}))), Recognized
+        detect_norm(getattr(layers, name)(8, **({"num_groups": 4} if name == "GroupNorm" else {}))), DetectedNorm
     )
