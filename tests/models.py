@@ -1,4 +1,4 @@
-"""Networks for the tests: a residual one with every kind of nesting, and stand-ins for layers of other libraries."""
+"""Networks for the tests: a residual network with nested modules, and stand-ins for layers of other libraries."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 class Block(nn.Module):
-    """A residual block whose shortcut has a norm of its own: two norms at one depth."""
+    """A residual block with a norm in its shortcut: two norms at one depth."""
 
     def __init__(self, width_in: int, width: int, stride: int = 1) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Block(nn.Module):
 
 
 class ResNet(nn.Module):
-    """ResNet-18 in small: 20 norm layers at 17 depths."""
+    """A small ResNet-18: 20 norm layers at 17 depths."""
 
     def __init__(self, width: int = 8, classes: int = 5) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class ResNet(nn.Module):
 
 
 class BatchNormAct2d(nn.BatchNorm2d):
-    """Stand-in for timm's: normalizes, then drops, then activates, in a forward of its own."""
+    """Stand-in for timm's: norm, dropout and activation in its own forward."""
 
     def __init__(self, num_features: int, act: nn.Module | None = None) -> None:
         super().__init__(num_features)
@@ -63,7 +63,7 @@ class BatchNormAct2d(nn.BatchNorm2d):
 
 
 class FrozenBatchNorm2d(nn.Module):
-    """Stand-in for torchvision's: moments and affine are buffers, whatever the mode."""
+    """Stand-in for torchvision's: moments and affine parameters are constant buffers."""
 
     def __init__(self, num_features: int, eps: float = 1e-5) -> None:
         super().__init__()
@@ -77,18 +77,18 @@ class FrozenBatchNorm2d(nn.Module):
 
 
 class ScaledBatchNorm2d(nn.BatchNorm2d):
-    """A subclass with a behaviour nobody can know of."""
+    """A subclass that computes something else."""
 
     def forward(self, x: Tensor) -> Tensor:
         return 3 * super().forward(x)
 
 
 class RenamedBatchNorm2d(nn.BatchNorm2d):
-    """A subclass that only has another name."""
+    """A subclass that changes only the name."""
 
 
 class UnknownNorm(nn.Module):
-    """A norm of another library that shares no base class with torch's: only its buffers show that it is one."""
+    """A norm without a base class of torch's; only its buffers show that it is a norm."""
 
     def __init__(self, num_features: int) -> None:
         super().__init__()

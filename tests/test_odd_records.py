@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from contnorm.bench.config.defaults import settle
+from contnorm.bench.config.defaults import complete
 from contnorm.bench.config.schema import from_dict
 from contnorm.bench.records import Store, seal_of
 from contnorm.cli.main import main
@@ -183,7 +183,7 @@ def test_names_of_another_version_are_shown_and_named(
 def test_a_table_of_the_paper_is_made_without_a_broken_record(tmp_path: Path) -> None:
     recipe = find_recipe("table1")
     make_records(recipe, tmp_path, seeds=3)
-    configs = {cell: settle(cell.values, source_of(cell)) for cell in cells_of(recipe)}
+    configs = {cell: complete(cell.values, source_of(cell)) for cell in cells_of(recipe)}
     first = next(iter(configs.values()))
     broken = Store(tmp_path).path(first, 1)
     broken.write_text(broken.read_text().replace("c0ffee", "other"))

@@ -1,4 +1,4 @@
-"""The table of norms: what it lists and how it reads."""
+"""The table of norms of a model."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ import contnorm as cn
 from tests.models import ResNet, ScaledBatchNorm2d
 
 
-def test_lists_every_layer_once_with_what_it_is() -> None:
+def test_summary_lists_every_layer_once() -> None:
     shared = nn.BatchNorm2d(8)
     model = nn.Sequential(shared, nn.Sequential(shared), cn.CN(64, num_groups=8, momentum=None), cn.LayerNorm2d(4))
     summary = cn.summarize(model)
@@ -22,12 +22,12 @@ def test_lists_every_layer_once_with_what_it_is() -> None:
     assert len({len(line) for line in str(summary).splitlines()[2:-1]}) == 1, "columns are aligned"
 
 
-def test_a_stranger_is_listed_as_one() -> None:
+def test_summary_lists_unsupported_norms() -> None:
     assert cn.summarize(nn.Sequential(ScaledBatchNorm2d(8))).rows[0].norm == "?"
 
 
 @pytest.mark.filterwarnings("ignore:.*:torch.jit.TracerWarning")
-def test_traced_norms_are_listed() -> None:
+def test_summary_lists_traced_norms() -> None:
     layers = nn.Sequential(cn.create_norm("cn2", 4), cn.create_norm("gn2", 4))
     traced = torch.jit.trace(layers, torch.randn(2, 4, 3, 3), check_trace=False)
     assert [row.norm for row in cn.summarize(traced)] == ["?", "?"]
@@ -35,16 +35,16 @@ def test_traced_norms_are_listed() -> None:
         cn.convert_norm(traced, "bn")
 
 
-def test_what_is_not_known_yet_or_can_not_be_looked_into_is_listed_so() -> None:
+def test_summary_lists_lazy_and_scripted_norms() -> None:
     (lazy,) = cn.summarize(nn.Sequential(nn.LazyBatchNorm2d()))
     assert (lazy.norm, lazy.channels) == ("?", "?")
     (scripted,) = cn.summarize(torch.jit.script(nn.Sequential(nn.BatchNorm2d(4))))
     assert (scripted.layer, scripted.norm) == ("0", "?")
 
 
-def test_a_model_without_norms_says_so() -> None:
+def test_summary_of_a_model_without_norms() -> None:
     assert str(cn.summarize(nn.Linear(2, 2))) == "Linear: no norm layers"
 
 
-def test_counts() -> None:
+def test_summary_counts_layers() -> None:
     assert str(cn.summarize(cn.convert_norm(ResNet(), "cn", num_groups=4))).endswith("ResNet: 20 cn")

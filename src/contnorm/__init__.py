@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from contnorm import functional
     from contnorm.convert.conversion import convert_norm, convert_sync
     from contnorm.diagnosis.measure import diagnose
-    from contnorm.factory import create_norm
     from contnorm.layers.batch import BatchNorm1d, BatchNorm2d, BatchNorm3d
     from contnorm.layers.continual import ContinualNorm1d, ContinualNorm2d, ContinualNorm3d
     from contnorm.layers.continual import ContinualNorm2d as CN  # noqa: N817
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from contnorm.layers.sync import SyncContinualNorm
     from contnorm.moments.freeze import freeze_stats, frozen_stats
     from contnorm.moments.reestimate import reestimate
+    from contnorm.registry import create_norm
     from contnorm.summary import summarize
 
 __all__ = [
@@ -83,9 +83,9 @@ __all__ = [
 _NAMES_BY_MODULE = {
     "contnorm.convert.conversion": ("convert_norm", "convert_sync"),
     "contnorm.diagnosis.measure": ("diagnose",),
-    "contnorm.factory": ("create_norm",),
     "contnorm.moments.freeze": ("freeze_stats", "frozen_stats"),
     "contnorm.moments.reestimate": ("reestimate",),
+    "contnorm.registry": ("create_norm",),
     "contnorm.summary": ("summarize",),
     "contnorm.layers.sync": ("SyncContinualNorm",),
     **{

@@ -17,6 +17,7 @@ __all__ = [
     "GroupsError",
     "auto_groups",
     "check_batch",
+    "check_batch_weight",
     "check_eps",
     "check_features",
     "check_group_size",
@@ -27,10 +28,9 @@ __all__ = [
     "check_number",
     "check_parameters",
     "check_residual",
-    "check_weight_of_batch",
-    "moves_moments",
     "resolve_groups",
     "statistics_dtype",
+    "updates_moments",
 ]
 
 INPUT_DTYPES = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
@@ -45,7 +45,7 @@ class GroupsError(ValueError):
 
 def check_model(model: object, caller: str) -> nn.Module:
     if not isinstance(model, nn.Module):
-        raise TypeError(f"{caller}: the model is a {type(model).__name__}, and has to be a torch.nn.Module.")
+        raise TypeError(f"{caller}: expected a torch.nn.Module as model, got {type(model).__name__}.")
     return model
 
 
@@ -65,8 +65,8 @@ def check_eps(eps: float, caller: str) -> float:
         )
     if eps >= 1:
         raise ValueError(
-            f"{caller}: eps={eps!r} would drown a variance of 1; the usual value is 1e-5. Batch norm's arguments come "
-            f"in batch norm's order: give groups by name, num_groups={eps!r}."
+            f"{caller}: eps={eps!r} must be below 1; the usual value is 1e-5. Arguments have batch norm's order, so "
+            f"give groups by name: num_groups={eps!r}."
         )
     return float(eps)  # kernels accept only a Python float
 
@@ -84,7 +84,7 @@ def check_momentum(momentum: float | None, caller: str) -> float | None:
     return momentum
 
 
-def check_weight_of_batch(momentum: float | Tensor, caller: str) -> float | Tensor:
+def check_batch_weight(momentum: float | Tensor, caller: str) -> float | Tensor:
     """Check the momentum of a functional form: a number in [0, 1] or a 0-dim tensor.
 
     The value of a tensor is not checked, because reading it would synchronize with the device.
@@ -94,8 +94,8 @@ def check_weight_of_batch(momentum: float | Tensor, caller: str) -> float | Tens
     if isinstance(momentum, Tensor):
         if momentum.dim() != 0:
             raise ValueError(
-                f"{caller}: momentum is a tensor of shape {tuple(momentum.shape)}, and must be a number or a 0-dim "
-                f"tensor: one momentum for all channels."
+                f"{caller}: momentum is a tensor of shape {tuple(momentum.shape)}. It must be a number or a 0-dim "
+                f"tensor, the same for all channels."
             )
         return momentum
     if not (_is_number(momentum) and 0 <= momentum <= 1):
@@ -201,8 +201,8 @@ def check_parameters(x: Tensor, weight: Tensor | None, bias: Tensor | None, call
     name, wrong = ("bias", bias) if weight is None or weight.shape == shape else ("weight", weight)
     assert wrong is not None
     raise ValueError(
-        f"{caller}: {name} has shape {tuple(wrong.shape)}, and an input of shape {tuple(x.shape)} needs {shape}: one "
-        f"value for each channel."
+        f"{caller}: {name} has shape {tuple(wrong.shape)}, but an input of shape {tuple(x.shape)} needs {shape}: one "
+        f"value per channel."
     )
 
 
@@ -214,7 +214,7 @@ def check_residual(residual: Tensor | None, x: Tensor, caller: str) -> Tensor | 
     if residual is None:
         return None
     if not isinstance(residual, Tensor):
-        raise TypeError(f"{caller}: residual is a {type(residual).__name__}, and must be a tensor.")
+        raise TypeError(f"{caller}: residual must be a tensor, got {type(residual).__name__}.")
     if residual.shape != x.shape:
         raise ValueError(
             f"{caller}: residual has shape {tuple(residual.shape)} and the input {tuple(x.shape)}. They must be equal; "
@@ -254,7 +254,7 @@ def check_group_size(x: Tensor, num_groups: int, caller: str) -> None:
     if x.numel() == x.shape[0] * num_groups and x.numel():
         raise ValueError(
             f"{caller}: num_groups={num_groups} leaves one value in each group of an input of shape {tuple(x.shape)}, "
-            f"and a single value always normalizes to zero. Use fewer, such as "
+            f"and one value always normalizes to zero. Use fewer groups, such as "
             f"{resolve_groups('auto', x.shape[1], 2, caller)}."
         )
 
@@ -262,7 +262,7 @@ def check_group_size(x: Tensor, num_groups: int, caller: str) -> None:
 def check_moments(running_mean: Tensor | None, running_var: Tensor | None, caller: str) -> None:
     if (running_mean is None) != (running_var is None):
         missing = "running_mean" if running_mean is None else "running_var"
-        raise ValueError(f"{caller}: {missing} is None and its partner is not. Give both, or neither.")
+        raise ValueError(f"{caller}: {missing} is None and the other one is not. Give both, or neither.")
     if running_mean is None or running_var is None:
         return
     if running_mean.dim() != 1 or running_mean.shape != running_var.shape:
@@ -277,11 +277,11 @@ def check_moments(running_mean: Tensor | None, running_var: Tensor | None, calle
         )
 
 
-def moves_moments(running_mean: Tensor | None, momentum: float | Tensor) -> bool:
+def updates_moments(running_mean: Tensor | None, momentum: float | Tensor) -> bool:
     """Whether a batch updates the running moments: they exist, and the momentum is not the number 0.
 
     Example:
-        >>> moves_moments(torch.zeros(2), 0.1), moves_moments(torch.zeros(2), 0), moves_moments(None, 0.1)
+        >>> updates_moments(torch.zeros(2), 0.1), updates_moments(torch.zeros(2), 0), updates_moments(None, 0.1)
         (True, False, False)
     """
     return running_mean is not None and (isinstance(momentum, Tensor) or momentum != 0)

@@ -9,7 +9,7 @@ from dataclasses import astuple, dataclass
 from torch import nn
 
 from contnorm.checks import check_model
-from contnorm.convert.detect import Recognized, recognize
+from contnorm.convert.detect import DetectedNorm, detect_norm
 from contnorm.moments.freeze import is_frozen
 
 __all__ = ["NormRow", "NormSummary", "summarize"]
@@ -81,47 +81,47 @@ def summarize(model: nn.Module) -> NormSummary:
     """
     rows = []
     for name, module in check_model(model, "summarize").named_modules():
-        result = recognize(module)
+        result = detect_norm(module)
         if result is not None:
-            rows.append(_row(name, module, result if isinstance(result, Recognized) else None))
+            rows.append(_row(name, module, result if isinstance(result, DetectedNorm) else None))
     return NormSummary(type(model).__name__, tuple(rows))
 
 
-def _row(name: str, module: nn.Module, recognized: Recognized | None) -> NormRow:
-    options = recognized.options if recognized else {}
+def _row(name: str, module: nn.Module, detected: DetectedNorm | None) -> NormRow:
+    options = detected.options if detected else {}
     return NormRow(
         layer=name or "(the model)",
-        norm=recognized.norm if recognized else "?",
+        norm=detected.norm if detected else "?",
         kind=type(module).__name__,
-        channels=str(recognized.channels if recognized else getattr(module, "num_features", 0) or "?"),
+        channels=str(detected.channels if detected else getattr(module, "num_features", 0) or "?"),
         groups=str(options.get("num_groups", "-")),
         eps=_short(options.get("eps")),
         momentum=str(options["momentum"]) if "momentum" in options else "-",
-        state=_state(module, recognized),
+        state=_state(module, detected),
     )
 
 
-def _extreme_groups(recognized: Recognized | None) -> list[str]:
+def _extreme_groups(detected: DetectedNorm | None) -> list[str]:
     """Return a mark if the number of groups makes the group step a layer norm or an instance norm."""
-    groups = recognized.options.get("num_groups") if recognized else None
-    if recognized is None or not isinstance(groups, int) or recognized.channels == 1:
+    groups = detected.options.get("num_groups") if detected else None
+    if detected is None or not isinstance(groups, int) or detected.channels == 1:
         return []
-    return {1: ["one group"], recognized.channels: ["one channel a group"]}.get(groups, [])
+    return {1: ["one group"], detected.channels: ["one channel a group"]}.get(groups, [])
 
 
 def _short(eps: object) -> str:
     return f"{eps:g}" if isinstance(eps, float) else "-"
 
 
-def _state(module: nn.Module, recognized: Recognized | None) -> str:
+def _state(module: nn.Module, detected: DetectedNorm | None) -> str:
     words = ["train" if module.training else "eval"]
-    if getattr(module, "use_running", False) or (recognized and recognized.constant):
+    if getattr(module, "use_running", False) or (detected and detected.constant):
         words.append("constant")
     elif is_frozen(module):
         words.append("frozen")
-    if recognized and recognized.synced:
+    if detected and detected.synced:
         words.append("synced")
-    words += _extreme_groups(recognized)
-    if recognized and recognized.acts:
+    words += _extreme_groups(detected)
+    if detected and detected.acts:
         words.append("then acts")
     return ", ".join(words)

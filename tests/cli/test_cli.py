@@ -101,7 +101,7 @@ def test_a_file_of_settings_is_overruled_by_flags(place: Path) -> None:
         (("run", "--stream", "split-cifar100"), "no cifar100 under"),
         (("run", "--set", "train.speed=9"), "unknown key 'train.speed'"),
         (("run", "--set", "lr=0.1"), "unknown key 'lr'. Did you mean 'train.lr'"),
-        (("run", "--buffer", "0"), "memory.size=0 must be 1 or more"),
+        (("run", "--buffer", "0"), "memory.size=0 must be a whole number from 1 "),
         (("run", "--buffer", "2"), "the rings of the 4 tasks before the last have 8 slots in all"),
         (("run", "--lr", "nan"), "train.lr=nan must be a finite number"),
         (("run", "--seed", "-1"), "--seed -1: use 0 or more"),
@@ -137,7 +137,7 @@ def test_a_mistake_is_one_line_and_exit_code_two(
         (("rum",), "No such command 'rum'. Did you mean 'run'"),
         (("compare", "a"), "Missing argument"),
         (("run", "--seed", "1", "--seeds", "2"), "--seed 1 and --seeds 2: use one of them"),
-        (("run", "--set", "strategy.code=abc"), "strategy.code='abc' is filled in"),
+        (("run", "--set", "strategy.code=abc"), "strategy.code='abc' is computed and can't be set"),
         (("resume", "nowhere"), "no stopped run under nowhere"),
     ],
 )

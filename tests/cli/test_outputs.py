@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from contnorm.bench.config.schema import from_dict, read_toml
+from contnorm.bench.config.schema import from_dict
+from contnorm.bench.config.sources import read_toml
 from contnorm.bench.records import Record, Store, seal_of, write_output
 from contnorm.cli.main import main
 from contnorm.cli.report import report_files, report_of

@@ -20,7 +20,7 @@ import torch
 from rich.console import Console
 
 from contnorm.bench.api.progress import load_with_progress
-from contnorm.bench.config.diff import varying
+from contnorm.bench.config.defaults import varying
 from contnorm.bench.engine.loop import Stopped
 from contnorm.bench.engine.scheduler import Event, Job, RunEnvironment, execute, resolve, stopped_runs
 from contnorm.bench.records import Store

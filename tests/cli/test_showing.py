@@ -13,8 +13,8 @@ import pytest
 from rich.console import Console
 from scipy import stats
 
-from contnorm.bench.config.diff import changed, differences
-from contnorm.bench.config.schema import from_dict, laid_over
+from contnorm.bench.config.defaults import changed, differences
+from contnorm.bench.config.schema import from_dict, merge_settings
 from contnorm.bench.records import Record, Store
 from contnorm.bench.streams.tasks import STREAMS, stream_defaults
 from contnorm.cli.compare import effect, interval, show_comparison
@@ -244,7 +244,9 @@ def test_changed_is_against_the_stream_and_differences_against_the_other() -> No
 
 
 def test_what_comes_with_a_task_free_stream_is_its_own() -> None:
-    free = from_dict(laid_over(stream_defaults(STREAMS["split-mnist"], "free"), {"stream": {"name": "split-mnist"}}))
+    free = from_dict(
+        merge_settings(stream_defaults(STREAMS["split-mnist"], "free"), {"stream": {"name": "split-mnist"}})
+    )
     config = replace(free, stream=replace(free.stream, scenario="free"))
     assert changed(config) == {"stream.name": "split-mnist", "stream.scenario": "free"}
     assert "memory.size" in changed(replace(config, memory=replace(config.memory, size=50)))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from contnorm.bench.config.schema import from_dict, laid_over
+from contnorm.bench.config.schema import from_dict, merge_settings
 from contnorm.bench.metrics.multilabel import LabelMatrix, LabelStats, c_f1, o_f1
 from contnorm.bench.records import Record, Store
 from contnorm.bench.streams.tasks import STREAMS
@@ -36,7 +36,7 @@ def counts(seed: int) -> LabelMatrix:
 def records(where: Path, seeds: int = 2, **groups: Any) -> list[Record]:
     own: dict[str, Any] = {"stream": {"name": "cocoseq", "source": "cocoseq"}, "strategy": {"name": "prs"}}
     own["memory"] = {"kind": "prs"}
-    config = from_dict(laid_over(laid_over(STREAMS["cocoseq"].defaults, own), groups))
+    config = from_dict(merge_settings(merge_settings(STREAMS["cocoseq"].defaults, own), groups))
     store = Store(where)
     for seed in range(seeds):
         source = {"name": "cocoseq", "fingerprint": "0", "images": 1520, "published_images": 41438}

@@ -1,4 +1,4 @@
-"""Importing costs next to nothing, and the parts that need no torch do without it."""
+"""Importing is fast, and the parts that do not need torch do not import it."""
 
 import subprocess
 import sys
@@ -31,7 +31,7 @@ WITHOUT_TORCH = [
             "bench.strategy_registry",
             "bench.model_registry",
             "errors",
-            "bench.config.suggest",
+            "bench.config.sources",
             "bench.config.schema",
             "bench.rng",
             "bench.record_checks",
@@ -54,7 +54,7 @@ WITHOUT_TORCH = [
             "cli.data",
             "cli.data_build",
             "cli.ls",
-            "bench.config.diff",
+            "bench.config.defaults",
             "cli.show",
             "cli.compare",
             "cli.paper_tables",
@@ -75,13 +75,13 @@ def test_imports_with_torch_blocked(module: str) -> None:
     assert python(f"{BLOCKED}import {module}; print('done')") == "done"
 
 
-def test_the_block_is_real() -> None:
+def test_blocking_torch_works() -> None:
     with pytest.raises(AssertionError, match="torch"):
         python(f"{BLOCKED}import contnorm.layers.batch")
 
 
-def test_a_layer_brings_nothing_but_the_package_beside_torch() -> None:
-    """So importing takes a few hundredths of a second: no other library, and not the bench or its reports."""
+def test_layer_imports_only_torch_and_the_norm_library() -> None:
+    """So that importing is fast: no other library, and neither the bench nor its reports."""
     code = (
         "import sys, torch; before = set(sys.modules); import contnorm; contnorm.ContinualNorm2d\n"
         "print(*sorted(set(sys.modules) - before))"

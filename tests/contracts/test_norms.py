@@ -1,7 +1,7 @@
-"""The conformance exam: every norm of the catalog in every mode a torch BatchNorm has.
+"""Conformance tests: every norm of the registry in every mode that torch's BatchNorm has.
 
-A norm added to the catalog is examined without a new test; it needs an oracle in `tests/oracles.py`. What a norm
-can't do is declared on its row (`cannot`), with the reason, and the exam checks that it then really fails.
+A norm added to the registry needs no new test, only a formula in `tests/float64_norms.py`. Features that a norm does not
+support are declared in its registry entry (`cannot`), with the reason, and the tests check that they fail.
 """
 
 from __future__ import annotations
@@ -18,15 +18,24 @@ import pytest
 import torch
 from torch import nn
 
-from contnorm.factory import create_norm
 from contnorm.moments.freeze import freeze_stats, frozen_stats
-from contnorm.registry import NORMS, NormSpec
-from tests.contracts.exam import CHANNELS, SHAPES, close, data, f64, make, oracle_eval, oracle_train, setting
-from tests.oracles import ORACLES
+from contnorm.registry import NORMS, NormSpec, create_norm
+from tests.contracts.conformance import (
+    CHANNELS,
+    SHAPES,
+    close,
+    data,
+    f64,
+    make,
+    reference_eval,
+    reference_train,
+    setting,
+)
+from tests.float64_norms import FLOAT64_NORMS
 
 # float64 formulas against float32 arithmetic on values of order 1: a few units in the last place of a sum.
 FLOAT32 = 2e-6
-# Every norm, and continual normalization once more with the arithmetic that `auto` does not take in training.
+# Every norm, and continual normalization also with the implementation that `auto` does not select in training.
 EXAMINED = {**NORMS, "cn-analytic": replace(NORMS["cn"], preset={"kernel": "analytic"})}
 MOMENTS = {name: spec for name, spec in EXAMINED.items() if spec.keeps_moments}
 
@@ -36,7 +45,7 @@ every_rank = pytest.mark.parametrize("rank", SHAPES)
 
 
 def refuses_rank(spec: NormSpec, rank: int) -> bool:
-    """Where a norm declares that a rank can't apply, see that it refuses it."""
+    """If a norm declares a rank as unsupported, check that it raises."""
     if f"rank{rank}" not in spec.cannot:
         return False
     with pytest.raises(ValueError, match="one value per"):
@@ -45,8 +54,8 @@ def refuses_rank(spec: NormSpec, rank: int) -> bool:
 
 
 @every_norm
-def test_has_an_oracle(spec: NormSpec) -> None:
-    assert spec.name in ORACLES, f"write the float64 formula of {spec.name!r} in tests/oracles.py"
+def test_has_a_float64_reference(spec: NormSpec) -> None:
+    assert spec.name in FLOAT64_NORMS, f"write the float64 formula of {spec.name!r} in tests/float64_norms.py"
 
 
 # --- values ---------------------------------------------------------------------------------------------------
@@ -54,23 +63,23 @@ def test_has_an_oracle(spec: NormSpec) -> None:
 
 @every_rank
 @every_norm
-def test_training_gives_the_formula(spec: NormSpec, rank: int, device: torch.device) -> None:
+def test_training_matches_the_formula(spec: NormSpec, rank: int, device: torch.device) -> None:
     if refuses_rank(spec, rank):
         return
     layer, x = make(spec, rank).to(device), data(rank).float().to(device)
-    expected, mean, var = oracle_train(spec, layer, x)
+    expected, mean, var = reference_train(spec, layer, x)
     close(layer(x), expected, FLOAT32)
     if spec.keeps_moments:
         fresh = make(spec, rank).to(device)
         old = f64(fresh.running_mean), f64(fresh.running_var)
-        moved = ORACLES[spec.name].moved(old, (mean, var), fresh.momentum)  # type: ignore[union-attr]
+        moved = FLOAT64_NORMS[spec.name].moved(old, (mean, var), fresh.momentum)  # type: ignore[union-attr]
         close(layer.running_mean, moved[0], FLOAT32)
         close(layer.running_var, moved[1], FLOAT32)
 
 
 @every_rank
 @every_norm
-def test_evaluation_gives_the_formula(spec: NormSpec, rank: int, device: torch.device) -> None:
+def test_evaluation_matches_the_formula(spec: NormSpec, rank: int, device: torch.device) -> None:
     if refuses_rank(spec, rank):
         return
     layer = make(spec, rank).to(device)
@@ -79,20 +88,20 @@ def test_evaluation_gives_the_formula(spec: NormSpec, rank: int, device: torch.d
     layer.eval()
     before = {name: buffer.clone() for name, buffer in layer.named_buffers()}
     x = data(rank, seed=9).float().to(device)
-    close(layer(x), oracle_eval(spec, layer, x), FLOAT32)
+    close(layer(x), reference_eval(spec, layer, x), FLOAT32)
     for name, buffer in layer.named_buffers():
         torch.testing.assert_close(buffer, before[name], rtol=0, atol=0)
 
 
 @every_rank
 @every_norm
-def test_functions_without_affine_or_tracking(spec: NormSpec, rank: int, device: torch.device) -> None:
+def test_works_without_affine_or_tracking(spec: NormSpec, rank: int, device: torch.device) -> None:
     if refuses_rank(spec, rank) or spec.name == "none":
         return
     options = {"affine": False} | ({"track_running_stats": False} if spec.keeps_moments else {})
     layer, x = make(spec, rank, **options).to(device), data(rank).float().to(device)
     assert layer.weight is None and layer.bias is None
-    expected = oracle_train(spec, layer, x)[0]
+    expected = reference_train(spec, layer, x)[0]
     close(layer(x), expected, FLOAT32)
     close(layer.eval()(x), expected, FLOAT32)
     if spec.keeps_moments:
@@ -100,15 +109,15 @@ def test_functions_without_affine_or_tracking(spec: NormSpec, rank: int, device:
 
 
 @every_moment_norm
-def test_moments_follow_any_momentum_and_count(spec: NormSpec, device: torch.device) -> None:
+def test_moments_with_any_momentum(spec: NormSpec, device: torch.device) -> None:
     for momentum in (0.0, 0.3, 1.0, None):
         layer = make(spec, momentum=momentum).to(device)
-        oracle: Any = ORACLES[spec.name]
+        reference: Any = FLOAT64_NORMS[spec.name]
         expected = f64(layer.running_mean), f64(layer.running_var)
         for seed in range(4):
             x = data(seed=seed).float().to(device)
-            _, mean, var = oracle_train(spec, layer, x)
-            expected = oracle.moved(expected, (mean, var), 1 / (seed + 1) if momentum is None else momentum)
+            _, mean, var = reference_train(spec, layer, x)
+            expected = reference.moved(expected, (mean, var), 1 / (seed + 1) if momentum is None else momentum)
             layer(x)
         close(layer.running_mean, expected[0], FLOAT32)
         close(layer.running_var, expected[1], FLOAT32)
@@ -120,16 +129,16 @@ def test_moments_follow_any_momentum_and_count(spec: NormSpec, device: torch.dev
 
 
 @every_moment_norm
-def test_tracking_switched_off_later_is_obeyed(spec: NormSpec, device: torch.device) -> None:
-    """Tools of others set the flag on a built layer: in training the batch is used and nothing is kept."""
+def test_tracking_disabled_after_construction(spec: NormSpec, device: torch.device) -> None:
+    """Other tools set the flag on an existing layer: training then uses the batch and updates nothing."""
     layer, x = make(spec).to(device), data().float().to(device)
     layer(x)
     before = copy.deepcopy(layer.state_dict())
     layer.track_running_stats = False
-    close(layer(x), oracle_train(spec, layer, x)[0], FLOAT32)
+    close(layer(x), reference_train(spec, layer, x)[0], FLOAT32)
     for name, value in layer.state_dict().items():
         torch.testing.assert_close(value, before[name], rtol=0, atol=0)
-    close(layer.eval()(x), oracle_eval(spec, layer, x), FLOAT32)
+    close(layer.eval()(x), reference_eval(spec, layer, x), FLOAT32)
 
 
 # --- layouts, types, sizes ------------------------------------------------------------------------------------
@@ -155,10 +164,10 @@ def test_channels_last_is_kept_and_equal(spec: NormSpec, rank: int, training: bo
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 @pytest.mark.parametrize("rank", [4, 5])
 @every_norm
-def test_affine_learns_from_an_input_without_gradient(
+def test_affine_gradients_for_input_without_gradient(
     spec: NormSpec, rank: int, training: bool, device: torch.device
 ) -> None:
-    """As behind a frozen network. With channels together, torch's group norm alone would end the process on a CPU."""
+    """As after a frozen network. In channels_last layout, torch's group norm would crash on a CPU."""
     layout = torch.channels_last if rank == 4 else torch.channels_last_3d
     results = []
     for needed in (True, False):
@@ -169,8 +178,8 @@ def test_affine_learns_from_an_input_without_gradient(
         assert y.is_contiguous(memory_format=layout)
         y.backward(data(rank, seed=5).float().to(device))
         results.append([y, *(p.grad for p in layer.parameters())])
-    for expected, found in zip(*results, strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    for expected, outcome in zip(*results, strict=True):
+        torch.testing.assert_close(outcome, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -182,15 +191,15 @@ def test_dtypes_with_statistics_in_float32_or_better(
     layer = make(spec).to(device).train(training)
     if dtype == torch.float64:
         layer.double()
-    x = data().to(dtype).to(device)  # the oracle sees the rounded input: what is tested is the arithmetic
-    expected = oracle_train(spec, layer, x) if training else (oracle_eval(spec, layer, x), None, None)
+    x = data().to(dtype).to(device)  # the reference gets the rounded input, so that only the arithmetic is tested
+    expected = reference_train(spec, layer, x) if training else (reference_eval(spec, layer, x), None, None)
     old = (f64(layer.running_mean), f64(layer.running_var)) if spec.keeps_moments else None
     y = layer(x)
     assert y.dtype == dtype
     # One rounding of the result in its own type; statistics add float32 errors only.
     close(y, expected[0], {torch.float64: 1e-12, torch.float32: FLOAT32}.get(dtype, torch.finfo(dtype).eps))
     if training and old is not None:
-        moved = ORACLES[spec.name].moved(old, expected[1:], layer.momentum)  # type: ignore[union-attr]
+        moved = FLOAT64_NORMS[spec.name].moved(old, expected[1:], layer.momentum)  # type: ignore[union-attr]
         assert layer.running_mean.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
         close(layer.running_mean, moved[0], FLOAT32)
         close(layer.running_var, moved[1], FLOAT32)
@@ -207,25 +216,25 @@ def test_whole_layer_in_half_precision(
     for training in (True, False):
         y = layer.train(training)(x)
         assert y.dtype == dtype
-        expected = oracle_train(spec, layer, x)[0] if training else oracle_eval(spec, layer, x)
+        expected = reference_train(spec, layer, x)[0] if training else reference_eval(spec, layer, x)
         close(y, expected, 2 * torch.finfo(dtype).eps)
 
 
 @every_norm
-def test_autocast_gives_the_type_batch_norm_gives(spec: NormSpec, device: torch.device) -> None:
+def test_autocast_dtype_is_that_of_batch_norm(spec: NormSpec, device: torch.device) -> None:
     for dtype in (torch.bfloat16, torch.float32):
         layer, x = make(spec).to(device), data().to(device, dtype).requires_grad_()
         with torch.autocast(device.type, torch.bfloat16):
             y, stock = layer(x), nn.BatchNorm2d(CHANNELS).to(device)(x)
         assert y.dtype == stock.dtype
-        close(y, oracle_train(spec, layer, x)[0], torch.finfo(dtype).eps + FLOAT32)
+        close(y, reference_train(spec, layer, x)[0], torch.finfo(dtype).eps + FLOAT32)
         y.sum().backward()
         assert x.grad is not None and x.grad.dtype == dtype
 
 
 @every_norm
 def test_large_mean_is_exact(spec: NormSpec, device: torch.device) -> None:
-    """Mean 1e4, spread 1e-2: fails for any arithmetic that lets the mean cancel."""
+    """Mean 1e4, standard deviation 1e-2: fails for any arithmetic with cancellation."""
     for training in (True, False):
         layer, exact = make(spec).to(device), make(spec).to(device).double()
         x = (torch.randn(SHAPES[4], generator=torch.Generator().manual_seed(3)) * 1e-2 + 1e4).to(device)
@@ -240,11 +249,11 @@ def test_large_mean_is_exact(spec: NormSpec, device: torch.device) -> None:
         if spec.name == "none":
             close(layer(x), x, 0.0)
             continue
-        expected = oracle_train(spec, exact, wide)[0] if training else oracle_eval(spec, exact, wide)
+        expected = reference_train(spec, exact, wide)[0] if training else reference_eval(spec, exact, wide)
         inputs = [t.clone().requires_grad_() for t in (x, wide)]
         outputs = [layer(inputs[0]), exact(inputs[1])]
         if "large_mean" in spec.cannot:
-            # The stock operator, no more and no less. If it ever gets this right, the declaration has to go.
+            # Torch's operator. If it becomes accurate, remove the declaration.
             error = (outputs[0].detach().double().cpu() - expected).abs().max().item()
             assert error > 1e-3, f"{spec.name} now gets large means right: take 'large_mean' off its row"
             return
@@ -269,13 +278,13 @@ def test_batch_of_one(spec: NormSpec, rank: int, device: torch.device) -> None:
     if rank == 2 and spec.keeps_moments:
         with pytest.raises(ValueError, match="Expected more than 1 value") as stock:
             nn.BatchNorm1d(CHANNELS).to(device)(x)
-        said = re.escape(f"{type(layer).__name__}: {stock.value}")  # what batch norm says, with our name
-        with pytest.raises(ValueError, match=said):
+        message = re.escape(f"{type(layer).__name__}: {stock.value}")  # torch's message, with our name
+        with pytest.raises(ValueError, match=message):
             layer(x)
         assert layer.num_batches_tracked.item() == 0
     else:
-        close(layer(x), oracle_train(spec, layer, x)[0], FLOAT32)
-    close(layer.eval()(x), oracle_eval(spec, layer, x), FLOAT32)
+        close(layer(x), reference_train(spec, layer, x)[0], FLOAT32)
+    close(layer.eval()(x), reference_eval(spec, layer, x), FLOAT32)
 
 
 @every_norm
@@ -292,7 +301,7 @@ def test_maps_of_one_position(spec: NormSpec, device: torch.device) -> None:
 
 @every_rank
 @every_norm
-def test_empty_batch_gives_an_empty_output_and_moves_nothing(spec: NormSpec, rank: int, device: torch.device) -> None:
+def test_empty_batch_changes_nothing(spec: NormSpec, rank: int, device: torch.device) -> None:
     layer, x = make(spec, rank).to(device), data(rank, size=0).float().to(device).requires_grad_()
     before = copy.deepcopy(layer.state_dict())
     for training in (True, False):
@@ -309,7 +318,7 @@ def test_empty_batch_gives_an_empty_output_and_moves_nothing(spec: NormSpec, ran
 @every_norm
 def test_nan_stays_visible(spec: NormSpec, training: bool, device: torch.device) -> None:
     layer, x = make(spec).to(device).train(training), data().float().to(device)
-    for place in ((0, 0, 0, 0), (2, 5, 3, 1)):  # a pivot, and not a pivot
+    for place in ((0, 0, 0, 0), (2, 5, 3, 1)):  # a value used for the pivot, and one that is not
         bad = x.clone()
         bad[place] = float("nan")
         y = layer(bad)
@@ -340,7 +349,7 @@ def differentiable(layer: nn.Module, spec: NormSpec) -> Any:
 def test_first_and_second_derivatives(spec: NormSpec, rank: int, training: bool, device: torch.device) -> None:
     if refuses_rank(spec, rank):
         return
-    # r and d of BRN stop their gradient; at the schedule's start they are 1 and 0, so the numeric slope agrees.
+    # r and d of BRN have no gradient; at the start of the schedule they are 1 and 0, so the numeric gradient agrees.
     layer = make(spec, rank).to(device).double()
     layer(data(rank, seed=8).to(device))
     layer.train(training)
@@ -355,7 +364,7 @@ def test_first_and_second_derivatives(spec: NormSpec, rank: int, training: bool,
     assert torch.autograd.gradgradcheck(function, (x, *values))
 
 
-# --- as a module among others ---------------------------------------------------------------------------------
+# --- as a module ---------------------------------------------------------------------------------------------
 
 
 @every_norm
@@ -377,7 +386,7 @@ def test_copies_and_pickles_are_equal(spec: NormSpec, device: torch.device) -> N
 
 
 @every_moment_norm
-def test_state_dict_goes_both_ways_with_batch_norm(spec: NormSpec, device: torch.device) -> None:
+def test_state_dict_is_compatible_with_batch_norm(spec: NormSpec, device: torch.device) -> None:
     stock, ours = nn.BatchNorm2d(CHANNELS).to(device), make(spec).to(device)
     stock(data().float().to(device))
     if "batch_norm_keys" in spec.cannot:
@@ -396,7 +405,7 @@ def test_state_dict_goes_both_ways_with_batch_norm(spec: NormSpec, device: torch
 
 
 @every_norm
-def test_to_moves_everything(spec: NormSpec) -> None:
+def test_to_moves_all_tensors(spec: NormSpec) -> None:
     layer = make(spec).to(torch.float64)
     assert {t.dtype for t in layer.state_dict().values()} <= {torch.float64, torch.int64}
     layer.to("meta")
@@ -405,7 +414,7 @@ def test_to_moves_everything(spec: NormSpec) -> None:
 
 
 @every_norm
-def test_built_on_a_device_and_in_a_type(spec: NormSpec) -> None:
+def test_constructed_with_device_and_dtype(spec: NormSpec) -> None:
     layer = make(spec, device="meta", dtype=torch.float64)
     for tensor in (*layer.parameters(), *layer.buffers()):
         assert tensor.device.type == "meta"
@@ -413,7 +422,7 @@ def test_built_on_a_device_and_in_a_type(spec: NormSpec) -> None:
 
 
 @every_norm
-def test_repr_names_what_it_is(spec: NormSpec) -> None:
+def test_repr_shows_class_and_options(spec: NormSpec) -> None:
     shown = repr(make(spec))
     assert str(CHANNELS) in shown
     assert not spec.grouped or "num_groups=2" in shown
@@ -456,7 +465,7 @@ def test_vmap_over_an_ensemble_and_its_gradients(spec: NormSpec, training: bool,
 
 
 @every_moment_norm
-def test_frozen_moments_stay_whatever_mode_is_set(spec: NormSpec, device: torch.device) -> None:
+def test_frozen_moments_do_not_change_in_any_mode(spec: NormSpec, device: torch.device) -> None:
     layer, x = make(spec).to(device), data().float().to(device)
     layer(x)
     before = copy.deepcopy(layer.state_dict())
@@ -474,19 +483,19 @@ def test_frozen_moments_stay_whatever_mode_is_set(spec: NormSpec, device: torch.
 
 
 @every_moment_norm
-def test_moments_used_in_training_are_constants(spec: NormSpec, device: torch.device) -> None:
-    """`use_running`, what a FrozenBatchNorm2d becomes: training is evaluation, and nothing moves."""
+def test_use_running_normalizes_with_constants(spec: NormSpec, device: torch.device) -> None:
+    """`use_running`, the conversion of FrozenBatchNorm2d: training equals evaluation, and nothing is updated."""
     layer, x = make(spec).to(device), data().float().to(device)
     layer(x)
     before = copy.deepcopy(layer.state_dict())
     layer.use_running = True
-    close(layer.train()(x), oracle_eval(spec, layer, x), FLOAT32)
+    close(layer.train()(x), reference_eval(spec, layer, x), FLOAT32)
     for name, value in layer.state_dict().items():
         torch.testing.assert_close(value, before[name], rtol=0, atol=0)
 
 
 @every_moment_norm
-def test_a_batch_that_is_refused_is_not_counted(spec: NormSpec) -> None:
+def test_batch_that_raises_is_not_counted(spec: NormSpec) -> None:
     layer = make(spec, 2, **({"num_groups": CHANNELS} if spec.grouped else {}))
     bad = [torch.zeros(1, CHANNELS), torch.zeros(3, CHANNELS + 1), torch.zeros(3, CHANNELS, dtype=torch.int64)]
     for x in bad + ([torch.randn(4, CHANNELS)] if spec.grouped else []):
@@ -497,13 +506,13 @@ def test_a_batch_that_is_refused_is_not_counted(spec: NormSpec) -> None:
 
 
 @every_moment_norm
-def test_update_bn_moves_the_moments(spec: NormSpec, device: torch.device) -> None:
-    """`swa_utils.update_bn` gives the plain average over the loader, and puts momentum back."""
+def test_update_bn_updates_the_moments(spec: NormSpec, device: torch.device) -> None:
+    """`swa_utils.update_bn` computes the plain average over the loader, and restores momentum."""
     model = nn.Sequential(make(spec)).to(device)
     batches = [data(seed=seed).float().to(device) for seed in range(3)]
     torch.optim.swa_utils.update_bn(batches, model, device=device)
-    found = [oracle_train(spec, model[0], x)[1:] for x in batches]
-    close(model[0].running_mean, np.mean([mean for mean, _ in found], axis=0), FLOAT32)
+    outcome = [reference_train(spec, model[0], x)[1:] for x in batches]
+    close(model[0].running_mean, np.mean([mean for mean, _ in outcome], axis=0), FLOAT32)
     assert model[0].num_batches_tracked.item() == 3
     assert model[0].momentum == make(spec).momentum
 
@@ -514,7 +523,7 @@ def test_update_bn_moves_the_moments(spec: NormSpec, device: torch.device) -> No
 @pytest.mark.parametrize("momentum", [0.1, None])
 @every_norm
 def test_compiles_as_one_graph(spec: NormSpec, momentum: float | None, device: torch.device) -> None:
-    """No graph break, forward and backward, moments included; the default back end is tried on CN elsewhere."""
+    """No graph break in forward and backward, including moments; test_parity compiles CN with the default backend."""
     if momentum is None and not spec.keeps_moments:
         return
     torch._dynamo.reset()
@@ -559,14 +568,14 @@ def test_onnxruntime_reproduces_the_export(spec: NormSpec) -> None:
     for size in (2, 7):
         x = data(seed=1, size=size).float()
         (y,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
-        close(torch.from_numpy(y), oracle_eval(spec, layer, x), 1e-5)
+        close(torch.from_numpy(y), reference_eval(spec, layer, x), 1e-5)
 
 
 # --- bad input ------------------------------------------------------------------------------------------------
 
 
 @every_norm
-def test_bad_input_is_named(spec: NormSpec) -> None:
+def test_wrong_input_raises(spec: NormSpec) -> None:
     layer = make(spec)
     name = type(layer).__name__
     with pytest.raises(
@@ -591,8 +600,8 @@ def test_bad_input_is_named(spec: NormSpec) -> None:
 
 
 @every_moment_norm
-def test_layers_without_a_batch_counter_learn_as_torchs_do(spec: NormSpec) -> None:
-    """Torch's batch norm takes a counter of None: moments move, and nothing is counted."""
+def test_layers_without_batch_counter_match_torch(spec: NormSpec) -> None:
+    """Torch's batch norm accepts a counter of None: moments are updated, and nothing is counted."""
     layer, twin, x = make(spec), make(spec), data().float()
     layer.num_batches_tracked = None
     close(layer(x), twin(x), 0.0)
@@ -604,18 +613,18 @@ def test_layers_without_a_batch_counter_learn_as_torchs_do(spec: NormSpec) -> No
 
 
 @every_norm
-def test_autocast_of_another_half_type_than_the_inputs(spec: NormSpec, device: torch.device) -> None:
+def test_autocast_dtype_different_from_input(spec: NormSpec, device: torch.device) -> None:
     layer, twin = make(spec).to(device), make(spec).to(device)
-    for given, lower in ((torch.float16, torch.bfloat16), (torch.bfloat16, torch.float16)):
-        x = data().to(device, given)
+    for tensors, lower in ((torch.float16, torch.bfloat16), (torch.bfloat16, torch.float16)):
+        x = data().to(device, tensors)
         with torch.autocast(device.type, lower):
             y = layer(x)
-        assert y.dtype == given
-        close(y, twin(x), 4 * torch.finfo(given).eps)
+        assert y.dtype == tensors
+        close(y, twin(x), 4 * torch.finfo(tensors).eps)
 
 
 @every_norm
-def test_bad_arguments_are_named(spec: NormSpec) -> None:
+def test_wrong_arguments_raise(spec: NormSpec) -> None:
     name = type(make(spec)).__name__
     with pytest.raises(ValueError, match=rf"{name}: num_features=0 must be a whole number of channels"):
         create_norm(spec.name, 0)
@@ -634,8 +643,8 @@ def test_bad_arguments_are_named(spec: NormSpec) -> None:
             make(spec, num_groups=3)
 
 
-def test_every_setting_has_its_oracle_parameters() -> None:
-    """The oracle sees each parameter of each norm; a new kind of parameter has to be added to `setting`."""
+def test_float64_references_have_all_parameters() -> None:
+    """The reference gets each parameter of each norm; add a new kind of parameter to `setting`."""
     for spec in NORMS.values():
         layer = make(spec)
         known = {"weight", "bias", *setting(layer, spec).extra}

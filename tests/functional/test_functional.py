@@ -1,4 +1,4 @@
-"""The stateless forms by themselves: torch's rule for modes, and what they refuse."""
+"""Functional forms: modes as in torch, and argument checks."""
 
 import re
 from collections.abc import Callable
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from contnorm import functional as F
-from contnorm.kernels.triton import availability as triton_here
+from contnorm.kernels.triton import availability
 
 MIXTURE = (torch.ones(3), torch.ones(3))
 MOMENT_FORMS: dict[str, Callable[..., torch.Tensor]] = {
@@ -24,8 +24,8 @@ every_form = pytest.mark.parametrize("name", MOMENT_FORMS)
 
 @pytest.fixture(params=["auto", "triton"])
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """In torch's operators, and in our kernels where Triton's interpreter is there to run them."""
-    if request.param == "triton" and not (triton_here.INTERPRETED and triton_here.INSTALLED):
+    """Torch operators, and our kernels if Triton's interpreter is available."""
+    if request.param == "triton" and not (availability.INTERPRETED and availability.INSTALLED):
         pytest.skip("Triton's interpreter is for machines without a GPU")
     monkeypatch.setenv("CONTNORM_KERNEL", request.param)
     return str(request.param)
@@ -39,7 +39,7 @@ def test_without_moments_the_batch_is_used_in_both_modes(name: str) -> None:
 
 
 @every_form
-def test_moments_move_in_training_only(name: str) -> None:
+def test_moments_are_updated_in_training_only(name: str) -> None:
     x, mean, var = torch.randn(6, 4, 3) + 3, torch.zeros(4), torch.ones(4)
     MOMENT_FORMS[name](x, mean, var, training=False)
     assert torch.equal(mean, torch.zeros(4)) and torch.equal(var, torch.ones(4))
@@ -50,15 +50,17 @@ def test_moments_move_in_training_only(name: str) -> None:
 
 
 @every_form
-def test_one_moment_without_the_other_is_named(name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name}: running_var is None and its partner is not. Give both, or neither"):
+def test_single_moment_raises(name: str) -> None:
+    with pytest.raises(
+        ValueError, match=f"{name}: running_var is None and the other one is not. Give both, or neither"
+    ):
         MOMENT_FORMS[name](torch.randn(6, 4, 3), torch.zeros(4), None)
 
 
 @every_form
 @pytest.mark.parametrize(("mean", "var"), [((4,), (2,)), ((4, 2), (4, 2)), ((4,), (4, 1))], ids=str)
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
-def test_moments_of_another_shape_are_named(
+def test_moments_of_wrong_shape_raise(
     name: str, mean: tuple[int, ...], var: tuple[int, ...], training: bool, kernel: str
 ) -> None:
     """A kernel would write past their end."""
@@ -68,10 +70,8 @@ def test_moments_of_another_shape_are_named(
 
 @pytest.mark.parametrize("name", ["batch_renorm", "continual_norm", "the other order", "switch_norm"])
 @pytest.mark.parametrize("nothing", [0.0, 0, np.float32(0)], ids=["float", "int", "numpy"])
-def test_a_batch_that_weighs_nothing_leaves_the_moments_whatever_it_holds(
-    name: str, nothing: float, kernel: str
-) -> None:
-    """Zero times what is not a number is not a number; batch norm alone has that from torch."""
+def test_momentum_zero_leaves_the_moments(name: str, nothing: float, kernel: str) -> None:
+    """Zero times NaN would be NaN, which torch's batch norm has."""
     x, mean, var = torch.randn(6, 4, 3), torch.zeros(4), torch.ones(4)
     x[0] = float("nan")
     forms = MOMENT_FORMS | {"the other order": partial(MOMENT_FORMS["continual_norm"], order="bn_gn")}
@@ -80,19 +80,19 @@ def test_a_batch_that_weighs_nothing_leaves_the_moments_whatever_it_holds(
 
 
 @every_form
-def test_numbers_may_be_numpys(name: str, kernel: str) -> None:
-    """As they come out of a grid of settings."""
+def test_numpy_numbers_are_accepted(name: str, kernel: str) -> None:
+    """For example from a grid of settings."""
     x = torch.randn(6, 4, 3)
-    found = []
+    result = []
     for number in (np.float32, float):
         mean, var = torch.zeros(4), torch.ones(4)
         eps, momentum = (number(np.float32(value)) for value in (1e-3, 0.3))
-        found.append((MOMENT_FORMS[name](x, mean, var, training=True, eps=eps, momentum=momentum), mean, var))
-    for ours, expected in zip(*found, strict=True):
+        result.append((MOMENT_FORMS[name](x, mean, var, training=True, eps=eps, momentum=momentum), mean, var))
+    for ours, expected in zip(*result, strict=True):
         assert torch.equal(ours, expected)
 
 
-def test_a_mixture_of_other_than_three_is_named(kernel: str) -> None:
+def test_mixture_weights_of_wrong_size_raise(kernel: str) -> None:
     x, three = torch.randn(6, 4, 3), torch.ones(3)
     for name, logits in (("mean_weight", (torch.ones(2), three)), ("var_weight", (three, torch.ones(3, 1)))):
         with pytest.raises(ValueError, match=f"switch_norm: {name} has shape .* three logits: instance, layer, batch"):
@@ -100,14 +100,14 @@ def test_a_mixture_of_other_than_three_is_named(kernel: str) -> None:
 
 
 @every_form
-def test_no_eps_in_training_is_named(name: str) -> None:
+def test_zero_eps_in_training_raises(name: str) -> None:
     with pytest.raises(ValueError, match=rf"{name}: eps must be above 0 when training, got 0\.0"):
         MOMENT_FORMS[name](torch.randn(6, 4, 3), None, None, training=True, eps=0.0)
 
 
 @every_form
 @pytest.mark.parametrize("momentum", [-1.0, 1.5, float("nan"), float("inf"), True, None, "0.1", 2, torch.tensor([0.1])])
-def test_a_momentum_outside_0_to_1_is_refused(name: str, momentum: Any) -> None:
+def test_momentum_outside_0_to_1_raises(name: str, momentum: Any) -> None:
     mean, var = torch.zeros(4), torch.ones(4)
     for training in (True, False):
         with pytest.raises(ValueError, match=f"{name}: momentum"):
@@ -117,7 +117,7 @@ def test_a_momentum_outside_0_to_1_is_refused(name: str, momentum: Any) -> None:
 
 @every_form
 @pytest.mark.parametrize("momentum", [0.0, 0, 0.3, 1.0, 1, torch.tensor(0.3)])
-def test_a_momentum_from_0_to_1_is_accepted(name: str, momentum: Any) -> None:
+def test_momentum_from_0_to_1_is_accepted(name: str, momentum: Any) -> None:
     x, mean, whole = torch.randn(6, 4, 3) + 5, torch.zeros(4), torch.zeros(4)
     MOMENT_FORMS[name](x, mean, torch.ones(4), training=True, momentum=momentum)
     MOMENT_FORMS[name](x, whole, torch.ones(4), training=True, momentum=1.0)
@@ -127,7 +127,7 @@ def test_a_momentum_from_0_to_1_is_accepted(name: str, momentum: Any) -> None:
 
 @pytest.mark.parametrize("name", [*MOMENT_FORMS, "group_norm", "layer_norm", "instance_norm"])
 @pytest.mark.parametrize("eps", [-1e-5, float("nan"), float("inf"), True, None, "1e-5"])
-def test_a_bad_eps_is_refused(name: str, eps: Any) -> None:
+def test_wrong_eps_raises(name: str, eps: Any) -> None:
     with pytest.raises(ValueError, match=f"{name}: eps"):
         getattr(F, name)(torch.randn(6, 4, 3), eps=eps, **required(name))
 
@@ -145,18 +145,18 @@ def required(name: str) -> dict[str, Any]:
 @pytest.mark.parametrize("name", ["batch_renorm", "continual_norm", "switch_norm"])
 @pytest.mark.parametrize("kernel", ["", "fast", "AUTO", 0, False, []])
 @pytest.mark.parametrize("shape", [(6, 4, 3), (6, 4), (0, 4)], ids=str)
-def test_an_unknown_kernel_is_refused(name: str, kernel: Any, shape: tuple[int, ...]) -> None:
-    """Also where the input alone decides the arithmetic: one position, or none."""
+def test_unknown_kernel_raises(name: str, kernel: Any, shape: tuple[int, ...]) -> None:
+    """Also where the input determines the implementation: one position, or none."""
     with pytest.raises(ValueError, match=re.escape(f"{name}: kernel={kernel!r} is unknown. Use one of auto,")):
         MOMENT_FORMS[name](torch.randn(shape), None, None, training=True, kernel=kernel)
 
 
-def test_an_empty_variable_names_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_empty_environment_variable_means_auto(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CONTNORM_KERNEL", "")
     assert MOMENT_FORMS["continual_norm"](torch.randn(6, 4, 3), None, None, training=True).shape == (6, 4, 3)
 
 
-def test_an_unknown_order_is_refused() -> None:
+def test_unknown_order_raises() -> None:
     with pytest.raises(ValueError, match="continual_norm: order='bn' is unknown"):
         MOMENT_FORMS["continual_norm"](torch.randn(6, 4, 3), None, None, training=True, order="bn")
 
@@ -172,7 +172,7 @@ def test_an_unknown_order_is_refused() -> None:
         ({"d": torch.ones(6, 4)}, r"d has shape \(6, 4\)"),
     ],
 )
-def test_bad_limits_of_batch_renorm_are_refused(option: dict[str, Any], match: str) -> None:
+def test_wrong_limits_of_batch_renorm_raise(option: dict[str, Any], match: str) -> None:
     with pytest.raises(ValueError, match=f"batch_renorm: {match}"):
         F.batch_renorm(torch.randn(6, 4, 3), torch.zeros(4), torch.ones(4), training=True, **option)
 
@@ -180,7 +180,7 @@ def test_bad_limits_of_batch_renorm_are_refused(option: dict[str, Any], match: s
 @pytest.mark.parametrize("name", [*MOMENT_FORMS, "group_norm"])
 @pytest.mark.parametrize("wrong", [(1,), (6, 4), (4, 1), (3,), ()], ids=str)
 @pytest.mark.parametrize("which", ["weight", "bias"])
-def test_parameters_of_another_shape_are_refused(name: str, which: str, wrong: tuple[int, ...]) -> None:
+def test_parameters_of_wrong_shape_raise(name: str, which: str, wrong: tuple[int, ...]) -> None:
     """Some of them would broadcast: (1,) over channels, (N, C) over samples."""
     affine = {"weight": torch.ones(4), "bias": torch.zeros(4)} | {which: torch.ones(wrong)}
     with pytest.raises(ValueError, match=rf"{name}: {which} has shape|{name}: built for \d channels"):
@@ -203,10 +203,10 @@ def test_parameters_of_another_shape_are_refused(name: str, which: str, wrong: t
         ("bfloat16", ValueError, "residual is torch.bfloat16"),
         ("int64", ValueError, "residual is torch.int64"),
         ("meta", ValueError, "residual is on meta and the input on cpu"),
-        (0.5, TypeError, "residual is a float"),
+        (0.5, TypeError, "residual must be a tensor, got float"),
     ],
 )
-def test_a_residual_unlike_the_input_is_refused(
+def test_residual_unlike_the_input_raises(
     wrong: Any, error: type[Exception], match: str, training: bool, size: int
 ) -> None:
     x = torch.randn(size, 4, 3)
@@ -218,14 +218,14 @@ def test_a_residual_unlike_the_input_is_refused(
     assert torch.equal(mean, torch.zeros(4))
 
 
-def test_a_residual_of_another_type_is_refused_on_a_device_without_autocast() -> None:
+def test_residual_of_other_dtype_raises_on_device_without_autocast() -> None:
     x = torch.randn(6, 4, 3, device="meta")
     with pytest.raises(ValueError, match=r"residual is torch\.float64"):
         MOMENT_FORMS["continual_norm"](x, None, None, training=True, residual=x.double())
 
 
 @pytest.mark.parametrize("relu", [False, True])
-def test_a_residual_of_another_float_type_is_cast_under_autocast(relu: bool, kernel: str) -> None:
+def test_residual_is_cast_under_autocast(relu: bool, kernel: str) -> None:
     """The output has the input's type, as without a residual; both get gradients in their own types."""
     norm = MOMENT_FORMS["continual_norm"]
     for types in ((torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)):
@@ -240,7 +240,7 @@ def test_a_residual_of_another_float_type_is_cast_under_autocast(relu: bool, ker
         assert residual.grad is not None and residual.grad.dtype == residual.dtype
 
 
-def test_group_forms_are_one_family() -> None:
+def test_instance_and_layer_norm_are_group_norm() -> None:
     x = torch.randn(3, 6, 5)
     torch.testing.assert_close(F.group_norm(x, 6), F.instance_norm(x))
     torch.testing.assert_close(F.group_norm(x, 1), F.layer_norm(x))
@@ -251,7 +251,7 @@ def test_group_forms_are_one_family() -> None:
 
 
 @pytest.mark.parametrize("function", [F.continual_norm, F.batch_norm])
-def test_moments_of_whole_numbers_are_refused(function: Any) -> None:
+def test_integer_moments_raise(function: Any) -> None:
     mean, var = torch.zeros(4, dtype=torch.int64), torch.ones(4, dtype=torch.int64)
     options = {"num_groups": 2} if function is F.continual_norm else {}
     with pytest.raises(ValueError, match="floating-point"):

@@ -1,4 +1,4 @@
-"""What the tests of kernels share: the other layout, how far results are off, and backward passes under a vmap."""
+"""Helpers of the kernel tests: channels_last layout, relative errors, and backward passes under vmap."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ __all__ = ["errors", "last", "same_under_vmaps"]
 
 
 def last(x: Tensor) -> Tensor:
-    """The same values with channels next to each other."""
+    """The same values in channels_last layout."""
     return x.movedim(1, -1).contiguous().movedim(-1, 1)
 
 
 def errors(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str, float]:
-    """Of each result the largest error, over its largest value where that is more than one."""
+    """The largest error of each result, relative to its largest value if that is above one."""
     assert actual.keys() == expected.keys()
-    found = {}
+    result = {}
     for name, value in expected.items():
         assert actual[name].shape == value.shape, name
-        found[name] = (actual[name].double() - value).abs().max().item() / max(1.0, value.abs().max().item())
-    return found
+        result[name] = (actual[name].double() - value).abs().max().item() / max(1.0, value.abs().max().item())
+    return result
 
 
 def same_under_vmaps(x: Tensor, y: Tensor, pushes: Tensor) -> None:
-    """A vmap around the backward pass alone, torch's older one (`is_grads_batched`) and its newer one."""
+    """Backward pass under both of torch's vmaps: `is_grads_batched` and `torch.func.vmap`."""
     (older,) = torch.autograd.grad(y, x, pushes, is_grads_batched=True, retain_graph=True)
     (newer,) = torch.func.vmap(lambda push: torch.autograd.grad(y, x, push, retain_graph=True))(pushes)
-    for push, *found in zip(pushes, older, newer, strict=True):
+    for push, *result in zip(pushes, older, newer, strict=True):
         (expected,) = torch.autograd.grad(y, x, push, retain_graph=True)
-        for each in found:
+        for each in result:
             torch.testing.assert_close(each, expected, rtol=1e-4, atol=1e-5)

@@ -1,4 +1,4 @@
-"""`analytic` against `reference` (the meaning), with float64 as the judge: outputs, moments and every gradient."""
+"""`analytic` against `reference`, both compared with float64: outputs, moments and every gradient."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ SHAPES = [
 def run(kernel: str, x: Tensor, weight: Tensor, bias: Tensor, dy: Tensor, groups: int, eps: float) -> dict[str, Tensor]:
     x, weight, bias = (t.clone().requires_grad_() for t in (x, weight, bias))
     train = analytic.train if kernel == "analytic" else reference.train
-    y, found = train(x, weight, bias, eps, groups)
-    assert found is not None
+    y, result = train(x, weight, bias, eps, groups)
+    assert result is not None
     y.backward(dy)
     grads = {"dx": x.grad, "dweight": weight.grad, "dbias": bias.grad}
-    return {"y": y.detach(), "mean": found.mean, "var": found.var} | {k: v for k, v in grads.items() if v is not None}
+    return {"y": y.detach(), "mean": result.mean, "var": result.var} | {k: v for k, v in grads.items() if v is not None}
 
 
 def inputs(n: int, c: int, positions: tuple[int, ...], seed: int, device: torch.device) -> tuple[Tensor, ...]:
@@ -53,18 +53,18 @@ def agree(shape: tuple[int, int, int, tuple[int, ...]], seed: int, eps: float, d
     exact = run("reference", *arguments, groups=groups, eps=eps)
     judged = run("analytic", *arguments, groups=groups, eps=eps)
     for name, value in exact.items():
-        # Both are float64: what is left is the order of sums, and it grows where a spread is near to nothing.
+        # Both are float64 and differ by the order of sums, more where a variance is near zero.
         torch.testing.assert_close(judged[name], value, rtol=1e-7, atol=1e-8 * max(1, value.abs().max().item()))
     length = math.prod(positions)
     if min(c // groups * length, n * length) <= 2:
-        return  # two values become plus and minus one, whatever they are: what gradient is left is all cancellation
+        return  # two values always normalize to plus and minus one: the gradient is cancellation only
     single = run("analytic", *(t.float() for t in arguments), groups=groups, eps=eps)
     stock = run("reference", *(t.float() for t in arguments), groups=groups, eps=eps)
     for name, value in exact.items():
         size = max(1.0, value.abs().max().item())
         ours = (single[name].double() - value).abs().max().item() / size
         theirs = (stock[name].double() - value).abs().max().item() / size
-        # float32: as good as the stock calls, up to a few roundings.
+        # float32: as accurate as torch's operators, up to a few roundings.
         assert ours <= 4 * theirs + 2e-5, name
 
 
@@ -87,7 +87,7 @@ def test_analytic_equals_reference_on_any_shape(
 ) -> None:
     values = n * torch.Size(positions).numel()
     if values < 2 or per_group * torch.Size(positions).numel() < 2:
-        return  # refused at the door: one value per channel, or per group
+        return  # raises: one value per channel, or per group
     agree((n, groups * per_group, groups, tuple(positions)), seed, eps, torch.device("cpu"))
 
 
@@ -107,12 +107,12 @@ def test_evaluation_equals_reference(shape: tuple[int, int, int, tuple[int, ...]
 
 
 @pytest.mark.parametrize("pivot_is", ["near", "an outlier"])
-def test_stock_calls_cancel_where_ours_do_not(pivot_is: str, device: torch.device) -> None:
-    """Mean 1e4, spread 1e-2: the reason the pivot exists, and proof that this test can tell."""
+def test_exact_at_large_means_where_reference_cancels(pivot_is: str, device: torch.device) -> None:
+    """Mean 1e4, standard deviation 1e-2: needs the pivot; without it, the test fails."""
     g = torch.Generator().manual_seed(0)
     x = (torch.randn(6, 16, 5, 5, generator=g) * 1e-2 + 1e4).to(device)
     if pivot_is == "an outlier":
-        x[:, ::4, 0, 0] += 0.5  # fifty spreads away, just where the pivot is taken
+        x[:, ::4, 0, 0] += 0.5  # fifty standard deviations away, just where the pivot is taken
     ones, zeros = torch.ones(16, device=device), torch.zeros(16, device=device)
     dy = torch.randn(x.shape, generator=g).to(device)
     exact = run("reference", x.double(), ones.double(), zeros.double(), dy.double(), 4, 1e-5)
@@ -125,8 +125,8 @@ def test_stock_calls_cancel_where_ours_do_not(pivot_is: str, device: torch.devic
 
 @pytest.mark.parametrize("kernel", ["auto", "analytic"])
 @pytest.mark.parametrize("order", ["gn_bn", "bn_gn"])
-def test_an_outlier_in_the_first_position_costs_no_digits(kernel: str, order: str, device: torch.device) -> None:
-    """Where a pivot is taken from the first value alone, everything else loses what that value is large by."""
+def test_exact_with_an_outlier_in_the_first_position(kernel: str, order: str, device: torch.device) -> None:
+    """A pivot from the first value alone would lose precision everywhere."""
     x = torch.randn(4, 4, 64, 64, generator=torch.Generator().manual_seed(0)).to(device)
     x[:, ::2, 0, 0] = 5e4
     layer, stock, exact = (
@@ -139,21 +139,21 @@ def test_an_outlier_in_the_first_position_costs_no_digits(kernel: str, order: st
     torch.testing.assert_close(layer.running_mean.double(), exact.running_mean, rtol=1e-5, atol=1e-5)
 
 
-def test_twice_the_same_bits(device: torch.device) -> None:
+def test_results_are_deterministic(device: torch.device) -> None:
     arguments = [t.float() for t in inputs(20, 64, (8, 8), 3, device)]
     first, second = (run("analytic", *arguments, groups=32, eps=1e-5) for _ in range(2))
     for name, value in first.items():
         assert torch.equal(value, second[name]), name
 
 
-def test_compiled_by_the_default_back_end_equals_eager(device: torch.device) -> None:
+def test_compiled_equals_eager(device: torch.device) -> None:
     torch._dynamo.reset()
     plain, twin = ContinualNorm2d(32, num_groups=8).to(device), ContinualNorm2d(32, num_groups=8).to(device)
     compiled = torch.compile(twin, fullgraph=True)
     x = torch.randn(4, 32, 6, 6, generator=torch.Generator().manual_seed(0)).to(device)
     inputs_ = [x.clone().requires_grad_() for _ in range(2)]
-    for layer, given_ in zip((plain, compiled), inputs_, strict=True):
-        layer(given_).square().sum().backward()
+    for layer, x_ in zip((plain, compiled), inputs_, strict=True):
+        layer(x_).square().sum().backward()
     torch.testing.assert_close(inputs_[1].grad, inputs_[0].grad, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(twin.running_var, plain.running_var)
     torch.testing.assert_close(twin.weight.grad, plain.weight.grad, rtol=1e-4, atol=1e-4)

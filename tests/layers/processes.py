@@ -1,4 +1,4 @@
-"""Run a function in several processes that talk over gloo, and bring back what each returns."""
+"""Run a function in several processes connected by gloo, and return the results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch.multiprocessing as mp
 
 
 def together(function: Callable[..., Any], world: int, *args: Any) -> list[Any]:
-    """``function(rank, *args)`` on every rank; the results by rank."""
+    """Run ``function(rank, *args)`` on every rank; return the results by rank."""
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(_enter, (world, _free_port(), folder, function, args), nprocs=world)
         return [torch.load(Path(folder) / f"{rank}.pt", weights_only=False) for rank in range(world)]

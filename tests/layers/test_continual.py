@@ -1,4 +1,4 @@
-"""What is said of continual normalization in words: its identities, its groups, its kernels."""
+"""Continual normalization layers: identities, groups, kernels."""
 
 import pytest
 import torch
@@ -14,13 +14,13 @@ def test_is_group_norm_then_batch_norm() -> None:
 
 
 @pytest.mark.parametrize(("groups", "first"), [(6, F.instance_norm), (1, lambda x: F.layer_norm(x, x.shape[1:]))])
-def test_all_groups_is_instance_norm_first_and_one_is_layer_norm_first(groups: int, first) -> None:  # type: ignore[no-untyped-def]
+def test_extreme_groups_are_instance_and_layer_norm(groups: int, first) -> None:  # type: ignore[no-untyped-def]
     x = torch.randn(5, 6, 4, 4, dtype=torch.float64)
     expected = F.batch_norm(first(x), None, None, training=True)
     torch.testing.assert_close(cn.ContinualNorm2d(6, num_groups=groups).double()(x), expected)
 
 
-def test_evaluation_is_group_norm_and_a_constant_map() -> None:
+def test_evaluation_is_group_norm_and_constant_affine_map() -> None:
     layer = cn.CN(8, num_groups=2).double()
     layer(torch.randn(4, 8, 3, 3, dtype=torch.float64) * 2 + 1)
     layer.eval()
@@ -29,7 +29,7 @@ def test_evaluation_is_group_norm_and_a_constant_map() -> None:
     torch.testing.assert_close(slope, slope.mean((0, 2, 3), keepdim=True).expand_as(slope))
 
 
-def test_groups_picked_by_auto_depend_on_the_rank() -> None:
+def test_auto_groups_depend_on_the_rank() -> None:
     flat = cn.ContinualNorm1d(100, num_groups="auto")
     assert flat.num_groups == "auto"
     x = torch.randn(10, 100, 6)
@@ -41,17 +41,17 @@ def test_groups_picked_by_auto_depend_on_the_rank() -> None:
     assert cn.ContinualNorm1d(5, num_groups="auto")(torch.randn(4, 5)).shape == (4, 5)  # too few for two groups
 
 
-def test_groups_of_one_value_are_refused() -> None:
+def test_groups_of_one_value_raise() -> None:
     with pytest.raises(ValueError, match=r"ContinualNorm1d: num_groups=32 leaves one value in each group .*\(4, 32\)"):
         cn.ContinualNorm1d(32)(torch.randn(4, 32))
 
 
-def test_unknown_order_is_refused() -> None:
+def test_unknown_order_raises() -> None:
     with pytest.raises(ValueError, match=r"order='bn' is unknown\. Use 'gn_bn'"):
         cn.CN(8, num_groups=2, order="bn")  # type: ignore[arg-type]
 
 
-def test_kernel_is_read_when_built_and_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernel_is_resolved_at_construction(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CONTNORM_KERNEL", "reference")
     layer = cn.CN(8, num_groups=2)
     monkeypatch.delenv("CONTNORM_KERNEL")
@@ -63,12 +63,12 @@ def test_kernel_is_read_when_built_and_shown(monkeypatch: pytest.MonkeyPatch) ->
     assert cn.CN(8, num_groups=2, kernel="analytic").kernel == "analytic"
 
 
-def test_unknown_kernel_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_kernel_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CONTNORM_KERNEL", "fast")
-    said = "='fast' is unknown. Use one of auto, reference, pivoted, analytic, triton"
-    with pytest.raises(ValueError, match=f"ContinualNorm2d: CONTNORM_KERNEL{said}"):
+    message = "='fast' is unknown. Use one of auto, reference, pivoted, analytic, triton"
+    with pytest.raises(ValueError, match=f"ContinualNorm2d: CONTNORM_KERNEL{message}"):
         cn.CN(8, num_groups=2)
-    with pytest.raises(ValueError, match=f"continual_norm: kernel{said}"):
+    with pytest.raises(ValueError, match=f"continual_norm: kernel{message}"):
         cn.functional.continual_norm(torch.randn(4, 8), None, None, training=True, num_groups=2, kernel="fast")  # type: ignore[arg-type]
 
 
@@ -85,11 +85,11 @@ def test_relu_and_residual_follow_the_norm_with_every_kernel(kernel: str, traini
     assert empty.shape == (0, 8, 3, 3)
 
 
-def test_groups_in_the_place_of_eps_are_noticed() -> None:
-    with pytest.raises(ValueError, match=r"ContinualNorm2d: eps=8 would drown .* give groups by name, num_groups=8"):
+def test_groups_passed_as_eps_raise() -> None:
+    with pytest.raises(ValueError, match=r"ContinualNorm2d: eps=8 must be below 1.* give groups by name: num_groups=8"):
         cn.ContinualNorm2d(64, 8)
 
 
-def test_takes_batch_norms_positional_arguments() -> None:
+def test_accepts_batch_norm_positional_arguments() -> None:
     layer = cn.CN(8, 1e-3, 0.2, False, False, num_groups=2)
     assert (layer.eps, layer.momentum, layer.weight, layer.running_mean) == (1e-3, 0.2, None, None)

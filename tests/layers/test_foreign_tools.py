@@ -1,6 +1,6 @@
 """Tools of other libraries that look for batch norms by class, on layers that are more than a batch norm.
 
-Each tool here is written anew after the behaviour of the original: which layers it selects, what it reads and sets.
+Each tool imitates the original: which layers it selects, and what it reads and sets.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def test_folding_into_a_linear_layer_raises(norm: str) -> None:
         fuse_linear_bn_eval(nn.Linear(3, 16).eval(), cn.create_norm(norm, 16, dim=1).eval())
 
 
-def test_folding_serves_our_batch_norm() -> None:
+def test_folding_works_for_our_batch_norm() -> None:
     model = network("bn")
     model(batch())
     model.eval()
@@ -125,7 +125,7 @@ def quantization() -> Any:
     return pytest.importorskip("torch.ao.quantization", reason="this torch has no torch.ao.quantization")
 
 
-def test_torch_fuse_modules_does_not_know_the_layers(quantization: Any) -> None:
+def test_torch_fuse_modules_ignores_the_layers(quantization: Any) -> None:
     with pytest.raises((AssertionError, NotImplementedError)):
         quantization.fuse_modules(network("cn4").eval(), ["0", "1"])
 
@@ -141,7 +141,7 @@ def test_torch_sync_conversion_raises_with_advice(norm: str, advice: str) -> Non
     assert not isinstance(model[1], nn.SyncBatchNorm)
 
 
-def test_torch_sync_conversion_serves_our_batch_norm() -> None:
+def test_torch_sync_conversion_works_for_our_batch_norm() -> None:
     assert isinstance(nn.SyncBatchNorm.convert_sync_batchnorm(network("bn"))[1], nn.SyncBatchNorm)
 
 
@@ -158,11 +158,11 @@ def test_replacing_by_split_or_constant_batch_norm_raises(norm: str, monkeypatch
 
 
 def merge_models(model: nn.Module) -> list[float]:
-    found = []
+    result = []
     for module in model.modules():
         if hasattr(module, "eps"):
-            found.append(module.eps)
-    return found
+            result.append(module.eps)
+    return result
 
 
 def convert_my_bn(layer: nn.Module) -> nn.Module:
@@ -170,7 +170,7 @@ def convert_my_bn(layer: nn.Module) -> nn.Module:
 
 
 @guarded
-def test_functions_of_a_user_with_such_names_get_eps_and_a_warning(norm: str) -> None:
+def test_user_functions_with_similar_names_get_a_warning(norm: str) -> None:
     model = network(norm)
     with pytest.warns(UserWarning, match=r"merge_models reads eps .* more than a batch norm") as caught:
         assert merge_models(model) == [model[1].eps]
@@ -182,7 +182,7 @@ def test_functions_of_a_user_with_such_names_get_eps_and_a_warning(norm: str) ->
 
 
 @pytest.mark.filterwarnings("error")
-def test_methods_of_a_subclass_and_calls_of_the_layer_are_not_taken_for_tools() -> None:
+def test_methods_of_a_subclass_may_read_eps() -> None:
     class Scaled(cn.ContinualNorm2d):
         def fuse_step(self, x: Tensor) -> Tensor:
             return x * self.eps
@@ -211,7 +211,7 @@ def test_eps_is_a_plain_attribute_elsewhere(norm: str) -> None:
 
 def test_eps_is_stored_under_another_name_and_old_pickles_load() -> None:
     layer = cn.ContinualNorm2d(8, eps=0.25, num_groups=4)
-    # torch 2.11's compiler resolves `__dict__["eps"]` to the property again, without end.
+    # torch 2.11's compiler resolves `__dict__["eps"]` to the property, in infinite recursion.
     assert "eps" not in vars(layer) and pickle.loads(pickle.dumps(layer)).eps == 0.25
     state = {**vars(layer), "eps": 0.5}
     del state["_eps"]  # as version 0.1 pickled it
@@ -221,11 +221,11 @@ def test_eps_is_stored_under_another_name_and_old_pickles_load() -> None:
     torch.testing.assert_close(old.eval()(torch.ones(2, 8, 3, 3)), torch.zeros(2, 8, 3, 3))
 
 
-# --- tools that switch a setting: they are obeyed -------------------------------------------------------------
+# --- tools that change a setting: they work -------------------------------------------------------------------
 
 
 class TrackingOff:
-    """Switches tracking off inside, for layers that are BatchNorm1d or BatchNorm2d, as mammoth's `bn_track_stats`."""
+    """Disables tracking for BatchNorm1d and BatchNorm2d layers, as mammoth's `bn_track_stats`."""
 
     def __init__(self, model: nn.Module) -> None:
         self.layers = [m for m in model.modules() if isinstance(m, nn.BatchNorm1d | nn.BatchNorm2d)]
@@ -241,7 +241,7 @@ class TrackingOff:
 
 @guarded
 @pytest.mark.parametrize("dim", [1, 2])
-def test_tracking_switched_off_by_class_holds_the_moments(norm: str, dim: int) -> None:
+def test_disabling_tracking_by_class_stops_updates(norm: str, dim: int) -> None:
     model = nn.Sequential(cn.create_norm(norm, 16, dim=dim))  # type: ignore[arg-type]
     x = torch.randn(6, 16, *[4] * dim, generator=torch.Generator().manual_seed(0)) + 3
     model(x)
@@ -288,7 +288,7 @@ def test_quantization_aware_training_leaves_the_layer(norm: str, quantization: A
 
 
 @quantizes
-def test_a_quantized_model_loads_its_own_state(quantization: Any) -> None:
+def test_quantized_model_loads_its_state(quantization: Any) -> None:
     quantized = quantization.quantize_dynamic(network("cn4").eval(), {nn.Linear})
     stored = io.BytesIO()
     torch.save(quantized.state_dict(), stored)

@@ -1,4 +1,4 @@
-"""Batch renormalization: the formula with open limits, the schedule, and derivatives with r and d given."""
+"""Batch renormalization: the formula without limits, the schedule, and gradients for fixed r and d."""
 
 from typing import Any
 
@@ -18,18 +18,18 @@ def test_clipped_ratios_follow_the_formula() -> None:
     mu, sigma = a.mean(0), a.std(0)
     r = np.clip(sigma / s, 1 / 3, 3)
     d = np.clip((mu - m) / s, -5, 5)
-    assert r[1] == 3 and np.isclose(r[2], 1 / 3) and d[3] == 5  # the case has every limit in it
+    assert r[1] == 3 and np.isclose(r[2], 1 / 3) and d[3] == 5  # all limits are active in this case
     assert 1 / 3 < r[0] < 3 and -5 < d[0] < 5
     torch.testing.assert_close(y, torch.from_numpy(r * (a - mu) / (sigma + 1e-3) + d))
 
 
-def test_running_spread_of_zero_gives_the_limits() -> None:
+def test_zero_running_variance_gives_the_limits() -> None:
     y = batch_renorm(torch.zeros(4, 1), torch.zeros(1), torch.zeros(1), training=True, r_max=3.0, d_max=5.0)
     torch.testing.assert_close(y, torch.zeros(4, 1))
 
 
-def test_a_channel_that_does_not_vary_has_a_gradient() -> None:
-    """Its deviation is zero and has no slope: what is left is (dy - mean of dy) over eps, and r and d stand still."""
+def test_constant_channel_has_finite_gradient() -> None:
+    """Its standard deviation is zero and gets no gradient, so dx = (dy - mean of dy) / eps."""
     x = torch.full((4, 2), 7.0, dtype=torch.float64)
     x[:, 1] = torch.tensor([1.0, 2.0, 4.0, 8.0])
     x.requires_grad_()
@@ -37,12 +37,12 @@ def test_a_channel_that_does_not_vary_has_a_gradient() -> None:
     y = batch_renorm(x, None, None, training=True, eps=1e-3)
     (dx,) = torch.autograd.grad(y, x, dy)
     torch.testing.assert_close(dx[:, 0], (dy[:, 0] - 3.0) / 1e-3)
-    other = x.detach()[:, 1:].requires_grad_()  # the channel beside it is what it is alone
+    other = x.detach()[:, 1:].requires_grad_()  # the other channel is not affected
     (alone,) = torch.autograd.grad(batch_renorm(other, None, None, training=True, eps=1e-3), other, dy[:, 1:])
     torch.testing.assert_close(dx[:, 1:], alone)
 
 
-def test_derivatives_with_r_and_d_given() -> None:
+def test_gradcheck_with_fixed_r_and_d() -> None:
     x = torch.randn(4, 3, 2, dtype=torch.float64, requires_grad=True)
     weight, bias = (torch.randn(3, dtype=torch.float64, requires_grad=True) for _ in range(2))
     r, d = torch.tensor([0.5, 1.0, 2.0]).double(), torch.tensor([0.1, -0.3, 0.0]).double()
@@ -54,15 +54,17 @@ def test_derivatives_with_r_and_d_given() -> None:
     assert torch.autograd.gradgradcheck(function, (x, weight, bias))
 
 
-def test_r_and_d_stop_their_gradient() -> None:
+def test_no_gradient_through_r_and_d() -> None:
     """The gradient is that of the same r and d held constant."""
     x = torch.randn(6, 3, dtype=torch.float64, requires_grad=True)
     mean, var = torch.full((3,), 0.2).double(), torch.full((3,), 0.5).double()
     dy = torch.randn(6, 3).double()
-    (found,) = torch.autograd.grad(batch_renorm(x, mean, var, training=True, momentum=0.0, r_max=3.0, d_max=5.0), x, dy)
+    (result,) = torch.autograd.grad(
+        batch_renorm(x, mean, var, training=True, momentum=0.0, r_max=3.0, d_max=5.0), x, dy
+    )
     std, mu = x.detach().std(0, correction=0), x.detach().mean(0)
     fixed = batch_renorm(x, None, None, training=True, r=std / var.sqrt(), d=(mu - mean) / var.sqrt())
-    torch.testing.assert_close(found, torch.autograd.grad(fixed, x, dy)[0])
+    torch.testing.assert_close(result, torch.autograd.grad(fixed, x, dy)[0])
 
 
 @pytest.mark.parametrize(
@@ -83,7 +85,7 @@ def test_published_schedule(batches: int, r_max: float, d_max: float) -> None:
     assert (layer.r_limit.item(), layer.d_limit.item()) == pytest.approx((r_max, d_max))
 
 
-def test_schedule_scaled_to_a_run_is_the_published_one_in_percent() -> None:
+def test_total_steps_scales_the_published_schedule() -> None:
     published, scaled = cn.BatchRenorm1d(2), cn.BatchRenorm1d(2, total_steps=4_000)
     for percent in (0, 5, 12, 25, 33, 40, 99):
         published.num_batches_tracked.fill_(1_000 * percent)
@@ -94,7 +96,7 @@ def test_schedule_scaled_to_a_run_is_the_published_one_in_percent() -> None:
         torch.testing.assert_close(scaled.d_limit, published.d_limit)
 
 
-def test_schedule_is_restored_from_the_counter_alone() -> None:
+def test_schedule_is_restored_from_the_counter() -> None:
     layer = cn.BatchRenorm1d(2, total_steps=100)
     for _ in range(20):
         layer(torch.randn(4, 2))
@@ -105,8 +107,8 @@ def test_schedule_is_restored_from_the_counter_alone() -> None:
     assert twin.r_limit.item() > 1
 
 
-def test_open_limits_make_training_equal_evaluation() -> None:
-    """With no clipping the training output is that of the running moments: what the method is for."""
+def test_large_limits_make_training_equal_evaluation() -> None:
+    """Without clipping, the training output uses the running moments, which is the purpose of the method."""
     layer = cn.BatchRenorm1d(3, eps=1e-6, momentum=0.0)
     layer.num_batches_tracked.fill_(90_000)
     with torch.no_grad():
@@ -116,7 +118,7 @@ def test_open_limits_make_training_equal_evaluation() -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "said"),
+    ("option", "message"),
     [
         ({"r_max": 0.5}, "r_max=0.5 must be .* 1 or more"),
         ({"r_max": float("nan")}, "r_max=nan must be"),
@@ -127,14 +129,14 @@ def test_open_limits_make_training_equal_evaluation() -> None:
         ({"total_steps": 0}, "total_steps=0 must be 1 or more"),
     ],
 )
-def test_bad_limits_are_named(option: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=f"BatchRenorm2d: {said}"):
+def test_wrong_limits_raise(option: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"BatchRenorm2d: {message}"):
         cn.BatchRenorm2d(8, **option)
 
 
 @pytest.mark.parametrize("total_steps", [None, 30, 100])
-def test_the_share_is_that_of_the_batches_whose_r_is_not_1(total_steps: int | None) -> None:
-    """By the formula itself: the running spread before a batch, and what of the ratio to it the limit lets through."""
+def test_corrected_share_counts_batches_after_ramp_start(total_steps: int | None) -> None:
+    """Computed from the formula: the running standard deviation before a batch, and the clipped ratio to it."""
     torch.manual_seed(0)
     layer = cn.BatchRenorm1d(3, total_steps=total_steps)
     free = []

@@ -1,4 +1,4 @@
-"""Torch's own layers in a network: what they give is what ours give, so that only their time differs."""
+"""Networks of torch's layers: same results as ours, so that only the time differs."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch import nn
 
 from contnorm.bench.config.schema import ModelConfig, NormConfig
 from contnorm.bench.models import build_model
-from contnorm.convert.detect import Recognized, recognize
+from contnorm.convert.detect import DetectedNorm, detect_norm
 from contnorm.errors import UserError
-from contnorm.layers.stock import STOCK, StockGroupNorm
+from contnorm.layers.stock import STOCK_NORMS, StockGroupNorm
 from contnorm.layers.switchable import SwitchNorm2d
 from contnorm.registry import NORMS
 
@@ -23,8 +23,8 @@ def network(norm: NormConfig) -> nn.Module:
     return build_model(ModelConfig("resnet18", width=8), norm, (3, 8, 8), 5, 100)
 
 
-@pytest.mark.parametrize("name", STOCK)
-def test_stock_layers_learn_as_ours_do(name: str) -> None:
+@pytest.mark.parametrize("name", STOCK_NORMS)
+def test_stock_layers_train_as_ours(name: str) -> None:
     """In float64, where two orders of the same sums agree to 1e-9 after three steps."""
     ours, stock = (network(NormConfig(name, groups=4, layers=kind)).double() for kind in ("ours", "stock"))
     chance = torch.Generator().manual_seed(1)
@@ -50,7 +50,7 @@ def test_stock_layers_learn_as_ours_do(name: str) -> None:
 def test_stock_layers_are_torchs(name: str) -> None:
     model = network(NormConfig(name, groups=4, layers="stock"))
     leaves = [m for m in model.blocks.modules() if not list(m.children()) and not isinstance(m, nn.Conv2d)]
-    plain = [m for m in leaves if type(m) is not StockGroupNorm]  # torch's forward, but where that would crash
+    plain = [m for m in leaves if type(m) is not StockGroupNorm]  # torch's forward, except where that would crash
     assert {type(module).__module__.partition(".")[0] for module in plain} <= {"torch"}
     assert len(plain) < len(leaves) if name == "gn" else plain == leaves
 
@@ -75,36 +75,36 @@ print("done")
 """
 
 
-def test_channels_last_input_without_gradient_does_not_end_the_process() -> None:
-    """In a process of its own: torch's group norm ends it with a segmentation fault."""
+def test_channels_last_input_without_gradient_does_not_crash() -> None:
+    """Run in a subprocess, because torch's group norm causes a segmentation fault."""
     ran = subprocess.run([sys.executable, "-c", CHANNELS_LAST], capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stdout.strip()) == (0, "done"), ran.stderr
 
 
-def test_stock_group_norm_is_torchs_bit_for_bit_and_recognized() -> None:
+def test_stock_group_norm_is_bit_exact_and_detected() -> None:
     ours, stock = StockGroupNorm(2, 8), nn.GroupNorm(2, 8)
     x = torch.randn(3, 8, 4, 4, generator=torch.Generator().manual_seed(0))
-    for given in (x, x.clone().requires_grad_()):
-        assert torch.equal(ours(given), stock(given))
+    for tensors in (x, x.clone().requires_grad_()):
+        assert torch.equal(ours(tensors), stock(tensors))
     assert ours.state_dict().keys() == stock.state_dict().keys()
-    found = recognize(ours)
-    assert isinstance(found, Recognized) and found.norm == "gn" and found.options["num_groups"] == 2
+    result = detect_norm(ours)
+    assert isinstance(result, DetectedNorm) and result.norm == "gn" and result.options["num_groups"] == 2
 
 
-def test_the_stock_switchable_norm_keeps_to_torchs_operators(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever is asked for by the variable, and on a GPU: its time is what Table 3 compares."""
+def test_stock_switchable_norm_uses_torch_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the variable selects Triton: Table 3 compares its time."""
     monkeypatch.setenv("CONTNORM_KERNEL", "triton")
     layers = [m for m in network(NormConfig("sn", layers="stock")).modules() if isinstance(m, SwitchNorm2d)]
     assert layers and {layer.kernel for layer in layers} == {"reference"}
 
 
-@pytest.mark.parametrize("name", sorted(NORMS.keys() - set(STOCK)))
-def test_what_torch_has_no_layer_for_is_refused(name: str) -> None:
+@pytest.mark.parametrize("name", sorted(NORMS.keys() - set(STOCK_NORMS)))
+def test_norm_without_torch_layer_raises(name: str) -> None:
     with pytest.raises(UserError, match=rf"norm\.layers='stock': torch has no layers for norm '{name}'\. Use one of"):
         network(NormConfig(name, groups=4, layers="stock"))
 
 
 @pytest.mark.parametrize("more", [{"groups": "auto"}, {"momentum": "cumulative"}])
-def test_what_torchs_layers_do_not_take_is_refused(more: dict[str, str]) -> None:
+def test_options_that_torch_layers_do_not_accept_raise(more: dict[str, str]) -> None:
     with pytest.raises(UserError, match="are for ours alone"):
         network(NormConfig("cn", layers="stock", **more))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Switchable normalization: each corner of its mixture is a norm known otherwise."""
+"""Switchable normalization: with a single weight, it is another known norm."""
 
 import copy
 
@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 import contnorm as cn
 
-FAR = 60.0  # a logit so far off that its softmax is zero in float64
+FAR = 60.0  # a logit whose softmax is zero in float64
 
 
 def corner(which: int, dim: int = 2) -> torch.nn.Module:
@@ -20,24 +20,24 @@ def corner(which: int, dim: int = 2) -> torch.nn.Module:
     return layer
 
 
-def test_layer_corner_is_layer_norm_up_to_the_unbiased_row_variance() -> None:
+def test_layer_weight_only_is_layer_norm() -> None:
     x = torch.randn(5, 6, 40, 40, dtype=torch.float64)
     torch.testing.assert_close(corner(1)(x), F.layer_norm(x, x.shape[1:]), rtol=1e-3, atol=1e-3)
 
 
-def test_instance_corner_is_instance_norm_with_the_unbiased_variance() -> None:
+def test_instance_weight_only_is_instance_norm() -> None:
     x = torch.randn(5, 6, 3, 4, dtype=torch.float64)
     expected = (x - x.mean((2, 3), keepdim=True)) / (x.var((2, 3), keepdim=True) + 1e-5).sqrt()
     torch.testing.assert_close(corner(0)(x), expected)
 
 
-def test_corners_of_flat_input_are_layer_and_batch_norm() -> None:
+def test_single_weights_of_flat_input_are_layer_and_batch_norm() -> None:
     x = torch.randn(9, 6, dtype=torch.float64)
     torch.testing.assert_close(corner(1, dim=1)(x), F.layer_norm(x, (6,)))
     torch.testing.assert_close(corner(2, dim=1)(x), F.batch_norm(x, None, None, training=True))
 
 
-def test_moments_start_at_zero_and_the_weights_are_two() -> None:
+def test_initial_moments_and_weights() -> None:
     layer = cn.SwitchNorm2d(4)
     torch.testing.assert_close(layer.running_var, torch.zeros(4))
     assert layer.mean_weight.shape == layer.var_weight.shape == (3,)
@@ -51,8 +51,8 @@ def test_moments_start_at_zero_and_the_weights_are_two() -> None:
 
 
 @pytest.mark.parametrize("value", [1e8, float("inf")])
-def test_an_outlier_harms_only_what_it_touches(value: float) -> None:
-    """Other channels of other samples share no moment with it, so they must not even lose a digit."""
+def test_outlier_affects_only_its_sample_and_channel(value: float) -> None:
+    """Other channels of other samples share no moments with it, so they must not change."""
     layer = cn.SwitchNorm2d(4)
     x = torch.randn(3, 4, 5, 5)
     clean = layer(x)

@@ -1,4 +1,4 @@
-"""Synchronised continual normalization on two processes is one process on the whole batch."""
+"""Synchronized continual normalization on two processes equals one process on the whole batch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.layers.processes import together
 pytestmark = pytest.mark.ddp
 
 VARIANTS = ["cn", "cn_tied", "bn_gn", "bn_gn_tied"]
-# How the twelve samples fall to the two processes: evenly, unevenly, all on one, one of a single sample.
+# Distribution of twelve samples over two processes: even, uneven, all on one, a single sample on one.
 SPLITS = [(6, 6), (9, 3), (12, 0), (11, 1)]
 
 
@@ -50,7 +50,7 @@ def facts(net: nn.Module, y: Tensor, x: Tensor) -> dict[str, Any]:
 
 
 def step(net: nn.Module, x: Tensor, dy: Tensor) -> dict[str, Any]:
-    for _ in range(2):  # twice: the second batch sees buffers that were moved
+    for _ in range(2):  # twice, so that the second batch sees updated buffers
         net.zero_grad()
         x = x.detach().clone().requires_grad_()
         y = net(x)
@@ -61,10 +61,10 @@ def step(net: nn.Module, x: Tensor, dy: Tensor) -> dict[str, Any]:
 def one_rank(rank: int, norm: str, momentum: float | None, split: tuple[int, int]) -> dict[str, Any]:
     net = DistributedDataParallel(cn.convert_sync(model(norm, momentum)))
     x, dy = (t.split(list(split))[rank] for t in data())
-    found = step(net, x, dy)
+    result = step(net, x, dy)
     # DDP averages over processes; the whole-batch loss is their sum.
-    found["grads"] = {name: grad * 2 for name, grad in found["grads"].items()}
-    return found
+    result["grads"] = {name: grad * 2 for name, grad in result["grads"].items()}
+    return result
 
 
 def all_cases(rank: int) -> dict[Any, Any]:
@@ -109,34 +109,34 @@ def all_empty(rank: int) -> tuple[int, Tensor]:
     return int(layer.num_batches_tracked), layer.running_mean + y.sum()
 
 
-def test_an_empty_batch_everywhere_moves_nothing() -> None:
+def test_empty_batch_on_all_processes_changes_nothing() -> None:
     for counted, mean in together(all_empty, 2):
         assert counted == 0
         torch.testing.assert_close(mean, torch.zeros(8))
 
 
 def refused(rank: int) -> list[str]:
-    """What one process would refuse: groups of one value, and one value in all."""
-    said = []
+    """Inputs that raise in one process: groups of one value, and a single value."""
+    message = []
     for groups, samples in ((8, 4), (2, 1 - rank)):
         layer = cn.SyncContinualNorm(8, num_groups=groups)
         try:
             layer(torch.randn(samples, 8))
         except ValueError as error:
-            said.append(str(error))
+            message.append(str(error))
         assert layer.num_batches_tracked == 0
-    return said
+    return message
 
 
-def test_what_one_process_refuses_all_refuse() -> None:
+def test_error_of_one_process_is_raised_on_all() -> None:
     for one_value_a_group, one_value_in_all in together(refused, 2):
         assert "num_groups=8 leaves one value in each group" in one_value_a_group
         assert "Expected more than 1 value per channel" in one_value_in_all
 
 
 def plain_ddp(rank: int) -> dict[str, Any]:
-    """Every norm of the catalog under DDP with local statistics: one step, gradients averaged, no hang."""
-    found = {}
+    """Every norm under DDP with local statistics: one step, averaged gradients, no deadlock."""
+    result = {}
     for name, spec in NORMS.items():
         torch.manual_seed(0)
         options = {"num_groups": 2} if spec.grouped else {}
@@ -146,8 +146,8 @@ def plain_ddp(rank: int) -> dict[str, Any]:
         x = torch.randn(4, 3, 7, 7, generator=torch.Generator().manual_seed(rank))
         wrapped(x).square().sum().backward()
         twin(x).square().sum().backward()
-        found[name] = ([p.grad for p in net.parameters()], [p.grad for p in twin.parameters()])
-    return found
+        result[name] = ([p.grad for p in net.parameters()], [p.grad for p in twin.parameters()])
+    return result
 
 
 def test_every_norm_trains_under_ddp() -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from contnorm.bench.config.defaults import settle
-from contnorm.bench.config.schema import laid_over
+from contnorm.bench.config.defaults import complete
+from contnorm.bench.config.schema import merge_settings
 from contnorm.bench.memory_stats import Census
 from contnorm.bench.metrics.multilabel import LabelMatrix, LabelStats
 from contnorm.bench.records import Store
@@ -41,8 +41,8 @@ def make_records(
     """Under the folder that `contnorm paper` would use; a cell that shares its run with another is made once."""
     store = Store(root / recipe.name if recipe.alone else root)
     for number, cell in enumerate(cell for cell in cells_of(recipe) if only(cell)):
-        values = laid_over(cell.values, {"train": {"precision": precision}})
-        config = settle(values, source_of(cell))
+        values = merge_settings(cell.values, {"train": {"precision": precision}})
+        config = complete(values, source_of(cell))
         if config.model.weights is not None:  # as a run fills it in
             config = replace(config, model=replace(config.model, weights_hash="0f" * 6))
         for seed in range(seeds):

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("jinja2", reason="jinja2 is not installed")
 
-from contnorm.bench.config.defaults import settle
+from contnorm.bench.config.defaults import complete
 from contnorm.bench.metrics.accuracy_matrix import score
 from contnorm.cli.report import Report, report_of, report_text
 from contnorm.paper.cells import cells_of, source_of
@@ -41,10 +41,11 @@ def html(report: Report) -> str:
 
 def test_a_strategys_own_memory_is_part_of_its_settings() -> None:
     kinds = {
-        cell.place["strategy"]: settle(cell.values, source_of(cell)).memory.kind for cell in cells_of(find_recipe(MINI))
+        cell.place["strategy"]: complete(cell.values, source_of(cell)).memory.kind
+        for cell in cells_of(find_recipe(MINI))
     }
     assert kinds == {"prs": "prs", "crs": "reservoir"}
-    assert settle({"stream": {"name": "cocoseq"}, "strategy": {"name": "PRS"}}, "cocoseq").strategy.name == "prs"
+    assert complete({"stream": {"name": "cocoseq"}, "strategy": {"name": "PRS"}}, "cocoseq").strategy.name == "prs"
 
 
 def test_tables_of_labels_have_verdicts_by_group(html: str) -> None:

@@ -138,7 +138,7 @@ def _power(effect: float, seeds: int) -> float:
 
 
 def _by_seed(runs: _HasRecords | Iterable[Record], name: str) -> dict[int, Record]:
-    records = list(getattr(runs, "records", runs))
+    records: list[Record] = list(runs if isinstance(runs, Iterable) else runs.records)
     if not records:
         raise UserError(f"{name} has no records to compare.")
     hashes = {record.config.hash for record in records}

@@ -155,8 +155,10 @@ def _write_to_stderr(text: str) -> None:
 
 
 def _end_at_once(number: int) -> None:
-    for child in [*multiprocessing.active_children(), *child_processes]:
+    for child in multiprocessing.active_children():
         child.kill()
+    for worker in child_processes:
+        worker.kill()
     _write_to_stderr(ENDED)
     os._exit(128 + number)
 

@@ -36,13 +36,13 @@ STRATEGIES: dict[str, StrategySpec] = {
         StrategySpec(
             "single",
             "contnorm.bench.strategies.base:Single",
-            "learn from the stream alone",
+            "train on the stream only, without replay",
             ("naive", "sgd", "finetune"),
         ),
         StrategySpec(
             "er",
             "contnorm.bench.strategies.er:ER",
-            "experience replay: the stream's batch and one from the memory",
+            "experience replay: a batch of the stream and one of the memory per step",
         ),
         StrategySpec(
             "derpp",
@@ -53,14 +53,14 @@ STRATEGIES: dict[str, StrategySpec] = {
         StrategySpec(
             "prs",
             "contnorm.bench.strategies.er:ER",
-            "experience replay from a memory that gives every label its share",
+            "experience replay from a partitioning reservoir, which balances labels",
             ("partitioning-reservoir",),
             memory="prs",
         ),
         StrategySpec(
             "crs",
             "contnorm.bench.strategies.er:ER",
-            "experience replay from a conventional reservoir: what prs is compared with",
+            "experience replay from a conventional reservoir, the baseline of prs",
             ("reservoir",),
             memory="reservoir",
         ),

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from contnorm.bench.config.schema import dotted
+from contnorm.bench.config.schema import flatten_settings
 from contnorm.bench.local_imports import imported_files, is_local
 from contnorm.bench.trust import require_trust, untrusted
 from contnorm.errors import RunBrokeError, UserError, usable
@@ -135,7 +135,7 @@ def code_files(values: Mapping[str, Any]) -> list[Path]:
         >>> code_files({"strategy": {"name": "er"}, "model": {"name": "nets/mine.py:make"}})
         [PosixPath('nets/mine.py')]
     """
-    flat = dotted(values)
+    flat = flatten_settings(values)
     names = [flat.get(key) for key in ("strategy.name", "model.name")]
     return [_path(name) for name in names if isinstance(name, str) and is_user_code(name) and not is_python(name)]
 

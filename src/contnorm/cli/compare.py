@@ -14,7 +14,8 @@ from itertools import product
 
 from rich.console import Console
 
-from contnorm.bench.config.diff import differences, word
+from contnorm.bench.config.defaults import differences
+from contnorm.bench.config.sources import format_value
 from contnorm.bench.fingerprint import Match, compare_fingerprints, not_comparable
 from contnorm.bench.metrics.accuracy_matrix import score
 from contnorm.bench.records import Record, spread_over_seeds
@@ -119,7 +120,7 @@ def _show_settings(a: Record, b: Record, console: Console) -> None:
     apart = differences(a.config, b.config)
     console.print(safe_text("they differ in" if apart else "they differ in no setting"))
     for key, (old, new) in apart.items():
-        console.print(safe_text(f"  {key}: {word(old)} -> {word(new)}"))
+        console.print(safe_text(f"  {key}: {format_value(old)} -> {format_value(new)}"))
 
 
 def _other_samples(a: Sequence[Record], b: Sequence[Record]) -> str:

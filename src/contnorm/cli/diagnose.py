@@ -10,9 +10,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from contnorm.bench.config.diff import differences, word
+from contnorm.bench.config.defaults import differences
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig
+from contnorm.bench.config.sources import format_value
 from contnorm.bench.data.registry import DIGITS, Source, digits_notice, load_source
 from contnorm.bench.engine.evaluate import TaskBatches, classes_of
 from contnorm.bench.engine.job import RunEnvironment
@@ -22,13 +23,13 @@ from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.engine.weights import load_run_weights, load_weights, weights_path
 from contnorm.bench.fingerprint import Match, compare_fingerprints, not_comparable
 from contnorm.bench.records import Record, Store
+from contnorm.bench.stats.paired import summed_up
 from contnorm.bench.trust import only_trusted
 from contnorm.bench.user_code import code_files
 from contnorm.cli.show import described
 from contnorm.cli.tables import safe_text, say, say_on_stderr
 from contnorm.diagnosis.measure import diagnose
-from contnorm.diagnosis.pair import pair_sentence
-from contnorm.diagnosis.result import Diagnosis
+from contnorm.diagnosis.result import Diagnosis, pair_sentence
 from contnorm.errors import UserError, usable
 
 __all__ = ["Brought", "diagnose_brought", "diagnose_record", "show_diagnosis"]
@@ -196,7 +197,11 @@ def _pairs(target: str | Brought, other: str, seed: int | None, place: RunEnviro
     apart = differences(*configs)
     if not apart:
         raise UserError(f"--beside {other}: is the same run. Give one with another norm.")
-    others = [f"{key}={word(b)} (not {word(a)})" for key, (a, b) in apart.items() if not key.startswith("norm.")]
+    others = [
+        f"{key}={format_value(b)} (not {format_value(a)})"
+        for key, (a, b) in apart.items()
+        if not key.startswith("norm.")
+    ]
     if others:
         raise UserError(f"--beside {other}: a pair differs in its norm alone, and here {', '.join(others)} too.")
     seeds = sorted(first.keys() & second.keys())
@@ -221,7 +226,8 @@ def _with_weights(run: str, seed: int | None, place: RunEnvironment) -> dict[int
 def _pair_summary(pairs: Sequence[tuple[Located, Located]], place: RunEnvironment) -> str:
     diagnoses = [tuple(diagnose_record(record, path, place) for record, path in pair) for pair in pairs]
     here, there = (described(record.config)[-1] for record, _ in pairs[0])
-    return pair_sentence([(first, second) for first, second in diagnoses], here, there)
+    pairs_of_results = [(first, second) for first, second in diagnoses]
+    return pair_sentence(pairs_of_results, here, there, interval=lambda differences: summed_up(differences).t)
 
 
 def _of_seed(records: list[Record], run: str, seed: int | None) -> Record:

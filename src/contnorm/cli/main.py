@@ -22,21 +22,21 @@ from typer.core import TyperGroup
 
 from contnorm import __version__
 from contnorm.bench.config.schema import show_value
+from contnorm.bench.config.sources import (
+    Setting,
+    check_seed,
+    check_seeds,
+    collect_settings,
+    nest_settings,
+    parse_assignments,
+    parse_int_or_text,
+)
 from contnorm.bench.escape import escape_terminal
 from contnorm.bench.records import Found, Record, Store, distinct
 from contnorm.bench.trust import check_files, only_trusted
 from contnorm.bench.user_code import code_files
 from contnorm.cli.garbage import importing_torch, leave_it_to_the_system
 from contnorm.cli.tables import safe_text, say_on_stderr
-from contnorm.cli.typed_settings import (
-    Setting,
-    assignments_of,
-    check_seed,
-    check_seeds,
-    merge_settings,
-    number_or_word,
-    settings_of,
-)
 from contnorm.errors import UserError, unknown
 
 __all__ = ["app", "main"]
@@ -234,7 +234,7 @@ def run(
         "stream.name": stream,
         "strategy.name": strategy,
         "norm.name": norm,
-        "norm.groups": number_or_word(groups) if groups is not None else None,
+        "norm.groups": parse_int_or_text(groups) if groups is not None else None,
         "model.weights": weights,
         "memory.size": buffer,
         "train.batch": batch,
@@ -247,8 +247,8 @@ def run(
     names = {key: _FLAG_NAMES.get(key, f"--{key.partition('.')[2].replace('_', '-')}") for key in flags}
     typed = [Setting(names[key], key, value) for key, value in flags.items() if _is_typed(context, key, value)]
     defaults = {key: value for key, value in flags.items() if value is not None}
-    values = merge_settings(defaults, config, typed, set_ or [])
-    named = code_files(settings_of([*typed, *assignments_of(set_ or [])]))
+    values = collect_settings(defaults, config, typed, set_ or [])
+    named = code_files(nest_settings([*typed, *parse_assignments(set_ or [])]))
     options = RunOptions(device, lanes, threads, keep_weights, allow_missing)
     with only_trusted(
         [*check_files(trust_code or []), *named]

@@ -11,7 +11,8 @@ from rich.console import Console
 
 from contnorm.bench.api.execution import RunOptions, run_environment
 from contnorm.bench.config.resolve import resolve
-from contnorm.bench.config.schema import RunConfig, from_dict, laid_over
+from contnorm.bench.config.schema import RunConfig, from_dict, merge_settings
+from contnorm.bench.config.sources import Setting, check_seeds, nest_settings, parse_assignments
 from contnorm.bench.data.multilabel_store import find_stored
 from contnorm.bench.data.registry import SOURCES, data_root, find_layout, looked_for
 from contnorm.bench.engine.job import RunEnvironment
@@ -23,7 +24,6 @@ from contnorm.cli.paper_data import show_data_table
 from contnorm.cli.paper_records import Kept, hows_of
 from contnorm.cli.paper_tables import show_claims, show_curves, show_table
 from contnorm.cli.tables import safe_text, say, say_on_stderr
-from contnorm.cli.typed_settings import Setting, assignments_of, check_seeds, settings_of
 from contnorm.errors import UserError, unknown
 from contnorm.paper.cells import Cell, cells_of, source_of, unreached
 from contnorm.paper.diverged import lost_remarks
@@ -205,7 +205,7 @@ def _typed(request: Asked) -> dict[str, Any]:
     """Typed settings that override the recipe's."""
     flags = [Setting("--max-steps", "train.max_steps", request.max_steps)]
     flags.append(Setting("--precision", "train.precision", request.precision))
-    typed = settings_of([*(flag for flag in flags if flag.value is not None), *assignments_of(request.settings)])
+    typed = nest_settings([*(flag for flag in flags if flag.value is not None), *parse_assignments(request.settings)])
     from_dict(typed)
     if request.lr == "best" and "lr" in typed.get("train", {}):
         raise UserError(f"--lr best and --set train.lr={typed['train']['lr']} contradict each other. Use one of them.")
@@ -254,7 +254,7 @@ def config_of(cell: Cell, root: Path, own: Mapping[str, Any] | None = None) -> R
     """Configuration of a cell's run; typed settings override the cell's."""
     typed = own or {}
     source = typed.get("stream", {}).get("source") or source_of(cell)
-    return resolve(laid_over(laid_over(cell.values, typed), {"stream": {"source": source}}), root)
+    return resolve(merge_settings(merge_settings(cell.values, typed), {"stream": {"source": source}}), root)
 
 
 def _other_data(cells: Iterable[Cell], typed: str | None) -> list[str]:

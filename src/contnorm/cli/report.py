@@ -7,13 +7,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from contnorm.bench.config.diff import changed, in_words, word
+from contnorm.bench.config.defaults import changed
 from contnorm.bench.config.schema import RunConfig
+from contnorm.bench.config.sources import MAX_SEEDS, format_settings, format_value
 from contnorm.bench.records import Record, by_settings
 from contnorm.bench.streams.tasks import STREAMS
 from contnorm.cli.run_tables import run_blocks, runs_csv
 from contnorm.cli.show import Lost, described, own_settings
-from contnorm.cli.typed_settings import MOST_SEEDS
 from contnorm.errors import UserError, unknown
 from contnorm.paper.diverged import lost_words
 from contnorm.paper.recipe_file import recipe_names
@@ -227,7 +227,7 @@ def _run_view(group: Sequence[Record], timed: str = "", lost: Mapping[int, str] 
     first = group[0]
     facts = [*_facts(group), *([("lost", lost_words(lost, len(group)))] if lost else [])]
     title = " ".join(described(first.config)) + (f", timed for {timed}" if timed else "")
-    settings = in_words(changed(first.config), {*own_settings(first.config), "evaluate.moments"})
+    settings = format_settings(changed(first.config), {*own_settings(first.config), "evaluate.moments"})
     return RunView(first.config.hash, title, settings, _command(group), facts)
 
 
@@ -267,7 +267,7 @@ def _command(group: Sequence[Record]) -> str:
     names = {"--stream": config.stream.name, "--strategy": config.strategy.name, "--norm": config.norm.name}
     named = " ".join(f"{flag} {shlex.quote(name)}" for flag, name in names.items())
     typed = ["contnorm run", named, _seeds([record.seed for record in group]), *_device_flags(group[0])]
-    return " ".join([*typed, *(f"--set {shlex.quote(f'{k}={word(v)}')}" for k, v in rest.items())])
+    return " ".join([*typed, *(f"--set {shlex.quote(f'{k}={format_value(v)}')}" for k, v in rest.items())])
 
 
 def _device_flags(record: Record) -> list[str]:
@@ -287,14 +287,14 @@ def _seeds(seeds: Sequence[int]) -> str:
         ('--seeds 5', '--seed 3', '--seed 0')
     """
     alone = len(seeds) == 1 and seeds[0] > 0
-    return f"--seed {min(seeds)}" if alone or max(seeds) >= MOST_SEEDS else f"--seeds {max(seeds) + 1}"
+    return f"--seed {min(seeds)}" if alone or max(seeds) >= MAX_SEEDS else f"--seeds {max(seeds) + 1}"
 
 
 def _facts(group: Sequence[Record]) -> list[tuple[str, str]]:
     """Facts on the runs of all seeds; where seeds differ, each value once."""
     each = [_of_one(record) for record in group]
     facts = {key: " / ".join(dict.fromkeys(one[key] for one in each)) for key in each[0]}
-    settings = ", ".join(f"{key}={word(value)}" for key, value in changed(group[0].config).items())
+    settings = ", ".join(f"{key}={format_value(value)}" for key, value in changed(group[0].config).items())
     seeds = ", ".join(str(record.seed) for record in group)
     return [(name, value) for name, value in {"seeds": seeds, "settings": settings, **facts}.items() if value]
 

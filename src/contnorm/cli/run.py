@@ -11,7 +11,7 @@ from rich.console import Console
 from contnorm.bench.api.execution import ResumeError, RunInterrupted, RunOptions, resume
 from contnorm.bench.api.run import run
 from contnorm.bench.api.stream import load_stream
-from contnorm.bench.config.schema import dotted
+from contnorm.bench.config.schema import flatten_settings
 from contnorm.cli.show import show_scores
 from contnorm.errors import UserError
 
@@ -23,7 +23,7 @@ def run_seeds(
 ) -> int:
     """Run the seeds that have no record, show the scores of all, and return the exit code."""
     stream = load_stream(root=root, allow_missing=options.allow_missing, **values["stream"])
-    settings = dotted({group: content for group, content in values.items() if group != "stream"})
+    settings = flatten_settings({group: content for group, content in values.items() if group != "stream"})
     try:
         result = run(
             stream,

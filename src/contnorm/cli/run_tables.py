@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from contnorm.bench.config.diff import changed, in_words
+from contnorm.bench.config.defaults import changed
+from contnorm.bench.config.sources import format_settings
 from contnorm.bench.metrics.accuracy_matrix import score
 from contnorm.bench.records import Record
 from contnorm.cli.show import (
@@ -88,7 +89,7 @@ def runs_csv(groups: Groups) -> str:
     rows: list[Sequence[object]] = []
     for run, group in groups.items():
         config = group[0].config
-        what = [run, *described(config), in_words(changed(config), own_settings(config))]
+        what = [run, *described(config), format_settings(changed(config), own_settings(config))]
         for record in group:
             for moments, labels, values in _measured(record):
                 place = [moments, record.seed, *([labels] if several else [])]

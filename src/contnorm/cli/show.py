@@ -14,8 +14,9 @@ from functools import lru_cache
 from rich.console import Console
 from rich.table import Table
 
-from contnorm.bench.config.diff import changed, in_words, varying
+from contnorm.bench.config.defaults import changed, varying
 from contnorm.bench.config.schema import RunConfig
+from contnorm.bench.config.sources import format_settings
 from contnorm.bench.metrics.accuracy_matrix import AccuracyMatrix
 from contnorm.bench.metrics.multilabel import LabelMatrix, mean_ap
 from contnorm.bench.records import Record, by_settings
@@ -140,7 +141,7 @@ def _show_scores(records: Sequence[Summary], console: Console) -> None:
 def rows_of(group: Sequence[Summary], worth_saying: Collection[str] = ()) -> list[Row]:
     """Rows of one configuration: one per kind of moments and, for multi-label streams, per group of labels."""
     c = group[0].config
-    settings = in_words(changed(c), worth_saying)
+    settings = format_settings(changed(c), worth_saying)
     rows = []
     for moments in dict.fromkeys(("running", c.evaluate.moments)):
         by_seed = [summary.scores[moments] for summary in group if moments in summary.scores]

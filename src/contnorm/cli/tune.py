@@ -15,6 +15,7 @@ from rich.console import Console
 
 from contnorm.bench.api.execution import RunOptions, run_environment
 from contnorm.bench.config.schema import RunConfig
+from contnorm.bench.config.sources import check_seeds
 from contnorm.bench.engine.job import Job, RunEnvironment
 from contnorm.bench.records import Store, write_output
 from contnorm.bench.streams.tasks import STREAMS, find_stream
@@ -22,7 +23,6 @@ from contnorm.bench.trust import only_trusted
 from contnorm.cli.paper import config_of, is_found, selection_file, selection_of, what_to_put
 from contnorm.cli.paper_records import Kept, hows_of
 from contnorm.cli.tables import safe_text, say, say_on_stderr, show_rows
-from contnorm.cli.typed_settings import check_seeds
 from contnorm.errors import UserError, usable
 from contnorm.paper.cells import Cell, cells_of, source_of
 from contnorm.paper.filters import chosen

@@ -9,27 +9,42 @@ stays unchanged.
 from __future__ import annotations
 
 import fnmatch
+import functools
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import gcd
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from contnorm.checks import auto_groups, check_model
-from contnorm.convert.detect import Recognized, Stranger, drop_and_act, holds_moments, recognize
-from contnorm.convert.probe import random_state_restored
-from contnorm.convert.references import referenced_modules
-from contnorm.factory import Dim, accepted_options, build, check_options, named, norm_class
+from contnorm.convert.detect import (
+    DetectedNorm,
+    UnsupportedNorm,
+    detect_norm,
+    drop_and_act,
+    holds_moments,
+    random_state_restored,
+)
 from contnorm.layers.base import MomentNorm
 from contnorm.layers.sync import SyncContinualNorm
-from contnorm.moments.freeze import FREEZING_HOOKS, freeze_stats, is_frozen
-from contnorm.moments.modes import modes_restored
-from contnorm.registry import NORMS, NormSpec
+from contnorm.moments.freeze import FREEZING_HOOKS, evaluation_mode, freeze_stats, is_frozen
+from contnorm.registry import (
+    NORMS,
+    Dim,
+    NormSpec,
+    accepted_options,
+    build_norm,
+    check_options,
+    norm_class,
+    resolve_norm,
+)
 
-__all__ = ["Filter", "convert_norm", "convert_sync"]
+__all__ = ["Filter", "convert_norm", "convert_sync", "referenced_modules"]
 
 Choice = str | type[nn.Module] | Callable[[str, nn.Module], bool]
 Filter = Choice | Iterable[Choice]
@@ -84,7 +99,7 @@ def convert_norm(
         >>> model[1].weight is weight
         True
     """
-    spec, options = named(to, options, "convert_norm")
+    spec, options = resolve_norm(to, options, "convert_norm")
     check_model(model, "convert_norm")
     check_options(spec, norm_class(spec, dim or 2, "convert_norm"), options, "convert_norm")
     layers = _select_layers(model, only, skip, "convert_norm")
@@ -95,7 +110,7 @@ def convert_norm(
     replace = {}
     for layer in layers:
         chosen = (
-            {"num_groups": auto_groups(layer.recognized.channels, one_position=True)} if layer.module in narrow else {}
+            {"num_groups": auto_groups(layer.detected.channels, one_position=True)} if layer.module in narrow else {}
         )
         with _layer_named_in_errors(layer, "convert_norm"):
             replace[layer.module] = _build_replacement(layer, spec, {**options, **chosen}, fallback)
@@ -104,19 +119,19 @@ def convert_norm(
 
 def _check_groups(layers: list[_Layer], options: Mapping[str, object]) -> None:
     """Raise if the number of groups does not divide the channels of every layer, and suggest one that does."""
-    counts = {layer: options.get("num_groups", layer.recognized.options.get("num_groups", 32)) for layer in layers}
+    counts = {layer: options.get("num_groups", layer.detected.options.get("num_groups", 32)) for layer in layers}
     wrong = [
         layer
         for layer, count in counts.items()
-        if type(count) is int and count > 0 and layer.recognized.channels % count  # the layer itself reports the rest
+        if type(count) is int and count > 0 and layer.detected.channels % count  # the layer itself reports the rest
     ]
     if not wrong:
         return
     first, others = wrong[0], f" and {len(wrong) - 1} more layers" if len(wrong) > 1 else ""
     raise ValueError(
         f"convert_norm: layer {first.name!r} ({type(first.module).__name__}){others}: num_groups={counts[first]} does "
-        f"not divide the {first.recognized.channels} channels. The largest number that divides all {len(layers)} "
-        f"layers is num_groups={gcd(*(layer.recognized.channels for layer in layers))}; num_groups='auto' chooses one "
+        f"not divide the {first.detected.channels} channels. The largest number that divides all {len(layers)} "
+        f"layers is num_groups={gcd(*(layer.detected.channels for layer in layers))}; num_groups='auto' chooses one "
         f"for each. The model is unchanged."
     )
 
@@ -134,7 +149,7 @@ def _single_position_layers(model: nn.Module, layers: list[_Layer], example_inpu
 
     handles = [layer.module.register_forward_pre_hook(measure, with_kwargs=True) for layer in layers]
     try:
-        with torch.no_grad(), random_state_restored(), modes_restored(model):
+        with torch.no_grad(), random_state_restored(), evaluation_mode(model):
             _call(model, example_input)
     except Exception as error:
         raise ValueError(
@@ -180,18 +195,16 @@ def convert_sync(
     replace = {}
     for layer in _select_layers(model, only, skip, "convert_sync", _needs_sync):
         with _layer_named_in_errors(layer, "convert_sync"):
-            if layer.recognized.norm in ("brn", "sn"):
-                raise ValueError(
-                    f"{layer.recognized.norm!r} has no synchronised form. Convert it to 'bn' or 'cn' first."
-                )
-            new = _build_synced(layer.recognized, NORMS[layer.recognized.norm], {}, process_group)
+            if layer.detected.norm in ("brn", "sn"):
+                raise ValueError(f"{layer.detected.norm!r} has no synchronised form. Convert it to 'bn' or 'cn' first.")
+            new = _build_synced(layer.detected, NORMS[layer.detected.norm], {}, process_group)
             replace[layer.module] = _transfer_state(layer, new)
     return _swap(model, replace)
 
 
-def _needs_sync(module: nn.Module, recognized: Recognized) -> bool:
-    constant = recognized.constant or getattr(module, "use_running", False)
-    return NORMS[recognized.norm].keeps_moments and not recognized.synced and not constant
+def _needs_sync(module: nn.Module, detected: DetectedNorm) -> bool:
+    constant = detected.constant or getattr(module, "use_running", False)
+    return NORMS[detected.norm].keeps_moments and not detected.synced and not constant
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,7 +213,7 @@ class _Layer:
 
     name: str
     module: nn.Module
-    recognized: Recognized
+    detected: DetectedNorm
     near: Tensor | None
 
 
@@ -219,7 +232,7 @@ def _select_layers(
     only: Filter | None,
     skip: Filter | None,
     caller: str,
-    wants: Callable[[nn.Module, Recognized], bool] = lambda module, recognized: True,
+    wants: Callable[[nn.Module, DetectedNorm], bool] = lambda module, detected: True,
 ) -> list[_Layer]:
     """Return the norm layers selected by ``wants`` and the filters; raise if one of them cannot be replaced."""
     wanted, unwanted = _predicate(only, f"{caller}: only"), _predicate(skip, f"{caller}: skip")
@@ -231,38 +244,46 @@ def _select_layers(
     near = next(_floating(model.modules()), None)
     for name, module in model.named_modules():
         near = next(_floating([module]), near)
-        recognized = recognize(module)
-        if recognized is None:
+        detected = detect_norm(module)
+        if detected is None:
             continue
         names.append(name)
-        if isinstance(recognized, Recognized) and not wants(module, recognized):
+        if isinstance(detected, DetectedNorm) and not wants(module, detected):
             continue
         seen += 1
         if (only is not None and not wanted(name, module)) or (skip is not None and unwanted(name, module)):
             continue
         reason = (
-            recognized.reason
-            if isinstance(recognized, Stranger)
+            detected.reason
+            if isinstance(detected, UnsupportedNorm)
             else unreplaceable.get(module) or _hook_refusal(module)
         )
         if reason:
             refused.setdefault((type(module).__name__, reason), []).append(name)
-        elif isinstance(recognized, Recognized):
-            layers.append(_Layer(name, module, recognized, near))
+        elif isinstance(detected, DetectedNorm):
+            layers.append(_Layer(name, module, detected, near))
     if refused:
         raise ValueError(
             f"{caller}: can't convert {_refusals(refused)}. Remove the cause, or exclude the layers with skip=. The "
             f"model is unchanged."
         )
     if not layers:
-        why = "only= and skip= leave none of them" if seen else "torch's LayerNorm, over the last ones, is none of them"
         raise ValueError(
-            f"{caller}: found nothing to convert in {type(model).__name__}: it has {seen} norm layers to convert that "
-            f"work over channels in dimension 1; {why}. See contnorm.summarize(model)."
+            f"{caller}: nothing to convert in {type(model).__name__}: {_why_nothing(seen, len(names))}. See "
+            f"contnorm.summarize(model)."
         )
     for argument, value in (("only", only), ("skip", skip)):
         _check_names(value, names, f"{caller}: {argument}")
     return layers
+
+
+def _why_nothing(selectable: int, norms: int) -> str:
+    """Return why no layer is selected, from the number of layers that could be converted and of all norm layers."""
+    if selectable:
+        return f"only= and skip= exclude all {selectable} norm layers"
+    if norms:
+        return f"none of its {norms} norm layers needs it"
+    return "it has no norm over channels in dimension 1 (torch's LayerNorm normalizes the last dimensions)"
 
 
 def _check_names(filter_: Filter | None, names: Sequence[str], where: str) -> None:
@@ -306,7 +327,7 @@ def _unreplaceable_modules(model: nn.Module) -> dict[nn.Module, str]:
     reasons: dict[nn.Module, str] = {}
     for parent in model.modules():
         if isinstance(compiled := getattr(parent, "_orig_mod", None), nn.Module):
-            reasons[compiled] = "it is compiled as a model of its own; convert first, then compile"
+            reasons[compiled] = "it is compiled separately; convert first, then compile"
             continue  # the other references are internal to the compiler's wrapper
         for key, value in vars(parent).items():
             if key not in ("_modules", "_parameters", "_buffers"):
@@ -344,7 +365,7 @@ def _hook_refusal(module: nn.Module) -> str:
     for kind in _HOOKS:
         hooks = getattr(module, kind, {})
         if any(hook not in (drop_and_act, *FREEZING_HOOKS) for hook in hooks.values()):
-            return f"it carries hooks ({kind.strip('_').replace('_', ' ')}), which would be lost; remove them first"
+            return f"it has hooks ({kind.strip('_').replace('_', ' ')}), which would be lost; remove them first"
     return ""
 
 
@@ -363,26 +384,26 @@ def _dim_of_convolutions(model: nn.Module) -> Dim | None:
 
 def _build_replacement(layer: _Layer, spec: NormSpec, options: Mapping[str, object], fallback: Dim | None) -> nn.Module:
     """Build the replacement of a layer, with the layer's tensors."""
-    recognized = layer.recognized
-    if recognized.synced and spec.keeps_moments:
+    detected = layer.detected
+    if detected.synced and spec.keeps_moments:
         if spec.name in ("brn", "sn"):
             raise ValueError(f"it is synchronised, and {spec.name!r} has no synchronised form.")
         group = getattr(layer.module, "process_group", None)
-        return _transfer_state(layer, _build_synced(recognized, spec, options, group))
-    dim = cast("Dim | None", recognized.dim) or fallback
+        return _transfer_state(layer, _build_synced(detected, spec, options, group))
+    dim = cast("Dim | None", detected.dim) or fallback
     if dim is None:
-        raise ValueError("its class takes input of any rank and the model's convolutions differ. Say dim=1, 2 or 3.")
+        raise ValueError("its class accepts any rank, and the model's convolutions have several. Give dim=1, 2 or 3.")
     allowed = accepted_options(norm_class(spec, dim))
-    carried = {key: value for key, value in recognized.options.items() if key in allowed and key not in spec.preset}
-    new = build(spec, recognized.channels, dim, {**carried, **_placement(layer, allowed), **options}, "the new norm")
+    carried = {key: value for key, value in detected.options.items() if key in allowed and key not in spec.preset}
+    new = build_norm(spec, detected.channels, dim, {**carried, **_placement(layer, allowed), **options}, "the new norm")
     return _transfer_state(layer, new)
 
 
-def _build_synced(recognized: Recognized, spec: NormSpec, options: Mapping[str, object], group: Any) -> nn.Module:
+def _build_synced(detected: DetectedNorm, spec: NormSpec, options: Mapping[str, object], group: Any) -> nn.Module:
     cls: type[nn.Module] = nn.SyncBatchNorm if spec.name == "bn" else SyncContinualNorm
     check_options(spec, cls, options, "the new norm")
-    carried = {key: value for key, value in recognized.options.items() if key in accepted_options(cls)}
-    return cls(recognized.channels, **{**carried, **options, **spec.preset, "process_group": group})
+    carried = {key: value for key, value in detected.options.items() if key in accepted_options(cls)}
+    return cls(detected.channels, **{**carried, **options, **spec.preset, "process_group": group})
 
 
 def _placement(layer: _Layer, allowed: Iterable[str]) -> dict[str, object]:
@@ -395,18 +416,18 @@ def _placement(layer: _Layer, allowed: Iterable[str]) -> dict[str, object]:
 
 def _transfer_state(layer: _Layer, new: nn.Module) -> nn.Module:
     """Move the parameters, moments and state of the old layer to the new one: the same objects, not copies."""
-    old, recognized = layer.module, layer.recognized
+    old, detected = layer.module, layer.detected
     _take_parameters(old, new)
-    if NORMS[recognized.norm].keeps_moments:
+    if NORMS[detected.norm].keeps_moments:
         for name in ("running_mean", "running_var", "num_batches_tracked"):
             if old._buffers.get(name) is not None and new._buffers.get(name) is not None:
                 new._buffers[name] = old._buffers[name]
     new.train(old.training)
     if isinstance(new, MomentNorm):
-        new.use_running = recognized.constant or getattr(old, "use_running", False)
-    if holds_moments(new) and (recognized.constant or is_frozen(old)):
+        new.use_running = detected.constant or getattr(old, "use_running", False)
+    if holds_moments(new) and (detected.constant or is_frozen(old)):
         freeze_stats(new)
-    if recognized.acts:
+    if detected.acts:
         new.drop, new.act = old.drop, old.act
         new.register_forward_hook(drop_and_act)
     return new
@@ -424,9 +445,6 @@ def _take_parameters(old: nn.Module, new: nn.Module) -> None:
             new._parameters[name] = None  # the old layer has only one of weight and bias
 
 
-_drop_and_act = drop_and_act  # models pickled by version 0.1 refer to this name
-
-
 def _swap(model: nn.Module, replace: Mapping[nn.Module, nn.Module]) -> nn.Module:
     for parent, name, child in list(_edges(model)):
         if child in replace:
@@ -440,3 +458,61 @@ def _edges(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
         for name, child in parent._modules.items():
             if child is not None:
                 yield parent, name, child
+
+
+# --- modules that Python objects refer to without registering them as submodules -----------------------------------
+
+_MOST_OBJECTS = 100_000  # an attribute may refer to a whole dataset
+_OPAQUE = (str, bytes, int, float, complex, type(None), type, ModuleType, CodeType, Tensor)
+
+
+def referenced_modules(value: object) -> Iterator[nn.Module]:
+    """Iterate over the modules a value refers to, through containers, attributes, partials, bound methods and closures.
+
+    The search does not enter the modules that it finds, nor objects and functions of torch, such as those that
+    ``torch.compile`` adds to a model. It stops after 100,000 objects.
+
+    Example:
+        >>> layer = nn.ReLU()
+        >>> [m is layer for m in referenced_modules({"steps": [(1, functools.partial(layer))]})]
+        [True]
+    """
+    seen: dict[int, object] = {}  # holds the objects too, so that no id is reused
+    pending: list[object] = [[value]]
+    while pending and len(seen) < _MOST_OBJECTS:
+        current = pending.pop()
+        if isinstance(current, nn.Module):
+            yield current
+            continue
+        for part in _parts(current):
+            # Check for weak proxies first: any other operation on one raises once its object has been deleted.
+            if type(part) not in weakref.ProxyTypes and not isinstance(part, _OPAQUE) and id(part) not in seen:
+                seen[id(part)] = part
+                pending.append(part)
+
+
+def _parts(value: object) -> Iterable[object]:
+    """Return the objects that a value refers to directly."""
+    if isinstance(value, dict):
+        return list(value.values())
+    if isinstance(value, list | tuple | set | frozenset):
+        return value
+    defined_in = value.__module__ if isinstance(value, FunctionType) else type(value).__module__
+    if str(defined_in).partition(".")[0] == "torch":
+        return ()
+    attributes = list(vars(value).values()) if hasattr(value, "__dict__") else []
+    if isinstance(value, functools.partial):
+        return [value.func, *value.args, *value.keywords.values(), *attributes]
+    if isinstance(value, MethodType):
+        return [value.__self__, value.__func__]
+    if isinstance(value, FunctionType):
+        return [*(_content(cell) for cell in value.__closure__ or ()), *(value.__defaults__ or ()), *attributes]
+    return attributes
+
+
+def _content(cell: CellType) -> object:
+    """Return the value of a closure variable; None before it is assigned."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None

@@ -15,28 +15,28 @@ from contnorm.bench.escape import escape_terminal, shorten
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["draw_effect"]
+__all__ = ["draw_diagnosis"]
 
 BLUE, ORANGE, GREEN, INK = "#4477aa", "#ee7733", "#228833", "#55555a"
 BARS = (("running", "running moments", BLUE), ("oracle", "oracle moments", ORANGE), ("own", "the task's own", GREEN))
-PANEL = 4.6  # inches
-ABOVE = 36  # points between a panel and its title, for two lines of legend
-LETTER = 0.075  # width of a character of a name, in inches
+PANEL_SIZE = 4.6  # inches
+TITLE_PAD = 36  # points between a panel and its title, for two lines of legend
+CHARACTER_WIDTH = 0.075  # width of a character of a name, in inches
 LONGEST_NAME = 48  # characters; a longer name would leave no room for the panels
 
 
-def draw_effect(found: Mapping[str, Any], path: str | Path) -> None:
+def draw_diagnosis(result: Mapping[str, Any], path: str | Path) -> None:
     """Plot a diagnosis to a file; its suffix sets the format. The output is deterministic.
 
     Args:
-        found: Result of `Diagnosis.as_dict`.
+        result: Result of `Diagnosis.as_dict`.
         path: Output file.
 
     Example:
         >>> import tempfile
         >>> plain = {"tasks": ["0"], "running": [50.0], "oracle": [50.0], "own": [50.0], "learned": None}
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     draw_effect({**plain, "layers": [], "sentence": "Nothing."}, Path(folder) / "effect.svg")
+        ...     draw_diagnosis({**plain, "layers": [], "sentence": "Nothing."}, Path(folder) / "effect.svg")
         ...     (Path(folder) / "effect.svg").read_text()[:5]
         '<?xml'
     """
@@ -47,13 +47,13 @@ def draw_effect(found: Mapping[str, Any], path: str | Path) -> None:
 
     style: dict[Any, Any] = {"svg.hashsalt": "contnorm", "svg.fonttype": "none", "font.family": "sans-serif"}
     style["text.parse_math"] = False  # a dollar sign in a name is not a formula
-    diagnosis = _escape_names(found)
+    diagnosis = _escape_names(result)
     panels = [_accuracies, _drift, _by_task] if diagnosis["layers"] else [_accuracies]
     wide, tall = (
-        max(PANEL, 0.34 * len(diagnosis["tasks"])),
-        max(PANEL, 1.6 + 0.22 * len(diagnosis["layers"])),
+        max(PANEL_SIZE, 0.34 * len(diagnosis["tasks"])),
+        max(PANEL_SIZE, 1.6 + 0.22 * len(diagnosis["layers"])),
     )  # room for names
-    aside = LETTER * max((len(layer["layer"]) for layer in diagnosis["layers"]), default=0)
+    aside = CHARACTER_WIDTH * max((len(layer["layer"]) for layer in diagnosis["layers"]), default=0)
     with plt.rc_context(style):
         figure, axes = plt.subplots(
             1, len(panels), figsize=(wide * len(panels) + aside, tall), squeeze=False, layout="constrained"
@@ -107,7 +107,7 @@ def _by_task(axes: Axes, diagnosis: Mapping[str, Any]) -> None:
     largest = max((cell for row in cells for cell in row if cell == cell), default=0.0)
     image = axes.imshow(cells, aspect="auto", cmap="Blues", vmin=0, vmax=largest or 1.0)
     axes.set(xlabel="task")
-    axes.set_title("each task's to running moments", pad=ABOVE)
+    axes.set_title("each task's to running moments", pad=TITLE_PAD)
     axes.set_yticks(range(len(cells)), [])  # rows are the same as in the panel to the left, which labels them
     _name_tasks(axes, diagnosis)
     axes.figure.colorbar(image, ax=axes).set_label("scaled, of mean and variance the average", fontsize=8)
@@ -115,13 +115,13 @@ def _by_task(axes: Axes, diagnosis: Mapping[str, Any]) -> None:
 
 def _set_title(axes: Axes, title: str) -> None:
     """Set the title, and put the legend between title and panel, where neither bars nor long names overlap it."""
-    axes.set_title(title, pad=ABOVE)
+    axes.set_title(title, pad=TITLE_PAD)
     axes.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False)
 
 
 def _name_tasks(axes: Axes, diagnosis: Mapping[str, Any]) -> None:
     crowded = (
-        max(map(len, diagnosis["tasks"])) * len(diagnosis["tasks"]) * LETTER > PANEL - 1.4
+        max(map(len, diagnosis["tasks"])) * len(diagnosis["tasks"]) * CHARACTER_WIDTH > PANEL_SIZE - 1.4
         and len(diagnosis["tasks"]) > 1
     )
     rotation: dict[str, Any] = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"} if crowded else {}

@@ -20,16 +20,16 @@ from torch import Tensor, nn
 
 from contnorm.checks import check_model
 from contnorm.diagnosis.result import Diagnosis, Distance, LayerDistances
-from contnorm.moments.modes import modes_restored
+from contnorm.moments.freeze import evaluation_mode
 from contnorm.moments.reestimate import (
     Call,
     LayerMoments,
     NonFiniteMomentsError,
     Reestimated,
-    call_with_first,
+    call_on_first_element,
     moment_layers,
-    on_model,
     reestimate,
+    to_model_device,
 )
 
 __all__ = ["diagnose"]
@@ -91,7 +91,7 @@ def diagnose(
     if list(train) != list(test):
         raise ValueError(f"diagnose: test_by_task has the tasks {list(test)} and batches_by_task {list(train)}.")
     accuracy_learned = None if learned is None else _learned(learned, list(train))
-    probe = _Probe(model, test, predict, call or call_with_first)
+    probe = _Probe(model, test, predict, call or call_on_first_element)
     eps = {name: float(getattr(layer, "eps", 0.0)) for name, layer in moment_layers(model).items()}
     with torch.no_grad(), _state_restored(model):
         result = _measure(probe, train, eps, call)
@@ -139,8 +139,8 @@ def _check_running(model: nn.Module) -> None:
     for name, layer in moment_layers(model).items():
         if not _finite(layer.running_mean, layer.running_var):
             raise ValueError(
-                f"diagnose: the running moments of layer {name!r} are not finite: the model has diverged, or met NaN "
-                f"or infinite values in training. Nothing can be said of what it forgot."
+                f"diagnose: the running moments of layer {name!r} are not finite: the model has diverged. Use a "
+                f"model with finite moments."
             )
 
 
@@ -150,8 +150,8 @@ def _reestimate_task(model: nn.Module, batches: Batches, call: Call | None, task
         return reestimate(model, batches, call=call)
     except NonFiniteMomentsError as error:
         raise ValueError(
-            f"diagnose: task {task!r}: the moments of its data at layer {error.layer!r} are not finite. Look for NaN "
-            f"and infinite values in its batches, and for values too large for the model's precision."
+            f"diagnose: task {task!r}: the moments of its data at layer {error.layer!r} are not finite. Check its "
+            f"batches for NaN, infinite values, and values too large for the model's precision."
         ) from error
 
 
@@ -198,13 +198,13 @@ class _Probe:
             predictions, y = self._predictions(batch, task), batch[1]
             if not isinstance(predictions, Tensor):
                 raise TypeError(
-                    f"diagnose: task {task!r}: predict= gives a {type(predictions).__name__}, and has to give a tensor "
-                    f"of classes, one for each label."
+                    f"diagnose: task {task!r}: predict= returned a {type(predictions).__name__}. It must return a "
+                    f"tensor of classes, one for each label."
                 )
             if predictions.shape != y.shape:
                 raise ValueError(
-                    f"diagnose: task {task!r}: labels of shape {tuple(y.shape)} and answers of shape "
-                    f"{tuple(predictions.shape)}. Give predict=, with predict(model, x, task) the class of every label."
+                    f"diagnose: task {task!r}: labels have shape {tuple(y.shape)} and predictions "
+                    f"{tuple(predictions.shape)}. Give predict=, which returns the class of every label."
                 )
             correct += int((predictions == y.to(predictions.device)).sum())
             total += y.numel()
@@ -215,32 +215,32 @@ class _Probe:
     def _predictions(self, batch: Any, task: Any) -> Tensor:
         self._check_batch(batch, task)
         if self.predict is not None:
-            return self.predict(self.model, on_model(self.model, batch[0]), task)
+            return self.predict(self.model, to_model_device(self.model, batch[0]), task)
         scores = self.call(self.model, batch)
         if not isinstance(scores, Tensor) or scores.dim() < 2:
             what = f"a tensor of shape {tuple(scores.shape)}" if isinstance(scores, Tensor) else type(scores).__name__
             raise TypeError(
-                f"diagnose: the model gives {what}, and not a score for each class in dimension 1. Give predict=, with "
-                f"predict(model, x, task) the classes."
+                f"diagnose: the model returned {what} instead of scores by class in dimension 1. Give predict=, "
+                f"which returns the classes."
             )
         return scores.argmax(1)
 
     def _check_batch(self, batch: Any, task: Any) -> None:
-        needed = "and (x, y) is needed, y a tensor of classes"
+        expected = "expected (x, y) with a tensor of classes y"
         if isinstance(batch, Tensor):
             raise TypeError(
-                f"diagnose: task {task!r}: a batch is a Tensor, {needed}. Give for each task a list of such batches, "
-                f"or a DataLoader; of one task alone, a list with that one in it."
+                f"diagnose: task {task!r}: a batch is a Tensor; {expected}. Give a list of batches or a DataLoader "
+                f"for each task, also for a single task."
             )
         if not isinstance(batch, tuple | list) or len(batch) < 2:
             raise TypeError(
-                f"diagnose: task {task!r}: a batch is a {type(batch).__name__}, {needed}. Give for each task a list of "
-                f"such batches, or a DataLoader that makes them; x may be anything that predict= or call= takes."
+                f"diagnose: task {task!r}: a batch is a {type(batch).__name__}; {expected}. Give a list of such "
+                f"batches or a DataLoader for each task; x may be anything that predict= or call= accepts."
             )
         if not isinstance(batch[1], Tensor):
             raise TypeError(
-                f"diagnose: task {task!r}: the labels of a batch are a {type(batch[1]).__name__}, {needed}. "
-                f"torch.as_tensor(y) makes one."
+                f"diagnose: task {task!r}: the labels of a batch are a {type(batch[1]).__name__}; {expected}. "
+                f"Use torch.as_tensor(y)."
             )
 
 
@@ -249,14 +249,14 @@ class _RepeatableBatches:
 
     def __init__(self, task: Any, batches: Batches, argument: str) -> None:
         where = f"diagnose: {argument}: task {task!r}"
-        hint = "Give a list, a DataLoader, or any object whose iter() starts anew."
+        hint = "Give a list, a DataLoader, or another object that can be iterated repeatedly."
         if isinstance(batches, Iterator):
             kind = type(batches).__name__
-            raise TypeError(f"{where}: its batches are a one-shot iterator ({kind}), and are gone over often. {hint}")
+            raise TypeError(f"{where}: its batches are a one-shot iterator ({kind}), but are read repeatedly. {hint}")
         if isinstance(batches, Tensor) or not isinstance(batches, Iterable):
-            raise TypeError(f"{where}: is a {type(batches).__name__}. Give a list of batches: [(x, y)].")
+            raise TypeError(f"{where}: its batches are a {type(batches).__name__}. Give a list of batches: [(x, y)].")
         self.batches, self.first_count = batches, -1
-        self.error = f"{where}: the first pass over its data saw {{}} batches and a later one {{}}. {hint}"
+        self.error = f"{where}: the first pass over its data had {{}} batches and a later one {{}}. {hint}"
 
     def __iter__(self) -> Iterator[Any]:
         count = 0
@@ -282,7 +282,7 @@ def _tasks(batches_by_task: ByTask, name: str) -> dict[Any, _RepeatableBatches]:
     if isinstance(batches_by_task, Iterator | Tensor) or not isinstance(batches_by_task, Iterable):
         raise TypeError(
             f"diagnose: {name} is a {type(batches_by_task).__name__}. Give a list with an entry for each task, each a "
-            f"list of batches (x, y) or a DataLoader; or a mapping from names of tasks to such."
+            f"list of batches (x, y) or a DataLoader, or a mapping from names of tasks to these."
         )
     named = batches_by_task if isinstance(batches_by_task, Mapping) else dict(enumerate(batches_by_task))
     if not named:
@@ -292,7 +292,7 @@ def _tasks(batches_by_task: ByTask, name: str) -> dict[Any, _RepeatableBatches]:
 
 def _learned(learned: Sequence[float] | Mapping[Any, float], tasks: list[Any]) -> tuple[float, ...]:
     if isinstance(learned, str) or not isinstance(learned, Iterable):
-        raise TypeError(f"diagnose: learned={learned!r}: give one accuracy for each task, in percent, in a list.")
+        raise TypeError(f"diagnose: learned={learned!r} must be a list with one accuracy for each task, in percent.")
     named = learned if isinstance(learned, Mapping) else dict(enumerate(learned))
     if not isinstance(learned, Mapping) and len(learned) == len(tasks):
         named = dict(zip(tasks, learned, strict=True))
@@ -301,9 +301,9 @@ def _learned(learned: Sequence[float] | Mapping[Any, float], tasks: list[Any]) -
     try:
         accuracies = tuple(float(named[task]) for task in tasks)
     except (TypeError, ValueError):
-        raise TypeError(f"diagnose: learned={list(named.values())}: accuracies are numbers, in percent.") from None
+        raise TypeError(f"diagnose: learned={list(named.values())}: accuracies must be numbers, in percent.") from None
     if not all(0 <= value <= 100 for value in accuracies) or 0 < max(accuracies) <= 1:
-        raise ValueError(f"diagnose: learned={list(accuracies)}: accuracies are in percent, 0 to 100.")
+        raise ValueError(f"diagnose: learned={list(accuracies)}: accuracies must be in percent, 0 to 100.")
     return accuracies
 
 
@@ -314,7 +314,7 @@ def _state_restored(model: nn.Module) -> Iterator[None]:
     devices = {t.device.index for t in (*model.parameters(), *model.buffers()) if t.is_cuda}
     state = random.getstate()
     try:
-        with torch.random.fork_rng(devices=sorted(devices)), modes_restored(model):
+        with torch.random.fork_rng(devices=sorted(devices)), evaluation_mode(model):
             yield
     finally:
         random.setstate(state)

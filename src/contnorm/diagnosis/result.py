@@ -1,4 +1,4 @@
-"""Result of a diagnosis: numbers, tables, a one-sentence summary and a figure. It does not import torch.
+"""Result of a diagnosis: numbers, tables, sentences and a figure. It does not import torch.
 
 Distances between moments are L1 norms over channels. A scaled distance makes layers comparable: the distance of means
 is divided by the sum over channels of sqrt(oracle variance + eps), and that of variances by the sum of oracle variance
@@ -16,13 +16,12 @@ from statistics import fmean
 from typing import Any
 
 from contnorm.bench.escape import escape_terminal
-from contnorm.diagnosis.figure import draw_effect
-from contnorm.diagnosis.pair import gain, pair_sentence
+from contnorm.diagnosis.figure import draw_diagnosis
 
-__all__ = ["Diagnosis", "Distance", "LayerDistances"]
+__all__ = ["Diagnosis", "Distance", "LayerDistances", "gain", "pair_sentence"]
 
-SEEN = 0.05  # points; smaller values are printed as 0.0
-MOVED = 0.005  # scaled distance; smaller values are printed as 0.00
+MIN_POINTS = 0.05  # points; smaller values are printed as 0.0
+MIN_DRIFT = 0.005  # scaled distance; smaller values are printed as 0.00
 WIDTH = 80  # default width of a terminal
 
 
@@ -99,7 +98,7 @@ class Diagnosis:
     def share(self) -> float | None:
         """Recovered share of the forgotten points; None if nothing was forgotten or forgetting is unknown."""
         forgotten = self.forgotten
-        return None if forgotten is None or forgotten < SEEN else self.recovered / forgotten
+        return None if forgotten is None or forgotten < MIN_POINTS else self.recovered / forgotten
 
     def _mean_gap(self, high: Sequence[float], low: Sequence[float]) -> float:
         gaps = [a - b for a, b in zip(high, low, strict=True)]
@@ -122,19 +121,19 @@ class Diagnosis:
         forgotten, recovered = self.forgotten, self.recovered
         if forgotten is None:
             return gain(recovered) + f" (from {fmean(self.running):.1f} to {fmean(self.oracle):.1f} percent)"
-        if forgotten < SEEN:
+        if forgotten < MIN_POINTS:
             return f"{gain(recovered)}, and nothing was forgotten"
-        if recovered >= forgotten + SEEN:
+        if recovered >= forgotten + MIN_POINTS:
             return f"bring {recovered:.1f} points, more than the {forgotten:.1f} forgotten"
-        if recovered >= SEEN:
+        if recovered >= MIN_POINTS:
             return f"recover {recovered:.1f} of the {forgotten:.1f} points forgotten"
-        cost = f", and cost {-recovered:.1f} more" if recovered <= -SEEN else ""
+        cost = f", and cost {-recovered:.1f} more" if recovered <= -MIN_POINTS else ""
         return f"recover none of the {forgotten:.1f} points forgotten{cost}"
 
     def _last_task_loss(self) -> list[str]:
         """Accuracy loss of the last task, which `recovered` does not include if `learned` is known."""
         loss = self.running[-1] - self.oracle[-1]
-        if self.learned is None or len(self.tasks) == 1 or loss < SEEN:
+        if self.learned is None or len(self.tasks) == 1 or loss < MIN_POINTS:
             return []
         return [f"the last task loses {loss:.1f} by them"]
 
@@ -148,7 +147,7 @@ class Diagnosis:
             )
         ]
         drift, name, what = max(drifts, key=lambda entry: entry[0])
-        if drift < MOVED:
+        if drift < MIN_DRIFT:
             return "no layer's moments have drifted"
         return f"{f'layer {name}' if name else 'the model itself'}'s {what} has drifted most"
 
@@ -182,20 +181,20 @@ class Diagnosis:
         summary = {"forgotten": self.forgotten, "recovered": self.recovered, "share": self.share}
         return {**asdict(self), **summary, "sentence": self.sentence}
 
-    def beside(self, other: Diagnosis, here: str = "this model", there: str = "the other") -> str:
+    def compare_with(self, other: Diagnosis, name: str = "this model", other_name: str = "the other") -> str:
         """Compare with another model that differs only in its norm, in one sentence.
 
         Example:
             >>> def make_diagnosis(*running):
             ...     return Diagnosis("Net", ("0", "1"), (), running, (80.0, 90.0), running)
-            >>> make_diagnosis(76.0, 90.0).beside(make_diagnosis(80.0, 90.0), "bn", "cn")
+            >>> make_diagnosis(76.0, 90.0).compare_with(make_diagnosis(80.0, 90.0), "bn", "cn")
             'With cn re-estimated statistics recover 0.0 points of accuracy, with bn 2.0: 2.0 less.'
         """
-        return pair_sentence([(self, other)], here, there)
+        return pair_sentence([(self, other)], name, other_name)
 
     def draw(self, path: str | Path) -> None:
         """Plot accuracies and distances to a file; its suffix sets the format. Requires matplotlib."""
-        draw_effect(self.as_dict(), path)
+        draw_diagnosis(self.as_dict(), path)
 
     def __str__(self) -> str:
         return f"{self.table()}\n\n{textwrap.fill(self.sentence, WIDTH, break_on_hyphens=False)}"
@@ -232,3 +231,107 @@ def _aligned(cells: Sequence[Sequence[str]]) -> str:
         for row in rows
     ]
     return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+
+
+def pair_sentence(
+    pairs: Sequence[tuple[Diagnosis, Diagnosis]],
+    first_name: str,
+    second_name: str,
+    interval: Callable[[Sequence[float]], object] | None = None,
+) -> str:
+    """Describe how much less is recovered in the second network than in the first.
+
+    Args:
+        pairs: Diagnoses of two networks on the same tasks, one pair per seed.
+        first_name: Name of the first network.
+        second_name: Name of the second network.
+        interval: Function that returns the 95 % interval of the mean of differences, or None for too few of them.
+
+    Example:
+        >>> def make_diagnosis(running, oracle):
+        ...     exact, learned = (oracle, 90.0), (95.0, 90.0)
+        ...     return Diagnosis("Net", ("0", "1"), (), (running, 90.0), exact, exact, learned, held_out=True)
+        >>> pair_sentence([(make_diagnosis(75.0, 78.0), make_diagnosis(83.0, 83.5))], "bn", "cn32")
+        'With cn32 re-estimated statistics recover 0.5 of the 12.0 points forgotten, with bn 3.0 of 20.0: 2.5 less.'
+    """
+    for first, second in pairs:
+        _check(first, second)
+    firsts, seconds = ([pair[side] for pair in pairs] for side in (0, 1))
+    unforgotten = [_unforgotten(diagnoses) for diagnoses in (firsts, seconds)]
+    if any(unforgotten) and not all(unforgotten):
+        named = ((first_name, firsts), (second_name, seconds))
+        return (
+            f"{_one_forgot_nothing(*sorted(named, key=lambda entry: not _unforgotten(entry[1])))}{_over(len(pairs))}."
+        )
+    less = [first.recovered - second.recovered for first, second in pairs]
+    unit = " points of accuracy" if all(unforgotten) or _forgotten(firsts) is None else " points forgotten"
+    text = (
+        f"Nothing was forgotten, neither with {second_name} nor with {first_name}; with" if all(unforgotten) else "With"
+    )
+    text += f" {second_name} re-estimated statistics recover {_recovered(seconds, unit)}, with {first_name} "
+    text += f"{_recovered(firsts, unit, again=True)}: {_difference(fmean(less))}{_over(len(pairs))}"
+    bounds = interval(less) if interval is not None else None
+    return f"{text}." if bounds is None else f"{text}; the 95 % interval of the difference is {bounds}."
+
+
+def gain(points: float) -> str:
+    """Describe the effect of re-estimated statistics on accuracy.
+
+    Example:
+        >>> gain(2.0), gain(-1.5), gain(0.01)
+        ('recover 2.0 points of accuracy', 'cost 1.5 points of accuracy', 'leave the accuracy as it is')
+    """
+    if abs(points) < MIN_POINTS:
+        return "leave the accuracy as it is"
+    return f"recover {points:.1f} points of accuracy" if points > 0 else f"cost {-points:.1f} points of accuracy"
+
+
+def _one_forgot_nothing(unforgotten: tuple[str, Sequence[Diagnosis]], other: tuple[str, Sequence[Diagnosis]]) -> str:
+    """Sentence for one network that forgot nothing, for which no recovered share is defined."""
+    effect = gain(fmean(diagnosis.recovered for diagnosis in unforgotten[1]))
+    recovered = _recovered(other[1], " points forgotten")
+    return (
+        f"With {unforgotten[0]} nothing was forgotten, and re-estimated statistics {effect}; with {other[0]} "
+        f"they recover {recovered}"
+    )
+
+
+def _over(seeds: int) -> str:
+    return "" if seeds == 1 else f", over {seeds} seeds"
+
+
+def _check(first: Diagnosis, second: Diagnosis) -> None:
+    if first.tasks != second.tasks:
+        raise ValueError(
+            f"cannot compare diagnoses of different tasks: {', '.join(first.tasks)} and {', '.join(second.tasks)}. "
+            f"Diagnose both models on the same tasks."
+        )
+    if (first.learned is None) != (second.learned is None):
+        raise ValueError(
+            "cannot compare diagnoses if forgetting is known for only one of them. Give learned= for both, or none."
+        )
+
+
+def _unforgotten(diagnoses: Sequence[Diagnosis]) -> bool:
+    forgotten = _forgotten(diagnoses)
+    return forgotten is not None and forgotten < MIN_POINTS
+
+
+def _forgotten(diagnoses: Sequence[Diagnosis]) -> float | None:
+    """Mean of the forgotten points; None if unknown."""
+    known = [diagnosis.forgotten for diagnosis in diagnoses if diagnosis.forgotten is not None]
+    return fmean(known) if known else None
+
+
+def _recovered(diagnoses: Sequence[Diagnosis], unit: str, again: bool = False) -> str:
+    """Recovered points, or recovered of forgotten points; ``again`` omits the unit, which was stated before."""
+    points = fmean(diagnosis.recovered for diagnosis in diagnoses)
+    if unit != " points forgotten":
+        return f"{points:.1f}{'' if again else unit}"
+    return f"{points:.1f} of {'' if again else 'the '}{_forgotten(diagnoses):.1f}{'' if again else unit}"
+
+
+def _difference(less: float) -> str:
+    if abs(less) < MIN_POINTS:
+        return "as much"
+    return f"{abs(less):.1f} {'less' if less > 0 else 'more'}"

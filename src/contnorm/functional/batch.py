@@ -8,13 +8,13 @@ from torch import Tensor
 
 from contnorm.checks import (
     check_batch,
+    check_batch_weight,
     check_eps,
     check_input,
     check_moments,
     check_parameters,
-    check_weight_of_batch,
-    moves_moments,
     statistics_dtype,
+    updates_moments,
 )
 from contnorm.kernels.pivot import per_channel
 from contnorm.kernels.reference import batch_step, in_statistics_dtype
@@ -67,7 +67,7 @@ def batch_norm(
     """
     check_input(x, ANY_RANK, channels_of(running_mean, weight), caller)
     eps = check_eps(eps, caller)
-    momentum = check_weight_of_batch(momentum, caller)
+    momentum = check_batch_weight(momentum, caller)
     check_moments(running_mean, running_var, caller)
     check_parameters(x, weight, bias, caller)
     if x.numel() == 0:
@@ -96,7 +96,7 @@ def update_moments(
     running_mean: Tensor | None, running_var: Tensor | None, mean: Tensor, var: Tensor, momentum: float | Tensor
 ) -> None:
     """Update the running moments in place; with a momentum of 0 they do not change, even if the batch has NaNs."""
-    if running_mean is None or running_var is None or not moves_moments(running_mean, momentum):
+    if running_mean is None or running_var is None or not updates_moments(running_mean, momentum):
         return
     with torch.no_grad():
         for running, new in ((running_mean, mean), (running_var, var)):

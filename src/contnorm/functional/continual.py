@@ -10,15 +10,15 @@ from torch import Tensor
 
 from contnorm.checks import (
     check_batch,
+    check_batch_weight,
     check_eps,
     check_group_size,
     check_input,
     check_moments,
     check_parameters,
     check_residual,
-    check_weight_of_batch,
-    moves_moments,
     resolve_groups,
+    updates_moments,
 )
 from contnorm.functional.batch import (
     ANY_RANK,
@@ -28,9 +28,8 @@ from contnorm.functional.batch import (
     update_moments,
     uses_batch_moments,
 )
-from contnorm.kernels import Kernel, Order, analytic, check_order, chosen_kernel, reference
-from contnorm.kernels.activation import activated
-from contnorm.kernels.reference import BatchMoments
+from contnorm.kernels import Kernel, Order, analytic, check_order, reference, resolve_kernel
+from contnorm.kernels.reference import BatchMoments, add_residual_and_relu
 from contnorm.kernels.triton import cn_variants as variants
 from contnorm.kernels.triton import continual as fused
 
@@ -91,15 +90,15 @@ def continual_norm(
     """
     check_input(x, ANY_RANK, channels_of(running_mean, weight), caller)
     eps = check_eps(eps, caller)
-    momentum = check_weight_of_batch(momentum, caller)
+    momentum = check_batch_weight(momentum, caller)
     check_moments(running_mean, running_var, caller)
     check_parameters(x, weight, bias, caller)
     check_order(order, caller)
     residual = check_residual(residual, x, caller)
-    requested = chosen_kernel(kernel, caller)
+    requested = resolve_kernel(kernel, caller)
     groups = resolve_groups(num_groups, x.shape[1], x.dim(), caller)
     if x.numel() == 0:
-        return activated(empty_like_input(x, weight, bias), residual, relu)
+        return add_residual_and_relu(empty_like_input(x, weight, bias), residual, relu)
     check_group_size(x, groups, caller)
     by_batch = uses_batch_moments(training, running_mean)
     if by_batch:
@@ -113,7 +112,7 @@ def continual_norm(
         _count(num_batches)
     else:
         y = _run_evaluation(chosen, x, moments, affine, eps, groups, order, tied)
-    return activated(y, residual, relu)
+    return add_residual_and_relu(y, residual, relu)
 
 
 def _has_closed_form(order: Order, tied: bool) -> bool:
@@ -127,16 +126,16 @@ def _select_kernel(
     """Select the implementation for this input: resolve ``auto``, and raise if ``triton`` cannot run."""
     closed_form = _has_closed_form(order, tied)
     if chosen == "triton":
-        reason = fused.refusal(x, groups) if closed_form else variants.refusal(x, groups)
+        reason = fused.unsupported_reason(x, groups) if closed_form else variants.unsupported_reason(x, groups)
         if reason is not None:
-            raise ValueError(f"{caller}: kernel='triton' can't be used here: {reason}. Leave it to 'auto'.")
+            raise ValueError(f"{caller}: kernel='triton' can't be used here: {reason}. Use kernel='auto'.")
         return chosen
     if not closed_form:
-        if chosen == "auto" and variants.suits(x, groups):
+        if chosen == "auto" and variants.auto_selects(x, groups):
             return "triton"
         return "pivoted" if chosen in ("auto", "analytic") else chosen
     if chosen == "auto":
-        if fused.suits(x, groups):
+        if fused.auto_selects(x, groups):
             return "triton"
         return "pivoted" if by_batch else "analytic"
     return chosen
@@ -160,8 +159,8 @@ def _run_fused(
         assert mean is not None and var is not None
         return fused.evaluate(x, mean, var, *affine, eps, groups, residual, relu)
     count = x.numel() // x.shape[1]
-    moves = moves_moments(mean, momentum)
-    running = fused.running_moments(mean, var, num_batches, momentum, count) if moves else None
+    moves = updates_moments(mean, momentum)
+    running = fused.moment_update(mean, var, num_batches, momentum, count) if moves else None
     y, batch_moments = fused.train(x, *affine, eps, groups, residual, relu, running)
     if batch_moments is not None:
         update_moments(mean, var, batch_moments.mean, unbiased(batch_moments.var, count), momentum)
@@ -186,7 +185,7 @@ def _run_training(
     if chosen == "analytic":
         y, batch_moments = analytic.train(x, *affine, eps, groups)
     elif chosen == "triton":
-        running = (mean, var) if mean is not None and var is not None and moves_moments(mean, momentum) else None
+        running = (mean, var) if mean is not None and var is not None and updates_moments(mean, momentum) else None
         y, batch_moments = variants.train(
             x, *affine, eps, groups, order=order, tied=tied, running=running, momentum=momentum
         )

@@ -17,8 +17,8 @@ from contnorm.checks import (
     statistics_dtype,
 )
 from contnorm.functional.batch import ANY_RANK, channels_of, empty_like_input
-from contnorm.kernels import chosen_kernel
-from contnorm.kernels.layout import group_norm_in_layout
+from contnorm.kernels import resolve_kernel
+from contnorm.kernels.reference import group_norm_in_layout
 from contnorm.kernels.triton import cn_variants as variants
 from contnorm.kernels.triton.continual.launch import channels_last
 from contnorm.kernels.triton.group_norm import group_step
@@ -70,8 +70,8 @@ def _uses_kernel(x: Tensor, groups: int, caller: str) -> bool:
     """Whether to use the Triton kernel: it can run, and torch's operator would copy the input."""
     return (
         x.is_cuda
-        and chosen_kernel(None, caller) in ("auto", "triton")
-        and variants.suits(x, groups)
+        and resolve_kernel(None, caller) in ("auto", "triton")
+        and variants.auto_selects(x, groups)
         and not x.is_contiguous()
         and channels_last(x)
     )

@@ -3,8 +3,8 @@
 The paper's formula divides by ``sigma + eps``, not ``sqrt(sigma^2 + eps)``, and no gradient flows through r and d. The
 running average is that of the biased *standard deviations*; its square is stored in ``running_var``.
 
-On CUDA, Triton kernels compute it (`contnorm.kernels.triton.row_moments`). The code here is the definition, and is used
-on all other devices.
+On CUDA, Triton kernels compute it (`contnorm.kernels.triton.batch_renorm`). The code here is the definition, and is
+used on all other devices.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from torch import Tensor
 
 from contnorm.checks import (
     check_batch,
+    check_batch_weight,
     check_eps,
     check_input,
     check_moments,
     check_number,
     check_parameters,
-    check_weight_of_batch,
-    moves_moments,
     statistics_dtype,
+    updates_moments,
 )
 from contnorm.functional.batch import (
     ANY_RANK,
@@ -32,9 +32,10 @@ from contnorm.functional.batch import (
     update_moments,
     uses_batch_moments,
 )
-from contnorm.kernels import Kernel, chosen_kernel
+from contnorm.kernels import Kernel, resolve_kernel
 from contnorm.kernels.pivot import channel_pivot, per_channel
-from contnorm.kernels.triton import row_moments as rows
+from contnorm.kernels.triton import batch_renorm as kernels
+from contnorm.kernels.triton.row_moments import use_kernels
 
 __all__ = ["batch_renorm"]
 
@@ -87,12 +88,12 @@ def batch_renorm(
     """
     check_input(x, ANY_RANK, channels_of(running_mean, weight), caller)
     eps = check_eps(eps, caller)
-    momentum = check_weight_of_batch(momentum, caller)
+    momentum = check_batch_weight(momentum, caller)
     check_moments(running_mean, running_var, caller)
     check_parameters(x, weight, bias, caller)
     limits = _checked_limits(r_max, d_max, caller)
     _check_factors(x, r, d, caller)
-    kernel = chosen_kernel(kernel, caller)
+    kernel = resolve_kernel(kernel, caller)
     if x.numel() == 0:
         return empty_like_input(x, weight, bias)
     by_batch = uses_batch_moments(training, running_mean)
@@ -100,8 +101,8 @@ def batch_renorm(
         check_batch(x, eps, caller)
     moments, parameters = (running_mean, running_var), (weight, bias)
     fixed_factors = r is not None or d is not None
-    if not fixed_factors and rows.suits(x, parameters, moments, (momentum, *limits), kernel, caller):
-        return rows.renorm(_recompute, x, *moments, parameters, by_batch, momentum, eps, *limits)
+    if not fixed_factors and use_kernels(x, parameters, moments, (momentum, *limits), kernel, caller):
+        return kernels.batch_renorm(_recompute, x, *moments, parameters, by_batch, momentum, eps, *limits)
     return _in_torch(x, *moments, *parameters, by_batch, momentum, eps, *limits, r, d)
 
 
@@ -210,7 +211,7 @@ def _update(
     running_mean: Tensor | None, running_var: Tensor | None, mean: Tensor, std: Tensor, momentum: float | Tensor
 ) -> None:
     """Update the running mean, and the running average of the standard deviation, whose square is stored."""
-    if running_mean is None or running_var is None or not moves_moments(running_mean, momentum):
+    if running_mean is None or running_var is None or not updates_moments(running_mean, momentum):
         return
     with torch.no_grad():
         running_std = running_var.to(std.dtype).sqrt()

@@ -4,7 +4,7 @@ As in the authors' code, there are two separate weight vectors, one for the mean
 instance variance is unbiased, and the layer and batch variances are computed from it. If the input has one position,
 as (N, C) input does, an instance has no variance, and only layer and batch moments are mixed.
 
-On CUDA, Triton kernels compute it (`contnorm.kernels.triton.row_moments`). The code here is the definition, and is used
+On CUDA, Triton kernels compute it (`contnorm.kernels.triton.switch_norm`). The code here is the definition, and is used
 on all other devices.
 """
 
@@ -17,17 +17,18 @@ from torch import Tensor
 
 from contnorm.checks import (
     check_batch,
+    check_batch_weight,
     check_eps,
     check_input,
     check_moments,
     check_parameters,
-    check_weight_of_batch,
     statistics_dtype,
 )
 from contnorm.functional.batch import ANY_RANK, channels_of, empty_like_input, update_moments, uses_batch_moments
-from contnorm.kernels import Kernel, chosen_kernel
+from contnorm.kernels import Kernel, resolve_kernel
 from contnorm.kernels.pivot import per_channel, row_pivot
-from contnorm.kernels.triton import row_moments as rows
+from contnorm.kernels.triton import switch_norm as kernels
+from contnorm.kernels.triton.row_moments import use_kernels
 
 __all__ = ["batch_moments", "switch_norm"]
 
@@ -75,10 +76,10 @@ def switch_norm(
     """
     check_input(x, ANY_RANK, channels_of(running_mean, weight), caller)
     eps = check_eps(eps, caller)
-    momentum = check_weight_of_batch(momentum, caller)
+    momentum = check_batch_weight(momentum, caller)
     check_moments(running_mean, running_var, caller)
     check_parameters(x, weight, bias, caller)
-    kernel = chosen_kernel(kernel, caller)
+    kernel = resolve_kernel(kernel, caller)
     _check_logits(mean_weight, var_weight, caller)
     if x.numel() == 0:
         return empty_like_input(x, weight, bias, mean_weight, var_weight)
@@ -86,8 +87,8 @@ def switch_norm(
     if by_batch:
         check_batch(x, eps, caller)
     moments, affine, logits = (running_mean, running_var), (weight, bias), (mean_weight, var_weight)
-    if not _single(x) and rows.suits(x, affine, moments, (momentum,), kernel, caller, logits):
-        return rows.switch(_recompute, x, *moments, (*affine, *logits), by_batch, momentum, eps)
+    if not _single(x) and use_kernels(x, affine, moments, (momentum,), kernel, caller, logits):
+        return kernels.switch_norm(_recompute, x, *moments, (*affine, *logits), by_batch, momentum, eps)
     return _in_torch(x, *moments, *affine, *logits, by_batch, momentum, eps)
 
 

@@ -13,8 +13,9 @@ times as long as `pivoted` on two CPU cores (docs/deviations.md), so `auto` is `
 step is a constant affine map that group norm can apply, `auto` is `analytic`.
 
 Batch renorm and switchable norm have two implementations: torch operators (in `contnorm.functional`) and a few GPU
-kernels (`kernels/triton/row_moments`). For them, `auto` selects the kernels on CUDA and torch operators on other
-devices, `triton` selects the kernels wherever they can run, and every other name selects torch operators.
+kernels (`kernels/triton/batch_renorm`, `kernels/triton/switch_norm`). For them, `auto` selects the kernels on CUDA and
+torch operators on other devices, `triton` selects the kernels wherever they can run, and every other name selects torch
+operators.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from __future__ import annotations
 import os
 from typing import Literal, cast, get_args
 
-__all__ = ["Kernel", "Order", "check_order", "chosen_kernel"]
+__all__ = ["Kernel", "Order", "check_order", "resolve_kernel"]
 
 Kernel = Literal["auto", "reference", "pivoted", "analytic", "triton"]
 Order = Literal["gn_bn", "bn_gn"]
@@ -32,7 +33,7 @@ ORDERS = get_args(Order)
 VARIABLE = "CONTNORM_KERNEL"
 
 
-def chosen_kernel(kernel: str | None, caller: str) -> Kernel:
+def resolve_kernel(kernel: str | None, caller: str) -> Kernel:
     """Return the kernel name: the argument, or if it is None, ``CONTNORM_KERNEL``, or if it is not set, ``"auto"``.
 
     An unknown or empty name raises a ValueError. An empty environment variable counts as not set.
@@ -40,7 +41,7 @@ def chosen_kernel(kernel: str | None, caller: str) -> Kernel:
     Whether ``"triton"`` can run is checked when there is an input: see `contnorm.functional.continual_norm`.
 
     Example:
-        >>> chosen_kernel(None, "demo"), chosen_kernel("analytic", "demo")
+        >>> resolve_kernel(None, "demo"), resolve_kernel("analytic", "demo")
         ('auto', 'analytic')
     """
     name = kernel if kernel is not None else os.environ.get(VARIABLE) or "auto"

@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 
 from contnorm.checks import statistics_dtype
-from contnorm.kernels.layout import group_norm_in_layout
-from contnorm.kernels.pivot import less_slab_pivot, per_channel
-from contnorm.kernels.reference import BatchMoments
+from contnorm.kernels.pivot import per_channel, subtract_slab_pivot
+from contnorm.kernels.reference import BatchMoments, group_norm_in_layout
 
 __all__ = [
     "Gradients",
@@ -52,7 +51,7 @@ def train(
     dtype = statistics_dtype(x)
     scale = None if weight is None else weight.to(dtype)
     offset = None if bias is None else bias.to(dtype)
-    shifted = less_slab_pivot(x, num_groups)
+    shifted = subtract_slab_pivot(x, num_groups)
     if torch.compiler.is_compiling():  # the compiler fuses the formula and derives the backward pass
         stats = statistics(shifted, eps, num_groups)
         y = multiply_add(shifted, scale, offset, stats)
@@ -80,7 +79,7 @@ def evaluate(
     offset = -mean.to(dtype) * scale
     if bias is not None:
         offset = offset + bias.to(dtype)
-    shifted = less_slab_pivot(x, num_groups)
+    shifted = subtract_slab_pivot(x, num_groups)
     return group_norm_in_layout(shifted, num_groups, scale, offset, eps).to(x.dtype)
 
 
@@ -112,11 +111,11 @@ def statistics(x: Tensor, eps: float, num_groups: int) -> Statistics:
     )
 
 
-def multiply_add(x: Tensor, weight: Tensor | None, bias: Tensor | None, found: Statistics) -> Tensor:
+def multiply_add(x: Tensor, weight: Tensor | None, bias: Tensor | None, stats: Statistics) -> Tensor:
     """Compute the output, from the data minus its pivot."""
-    gain = found.rstd if weight is None else found.rstd * weight
-    scale = found.group_rstd * gain
-    offset = (-found.group_mean * found.group_rstd - found.mean) * gain
+    gain = stats.rstd if weight is None else stats.rstd * weight
+    scale = stats.group_rstd * gain
+    offset = (-stats.group_mean * stats.group_rstd - stats.mean) * gain
     if bias is not None:
         offset = offset + bias
     return x * per_channel(scale, x.dim()) + per_channel(offset, x.dim())
@@ -129,7 +128,7 @@ class Gradients(NamedTuple):
 
 
 def gradients(
-    x: Tensor, dy: Tensor, weight: Tensor | None, found: Statistics, num_groups: int, constant: bool = False
+    x: Tensor, dy: Tensor, weight: Tensor | None, stats: Statistics, num_groups: int, constant: bool = False
 ) -> Gradients:
     """Compute the backward pass: two sums per row, small tables, one multiply-add over (dy, x).
 
@@ -139,28 +138,28 @@ def gradients(
     positions = tuple(range(2, x.dim()))
     length = x.numel() // (n * c)
     count = n * length
-    gain = found.rstd if weight is None else found.rstd * weight
+    gain = stats.rstd if weight is None else stats.rstd * weight
 
     sum_dy = dy.sum(positions) if positions else dy
     sum_dyx = (dy * x).sum(positions) if positions else dy * x
     sum_dyx = (
-        sum_dyx - found.group_mean * sum_dy
-    ) * found.group_rstd  # the sum of dy times the group-normalized signal
+        sum_dyx - stats.group_mean * sum_dy
+    ) * stats.group_rstd  # the sum of dy times the group-normalized signal
     d_bias = sum_dy.sum(0)
-    d_weight = found.rstd * (sum_dyx.sum(0) - found.mean * d_bias)
+    d_weight = stats.rstd * (sum_dyx.sum(0) - stats.mean * d_bias)
 
     # The gradient through the batch moments, which is zero if they are constants.
     by_weight, by_bias = (torch.zeros_like(d_weight),) * 2 if constant else (d_weight, d_bias)
-    slope = found.rstd * by_weight / n
-    t1 = gain * (sum_dy - by_bias / n - slope * (found.row_mean - found.mean))
-    t2 = gain * (sum_dyx - found.row_mean * by_bias / n - slope * (found.row_square - found.mean * found.row_mean))
+    slope = stats.rstd * by_weight / n
+    t1 = gain * (sum_dy - by_bias / n - slope * (stats.row_mean - stats.mean))
+    t2 = gain * (sum_dyx - stats.row_mean * by_bias / n - slope * (stats.row_square - stats.mean * stats.row_mean))
     s1 = _group_average(t1, num_groups) / length
     s2 = _group_average(t2, num_groups) / length
 
-    r = found.group_rstd
+    r = stats.group_rstd
     for_dy = r * gain
-    q = -r * (gain * found.rstd * by_weight / count + s2)
-    rest = r * (gain * (found.rstd * found.mean * by_weight - by_bias) / count - s1) - q * found.group_mean * r
+    q = -r * (gain * stats.rstd * by_weight / count + s2)
+    rest = r * (gain * (stats.rstd * stats.mean * by_weight - by_bias) / count - s1) - q * stats.group_mean * r
     rank = x.dim()
     dx = dy * per_channel(for_dy, rank) + x * per_channel(q * r, rank) + per_channel(rest, rank)
     return Gradients(dx, d_weight, d_bias)
@@ -172,7 +171,7 @@ def gradients_of_evaluation(
     """Compute the backward pass of `evaluate`, from the input itself; its gradient has the input's dtype."""
     dtype = statistics_dtype(x)
     mean, var = mean.to(dtype), var.to(dtype)
-    shifted = less_slab_pivot(x, num_groups)
+    shifted = subtract_slab_pivot(x, num_groups)
     stats = statistics(shifted, eps, num_groups)._replace(mean=mean, var=var, rstd=torch.rsqrt(var + eps))
     scale = None if weight is None else weight.to(dtype)
     grads = gradients(shifted, dy.to(dtype), scale, stats, num_groups, constant=True)

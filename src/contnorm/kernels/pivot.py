@@ -18,7 +18,7 @@ from torch import Tensor
 
 from contnorm.checks import statistics_dtype
 
-__all__ = ["channel_pivot", "less_slab_pivot", "per_channel", "row_pivot", "slab_pivot"]
+__all__ = ["channel_pivot", "per_channel", "row_pivot", "slab_pivot", "subtract_slab_pivot"]
 
 
 def per_channel(table: Tensor, rank: int) -> Tensor:
@@ -58,7 +58,7 @@ def slab_pivot(x: Tensor, num_groups: int) -> Tensor:
     return middle.unsqueeze(2).expand(n, num_groups, c // num_groups).reshape(n, c)
 
 
-def less_slab_pivot(x: Tensor, num_groups: int) -> Tensor:
+def subtract_slab_pivot(x: Tensor, num_groups: int) -> Tensor:
     """Return the input, in the dtype of its statistics, minus the pivot of each slab."""
     return x.to(statistics_dtype(x)) - per_channel(slab_pivot(x, num_groups), x.dim())
 

@@ -3,6 +3,9 @@
 All other implementations are tested against it. With ``pivot=True`` the same two operators are applied to the data
 minus a pivot, which keeps them accurate at large means. So the variants, which have no closed form, are as accurate as
 CN itself.
+
+The steps are functions of their own, because other implementations use them too: torch's group norm in the memory
+layout of its input, torch's batch norm with the moments of the batch, and residual addition with ReLU.
 """
 
 from __future__ import annotations
@@ -15,16 +18,19 @@ from torch import Tensor
 
 from contnorm.checks import statistics_dtype
 from contnorm.kernels import Order
-from contnorm.kernels.layout import beside_bias, group_norm_in_layout
-from contnorm.kernels.pivot import channel_pivot, less_slab_pivot, per_channel, slab_pivot
+from contnorm.kernels.pivot import channel_pivot, per_channel, slab_pivot, subtract_slab_pivot
 
 __all__ = [
     "BatchMoments",
+    "add_residual_and_relu",
+    "backward_would_crash",
     "batch_step",
     "evaluate",
+    "group_norm_in_layout",
     "in_statistics_dtype",
     "scaled_about_pivot",
     "train",
+    "weight_or_ones",
 ]
 
 
@@ -53,7 +59,7 @@ def train(
     batch_moments: BatchMoments | None
     if order == "gn_bn":
         if pivot:
-            signal = less_slab_pivot(x, num_groups)
+            signal = subtract_slab_pivot(x, num_groups)
         grouped = group_norm_in_layout(signal, num_groups, first_weight, first_bias, eps)
         y, batch_moments = batch_step(grouped, weight, bias, eps, moments)
     else:
@@ -86,14 +92,14 @@ def evaluate(
     first_weight, first_bias = (weight, bias) if tied else (None, None)
     if order == "gn_bn":
         if pivot:
-            signal = less_slab_pivot(x, num_groups)
+            signal = subtract_slab_pivot(x, num_groups)
         grouped = group_norm_in_layout(signal, num_groups, first_weight, first_bias, eps)
-        y = F.batch_norm(grouped, mean, var, beside_bias(weight, bias), bias, False, 0.0, eps)
+        y = F.batch_norm(grouped, mean, var, weight_or_ones(weight, bias), bias, False, 0.0, eps)
     else:
         if pivot:
             normalized = scaled_about_pivot(x, mean, var, first_weight, first_bias, eps, num_groups)
         else:
-            scale = beside_bias(first_weight, first_bias)
+            scale = weight_or_ones(first_weight, first_bias)
             normalized = F.batch_norm(signal, mean, var, scale, first_bias, False, 0.0, eps)
         y = group_norm_in_layout(normalized, num_groups, weight, bias, eps)
     return y.to(x.dtype)
@@ -132,7 +138,7 @@ def batch_step(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, moments: bool
 ) -> tuple[Tensor, BatchMoments | None]:
     """Torch's batch norm with batch statistics; momentum 1 with new buffers makes it return the batch moments."""
-    weight = beside_bias(weight, bias)
+    weight = weight_or_ones(weight, bias)
     if not moments:
         return F.batch_norm(x, None, None, weight, bias, True, 0.0, eps), None
     dtype = statistics_dtype(x)
@@ -146,3 +152,45 @@ def in_statistics_dtype(
     """Cast half precision to float32 once, so that the intermediate result is not rounded to half precision."""
     dtype = statistics_dtype(x)
     return x.to(dtype), None if weight is None else weight.to(dtype), None if bias is None else bias.to(dtype)
+
+
+def group_norm_in_layout(x: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """``F.group_norm`` whose output is channels_last where the input is.
+
+    Example:
+        >>> x = torch.randn(2, 4, 3, 3).to(memory_format=torch.channels_last)
+        >>> group_norm_in_layout(x, 2, None, None, 1e-5).is_contiguous(memory_format=torch.channels_last)
+        True
+    """
+    signal = x.contiguous() if backward_would_crash(x, weight, bias) else x
+    y = F.group_norm(signal, num_groups, weight_or_ones(weight, bias), bias, eps)
+    if x.dim() > 3 and x.stride(1) == 1 and not x.is_contiguous():
+        return y.movedim(1, -1).contiguous().movedim(-1, 1)  # no copy if it already has that layout
+    return y
+
+
+def backward_would_crash(x: Tensor, *parameters: Tensor | None) -> bool:
+    """Whether the backward pass of torch's group norm would crash the process, if the input is channels_last.
+
+    On a CPU it writes a gradient of x even if x requires none. A contiguous input avoids the crash.
+    """
+    if x.device.type != "cpu" or x.requires_grad or not torch.is_grad_enabled():
+        return False
+    return any(p is not None and p.requires_grad for p in parameters)
+
+
+def weight_or_ones(weight: Tensor | None, bias: Tensor | None) -> Tensor | None:
+    """Return the weight, or ones if there is only a bias, with which the backward passes of torch's norms fail."""
+    return torch.ones_like(bias) if weight is None and bias is not None else weight
+
+
+def add_residual_and_relu(y: Tensor, residual: Tensor | None, relu: bool) -> Tensor:
+    """Add a residual to the output of a norm if it is not None, then apply ReLU if ``relu``.
+
+    Example:
+        >>> add_residual_and_relu(torch.tensor([-3.0, 1.0]), torch.tensor([1.0, 1.0]), relu=True)
+        tensor([0., 2.])
+    """
+    if residual is not None:
+        y = y + residual
+    return torch.relu(y) if relu else y

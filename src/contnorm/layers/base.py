@@ -23,12 +23,13 @@ __all__ = ["MomentNorm", "NormLayer", "ReplacementGuard"]
 class NormLayer(nn.Module):
     """Base of all norm layers: a layer over (N, C, *) that checks its input.
 
-    ``ranks`` lists the input ranks that a class accepts; ``num_features`` is its number of channels. ``own_kernels``
-    tells whether the layer uses Triton kernels of this package on a GPU, which are compiled before their first run.
+    ``ranks`` lists the input ranks that a class accepts; ``num_features`` is its number of channels.
+    ``has_triton_kernels`` tells whether the layer uses Triton kernels of this package on a GPU, which are compiled
+    before their first run.
     """
 
     ranks: ClassVar[tuple[int, ...]] = (2, 3, 4, 5)
-    own_kernels: ClassVar[bool] = False
+    has_triton_kernels: ClassVar[bool] = False
     num_features: int
     kernel: Kernel = "auto"  # the implementation, for norms with several
 
@@ -83,7 +84,7 @@ class MomentNorm(NormLayer, _BatchNorm):
     def _normalizes_with_batch(self) -> bool:
         return (self.training and not self.use_running) or self.running_mean is None
 
-    def _moves_moments(self) -> bool:
+    def _updates_moments(self) -> bool:
         return (
             self.training
             and self.track_running_stats
@@ -94,7 +95,7 @@ class MomentNorm(NormLayer, _BatchNorm):
 
     def _weight_of_batch(self) -> float | Tensor:
         """Return the weight of the current batch in the running moments; 0 if they are not updated."""
-        return self._weight_of_moving_batch() if self._moves_moments() else 0.0
+        return self._weight_of_moving_batch() if self._updates_moments() else 0.0
 
     def _weight_of_moving_batch(self) -> float | Tensor:
         if self.momentum is None:
@@ -112,12 +113,12 @@ class MomentNorm(NormLayer, _BatchNorm):
             self._count_one()
 
     def _count_one(self) -> None:
-        if self._moves_moments() and self.num_batches_tracked is not None:
+        if self._updates_moments() and self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
 
     def _moments(self) -> tuple[Tensor | None, Tensor | None]:
         """Return the buffers for the functional form; None if they are neither used nor updated."""
-        if self._normalizes_with_batch() and not self._moves_moments():
+        if self._normalizes_with_batch() and not self._updates_moments():
             return None, None
         return self.running_mean, self.running_var
 
@@ -135,12 +136,18 @@ class MomentNorm(NormLayer, _BatchNorm):
 
     def extra_repr(self) -> str:
         kernel = [] if self.kernel == "auto" else [f"kernel={self.kernel!r}"]
-        fields = [f"{self.num_features}", *self._own_repr(), *kernel, f"eps={self.eps}", f"momentum={self.momentum}"]
+        fields = [
+            f"{self.num_features}",
+            *self._extra_fields(),
+            *kernel,
+            f"eps={self.eps}",
+            f"momentum={self.momentum}",
+        ]
         usual = {"affine": True, "track_running_stats": True, "stats_frozen": False, "use_running": False}
         fields += [f"{name}={getattr(self, name)}" for name, value in usual.items() if getattr(self, name) is not value]
         return ", ".join(fields)
 
-    def _own_repr(self) -> list[str]:
+    def _extra_fields(self) -> list[str]:
         return []
 
 

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from contnorm.checks import resolve_groups
 from contnorm.functional import continual_norm
-from contnorm.kernels import Kernel, Order, check_order, chosen_kernel
+from contnorm.kernels import Kernel, Order, check_order, resolve_kernel
 from contnorm.layers.base import MomentNorm, ReplacementGuard
-from contnorm.layers.group import settled_groups
+from contnorm.layers.group import check_groups
 
 __all__ = ["ContinualNorm1d", "ContinualNorm2d", "ContinualNorm3d"]
 
@@ -44,7 +44,7 @@ class ContinualNormBase(ReplacementGuard, MomentNorm):
         kernel: The implementation, resolved at construction; None reads ``CONTNORM_KERNEL``. See `contnorm.kernels`.
     """
 
-    own_kernels: ClassVar[bool] = True
+    has_triton_kernels: ClassVar[bool] = True
     sync_advice: ClassVar[str] = "Use contnorm.convert_sync(model), which keeps the group step."
     num_groups: int | str
     order: Order
@@ -67,10 +67,10 @@ class ContinualNormBase(ReplacementGuard, MomentNorm):
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
         name = type(self).__name__
         check_order(order, name)
-        self.num_groups = settled_groups(num_groups, num_features, self.ranks, name)
+        self.num_groups = check_groups(num_groups, num_features, self.ranks, name)
         self.order = order
         self.tied = tied
-        self.kernel = chosen_kernel(kernel, name)
+        self.kernel = resolve_kernel(kernel, name)
 
     def forward(self, input: Tensor, residual: Tensor | None = None, relu: bool = False) -> Tensor:
         """Normalize the input; with ``residual`` and ``relu``, compute ``relu(norm(input) + residual)`` in one pass.
@@ -85,7 +85,7 @@ class ContinualNormBase(ReplacementGuard, MomentNorm):
             True
         """
         self._check(input)
-        by_batch, moves = self._normalizes_with_batch(), self._moves_moments()
+        by_batch, moves = self._normalizes_with_batch(), self._updates_moments()
         needed = moves or not by_batch  # attribute lookup of buffers is slow, so look up only what is needed, once
         return continual_norm(
             input,
@@ -114,7 +114,7 @@ class ContinualNormBase(ReplacementGuard, MomentNorm):
         weight, bias = (None if p is None else p.double() for p in affine)
         return F.group_norm(x.double(), groups, weight, bias, self.eps)
 
-    def _own_repr(self) -> list[str]:
+    def _extra_fields(self) -> list[str]:
         fields = [f"num_groups={self.num_groups}"]
         if self.order != "gn_bn":
             fields.append(f"order={self.order!r}")

@@ -32,7 +32,7 @@ __all__ = [
 class _SampleNorm(NormLayer):
     """Base of norms that normalize each sample alone: weight and bias per channel, same in training and evaluation."""
 
-    own_kernels: ClassVar[bool] = True
+    has_triton_kernels: ClassVar[bool] = True
     weight: nn.Parameter | None
     bias: nn.Parameter | None
 
@@ -81,7 +81,7 @@ class _GroupNorm(_SampleNorm):
         num_groups: int | str = 32,
     ) -> None:
         super().__init__(num_features, eps, affine, device, dtype)
-        self.num_groups = settled_groups(num_groups, num_features, self.ranks, type(self).__name__)
+        self.num_groups = check_groups(num_groups, num_features, self.ranks, type(self).__name__)
 
     def forward(self, input: Tensor) -> Tensor:
         self._check(input)
@@ -92,7 +92,7 @@ class _GroupNorm(_SampleNorm):
         return f"{channels}, num_groups={self.num_groups}, {rest}"
 
 
-def settled_groups(num_groups: int | str, channels: int, ranks: tuple[int, ...], caller: str) -> int | str:
+def check_groups(num_groups: int | str, channels: int, ranks: tuple[int, ...], caller: str) -> int | str:
     """Check the number of groups at construction; ``"auto"`` is kept if it depends on the rank of the input."""
     resolved = {resolve_groups(num_groups, channels, rank, caller) for rank in ranks}
     return resolved.pop() if len(resolved) == 1 else num_groups

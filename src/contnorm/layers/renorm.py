@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from contnorm.checks import check_number
 from contnorm.functional import batch_renorm
-from contnorm.kernels import Kernel, chosen_kernel
-from contnorm.kernels.triton import row_moments as rows
+from contnorm.kernels import Kernel, resolve_kernel
+from contnorm.kernels.triton.batch_renorm import renorm_limits
 from contnorm.layers.base import MomentNorm, ReplacementGuard
 
 __all__ = ["BatchRenorm1d", "BatchRenorm2d", "BatchRenorm3d"]
@@ -45,7 +45,7 @@ class BatchRenormBase(ReplacementGuard, MomentNorm):
         kernel: The implementation, resolved at construction; None reads ``CONTNORM_KERNEL``. See `contnorm.kernels`.
     """
 
-    own_kernels: ClassVar[bool] = True
+    has_triton_kernels: ClassVar[bool] = True
     sync_advice: ClassVar[str] = "It has no synchronised form: convert it to 'bn' or 'cn' first."
     r_limit: Tensor
     d_limit: Tensor
@@ -73,7 +73,7 @@ class BatchRenormBase(ReplacementGuard, MomentNorm):
         if total_steps is not None and not total_steps >= 1:
             raise ValueError(f"{name}: total_steps={total_steps!r} must be 1 or more, or None for the published ramps.")
         self.r_max, self.d_max, self.total_steps = r_max, d_max, total_steps
-        self.kernel = chosen_kernel(kernel, name)
+        self.kernel = resolve_kernel(kernel, name)
         # The current limits. They follow from the batch counter, so they need not be in the checkpoint.
         self.register_buffer("r_limit", torch.ones((), device=device), persistent=False)
         self.register_buffer("d_limit", torch.zeros((), device=device), persistent=False)
@@ -94,10 +94,10 @@ class BatchRenormBase(ReplacementGuard, MomentNorm):
         """Return the limits of r and d for the current batch."""
         if self.num_batches_tracked is None:
             return self.r_limit, self.d_limit
-        limits = rows.renorm_limits(
+        limits = renorm_limits(
             self.num_batches_tracked,
             (self.r_limit, self.d_limit),
-            self._moves_moments(),
+            self._updates_moments(),
             (self.r_max, self.d_max),
             (self._scaled_ramp(PUBLISHED_R_RAMP), self._scaled_ramp(PUBLISHED_D_RAMP)),
             self.kernel,
@@ -107,7 +107,7 @@ class BatchRenormBase(ReplacementGuard, MomentNorm):
             return limits
         r_limit = 1 + (self.r_max - 1) * self._ramp(PUBLISHED_R_RAMP)
         d_limit = self.d_max * self._ramp(PUBLISHED_D_RAMP)
-        if self._moves_moments():
+        if self._updates_moments():
             self.r_limit.copy_(r_limit)
             self.d_limit.copy_(d_limit)
         return r_limit, d_limit
@@ -152,7 +152,7 @@ class BatchRenormBase(ReplacementGuard, MomentNorm):
     def stored_variance(self, var: Tensor, count: int) -> Tensor:
         return var
 
-    def _own_repr(self) -> list[str]:
+    def _extra_fields(self) -> list[str]:
         ramps = [] if self.total_steps is None else [f"total_steps={self.total_steps}"]
         return [f"r_max={self.r_max}", f"d_max={self.d_max}", *ramps]
 

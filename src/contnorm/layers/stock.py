@@ -10,12 +10,12 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from contnorm.kernels.layout import backward_would_crash, group_norm_in_layout
+from contnorm.kernels.reference import backward_would_crash, group_norm_in_layout
 from contnorm.layers.switchable import SwitchNorm1d, SwitchNorm2d, SwitchNorm3d
 
-__all__ = ["STOCK", "StockGroupNorm", "stock_norm"]
+__all__ = ["STOCK_NORMS", "StockGroupNorm", "stock_norm"]
 
-STOCK = ("none", "bn", "gn", "sn", "cn")
+STOCK_NORMS = ("none", "bn", "gn", "sn", "cn")
 BATCH = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 SWITCHABLE = {1: SwitchNorm1d, 2: SwitchNorm2d, 3: SwitchNorm3d}
 
@@ -38,7 +38,7 @@ class StockGroupNorm(nn.GroupNorm):
 
 
 def stock_norm(name: str, num_features: int, dim: Literal[1, 2, 3], num_groups: int, momentum: float) -> nn.Module:
-    """Create one of the norms in `STOCK`, with torch's defaults for all other options.
+    """Create one of the norms in `STOCK_NORMS`, with torch's defaults for all other options.
 
     Example:
         >>> [type(layer).__name__ for layer in stock_norm("cn", 64, 2, 32, 0.1)]
@@ -55,4 +55,6 @@ def stock_norm(name: str, num_features: int, dim: Literal[1, 2, 3], num_groups: 
         return SWITCHABLE[dim](num_features, momentum=momentum, kernel="reference")
     if name == "none":
         return nn.Identity()
-    raise ValueError(f"norm.layers='stock': torch has no layers for norm {name!r}. Use one of {', '.join(STOCK)}.")
+    raise ValueError(
+        f"norm.layers='stock': torch has no layers for norm {name!r}. Use one of {', '.join(STOCK_NORMS)}."
+    )

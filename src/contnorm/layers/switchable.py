@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from contnorm.functional import switch_norm
 from contnorm.functional.switchable import batch_moments
-from contnorm.kernels import Kernel, chosen_kernel
+from contnorm.kernels import Kernel, resolve_kernel
 from contnorm.layers.base import MomentNorm, ReplacementGuard
 
 __all__ = ["SwitchNorm1d", "SwitchNorm2d", "SwitchNorm3d"]
@@ -27,7 +27,7 @@ class _SwitchNorm(ReplacementGuard, MomentNorm):
     construction; None reads ``CONTNORM_KERNEL``. See `contnorm.kernels`.
     """
 
-    own_kernels: ClassVar[bool] = True
+    has_triton_kernels: ClassVar[bool] = True
     sync_advice: ClassVar[str] = "It has no synchronised form: convert it to 'bn' or 'cn' first."
 
     def __init__(
@@ -43,7 +43,7 @@ class _SwitchNorm(ReplacementGuard, MomentNorm):
         kernel: Kernel | None = None,
     ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
-        self.kernel = chosen_kernel(kernel, type(self).__name__)
+        self.kernel = resolve_kernel(kernel, type(self).__name__)
         self.mean_weight = nn.Parameter(torch.ones(3, device=device, dtype=dtype))
         self.var_weight = nn.Parameter(torch.ones(3, device=device, dtype=dtype))
 

@@ -16,9 +16,8 @@ from torch import Tensor
 from contnorm.checks import check_batch, check_group_size, check_residual, resolve_groups, statistics_dtype
 from contnorm.functional.batch import apply_affine, channel_moments, update_moments
 from contnorm.kernels import Kernel, Order
-from contnorm.kernels.activation import activated
-from contnorm.kernels.layout import group_norm_in_layout
-from contnorm.kernels.pivot import channel_pivot, less_slab_pivot, per_channel
+from contnorm.kernels.pivot import channel_pivot, per_channel, subtract_slab_pivot
+from contnorm.kernels.reference import add_residual_and_relu, group_norm_in_layout
 from contnorm.layers.continual import ContinualNormBase
 
 __all__ = ["SyncContinualNorm"]
@@ -101,12 +100,12 @@ class SyncContinualNorm(ContinualNormBase):
             y = self._synced_batch_step(self._group_step(x.to(dtype), groups, *first), weight, bias)
         else:
             y = self._group_step(self._synced_batch_step(x.to(dtype), *first), groups, weight, bias)
-        return activated(y.to(x.dtype), residual, relu)
+        return add_residual_and_relu(y.to(x.dtype), residual, relu)
 
     def _group_step(self, x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         if x.numel() == 0:  # the operator does not accept an empty batch
             return apply_affine(x, weight, bias)
-        return group_norm_in_layout(less_slab_pivot(x, groups), groups, weight, bias, self.eps)
+        return group_norm_in_layout(subtract_slab_pivot(x, groups), groups, weight, bias, self.eps)
 
     def _synced_batch_step(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         pivot = channel_pivot(x) if x.numel() else x.new_zeros(x.shape[1])

@@ -1,4 +1,4 @@
-"""Freeze running moments in training and evaluation mode.
+"""Freeze running moments in training and evaluation mode, and run a model in evaluation mode temporarily.
 
 Layers of this package have an attribute for it. For torch's batch norms, ``track_running_stats`` is set to False and
 its old value is stored until release. Any other module with running moments (torch's instance norms, layers of other
@@ -18,10 +18,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from contnorm.checks import check_model
-from contnorm.convert.detect import Recognized, holds_moments, recognize
+from contnorm.convert.detect import DetectedNorm, detect_norm, holds_moments
 from contnorm.layers.base import MomentNorm
 
-__all__ = ["FREEZING_HOOKS", "freeze_stats", "frozen_stats", "is_frozen"]
+__all__ = ["FREEZING_HOOKS", "evaluation_mode", "freeze_stats", "frozen_stats", "is_frozen"]
 
 _BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 
@@ -74,6 +74,33 @@ def frozen_stats(model: nn.Module) -> Iterator[nn.Module]:
             _set(module, False)
 
 
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Context manager for evaluation mode; on exit, the mode of each module is restored.
+
+    Modes are restored by calling ``train()``, because modules may override it, for example to merge weights for
+    evaluation and to separate them again for training.
+
+    Example:
+        >>> model = nn.Sequential(nn.Dropout(), nn.Dropout().eval())
+        >>> with evaluation_mode(model):
+        ...     print([module.training for module in model.modules()])
+        [False, False, False]
+        >>> [module.training for module in model.modules()]
+        [True, True, False]
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            if module.training is not training:
+                module.train(training)
+        for module, training in modes:  # an override of train() may have set another mode
+            module.training = training
+
+
 def is_frozen(module: nn.Module) -> bool:
     """Whether the running moments of a layer are frozen.
 
@@ -123,8 +150,8 @@ def _obeys_tracking(module: nn.Module) -> bool:
     if cls.forward in _TORCH_FORWARDS:
         return True
     if cls not in _OBEYS_TRACKING:  # cached by class, because `frozen_stats` may be entered at each step
-        recognized = recognize(module)
-        _OBEYS_TRACKING[cls] = isinstance(recognized, Recognized) and recognized.obeys_tracking
+        detected = detect_norm(module)
+        _OBEYS_TRACKING[cls] = isinstance(detected, DetectedNorm) and detected.obeys_tracking
     return _OBEYS_TRACKING[cls]
 
 

@@ -24,11 +24,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from contnorm.checks import check_model
-from contnorm.convert.detect import Recognized, Stranger, holds_moments, recognize
+from contnorm.convert.detect import DetectedNorm, UnsupportedNorm, detect_norm, holds_moments
 from contnorm.functional.batch import channel_moments, unbiased
 from contnorm.layers.base import MomentNorm
-from contnorm.moments.freeze import frozen_stats, is_frozen
-from contnorm.moments.modes import modes_restored
+from contnorm.moments.freeze import evaluation_mode, frozen_stats, is_frozen
 from contnorm.registry import NORMS
 
 __all__ = [
@@ -36,11 +35,11 @@ __all__ = [
     "LayerMoments",
     "NonFiniteMomentsError",
     "Reestimated",
-    "call_with_first",
+    "call_on_first_element",
     "keeps_moments",
     "moment_layers",
-    "on_model",
     "reestimate",
+    "to_model_device",
 ]
 
 Call = Callable[[nn.Module, Any], object]
@@ -55,7 +54,7 @@ class NonFiniteMomentsError(ValueError):
 
     def __init__(self, layer: str) -> None:
         super().__init__(
-            f"reestimate: the moments of the data at layer {layer!r} are NaN or infinite, and the model was left "
+            f"reestimate: the moments of the data at layer {layer!r} are NaN or infinite. The model is "
             f"unchanged. Check the batches and the model's weights for values that are not finite or overflow."
         )
         self.layer = layer
@@ -139,7 +138,7 @@ def reestimate(model: nn.Module, batches: Iterable[Any], *, call: Call | None = 
     _check_batches(batches)
     layers = _targets(check_model(model, "reestimate"))
     old = {name: (mean.clone(), var.clone()) for name, layer in layers.items() for mean, var in [_buffers(layer)]}
-    run = call or call_with_first
+    run = call or call_on_first_element
     try:
         with torch.no_grad(), _in_evaluation(model):
             reached = _measure_all(model, layers, batches, run)
@@ -152,8 +151,8 @@ def reestimate(model: nn.Module, batches: Iterable[Any], *, call: Call | None = 
 def _check_batches(batches: object) -> None:
     if isinstance(batches, Iterator):
         raise TypeError(
-            f"reestimate: batches is a one-shot iterator ({type(batches).__name__}), and the data is gone over once "
-            f"for every depth of norm layers. Give a list, a DataLoader, or any object whose iter() starts anew."
+            f"reestimate: batches is a one-shot iterator ({type(batches).__name__}), but the data is read once for "
+            f"each depth of norm layers. Give a list, a DataLoader, or another object that can be iterated repeatedly."
         )
     if isinstance(batches, Tensor):
         raise TypeError("reestimate: batches is a tensor, whose elements are samples. Give a list of batches: [x].")
@@ -218,8 +217,8 @@ class _Passes:
             raise ValueError("reestimate: batches is empty. Give at least one batch of data.")
         if self.batches is not None and seen != self.batches:
             raise ValueError(
-                f"reestimate: the first pass over the data saw {self.batches} batches and a later one {seen}. Every "
-                f"pass has to see the same data: give a list, or an object whose iter() starts anew."
+                f"reestimate: the first pass over the data had {self.batches} batches and a later one {seen}. Every "
+                f"pass must read the same data; give a list, or an object that can be iterated repeatedly."
             )
         self.batches = seen
         for name, pool in pools.items():
@@ -364,7 +363,7 @@ def _targets(model: nn.Module) -> dict[str, nn.Module]:
     return layers
 
 
-_ADVICE = "Mend that, or put another norm in its place by hand."
+_ADVICE = "Fix that, or replace the layer with another norm."
 
 
 def moment_layers(model: nn.Module) -> dict[str, nn.Module]:
@@ -380,23 +379,23 @@ def moment_layers(model: nn.Module) -> dict[str, nn.Module]:
     """
     layers = {}
     for name, module in model.named_modules():
-        recognized = recognize(module)
+        detected = detect_norm(module)
         where = f"reestimate: layer {name!r} ({type(module).__name__})"
-        if recognized is None and _has_moment_buffers(module):
+        if detected is None and _has_moment_buffers(module):
             raise ValueError(
                 f"{where}: it has buffers running_mean and running_var but is not a known norm, so its moments cannot "
                 f"be estimated. Replace it with a norm of torch or contnorm; if it is not a norm, rename its buffers."
             )
-        if recognized is None or isinstance(module, _InstanceNorm):
+        if detected is None or isinstance(module, _InstanceNorm):
             continue
-        if isinstance(recognized, Stranger):
-            raise ValueError(f"{where}: its moments can't be told from its input: {recognized.reason}. {_ADVICE}")
-        if not NORMS[recognized.norm].keeps_moments or recognized.constant or getattr(module, "use_running", False):
+        if isinstance(detected, UnsupportedNorm):
+            raise ValueError(f"{where}: its moments can't be computed from its input: {detected.reason}. {_ADVICE}")
+        if not NORMS[detected.norm].keeps_moments or detected.constant or getattr(module, "use_running", False):
             continue
         if not holds_moments(module):
             raise ValueError(
-                f"{where}: it keeps no running moments and normalizes each batch by itself, so what comes after it "
-                f"depends on how the data is cut into batches. Convert it with track_running_stats=True."
+                f"{where}: it has no running moments and normalizes with the batch, so the moments of later layers "
+                f"would depend on the batch size. Convert it with track_running_stats=True."
             )
         if is_frozen(module):
             raise ValueError(f"{where}: its moments are frozen. Call contnorm.freeze_stats(model, False) first.")
@@ -411,8 +410,8 @@ def keeps_moments(model: nn.Module) -> bool:
         >>> keeps_moments(nn.Sequential(nn.BatchNorm1d(4))), keeps_moments(nn.GroupNorm(2, 4))
         (True, False)
     """
-    norms = (recognize(module) for module in model.modules())
-    return any(isinstance(norm, Recognized) and NORMS[norm.norm].keeps_moments for norm in norms)
+    norms = (detect_norm(module) for module in model.modules())
+    return any(isinstance(norm, DetectedNorm) and NORMS[norm.norm].keeps_moments for norm in norms)
 
 
 def _has_moment_buffers(module: nn.Module) -> bool:
@@ -456,7 +455,7 @@ def _write_finite(layers: dict[str, nn.Module], values: dict[str, tuple[Tensor, 
 @contextmanager
 def _in_evaluation(model: nn.Module) -> Iterator[None]:
     """Set evaluation mode, except that instance norms with running statistics normalize instances, as in training."""
-    with modes_restored(model), ExitStack() as frozen:
+    with evaluation_mode(model), ExitStack() as frozen:
         for module in model.modules():
             if isinstance(module, _InstanceNorm) and module.track_running_stats:
                 frozen.enter_context(frozen_stats(module))
@@ -464,12 +463,12 @@ def _in_evaluation(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def call_with_first(model: nn.Module, batch: Any) -> object:
+def call_on_first_element(model: nn.Module, batch: Any) -> object:
     """Run the model, on its device, on a batch or on the first element of a tuple or list."""
-    return model(on_model(model, batch[0] if isinstance(batch, tuple | list) else batch))
+    return model(to_model_device(model, batch[0] if isinstance(batch, tuple | list) else batch))
 
 
-def on_model(model: nn.Module, x: Any) -> Any:
+def to_model_device(model: nn.Module, x: Any) -> Any:
     """Move a tensor to the model's device; return any other object unchanged."""
     device = next((t.device for t in (*model.parameters(), *model.buffers())), None)
     return x.to(device) if isinstance(x, Tensor) and device is not None else x

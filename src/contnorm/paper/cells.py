@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
-from contnorm.bench.config.schema import from_dict, laid_over
+from contnorm.bench.config.schema import from_dict, merge_settings
 from contnorm.bench.streams.tasks import find_stream
 from contnorm.errors import UserError
 from contnorm.paper.published import Published, find
@@ -123,7 +123,7 @@ def _place(
     recipe: Recipe, block: Block, stream: str, strategy: str, buffer: int | None, norm: NormEntry, view: View
 ) -> dict[str, Any]:
     spec, groups = find_norm(norm.name)
-    stream_settings = laid_over(recipe.settings, block.settings).get("stream", {})
+    stream_settings = merge_settings(recipe.settings, block.settings).get("stream", {})
     place = {
         "stream": stream,
         "strategy": strategy,
@@ -143,7 +143,7 @@ def _place(
 
 
 def _values(recipe: Recipe, block: Block, place: Mapping[str, Any], norm: NormEntry) -> dict[str, Any]:
-    values = laid_over(recipe.settings, block.settings)
+    values = merge_settings(recipe.settings, block.settings)
     cell_values: dict[str, Any] = {
         "stream": {"name": place["stream"]},
         "strategy": {"name": place["strategy"]},
@@ -151,10 +151,10 @@ def _values(recipe: Recipe, block: Block, place: Mapping[str, Any], norm: NormEn
     }
     if place["buffer"] is not None:
         cell_values["memory"] = {"size": place["buffer"]}
-    values = laid_over(values, cell_values)
+    values = merge_settings(values, cell_values)
     for chosen in recipe.selected:
         if matches(place, chosen.where):
-            values = laid_over(values, chosen.settings)
+            values = merge_settings(values, chosen.settings)
     from_dict(values, recipe.name)
     return values
 

@@ -9,7 +9,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, cast, get_args
 
-from contnorm.bench.config.schema import from_dict, laid_over, parse_toml, read_toml_text, show_value
+from contnorm.bench.config.schema import from_dict, merge_settings, show_value
+from contnorm.bench.config.sources import parse_toml, read_toml_text
 from contnorm.bench.strategy_registry import STRATEGIES
 from contnorm.bench.user_code import is_user_code
 from contnorm.errors import UserError, unknown
@@ -114,7 +115,7 @@ def _published(row: Values, scores: Values, where: str) -> list[Published]:
 def _block(values: Values, shared: Values, where: str) -> Block:
     _check_keys(values, BLOCK, where, needed=("streams", "strategies", "norms"))
     settings = _settings(values.get("settings", {}), f"{where}: settings")
-    from_dict(laid_over(shared, settings), where)
+    from_dict(merge_settings(shared, settings), where)
     for key in ("streams", "strategies", "norms", "views"):
         if values.get(key) == []:
             raise UserError(f"{where}: {key} is empty, so the grid has no run. Name at least one.")

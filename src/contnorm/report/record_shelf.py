@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
-from contnorm.bench.config.defaults import settle
+from contnorm.bench.config.defaults import complete
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.records import Record, Store, distinct, fitting
 from contnorm.paper.cells import cells_of, source_of
@@ -91,7 +91,7 @@ class Shelves:
 
 def measured_of(recipe: Recipe, shelf: Shelf) -> list[Measured]:
     """Every cell of a recipe with its records, which may be none."""
-    configs = {cell: settle(cell.values, source_of(cell)) for cell in cells_of(recipe)}
+    configs = {cell: complete(cell.values, source_of(cell)) for cell in cells_of(recipe)}
     cells = measured_cells(list(configs), [shelf.find(config) for config in configs.values()])
     return [with_lost(one, configs[one.cell], shelf.lost) for one in cells]
 

@@ -95,7 +95,9 @@ def test_model_norm_layers_are_converted_on_a_copy(stream: bench.Stream) -> None
 
 
 def test_module_gives_all_seeds_its_weights(stream: bench.Stream) -> None:
-    result = bench.run(stream, model=make_net((12,), 6), norm="bn", settings={"train.lr": 1e-30}, seeds=2, keep_weights=True)
+    result = bench.run(
+        stream, model=make_net((12,), 6), norm="bn", settings={"train.lr": 1e-30}, seeds=2, keep_weights=True
+    )
     first, second = (model.state_dict() for model in result.models())
     assert torch.equal(first["0.weight"], second["0.weight"])
     assert "for all seeds" in result.records[0].raw["initial_weights"]
@@ -114,7 +116,9 @@ def test_factory_may_make_its_norms_itself(stream: bench.Stream) -> None:
 def test_model_without_the_norm_is_refused(stream: bench.Stream) -> None:
     with pytest.raises(UserError, match="no normalization layer"):
         bench.run(stream, model=lambda shape, outputs: nn.Linear(12, outputs), norm="cn")
-    assert bench.run(stream, model=lambda shape, outputs: nn.Linear(12, outputs), norm="none", settings=FAST).seeds == [0]
+    assert bench.run(stream, model=lambda shape, outputs: nn.Linear(12, outputs), norm="none", settings=FAST).seeds == [
+        0
+    ]
 
 
 def test_definition_in_a_file_is_identified_by_the_file(stream: bench.Stream, tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_domain_scenario_shares_outputs_between_tasks(arrays: Arrays) -> None:
 def test_class_order_by_seed_moves_classes_between_tasks(arrays: Arrays) -> None:
     stream = bench.Stream.from_arrays(*arrays, tasks=3, class_order="seed")
     orders = {tuple(map(tuple, _classes_by_task(stream, seed))) for seed in range(5)}
-    assert len(orders) > 1 and all(sorted(sum(map(list, order), [])) == list(range(6)) for order in orders)
+    assert len(orders) > 1 and all(sorted(c for task in order for c in task) == list(range(6)) for order in orders)
 
 
 def _classes_by_task(stream: bench.Stream, seed: int) -> list[list[int]]:

@@ -138,8 +138,8 @@ OWN_KERNELS = {
         "triton.continual.backward": ("backward_one", "backward_rows", "backward_apply"),
     },
     "brn": {
-        "triton.row_moments.row_kernels": ("moments", "sums"),
-        "triton.row_moments.renorm_kernels": (
+        "triton.row_moments_device": ("moments", "sums"),
+        "triton.batch_renorm_device": (
             "renorm_limits",
             "renorm_moments",
             "renorm_apply",
@@ -148,10 +148,10 @@ OWN_KERNELS = {
         ),
     },
     "sn": {
-        "triton.row_moments.row_kernels": ("moments", "sums"),
-        "triton.row_moments.switch_kernels": ("switch_moments", "switch_apply", "switch_sums", "switch_gradient"),
+        "triton.row_moments_device": ("moments", "sums"),
+        "triton.switch_norm_device": ("switch_moments", "switch_apply", "switch_sums", "switch_gradient"),
     },
-    "bn_gn_tied": {"triton.group_norm_device": ("less_channel_pivot", "forward", "backward")},
+    "bn_gn_tied": {"triton.group_norm_device": ("subtract_channel_pivot", "forward", "backward")},
 }
 
 

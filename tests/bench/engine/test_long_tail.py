@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from contnorm.bench.config.schema import RunConfig, from_dict, laid_over
+from contnorm.bench.config.schema import RunConfig, from_dict, merge_settings
 from contnorm.bench.data.csv_dataset import list_own
 from contnorm.bench.data.multilabel_build import build
 from contnorm.bench.engine.checkpoint import Checkpoints
@@ -41,7 +41,7 @@ def settings(**groups: dict[str, Any]) -> RunConfig:
         "norm": {"name": "cn", "groups": 4},
         "train": {"lr": 0.003},
     }
-    return from_dict(laid_over(laid_over(STREAMS["cocoseq"].defaults, own), groups))
+    return from_dict(merge_settings(merge_settings(STREAMS["cocoseq"].defaults, own), groups))
 
 
 def finished(lane: Trainer, checkpoints: Checkpoints | None = None) -> dict[str, Any]:
@@ -259,17 +259,20 @@ def test_a_set_of_ones_own_is_a_stream(tmp_path: Path) -> None:
     ("values", "said"),
     [
         ({"stream": {"name": "cocoseq"}}, "no cocoseq under .*Build it with contnorm data cocoseq --coco DIR"),
-        ({"stream": {"name": "multi-label"}}, "stream multi-label: say which, with --set stream.source=NAME"),
+        ({"stream": {"name": "multi-label"}}, "stream multi-label: stream.source is not set.*--set stream.source=NAME"),
         (
             {"stream": {"name": "multi-label", "source": "birds"}},
-            "stream.source='birds': no set of multi-label pictures is built under .* `contnorm data birds --csv FILE",
+            "stream.source='birds': there is no multi-label data set under .*`contnorm data birds --csv FILE",
         ),
         ({"stream": {"name": "cocoseq", "source": "cifar10"}}, "stream.source for cocoseq: 'cifar10'"),
-        ({"stream": {"name": "cocoseq", "source": "cocoseq"}, "evaluate": {"ahead": True}}, "evaluate.ahead=true: no"),
-        ({"train": {"clip_value": 0.0}}, "train.clip_value=0.0 must be above 0"),
-        ({"memory": {"rho": 1000}}, "memory.rho=1000.0 must be -10 to 10"),
-        ({"memory": {"rho": -10.5}}, "memory.rho=-10.5 must be -10 to 10"),
-        ({"train": {"passes": 0}}, "train.passes=0 must be 1 or more"),
+        (
+            {"stream": {"name": "cocoseq", "source": "cocoseq"}, "evaluate": {"ahead": True}},
+            "evaluate.ahead=true: cocoseq",
+        ),
+        ({"train": {"clip_value": 0.0}}, "train.clip_value=0.0 must be a finite number above 0"),
+        ({"memory": {"rho": 1000}}, "memory.rho=1000 must be a finite number from -10 to 10"),
+        ({"memory": {"rho": -10.5}}, "memory.rho=-10.5 must be a finite number from -10 to 10"),
+        ({"train": {"passes": 0}}, "train.passes=0 must be a whole number from 1 "),
         ({"train": {"optimizer": "lion"}}, "train.optimizer='lion' must be 'sgd' or 'adam'"),
     ],
 )

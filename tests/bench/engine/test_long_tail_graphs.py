@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from contnorm.bench.config.schema import RunConfig, from_dict, laid_over
+from contnorm.bench.config.schema import RunConfig, from_dict, merge_settings
 from contnorm.bench.engine.checkpoint import Checkpoints
 from contnorm.bench.engine.cuda_graph import SHORT, stepper_for
 from contnorm.bench.engine.loop import Finished, train_together
@@ -37,7 +37,7 @@ def settings(norm: str, kind: str = "prs") -> RunConfig:
         "norm": {"name": norm, "groups": 4},
         "train": {"precision": "tf32", "clip_value": 0.01},
     }
-    return from_dict(laid_over(STREAMS["cocoseq"].defaults, own))
+    return from_dict(merge_settings(STREAMS["cocoseq"].defaults, own))
 
 
 def same(a: Trainer, b: Trainer) -> bool:

@@ -111,7 +111,7 @@ def test_names_of_the_field_are_known() -> None:
     ("options", "said"),
     [
         ({"tasks": 18}, r"stream\.tasks=18 must be 1 to 17"),
-        ({"tasks": 0}, r"stream\.tasks=0 must be 1 to 17"),
+        ({"tasks": 0}, r"stream\.tasks=0 must be a whole number from 1 "),
         ({"train_per_task": 31}, r"31 samples of a task were asked for, and it has 30"),
     ],
 )
@@ -145,7 +145,13 @@ def test_tables_of_a_missing_folder_are_not_written(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("tasks", [0, -1, 1001, 100_000, 10**9])
+@pytest.mark.parametrize("tasks", [0, -1, 10**9 + 1])
+def test_number_of_tasks_is_checked_on_construction(tasks: int) -> None:
+    with pytest.raises(UserError, match=rf"stream\.tasks={tasks} must be"):
+        StreamConfig("permuted-mnist", tasks=tasks)
+
+
+@pytest.mark.parametrize("tasks", [1001, 100_000, 10**9])
 def test_tasks_of_a_permuted_stream_are_bounded(mnist: Source, tasks: int) -> None:
     config = StreamConfig("permuted-mnist", tasks=tasks, train_per_task=1, test_per_task=1)
     with pytest.raises(UserError, match=rf"stream\.tasks={tasks} must be 1 to 1000 for permuted-mnist"):

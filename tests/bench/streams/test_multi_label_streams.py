@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from contnorm.bench.config.schema import RunConfig, StreamConfig, from_dict, laid_over
+from contnorm.bench.config.schema import RunConfig, StreamConfig, from_dict, merge_settings
 from contnorm.bench.data.registry import Source
 from contnorm.bench.memories import NOT_KEPT
 from contnorm.bench.memory_stats import take_census
@@ -22,7 +22,7 @@ FREE = StreamConfig("cocoseq", scenario="free", part="all", augment=False)
 
 def settings(name: str = "cocoseq", **groups: dict[str, Any]) -> RunConfig:
     own: dict[str, Any] = {"stream": {"name": name}, "strategy": {"name": "prs"}, "memory": {"kind": "prs", "size": 30}}
-    return from_dict(laid_over(laid_over(STREAMS[name].defaults, own), groups))
+    return from_dict(merge_settings(merge_settings(STREAMS[name].defaults, own), groups))
 
 
 def test_a_stream_has_the_tasks_of_its_source_in_random_order() -> None:

@@ -49,7 +49,7 @@ def evaluate(
     total = np.bincount(data.sequence.test.task, minlength=data.sequence.tasks)
     try:
         with torch.no_grad():
-            for items in torch.arange(len(data.sequence.test), device=device).split(batch_size):
+            for items in torch.split(torch.arange(len(data.sequence.test), device=device), batch_size):
                 task, label = data.test.task[items], data.test.label[items]
                 right = mask(model(data.test_x(items)).float(), task).argmax(1) == label
                 np.add.at(correct, task.cpu().numpy(), right.cpu().numpy())

@@ -36,6 +36,7 @@ def identify(value: object, what: str, tag: str | None, recorded: bool) -> tuple
         tag: The user's name for an object that has no other identity.
         recorded: Whether the run is recorded, so that the object must have an identity.
     """
+    named: tuple[str, str | None] | None
     if isinstance(value, nn.Module):
         named = _identify_network(value)
     elif isinstance(value, Strategy):
@@ -74,7 +75,7 @@ def _identify_definition(value: object) -> tuple[str, str | None] | None:
     return in_file, code_hash(in_file)
 
 
-def _identify_network(model: nn.Module) -> tuple[str, str] | None:
+def _identify_network(model: nn.Module) -> tuple[str, str | None] | None:
     """Return the name and hash of a network: its structure, weights and classes; None if a class is in no file."""
     digest = hashlib.sha256()
     for path, module in model.named_modules():

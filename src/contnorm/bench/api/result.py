@@ -163,4 +163,5 @@ class Result:
 
 def _matrix_array(matrix: AccuracyMatrix) -> NDArray[np.float64]:
     correct = np.array([[np.nan if count is None else count for count in row] for row in matrix.correct])
-    return 100 * correct / np.array(matrix.total)
+    accuracy: NDArray[np.float64] = 100 * correct / np.array(matrix.total)
+    return accuracy

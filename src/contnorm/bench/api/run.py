@@ -17,7 +17,8 @@ from contnorm.bench.api.objects import identify
 from contnorm.bench.api.result import Result
 from contnorm.bench.api.stream import Stream, load_stream
 from contnorm.bench.config.resolve import resolve
-from contnorm.bench.config.schema import RunConfig, assigned
+from contnorm.bench.config.schema import RunConfig
+from contnorm.bench.config.sources import with_setting
 from contnorm.bench.engine.job import Job, RunEnvironment
 from contnorm.bench.engine.weights import weights_path
 from contnorm.bench.memories import Memory
@@ -150,7 +151,9 @@ def run_all(
         ['bn', 'gn']
     """
     if loading_user_code():
-        raise UserError("bench.run was called by a file that is loaded as user code. Call it if __name__ == '__main__'.")
+        raise UserError(
+            "bench.run was called by a file that is loaded as user code. Call it if __name__ == '__main__'."
+        )
     if isinstance(stream, str):
         stream = load_stream(stream)
     root = stream.root or Path("data")
@@ -243,7 +246,7 @@ class _Values:
         defaults = {"norm": {"name": "cn"}, "strategy": {"name": "er"}, **self._stream.defaults}
         values: dict[str, Any] = {**defaults, "stream": self._stream.settings}
         for key, (_, value) in self._given.items():
-            values = assigned(values, key, value)
+            values = with_setting(values, key, value)
         return values
 
 
@@ -309,9 +312,7 @@ def _run(
         weights = {record.seed: content for record in records if (content := _weights(record, environment)) is not None}
         if not environment.resumable:  # the folder is removed
             records = [replace(record, path=None) for record in records]
-        results.append(
-            Result(records, diverged=reasons, stream=stream, weights=weights, objects=environment.objects)
-        )
+        results.append(Result(records, diverged=reasons, stream=stream, weights=weights, objects=environment.objects))
     return results
 
 

@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from contnorm.bench.config.resolve import resolve
-from contnorm.bench.config.schema import RunConfig, assigned, from_dict
+from contnorm.bench.config.schema import RunConfig, from_dict
+from contnorm.bench.config.sources import with_setting
 from contnorm.bench.data.arrays import ArraySource, array_source
 from contnorm.bench.data.class_folders import read_class_folders
 from contnorm.bench.data.registry import Source, data_root, load_source
@@ -244,7 +245,7 @@ class Stream:
         """
         values: dict[str, Any] = {"stream": self.settings}
         for key, value in {**({} if batch_size is None else {"train.batch": batch_size}), **(settings or {})}.items():
-            values = assigned(values, key, value)
+            values = with_setting(values, key, value)
         config = resolve(values, self.root or Path("data"))
         sequence = self.sequence(seed)
         plan = make_plan(config, sequence, seed, build_strategy(config.strategy).draws)

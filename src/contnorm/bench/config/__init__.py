@@ -1,1 +1,1 @@
-"""Settings of a run: one schema, defaults of streams and strategies, and differences between runs."""
+"""Settings of a run: their schema, their sources, the defaults of streams and strategies, and one resolve step."""

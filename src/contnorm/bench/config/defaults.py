@@ -1,70 +1,147 @@
-"""Complete settings of a run on a known data set: user settings override the strategy's and the stream's defaults.
+"""Defaults of streams and strategies: complete settings with them, and list what differs from them.
 
 This module does not import torch, so it does not fill in the hash of a weights file; `resolve` does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from functools import lru_cache
 from typing import Any
 
-from contnorm.bench.config.schema import NormConfig, RunConfig, from_dict, laid_over
+from contnorm.bench.config.schema import NormConfig, RunConfig, flatten_settings, from_dict, merge_settings
+from contnorm.bench.config.sources import format_value
 from contnorm.bench.strategy_registry import ALIASES, STRATEGIES, strategy_defaults
-from contnorm.bench.streams.tasks import find_stream, stream_defaults
+from contnorm.bench.streams.tasks import STREAMS, find_stream, stream_defaults
 from contnorm.bench.user_code import code_hash
 from contnorm.registry import find_norm
 
-__all__ = ["settle"]
+__all__ = ["apply_defaults", "changed", "complete", "differences", "varying"]
 
-STREAMS_OWN = ("scenario", "part", "augment")  # None means the stream's default for these; for others it means "all"
+# Settings of a stream for which None means its default; for the others, None means "all".
+_DEFAULT_IF_NONE = ("scenario", "part", "augment")
 
 
-def settle(values: Mapping[str, Any], source: str) -> RunConfig:
-    """Complete the settings of a run on a data set.
+def complete(values: Mapping[str, Any], source: str) -> RunConfig:
+    """Complete the settings of a run on a known data set.
 
     Example:
-        >>> settle({"stream": {"name": "split-cifar10"}, "strategy": {"name": "der++"}}, "cifar10").strategy.name
+        >>> complete({"stream": {"name": "split-cifar10"}, "strategy": {"name": "der++"}}, "cifar10").strategy.name
         'derpp'
     """
+    config = apply_defaults(values)
+    return replace(config, stream=replace(config.stream, source=source))
+
+
+def apply_defaults(values: Mapping[str, Any]) -> RunConfig:
+    """Check user settings, add the defaults of their stream and strategy, and make names canonical.
+
+    The result has the hash of user code. It has no data set, unless the values or the stream name one.
+
+    Example:
+        >>> config = apply_defaults({"stream": {"name": "splitmnist"}, "train": {"batch": 5}})
+        >>> config.stream.name, config.stream.scenario, config.train.batch, config.train.replay
+        ('split-mnist', 'task', 5, 10)
+    """
     requested = from_dict(values)
-    spec = find_stream(requested.stream.name)
-    stream_values = {k: v for k, v in values.get("stream", {}).items() if not (v is None and k in STREAMS_OWN)}
-    name = _canonical_strategy(requested.strategy.name)
-    defaults = laid_over(stream_defaults(spec, requested.stream.scenario), strategy_defaults(name))
-    merged = laid_over(defaults, {**values, "stream": stream_values})
-    strategy = {**merged.get("strategy", {}), "name": name, "code": code_hash(name)}
-    model = {**merged.get("model", {})}
-    model["code"] = code_hash(model.get("name", ""))
-    stream = {**merged["stream"], "name": spec.name, "source": source}
-    norm = _resolve_norm(merged.get("norm", {}))
-    return from_dict({**merged, "stream": stream, "strategy": strategy, "model": model, "norm": norm})
+    stream = find_stream(requested.stream.name)
+    strategy = _canonical_strategy(requested.strategy.name)
+    defaults = merge_settings(stream_defaults(stream, requested.stream.scenario), strategy_defaults(strategy))
+    groups: dict[str, Any] = {}
+    for group in fields(requested):
+        settings, chosen = getattr(requested, group.name), _chosen(values, group.name)
+        unset = {key: value for key, value in defaults.get(group.name, {}).items() if key not in chosen}
+        groups[group.name] = replace(settings, **unset) if unset else settings
+    groups["stream"] = replace(groups["stream"], name=stream.name)
+    groups["strategy"] = replace(groups["strategy"], name=strategy, code=code_hash(strategy))
+    groups["model"] = replace(groups["model"], code=code_hash(groups["model"].name))
+    groups["norm"] = _canonical_norm(groups["norm"], "auto_channels" in values.get("norm", {}))
+    return RunConfig(**groups)
 
 
-def _resolve_norm(norm: Mapping[str, Any]) -> dict[str, Any]:
+def _chosen(values: Mapping[str, Any], group: str) -> set[str]:
+    """Names of the settings of a group that the user chose, rather than left to the stream."""
+    settings = values.get(group, {})
+    return {key for key in settings if not (group == "stream" and key in _DEFAULT_IF_NONE and settings[key] is None)}
+
+
+def _canonical_norm(norm: NormConfig, has_auto_channels: bool) -> NormConfig:
     """Settings of a norm under its canonical name, so that equal networks have equal hashes.
 
     A number of groups in the name becomes the setting ``groups``. ``groups="auto"`` also gets the current rule for
-    choosing groups.
+    choosing groups, unless the user chose one.
 
     Example:
-        >>> _resolve_norm({"name": "CN8", "groups": 4})
-        {'name': 'cn', 'groups': 8}
-        >>> _resolve_norm({"name": "cn", "groups": "auto"})["auto_channels"]
+        >>> canonical = _canonical_norm(NormConfig("CN8", groups=4), False)
+        >>> canonical.name, canonical.groups
+        ('cn', 8)
+        >>> _canonical_norm(NormConfig("cn", groups="auto"), False).auto_channels
         2
     """
     try:
-        spec, groups = find_norm(norm.get("name", NormConfig().name))
+        spec, groups = find_norm(norm.name)
     except ValueError:  # an unknown name is reported where the network is built
-        return dict(norm)
-    resolved = {**norm, "name": spec.name}
+        return norm
     if groups is not None:
-        resolved["groups"] = groups
-    elif spec.grouped and norm.get("groups") == "auto":
-        resolved.setdefault("auto_channels", 2)
-    return resolved
+        return replace(norm, name=spec.name, groups=groups)
+    if spec.grouped and norm.groups == "auto" and not has_auto_channels:
+        return replace(norm, name=spec.name, auto_channels=2)
+    return replace(norm, name=spec.name)
 
 
 def _canonical_strategy(name: str) -> str:
     """Canonical name of a strategy, case-insensitive; the path of a user's strategy is returned unchanged."""
     lowered = name.lower()
     return ALIASES.get(lowered, lowered if lowered in STRATEGIES else name)
+
+
+def changed(config: RunConfig) -> dict[str, Any]:
+    """Settings that differ from the defaults of the run's stream and strategy, by dotted key.
+
+    Example:
+        >>> changed(from_dict({"stream": {"name": "split-cifar10"}, "train": {"lr": 0.03, "batch": 10}}))["train.batch"]
+        10
+    """
+    return dict(_changed(config))
+
+
+@lru_cache(maxsize=4096)
+def _changed(config: RunConfig) -> dict[str, Any]:
+    defaults = _flat_defaults(config.stream.name, config.stream.scenario, config.strategy.name)
+    return {key: value for key, value in flatten_settings(config.as_dict()).items() if value != defaults[key]}
+
+
+@lru_cache(maxsize=256)
+def _flat_defaults(stream_name: str, scenario: str | None, strategy: str) -> dict[str, Any]:
+    """Defaults of a stream and a strategy, by dotted key; those of the schema for a stream that is not known."""
+    stream = STREAMS.get(stream_name)
+    of_stream = stream_defaults(stream, scenario) if stream else {}
+    return flatten_settings(from_dict(merge_settings(of_stream, strategy_defaults(strategy))).as_dict())
+
+
+def varying(configs: Sequence[RunConfig]) -> set[str]:
+    """Keys of changed settings whose value is not the same in all runs.
+
+    Runs that use the defaults of their streams do not vary, even if the defaults of the streams differ.
+
+    Example:
+        >>> sorted(varying([from_dict({"train": {"lr": lr}}) for lr in (0.03, 0.1)]))
+        ['train.lr']
+    """
+    changes = [changed(config) for config in configs]
+    if not changes:
+        return set()
+    same = set.intersection(*({(key, format_value(value)) for key, value in settings.items()} for settings in changes))
+    return {key for settings in changes for key, value in settings.items() if (key, format_value(value)) not in same}
+
+
+def differences(a: RunConfig, b: RunConfig) -> dict[str, tuple[Any, Any]]:
+    """Settings in which two runs differ, by dotted key, with both values.
+
+    Example:
+        >>> differences(RunConfig(), from_dict({"train": {"lr": 0.1}}))
+        {'train.lr': (0.03, 0.1)}
+    """
+    first, second = (flatten_settings(config.as_dict()) for config in (a, b))
+    return {key: (first[key], second[key]) for key in first if first[key] != second[key]}

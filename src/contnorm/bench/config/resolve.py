@@ -1,4 +1,4 @@
-"""Resolve the settings of a run: merge user settings with defaults, find the data set and fill in hashes."""
+"""Resolve the settings of a run: check them once, add defaults, find the data set and fill in hashes."""
 
 from __future__ import annotations
 
@@ -7,25 +7,39 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from contnorm.bench.config.defaults import settle
-from contnorm.bench.config.schema import RunConfig, from_dict, laid_over
+from contnorm.bench.config.defaults import apply_defaults
+from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.multilabel_store import find_stored, stored_under
 from contnorm.bench.data.registry import SOURCES, find_layout, looked_for
 from contnorm.bench.models.weights_files import weights_hash
 from contnorm.bench.strategies import build_strategy
-from contnorm.bench.streams.tasks import StreamSpec, check_stream, find_stream, stream_defaults
+from contnorm.bench.streams.tasks import STREAMS, StreamSpec, check_stream
 from contnorm.errors import UserError, unknown
 
-__all__ = ["resolve"]
+__all__ = ["find_source", "resolve"]
+
+# Settings that `resolve` fills in, with the setting that names the file and an example of it.
+_FILLED_IN = {
+    "strategy.code": "strategy.name=path/to/file.py:Name",
+    "model.code": "model.name=path/to/file.py:Name",
+    "model.weights_hash": "model.weights=path/to/file",
+}
 
 
 def resolve(values: Mapping[str, Any], data_root: Path) -> RunConfig:
-    """Resolve the settings of a run: user settings override the stream's defaults, which override the global ones."""
-    requested = from_dict(values)  # checks every key and value first
-    _check_not_filled_in(requested)
-    spec = find_stream(requested.stream.name)
-    source = laid_over(stream_defaults(spec, requested.stream.scenario), values)["stream"].get("source")
-    config = settle(values, _source(spec, source, data_root))
+    """Resolve the settings of a run: user settings override the stream's defaults, which override the global ones.
+
+    Args:
+        values: Nested settings of the user.
+        data_root: Folder of data sets.
+
+    Raises:
+        UserError: For an invalid or contradictory setting, a missing data set or weights file, or an unusable strategy.
+    """
+    config = apply_defaults(values)
+    _check_not_filled_in(values)
+    spec = STREAMS[config.stream.name]
+    config = replace(config, stream=replace(config.stream, source=find_source(spec, config.stream.source, data_root)))
     if config.model.weights is not None:
         weights = weights_hash(config.model.weights, config.model.name)
         config = replace(config, model=replace(config.model, weights_hash=weights))
@@ -38,49 +52,44 @@ def resolve(values: Mapping[str, Any], data_root: Path) -> RunConfig:
 def _check_evaluation(config: RunConfig, spec: StreamSpec) -> None:
     if spec.kind == "multi-label" and config.evaluate.ahead:
         raise UserError(
-            f"evaluate.ahead=true: no score of {spec.name}, whose images have several labels, looks at tasks not "
-            f"learned yet. Leave it out."
+            f"evaluate.ahead=true: {spec.name} is multi-label, and its scores do not cover tasks not learned yet. Use "
+            f"evaluate.ahead=false."
         )
 
 
-def _check_not_filled_in(requested: RunConfig) -> None:
-    for key, value, setting, example in (
-        ("strategy.code", requested.strategy.code, "strategy.name", "path/to/file.py:Name"),
-        ("model.code", requested.model.code, "model.name", "path/to/file.py:Name"),
-        ("model.weights_hash", requested.model.weights_hash, "model.weights", "path/to/file"),
-    ):
+def _check_not_filled_in(values: Mapping[str, Any]) -> None:
+    for key, setting in _FILLED_IN.items():
+        group, _, name = key.partition(".")
+        value = values.get(group, {}).get(name)
         if value is not None:
-            raise UserError(
-                f"config: {key}={value!r} is filled in, from the file that {setting} names. Leave it out, and set "
-                f"{setting}={example}."
-            )
+            raise UserError(f"config: {key}={value!r} is computed and can't be set. Leave it out and set {setting}.")
 
 
-def _source(spec: StreamSpec, requested: str | None, root: Path) -> str:
-    """Requested data set if the stream can use it; by default the first of the stream's data sets that is on disk."""
+def find_source(spec: StreamSpec, requested: str | None, root: Path) -> str:
+    """Find the data set of a stream: the requested one if the stream can use it, or the first that is on disk."""
     if spec.kind == "user":
         if requested is None:
             raise UserError(
                 f"stream {spec.name!r}: is made in Python, with bench.Stream.from_{spec.name}. Pass it to bench.run."
             )
         return requested
-    built = spec.kind == "multi-label"
-    if requested is not None:
-        if requested not in spec.sources and not (built and find_stored(requested, root)):
-            available = [name for name in stored_under(root) if name not in spec.sources] if built else []
-            if not (spec.sources or available):
-                raise UserError(
-                    f"stream.source={requested!r}: no set of {spec.name} pictures is built under {root}. `contnorm "
-                    f"data {requested} --csv FILE --images DIR` builds one there; --data-root says where else one is."
-                )
-            raise unknown(f"stream.source for {spec.name}:", requested, [*spec.sources, *available])
-        return requested
-    if not spec.sources:
+    is_multilabel = spec.kind == "multi-label"
+    if requested is None and spec.sources:
+        return _first_available(spec.sources, root)
+    if requested is None:
         raise UserError(
-            f"stream {spec.name}: say which, with --set stream.source=NAME, or the folder it was built in. `contnorm "
-            f"data NAME --csv FILE` builds one."
+            f"stream {spec.name}: stream.source is not set. Use --set stream.source=NAME, where NAME is a data set or "
+            f"its folder; `contnorm data NAME --csv FILE` builds one."
         )
-    return _first_available(spec.sources, root)
+    if requested in spec.sources or (is_multilabel and find_stored(requested, root)):
+        return requested
+    stored = [name for name in stored_under(root) if name not in spec.sources] if is_multilabel else []
+    if spec.sources or stored:
+        raise unknown(f"stream.source for {spec.name}:", requested, [*spec.sources, *stored])
+    raise UserError(
+        f"stream.source={requested!r}: there is no {spec.name} data set under {root}. Build it with `contnorm data "
+        f"{requested} --csv FILE --images DIR`, or set --data-root."
+    )
 
 
 def _first_available(names: tuple[str, ...], root: Path) -> str:
@@ -89,12 +98,9 @@ def _first_available(names: tuple[str, ...], root: Path) -> str:
         if not spec.layouts or find_layout(spec, root) is not None:
             return name
     first = SOURCES[names[0]]
-    if first.built_with:
-        raise UserError(
-            f"no {first.name} under {root}. Looked for {looked_for(first)}. Build it with {first.built_with}, or "
-            f"say where it is with --data-root or CONTNORM_DATA; `contnorm data {first.name}` says more."
-        )
+    action = f"Build it with {first.built_with}" if first.built_with else "Put it there"
+    fetch = "" if first.built_with else ", and can fetch what is public"
     raise UserError(
-        f"no {first.name} under {root}. Looked for {looked_for(first)}. Put it there, or say where it is with "
-        f"--data-root or CONTNORM_DATA; `contnorm data {first.name}` says more, and can fetch what is public."
+        f"no {first.name} under {root}. Looked for {looked_for(first)}. {action}, or set --data-root or CONTNORM_DATA; "
+        f"`contnorm data {first.name}` says more{fetch}."
     )

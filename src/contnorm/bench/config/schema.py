@@ -1,27 +1,34 @@
-"""Schema of the settings of a run: nested frozen dataclasses, shared by the command line, TOML files and records.
+"""Schema of the settings of a run: frozen pydantic dataclasses, shared by the command line, TOML files and records.
 
-A run is identified by the hash of its settings; seeds, devices and folders are not part of it. Precedence of values:
-command line, then file, then the defaults of the stream, then the defaults here.
+A run is identified by the hash of its settings; seeds, devices and folders are not part of it. Types, limits and
+descriptions are stated here once: `from_dict` checks values against them, and `json_schema` and `settings_page` list
+them.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import difflib
 import hashlib
 import json
-import math
 import re
-import tomllib
-import types
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import field
 from functools import cache, cached_property
-from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Self, get_args
 
-from contnorm.bench.config.suggest import unknown_key
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
+from pydantic.dataclasses import dataclass
+
 from contnorm.bench.escape import shorten
-from contnorm.errors import UserError
+from contnorm.errors import UserError, unknown
 
 __all__ = [
     "PRECISIONS",
@@ -33,103 +40,192 @@ __all__ = [
     "StrategyConfig",
     "StreamConfig",
     "TrainConfig",
-    "assigned",
-    "dotted",
+    "flatten_settings",
     "from_dict",
-    "laid_over",
-    "parse_assignment",
-    "parse_toml",
-    "read_toml",
-    "read_toml_text",
+    "json_schema",
+    "merge_settings",
+    "settings_page",
     "show_value",
 ]
 
-
-@dataclass(frozen=True)
-class StreamConfig:
-    """The data stream: data set, tasks and their order."""
-
-    name: str = "permuted-mnist"
-    source: str | None = None  # data set; None for the first of the stream's data sets that is on disk
-    tasks: int | None = None  # number of tasks; None for all
-    train_per_task: int | None = None  # samples; None for all
-    test_per_task: int | None = None
-    class_order: Literal["fixed", "seed"] = "fixed"
-    scenario: Literal["task", "class", "domain", "free"] | None = None  # None for the stream's default; free: task-free
-    part: Literal["all", "learn", "validate"] | None = None  # for streams that reserve tasks for model selection
-    augment: bool | None = None
+_MAX_INT = 10**9  # larger than any feasible number of samples, slots or steps
+_MAX_FLOAT = 3.4e38  # maximum of float32, which networks are computed in
+_MAX_SHOWN = 100  # characters of a value in a message
+_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udbff]")  # lone low surrogates are bytes of a path that is not UTF-8
 
 
-@dataclass(frozen=True)
-class StrategyConfig:
-    """The learning method: how the loss is computed from stream and memory samples."""
-
-    name: str = "single"
-    forward: Literal["joint", "separate"] = "joint"  # one forward pass or two; this changes batch statistics
-    loss: Literal["mean", "sum"] = "mean"  # mean over all samples, or sum of the means of stream and memory
-    replay_from: Literal["past", "all"] = "past"  # tasks that are replayed
-    alpha: float = 0.2  # weight of stored logits, DER++
-    beta: float = 0.5  # weight of stored labels, DER++
-    code: str | None = None  # hash of a user's strategy; filled in by `resolve`
+def _check_printable(text: str) -> str:
+    if not text.isprintable() and _UNPRINTABLE.search(text):
+        raise ValueError("has control characters")
+    return text
 
 
-@dataclass(frozen=True)
-class MemoryConfig:
-    """The replay memory."""
-
-    kind: Literal["ring", "reservoir", "prs"] = "ring"
-    size: int = 50  # slots per ring for "ring", in total for the others
-    per: Literal["task", "class"] = "task"  # "ring": one ring per task or per class
-    rho: float = 0.0  # PRS: a label's share is its frequency to this power; 0 gives all labels equal shares
-    quirk: bool = False  # PRS: evict as the published code does
-
-
-@dataclass(frozen=True)
-class ModelConfig:
-    name: str = "mlp"
-    width: int = 100  # units of hidden layers; for a ResNet, filters of its stem
-    stem: Literal["pool", "plain"] = "pool"  # ResNet: with or without max-pool
-    weights: str | None = None  # initial weights: a file, or torchvision:NAME; None for random initialization
-    weights_hash: str | None = None  # hash of that file; filled in by `resolve`
-    code: str | None = None  # hash of a user's network; filled in by `resolve`
-
-
-@dataclass(frozen=True)
-class NormConfig:
-    name: str = "bn"
-    groups: int | Literal["auto"] = 32
-    auto_channels: Literal[1, 2] = 1  # minimum channels per group for groups="auto"; 0.1 used 1, now 2 is filled in
-    momentum: float | Literal["cumulative"] | None = None  # None for the norm's default
-    schedule: Literal["published", "scaled"] = "published"  # limits of batch renormalization
-    layers: Literal["ours", "stock"] = "ours"  # stock: torch's unfused layers, for speed comparisons
-
-
+Text = Annotated[str, AfterValidator(_check_printable), Field(json_schema_extra={"pattern": r"^[^\x00-\x1f\x7f]*$"})]
+Number = Annotated[float, Field(ge=-_MAX_FLOAT, le=_MAX_FLOAT)]
+PositiveNumber = Annotated[float, Field(gt=0, le=_MAX_FLOAT)]
+Count = Annotated[int, Field(ge=1, le=_MAX_INT)]
 Precision = Literal["fp32", "tf32", "bf16"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)  # most precise first
 
-
-@dataclass(frozen=True)
-class TrainConfig:
-    lr: float = 0.03
-    optimizer: Literal["sgd", "adam"] = "sgd"
-    clip_value: float | None = None  # clips each gradient element to [-clip_value, clip_value]; None for no limit
-    batch: int = 10
-    replay: int = 10
-    partial: Literal["keep", "drop"] = "keep"  # drop: omit the incomplete last batch of each task
-    passes: int = 1  # epochs per task; online learning uses 1
-    precision: Precision = "fp32"
-    deterministic: bool = True
-    max_steps: int | None = None  # stop after this many steps (smoke test)
+# Strict: true is not a number, and "3" is not one either; an int is converted where a float is expected. Validators are
+# built on first use, because commands such as `contnorm --help` never need them.
+_CONFIG = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, defer_build=True)
 
 
-@dataclass(frozen=True)
-class EvaluateConfig:
-    moments: Literal["running", "oracle"] = "running"
-    ahead: bool = False  # also evaluate tasks not learned yet, and all tasks before training
-    drift: bool = True  # at the end of each task, measure the distance between running and oracle moments
+@dataclass(frozen=True, config=_CONFIG)
+class SettingsGroup:
+    """Base class of groups of settings: invalid values raise a one-line `UserError`."""
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _report_first_error(cls, values: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
+        try:
+            return validate(values)
+        except ValidationError as error:
+            raise _user_error(error, cls) from None  # pydantic's text adds nothing
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=_CONFIG)
+class StreamConfig(SettingsGroup):
+    """The data stream: data set, tasks and their order."""
+
+    name: Text = Field(default="permuted-mnist", description="Stream; `contnorm ls streams` lists them.")
+    source: Text | None = Field(
+        default=None, description="Data set; none for the first of the stream's that is on disk."
+    )
+    tasks: Count | None = Field(default=None, description="Number of tasks; none for all.")
+    train_per_task: Count | None = Field(default=None, description="Training samples per task; none for all.")
+    test_per_task: Count | None = Field(default=None, description="Test samples per task; none for all.")
+    class_order: Literal["fixed", "seed"] = Field(
+        default="fixed",
+        description="Assignment of classes (or permutations) to tasks: the same for all seeds, or by seed.",
+    )
+    scenario: Literal["task", "class", "domain", "free"] | None = Field(
+        default=None,
+        description="Task-, class- or domain-incremental learning, or task-free; none for the stream's default.",
+    )
+    part: Literal["all", "learn", "validate"] | None = Field(
+        default=None,
+        description="Tasks to use where the stream reserves some for model selection; none for its default.",
+    )
+    augment: bool | None = Field(
+        default=None, description="Random crops and flips of training images; none for the stream's default."
+    )
+
+
+@dataclass(frozen=True, config=_CONFIG)
+class StrategyConfig(SettingsGroup):
+    """The learning method: how the loss is computed from stream and memory samples."""
+
+    name: Text = Field(
+        default="single", description="Strategy, or path/to/file.py:Class; `contnorm ls strategies` lists them."
+    )
+    forward: Literal["joint", "separate"] = Field(
+        default="joint",
+        description="One forward pass over stream and memory samples, or two; changes batch statistics.",
+    )
+    loss: Literal["mean", "sum"] = Field(
+        default="mean", description="Mean over all samples, or sum of the means of stream and memory samples."
+    )
+    replay_from: Literal["past", "all"] = Field(
+        default="past", description="Replay samples of earlier tasks, or of all tasks so far."
+    )
+    alpha: Number = Field(default=0.2, description="Weight of the stored logits in DER++.")
+    beta: Number = Field(default=0.5, description="Weight of the stored labels in DER++.")
+    code: Text | None = Field(default=None, description="Hash of a user's strategy; filled in, do not set.")
+
+
+@dataclass(frozen=True, config=_CONFIG)
+class MemoryConfig(SettingsGroup):
+    """The replay memory."""
+
+    kind: Literal["ring", "reservoir", "prs"] = Field(
+        default="ring", description="Memory; `contnorm ls memories` lists them."
+    )
+    size: Count = Field(default=50, description="Slots: per task (or class) for ring, in total for the others.")
+    per: Literal["task", "class"] = Field(default="task", description="For ring: one ring per task, or per class.")
+    rho: Annotated[float, Field(ge=-10, le=10)] = Field(  # larger exponents of sample counts can overflow
+        default=0.0, description="For prs: a label's share is its frequency to this power; 0 gives equal shares."
+    )
+    quirk: bool = Field(default=False, description="For prs: evict as the published code does.")
+
+
+@dataclass(frozen=True, config=_CONFIG)
+class ModelConfig(SettingsGroup):
+    """The network."""
+
+    name: Text = Field(
+        default="mlp", description="Network, or path/to/file.py:function; `contnorm ls models` lists them."
+    )
+    width: Count = Field(default=100, description="Units of hidden layers; for a ResNet, filters of its stem.")
+    stem: Literal["pool", "plain"] = Field(default="pool", description="ResNet stem with or without max-pool.")
+    weights: Text | None = Field(
+        default=None, description="Initial weights: a file, or torchvision:NAME; none for random initialization."
+    )
+    weights_hash: Text | None = Field(default=None, description="Hash of the weights file; filled in, do not set.")
+    code: Text | None = Field(default=None, description="Hash of a user's network; filled in, do not set.")
+
+
+@dataclass(frozen=True, config=_CONFIG)
+class NormConfig(SettingsGroup):
+    """The normalization layers of the network."""
+
+    name: Text = Field(default="bn", description="Norm; `contnorm ls norms` lists them.")
+    groups: Count | Literal["auto"] = Field(
+        default=32, description="Channel groups of norms that have them; auto fits them to the channels of each layer."
+    )
+    auto_channels: Annotated[int, Field(ge=1, le=2)] = Field(
+        default=1, description="Minimum channels per group for groups=auto; version 0.1 used 1, new runs get 2."
+    )
+    momentum: Number | Literal["cumulative"] | None = Field(
+        default=None, description="Momentum of running moments; none for the norm's default."
+    )
+    schedule: Literal["published", "scaled"] = Field(
+        default="published", description="Limits of batch renormalization."
+    )
+    layers: Literal["ours", "stock"] = Field(
+        default="ours", description="Implementation; stock uses torch's unfused layers, for speed comparisons."
+    )
+
+
+@dataclass(frozen=True, config=_CONFIG)
+class TrainConfig(SettingsGroup):
+    """Optimization."""
+
+    lr: PositiveNumber = Field(default=0.03, description="Learning rate.")
+    optimizer: Literal["sgd", "adam"] = Field(default="sgd", description="Optimizer.")
+    clip_value: PositiveNumber | None = Field(
+        default=None, description="Clip each gradient element to [-clip_value, clip_value]; none for no clipping."
+    )
+    batch: Count = Field(default=10, description="Stream samples per step.")
+    replay: Annotated[int, Field(ge=0, le=_MAX_INT)] = Field(default=10, description="Memory samples per step.")
+    partial: Literal["keep", "drop"] = Field(
+        default="keep", description="Keep or drop the incomplete last batch of each task."
+    )
+    passes: Count = Field(default=1, description="Epochs per task; online learning uses 1.")
+    precision: Precision = Field(default="fp32", description="Floating-point precision of training.")
+    deterministic: bool = Field(default=True, description="Use deterministic algorithms only.")
+    max_steps: Count | None = Field(
+        default=None, description="Stop after this many steps (smoke test); none for all steps."
+    )
+
+
+@dataclass(frozen=True, config=_CONFIG)
+class EvaluateConfig(SettingsGroup):
+    """Evaluation."""
+
+    moments: Literal["running", "oracle"] = Field(
+        default="running", description="Moments in evaluation: running ones, or exact ones of all data seen so far."
+    )
+    ahead: bool = Field(
+        default=False, description="Also evaluate tasks that are not learned yet, and all tasks before training."
+    )
+    drift: bool = Field(
+        default=True, description="After each task, measure the distance between running and oracle moments."
+    )
+
+
+@dataclass(frozen=True, config=_CONFIG)
 class RunConfig:
     """All settings of a run.
 
@@ -150,7 +246,7 @@ class RunConfig:
 
     def as_dict(self) -> dict[str, Any]:
         """All settings by group and name, in field order."""
-        return {group.name: dict(vars(getattr(self, group.name))) for group in dataclasses.fields(self)}
+        return {group: dict(vars(getattr(self, group))) for group in _GROUPS}
 
     @cached_property
     def hash(self) -> str:
@@ -158,7 +254,7 @@ class RunConfig:
 
         Weights are identified by the hash of their content; the path of the file does not count.
         """
-        defaults = RunConfig().as_dict()
+        defaults = _defaults()
         changed = {
             group: {key: value for key, value in values.items() if value != defaults[group][key]}
             for group, values in self.as_dict().items()
@@ -169,145 +265,163 @@ class RunConfig:
         return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 
 
-# Minimum values. A smaller value is a mistake that would otherwise fail late or silently.
-_LEAST = {
-    "stream.tasks": 1,
-    "stream.train_per_task": 1,
-    "stream.test_per_task": 1,
-    "memory.size": 1,
-    "model.width": 1,
-    "norm.groups": 1,
-    "train.batch": 1,
-    "train.replay": 0,
-    "train.passes": 1,
-    "train.max_steps": 1,
+_GROUPS: dict[str, type[SettingsGroup]] = {
+    "stream": StreamConfig,
+    "strategy": StrategyConfig,
+    "memory": MemoryConfig,
+    "model": ModelConfig,
+    "norm": NormConfig,
+    "train": TrainConfig,
+    "evaluate": EvaluateConfig,
 }
-_LARGEST_WHOLE = 10**9  # larger than any feasible number of samples, slots or steps
-_LARGEST = 3.4e38  # maximum of float32, which networks are computed in
-_DEEPEST = 16  # nesting levels of tables and lists in a TOML file
-_LARGEST_FILE = 2**20  # bytes of a TOML file; a file of all settings has about a thousand
-_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udbff]")  # lone low surrogates are bytes of a path that is not UTF-8
-_LONGEST_VALUE = 100  # characters of a value in a message
-_LARGEST_RHO = 10  # an exponent of sample counts; larger ones can overflow
 
 
-def dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten nested values to dotted keys.
-
-    Example:
-        >>> dotted({"train": {"lr": 0.1, "batch": 10}, "norm": {"name": "cn"}})
-        {'train.lr': 0.1, 'train.batch': 10, 'norm.name': 'cn'}
-    """
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat |= dotted(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat
-
-
-def laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge nested values; those of ``above`` override those of ``below``.
-
-    Example:
-        >>> laid_over({"train": {"lr": 0.1, "batch": 10}}, {"train": {"lr": 0.3}})
-        {'train': {'lr': 0.3, 'batch': 10}}
-    """
-    merged = dict(below)
-    for key, value in above.items():
-        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
-        merged[key] = laid_over(merged[key], value) if both else value
-    return merged
+@cache
+def _defaults() -> dict[str, Any]:
+    return RunConfig().as_dict()
 
 
 def from_dict(values: Mapping[str, Any], where: str = "config") -> RunConfig:
     """Build settings from nested values and check each against its field.
 
+    Args:
+        values: Settings by group and name; absent ones take their defaults.
+        where: The origin of the values, such as a file; error messages begin with it.
+
+    Raises:
+        UserError: For the first unknown key or invalid value.
+
     Example:
         >>> from_dict({"train": {"lr": 0.1}}).train.lr
         0.1
+        >>> from_dict({"train": {"batch": 0}})
+        Traceback (most recent call last):
+        contnorm.errors.UserError: config: train.batch=0 must be a whole number from 1 to 1,000,000,000.
     """
-    config: RunConfig = _build(RunConfig, values, where, "")
-    return config
+    groups = {}
+    for name, settings in values.items():
+        group = _GROUPS.get(name)
+        if group is None:
+            raise UserError(f"{where}: {_unknown_key(str(name), list(_GROUPS))}")
+        if not isinstance(settings, Mapping):
+            example = f"{name}.{next(iter(_defaults()[name]))}"
+            raise UserError(f"{where}: {name}={show_value(settings)} must be a group of keys, such as {example}.")
+        try:
+            groups[name] = group(**{str(key): value for key, value in settings.items()})
+        except UserError as error:
+            raise UserError(f"{where}: {error}") from None
+    return RunConfig(**groups)  # type: ignore[arg-type]
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    """Read and check a settings file; errors name the file."""
-    values = parse_toml(read_toml_text(path, "--config takes a TOML file."), str(path))
-    from_dict(values, str(path))
-    return values
+def _user_error(error: ValidationError, cls: type[SettingsGroup]) -> UserError:
+    """One-line error for the first problem that pydantic reports in a group of settings."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    group = next(name for name, group in _GROUPS.items() if group is cls)
+    name = str(first["loc"][0])
+    if first["type"] == "unexpected_keyword_argument":
+        return _unknown_key(f"{group}.{name}", [f"{group}.{key}" for key in _defaults()[group]])
+    if first["type"] in ("unexpected_positional_argument", "multiple_argument_values"):
+        return UserError(f"{cls.__name__}: argument {name}: {first['msg']}. Use keywords.")
+    allowed = _describe_allowed(_properties(group)[name])
+    return UserError(f"{group}.{name}={show_value(first['input'])} must be {allowed}.")
 
 
-def read_toml_text(path: Path, hint: str) -> str:
-    """Read the text of a TOML file; ``hint`` is appended to the error message if it can't be read."""
-    try:
-        with path.open("rb") as file:
-            content = file.read(_LARGEST_FILE + 1)
-    except (OSError, ValueError) as error:  # a path with a NUL is a ValueError
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise UserError(f"{path}: can't be read ({reason}). {hint}") from error
-    if len(content) > _LARGEST_FILE:
-        raise UserError(f"{path}: is larger than {_LARGEST_FILE:,} bytes. {hint}")
-    try:
-        return content.decode("utf-8-sig")  # some editors write a byte order mark
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: is not UTF-8, as TOML is ({error.reason} at byte {error.start}).") from error
-
-
-def parse_toml(text: str, where: str) -> dict[str, Any]:
-    """Parse TOML text; error messages begin with ``where``.
-
-    Numbers have at most 64 bits, as TOML requires, and the nesting of tables and lists is limited.
-    """
-    try:
-        values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{where}: is not TOML ({error}).") from error
-    except RecursionError as error:
-        raise UserError(f"{where}: is nested too deeply. Use {_DEEPEST} levels at most.") from error
-    except ValueError as error:  # Python refuses to parse integers with thousands of digits
-        raise UserError(f"{where}: has a number with too many digits. Numbers have 64 bits.") from error
-    _check_limits(values, where)
-    return values
-
-
-def _check_limits(values: Any, where: str) -> None:
-    """Check nesting and size of numbers, level by level: recursion would fail on deeply nested values."""
-    level = [values]
-    for _ in range(_DEEPEST):
-        if any(isinstance(value, int) and value.bit_length() > 64 for value in level):
-            raise UserError(f"{where}: has a number with too many digits. Numbers have 64 bits.")
-        level = [
-            inner
-            for value in level
-            if isinstance(value, dict | list)
-            for inner in (value.values() if isinstance(value, dict) else value)
-        ]
-    if level:
-        raise UserError(f"{where}: is nested too deeply. Use {_DEEPEST} levels at most.")
-
-
-def parse_assignment(text: str) -> tuple[str, Any]:
-    """Parse ``key=value`` from the command line; the value is TOML, or plain text if it is not valid TOML.
+def json_schema() -> dict[str, Any]:
+    """JSON schema of the settings of a run, with types, limits, defaults and descriptions.
 
     Example:
-        >>> parse_assignment("train.lr=0.1"), parse_assignment("norm.name=cn")
-        (('train.lr', 0.1), ('norm.name', 'cn'))
+        >>> json_schema()["$defs"]["TrainConfig"]["properties"]["batch"]["minimum"]
+        1
     """
-    key, equals, value = text.partition("=")
-    key = key.strip()
-    if not equals or not key:
-        raise UserError(f"--set {show_value(text)}: expected key=value, such as train.lr=0.1.")
-    if key.count(".") > 1:
-        raise UserError(f"--set {show_value(text)}: a key is a group and a name, such as train.lr.")
-    if value == "none":
-        return key, None
-    try:
-        parsed = tomllib.loads(f"value = {value}")
-    except tomllib.TOMLDecodeError:
-        return key, value
-    except (RecursionError, ValueError):
-        parsed = parse_toml(f"value = {value}", f"--set {show_value(text)}")  # raises a UserError with the reason
-    _check_limits(parsed, f"--set {show_value(text)}")
-    return key, parsed["value"] if len(parsed) == 1 else value  # a line break in the value could define further keys
+    return {**TypeAdapter(RunConfig).json_schema(), "description": "All settings of a run."}  # without the example
+
+
+@cache
+def _properties(group: str) -> dict[str, Any]:
+    """JSON schemas of the settings of a group, by name."""
+    properties: dict[str, Any] = json_schema()["$defs"][_GROUPS[group].__name__]["properties"]
+    return properties
+
+
+def _describe_allowed(schema: Mapping[str, Any]) -> str:
+    """Describe the allowed values of a setting by its JSON schema.
+
+    Example:
+        >>> _describe_allowed({"anyOf": [{"type": "integer", "minimum": 1, "maximum": 9000}, {"const": "auto"}]})
+        "a whole number from 1 to 9,000 or 'auto'"
+        >>> _describe_allowed({"type": "number", "exclusiveMinimum": 0, "maximum": 3.4e38})
+        'a finite number above 0, up to 3.4e+38'
+    """
+    if "anyOf" in schema:
+        return " or ".join(_describe_allowed(choice) for choice in schema["anyOf"])
+    if "enum" in schema or "const" in schema:
+        return " or ".join(map(repr, schema.get("enum", [schema.get("const")])))
+    if "maximum" not in schema:
+        return {"string": "text without control characters", "boolean": "true or false", "null": "none"}[schema["type"]]
+    noun = "a whole number" if schema["type"] == "integer" else "a finite number"
+    maximum = _format_limit(schema["maximum"])
+    if "exclusiveMinimum" in schema:
+        return f"{noun} above {_format_limit(schema['exclusiveMinimum'])}, up to {maximum}"
+    return f"{noun} from {_format_limit(schema['minimum'])} to {maximum}"
+
+
+def _format_limit(limit: float) -> str:
+    return f"{limit:,}" if isinstance(limit, int) else f"{limit:g}"
+
+
+def settings_page() -> str:
+    """Markdown page of all settings: key, default, allowed values and description.
+
+    Example:
+        >>> [line for line in settings_page().splitlines() if "train.batch" in line]
+        ['| `train.batch` | `10` | a whole number from 1 to 1,000,000,000 | Stream samples per step. |']
+    """
+    schema = json_schema()
+    lines = ["# Settings", "", _PAGE_INTRODUCTION]
+    for group, cls in _GROUPS.items():
+        lines += ["", f"## {group}", "", schema["$defs"][cls.__name__]["description"], ""]
+        lines += ["| setting | default | allowed values | description |", "|---|---|---|---|"]
+        for name, prop in _properties(group).items():
+            default = "none" if prop["default"] is None else json.dumps(prop["default"]).strip('"')
+            allowed = _describe_allowed(prop).replace("text without control characters", "text").replace("'", "`")
+            lines.append(f"| `{group}.{name}` | `{default}` | {allowed} | {prop['description']} |")
+    return "\n".join(lines) + "\n"
+
+
+_PAGE_INTRODUCTION = """\
+Settings identify a run: runs with equal settings have the same hash. Set one with `--set KEY=VALUE`, several in a TOML
+file for `--config`, or by the same keys in Python. A stream and a strategy have defaults of their own, which replace
+those below; `contnorm show` lists what a run changes from them. Text must not have control characters.
+
+This page is generated from the schema:
+`python -c "from contnorm.bench.config.schema import settings_page as p; print(p(), end='')" > docs/settings.md`."""
+
+
+def flatten_settings(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten nested values to dotted keys.
+
+    Example:
+        >>> flatten_settings({"train": {"lr": 0.1, "batch": 10}, "norm": {"name": "cn"}})
+        {'train.lr': 0.1, 'train.batch': 10, 'norm.name': 'cn'}
+    """
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= flatten_settings(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
+
+
+def merge_settings(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge nested values; those of ``above`` override those of ``below``.
+
+    Example:
+        >>> merge_settings({"train": {"lr": 0.1, "batch": 10}}, {"train": {"lr": 0.3}})
+        {'train': {'lr': 0.3, 'batch': 10}}
+    """
+    merged = dict(below)
+    for key, value in above.items():
+        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+        merged[key] = merge_settings(merged[key], value) if both else value
+    return merged
 
 
 def show_value(value: Any) -> str:
@@ -318,103 +432,62 @@ def show_value(value: Any) -> str:
         ("'cn'", 'a number of 20001 bits', 99)
     """
     try:
-        return shorten(repr(value), _LONGEST_VALUE)
+        return shorten(repr(value), _MAX_SHOWN)
     except RecursionError:
         return f"a deeply nested {type(value).__name__}"
     except ValueError:  # Python refuses to format integers with thousands of digits
         return f"a number of {value.bit_length()} bits" if isinstance(value, int) else f"a {type(value).__name__}"
 
 
-def assigned(values: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
-    """Copy of nested values with one dotted key set.
+# Common other names of settings: names of flags and groups, and names in other code bases.
+SYNONYMS = {
+    "stream": "stream.name",
+    "strategy": "strategy.name",
+    "norm": "norm.name",
+    "model": "model.name",
+    "memory": "memory.kind",
+    "buffer": "memory.size",
+    "buffer_size": "memory.size",
+    "eval_moments": "evaluate.moments",
+    "learning_rate": "train.lr",
+    "batch_size": "train.batch",
+    "replay_batch": "train.replay",
+    "num_groups": "norm.groups",
+    "steps": "train.max_steps",
+}
+FLAGS = ("seeds", "seed", "device", "lanes", "data_root", "runs", "config")  # not settings: they don't identify a run
+
+
+def _unknown_key(key: str, siblings: Sequence[str]) -> UserError:
+    """Error for an unknown key, with suggestions and the valid keys of its group.
+
+    Args:
+        key: The unknown key, dotted.
+        siblings: Valid keys of its group, dotted.
 
     Example:
-        >>> assigned({"train": {"lr": 0.1}}, "train.batch", 32)
-        {'train': {'lr': 0.1, 'batch': 32}}
+        >>> print(_unknown_key("lr", ["train", "norm"]))
+        unknown key 'lr'. Did you mean 'train.lr'? There are: train, norm.
+        >>> print(_unknown_key("seeds", ["train"]))
+        unknown key 'seeds'. It is not a setting of a run; use the flag --seeds.
     """
-    head, _, rest = key.partition(".")
-    inner = values.get(head, {})
-    if rest and not isinstance(inner, Mapping):
-        raise UserError(
-            f"config key {key!r}: {head} = {show_value(inner)} stands where a group is expected. Write [{head}] and "
-            f"{rest} = ...."
-        )
-    return {**values, head: assigned(inner, rest, value) if rest else value}
+    settings = list(flatten_settings(_defaults()))
+    group, _, name = key.rpartition(".")
+    if key in settings:  # such as "train.lr" = 0.1 in a file
+        return UserError(f"unknown key {key!r}. It is {name!r} of the group {group!r}: write it without quotes.")
+    leaf = name.replace("-", "_")
+    if leaf in FLAGS:
+        return UserError(f"unknown key {key!r}. It is not a setting of a run; use the flag --{leaf.replace('_', '-')}.")
+    return unknown("key", key, siblings, _suggest_keys(key, leaf, siblings, settings))
 
 
-def _build(cls: type, values: Mapping[str, Any], where: str, prefix: str) -> Any:
-    hints = _hints(cls)
-    names = [f.name for f in dataclasses.fields(cls)]
-    fields = {}
-    for key, value in values.items():
-        full_key = f"{prefix}{key}"
-        if key not in names:
-            group_keys = [prefix + name for name in names]
-            raise UserError(f"{where}: {unknown_key(full_key, group_keys, list(dotted(RunConfig().as_dict())))}")
-        kind = hints[key]
-        if dataclasses.is_dataclass(kind):
-            if not isinstance(value, Mapping):
-                first = dataclasses.fields(kind)[0].name
-                raise UserError(
-                    f"{where}: {full_key}={show_value(value)} must be a group of keys, such as {full_key}.{first}."
-                )
-            fields[key] = _build(kind, value, where, f"{full_key}.")  # type: ignore[arg-type]
-        else:
-            fields[key] = _in_range(_checked(kind, value, where, full_key), where, full_key)
-    return cls(**fields)
-
-
-@cache
-def _hints(cls: type) -> dict[str, Any]:
-    return get_type_hints(cls)
-
-
-def _checked(kind: Any, value: Any, where: str, full: str) -> Any:
-    """Return the value if its type is allowed; an int is converted to float where a float is expected."""
-    for choice in _choices(kind):
-        if get_origin(choice) is Literal:
-            if value in get_args(choice) and type(value) in {type(a) for a in get_args(choice)}:
-                return value
-        elif choice is types.NoneType:
-            if value is None:
-                return None
-        elif choice is float and isinstance(value, int | float) and not isinstance(value, bool):
-            return _float(value)
-        elif isinstance(value, choice) and not (choice is int and isinstance(value, bool)):
-            return value
-    raise UserError(f"{where}: {full}={show_value(value)} must be {_describe_type(kind)}.")
-
-
-def _float(value: float) -> float:
-    try:
-        return float(value)
-    except OverflowError:  # an integer beyond the range of floats
-        return math.inf if value > 0 else -math.inf
-
-
-def _in_range(value: Any, where: str, full: str) -> Any:
-    if isinstance(value, str) and not value.isprintable() and _UNPRINTABLE.search(value):
-        raise UserError(f"{where}: {full}={show_value(value)} must not have control characters.")
-    if isinstance(value, float) and not (math.isfinite(value) and abs(value) <= _LARGEST):
-        raise UserError(f"{where}: {full}={value} must be a finite number, no larger than {_LARGEST}.")
-    if isinstance(value, int) and value < _LEAST.get(full, value):
-        raise UserError(f"{where}: {full}={show_value(value)} must be {_LEAST[full]} or more.")
-    if isinstance(value, int) and value > _LARGEST_WHOLE:
-        raise UserError(f"{where}: {full}={show_value(value)} must be no more than {_LARGEST_WHOLE:,}.")
-    if full == "memory.rho" and abs(value) > _LARGEST_RHO:
-        raise UserError(f"{where}: {full}={value} must be -{_LARGEST_RHO} to {_LARGEST_RHO}.")
-    if full in ("train.lr", "train.clip_value") and value is not None and value <= 0:
-        raise UserError(f"{where}: {full}={value} must be above 0.")
-    return value
-
-
-def _choices(kind: Any) -> tuple[Any, ...]:
-    return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
-
-
-def _describe_type(kind: Any) -> str:
-    named = {int: "a whole number", float: "a number", str: "a word", bool: "true or false", types.NoneType: "none"}
-    words: list[str] = []
-    for choice in _choices(kind):
-        words += map(repr, get_args(choice)) if get_origin(choice) is Literal else [named[choice]]
-    return " or ".join(words)
+def _suggest_keys(key: str, leaf: str, siblings: Sequence[str], settings: Sequence[str]) -> list[str]:
+    """Keys of that name in other groups; otherwise keys with a similar spelling."""
+    if leaf in SYNONYMS:
+        return [SYNONYMS[leaf]]
+    names = {setting: setting.rpartition(".")[2] for setting in settings}
+    return (
+        [setting for setting, name in names.items() if name == leaf]
+        or difflib.get_close_matches(key, dict.fromkeys([*siblings, *settings]), n=2, cutoff=0.7)
+        or [setting for setting, name in names.items() if difflib.SequenceMatcher(None, leaf, name).ratio() >= 0.7][:3]
+    )

@@ -71,7 +71,8 @@ def array_source(
     names = np.unique(np.concatenate([train_names, test_names]))
     labels, test_labels = np.searchsorted(names, train_names), np.searchsorted(names, test_names)
     class_names = tuple(names.tolist())
-    task_classes, ids = None, (None, None)
+    task_classes: tuple[tuple[int, ...], ...] | None = None
+    ids: tuple[Integers, Integers] | tuple[None, None] = (None, None)
     if task_ids is not None:
         if tasks is not None:
             raise UserError("Use either tasks or task_ids, not both.")
@@ -121,8 +122,8 @@ def _samples(values: object, what: str) -> NDArray[Any]:
     if np.issubdtype(array.dtype, np.integer):
         if array.dtype != np.uint8 and (array.min() < 0 or array.max() > 255):
             raise UserError(
-                f"{what} has integers from {array.min()} to {array.max()}. Use 0 to 255, which are scaled to [0, 1], or "
-                f"floating-point values, which are used as they are."
+                f"{what} has integers from {array.min()} to {array.max()}. Use 0 to 255, which are scaled to [0, 1], "
+                f"or floating-point values, which are used as they are."
             )
         return np.ascontiguousarray(array, dtype=np.uint8)
     if not np.issubdtype(array.dtype, np.floating):

@@ -30,7 +30,7 @@ def compile_kernels(trainers: Sequence[Trainer]) -> None:
         for trainer in distinct.values():
             builtin = trainer.config.model.name in MODELS
             if builtin and any(
-                isinstance(module, NormLayer) and module.own_kernels for module in trainer.model.modules()
+                isinstance(module, NormLayer) and module.has_triton_kernels for module in trainer.model.modules()
             ):
                 _run_passes(trainer)
 

@@ -19,7 +19,7 @@ from contnorm.bench.engine.compile import compile_kernels
 from contnorm.bench.engine.step_tensors import StepTable, stretch_end
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.streams.image_store import ImageFeed
-from contnorm.kernels.side_stream import Beside
+from contnorm.kernels.side_stream import SideStream
 
 __all__ = ["Stepper", "stepper_for"]
 
@@ -62,7 +62,7 @@ class _GraphStepper:
         compile_kernels(self.trainers)
         self.streams = [torch.cuda.Stream(trainer.device) for trainer in trainers]  # type: ignore[no-untyped-call]
         if len(self.trainers) == 1:  # several trainers fill a GPU already, and were slower with it
-            trainers[0].beside = Beside(torch.cuda.Stream(trainers[0].device))  # type: ignore[no-untyped-call]
+            trainers[0].beside = SideStream(torch.cuda.Stream(trainers[0].device))  # type: ignore[no-untyped-call]
         self.cursor = torch.zeros(1, dtype=torch.int64, device=trainers[0].device)
         self.losses = torch.zeros(len(trainers), device=trainers[0].device)
         self.rows: list[StepTable] = []

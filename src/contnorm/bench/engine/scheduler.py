@@ -316,7 +316,7 @@ def _groups(jobs: Sequence[Job], environment: RunEnvironment, store: Store) -> I
     steps: dict[Job, int] = {}
     for job in jobs:
         steps[job] = RunDir.of(job, store).checkpoints.latest_step()
-        key = (job.config.stream, replace(job.config.train, lr=0.0), steps[job])
+        key = (job.config.stream, replace(job.config.train, lr=1.0), steps[job])
         by_key.setdefault(key, []).append(job)
     size = environment.lanes if environment.device.type == "cuda" else 1
     for group in by_key.values():

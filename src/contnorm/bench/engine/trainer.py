@@ -42,7 +42,7 @@ from contnorm.bench.strategies.user_strategy import check_loss
 from contnorm.bench.streams.image_store import DeviceImages, ImageFeed, PrefetchedFeed
 from contnorm.bench.streams.transforms import DeviceStream
 from contnorm.bench.user_code import is_user_code, loaded_modules
-from contnorm.kernels.side_stream import Beside, weights_beside
+from contnorm.kernels.side_stream import SideStream, side_stream_gradients
 
 __all__ = ["LossNotFiniteError", "Trainer"]
 
@@ -95,7 +95,7 @@ class Trainer:
         self.optimizer = build_optimizer(config.train, self.model, device)
         slots = self.plan.slots if self.strategy.stores_logits else 0
         self.logits = torch.zeros(slots + 1, stream.outputs, device=device)  # last row: samples that are not stored
-        self.beside: Beside | None = None  # side stream for weight gradients, if used
+        self.beside: SideStream | None = None  # side stream for weight gradients, if used
         self.done = 0  # steps
         self.draws_random = False  # whether user code draws random numbers in a step; checked on a GPU only
         self.fresh_code_state = self.code_state()
@@ -155,7 +155,7 @@ class Trainer:
         self.optimizer.zero_grad()
         if self.half is not None:
             self.half.refresh()
-        with weights_beside(self.beside), self._seeded(f"step {self.done}"):
+        with side_stream_gradients(self.beside), self._seeded(f"step {self.done}"):
             with self.autocast():
                 loss, logits = self._loss(stream, replay)
             loss.backward()  # type: ignore[no-untyped-call]

@@ -11,7 +11,7 @@ from torch import nn
 
 from contnorm.bench.config.schema import NormConfig
 from contnorm.bench.models.norm_layers import NormMaker
-from contnorm.convert.detect import Recognized, recognize
+from contnorm.convert.detect import DetectedNorm, detect_norm
 from contnorm.errors import UserError
 from contnorm.registry import find_norm
 
@@ -101,7 +101,7 @@ def _norm_layers(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def _normalizes(module: nn.Module) -> bool:
-    if recognize(module) is not None:
+    if detect_norm(module) is not None:
         return True
     name = type(module).__name__
     leaf = next(module.children(), None) is None
@@ -112,15 +112,15 @@ def _normalizes(module: nn.Module) -> bool:
 def _is_of_run(module: nn.Module, norm: NormConfig) -> bool:
     if hasattr(module, _MARK):
         return True
-    kind = recognize(module)
+    kind = detect_norm(module)
     spec, groups = find_norm(norm.name)
-    if not isinstance(kind, Recognized) or kind.norm != spec.name:
+    if not isinstance(kind, DetectedNorm) or kind.norm != spec.name:
         return False
     expected = groups or norm.groups
     return not spec.grouped or expected == "auto" or kind.options.get("num_groups") == expected
 
 
 def _label(module: nn.Module) -> str:
-    kind = recognize(module)
-    groups = kind.options.get("num_groups") if isinstance(kind, Recognized) else None
+    kind = detect_norm(module)
+    groups = kind.options.get("num_groups") if isinstance(kind, DetectedNorm) else None
     return type(module).__name__ + (f"({groups})" if groups is not None else "")

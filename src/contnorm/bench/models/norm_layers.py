@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from contnorm.bench.config.schema import NormConfig
 from contnorm.checks import MAX_AUTO_GROUPS, auto_groups
-from contnorm.factory import Dim, create_norm
 from contnorm.layers.continual import ContinualNormBase
 from contnorm.layers.stock import stock_norm
-from contnorm.registry import NormSpec, find_norm
+from contnorm.registry import Dim, NormSpec, create_norm, find_norm
 
 __all__ = ["NormMaker", "norm_maker", "norm_options", "normed_relu"]
 
@@ -46,7 +46,7 @@ def _options(spec: NormSpec, config: NormConfig, total_steps: int) -> dict[str, 
     return options
 
 
-def norm_options(config: NormConfig, total_steps: int) -> dict[str, object]:
+def norm_options(config: NormConfig, total_steps: int) -> dict[str, Any]:
     """Options for `convert_norm` that give a network the norm of a run.
 
     Example:

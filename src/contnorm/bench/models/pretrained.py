@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from contnorm.bench.config.schema import ModelConfig
 from contnorm.bench.models.deep_resnet import named_by_blocks
 from contnorm.bench.models.weights_files import bring_weights, read_weights, replaced_weights
-from contnorm.convert.detect import recognize
+from contnorm.convert.detect import detect_norm
 from contnorm.errors import UserError
 
 __all__ = ["load_pretrained"]
@@ -71,7 +71,7 @@ class _Parts:
         modules = dict(network.named_modules())
         linear = [name for name, module in modules.items() if isinstance(module, nn.Linear)]
         return cls(
-            frozenset(name for name, module in modules.items() if recognize(module) is not None),
+            frozenset(name for name, module in modules.items() if detect_norm(module) is not None),
             linear[-1] if linear else "",
         )
 

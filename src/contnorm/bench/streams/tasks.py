@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from contnorm.bench.config.schema import StreamConfig, laid_over
+from contnorm.bench.config.schema import StreamConfig, merge_settings
 from contnorm.bench.data.arrays import ArraySource
 from contnorm.bench.data.multilabel import MultiLabelSource
 from contnorm.bench.data.registry import Source
@@ -327,7 +327,7 @@ def stream_defaults(spec: StreamSpec, scenario: str | None) -> dict[str, Any]:
         {'kind': 'reservoir', 'size': 500}
     """
     has_tasks = spec.defaults["stream"]["scenario"] != "free"
-    return laid_over(spec.defaults, TASK_FREE) if scenario == "free" and has_tasks else spec.defaults
+    return merge_settings(spec.defaults, TASK_FREE) if scenario == "free" and has_tasks else spec.defaults
 
 
 def check_stream(config: StreamConfig) -> None:
@@ -469,9 +469,11 @@ def _user_data(config: StreamConfig, source: ArraySource, seed: int) -> TaskSequ
         competing[:] = False
         for part in items:
             competing[part.task, part.label] = True
+    train, test = items
     return TaskSequence(
         source,
-        *items,
+        train,
+        test,
         tasks,
         outputs,
         competing,

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from contnorm.bench.streams.image_store import DeviceImages, SplitImages
 from contnorm.bench.streams.tasks import Items, TaskSequence
-from contnorm.kernels.triton.augment import viewed
-from contnorm.kernels.triton.availability import usable
+from contnorm.kernels.triton.augment import augmented
+from contnorm.kernels.triton.availability import can_launch
 
 __all__ = ["DeviceStream", "crop_and_flip"]
 
@@ -59,8 +59,8 @@ class DeviceStream:
     def seen(self, pixels: Tensor, image: Tensor, task: Tensor, views: Tensor | None = None) -> Tensor:
         """Return network inputs of the selected images: permuted by task or augmented, and normalized."""
         padding = self.sequence.padding or 0
-        if self._fused and pixels.is_cuda and usable(pixels.device):
-            return viewed(
+        if self._fused and pixels.is_cuda and can_launch(pixels.device):
+            return augmented(
                 pixels, image, self._levels, task=task, orders=self.permutations, views=views, padding=padding
             )
         x = pixels[image]

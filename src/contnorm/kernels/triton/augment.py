@@ -1,7 +1,8 @@
 """Image augmentation in one pass: gather, permute or crop and flip, and scale.
 
 Bytes have 256 values, so scaling is a table lookup. The result is bit-exact with that of torch operators. It is in
-channels_last layout, which is fast on tensor cores.
+channels_last layout, which is fast on tensor cores. One kernel replaces several torch operators,
+each of which is a pass over the images.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ from importlib import import_module
 import torch
 from torch import Tensor
 
-from contnorm.kernels.triton.launcher import here, launch
+from contnorm.kernels.triton.launcher import launch, on_device_of
 
-__all__ = ["viewed"]
+__all__ = ["augmented"]
 
 BLOCK = 1024
 
 
-def viewed(
+def augmented(
     pixels: Tensor,
     image: Tensor,
     levels: Tensor,
@@ -44,9 +45,9 @@ def viewed(
     )
     grid = len(image), -(-channels * height * width // BLOCK)
     code = import_module("contnorm.kernels.triton.augment_device")
-    with here(pixels):
+    with on_device_of(pixels):
         launch(
-            code.view_pictures,
+            code.augment,
             grid,
             pixels,
             image,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["view_pictures"]
+__all__ = ["augment"]
 
 
 @triton.jit
-def view_pictures(
+def augment(
     pixels_ptr, image_ptr, task_ptr, order_ptr, views_ptr, levels_ptr, out_ptr, channels, height, width, padding,
     BLOCK: tl.constexpr,
 ):  # fmt: skip

@@ -11,28 +11,27 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from contnorm.kernels import Order
-from contnorm.kernels.layout import beside_bias
-from contnorm.kernels.reference import BatchMoments, batch_step, scaled_about_pivot
+from contnorm.kernels.reference import BatchMoments, batch_step, scaled_about_pivot, weight_or_ones
 from contnorm.kernels.triton import continual as fused
-from contnorm.kernels.triton.continual.eager import is_plain
-from contnorm.kernels.triton.group_norm import ShiftedInput, group_step, less_channel_pivot, normalized_groups
+from contnorm.kernels.triton.availability import is_plain
+from contnorm.kernels.triton.group_norm import ShiftedInput, batch_then_group_norm, group_step, subtract_channel_pivot
 
-__all__ = ["evaluate", "refusal", "suits", "train"]
+__all__ = ["auto_selects", "evaluate", "train", "unsupported_reason"]
 
 
-def refusal(x: Tensor, num_groups: int) -> str | None:
+def unsupported_reason(x: Tensor, num_groups: int) -> str | None:
     """Return why the kernel cannot run on this input; None if it can."""
-    if not (is_plain(x) and fused.is_bare()):  # checked first, because sizes may be symbolic under an exporter
+    if not (is_plain(x) and fused.is_untraced()):  # checked first, because sizes may be symbolic under an exporter
         return (
-            "for order='bn_gn' and tied=True it is launched in plain eager code, and not where torch compiles, "
-            "exports, traces or transforms it"
+            "for order='bn_gn' and tied=True it runs only in eager mode, not where torch compiles, exports, traces or "
+            "transforms the layer"
         )
-    return fused.refusal(x, num_groups)
+    return fused.unsupported_reason(x, num_groups)
 
 
-def suits(x: Tensor, num_groups: int) -> bool:
+def auto_selects(x: Tensor, num_groups: int) -> bool:
     """Whether ``auto`` selects the kernel: on CUDA, wherever it can run."""
-    return x.is_cuda and refusal(x, num_groups) is None
+    return x.is_cuda and unsupported_reason(x, num_groups) is None
 
 
 def train(
@@ -62,8 +61,8 @@ def train(
         grouped = group_step(x, first_weight, added, eps, num_groups, torch.float32)
         y, batch_moments = _batch_step(grouped, wide_weight, wide_bias, eps, running, momentum, None)
         return y.to(x.dtype), batch_moments
-    in_place = _moves_in_place(running, momentum)
-    shifted = less_channel_pivot(x, running[0] if in_place and running is not None else None)
+    in_place = _updates_in_place(running, momentum)
+    shifted = subtract_channel_pivot(x, running[0] if in_place and running is not None else None)
     normalized, batch_moments = _batch_step(shifted.signal, first_weight, first_bias, eps, running, momentum, shifted)
     return group_step(normalized, wide_weight, wide_bias, eps, num_groups, x.dtype), batch_moments
 
@@ -78,13 +77,13 @@ def _batch_step(
     shifted: ShiftedInput | None,
 ) -> tuple[Tensor, BatchMoments | None]:
     """Batch norm of a signal from which a pivot may have been subtracted; the running mean is that without a pivot."""
-    if running is None or not _moves_in_place(running, momentum):
+    if running is None or not _updates_in_place(running, momentum):
         y, batch_moments = batch_step(x, weight, bias, eps, moments=running is not None)
         if batch_moments is not None and shifted is not None:
             batch_moments = BatchMoments(batch_moments.mean + shifted.pivot, batch_moments.var)
         return y, batch_moments
     mean, var = running
-    weight = beside_bias(weight, bias)
+    weight = weight_or_ones(weight, bias)
     y = F.batch_norm(x, mean if shifted is None else shifted.about, var, weight, bias, True, float(momentum), eps)
     if shifted is not None:
         with torch.no_grad():
@@ -92,7 +91,7 @@ def _batch_step(
     return y, None
 
 
-def _moves_in_place(running: tuple[Tensor, Tensor] | None, momentum: float | Tensor) -> bool:
+def _updates_in_place(running: tuple[Tensor, Tensor] | None, momentum: float | Tensor) -> bool:
     """Whether torch's batch norm can update the running moments: they are float32, and the momentum is a number."""
     return (
         running is not None
@@ -119,12 +118,12 @@ def evaluate(
     first_weight, first_bias = (wide_weight, wide_bias) if tied else (None, None)
     if order == "gn_bn":
         grouped = group_step(x, first_weight, first_bias, eps, num_groups, torch.float32)
-        scale = beside_bias(wide_weight, wide_bias)
+        scale = weight_or_ones(wide_weight, wide_bias)
         return F.batch_norm(grouped, mean.float(), var.float(), scale, wide_bias, False, 0.0, eps).to(x.dtype)
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, mean, var, weight, bias)):
         normalized = scaled_about_pivot(x, mean, var, first_weight, first_bias, eps, num_groups)
         return group_step(normalized, wide_weight, wide_bias, eps, num_groups, x.dtype)
-    return normalized_groups(x, mean, var, weight, bias, eps, num_groups, tied)
+    return batch_then_group_norm(x, mean, var, weight, bias, eps, num_groups, tied)
 
 
 def _wide(parameter: Tensor | None) -> Tensor | None:

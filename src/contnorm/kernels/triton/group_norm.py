@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from contnorm.kernels.double_backward import by_kernels, gradients_by_torch
-from contnorm.kernels.layout import group_norm_in_layout
-from contnorm.kernels.pivot import less_slab_pivot
+from contnorm.kernels.pivot import subtract_slab_pivot
+from contnorm.kernels.reference import group_norm_in_layout
+from contnorm.kernels.triton.availability import can_use_kernels, torch_gradients
 from contnorm.kernels.triton.continual.launch import dense, in_layout, like, sizes_of
 from contnorm.kernels.triton.continual.plan import Sizes, power
-from contnorm.kernels.triton.launcher import here, launch
+from contnorm.kernels.triton.launcher import launch, on_device_of
 
-__all__ = ["ShiftedInput", "group_step", "less_channel_pivot", "normalized_groups"]
+__all__ = ["ShiftedInput", "batch_then_group_norm", "group_step", "subtract_channel_pivot"]
 
 BLOCK = 1024
 LANES = (2, 8, 32, 128, 512, 2048, 8192)  # few sizes, because a kernel is compiled for each
@@ -54,11 +54,11 @@ class Tile(NamedTuple):
         return min(16, max(4, power(self.lanes * self.positions // 512)))
 
 
-def tile_of(sizes: Sizes) -> Tile:
+def choose_tile(sizes: Sizes) -> Tile:
     """Choose the tile: one group per program or, in channels_last layout, enough groups to fill memory sectors.
 
     Example:
-        >>> tile_of(Sizes(samples=20, channels=64, length=256, groups=32, last=True, itemsize=4))
+        >>> choose_tile(Sizes(samples=20, channels=64, length=256, groups=32, last=True, itemsize=4))
         Tile(lanes=8, positions=256, side=4, blocks=8)
     """
     _, c, length, groups, last, _ = sizes
@@ -72,7 +72,7 @@ def tile_of(sizes: Sizes) -> Tile:
 def group_step(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, groups: int, dtype: torch.dtype
 ) -> Tensor:
-    """``F.group_norm`` with the result in this dtype; only for inputs for which `fused.refusal` returns None."""
+    """``F.group_norm`` with the result in this dtype, for inputs that `continual.unsupported_reason` accepts."""
     y: Tensor = _GroupStep.apply(x, weight, bias, eps, groups, dtype)  # type: ignore[no-untyped-call]
     return y
 
@@ -95,7 +95,7 @@ class _GroupStep(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor | None) -> tuple[Any, ...]:
         if dy is None:
             return (None,) * 6
-        return *(_gradients if by_kernels(dy) else _plain_gradients)(ctx, dy), None, None, None
+        return *(_gradients if can_use_kernels(dy) else _plain_gradients)(ctx, dy), None, None, None
 
 
 def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
@@ -114,16 +114,16 @@ def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
 def _plain_gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
     """Compute the gradients with torch operators, for double backward and batched gradients."""
 
-    def again(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        signal = less_slab_pivot(x, ctx.groups)
+    def recompute(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        signal = subtract_slab_pivot(x, ctx.groups)
         scale, offset = (None if p is None else p.to(signal.dtype) for p in (weight, bias))
         return group_norm_in_layout(signal, ctx.groups, scale, offset, ctx.eps).to(ctx.dtype)
 
     *saved, _ = ctx.saved_tensors
-    return gradients_by_torch(again, dy, saved, ctx.needs_input_grad[:3])
+    return torch_gradients(recompute, dy, saved, ctx.needs_input_grad[:3])
 
 
-def normalized_groups(
+def batch_then_group_norm(
     x: Tensor,
     mean: Tensor,
     var: Tensor,
@@ -141,7 +141,7 @@ def normalized_groups(
     return y
 
 
-class _LessPivot(torch.autograd.Function):
+class _SubtractPivot(torch.autograd.Function):
     """Subtract the pivot, which gets no gradient because the normalized result does not depend on it."""
 
     @staticmethod
@@ -152,9 +152,9 @@ class _LessPivot(torch.autograd.Function):
         signal = torch.empty_like(x_in_layout, dtype=torch.float32)
         pivot, about = (torch.empty(sizes.channels, dtype=torch.float32, device=x.device) for _ in range(2))
         chunks = -(-sizes.channels * sizes.length // BLOCK)
-        with here(x):
+        with on_device_of(x):
             launch(
-                _code().less_channel_pivot,
+                _code().subtract_channel_pivot,
                 (sizes.samples * chunks,),
                 x_in_layout,
                 running_mean,
@@ -175,17 +175,17 @@ class _LessPivot(torch.autograd.Function):
         return dy.to(ctx.dtype), None
 
 
-def less_channel_pivot(x: Tensor, running_mean: Tensor | None) -> ShiftedInput:
+def subtract_channel_pivot(x: Tensor, running_mean: Tensor | None) -> ShiftedInput:
     """Subtract from each channel the median of three of its values: the first, one in the middle, and the last."""
-    return ShiftedInput(*_LessPivot.apply(x, running_mean))  # type: ignore[no-untyped-call]
+    return ShiftedInput(*_SubtractPivot.apply(x, running_mean))  # type: ignore[no-untyped-call]
 
 
 def _run(
     kernel: str, x: Tensor, groups: int, tensors: tuple[Tensor | None, ...], *rest: float, **constants: Any
 ) -> None:
     sizes = sizes_of(x, groups)
-    tile = tile_of(sizes)
-    with here(x):
+    tile = choose_tile(sizes)
+    with on_device_of(x):
         launch(
             getattr(_code(), kernel),
             (sizes.samples * tile.blocks,),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["backward", "evaluate", "forward", "less_channel_pivot"]
+__all__ = ["backward", "evaluate", "forward", "subtract_channel_pivot"]
 
 SIZES = ["N", "K", "side", "blocks"]  # not specialized: Triton would compile another kernel for 1 or a multiple of 16
 
@@ -202,12 +202,12 @@ def evaluate(
     )
     weight = _parameter(weight_ptr, c, exists, 1.0, BC)
     bias = _parameter(bias_ptr, c, exists, 0.0, BC)
-    given_mean = tl.load(mean_ptr + c, mask=exists, other=0).to(tl.float64)
-    given_var = tl.load(var_ptr + c, mask=exists, other=1).to(tl.float64)
-    gain = 1.0 / tl.sqrt(given_var + eps)
+    running_mean = tl.load(mean_ptr + c, mask=exists, other=0).to(tl.float64)
+    running_var = tl.load(var_ptr + c, mask=exists, other=1).to(tl.float64)
+    gain = 1.0 / tl.sqrt(running_var + eps)
     if TIED:
         gain = gain * weight.to(tl.float64)
-    level = (pivot.to(tl.float64) - given_mean) * gain
+    level = (pivot.to(tl.float64) - running_mean) * gain
     if TIED:
         level = level + bias.to(tl.float64)
     level = tl.where(exists, level, 0.0)
@@ -224,7 +224,7 @@ def evaluate(
 
 
 @triton.jit(do_not_specialize=["N", "chunks"])
-def less_channel_pivot(
+def subtract_channel_pivot(
     x_ptr, running_ptr, y_ptr, pivot_ptr, about_ptr, N, C, L, chunks, LAST: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     """Subtract the pivot of each channel; store the pivots, and the running mean minus the pivot."""

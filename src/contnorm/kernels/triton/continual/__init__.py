@@ -13,35 +13,43 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from contnorm.kernels.reference import BatchMoments
-from contnorm.kernels.triton.availability import COMPILER, INSTALLED, INTERPRETED, TYPES
-from contnorm.kernels.triton.continual import eager, launch, operators, plan
-from contnorm.kernels.triton.continual.launch import Running
+from contnorm.kernels.triton.availability import COMPILER, INSTALLED, INTERPRETED, TYPES, is_plain
+from contnorm.kernels.triton.continual import launch, operators, plan
+from contnorm.kernels.triton.continual.launch import MomentUpdate
 
-__all__ = ["check_parameters", "evaluate", "is_bare", "refusal", "running_moments", "suits", "train"]
+__all__ = [
+    "auto_selects",
+    "check_parameters",
+    "evaluate",
+    "is_untraced",
+    "moment_update",
+    "train",
+    "unsupported_reason",
+]
 
 
-def refusal(x: Tensor, num_groups: int) -> str | None:
+def unsupported_reason(x: Tensor, num_groups: int) -> str | None:
     """Return why the kernels cannot run on this input; None if they can."""
     if not INSTALLED:
         return "Triton is not installed"
     if not (x.is_cuda or (INTERPRETED and x.device.type == "cpu")):
-        return f"it runs on CUDA, and the input is on {x.device} (there, only Triton's interpreter: TRITON_INTERPRET=1)"
+        return f"it needs CUDA (or Triton's interpreter, TRITON_INTERPRET=1), and the input is on {x.device}"
     if not (COMPILER or INTERPRETED):
-        return "Triton needs a C compiler, and neither gcc nor clang is found, nor one named in CC"
+        return "Triton needs a C compiler, and there is no gcc, no clang and no CC in the environment"
     if x.dtype not in TYPES:
-        return f"its statistics are float32, and the input is {x.dtype}"
+        return f"it computes statistics in float32, and the input is {x.dtype}"
     samples, channels = x.shape[0], x.shape[1]
     if not plan.fits(samples, channels, x.numel() // (samples * channels), num_groups):
         return f"an input of shape {tuple(x.shape)} in {num_groups} groups is too large for it"
     return None
 
 
-def suits(x: Tensor, num_groups: int) -> bool:
+def auto_selects(x: Tensor, num_groups: int) -> bool:
     """Whether ``auto`` selects the kernels: on CUDA, if no exporter, tracer or transform is active."""
-    return x.is_cuda and is_bare() and refusal(x, num_groups) is None
+    return x.is_cuda and is_untraced() and unsupported_reason(x, num_groups) is None
 
 
-def is_bare() -> bool:
+def is_untraced() -> bool:
     """Whether no exporter, tracer or transform is active, which would have to trace into the kernels."""
     return (
         not torch.compiler.is_exporting()  # an exported program should not need custom operators
@@ -58,7 +66,7 @@ def train(
     num_groups: int,
     residual: Tensor | None = None,
     relu: bool = False,
-    running: Running | None = None,
+    running: MomentUpdate | None = None,
 ) -> tuple[Tensor, BatchMoments | None]:
     """Normalize with the moments of the batch, add the residual (of the input's shape, dtype and device), apply ReLU.
 
@@ -68,8 +76,8 @@ def train(
     check_parameters(x, weight, bias, *(() if running is None else running[:2]))
     args = x, weight, bias, residual, eps, num_groups, relu
     transformed = _transformed()
-    if not transformed and eager.is_plain(x):
-        return eager.train(args, running)
+    if not transformed and is_plain(x):
+        return operators.eager_training(args, running)
     if transformed:
         y, mean, var = operators.plain_training(*args)
         return y, BatchMoments(mean, var)
@@ -77,20 +85,20 @@ def train(
     mean, var = launch.moments_in(table, x.shape[1])
     if running is None:
         return y, BatchMoments(mean, var)
-    _move(running, mean, var)
+    _update(running, mean, var)
     return y, None
 
 
-def _move(running: Running, mean: Tensor, var: Tensor) -> None:
+def _update(running: MomentUpdate, mean: Tensor, var: Tensor) -> None:
     """Update the running moments outside the forward operator, which is a pure function."""
     operators.update_moments_(running.mean, running.var, mean, var, running.momentum, running.weight, running.factor)
     if running.counter is not None:
         running.counter.add_(1)
 
 
-def running_moments(
+def moment_update(
     mean: Tensor | None, var: Tensor | None, counter: Tensor | None, momentum: float | Tensor, count: int
-) -> Running | None:
+) -> MomentUpdate | None:
     """Describe the update of running moments by a batch of ``count`` values per channel; None if no kernel can do it.
 
     The moments must be contiguous. A counter, and a momentum that is a tensor, must be 0-dim and on their device.
@@ -101,8 +109,8 @@ def running_moments(
         return None
     if isinstance(momentum, Tensor):
         on_device = momentum.device == mean.device and momentum.dim() == 0
-        return Running(mean, var, counter, momentum, 0.0, count / (count - 1)) if on_device else None
-    return Running(mean, var, counter, None, float(momentum), count / (count - 1))
+        return MomentUpdate(mean, var, counter, momentum, 0.0, count / (count - 1)) if on_device else None
+    return MomentUpdate(mean, var, counter, None, float(momentum), count / (count - 1))
 
 
 def evaluate(
@@ -121,8 +129,8 @@ def evaluate(
     run: Any = operators.continual_norm_eval
     if _transformed():
         run = operators.plain_evaluation
-    elif eager.is_plain(x):
-        run = eager.evaluate
+    elif is_plain(x):
+        run = operators.eager_evaluation
     y: Tensor = run(x, mean, var, weight, bias, residual, eps, num_groups, relu)
     return y
 
@@ -134,7 +142,7 @@ def check_parameters(x: Tensor, *channels: Tensor | None) -> None:
         if each is not None and (each.shape != shape or each.device != device):
             raise RuntimeError(
                 f"continual_norm: an input of shape {tuple(x.shape)} on {x.device} needs parameters and moments of "
-                f"shape ({x.shape[1]},) there, and one has {tuple(each.shape)} on {each.device}. "
+                f"shape ({x.shape[1]},) on the same device, got {tuple(each.shape)} on {each.device}. "
                 f"Move the layer with layer.to(x.device)."
             )
 

@@ -36,8 +36,8 @@ __all__ = [
     "forward_one",
     "forward_rows",
     "forward_tables",
-    "move_moments",
     "row_moments",
+    "update_moments",
 ]
 
 
@@ -335,7 +335,9 @@ def evaluate(
 
 
 @triton.jit
-def move_moments(running_mean_ptr, running_var_ptr, mean_ptr, var_ptr, weight_ptr, weight, factor, C, BC: tl.constexpr):
+def update_moments(
+    running_mean_ptr, running_var_ptr, mean_ptr, var_ptr, weight_ptr, weight, factor, C, BC: tl.constexpr
+):
     """Update both running moments; ``factor`` makes the batch variance unbiased."""
     at = tl.program_id(0) * BC + tl.arange(0, BC)
     exists = at < C

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from contnorm.kernels.triton.continual import plan
-from contnorm.kernels.triton.continual.plan import Limits, Plan, Sizes, plan_evaluation, plan_pass
-from contnorm.kernels.triton.launcher import Launch, here
+from contnorm.kernels.triton.continual.plan import LaunchLimits, LaunchPlan, Sizes, plan_evaluation, plan_training
+from contnorm.kernels.triton.launcher import Launch, on_device_of
 
 __all__ = [
-    "NOTHING",
-    "Running",
+    "NO_UPDATE",
+    "MomentUpdate",
     "backward",
     "channels_last",
     "dense",
@@ -28,9 +28,9 @@ __all__ = [
     "in_layout",
     "like",
     "moments_in",
-    "move_moments",
     "outputs_like",
     "sizes_of",
+    "update_moments",
 ]
 
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -102,13 +102,13 @@ class Launches(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def _training(sizes: Sizes, backward: bool, relu: bool, limits: Limits) -> Launches:
+def _training(sizes: Sizes, backward: bool, relu: bool, limits: LaunchLimits) -> Launches:
     name = "backward" if backward else "forward"
-    p, code = plan_pass(sizes, backward, limits), import_module(f"contnorm.kernels.triton.continual.{name}")
-    if p.way == "one":
+    p, code = plan_training(sizes, backward, limits), import_module(f"contnorm.kernels.triton.continual.{name}")
+    if p.launches == "one":
         constants = _tile(p, sizes) | {"SINGLE": p.single, "RELU": relu}
         return _launches(p, sizes, None, None, Launch(getattr(code, f"{name}_one"), (p.programs,), constants))
-    whole = p.way == "two"
+    whole = p.launches == "two"
     by_rows = _tile(p, sizes) | {"WHOLE": whole} | ({"RELU": relu} if backward else {})
     by_tiles = _tile(p, sizes) | {"SP": p.split_lanes, "NP": p.all_n, "TABLES": whole, "RELU": relu}
     by_tables = Launch(getattr(code, f"{name}_tables"), _table_programs(p, sizes), _table_tile(p, sizes))
@@ -122,9 +122,9 @@ def _training(sizes: Sizes, backward: bool, relu: bool, limits: Limits) -> Launc
 
 
 @lru_cache(maxsize=4096)
-def _evaluation(sizes: Sizes, relu: bool, limits: Limits) -> Launches:
+def _evaluation(sizes: Sizes, relu: bool, limits: LaunchLimits) -> Launches:
     p, code = plan_evaluation(sizes, limits), import_module("contnorm.kernels.triton.continual.forward")
-    if p.way == "one":
+    if p.launches == "one":
         constants = _tile(p, sizes) | {"SINGLE": p.single, "RELU": relu}
         return _launches(p, sizes, None, None, Launch(code.evaluate, (p.programs,), constants))
     by_tiles = _tile(p, sizes) | {"SP": p.split_lanes, "RELU": relu}
@@ -137,12 +137,12 @@ def _evaluation(sizes: Sizes, relu: bool, limits: Limits) -> Launches:
     )
 
 
-def _launches(p: Plan, sizes: Sizes, rows: Launch | None, tables: Launch | None, last: Launch) -> Launches:
+def _launches(p: LaunchPlan, sizes: Sizes, rows: Launch | None, tables: Launch | None, last: Launch) -> Launches:
     parts = 2 * p.splits * sizes.samples * sizes.channels
     return Launches(rows, tables, last, sizes[:3], parts, (p.blocks, p.splits, p.span))
 
 
-def _tile(p: Plan, sizes: Sizes) -> dict[str, Any]:
+def _tile(p: LaunchPlan, sizes: Sizes) -> dict[str, Any]:
     return {
         "K": sizes.channels // sizes.groups,
         "KP": p.lanes,
@@ -154,7 +154,7 @@ def _tile(p: Plan, sizes: Sizes) -> dict[str, Any]:
     }
 
 
-def _table_tile(p: Plan, sizes: Sizes) -> dict[str, Any]:
+def _table_tile(p: LaunchPlan, sizes: Sizes) -> dict[str, Any]:
     return {
         "K": sizes.channels // sizes.groups,
         "KP": p.lanes,
@@ -165,12 +165,12 @@ def _table_tile(p: Plan, sizes: Sizes) -> dict[str, Any]:
     }
 
 
-def _table_programs(p: Plan, sizes: Sizes) -> tuple[int]:
+def _table_programs(p: LaunchPlan, sizes: Sizes) -> tuple[int]:
     return (-(-sizes.groups * p.lanes // p.table_c),)
 
 
-class Running(NamedTuple):
-    """Running moments that the forward kernel updates, which saves a launch.
+class MomentUpdate(NamedTuple):
+    """Update of the running moments by the forward kernel, which saves a launch.
 
     Attributes:
         mean, var: (C,) buffers, contiguous.
@@ -188,7 +188,7 @@ class Running(NamedTuple):
     factor: float = 1.0
 
 
-NOTHING = Running()
+NO_UPDATE = MomentUpdate()
 
 
 def forward(
@@ -199,7 +199,7 @@ def forward(
     eps: float,
     groups: int,
     relu: bool,
-    running: Running = NOTHING,
+    running: MomentUpdate = NO_UPDATE,
 ) -> tuple[Tensor, Tensor]:
     x = in_layout(x)
     y, table = outputs_like(x, groups)
@@ -207,7 +207,7 @@ def forward(
         residual = like(residual, x)
     rows, tables, last, shape, parts, several = _training(sizes_of(x, groups), False, relu, plan.LIMITS)
     args = x, dense(weight), dense(bias), residual, y
-    with here(x):
+    with on_device_of(x):
         if rows is None:
             last(*args, table, *running, *shape, eps)
             return y, table
@@ -215,7 +215,7 @@ def forward(
         rows(x, part, *shape, *several)
         if tables is not None:
             tables(part, table, *running, *shape, eps, *several[1:])
-            running = NOTHING
+            running = NO_UPDATE
         last(*args, part, table, *running, *shape, eps, *several)
     return y, table
 
@@ -238,7 +238,7 @@ def backward(
     weight, bias = dense(weight), dense(bias)
     saved = x, like(dy, x), None if y is None else like(y, x), weight, bias, table
     written = dx, dresidual, dweight, dbias
-    with here(x):
+    with on_device_of(x):
         if rows is None:
             last(*saved, *written, *shape, eps)
             return dx, dweight, dbias, dresidual
@@ -268,7 +268,7 @@ def evaluate(
         residual = like(residual, x)
     rows, _, last, shape, parts, several = _evaluation(sizes_of(x, groups), relu, plan.LIMITS)
     args = x, *map(dense, (mean, var, weight, bias)), residual, y
-    with here(x):
+    with on_device_of(x):
         if rows is None:
             last(*args, *shape, eps, several[0])
             return y
@@ -278,7 +278,7 @@ def evaluate(
     return y
 
 
-def move_moments(
+def update_moments(
     running_mean: Tensor,
     running_var: Tensor,
     mean: Tensor,
@@ -288,11 +288,11 @@ def move_moments(
     factor: float,
 ) -> None:
     c = mean.numel()
-    with here(mean):
+    with on_device_of(mean):
         _moments_launch(c)(running_mean, running_var, mean, var, weight, momentum, factor, c)
 
 
 @lru_cache(maxsize=4096)
 def _moments_launch(channels: int) -> Launch:
-    kernel = import_module("contnorm.kernels.triton.continual.forward").move_moments
+    kernel = import_module("contnorm.kernels.triton.continual.forward").update_moments
     return Launch(kernel, (-(-channels // _MOMENTS_BLOCK),), {"BC": _MOMENTS_BLOCK, "num_warps": 4})

@@ -9,14 +9,14 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
-__all__ = ["LIMITS", "Limits", "Plan", "Sizes", "fits", "plan_evaluation", "plan_pass"]
+__all__ = ["LIMITS", "LaunchLimits", "LaunchPlan", "Sizes", "fits", "plan_evaluation", "plan_training"]
 
-Way = Literal["one", "two", "three"]
+LaunchCount = Literal["one", "two", "three"]
 MOST = 2**30  # tables and samples are addressed in 32 bits
 SECTOR = 32  # bytes: the smallest memory transaction
 
 
-class Limits(NamedTuple):
+class LaunchLimits(NamedTuple):
     """Tunable numbers; values are counted after padding to powers of two."""
 
     single: int = 16384  # values that one program can hold in registers, and then reads only once
@@ -39,7 +39,7 @@ class Limits(NamedTuple):
     channels: int = 8192  # maximum lanes of a group: more would not fit a program
 
 
-LIMITS = Limits()
+LIMITS = LaunchLimits()
 
 
 class Sizes(NamedTuple):
@@ -53,8 +53,8 @@ class Sizes(NamedTuple):
     itemsize: int
 
 
-class Plan(NamedTuple):
-    way: Way
+class LaunchPlan(NamedTuple):
+    launches: LaunchCount
     lanes: int  # KP: lanes of a group
     all_n: int  # NP: lanes for all samples
     block_n: int
@@ -79,7 +79,7 @@ def fits(samples: int, channels: int, length: int, groups: int) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def plan_pass(sizes: Sizes, backward: bool, limits: Limits) -> Plan:
+def plan_training(sizes: Sizes, backward: bool, limits: LaunchLimits) -> LaunchPlan:
     """Plan a training pass; backward holds two tensors in registers, forward one."""
     n, c, length, groups, *_ = sizes
     lanes = power(c // groups)
@@ -101,20 +101,20 @@ def plan_pass(sizes: Sizes, backward: bool, limits: Limits) -> Plan:
     return _three(sizes, lanes, runs, limits)
 
 
-def _in_pieces(values: int, runs: int, limits: Limits) -> bool:
+def _in_pieces(values: int, runs: int, limits: LaunchLimits) -> bool:
     """Whether one program may process channels_last input: few values, and each group fills a memory sector."""
     return runs == 1 and values <= limits.one_last
 
 
-def _one(blocks: int, lanes: int, block_n: int, block_c: int, block_l: int, single: bool) -> Plan:
+def _one(blocks: int, lanes: int, block_n: int, block_c: int, block_l: int, single: bool) -> LaunchPlan:
     warps = _warps(block_n * block_c * block_l)
-    return Plan(
+    return LaunchPlan(
         "one", lanes, block_n, block_n, block_c, block_l, blocks, 1, 0, 1, block_n, block_c, single, blocks, warps,
         warps,
     )  # fmt: skip
 
 
-def _shared(sizes: Sizes, lanes: int, runs: int, tile: int, limits: Limits) -> Plan:
+def _shared(sizes: Sizes, lanes: int, runs: int, tile: int, limits: LaunchLimits) -> LaunchPlan:
     """Plan two launches with samples distributed over programs; each program recomputes the tables from all rows."""
     n, _, length, groups, *_ = sizes
     block_c = lanes * runs
@@ -132,7 +132,7 @@ def _shared(sizes: Sizes, lanes: int, runs: int, tile: int, limits: Limits) -> P
     return _several("two", sizes, lanes, block_n, block_c, block_l, blocks, splits, limits)
 
 
-def _three(sizes: Sizes, lanes: int, runs: int, limits: Limits) -> Plan:
+def _three(sizes: Sizes, lanes: int, runs: int, limits: LaunchLimits) -> LaunchPlan:
     """Plan three launches with tiles of any channels and samples, filled along contiguous memory first."""
     n, c, length, *_ = sizes
     if sizes.last:
@@ -150,7 +150,7 @@ def _three(sizes: Sizes, lanes: int, runs: int, limits: Limits) -> Plan:
 
 
 def _several(
-    way: Way,
+    launches: LaunchCount,
     sizes: Sizes,
     lanes: int,
     block_n: int,
@@ -158,16 +158,16 @@ def _several(
     block_l: int,
     blocks: int,
     splits: int,
-    limits: Limits,
-) -> Plan:
+    limits: LaunchLimits,
+) -> LaunchPlan:
     chunks = -(-sizes.length // block_l)
     span = -(-chunks // splits) * block_l
     splits = -(-sizes.length // span)
     split_lanes = power(splits)
     table_c = lanes * _runs(sizes, lanes, SECTOR)
     table_n = min(power(sizes.samples), max(1, limits.merge // (table_c * split_lanes)))
-    return Plan(
-        way,
+    return LaunchPlan(
+        launches,
         lanes,
         power(sizes.samples),
         block_n,
@@ -187,7 +187,7 @@ def _several(
 
 
 @lru_cache(maxsize=4096)
-def plan_evaluation(sizes: Sizes, limits: Limits) -> Plan:
+def plan_evaluation(sizes: Sizes, limits: LaunchLimits) -> LaunchPlan:
     """Plan evaluation: a program processes whole slabs, several small ones, or one of any size in chunks."""
     n, c, length, groups, *_ = sizes
     lanes = power(c // groups)
@@ -202,7 +202,7 @@ def plan_evaluation(sizes: Sizes, limits: Limits) -> Plan:
     block_n = min(power(n), power(wanted + 1) // 2, max(1, limits.tile // 2 // (block_c * block_l)))
     programs = blocks * -(-n // block_n)
     warps = _warps(block_n * block_c * block_l)
-    return Plan(
+    return LaunchPlan(
         "one", lanes, block_n, block_n, block_c, block_l, blocks, 1, 0, 1, block_n, block_c, single, programs, warps,
         warps,
     )  # fmt: skip
@@ -224,20 +224,20 @@ def _runs(sizes: Sizes, lanes: int, least: int) -> int:
     return min(power(-(-least // run)), power(sizes.groups))
 
 
-def _shared_runs(sizes: Sizes, lanes: int, limits: Limits) -> int:
+def _shared_runs(sizes: Sizes, lanes: int, limits: LaunchLimits) -> int:
     """The same if samples are distributed; in channels_last layout, at least ``limits.run`` channels."""
     least = limits.run * sizes.itemsize if sizes.last else SECTOR
     return _runs(sizes, lanes, least)
 
 
-def _chunk(length: int, most: int, limits: Limits) -> int:
+def _chunk(length: int, most: int, limits: LaunchLimits) -> int:
     """Return the positions per chunk: the largest number that leaves little of the last chunk empty."""
     block = max(1, min(power(length), power(most + 1) // 2, limits.span))
     wasted = {size: -(-length // size) * size - length for size in (block, block // 2, block // 4) if size}
     return next((size for size, waste in wasted.items() if waste * 8 <= length), min(wasted, key=wasted.__getitem__))
 
 
-def _splits(length: int, chunk: int, programs: int, most: int, limits: Limits) -> int:
+def _splits(length: int, chunk: int, programs: int, most: int, limits: LaunchLimits) -> int:
     """Return the number of splits of the positions, to have enough programs."""
     return max(1, min(-(-limits.programs // programs), -(-length // chunk), most))
 

@@ -1,0 +1,203 @@
+"""Batch renorm with Triton kernels, and the limits of r and d in one launch. See `row_moments` for the method."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from contnorm.kernels.triton.availability import Recompute, can_use_kernels, torch_gradients
+from contnorm.kernels.triton.continual.launch import dense, in_layout, like, sizes_of
+from contnorm.kernels.triton.launcher import launch, on_device_of
+from contnorm.kernels.triton.row_moments import (
+    TABLE_TILE,
+    RunningMoments,
+    channel_blocks,
+    empty_like_parameter,
+    empty_table,
+    launch_over_tiles,
+    mark_updated,
+    number_argument,
+    row_sums,
+    running_moments,
+    use_kernels,
+    write_row_moments,
+)
+
+__all__ = ["RenormLimits", "batch_renorm", "renorm_limits"]
+
+
+class RenormLimits(NamedTuple):
+    """The limits of r and d, each a tensor on the device or a number."""
+
+    r_tensor: Tensor | None
+    r_max: float
+    d_tensor: Tensor | None
+    d_max: float
+
+
+def batch_renorm(
+    recompute: Recompute,
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    parameters: tuple[Tensor | None, Tensor | None],
+    by_batch: bool,
+    momentum: float | Tensor,
+    eps: float,
+    r_max: float | Tensor,
+    d_max: float | Tensor,
+) -> Tensor:
+    """Batch renorm. Arguments are those of `switch_norm`; ``recompute`` takes mean, standard deviation, r and d."""
+    running = running_moments(running_mean, running_var, momentum, by_batch)
+    limits = RenormLimits(*number_argument(r_max), *number_argument(d_max))
+    args: tuple[Any, ...] = recompute, running, limits, by_batch, float(eps), x, *parameters
+    y: Tensor = _BatchRenorm.apply(*args)  # type: ignore[no-untyped-call]
+    return y
+
+
+class _BatchRenorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        recompute: Recompute,
+        running: RunningMoments,
+        limits: RenormLimits,
+        training: bool,
+        eps: float,
+        x: Tensor,
+        *parameters: Any,
+    ) -> Tensor:
+        y, saved = forward(x, *parameters, running, limits, training, eps)  # type: ignore[call-arg]
+        mark_updated(running)
+        ctx.recompute, ctx.training, ctx.eps = recompute, training, eps
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x, *parameters, saved)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor | None) -> tuple[Any, ...]:
+        *inputs, saved = ctx.saved_tensors
+        if dy is None:
+            return (None,) * 8
+        if can_use_kernels(dy):
+            grads = backward(dy, *inputs, saved, ctx.training, ctx.eps)  # type: ignore[call-arg]
+        else:
+            channels = saved.split(inputs[0].shape[1])
+            grads = torch_gradients(
+                lambda *new: ctx.recompute(*new, *channels, ctx.training, ctx.eps),
+                dy,
+                inputs,
+                ctx.needs_input_grad[5:],
+            )
+        return None, None, None, None, None, *grads
+
+
+def forward(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running: RunningMoments,
+    limits: RenormLimits,
+    training: bool,
+    eps: float,
+) -> tuple[Tensor, Tensor]:
+    """Return the output, and mean, standard deviation, r and d of each channel for the backward pass."""
+    x = in_layout(x)
+    sizes = sizes_of(x, 1)
+    n, c, length = sizes[:3]
+    y, saved = torch.empty_like(x), empty_table(x, 4 * c)
+    code = _device_code()
+    with on_device_of(x):
+        if training:
+            table = empty_table(x, 2 * n * c)
+            write_row_moments(x, table, sizes)
+            launch(
+                code.renorm_moments,
+                (channel_blocks(sizes),),
+                table,
+                saved,
+                *running[:4],
+                *limits,
+                *(n, c, length),
+                **TABLE_TILE,
+                UPDATE=running.updated,
+                num_warps=4,
+            )
+        moments = (None, None) if training else running[:2]
+        launch_over_tiles(
+            code.renorm_apply, sizes, x, y, saved, *moments, dense(weight), dense(bias), eps, TRAIN=training
+        )
+    return y, saved
+
+
+def backward(
+    dy: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, saved: Tensor, training: bool, eps: float
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients of x, weight and bias."""
+    x = in_layout(x)
+    dy = like(dy, x)
+    sizes = sizes_of(x, 1)
+    n, c = sizes[:2]
+    dx, back, dweight, dbias = (
+        torch.empty_like(x),
+        empty_table(x, 2 * c),
+        empty_like_parameter(weight),
+        empty_like_parameter(bias),
+    )
+    code = _device_code()
+    with on_device_of(x):
+        sums = row_sums(x, dy, saved, sizes, per_row=False)
+        of_channels = saved, sums, back, dweight, dbias, eps, n, c
+        launch(code.renorm_sums, (channel_blocks(sizes),), *of_channels, **TABLE_TILE, num_warps=4)
+        of_all = x, dy, dx, saved, back, dense(weight), eps
+        launch_over_tiles(code.renorm_gradient, sizes, *of_all, TRAIN=training)
+    return dx, dweight, dbias
+
+
+def renorm_limits(
+    counter: Tensor,
+    buffers: tuple[Tensor, Tensor],
+    store: bool,
+    final_limits: tuple[float, float],
+    ramps: tuple[tuple[float, float], tuple[float, float]],
+    kernel: str | None,
+    caller: str,
+) -> tuple[Tensor, Tensor] | None:
+    """Compute the current limits of r and d in one launch; None if the kernels cannot be used.
+
+    Args:
+        counter: The batch counter, 0-dim.
+        buffers: The buffers of the current limits, 0-dim each.
+        store: Whether to write the limits to these buffers.
+        final_limits: The value of each limit after its ramp.
+        ramps: The first and last batch of the ramp of each limit.
+        kernel: The requested implementation; None reads ``CONTNORM_KERNEL``.
+        caller: The function or layer that an error message about an unknown kernel names.
+    """
+    numbers = counter, *buffers
+    if buffers[0].dtype != torch.float32 or not use_kernels(buffers[0].view(1, 1), (), (), numbers, kernel, caller):
+        return None
+    limits = buffers if store else (torch.empty_like(buffers[0]), torch.empty_like(buffers[1]))
+    _launch_limits(counter, limits, final_limits, ramps)
+    if store:
+        torch.autograd.graph.increment_version(list(buffers))
+    return limits
+
+
+def _launch_limits(
+    counter: Tensor,
+    limits: tuple[Tensor, Tensor],
+    final_limits: tuple[float, float],
+    ramps: tuple[tuple[float, float], tuple[float, float]],
+) -> None:
+    """Write the limits of r and d; each increases linearly over its ramp to its final value."""
+    numbers = (*final_limits, *(part for start, end in ramps for part in (start, end - start)))
+    with on_device_of(counter):
+        launch(_device_code().renorm_limits, (1,), counter, *limits, *map(float, numbers), num_warps=1)
+
+
+def _device_code() -> Any:
+    return import_module("contnorm.kernels.triton.batch_renorm_device")

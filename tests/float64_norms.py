@@ -1,0 +1,190 @@
+"""Independent float64 formulas of all norms in numpy, written from their definitions.
+
+Deliberately slow and plain: two-pass moments, no pivots, no shared code with the package. There is
+one class for each norm of the registry; the conformance tests fail for a norm without one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+
+@dataclass
+class Setting:
+    """Arguments of a norm's formula other than the input."""
+
+    weight: Array | None = None
+    bias: Array | None = None
+    eps: float = 1e-5
+    groups: int = 1
+    extra: dict[str, Array] = field(default_factory=dict)
+
+
+def spread(table: Array, rank: int) -> Array:
+    """Reshape a (C,) or (N, C) table to broadcast over an input of this rank."""
+    rows = table if table.ndim == 2 else table[None]
+    return rows.reshape(rows.shape + (1,) * (rank - 2))
+
+
+def affine(x: Array, weight: Array | None, bias: Array | None) -> Array:
+    if weight is not None:
+        x = x * spread(weight, x.ndim)
+    return x if bias is None else x + spread(bias, x.ndim)
+
+
+def channel_moments(x: Array) -> tuple[Array, Array, int]:
+    axes = tuple(i for i in range(x.ndim) if i != 1)
+    mean = x.mean(axes)
+    var = ((x - spread(mean, x.ndim)) ** 2).mean(axes)
+    return mean, var, x.size // x.shape[1]
+
+
+def group_normalized(x: Array, groups: int, eps: float) -> Array:
+    slabs = x.reshape(x.shape[0], groups, -1)
+    mean = slabs.mean(2, keepdims=True)
+    var = ((slabs - mean) ** 2).mean(2, keepdims=True)
+    return ((slabs - mean) / np.sqrt(var + eps)).reshape(x.shape)
+
+
+def batch_normalized(x: Array, mean: Array, var: Array, eps: float) -> Array:
+    return (x - spread(mean, x.ndim)) / np.sqrt(spread(var, x.ndim) + eps)
+
+
+class Batch:
+    """BN, and the base of the others, which override the signal or the normalization."""
+
+    def signal(self, x: Array, s: Setting) -> Array:
+        return x
+
+    def finish(self, z: Array, mean: Array, var: Array, s: Setting) -> Array:
+        return affine(batch_normalized(z, mean, var, s.eps), s.weight, s.bias)
+
+    def train(self, x: Array, s: Setting) -> tuple[Array, Array, Array]:
+        """Return the output, the mean, and the variance as stored in the buffers."""
+        z = self.signal(x, s)
+        mean, var, count = channel_moments(z)
+        return self.finish(z, mean, var, s), mean, self.stored(var, count)
+
+    def evaluate(self, x: Array, mean: Array, var: Array, s: Setting) -> Array:
+        return self.finish(self.signal(x, s), mean, var, s)
+
+    def stored(self, var: Array, count: int) -> Array:
+        return var * count / (count - 1)
+
+    def moved(self, old: tuple[Array, Array], new: tuple[Array, Array], share: float) -> tuple[Array, Array]:
+        return (1 - share) * old[0] + share * new[0], (1 - share) * old[1] + share * new[1]
+
+
+class Continual(Batch):
+    def signal(self, x: Array, s: Setting) -> Array:
+        return group_normalized(x, s.groups, s.eps)
+
+
+class ContinualTied(Batch):
+    def signal(self, x: Array, s: Setting) -> Array:
+        return affine(group_normalized(x, s.groups, s.eps), s.weight, s.bias)
+
+
+class BatchThenGroup(Batch):
+    def finish(self, z: Array, mean: Array, var: Array, s: Setting) -> Array:
+        return affine(group_normalized(batch_normalized(z, mean, var, s.eps), s.groups, s.eps), s.weight, s.bias)
+
+
+class BatchThenGroupTied(Batch):
+    def finish(self, z: Array, mean: Array, var: Array, s: Setting) -> Array:
+        first = affine(batch_normalized(z, mean, var, s.eps), s.weight, s.bias)
+        return affine(group_normalized(first, s.groups, s.eps), s.weight, s.bias)
+
+
+class Renorm(Batch):
+    """With r = 1 and d = 0 unless ``extra`` gives them: the published schedule's first 5,000 batches."""
+
+    def finish(self, z: Array, mean: Array, var: Array, s: Setting) -> Array:
+        out = (z - spread(mean, z.ndim)) / (np.sqrt(spread(var, z.ndim)) + s.eps)
+        out = out * spread(s.extra.get("r", np.ones_like(mean)), z.ndim)
+        out = out + spread(s.extra.get("d", np.zeros_like(mean)), z.ndim)
+        return affine(out, s.weight, s.bias)
+
+    def stored(self, var: Array, count: int) -> Array:
+        return var
+
+    def moved(self, old: tuple[Array, Array], new: tuple[Array, Array], share: float) -> tuple[Array, Array]:
+        mean, std = super().moved((old[0], np.sqrt(old[1])), (new[0], np.sqrt(new[1])), share)
+        return mean, std**2
+
+
+class Switch(Batch):
+    """IN's variance is unbiased; LN's and BN's are computed from it. With one position, only LN and BN are mixed."""
+
+    def rows(self, x: Array) -> tuple[Array, Array]:
+        flat = x.reshape(x.shape[0], x.shape[1], -1)
+        mean = flat.mean(2)
+        var = flat.var(2, ddof=1) if flat.shape[2] > 1 else np.zeros_like(mean)
+        return mean, var
+
+    def train(self, x: Array, s: Setting) -> tuple[Array, Array, Array]:
+        mean_in, var_in = self.rows(x)
+        mean = mean_in.mean(0)
+        var = (var_in + (mean_in - mean) ** 2).mean(0)
+        return self.evaluate(x, mean, var, s), mean, var
+
+    def evaluate(self, x: Array, mean: Array, var: Array, s: Setting) -> Array:
+        mean_in, var_in = self.rows(x)
+        mean_ln = mean_in.mean(1, keepdims=True)
+        var_ln = (var_in + (mean_in - mean_ln) ** 2).mean(1, keepdims=True)
+        single = x.size == x.shape[0] * x.shape[1]
+
+        def mix(logits: Array, one: Array, two: Array, three: Array) -> Array:
+            raw = np.exp(logits[1:] if single else logits)
+            share = raw / raw.sum()
+            return share[-2] * two + share[-1] * three + (0 if single else share[0] * one)
+
+        mixed_mean = mix(s.extra["mean_weight"], mean_in, mean_ln, mean[None])
+        mixed_var = mix(s.extra["var_weight"], var_in, var_ln, var[None])
+        out = (x - spread(mixed_mean, x.ndim)) / np.sqrt(spread(mixed_var, x.ndim) + s.eps)
+        return affine(out, s.weight, s.bias)
+
+
+class OfSamples:
+    """Norms of each sample: no moments, and the same in both modes."""
+
+    def groups(self, x: Array, s: Setting) -> int:
+        return s.groups
+
+    def train(self, x: Array, s: Setting) -> tuple[Array, None, None]:
+        return affine(group_normalized(x, self.groups(x, s), s.eps), s.weight, s.bias), None, None
+
+
+class Layer(OfSamples):
+    def groups(self, x: Array, s: Setting) -> int:
+        return 1
+
+
+class Instance(OfSamples):
+    def groups(self, x: Array, s: Setting) -> int:
+        return x.shape[1]
+
+
+class Nothing(OfSamples):
+    def train(self, x: Array, s: Setting) -> tuple[Array, None, None]:
+        return x, None, None
+
+
+FLOAT64_NORMS: dict[str, Batch | OfSamples] = {
+    "none": Nothing(),
+    "bn": Batch(),
+    "ln": Layer(),
+    "in": Instance(),
+    "gn": OfSamples(),
+    "brn": Renorm(),
+    "sn": Switch(),
+    "cn": Continual(),
+    "bn_gn": BatchThenGroup(),
+    "cn_tied": ContinualTied(),
+    "bn_gn_tied": BatchThenGroupTied(),
+}

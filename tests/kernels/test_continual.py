@@ -1,0 +1,699 @@
+"""Fused kernels of continual norm against float64: every launch plan, output and gradient.
+
+On the CPU they run in Triton's interpreter, on shapes of a few programs each, with limits set so low that these take
+every way the large ones take; ``--device cuda`` runs the same on a GPU, and the sizes of real networks besides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from contnorm import ContinualNorm1d, ContinualNorm2d, ContinualNorm3d
+from contnorm.functional import continual_norm
+from contnorm.kernels import analytic, reference
+from contnorm.kernels.reference import add_residual_and_relu
+from contnorm.kernels.triton import continual as fused
+from contnorm.kernels.triton.continual import launch, operators, plan
+from contnorm.kernels.triton.continual.plan import LaunchLimits, Sizes
+from tests.kernels.exactness import errors, last, same_under_vmaps
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+Shape = tuple[int, int, int, tuple[int, ...]]
+EPS = 1e-5
+# Sums of float32 against sums of float64: a few roundings, and more where the variance of a group is near zero.
+FLOAT32 = 2e-5
+
+# (N, C, G, positions), each with its reason.
+SHAPES = [
+    pytest.param((2, 3, 1, ()), id="smallest"),
+    pytest.param((7, 12, 3, ()), id="no positions"),
+    pytest.param((1, 6, 2, (5,)), id="one sample"),
+    pytest.param((3, 5, 5, (4, 4)), id="group of one channel"),
+    pytest.param((3, 5, 1, (4, 4)), id="one group"),
+    pytest.param((6, 8, 4, (4, 4)), id="as in a ResNet"),
+    pytest.param((5, 9, 3, (7, 3)), id="no power of two"),
+    pytest.param((2, 8, 4, (2, 3, 5)), id="volumes"),
+    pytest.param((37, 6, 2, (2,)), id="many samples, few positions"),
+    pytest.param((3, 32, 2, (2, 3)), id="a group's channels fill a sector"),
+]
+AS_IN_NETWORKS = [
+    (20, 64, 32, (32, 32)),
+    (20, 128, 32, (16, 16)),
+    (20, 256, 32, (8, 8)),
+    (20, 512, 32, (4, 4)),
+    (20, 512, 32, (2, 2)),
+    (128, 64, 32, (32, 32)),
+    (20, 64, 32, (84, 84)),
+    (8, 64, 32, (112, 112)),
+    (64, 256, 32, (56, 56)),
+    (64, 512, 1, (7, 7)),
+    (4096, 128, 16, ()),
+    (2048, 96, 32, (3, 3)),
+]
+# Limits that select each plan for a tiny input; few programs, since the interpreter runs them in sequence.
+LIMITS_BY_PLAN = {
+    "one, read once": LaunchLimits(),
+    "one, in chunks": LaunchLimits(single=1, one=10**9, one_rows=10**6, tile=256),
+    "two, all samples": LaunchLimits(single=1, one=1, rows=10**6, share=10**6, tile=256, programs=1),
+    "two, shared out": LaunchLimits(single=1, one=1, rows=10**6, share=32, tile=32, programs=24),
+    "three": LaunchLimits(single=1, one=1, rows=1, tile=128, last_tile=128, merge=64, programs=6),
+}
+every_shape = pytest.mark.parametrize("shape", SHAPES)
+every_plan = pytest.mark.parametrize("plan_name", LIMITS_BY_PLAN)
+LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+@pytest.fixture(autouse=True)
+def _can_run(device: torch.device) -> None:
+    if device.type == "cpu" and not fused.INTERPRETED:
+        pytest.skip("Triton's interpreter is for machines without a GPU; here, use --device cuda")
+
+
+@pytest.fixture(autouse=True)
+def _usual_limits() -> Iterator[None]:
+    usual = plan.LIMITS
+    yield
+    plan.LIMITS = usual
+
+
+def inputs(shape: Shape, device: torch.device, seed: int = 0) -> dict[str, Tensor]:
+    """Float64 inputs, generated on the CPU so that a GPU gets the same numbers."""
+    n, c, _, positions = shape
+    g = torch.Generator().manual_seed(seed)
+    channels = torch.rand((1, c, *[1] * len(positions)), generator=g)
+    x = torch.randn((n, c, *positions), generator=g) * (channels + 0.1) + 0.5
+    tensors = {"x": x, "weight": torch.randn(c, generator=g), "bias": torch.randn(c, generator=g)}
+    tensors |= {"residual": torch.randn(x.shape, generator=g), "dy": torch.randn(x.shape, generator=g)}
+    return {name: value.double().to(device) for name, value in tensors.items()}
+
+
+Run = Callable[..., tuple[Tensor, Any]]
+
+
+def results(train: Run, groups: int, tensors: dict[str, Tensor], relu: bool = False) -> dict[str, Tensor]:
+    leaves = {name: t.detach().clone().requires_grad_() for name, t in tensors.items() if name != "dy"}
+    y, result = train(*(leaves.get(name) for name in ("x", "weight", "bias", "residual")), groups, relu)
+    y.backward(tensors["dy"])
+    grads = {f"d{name}": leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
+    return {"y": y.detach(), "mean": result.mean, "var": result.var, **grads}
+
+
+def ours(x: Tensor, weight: Any, bias: Any, residual: Any, groups: int, relu: bool) -> tuple[Tensor, Any]:
+    return fused.train(x, weight, bias, EPS, groups, residual, relu)
+
+
+def exact(x: Tensor, weight: Any, bias: Any, residual: Any, groups: int, relu: bool) -> tuple[Tensor, Any]:
+    """The definition, in the dtype of the inputs, with the biased variance."""
+    y, result = reference.train(x, weight, bias, EPS, groups)
+    assert result is not None
+    count = x.numel() // x.shape[1]
+    return add_residual_and_relu(y, residual, relu), result._replace(var=result.var * ((count - 1) / count))
+
+
+def away_from_zero(tensors: dict[str, Tensor], groups: int) -> dict[str, Tensor]:
+    """Zero the gradient where rounding could change the sign of the output."""
+    y, _ = exact(tensors["x"], tensors.get("weight"), tensors.get("bias"), tensors.get("residual"), groups, False)
+    return tensors | {"dy": tensors["dy"].masked_fill(y.abs() < 1e-4, 0.0)}
+
+
+def agree(actual: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = FLOAT32) -> None:
+    for name, error in errors(actual, expected).items():
+        assert error <= tolerance, f"{name}: off by {error:.1e}"
+
+
+def narrowed(tensors: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    return {name: t.to(dtype) for name, t in tensors.items()}
+
+
+def compare(shape: Shape, device: torch.device, names: str, relu: bool = False, channels_last: bool = False) -> None:
+    """Compare outputs and gradients for some optional arguments; the reference gets the same rounded numbers."""
+    every = narrowed(inputs(shape, device), torch.float32)
+    if channels_last:
+        every = {name: last(t) if t.dim() > 2 else t for name, t in every.items()}
+    tensors = {name: every[name] for name in ("x", "dy", *names.split())}
+    groups = shape[2]
+    wide = narrowed(tensors, torch.float64)
+    if relu:
+        wide = away_from_zero(wide, groups)
+        tensors["dy"] = wide["dy"].float()
+    expected = results(exact, groups, wide, relu)
+    stock = errors(results(exact, groups, tensors, relu), expected)
+    for name, error in errors(results(ours, groups, tensors, relu), expected).items():
+        # As accurate as torch's operators in float32, whose error is larger where a variance is near zero.
+        assert error <= 4 * stock[name] + FLOAT32, f"{name}: off by {error:.1e}, the stock calls by {stock[name]:.1e}"
+
+
+# --- values and gradients ---------------------------------------------------------------------------------------
+
+
+@every_plan
+@every_shape
+def test_outputs_and_gradients_are_exact(shape: Shape, plan_name: str, device: torch.device) -> None:
+    plan.LIMITS = LIMITS_BY_PLAN[plan_name]
+    compare(shape, device, "weight bias")
+
+
+@every_plan
+@pytest.mark.parametrize("shape", [(5, 9, 3, (7, 3)), (2, 8, 4, (2, 3, 5)), (3, 16, 8, (6,))], ids=str)
+def test_channels_last_outputs_and_gradients_are_exact(shape: Shape, plan_name: str, device: torch.device) -> None:
+    plan.LIMITS = LIMITS_BY_PLAN[plan_name]
+    compare(shape, device, "weight bias", channels_last=True)
+
+
+@pytest.mark.parametrize(
+    ("names", "relu"),
+    [
+        pytest.param("", False, id="bare"),
+        pytest.param("weight", False, id="no bias"),
+        pytest.param("bias", True, id="no weight, relu"),
+        pytest.param("weight bias", True, id="relu"),
+        pytest.param("weight bias residual", False, id="residual"),
+        pytest.param("weight bias residual", True, id="residual and relu"),
+    ],
+)
+@every_plan
+def test_every_combination_of_optional_arguments(plan_name: str, names: str, relu: bool, device: torch.device) -> None:
+    plan.LIMITS = LIMITS_BY_PLAN[plan_name]
+    compare((3, 6, 2, (5, 3)), device, names, relu)
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["parameters too", "parameters in float32"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("plan_name", ["one, read once", "three"])
+def test_half_precision_is_rounded_once(plan_name: str, dtype: torch.dtype, whole: bool, device: torch.device) -> None:
+    plan.LIMITS = LIMITS_BY_PLAN[plan_name]
+    shape = (5, 9, 3, (4, 4))
+    tensors = narrowed(inputs(shape, device), dtype)
+    if not whole:
+        tensors |= {name: tensors[name].float() for name in ("weight", "bias")}
+    tensors = narrowed(away_from_zero(narrowed(tensors, torch.float64), shape[2]), dtype) | {
+        name: tensors[name] for name in ("weight", "bias")
+    }
+    actual = results(ours, shape[2], tensors, relu=True)
+    expected = results(exact, shape[2], narrowed(tensors, torch.float64), relu=True)
+    for name, value in actual.items():
+        assert value.dtype == (
+            tensors[name[1:]].dtype if name[1:] in tensors else dtype if name == "y" else torch.float32
+        )
+    # One rounding of each result to its dtype; everything before is float32.
+    agree(actual, expected, torch.finfo(dtype).eps)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("channels_last", [False, True], ids=["channels first", "channels last"])
+@pytest.mark.parametrize("shape", AS_IN_NETWORKS, ids=str)
+def test_layer_sizes_of_networks(shape: Shape, channels_last: bool, device: torch.device) -> None:
+    if device.type == "cpu":
+        pytest.skip("too slow in the interpreter")
+    compare(shape, device, "weight bias", channels_last=channels_last)
+    compare(shape, device, "weight bias", relu=True, channels_last=channels_last)
+    compare(shape, device, "weight bias residual", relu=True, channels_last=channels_last)
+
+
+@pytest.mark.gpu
+def test_more_than_2_to_the_31_values(device: torch.device) -> None:
+    if device.type == "cpu":
+        pytest.skip("needs 30 GB")
+    n = 2**31 // (64 * 1024) + 8
+    x = torch.randn(n, 64, 32, 32, device=device, dtype=torch.bfloat16).requires_grad_()
+    y, result = fused.train(x, None, None, EPS, 32)
+    tail = x.detach()[-2:]
+    expected = reference.evaluate(tail.double(), result.mean.double(), result.var.double(), None, None, EPS, 32)
+    assert (y[-2:].double() - expected).abs().max().item() < 0.05  # a rounding to bfloat16 of values up to 5
+    seen = fused.evaluate(x.detach(), result.mean, result.var, None, None, EPS, 32)
+    assert torch.equal(seen[-2:], fused.evaluate(tail, result.mean, result.var, None, None, EPS, 32))
+    y.backward(y.detach().square())
+    assert x.grad is not None
+    slabs = x.grad[-2:].double().reshape(2, 32, -1)  # a constant added to a slab changes nothing: its gradients cancel
+    assert (slabs.sum(2).abs() / slabs.abs().sum(2)).max().item() < 5e-3
+
+
+# --- large values -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pivot_is", ["near", "an outlier"])
+@every_plan
+def test_exact_at_large_means(plan_name: str, pivot_is: str, device: torch.device) -> None:
+    """Mean 1e4, standard deviation 1e-2: fails for any arithmetic with cancellation."""
+    plan.LIMITS = LIMITS_BY_PLAN[plan_name]
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(4, 8, 5, 5, generator=g) * 1e-2 + 1e4
+    if pivot_is == "an outlier":
+        x[:, ::4, 0, 0] += 0.5  # fifty standard deviations away, at one of the three values of the pivot
+    tensors = {"x": x, "weight": torch.ones(8), "bias": torch.zeros(8), "dy": torch.randn(x.shape, generator=g)}
+    tensors = {name: t.to(device) for name, t in tensors.items()}
+    actual = results(ours, 2, tensors)
+    expected = results(exact, 2, narrowed(tensors, torch.float64))
+    for name in ("y", "dx", "dweight", "mean", "var"):
+        size = expected[name].abs().max()
+        assert ((actual[name] - expected[name]).abs().max() / size).item() < 1e-5, name
+
+
+def test_exact_with_an_outlier_in_the_first_position(device: torch.device) -> None:
+    x = torch.randn(4, 4, 16, 16, generator=torch.Generator().manual_seed(0)).to(device)
+    x[:, ::2, 0, 0] = 5e4
+    layer, stock, reference_layer = (
+        ContinualNorm2d(4, num_groups=2, kernel=kernel).to(device)  # type: ignore[arg-type]
+        for kernel in ("triton", "reference", "reference")
+    )
+    expected = reference_layer.double()(x.double())
+    error, theirs = ((each(x) - expected)[:, :, 1:].abs().max().item() for each in (layer, stock))
+    assert error < 4 * theirs + 1e-6
+    torch.testing.assert_close(layer.running_mean.double(), reference_layer.running_mean, rtol=1e-5, atol=1e-5)
+
+
+@every_plan
+def test_nan_stays_visible(plan_name: str, device: torch.device) -> None:
+    plan.LIMITS = LIMITS_BY_PLAN[plan_name]
+    for place in ((0, 0, 0), (1, 4, 2)):  # a value used for the pivot, and one that is not
+        x = torch.randn(3, 6, 5).to(device)
+        x[place] = float("nan")
+        y, result = fused.train(x, None, None, EPS, 2, relu=True)
+        assert y[place].isnan() and result.mean[place[1]].isnan() and result.var[place[1]].isnan()
+        sane = 5 - place[1]
+        assert y[:, sane].isfinite().all()  # of the other group
+        seen = fused.evaluate(x, torch.zeros(6).to(device), torch.ones(6).to(device), None, None, EPS, 2, relu=True)
+        assert seen[place].isnan() and seen[:, sane].isfinite().all()
+
+
+@every_plan
+def test_recomputed_relu_signs_match_the_output(plan_name: str, device: torch.device) -> None:
+    """With ReLU, a gradient of ones must arrive exactly where the output is above zero."""
+    plan.LIMITS = LaunchLimits() if device.type == "cuda" else LIMITS_BY_PLAN[plan_name]
+    shape = (20, 64, 32, 32) if device.type == "cuda" else (4, 4, 6)
+    x = (torch.randn(shape, generator=torch.Generator().manual_seed(1)) * 4).round().to(device)  # many equal values
+    bias = torch.zeros(shape[1], device=device, requires_grad=True)
+    y, _ = fused.train(x, None, bias, EPS, 2, relu=True)
+    y.sum().backward()
+    assert torch.equal(bias.grad, (y > 0).sum([0, *range(2, x.dim())]).float())
+
+
+@every_plan
+def test_results_are_deterministic(plan_name: str, device: torch.device) -> None:
+    plan.LIMITS = LIMITS_BY_PLAN[plan_name]
+    tensors = narrowed(
+        inputs((64, 96, 2, (30, 30)) if device.type == "cuda" else (3, 6, 2, (5,)), device), torch.float32
+    )
+    first, second = (results(ours, 2, tensors, relu=True) for _ in range(2))
+    for name, value in first.items():
+        assert torch.equal(value, second[name]), name
+
+
+# --- layouts ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("positions", [(6,), (3, 4), (2, 3, 2)], ids=["3d", "4d", "5d"])
+def test_output_and_gradient_keep_the_layout_of_the_input(positions: tuple[int, ...], device: torch.device) -> None:
+    tensors = narrowed(inputs((3, 4, 2, positions), device), torch.float32)
+    outcomes = []
+    for arrange in (torch.Tensor.contiguous, last):
+        x = arrange(tensors["x"]).detach().requires_grad_()
+        y, _ = fused.train(x, tensors["weight"], tensors["bias"], EPS, 2, tensors["residual"], True)
+        assert y.stride() == x.stride()
+        y.backward(tensors["dy"])  # in the other layout in the second round
+        assert x.grad is not None and x.grad.stride() == x.stride()
+        seen = fused.evaluate(x.detach(), tensors["weight"], tensors["weight"].square(), None, None, EPS, 2)
+        assert seen.stride() == x.stride()
+        outcomes.append([y, x.grad, seen])
+    for first, second in zip(*outcomes, strict=True):
+        torch.testing.assert_close(second, first, rtol=1e-5, atol=1e-5)
+
+
+def test_other_layouts_are_accepted(device: torch.device) -> None:
+    tensors = narrowed(inputs((3, 4, 2, (4, 6)), device), torch.float32)
+    whole = tensors["x"]
+    for x in (whole[:, :, ::2], whole.transpose(2, 3), whole[:, :, :1].expand(-1, -1, 4, -1), last(whole)[:, :, 1:]):
+        leaf = x.detach().requires_grad_()
+        y, _ = fused.train(leaf, tensors["weight"], tensors["bias"], EPS, 2)
+        y.sum().backward()
+        expected, _ = exact(x.double(), tensors["weight"].double(), tensors["bias"].double(), None, 2, False)
+        torch.testing.assert_close(y.double(), expected, rtol=FLOAT32, atol=FLOAT32)
+        assert leaf.grad is not None and leaf.grad.abs().max() < 1e-4  # a sum over the batch does not depend on x
+
+
+def test_strided_parameters_and_wrong_sizes(device: torch.device) -> None:
+    tensors = narrowed(inputs((3, 4, 2, (5,)), device), torch.float32)
+    x, wide = tensors["x"], torch.rand(8).to(device)
+    weight, bias = wide[::2], wide[:1].expand(4)
+    y, _ = fused.train(x, weight, bias, EPS, 2)
+    torch.testing.assert_close(y, fused.train(x, weight.clone(), bias.clone(), EPS, 2)[0], rtol=0, atol=0)
+    seen = fused.evaluate(x, bias, weight, weight, bias, EPS, 2)
+    expected = fused.evaluate(x, bias.clone(), weight.clone(), weight.clone(), bias.clone(), EPS, 2)
+    torch.testing.assert_close(seen, expected, rtol=0, atol=0)
+    for bad in (torch.ones(3).to(device), torch.ones(4, device="meta")):
+        with pytest.raises(
+            RuntimeError, match=r"shape \(3, 4, 5\) on \w+(:0)? needs parameters and moments of shape \(4,\)"
+        ):
+            fused.train(x, weight, bad, EPS, 2)
+
+
+# --- evaluation -------------------------------------------------------------------------------------------------
+
+
+EVALUATIONS = {
+    "read once": LaunchLimits(),
+    "in chunks": LaunchLimits(held=1, tile=64),
+    "in two launches": LaunchLimits(held=1, near=0, last_tile=64, programs=12),
+}
+
+
+@pytest.mark.parametrize("limits", EVALUATIONS.values(), ids=EVALUATIONS)
+@every_shape
+def test_evaluation_is_exact_and_has_gradients(shape: Shape, limits: LaunchLimits, device: torch.device) -> None:
+    plan.LIMITS = limits
+    tensors = narrowed(inputs(shape, device), torch.float32)
+    g = torch.Generator().manual_seed(5)
+    moments = [t.to(device) for t in (torch.randn(shape[1], generator=g), torch.rand(shape[1], generator=g) + 0.1)]
+    tensors |= {"dy": tensors["dy"] * (reference_evaluation(tensors, moments, shape[2]).abs() > 1e-4)}
+    outcomes = []
+    for each, evaluate in ((tensors, fused.evaluate), (narrowed(tensors, torch.float64), plain_evaluation)):
+        leaves = {name: t.clone().requires_grad_() for name, t in each.items() if name != "dy"}
+        mean, var = (t.to(each["x"].dtype) for t in moments)
+        y = evaluate(leaves["x"], mean, var, leaves["weight"], leaves["bias"], EPS, shape[2], leaves["residual"], True)
+        y.backward(each["dy"])
+        outcomes.append({"y": y.detach(), **{f"d{name}": leaf.grad for name, leaf in leaves.items()}})
+    agree(*outcomes)
+
+
+def plain_evaluation(x: Tensor, mean: Tensor, var: Tensor, *rest: Any) -> Tensor:
+    weight, bias, eps, groups, residual, relu = rest
+    return add_residual_and_relu(reference.evaluate(x, mean, var, weight, bias, eps, groups), residual, relu)
+
+
+def reference_evaluation(tensors: dict[str, Tensor], moments: list[Tensor], groups: int) -> Tensor:
+    wide = narrowed(tensors, torch.float64)
+    mean, var = (t.double() for t in moments)
+    return plain_evaluation(wide["x"], mean, var, wide["weight"], wide["bias"], EPS, groups, wide["residual"], False)
+
+
+# --- running moments --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("momentum", [0.1, 0.7, 1.0, 0.0, None])
+def test_running_moments_follow_torch(momentum: float | None, device: torch.device) -> None:
+    layer = ContinualNorm2d(4, num_groups=2, momentum=momentum, kernel="triton").to(device)
+    twin = ContinualNorm2d(4, num_groups=2, momentum=momentum, kernel="reference").to(device).double()
+    for seed in range(3):
+        x = inputs((3, 4, 2, (3, 3)), device, seed)["x"].float()
+        layer(x)
+        twin(x.double())
+    torch.testing.assert_close(layer.running_mean.double(), twin.running_mean, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(layer.running_var.double(), twin.running_var, rtol=1e-5, atol=1e-6)
+    assert int(layer.num_batches_tracked) == 3
+    before = layer.running_mean._version
+    layer(x)
+    assert momentum == 0.0 or layer.running_mean._version > before  # autograd sees the in-place change
+
+
+@every_plan
+@pytest.mark.parametrize("is_last", [False, True], ids=["nchw", "nhwc"])
+def test_running_moments_are_updated_by_the_forward_kernel(plan_name: str, is_last: bool, device: torch.device) -> None:
+    """Each plan updates all channels once and counts the batch once, for any number of programs."""
+    plan.LIMITS = LIMITS_BY_PLAN[plan_name]
+    layer = ContinualNorm2d(9, num_groups=3, kernel="triton").to(device)
+    reference_layer = ContinualNorm2d(9, num_groups=3, kernel="reference").to(device).double()
+    x = inputs((5, 9, 3, (3, 7)), device)["x"].float()
+    for _ in range(2):
+        layer(last(x) if is_last else x)
+        reference_layer(x.double())
+    torch.testing.assert_close(layer.running_mean.double(), reference_layer.running_mean, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(layer.running_var.double(), reference_layer.running_var, rtol=1e-5, atol=1e-6)
+    assert layer.num_batches_tracked == 2
+
+
+def test_half_precision_and_strided_running_moments(device: torch.device) -> None:
+    x = inputs((3, 4, 2, (3, 3)), device)["x"].float()
+    _, result = exact(x.double(), None, None, None, 2, False)
+    expected = result.var * (27 / 26)
+    buffers = torch.zeros(2, 8, device=device)[:, ::2]  # strided, which the kernel does not support
+    for mean, var in (buffers, torch.zeros(2, 4, device=device, dtype=torch.bfloat16)):
+        continual_norm(x, mean, var, training=True, momentum=0.5, num_groups=2, kernel="triton")
+        torch.testing.assert_close(var.double(), 0.5 * expected, rtol=torch.finfo(var.dtype).eps, atol=1e-5)
+        torch.testing.assert_close(mean.double(), 0.5 * result.mean, rtol=torch.finfo(mean.dtype).eps, atol=1e-5)
+
+
+def test_cached_launches_are_specific_to_the_input(device: torch.device) -> None:
+    """The same shape with other layouts, dtypes, groups, limits and alignment, in turn."""
+    tensors = narrowed(inputs((3, 4, 2, (3,)), device), torch.float32)
+    off = torch.zeros(tensors["x"].numel() + 1, device=device)[1:].view(tensors["x"].shape)
+    changes: list[dict[str, Any]] = [
+        {}, {"layout": last}, {"layout": off.copy_}, {"groups": 4}, {"relu": True}, {"dtype": torch.bfloat16},
+        {"plan": "three"}, {"without": "weight"}, {},
+    ]  # fmt: skip
+    for change in changes:
+        plan.LIMITS = LIMITS_BY_PLAN[change.get("plan", "one, read once")]
+        groups, relu, dtype = change.get("groups", 2), change.get("relu", False), change.get("dtype", torch.float32)
+        used = {name: t for name, t in tensors.items() if name not in ("residual", change.get("without"))}
+        wide = narrowed(away_from_zero(narrowed(used, torch.float64), groups), dtype)
+        expected = results(exact, groups, narrowed(wide, torch.float64), relu)
+        wide["x"] = change.get("layout", lambda x: x)(wide["x"])
+        # bfloat16 rounds outputs and gradients once, to 8 bits.
+        agree(results(ours, groups, wide, relu), expected, FLOAT32 if dtype == torch.float32 else 2**-7)
+
+
+# --- second derivatives, vmap, compiled graphs ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("relu", [False, True])
+def test_double_backward(relu: bool, residual: bool, device: torch.device) -> None:
+    tensors = inputs((4, 6, 2, (3, 2)), device)
+    if not residual:
+        del tensors["residual"]
+    tensors = away_from_zero(tensors, 2)
+    push = torch.randn(tensors["x"].shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64).to(device)
+
+    def twice(train: Run, dtype: torch.dtype) -> list[Tensor]:
+        leaves = {name: t.to(dtype).requires_grad_() for name, t in tensors.items()}
+        y, _ = train(*(leaves.get(name) for name in ("x", "weight", "bias", "residual")), 2, relu)
+        first = torch.autograd.grad(y, [leaves["x"], leaves["weight"]], leaves["dy"], create_graph=True)
+        total = (first[0] * push.to(dtype)).sum() + first[1].square().sum()
+        return list(torch.autograd.grad(total, [leaves["x"], leaves["weight"], leaves["dy"]]))
+
+    for actual, expected in zip(twice(ours, torch.float32), twice(exact, torch.float64), strict=True):
+        # Sums of products of first derivatives, in float32: some hundred roundings.
+        assert (actual.double() - expected).abs().max().item() <= 1e-4 * max(1.0, expected.abs().max().item())
+
+
+def test_vmap_over_inputs_and_gradients(device: torch.device) -> None:
+    batches = torch.randn(3, 4, 6, 5, generator=torch.Generator().manual_seed(0)).to(device)
+    weight, slope = torch.rand(3, 6).to(device), torch.randn(4, 6, 5).to(device)
+    zeros, ones = torch.zeros(6).to(device), torch.ones(6).to(device)
+
+    def loss(x: Tensor, weight: Tensor, training: bool) -> Tensor:
+        y = continual_norm(
+            x, *((None, None) if training else (zeros, ones)), weight, training=training, num_groups=2,
+            relu=True, kernel="triton",
+        )  # fmt: skip
+        return (y * slope).sum()
+
+    for training in (True, False):
+        together = torch.func.vmap(torch.func.grad(loss), in_dims=(0, 0, None))(batches, weight, training)
+        for i, x in enumerate(batches):
+            leaf = x.clone().requires_grad_()
+            loss(leaf, weight[i], training).backward()
+            torch.testing.assert_close(together[i], leaf.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_batched_gradients(device: torch.device) -> None:
+    """Backward pass under both of torch's vmaps: `is_grads_batched` and `torch.func.vmap`."""
+    tensors = narrowed(inputs((3, 4, 2, (5,)), device), torch.float32)
+    x = tensors["x"].requires_grad_()
+    y, _ = fused.train(x, tensors["weight"], tensors["bias"], EPS, 2, None, True)
+    pushes = torch.stack([tensors["dy"], tensors["residual"]])
+    same_under_vmaps(x, y, pushes)
+
+
+def test_vmap_of_the_operators(device: torch.device) -> None:
+    x, residual = torch.randn(2, 2, 3, 4, 5, generator=torch.Generator().manual_seed(0)).to(device)
+    weight, ones = torch.rand(2, 4).to(device), torch.ones(4).to(device)
+    in_dims = (0, 0, None, 0, None, None, None)
+    for operator, arguments, dims in (
+        (operators.continual_norm, (x, weight, None, residual, EPS, 2, True), in_dims),
+        (
+            operators.continual_norm_eval,
+            (x, ones, ones, weight, None, residual, EPS, 2, True),
+            (0, None, None, *in_dims[1:]),
+        ),
+    ):
+        together = torch.func.vmap(operator, dims)(*arguments)
+        for i in range(2):
+            alone = operator(*(a if d is None else a[i] for a, d in zip(arguments, dims, strict=True)))  # type: ignore[index]
+            for a, b in zip(together, alone, strict=True) if isinstance(alone, tuple) else [(together, alone)]:
+                torch.testing.assert_close(a[i], b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_compiles_as_one_graph(momentum: float | None, device: torch.device) -> None:
+    torch._dynamo.reset()
+    plain, twin = (ContinualNorm2d(4, num_groups=2, momentum=momentum, kernel="triton").to(device) for _ in range(2))
+    compiled = torch.compile(
+        lambda x, r: (twin(x), twin(x, r, relu=True), twin(x, relu=True)), fullgraph=True, backend="aot_eager"
+    )
+    tensors = narrowed(inputs((3, 4, 2, (3, 3)), device), torch.float32)
+    for training in (True, False):
+        outcomes = []
+        for layer in (plain, twin):
+            layer.train(training).zero_grad()
+            x, r = (tensors[name].clone().requires_grad_() for name in ("x", "residual"))
+            ys = compiled(x, r) if layer is twin else (layer(x), layer(x, r, relu=True), layer(x, relu=True))
+            sum((y * tensors["dy"]).sum() for y in ys).backward()  # type: ignore[union-attr]
+            outcomes.append([*ys, x.grad, r.grad, *(p.grad for p in layer.parameters()), *layer.buffers()])
+        for expected, actual in zip(*outcomes, strict=True):
+            torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_operators_pass_opcheck(device: torch.device) -> None:
+    tensors = narrowed(inputs((3, 4, 2, (3, 2)), device), torch.float32)
+    x, weight, bias, residual = (tensors[name] for name in ("x", "weight", "bias", "residual"))
+    tests = ("test_schema", "test_autograd_registration", "test_faketensor")
+    for each in (x.clone().requires_grad_(), last(x)):
+        torch.library.opcheck(operators.continual_norm, (each, weight, bias, residual, EPS, 2, True), test_utils=tests)
+        torch.library.opcheck(
+            operators.continual_norm_eval,
+            (each, weight, weight.square(), None, bias, None, EPS, 2, True),
+            test_utils=tests,
+        )
+    moments = torch.zeros(4, device=device), torch.ones(4, device=device)
+    torch.library.opcheck(operators.update_moments_, (*moments, weight, bias, 0.1, None, 1.5), test_utils=tests)
+
+
+def test_operators_equal_the_eager_path(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = narrowed(inputs((3, 4, 2, (5,)), device), torch.float32)
+    fast = results(ours, 2, tensors, relu=True)
+    monkeypatch.setattr(fused, "is_plain", lambda x: False)
+    for name, value in results(ours, 2, tensors, relu=True).items():
+        assert torch.equal(value, fast[name]), name
+
+
+# --- where it runs ----------------------------------------------------------------------------------------------
+
+
+def test_triton_kernel_that_cannot_run_raises(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(4, 8, 3, 3).to(device)
+    layer = ContinualNorm2d(8, num_groups=2, kernel="triton").to(device)
+    with pytest.raises(ValueError, match=r"statistics are float32, and the input is torch\.float64"):
+        layer(x.double())
+    with pytest.raises(ValueError, match="it runs on CUDA, and the input is on meta"):
+        layer.to("meta")(x.to("meta"))
+    plan.LIMITS = LaunchLimits(channels=2)
+    with pytest.raises(ValueError, match=r"shape \(4, 8, 3, 3\) in 2 groups is too large"):
+        layer.to_empty(device=device)(x)
+    monkeypatch.setattr(fused, "INTERPRETED", False)
+    monkeypatch.setattr(fused, "COMPILER", False)
+    with pytest.raises(ValueError, match="runs on CUDA" if device.type == "cpu" else "needs a C compiler"):
+        layer(x)
+    monkeypatch.setattr(fused, "INSTALLED", False)
+    with pytest.raises(ValueError, match=r"Triton is not installed\. Leave it to 'auto'"):
+        layer(x)
+    assert int(ContinualNorm2d(8, kernel="triton", num_groups=2).num_batches_tracked) == 0
+
+
+def test_environment_variable_selects_triton(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CONTNORM_KERNEL", "triton")
+    layer = ContinualNorm1d(8, num_groups=2).to(device)
+    assert "kernel='triton'" in repr(layer)
+    calls = []
+    monkeypatch.setattr(launch, "forward", lambda *tensors: calls.append(tensors) or pytest.fail("launched"))
+    with pytest.raises(pytest.fail.Exception, match="launched"):
+        layer(torch.randn(4, 8, device=device))
+    assert len(calls) == 1
+
+
+def test_auto_uses_triton_on_cuda_only(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched = []
+    forward, evaluate = launch.forward, launch.evaluate
+    monkeypatch.setattr(launch, "forward", lambda *tensors: launched.append(1) or forward(*tensors))
+    monkeypatch.setattr(launch, "evaluate", lambda *tensors: launched.append(1) or evaluate(*tensors))
+    x = torch.randn(4, 8, 3, 3).to(device)
+    layer = ContinualNorm2d(8, num_groups=2).to(device)
+
+    def launches() -> int:
+        launched.clear()
+        layer.train()(x)
+        layer.eval()(x)
+        return len(launched)
+
+    assert launches() == (2 if device.type == "cuda" else 0)
+    monkeypatch.setattr(fused, "INSTALLED", False)
+    assert launches() == 0
+
+
+def test_auto_uses_torch_under_transforms(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward-mode AD and exported programs use torch's operators, also on CUDA."""
+    layer = ContinualNorm2d(8, num_groups=2).to(device)
+    x = torch.randn(4, 8, 3, 3).to(device)
+    layer(x)
+    layer.eval()
+    _, slope = torch.func.jvp(layer, (x,), (torch.ones_like(x),))
+    assert slope.abs().max().item() < 1e-4  # a constant added changes nothing
+    program = torch.export.export(layer, (x,))
+    assert "contnorm" not in str(program.graph)
+
+
+# --- plans ------------------------------------------------------------------------------------------------------
+
+
+def test_plans_cover_the_input_within_limits() -> None:
+    limits = LaunchLimits()
+    for shape in AS_IN_NETWORKS:
+        n, c, groups, positions = shape
+        for is_last in (False, True):
+            sizes = Sizes(n, c, torch.Size(positions).numel(), groups, is_last, 4)
+            for backward in (False, True):
+                p = plan.plan_training(sizes, backward, limits)
+                assert p.splits * p.span >= sizes.length or p.launches == "one"
+                assert (p.splits - 1) * p.span < sizes.length  # no split is empty
+                lanes = p.lanes * groups if p.launches != "three" else c
+                assert p.blocks * p.block_c >= lanes
+                assert p.block_n * p.block_c * p.block_l <= max(limits.tile, limits.single)
+                assert p.all_n >= n and p.programs >= p.blocks * p.splits * -(-n // p.block_n)
+
+
+def test_number_of_launches_by_size() -> None:
+    def plan_name(*sizes: Any, backward: bool = False) -> str:
+        return plan.plan_training(Sizes(*sizes), backward, LaunchLimits()).launches
+
+    assert plan_name(20, 512, 16, 32, False, 4) == "one"
+    assert plan_name(20, 64, 1024, 32, True, 4) == "two"
+    assert (
+        plan_name(20, 512, 4, 32, True, 4) == plan_name(20, 512, 4, 32, True, 2) == "one"
+    )  # the channels of a group fill a sector
+    assert (
+        plan_name(10, 256, 16, 32, True, 4) == "one" and plan_name(10, 256, 16, 32, True, 2) == "two"
+    )  # and here half a sector
+    assert plan_name(256, 256, 3136, 32, False, 4) == "three"
+    sizes = Sizes(5, 9, 21, 3, False, 4)
+    for name, limits in LIMITS_BY_PLAN.items():
+        p = plan.plan_training(sizes, True, limits)
+        assert p.launches == name.split(",")[0] and p.single == ("once" in name)
+        assert (p.splits > 1) == (name in ("two, shared out", "three"))
+        assert (p.block_n >= p.all_n) == (name != "two, shared out" and name != "three")
+
+
+def test_input_of_rank_5(device: torch.device) -> None:
+    layer = ContinualNorm3d(4, num_groups=2, kernel="triton").to(device)
+    x = inputs((3, 4, 2, (2, 3, 2)), device)["x"].float()
+    y, _ = analytic.train(x.double(), None, None, EPS, 2)
+    torch.testing.assert_close(layer(x).double(), y, rtol=FLOAT32, atol=FLOAT32)
+
+
+@pytest.mark.parametrize("relu", [False, True], ids=["plain", "relu"])
+def test_saved_for_backward_is_input_and_tables(relu: bool, device: torch.device) -> None:
+    """As for batch norm: x, and at most 2NC + 2NG + 2C numbers besides the parameters."""
+    n, c, groups = 5, 12, 3
+    layer = ContinualNorm2d(c, num_groups=groups, kernel="triton").to(device)
+    x = torch.randn(n, c, 4, 4, device=device, requires_grad=True)
+    saved: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):  # type: ignore[func-returns-value]
+        layer(x, relu=relu)
+    there = {p.data_ptr() for p in (x, *layer.parameters())}
+    extra = [t for t in saved if t.data_ptr() not in there]
+    assert sum(t.numel() for t in extra) <= 2 * n * c + 2 * n * groups + 2 * c
+    assert all(t.dtype == torch.float32 for t in extra) and any(t.data_ptr() == x.data_ptr() for t in saved)

@@ -1,0 +1,441 @@
+"""Re-estimated moments (BN*) equal those of one training-mode forward over all data with momentum 1."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import contnorm as cn
+from contnorm.moments.reestimate import NonFiniteMomentsError, Reestimated
+from tests.models import BatchNormAct2d, FrozenBatchNorm2d, ResNet, ScaledBatchNorm2d, UnknownNorm
+
+
+def batches(sizes: tuple[int, ...] = (10, 10, 7, 3), shape: tuple[int, ...] = (3, 16, 16)) -> list[Tensor]:
+    g = torch.Generator().manual_seed(5)
+    return [torch.randn(n, *shape, generator=g) * (1 + i) + i for i, n in enumerate(sizes)]
+
+
+def giant(model: nn.Module, data: list[Tensor]) -> dict[str, Tensor]:
+    """The definition of the exact moments: one forward over all data."""
+    twin = copy.deepcopy(model).train()
+    for module in twin.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.momentum = 1.0
+    with torch.no_grad():
+        twin(torch.cat(data))
+    return {name: b for name, b in twin.named_buffers() if "running" in name}
+
+
+def check(model: nn.Module, data: list[Tensor], tolerance: float = 1e-5) -> Reestimated:
+    expected = giant(model, data)
+    done = cn.reestimate(model, data)
+    for name, buffer in model.named_buffers():
+        if "running" in name:
+            torch.testing.assert_close(buffer, expected[name], rtol=tolerance, atol=tolerance)
+    return done
+
+
+def trained() -> nn.Module:
+    torch.manual_seed(0)
+    model = ResNet()
+    for _ in range(3):
+        model(torch.randn(8, 3, 16, 16))
+    return model
+
+
+@pytest.mark.parametrize("norm", [None, "bn", "cn", "bn_gn", "cn_tied", "bn_gn_tied"])
+def test_reestimate_equals_one_forward_over_all_data(norm: str | None) -> None:
+    model = trained()
+    if norm:
+        cn.convert_norm(model, norm, **({} if norm == "bn" else {"num_groups": 4}))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.02)
+    assert len(check(model, batches()).moments) == 20
+
+
+@pytest.mark.parametrize("norm", ["brn", "sn"])
+def test_reestimate_norms_with_other_moments(norm: str) -> None:
+    """BRN with r = 1 and d = 0, and SN, whose batch branch has its own variance."""
+    model = cn.convert_norm(trained(), norm, eps=1e-3)
+    check(model, batches())
+
+
+def test_reestimate_networks_of_linear_layers() -> None:
+    torch.manual_seed(0)
+    layers: list[nn.Module] = []
+    for _ in range(20):
+        layers += [nn.Linear(16, 16), nn.BatchNorm1d(16), nn.ReLU()]
+    check(nn.Sequential(*layers), batches((40, 25, 35), (16,)))
+
+
+def test_reestimate_changes_only_moments() -> None:
+    model = trained()
+    model.stages[1].eval()
+    model.stem[0].weight.grad = torch.ones_like(model.stem[0].weight)
+    before = copy.deepcopy(model.state_dict())
+    modes = [m.training for m in model.modules()]
+    random = torch.random.get_rng_state()
+    hooks = [len(m._forward_pre_hooks) + len(m._forward_hooks) for m in model.modules()]
+    cn.reestimate(model, batches())
+    assert [m.training for m in model.modules()] == modes
+    assert [len(m._forward_pre_hooks) + len(m._forward_hooks) for m in model.modules()] == hooks
+    assert torch.equal(torch.random.get_rng_state(), random)
+    assert torch.equal(model.stem[0].weight.grad, torch.ones_like(model.stem[0].weight))
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]) == ("running" not in name), name
+
+
+def test_context_manager_restores_the_old_moments() -> None:
+    model = trained()
+    before = copy.deepcopy(model.state_dict())
+    with cn.reestimate(model, batches()) as done:
+        assert not torch.equal(model.stem[1].running_mean, before["stem.1.running_mean"])
+        inside = model.stem[1].running_mean.clone()
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    assert torch.equal(done.moments["stem.1"].new_mean, inside)
+    assert torch.equal(done.moments["stem.1"].old_mean, before["stem.1.running_mean"])
+
+
+class Counting(nn.Module):
+    """Counts its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runs = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.runs += 1
+        return x
+
+
+class Passes:
+    """Data that counts how often it is iterated."""
+
+    def __init__(self, data: list[Tensor]) -> None:
+        self.data, self.count = data, 0
+
+    def __iter__(self) -> Iterator[Tensor]:
+        self.count += 1
+        return iter(self.data)
+
+
+def test_layers_of_equal_depth_share_a_pass() -> None:
+    data = Passes(batches())
+    cn.reestimate(trained(), data)
+    assert data.count == 17  # one pass per depth: shortcuts share a pass
+
+
+def test_pass_stops_at_the_last_measured_layer() -> None:
+    first, second, last = Counting(), Counting(), Counting()
+    model = nn.Sequential(first, nn.BatchNorm1d(4), second, nn.BatchNorm1d(4), last)
+    cn.reestimate(model, batches((5, 5, 5), (4,)))
+    assert (first.runs, second.runs, last.runs) == (1 + 3 + 3, 1 + 3, 1)
+
+
+class Siamese(nn.Module):
+    """One norm called twice on different inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+        self.after = nn.BatchNorm1d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.after(self.norm(x) + self.norm(3 * x + 1))
+        return y
+
+
+def test_layer_called_twice_pools_its_calls() -> None:
+    model, data = Siamese(), batches((20, 11), (4,))
+    passes = Passes(data)
+    cn.reestimate(model, passes)
+    whole = torch.cat(data)
+    pooled = torch.cat([whole, 3 * whole + 1])
+    torch.testing.assert_close(model.norm.running_mean, pooled.mean(0), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(model.norm.running_var, pooled.var(0), rtol=1e-5, atol=1e-5)
+    z = (pooled - pooled.mean(0)) / (pooled.var(0, correction=0) + 1e-5).sqrt()
+    torch.testing.assert_close(model.after.running_mean, (z[:31] + z[31:]).mean(0), rtol=1e-4, atol=1e-5)
+    assert passes.count == 2
+
+
+class Written(nn.Module):
+    """Data that reaches a norm through a slice written in place, and through detach."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.BatchNorm1d(2), nn.BatchNorm1d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = torch.zeros_like(x)
+        out[:, :2] = self.a(x[:, :2])
+        y: Tensor = self.b(out.detach() * 2)
+        return y
+
+
+def test_depth_is_followed_through_views_writes_and_detach() -> None:
+    data = Passes(batches((20, 11), (4,)))
+    cn.reestimate(Written(), data)
+    assert data.count == 2
+    check(Written(), batches((20, 11), (4,)))
+
+
+def test_memory_does_not_grow_with_the_data() -> None:
+    """At most one batch is alive when the next one is requested."""
+    alive: list[weakref.ref[Tensor]] = []
+
+    class Fresh:
+        def __iter__(self) -> Iterator[Tensor]:
+            for seed in range(4):
+                gc.collect()
+                assert sum(ref() is not None for ref in alive) <= 1
+                batch = torch.randn(6, 4, generator=torch.Generator().manual_seed(seed))
+                alive.append(weakref.ref(batch))
+                yield batch
+                del batch
+
+    cn.reestimate(nn.Sequential(nn.BatchNorm1d(4), nn.ReLU(), nn.BatchNorm1d(4)), Fresh())
+    assert len(alive) == 8
+
+
+def test_labelled_batches_and_custom_calls() -> None:
+    data = batches((9, 4), (4,))
+    model = nn.Sequential(nn.BatchNorm1d(4))
+    cn.reestimate(model, [(x, torch.zeros(len(x))) for x in data])
+    expected = model[0].running_mean.clone()
+    torch.testing.assert_close(expected, torch.cat(data).mean(0))
+    cn.reestimate(model, [{"image": x} for x in data], call=lambda m, batch: m(batch["image"] + 1))
+    torch.testing.assert_close(model[0].running_mean, expected + 1)
+
+
+def test_dropout_is_off_and_norm_act_subclasses_work() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), BatchNormAct2d(4), nn.Dropout(0.9), nn.BatchNorm2d(4))
+    twin = nn.Sequential(nn.Conv2d(3, 4, 3), BatchNormAct2d(4), nn.Identity(), nn.BatchNorm2d(4))
+    twin.load_state_dict(model.state_dict())
+    expected = giant(twin, batches())
+    cn.reestimate(model, batches())
+    torch.testing.assert_close(model[3].running_var, expected["3.running_var"], rtol=1e-5, atol=1e-5)
+
+
+class Once:
+    """Data that can be iterated once but is not an iterator."""
+
+    def __init__(self, data: list[Tensor]) -> None:
+        self.rest = iter(data)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        yield from self.rest
+
+
+def test_one_shot_data_raises() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(4), nn.ReLU(), nn.BatchNorm1d(4))
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match="the first pass over the data had 2 batches and a later one 0"):
+        cn.reestimate(model, Once(batches((9, 4), (4,))))
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+def test_instance_norms_with_running_statistics_normalize_instances() -> None:
+    model = nn.Sequential(nn.InstanceNorm2d(3, track_running_stats=True), nn.ReLU(), nn.BatchNorm2d(3))
+    model(batches()[2])
+    own = model[0].running_mean.clone()
+    expected = giant(model, batches())
+    cn.reestimate(model, batches())
+    torch.testing.assert_close(model[2].running_var, expected["2.running_var"], rtol=1e-5, atol=1e-5)
+    assert torch.equal(model[0].running_mean, own) and not model[0]._forward_pre_hooks
+
+
+class Graph(nn.Module):
+    """A sparse operator between two norms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.BatchNorm1d(4), nn.BatchNorm1d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.b(torch.eye(len(x)).to_sparse() @ self.a(x) * 2)
+        return y
+
+
+def test_sparse_tensors_and_layers_that_are_not_reached() -> None:
+    model = Graph()
+    model.idle = nn.BatchNorm1d(4)
+    done = check(model, batches((20, 11), (4,)))
+    assert sorted(done.moments) == ["a", "b"]
+
+
+def test_constant_layers_are_not_changed() -> None:
+    model = nn.Sequential(FrozenBatchNorm2d(3), nn.BatchNorm2d(3))
+    done = cn.reestimate(model, batches())
+    assert list(done.moments) == ["1"] and torch.equal(model[0].running_mean, torch.full((3,), 0.3))
+
+
+@pytest.mark.parametrize("stop_at", [1, 9])
+def test_interruption_restores_everything(stop_at: int) -> None:
+    model = trained()
+    before = copy.deepcopy(model.state_dict())
+    calls = 0
+
+    def interrupted(m: nn.Module, batch: Any) -> object:
+        nonlocal calls
+        calls += 1
+        if calls == stop_at:
+            raise KeyboardInterrupt
+        return m(batch)
+
+    with pytest.raises(KeyboardInterrupt):
+        cn.reestimate(model, batches(), call=interrupted)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    assert not any(m._forward_pre_hooks for m in model.modules())
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "error", "message"),
+    [
+        (
+            nn.BatchNorm1d(4),
+            (x for x in batches((3,), (4,))),
+            TypeError,
+            r"one-shot iterator \(generator\).*Give a list",
+        ),
+        (nn.BatchNorm1d(4), torch.zeros(3, 4), TypeError, r"batches is a tensor.*Give a list of batches: \[x\]"),
+        (nn.BatchNorm1d(4), [], ValueError, "batches is empty"),
+        (nn.GroupNorm(2, 4), batches((3,), (4,)), ValueError, "GroupNorm has no norm layer with running moments"),
+        (
+            ScaledBatchNorm2d(3),
+            batches(),
+            ValueError,
+            r"layer '' \(ScaledBatchNorm2d\): its.*output differs.*replace the layer",
+        ),
+        (
+            nn.Sequential(nn.LazyBatchNorm1d()),
+            batches((3,), (4,)),
+            ValueError,
+            r"can't be computed.*run a batch through the",
+        ),
+        (torch.jit.script(nn.BatchNorm1d(4)), batches((3,), (4,)), ValueError, "it is scripted or traced"),
+        (nn.BatchNorm1d(4), {"x": torch.zeros(3, 4)}, TypeError, "batches is a dict. Give a list of batches, or a"),
+        (nn.BatchNorm1d(4), None, TypeError, "batches is None. Give a list of batches, or a DataLoader"),
+        ([nn.BatchNorm1d(4)], batches((3,), (4,)), TypeError, "expected a torch.nn.Module as model, got list"),
+        (
+            cn.freeze_stats(nn.BatchNorm2d(3)),
+            batches(),
+            ValueError,
+            r"moments are frozen. Call contnorm.freeze_stats",
+        ),
+        (FrozenBatchNorm2d(3), batches(), ValueError, "has no norm layer with running moments"),
+        (nn.BatchNorm1d(4), [torch.zeros(0, 4)] * 3, ValueError, "no data reached layer '': all 3 batches are empty"),
+        (nn.BatchNorm1d(4, track_running_stats=False), batches((3,), (4,)), ValueError, "it has no running moments"),
+        (
+            nn.Sequential(nn.BatchNorm1d(4), UnknownNorm(4)),
+            batches((3,), (4,)),
+            ValueError,
+            r"layer '1' \(UnknownNorm\).*not a known norm",
+        ),
+    ],
+    ids=[
+        "generator",
+        "tensor",
+        "empty",
+        "no moments",
+        "stranger",
+        "lazy",
+        "scripted",
+        "mapping",
+        "None",
+        "list",
+        "frozen",
+        "constant",
+        "empty batches",
+        "untracked",
+        "unknown",
+    ],
+)
+def test_wrong_input_raises(model: nn.Module, data: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        cn.reestimate(model, data)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("norm", [None, "bn", "cn", "brn", "sn"])
+def test_non_finite_data_raises_and_model_is_unchanged(norm: str | None, value: float) -> None:
+    model = trained()
+    if norm:
+        cn.convert_norm(model, norm, **({"num_groups": 4} if norm == "cn" else {}))
+    data = batches()
+    data[2][1, 0, 3, 3] = value
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(NonFiniteMomentsError, match=r"layer 'stem\.1'.*NaN or infinite") as error:
+        cn.reestimate(model, data)
+    assert error.value.layer == "stem.1" and isinstance(error.value, ValueError)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert str(pickle.loads(pickle.dumps(error.value))) == str(error.value)
+
+
+def test_moments_that_overflow_the_buffer_dtype_raise() -> None:
+    """Finite in float64 but not in float32; for a deeper layer, the first layer has already been written."""
+    model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2), nn.BatchNorm1d(2))
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(NonFiniteMomentsError, match="layer '0'"):
+        cn.reestimate(model, [torch.tensor([[1e30, 0.0], [-1e30, 1.0]])])
+    with torch.no_grad():
+        model[1].weight.fill_(float("nan"))
+    before["1.weight"].fill_(float("nan"))
+    with pytest.raises(NonFiniteMomentsError, match="layer '2'"):
+        cn.reestimate(model, [torch.randn(5, 2)])
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value, before[name], rtol=0, atol=0, equal_nan=True)
+
+
+def test_reestimate_works_with_a_compiled_model(capfd: pytest.CaptureFixture[str]) -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    x = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
+    with cn.reestimate(model, [x]):
+        plain = model[1].running_mean.clone()  # type: ignore[union-attr, operator]
+    with cn.reestimate(torch.compile(model, backend="eager"), [x]):  # type: ignore[arg-type]
+        torch.testing.assert_close(model[1].running_mean, plain)
+    assert "dynamo" not in capfd.readouterr().err
+
+
+class CallsForward(nn.Module):
+    """Calls forward of its second norm directly, which runs no hooks."""
+
+    def __init__(self, functional: bool) -> None:
+        super().__init__()
+        self.first, self.second, self.functional = nn.BatchNorm1d(4), nn.BatchNorm1d(4), functional
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        if self.functional:
+            return nn.functional.batch_norm(x, self.second.running_mean, self.second.running_var)
+        return self.second.forward(x)
+
+
+@pytest.mark.parametrize("functional", [False, True])
+def test_moments_used_without_a_call_raise(functional: bool) -> None:
+    model = CallsForward(functional)
+    before = copy.deepcopy(model.state_dict())
+    x = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)) + 3
+    with pytest.raises(ValueError, match=r"layer 'second' \(BatchNorm1d\) are used without a call"):
+        cn.reestimate(model, [x])
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value, before[name], rtol=0, atol=0)
+
+
+def test_single_value_per_channel_raises() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(4))
+    with pytest.raises(ValueError, match=r"one value per channel at layer '0'"):
+        cn.reestimate(model, [torch.randn(1, 4), torch.randn(0, 4)])
+    assert torch.equal(model[0].running_var, torch.ones(4))
+    cn.reestimate(model, [torch.randn(1, 4), torch.randn(1, 4)])
