@@ -258,7 +258,7 @@ def test_incomplete_data_is_refused_or_recorded_and_resume_remembers_it(
     (record,) = Store(tmp_path)
     source = record.raw["source"]
     assert source["missing_images"] == 69_500 and source["images"] == 500 and source["published_images"] == 70_000
-    assert "on 500 of the 70,000 pictures of the published mnist" in printed(console)
+    assert "500 of the 70,000 published images of mnist" in printed(console)
 
 
 def test_every_command_that_loads_data_takes_allow_missing() -> None:

@@ -28,7 +28,7 @@ from contnorm.bench.trust import only_trusted
 from contnorm.bench.user_code import code_files
 from contnorm.cli.data_progress import cores, load_with_progress
 from contnorm.cli.show import show_scores
-from contnorm.cli.tables import safe_text, say_on_stderr
+from contnorm.cli.tables import print_error, safe_text
 from contnorm.errors import UserError, usable
 
 __all__ = [
@@ -82,7 +82,7 @@ def _warn_of_missing_weights(jobs: list[Job], store: Store) -> None:
     """Warn of runs that were recorded earlier without their weights, since they are not run again."""
     for record in (store.path(job.config, job.seed) for job in jobs):
         if record.is_file() and not weights_beside(record).is_file():
-            say_on_stderr(f"{record}: was recorded before, without its weights. Move it away to run it for them again.")
+            print_error(f"{record}: was recorded before, without its weights. Move it away to run it for them again.")
 
 
 def resume_all(path: Path, hands: Hands, root: Path | None, console: Console, trusted: Iterable[Path] = ()) -> int:
@@ -112,7 +112,7 @@ def _resume_all(path: Path, options: Hands, root: Path | None, console: Console)
             or f"no stopped run under {path}. `contnorm resume` takes a run's folder, or one of many runs."
         )
     for problem in problems:
-        say_on_stderr(problem)
+        print_error(problem)
     return _run_and_show(work, console) or (2 if problems else 0)
 
 
@@ -221,7 +221,7 @@ def followed(
         UserError: At the end, with the reasons of all failed runs.
     """
     for notice in _data_notices([job.config for job in jobs], place.data_root):
-        say_on_stderr(notice)
+        print_error(notice)
     again = go_on or "Run the command again to go on."
     go_on = go_on or f"Go on with: contnorm resume {shlex.quote(str(place.runs))}{_trust_options(jobs)}"
     with StopSignals() as signals, _Follower(jobs, console, tell_recorded, go_on, if_lost) as follower:
