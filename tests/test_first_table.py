@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from contnorm.cli import run as running
+from contnorm.bench.api import execution as running
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -18,11 +18,11 @@ from contnorm.bench.config.defaults import complete
 from contnorm.bench.config.schema import from_dict
 from contnorm.bench.records import Store, seal_of
 from contnorm.cli.main import main
-from contnorm.cli.paper_records import Kept
+from contnorm.cli.paper import RecipeRecords
 from contnorm.errors import UserError
 from contnorm.paper.cells import cells_of, source_of
-from contnorm.paper.precisions import HOWS
-from contnorm.paper.recipe_file import find_recipe
+from contnorm.paper.measured import numerics_of
+from contnorm.paper.recipe import find_recipe
 from tests.report.made_records import KEPT, make_records
 
 BN, CN = "ba9df79f047e", "85d5f7c04f8c"
@@ -187,11 +187,11 @@ def test_a_table_of_the_paper_is_made_without_a_broken_record(tmp_path: Path) ->
     first = next(iter(configs.values()))
     broken = Store(tmp_path).path(first, 1)
     broken.write_text(broken.read_text().replace("c0ffee", "other"))
-    kept = Kept(Store(tmp_path), range(3), HOWS)
-    measured = kept.measured(configs)
+    records = RecipeRecords(Store(tmp_path), range(3))
+    measured = records.measured(configs, numerics_of(first))
     assert len(measured) == len(configs)
     assert {tuple(one.records) for one in measured} == {(0, 2), (0, 1, 2)}
-    assert len(kept.problems) == 1 and kept.problems[0].startswith(str(broken))
+    assert len(records.problems) == 1 and records.problems[0].startswith(str(broken))
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

@@ -237,4 +237,4 @@ def test_compare_warns_of_other_data_of_any_seed(
     source = json.loads(path.read_text())["source"]
     rewrite(path, source={**source, "fingerprint": "0" * len(source["fingerprint"])})
     assert call(monkeypatch, "compare", BN, CN, "--runs", runs) == 0
-    assert "did not see the same samples" in capsys.readouterr().out
+    assert "did not use the same samples" in capsys.readouterr().out

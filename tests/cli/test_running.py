@@ -19,18 +19,19 @@ import rich.progress
 import torch
 from rich.console import Console
 
+from contnorm.bench.api import execution as running
+from contnorm.bench.api import progress as data_progress
+from contnorm.bench.api.execution import RunOptions
 from contnorm.bench.api.progress import load_with_progress
 from contnorm.bench.config.defaults import varying
 from contnorm.bench.engine.loop import Stopped
 from contnorm.bench.engine.scheduler import Event, Job, RunEnvironment, execute, resolve, stopped_runs
 from contnorm.bench.records import Store
-from contnorm.cli import data_progress
-from contnorm.cli import run as running
 from contnorm.cli.main import app
-from contnorm.cli.run import RunOptions, followed, resume_all, run_seeds
+from contnorm.cli.run import resume_all, run_seeds
 from contnorm.cli.show import show_scores
 from contnorm.errors import UserError
-from tests.cli.terminal import printed
+from tests.cli.terminal import exit_code, printed
 from tests.datasets import small_mini_imagenet, small_mnist
 
 CPU = torch.device("cpu")
@@ -64,8 +65,8 @@ def test_a_stop_before_any_run_is_begun_is_no_end(
         yield from ()
 
     monkeypatch.setattr(running, "execute", nothing_begun)
-    assert followed(jobs(root, 3), RunEnvironment(tmp_path, root, CPU), console) == code
-    assert "not begun yet: 3 of 3 runs. Run the command again" in printed(console), "resume would not know of them"
+    assert exit_code(jobs(root, 3), RunEnvironment(tmp_path, root, CPU), console) == code
+    assert "not started: 3 of 3 runs. Run it again" in printed(console), "resume would not know of them"
     assert run_seeds(VALUES, [0], RunOptions(), root, tmp_path, console) == code
     assert "ACC" not in printed(console), "no table of what is not there"
 
@@ -78,7 +79,7 @@ def test_a_stop_that_comes_when_all_is_done_changes_nothing(
         os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(running, "execute", then_stopped)
-    assert followed(jobs(root), RunEnvironment(tmp_path, root, CPU), console) == 0
+    assert exit_code(jobs(root), RunEnvironment(tmp_path, root, CPU), console) == 0
 
 
 @pytest.mark.parametrize(
@@ -106,8 +107,8 @@ def test_the_second_signal_of_either_kind_ends_at_once(
 
     before = [signal.getsignal(number) for number in numbers]  # may be ignored, such as in the background
     monkeypatch.setattr(running, "execute", deaf)
-    assert followed(jobs(root), RunEnvironment(tmp_path, root, CPU), console) == code
-    assert "stopped at once; what was saved at the last checkpoints stays. Go on with: contnorm" in printed(console)
+    assert exit_code(jobs(root), RunEnvironment(tmp_path, root, CPU), console) == code
+    assert "stopped at once; the last checkpoints are kept. Continue with: contnorm" in printed(console)
     assert [signal.getsignal(number) for number in numbers] == before
 
 
@@ -116,7 +117,7 @@ def test_runs_in_another_thread_install_no_handlers(root: Path, tmp_path: Path, 
     seen: list[object] = []
 
     def work() -> None:
-        seen.append(followed(jobs(root, 1), RunEnvironment(tmp_path, root, CPU), console))
+        seen.append(exit_code(jobs(root, 1), RunEnvironment(tmp_path, root, CPU), console))
         seen.append(signal.getsignal(signal.SIGINT))
 
     thread = threading.Thread(target=work)
@@ -222,7 +223,7 @@ def test_brackets_in_a_path_are_no_markup(root: Path, tmp_path: Path, console: C
     runs = tmp_path / "r[bold]x"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(running, "execute", stopped_at_once)
-        assert followed(jobs(root, 1), RunEnvironment(runs, root, CPU), console) == 130
+        assert exit_code(jobs(root, 1), RunEnvironment(runs, root, CPU), console) == 130
     assert f"and saved. Continue with: contnorm resume '{runs}'" in printed(console)
     assert run_seeds(VALUES, [0], RunOptions(), root, runs, console) == 0
     assert f"recorded in {runs}" in printed(console)
@@ -258,7 +259,7 @@ def test_incomplete_data_is_refused_or_recorded_and_resume_remembers_it(
     (record,) = Store(tmp_path)
     source = record.raw["source"]
     assert source["missing_images"] == 69_500 and source["images"] == 500 and source["published_images"] == 70_000
-    assert "on 500 of the 70,000 pictures of the published mnist" in printed(console)
+    assert "500 of the 70,000 published images of mnist" in printed(console)
 
 
 def test_every_command_that_loads_data_takes_allow_missing() -> None:
@@ -288,5 +289,5 @@ def test_ctrl_c_while_data_is_loaded_ends_the_command(
 
     monkeypatch.setattr(data_progress, "load_source", interrupted)
     before = signal.getsignal(signal.SIGINT)
-    assert followed(jobs(root, 1), RunEnvironment(tmp_path, root, CPU), console) == 130
+    assert exit_code(jobs(root, 1), RunEnvironment(tmp_path, root, CPU), console) == 130
     assert signal.getsignal(signal.SIGINT) is before

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from contnorm.bench.api import execution as running
 from contnorm.bench.config.schema import RunConfig, flatten_settings, from_dict
 from contnorm.bench.config.sources import MAX_SEED, MAX_SEEDS, Setting, nest_settings
-from contnorm.cli import run as running
 from contnorm.cli.main import app, main
 from contnorm.errors import UserError
 

@@ -10,17 +10,16 @@ import pytest
 import torch
 from rich.console import Console
 
+from contnorm.bench.api import execution as running
 from contnorm.bench.engine.loop import Stopped
 from contnorm.bench.engine.run_dir import RunDir
 from contnorm.bench.engine.scheduler import Job, RunEnvironment, execute, resolve
 from contnorm.bench.records import Store
 from contnorm.bench.trust import only_trusted
 from contnorm.bench.user_code import load_user_code
-from contnorm.cli import run as running
 from contnorm.cli.main import app
-from contnorm.cli.run import followed
 from contnorm.errors import UserError
-from tests.cli.terminal import printed
+from tests.cli.terminal import exit_code, printed
 from tests.datasets import small_mnist
 
 CPU = torch.device("cpu")
@@ -179,7 +178,7 @@ def test_a_stop_tells_what_resume_needs(root: Path, tmp_path: Path, code: Path, 
     place = RunEnvironment(tmp_path / "runs", root, CPU)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(running, "execute", lambda jobs, where, stop, prepare: execute(jobs, where, lambda: True))
-        followed([Job(config, 0)], place, console)
+        exit_code([Job(config, 0)], place, console)
     assert f"contnorm resume {place.runs} --trust-code {code}" in printed(console)
 
 

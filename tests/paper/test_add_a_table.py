@@ -15,16 +15,16 @@ pytest.importorskip("mlxtend", reason="mlxtend is not installed")
 
 from contnorm.bench.api.execution import RunOptions
 from contnorm.cli.main import app
-from contnorm.cli.paper import Asked, run_recipe
+from contnorm.cli.paper import PaperOptions, run_recipe
 from contnorm.paper.cells import cells_of
-from contnorm.paper.recipe_file import find_recipe, parse_recipe
+from contnorm.paper.recipe import find_recipe, parse_recipe
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "howto" / "add-a-table.md").read_text()
 (RECIPE,) = re.findall(r"^```toml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 COMMANDS = re.findall(r"^contnorm (.*)$", PAGE, re.MULTILINE)
 
 
-def test_the_recipe_has_the_cells_the_page_speaks_of() -> None:
+def test_page_recipe_has_described_cells() -> None:
     cells = cells_of(parse_recipe("mine", RECIPE, "mine.toml"))
     assert [(cell.norm, cell.place["buffer"], sorted(cell.published)) for cell in cells] == [
         ("bn", 20, []),
@@ -35,7 +35,7 @@ def test_the_recipe_has_the_cells_the_page_speaks_of() -> None:
     assert [cell.values["train"]["lr"] for cell in cells] == [0.03, 0.1, 0.03, 0.1]
 
 
-def test_the_example_runs_and_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_example_runs_and_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CONTNORM_DATA", str(tmp_path))
     Path("my-table.toml").write_text(RECIPE)
@@ -45,7 +45,9 @@ def test_the_example_runs_and_is_reported(tmp_path: Path, monkeypatch: pytest.Mo
     )
     assert papers[1] == ["paper", "my-table.toml", "--seeds", "3"] and len(papers) == len(reports) == 2
     console = Console(file=io.StringIO(), width=160)
-    run_recipe("my-table.toml", Asked(2, hands=RunOptions("cpu", 1, 1)), console)  # two seeds, in this process: quicker
+    run_recipe(
+        "my-table.toml", PaperOptions(2, execution=RunOptions("cpu", 1, 1)), console
+    )  # two seeds, in this process: quicker
     printed = console.file.getvalue()  # type: ignore[attr-defined]
     assert re.search(r"cn4 +ACC +2 +\S+ \+- \S+ +97\.10 \+- 0\.40 .*(agrees|above|below)", printed)
     assert "CN is over BN in ACC" in printed

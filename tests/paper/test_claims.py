@@ -10,11 +10,10 @@ import pytest
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.metrics.accuracy_matrix import AccuracyMatrix
 from contnorm.bench.records import Record
-from contnorm.paper.cells import Cell, cells_of
+from contnorm.paper.cells import RecipeCell, cells_of
 from contnorm.paper.claims import decide
-from contnorm.paper.recipe import DIMENSIONS, VIEWS, Claim, View
-from contnorm.paper.recipe_file import find_recipe
-from contnorm.paper.series import Measured, baseline_of, training_seconds
+from contnorm.paper.measured import MeasuredCell, baseline_of, training_seconds
+from contnorm.paper.recipe import DIMENSIONS, VIEWS, Claim, View, find_recipe
 
 
 def record(seed: int, right: int, seconds: float = 1.0, drift: list[Any] | None = None) -> Record:
@@ -23,10 +22,10 @@ def record(seed: int, right: int, seconds: float = 1.0, drift: list[Any] | None 
     return Record(RunConfig(), seed, AccuracyMatrix(**matrix), {"by_task": drift or []}, raw)
 
 
-def measured(norm: str, right: list[int], baseline: Mapping[int, Record] | None = None, **more: Any) -> Measured:
+def measured(norm: str, right: list[int], baseline: Mapping[int, Record] | None = None, **more: Any) -> MeasuredCell:
     place = {**dict.fromkeys(DIMENSIONS), "stream": "s", "strategy": "er", "moments": "running", "norm": norm}
-    cell = Cell({**place, **more.pop("place", {})}, {}, VIEWS["plain"])
-    return Measured(cell, {seed: record(seed, n, **more) for seed, n in enumerate(right)}, baseline)
+    cell = RecipeCell({**place, **more.pop("place", {})}, {}, VIEWS["plain"])
+    return MeasuredCell(cell, {seed: record(seed, n, **more) for seed, n in enumerate(right)}, baseline)
 
 
 ABOVE = Claim("cn over bn", "above", "acc", {"norm": "cn"}, ({"norm": "bn"},))
@@ -44,7 +43,7 @@ def test_above(cn: list[int], outcome: str) -> None:
     assert case.paired is not None and case.paired.differences == pytest.approx(wanted)
 
 
-def test_one_case_that_is_refuted_refutes_it_and_one_that_is_open_leaves_it_open() -> None:
+def test_claim_outcome_from_its_cases() -> None:
     bn = [measured("bn", [700, 690, 710], place={"buffer": b}) for b in (1, 2)]
     good, bad, open_ = [720, 715, 730], [620, 615, 630], [720, 600, 700]
     for second, outcome in ((good, "holds"), (bad, "does not hold"), (open_, "undecided")):
@@ -53,7 +52,7 @@ def test_one_case_that_is_refuted_refutes_it_and_one_that_is_open_leaves_it_open
         assert decided.outcome == outcome and len(decided.cases) == 2  # cells of one buffer alone are compared
 
 
-def test_a_case_says_against_what_it_is() -> None:
+def test_case_label_names_the_partner() -> None:
     cells = [measured("bn", [700, 690], place={"strategy": s, "labels": "minority"}) for s in ("prs", "crs")]
     claim = Claim("prs over crs", "above", "acc", {"strategy": "prs"}, ({"strategy": "crs"},))
     assert [case.what for case in decide(claim, cells).cases] == ["s prs minority bn against crs"]
@@ -61,7 +60,7 @@ def test_a_case_says_against_what_it_is() -> None:
     assert case.what == "s er cn against bn"
 
 
-def test_what_is_not_run_decides_nothing() -> None:
+def test_claim_undecided_without_records() -> None:
     assert decide(ABOVE, []).outcome == "undecided"
     assert decide(ABOVE, [measured("cn", [700, 710])]).outcome == "undecided"
     assert decide(ABOVE, [measured("cn", [700]), measured("bn", [600])]).outcome == "undecided"
@@ -70,7 +69,7 @@ def test_what_is_not_run_decides_nothing() -> None:
     assert found.outcome == "undecided" and [case.seeds for case in found.cases] == [3, 0]
 
 
-def test_where_no_norm_is_named_the_norm_is_the_same() -> None:
+def test_claim_without_norm_compares_equal_norms() -> None:
     star = Claim("bn* over bn", "above", "acc", {"norm": "bn", "moments": "oracle"}, ({"moments": "running"},))
     cells = [
         measured("bn", [700, 690, 710]),
@@ -115,18 +114,18 @@ def test_flat_steadier_and_depth() -> None:
 def test_curves_and_views() -> None:
     one = measured("bn", [700])
     assert one.curves("acc_so_far")[0] == pytest.approx([90.0, 70.0]) and one.values("fm") == pytest.approx({0: 20.0})
-    hidden = Measured(Cell(one.cell.place, {}, View("matrix_task")), one.records)
+    hidden = MeasuredCell(RecipeCell(one.cell.place, {}, View("matrix_task")), one.records)
     assert hidden.values("acc") == {} and hidden.curves("acc_so_far") == {}
 
 
-def test_the_baseline_of_time_is_plain_bn() -> None:
+def test_time_baseline_is_plain_bn() -> None:
     cells = cells_of(find_recipe("table3"))
     found = {cell.norm: base and base.norm for cell in cells for base in [baseline_of(cell, cells)]}
     norms = ["bn", "gn32", "sn", "cn32"]
     assert found == dict.fromkeys(norms, "bn") | dict.fromkeys([f"{norm} stock" for norm in norms], "bn stock")
 
 
-def test_the_first_two_tasks_are_the_warm_up() -> None:
+def test_training_time_excludes_warm_up_tasks() -> None:
     def timed(**seconds: object) -> Record:
         return Record(RunConfig(), 0, AccuracyMatrix([[1]], [1]), {}, {"seconds": seconds})
 

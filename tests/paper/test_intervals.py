@@ -18,14 +18,14 @@ from contnorm.bench.stats.intervals import (
     welch_interval,
 )
 from contnorm.bench.stats.paired import paired
-from contnorm.paper.format import verdict_words
-from contnorm.paper.verdicts import beside
+from contnorm.paper.format import verdict_text
+from contnorm.paper.published import compare_published
 
 OURS = [64.1, 66.0, 65.2, 63.3, 67.9]
 
 
 @pytest.mark.parametrize(("mean", "std"), [(64.97, 1.09), (69.0, 0.4), (60.0, 3.0), (65.3, 0.01)])
-def test_welch_is_scipys(mean: float, std: float) -> None:
+def test_welch_interval_equals_scipy(mean: float, std: float) -> None:
     """scipy tests a mean for being so far off: at an end of the interval the chance is 5 %, and beyond it less."""
     found = welch_interval(OURS, mean, std, 5)
     assert found is not None
@@ -33,15 +33,15 @@ def test_welch_is_scipys(mean: float, std: float) -> None:
         test = stats.ttest_ind_from_stats(np.mean(OURS) - end, np.std(OURS, ddof=1), 5, mean, std, 5, equal_var=False)
         assert test.pvalue == pytest.approx(0.05, abs=1e-9)
     whole = stats.ttest_ind_from_stats(np.mean(OURS), np.std(OURS, ddof=1), 5, mean, std, 5, equal_var=False)
-    assert (beside(OURS, mean, std).verdict == "agrees") == (whole.pvalue >= 0.05)
+    assert (compare_published(OURS, mean, std).verdict == "agrees") == (whole.pvalue >= 0.05)
 
 
-def test_student_is_scipys() -> None:
+def test_t_interval_equals_scipy() -> None:
     theirs = stats.ttest_1samp(OURS, 0.0).confidence_interval(0.95)
     assert t_interval(OURS) == pytest.approx((theirs.low, theirs.high))
 
 
-def test_one_value_or_none_has_no_interval() -> None:
+def test_no_interval_for_fewer_than_two_values() -> None:
     assert t_interval([1.0]) is None and bootstrap_interval([1.0]) is None and welch_interval([1.0], 1, 1, 5) is None
     assert t_interval([1.0, math.nan]) is None and bootstrap_interval([1.0, math.nan]) is None
     assert math.isnan(effect_size([1.0])) and math.isnan(effect_size([2.0, 2.0]))
@@ -52,34 +52,32 @@ def test_one_value_or_none_has_no_interval() -> None:
     [
         ([65.0], 0.1, "one seed"),
         ([65.0], None, "one seed"),
-        ([65.0, 65.0], 0.1, "all our seeds are the same"),
-        ([65.0, 65.0], None, "all our seeds are the same"),
-        ([65.0, 65.1], 0.0, "the published deviation is 0"),
-        ([65.0, math.nan], 0.1, "a seed has no number"),
+        ([65.0, 65.0], 0.1, "our seeds are all equal"),
+        ([65.0, 65.0], None, "our seeds are all equal"),
+        ([65.0, 65.1], 0.0, "the published std is 0"),
+        ([65.0, math.nan], 0.1, "a seed has no value"),
     ],
 )
-def test_where_nothing_is_known_of_a_spread_there_is_no_verdict(
-    values: list[float], std: float | None, why: str
-) -> None:
+def test_no_verdict_without_spread(values: list[float], std: float | None, why: str) -> None:
     """A spread of zero would make an interval of no width, by which any number is above or below any other."""
-    found = beside(values, 70.0, std)
+    found = compare_published(values, 70.0, std)
     assert (found.verdict, found.interval, found.why) == ("none", None, why)
-    assert verdict_words(found)[1:] == ("-", f"no interval: {why}")
+    assert verdict_text(found)[1:] == ("-", f"no interval: {why}")
 
 
-def test_welch_needs_a_spread_on_both_sides() -> None:
+def test_welch_interval_needs_spread_on_both_sides() -> None:
     assert welch_interval([3.0, 3.0], 1.0, 0.5, 5) is None and welch_interval([3.0, 3.1], 1.0, 0.0, 5) is None
     assert welch_interval(OURS, 1.0, 0.5, 1) is None and welch_interval(OURS, 1.0, math.nan, 5) is None
 
 
-def test_the_bootstrap_is_that_of_scipy_and_the_same_each_time() -> None:
+def test_bootstrap_equals_scipy_and_is_reproducible() -> None:
     found = bootstrap_interval(OURS)
     assert found is not None and found == bootstrap_interval(OURS)
     theirs = stats.bootstrap((OURS,), np.mean, n_resamples=50_000, method="percentile", rng=1).confidence_interval
     assert found == pytest.approx((theirs.low, theirs.high), abs=0.06)  # three standard errors of such a quantile
 
 
-def test_the_ratio_of_variances_covers_as_often_as_it_says() -> None:
+def test_variance_ratio_interval_coverage() -> None:
     chance = np.random.default_rng(0)
     held = 0
     for _ in range(600):
@@ -90,15 +88,18 @@ def test_the_ratio_of_variances_covers_as_often_as_it_says() -> None:
     assert variance_ratio_interval([1.0, 2.0], [3.0, 3.0]) is None
 
 
-def test_without_a_published_deviation_our_interval_decides_and_says_so() -> None:
-    found = beside(OURS, 66.0, None)
+def test_verdict_without_published_std_uses_our_interval() -> None:
+    found = compare_published(OURS, 66.0, None)
     assert found.how == "ours" and found.verdict == "agrees" and found.interval is not None
     ours = t_interval(OURS)
     assert ours is not None and found.interval == pytest.approx((ours.low - 66.0, ours.high - 66.0))
-    assert beside(OURS, 70.0, None).verdict == "below" and beside(OURS, 60.0, None).verdict == "above"
+    assert (
+        compare_published(OURS, 70.0, None).verdict == "below"
+        and compare_published(OURS, 60.0, None).verdict == "above"
+    )
 
 
-def test_two_sides_that_pair_nothing_are_drawn_each_for_itself() -> None:
+def test_unpaired_bootstrap_resamples_each_side() -> None:
     others = [60.2, 61.9, 63.0, 62.4, 59.1, 61.3]
     found = bootstrap_apart(OURS, others)
     assert found is not None and found == bootstrap_apart(OURS, others)
@@ -112,7 +113,7 @@ def test_two_sides_that_pair_nothing_are_drawn_each_for_itself() -> None:
     assert bootstrap_apart(OURS, [1.0]) is None and bootstrap_apart(OURS, [1.0, math.nan]) is None
 
 
-def test_the_effect_of_two_sides_is_over_their_pooled_deviation() -> None:
+def test_unpaired_effect_uses_pooled_std() -> None:
     """scipy's t with equal variances is the same but for the counts: t = d / sqrt(1/n + 1/m)."""
     others = [60.2, 61.9, 63.0]
     t = stats.ttest_ind(OURS, others).statistic
@@ -120,7 +121,7 @@ def test_the_effect_of_two_sides_is_over_their_pooled_deviation() -> None:
     assert math.isnan(effect_apart(OURS, [1.0])) and math.isnan(effect_apart([2.0, 2.0], [1.0, 1.0]))
 
 
-def test_pairs_are_made_on_shared_seeds() -> None:
+def test_paired_uses_shared_seeds() -> None:
     found = paired({0: 5.0, 1: 7.0, 4: 1.0}, {1: 4.0, 0: 4.0, 3: 9.0})
     assert found is not None and found.differences == (1.0, 3.0)
     assert found.effect == pytest.approx(2 / math.sqrt(2))

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from contnorm.errors import UserError
-from contnorm.paper.published import data_rows, find, published, row_cells
+from contnorm.paper.published import data_rows, find, numbers_of_row, published
 
 CIFAR100, MINI = "split-cifar100", "split-mini-imagenet"
 
 
-def test_every_cell_of_every_table_is_there_once() -> None:
+def test_published_cells_are_unique_and_complete() -> None:
     counts = Counter(cell.table for cell in published())
     assert counts == {
         "1": 20, "2": 84, "3": 8, "4": 72, "5": 48, "6": 48, "8": 24, "9": 12, "10": 24, "11": 144, "12": 18,
@@ -49,21 +49,21 @@ def test_every_cell_of_every_table_is_there_once() -> None:
         ({"table": "12", "momentum": None, "metric": "acc"}, 64.97, 1.09),
     ],
 )  # fmt: skip
-def test_numbers_are_those_of_the_paper(where: dict[str, Any], mean: float, std: float | None) -> None:
+def test_published_numbers_equal_the_paper(where: dict[str, Any], mean: float, std: float | None) -> None:
     (cell,) = find(**where)
     assert cell.mean == mean
     if where["table"] != "5":  # there the deviations come from another table
         assert cell.std == std
 
 
-def test_tables_that_share_rows_agree() -> None:
+def test_published_tables_with_shared_rows_agree() -> None:
     for cell in find(table="4"):
         where = {name: getattr(cell, name) for name in ("dataset", "norm", "groups", "buffer", "setting", "metric")}
         (same,) = find(table="11", **where)
         assert (same.mean, same.std) == (cell.mean, cell.std)
 
 
-def test_doubtful_cells_are_flagged() -> None:
+def test_published_doubtful_cells_are_flagged() -> None:
     (copied,) = find(table="2", dataset=MINI, strategy="derpp", norm="brn", metric="fm")
     assert "no less than 9.73" in copied.flag
     # Learned less kept can't be more than (T - 1) / T of what is forgotten: where a row breaks that, its FM is flagged.
@@ -80,7 +80,7 @@ def test_doubtful_cells_are_flagged() -> None:
             assert cell.flag, cell
 
 
-def test_data_sets_are_those_of_table_7() -> None:
+def test_data_rows_equal_table_7() -> None:
     rows = {row.stream: row for row in data_rows()}
     assert len(rows) == 7
     tiny = rows["split-tiny-imagenet"]
@@ -88,13 +88,13 @@ def test_data_sets_are_those_of_table_7() -> None:
     assert rows["permuted-mnist"].test == 50_000 and "3x32x32" in rows["split-cifar100"].flag
 
 
-def test_a_slip_is_one_line() -> None:
+def test_mistake_is_a_one_line_error() -> None:
     with pytest.raises(UserError, match=r"unknown field of a published number 'metrik'\. Did you mean 'metric'"):
         find(metrik="acc")
     row = {"dataset": "a", "strategy": "er", "norm": "bn"}
     with pytest.raises(UserError, match=r"own\.toml: the key 'values' is missing"):
-        row_cells(row, "own.toml")
+        numbers_of_row(row, "own.toml")
     with pytest.raises(UserError, match=r"own\.toml: unknown key 'grups'. Did you mean 'groups'"):
-        row_cells({**row, "grups": 3, "values": {}}, "own.toml")
+        numbers_of_row({**row, "grups": 3, "values": {}}, "own.toml")
     with pytest.raises(UserError, match=r"values\.acc='high' must be \[mean\]"):
-        row_cells({**row, "values": {"acc": "high"}}, "own.toml")
+        numbers_of_row({**row, "values": {"acc": "high"}}, "own.toml")

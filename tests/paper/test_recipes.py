@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from contnorm.cli.paper import Asked, config_of, run_recipe
+from contnorm.cli.paper import PaperOptions, config_of, run_recipe
 from contnorm.errors import UserError
-from contnorm.paper.cells import cells_of, matches, unreached
+from contnorm.paper.cells import cells_of, matches, unmatched_entries, unpaired_claims
 from contnorm.paper.published import find
-from contnorm.paper.recipe_file import find_recipe, parse_recipe, recipe_names
+from contnorm.paper.recipe import find_recipe, parse_recipe, recipe_names
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = recipe_names()
@@ -27,12 +27,12 @@ norms = ["bn"]
 """
 
 
-def test_every_table_and_figure_has_one() -> None:
+def test_recipe_exists_for_every_table_and_figure() -> None:
     assert [*(f"table{i}" for i in range(1, 15)), "figure1", "figure2", "figure3"] == NAMES
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_each_resolves(name: str, tmp_path: Path) -> None:
+def test_recipe_settings_resolve(name: str, tmp_path: Path) -> None:
     recipe = find_recipe(name)
     for cell in cells_of(recipe):
         config = config_of(cell, tmp_path)
@@ -45,14 +45,14 @@ def test_each_resolves(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if find_recipe(name).kind == "runs"])
-def test_every_number_of_a_table_has_a_cell(name: str) -> None:
+def test_recipe_has_a_cell_for_every_published_number(name: str) -> None:
     recipe = find_recipe(name)
     seen = {number for cell in cells_of(recipe) for number in cell.published.values()}
     assert seen == set(find(table=recipe.table))
     assert {number.metric for number in seen} - {"seconds"} == recipe.scores.keys()
 
 
-def test_settings_of_the_long_tailed_tables(tmp_path: Path) -> None:
+def test_multilabel_table_settings(tmp_path: Path) -> None:
     """As the code of PRS has them, where it and the paper that ran it differ."""
     cells = cells_of(find_recipe("table5"))
     assert len(cells) == 2 * 2 * 4 and len({config_of(cell, tmp_path).hash for cell in cells}) == 4
@@ -67,7 +67,7 @@ def test_settings_of_the_long_tailed_tables(tmp_path: Path) -> None:
         assert (config.model.name, config.model.weights) == ("resnet101", "torchvision:IMAGENET1K_V1")
 
 
-def test_the_example_of_a_long_tail_compares_memories_on_a_part_of_the_stream(tmp_path: Path) -> None:
+def test_example_recipe_compares_memories(tmp_path: Path) -> None:
     recipe = find_recipe(str(ROOT / "examples" / "cocoseq_mini.toml"))
     configs = {config_of(cell, tmp_path): cell for cell in cells_of(recipe)}
     assert len(configs) == 2 * 5 and not any(cell.published for cell in configs.values())
@@ -77,12 +77,12 @@ def test_the_example_of_a_long_tail_compares_memories_on_a_part_of_the_stream(tm
         assert (config.model.name, config.model.weights, config.train.optimizer) == ("resnet34", None, "adam")
 
 
-def test_what_waits_says_for_what() -> None:
+def test_waiting_recipe_has_a_note() -> None:
     recipe = parse_recipe("x", 'title = "later"\nkind = "waiting"\nnote = "needs more"', "x.toml")
     assert recipe.kind == "waiting" and not cells_of(recipe)
 
 
-def test_settings_of_the_class_incremental_tables(tmp_path: Path) -> None:
+def test_class_incremental_table_settings(tmp_path: Path) -> None:
     """As the table of the code they were made with has them."""
     alpha_beta = {
         ("split-cifar10", 500): (0.2, 0.5), ("split-cifar10", 2560): (0.1, 1.0), ("split-cifar10", 5120): (0.1, 1.0),
@@ -104,7 +104,7 @@ def test_settings_of_the_class_incremental_tables(tmp_path: Path) -> None:
         assert config.memory.kind == "reservoir" and config.evaluate.ahead and config.model.stem == "plain"
 
 
-def test_tables_share_their_runs(tmp_path: Path) -> None:
+def test_recipes_share_runs(tmp_path: Path) -> None:
     def hashes(name: str, **wanted: Any) -> set[str]:
         return {config_of(c, tmp_path).hash for c in cells_of(find_recipe(name)) if matches(c.place, wanted)}
 
@@ -117,21 +117,21 @@ def test_tables_share_their_runs(tmp_path: Path) -> None:
     assert hashes("table8", norm="cn", stream="cocoseq") < hashes("table5", norm="cn")
 
 
-def test_a_selected_learning_rate_is_that_of_its_cells_alone(tmp_path: Path) -> None:
+def test_selected_settings_apply_to_matching_cells(tmp_path: Path) -> None:
     more = '\n[[selected]]\nwhere = { norm = "gn" }\nsettings = { train = { lr = 0.1 } }\n'
     text = SMALL.replace('"bn"', '"bn", "gn"')
     rates = {c.norm: config_of(c, tmp_path).train.lr for c in cells_of(parse_recipe("x", text + more, "x.toml"))}
     assert rates == {"bn": 0.03, "gn": 0.1}
 
 
-def test_numbers_of_ones_own() -> None:
+def test_recipe_with_published_numbers() -> None:
     more = '[[published]]\ndataset = "split-mnist"\nstrategy = "er"\nnorm = "bn"\nvalues = { acc = [91.0, 0.5] }\n'
     (cell,) = cells_of(parse_recipe("x", SMALL + more, "x.toml"))
     assert (cell.published["acc"].mean, cell.published["acc"].std) == (91.0, 0.5)
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ("title", "titel", r"x\.toml: unknown key 'titel'. Did you mean 'title'"),
         ('"one run"', "3", r"x\.toml: title: 3 must be text"),
@@ -178,9 +178,9 @@ def test_numbers_of_ones_own() -> None:
                 'norms = ["bn"]',
                 f'norms = ["bn"]\n[[claims]]\nsays = "x"\nkind = "{kind}"\nscore = "acc"\n'
                 f'than = {{ norm = "bn" }}\n{bound}',
-                f"claims 1: .*{said}",
+                f"claims 1: .*{message}",
             )
-            for kind, bound, said in [
+            for kind, bound, message in [
                 ("near", "", "needs `margin`"),
                 ("under", "", "needs `limit`"),
                 ("near", "margin = nan", "finite"),
@@ -193,11 +193,11 @@ def test_numbers_of_ones_own() -> None:
                 'norms = ["bn"]',
                 'norms = ["bn"]\n[[published]]\ndataset = "split-mnist"\nstrategy = "er"\nnorm = "bn"\n'
                 f"values = {{ {values} }}",
-                f"published 1: .*{said}",
+                f"published 1: .*{message}",
             )
-            for values, said in [
+            for values, message in [
                 ("acc = [nan]", "at most"),
-                ("acc = [90.0, -1.0]", "not negative"),
+                ("acc = [90.0, -1.0]", "standard deviation of 0 or more"),
                 ("acc = [90.0, 1e300]", "at most"),
                 ("acc = [90.0, inf]", "at most"),
                 ("acc = [90.0, 1.0, 3]", "doubt"),
@@ -207,13 +207,13 @@ def test_numbers_of_ones_own() -> None:
         ],
     ],
 )
-def test_a_mistake_in_a_recipe_is_one_line(old: str, new: str, said: str) -> None:
-    with pytest.raises(UserError, match=said) as error:
+def test_mistake_in_recipe_is_a_one_line_error(old: str, new: str, message: str) -> None:
+    with pytest.raises(UserError, match=message) as error:
         parse_recipe("x", SMALL.replace(old, new, 1), "x.toml")
     assert "\n" not in str(error.value)
 
 
-def test_a_recipe_that_is_not_there() -> None:
+def test_unknown_recipe() -> None:
     with pytest.raises(UserError, match=r"unknown recipe 'tabel1'\. Did you mean 'table1'"):
         find_recipe("tabel1")
     with pytest.raises(UserError, match=r"nowhere\.toml: can't be read"):
@@ -245,16 +245,16 @@ SLIPS = {
 
 
 @pytest.mark.parametrize("slip", SLIPS)
-def test_what_is_said_of_no_cell_is_found(tmp_path: Path, slip: str) -> None:
+def test_entries_that_match_no_cell_are_rejected(tmp_path: Path, slip: str) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(OWN)
-    assert unreached(find_recipe(str(path))) == []
+    assert unmatched_entries(find_recipe(str(path))) == []
     path.write_text(f"{OWN}\n{SLIPS[slip]}\n")
-    assert unreached(find_recipe(str(path))) == [slip]
-    with pytest.raises(UserError, match=r"mine: .* is of no cell of the table\. Cells are made of"):
-        run_recipe(str(path), Asked(), Console(quiet=True))
+    assert unmatched_entries(find_recipe(str(path))) == [slip]
+    with pytest.raises(UserError, match=r"mine: .* matches no cell of the table\. Cells are made of"):
+        run_recipe(str(path), PaperOptions(), Console(quiet=True))
 
 
 @pytest.mark.parametrize("name", recipe_names())
-def test_the_papers_tables_speak_of_cells_they_have(name: str) -> None:
-    assert unreached(find_recipe(name)) == []
+def test_package_recipes_have_no_unmatched_entries(name: str) -> None:
+    assert unmatched_entries(find_recipe(name)) == [] and unpaired_claims(find_recipe(name)) == []

@@ -9,34 +9,38 @@ import pytest
 
 from contnorm.errors import UserError
 from contnorm.paper.cells import cells_of
-from contnorm.paper.recipe_file import find_recipe
+from contnorm.paper.recipe import find_recipe
 from contnorm.paper.selection import (
-    Chosen,
+    RateResult,
+    SelectedRate,
     Selection,
-    Tried,
+    best_rate,
     covers,
     find_selection,
     parse_selection,
     read_selection,
     selection_text,
-    winner,
     with_selection,
 )
 
-GRID = (Tried(0.01, 60.25, 1.5, 3), Tried(0.1, 62.5, 0.5, 3), Tried(0.3, 70.0, 0.1, 2, lost=1))
-CHOSEN = Chosen({"stream": "split-cifar100", "strategy": "er", "norm": "brn", "schedule": "own"}, 0.1, "tf32", GRID)
+GRID = (RateResult(0.01, 60.25, 1.5, 3), RateResult(0.1, 62.5, 0.5, 3), RateResult(0.3, 70.0, 0.1, 2, diverged=1))
+CHOSEN = SelectedRate(
+    {"stream": "split-cifar100", "strategy": "er", "norm": "brn", "schedule": "own"}, 0.1, "tf32", GRID
+)
 TEXT = selection_text(Selection("table2", (CHOSEN,)))
 
 
-def test_what_is_written_is_read_again() -> None:
+def test_selection_round_trip() -> None:
     assert parse_selection(TEXT, "table2", "x.toml") == Selection("table2", (CHOSEN,), "x.toml")
-    assert parse_selection(selection_text(Selection("table2")), "table2", "x.toml").chosen == ()
-    gone = Tried.of(1e-7, [], lost=3)
-    (read,) = parse_selection(selection_text(Selection("t", (Chosen({}, 1e-7, "fp32", (gone,)),))), "t", "x").chosen
-    assert read.lr == 1e-7 and math.isnan(read.grid[0].mean) and read.grid[0].lost == 3
+    assert parse_selection(selection_text(Selection("table2")), "table2", "x.toml").rates == ()
+    gone = RateResult.of(1e-7, [], diverged=3)
+    (read,) = parse_selection(
+        selection_text(Selection("t", (SelectedRate({}, 1e-7, "fp32", (gone,)),))), "t", "x"
+    ).rates
+    assert read.lr == 1e-7 and math.isnan(read.grid[0].mean) and read.grid[0].diverged == 3
 
 
-def test_only_its_cells_get_the_rate() -> None:
+def test_selection_applies_to_matching_cells() -> None:
     """Batch renormalization with its published schedule, with ER: one cell of 32; the scaled one keeps the table's."""
     selection = Selection("table2", (CHOSEN,))
     cells = cells_of(with_selection(find_recipe("table2"), selection))
@@ -45,11 +49,11 @@ def test_only_its_cells_get_the_rate() -> None:
     assert [(c.place["stream"], c.place["strategy"], c.norm) for c in got] == [("split-cifar100", "er", "brn")]
 
 
-def test_the_winner_lost_nothing() -> None:
-    assert winner(GRID) == GRID[1] and winner(GRID[2:]) is None and winner(()) is None
+def test_best_rate_has_no_diverged_seed() -> None:
+    assert best_rate(GRID) == GRID[1] and best_rate(GRID[2:]) is None and best_rate(()) is None
 
 
-def test_the_first_place_that_has_one_is_taken(tmp_path: Path) -> None:
+def test_find_selection_uses_first_existing_file(tmp_path: Path) -> None:
     there = tmp_path / "b.toml"
     there.write_text(TEXT)
     found = find_selection("table2", [tmp_path / "a.toml", there])
@@ -58,9 +62,9 @@ def test_the_first_place_that_has_one_is_taken(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
-        ('"table2"', '"table9"', r"x\.toml: is the selection of 'table9', and 'table2' was asked for"),
+        ('"table2"', '"table9"', r"x\.toml: is the selection of 'table9', not of 'table2'"),
         ("precision", "precison", r"x\.toml: selected 1: unknown key 'precison'. Did you mean 'precision'"),
         ('precision = "tf32"\n', "", r"x\.toml: selected 1: the key 'precision' is missing"),
         ("norm =", "nrom =", r"x\.toml: selected 1: where: unknown key 'nrom'. Did you mean 'norm'"),
@@ -70,12 +74,12 @@ def test_the_first_place_that_has_one_is_taken(tmp_path: Path) -> None:
         ("recipe =", "recipe", r"x\.toml: is not TOML"),
     ],
 )
-def test_a_mistake_is_one_line(old: str, new: str, said: str) -> None:
-    with pytest.raises(UserError, match=said) as error:
+def test_mistake_is_a_one_line_error(old: str, new: str, message: str) -> None:
+    with pytest.raises(UserError, match=message) as error:
         parse_selection(TEXT.replace(old, new, 1), "table2", "x.toml")
     assert "\n" not in str(error.value)
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_selection_file(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"none\.toml: can't be read .* `contnorm tune` writes such a file"):
         read_selection(tmp_path / "none.toml", "table2")

@@ -14,7 +14,7 @@ from contnorm.bench.config.schema import merge_settings
 from contnorm.bench.memory_stats import Census
 from contnorm.bench.metrics.multilabel import LabelMatrix, LabelStats
 from contnorm.bench.records import Store
-from contnorm.paper.cells import Cell, cells_of, source_of
+from contnorm.paper.cells import RecipeCell, cells_of, source_of
 from contnorm.paper.recipe import Recipe
 
 TASKS = 3
@@ -50,7 +50,7 @@ def make_records(
                 store.save(config, seed, _content(cell, seed, number, precision, layers, source))
 
 
-def _content(cell: Cell, seed: int, number: int, precision: str, layers: int, source: Any) -> dict[str, Any]:
+def _content(cell: RecipeCell, seed: int, number: int, precision: str, layers: int, source: Any) -> dict[str, Any]:
     chance = np.random.default_rng([seed, number])
     found: dict[str, Any] = {"matrix": _matrix(chance, 3), "matrix_task": _matrix(chance, 6)}
     if cell.view.labels is not None:

@@ -28,9 +28,9 @@ from contnorm.bench.escape import (
 from contnorm.bench.records import Store
 from contnorm.cli.compare import show_comparison
 from contnorm.cli.report import FORMATS, report_files, report_of, report_text
-from contnorm.cli.show import show_lost, show_matrices, show_scores
+from contnorm.cli.show import show_diverged, show_matrices, show_scores
 from contnorm.diagnosis.result import Diagnosis
-from contnorm.paper.recipe_file import find_recipe, parse_recipe
+from contnorm.paper.recipe import find_recipe, parse_recipe
 from contnorm.report.record_shelf import Shelves
 from tests.cli.terminal import printed
 from tests.report.made_records import make_records
@@ -100,7 +100,7 @@ def test_terminal_shows_no_control_characters(runs: Path, width: int) -> None:
     found = Store(runs).readable()
     console = Console(file=io.StringIO(), width=width)
     show_scores(found.records, console)
-    show_lost(found.records, found.lost, console)
+    show_diverged(found.records, found.lost, console)
     show_matrices(found.records, console)
     one = [record for record in found.records if not record.multi_label]
     runs_of_one = list({record.config.hash: [record] for record in one}.values())

@@ -11,7 +11,7 @@ import pytest
 from contnorm.bench.memory_stats import Census
 from contnorm.bench.metrics.multilabel import mean_ap
 from contnorm.bench.records import Record, Store
-from contnorm.paper.recipe_file import find_recipe
+from contnorm.paper.recipe import find_recipe
 from contnorm.report import multilabel_figures as label_figures
 from contnorm.report.heat_map import matrix_heat_map
 from contnorm.report.memory_panels import has_memory, memory_panels

@@ -15,7 +15,7 @@ from contnorm.bench.metrics.accuracy_matrix import score
 from contnorm.cli.report import Report, report_of, report_text
 from contnorm.paper.cells import cells_of, source_of
 from contnorm.paper.published import find
-from contnorm.paper.recipe_file import find_recipe
+from contnorm.paper.recipe import find_recipe
 from contnorm.report.record_shelf import Shelves
 from tests.report.made_records import make_records, six_settings
 from tests.report.test_page import looked_at, section, text_of
@@ -69,7 +69,7 @@ def test_deviations_stand_alone_and_are_not_drawn_again(html: str) -> None:
 
 def test_a_part_of_a_stream_has_claims_and_no_verdict(html: str, report: Report) -> None:
     told = text_of(section(html, "cocoseq_mini"))
-    assert "Ours is on 1,520 of the 41,438 pictures of the published cocoseq" in told
+    assert "Our runs used 1,520 of the 41,438 published images of cocoseq" in told
     assert not re.search(r'class="(?:agrees|above|below)', section(html, "cocoseq_mini"))
     outcomes = [
         decided.outcome
@@ -84,7 +84,7 @@ def test_a_part_of_a_stream_has_claims_and_no_verdict(html: str, report: Report)
 def test_a_part_is_not_held_against_the_published(tmp_path: Path) -> None:
     make_records(find_recipe("table5"), tmp_path, source=PART, only=lambda cell: cell.place["stream"] == "cocoseq")
     told = section(report_text(report_of(Shelves([tmp_path]), ["table5"]), "html"), "table5")
-    assert "which is another stream: no verdict on its numbers" in told and "paper 64.20" in text_of(told)
+    assert "so their numbers have no verdict" in told and "paper 64.20" in text_of(told)
     assert not re.search(r'class="(?:agrees|above|below)', told)
 
 
@@ -110,7 +110,7 @@ def test_rows_of_cells_not_run_have_their_own_scores(report: Report) -> None:
 
 def test_runs_of_labels_have_a_table_of_their_own(html: str, report: Report) -> None:
     told = text_of(html)
-    assert "Scores of all runs: one label a picture" in told and "Scores of all runs: several labels a picture" in told
+    assert "Scores of all runs: one label per image" in told and "Scores of all runs: several labels per image" in told
     runs = section(html, "runs")
     assert "Scores by group of classes, at the end" in runs and "Each class by how often it came" in runs
     assert "mAP on task" in runs and "accuracy on task" in runs

@@ -23,7 +23,7 @@ from contnorm.cli import report as reporting
 from contnorm.cli.report import FORMATS, PARTS, Report, report_files, report_of, report_text
 from contnorm.cli.report_files import write_report
 from contnorm.errors import UserError
-from contnorm.paper.recipe_file import find_recipe
+from contnorm.paper.recipe import find_recipe
 from contnorm.report import large_pages
 from contnorm.report.page import Cell, Page, Rows, SectionView, Table, page_html
 from contnorm.report.record_shelf import Shelves
@@ -165,7 +165,7 @@ def test_seeds_that_were_lost_are_told_with_their_run(tmp_path: Path) -> None:
     shutil.copytree(KEPT / name, tmp_path / name)
     assert (tmp_path / name / "3.lost.json").is_file()
     report = report_of(Shelves([tmp_path]), ["table2"])
-    said = "1 of 5 seeds was lost; the numbers are of the rest. seed 3: the loss is nan at step 1140"
+    said = "1 of 5 seeds diverged and is not counted. seed 3: the loss is nan at step 1140"
     page = unescape(report_text(report, "html"))
     assert f"{name}: {said}" in page and f"<dt>lost</dt><dd>{said}" in page
     assert "--norm brn --seeds 5 --device cuda" in page and "<dd>0, 1, 2, 4</dd>" in page

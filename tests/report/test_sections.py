@@ -16,12 +16,11 @@ from contnorm.bench.stats.intervals import Interval
 from contnorm.bench.stats.paired import summed_up
 from contnorm.errors import UserError
 from contnorm.paper.cells import cells_of, source_of
-from contnorm.paper.claims import Case, Decided
+from contnorm.paper.claims import ClaimCase, ClaimResult
 from contnorm.paper.format import spread
 from contnorm.paper.published import find
-from contnorm.paper.recipe import Claim
-from contnorm.paper.recipe_file import find_recipe, parse_recipe, recipe_names
-from contnorm.paper.selection import Chosen, Selection, Tried, covers, selection_text, with_selection
+from contnorm.paper.recipe import Claim, find_recipe, parse_recipe, recipe_names
+from contnorm.paper.selection import RateResult, SelectedRate, Selection, covers, selection_text, with_selection
 from contnorm.report.paper_tables import claims_csv, claims_sheet, section_sheet, tables_csv
 from contnorm.report.record_shelf import Shelves, measured_of
 from contnorm.report.sections import Section, sections_of, weakest
@@ -81,7 +80,8 @@ def test_one_recipe_keeps_to_the_precision_most_of_it_has(tmp_path: Path) -> Non
         (one.cell.place["stream"], one.cell.norm): {r.config.train.precision for r in one.records.values()}
         for one in found
     }
-    assert kept["split-cifar100", "bn"] == {"tf32"} and kept["split-mini-imagenet", "bn"] == {"fp32"}
+    assert kept["split-cifar100", "bn"] == {"tf32"} and kept["split-mini-imagenet", "bn"] == set()
+    assert {str(numerics) for one in found for numerics in one.left_out} == {"fp32"}
     assert kept["split-mini-imagenet", "cn32"] == set()
 
 
@@ -109,8 +109,8 @@ def test_timed_runs_are_read_from_their_own_folder(tmp_path: Path) -> None:
     )
     times = [[record.raw["seconds"]["train"] for record in some] for some in (bn, cn)]
     assert lines["cn32"].values == pytest.approx([100 * (c / b - 1) for b, c in zip(*times, strict=True)])
-    assert lines["cn32"].found is not None and lines["cn32"].found.how == "ours"
-    assert set(lines["bn"].values) == {0.0} and lines["bn"].found is None, "no verdict on what can be no other"
+    assert lines["cn32"].comparison is not None and lines["cn32"].comparison.how == "ours"
+    assert set(lines["bn"].values) == {0.0} and lines["bn"].comparison is None, "no verdict on what can be no other"
 
 
 def test_a_broken_record_is_named_and_the_rest_is_told(tmp_path: Path) -> None:
@@ -148,8 +148,12 @@ def test_what_tune_chose_is_shown_beside_the_recipes_own(tmp_path: Path) -> None
     """Cells that nothing was chosen for are in the first table alone; the whole grid is told."""
     recipe = find_recipe("table10")
     where = {"stream": "split-cifar100", "strategy": "single", "norm": "cn", "groups": 32}
-    grid = (Tried(0.03, 60.0, 1.0, 3), Tried(0.1, 62.0, 1.0, 3), Tried(0.3, math.nan, math.nan, 0, lost=3))
-    selection = Selection("table10", (Chosen(where, 0.1, "fp32", grid),))
+    grid = (
+        RateResult(0.03, 60.0, 1.0, 3),
+        RateResult(0.1, 62.0, 1.0, 3),
+        RateResult(0.3, math.nan, math.nan, 0, diverged=3),
+    )
+    selection = Selection("table10", (SelectedRate(where, 0.1, "fp32", grid),))
     (tmp_path / "selected").mkdir()
     (tmp_path / "selected" / "table10.toml").write_text(selection_text(selection))
     make_records(recipe, tmp_path, only=lambda cell: "cifar" in cell.place["stream"])
@@ -175,11 +179,11 @@ def test_a_cell_that_was_lost_is_not_told_as_not_run(tmp_path: Path) -> None:
     Store(tmp_path / "runs").note_lost(lost, 0, "seed 0: the loss is nan.")
     section = only_section(str(tmp_path / "mine.toml"), tmp_path / "runs")
     text = markdown(section_sheet(section))
-    assert "| cn4, lr 0.1 | ACC | 0 | lost | 75.00 +- 1.00 ? |" in text
-    assert "- split-mnist er cn4: the only seed was lost. seed 0: the loss is nan." in text.splitlines()
+    assert "| cn4, lr 0.1 | ACC | 0 | diverged | 75.00 +- 1.00 ? |" in text
+    assert "- split-mnist er cn4: its only seed diverged. seed 0: the loss is nan." in text.splitlines()
     assert "not run" not in text.lower(), "one cell has records, the other was lost"
     rows = section_view(section).tables[0].groups[0].rows
-    assert [(row[2].text, row[2].kind) for row in rows][1] == ("lost", "not")
+    assert [(row[2].text, row[2].kind) for row in rows][1] == ("diverged", "not")
 
 
 def test_a_table_of_which_all_was_lost_is_told_so(tmp_path: Path) -> None:
@@ -188,8 +192,8 @@ def test_a_table_of_which_all_was_lost_is_told_so(tmp_path: Path) -> None:
         Store(tmp_path / "runs").note_lost(complete(cell.values, source_of(cell)), 1, "seed 1: the loss is nan.")
     section = only_section(str(tmp_path / "mine.toml"), tmp_path / "runs")
     text = markdown(section_sheet(section))
-    assert text.count("| lost |") == 2 and text.count("the only seed was lost") == 2
-    assert section_view(section).tables[0].groups[0].rows[0][2].text == "lost"
+    assert text.count("| diverged |") == 2 and text.count("its only seed diverged") == 2
+    assert section_view(section).tables[0].groups[0].rows[0][2].text == "diverged"
 
 
 @pytest.mark.parametrize(
@@ -206,9 +210,9 @@ def test_a_way_that_nothing_is_run_of_is_left_out(was_run: str, left: str, tmp_p
 def test_a_sheet_has_ours_the_papers_and_the_verdict(chosen: Section) -> None:
     text = markdown(section_sheet(chosen))
     line = chosen.ways[1].parts[0].lines[1]
-    assert line.found is not None and line.found.interval is not None
+    assert line.comparison is not None and line.comparison.interval is not None
     ours = spread([record.score("acc") for record in line.measured.records.values()])
-    verdict = f"{line.found.difference:+.2f} | {line.found.interval} | {line.found.verdict}"
+    verdict = f"{line.comparison.difference:+.2f} | {line.comparison.interval} | {line.comparison.verdict}"
     row = f"| cn4, lr 0.1 | ACC | 5 | {ours} | 75.00 +- 1.00 ? | {verdict} |"
     assert row in text.splitlines()
     assert "split-mnist er cn4 ACC: smudged" in text
@@ -221,11 +225,16 @@ def test_rows_for_other_tools_are_unrounded(chosen: Section) -> None:
     assert len(rows) == 4
     line, last = chosen.ways[1].parts[0].lines[1], rows[-1]
     assert (
-        line.found is not None
-        and float(last["mean"]) == line.found.mean
-        and float(last["difference"]) == line.found.difference
+        line.comparison is not None
+        and float(last["mean"]) == line.comparison.mean
+        and float(last["difference"]) == line.comparison.difference
     )
-    assert (last["norm"], last["groups"], last["doubt"], last["verdict"]) == ("cn", "4", "smudged", line.found.verdict)
+    assert (last["norm"], last["groups"], last["doubt"], last["verdict"]) == (
+        "cn",
+        "4",
+        "smudged",
+        line.comparison.verdict,
+    )
     cases = list(csv.DictReader(io.StringIO(claims_csv([chosen]))))
     pair = chosen.ways[0].decided[0].cases[0].paired
     assert pair is not None and float(cases[0]["difference"]) == pair.mean and cases[0]["pairs"] == "3"
@@ -260,13 +269,13 @@ def test_the_weakest_case_speaks_least_for_its_claim(kind: str, means: list[floa
     cases = []
     for mean in means:
         pair = summed_up([mean, mean + 0.01])
-        cases.append(Case(str(mean), 2, "holds", pair, pair.t))
-    none = Case("nothing", 0, "undecided", None, None)
+        cases.append(ClaimCase(str(mean), 2, "holds", pair, pair.t))
+    none = ClaimCase("nothing", 0, "undecided", None, None)
     claim = Claim("x", kind, "acc")  # type: ignore[arg-type]
-    assert weakest(Decided(claim, "holds", tuple(cases))) is cases[worst]
-    assert weakest(Decided(claim, "undecided", (*cases, none))) is none
-    refuted = Case("refuted", 2, "does not hold", None, Interval(1.1, 2.0))
-    assert weakest(Decided(claim, "does not hold", (*cases, none, refuted))) is refuted
+    assert weakest(ClaimResult(claim, "holds", tuple(cases))) is cases[worst]
+    assert weakest(ClaimResult(claim, "undecided", (*cases, none))) is none
+    refuted = ClaimCase("refuted", 2, "does not hold", None, Interval(1.1, 2.0))
+    assert weakest(ClaimResult(claim, "does not hold", (*cases, none, refuted))) is refuted
 
 
 def test_text_keeps_its_table_whole() -> None:

@@ -27,10 +27,11 @@ from contnorm.bench.stats.intervals import (
     t_interval,
     welch_interval,
 )
-from contnorm.cli.show import GROUPS_SHOWN, SHOWN, SHOWN_OF_LABELS, described
-from contnorm.cli.tables import safe_text, say, show_rows
+from contnorm.cli.show import GROUPS_SHOWN, LABEL_SCORE_TITLES, SCORE_TITLES, run_names
+from contnorm.cli.tables import print_text, safe_text, show_rows
 from contnorm.errors import UserError
-from contnorm.paper.format import digits_remarks, spread
+from contnorm.paper.format import spread
+from contnorm.paper.tables import digits_remarks
 
 __all__ = ["show_comparison"]
 
@@ -60,34 +61,34 @@ class _Sides:
 def show_comparison(a: list[Record], b: list[Record], console: Console) -> None:
     """Print the differing settings, then the scores with the 95 % interval of the mean difference."""
     if a[0].multi_label != b[0].multi_label:
-        raise UserError("the images of one run have several labels, those of the other one: they share no score.")
-    apart = _other_samples(a, b)
-    unknown = "" if apart else not_comparable(*(_fingerprint(side[0]) for side in (a, b)))
-    sides = _sides(a, b, bool(apart))
+        raise UserError("one run is multi-label and the other is not: they share no score. Compare runs of one kind.")
+    different = _different_samples(a, b)
+    unknown = "" if different else not_comparable(*(_fingerprint(side[0]) for side in (a, b)))
+    sides = _sides(a, b, bool(different))
     _show_settings(a[0], b[0], console)
-    if apart:
-        console.print(safe_text(f"warning: A and B did not see the same samples ({apart}), so seeds pair nothing."))
+    if different:
+        console.print(safe_text(f"warning: A and B did not use the same samples ({different}), so they are unpaired."))
     if unknown:
-        say(f"warning: A and B may be of different data: {unknown}.", console)
-    if not apart and (tasks := _other_tasks(sides)):
-        say(
+        print_text(f"warning: A and B may have used different data: {unknown}.", console)
+    if not different and (tasks := _different_tasks(sides)):
+        print_text(
             f"warning: A and B were evaluated on different tasks ({tasks}), so their scores are not comparable.",
             console,
         )
-    if not apart and not sides.paired:
-        console.print(safe_text(f"A and B share no seed ({_seeds(a)}; {_seeds(b)}), so nothing is paired."))
+    if not different and not sides.paired:
+        console.print(safe_text(f"A and B share no seed ({_seeds(a)}; {_seeds(b)}), so seeds are not paired."))
     console.print()
     show_rows(HEADS, _rows(sides), console)
     console.print(safe_text(_footer(sides)))
     for line in digits_remarks([*a, *b]):
-        say(line, console)
+        print_text(line, console)
 
 
-def _sides(a: list[Record], b: list[Record], apart: bool) -> _Sides:
-    """``apart``: the runs did not see the same samples, so that equal seeds do not pair them."""
+def _sides(a: list[Record], b: list[Record], different: bool) -> _Sides:
+    """``different``: the runs did not use the same samples, so that equal seeds do not pair them."""
     first, second = ({record.seed: record for record in records} for records in (a, b))
     seeds = sorted(first.keys() & second.keys())
-    if apart or not seeds:
+    if different or not seeds:
         return _Sides(a, b, paired=False)
     return _Sides([first[seed] for seed in seeds], [second[seed] for seed in seeds], paired=True)
 
@@ -100,34 +101,34 @@ def _footer(sides: _Sides) -> str:
     """Sentences that say how the differences were computed."""
     count = len(sides.a) if sides.paired else max(len(sides.a), len(sides.b))
     if sides.paired:
-        pairing = f"{count} seed{'s' if count > 1 else ''}, paired; B less A."
+        pairing = f"{count} seed{'s' if count > 1 else ''}, paired; differences are B minus A."
         how = (
-            "The interval is Student's t, two-sided, and beside it one by drawing the seeds' differences again; the "
-            "effect is the mean of the differences over their deviation."
+            "95 % interval: Student's t, two-sided. Bootstrap: 95 % interval by resampling the differences (too narrow "
+            "with few seeds). Effect: mean of the differences divided by their standard deviation."
         )
     else:
-        pairing = f"Unpaired: {len(sides.a)} of A, {len(sides.b)} of B; B less A."
+        pairing = f"Unpaired: {len(sides.a)} seeds of A, {len(sides.b)} of B; differences are B minus A."
         how = (
-            "The interval is Welch's, two-sided, and beside it one by drawing each side again; the effect is the "
-            "difference of the means over the deviation of both together."
+            "95 % interval: Welch's, two-sided. Bootstrap: 95 % interval by resampling each side (too narrow with few "
+            "seeds). Effect: difference of the means divided by the pooled standard deviation."
         )
     return pairing if count == 1 else f"{pairing} {how}"
 
 
 def _show_settings(a: Record, b: Record, console: Console) -> None:
     for letter, record in (("A", a), ("B", b)):
-        console.print(safe_text(f"{letter}  {record.config.hash}  {' '.join(described(record.config))}"))
-    apart = differences(a.config, b.config)
-    console.print(safe_text("they differ in" if apart else "they differ in no setting"))
-    for key, (old, new) in apart.items():
+        console.print(safe_text(f"{letter}  {record.config.hash}  {' '.join(run_names(record.config))}"))
+    differing = differences(a.config, b.config)
+    console.print(safe_text("differing settings:" if differing else "no differing settings"))
+    for key, (old, new) in differing.items():
         console.print(safe_text(f"  {key}: {format_value(old)} -> {format_value(new)}"))
 
 
-def _other_samples(a: Sequence[Record], b: Sequence[Record]) -> str:
-    """Why two runs did not see the same samples; empty if they did."""
-    apart = differences(a[0].config, b[0].config).keys() & SAMPLES
-    if apart:
-        return ", ".join(sorted(apart))
+def _different_samples(a: Sequence[Record], b: Sequence[Record]) -> str:
+    """Why two runs did not use the same samples; empty if they did."""
+    keys = differences(a[0].config, b[0].config).keys() & SAMPLES
+    if keys:
+        return ", ".join(sorted(keys))
     seeds = {record.seed for record in a} & {record.seed for record in b}
     pairs = {
         (_fingerprint(one), _fingerprint(other))
@@ -135,10 +136,10 @@ def _other_samples(a: Sequence[Record], b: Sequence[Record]) -> str:
         if not seeds or (one.seed == other.seed and one.seed in seeds)
     }
     other_data = any(compare_fingerprints(*pair) is Match.DIFFERENT for pair in pairs)
-    return f"{a[0].config.stream.source} was read from other files" if other_data else ""
+    return f"{a[0].config.stream.source} has different content" if other_data else ""
 
 
-def _other_tasks(sides: _Sides) -> str:
+def _different_tasks(sides: _Sides) -> str:
     """Number of tasks that each side was evaluated on; empty if equal. Runs with --max-steps reach only some tasks."""
     tasks = [[record.counted.tasks for record in side] for side in (sides.a, sides.b)]
     same = tasks[0] == tasks[1] if sides.paired else set(tasks[0]) == set(tasks[1])
@@ -176,11 +177,11 @@ def _unpaired(a: list[float], b: list[float]) -> tuple[str, str, str, str]:
 
     Example:
         >>> _unpaired([1.0, 2.0, 3.0], [3.0, 4.0, 5.0])[:2], _unpaired([1.0], [3.0, 4.0])[1]
-        (('+2.00', '-0.27 to +4.27'), 'one seed has none')
+        (('+2.00', '-0.27 to +4.27'), 'none: one seed')
     """
     (mean, _), (other, std) = spread_over_seeds(b), spread_over_seeds(a)
     welch = welch_interval(b, other, std, len(a))
-    none = "one seed has none" if min(len(a), len(b)) < 2 else "-"
+    none = "none: one seed" if min(len(a), len(b)) < 2 else "-"
     return _signed(mean - other), str(welch or none), str(bootstrap_apart(b, a) or "-"), _signed(effect_apart(b, a))
 
 
@@ -196,16 +197,16 @@ def _scores(a: Record, b: Record) -> dict[str, Callable[[Record], float]]:
     if not a.multi_label:
         shared = a.evaluated.keys() & b.evaluated.keys()
         if not shared:  # running against exact moments: the listed differences say so
-            return {title: partial(Record.score, name=name) for name, title in SHOWN.items()}
+            return {title: partial(Record.score, name=name) for name, title in SCORE_TITLES.items()}
         return {
             title if moments == "running" else f"{title}, exact moments": partial(_score_of, moments=moments, name=name)
             for moments in ("running", "oracle")
             if moments in shared
-            for name, title in SHOWN.items()
+            for name, title in SCORE_TITLES.items()
         }
     return {
         title if labels == "overall" else f"{title}, {labels}": partial(Record.score, name=name, group=labels)
-        for name, title in SHOWN_OF_LABELS.items()
+        for name, title in LABEL_SCORE_TITLES.items()
         for labels in GROUPS_SHOWN
     }
 
@@ -219,10 +220,10 @@ def interval(differences: list[float]) -> str:
 
     Example:
         >>> interval([1.0, 2.0, 3.0]), interval([1.0]), interval([2.0, 2.0])
-        ('-0.48 to +4.48', 'one seed has none', '-')
+        ('-0.48 to +4.48', 'none: one seed', '-')
     """
     if len(differences) < 2:
-        return "one seed has none"
+        return "none: one seed"
     return "-" if math.isnan(effect_size(differences)) else str(t_interval(differences))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,19 +26,22 @@ from contnorm.bench.records import Record, Store
 from contnorm.bench.stats.paired import summed_up
 from contnorm.bench.trust import only_trusted
 from contnorm.bench.user_code import code_files
-from contnorm.cli.show import described
-from contnorm.cli.tables import safe_text, say, say_on_stderr
+from contnorm.cli.show import run_names
+from contnorm.cli.tables import print_error, print_text, safe_text
 from contnorm.diagnosis.measure import diagnose
 from contnorm.diagnosis.result import Diagnosis, pair_sentence
 from contnorm.errors import UserError, usable
 
-__all__ = ["Brought", "diagnose_brought", "diagnose_record", "show_diagnosis"]
+__all__ = ["ExternalModel", "diagnose_external", "diagnose_record", "show_diagnosis"]
 
 ENDINGS = (".svg", ".png", ".pdf")
 
 
+Located = tuple[Record, Path]  # a record and its path
+
+
 @dataclass(frozen=True)
-class Brought:
+class ExternalModel:
     """A network that was not trained by a run, as typed.
 
     Attributes:
@@ -55,32 +58,32 @@ class Brought:
 
 
 def show_diagnosis(
-    given: str | Brought,
+    target: str | ExternalModel,
     seed: int | None,
     place: RunEnvironment,
     out: Path | None,
     console: Console,
-    beside: str | None = None,
+    other: str | None = None,
     trusted: Iterable[Path] = (),
 ) -> None:
     """Print the table and the summary of a diagnosis, compare it with a second run, and draw a figure.
 
     Args:
-        given: A run, or a user's network, whose code thereby may be executed.
+        target: A run, or a user's network, whose code thereby may be executed.
         seed: Seed to diagnose; None for the first one.
         place: Folders of runs and data, and the device to measure on.
         out: File of the figure; None for no figure.
         console: Terminal to print to.
-        beside: Second run to compare with; None for no comparison.
+        other: Second run to compare with; None for no comparison.
         trusted: Python files that may be executed if a record names them.
     """
-    named = code_files({"model": {"name": given.model}}) if isinstance(given, Brought) else []
+    named = code_files({"model": {"name": target.model}}) if isinstance(target, ExternalModel) else []
     with only_trusted([*trusted, *named]):
-        _show_diagnosis(given, seed, place, out, console, beside)
+        _show_diagnosis(target, seed, place, out, console, other)
 
 
 def _show_diagnosis(
-    target: str | Brought,
+    target: str | ExternalModel,
     seed: int | None,
     place: RunEnvironment,
     out: Path | None,
@@ -88,46 +91,57 @@ def _show_diagnosis(
     other: str | None,
 ) -> None:
     if out is not None and out.suffix not in ENDINGS:  # checked before the measurement, which takes long
-        raise UserError(f"-o {out}: a figure ends in {', '.join(ENDINGS)}.")
+        raise UserError(f"-o {out}: the name of a figure must end in {', '.join(ENDINGS)}.")
     pairs = _pairs(target, other, seed, place) if other else []  # also raises errors before the measurement
-    title, diagnosis = _diagnosed(target, seed, place)
+    title, diagnosis, path = _diagnosed(target, seed, place)
     console.print(safe_text(title), "", soft_wrap=True, sep="\n")
     console.print(f"{diagnosis.table()}\n", soft_wrap=True, markup=False, highlight=False)
-    say(diagnosis.sentence, console)
-    if pairs:
+    print_text(diagnosis.sentence, console)
+    if pairs and path is not None:
         console.print()
-        say(_pair_summary(pairs, place), console)
+        print_text(_pair_summary(pairs, {path: diagnosis}, place), console)
     if out is not None:
-        with usable(out, "the figure can't be written", "Say with -o where else."):
+        with usable(out, "the figure can't be written", "Use -o for another file."):
             out.parent.mkdir(parents=True, exist_ok=True)
             diagnosis.draw(out)
-        console.print(safe_text(f"drawn in {out}"), soft_wrap=True)
+        console.print(safe_text(f"Figure written to {out}"), soft_wrap=True)
 
 
-def _diagnosed(target: str | Brought, seed: int | None, place: RunEnvironment) -> tuple[str, Diagnosis]:
-    if isinstance(target, Brought):
-        return f"{target.weights} on {target.stream}", diagnose_brought(target, seed or 0, place)
+def _diagnosed(
+    target: str | ExternalModel, seed: int | None, place: RunEnvironment
+) -> tuple[str, Diagnosis, Path | None]:
+    """Title, diagnosis, and path of the record if the target is a run."""
+    if isinstance(target, ExternalModel):
+        _print_digits_notice(_external_config(target, place), place)
+        return f"{target.weights} on {target.stream}", diagnose_external(target, seed or 0, place), None
     store = Store(place.runs)
     record = _of_seed(store.find(target), target, seed)
-    digits = f" on {described(record.config)[0]}" if record.config.stream.source == DIGITS else ""
-    title = f"{record.config.hash} seed {record.seed}{digits}"
-    return title, diagnose_record(record, _path(target, record, store), place)
+    path, config = _path(target, record, store), record.config
+    _print_digits_notice(config, place)
+    digits = f" on {run_names(config)[0]}" if config.stream.source == DIGITS else ""
+    return f"{config.hash} seed {record.seed}{digits}", diagnose_record(record, path, place), path
 
 
-def diagnose_brought(given: Brought, seed: int, place: RunEnvironment) -> Diagnosis:
+def _print_digits_notice(config: RunConfig, place: RunEnvironment) -> None:
+    """Print a notice if the data is the small stand-in for the data set that the stream needs."""
+    if notice := digits_notice(config.stream.source, config.stream.name, place.data_root):
+        print_error(notice)
+
+
+def diagnose_external(model: ExternalModel, seed: int, place: RunEnvironment) -> Diagnosis:
     """Diagnose a network that was not trained by a run; its accuracies at earlier tasks are unknown."""
-    settings = {"stream": {"name": given.stream}, "model": {"name": given.model}, "norm": {"name": given.norm}}
-    config = resolve(settings, place.data_root)
-    source = _load(config, place)
-    with _lane(config, seed, source, place) as lane:
-        load_weights(lane, given.weights, "Save it with safetensors.torch.save_file(model.state_dict(), path).")
+    config = _external_config(model, place)
+    with _lane(config, seed, _load(config, place), place) as lane:
+        load_weights(lane, model.weights, "Save it with safetensors.torch.save_file(model.state_dict(), path).")
         return _on_its_stream(lane, None)
 
 
+def _external_config(model: ExternalModel, place: RunEnvironment) -> RunConfig:
+    settings = {"stream": {"name": model.stream}, "model": {"name": model.model}, "norm": {"name": model.norm}}
+    return resolve(settings, place.data_root)
+
+
 def _load(config: RunConfig, place: RunEnvironment) -> Source:
-    """Load the data of a run; prints a notice if it is the small stand-in for the data set that the stream needs."""
-    if notice := digits_notice(config.stream.source, config.stream.name, place.data_root):
-        say_on_stderr(notice)
     return load_source(str(config.stream.source), place.data_root, allow_missing=place.allow_missing)
 
 
@@ -142,9 +156,8 @@ def diagnose_record(record: Record, path: Path, place: RunEnvironment) -> Diagno
         place: Folder of data, and the device to measure on.
     """
     config = record.config
-    why = untrusted_in(config) or edited(config)
-    if why:
-        raise UserError(f"{path}: {why}")
+    if reason := untrusted_in(config) or edited(config):
+        raise UserError(f"{path}: {reason}")
     source = _load(config, place)
     _check_data(record, source, path)
     with _lane(config, record.seed, source, place) as lane:
@@ -165,12 +178,11 @@ def _lane(config: RunConfig, seed: int, source: Source, place: RunEnvironment) -
 def _on_its_stream(lane: Trainer, learned: Sequence[float] | None) -> Diagnosis:
     if lane.data.sequence.multi_label:
         raise UserError(
-            f"diagnose: a picture of {lane.config.stream.name} has several labels, and the effect is measured in "
-            f"accuracy. Use a run whose pictures have one each; `contnorm show` has the scores of this one."
+            f"diagnose: images of {lane.config.stream.name} have several labels, and the effect is measured in "
+            f"accuracy. Use a single-label run; `contnorm show` has the scores of this one."
         )
-    tasks = range(
-        lane.data.sequence.tasks if learned is None else len(learned)
-    )  # of a run with max_steps, the tasks that it reached
+    # A run with max_steps has only reached the tasks that it has accuracies of.
+    tasks = range(lane.data.sequence.tasks if learned is None else len(learned))
     try:
         return diagnose(
             lane.model,
@@ -183,31 +195,28 @@ def _on_its_stream(lane: Trainer, learned: Sequence[float] | None) -> Diagnosis:
         raise UserError(str(error)) from error
 
 
-Located = tuple[Record, Path]  # a record and its path
-
-
-def _pairs(target: str | Brought, other: str, seed: int | None, place: RunEnvironment) -> list[tuple[Located, Located]]:
+def _pairs(
+    target: str | ExternalModel, other: str, seed: int | None, place: RunEnvironment
+) -> list[tuple[Located, Located]]:
     """Records of two runs that differ only in their norm, paired by the seeds whose weights both have."""
-    if isinstance(target, Brought):
-        raise UserError(
-            "--beside: takes a run beside a run; of a network of your own, use contnorm.diagnose in Python."
-        )
+    if isinstance(target, ExternalModel):
+        raise UserError("--beside compares two runs. For a network of your own, use contnorm.diagnose in Python.")
     first, second = (_with_weights(run, seed, place) for run in (target, other))
     configs = [next(iter(records.values()))[0].config for records in (first, second)]
-    apart = differences(*configs)
-    if not apart:
-        raise UserError(f"--beside {other}: is the same run. Give one with another norm.")
+    differing = differences(*configs)
+    if not differing:
+        raise UserError(f"--beside {other}: is the same run. Name a run with another norm.")
     others = [
         f"{key}={format_value(b)} (not {format_value(a)})"
-        for key, (a, b) in apart.items()
+        for key, (a, b) in differing.items()
         if not key.startswith("norm.")
     ]
     if others:
-        raise UserError(f"--beside {other}: a pair differs in its norm alone, and here {', '.join(others)} too.")
+        raise UserError(f"--beside {other}: must differ only in its norm, but differs in {', '.join(others)}.")
     seeds = sorted(first.keys() & second.keys())
     if not seeds:
-        there = [", ".join(map(str, by_seed)) for by_seed in (first, second)]
-        raise UserError(f"--beside {other}: the two share no seed whose weights were kept: {there[0]}, and {there[1]}.")
+        a, b = (", ".join(map(str, by_seed)) for by_seed in (first, second))
+        raise UserError(f"--beside {other}: the runs share no seed with weights. Their seeds are {a} and {b}.")
     return [(first[shared], second[shared]) for shared in seeds]
 
 
@@ -219,23 +228,29 @@ def _with_weights(run: str, seed: int | None, place: RunEnvironment) -> dict[int
     located = [(record, _path(run, record, store)) for record in wanted]
     by_seed = {record.seed: (record, path) for record, path in located if weights_path(path).is_file()}
     if not by_seed:
-        raise UserError(f"{run}: its weights were not kept. Run it with --keep-weights into another folder of runs.")
+        raise UserError(f"{run}: its weights were not saved. Run it with --keep-weights and another --runs folder.")
     return by_seed
 
 
-def _pair_summary(pairs: Sequence[tuple[Located, Located]], place: RunEnvironment) -> str:
-    diagnoses = [tuple(diagnose_record(record, path, place) for record, path in pair) for pair in pairs]
-    here, there = (described(record.config)[-1] for record, _ in pairs[0])
-    pairs_of_results = [(first, second) for first, second in diagnoses]
-    return pair_sentence(pairs_of_results, here, there, interval=lambda differences: summed_up(differences).t)
+def _pair_summary(
+    pairs: Sequence[tuple[Located, Located]], measured: Mapping[Path, Diagnosis], place: RunEnvironment
+) -> str:
+    """Comparison of two runs; ``measured`` has the diagnoses that are known already, by path of the record."""
+
+    def diagnose_one(record: Record, path: Path) -> Diagnosis:
+        return measured[path] if path in measured else diagnose_record(record, path, place)
+
+    first, second = (run_names(record.config)[-1] for record, _ in pairs[0])
+    results = [(diagnose_one(*a), diagnose_one(*b)) for a, b in pairs]
+    return pair_sentence(results, first, second, interval=lambda differences: summed_up(differences).t)
 
 
 def _of_seed(records: list[Record], run: str, seed: int | None) -> Record:
     for record in records:
         if seed is None or record.seed == seed:
             return record
-    there = ", ".join(str(record.seed) for record in records)
-    raise UserError(f"--seed {seed}: run {run!r} has the seeds {there}.")
+    seeds = ", ".join(str(record.seed) for record in records)
+    raise UserError(f"--seed {seed}: run {run!r} has the seeds {seeds}.")
 
 
 def _path(run: str, record: Record, store: Store) -> Path:
@@ -257,10 +272,10 @@ def _learned(record: Record) -> list[float]:
 
 def _check_data(record: Record, source: Source, path: Path) -> None:
     recorded = record.raw.get("source", {}).get("fingerprint")
-    if why := not_comparable(recorded, source.fingerprint):
-        logging.getLogger("contnorm").warning(f"{path}: may be of other data than is used here: {why}.")
+    if reason := not_comparable(recorded, source.fingerprint):
+        logging.getLogger("contnorm").warning(f"{path}: may be of other data than is used here: {reason}.")
     if compare_fingerprints(recorded, source.fingerprint) is Match.DIFFERENT:
         raise UserError(
-            f"{path}: was run on other {source.name} data than is found here (fingerprint {recorded}, here "
-            f"{source.fingerprint}). Say with --data-root where that is."
+            f"{path}: was run on other {source.name} data (fingerprint {recorded}, here {source.fingerprint}). Set "
+            f"--data-root to the folder of that data."
         )

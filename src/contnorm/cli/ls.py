@@ -6,7 +6,7 @@ from contnorm.bench.memories import MEMORIES
 from contnorm.bench.model_registry import NETWORKS
 from contnorm.bench.strategy_registry import STRATEGIES
 from contnorm.bench.streams.tasks import STREAMS
-from contnorm.paper.recipe_file import find_recipe, recipe_names
+from contnorm.paper.recipe import find_recipe, recipe_names
 from contnorm.registry import NORMS
 
 __all__ = ["listings"]

@@ -6,12 +6,15 @@ need torch are imported inside the commands that use them, so that the other com
 
 from __future__ import annotations
 
+import atexit
 import errno
+import gc
 import io
 import logging
 import os
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -35,8 +38,7 @@ from contnorm.bench.escape import escape_terminal
 from contnorm.bench.records import Found, Record, Store, distinct
 from contnorm.bench.trust import check_files, only_trusted
 from contnorm.bench.user_code import code_files
-from contnorm.cli.garbage import importing_torch, leave_it_to_the_system
-from contnorm.cli.tables import safe_text, say_on_stderr
+from contnorm.cli.tables import print_error, safe_text
 from contnorm.errors import UserError, unknown
 
 __all__ = ["app", "main"]
@@ -78,6 +80,23 @@ def _in_words(error: OSError) -> Exception:
     if error.filename is not None and error.errno in _UNUSABLE:
         return UserError(f"{show_value(str(error.filename))}: can't be used ({error.strerror}).")
     return error
+
+
+@contextmanager
+def importing_torch() -> Iterator[None]:
+    """Context for the imports of a command that needs torch; exempts the imported objects from garbage collection.
+
+    They are never freed. The collector would scan them several times during the import and again during a run.
+    """
+    if "torch" in sys.modules or not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _has_working_folder() -> bool:
@@ -323,7 +342,7 @@ def show(
     by_task: Annotated[bool, typer.Option("--by-task", help="Show the full accuracy matrix of each run.")] = False,
 ) -> None:
     """Show the scores of finished runs, averaged over seeds."""
-    from contnorm.cli.show import show_lost, show_matrices, show_scores, show_unsealed, unknown_names
+    from contnorm.cli.show import show_diverged, show_matrices, show_scores, show_unsealed, unknown_names
     from contnorm.report.summaries import Summaries, find_summaries, summaries_under
 
     store = Store(runs)
@@ -339,12 +358,12 @@ def show(
         none = f"no finished runs under {runs}{', all were lost' if diverged else ''}. Make one: contnorm run --norm cn"
         raise UserError("; ".join(problems) or none)
     for problem in [*problems, *unknown_names(records)]:
-        say_on_stderr(problem)
+        print_error(problem)
     if by_task:
         show_matrices([record for record in records if isinstance(record, Record)], console)
     else:
         show_scores(records, console)
-    show_lost(records, diverged, console)
+    show_diverged(records, diverged, console)
     if run:
         show_unsealed(records, console)
 
@@ -357,15 +376,15 @@ def compare(
 ) -> None:
     """Compare two runs: differing settings, and score differences paired over shared seeds."""
     from contnorm.cli.compare import show_comparison
-    from contnorm.cli.show import show_lost, unknown_names
+    from contnorm.cli.show import show_diverged, unknown_names
 
     store = Store(runs)
     first, second = store.find_one(a), store.find_one(b)
     unknown_here = unknown_names([*first.records, *second.records])
     for problem in dict.fromkeys([*first.problems, *second.problems, *unknown_here]):
-        say_on_stderr(problem)
+        print_error(problem)
     show_comparison(first.records, second.records, console)
-    show_lost([*first.records, *second.records], first.lost | second.lost, console)
+    show_diverged([*first.records, *second.records], first.lost | second.lost, console)
 
 
 @app.command()
@@ -377,9 +396,11 @@ def diagnose(
     weights: Annotated[Path | None, typer.Option(help="Weights of --model: a safetensors file.")] = None,
     stream: Annotated[str | None, typer.Option(help="Stream of tasks for --model; see `contnorm ls streams`.")] = None,
     norm: Annotated[str, typer.Option(help="Norm passed to the function that --model names.")] = "bn",
-    beside: Annotated[
+    other: Annotated[
         str | None,
-        typer.Option(help="Second run that differs only in its norm: compare how much accuracy is recovered."),
+        typer.Option(
+            "--beside", help="Second run that differs only in its norm: compare how much accuracy is recovered."
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Figure to write: .svg, .png or .pdf.")] = None,
     device: Annotated[str, typer.Option(help=_DEVICE)] = "cpu",
@@ -399,11 +420,11 @@ def diagnose(
         raise UserError(f"--norm {norm}: is for a network of your own, with --model. A run's norm is in its record.")
     with importing_torch():
         from contnorm.bench.api.execution import RunOptions, run_environment
-        from contnorm.cli.diagnose import Brought, show_diagnosis
+        from contnorm.cli.diagnose import ExternalModel, show_diagnosis
 
     place = run_environment(runs, RunOptions(device, 1, threads, allow_missing=allow_missing), data_root)
-    target = Brought(model, weights, stream, norm) if model and weights and stream else run
-    show_diagnosis(target, seed, place, out, console, beside, check_files(trust_code or []))
+    target = ExternalModel(model, weights, stream, norm) if model and weights and stream else run
+    show_diagnosis(target, seed, place, out, console, other, check_files(trust_code or []))
 
 
 @app.command()
@@ -440,17 +461,18 @@ def paper(
     trusted = check_files(trust_code or [])
     check_seeds(seeds)
     if list_ or not recipe:
-        from contnorm.cli.paper_list import show_recipes
+        with importing_torch():
+            from contnorm.cli.paper import show_recipes
 
         with only_trusted(trusted):
             show_recipes(seeds, data_root, runs, console, recipe)
         return
     with importing_torch():
         from contnorm.bench.api.execution import RunOptions
-        from contnorm.cli.paper import Asked, run_recipe
+        from contnorm.cli.paper import PaperOptions, run_recipe
 
     options = RunOptions(device, lanes, threads, allow_missing=allow_missing)
-    request = Asked(
+    request = PaperOptions(
         seeds, only or [], options, max_steps, precision, data_root, runs, lr, selected, set_ or [], trusted
     )
     raise typer.Exit(run_recipe(recipe, request, console))
@@ -494,14 +516,14 @@ def tune(
     """Choose a learning rate for each norm and strategy of a table, using only the validation tasks."""
     with importing_torch():
         from contnorm.bench.api.execution import RunOptions
-        from contnorm.cli.tune import RATES, Wanted, tune_recipe
+        from contnorm.cli.tune import RATES, TuneOptions, tune_recipe
 
     typed = {"stream": stream, "strategy": strategies, "norm": norms}
     only = [f"{key}={value.strip()}" for key, values in typed.items() if values for value in values.split(",")]
     grid = _numbers(rates, "--rates") if rates else RATES
     options = RunOptions(device, lanes, threads, allow_missing=allow_missing)
     trusted = check_files(trust_code or [])
-    request = Wanted(seeds, only, grid, options, max_steps, precision, data_root, runs, out, trusted)
+    request = TuneOptions(seeds, only, grid, options, max_steps, precision, data_root, runs, out, trusted)
     raise typer.Exit(tune_recipe(recipe, request, console))
 
 
@@ -599,7 +621,7 @@ def report(
         reason = "; ".join(shelves.problems) or none
         raise UserError(f"{reason}. Make one: contnorm run --norm cn")
     for problem in [*shelves.problems, *unknown_names(shelves.records)]:
-        say_on_stderr(problem)
+        print_error(problem)
     write_report(made, form, part, out, console)
 
 
@@ -632,7 +654,7 @@ def main() -> None:
         if sys.stdout:
             sys.stdout.flush()  # an error here can still be handled; at exit it could not
     except UserError as error:
-        say_on_stderr(str(error))
+        print_error(str(error))
         raise SystemExit(2) from None
     except OSError as error:
         raise SystemExit(_output_failed(error)) from None
@@ -641,12 +663,12 @@ def main() -> None:
     except (MemoryError, RuntimeError, ImportError) as error:
         if not _out_of_memory(error):
             raise
-        say_on_stderr(OUT_OF_MEMORY)
+        print_error(OUT_OF_MEMORY)
         raise SystemExit(2) from None
     except _WRONG_USE as error:
         message = _in_one_line(error)
         if message:  # empty if the help was shown because there were no arguments
-            say_on_stderr(message)
+            print_error(message)
         raise SystemExit(2) from None
     raise SystemExit(code if isinstance(code, int) else 0)
 
@@ -655,9 +677,10 @@ def _prepare_process() -> None:
     """Set up what every command needs: standard streams, an existing current folder, logging."""
     _open_standard_streams()
     if not _has_working_folder():
-        say_on_stderr("the current folder was deleted. Change to one that exists.")
+        print_error("the current folder was deleted. Change to one that exists.")
         raise SystemExit(2)
-    leave_it_to_the_system()
+    # Torch's modules hold half a million objects. The operating system frees them faster than a last collection.
+    atexit.register(gc.freeze)
     _log_to_stderr()
     if isinstance(sys.stdout, io.TextIOWrapper):  # characters that the encoding lacks are shown as escapes
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -672,7 +695,7 @@ def _output_failed(error: OSError) -> int:
     if not isinstance(error, BrokenPipeError):
         if error.filename is not None or error.errno not in _FAILED_WRITE:
             raise error
-        say_on_stderr(f"output can't be written ({error.strerror}). What was recorded and saved stays.")
+        print_error(f"output can't be written ({error.strerror}). What was recorded and saved stays.")
     _discard_output()
     return 1 if isinstance(error, BrokenPipeError) else 2
 

@@ -1,91 +1,102 @@
-"""Prints results next to the published numbers: cells with verdicts, curves and claims. Needs no torch."""
+"""Prints the tables of the `paper` command: scores with verdicts, curves, claims, and the data sets. Needs no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean
 
 from rich.console import Console
+from rich.table import Column, Table
 
+from contnorm.bench.api.progress import load_with_progress
+from contnorm.bench.config.schema import StreamConfig
+from contnorm.bench.data.registry import SOURCES, Source, find_layout, looked_for
 from contnorm.bench.metrics.accuracy_matrix import SCORES
 from contnorm.bench.metrics.multilabel import LABEL_SCORES
-from contnorm.cli.tables import safe_text, say, show_rows
-from contnorm.paper.claims import Case, decide
-from contnorm.paper.format import (
-    FM_OF_LABELS,
-    data_remarks,
-    measure,
-    no_interval,
-    numbers,
-    paper_number,
-    spread,
-    verdict_words,
-)
-from contnorm.paper.precisions import precision_remarks
+from contnorm.bench.streams.tasks import build_stream, find_stream
+from contnorm.cli.tables import print_text, safe_text, show_rows
+from contnorm.errors import UserError
+from contnorm.paper.claims import ClaimCase, decide
+from contnorm.paper.format import case_numbers, claim_criterion, no_interval_reason, paper_number, spread, verdict_text
+from contnorm.paper.measured import MeasuredCell
+from contnorm.paper.published import DataRow, data_rows
 from contnorm.paper.recipe import Recipe
-from contnorm.paper.rows import Line, apart, corrected, lines_of, remarks
-from contnorm.paper.score_names import title_of
-from contnorm.paper.series import Measured
+from contnorm.paper.scores import score_title
+from contnorm.paper.tables import (
+    LABEL_FORGETTING,
+    Line,
+    data_part_remarks,
+    data_remarks,
+    lines_of,
+    precision_remarks,
+    renorm_remarks,
+    verdict_remarks,
+)
 
-__all__ = ["show_claims", "show_curves", "show_table"]
+__all__ = ["measure_data", "show_claims", "show_curves", "show_data_table", "show_table"]
 
-SHOWN = ("stream", "strategy", "buffer", "tasks", "setting", "labels")
+SHOWN = ("stream", "strategy", "buffer", "tasks", "setting", "labels")  # dimensions that have a column
+COLUMNS = ("tasks", "shape", "train", "test", "classes")  # of the table of data sets
 
 
-def show_table(recipe: Recipe, measured: Sequence[Measured], console: Console, verdicts: bool = True) -> None:
-    """Print one row per score of a cell; ``verdicts`` is False for smoke tests, which are not comparable."""
-    lines = [line for one in measured for line in lines_of(recipe, one)]
+def show_table(recipe: Recipe, measured: Sequence[MeasuredCell], console: Console, verdicts: bool = True) -> None:
+    """Print one row per score of a cell with records.
+
+    Args:
+        recipe: Recipe of the table.
+        measured: All cells of the table.
+        console: Terminal to print to.
+        verdicts: False for runs that are not comparable with the paper's, such as smoke tests.
+    """
+    lines = [line for one in measured if one.records for line in lines_of(recipe, one)]
     shown = _dimensions(recipe, measured)
     heads = [*shown, "norm", "score", "seeds", "ours", "paper"]
     heads += ["difference", "95 % interval", "verdict"] if verdicts else []
     rows = []
     for line in lines:
-        cells = [*_place(line.measured, shown), title_of(line.score), str(len(line.values)), spread(line.values)]
+        cells = [*_place(line.measured, shown), score_title(line.score), str(len(line.values)), spread(line.values)]
         cells.append(paper_number(line.published))
-        rows.append(cells + (list(verdict_words(line.found)) if verdicts else []))
+        rows.append(cells + (list(verdict_text(line.comparison)) if verdicts else []))
     show_rows(heads, rows, console, named=len(shown) + 1)
     console.print()
     for text in _footer(recipe, measured, lines, verdicts):
-        say(text, console)
+        print_text(text, console)
 
 
-def _dimensions(recipe: Recipe, measured: Sequence[Measured]) -> list[str]:
+def _dimensions(recipe: Recipe, measured: Sequence[MeasuredCell]) -> list[str]:
     """Columns that name a cell: stream, strategy, dimensions with values, and the learning rate if it varies."""
-    places = [one.cell.place for one in measured]
+    recorded = [one for one in measured if one.records]
+    places = [one.cell.place for one in recorded]
     shown = [key for key in SHOWN if key in ("stream", "strategy") or any(p[key] is not None for p in places)]
-    chosen = any("lr" in selected.settings.get("train", {}) for selected in recipe.selected)
-    return [*shown, "lr"] if chosen or len({_rate(one) for one in measured}) > 1 else shown
+    selected = any("lr" in selected.settings.get("train", {}) for selected in recipe.selected)
+    return [*shown, "lr"] if selected or len({_rate(one) for one in recorded}) > 1 else shown
 
 
-def _rate(one: Measured) -> float | None:
+def _rate(one: MeasuredCell) -> float | None:
     return next((record.config.train.lr for record in one.records.values()), None)
 
 
-def _place(one: Measured, shown: Sequence[str]) -> list[str]:
+def _place(one: MeasuredCell, shown: Sequence[str]) -> list[str]:
     place = {**one.cell.place, "lr": _rate(one)}
     return [*("all" if place[key] is None else str(place[key]) for key in shown), one.cell.norm]
 
 
-def _footer(recipe: Recipe, measured: Sequence[Measured], lines: Sequence[Line], verdicts: bool) -> list[str]:
+def _footer(recipe: Recipe, measured: Sequence[MeasuredCell], lines: Sequence[Line], verdicts: bool) -> list[str]:
     notes = [f"Forgetting is {name}." for name in recipe.scores.values() if name in SCORES and name.startswith("fm")]
-    notes += [FM_OF_LABELS] if any(n in LABEL_SCORES and n.startswith("fm") for n in recipe.scores.values()) else []
-    notes += apart(measured)
+    notes += [LABEL_FORGETTING] if any(n in LABEL_SCORES and n.startswith("fm") for n in recipe.scores.values()) else []
+    notes += data_part_remarks(measured)
     notes += [recipe.note] if recipe.note else []
-    notes += corrected(measured)
+    notes += renorm_remarks(measured)
     notes += precision_remarks(measured)
     if not verdicts:
-        notes.append(
-            "A try: these numbers are of the first steps alone, or of other settings, so there are no verdicts."
-        )
+        notes.append("A smoke test, or changed settings: not comparable with the paper, so there are no verdicts.")
         return notes
-    return notes + remarks(recipe, lines)
+    return notes + verdict_remarks(recipe, lines)
 
 
-def _data(measured: Sequence[Measured]) -> list[str]:
-    return data_remarks(record for one in measured for record in one.records.values())
-
-
-def show_curves(recipe: Recipe, measured: Sequence[Measured], console: Console) -> None:
+def show_curves(recipe: Recipe, measured: Sequence[MeasuredCell], console: Console) -> None:
     """Print one row per score of a cell: the mean over seeds after each task."""
     shown = _dimensions(recipe, measured)
     rows = []
@@ -94,32 +105,99 @@ def show_curves(recipe: Recipe, measured: Sequence[Measured], console: Console) 
             curves = list(one.curves(score).values())
             if curves:
                 means = [f"{fmean(values):.2f}" for values in zip(*curves, strict=False)]
-                rows.append([*_place(one, shown), title_of(score), str(len(curves)), *means])
+                rows.append([*_place(one, shown), score_title(score), str(len(curves)), *means])
     tasks = max((len(row) for row in rows), default=0) - len(shown) - 3
     heads = [*shown, "norm", "score", "seeds", *(f"task {i + 1}" for i in range(tasks))]
     show_rows(heads, rows, console, named=len(shown) + 2)
     console.print()
-    for text in [*([recipe.note] if recipe.note else []), *precision_remarks(measured), *_data(measured)]:
-        say(text, console)
+    data = data_remarks(record for one in measured for record in one.records.values())
+    for text in [*([recipe.note] if recipe.note else []), *precision_remarks(measured), *data]:
+        print_text(text, console)
 
 
-def show_claims(recipe: Recipe, measured: Sequence[Measured], console: Console, whole: bool = True) -> None:
-    """Print each claim with its outcome, case by case; ``whole`` is False if some cells are not run."""
-    for decided in (decide(claim, measured) for claim in recipe.claims):
-        if decided.cases:
-            outcome = decided.outcome.upper() + ("" if whole else ", of what is run")
-            console.print()
-            console.print(safe_text(f"{outcome}: {decided.claim.says} ({measure(decided.claim)})"))
-        for case in decided.cases:
-            say(f"  {case.what}: {_numbers(case)}", console)
+def show_claims(recipe: Recipe, measured: Sequence[MeasuredCell], console: Console, complete: bool = True) -> None:
+    """Print each claim with its outcome, case by case; ``complete`` is False if some cells are not run."""
+    for result in (decide(claim, measured) for claim in recipe.claims):
+        outcome = result.outcome.upper() + ("" if complete else ", of what is run")
+        console.print()
+        console.print(safe_text(f"{outcome}: {result.claim.says} ({claim_criterion(result.claim)})"))
+        for case in result.cases:
+            print_text(f"  {case.what}: {_case_text(case)}", console)
+        if not result.cases:
+            print_text("  none of its cells has a record", console)
 
 
-def _numbers(case: Case) -> str:
-    mean, interval, bootstrap, effect = numbers(case)
+def _case_text(case: ClaimCase) -> str:
+    mean, interval, bootstrap, effect = case_numbers(case)
     if case.interval is None:
         first = f"{mean}, " if case.paired else ""
-        return f"{first}{no_interval(case)}: {case.outcome}"
+        return f"{first}{no_interval_reason(case)}: {case.outcome}"
     if case.paired is None:
         return f"{interval}, {case.seeds} seeds: {case.outcome}"
     effect_text = "" if effect == "-" else f", effect {effect}"
     return f"{mean}, t {interval}, bootstrap {bootstrap}{effect_text}, {case.seeds} seeds: {case.outcome}"
+
+
+@dataclass(frozen=True)
+class ComparedData:
+    """A data set as published, and as measured on disk or the reason why it was not."""
+
+    published: DataRow
+    measured: DataRow | None
+    missing: str = ""
+
+
+def measure_data(name: str, source: Source) -> DataRow:
+    """Count the tasks, samples and classes of a stream, validation tasks included."""
+    spec = find_stream(name)
+    defaults = spec.defaults["stream"]
+    per_task = defaults.get("train_per_task")
+    config = StreamConfig(name, part="all", scenario=defaults["scenario"], train_per_task=per_task)
+    stream = build_stream(config, source, 0)
+    shape = tuple(source.train_images.shape[1:])
+    return DataRow(name, stream.tasks, shape, len(stream.train), len(stream.test), source.classes)
+
+
+def show_data_table(recipe: Recipe, root: Path, console: Console, allow_missing: bool = False) -> None:
+    """Print one row per data set on disk; for the others, what to put where."""
+    rows = [_compared(row, root, console, allow_missing) for row in data_rows() if row.stream in recipe.streams]
+    if not any(row.measured for row in rows):
+        raise UserError(f"{recipe.name}: none of its data sets is under {root}. {rows[0].missing}")
+    table = Table(*(Column(head, no_wrap=True) for head in ("stream", *COLUMNS, "verdict")), box=None, pad_edge=False)
+    for row in rows:
+        if row.measured is not None:
+            table.add_row(*map(safe_text, (row.measured.stream, *_cells(row), _verdict(row))))
+    console.print(table, "")
+    console.print(safe_text("Measured on disk; the paper's value is in brackets where it differs."))
+    notes = [row.missing for row in rows if row.missing]
+    notes += [f"{row.published.stream}: {row.published.flag}." for row in rows if row.published.flag]
+    for line in notes:
+        console.print(safe_text(line), soft_wrap=True)
+
+
+def _compared(row: DataRow, root: Path, console: Console, allow_missing: bool) -> ComparedData:
+    spec = SOURCES[find_stream(row.stream).sources[0]]
+    if find_layout(spec, root) is None:
+        return ComparedData(row, None, f"{row.stream}: put {looked_for(spec)} under {root}.")
+    try:
+        source = load_with_progress(spec.name, root, console, allow_missing=allow_missing)
+        return ComparedData(row, measure_data(row.stream, source))
+    except UserError as error:  # the other data sets are still shown
+        return ComparedData(row, None, str(error))
+
+
+def _cells(row: ComparedData) -> list[str]:
+    return [_cell(getattr(row.measured, name), getattr(row.published, name)) for name in COLUMNS]
+
+
+def _cell(ours: object, theirs: object) -> str:
+    return _text(ours) if ours == theirs else f"{_text(ours)} ({_text(theirs)})"
+
+
+def _text(value: object) -> str:
+    return "x".join(map(str, value)) if isinstance(value, tuple) else f"{value:,}"
+
+
+def _verdict(row: ComparedData) -> str:
+    differing = [name for name in COLUMNS if getattr(row.measured, name) != getattr(row.published, name)]
+    return f"differs in {', '.join(differing)}" if differing else "agrees"

@@ -12,11 +12,10 @@ from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.config.sources import MAX_SEEDS, format_settings, format_value
 from contnorm.bench.records import Record, by_settings
 from contnorm.bench.streams.tasks import STREAMS
-from contnorm.cli.run_tables import run_blocks, runs_csv
-from contnorm.cli.show import Lost, described, own_settings
+from contnorm.cli.show import DivergedSeeds, changed_keys, run_blocks, run_names, runs_csv
 from contnorm.errors import UserError, unknown
-from contnorm.paper.diverged import lost_words
-from contnorm.paper.recipe_file import recipe_names
+from contnorm.paper.recipe import recipe_names
+from contnorm.paper.tables import divergence_text
 from contnorm.report import figures
 from contnorm.report.heat_map import matrix_heat_map
 from contnorm.report.large_pages import MOST_OPEN, limited_views, score_tables, strongest
@@ -48,7 +47,7 @@ class Report:
     unrun: Sequence[Unrun]
     groups: Groups
     timed: Mapping[str, Groups]  # runs that are timed, by recipe
-    lost: Lost  # seeds without a record because their loss was no longer finite
+    lost: DivergedSeeds  # seeds without a record because their loss was no longer finite
 
     @property
     def runs(self) -> int:
@@ -77,7 +76,7 @@ def counted(many: int, what: str) -> str:
 
 
 def _grouped(records: Sequence[Record]) -> Groups:
-    return by_settings(sorted(records, key=lambda r: (described(r.config), r.config.hash, r.seed)))
+    return by_settings(sorted(records, key=lambda r: (run_names(r.config), r.config.hash, r.seed)))
 
 
 def _summarized(groups: Groups) -> dict[str, list[Summary]]:
@@ -206,7 +205,7 @@ def _compared(report: Report, summaries: Mapping[str, Sequence[Summary]]) -> lis
     by_stream: dict[tuple[str, bool], dict[str, str]] = defaultdict(dict)
     for name, group in report.groups.items():
         if name not in in_tables:
-            stream, strategy, norm = described(group[0].config)
+            stream, strategy, norm = run_names(group[0].config)
             exact = ", exact moments" if group[0].config.evaluate.moments == "oracle" else ""
             by_stream[stream, group[0].multi_label][f"{strategy} {norm}{exact} ({name[:4]})"] = name
     draw = {False: figures.accuracy_over_tasks, True: map_over_tasks}
@@ -225,9 +224,9 @@ def _compared(report: Report, summaries: Mapping[str, Sequence[Summary]]) -> lis
 
 def _run_view(group: Sequence[Record], timed: str = "", lost: Mapping[int, str] | None = None) -> RunView:
     first = group[0]
-    facts = [*_facts(group), *([("lost", lost_words(lost, len(group)))] if lost else [])]
-    title = " ".join(described(first.config)) + (f", timed for {timed}" if timed else "")
-    settings = format_settings(changed(first.config), {*own_settings(first.config), "evaluate.moments"})
+    facts = [*_facts(group), *([("lost", divergence_text(lost, len(group)))] if lost else [])]
+    title = " ".join(run_names(first.config)) + (f", timed for {timed}" if timed else "")
+    settings = format_settings(changed(first.config), {*changed_keys(first.config), "evaluate.moments"})
     return RunView(first.config.hash, title, settings, _command(group), facts)
 
 

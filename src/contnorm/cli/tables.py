@@ -15,12 +15,12 @@ from contnorm.bench.escape import escape_terminal, shorten
 
 __all__ = [
     "column_widths",
-    "indented",
     "needed_width",
     "print_columns",
+    "print_error",
+    "print_indented",
+    "print_text",
     "safe_text",
-    "say",
-    "say_on_stderr",
     "show_rows",
 ]
 
@@ -39,7 +39,7 @@ def safe_text(text: str) -> Text:
     return Text(escape_terminal(text))
 
 
-def say_on_stderr(text: str) -> None:
+def print_error(text: str) -> None:
     """Print a warning or an error to stderr, as one line."""
     print(f"contnorm: {shorten(escape_terminal(text), LONGEST_MESSAGE)}", file=sys.stderr)
 
@@ -77,7 +77,7 @@ def show_rows(heads: Sequence[str], rows: Sequence[Sequence[str]], console: Cons
         before = name
         cells = [f"{head} {cell}" for head, cell in zip(heads[named:], row[named:], strict=True)]
         for line in _lines(cells, console.width - INDENT):
-            indented(line, console)
+            print_indented(line, console)
 
 
 def column_widths(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
@@ -134,12 +134,12 @@ def _wrapped(text: str, width: int) -> list[str]:
     return lines
 
 
-def say(sentence: str, console: Console, style: str = "") -> None:
+def print_text(sentence: str, console: Console, style: str = "") -> None:
     """Print a sentence: wrapped between words on a terminal, as one searchable line in a file or pipe."""
     console.print(safe_text(sentence), style=style, soft_wrap=not console.is_terminal)
 
 
-def indented(line: str, console: Console) -> None:
+def print_indented(line: str, console: Console) -> None:
     """Print an indented line; its continuation lines are indented too."""
     console.print(Padding(safe_text(line), (0, 0, 0, INDENT), expand=False))
 

@@ -1,25 +1,40 @@
-"""Cells of a recipe: one for each run of its grids and each view of that run."""
+"""Cells of a recipe, one for each run of its grids and each view of that run, and the ``--only`` filter."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
 from contnorm.bench.config.schema import from_dict, merge_settings
 from contnorm.bench.streams.tasks import find_stream
-from contnorm.errors import UserError
-from contnorm.paper.published import Published, find
-from contnorm.paper.recipe import DIMENSIONS, VIEWS, Block, NormEntry, Recipe, View
+from contnorm.errors import UserError, unknown
+from contnorm.paper.published import PublishedNumber, find
+from contnorm.paper.recipe import DIMENSIONS, VIEWS, NormEntry, Recipe, RunGrid, View
 from contnorm.registry import find_norm
 
-__all__ = ["Cell", "cells_of", "matches", "source_of", "unreached"]
+__all__ = [
+    "SHARED_DIMENSIONS",
+    "RecipeCell",
+    "cells_of",
+    "comparable",
+    "filter_cells",
+    "matches",
+    "source_of",
+    "unmatched_entries",
+    "unpaired_claims",
+]
+
+NORM_DIMENSIONS = ("norm", "groups", "momentum", "schedule")
+# Dimensions in which two cells are equal that are compared: all but those of the norm.
+SHARED_DIMENSIONS = tuple(key for key in DIMENSIONS if key not in NORM_DIMENSIONS)
 
 
 @dataclass(frozen=True, eq=False)
-class Cell:
-    """One row of a table.
+class RecipeCell:
+    """One row of a recipe's table: a run, and one view of its record.
 
     Attributes:
         place: Its coordinates by dimension; None if a dimension does not apply.
@@ -31,14 +46,14 @@ class Cell:
     place: Mapping[str, Any]
     values: Mapping[str, Any]
     view: View
-    published: Mapping[str, Published] = field(default_factory=dict)
+    published: Mapping[str, PublishedNumber] = field(default_factory=dict)
 
     @property
     def norm(self) -> str:
         """Label of the norm in tables.
 
         Example:
-            >>> from contnorm.paper.recipe_file import find_recipe
+            >>> from contnorm.paper.recipe import find_recipe
             >>> [cell.norm for cell in cells_of(find_recipe("table9"))][:4]
             ['bn', 'bn*', 'gn32', 'cn32']
         """
@@ -47,12 +62,12 @@ class Cell:
         return f"{self.place['norm']}{self.place['groups'] or ''}{star}{''.join(extra)}"
 
     @property
-    def words(self) -> str:
+    def label(self) -> str:
         """Full description of the cell.
 
         Example:
-            >>> from contnorm.paper.recipe_file import find_recipe
-            >>> cells_of(find_recipe("table4"))[0].words
+            >>> from contnorm.paper.recipe import find_recipe
+            >>> cells_of(find_recipe("table4"))[0].label
             'split-cifar10 derpp buffer 500 class-incremental bn'
         """
         place = self.place
@@ -62,39 +77,57 @@ class Cell:
         return " ".join([place["stream"], place["strategy"], *more, self.norm])
 
 
-def cells_of(recipe: Recipe) -> list[Cell]:
+def cells_of(recipe: Recipe) -> list[RecipeCell]:
     """All cells of a recipe, in file order."""
-    return [cell for block in recipe.runs for cell in _cells(recipe, block)]
+    return [cell for grid in recipe.runs for cell in _cells(recipe, grid)]
 
 
-def unreached(recipe: Recipe) -> list[str]:
+def unmatched_entries(recipe: Recipe) -> list[str]:
     """Published numbers, selections and claims of a recipe that match none of its cells.
 
     These are mistakes in the recipe that would otherwise be ignored silently.
 
     Example:
-        >>> from contnorm.paper.recipe_file import find_recipe
-        >>> unreached(find_recipe("table2"))
+        >>> from contnorm.paper.recipe import find_recipe
+        >>> unmatched_entries(find_recipe("table2"))
         []
     """
     cells = cells_of(recipe)
-    chosen = [(f"[[selected]] where = {_typed(selected.where)}", selected.where) for selected in recipe.selected]
-    claimed = [
-        (f"[[claims]] {claim.says!r}: {_typed(wanted)}", wanted)
+    selected = [(f"[[selected]] where = {_toml_text(one.where)}", one.where) for one in recipe.selected]
+    claims = [
+        (f"[[claims]] {claim.says!r}: {_toml_text(wanted)}", wanted)
         for claim in recipe.claims
         for wanted in (claim.cells, *claim.than)
     ]
-    unmatched = [what for what, wanted in chosen + claimed if not any(matches(cell.place, wanted) for cell in cells)]
-    reached = {id(number) for cell in cells for number in cell.published.values()}
-    rows = {_row(number): None for number in recipe.numbers if id(number) not in reached}
+    unmatched = [text for text, wanted in selected + claims if not any(matches(cell.place, wanted) for cell in cells)]
+    used = {id(number) for cell in cells for number in cell.published.values()}
+    rows = dict.fromkeys(_row(number) for number in recipe.numbers if id(number) not in used)
     return [*(f"[[published]] {row}" for row in rows), *unmatched]
 
 
-def _typed(wanted: Mapping[str, Any]) -> str:
+def unpaired_claims(recipe: Recipe) -> list[str]:
+    """Claims of a recipe none of whose cells has a cell to compare with; runs could never decide them.
+
+    Example:
+        >>> from contnorm.paper.recipe import find_recipe
+        >>> unpaired_claims(find_recipe("table2"))
+        []
+    """
+    cells = cells_of(recipe)
+    unpaired = []
+    for claim in recipe.claims:
+        own = [cell for cell in cells if matches(cell.place, claim.cells)]
+        for other in claim.than:
+            if not any(comparable(cell, partner, other) for cell in own for partner in cells):
+                unpaired.append(f"[[claims]] {claim.says!r}: than = {_toml_text(other)}")
+    return unpaired
+
+
+def _toml_text(wanted: Mapping[str, Any]) -> str:
     return f"{{ {', '.join(f'{key} = {value!r}' for key, value in wanted.items())} }}"
 
 
-def _row(number: Published) -> str:
+def _row(number: PublishedNumber) -> str:
     """Description of a row of published numbers."""
     of = (number.dataset, number.strategy, number.norm, number.groups, number.buffer, number.setting, number.moments)
     return " ".join(str(value) for value in of if value is not None)
@@ -110,20 +143,32 @@ def matches(place: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
     return all(place[key] == (None if value == "own" else value) for key, value in wanted.items())
 
 
-def _cells(recipe: Recipe, block: Block) -> Iterator[Cell]:
-    grid = product(block.streams, block.strategies, block.buffers, block.norms, block.views)
-    for stream, strategy, buffer, norm, view_name in grid:
+def comparable(cell: RecipeCell, partner: RecipeCell, than: Mapping[str, Any]) -> bool:
+    """Whether a claim compares a cell with ``partner``.
+
+    The partner matches the selector ``than`` and equals the cell in all dimensions that the selector does not name; if
+    the selector names another norm, the dimensions of the norm may differ.
+    """
+    dimensions = SHARED_DIMENSIONS if "norm" in than else (*SHARED_DIMENSIONS, *NORM_DIMENSIONS)
+    shared = [key for key in dimensions if key not in than]
+    same = all(cell.place[key] == partner.place[key] for key in shared)
+    return same and partner is not cell and matches(partner.place, than)
+
+
+def _cells(recipe: Recipe, grid: RunGrid) -> Iterator[RecipeCell]:
+    runs = product(grid.streams, grid.strategies, grid.buffers, grid.norms, grid.views)
+    for stream, strategy, buffer, norm, view_name in runs:
         view = VIEWS[view_name]
-        place = _place(recipe, block, stream, strategy, buffer, norm, view)
-        values = _values(recipe, block, place, norm)
-        yield Cell(place, values, view, _published(recipe, place) if block.published else {})
+        place = _place(recipe, grid, stream, strategy, buffer, norm, view)
+        values = _values(recipe, grid, place, norm)
+        yield RecipeCell(place, values, view, _published(recipe, place) if grid.published else {})
 
 
 def _place(
-    recipe: Recipe, block: Block, stream: str, strategy: str, buffer: int | None, norm: NormEntry, view: View
+    recipe: Recipe, grid: RunGrid, stream: str, strategy: str, buffer: int | None, norm: NormEntry, view: View
 ) -> dict[str, Any]:
     spec, groups = find_norm(norm.name)
-    stream_settings = merge_settings(recipe.settings, block.settings).get("stream", {})
+    stream_settings = merge_settings(recipe.settings, grid.settings).get("stream", {})
     place = {
         "stream": stream,
         "strategy": strategy,
@@ -142,8 +187,8 @@ def _place(
     return place
 
 
-def _values(recipe: Recipe, block: Block, place: Mapping[str, Any], norm: NormEntry) -> dict[str, Any]:
-    values = merge_settings(recipe.settings, block.settings)
+def _values(recipe: Recipe, grid: RunGrid, place: Mapping[str, Any], norm: NormEntry) -> dict[str, Any]:
+    values = merge_settings(recipe.settings, grid.settings)
     cell_values: dict[str, Any] = {
         "stream": {"name": place["stream"]},
         "strategy": {"name": place["strategy"]},
@@ -152,23 +197,21 @@ def _values(recipe: Recipe, block: Block, place: Mapping[str, Any], norm: NormEn
     if place["buffer"] is not None:
         cell_values["memory"] = {"size": place["buffer"]}
     values = merge_settings(values, cell_values)
-    for chosen in recipe.selected:
-        if matches(place, chosen.where):
-            values = merge_settings(values, chosen.settings)
+    for selected in recipe.selected:
+        if matches(place, selected.where):
+            values = merge_settings(values, selected.settings)
     from_dict(values, recipe.name)
     return values
 
 
-def _published(recipe: Recipe, place: Mapping[str, Any]) -> dict[str, Published]:
+def _published(recipe: Recipe, place: Mapping[str, Any]) -> dict[str, PublishedNumber]:
     """Published numbers of a place; a dimension that is None on either side matches any value."""
     fixed = {name: place[name] for name in ("strategy", "norm", "momentum", "moments")}
     candidates = recipe.numbers or tuple(find(table=recipe.table))
     numbers = {}
     for number in candidates:
-        same = number.dataset == place["stream"] and all(
-            getattr(number, name) == value for name, value in fixed.items()
-        )
-        same = same and number.split == place["labels"]
+        same = number.dataset == place["stream"] and number.split == place["labels"]
+        same = same and all(getattr(number, name) == value for name, value in fixed.items())
         if same and all(_fits(getattr(number, name), place[name]) for name in ("groups", "buffer", "setting")):
             numbers[number.metric] = number
     return numbers
@@ -178,17 +221,49 @@ def _fits(published: Any, value: Any) -> bool:
     return published is None or value is None or published == value
 
 
-def source_of(cell: Cell) -> str:
+def source_of(cell: RecipeCell) -> str:
     """Data set of a recipe's cell: that of the recipe's settings, else the first data set of its stream.
 
     Example:
         >>> from contnorm.paper.cells import cells_of
-        >>> from contnorm.paper.recipe_file import find_recipe
+        >>> from contnorm.paper.recipe import find_recipe
         >>> source_of(cells_of(find_recipe("table2"))[0])
         'cifar100'
     """
     source, defaults = cell.values["stream"].get("source"), find_stream(cell.place["stream"]).sources
     if not source and not defaults:
         name = cell.place["stream"]
-        raise UserError(f"stream {name}: say which data set, with settings = {{ stream = {{ source = NAME }} }}.")
+        raise UserError(f"stream {name}: no data set is set. Add settings = {{ stream = {{ source = NAME }} }}.")
     return str(source or defaults[0])
+
+
+def filter_cells(cells: Sequence[RecipeCell], only: Sequence[str]) -> list[RecipeCell]:
+    """Filter cells: values of one dimension are alternatives, and all named dimensions must match.
+
+    Example:
+        >>> from contnorm.paper.cells import cells_of
+        >>> from contnorm.paper.recipe import find_recipe
+        >>> [c.norm for c in filter_cells(cells_of(find_recipe("table3")), ["norm=cn", "norm=bn", "layers=stock"])]
+        ['bn stock', 'cn32 stock']
+    """
+    wanted: dict[str, set[str]] = defaultdict(set)
+    for text in only:
+        key, equals, value = text.partition("=")
+        if not equals or not value:
+            names = ", ".join(DIMENSIONS)
+            raise UserError(f"--only {text!r}: expected dimension=value, such as norm=cn. Dimensions: {names}.")
+        if key not in DIMENSIONS:
+            raise UserError(f"--only {text!r}: {unknown('dimension', key, DIMENSIONS)}")
+        wanted[key].add(value)
+    matching = [cell for cell in cells if all(_accepted(cell, key) & values for key, values in wanted.items())]
+    if not matching:
+        available = {key: sorted(set().union(*(_accepted(cell, key) for cell in cells))) for key in wanted}
+        known = "; ".join(f"{key} is one of {', '.join(values)}" for key, values in available.items())
+        raise UserError(f"--only {' '.join(only)}: matches no cell of the recipe. In it, {known}.")
+    return matching
+
+
+def _accepted(cell: RecipeCell, key: str) -> set[str]:
+    """Accepted texts for the value of a cell in a dimension."""
+    value = str(cell.place[key]) if cell.place[key] is not None else "none"
+    return {value, cell.norm} if key == "norm" else {value}

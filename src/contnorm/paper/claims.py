@@ -6,25 +6,23 @@ cell, and does not hold if it is refuted for any cell; otherwise it is undecided
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from contnorm.bench.stats.intervals import Interval, variance_ratio_interval
 from contnorm.bench.stats.paired import Paired, paired, summed_up
-from contnorm.paper.cells import matches
+from contnorm.paper.cells import comparable, matches
+from contnorm.paper.measured import MeasuredCell
 from contnorm.paper.recipe import Claim
-from contnorm.paper.series import Measured
 
-__all__ = ["Case", "Decided", "decide"]
+__all__ = ["ClaimCase", "ClaimResult", "decide"]
 
 Outcome = Literal["holds", "does not hold", "undecided"]
-SHARED = ("stream", "strategy", "layers", "buffer", "tasks", "moments", "setting", "labels")
-OF_NORM = ("norm", "groups", "momentum", "schedule")  # also shared if the claim names no other norm
 
 
 @dataclass(frozen=True)
-class Case:
+class ClaimCase:
     """A claim for one cell or one pair of cells.
 
     Attributes:
@@ -43,15 +41,15 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Decided:
-    """A claim with its cases."""
+class ClaimResult:
+    """A claim with its cases; without any, none of its cells was measured, and it is undecided."""
 
     claim: Claim
     outcome: Outcome
-    cases: tuple[Case, ...]
+    cases: tuple[ClaimCase, ...]
 
 
-def decide(claim: Claim, measured: Sequence[Measured]) -> Decided:
+def decide(claim: Claim, measured: Sequence[MeasuredCell]) -> ClaimResult:
     """Decide a claim from records."""
     cases = tuple(_cases(claim, measured))
     outcomes = {case.outcome for case in cases}
@@ -60,33 +58,25 @@ def decide(claim: Claim, measured: Sequence[Measured]) -> Decided:
         overall = "does not hold"
     elif outcomes == {"holds"}:
         overall = "holds"
-    return Decided(claim, overall, cases)
+    return ClaimResult(claim, overall, cases)
 
 
-def _cases(claim: Claim, measured: Sequence[Measured]) -> Iterator[Case]:
+def _cases(claim: Claim, measured: Sequence[MeasuredCell]) -> Iterator[ClaimCase]:
     for cell in measured:
         if not matches(cell.cell.place, claim.cells):
             continue
         if claim.kind in ("under", "flat") or claim.than_score:
             yield _single_case(claim, cell)
         for other in claim.than:
-            partners = [partner for partner in measured if partner is not cell and _comparable(cell, partner, other)]
+            partners = [partner for partner in measured if comparable(cell.cell, partner.cell, other)]
             yield from (_pair_case(claim, cell, partner) for partner in partners)
             if not partners:
-                words = " ".join(map(str, other.values()))
-                yield Case(f"{cell.cell.words} against {words}", 0, "undecided", None, None)
+                label = " ".join(map(str, other.values()))
+                yield ClaimCase(f"{cell.cell.label} against {label}", 0, "undecided", None, None)
 
 
-def _comparable(cell: Measured, partner: Measured, other: Mapping[str, Any]) -> bool:
-    """Whether a cell matches the selector ``other`` and equals the claim's cell in all dimensions it does not name."""
-    dimensions = SHARED if "norm" in other else (*SHARED, *OF_NORM)
-    shared = [key for key in dimensions if key not in other]
-    a, b = cell.cell.place, partner.cell.place
-    return matches(b, other) and all(a[key] == b[key] for key in shared)
-
-
-def _single_case(claim: Claim, cell: Measured) -> Case:
-    what = cell.cell.words
+def _single_case(claim: Claim, cell: MeasuredCell) -> ClaimCase:
+    what = cell.cell.label
     values = cell.values(claim.score)
     if claim.than_score:
         return _case(claim, what, paired(values, cell.values(claim.than_score)))
@@ -97,23 +87,23 @@ def _single_case(claim: Claim, cell: Measured) -> Case:
     return _case(claim, what, summed_up(margins) if margins else None)
 
 
-def _pair_case(claim: Claim, cell: Measured, partner: Measured) -> Case:
-    what = f"{cell.cell.words} against {_partner_label(cell, partner)}"
+def _pair_case(claim: Claim, cell: MeasuredCell, partner: MeasuredCell) -> ClaimCase:
+    what = f"{cell.cell.label} against {_partner_label(cell, partner)}"
     ours, theirs = cell.values(claim.score), partner.values(claim.score)
     if claim.kind == "steadier":
         ratio = variance_ratio_interval(list(ours.values()), list(theirs.values()))
-        return Case(what, min(len(ours), len(theirs)), _below(ratio, 1.0), None, ratio)
+        return ClaimCase(what, min(len(ours), len(theirs)), _below(ratio, 1.0), None, ratio)
     return _case(claim, what, paired(ours, theirs))
 
 
-def _partner_label(cell: Measured, partner: Measured) -> str:
+def _partner_label(cell: MeasuredCell, partner: MeasuredCell) -> str:
     """Label of another cell: the dimensions in which it differs, and its norm."""
     a, b = cell.cell.place, partner.cell.place
     differing = [str(b[key]) for key in ("stream", "strategy", "buffer", "tasks", "labels") if a[key] != b[key]]
     return " ".join([*differing, *([] if differing and cell.cell.norm == partner.cell.norm else [partner.cell.norm])])
 
 
-def _case(claim: Claim, what: str, pair: Paired | None) -> Case:
+def _case(claim: Claim, what: str, pair: Paired | None) -> ClaimCase:
     interval = pair.t if pair else None
     outcome = {
         "above": _above(interval),
@@ -121,7 +111,7 @@ def _case(claim: Claim, what: str, pair: Paired | None) -> Case:
         "flat": _within(interval, claim.margin),
         "under": _below(interval, 0.0),
     }[claim.kind]
-    return Case(what, len(pair.differences) if pair else 0, outcome, pair, interval)
+    return ClaimCase(what, len(pair.differences) if pair else 0, outcome, pair, interval)
 
 
 def _above(interval: Interval | None) -> Outcome:

@@ -16,67 +16,67 @@ from typing import Any
 
 from contnorm.bench.config.sources import parse_toml, read_toml_text
 from contnorm.bench.records import spread_over_seeds
-from contnorm.errors import UserError, unknown
-from contnorm.paper.cells import Cell, matches
-from contnorm.paper.recipe import DIMENSIONS, Recipe, Selected
+from contnorm.errors import UserError
+from contnorm.paper.cells import RecipeCell, matches
+from contnorm.paper.recipe import DIMENSIONS, Recipe, SelectedSettings, check_keys
 
 __all__ = [
     "RATES",
-    "Chosen",
+    "RateResult",
+    "SelectedRate",
     "Selection",
-    "Tried",
+    "best_rate",
     "covers",
     "find_selection",
-    "merged",
+    "merge_selections",
     "parse_selection",
     "read_selection",
     "selection_text",
-    "winner",
     "with_selection",
 ]
 
 RATES = (0.003, 0.01, 0.03, 0.1, 0.3)
-CHOSEN = ("where", "lr", "precision", "grid")
-TRIED = ("lr", "mean", "sd", "seeds", "lost")
+SELECTED_KEYS = ("where", "lr", "precision", "grid")
+RATE_KEYS = ("lr", "mean", "sd", "seeds", "lost")  # in files, diverged seeds have the key `lost`
 
 
 @dataclass(frozen=True)
-class Tried:
+class RateResult:
     """One learning rate of a grid.
 
     Attributes:
         lr: The learning rate.
         mean, sd: ACC on the validation tasks over the finished seeds; NaN if there is none.
         seeds: Number of finished seeds.
-        lost: Number of diverged seeds.
+        diverged: Number of diverged seeds.
     """
 
     lr: float
     mean: float
     sd: float
     seeds: int
-    lost: int = 0
+    diverged: int = 0
 
     @classmethod
-    def of(cls, lr: float, accuracies: Sequence[float], lost: int) -> Tried:
+    def of(cls, lr: float, accuracies: Sequence[float], diverged: int) -> RateResult:
         """Build from the validation ACC of each finished seed.
 
         Example:
-            >>> Tried.of(0.1, [60.0, 62.0], lost=1)
-            Tried(lr=0.1, mean=61.0, sd=1.4142135623730951, seeds=2, lost=1)
+            >>> RateResult.of(0.1, [60.0, 62.0], diverged=1)
+            RateResult(lr=0.1, mean=61.0, sd=1.4142135623730951, seeds=2, diverged=1)
         """
         mean, sd = spread_over_seeds(list(accuracies)) if accuracies else (math.nan, math.nan)
-        return cls(lr, mean, sd, len(accuracies), lost)
+        return cls(lr, mean, sd, len(accuracies), diverged)
 
 
 @dataclass(frozen=True)
-class Chosen:
+class SelectedRate:
     """Selected learning rate of some cells, and the grid of candidates."""
 
     where: Mapping[str, Any]
     lr: float
     precision: str
-    grid: tuple[Tried, ...]
+    grid: tuple[RateResult, ...]
 
 
 @dataclass(frozen=True)
@@ -84,46 +84,47 @@ class Selection:
     """Selected learning rates of a recipe, and the file they come from."""
 
     recipe: str
-    chosen: tuple[Chosen, ...] = ()
+    rates: tuple[SelectedRate, ...] = ()
     path: str = ""
 
 
-def winner(grid: Sequence[Tried]) -> Tried | None:
+def best_rate(grid: Sequence[RateResult]) -> RateResult | None:
     """Learning rate with the highest mean; the smallest one on ties. None if a seed diverged at every rate.
 
     A learning rate with a diverged seed is excluded, since it would diverge in the table too.
 
     Example:
-        >>> grid = [Tried(0.1, 61.0, 1.0, 3), Tried(0.03, 61.0, 2.0, 3), Tried(0.3, 70.0, 1.0, 2, lost=1)]
-        >>> winner(grid).lr
+        >>> grid = [RateResult(0.1, 61.0, 1.0, 3), RateResult(0.03, 61.0, 2.0, 3)]
+        >>> grid.append(RateResult(0.3, 70.0, 1.0, 2, diverged=1))
+        >>> best_rate(grid).lr
         0.03
     """
-    candidates = [tried for tried in grid if tried.seeds and not tried.lost]
-    return min(candidates, key=lambda tried: (-tried.mean, tried.lr), default=None)
+    candidates = [result for result in grid if result.seeds and not result.diverged]
+    return min(candidates, key=lambda result: (-result.mean, result.lr), default=None)
 
 
 def with_selection(recipe: Recipe, selection: Selection) -> Recipe:
     """Recipe with the selected learning rate for each covered cell."""
-    selected_rates = tuple(Selected(chosen.where, {"train": {"lr": chosen.lr}}) for chosen in selection.chosen)
-    return replace(recipe, selected=(*recipe.selected, *selected_rates))
+    settings = tuple(SelectedSettings(rate.where, {"train": {"lr": rate.lr}}) for rate in selection.rates)
+    return replace(recipe, selected=(*recipe.selected, *settings))
 
 
-def covers(selection: Selection, cell: Cell) -> bool:
+def covers(selection: Selection, cell: RecipeCell) -> bool:
     """Whether a learning rate was selected for a cell."""
-    return any(matches(cell.place, chosen.where) for chosen in selection.chosen)
+    return any(matches(cell.place, rate.where) for rate in selection.rates)
 
 
-def merged(old: Selection, new: Selection) -> Selection:
+def merge_selections(old: Selection, new: Selection) -> Selection:
     """Merge two selections; entries of ``new`` replace those of ``old`` for the same cells.
 
     Example:
-        >>> old = Selection("x", (Chosen({"norm": "bn"}, 0.1, "fp32", ()), Chosen({"norm": "cn"}, 0.1, "fp32", ())))
-        >>> new = Selection("x", (Chosen({"norm": "cn"}, 0.3, "fp32", ()),))
-        >>> [(one.where["norm"], one.lr) for one in merged(old, new).chosen]
+        >>> bn, cn = (SelectedRate({"norm": norm}, 0.1, "fp32", ()) for norm in ("bn", "cn"))
+        >>> new = Selection("x", (SelectedRate({"norm": "cn"}, 0.3, "fp32", ()),))
+        >>> [(rate.where["norm"], rate.lr) for rate in merge_selections(Selection("x", (bn, cn)), new).rates]
         [('bn', 0.1), ('cn', 0.3)]
     """
-    unchanged = [entry for entry in old.chosen if not any(entry.where == other.where for other in new.chosen)]
-    return replace(new, chosen=(*unchanged, *new.chosen))
+    unchanged = [rate for rate in old.rates if not any(rate.where == other.where for other in new.rates)]
+    return replace(new, rates=(*unchanged, *new.rates))
 
 
 def find_selection(recipe: str, places: Sequence[Path] = ()) -> Selection | None:
@@ -143,44 +144,35 @@ def read_selection(path: Path, recipe: str) -> Selection:
 def parse_selection(text: str, recipe: str, where: str) -> Selection:
     """Parse a selection; error messages begin with ``where``."""
     values = parse_toml(text, where)
-    _check_keys(values, ("recipe", "selected"), where)
+    keys = ("recipe", "selected")
+    check_keys(values, keys, where, needed=keys)
     if values["recipe"] != recipe:
-        raise UserError(f"{where}: is the selection of {values['recipe']!r}, and {recipe!r} was asked for.")
+        raise UserError(f"{where}: is the selection of {values['recipe']!r}, not of {recipe!r}. Use another file.")
     rows = values["selected"]
     if not isinstance(rows, list):
         raise UserError(f"{where}: selected={rows!r} must be a list of tables.")
-    return Selection(recipe, tuple(_chosen(row, f"{where}: selected {i}") for i, row in enumerate(rows, 1)), where)
+    return Selection(recipe, tuple(_parse_rate(row, f"{where}: selected {i}") for i, row in enumerate(rows, 1)), where)
 
 
-def _chosen(row: Any, where: str) -> Chosen:
-    _check_keys(row, CHOSEN, where)
-    for key in _table(row["where"], f"{where}: where"):
-        if key not in DIMENSIONS:
-            raise UserError(f"{where}: where: {unknown('key', key, DIMENSIONS)}")
+def _parse_rate(row: Any, where: str) -> SelectedRate:
+    check_keys(_table(row, where), SELECTED_KEYS, where, needed=SELECTED_KEYS)
+    check_keys(_table(row["where"], f"{where}: where"), DIMENSIONS, f"{where}: where")
     lr = _number(row["lr"], f"{where}: lr")
     if not isinstance(row["grid"], list):
         raise UserError(f"{where}: grid={row['grid']!r} must be a list of tables.")
-    grid = tuple(_tried(tried, f"{where}: grid {i}") for i, tried in enumerate(row["grid"], 1))
-    if lr not in [tried.lr for tried in grid]:
-        raise UserError(f"{where}: lr={lr} is not in its grid of {', '.join(str(tried.lr) for tried in grid)}.")
-    return Chosen(row["where"], lr, str(row["precision"]), grid)
+    grid = tuple(_parse_result(result, f"{where}: grid {i}") for i, result in enumerate(row["grid"], 1))
+    rates = [result.lr for result in grid]
+    if lr not in rates:
+        raise UserError(f"{where}: lr={lr} is not in its grid of {', '.join(map(str, rates))}.")
+    return SelectedRate(row["where"], lr, str(row["precision"]), grid)
 
 
-def _tried(row: Any, where: str) -> Tried:
-    _check_keys(row, TRIED, where)
-    lr, mean, sd, seeds, diverged = (_number(row[key], f"{where}: {key}") for key in TRIED)
+def _parse_result(row: Any, where: str) -> RateResult:
+    check_keys(_table(row, where), RATE_KEYS, where, needed=RATE_KEYS)
+    lr, mean, sd, seeds, diverged = (_number(row[key], f"{where}: {key}") for key in RATE_KEYS)
     if not (math.isfinite(seeds) and math.isfinite(diverged)):
         raise UserError(f"{where}: seeds={seeds} and lost={diverged} must be whole numbers.")
-    return Tried(lr, mean, sd, int(seeds), int(diverged))
-
-
-def _check_keys(values: Any, known: Sequence[str], where: str) -> None:
-    for key in _table(values, where):
-        if key not in known:
-            raise UserError(f"{where}: {unknown('key', key, known)}")
-    for key in known:
-        if key not in values:
-            raise UserError(f"{where}: the key {key!r} is missing. There are: {', '.join(known)}.")
+    return RateResult(lr, mean, sd, int(seeds), int(diverged))
 
 
 def _table(value: Any, where: str) -> Mapping[str, Any]:
@@ -199,8 +191,8 @@ def selection_text(selection: Selection) -> str:
     """TOML text of a selection.
 
     Example:
-        >>> grid = (Tried(0.03, 61.0, 1.5, 3), Tried(0.1, float("nan"), float("nan"), 0, lost=3))
-        >>> print(selection_text(Selection("x", (Chosen({"norm": "cn", "groups": 32}, 0.03, "fp32", grid),))))
+        >>> grid = (RateResult(0.03, 61.0, 1.5, 3), RateResult(0.1, float("nan"), float("nan"), 0, diverged=3))
+        >>> print(selection_text(Selection("x", (SelectedRate({"norm": "cn", "groups": 32}, 0.03, "fp32", grid),))))
         # Learning rates chosen on the validation tasks alone, by ACC; made by `contnorm tune`.
         recipe = "x"
         <BLANKLINE>
@@ -216,13 +208,18 @@ def selection_text(selection: Selection) -> str:
     """
     lines = ["# Learning rates chosen on the validation tasks alone, by ACC; made by `contnorm tune`."]
     lines.append(f"recipe = {_toml(selection.recipe)}")
-    lines += [] if selection.chosen else ["selected = []"]
-    for chosen in selection.chosen:
-        lines += ["", "[[selected]]", f"where = {_inline(chosen.where)}", f"lr = {_toml(chosen.lr)}"]
-        lines += [f"precision = {_toml(chosen.precision)}", "grid = ["]
-        lines += [f"    {_inline({key: getattr(tried, key) for key in TRIED})}," for tried in chosen.grid]
+    lines += [] if selection.rates else ["selected = []"]
+    for rate in selection.rates:
+        lines += ["", "[[selected]]", f"where = {_inline(rate.where)}", f"lr = {_toml(rate.lr)}"]
+        lines += [f"precision = {_toml(rate.precision)}", "grid = ["]
+        lines += [f"    {_inline(_result_values(result))}," for result in rate.grid]
         lines.append("]")
     return "\n".join(lines) + "\n"
+
+
+def _result_values(result: RateResult) -> dict[str, float]:
+    values = (result.lr, result.mean, result.sd, result.seeds, result.diverged)
+    return dict(zip(RATE_KEYS, values, strict=True))
 
 
 def _inline(values: Mapping[str, Any]) -> str:

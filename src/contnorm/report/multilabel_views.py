@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from contnorm.bench.data.multilabel import GROUPS
 from contnorm.bench.metrics.multilabel import LABEL_SCORES
 from contnorm.bench.records import Record
-from contnorm.paper.format import place_words
+from contnorm.paper.format import place_title
+from contnorm.paper.measured import MeasuredCell
 from contnorm.paper.recipe import Recipe
-from contnorm.paper.score_names import title_of
-from contnorm.paper.series import Measured
+from contnorm.paper.scores import score_title
 from contnorm.report.heat_map import matrix_heat_map
 from contnorm.report.memory_panels import has_memory, memory_panels
 from contnorm.report.multilabel_figures import ap_by_frequency, ap_of_groups, group_bars
@@ -20,7 +20,7 @@ __all__ = ["label_figures", "run_figures"]
 
 SCORES = ("c_f1", "o_f1", "map")
 MOST_NAMES = 9  # maximum in one figure; more can't be distinguished
-Place = dict[str, list[Measured]]  # the cells of the norms of one stream, strategy and memory, by group of classes
+Place = dict[str, list[MeasuredCell]]  # the cells of the norms of one stream, strategy and memory, by group of classes
 
 
 def label_figures(recipe: Recipe, way: Way) -> Iterator[str]:
@@ -32,15 +32,15 @@ def label_figures(recipe: Recipe, way: Way) -> Iterator[str]:
     suffix = f": {way.title.lower()}" if way.title else ""
     for title, place in _places(cells).items():
         for score in (score for score in recipe.scores.values() if score in LABEL_SCORES):
-            yield from _bars(place, score, f"{title}, {title_of(score)}{suffix}")
+            yield from _bars(place, score, f"{title}, {score_title(score)}{suffix}")
         yield from _of_classes(next(iter(place.values())), title + suffix)
 
 
-def _places(cells: Sequence[Measured]) -> dict[str, Place]:
+def _places(cells: Sequence[MeasuredCell]) -> dict[str, Place]:
     places: dict[str, Place] = {}
     for one in cells:
         shared = {key: value for key, value in one.cell.place.items() if key not in (*OF_ROWS, "labels")}
-        place = places.setdefault(place_words(shared), {})
+        place = places.setdefault(place_title(shared), {})
         place.setdefault(str(one.cell.view.labels), []).append(one)
     return places
 
@@ -56,10 +56,10 @@ def _bars(place: Place, score: str, title: str) -> Iterator[str]:
             for norm in norms[first : first + MOST_NAMES]
         }
         if any(some for by_group in values.values() for some in by_group):
-            yield group_bars(values, groups, title, f"{title_of(score)}, percent")
+            yield group_bars(values, groups, title, f"{score_title(score)}, percent")
 
 
-def _of_classes(cells: Sequence[Measured], title: str) -> Iterator[str]:
+def _of_classes(cells: Sequence[MeasuredCell], title: str) -> Iterator[str]:
     """Figures of the first two norms, since more can't be distinguished; each run also has its own figures."""
     runs = {one.cell.norm: list(one.records.values()) for one in cells[:2]}
     known = {norm: records for norm, records in runs.items() if all("census" in record.raw for record in records)}
@@ -73,7 +73,7 @@ def _of_classes(cells: Sequence[Measured], title: str) -> Iterator[str]:
 def run_figures(records: Sequence[Record]) -> list[str]:
     """Figures of the records of one run."""
     groups = [group for group in ("overall", *GROUPS) if records[0].classes_of(group) != []]
-    values = {title_of(name): [[r.score(name, group) for r in records] for group in groups] for name in SCORES}
+    values = {score_title(name): [[r.score(name, group) for r in records] for group in groups] for name in SCORES}
     drawn = [
         matrix_heat_map(records, "mAP, mean over seeds"),
         group_bars(values, groups, "Scores by group of classes, at the end", "percent"),

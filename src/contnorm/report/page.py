@@ -26,7 +26,7 @@ class Cell:
     @property
     def kind(self) -> str:
         """CSS class of the cell's colour."""
-        return "not" if self.text in ("not run", "lost") else self.verdict.partition(" ")[0].strip(":,")
+        return "not" if self.text in ("not run", "diverged") else self.verdict.partition(" ")[0].strip(":,")
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean
 
 from contnorm.bench.records import spread_over_seeds
-from contnorm.paper.claims import Case, Decided
-from contnorm.paper.format import measure, no_interval, numbers, paper_number, spread, verdict_words
+from contnorm.paper.claims import ClaimCase, ClaimResult
+from contnorm.paper.format import case_numbers, claim_criterion, no_interval_reason, paper_number, spread, verdict_text
 from contnorm.paper.recipe import DIMENSIONS
-from contnorm.paper.rows import Line
-from contnorm.paper.score_names import title_of
+from contnorm.paper.scores import score_title
+from contnorm.paper.tables import Line
 from contnorm.report.lr_grid import GRID_NOTE, grid_rows
 from contnorm.report.sections import Part, Section, Unrun, Way, weakest
 from contnorm.report.text_tables import Block, Link, Sheet, csv_text
@@ -24,7 +24,7 @@ CASE_HEADS = ("case", "difference", "95 % interval (t)", "bootstrap", "effect", 
 def section_sheet(section: Section) -> Sheet:
     """Sheet of a table or figure: our results next to the paper's, the missing runs, and the claims."""
     blocks = [block for variant in section.ways for block in _blocks(section, variant)]
-    if section.selection is not None and section.selection.chosen:
+    if section.selection is not None and section.selection.rates:
         heads, *rows = grid_rows(section.selection)
         blocks.append(Block("Learning rates tried on the validation tasks", heads, rows, (GRID_NOTE,)))
     return Sheet(section.recipe.name, section.title, blocks, section.notes, section.command)
@@ -37,7 +37,7 @@ def _blocks(section: Section, variant: Way) -> Iterator[Block]:
             yield (_curves if section.recipe.kind == "curves" else _lines)(section, part, of)
     missing = tuple(f"{part.title}: {', '.join(_norms(part))}" for part in variant.parts if _norms(part))
     if variant.remarks and variant.run:
-        judged = any(line.found is not None for part in variant.parts for line in part.lines)
+        judged = any(line.comparison is not None for part in variant.parts for line in part.lines)
         yield Block(f"{'Verdicts' if judged else 'Remarks'}{of}", below=variant.remarks)
     if missing:
         yield Block(f"Not run{of}", below=missing)
@@ -63,15 +63,15 @@ def _ours_alone(section: Section, part: Part, of: str) -> Block:
     for one in part.measured:
         by_score = {line.score: line.values for line in part.lines if line.measured is one}
         seeds = max(map(len, by_score.values()), default=0)
-        cells = [spread(by_score[score]) if by_score.get(score) else one.why_empty for score in scores]
+        cells = [spread(by_score[score]) if by_score.get(score) else one.empty_text for score in scores]
         rows.append([section.row_name(one), str(seeds), *cells])
-    return Block(f"{part.title}{of}", ["norm", "seeds", *map(title_of, scores)], rows)
+    return Block(f"{part.title}{of}", ["norm", "seeds", *map(score_title, scores)], rows)
 
 
 def _line(line: Line, name: str) -> list[str]:
-    ours = spread(line.values) if line.values else line.measured.why_empty
-    what = [name, title_of(line.score), str(len(line.values)), ours]
-    return [*what, paper_number(line.published), *verdict_words(line.found)]
+    ours = spread(line.values) if line.values else line.measured.empty_text
+    what = [name, score_title(line.score), str(len(line.values)), ours]
+    return [*what, paper_number(line.published), *verdict_text(line.comparison)]
 
 
 def _curves(section: Section, part: Part, of: str) -> Block:
@@ -80,20 +80,20 @@ def _curves(section: Section, part: Part, of: str) -> Block:
         for score in section.recipe.scores.values():
             curves = list(one.curves(score).values())
             means = [f"{fmean(values):.2f}" for values in zip(*curves, strict=True)]
-            rows.append([section.row_name(one), title_of(score), str(len(curves)), *(means or [one.why_empty])])
+            rows.append([section.row_name(one), score_title(score), str(len(curves)), *(means or [one.empty_text])])
     tasks = max(map(len, rows)) - 3
     heads = ["norm", "score", "seeds", *(f"task {i + 1}" for i in range(tasks))]
     return Block(f"{part.title}{of}", heads, [row + [""] * (len(heads) - len(row)) for row in rows])
 
 
-def _claim(decided: Decided, of: str, whole: bool) -> Block:
+def _claim(decided: ClaimResult, of: str, whole: bool) -> Block:
     outcome = decided.outcome.upper() + ("" if whole else ", of what is run")
-    title = f"{outcome}: {decided.claim.says} ({measure(decided.claim)}){of}"
+    title = f"{outcome}: {decided.claim.says} ({claim_criterion(decided.claim)}){of}"
     return Block(title, CASE_HEADS, [_case(case) for case in decided.cases])
 
 
-def _case(case: Case) -> list[str]:
-    return [case.what, *numbers(case), str(case.seeds) if case.seeds else "none", case.outcome]
+def _case(case: ClaimCase) -> list[str]:
+    return [case.what, *case_numbers(case), str(case.seeds) if case.seeds else "none", case.outcome]
 
 
 def claims_sheet(sections: Sequence[Section], unrun: Sequence[Unrun], linked: bool = False) -> Sheet:
@@ -117,13 +117,15 @@ HOW = (
 )
 
 
-def _summed_up(decided: Decided, variant: Way, where: str) -> list[str]:
+def _summed_up(decided: ClaimResult, variant: Way, where: str) -> list[str]:
     case = weakest(decided)
-    difference, interval, _, effect = numbers(case)
-    result = f"{difference}, {interval}, effect {effect}, {case.seeds} pairs" if case.interval else no_interval(case)
+    difference, interval, _, effect = case_numbers(case)
+    result = (
+        f"{difference}, {interval}, effect {effect}, {case.seeds} pairs" if case.interval else no_interval_reason(case)
+    )
     held = sum(one.outcome == "holds" for one in decided.cases)
     outcome = decided.outcome + ("" if variant.whole else ", of what is run")
-    by = ", ".join(filter(None, [measure(decided.claim), variant.title.lower()]))
+    by = ", ".join(filter(None, [claim_criterion(decided.claim), variant.title.lower()]))
     return [outcome, decided.claim.says, by, where, f"{held} of {len(decided.cases)}", f"{case.what}: {result}"]
 
 
@@ -145,7 +147,7 @@ def tables_csv(sections: Sequence[Section]) -> str:
 
 def _values(line: Line) -> list[object]:
     mean, std = spread_over_seeds(line.values) if line.values else (None, None)
-    number, comparison = line.published, line.found
+    number, comparison = line.published, line.comparison
     paper = [None, None, None] if number is None else [number.mean, number.std, number.flag]
     verdict: list[object] = [None] * 5
     if comparison is not None:
@@ -169,7 +171,7 @@ def claims_csv(sections: Sequence[Section]) -> str:
     return csv_text(heads, [[name, title, *row] for name, title, decided in claims for row in _case_values(decided)])
 
 
-def _case_values(decided: Decided) -> Iterator[list[object]]:
+def _case_values(decided: ClaimResult) -> Iterator[list[object]]:
     claim = decided.claim
     for case in decided.cases:
         pair = case.paired

@@ -12,11 +12,9 @@ from contnorm.bench.config.defaults import complete
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.records import Record, Store, distinct, fitting
 from contnorm.paper.cells import cells_of, source_of
-from contnorm.paper.diverged import with_lost
-from contnorm.paper.precisions import HOWS, How, Seeds, computed, how_of, measured_cells
+from contnorm.paper.measured import NUMERICS, MeasuredCell, Numerics, Seeds, measure_cells, numerics_of, with_numerics
 from contnorm.paper.recipe import Recipe
 from contnorm.paper.selection import Selection, find_selection
-from contnorm.paper.series import Measured
 
 __all__ = ["Shelf", "Shelves", "measured_of"]
 
@@ -31,14 +29,14 @@ class Shelf:
 
     def __init__(self, records: Iterable[Record], stores: Sequence[Store] = ()) -> None:
         self._stores = stores
-        self._by_run: dict[str, dict[How, dict[int, Record]]] = defaultdict(lambda: defaultdict(dict))
+        self._by_run: dict[str, dict[Numerics, dict[int, Record]]] = defaultdict(lambda: defaultdict(dict))
         for record in records:
-            seeds = self._by_run[_run(record.config)][how_of(record.config)]
+            seeds = self._by_run[_run(record.config)][numerics_of(record.config)]
             seeds.setdefault(record.seed, record)  # if two folders have the same run, the first one wins
 
-    def find(self, config: RunConfig) -> Mapping[How, Seeds]:
+    def find(self, config: RunConfig) -> Mapping[Numerics, Seeds]:
         """Records of a run, by precision and seed."""
-        return {how: dict(sorted(seeds.items())) for how, seeds in self._by_run.get(_run(config), {}).items()}
+        return {numerics: dict(sorted(seeds.items())) for numerics, seeds in self._by_run.get(_run(config), {}).items()}
 
     def lost(self, config: RunConfig) -> Mapping[int, str]:
         """Diverged seeds of a run, and the reasons."""
@@ -89,14 +87,13 @@ class Shelves:
         return records
 
 
-def measured_of(recipe: Recipe, shelf: Shelf) -> list[Measured]:
+def measured_of(recipe: Recipe, shelf: Shelf) -> list[MeasuredCell]:
     """Every cell of a recipe with its records, which may be none."""
     configs = {cell: complete(cell.values, source_of(cell)) for cell in cells_of(recipe)}
-    cells = measured_cells(list(configs), [shelf.find(config) for config in configs.values()])
-    return [with_lost(one, configs[one.cell], shelf.lost) for one in cells]
+    return measure_cells(configs, shelf.find, shelf.lost)
 
 
 @lru_cache(maxsize=4096)
 def _run(config: RunConfig) -> str:
     """Hash that identifies a run in any precision; ignores the hash of its weights, which a recipe does not have."""
-    return computed(replace(config, model=replace(config.model, weights_hash=None)), HOWS[0]).hash
+    return with_numerics(replace(config, model=replace(config.model, weights_hash=None)), NUMERICS[0]).hash

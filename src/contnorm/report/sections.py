@@ -12,16 +12,22 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from contnorm.bench.records import Record
-from contnorm.paper.claims import Case, Decided, decide
-from contnorm.paper.diverged import lost_remarks
-from contnorm.paper.format import forgetting, place_words
-from contnorm.paper.precisions import precision_remarks
+from contnorm.paper.claims import ClaimCase, ClaimResult, decide
+from contnorm.paper.format import place_title
+from contnorm.paper.measured import MeasuredCell
 from contnorm.paper.published import RUNS
-from contnorm.paper.recipe import Recipe
-from contnorm.paper.recipe_file import find_recipe
-from contnorm.paper.rows import Line, apart, corrected, lines_of, remarks
+from contnorm.paper.recipe import Recipe, find_recipe
 from contnorm.paper.selection import Selection, covers, with_selection
-from contnorm.paper.series import Measured
+from contnorm.paper.tables import (
+    Line,
+    data_part_remarks,
+    divergence_remarks,
+    forgetting_definitions,
+    lines_of,
+    precision_remarks,
+    renorm_remarks,
+    verdict_remarks,
+)
 from contnorm.report.record_shelf import Shelf, Shelves, measured_of
 
 __all__ = ["Part", "Section", "Unrun", "Way", "sections_of", "table_title", "weakest"]
@@ -43,7 +49,7 @@ class Part:
     """Cells that differ only in the norm or in how they are evaluated."""
 
     title: str
-    measured: tuple[Measured, ...]
+    measured: tuple[MeasuredCell, ...]
     lines: tuple[Line, ...]
 
     @property
@@ -57,7 +63,7 @@ class Way:
 
     title: str
     parts: tuple[Part, ...]
-    decided: tuple[Decided, ...]
+    decided: tuple[ClaimResult, ...]
     remarks: tuple[str, ...]
 
     @property
@@ -92,7 +98,7 @@ class Section:
     def run(self) -> bool:
         return any(variant.run for variant in self.ways)
 
-    def row_name(self, one: Measured) -> str:
+    def row_name(self, one: MeasuredCell) -> str:
         """Name of a row: its norm, and its learning rate if its stream has several."""
         rate = _rate(one)
         several = len(self._rates(one.cell.place["stream"])) > 1
@@ -113,7 +119,7 @@ class Unrun:
     why: str = ""
 
 
-def _rate(one: Measured) -> float | None:
+def _rate(one: MeasuredCell) -> float | None:
     rate: float | None = one.cell.values.get("train", {}).get("lr")
     return rate
 
@@ -145,13 +151,13 @@ def table_title(recipe: Recipe) -> str:
     return f"{name}: {recipe.title}"
 
 
-def weakest(decided: Decided) -> Case:
+def weakest(decided: ClaimResult) -> ClaimCase:
     """Least favourable case of a claim: the one with the worst outcome and, among those, the worst numbers."""
     order = ("does not hold", "undecided", "holds")
     return min(decided.cases, key=lambda case: (order.index(case.outcome), _support(decided, case)))
 
 
-def _support(decided: Decided, case: Case) -> float:
+def _support(decided: ClaimResult, case: ClaimCase) -> float:
     """How strongly a case supports its claim; infinite without a measurement, so that such cases come last."""
     if case.interval is None:
         return math.inf
@@ -163,7 +169,7 @@ def _support(decided: Decided, case: Case) -> float:
 
 def _section(recipe: Recipe, name: str, shelf: Shelf, selection: Selection | None) -> Section:
     variants = tuple(_variants(recipe, shelf, selection))
-    notes = (*((recipe.note,) if recipe.note else ()), *forgetting(list(recipe.scores.values())))
+    notes = (*((recipe.note,) if recipe.note else ()), *forgetting_definitions(list(recipe.scores.values())))
     command = _command(name, [r for variant in variants for r in variant.records])
     return Section(recipe, table_title(recipe), notes, variants, command, selection)
 
@@ -187,22 +193,28 @@ def _variants(recipe: Recipe, shelf: Shelf, selection: Selection | None) -> list
     return with_runs or [variants[selection is None]]
 
 
-def _variant(title: str, recipe: Recipe, measured: Sequence[Measured], unchosen: int = 0) -> Way:
+def _variant(title: str, recipe: Recipe, measured: Sequence[MeasuredCell], unchosen: int = 0) -> Way:
     """``unchosen`` is the number of cells left out because no settings were chosen for them."""
     parts = tuple(_parts(recipe, measured))
     recorded = [one for one in measured if one.records]
     decided = tuple(outcome for claim in recipe.claims if (outcome := decide(claim, recorded)).cases)
-    judged = remarks(recipe, [line for part in parts for line in part.lines])
-    notes = [*apart(measured), *corrected(measured), *precision_remarks(measured), *lost_remarks(measured), *judged]
+    judged = verdict_remarks(recipe, [line for part in parts for line in part.lines])
+    notes = [
+        *data_part_remarks(measured),
+        *renorm_remarks(measured),
+        *precision_remarks(measured),
+        *divergence_remarks(measured),
+        *judged,
+    ]
     notes += [f"Left out: the {unchosen} cells for which no learning rate was chosen."] if unchosen else []
     return Way(title, parts, decided, tuple(notes))
 
 
-def _parts(recipe: Recipe, measured: Sequence[Measured]) -> Iterable[Part]:
-    by_title: dict[str, list[Measured]] = {}
+def _parts(recipe: Recipe, measured: Sequence[MeasuredCell]) -> Iterable[Part]:
+    by_title: dict[str, list[MeasuredCell]] = {}
     for one in measured:
         shared = {key: value for key, value in one.cell.place.items() if key not in OF_ROWS}
-        by_title.setdefault(place_words(shared), []).append(one)
+        by_title.setdefault(place_title(shared), []).append(one)
     for title, some in by_title.items():
         lines = tuple(line for one in some for line in lines_of(recipe, one)) if recipe.kind == "runs" else ()
         yield Part(title, tuple(some), lines)

@@ -8,12 +8,12 @@ from statistics import fmean
 
 from contnorm.bench.metrics.accuracy_matrix import SCORES
 from contnorm.bench.records import spread_over_seeds
-from contnorm.paper.claims import Case, Decided
-from contnorm.paper.format import measure, numbers, paper_number, spread, verdict_words
+from contnorm.paper.claims import ClaimCase, ClaimResult
+from contnorm.paper.format import case_numbers, claim_criterion, paper_number, spread, verdict_text
+from contnorm.paper.measured import MeasuredCell
 from contnorm.paper.recipe import Recipe
-from contnorm.paper.rows import Line
-from contnorm.paper.score_names import drift_parts, title_of
-from contnorm.paper.series import Measured
+from contnorm.paper.scores import drift_parts, score_title
+from contnorm.paper.tables import Line
 from contnorm.report import figures
 from contnorm.report.lr_grid import GRID_NOTE, grid_rows
 from contnorm.report.multilabel_views import label_figures
@@ -30,15 +30,15 @@ def claim_rows(section: Section) -> list[ClaimRow]:
     return [_claim_row(section, variant, decided) for variant in section.ways for decided in variant.decided]
 
 
-def _claim_row(section: Section, variant: Way, decided: Decided) -> ClaimRow:
+def _claim_row(section: Section, variant: Way, decided: ClaimResult) -> ClaimRow:
     case = weakest(decided)
-    difference, interval, _, effect = numbers(case)
+    difference, interval, _, effect = case_numbers(case)
     counts = Counter(one.outcome for one in decided.cases)
     of = f"{counts['holds']} of {len(decided.cases)} cases hold" if len(decided.cases) > 1 else "1 case"
     measured = any(one.seeds for one in decided.cases)
     of += "" if measured else ", not run"
     basis = ", ".join(
-        filter(None, [measure(decided.claim), variant.title.lower(), "" if variant.whole else "of what is run"])
+        filter(None, [claim_criterion(decided.claim), variant.title.lower(), "" if variant.whole else "of what is run"])
     )
     return ClaimRow(
         says=decided.claim.says,
@@ -52,7 +52,7 @@ def _claim_row(section: Section, variant: Way, decided: Decided) -> ClaimRow:
     )
 
 
-def _pairs(case: Case) -> str:
+def _pairs(case: ClaimCase) -> str:
     return str(case.seeds) if case.seeds else "none"
 
 
@@ -98,7 +98,7 @@ def _heads(recipe: Recipe, variant: Way) -> list[str]:
 
 
 def _head(score: str) -> str:
-    return f"forgetting ({score})" if score.startswith("fm") and score in SCORES else title_of(score)
+    return f"forgetting ({score})" if score.startswith("fm") and score in SCORES else score_title(score)
 
 
 def _tasks(recipe: Recipe, variant: Way) -> int:
@@ -123,9 +123,9 @@ def _score(line: Line, published: bool) -> Cell:
     number = paper_number(line.published)
     paper = "" if number == "-" else f"paper {number}"
     if not line.values:
-        return Cell(line.measured.why_empty, paper)
-    difference, interval, verdict = verdict_words(line.found)
-    if line.found is None:
+        return Cell(line.measured.empty_text, paper)
+    difference, interval, verdict = verdict_text(line.comparison)
+    if line.comparison is None:
         return Cell(spread(line.values), paper or ("not in the paper" if published else ""))
     apart = difference if interval == "-" else f"{difference} ({interval})"
     return Cell(spread(line.values), paper, apart, verdict)
@@ -137,8 +137,8 @@ def _curve_rows(section: Section, part: Part) -> list[list[Cell]]:
         for score in section.recipe.scores.values():
             curves = list(one.curves(score).values())
             means = [Cell(f"{fmean(values):.2f}", _deviation(values)) for values in zip(*curves, strict=False)]
-            seeds = str(len(curves)) if curves else one.why_empty
-            rows.append([Cell(section.row_name(one)), Cell(title_of(score)), Cell(seeds), *means])
+            seeds = str(len(curves)) if curves else one.empty_text
+            rows.append([Cell(section.row_name(one)), Cell(score_title(score)), Cell(seeds), *means])
     return rows
 
 
@@ -149,7 +149,7 @@ def _deviation(values: Sequence[float]) -> str:
 
 def _tried(section: Section) -> list[Table]:
     """Table of the learning rates tried on the validation tasks, with the chosen one marked."""
-    if section.selection is None or not section.selection.chosen:
+    if section.selection is None or not section.selection.rates:
         return []
     heads, *rows = grid_rows(section.selection)
     return [
@@ -166,10 +166,10 @@ def _tried(section: Section) -> list[Table]:
 CASE_HEADS = ("case", "difference", "95 % interval (t)", "bootstrap", "effect", "pairs", "outcome")
 
 
-def _cases(decided: Decided) -> Rows:
-    title = f"{decided.outcome.upper()}: {decided.claim.says} ({measure(decided.claim)})"
+def _cases(decided: ClaimResult) -> Rows:
+    title = f"{decided.outcome.upper()}: {decided.claim.says} ({claim_criterion(decided.claim)})"
     return Rows(
-        title, [[*map(Cell, (c.what, *numbers(c), _pairs(c))), Cell("", verdict=c.outcome)] for c in decided.cases]
+        title, [[*map(Cell, (c.what, *case_numbers(c), _pairs(c))), Cell("", verdict=c.outcome)] for c in decided.cases]
     )
 
 
@@ -183,7 +183,7 @@ def _curves(recipe: Recipe, variant: Way) -> Iterator[str]:
             yield from _drawn(part.measured, ["acc_so_far"], title)
 
 
-def _drawn(measured: Iterable[Measured], scores: Sequence[str], title: str) -> Iterator[str]:
+def _drawn(measured: Iterable[MeasuredCell], scores: Sequence[str], title: str) -> Iterator[str]:
     recorded = [one for one in measured if one.records]
     named = {_curve_name(one, score, scores): list(one.curves(score).values()) for one in recorded for score in scores}
     curves = {name: some for name, some in named.items() if some and len(some[0]) > 1}
@@ -206,8 +206,8 @@ def _splits(variant: Way) -> Iterator[str]:
                 yield figures.forgetting_split(records, title)
 
 
-def _curve_name(one: Measured, score: str, scores: Sequence[str]) -> str:
-    return one.cell.norm if len(scores) == 1 else f"{one.cell.norm}, {title_of(score)}"
+def _curve_name(one: MeasuredCell, score: str, scores: Sequence[str]) -> str:
+    return one.cell.norm if len(scores) == 1 else f"{one.cell.norm}, {score_title(score)}"
 
 
 def _pair_figures(variant: Way) -> Iterator[str]:
@@ -215,4 +215,4 @@ def _pair_figures(variant: Way) -> Iterator[str]:
         pairs = {case.what: case.paired.differences for case in decided.cases if case.paired is not None}
         if pairs:
             title = decided.claim.says + (f", {variant.title.lower()}" if variant.title else "")
-            yield figures.paired_differences(pairs, title, title_of(decided.claim.score))
+            yield figures.paired_differences(pairs, title, score_title(decided.claim.score))

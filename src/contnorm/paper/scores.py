@@ -9,7 +9,8 @@ from contnorm.bench.metrics.accuracy_matrix import SCORES
 from contnorm.bench.metrics.multilabel import LABEL_SCORES
 from contnorm.errors import UserError, unknown
 
-__all__ = ["check_curve", "check_score", "drift_parts", "title_of"]
+__all__ = ["check_curve", "check_score", "drift_parts", "score_title"]
+
 
 DRIFT = (
     "drift_mean_1",
@@ -17,7 +18,9 @@ DRIFT = (
     "drift_var_1",
     "drift_var_2",
 )  # of the first two norm layers; later layers have higher numbers
+
 OTHERS = ("extra_time", "acc_so_far", "parameters")
+
 TITLES = {
     "acc": "ACC", "la": "LA", "fm": "FM", "extra_time": "time over BN, %", "acc_so_far": "ACC so far",
     "c_f1": "C-F1", "o_f1": "O-F1", "map": "mAP", "fm_c_f1": "FM C-F1", "fm_o_f1": "FM O-F1", "fm_map": "FM mAP",
@@ -60,11 +63,11 @@ def drift_parts(name: str) -> tuple[str, int] | None:
     return (match[1], int(match[2]) - 1) if match else None
 
 
-def title_of(name: str) -> str:
+def score_title(name: str) -> str:
     """Column title of a score; forgetting scores other than the paper's keep their name.
 
     Example:
-        >>> title_of("fm"), title_of("fm_mammoth"), title_of("drift_var_2")
+        >>> score_title("fm"), score_title("fm_mammoth"), score_title("drift_var_2")
         ('FM', 'fm_mammoth', 'var of layer 2')
     """
     parts = drift_parts(name)
