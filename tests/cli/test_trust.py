@@ -73,7 +73,7 @@ def stopped(root: Path, runs: Path, **groups: dict[str, Any]) -> RunDir:
 
 @pytest.mark.parametrize("kind", ["strategy", "model"])
 def test_resume_skips_runs_of_code_that_was_not_named(
-    root: Path, tmp_path: Path, code: Path, capsys: pytest.CaptureFixture[str], kind: str
+    root: Path, tmp_path: Path, code: Path, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
     runs = tmp_path / "runs"
     mine = stopped(root, runs, **{kind: {"name": f"{code}:{'Mine' if kind == 'strategy' else 'make'}"}})
@@ -81,8 +81,8 @@ def test_resume_skips_runs_of_code_that_was_not_named(
     executed(code)
     assert contnorm("resume", runs, "--data-root", root) == 2
     assert not executed(code) and other.record.is_file() and not mine.record.exists()
-    said = capsys.readouterr().err
-    assert str(mine.folder) in said and f"--trust-code {code}" in said
+    (problem,) = caplog.messages
+    assert str(mine.folder) in problem and f"--trust-code {code}" in problem
     assert contnorm("resume", runs, "--data-root", root, "--trust-code", code) == 0
     assert executed(code) and mine.record.is_file()
 
@@ -144,7 +144,7 @@ def test_a_recipe_names_code_without_trusting_it(
     recipe = tmp_path / "mine.toml"
     recipe.write_text(RECIPE.format(code=code))
     typed = (*command, recipe, "--data-root", root, "--runs", tmp_path / "runs", "--seeds", 1)
-    with pytest.raises(UserError, match="--trust-code" if command != ("tune",) else "sets no validation tasks"):
+    with pytest.raises(UserError, match="--trust-code" if command != ("tune",) else "has no validation tasks"):
         contnorm(*typed)
     assert not executed(code)
     if command == ("paper",):

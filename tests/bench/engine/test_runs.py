@@ -66,7 +66,7 @@ def test_a_run_learns_and_its_record_is_whole(root: Path, tmp_path: Path, stream
     assert len(record.drift["by_task"]) == tasks and set(record.drift["by_task"][0]) == {"norm1", "norm2"}
     assert {"versions", "device", "precision", "deterministic", "commit", "seconds", "source"} <= record.raw.keys()
     assert len(record.raw["matrix_running"]["correct"]) == tasks
-    assert not list(tmp_path.rglob("*.stopped_runs")), "nothing is left beside the record"
+    assert not list(tmp_path.rglob("*.unfinished")), "nothing is left beside the record"
     again = list(execute(jobs(config, 0), RunEnvironment(tmp_path, root, CPU)))
     assert [event.what for event in again] == ["recorded"]
 
@@ -238,7 +238,7 @@ def test_killed_at_random_steps_and_resumed_is_bitwise_equal(root: Path, tmp_pat
         subprocess.run(resume, check=True, capture_output=True)
     (whole,), (resumed,) = (list(Store(tmp_path / name)) for name in ("whole", "killed"))
     assert resumed.raw["matrix"] == whole.raw["matrix"] and resumed.raw["drift"] == whole.raw["drift"]
-    assert not list((tmp_path / "killed").rglob("*.stopped_runs"))
+    assert not list((tmp_path / "killed").rglob("*.unfinished"))
 
 
 def _kill_once_it_has_saved(process: subprocess.Popen[bytes], runs: Path, newer_than: int) -> None:

@@ -155,7 +155,7 @@ def link_folder(left: RunDir) -> None:
 
 
 def move_away(left: RunDir) -> None:
-    left.folder.rename(left.folder.with_name("7.stopped_runs"))
+    left.folder.rename(left.folder.with_name("7.unfinished"))
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ def test_the_command_that_began_it_goes_on_without_a_note(
     config, place = settings(root), RunEnvironment(tmp_path, root, CPU)
     harm(stop_one(config, place))
     events = list(execute([Job(config, 0)], place))
-    assert isinstance(events[-1].what, Finished) and not list(tmp_path.rglob("*.stopped_runs"))
+    assert isinstance(events[-1].what, Finished) and not list(tmp_path.rglob("*.unfinished"))
 
 
 def test_a_run_is_run_by_one_process_at_a_time(root: Path, tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ def test_a_run_is_run_by_one_process_at_a_time(root: Path, tmp_path: Path) -> No
     rest = {event.job.seed: event.what for event in first}
     assert isinstance(rest[0], Finished), "who has it is not disturbed"
     assert rest[1] == "recorded", "what another has recorded meanwhile is not run again"
-    assert len(list(Store(tmp_path))) == 2 and not list(tmp_path.rglob("*.stopped_runs"))
+    assert len(list(Store(tmp_path))) == 2 and not list(tmp_path.rglob("*.unfinished"))
 
 
 def test_threads_in_one_folder_make_each_run_once(root: Path, tmp_path: Path) -> None:
@@ -246,7 +246,7 @@ def test_threads_in_one_folder_make_each_run_once(root: Path, tmp_path: Path) ->
         thread.join()
     assert sorted(seed for seed, what in ended if isinstance(what, Finished)) == [0, 1, 2]
     assert len(ended) == 12 and sum(what == "recorded" for _, what in ended) == 9
-    assert not list(tmp_path.rglob("*.stopped_runs"))
+    assert not list(tmp_path.rglob("*.unfinished"))
 
 
 def command(root: Path, runs: Path, *more: str, tasks: int = 3) -> list[str]:
@@ -260,7 +260,7 @@ def test_processes_in_one_folder_make_each_run_once_and_all_succeed(root: Path, 
     outputs = [process.communicate(timeout=250) for process in processes]
     assert [process.returncode for process in processes] == [0] * 4, outputs
     assert sum(out.count("recorded in") for out, _ in outputs) == 3 and all(err == "" for _, err in outputs)
-    assert len(list(Store(tmp_path))) == 3 and not list(tmp_path.rglob("*.stopped_runs"))
+    assert len(list(Store(tmp_path))) == 3 and not list(tmp_path.rglob("*.unfinished"))
 
 
 def test_a_run_whose_process_dies_is_taken_over(root: Path, tmp_path: Path) -> None:

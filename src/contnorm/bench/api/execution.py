@@ -29,6 +29,7 @@ from contnorm.errors import UserError, usable
 __all__ = [
     "RunInterrupted",
     "RunOptions",
+    "environment_with_data",
     "find_device",
     "resume",
     "run_environment",
@@ -71,19 +72,24 @@ class RunOptions:
 
 
 def run_environment(runs: Path, options: RunOptions, root: Path | None) -> RunEnvironment:
-    """Return the environment that runs are executed in."""
+    """Return the environment that runs are executed in; the folder of data sets is the default one if it is None."""
+    return environment_with_data(runs, options, data_root(root))
+
+
+def environment_with_data(runs: Path, options: RunOptions, root: Path) -> RunEnvironment:
+    """Return the environment that runs are executed in, with a folder of data sets that was checked before."""
     threads = 1 if options.threads is None else options.threads
     if threads < 1:
-        raise UserError(f"threads={threads} must be at least 1.")
+        raise UserError(f"threads={threads}: use 1 or more.")
     device = find_device(options.device or "cpu")
     lanes = options.lanes
     if lanes is None:
         lanes = 8 if device.type == "cuda" else max(1, cores() // threads)
     if lanes < 1:
-        raise UserError(f"lanes={lanes} must be at least 1.")
+        raise UserError(f"lanes={lanes}: use 1 or more.")
     return RunEnvironment(
         runs,
-        data_root(root),
+        root,
         device,
         lanes=lanes,
         threads=threads,
@@ -153,7 +159,7 @@ def run_jobs(
 
 def _prepare(name: str, environment: RunEnvironment, progress: RunProgress) -> None:
     """Decode a data set with a progress bar, if it was not decoded before."""
-    if name not in environment.sources and not progress.bars.disable:
+    if name not in environment.sources and progress.shown:
         load_with_progress(
             name,
             environment.data_root,
@@ -263,7 +269,9 @@ def _group_stopped(
     problems: list[str] = []
     for (runs, device, threads, keep, missing), jobs in groups.items():
         if options.device is None and device == "cuda" and not torch.cuda.is_available():
-            problems.append(f"{runs}: {len(jobs)} runs started with device cuda, and torch sees no GPU here.")
+            problems.append(
+                f"{runs}: {len(jobs)} stopped runs started on a GPU (--device cuda), and torch sees none here."
+            )
         else:
             work.append((run_environment(runs, RunOptions(device, options.lanes, threads, keep, missing), root), jobs))
     return work, problems

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -60,8 +61,9 @@ class RunProgress:
         )
         self.console = console or Console(quiet=True)
         self.print_records, self.resume_hint, self.on_diverged = print_records, resume_hint, on_diverged
-        shown = self.console.is_terminal or self.console.is_jupyter
-        self.bars = Progress(*columns, console=self.console, disable=console is None or not shown)
+        self.shown = console is not None
+        interactive = self.console.is_terminal or self.console.is_jupyter
+        self.bars = Progress(*columns, console=self.console, disable=not (self.shown and interactive))
         self.total_bar = self.bars.add_task("all runs", total=len(jobs), visible=len(jobs) > 1)
         self.total = f"{len(jobs)} runs"
         self.bar_of: dict[Job, TaskID] = {}
@@ -135,7 +137,15 @@ def load_with_progress(
         bars: Progress display to add the bar to; None creates one.
     """
     with _interruptible(), _shown(name, console, bars) as bar:
-        return load_source(name, root, allow_missing=allow_missing, progress=bar.update, jobs=cores())
+        # Decoding in processes imports the main module again, which only the command allows.
+        jobs = cores() if _is_command() else 1
+        return load_source(name, root, allow_missing=allow_missing, progress=bar.update, jobs=jobs)
+
+
+def _is_command() -> bool:
+    """Whether this process is the ``contnorm`` command."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    return Path(sys.argv[0]).stem == "contnorm" or (spec is not None and spec.name.partition(".")[0] == "contnorm")
 
 
 def cores() -> int:

@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from torch import nn
 
-from contnorm.bench.api.execution import RunOptions, run_environment, run_jobs
+from contnorm.bench.api.execution import RunOptions, environment_with_data, run_jobs
 from contnorm.bench.api.objects import identify
 from contnorm.bench.api.result import Result
 from contnorm.bench.api.stream import Stream, load_stream
@@ -277,7 +277,7 @@ def check_seeds(seeds: int | Iterable[int]) -> list[int]:
 def _environment(
     runs: Path, options: RunOptions, stream: Stream, objects: Mapping[str, PythonObject], jobs: int
 ) -> RunEnvironment:
-    environment = run_environment(runs, options, stream.root)
+    environment = environment_with_data(runs, options, stream.root or Path("data"))
     # Worker processes load a data set by its name; only one in memory is sent to them.
     in_process = environment.device.type == "cuda" or min(environment.lanes, jobs) == 1
     sources = {stream.source.name: stream.source} if stream.root is None or (in_process and stream.is_loaded) else {}
@@ -299,6 +299,7 @@ def _run(
         print_records=environment.resumable,
         on_diverged=lambda job, reason: diverged.update({job: reason}),
     )
+    diverged = dict(sorted(diverged.items(), key=lambda item: item[0].seed))
     for reason in diverged.values():
         log.warning(reason)
     store = Store(environment.runs)

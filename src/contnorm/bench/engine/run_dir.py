@@ -1,4 +1,4 @@
-"""The folder of an stopped_runs run: a note with its settings, its checkpoints, and a lock while it is executed."""
+"""The folder of an unfinished run: a note with its settings, its checkpoints, and a lock while it is executed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from contnorm.errors import UserError, usable
 
 __all__ = ["RunDir", "StoppedRun", "StoppedRuns", "edited", "stopped_runs", "untrusted_in"]
 
-ENDING = ".stopped_runs"
+ENDING = ".unfinished"
 MOST_THREADS = 1024  # of a run on a CPU; torch aborts the process if it can't start them
 ATTEMPTS = 20  # another process that has just recorded the run may remove the folder
 
