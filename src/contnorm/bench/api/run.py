@@ -307,7 +307,7 @@ def _run(
     for config in configs:
         of_experiment = [job for job in jobs if job.config == config]
         records = [store.load(store.path(config, job.seed)) for job in of_experiment if job not in diverged]
-        reasons = {job.seed: diverged[job] for job in of_experiment if job in diverged}
+        reasons = {job.seed: reason for job, reason in diverged.items() if job.config == config}
         if not records:
             raise UserError(" ".join(reasons.values()))
         weights = {record.seed: content for record in records if (content := _weights(record, environment)) is not None}
