@@ -371,7 +371,7 @@ def test_a_network_of_ones_own(root: Path, tmp_path: Path) -> None:
     lane = Lane(config, 0, load_source("mnist", root), CPU)
     assert type(lane.model[1]).__name__ == "ContinualNorm2d"
     assert score(AccuracyMatrix(**finished(lane)["matrix"]), "la") > 20
-    with pytest.raises(UserError, match=r"should give a Module, not None"):
+    with pytest.raises(UserError, match=r"must return a Module, got None"):
         Lane(settings(root, model={"name": f"{file}:wrong"}), 0, load_source("mnist", root), CPU)
     with pytest.raises(UserError, match=r"unknown model 'resnet81'\. Did you mean 'resnet18'"):
         Lane(settings(root, model={"name": "resnet81"}), 0, load_source("mnist", root), CPU)

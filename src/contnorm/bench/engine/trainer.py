@@ -34,7 +34,7 @@ from contnorm.bench.engine.plan_cache import Plans
 from contnorm.bench.engine.preflight import try_out
 from contnorm.bench.engine.step_tensors import Row, Rows, rows_of, samples_of
 from contnorm.bench.engine.user_random import has_drawn, seeded_generators
-from contnorm.bench.models import MODELS, build_model
+from contnorm.bench.models.build import MODELS, build_model
 from contnorm.bench.plan import Step
 from contnorm.bench.rng import seed_for
 from contnorm.bench.strategies import Batch, Head, build_strategy

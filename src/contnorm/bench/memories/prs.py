@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from contnorm.bench.memories.base import NOT_KEPT, Filled, Slots
+from contnorm.bench.memories.base import NOT_STORED, Slots, SlotTable
 
 __all__ = ["PartitioningReservoir"]
 
@@ -46,7 +46,7 @@ class PartitioningReservoir:
         self.capacity, self.labels, self.rho, self.quirk = capacity, labels, rho, quirk
         self._generator = generator
         self._seen = 0
-        self._filled = Filled(capacity)
+        self._filled = SlotTable(capacity)
         self._held = np.zeros((capacity, labels), dtype=bool)  # labels of the sample in each slot
         self._held_count = np.zeros(labels, dtype=np.int64)  # l: number of slots per label
         self._stream_count = np.zeros(labels, dtype=np.int64)  # n: number of stream samples per label
@@ -64,13 +64,13 @@ class PartitioningReservoir:
         return self._filled.readable(before_task)
 
     def _offer_one(self, sample: NDArray[np.bool_], task: int) -> int:
-        slot = NOT_KEPT
+        slot = NOT_STORED
         if self._seen < self.capacity:
             slot = self._seen
         elif self._generator.random() < self._entry_probability(sample):
             slot = self._slot_to_free()
             self._held_count -= self._held[slot]
-        if slot != NOT_KEPT:
+        if slot != NOT_STORED:
             self._held[slot] = sample
             self._held_count += sample
             self._filled.write(slot, task)

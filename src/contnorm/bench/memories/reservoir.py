@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from contnorm.bench.memories.base import NOT_KEPT, Filled, Slots
+from contnorm.bench.memories.base import NOT_STORED, Slots, SlotTable
 
 __all__ = ["Reservoir"]
 
@@ -35,15 +35,15 @@ class Reservoir:
         self.capacity = capacity
         self._generator = generator
         self._seen = 0
-        self._filled = Filled(capacity)
+        self._filled = SlotTable(capacity)
 
     def offer(self, labels: NDArray[np.int64], task: int) -> Slots:
         order = self._seen + np.arange(len(labels))
         # One draw per sample, also while slots are empty: live and planned use then consume the generator identically.
         draws = self._generator.integers(0, order + 1) if len(order) else order
-        slots = np.where(order < self.capacity, order, np.where(draws < self.capacity, draws, NOT_KEPT))
+        slots = np.where(order < self.capacity, order, np.where(draws < self.capacity, draws, NOT_STORED))
         self._seen += len(labels)
-        self._filled.write(slots[slots != NOT_KEPT], task)
+        self._filled.write(slots[slots != NOT_STORED], task)
         return slots.astype(np.int64)
 
     def readable(self, before_task: int | None = None) -> Slots:

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from contnorm.bench.memories.base import Filled, Slots
+from contnorm.bench.memories.base import Slots, SlotTable
 
 __all__ = ["Ring"]
 
@@ -38,7 +38,7 @@ class Ring:
         self.size, self.rings, self.per = size, rings, per
         self.capacity = size * rings
         self._seen = [0] * rings
-        self._filled = Filled(self.capacity)
+        self._filled = SlotTable(self.capacity)
 
     def offer(self, labels: NDArray[np.int64], task: int) -> Slots:
         rings = [task] * len(labels) if self.per == "task" else labels.tolist()

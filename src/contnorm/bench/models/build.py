@@ -8,13 +8,11 @@ from math import gcd
 from torch import nn
 
 from contnorm.bench.config.schema import ModelConfig, NormConfig
-from contnorm.bench.model_registry import NETWORKS
-from contnorm.bench.models.deep_resnet import DEPTHS, DeepResNet
 from contnorm.bench.models.mlp import MLP
-from contnorm.bench.models.norm_check import marked
-from contnorm.bench.models.norm_layers import NormMaker, norm_maker
+from contnorm.bench.models.norm_layers import NormMaker, mark_norms, norm_maker
 from contnorm.bench.models.pretrained import load_pretrained
-from contnorm.bench.models.resnet18 import ResNet18
+from contnorm.bench.models.registry import NETWORKS
+from contnorm.bench.models.resnet import DEPTHS, DeepResNet, ResNet18
 from contnorm.bench.user_code import is_own_code, load_own_code, own_error
 from contnorm.checks import GroupsError
 from contnorm.errors import UserError, unknown
@@ -44,7 +42,7 @@ def _initialized(
 ) -> nn.Module:
     try:
         if is_own_code(config.name):
-            return _user_model(config.name, shape, outputs, marked(norm_maker(norm, 2, total_steps)))
+            return _user_model(config.name, shape, outputs, mark_norms(norm_maker(norm, 2, total_steps)))
         if config.name == "mlp":
             inputs = shape[0] * shape[1] * shape[2]
             return MLP(inputs, outputs, config.width, norm_maker(norm, 1, total_steps))
@@ -61,7 +59,7 @@ def _initialized(
         if "allocate memory" not in str(error):
             raise
         raise UserError(
-            f"model.width={config.width}: a {config.name} of that width does not fit into memory. Use a smaller one."
+            f"model.width={config.width}: a {config.name} of this width does not fit into memory. Use a smaller width."
         ) from error
     raise unknown("model", config.name, [*MODELS, "path/to/file.py:make"])
 
@@ -91,5 +89,5 @@ def _user_model(name: str, shape: tuple[int, int, int], outputs: int, norm: Norm
     except Exception as error:
         raise own_error(error, "model", name, "called with (shape, outputs, norm)") from error
     if not isinstance(model, nn.Module):
-        raise UserError(f"model {name!r}: calling it with (shape, outputs, norm) should give a Module, not {model!r}.")
+        raise UserError(f"model {name!r}: calling it with (shape, outputs, norm) must return a Module, got {model!r}.")
     return model
