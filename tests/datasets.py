@@ -14,11 +14,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from contnorm.bench.data.dataset import GROUPS, DatasetListing, ListedPicture, MultiLabelSource
 from contnorm.bench.data.image_folders import MINI_LISTS, MINI_WNIDS
-from contnorm.bench.data.multilabel import GROUPS, MultiLabelSource
 from contnorm.bench.data.multilabel_build import build
-from contnorm.bench.data.multilabel_manifest import Listed, ListedPicture
-from contnorm.bench.data.published_streams import published_stream
+from contnorm.bench.data.published import published_stream
 
 HERE = Path(__file__).resolve()
 
@@ -288,7 +287,7 @@ def small_long_tail(root: Path, name: str, per_task: int = 10, side: int = 16) -
             path = root / "pictures" / name / f"{split}{number}.jpg"
             picture(path, side, 3 * labels[0])
             parts[split].append(ListedPicture(f"{split}{number}", path, number // count, tuple(labels)))
-    listed = Listed(
+    listed = DatasetListing(
         name, published.class_names, published.class_groups, tuple(map(str, published.task_order)),
         tuple(parts["train"]), tuple(parts["test"]), published.images,
     )  # fmt: skip

@@ -11,7 +11,7 @@ import pytest
 
 import contnorm as cn
 from contnorm import functional
-from contnorm.bench.data.csv_dataset import list_own
+from contnorm.bench.data.csv_dataset import list_csv
 from contnorm.bench.data.multilabel_build import build
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -67,7 +67,7 @@ def test_the_table_of_a_set_of_your_own_builds_as_it_is_shown(tmp_path: Path) ->
     for picture in re.findall(r"^\S+\.jpg", shown[1], re.MULTILINE):
         (tmp_path / picture).parent.mkdir(exist_ok=True)
         image.new("RGB", (20, 10)).save(tmp_path / picture)
-    manifest = build(list_own("beaches", tmp_path / "labels.csv", tmp_path), tmp_path / "beaches", side=8)
+    manifest = build(list_csv("beaches", tmp_path / "labels.csv", tmp_path), tmp_path / "beaches", side=8)
     assert manifest["complete"] and manifest["class_names"] == ["palm", "sea", "sky"]
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from contnorm.bench.config.schema import RunConfig, from_dict
 from contnorm.bench.data.registry import Source, load_source
-from contnorm.bench.memories import NOT_KEPT, PartitioningReservoir, Reservoir
-from contnorm.bench.memories.base import drawn
+from contnorm.bench.memories import NOT_STORED, PartitioningReservoir, Reservoir
+from contnorm.bench.memories.base import draw_slots
 from contnorm.bench.plan import build_memory, make_plan
 from contnorm.bench.rng import generator
 from contnorm.bench.streams.tasks import TaskSequence, build_stream
@@ -48,7 +48,7 @@ def test_every_item_comes_once_in_order_with_a_smaller_last_batch(source: Source
     np.testing.assert_array_equal(np.concatenate([s.stream for s in plan.steps]), np.arange(len(stream.train)))
     assert [len(s.stream) for s in plan.steps[:4]] == [16, 16, 16, 12] and plan.ends == (4, 8, 12, 16, 20)
     assert all((stream.train.task[s.stream] == s.task).all() for s in plan.steps)
-    assert all((s.write == NOT_KEPT).all() and s.replay == () for s in plan.steps)
+    assert all((s.write == NOT_STORED).all() and s.replay == () for s in plan.steps)
 
 
 def given(stream: TaskSequence, memory: dict[str, Any], item: int) -> np.ndarray:
@@ -67,7 +67,7 @@ def test_replay_is_drawn_as_one_by_one(source: Source, memory: dict[str, Any], m
     seen: set[int] = set()
     for step in make_plan(config, stream, 5, draws=2).steps:
         for slots in step.replay_slots:
-            np.testing.assert_array_equal(drawn(live.readable(), 10, chance), slots, strict=True)
+            np.testing.assert_array_equal(draw_slots(live.readable(), 10, chance), slots, strict=True)
         if seen.isdisjoint(step.stream.tolist()):  # what is shown again is not offered again
             live.offer(np.concatenate([given(stream, memory, i) for i in step.stream]), step.task)
         seen |= set(step.stream.tolist())
@@ -91,7 +91,7 @@ def test_replay_is_what_a_live_memory_holds(source: Source, memory: dict[str, An
             replayed += len(items)
         slots = np.concatenate([live.offer(given(stream, memory, i), step.task) for i in step.stream])  # one by one
         np.testing.assert_array_equal(slots, step.write)
-        held |= {int(s): int(i) for s, i in zip(slots, step.stream, strict=True) if s != NOT_KEPT}
+        held |= {int(s): int(i) for s, i in zip(slots, step.stream, strict=True) if s != NOT_STORED}
     assert replayed > 100 and plan.slots == live.capacity
     assert any((a != b).any() for s in plan.steps for a, b in [s.replay] if len(a)), "draws are independent"
 
@@ -131,7 +131,7 @@ def kept_by_class(kind: str, seed: int) -> np.ndarray:
     stream = stream_of(config, source, seed)
     content: dict[int, int] = {}
     for step in make_plan(config, stream, seed, draws=1).steps:
-        content |= {int(s): int(i) for s, i in zip(step.write, step.stream, strict=True) if s != NOT_KEPT}
+        content |= {int(s): int(i) for s, i in zip(step.write, step.stream, strict=True) if s != NOT_STORED}
     return np.bincount(stream.train.label[list(content.values())], minlength=10)
 
 

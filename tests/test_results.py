@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from contnorm.bench.config.schema import NormConfig, RunConfig, from_dict
-from contnorm.bench.records import SCHEMA, Store, seal_of, spread_over_seeds, write_atomically
+from contnorm.bench.files import write_atomically
+from contnorm.bench.records import SCHEMA, Store, seal_of, spread_over_seeds
 from contnorm.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -294,7 +295,7 @@ def test_processes_with_the_same_number_do_not_share_a_draft(tmp_path: Path, mon
 def test_a_file_is_not_written_through_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = tmp_path / "other.txt"
     other.write_text("content")
-    monkeypatch.setattr("contnorm.bench.records.secrets.token_hex", lambda size: "guessed")
+    monkeypatch.setattr("contnorm.bench.files.secrets.token_hex", lambda size: "guessed")
     (tmp_path / ".run.json.guessed").symlink_to(other)
     with pytest.raises(FileExistsError):
         write_atomically(tmp_path / "run.json", b"{}")

@@ -15,7 +15,8 @@ import pytest
 
 from contnorm.bench.config.schema import from_dict
 from contnorm.bench.config.sources import read_toml
-from contnorm.bench.records import Record, Store, seal_of, write_output
+from contnorm.bench.files import write_output
+from contnorm.bench.records import Record, Store, seal_of
 from contnorm.cli.main import main
 from contnorm.cli.report import report_files, report_of
 from contnorm.errors import UserError

@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from contnorm.bench.api import execution as running
 from contnorm.bench.api.execution import RunOptions
-from contnorm.bench.data.csv_dataset import list_own
+from contnorm.bench.data.csv_dataset import list_csv
 from contnorm.bench.data.multilabel_build import build
 from contnorm.bench.engine.scheduler import Event, resolve
 from contnorm.bench.records import Store
 from contnorm.bench.streams.tasks import STREAMS
 from contnorm.cli import paper
+from contnorm.cli import run as running
 from contnorm.cli.paper import PaperOptions, config_of, run_recipe, show_recipes
 from contnorm.errors import UserError
 from contnorm.paper.cells import cells_of, unpaired_claims
@@ -458,7 +458,7 @@ def test_recipe_with_user_data_set(tmp_path: Path, console: Console) -> None:
         picture(tmp_path / "pictures" / f"{number}.jpg", 16, 7 * number)
         rows.append(f"{number}.jpg,{'test' if number % 4 == 3 else 'train'},0,{'wren' if number % 2 else 'owl;wren'}")
     (tmp_path / "birds.csv").write_text("\n".join(rows))
-    build(list_own("birds", tmp_path / "birds.csv", tmp_path / "pictures"), tmp_path / "birds", 16)
+    build(list_csv("birds", tmp_path / "birds.csv", tmp_path / "pictures"), tmp_path / "birds", 16)
     recipe = """
     title = "Birds"
     [scores]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import contnorm as cn
-from contnorm.bench.stats.paired import summed_up
+from contnorm.bench.stats import summarize_differences
 from contnorm.diagnosis.result import Diagnosis, pair_sentence
 from tests.models import BatchNormAct2d, ScaledBatchNorm2d, UnknownNorm
 
@@ -399,7 +399,7 @@ def test_pair_sentence_if_nothing_was_forgotten() -> None:
 def test_pair_sentence_of_several_seeds_has_an_interval() -> None:
     """Student's interval of the differences 1, 2 and 3: 2 -+ 4.303 / sqrt(3), with two degrees of freedom."""
     pairs = [(diagnosis(70.0, 70.0 + gain), diagnosis(70.0, 70.0)) for gain in (1.0, 2.0, 3.0)]
-    sentence = pair_sentence(pairs, "bn", "cn", interval=lambda differences: summed_up(differences).t)
+    sentence = pair_sentence(pairs, "bn", "cn", interval=lambda differences: summarize_differences(differences).t)
     assert sentence.endswith("2.0 less, over 3 seeds; the 95 % interval of the difference is -0.48 to +4.48.")
     assert pair_sentence(pairs, "bn", "cn").endswith("2.0 less, over 3 seeds.")
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from contnorm.bench.config.schema import ModelConfig, NormConfig
-from contnorm.bench.models import build_model
+from contnorm.bench.models.build import build_model
 from contnorm.convert.detect import DetectedNorm, detect_norm
 from contnorm.errors import UserError
 from contnorm.layers.stock import STOCK_NORMS, StockGroupNorm
@@ -106,5 +106,5 @@ def test_norm_without_torch_layer_raises(name: str) -> None:
 
 @pytest.mark.parametrize("more", [{"groups": "auto"}, {"momentum": "cumulative"}])
 def test_options_that_torch_layers_do_not_accept_raise(more: dict[str, str]) -> None:
-    with pytest.raises(UserError, match="are for ours alone"):
+    with pytest.raises(UserError, match="do not support"):
         network(NormConfig("cn", layers="stock", **more))  # type: ignore[arg-type]

@@ -12,8 +12,7 @@ import pytest
 
 from contnorm.bench.config.defaults import complete
 from contnorm.bench.records import Store
-from contnorm.bench.stats.intervals import Interval
-from contnorm.bench.stats.paired import summed_up
+from contnorm.bench.stats import Interval, summarize_differences
 from contnorm.errors import UserError
 from contnorm.paper.cells import cells_of, source_of
 from contnorm.paper.claims import ClaimCase, ClaimResult
@@ -268,7 +267,7 @@ def test_what_was_not_run_is_said(tmp_path: Path) -> None:
 def test_the_weakest_case_speaks_least_for_its_claim(kind: str, means: list[float], worst: int) -> None:
     cases = []
     for mean in means:
-        pair = summed_up([mean, mean + 0.01])
+        pair = summarize_differences([mean, mean + 0.01])
         cases.append(ClaimCase(str(mean), 2, "holds", pair, pair.t))
     none = ClaimCase("nothing", 0, "undecided", None, None)
     claim = Claim("x", kind, "acc")  # type: ignore[arg-type]

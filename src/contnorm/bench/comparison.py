@@ -13,8 +13,7 @@ from typing import Protocol
 from contnorm.bench.metrics.accuracy_matrix import SCORES
 from contnorm.bench.metrics.multilabel import LABEL_SCORES
 from contnorm.bench.records import Record
-from contnorm.bench.stats.intervals import Interval, effect_size
-from contnorm.bench.stats.paired import paired
+from contnorm.bench.stats import Interval, effect_size, paired_difference
 from contnorm.errors import UserError
 
 __all__ = ["Comparison", "compare", "scores_of", "seeds_to_resolve"]
@@ -93,7 +92,7 @@ def compare(
     score = score or (known[0] if known else "")
     if score not in known:
         raise UserError(f"score {score!r}: both experiments have {', '.join(known) or 'no score in common'}.")
-    pair = paired({s: scores[s][score] for s in seeds}, {s: others[s][score] for s in seeds})
+    pair = paired_difference({s: scores[s][score] for s in seeds}, {s: others[s][score] for s in seeds})
     assert pair is not None  # there are shared seeds
     needed = seeds_to_resolve(pair.differences)
     return Comparison(score, seeds, pair.differences, pair.mean, pair.t, pair.bootstrap, pair.effect, needed)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from contnorm.bench.memories import NOT_KEPT
+from contnorm.bench.memories import NOT_STORED
 from contnorm.bench.plan import Plan
 from contnorm.bench.streams.tasks import TaskSequence
 
@@ -66,7 +66,7 @@ def take_census(plan: Plan, stream: TaskSequence) -> Census:
         for step in plan.steps[done:end]:
             seen[step.stream] = True
             for item, slot in zip(step.stream, step.write, strict=True):
-                if slot != NOT_KEPT:
+                if slot != NOT_STORED:
                     written, evicted = written + 1, evicted + int(content[slot] >= 0)
                     content[slot] = item
         done = end

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contnorm.bench.config.schema import MemoryConfig, RunConfig, TrainConfig
-from contnorm.bench.memories import NOT_KEPT, Memory, PartitioningReservoir, Reservoir, Ring
-from contnorm.bench.memories.batched_draws import drawn_each
+from contnorm.bench.memories import NOT_STORED, Memory, PartitioningReservoir, Reservoir, Ring
+from contnorm.bench.memories.base import draw_slots_batched
 from contnorm.bench.rng import generator
 from contnorm.bench.streams.tasks import TaskSequence
 from contnorm.errors import UserError
@@ -123,11 +123,11 @@ def make_plan(config: RunConfig, stream: TaskSequence, seed: int, draws: int) ->
     for start in range(0, len(batches), AT_ONCE):
         batch = batches[start : start + AT_ONCE]
         readable, writes = _offer_batches(memory, config, stream, batch, draws)
-        chosen = iter(drawn_each(readable, config.train.replay, rng))
+        chosen = iter(draw_slots_batched(readable, config.train.replay, rng))
         for (items, task, _), write in zip(batch, writes, strict=True):
             slots = tuple(islice(chosen, draws))
             replay = tuple(content[draw] for draw in slots)
-            stored = write != NOT_KEPT
+            stored = write != NOT_STORED
             content[write[stored]] = items[stored]  # if two items have the same slot, the later one stays
             steps.append(Step(task, items, write, replay, slots, views.of(items), views.of_all(replay)))
     return Plan(tuple(steps), tuple(_ends(stream, steps)), memory.capacity if draws else 0)
@@ -155,7 +155,7 @@ def _offer_batches(
             labels = offered_labels(config.memory, stream, items)
             writes.append(memory.offer(labels, 0 if stream.task_free else task))
         else:
-            writes.append(np.full(len(items), NOT_KEPT))
+            writes.append(np.full(len(items), NOT_STORED))
     return readable, writes
 
 

@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import re
-import secrets
 import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ from statistics import fmean, stdev
 from typing import Any, Protocol, TypeVar
 
 from contnorm.bench.config.schema import RunConfig, from_dict
+from contnorm.bench.files import write_atomically
 from contnorm.bench.metrics.accuracy_matrix import AccuracyMatrix, score
 from contnorm.bench.metrics.multilabel import LabelMatrix, label_score
 from contnorm.bench.record_checks import check_fields, check_whole, checked_counts, finite_drift
@@ -48,8 +48,6 @@ __all__ = [
     "run_folders",
     "seal_of",
     "spread_over_seeds",
-    "write_atomically",
-    "write_output",
 ]
 
 SCHEMA = 2
@@ -179,48 +177,6 @@ class Found:
     records: list[Record]
     problems: list[str]
     lost: dict[str, dict[int, str]] = field(default_factory=dict)
-
-
-def write_atomically(path: Path, *parts: bytes | memoryview) -> None:
-    """Write a file atomically: after a crash it has either the old or the new content.
-
-    Args:
-        path: The file; its folder is created.
-        parts: Content, written one part after the other.
-
-    Example:
-        >>> import tempfile
-        >>> folder = Path(tempfile.mkdtemp())
-        >>> write_atomically(folder / "a" / "b.json", b"{}")
-        >>> (folder / "a" / "b.json").read_bytes()
-        b'{}'
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Random, since processes of several hosts or containers that share the folder can have the same process id.
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        with draft.open("xb") as file:  # "x" does not follow a symbolic link at this path
-            for part in parts:
-                file.write(part)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
-
-
-def write_output(path: Path, content: bytes) -> None:
-    """Write to an output path from the user.
-
-    A symbolic link is followed, and a device or pipe is written to instead of being replaced.
-    """
-    target = path.resolve()
-    if target.exists() and not target.is_file():
-        with target.open("wb") as file:
-            file.write(content)
-    else:
-        write_atomically(target, content)
 
 
 class Store:

@@ -21,7 +21,7 @@ from contnorm.bench.engine.cuda_graph import Stepper, stepper_for
 from contnorm.bench.engine.precision import numerics
 from contnorm.bench.engine.scheduler import resolve
 from contnorm.bench.engine.trainer import Trainer
-from contnorm.bench.models import ResNet18
+from contnorm.bench.models.resnet import ResNet18
 from contnorm.bench.streams.image_store import DeviceImages
 from contnorm.benchmarks.timing import Spread
 from contnorm.layers.continual import ContinualNorm2d

@@ -19,10 +19,10 @@ from contnorm.bench.config.sources import format_value
 from contnorm.bench.fingerprint import Match, compare_fingerprints, not_comparable
 from contnorm.bench.metrics.accuracy_matrix import score
 from contnorm.bench.records import Record, spread_over_seeds
-from contnorm.bench.stats.intervals import (
-    bootstrap_apart,
+from contnorm.bench.stats import (
+    bootstrap_difference,
     bootstrap_interval,
-    effect_apart,
+    cohens_d,
     effect_size,
     t_interval,
     welch_interval,
@@ -182,7 +182,7 @@ def _unpaired(a: list[float], b: list[float]) -> tuple[str, str, str, str]:
     (mean, _), (other, std) = spread_over_seeds(b), spread_over_seeds(a)
     welch = welch_interval(b, other, std, len(a))
     none = "none: one seed" if min(len(a), len(b)) < 2 else "-"
-    return _signed(mean - other), str(welch or none), str(bootstrap_apart(b, a) or "-"), _signed(effect_apart(b, a))
+    return _signed(mean - other), str(welch or none), str(bootstrap_difference(b, a) or "-"), _signed(cohens_d(b, a))
 
 
 def _signed(value: float) -> str:

@@ -23,7 +23,7 @@ from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.engine.weights import load_run_weights, load_weights, weights_path
 from contnorm.bench.fingerprint import Match, compare_fingerprints, not_comparable
 from contnorm.bench.records import Record, Store
-from contnorm.bench.stats.paired import summed_up
+from contnorm.bench.stats import summarize_differences
 from contnorm.bench.trust import only_trusted
 from contnorm.bench.user_code import code_files
 from contnorm.cli.show import run_names
@@ -242,7 +242,7 @@ def _pair_summary(
 
     first, second = (run_names(record.config)[-1] for record, _ in pairs[0])
     results = [(diagnose_one(*a), diagnose_one(*b)) for a, b in pairs]
-    return pair_sentence(results, first, second, interval=lambda differences: summed_up(differences).t)
+    return pair_sentence(results, first, second, interval=lambda differences: summarize_differences(differences).t)
 
 
 def _of_seed(records: list[Record], run: str, seed: int | None) -> Record:

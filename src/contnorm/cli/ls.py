@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contnorm.bench.memories import MEMORIES
-from contnorm.bench.model_registry import NETWORKS
+from contnorm.bench.models.registry import NETWORKS
 from contnorm.bench.strategy_registry import STRATEGIES
 from contnorm.bench.streams.tasks import STREAMS
 from contnorm.paper.recipe import find_recipe, recipe_names

@@ -564,7 +564,7 @@ def data(
     data_root: DataRoot = None,
 ) -> None:
     """List data sets, download one, or build a multi-label one."""
-    from contnorm.cli.data import fetch_with_bar, show_data_set, show_data_sets
+    from contnorm.cli.data import download, show_data_set, show_data_sets
 
     build_options = {
         "ids": ids,
@@ -575,15 +575,15 @@ def data(
         "jobs": jobs,
     }
     if any(path is not None for path in (coco, nus, csv, images)):
-        from contnorm.cli.data_build import Asked, build_with_bar
+        from contnorm.cli.data import BuildOptions, build_dataset
 
-        request = Asked(coco, nus, csv, images, groups, ids, out, size, allow_missing, jobs, base)
-        raise typer.Exit(build_with_bar(name, request, data_root, console))
+        request = BuildOptions(coco, nus, csv, images, groups, ids, out, size, allow_missing, jobs, base)
+        raise typer.Exit(build_dataset(name, request, data_root, console))
     for option, value in build_options.items():
         if value:
             raise UserError(f"--{option}: is for building. Say what from: --coco DIR, --nus DIR, or --csv FILE.")
     if fetch:
-        fetch_with_bar(name, base, data_root, console)
+        download(name, base, data_root, console)
     if name:
         show_data_set(name, data_root, console)
     else:

@@ -19,13 +19,13 @@ from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig, from_dict, merge_settings
 from contnorm.bench.config.sources import Setting, check_seeds, nest_settings, parse_assignments
 from contnorm.bench.data.multilabel_store import find_stored
-from contnorm.bench.data.registry import ENVIRONMENT, SOURCES, data_root, find_layout, looked_for
+from contnorm.bench.data.registry import ENVIRONMENT, SOURCES, data_root, describe_layouts, find_layout
 from contnorm.bench.engine.job import Job, RunEnvironment
 from contnorm.bench.records import Store
 from contnorm.bench.streams.tasks import find_stream
 from contnorm.bench.trust import only_trusted
 from contnorm.bench.user_code import code_files
-from contnorm.cli.data import place_of
+from contnorm.cli.data import location_of
 from contnorm.cli.paper_tables import show_claims, show_curves, show_data_table, show_table
 from contnorm.cli.tables import needed_width, print_error, print_indented, print_text, safe_text
 from contnorm.errors import UserError, unknown
@@ -288,7 +288,7 @@ def runs_folder(recipe: Recipe, runs: Path) -> Path:
 def missing_data_message(recipe: Recipe, source: str, root: Path) -> str:
     """Message for a data set that is absent: what to put where."""
     spec = SOURCES[source]
-    how = f"build it with {spec.built_with}" if spec.built_with else f"put {looked_for(spec)} there"
+    how = f"build it with {spec.built_with}" if spec.built_with else f"put {describe_layouts(spec)} there"
     streams = [find_stream(stream) for grid in recipe.runs for stream in grid.streams]
     others = [one for spec in streams if source in spec.sources for one in spec.sources if one != source]
     other = f", or use other data with --set stream.source={others[0]}" if others else ""
@@ -467,5 +467,5 @@ def _data(recipe: Recipe, root: Path) -> str:
     if recipe.kind == "waiting":
         return "multi-label streams, not available yet"
     needed = sources_of(cells_of(recipe)) or [find_stream(stream).sources[0] for stream in recipe.streams]
-    places = {source: place_of(SOURCES[source], root) for source in needed}
+    places = {source: location_of(SOURCES[source], root) for source in needed}
     return ", ".join(f"{source}: {place or 'not found'}" for source, place in places.items()) or "none"

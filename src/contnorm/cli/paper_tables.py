@@ -12,7 +12,7 @@ from rich.table import Column, Table
 
 from contnorm.bench.api.progress import load_with_progress
 from contnorm.bench.config.schema import StreamConfig
-from contnorm.bench.data.registry import SOURCES, Source, find_layout, looked_for
+from contnorm.bench.data.registry import SOURCES, Source, describe_layouts, find_layout
 from contnorm.bench.metrics.accuracy_matrix import SCORES
 from contnorm.bench.metrics.multilabel import LABEL_SCORES
 from contnorm.bench.streams.tasks import build_stream, find_stream
@@ -178,7 +178,7 @@ def show_data_table(recipe: Recipe, root: Path, console: Console, allow_missing:
 def _compared(row: DataRow, root: Path, console: Console, allow_missing: bool) -> ComparedData:
     spec = SOURCES[find_stream(row.stream).sources[0]]
     if find_layout(spec, root) is None:
-        return ComparedData(row, None, f"{row.stream}: put {looked_for(spec)} under {root}.")
+        return ComparedData(row, None, f"{row.stream}: put {describe_layouts(spec)} under {root}.")
     try:
         source = load_with_progress(spec.name, root, console, allow_missing=allow_missing)
         return ComparedData(row, measure_data(row.stream, source))

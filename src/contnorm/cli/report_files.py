@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from contnorm.bench.records import write_output
+from contnorm.bench.files import write_output
 from contnorm.cli.report import ENDINGS, Report, counted, report_files, report_text
 from contnorm.cli.tables import safe_text
 from contnorm.errors import UserError, usable

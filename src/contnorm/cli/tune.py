@@ -17,7 +17,8 @@ from contnorm.bench.api.execution import RunOptions, run_environment
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.config.sources import check_seeds
 from contnorm.bench.engine.job import Job, RunEnvironment
-from contnorm.bench.records import Store, write_output
+from contnorm.bench.files import write_output
+from contnorm.bench.records import Store
 from contnorm.bench.streams.tasks import STREAMS, find_stream
 from contnorm.bench.trust import only_trusted
 from contnorm.cli.paper import (

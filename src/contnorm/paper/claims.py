@@ -10,8 +10,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from contnorm.bench.stats.intervals import Interval, variance_ratio_interval
-from contnorm.bench.stats.paired import Paired, paired, summed_up
+from contnorm.bench.stats import (
+    Interval,
+    PairedDifference,
+    paired_difference,
+    summarize_differences,
+    variance_ratio_interval,
+)
 from contnorm.paper.cells import comparable, matches
 from contnorm.paper.measured import MeasuredCell
 from contnorm.paper.recipe import Claim
@@ -36,7 +41,7 @@ class ClaimCase:
     what: str
     seeds: int
     outcome: Outcome
-    paired: Paired | None
+    paired: PairedDifference | None
     interval: Interval | None
 
 
@@ -79,12 +84,12 @@ def _single_case(claim: Claim, cell: MeasuredCell) -> ClaimCase:
     what = cell.cell.label
     values = cell.values(claim.score)
     if claim.than_score:
-        return _case(claim, what, paired(values, cell.values(claim.than_score)))
+        return _case(claim, what, paired_difference(values, cell.values(claim.than_score)))
     if claim.kind == "flat":
         changes = [curve[-1] - curve[0] for curve in cell.curves(claim.score).values()]
-        return _case(claim, what, summed_up(changes) if changes else None)
+        return _case(claim, what, summarize_differences(changes) if changes else None)
     margins = [value - claim.limit for value in values.values()]
-    return _case(claim, what, summed_up(margins) if margins else None)
+    return _case(claim, what, summarize_differences(margins) if margins else None)
 
 
 def _pair_case(claim: Claim, cell: MeasuredCell, partner: MeasuredCell) -> ClaimCase:
@@ -93,7 +98,7 @@ def _pair_case(claim: Claim, cell: MeasuredCell, partner: MeasuredCell) -> Claim
     if claim.kind == "steadier":
         ratio = variance_ratio_interval(list(ours.values()), list(theirs.values()))
         return ClaimCase(what, min(len(ours), len(theirs)), _below(ratio, 1.0), None, ratio)
-    return _case(claim, what, paired(ours, theirs))
+    return _case(claim, what, paired_difference(ours, theirs))
 
 
 def _partner_label(cell: MeasuredCell, partner: MeasuredCell) -> str:
@@ -103,7 +108,7 @@ def _partner_label(cell: MeasuredCell, partner: MeasuredCell) -> str:
     return " ".join([*differing, *([] if differing and cell.cell.norm == partner.cell.norm else [partner.cell.norm])])
 
 
-def _case(claim: Claim, what: str, pair: Paired | None) -> ClaimCase:
+def _case(claim: Claim, what: str, pair: PairedDifference | None) -> ClaimCase:
     interval = pair.t if pair else None
     outcome = {
         "above": _above(interval),

@@ -110,8 +110,8 @@ def case_numbers(case: ClaimCase) -> tuple[str, str, str, str]:
     """Format difference, t interval, bootstrap interval and effect size; for variances the interval of their ratio.
 
     Example:
-        >>> from contnorm.bench.stats.paired import summed_up
-        >>> pair = summed_up([1.0, 2.0, 3.0])
+        >>> from contnorm.bench.stats import summarize_differences
+        >>> pair = summarize_differences([1.0, 2.0, 3.0])
         >>> case_numbers(ClaimCase("cn against bn", 3, "undecided", pair, pair.t))
         ('+2.00', '-0.48 to +4.48', '+1.00 to +3.00', '+2.00')
     """

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from contnorm.bench.config.schema import show_value
 from contnorm.bench.records import spread_over_seeds
-from contnorm.bench.stats.intervals import Interval, t_interval, welch_interval
+from contnorm.bench.stats import Interval, t_interval, welch_interval
 from contnorm.errors import UserError, unknown
 
 __all__ = [

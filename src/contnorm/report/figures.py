@@ -8,7 +8,7 @@ from statistics import fmean
 
 from contnorm.bench.metrics.accuracy_matrix import acc_so_far
 from contnorm.bench.records import Record, spread_over_seeds
-from contnorm.bench.stats.intervals import t_interval
+from contnorm.bench.stats import t_interval
 from contnorm.report.plot import COLOURS, Plot, Span
 
 __all__ = [

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 
-from contnorm.bench.data.multilabel import GROUPS
+from contnorm.bench.data.dataset import GROUPS
 from contnorm.bench.escape import escape_html
 from contnorm.bench.memory_stats import Census
 from contnorm.bench.records import Record

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from contnorm.bench.data.multilabel import GROUPS
+from contnorm.bench.data.dataset import GROUPS
 from contnorm.bench.memory_stats import Census
 from contnorm.bench.metrics.multilabel import LabelMatrix, mean_ap
 from contnorm.bench.records import Record, spread_over_seeds

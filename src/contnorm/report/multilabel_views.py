@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from contnorm.bench.data.multilabel import GROUPS
+from contnorm.bench.data.dataset import GROUPS
 from contnorm.bench.metrics.multilabel import LABEL_SCORES
 from contnorm.bench.records import Record
 from contnorm.paper.format import place_title

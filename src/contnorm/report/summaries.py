@@ -20,9 +20,10 @@ from contnorm.bench import record_checks
 from contnorm.bench import records as results
 from contnorm.bench.config import schema as config_module
 from contnorm.bench.config.schema import RunConfig, from_dict
-from contnorm.bench.data.multilabel import GROUPS
+from contnorm.bench.data.dataset import GROUPS
+from contnorm.bench.files import write_atomically
 from contnorm.bench.metrics import accuracy_matrix as matrix
-from contnorm.bench.metrics import label_stats, multilabel
+from contnorm.bench.metrics import multilabel
 from contnorm.bench.metrics.accuracy_matrix import score
 from contnorm.bench.metrics.multilabel import label_score
 from contnorm.bench.records import (
@@ -36,7 +37,6 @@ from contnorm.bench.records import (
     is_folder_of_runs,
     none_finished,
     run_folders,
-    write_atomically,
 )
 from contnorm.errors import UserError
 
@@ -280,7 +280,7 @@ def _load_index(root: Path) -> dict[str, _Entry]:
 
 def _code() -> list[list[Any]]:
     """Identity of the code that makes summaries; if definitions or checks change, an old index is not used."""
-    modules = (config_module, record_checks, results, label_stats, matrix, multilabel)
+    modules = (config_module, record_checks, results, matrix, multilabel)
     files = [Path(str(module.__file__)) for module in modules] + [Path(__file__)]
     stats = [(file.name, file.stat()) for file in files]
     return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]

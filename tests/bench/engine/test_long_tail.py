@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from contnorm.bench.config.schema import RunConfig, from_dict, merge_settings
-from contnorm.bench.data.csv_dataset import list_own
+from contnorm.bench.data.csv_dataset import list_csv
 from contnorm.bench.data.multilabel_build import build
 from contnorm.bench.engine.checkpoint import Checkpoints
 from contnorm.bench.engine.evaluate import count_labels
@@ -22,7 +22,7 @@ from contnorm.bench.engine.loop import Failed, Finished, train_together
 from contnorm.bench.engine.scheduler import Job, RunEnvironment, execute, resolve, stopped_runs
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.memory_stats import Census
-from contnorm.bench.metrics.label_stats import LabelStats
+from contnorm.bench.metrics.multilabel import LabelStats
 from contnorm.bench.records import Store
 from contnorm.bench.streams.tasks import STREAMS
 from contnorm.errors import UserError
@@ -206,7 +206,7 @@ def birds(tmp_path: Path, *gone: int) -> None:
         split, task = ("test" if number % 3 == 2 else "train"), ("spring" if number < 18 else "autumn")
         rows.append(f"{number}.jpg,{split},{task},{'robin;wren' if number % 2 else 'owl'}")
     (tmp_path / "birds.csv").write_text("\n".join(rows) + "\n")
-    listed = list_own("birds", tmp_path / "birds.csv", tmp_path / "pictures")
+    listed = list_csv("birds", tmp_path / "birds.csv", tmp_path / "pictures")
     build(listed, tmp_path / "birds", 16, allow_missing=True)
 
 

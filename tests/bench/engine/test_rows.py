@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from contnorm.bench.config.schema import from_dict
 from contnorm.bench.data.registry import Source, load_source
 from contnorm.bench.engine.step_tensors import rows_of, samples_of, stretch_end
-from contnorm.bench.memories import NOT_KEPT
+from contnorm.bench.memories import NOT_STORED
 from contnorm.bench.plan import Step, make_plan
 from contnorm.bench.streams.tasks import build_stream
 from tests.datasets import small_cifar100
@@ -28,7 +28,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
 def written(step: Step) -> list[int]:
     """The slot of each sample of the stream: of two in one slot only the later is written."""
     later = [set(step.write[i + 1 :].tolist()) for i in range(len(step.write))]
-    return [SPARE if s == NOT_KEPT or s in after else s for s, after in zip(step.write.tolist(), later, strict=True)]
+    return [SPARE if s == NOT_STORED or s in after else s for s, after in zip(step.write.tolist(), later, strict=True)]
 
 
 def joined(*parts: NDArray[np.int64]) -> list[int]:
@@ -65,7 +65,7 @@ def test_every_number_of_every_row(source: Source, memory: dict[str, Any], draws
                 assert row.views.ravel().tolist() == joined(step.stream_views, *step.replay_views)
             else:
                 assert row.views is None
-            overwritten += len(set(step.write.tolist()) - {NOT_KEPT}) < (step.write != NOT_KEPT).sum()
+            overwritten += len(set(step.write.tolist()) - {NOT_STORED}) < (step.write != NOT_STORED).sum()
         seen, start = seen + len(steps), start + len(steps)
     assert seen == len(plan.steps) and (overwritten > 0 or memory["kind"] != "ring")
 

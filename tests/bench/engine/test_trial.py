@@ -193,7 +193,7 @@ def test_what_does_not_fit_into_memory_is_told_by_its_setting(root: Path, monkey
 
     with monkeypatch.context() as patched:
         patched.setattr("contnorm.bench.models.build.MLP", no_network)
-        with pytest.raises(UserError, match=r"model\.width=100: a mlp of that width does not fit into memory"):
+        with pytest.raises(UserError, match=r"model\.width=100: a mlp of this width does not fit into memory"):
             lane(root, per_task=20)
     monkeypatch.setattr("contnorm.bench.plan.build_memory", no_memory)
     with pytest.raises(UserError, match=r"memory\.size=50: so many slots do not fit into memory\. Use a smaller"):
@@ -274,7 +274,7 @@ def norm_net(root: Path, folder: Path, name: str, norm: str, **groups: Any) -> T
         ("fixed", "none", "'none', but 1 (BatchNorm2d)"),
         ("fixed_and_unused", "cn8", "'cn8', but inner.1 (BatchNorm2d)"),
         ("layer_norm", "bn", "'bn', but 1 (LayerNorm)"),
-        ("plain", "cn8", "has no normalization layer, and would be recorded as norm 'cn8'"),
+        ("plain", "cn8", "has no normalization layer, but the run's norm is 'cn8'"),
     ],
 )
 def test_a_network_without_the_norm_of_its_run_is_refused(

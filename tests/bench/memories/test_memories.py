@@ -11,8 +11,8 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from contnorm.bench.memories import NOT_KEPT, Memory, PartitioningReservoir, Reservoir, Ring
-from contnorm.bench.memories.base import drawn
+from contnorm.bench.memories import NOT_STORED, Memory, PartitioningReservoir, Reservoir, Ring
+from contnorm.bench.memories.base import draw_slots
 from tests.datasets import long_tailed_labels
 
 LABELS = 6
@@ -48,30 +48,30 @@ def feed(memory: Memory, labels: NDArray[np.int64], sizes: list[int], per_task: 
 
 
 @every_memory
-def test_live_sample_by_sample_equals_batches(name: str) -> None:
+def test_offers_by_sample_equal_offers_by_batch(name: str) -> None:
     live, planned = (feed(MAKERS[name](), stream(), sizes) for sizes in ([1], [10, 3, 17]))
     np.testing.assert_array_equal(live, planned)
 
 
 @every_memory
-def test_never_more_than_its_capacity_and_readable_is_what_was_written(name: str) -> None:
+def test_slots_are_within_capacity_and_readable_slots_were_written(name: str) -> None:
     memory = MAKERS[name]()
     slots = feed(memory, stream(), [10])
-    kept = set(slots.tolist()) - {NOT_KEPT}
+    kept = set(slots.tolist()) - {NOT_STORED}
     assert kept <= set(range(memory.capacity))
     assert set(memory.readable().tolist()) == kept
-    task_of = {int(slot): i // 80 for i, slot in enumerate(slots) if slot != NOT_KEPT}  # the last writer wins
+    task_of = {int(slot): i // 80 for i, slot in enumerate(slots) if slot != NOT_STORED}  # the last writer wins
     assert set(memory.readable(before_task=2).tolist()) == {slot for slot, task in task_of.items() if task < 2}
 
 
 @every_memory
-def test_nothing_offered_is_nothing_kept(name: str) -> None:
+def test_empty_offer_stores_nothing(name: str) -> None:
     memory = MAKERS[name]()
     empty = np.zeros((0, LABELS), dtype=np.int64) if "prs" in name else np.zeros(0, dtype=np.int64)
     assert len(memory.offer(empty, 0)) == len(memory.readable()) == 0
 
 
-def test_ring_holds_exactly_the_last_of_each_task() -> None:
+def test_ring_per_task_holds_the_last_samples() -> None:
     memory = Ring(7, 4)
     slots = feed(memory, stream(), [10, 3])
     content = {int(slot): i for i, slot in enumerate(slots)}
@@ -79,7 +79,7 @@ def test_ring_holds_exactly_the_last_of_each_task() -> None:
         assert sorted(content[s] for s in range(task * 7, task * 7 + 7)) == list(range(task * 80 + 73, task * 80 + 80))
 
 
-def test_ring_per_class_holds_the_newest_of_each_class() -> None:
+def test_ring_per_class_holds_the_last_samples() -> None:
     memory, labels = Ring(5, LABELS, per="class"), stream()
     content = {int(slot): i for i, slot in enumerate(feed(memory, labels, [10]))}
     for label in range(LABELS):
@@ -88,13 +88,13 @@ def test_ring_per_class_holds_the_newest_of_each_class() -> None:
         )
 
 
-def test_reservoir_keeps_every_sample_with_the_same_probability() -> None:
+def test_reservoir_stores_samples_with_equal_probability() -> None:
     """Over many seeds each of 60 samples is kept capacity / 60 of the time: chi-square, one test at 1 in 1,000."""
     kept = np.zeros(60)
     runs = 4000
     for seed in range(runs):
         slots = Reservoir(12, np.random.default_rng(seed)).offer(np.zeros(60, dtype=np.int64), 0)
-        last = {int(slot): i for i, slot in enumerate(slots) if slot != NOT_KEPT}
+        last = {int(slot): i for i, slot in enumerate(slots) if slot != NOT_STORED}
         kept[list(last.values())] += 1
     expected = runs * 12 / 60
     assert kept.sum() == runs * 12
@@ -103,7 +103,7 @@ def test_reservoir_keeps_every_sample_with_the_same_probability() -> None:
     assert stats.chi2.sf(statistic, 59) > 1e-3
 
 
-def test_prs_shares_sum_to_one_over_what_it_holds() -> None:
+def test_prs_shares_sum_to_one() -> None:
     memory = PartitioningReservoir(30, LABELS, -0.03, np.random.default_rng(0))
     chance = np.random.default_rng(1)
     frequency = np.array([0.5, 0.3, 0.2, 0.05, 0.02, 0.01])
@@ -120,11 +120,11 @@ def test_prs_shares_sum_to_one_over_what_it_holds() -> None:
     assert share_held[5] > 5 * share_seen[5] and share_held[0] < share_seen[0]
 
 
-def test_prs_always_admits_a_sample_of_new_labels_only() -> None:
+def test_prs_always_admits_new_labels() -> None:
     for seed in range(50):
         memory = PartitioningReservoir(5, LABELS, 0.0, np.random.default_rng(seed))
         memory.offer(one_hot(np.zeros(200, dtype=np.int64)), 0)
-        assert memory.offer(one_hot(np.array([3])), 1)[0] != NOT_KEPT
+        assert memory.offer(one_hot(np.array([3])), 1)[0] != NOT_STORED
 
 
 def again(memory: PartitioningReservoir, seed: int) -> PartitioningReservoir:
@@ -134,11 +134,11 @@ def again(memory: PartitioningReservoir, seed: int) -> PartitioningReservoir:
     return copied
 
 
-def test_prs_admits_with_its_probability() -> None:
+def test_prs_admission_probability() -> None:
     """Of one label it is a reservoir; of several the rarest decides, by what is due to it over how often it came."""
     alone = PartitioningReservoir(10, LABELS, 0.0, np.random.default_rng(0))
     alone.offer(one_hot(np.zeros(40, dtype=np.int64)), 0)
-    entered = sum(again(alone, seed).offer(one_hot(np.array([0])), 0)[0] != NOT_KEPT for seed in range(3000))
+    entered = sum(again(alone, seed).offer(one_hot(np.array([0])), 0)[0] != NOT_STORED for seed in range(3000))
     assert stats.binomtest(entered, 3000, 10 / 40).pvalue > 1e-3
     both = PartitioningReservoir(10, LABELS, 0.0, np.random.default_rng(0))
     both.offer(one_hot(np.repeat([0, 1], [35, 12])), 0)
@@ -149,12 +149,12 @@ def test_prs_admits_with_its_probability() -> None:
     rarest, common = min(1, 10 / 2 / 13), min(1, 10 / 2 / 36)
     weight = 1 / (1 + np.exp(13 - 36))
     chance = weight * rarest + (1 - weight) * common
-    entered = sum(again(both, s).offer(np.array([[1, 1, 0, 0, 0, 0]]), 0)[0] != NOT_KEPT for s in range(3000))
+    entered = sum(again(both, s).offer(np.array([[1, 1, 0, 0, 0, 0]]), 0)[0] != NOT_STORED for s in range(3000))
     assert stats.binomtest(entered, 3000, chance).pvalue > 1e-3
 
 
 @pytest.mark.parametrize("quirk", [False, True])
-def test_prs_with_its_quirk_displaces_the_first_where_every_cost_is_high(quirk: bool) -> None:
+def test_prs_quirk_evicts_the_first_candidate_at_high_costs(quirk: bool) -> None:
     """Two slots share label 0. Where it is drawn, to free the second is cheaper, and either costs more than two slots.
 
     The published search starts from the first at a cost of the capacity, and so never comes to the second.
@@ -169,7 +169,7 @@ def test_prs_with_its_quirk_displaces_the_first_where_every_cost_is_high(quirk: 
     assert stats.binomtest(freed, 500, first).pvalue > 1e-3
 
 
-def test_prs_keeps_other_samples_than_a_reservoir_and_displaces_many() -> None:
+def test_prs_differs_from_reservoir() -> None:
     rows = long_tailed_labels(3000, 30, tasks=3, seed=1)
     written = {
         "prs": PartitioningReservoir(100, 30, -0.03, np.random.default_rng(0)).offer(rows, 0),
@@ -177,10 +177,10 @@ def test_prs_keeps_other_samples_than_a_reservoir_and_displaces_many() -> None:
     }
     held = {}
     for name, slots in written.items():
-        assert (slots[100:] != NOT_KEPT).sum() > 200, "evictions"
+        assert (slots[100:] != NOT_STORED).sum() > 200, "evictions"
         content = np.zeros(100, dtype=np.int64)
         for item, slot in enumerate(slots):
-            if slot != NOT_KEPT:
+            if slot != NOT_STORED:
                 content[slot] = item
         held[name] = content
     assert len(set(held["prs"]) & set(held["reservoir"])) < 50
@@ -202,7 +202,7 @@ class PlainPRS:
         self.evicted = 0
 
     def offer(self, sample: set[int]) -> int:
-        slot = NOT_KEPT
+        slot = NOT_STORED
         if self.seen < self.capacity:
             slot = len(self.memory)
             self.memory.append(sample)
@@ -211,7 +211,7 @@ class PlainPRS:
             self.held -= Counter(self.memory[slot])  # labels of which none is left go with it
             self.memory[slot] = sample
             self.evicted += 1
-        if slot != NOT_KEPT:
+        if slot != NOT_STORED:
             self.held += Counter(sample)
         self.seen += 1
         for i in sample:
@@ -249,7 +249,7 @@ class PlainPRS:
 
 
 @pytest.mark.parametrize(("rho", "quirk"), [(-0.03, True), (0.02, False)])
-def test_prs_makes_the_choices_of_a_plain_slow_version(rho: float, quirk: bool) -> None:
+def test_prs_equals_plain_reference(rho: float, quirk: bool) -> None:
     """Over a stream on which more than two thousand samples are displaced, each the one the plain version chooses."""
     rows = long_tailed_labels(10_000, 50, tasks=5, seed=5)
     fast = PartitioningReservoir(1000, 50, rho, np.random.default_rng(9), quirk=quirk)
@@ -259,12 +259,12 @@ def test_prs_makes_the_choices_of_a_plain_slow_version(rho: float, quirk: bool) 
     np.testing.assert_array_equal(fast.offer(rows, 0), expected)
 
 
-def test_drawn_slots_are_distinct_and_uniform() -> None:
+def test_draw_slots_is_uniform_without_replacement() -> None:
     chance = np.random.default_rng(0)
     slots = np.array([4, 8, 15, 16, 23])
     hits = np.zeros(24)
     for _ in range(2000):
-        got = drawn(slots, 2, chance)
+        got = draw_slots(slots, 2, chance)
         assert len(set(got.tolist())) == 2
         hits[got] += 1
     assert stats.chisquare(hits[slots]).pvalue > 1e-3
@@ -279,6 +279,6 @@ def test_drawn_slots_are_distinct_and_uniform() -> None:
         (lambda: MAKERS["prs"]().offer(np.array([1, 2]), 0), r"expected labels of shape \(samples, 6\).*one-hot rows"),
     ],
 )
-def test_bad_arguments_are_named(act: Callable[[], object], said: str) -> None:
+def test_invalid_arguments_are_refused(act: Callable[[], object], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         act()

@@ -13,10 +13,11 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from contnorm.bench.metrics.label_stats import LabelStats, average_precision
 from contnorm.bench.metrics.multilabel import (
     LABEL_SCORES,
     LabelMatrix,
+    LabelStats,
+    average_precision,
     c_f1,
     label_score,
     mean_ap,

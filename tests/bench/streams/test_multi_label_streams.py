@@ -9,7 +9,7 @@ import pytest
 
 from contnorm.bench.config.schema import RunConfig, StreamConfig, from_dict, merge_settings
 from contnorm.bench.data.registry import Source
-from contnorm.bench.memories import NOT_KEPT
+from contnorm.bench.memories import NOT_STORED
 from contnorm.bench.memory_stats import take_census
 from contnorm.bench.plan import make_plan
 from contnorm.bench.streams.tasks import STREAMS, Items, TaskSequence, build_stream
@@ -76,7 +76,7 @@ def test_a_task_gone_over_again_is_offered_to_the_memory_once() -> None:
         np.testing.assert_array_equal(a.stream, b.stream)
         np.testing.assert_array_equal(a.write, b.write)
     again = thrice.steps[6:12]
-    assert all((step.write == NOT_KEPT).all() for step in again)
+    assert all((step.write == NOT_STORED).all() for step in again)
     shown, before = (np.concatenate([step.stream for step in steps]) for steps in (again, thrice.steps[:6]))
     assert len(set(shown)) == 60 and (shown != before).any() and (stream.train.task[shown] == 0).all()
 
@@ -89,7 +89,7 @@ def test_the_census_is_what_the_writes_leave() -> None:
     written = 0
     for number, step in enumerate(plan.steps, 1):
         for item, slot in zip(step.stream.tolist(), step.write.tolist(), strict=True):
-            if slot != NOT_KEPT:
+            if slot != NOT_STORED:
                 held[slot], written = item, written + 1
         if number in plan.ends:
             task = plan.ends.index(number)

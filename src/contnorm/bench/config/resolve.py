@@ -9,9 +9,9 @@ from typing import Any
 
 from contnorm.bench.config.defaults import apply_defaults
 from contnorm.bench.config.schema import RunConfig
-from contnorm.bench.data.multilabel_store import find_stored, stored_under
-from contnorm.bench.data.registry import SOURCES, find_layout, looked_for
-from contnorm.bench.models.weights_files import weights_hash
+from contnorm.bench.data.multilabel_store import find_stored, list_stored
+from contnorm.bench.data.registry import SOURCES, describe_layouts, find_layout
+from contnorm.bench.models.pretrained import weights_hash
 from contnorm.bench.strategies import build_strategy
 from contnorm.bench.streams.tasks import STREAMS, StreamSpec, check_stream
 from contnorm.errors import UserError, unknown
@@ -83,7 +83,7 @@ def find_source(spec: StreamSpec, requested: str | None, root: Path) -> str:
         )
     if requested in spec.sources or (is_multilabel and find_stored(requested, root)):
         return requested
-    stored = [name for name in stored_under(root) if name not in spec.sources] if is_multilabel else []
+    stored = [name for name in list_stored(root) if name not in spec.sources] if is_multilabel else []
     if spec.sources or stored:
         raise unknown(f"stream.source for {spec.name}:", requested, [*spec.sources, *stored])
     raise UserError(
@@ -101,6 +101,6 @@ def _first_available(names: tuple[str, ...], root: Path) -> str:
     action = f"Build it with {first.built_with}" if first.built_with else "Put it there"
     fetch = "" if first.built_with else ", and can fetch what is public"
     raise UserError(
-        f"no {first.name} under {root}. Looked for {looked_for(first)}. {action}, or set --data-root or CONTNORM_DATA; "
-        f"`contnorm data {first.name}` says more{fetch}."
+        f"no {first.name} under {root}. Looked for {describe_layouts(first)}. {action}, or set --data-root or "
+        f"CONTNORM_DATA; `contnorm data {first.name}` says more{fetch}."
     )

@@ -13,20 +13,19 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from contnorm.bench.data.multilabel import GROUPS, groups_by_count
-from contnorm.bench.data.multilabel_manifest import SPLITS, Listed, ListedPicture
-from contnorm.bench.data.safe_paths import path_inside
+from contnorm.bench.data.dataset import GROUPS, SPLITS, DatasetListing, ListedPicture, groups_by_count
+from contnorm.bench.files import path_inside
 from contnorm.errors import UserError, unknown, usable
 
-__all__ = ["list_own"]
+__all__ = ["list_csv"]
 
-FIRST = ("image", "split", "task")
-JOINED = "labels"
-WHOLE_NUMBER = re.compile(r"[+-]?\d{1,18}")
+REQUIRED_COLUMNS = ("image", "split", "task")
+LABELS_COLUMN = "labels"
+INTEGER = re.compile(r"[+-]?\d{1,18}")
 Row = Mapping[str, str]
 
 
-def list_own(name: str, table: Path, images: Path, groups: Path | None = None) -> Listed:
+def list_csv(name: str, table: Path, images: Path, groups: Path | None = None) -> DatasetListing:
     """List the pictures of a CSV file.
 
     Args:
@@ -37,7 +36,9 @@ def list_own(name: str, table: Path, images: Path, groups: Path | None = None) -
             pictures.
     """
     if not images.is_dir():
-        raise UserError(f"--images {images}: is no folder. Give the one that the paths of {table} begin in.")
+        raise UserError(
+            f"--images {images}: is not a folder. Use the folder that the paths in {table} are relative to."
+        )
     numbered, columns = _rows(table)
     rows = list(numbered.values())
     classes = _classes(table, rows, columns)
@@ -51,20 +52,22 @@ def list_own(name: str, table: Path, images: Path, groups: Path | None = None) -
                 f"{table}, line {line}: image is {row['image']!r}. Use a path below {images}, relative to it and "
                 f"without '..'."
             )
-        with usable(path, "it can't be looked for", f"Mend line {line} of {table}, or let yourself read there."):
+        with usable(path, "cannot be read", f"Check line {line} of {table} and the permissions of the folder."):
             existing = path if path.is_file() else None
         pictures[row["split"]].append(ListedPicture(row["image"], existing, tasks.index(row["task"]), labels))
     for split in SPLITS:
         pictures[split].sort(key=lambda picture: picture.task)  # stable: keeps the order of the rows within a task
     counts = [sum(column in picture.labels for picture in pictures["train"]) for column in range(len(classes))]
     class_groups = groups_by_count(counts) if groups is None else _groups(groups, classes)
-    return Listed(name, tuple(classes), class_groups, tuple(tasks), tuple(pictures["train"]), tuple(pictures["test"]))
+    return DatasetListing(
+        name, tuple(classes), class_groups, tuple(tasks), tuple(pictures["train"]), tuple(pictures["test"])
+    )
 
 
 def _read(table: Path) -> tuple[dict[int, Row], list[str]]:
     """Return the rows by the number of their last line, and the names of the columns."""
     rows: dict[int, Row] = {}
-    with usable(table, "it can't be read", "Say which file it is."):
+    with usable(table, "cannot be read", "Check the path and the permissions."):
         try:
             with table.open(newline="", encoding="utf-8-sig") as file:
                 reader = csv.DictReader(file, restkey="", strict=True)
@@ -73,16 +76,16 @@ def _read(table: Path) -> tuple[dict[int, Row], list[str]]:
                     _check_cells(table, reader.line_num, row)
                     rows[reader.line_num] = {key: _cell(key, value) for key, value in row.items()}
         except (csv.Error, UnicodeDecodeError) as error:
-            raise UserError(f"{table}: is no CSV file in UTF-8 ({error}).") from error
+            raise UserError(f"{table}: is not a CSV file in UTF-8 ({error}).") from error
     _check_printable(table, rows, columns)
     if "" in columns:
         raise UserError(
-            f"{table}: column {columns.index('') + 1} of {len(columns)} has no name in the first line. Name it, or "
-            f"leave it out (with pandas, to_csv(index=False))."
+            f"{table}: column {columns.index('') + 1} of {len(columns)} has no name in the first line. Name it or "
+            f"remove it (with pandas, to_csv(index=False))."
         )
     duplicates = [column for column, count in Counter(columns).items() if count > 1]
     if duplicates:
-        raise UserError(f"{table}: has the column {duplicates[0]!r} more than once. Name each column in its own way.")
+        raise UserError(f"{table}: has the column {duplicates[0]!r} more than once. Use different column names.")
     return rows, columns
 
 
@@ -99,11 +102,11 @@ def _check_printable(table: Path, rows: Mapping[int, Row], columns: Sequence[str
 
 def _check_cells(table: Path, line: int, row: Mapping[str, str | list[str] | None]) -> None:
     """Raise an error for a truncated row: without its last cell, a picture would be read as unlabelled."""
-    absent = [column for column, value in row.items() if value is None]
-    if absent:
+    missing = [column for column, value in row.items() if value is None]
+    if missing:
         raise UserError(
-            f"{table}, line {line}: has no cell for the column {absent[0]!r}. Give each row as many cells as the first "
-            f"line has names; a cell may be empty."
+            f"{table}, line {line}: has no cell for the column {missing[0]!r}. Each row needs as many cells as the "
+            f"first line; a cell can be empty."
         )
 
 
@@ -121,44 +124,47 @@ def _text(value: str) -> str:
 
 def _rows(table: Path) -> tuple[dict[int, Row], list[str]]:
     rows, columns = _read(table)
-    absent = [column for column in FIRST if column not in columns]
-    if absent:
+    missing = [column for column in REQUIRED_COLUMNS if column not in columns]
+    if missing:
         raise UserError(
-            f"{table}: has no column {absent[0]!r}. Its first line should be image,split,task,labels; or "
-            f"image,split,task and a column for each class. It is: {', '.join(columns)}."
+            f"{table}: has no column {missing[0]!r}, only {', '.join(columns)}. The first line must be "
+            f"image,split,task,labels, or image,split,task and a column per class."
         )
     for line, row in rows.items():
         if row.get(""):
-            raise UserError(f"{table}, line {line}: has more cells than the first line has names: {row['']!r}.")
+            raise UserError(f"{table}, line {line}: has more cells than the first line: {row['']!r}.")
         if row["split"] not in SPLITS:
             raise UserError(f"{table}, line {line}: split is {row['split']!r}. Use train or test.")
         if not row["image"] or not row["task"]:
-            raise UserError(f"{table}, line {line}: has no {'task' if row['image'] else 'image'}. Give each row one.")
+            raise UserError(f"{table}, line {line}: has no {'task' if row['image'] else 'image'}. Each row needs one.")
     return rows, columns
 
 
 def _classes(table: Path, rows: Sequence[Row], columns: Sequence[str]) -> list[str]:
     """Return the classes: the other columns in their order, or all names in the column of labels, sorted."""
-    others = [column for column in columns if column not in FIRST]
-    if JOINED not in others:
+    others = [column for column in columns if column not in REQUIRED_COLUMNS]
+    if LABELS_COLUMN not in others:
         classes = others
     elif len(others) == 1:
         classes = sorted({label for row in rows for label in _names(row)})
     else:
-        raise UserError(f"{table}: has a column {JOINED!r} and others: {', '.join(others)}. Use one or the others.")
+        raise UserError(
+            f"{table}: has a column {LABELS_COLUMN!r} and others: {', '.join(others)}. Use either {LABELS_COLUMN!r} "
+            f"or a column per class."
+        )
     if not rows:
-        raise UserError(f"{table}: lists no picture. Give it a row for each, below the first line.")
+        raise UserError(f"{table}: has no rows. Add a row per picture after the first line.")
     if not classes:
-        raise UserError(f"{table}: has no labels. Give it a column 'labels', or a column for each class.")
+        raise UserError(f"{table}: has no labels. Add a column 'labels', or a column per class.")
     return classes
 
 
 def _names(row: Row) -> list[str]:
-    return [label.strip() for label in row[JOINED].split(";") if label.strip()]
+    return [label.strip() for label in row[LABELS_COLUMN].split(";") if label.strip()]
 
 
 def _labels(table: Path, line: int, row: Row, classes: Sequence[str]) -> tuple[int, ...]:
-    if JOINED in row:
+    if LABELS_COLUMN in row:
         return tuple(sorted({classes.index(label) for label in _names(row)}))
     for name in classes:
         if row[name] not in ("0", "1"):
@@ -169,29 +175,29 @@ def _labels(table: Path, line: int, row: Row, classes: Sequence[str]) -> tuple[i
 def _tasks(table: Path, rows: Sequence[Row]) -> list[str]:
     """Return the tasks in the order of training: by number if all are integers, otherwise by first occurrence."""
     tasks = list(dict.fromkeys(row["task"] for row in rows))
-    if not all(map(WHOLE_NUMBER.fullmatch, tasks)):
+    if not all(map(INTEGER.fullmatch, tasks)):
         return tasks
     spelling: dict[int, str] = {}
     for task in tasks:
         if spelling.setdefault(int(task), task) != task:
-            raise UserError(f"{table}: task {spelling[int(task)]!r} is also written {task!r}. Write it in one way.")
+            raise UserError(f"{table}: task {spelling[int(task)]!r} is also written as {task!r}. Use one spelling.")
     return sorted(tasks, key=int)
 
 
 def _groups(path: Path, classes: Sequence[str]) -> tuple[str, ...]:
     rows, columns = _read(path)
     if not {"class", "group"} <= set(columns):
-        raise UserError(f"{path}: its first line should be class,group, and is {','.join(columns)}.")
+        raise UserError(f"{path}: the first line is {','.join(columns)}, but must be class,group.")
     group_of: dict[str, str] = {}
     for line, row in rows.items():
         if group_of.setdefault(row["class"], row["group"]) != row["group"]:
             raise UserError(
-                f"{path}, line {line}: class {row['class']!r} is {row['group']!r}, and before "
-                f"{group_of[row['class']]!r}. Give each class one group."
+                f"{path}, line {line}: class {row['class']!r} has group {row['group']!r}, but an earlier line has "
+                f"{group_of[row['class']]!r}. Use one group per class."
             )
-    absent = [name for name in classes if name not in group_of]
-    if absent:
-        raise UserError(f"{path}: has no group of class {absent[0]!r}. Give each class one of {', '.join(GROUPS)}.")
+    missing = [name for name in classes if name not in group_of]
+    if missing:
+        raise UserError(f"{path}: has no group of class {missing[0]!r}. Use one of {', '.join(GROUPS)} for each class.")
     wrong = [name for name in classes if group_of[name] not in GROUPS]
     if wrong:
         raise unknown(f"group of class {wrong[0]!r} in {path}:", group_of[wrong[0]], GROUPS)

@@ -4,6 +4,8 @@ A cache is a manifest ``<key>.json`` and the folder of arrays that it names. The
 interrupted decode leaves no cache. When a data set is loaded, the cache is compared with its source and with its
 checksums. Contents are read for this only if the size, modification time or inode of a file has changed since the last
 check; otherwise a start costs a few calls of ``stat``.
+
+`ArrayReader` and `PictureReader` decode data sets in their published formats: array files, and folders of pictures.
 """
 
 from __future__ import annotations
@@ -15,45 +17,58 @@ import logging
 import os
 import secrets
 import shutil
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
-from contnorm.bench.data.file_state import (
+from contnorm.bench.data.dataset import Images, Labels, Split
+from contnorm.bench.data.decoding import RowBlock, decode_blocks, decoder_name, process_pool, row_blocks
+from contnorm.bench.data.image_folders import Labelled, PictureList
+from contnorm.bench.files import (
     Progress,
     clock_ns,
     file_sha256,
+    is_unchanged,
     load_state,
+    locked,
+    parse_json,
     save_state,
     signatures,
-    trusted,
     user_cache,
+    write_atomically,
 )
-from contnorm.bench.data.formats import Labels
-from contnorm.bench.records import write_atomically
+from contnorm.bench.fingerprint import fingerprint_arrays, fingerprint_files
 from contnorm.errors import UserError, usable
 
-if sys.platform != "win32":
-    import fcntl
+__all__ = [
+    "ARRAYS",
+    "ArrayReader",
+    "CheckLabels",
+    "DecodedCache",
+    "DecodedData",
+    "DecodedSource",
+    "PictureReader",
+    "Reader",
+]
 
-__all__ = ["ARRAYS", "CheckLabels", "Content", "Decoded", "DecodedCache", "Reader", "write_hint"]
 
 ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 KIND = "contnorm decoded data set"
 VERSION = 1
 SHORT_OF_RESOURCES = {errno.ENOMEM, errno.EMFILE, errno.ENFILE}  # errors that do not mean a damaged file
-BESIDE = ".contnorm"  # name of the cache folder next to a source
+CACHE_FOLDER = ".contnorm"  # name of the cache folder next to a source
 
 CheckLabels = Callable[[Labels, Labels], None]
 
 
 @dataclass(frozen=True)
-class Content:
+class DecodedSource:
     """Description of the data that a reader has written.
 
     Attributes:
@@ -80,12 +95,12 @@ class Reader(Protocol):
     def digest(self, progress: Progress) -> str:
         """Compute a digest of everything that determines samples, labels and split, without decoding."""
 
-    def write(self, target: Path, check: CheckLabels, progress: Progress, jobs: int) -> Content:
+    def write(self, target: Path, check: CheckLabels, progress: Progress, jobs: int) -> DecodedSource:
         """Decode into ``<target>/<name>.npy`` for all names of `ARRAYS`; ``check`` is called before the work starts."""
 
 
 @dataclass(frozen=True)
-class Decoded:
+class DecodedData:
     """A decoded data set: the arrays in the order of `ARRAYS`, its fingerprint and details for records."""
 
     arrays: list[np.ndarray]
@@ -101,21 +116,21 @@ class DecodedCache:
 
     Args:
         name: Name of the data set.
-        near: Folder of its source.
+        source_folder: Folder of its source.
     """
 
-    def __init__(self, name: str, near: Path) -> None:
-        cache_folder, state = near / BESIDE, f".{name}.checked.json"
+    def __init__(self, name: str, source_folder: Path) -> None:
+        cache_folder, state = source_folder / CACHE_FOLDER, f".{name}.checked.json"
         if _writable(cache_folder):
-            self.places = [_CacheFolder(name, cache_folder, name, cache_folder / state)]
+            self.folders = [_CacheFolder(name, cache_folder, name, cache_folder / state)]
         else:
-            user, key = user_cache(), f"{name}-{_path_digest(near)}"
-            self.places = [
+            user, key = user_cache(), f"{name}-{_path_digest(source_folder)}"
+            self.folders = [
                 _CacheFolder(name, cache_folder, name, user / f".{key}.source.checked.json"),
                 _CacheFolder(name, user, key, user / f".{key}.checked.json"),
             ]
 
-    def load(self, reader: Reader, check: CheckLabels, progress: Progress, jobs: int) -> Decoded:
+    def load(self, reader: Reader, check: CheckLabels, progress: Progress, jobs: int) -> DecodedData:
         """Map the arrays; decode the source first if there is no valid cache.
 
         Args:
@@ -124,12 +139,12 @@ class DecodedCache:
             progress: Called with what is done, and how much of it.
             jobs: Processes that decode pictures; with 1, threads of this process do.
         """
-        *read_only, last = self.places
-        for place in read_only:
-            manifest = place.valid(reader, progress)
+        *read_only, writable = self.folders
+        for folder in read_only:
+            manifest = folder.valid_manifest(reader, progress)
             if manifest is not None:
-                return place.decoded(manifest, check)
-        return last.decoded(last.valid_or_built(reader, check, progress, jobs), check)
+                return folder.load(manifest, check)
+        return writable.load(writable.valid_or_built(reader, check, progress, jobs), check)
 
 
 class _CacheFolder:
@@ -149,23 +164,25 @@ class _CacheFolder:
     def valid_or_built(self, reader: Reader, check: CheckLabels, progress: Progress, jobs: int) -> dict[str, Any]:
         """Return the manifest of the cache; builds the cache first if there is no valid one."""
         before = _content(self.manifest)
-        manifest = self.valid(reader, progress)
+        manifest = self.valid_manifest(reader, progress)
         if manifest is not None:
             return manifest
-        with usable(self.folder, "decoded data cannot be written", write_hint(self.folder)):
+        with usable(self.folder, "decoded data cannot be written", _write_hint(self.folder)):
             self.folder.mkdir(parents=True, exist_ok=True)
-        with self._lock():
+        with ExitStack() as stack:
+            with usable(self.folder, "decoded data cannot be written", _write_hint(self.folder)):
+                stack.enter_context(locked(self.folder / f".{self.key}.lock", wait=True))
             # Another process may have decoded it while this one waited.
-            manifest = self.valid(reader, progress) if _content(self.manifest) != before else None
+            manifest = self.valid_manifest(reader, progress) if _content(self.manifest) != before else None
             return manifest or self._build(reader, check, progress, jobs)
 
-    def decoded(self, manifest: Mapping[str, Any], check: CheckLabels) -> Decoded:
+    def load(self, manifest: Mapping[str, Any], check: CheckLabels) -> DecodedData:
         """Map the arrays of a manifest."""
         arrays = self._map(manifest)
         check(arrays[1], arrays[3])
-        return Decoded(arrays, manifest["fingerprint"], manifest["details"])
+        return DecodedData(arrays, manifest["fingerprint"], manifest["details"])
 
-    def valid(self, reader: Reader, progress: Progress) -> dict[str, Any] | None:
+    def valid_manifest(self, reader: Reader, progress: Progress) -> dict[str, Any] | None:
         """Return the manifest if the cache matches the current source and its arrays match their checksums, or None."""
         manifest = _read_manifest(self.manifest)
         if manifest is None:
@@ -173,12 +190,12 @@ class _CacheFolder:
         now, state = clock_ns(), load_state(self.state)
         with usable(reader.folder, f"{self.name} cannot be read", "Check its permissions."):
             source = signatures(reader.inputs(), reader.folder)
-            same_source = trusted(source, state, "source")
+            same_source = is_unchanged(source, state, "source")
             if not same_source and reader.digest(progress) != manifest["source"]:
                 return None
         files = self._files(manifest)
         arrays = signatures(files.values(), self.folder)
-        same_arrays = trusted(arrays, state, "arrays")
+        same_arrays = is_unchanged(arrays, state, "arrays")
         if not same_arrays and not self._matches(manifest, files, progress):
             logging.getLogger("contnorm").warning(
                 f"{self.folder / manifest['folder']}: decoded data does not match its checksum, and is decoded again "
@@ -214,7 +231,7 @@ class _CacheFolder:
             source = signatures(reader.inputs(), reader.folder)  # before reading, to detect a change during it
         target = self.folder / f"{self.key}.{secrets.token_hex(4)}"
         try:
-            with usable(target, "decoded data cannot be written", write_hint(self.folder)):
+            with usable(target, "decoded data cannot be written", _write_hint(self.folder)):
                 target.mkdir()
             content = reader.write(target, check, progress, jobs)
             manifest: dict[str, Any] = {
@@ -227,7 +244,7 @@ class _CacheFolder:
                 "details": dict(content.details),
             }
             files = self._files(manifest)
-            with usable(target, "decoded data cannot be written", write_hint(self.folder)):
+            with usable(target, "decoded data cannot be written", _write_hint(self.folder)):
                 manifest["sha256"] = _checksums(files, "checking decoded images", progress)
                 manifest["manifest_sha256"] = _seal(manifest)
                 write_atomically(self.manifest, json.dumps(manifest, indent=1).encode())
@@ -244,21 +261,10 @@ class _CacheFolder:
             if folder != target:
                 shutil.rmtree(folder, ignore_errors=True)
 
-    @contextmanager
-    def _lock(self) -> Iterator[None]:
-        """Let one process decode at a time; the lock ends with the process."""
-        with usable(self.folder, "decoded data cannot be written", write_hint(self.folder)):
-            file = (self.folder / f".{self.key}.lock").open("w")
-        with file:
-            if sys.platform != "win32":
-                with suppress(OSError):  # file systems without locks: the manifest is still replaced atomically
-                    fcntl.flock(file, fcntl.LOCK_EX)
-            yield
 
-
-def write_hint(folder: Path) -> str:
+def _write_hint(folder: Path) -> str:
     """Return the advice for an error when decoded data is written to a folder."""
-    if BESIDE in folder.parts:
+    if CACHE_FOLDER in folder.parts:
         return "Free disk space there, or check the permissions of the folder."
     return "Free disk space, or set XDG_CACHE_HOME to a folder with more."
 
@@ -284,8 +290,8 @@ def _content(path: Path) -> bytes:
 def _read_manifest(path: Path) -> dict[str, Any] | None:
     """Read a manifest of this version; None if there is none, or if it is damaged."""
     try:
-        manifest = json.loads(_content(path))
-    except (ValueError, RecursionError):
+        manifest = parse_json(_content(path))
+    except ValueError:
         return None
     if not isinstance(manifest, dict) or manifest.get("kind") != KIND or manifest.get("version") != VERSION:
         return None
@@ -307,3 +313,166 @@ def _checksums(files: Mapping[str, Path], what: str, progress: Progress) -> dict
         progress(what, done, total)
 
     return {name: file_sha256(path, advance) for name, path in files.items()}
+
+
+BLOCK_SIZE = 64  # pictures per unit of work: an interrupt waits for one unit of each worker
+PROCESSES_FROM = 2000  # pictures; with fewer, starting processes takes longer than decoding
+
+_READ_HINT = "Check its permissions, or fetch it again."
+
+
+@dataclass(frozen=True)
+class ArrayReader:
+    """Data sets whose files hold arrays: MNIST's idx files, CIFAR's batches.
+
+    Attributes:
+        paths: Files.
+        read: Returns images and labels of the training and the test split.
+        check_images: Raises an error if arrays of a split are not of the expected shape or have unknown labels.
+    """
+
+    paths: Sequence[Path]
+    read: Callable[[Sequence[Path]], tuple[Split, Split]]
+    check_images: Callable[[str, Images, Labels], None]
+
+    @property
+    def folder(self) -> Path:
+        return self.paths[0].parent
+
+    def inputs(self) -> Sequence[Path]:
+        return self.paths
+
+    def digest(self, progress: Progress) -> str:
+        lines = [f"{path.name} {file_sha256(path)}\n" for path in self.paths]
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+    def write(self, target: Path, check: CheckLabels, progress: Progress, jobs: int) -> DecodedSource:
+        with usable(self.folder, "cannot be read", _READ_HINT):
+            source = self.digest(progress)
+            train, test = self.read(self.paths)
+        self.check_images("train", *train)
+        self.check_images("test", *test)
+        check(train[1], test[1])
+        with usable(target, "decoded data cannot be written", _write_hint(target)):
+            for split, (images, labels) in (("train", train), ("test", test)):
+                _save(target / f"{split}_images.npy", images)
+                _save(target / f"{split}_labels.npy", labels)
+        return DecodedSource(fingerprint_arrays(train, test), source, {})
+
+
+@dataclass(frozen=True)
+class PictureReader:
+    """Data sets that are folders of pictures.
+
+    Attributes:
+        folder: Folder of the data set.
+        paths: Files or folders that its layout names.
+        find_inputs: Returns the files and folders that change whenever the data set does.
+        list_pictures: Returns the pictures with their labels.
+        side: Height and width that pictures are resized to.
+    """
+
+    folder: Path
+    paths: Sequence[Path]
+    find_inputs: Callable[[Sequence[Path]], list[Path]]
+    list_pictures: Callable[[Sequence[Path]], PictureList]
+    side: int
+
+    def inputs(self) -> Sequence[Path]:
+        return self.find_inputs(self.paths)
+
+    def digest(self, progress: Progress) -> str:
+        listed = self.list_pictures(self.paths)
+        pictures = [path for path, _ in (*listed.train, *listed.test)]
+        parts = [pictures[start : start + BLOCK_SIZE] for start in range(0, len(pictures), BLOCK_SIZE)]
+        digests: list[bytes] = []
+        pool = ThreadPoolExecutor()
+        try:
+            for part in pool.map(_file_digests, parts):
+                digests += part
+                progress("checking pictures", len(digests), len(pictures))
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+        return _source(listed, _fingerprint(listed, digests))
+
+    def write(self, target: Path, check: CheckLabels, progress: Progress, jobs: int) -> DecodedSource:
+        with usable(self.folder, "cannot be read", _READ_HINT):
+            listed = self.list_pictures(self.paths)
+        check(_labels(listed.train), _labels(listed.test))
+        with usable(target, "decoded data cannot be written", _write_hint(target)):
+            blocks: list[RowBlock] = []
+            for split, pictures in (("train", listed.train), ("test", listed.test)):
+                array, paths = target / f"{split}_images.npy", [path for path, _ in pictures]
+                offset = _create_array(array, len(pictures), self.side)
+                # Synced once at the end: if decoding is interrupted, the arrays are deleted.
+                blocks += row_blocks(
+                    split, array, offset, self.side, paths, BLOCK_SIZE, resampling="bilinear", sync=False
+                )
+                _save(target / f"{split}_labels.npy", _labels(pictures))
+            digests = _decode(blocks, progress, jobs)
+            for split in ("train", "test"):
+                _sync(target / f"{split}_images.npy")
+        fingerprint = _fingerprint(listed, digests)
+        details = {"decoder": decoder_name()} | ({"split": listed.split} if listed.split else {})
+        return DecodedSource(fingerprint, _source(listed, fingerprint), details)
+
+
+def _fingerprint(listed: PictureList, digests: Sequence[bytes]) -> str:
+    labels = [label for _, label in (*listed.train, *listed.test)]
+    entries = list(zip(digests, labels, strict=True))
+    return fingerprint_files(entries[: len(listed.train)], entries[len(listed.train) :])
+
+
+def _source(listed: PictureList, fingerprint: str) -> str:
+    return f"{fingerprint} {listed.split}".strip()
+
+
+def _file_digests(paths: Sequence[Path]) -> list[bytes]:
+    return [hashlib.sha256(path.read_bytes()).digest() for path in paths]
+
+
+def _labels(pictures: Labelled) -> Labels:
+    return np.array([label for _, label in pictures], dtype=np.int64)
+
+
+def _create_array(path: Path, count: int, side: int) -> int:
+    """Create the file of an array of images; returns the position of its first row."""
+    array = np.lib.format.open_memmap(path, mode="w+", dtype=np.uint8, shape=(count, 3, side, side))
+    return int(array.offset)
+
+
+def _decode(blocks: Sequence[RowBlock], progress: Progress, jobs: int) -> list[bytes]:
+    """Decode all blocks; returns the digests of the picture files in order."""
+    total, done = sum(len(block.pictures) for block in blocks), 0
+    digests: dict[tuple[str, int], tuple[bytes, ...]] = {}
+    progress("decoding pictures", 0, total)
+    with closing(decode_blocks(blocks, _workers(jobs, total))) as results:
+        for result in results:
+            if result.problems:
+                raise UserError(f"{result.problems[0]}. Replace it.")
+            block = result.block
+            digests[block.split, block.number] = result.file_digests
+            done += len(block.pictures)
+            progress("decoding pictures", done, total)
+    return [digest for block in blocks for digest in digests[block.split, block.number]]
+
+
+def _workers(jobs: int, pictures: int) -> Executor:
+    """Return a pool of processes for many pictures, otherwise of threads.
+
+    Processes scale with cores. Threads compete for the interpreter lock, which opening small files acquires often.
+    """
+    return ThreadPoolExecutor() if jobs < 2 or pictures < PROCESSES_FROM else process_pool(jobs)
+
+
+def _save(path: Path, array: NDArray[np.uint8] | Labels) -> None:
+    with path.open("wb") as file:
+        np.save(file, np.ascontiguousarray(array))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(path: Path) -> None:
+    """Sync a file to disk before the manifest is written, so that a crash cannot leave a manifest of an empty file."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())

@@ -13,12 +13,12 @@ import urllib.error
 import urllib.request
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from contnorm.bench.data.safe_paths import path_inside
+from contnorm.bench.files import Progress, path_inside
 from contnorm.errors import UserError
 
 __all__ = ["FETCHABLE", "Fetchable", "fetch"]
@@ -26,7 +26,6 @@ __all__ = ["FETCHABLE", "Fetchable", "fetch"]
 CHUNK = 1 << 18
 DEFAULT_LIMIT = 2**24  # bytes of a file without a known size: lists of numbers
 UNPACKED_LIMIT = 2**32  # bytes of all files in an archive; the largest, Tiny-ImageNet, has under 2**29
-Report = Callable[[str, int, int], None]  # file, bytes done, bytes in total
 
 
 @dataclass(frozen=True)
@@ -111,37 +110,35 @@ FETCHABLE: dict[str, Fetchable] = {
 }
 
 
-def fetch(what: Fetchable, root: Path, base: str | None = None, report: Report = lambda *_: None) -> None:
+def fetch(dataset: Fetchable, root: Path, base: str | None = None, progress: Progress = lambda *_: None) -> None:
     """Download a data set, verify it and unpack it. Valid files that exist are not downloaded again.
 
     Args:
-        what: Data set.
+        dataset: Data set.
         root: Data root.
         base: Address to download from, in place of the default.
-        report: Called with the progress of each file.
+        progress: Called with the name of a file, its bytes received so far, and its size.
     """
     import pooch
 
-    folder = root / what.folder
-    for name, checksum in what.files.items():
-        url = (base or what.base).rstrip("/") + "/" + name
-        limit = what.sizes.get(name, DEFAULT_LIMIT)
-        downloader = _ResumingDownloader(folder / f"{name}.part", limit, report)
+    folder = root / dataset.folder
+    for name, checksum in dataset.files.items():
+        url = (base or dataset.base).rstrip("/") + "/" + name
+        limit = dataset.sizes.get(name, DEFAULT_LIMIT)
+        downloader = _ResumingDownloader(folder / f"{name}.part", limit, progress)
         processor = _unpack if name.endswith((".tar.gz", ".zip")) else None
         try:
             pooch.retrieve(url, checksum, name, folder, processor, downloader)
         except ValueError as error:  # raised by pooch if the hash does not match
             (folder / f"{name}.part").unlink(missing_ok=True)
             raise UserError(
-                f"{url}: what came is not {name} ({checksum} was expected). It was thrown away. Fetch it again, or "
-                f"from elsewhere with --base."
+                f"{url}: the downloaded file does not match {checksum} and was deleted. Download it again, or from "
+                f"another address with --base."
             ) from error
-    for name, checksum in what.members.items():
+    for name, checksum in dataset.members.items():
         kind, _, expected = checksum.partition(":")
         if not (root / name).is_file() or pooch.file_hash(str(root / name), kind) != expected:
-            raise UserError(
-                f"{root / name}: is missing or damaged ({checksum} was expected). Remove it and fetch again."
-            )
+            raise UserError(f"{root / name}: is missing or does not match {checksum}. Delete it and download it again.")
 
 
 def _unpack(archive: str, action: str, pooch: Any) -> None:
@@ -152,7 +149,7 @@ def _unpack(archive: str, action: str, pooch: Any) -> None:
         if action != "fetch" or not all(target.is_file() for _, target in members):
             _extract(path, dict(members))
     except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError) as error:
-        raise UserError(f"{path}: can't be unpacked ({error}). Delete it and fetch it again.") from error
+        raise UserError(f"{path}: cannot be unpacked ({error}). Delete it and download it again.") from error
 
 
 def _members(archive: Path) -> Iterator[tuple[str, Path]]:
@@ -162,8 +159,8 @@ def _members(archive: Path) -> Iterator[tuple[str, Path]]:
         target = path_inside(archive.parent, name)
         if target is None or not regular:
             raise UserError(
-                f"{archive}: has the member {name[:200]!r}, which is not a file inside the target folder. Nothing was "
-                f"unpacked; fetch it from another address with --base."
+                f"{archive}: member {name[:200]!r} is not a file inside the target folder, so nothing was unpacked. "
+                f"Download the archive from another address with --base."
             )
         total += size
         yield name, target
@@ -211,19 +208,18 @@ class _ResumingDownloader:
     Args:
         part: File of the bytes received so far.
         limit: Maximum number of bytes to accept.
-        report: Called with the progress.
+        progress: Called with the name of the file, its bytes received so far, and its size.
     """
 
-    def __init__(self, part: Path, limit: int, report: Report) -> None:
-        self.part, self.limit, self.report = part, limit, report
+    def __init__(self, part: Path, limit: int, progress: Progress) -> None:
+        self.part, self.limit, self.progress = part, limit, progress
 
     def __call__(self, url: str, output_file: Any, pooch: Any) -> None:
         self.part.parent.mkdir(parents=True, exist_ok=True)
         try:
             self._download(url)
         except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
-            hint = "Run the command again to go on where it broke off"
-            raise UserError(f"{url}: could not be fetched ({error}). {hint}.") from error
+            raise UserError(f"{url}: download failed ({error}). Run the command again to resume it.") from error
         shutil.copyfile(self.part, output_file)
         self.part.unlink()
 
@@ -247,15 +243,15 @@ class _ResumingDownloader:
                 done += len(chunk)
                 self._check_size(url, done)
                 file.write(chunk)
-                self.report(self.part.stem, done, total)
+                self.progress(self.part.stem, done, total)
         if total and done < total:
-            raise OSError(f"it broke off after {done:,} of {total:,} bytes")
+            raise OSError(f"the connection ended after {done:,} of {total:,} bytes")
 
     def _check_size(self, url: str, size: int) -> None:
         """Abort a download that is larger than the file is known to be: a hostile server could fill the disk."""
         if size > self.limit:
             self.part.unlink(missing_ok=True)
             raise UserError(
-                f"{url}: sends at least {size:,} bytes, and {self.part.stem} has at most {self.limit:,}. The download "
-                f"was aborted and deleted; fetch it from another address with --base."
+                f"{url}: sends at least {size:,} bytes, but {self.part.stem} has at most {self.limit:,}. The download "
+                f"was deleted; use another address with --base."
             )

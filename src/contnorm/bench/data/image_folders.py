@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from contnorm.bench.data.safe_paths import is_plain_name
+from contnorm.bench.files import is_plain_name
 from contnorm.errors import UserError
 
 __all__ = [
@@ -94,7 +94,7 @@ def list_tiny_imagenet(paths: Sequence[Path]) -> PictureList:
     for number, line in enumerate(_text(annotations).splitlines(), start=1):
         name, wnid, *_ = (*line.split("\t"), "")
         if not is_plain_name(name):
-            raise UserError(f"{annotations}, line {number}: should begin with the name of a picture, and is {line!r}.")
+            raise UserError(f"{annotations}, line {number}: must begin with the name of a picture, got {line!r}.")
         if wnid not in label_of:
             raise UserError(f"{annotations}: line {number}: {name!r} is of class {wnid!r}, which is not in {names}.")
         if name in present:
@@ -106,7 +106,7 @@ def _tiny_wnids(path: Path) -> list[str]:
     wnids = _text(path).split()
     if len(set(wnids)) != TINY_CLASSES or len(wnids) != TINY_CLASSES or not all(map(WNID.fullmatch, wnids)):
         raise UserError(
-            f"{path}: should list {TINY_CLASSES} different classes such as n01443537, and lists {len(set(wnids))}. "
+            f"{path}: must list {TINY_CLASSES} different classes such as n01443537, but lists {len(set(wnids))}. "
             f"Extract the archive of Tiny-ImageNet again."
         )
     return wnids
@@ -173,12 +173,12 @@ def _pictures(folder: Path, ending: str) -> list[Path]:
 def _listed_test_names(root: Path, by_class: dict[str, list[Path]]) -> set[str] | None:
     """Return the names of the test pictures in the published lists; None if there are no lists."""
     names = [name for part in MINI_LISTS for name in part]
-    absent = [name for name in names if not (root / name).is_file()]
-    if len(absent) == len(names):
+    missing = [name for name in names if not (root / name).is_file()]
+    if len(missing) == len(names):
         return None
-    if absent:
+    if missing:
         raise UserError(
-            f"{root}: {', '.join(absent)} missing: the split needs all {len(names)} lists. Add what is missing, or "
+            f"{root}: {', '.join(missing)} missing: the split needs all {len(names)} lists. Add what is missing, or "
             f"remove the others to split by name."
         )
     train, test = (dict(row for name in part for row in _list_rows(root / name)) for part in MINI_LISTS)

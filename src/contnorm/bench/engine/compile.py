@@ -9,7 +9,7 @@ import torch
 
 from contnorm.bench.engine.evaluate import evaluation_batch
 from contnorm.bench.engine.trainer import Trainer
-from contnorm.bench.models import MODELS
+from contnorm.bench.models.build import MODELS
 from contnorm.kernels.triton.launcher import can_compile_ahead, compiling_ahead
 from contnorm.layers.base import NormLayer
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from contnorm.bench.engine.trainer import Trainer
-from contnorm.bench.metrics.label_stats import LabelStats
+from contnorm.bench.metrics.multilabel import LabelStats
 from contnorm.bench.signals import check_stop
 from contnorm.moments.reestimate import Reestimated, reestimate
 

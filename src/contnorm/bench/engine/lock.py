@@ -11,7 +11,7 @@ from pathlib import Path
 
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
-from contnorm.bench.records import write_atomically
+from contnorm.bench.files import write_atomically
 
 __all__ = ["RunLock"]
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from contnorm.bench.data.multilabel import MultiLabelSource
+from contnorm.bench.data.dataset import MultiLabelSource
 from contnorm.bench.engine.checkpoint import Checkpoint, Checkpoints
 from contnorm.bench.engine.checkpoint_writer import CheckpointWriter
 from contnorm.bench.engine.code_state import UNREADABLE
@@ -32,7 +32,7 @@ from contnorm.bench.engine.evaluate import (
 )
 from contnorm.bench.engine.trainer import LossNotFiniteError, Trainer
 from contnorm.bench.memory_stats import take_census
-from contnorm.bench.models.norm_check import count_norms
+from contnorm.bench.models.norm_layers import count_norms
 from contnorm.bench.signals import StopRequested
 from contnorm.bench.user_code import is_user_code
 from contnorm.errors import UserError

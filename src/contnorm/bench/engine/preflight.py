@@ -18,7 +18,7 @@ from torch import nn
 
 from contnorm.bench.config.schema import ModelConfig, NormConfig, RunConfig
 from contnorm.bench.engine.tensor_pack import KINDS
-from contnorm.bench.models.norm_check import calls_recorded, check_norms
+from contnorm.bench.models.norm_layers import check_norms, record_norm_calls
 from contnorm.bench.plan import Plan, Step
 from contnorm.bench.user_code import is_user_code, user_code_error
 from contnorm.errors import UserError
@@ -46,7 +46,7 @@ def check_network(
         UserError: If a check fails.
     """
     if is_user_code(config.model.name):
-        with calls_recorded(model) as called:
+        with record_norm_calls(model) as called:
             _try_shapes(model, config.model.name, shape, outputs)
         if not any_norm:
             check_norms(model, config.model.name, config.norm, called)

@@ -15,10 +15,11 @@ from contnorm.bench.engine.checkpoint import Checkpoints
 from contnorm.bench.engine.job import Job, RunEnvironment
 from contnorm.bench.engine.lock import RunLock
 from contnorm.bench.engine.precision import cpu_instructions
+from contnorm.bench.files import write_atomically
 from contnorm.bench.fingerprint import Match, compare_fingerprints, not_comparable
-from contnorm.bench.models.weights_files import replaced_weights
+from contnorm.bench.models.pretrained import weights_change
 from contnorm.bench.record_checks import check_whole
-from contnorm.bench.records import LARGEST_SEED, SCHEMA, Store, write_atomically
+from contnorm.bench.records import LARGEST_SEED, SCHEMA, Store
 from contnorm.bench.user_code import code_hash, is_user_code, untrusted_code
 from contnorm.errors import UserError, usable
 
@@ -299,4 +300,4 @@ def edited(config: RunConfig) -> str:
             f"model.weights={config.model.weights!r}: model.weights_hash is missing, so whether it is the file that "
             f"the run was begun with is not known."
         )
-    return replaced_weights(config.model)
+    return weights_change(config.model)

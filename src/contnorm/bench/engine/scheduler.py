@@ -19,7 +19,7 @@ import torch
 import contnorm
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig
-from contnorm.bench.data.multilabel import MultiLabelSource
+from contnorm.bench.data.dataset import MultiLabelSource
 from contnorm.bench.data.multilabel_store import find_stored, read_manifest
 from contnorm.bench.data.registry import Source
 from contnorm.bench.engine.job import Job, RunEnvironment

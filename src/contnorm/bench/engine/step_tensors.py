@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from contnorm.bench.memories import NOT_KEPT
+from contnorm.bench.memories import NOT_STORED
 from contnorm.bench.plan import Step
 from contnorm.bench.streams.tasks import Items
 
@@ -115,7 +115,7 @@ def _last_writers(write: Indices, spare: int) -> Indices:
     last = np.ones(write.shape, dtype=bool)
     last[:, :-1] = ranked[:, :-1] != ranked[:, 1:]
     slots = np.empty_like(write)
-    np.put_along_axis(slots, order, np.where(last & (ranked != NOT_KEPT), ranked, spare), axis=1)
+    np.put_along_axis(slots, order, np.where(last & (ranked != NOT_STORED), ranked, spare), axis=1)
     return slots
 
 

@@ -34,7 +34,7 @@ from contnorm.bench.engine.plan_cache import PlanCache
 from contnorm.bench.engine.preflight import check_network
 from contnorm.bench.engine.step_tensors import StepRow, StepTable, rows_of, samples_of
 from contnorm.bench.engine.user_random import has_drawn, seeded_generators
-from contnorm.bench.models import MODELS, build_model
+from contnorm.bench.models.build import MODELS, build_model
 from contnorm.bench.plan import Step
 from contnorm.bench.rng import seed_for
 from contnorm.bench.strategies import Batch, OutputMask, build_strategy

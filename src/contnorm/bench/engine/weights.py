@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from contnorm.bench.engine.trainer import Trainer
-from contnorm.bench.records import write_atomically
+from contnorm.bench.files import write_atomically
 from contnorm.errors import UserError
 
 __all__ = ["load_run_weights", "load_weights", "save_weights", "weights_path"]

@@ -5,12 +5,12 @@ therefore be simulated before training, and the same object works on a live stre
 returns the slots.
 """
 
-from contnorm.bench.memories.base import NOT_KEPT, Memory
+from contnorm.bench.memories.base import NOT_STORED, Memory
 from contnorm.bench.memories.prs import PartitioningReservoir
 from contnorm.bench.memories.reservoir import Reservoir
 from contnorm.bench.memories.ring import Ring
 
-__all__ = ["MEMORIES", "NOT_KEPT", "Memory", "PartitioningReservoir", "Reservoir", "Ring"]
+__all__ = ["MEMORIES", "NOT_STORED", "Memory", "PartitioningReservoir", "Reservoir", "Ring"]
 
 # One-line summaries by `memory.kind`, shown in listings.
 MEMORIES: dict[str, str] = {

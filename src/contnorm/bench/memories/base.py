@@ -1,15 +1,15 @@
-"""Interface of memory policies, and helpers that they share."""
+"""Interface of memory policies, the table of filled slots, and draws of slots without replacement."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["NOT_KEPT", "Filled", "Memory", "Slots", "drawn"]
+__all__ = ["NOT_STORED", "Memory", "SlotTable", "Slots", "draw_slots", "draw_slots_batched"]
 
-NOT_KEPT = -1  # slot of a sample that is not stored
+NOT_STORED = -1  # slot of a sample that is not stored
 
 Slots = NDArray[np.int64]
 
@@ -32,7 +32,7 @@ class Memory:
         return {}
 
     def offer(self, labels: NDArray[np.int64], task: int) -> Slots:
-        """Return the slot of each sample, or ``NOT_KEPT``. Labels are (B,) classes, or multi-hot (B, C)."""
+        """Return the slot of each sample, or ``NOT_STORED``. Labels are (B,) classes, or multi-hot (B, C)."""
         raise NotImplementedError(f"{type(self).__name__} does not define offer(labels, task).")
 
     def readable(self, before_task: int | None = None) -> Slots:
@@ -40,7 +40,7 @@ class Memory:
         raise NotImplementedError(f"{type(self).__name__} does not define readable(before_task).")
 
 
-class Filled:
+class SlotTable:
     """Track which slots hold a sample, and the task of each sample.
 
     The results of `readable` are cached: a plan calls it at every step, and most steps change no slot's task.
@@ -49,7 +49,7 @@ class Filled:
         capacity: Number of slots.
 
     Example:
-        >>> filled = Filled(4)
+        >>> filled = SlotTable(4)
         >>> filled.write(np.array([0, 3]), task=1)
         >>> filled.write(np.array([2]), task=2)
         >>> filled.readable().tolist(), filled.readable(before_task=2).tolist()
@@ -83,11 +83,69 @@ class Filled:
         return self._cache[before_task]
 
 
-def drawn(slots: Slots, size: int, generator: np.random.Generator) -> Slots:
+def draw_slots(slots: Slots, size: int, generator: np.random.Generator) -> Slots:
     """Draw up to ``size`` of the slots, uniformly and without replacement.
 
     Example:
-        >>> sorted(drawn(np.array([3, 5, 9]), 7, np.random.default_rng(0)).tolist())
+        >>> sorted(draw_slots(np.array([3, 5, 9]), 7, np.random.default_rng(0)).tolist())
         [3, 5, 9]
     """
     return generator.choice(slots, size=min(size, len(slots)), replace=False, shuffle=True)
+
+
+# `draw_slots_batched` draws for many steps at once, bit-identical to calling `draw_slots` once per step. NumPy's
+# ``Generator.choice`` uses Floyd's algorithm (Bentley & Floyd, 1987) followed by a shuffle. The number and the bounds
+# of its random integers depend only on the number of slots. The integers of all steps are therefore drawn in one call,
+# and each iteration of the algorithm is vectorized over the steps. For 2,500 steps of 10 draws, this is 5 to 8 times as
+# fast on a CPU as one call per step.
+#
+# NumPy uses another algorithm to draw more than 1 / PART of more than MANY slots.
+MANY = 10_000
+PART = 50
+
+
+def draw_slots_batched(slots: Sequence[Slots], size: int, generator: np.random.Generator) -> list[Slots]:
+    """Draw up to ``size`` slots from each array, uniformly and without replacement.
+
+    Example:
+        >>> generator = np.random.default_rng(0)
+        >>> [sorted(draw.tolist()) for draw in draw_slots_batched([np.arange(2), np.array([7])], 3, generator)]
+        [[0, 1], [7]]
+    """
+    available = np.array([len(each) for each in slots], dtype=np.int64)
+    taken = np.minimum(available, size)
+    if ((available > MANY) & (taken > available // PART)).any():
+        return [draw_slots(each, size, generator) for each in slots]
+    positions = _draw_positions(available, taken, generator)
+    return [each[row[:count]] for each, row, count in zip(slots, positions, taken.tolist(), strict=True)]
+
+
+def _draw_positions(available: Slots, taken: Slots, generator: np.random.Generator) -> Slots:
+    """Draw ``taken[i]`` of ``range(available[i])`` for each row i.
+
+    Returns:
+        (draws, max(taken)); in each row, the values after the first ``taken[i]`` are undefined.
+    """
+    max_taken = int(taken.max(initial=0))
+    column = np.arange(max_taken)
+    highest = (available - taken)[:, None] + column  # upper bound of each draw in Floyd's algorithm
+    swaps = column[:0:-1]  # Fisher-Yates shuffle, from the last position to the second
+    bounds = np.concatenate([highest, np.broadcast_to(swaps, (len(available), len(swaps)))], axis=1)
+    is_used = np.concatenate([column, swaps]) < taken[:, None]
+    draws = np.zeros(bounds.shape, dtype=np.int64)
+    draws[is_used] = generator.integers(0, bounds[is_used], endpoint=True)
+    positions = _floyd(draws[:, :max_taken], highest)
+    row = np.arange(len(available))
+    for step, last in enumerate(swaps.tolist(), max_taken):
+        other = np.where(is_used[:, step], draws[:, step], last)
+        positions[:, last], positions[row, other] = positions[row, other], positions[:, last].copy()
+    return positions
+
+
+def _floyd(draws: Slots, highest: Slots) -> Slots:
+    """Replace each draw that repeats an earlier one of its row by its upper bound."""
+    positions = np.empty_like(draws)
+    for step in range(draws.shape[1]):
+        is_repeated: NDArray[np.bool_] = (positions[:, :step] == draws[:, step, None]).any(axis=1)
+        positions[:, step] = np.where(is_repeated, highest[:, step], draws[:, step])
+    return positions

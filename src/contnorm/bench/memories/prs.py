@@ -16,7 +16,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from contnorm.bench.memories.base import NOT_KEPT, Filled, Memory, Slots
+from contnorm.bench.memories.base import NOT_STORED, Memory, Slots, SlotTable
 
 __all__ = ["PartitioningReservoir"]
 
@@ -54,7 +54,7 @@ class PartitioningReservoir(Memory):
         self.capacity, self.labels, self.rho, self.quirk = capacity, labels, rho, quirk
         self._generator = generator or np.random.default_rng()
         self._seen = 0
-        self._filled = Filled(capacity)
+        self._filled = SlotTable(capacity)
         self._held = np.zeros((capacity, labels), dtype=bool)  # labels of the sample in each slot
         self._held_count = np.zeros(labels, dtype=np.int64)  # l: number of slots per label
         self._stream_count = np.zeros(labels, dtype=np.int64)  # n: number of stream samples per label
@@ -81,13 +81,13 @@ class PartitioningReservoir(Memory):
         return self._filled.readable(before_task)
 
     def _offer_one(self, sample: NDArray[np.bool_], task: int) -> int:
-        slot = NOT_KEPT
+        slot = NOT_STORED
         if self._seen < self.capacity:
             slot = self._seen
         elif self._generator.random() < self._entry_probability(sample):
             slot = self._slot_to_free()
             self._held_count -= self._held[slot]
-        if slot != NOT_KEPT:
+        if slot != NOT_STORED:
             self._held[slot] = sample
             self._held_count += sample
             self._filled.write(slot, task)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from contnorm.bench.memories.base import NOT_KEPT, Filled, Memory, Slots
+from contnorm.bench.memories.base import NOT_STORED, Memory, Slots, SlotTable
 
 __all__ = ["Reservoir"]
 
@@ -37,7 +37,7 @@ class Reservoir(Memory):
         self.capacity = capacity
         self._generator = generator or np.random.default_rng()
         self._seen = 0
-        self._filled = Filled(capacity)
+        self._filled = SlotTable(capacity)
 
     @property
     def settings(self) -> Mapping[str, object]:
@@ -47,9 +47,9 @@ class Reservoir(Memory):
         order = self._seen + np.arange(len(labels))
         # One draw per sample, also while slots are empty: live and planned use then consume the generator identically.
         draws = self._generator.integers(0, order + 1) if len(order) else order
-        slots = np.where(order < self.capacity, order, np.where(draws < self.capacity, draws, NOT_KEPT))
+        slots = np.where(order < self.capacity, order, np.where(draws < self.capacity, draws, NOT_STORED))
         self._seen += len(labels)
-        self._filled.write(slots[slots != NOT_KEPT], task)
+        self._filled.write(slots[slots != NOT_STORED], task)
         return slots.astype(np.int64)
 
     def readable(self, before_task: int | None = None) -> Slots:

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from contnorm.bench.memories.base import Filled, Memory, Slots
+from contnorm.bench.memories.base import Memory, Slots, SlotTable
 
 __all__ = ["Ring"]
 
@@ -39,7 +39,7 @@ class Ring(Memory):
         self.size, self.rings, self.per = size, rings or 0, per
         self.capacity = size * self.rings
         self._seen = [0] * self.rings
-        self._filled = Filled(self.capacity)
+        self._filled = SlotTable(self.capacity)
 
     @property
     def settings(self) -> Mapping[str, object]:

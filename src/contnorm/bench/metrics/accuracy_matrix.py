@@ -1,9 +1,13 @@
 """The accuracy matrix of a run and the continual-learning scores computed from it.
 
-``a(i, j)`` is the accuracy on task j after learning task i. Each definition of a score has its own name: seven
+``a(i, j)`` is the accuracy on task j after learning task i. Each definition of a score has its own name: several
 definitions of "forgetting" are in use, and tables are comparable only if they use the same one.
 
-| name | best value over | averaged over |
+The functions `average_accuracy`, `learning_accuracy`, `forgetting`, `backward_transfer`, `forward_transfer` and
+`average_incremental_accuracy` compute the same scores from an `AccuracyMatrix` or from plain numbers, for training
+loops outside of the bench.
+
+| name in records | best value over | averaged over |
 |---|---|---|
 | `fm` | rows from the task's own to the last but one (the paper's, as it is used) | all tasks but the last |
 | `fm_ctn` | all rows before the last, also those before it was learned (the paper's, literally) | all but the last |
@@ -15,13 +19,44 @@ definitions of "forgetting" are in use, and tables are comparable only if they u
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from math import isnan
 from statistics import fmean
+from typing import Any, Protocol
 
-__all__ = ["SCORES", "AccuracyMatrix", "acc_so_far", "score"]
+__all__ = [
+    "FORGETTING",
+    "SCORES",
+    "AccuracyMatrix",
+    "acc_so_far",
+    "average_accuracy",
+    "average_incremental_accuracy",
+    "backward_transfer",
+    "forgetting",
+    "forward_transfer",
+    "learning_accuracy",
+    "score",
+]
 
 Row = Sequence[int | None]
+
+
+class Accuracies(Protocol):
+    """Accuracies ``at(row, task)`` on each task after learning each task."""
+
+    @property
+    def tasks(self) -> int:
+        """Number of tasks."""
+
+    def at(self, row: int, task: int) -> float:
+        """Return the accuracy on a task after learning task ``row``; raises `ValueError` if it was not measured."""
+
+    def at_or_zero(self, row: int, task: int) -> float:
+        """Return the accuracy, or 0 if it was not measured."""
+
+    def untrained(self) -> list[float]:
+        """Return the accuracies of the untrained network; raises `ValueError` if they were not measured."""
 
 
 @dataclass(frozen=True)
@@ -72,28 +107,41 @@ class AccuracyMatrix:
         if count is None:
             raise ValueError(
                 f"AccuracyMatrix: task {task} was not measured after task {row}. "
-                f"Run with the tasks not learned yet evaluated too."
+                f"Run with --set evaluate.ahead=true to measure tasks before they are learned."
             )
         return 100 * count / self.total[task]
 
     def at_or_zero(self, row: int, task: int) -> float:
+        """Return the accuracy in percent, or 0 if it was not measured."""
         return 0.0 if self.correct[row][task] is None else self.at(row, task)
+
+    def untrained(self) -> list[float]:
+        """Return the accuracies of the untrained network in percent.
+
+        Raises:
+            ValueError: If they were not measured.
+        """
+        if self.before is None or any(count is None for count in self.before):
+            raise ValueError(
+                "AccuracyMatrix: fwt needs the accuracies before the first task. Run with --set evaluate.ahead=true."
+            )
+        return [100 * (count or 0) / total for count, total in zip(self.before, self.total, strict=True)]
 
 
 # Tables print the first line of the docstring of a forgetting score as its definition.
 
 
-def acc(m: AccuracyMatrix) -> float:
+def acc(m: Accuracies) -> float:
     """ACC: the mean accuracy on all tasks at the end."""
     return fmean(m.at(m.tasks - 1, j) for j in range(m.tasks))
 
 
-def la(m: AccuracyMatrix) -> float:
+def la(m: Accuracies) -> float:
     """LA: the mean accuracy on each task right after it was learned."""
     return fmean(m.at(i, i) for i in range(m.tasks))
 
 
-def acc_so_far(m: AccuracyMatrix) -> list[float]:
+def acc_so_far(m: Accuracies) -> list[float]:
     """Mean accuracy on all tasks learned so far, after each task.
 
     Example:
@@ -103,71 +151,67 @@ def acc_so_far(m: AccuracyMatrix) -> list[float]:
     return [fmean(m.at(i, j) for j in range(i + 1)) for i in range(m.tasks)]
 
 
-def aia(m: AccuracyMatrix) -> float:
+def aia(m: Accuracies) -> float:
     """Average incremental accuracy: the mean over time of the mean accuracy on the tasks so far."""
     return fmean(acc_so_far(m))
 
 
-def fm(m: AccuracyMatrix) -> float:
+def fm(m: Accuracies) -> float:
     """FM, the paper's: from the best since the task was learned, the last row excluded, to the end."""
     last = m.tasks - 1
     return _mean(max(m.at(i, j) for i in range(j, last)) - m.at(last, j) for j in range(last))
 
 
-def fm_ctn(m: AccuracyMatrix) -> float:
+def fm_ctn(m: Accuracies) -> float:
     """The paper's formula literally: the best over all rows before the last, also before the task was learned."""
     last = m.tasks - 1
     return _mean(max(m.at(i, j) for i in range(last)) - m.at(last, j) for j in range(last))
 
 
-def fm_facil(m: AccuracyMatrix) -> float:
+def fm_facil(m: Accuracies) -> float:
     """FACIL's and Renate's: the best over the rows before the last, zero where nothing was measured."""
     last = m.tasks - 1
     return _mean(max(m.at_or_zero(i, j) for i in range(last)) - m.at(last, j) for j in range(last))
 
 
-def fm_mammoth(m: AccuracyMatrix) -> float:
+def fm_mammoth(m: Accuracies) -> float:
     """Mammoth's and PyCIL's: the best over all rows, so that it is never negative."""
     return _mean(_from_best(m, j) for j in range(m.tasks - 1))
 
 
-def fm_raptor(m: AccuracyMatrix) -> float:
+def fm_raptor(m: Accuracies) -> float:
     """RaptorMai's: as mammoth's, but averaged over all tasks, so smaller by (T - 1) / T."""
     return _mean(_from_best(m, j) for j in range(m.tasks))
 
 
-def fm_first(m: AccuracyMatrix) -> float:
+def fm_first(m: Accuracies) -> float:
     """Avalanche's: from the accuracy when the task had just been learned."""
     return -bwt(m)
 
 
-def bwt(m: AccuracyMatrix) -> float:
+def bwt(m: Accuracies) -> float:
     """Backward transfer: mean change of a task's accuracy from right after it was learned to the end."""
     last = m.tasks - 1
     return _mean(m.at(last, j) - m.at(j, j) for j in range(last))
 
 
-def fwt(m: AccuracyMatrix) -> float:
+def fwt(m: Accuracies) -> float:
     """Forward transfer: accuracy on a task right before it is learned, minus that of the untrained network."""
-    if m.before is None or any(count is None for count in m.before):
-        raise ValueError(
-            "AccuracyMatrix: fwt needs the accuracies before the first task. Run with --set evaluate.ahead=true."
-        )
-    untrained = [100 * (count or 0) / total for count, total in zip(m.before, m.total, strict=True)]
+    untrained = m.untrained()
     return _mean(m.at(j - 1, j) - untrained[j] for j in range(1, m.tasks))
 
 
-def _from_best(m: AccuracyMatrix, task: int) -> float:
+def _from_best(m: Accuracies, task: int) -> float:
     return max(m.at_or_zero(i, task) for i in range(m.tasks)) - m.at(m.tasks - 1, task)
 
 
-def _mean(values: object) -> float:
+def _mean(values: Iterable[float]) -> float:
     """Mean; NaN for no values, such as the forgetting of a single task."""
-    numbers = list(values)  # type: ignore[call-overload]
+    numbers = list(values)
     return fmean(numbers) if numbers else float("nan")
 
 
-SCORES: dict[str, Callable[[AccuracyMatrix], float]] = {
+SCORES: dict[str, Callable[[Accuracies], float]] = {
     function.__name__: function
     for function in (acc, fm, la, fm_ctn, fm_facil, fm_mammoth, fm_raptor, fm_first, bwt, fwt, aia)
 }
@@ -183,3 +227,173 @@ def score(matrix: AccuracyMatrix, name: str) -> float:
     if name not in SCORES:
         raise ValueError(f"score: unknown score {name!r}. There are {', '.join(SCORES)}.")
     return SCORES[name](matrix)
+
+
+# Definitions of `forgetting`, by name.
+FORGETTING: dict[str, Callable[[Accuracies], float]] = {
+    "paper": fm,
+    "literal": fm_ctn,
+    "facil": fm_facil,
+    "max": fm_mammoth,
+    "max_all_tasks": fm_raptor,
+    "after_learning": fm_first,
+}
+
+
+class _PlainAccuracies:
+    """Accuracies from nested sequences or an array: None and NaN are missing, and so are the ends of short rows."""
+
+    def __init__(self, matrix: Iterable[Iterable[Any]], untrained: Iterable[Any] | None) -> None:
+        rows = [[_accuracy(value) for value in row] for row in matrix]
+        self.tasks = len(rows)
+        if not rows or any(len(row) > self.tasks for row in rows):
+            shape = f"{self.tasks} rows of {sorted({len(row) for row in rows})} values"
+            raise ValueError(f"accuracies: expected a (tasks, tasks) matrix, got {shape}.")
+        self._rows = [row + [None] * (self.tasks - len(row)) for row in rows]
+        self._untrained = None if untrained is None else [_accuracy(value) for value in untrained]
+        if self._untrained is not None and len(self._untrained) != self.tasks:
+            raise ValueError(f"untrained: expected {self.tasks} accuracies, got {len(self._untrained)}.")
+
+    def at(self, row: int, task: int) -> float:
+        value = self._rows[row][task]
+        if value is None:
+            raise ValueError(f"accuracies: the accuracy on task {task} after task {row} is missing, but needed.")
+        return value
+
+    def at_or_zero(self, row: int, task: int) -> float:
+        return self._rows[row][task] or 0.0
+
+    def untrained(self) -> list[float]:
+        values = [] if self._untrained is None else [value for value in self._untrained if value is not None]
+        if len(values) != self.tasks:
+            raise ValueError("untrained: forward transfer needs the accuracy of the untrained network on every task.")
+        return values
+
+
+def _accuracy(value: Any) -> float | None:
+    number = None if value is None else float(value)
+    if number is None or isnan(number):
+        return None
+    if not 0 <= number <= 100:
+        raise ValueError(
+            f"accuracies: {number} is not an accuracy. Use values from 0 to 100, or fractions from 0 to 1."
+        )
+    return number
+
+
+Matrix = AccuracyMatrix | Iterable[Iterable[Any]]
+
+
+def _accuracies(matrix: Matrix, untrained: Iterable[Any] | None = None) -> Accuracies:
+    if isinstance(matrix, AccuracyMatrix):
+        if untrained is not None:
+            raise ValueError("untrained: an AccuracyMatrix has these counts itself, as `before`.")
+        return matrix
+    return _PlainAccuracies(matrix, untrained)
+
+
+def average_accuracy(matrix: Matrix) -> float:
+    """Average accuracy (ACC): mean accuracy on all tasks after the last task.
+
+    Args:
+        matrix: (tasks, tasks) accuracies: row i is measured after task i, column j on the test samples of task j. A
+            NumPy array, nested lists, or an `AccuracyMatrix`. None, NaN and the ends of short rows are missing values;
+            entries above the diagonal (tasks that are not learned yet) can be missing.
+
+    Returns:
+        The score, in the scale of the accuracies. Scores of records and of an `AccuracyMatrix` are in percent (0 to
+        100), so pass percentages to compare with them.
+
+    Raises:
+        ValueError: If an accuracy that the score needs is missing, or if a value is not an accuracy.
+
+    Example:
+        >>> average_accuracy([[90.0], [60.0, 80.0]])
+        70.0
+    """
+    return acc(_accuracies(matrix))
+
+
+def learning_accuracy(matrix: Matrix) -> float:
+    """Learning accuracy (LA): mean accuracy on each task right after it was learned.
+
+    Args:
+        matrix: (tasks, tasks) accuracies; see `average_accuracy`.
+
+    Example:
+        >>> learning_accuracy([[90.0], [60.0, 80.0]])
+        85.0
+    """
+    return la(_accuracies(matrix))
+
+
+def average_incremental_accuracy(matrix: Matrix) -> float:
+    """Average incremental accuracy: mean, over all rows, of the mean accuracy on the tasks learned so far.
+
+    Args:
+        matrix: (tasks, tasks) accuracies; see `average_accuracy`.
+
+    Example:
+        >>> average_incremental_accuracy([[90.0], [60.0, 80.0]])
+        80.0
+    """
+    return aia(_accuracies(matrix))
+
+
+def forgetting(matrix: Matrix, definition: str = "paper") -> float:
+    """Forgetting: mean drop of the accuracy on each task, from a reference value to that after the last task.
+
+    | definition | name in records | reference value of a task | averaged over |
+    |---|---|---|---|
+    | ``"paper"`` | ``fm`` | best since it was learned, without the last row | all tasks but the last |
+    | ``"literal"`` | ``fm_ctn`` | best of all rows but the last, also before it was learned | all tasks but the last |
+    | ``"facil"`` | ``fm_facil`` | the same, 0 for missing values | all tasks but the last |
+    | ``"max"`` | ``fm_mammoth`` | best of all rows, 0 for missing values; never negative | all tasks but the last |
+    | ``"max_all_tasks"`` | ``fm_raptor`` | the same | all tasks |
+    | ``"after_learning"`` | ``fm_first`` | accuracy right after it was learned | all tasks but the last |
+
+    ``"literal"`` is the formula as printed in the paper. It differs from ``"paper"`` only if a task was better before
+    it was learned, and needs all values above the diagonal.
+
+    Args:
+        matrix: (tasks, tasks) accuracies; see `average_accuracy`.
+        definition: One of `FORGETTING`.
+
+    Returns:
+        The score, in the scale of the accuracies; NaN for a single task, except with ``"max_all_tasks"``.
+
+    Example:
+        >>> matrix = [[80.0], [90.0, 70.0], [60.0, 75.0, 85.0]]
+        >>> {name: forgetting(matrix, name) for name in ("paper", "max", "after_learning")}
+        {'paper': 12.5, 'max': 15.0, 'after_learning': 7.5}
+    """
+    if definition not in FORGETTING:
+        raise ValueError(f"forgetting: unknown definition {definition!r}. Use one of {', '.join(FORGETTING)}.")
+    return FORGETTING[definition](_accuracies(matrix))
+
+
+def backward_transfer(matrix: Matrix) -> float:
+    """Backward transfer (BWT): mean change of the accuracy on each task, from right after it was learned to the end.
+
+    Args:
+        matrix: (tasks, tasks) accuracies; see `average_accuracy`.
+
+    Example:
+        >>> backward_transfer([[80.0], [90.0, 70.0], [60.0, 75.0, 85.0]])
+        -7.5
+    """
+    return bwt(_accuracies(matrix))
+
+
+def forward_transfer(matrix: Matrix, untrained: Iterable[Any] | None = None) -> float:
+    """Forward transfer (FWT): mean accuracy on each task right before it is learned, minus the untrained accuracy.
+
+    Args:
+        matrix: (tasks, tasks) accuracies; see `average_accuracy`. The values right above the diagonal are needed.
+        untrained: (tasks,) accuracies of the untrained network; an `AccuracyMatrix` has them itself.
+
+    Example:
+        >>> forward_transfer([[80.0, 12.0, 10.0], [90.0, 70.0, 15.0], [60.0, 75.0, 85.0]], untrained=[10.0, 8.0, 5.0])
+        7.0
+    """
+    return fwt(_accuracies(matrix, untrained))

@@ -10,13 +10,11 @@ from math import gcd, prod
 from torch import nn
 
 from contnorm.bench.config.schema import ModelConfig, NormConfig
-from contnorm.bench.model_registry import NETWORKS
-from contnorm.bench.models.deep_resnet import DEPTHS, DeepResNet
 from contnorm.bench.models.mlp import MLP
-from contnorm.bench.models.norm_check import count_norms, marked
-from contnorm.bench.models.norm_layers import norm_maker, norm_options
+from contnorm.bench.models.norm_layers import count_norms, mark_norms, norm_maker, norm_options
 from contnorm.bench.models.pretrained import load_pretrained
-from contnorm.bench.models.resnet18 import ResNet18
+from contnorm.bench.models.registry import NETWORKS
+from contnorm.bench.models.resnet import DEPTHS, DeepResNet, ResNet18
 from contnorm.bench.user_code import is_user_code, load_user_code, user_code_error
 from contnorm.checks import GroupsError
 from contnorm.convert.conversion import convert_norm
@@ -63,7 +61,7 @@ def _initialized(
         if "allocate memory" not in str(error):
             raise
         raise UserError(
-            f"model.width={config.width}: a {config.name} of that width does not fit into memory. Use a smaller one."
+            f"model.width={config.width}: a {config.name} of this width does not fit into memory. Use a smaller width."
         ) from error
     raise unknown("model", config.name, [*MODELS, "path/to/file.py:make"])
 
@@ -95,7 +93,7 @@ def _user_model(name: str, norm: NormConfig, shape: tuple[int, ...], outputs: in
     if isinstance(make, nn.Module):
         return _converted(copy.deepcopy(make), name, norm, shape, total_steps)
     takes_norm = _takes_norm(make)
-    arguments = (shape, outputs, marked(norm_maker(norm, 2, total_steps))) if takes_norm else (shape, outputs)
+    arguments = (shape, outputs, mark_norms(norm_maker(norm, 2, total_steps))) if takes_norm else (shape, outputs)
     call = "(shape, outputs, norm)" if takes_norm else "(shape, outputs)"
     try:
         model = make(*arguments) if callable(make) else None

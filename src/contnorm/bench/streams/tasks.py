@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from contnorm.bench.config.schema import StreamConfig, merge_settings
 from contnorm.bench.data.arrays import ArraySource
-from contnorm.bench.data.multilabel import MultiLabelSource
+from contnorm.bench.data.dataset import MultiLabelSource
 from contnorm.bench.data.registry import Source
 from contnorm.bench.rng import generator
 from contnorm.errors import UserError, unknown

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from contnorm.bench.data.published_counts import ALLOW_MISSING, PublishedCounts, check_counts
+from contnorm.bench.data.published import ALLOW_MISSING, PublishedCounts, check_counts
 from contnorm.bench.data.registry import SOURCES, find_layout, load_source
 from contnorm.errors import UserError
 from tests.datasets import (
@@ -58,7 +58,7 @@ def test_missing_and_extra_images_are_counted_per_class() -> None:
         ("tiny-imagenet", small_tiny_imagenet, "109,400 of 110,000"),
     ],
 )
-def test_an_incomplete_data_set_is_refused_or_recorded(tmp_path: Path, name: str, make, missing: str) -> None:  # type: ignore[no-untyped-def]
+def test_incomplete_data_set_is_refused_or_recorded(tmp_path: Path, name: str, make, missing: str) -> None:  # type: ignore[no-untyped-def]
     make(tmp_path)
     with pytest.raises(UserError, match=f"{missing} images are missing"):
         load_source(name, tmp_path)
@@ -69,7 +69,7 @@ def test_an_incomplete_data_set_is_refused_or_recorded(tmp_path: Path, name: str
         load_source(name, tmp_path)  # from the cache
 
 
-def test_the_environment_allows_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variable_allows_missing_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small_mnist(tmp_path)
     monkeypatch.setenv(ALLOW_MISSING, "0")
     with pytest.raises(UserError, match="missing"):
@@ -78,7 +78,7 @@ def test_the_environment_allows_it_too(tmp_path: Path, monkeypatch: pytest.Monke
     assert load_source("mnist", tmp_path).details["images"] == 400
 
 
-def test_an_empty_folder_is_not_found(tmp_path: Path) -> None:
+def test_empty_folder_is_no_data_set(tmp_path: Path) -> None:
     for folder in ("mini-imagenet", "mini-imagenet/n01532829", "mini-imagenet/images"):
         (tmp_path / folder).mkdir()
     assert find_layout(SOURCES["mini-imagenet"], tmp_path) is None
@@ -86,7 +86,7 @@ def test_an_empty_folder_is_not_found(tmp_path: Path) -> None:
     assert find_layout(SOURCES["tiny-imagenet"], tiny) is None
 
 
-def test_the_published_counts_add_up() -> None:
+def test_published_counts_add_up() -> None:
     images = {spec.name: spec.published.images for spec in SOURCES.values() if spec.published}
     assert images == {
         "mnist": 70_000,

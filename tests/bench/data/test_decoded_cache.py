@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from contnorm.bench.data import decoded_cache, file_state, image_folders, readers
+from contnorm.bench import files
+from contnorm.bench.data import decoded_cache, image_folders
 from contnorm.bench.data.registry import load_source
 from contnorm.errors import UserError
 from tests.datasets import picture, small_mini_imagenet, small_mnist, write_mini_lists
@@ -27,14 +28,13 @@ LONG_AGO = 10**9  # seconds since 1970, long before the first check of a file
 def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the files whose content is read to check them."""
     names: list[str] = []
-    plain = file_state.file_sha256
+    plain = files.file_sha256
 
     def recorded(path: Path, *rest: object) -> str:
         names.append(path.name)
         return plain(path, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(decoded_cache, "file_sha256", recorded)
-    monkeypatch.setattr(readers, "file_sha256", recorded)
     return names
 
 
@@ -56,7 +56,7 @@ def invert_half(path: Path) -> None:
     path.write_bytes(content)
 
 
-def test_want_of_memory_is_not_taken_for_a_broken_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lack_of_memory_is_not_a_damaged_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*given: object, **more: object) -> None:
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
@@ -66,7 +66,7 @@ def test_want_of_memory_is_not_taken_for_a_broken_cache(tmp_path: Path, monkeypa
         load_source("mnist", tmp_path)
 
 
-def test_a_changed_array_is_noticed_and_decoded_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_changed_array_is_decoded_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     expected = load_source("mnist", small_mnist(tmp_path)).train_images.copy()
     invert_half(array_file(tmp_path))
     with caplog.at_level(logging.WARNING):
@@ -78,7 +78,7 @@ def test_a_changed_array_is_noticed_and_decoded_again(tmp_path: Path, caplog: py
 
 
 @pytest.mark.parametrize("damage", [b"", b"junk", None])
-def test_a_broken_array_or_manifest_is_decoded_again(tmp_path: Path, damage: bytes | None) -> None:
+def test_damaged_array_or_manifest_is_decoded_again(tmp_path: Path, damage: bytes | None) -> None:
     load_source("mnist", small_mnist(tmp_path))
     path = array_file(tmp_path, "test_labels")
     path.unlink() if damage is None else path.write_bytes(damage)
@@ -103,7 +103,7 @@ def test_files_are_hashed_once_per_change(tmp_path: Path, hashed: list[str]) -> 
     assert set(hashed) == {f"{name}.npy" for name in decoded_cache.ARRAYS}
 
 
-def test_a_time_stamp_that_is_too_new_is_not_trusted(tmp_path: Path, hashed: list[str]) -> None:
+def test_recent_time_stamp_is_not_trusted(tmp_path: Path, hashed: list[str]) -> None:
     load_source("mnist", small_mnist(tmp_path))
     path = array_file(tmp_path)
     before = path.stat()
@@ -114,20 +114,20 @@ def test_a_time_stamp_that_is_too_new_is_not_trusted(tmp_path: Path, hashed: lis
     assert "train_images.npy" in hashed
 
 
-def test_a_copied_source_is_not_decoded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copied_source_is_not_decoded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     load_source("mini-imagenet", small_mini_imagenet(tmp_path))
     make_old(tmp_path)
-    monkeypatch.setattr(readers, "decode_batch", None)
+    monkeypatch.setattr(decoded_cache, "decode_blocks", None)
     assert len(load_source("mini-imagenet", tmp_path).train_labels) == 200
 
 
-def test_a_state_that_cannot_be_written_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwritable_state_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     load_source("mnist", small_mnist(tmp_path))
 
     def full(*given: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(file_state, "write_atomically", full)
+    monkeypatch.setattr(files, "write_atomically", full)
     make_old(tmp_path)
     assert len(load_source("mnist", tmp_path).train_labels) == 300
 
@@ -138,11 +138,11 @@ def test_later_loads_stat_folders_not_pictures(tmp_path: Path, monkeypatch: pyte
     load_source("mini-imagenet", tmp_path)
     inputs = image_folders.mini_imagenet_inputs([tmp_path / "mini-imagenet"])
     assert len(inputs) == 1 + 100 + 4 and not any(path.suffix == ".jpg" for path in inputs)
-    monkeypatch.setattr(readers.PictureReader, "digest", None)
+    monkeypatch.setattr(decoded_cache.PictureReader, "digest", None)
     assert len(load_source("mini-imagenet", tmp_path).train_labels) == 200
 
 
-def test_split_lists_that_appear_or_change_are_used_and_change_the_fingerprint(tmp_path: Path) -> None:
+def test_changed_split_lists_change_the_fingerprint(tmp_path: Path) -> None:
     folder = small_mini_imagenet(tmp_path) / "mini-imagenet"
     for path in folder.glob("n*/*.jpg"):
         picture(path, 84, 50 * int(path.stem[-1]))
@@ -163,7 +163,7 @@ def test_split_lists_that_appear_or_change_are_used_and_change_the_fingerprint(t
     assert load_source("mini-imagenet", tmp_path).fingerprint not in (by_lists.fingerprint, by_name.fingerprint)
 
 
-def test_the_arrangement_of_files_does_not_change_the_fingerprint(tmp_path: Path) -> None:
+def test_fingerprint_is_independent_of_file_layout(tmp_path: Path) -> None:
     by_class = load_source("mini-imagenet", small_mini_imagenet(tmp_path / "a"))
     flat = small_mini_imagenet(tmp_path / "b") / "mini-imagenet"
     (flat / "images").mkdir()
@@ -175,7 +175,7 @@ def test_the_arrangement_of_files_does_not_change_the_fingerprint(tmp_path: Path
     assert plain.fingerprint == zipped.fingerprint
 
 
-def test_an_incomplete_or_foreign_set_of_lists_is_refused(tmp_path: Path) -> None:
+def test_incomplete_or_wrong_split_lists_are_refused(tmp_path: Path) -> None:
     folder = small_mini_imagenet(tmp_path) / "mini-imagenet"
     text = (folder / "mini_cl_test.csv").read_text()
 
@@ -198,7 +198,7 @@ def test_an_incomplete_or_foreign_set_of_lists_is_refused(tmp_path: Path) -> Non
     refused("mini_cl_test.csv", "not a text file")
 
 
-def test_a_picture_that_cannot_be_decoded_leaves_no_cache(tmp_path: Path) -> None:
+def test_corrupt_picture_leaves_no_cache(tmp_path: Path) -> None:
     folder = small_mini_imagenet(tmp_path) / "mini-imagenet"
     (folder / image_folders.MINI_WNIDS[3] / f"{image_folders.MINI_WNIDS[3]}00000001.jpg").write_bytes(b"no picture")
     with pytest.raises(UserError, match=r"00000001\.jpg.*Replace it"):
@@ -206,7 +206,7 @@ def test_a_picture_that_cannot_be_decoded_leaves_no_cache(tmp_path: Path) -> Non
     assert not list(tmp_path.rglob("*.npy")) and not list(tmp_path.rglob("mini-imagenet.json"))
 
 
-def test_processes_and_threads_decode_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_and_threads_decode_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chance = np.random.default_rng(0)
     folder = small_mini_imagenet(tmp_path) / "mini-imagenet"
     for path in sorted(folder.glob("n*/*.jpg")):
@@ -214,7 +214,7 @@ def test_processes_and_threads_decode_the_same(tmp_path: Path, monkeypatch: pyte
     threads = load_source("mini-imagenet", tmp_path)
     images = threads.train_images.copy()
     (tmp_path / ".contnorm" / "mini-imagenet.json").unlink()
-    monkeypatch.setattr(readers, "PROCESSES_FROM", 1)
+    monkeypatch.setattr(decoded_cache, "PROCESSES_FROM", 1)
     reports: list[tuple[str, int, int]] = []
     processes = load_source("mini-imagenet", tmp_path, jobs=2, progress=lambda *report: reports.append(report))
     np.testing.assert_array_equal(processes.train_images, images)
@@ -229,17 +229,17 @@ from pathlib import Path
 from contnorm.bench.data import decoding
 from contnorm.bench.data.registry import load_source
 
-plain = decoding.squared
+plain = decoding.read_picture
 def slow(*given):
     time.sleep(0.01)
     return plain(*given)
-decoding.squared = slow
+decoding.read_picture = slow
 print("ready", flush=True)
 load_source("mini-imagenet", Path(sys.argv[1]), progress=lambda what, done, total: print(done, flush=True))
 """
 
 
-def test_ctrl_c_during_decoding_ends_at_once_and_leaves_no_cache(tmp_path: Path) -> None:
+def test_ctrl_c_during_decoding_leaves_no_cache(tmp_path: Path) -> None:
     small_mini_imagenet(tmp_path, per_class=12)
     # One thread, so that what is left would take twelve seconds.
     script = "import os; os.cpu_count = lambda: 1; os.process_cpu_count = lambda: 1\n" + INTERRUPTED

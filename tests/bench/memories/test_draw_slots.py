@@ -1,12 +1,11 @@
-"""Draws for many steps at once are those made one by one, from the same numbers of chance."""
+"""Batched draws of slots are bit-identical to single draws."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from contnorm.bench.memories.base import drawn
-from contnorm.bench.memories.batched_draws import MANY, drawn_each
+from contnorm.bench.memories.base import MANY, draw_slots, draw_slots_batched
 
 GROWING = [0, 1, 2, 3, 9, 10, 11, 50, 400, 9, 0, 850]
 CASES = {
@@ -24,14 +23,14 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("seed", range(3))
-def test_as_one_by_one(case: str, seed: int) -> None:
+def test_batched_draws_equal_single_draws(case: str, seed: int) -> None:
     there, size = CASES[case]
     numbers = np.random.default_rng(99)
     slots = [numbers.permutation(3 * count)[:count] for count in there]
     chance, same = np.random.default_rng(seed), np.random.default_rng(seed)
     chance.integers(7), same.integers(7)  # half of a 64-bit number is used then, and the other half is next
-    found = drawn_each(slots, size, chance)
-    expected = [drawn(each, size, same) for each in slots]
+    found = draw_slots_batched(slots, size, chance)
+    expected = [draw_slots(each, size, same) for each in slots]
     assert len(found) == len(expected)
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_array_equal(one, other, strict=True)

@@ -138,14 +138,14 @@ def test_forged_array_is_refused(tmp_path: Path, content: bytes) -> None:
         (pickle.dumps({"labels": [1, 2, 3], "data": IMAGES}), "2 images and 3 labels"),
         (pickle.dumps({"labels": [1, 2], "data": IMAGES}, protocol=0), "opcode"),
         (pickle.dumps({"labels": [1, 2], "data": IMAGES.astype(np.float32)}), "uint8"),
-        (b"", "cut short"),
+        (b"", "truncated"),
         (b"\x80\x02]q\x00h\x00a.", "dictionary"),
         (b"\x80\x02}K\x01K\x02s.", "key"),
         (b"\x80\x02}(U\x06labels" + b"(" * 5 + b"u.", "damaged"),
         (b"\x80\x02h\x07.", "stored"),
     ],
 )
-def test_pickle_that_is_no_batch_is_refused(tmp_path: Path, content: bytes, words: str) -> None:
+def test_pickle_of_other_data_is_refused(tmp_path: Path, content: bytes, words: str) -> None:
     with pytest.raises(UserError, match=words) as caught:
         read(tmp_path, content)
     assert one_line(caught) and "batch" in str(caught.value)
@@ -155,14 +155,14 @@ def test_pickle_that_is_no_batch_is_refused(tmp_path: Path, content: bytes, word
     "labels",
     [None, [None, 1], [1, 2**63], [1, 2**2000], [-1, 1], [256, 0], [1.0, 2.0], [True, 1], ["1", "2"], [[1], [2]]],
 )
-def test_cifar_labels_that_are_no_small_numbers_are_named(tmp_path: Path, labels: object) -> None:
+def test_invalid_cifar_labels_are_refused(tmp_path: Path, labels: object) -> None:
     for protocol in (2, 5):
         with pytest.raises(UserError) as caught:
             read(tmp_path, pickle.dumps({"labels": labels, "data": IMAGES}, protocol=protocol))
         assert one_line(caught)
 
 
-def test_string_encoded_again_and_again_is_refused(tmp_path: Path) -> None:
+def test_repeatedly_encoded_string_is_refused(tmp_path: Path) -> None:
     """Each call of ``_codecs.encode`` would make another copy: a megabyte of opcodes, hundreds of gigabytes."""
     text = b"X" + struct.pack("<I", 10**6) + b"x" * 10**6 + b"q\x00"
     again = b"c_codecs\nencode\nh\x00X\x06\x00\x00\x00latin1\x86R"
@@ -192,7 +192,7 @@ def idx(*sizes: int, body: int | None = None, head: bytes = b"\x00\x00\x08") -> 
     ],
 )
 @pytest.mark.parametrize("ending", ["", ".gz"])
-def test_damaged_idx_file_is_one_line(tmp_path: Path, content: bytes, ending: str) -> None:
+def test_damaged_idx_file_is_refused(tmp_path: Path, content: bytes, ending: str) -> None:
     path = tmp_path / f"images{ending}"
     path.write_bytes(gzip.compress(content) if ending else content)
     with pytest.raises(UserError, match="images") as caught:
@@ -205,7 +205,7 @@ def test_idx_file_is_read(tmp_path: Path) -> None:
     assert read_idx(tmp_path / "a", 3).shape == (2, 3, 3)
 
 
-def test_gzip_file_that_expands_too_far_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_large_gzip_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(formats, "MAX_BYTES", 1000)
     (tmp_path / "a.gz").write_bytes(gzip.compress(idx(1, 31, 31)))
     assert read_idx(tmp_path / "a.gz", 3).size == 961
@@ -257,7 +257,7 @@ FUZZ = """
 
 
 @pytest.mark.parametrize("kind", ["python2", "protocol 2", "protocol 4", "protocol 5", "idx", "gz", "bin"])
-def test_mutated_files_raise_nothing_but_user_errors(tmp_path: Path, kind: str) -> None:
+def test_mutated_files_raise_only_user_errors(tmp_path: Path, kind: str) -> None:
     """In a process of its own, so that a crash of the interpreter fails this test and not the whole suite."""
     path = tmp_path / (f"file.{kind}" if kind in ("gz", "bin") else "file")
     batch = {b"labels": [3, 7], b"data": IMAGES, b"filenames": [b"a.png", b"b.png"]}
@@ -273,7 +273,7 @@ def test_mutated_files_raise_nothing_but_user_errors(tmp_path: Path, kind: str) 
     assert done.returncode == 0, f"{done.returncode} {done.stderr[-1500:]}"
 
 
-def test_cifar_binary_that_is_cut_short_or_empty_is_named(tmp_path: Path) -> None:
+def test_truncated_or_empty_cifar_binary_is_refused(tmp_path: Path) -> None:
     for size in (0, 1, 3073, 3075):
         (tmp_path / "train.bin").write_bytes(bytes(size))
         with pytest.raises(UserError, match=r"train\.bin"):

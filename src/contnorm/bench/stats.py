@@ -1,10 +1,12 @@
-"""95 % confidence intervals: Student's t for one sample, Welch's t for two, bootstrap and variance ratio."""
+"""95 % confidence intervals, and paired and unpaired comparisons of scores over seeds. Needs no torch."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,10 +16,13 @@ from contnorm.bench.records import spread_over_seeds
 
 __all__ = [
     "Interval",
-    "bootstrap_apart",
+    "PairedDifference",
+    "bootstrap_difference",
     "bootstrap_interval",
-    "effect_apart",
+    "cohens_d",
     "effect_size",
+    "paired_difference",
+    "summarize_differences",
     "t_interval",
     "variance_ratio_interval",
     "welch_interval",
@@ -50,7 +55,7 @@ def t_interval(values: Sequence[float]) -> Interval | None:
     mean, std = spread_over_seeds(list(values))
     if math.isnan(std):
         return None
-    half = _t(len(values) - 1) * std / math.sqrt(len(values))
+    half = _t_quantile(len(values) - 1) * std / math.sqrt(len(values))
     return Interval(mean - half, mean + half)
 
 
@@ -70,12 +75,12 @@ def welch_interval(values: Sequence[float], mean: float, std: float, runs: int) 
     a, b = spread**2 / len(values), std**2 / runs
     difference = ours - mean
     degrees_of_freedom = (a + b) ** 2 / (a**2 / (len(values) - 1) + b**2 / (runs - 1))
-    half = _t(degrees_of_freedom) * math.sqrt(a + b)
+    half = _t_quantile(degrees_of_freedom) * math.sqrt(a + b)
     return Interval(difference - half, difference + half)
 
 
 def bootstrap_interval(values: Sequence[float], seed: int = 0) -> Interval | None:
-    """Bootstrap interval of the mean, with a fixed seed.
+    """Bootstrap interval of the mean (percentile method), with a fixed seed.
 
     With few values it is narrower than Student's t interval, and too narrow.
 
@@ -83,27 +88,17 @@ def bootstrap_interval(values: Sequence[float], seed: int = 0) -> Interval | Non
         >>> bootstrap_interval([2.0, 2.0, 2.0]), bootstrap_interval([1.0])
         (Interval(low=2.0, high=2.0), None)
     """
-    if len(values) < 2 or any(map(math.isnan, values)):
-        return None
-    generator = np.random.default_rng(seed)
-    means = np.asarray(values)[generator.integers(len(values), size=(RESAMPLES, len(values)))].mean(axis=1)
-    return _percentile_interval(means)
+    return _bootstrap((values,), np.mean, seed)
 
 
-def bootstrap_apart(values: Sequence[float], others: Sequence[float], seed: int = 0) -> Interval | None:
+def bootstrap_difference(values: Sequence[float], others: Sequence[float], seed: int = 0) -> Interval | None:
     """Bootstrap interval of the mean of ``values`` minus that of ``others``; both are resampled independently.
 
     Example:
-        >>> bootstrap_apart([3.0, 3.0], [1.0, 1.0]), bootstrap_apart([3.0, 3.0], [1.0])
+        >>> bootstrap_difference([3.0, 3.0], [1.0, 1.0]), bootstrap_difference([3.0, 3.0], [1.0])
         (Interval(low=2.0, high=2.0), None)
     """
-    if min(len(values), len(others)) < 2 or any(map(math.isnan, (*values, *others))):
-        return None
-    generator = np.random.default_rng(seed)
-    samples = [
-        np.asarray(group)[generator.integers(len(group), size=(RESAMPLES, len(group)))] for group in (values, others)
-    ]
-    return _percentile_interval(samples[0].mean(axis=1) - samples[1].mean(axis=1))
+    return _bootstrap((values, others), _mean_difference, seed)
 
 
 def effect_size(differences: Sequence[float]) -> float:
@@ -117,11 +112,11 @@ def effect_size(differences: Sequence[float]) -> float:
     return mean / std if std > 0 else float("nan")
 
 
-def effect_apart(values: Sequence[float], others: Sequence[float]) -> float:
+def cohens_d(values: Sequence[float], others: Sequence[float]) -> float:
     """Difference of two means over the pooled standard deviation (Cohen's d); NaN if that is 0 or undefined.
 
     Example:
-        >>> effect_apart([2.0, 3.0, 4.0], [1.0, 2.0, 3.0])
+        >>> cohens_d([2.0, 3.0, 4.0], [1.0, 2.0, 3.0])
         1.0
     """
     (mean, a), (other, b) = spread_over_seeds(list(values)), spread_over_seeds(list(others))
@@ -142,19 +137,77 @@ def variance_ratio_interval(values: Sequence[float], others: Sequence[float]) ->
     if math.isnan(a) or math.isnan(b) or b == 0:
         return None
     ratio, n, m = (a / b) ** 2, len(values) - 1, len(others) - 1
-    low, high = _quantiles().fdtri(n, m, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    low, high = _scipy_stats().f.ppf([(1 - LEVEL) / 2, (1 + LEVEL) / 2], n, m)
     return Interval(float(ratio / high), float(ratio / low))
 
 
-def _percentile_interval(samples: NDArray[np.float64]) -> Interval:
-    low, high = np.quantile(samples, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return Interval(float(low), float(high))
+@dataclass(frozen=True)
+class PairedDifference:
+    """Differences on shared seeds.
+
+    Attributes:
+        differences: One per seed.
+        mean: Mean of the differences.
+        t: Student's t interval of the mean; None for one seed.
+        bootstrap: Bootstrap interval of the mean; None for one seed.
+        effect: Mean over standard deviation; NaN for one seed or if all differences are equal.
+    """
+
+    differences: tuple[float, ...]
+    mean: float
+    t: Interval | None
+    bootstrap: Interval | None
+    effect: float
 
 
-def _t(degrees_of_freedom: float) -> float:
-    return float(_quantiles().stdtrit(degrees_of_freedom, (1 + LEVEL) / 2))
+def paired_difference(values: Mapping[int, float], others: Mapping[int, float]) -> PairedDifference | None:
+    """Compare ``values`` minus ``others`` on their shared seeds; None if they share none.
+
+    Example:
+        >>> pair = paired_difference({0: 3.0, 1: 5.0, 2: 9.0}, {0: 1.0, 1: 2.0})
+        >>> pair and (pair.differences, pair.mean)
+        ((2.0, 3.0), 2.5)
+    """
+    seeds = sorted(values.keys() & others.keys())
+    return summarize_differences([values[seed] - others[seed] for seed in seeds]) if seeds else None
 
 
-def _quantiles() -> Any:
-    """SciPy's distribution functions, imported on use: every command imports this file, and few compute intervals."""
-    return import_module("scipy.special")
+def summarize_differences(differences: Sequence[float]) -> PairedDifference:
+    """Mean, intervals and effect size of differences.
+
+    Example:
+        >>> str(summarize_differences([1.0, 2.0, 3.0]).t)
+        '-0.48 to +4.48'
+    """
+    return PairedDifference(
+        tuple(differences),
+        fmean(differences),
+        t_interval(differences),
+        bootstrap_interval(differences),
+        effect_size(differences),
+    )
+
+
+def _bootstrap(samples: tuple[Sequence[float], ...], statistic: Callable[..., Any], seed: int) -> Interval | None:
+    """Percentile interval of a statistic; None if a sample has fewer than two values or one is NaN."""
+    if min(map(len, samples)) < 2 or any(math.isnan(value) for sample in samples for value in sample):
+        return None
+    generator = np.random.default_rng(seed)
+    result = _scipy_stats().bootstrap(
+        samples, statistic, n_resamples=RESAMPLES, confidence_level=LEVEL, method="percentile", rng=generator
+    )
+    return Interval(float(result.confidence_interval.low), float(result.confidence_interval.high))
+
+
+def _mean_difference(values: NDArray[np.float64], others: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
+    difference: NDArray[np.float64] = values.mean(axis=axis) - others.mean(axis=axis)
+    return difference
+
+
+def _t_quantile(degrees_of_freedom: float) -> float:
+    return float(_scipy_stats().t.ppf((1 + LEVEL) / 2, degrees_of_freedom))
+
+
+def _scipy_stats() -> Any:
+    """Import scipy.stats on use: it takes most of a second, and few commands compute intervals."""
+    return import_module("scipy.stats")

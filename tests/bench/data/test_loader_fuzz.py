@@ -14,22 +14,20 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from contnorm.bench.data.coco import find_instances, list_cocoseq
-from contnorm.bench.data.csv_dataset import list_own
-from contnorm.bench.data.decoding import squared
-from contnorm.bench.data.id_lists import read_lists
+from contnorm.bench.data.csv_dataset import list_csv
+from contnorm.bench.data.decoding import read_picture
 from contnorm.bench.data.image_folders import (
     MINI_LISTS,
     list_mini_imagenet,
     list_tiny_imagenet,
     tiny_imagenet_inputs,
 )
-from contnorm.bench.data.multilabel_build import begun, build
+from contnorm.bench.data.multilabel_annotations import find_instances, list_cocoseq, list_nus_wideseq, read_nus_wide
+from contnorm.bench.data.multilabel_build import build, build_progress
 from contnorm.bench.data.multilabel_store import load_stored, read_manifest
-from contnorm.bench.data.nus_wide import list_nus_wideseq, read_nus_wide
-from contnorm.bench.data.published_streams import published_stream
+from contnorm.bench.data.published import published_stream, read_lists
 from contnorm.bench.data.registry import load_source
-from contnorm.cli.data_build import describe
+from contnorm.cli.data import describe_build
 from contnorm.errors import UserError
 from tests.datasets import small_coco, small_mini_imagenet, small_mnist, small_nus_wide, small_tiny_imagenet
 
@@ -151,7 +149,7 @@ def test_nus_wide_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("joined", [True, False])
-def test_own_table_and_groups(tmp_path: Path, joined: bool) -> None:
+def test_csv_and_groups(tmp_path: Path, joined: bool) -> None:
     for name in ("a.png", "b.png"):
         Image.new("RGB", (9, 9)).save(tmp_path / name)
     text = "image,split,task,labels\na.png,train,10,sea;sky\nb.png,test,9,sky\n"
@@ -160,7 +158,7 @@ def test_own_table_and_groups(tmp_path: Path, joined: bool) -> None:
     (tmp_path / "groups.csv").write_text("class,group\nsea,minority\nsky,majority\n")
 
     def load() -> None:
-        listed = list_own("own", tmp_path / "table.csv", tmp_path, tmp_path / "groups.csv")
+        listed = list_csv("own", tmp_path / "table.csv", tmp_path, tmp_path / "groups.csv")
         for picture in (*listed.train, *listed.test):
             assert picture.path is None or picture.path.resolve().parent == tmp_path
 
@@ -171,7 +169,7 @@ def built(tmp_path: Path) -> Path:
     for name in ("a.png", "b.png"):
         Image.new("RGB", (9, 9)).save(tmp_path / name)
     (tmp_path / "labels.csv").write_text("image,split,task,labels\na.png,train,0,sea;sky\nb.png,test,0,sea\n")
-    build(list_own("own", tmp_path / "labels.csv", tmp_path), tmp_path / "own", side=8)
+    build(list_csv("own", tmp_path / "labels.csv", tmp_path), tmp_path / "own", side=8)
     return tmp_path / "own"
 
 
@@ -182,23 +180,23 @@ def test_built_data_set(tmp_path: Path) -> None:
     def load() -> None:
         source = load_stored(folder)
         assert source.train_labels.max() <= 1
-        list(describe(read_manifest(folder)))
+        list(describe_build(read_manifest(folder)))
 
     fuzz(folder, ["manifest.json"] * 6 + arrays, load, rounds=400)
 
 
-def test_build_that_was_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partial_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What an interrupted build left is used or discarded; the data set is the same in either case."""
     monkeypatch.setattr("os.fsync", lambda handle: None)
     folder = built(tmp_path)
     whole = read_manifest(folder)
-    listed = list_own("own", tmp_path / "labels.csv", tmp_path)
+    listed = list_csv("own", tmp_path / "labels.csv", tmp_path)
     build_folder = folder / whole["folder"]
     shutil.copytree(build_folder, tmp_path / "kept")
 
     def load() -> None:
         (folder / "manifest.json").unlink(missing_ok=True)
-        begun(folder)
+        build_progress(folder)
         manifest = build(listed, folder, side=8)
         assert {**manifest, "fingerprint": ""} == {**whole, "fingerprint": ""}
         for path in (tmp_path / "kept").iterdir():
@@ -241,11 +239,11 @@ def test_decoded_cache(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM"])
-def test_pictures(tmp_path: Path, kind: str) -> None:
+def test_picture_files(tmp_path: Path, kind: str) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, size=(12, 10, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(tmp_path / "a", format=kind)
 
     def load() -> None:
-        assert squared(tmp_path / "a", 8).shape == (3, 8, 8)
+        assert read_picture(tmp_path / "a", 8)[0].shape == (3, 8, 8)
 
     fuzz(tmp_path, ["a"], load, rounds=150)

@@ -1,4 +1,4 @@
-"""Weights of another training: what loads, what starts afresh, and what is refused in one line."""
+"""Pretrained weights: what is loaded, what is newly initialized, and what is refused."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ from contnorm.bench.config.schema import ModelConfig, NormConfig, RunConfig
 from contnorm.bench.data.registry import load_source
 from contnorm.bench.engine.run_dir import edited
 from contnorm.bench.engine.trainer import Trainer
-from contnorm.bench.models import build_model, pretrained, weights_files
-from contnorm.bench.models.weights_files import bring_weights, read_weights, weights_hash
+from contnorm.bench.models import pretrained
+from contnorm.bench.models.build import build_model
+from contnorm.bench.models.pretrained import locate_weights, read_weights, weights_hash
 from contnorm.errors import UserError
 from tests.datasets import small_mnist
 
@@ -66,7 +67,7 @@ def same(network: nn.Module, state: State, but: tuple[str, ...] = ()) -> bool:
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "torch", "old torch", "checkpoint", "half"])
-def test_every_kind_of_file_loads(kind: str, tmp_path: Path, state: State) -> None:
+def test_weights_load_from_every_file_format(kind: str, tmp_path: Path, state: State) -> None:
     path = tmp_path / "weights"
     if kind == "safetensors":
         save_file(state, path)
@@ -82,12 +83,12 @@ def test_every_kind_of_file_loads(kind: str, tmp_path: Path, state: State) -> No
 
 
 @pytest.mark.parametrize("prefix", ["module.", "model.", "backbone.", "module.model.", "_orig_mod.module."])
-def test_prefixes_of_wrappers_are_taken_off(prefix: str, tmp_path: Path, state: State) -> None:
+def test_prefixes_of_wrappers_are_removed(prefix: str, tmp_path: Path, state: State) -> None:
     path = saved(tmp_path / "w.pth", {prefix + name: tensor for name, tensor in state.items()})
     assert same(made(weights=path), state)
 
 
-def test_a_backbone_beside_a_classifier_without_prefix_loads(tmp_path: Path, state: State) -> None:
+def test_backbone_prefix_with_plain_classifier_loads(tmp_path: Path, state: State) -> None:
     mixed = {name if name.startswith("fc.") else f"backbone.{name}": tensor for name, tensor in state.items()}
     assert same(made(weights=saved(tmp_path / "w.pth", mixed)), state)
     with pytest.raises(UserError, match=r"w\.pth: holds conv1\.weight twice, with and without a prefix"):
@@ -95,7 +96,7 @@ def test_a_backbone_beside_a_classifier_without_prefix_loads(tmp_path: Path, sta
 
 
 @pytest.mark.parametrize("norm", ["cn4", "brn", "bn_gn2", "cn_tied4"])
-def test_bn_weights_give_their_affine_and_moments_to_other_norms(norm: str, file: Path, state: State) -> None:
+def test_bn_weights_load_into_other_norms(norm: str, file: Path, state: State) -> None:
     network = made(norm, weights=file)
     own = network.state_dict()
     assert set(state) <= set(own) and all(torch.equal(own[name], state[name]) for name in state)
@@ -105,13 +106,13 @@ def test_bn_weights_give_their_affine_and_moments_to_other_norms(norm: str, file
 
 
 @pytest.mark.parametrize("norm", ["gn4", "ln", "in", "none", "sn"])
-def test_a_norm_takes_what_it_has_and_drops_the_rest(norm: str, file: Path, state: State) -> None:
+def test_norms_ignore_tensors_they_lack(norm: str, file: Path, state: State) -> None:
     own = made(norm, weights=file).state_dict()
     assert all(torch.equal(own[name], state[name]) for name in own if name in state)
     assert set(own) <= set(state) or norm == "sn", "switchable norm's mixture is in no file"
 
 
-def test_moments_that_a_file_lacks_stay_as_they_were_made(tmp_path: Path, state: State) -> None:
+def test_missing_moments_keep_their_initial_values(tmp_path: Path, state: State) -> None:
     """An older file has no batch counts; one of group norm has no moments at all. Affine parameters it must have."""
     older = {name: t for name, t in state.items() if not name.endswith("num_batches_tracked")}
     network = made("cn4", weights=saved(tmp_path / "older.pth", older))
@@ -125,37 +126,35 @@ def test_moments_that_a_file_lacks_stay_as_they_were_made(tmp_path: Path, state:
         made("cn4", weights=saved(tmp_path / "gn.pth", grouped))
 
 
-def test_a_classifier_of_other_outputs_starts_afresh_and_it_is_said(
+def test_classifier_with_other_outputs_is_reinitialized_with_a_warning(
     file: Path, tmp_path: Path, state: State, caplog: pytest.LogCaptureFixture
 ) -> None:
     pretrained._warn_once.cache_clear()
     with caplog.at_level(logging.WARNING):
-        for _ in range(2):  # said once
+        for _ in range(2):  # one warning
             torch.manual_seed(3)
             network = made(outputs=9, weights=file)
-    said = [record.getMessage() for record in caplog.records]
-    assert said == [
-        f"{file}: its classifier is left out; fc starts afresh, since the file has 5 outputs and the run 9."
-    ]
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert warning.startswith(f"{file}: ") and "fc" in warning and "5 outputs and the run has 9" in warning
     torch.manual_seed(3)
     assert torch.equal(network.fc.weight, made(outputs=9).fc.weight), "the seed's own"  # type: ignore[union-attr,arg-type]
     assert same(network, state, but=("fc.",))
     headless = saved(tmp_path / "headless.pth", {n: t for n, t in state.items() if not n.startswith("fc.")})
     assert same(made(weights=headless), state, but=("fc.",))
-    assert "since the file has none" in caplog.records[-1].getMessage()
+    assert "the file has no classifier" in caplog.records[-1].getMessage()
 
 
-def test_what_does_not_fit_is_one_line_and_changes_nothing(file: Path, tmp_path: Path, state: State) -> None:
+def test_mismatched_weights_are_refused_and_change_nothing(file: Path, tmp_path: Path, state: State) -> None:
     with pytest.raises(UserError) as caught:
         made(name="resnet50", weights=file)
-    said = str(caught.value)
-    assert said.startswith(f"{file}: its weights don't fit model 'resnet50' of width 4: ") and "\n" not in said
-    assert "They look like resnet34's." in said and "missing (layer1.0.conv3.weight, " in said
-    assert "of another shape (layer1.0.conv1.weight (4, 4, 3, 3) for (4, 4, 1, 1), " in said and len(said) < 600
-    with pytest.raises(UserError, match=r"2 unexpected \(extra\.weight, head\.weight\)\. Say with model\.name"):
+    message = str(caught.value)
+    assert message.startswith(f"{file}: the weights do not fit model 'resnet50' of width 4: ") and "\n" not in message
+    assert "look like weights of resnet34." in message and "missing (layer1.0.conv3.weight, " in message
+    assert "with another shape (layer1.0.conv1.weight (4, 4, 3, 3) for (4, 4, 1, 1), " in message and len(message) < 600
+    with pytest.raises(UserError, match=r"2 unexpected \(extra\.weight, head\.weight\)\. Set model\.name"):
         made(weights=saved(tmp_path / "w.pth", {**state, "extra.weight": torch.ones(1), "head.weight": torch.ones(2)}))
     narrow = {**state, "fc.weight": torch.ones(5, 7)}
-    with pytest.raises(UserError, match=r"1 of another shape \(fc\.weight \(5, 7\) for \(5, 32\)\)"):
+    with pytest.raises(UserError, match=r"1 with another shape \(fc\.weight \(5, 7\) for \(5, 32\)\)"):
         made(weights=saved(tmp_path / "w.pth", narrow))
     network = made()
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
@@ -166,32 +165,32 @@ def test_what_does_not_fit_is_one_line_and_changes_nothing(file: Path, tmp_path:
 
 
 @pytest.mark.parametrize("kind", ["sparse", "without values", "of 8 bits"])
-def test_tensors_that_are_not_plain_are_refused(kind: str, tmp_path: Path, state: State) -> None:
+def test_sparse_meta_and_8_bit_tensors_are_refused(kind: str, tmp_path: Path, state: State) -> None:
     made_of = {
         "sparse": lambda t: t.to_sparse(),
         "without values": lambda t: t.to("meta"),
         "of 8 bits": lambda t: t.to(torch.float8_e4m3fn),
     }
     torch.save({**state, "conv1.weight": made_of[kind](state["conv1.weight"])}, tmp_path / "odd.pt")
-    with pytest.raises(UserError, match=r"odd\.pt: conv1\.weight is no plain tensor, but .*Weights are dense"):
+    with pytest.raises(UserError, match=r"odd\.pt: conv1\.weight is not a plain tensor.*must be dense"):
         read_weights(tmp_path / "odd.pt")
 
 
-def test_what_is_of_another_kind_is_told_by_its_kind(tmp_path: Path, state: State) -> None:
+def test_tensors_of_another_data_type_are_refused(tmp_path: Path, state: State) -> None:
     torch.save({**state, "conv1.weight": state["conv1.weight"].int(), 7: torch.ones(1)}, tmp_path / "odd.pt")
-    with pytest.raises(UserError, match=r"1 of another kind \(conv1\.weight torch\.int32 for torch\.float32\)"):
+    with pytest.raises(UserError, match=r"1 with another data type \(conv1\.weight torch\.int32 for torch\.float32\)"):
         made(weights=tmp_path / "odd.pt")
 
 
-def test_numbers_that_are_none_are_refused(tmp_path: Path, state: State) -> None:
+def test_values_that_are_not_finite_are_refused(tmp_path: Path, state: State) -> None:
     state["layer2.1.conv1.weight"][0, 0, 0, 0] = torch.nan
-    with pytest.raises(UserError, match=r"not all of its numbers are finite \(layer2\.1\.conv1\.weight\)"):
+    with pytest.raises(UserError, match=r"not finite \(layer2\.1\.conv1\.weight\)"):
         made(weights=saved(tmp_path / "w.pth", state))
     state["layer2.1.conv1.weight"][0, 0, 0, 0] = 0.0
-    with pytest.raises(UserError, match=r"has variances below 0 \(bn1\.running_var\)"):
+    with pytest.raises(UserError, match=r"contains negative variances \(bn1\.running_var\)"):
         made(weights=saved(tmp_path / "w.pth", {**state, "bn1.running_var": -state["bn1.running_var"]}))
     state["layer2.1.conv1.weight"] = torch.ones(8, 8, 3, 3, dtype=torch.complex64)
-    with pytest.raises(UserError, match="1 of another kind"):
+    with pytest.raises(UserError, match="1 with another data type"):
         made(weights=saved(tmp_path / "w.pth", state))
 
 
@@ -206,7 +205,7 @@ class Mischief:
 
 
 @pytest.mark.parametrize("kind", ["torch", "old torch", "plain pickle"])
-def test_code_in_a_file_is_refused_and_not_run(kind: str, tmp_path: Path, state: State) -> None:
+def test_files_with_code_are_refused_and_not_run(kind: str, tmp_path: Path, state: State) -> None:
     mark, path = tmp_path / "mark", tmp_path / "w.pth"
     content = {**state, "fc.bias": Mischief(mark)}
     if kind == "plain pickle":
@@ -217,19 +216,19 @@ def test_code_in_a_file_is_refused_and_not_run(kind: str, tmp_path: Path, state:
         made(weights=path)
     assert not mark.exists() and "\n" not in str(caught.value) and str(path) in str(caught.value)
     if kind != "plain pickle":
-        assert "holds more than weights (" in str(caught.value) and "mkdir" in str(caught.value)
+        assert "could run code" in str(caught.value) and "mkdir" in str(caught.value)
 
 
-def test_whole_networks_and_settings_in_a_file_are_refused(tmp_path: Path, state: State) -> None:
+def test_files_with_pickled_objects_are_refused(tmp_path: Path, state: State) -> None:
     for content in (made(), {"state_dict": state, "args": argparse.Namespace(lr=1)}):
-        with pytest.raises(UserError, match=r"holds more than weights .* Save weights with safetensors\.torch"):
+        with pytest.raises(UserError, match=r"could run code.* Save weights with safetensors\.torch"):
             made(weights=saved(tmp_path / "w.pth", content))
-    with pytest.raises(UserError, match=r"holds no named tensors"):
+    with pytest.raises(UserError, match=r"contains no named tensors"):
         made(weights=saved(tmp_path / "w.pth", [torch.ones(2)]))
 
 
 @pytest.mark.parametrize("kind", ["cut safetensors", "cut torch", "cut old torch", "text", "empty", "json"])
-def test_damaged_files_are_one_line(kind: str, file: Path, tmp_path: Path, state: State) -> None:
+def test_damaged_files_are_refused_in_one_line(kind: str, file: Path, tmp_path: Path, state: State) -> None:
     path = tmp_path / "w"
     if kind == "text":
         path.write_bytes(b"no weights at all, but some words of the kind that is found in a download's place")
@@ -240,13 +239,13 @@ def test_damaged_files_are_one_line(kind: str, file: Path, tmp_path: Path, state
     else:
         whole = file if "safetensors" in kind else saved(tmp_path / "whole", state, old="old" in kind)
         path.write_bytes(whole.read_bytes()[:-100])
-    with pytest.raises(UserError, match=r"w: is no safetensors (or torch )?file.*or a damaged one") as caught:
+    with pytest.raises(UserError, match=r"w: is not a valid safetensors (or torch )?file") as caught:
         made(weights=path)
     assert "\n" not in str(caught.value)
 
 
-def test_files_that_are_not_there(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"gone\.pth': there is no such file\. Give .* torchvision:IMAGENET1K_V1, "):
+def test_missing_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"gone\.pth': does not exist\..* torchvision:IMAGENET1K_V1, "):
         made(weights=tmp_path / "gone.pth")
     with pytest.raises(UserError, match="is a folder"):
         made(weights=tmp_path)
@@ -263,7 +262,7 @@ def published(tmp_path: Path, state: State, monkeypatch: pytest.MonkeyPatch) -> 
     plain = saved(tmp_path / "plain", state).read_bytes()
     name = f"resnet34-{hashlib.sha256(plain).hexdigest()[:8]}.pth"
     (there / name).write_bytes(plain)
-    monkeypatch.setitem(weights_files.PUBLISHED["torchvision:IMAGENET1K_V1"], "resnet34", name)
+    monkeypatch.setitem(pretrained.PUBLISHED["torchvision:IMAGENET1K_V1"], "resnet34", name)
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(torch.hub, "_hub_dir", None)
 
@@ -272,7 +271,7 @@ def published(tmp_path: Path, state: State, monkeypatch: pytest.MonkeyPatch) -> 
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(there))) as http:
-        monkeypatch.setattr(weights_files, "BASE", f"http://127.0.0.1:{http.server_port}/")
+        monkeypatch.setattr(pretrained, "BASE", f"http://127.0.0.1:{http.server_port}/")
         threading.Thread(target=http.serve_forever, daemon=True).start()
         yield there / name
         http.shutdown()
@@ -281,37 +280,35 @@ def published(tmp_path: Path, state: State, monkeypatch: pytest.MonkeyPatch) -> 
 NAMED = "torchvision:IMAGENET1K_V1"
 
 
-def test_published_weights_are_fetched_once_and_kept_where_torchvision_keeps_them(
-    published: Path, tmp_path: Path, state: State
-) -> None:
+def test_published_weights_are_downloaded_once_into_torchs_cache(published: Path, tmp_path: Path, state: State) -> None:
     network = build_model(ModelConfig("resnet34", WIDTH, weights=NAMED), NormConfig(), (3, 32, 32), 5, 1)
     assert same(network, state)
     kept = tmp_path / "home" / "hub" / "checkpoints" / published.name
     assert kept.read_bytes() == published.read_bytes()
     published.unlink()
-    assert bring_weights(NAMED, "resnet34") == kept
+    assert locate_weights(NAMED, "resnet34") == kept
     kept.write_bytes(b"spoilt")
-    with pytest.raises(UserError, match=rf"{published.name}: is damaged \(its SHA-256 should begin with .*Remove it"):
-        bring_weights(NAMED, "resnet34")
+    with pytest.raises(UserError, match=rf"{published.name}: is damaged: .*SHA-256.*Delete it"):
+        locate_weights(NAMED, "resnet34")
 
 
-def test_what_comes_with_another_hash_or_not_at_all_is_not_kept(published: Path, tmp_path: Path) -> None:
+def test_failed_downloads_leave_no_file(published: Path, tmp_path: Path) -> None:
     whole = published.read_bytes()
     published.write_bytes(whole[:-10])
-    with pytest.raises(UserError, match=r"what came is not resnet34-.*thrown away\. Bring resnet34-.* --weights"):
-        bring_weights(NAMED, "resnet34")
+    with pytest.raises(UserError, match=r"is not resnet34-.*deleted\. Download resnet34-.* --weights"):
+        locate_weights(NAMED, "resnet34")
     published.unlink()
-    with pytest.raises(UserError, match=r"could not be fetched \(HTTP Error 404"):
-        bring_weights(NAMED, "resnet34")
+    with pytest.raises(UserError, match=r"download failed \(HTTP Error 404"):
+        locate_weights(NAMED, "resnet34")
     assert not list((tmp_path / "home").rglob("*.p*"))
 
 
-def test_names_there_are_none_of() -> None:
-    with pytest.raises(UserError, match=r"there are none of model 'mlp', only of resnet101, resnet34, resnet50"):
+def test_unknown_published_weights_are_refused() -> None:
+    with pytest.raises(UserError, match=r"'mlp', only for resnet101, resnet34, resnet50"):
         weights_hash(NAMED, "mlp")
     with pytest.raises(UserError, match=r"unknown weights of resnet34 'torchvision:IMAGENET1K_V2'.*IMAGENET1K_V1"):
         weights_hash("torchvision:IMAGENET1K_V2", "resnet34")
-    for files in weights_files.PUBLISHED.values():
+    for files in pretrained.PUBLISHED.values():
         for model, name in files.items():
             stem, _, digits = name.removesuffix(".pth").rpartition("-")
             assert stem == model and len(digits) == 8 and int(digits, 16)
@@ -320,7 +317,7 @@ def test_names_there_are_none_of() -> None:
 # As a setting of a run.
 
 
-def test_weights_are_part_of_what_a_run_is_by_what_is_in_them(file: Path, tmp_path: Path) -> None:
+def test_config_hash_depends_on_content_of_weights(file: Path, tmp_path: Path) -> None:
     root = small_mnist(tmp_path / "data", train=40, test=20)
     asked = {"stream": {"name": "split-mnist"}, "model": {"name": "resnet34", "weights": str(file)}}
     config = resolve(asked, root)
@@ -334,12 +331,12 @@ def test_weights_are_part_of_what_a_run_is_by_what_is_in_them(file: Path, tmp_pa
     assert resolve({**asked, "model": {"name": "resnet34", "weights": str(copied)}}, root).hash != config.hash
     with pytest.raises(UserError, match=r"model\.weights_hash='0' .*can't be set.*set model\.weights=path/to/file"):
         resolve({"model": {"weights_hash": "0"}}, root)
-    with pytest.raises(UserError, match="there is no such file"):
+    with pytest.raises(UserError, match="does not exist"):
         resolve({**asked, "model": {"weights": "nowhere.pth"}}, root)
     assert resolve({"model": {"name": "resnet50", "weights": NAMED}}, root).model.weights_hash == "0676ba61"
 
 
-def test_every_seed_begins_with_the_weights_and_a_classifier_of_its_own(file: Path, tmp_path: Path) -> None:
+def test_seeds_share_weights_but_not_the_classifier(file: Path, tmp_path: Path) -> None:
     root = small_mnist(tmp_path / "data", train=40, test=20)
     stream = {"name": "split-mnist", "tasks": 2}
     one = {name: t[:, :1] if name == "conv1.weight" else t for name, t in read_weights(file).items()}
@@ -352,26 +349,26 @@ def test_every_seed_begins_with_the_weights_and_a_classifier_of_its_own(file: Pa
         assert torch.equal(a[name], one[name]) and torch.equal(b[name], one[name]), name
 
 
-def test_settings_without_weights_are_the_runs_they_were() -> None:
+def test_config_hash_without_weights_is_unchanged() -> None:
     """The hash of all defaults, as it was before weights were a setting."""
     assert RunConfig().hash == "571ff2d1447a"
 
 
-def test_a_file_that_changed_since_a_run_was_begun_is_refused(file: Path, state: State) -> None:
+def test_weights_changed_since_the_start_are_refused(file: Path, state: State) -> None:
     config = ModelConfig("resnet34", WIDTH, weights=str(file), weights_hash=weights_hash(str(file), "resnet34"))
     assert same(build_model(config, NormConfig(), (3, 32, 32), 5, 1), state)
     other = replace(config, weights_hash="01234567")
-    with pytest.raises(UserError, match=r"are not those the run was begun with \(model\.weights_hash was 01234567"):
+    with pytest.raises(UserError, match=r"have changed since the run started \(model\.weights_hash was 01234567"):
         build_model(other, NormConfig(), (3, 32, 32), 5, 1)
     assert not edited(RunConfig(model=config))
-    assert "are not those the run was begun with" in edited(RunConfig(model=other))
+    assert "have changed since the run started" in edited(RunConfig(model=other))
     file.write_bytes(file.read_bytes() + b" ")
-    assert "are not those the run was begun with" in edited(RunConfig(model=config)), "looked at again"
+    assert "have changed since the run started" in edited(RunConfig(model=config)), "looked at again"
     file.unlink()
-    assert "there is no such file" in edited(RunConfig(model=config))
+    assert "does not exist" in edited(RunConfig(model=config))
 
 
-def test_networks_of_ones_own_take_weights_too(tmp_path: Path) -> None:
+def test_user_networks_load_weights(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(
         "from torch import nn\n"
         "def make(shape, outputs, norm):\n"

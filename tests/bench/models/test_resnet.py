@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from contnorm.bench.config.schema import ModelConfig, NormConfig
-from contnorm.bench.model_registry import NETWORKS
-from contnorm.bench.models import DeepResNet, ResNet18, build_model
-from contnorm.bench.models.deep_resnet import DEPTHS, named_by_blocks
+from contnorm.bench.models.build import build_model
+from contnorm.bench.models.registry import NETWORKS
+from contnorm.bench.models.resnet import DEPTHS, DeepResNet, ResNet18, identify_resnet
 from contnorm.convert.conversion import convert_norm
 from contnorm.errors import UserError
 
@@ -54,7 +54,7 @@ def expected(name: str, outputs: int) -> dict[str, tuple[int, ...]]:
     [("resnet34", 21_797_672, 218, 36), ("resnet50", 25_557_032, 320, 53), ("resnet101", 44_549_160, 626, 104)],
 )
 @pytest.mark.parametrize("norm", ["bn", "cn4"])
-def test_names_shapes_and_counts_are_torchvisions(
+def test_names_shapes_and_counts_equal_torchvision(
     name: str, parameters: int, tensors: int, norm: str, norms: int
 ) -> None:
     with torch.device("meta"):
@@ -63,7 +63,7 @@ def test_names_shapes_and_counts_are_torchvisions(
     assert list(found.items()) == list(expected(name, 1000).items())
     assert sum(p.numel() for p in network.parameters()) == parameters and len(found) == tensors
     assert sum(key.endswith("running_mean") for key in found) == norms
-    assert named_by_blocks(found) == name
+    assert identify_resnet(found) == name
     if name == "resnet101":  # a few as they stand in published files
         assert found["layer3.22.conv3.weight"] == (1024, 256, 1, 1)
         assert found["layer4.0.downsample.0.weight"] == (2048, 1024, 1, 1)
@@ -110,7 +110,7 @@ def scrambled(name: str, norm: str = "bn", outputs: int = 5) -> nn.Module:
 
 @pytest.mark.parametrize("training", [False, True], ids=["evaluating", "training"])
 @pytest.mark.parametrize("name", BLOCKS)
-def test_forward_is_that_of_an_independent_one(name: str, training: bool) -> None:
+def test_forward_equals_independent_implementation(name: str, training: bool) -> None:
     network = scrambled(name).train(training)
     x = torch.randn(3, 3, 64, 64, dtype=torch.float64)
     state = {key: tensor.clone() for key, tensor in network.state_dict().items()}
@@ -118,7 +118,7 @@ def test_forward_is_that_of_an_independent_one(name: str, training: bool) -> Non
 
 
 @pytest.mark.parametrize("name", ["resnet34", "resnet50"])
-def test_built_with_cn_is_bn_converted_to_cn(name: str) -> None:
+def test_cn_network_equals_converted_bn_network(name: str) -> None:
     """Same names, so that weights pass from one to the other; then the same outputs, gradients and moments."""
     converted = convert_norm(scrambled(name), "cn", num_groups=4).train()
     built = scrambled(name, "cn4").train()
@@ -134,7 +134,7 @@ def test_built_with_cn_is_bn_converted_to_cn(name: str) -> None:
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9, msg=key)
 
 
-def test_initialization_is_torchvisions() -> None:
+def test_initialization_equals_torchvision() -> None:
     """He's for the way back: variance 2 over outputs times kernel positions; norms begin at 1 and 0."""
     torch.manual_seed(0)
     network = DeepResNet("resnet34", 3, 10, 64, norm=nn.BatchNorm2d)
@@ -147,7 +147,7 @@ def test_initialization_is_torchvisions() -> None:
     assert all((p == 0).all() for key, p in network.named_parameters() if "bn" in key and key.endswith("bias"))
 
 
-def test_settings_reach_the_network() -> None:
+def test_settings_determine_the_network() -> None:
     plain = build_model(ModelConfig("resnet34", width=4, stem="plain"), NormConfig("none"), (1, 32, 32), 7, 1)
     assert isinstance(plain, DeepResNet) and isinstance(plain.maxpool, nn.Identity)
     assert plain.conv1.weight.shape == (4, 1, 7, 7) and plain(torch.randn(1, 1, 32, 32)).shape == (1, 7)
@@ -161,7 +161,7 @@ def test_settings_reach_the_network() -> None:
     assert tuple(DEPTHS) == tuple(BLOCKS)
 
 
-def test_every_network_of_the_listing_can_be_built() -> None:
+def test_every_registered_network_can_be_built() -> None:
     for name in NETWORKS:
         network = build_model(ModelConfig(name, width=8), NormConfig("bn"), (3, 32, 32), 4, 1).eval()
         assert network(torch.randn(2, 3, 32, 32)).shape == (2, 4)

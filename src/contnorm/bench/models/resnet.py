@@ -1,7 +1,8 @@
-"""ResNets with a 7x7 stem and 34, 50 or 101 layers, with the parameter names and shapes of torchvision.
+"""ResNets: the paper's ResNet-18 with a 3x3 stem for small images, and ResNet-34, -50 and -101 with a 7x7 stem.
 
-State dicts of torchvision and timm therefore load unchanged, with any norm. In the bottleneck the stride is in the 3x3
-convolution, as in those libraries and unlike in the original paper.
+`DeepResNet` has the parameter names and shapes of torchvision. State dicts of torchvision and timm therefore load
+unchanged, with any norm. In the bottleneck the stride is in the 3x3 convolution, as in those libraries and unlike in
+the original paper.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from contnorm.bench.models.norm_layers import NormMaker, normed_relu
 from contnorm.kernels.side_stream import Convolution
 from contnorm.kernels.triton.max_pool import StemPool
 
-__all__ = ["DEPTHS", "DeepResNet", "named_by_blocks"]
+__all__ = ["DEPTHS", "DeepResNet", "ResNet18", "identify_resnet"]
 
 
 class _Basic(nn.Module):
@@ -121,11 +122,11 @@ class DeepResNet(nn.Module):
         return y
 
 
-def named_by_blocks(names: Iterable[str]) -> str | None:
+def identify_resnet(names: Iterable[str]) -> str | None:
     """Identify a network by the block indices in its parameter names; None if no network matches.
 
     Example:
-        >>> named_by_blocks(DeepResNet("resnet50", 3, 10, 4, norm=nn.BatchNorm2d).state_dict())
+        >>> identify_resnet(DeepResNet("resnet50", 3, 10, 4, norm=nn.BatchNorm2d).state_dict())
         'resnet50'
     """
     blocks: dict[str, set[str]] = defaultdict(set)
@@ -138,3 +139,54 @@ def named_by_blocks(names: Iterable[str]) -> str | None:
     kind = _Bottleneck if deepest == "conv3" else _Basic
     structure = kind, tuple(len(blocks[f"layer{stage}"]) for stage in range(1, 5))
     return next((name for name, known in DEPTHS.items() if known == structure), None)
+
+
+class _Block(nn.Module):
+    def __init__(self, width_in: int, width: int, stride: int, norm: NormMaker) -> None:
+        super().__init__()
+        self.conv1, self.norm1 = Convolution(width_in, width, 3, stride, 1, bias=False), norm(width)
+        self.conv2, self.norm2 = Convolution(width, width, 3, 1, 1, bias=False), norm(width)
+        self.shortcut = nn.Sequential()
+        if stride != 1 or width_in != width:
+            self.shortcut = nn.Sequential(Convolution(width_in, width, 1, stride, bias=False), norm(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = normed_relu(self.norm1, self.conv1(x))
+        return normed_relu(self.norm2, self.conv2(y), self.shortcut(x))
+
+
+class ResNet18(nn.Module):
+    """ResNet-18 with a 3x3 stem: 20 norm layers.
+
+    Args:
+        channels: Channels of the images.
+        outputs: Number of outputs.
+        width: Filters of the first stage.
+        norm: Creates a norm for a number of channels.
+        stem: ``"pool"`` has a max-pool after the first convolution, ``"plain"`` has none.
+
+    Example:
+        >>> ResNet18(3, 10, 8, norm=nn.BatchNorm2d)(torch.randn(2, 3, 32, 32)).shape
+        torch.Size([2, 10])
+    """
+
+    def __init__(
+        self, channels: int, outputs: int, width: int, norm: NormMaker, stem: Literal["pool", "plain"] = "pool"
+    ) -> None:
+        super().__init__()
+        self.conv, self.norm = Convolution(channels, width, 3, 1, 1, bias=False), norm(width)
+        self.pool: nn.Module = StemPool() if stem == "pool" else nn.Identity()
+        blocks: list[nn.Module] = []
+        before = width
+        for stage in range(4):
+            for stride in (1 if stage == 0 else 2, 1):
+                blocks.append(_Block(before, width * 2**stage, stride, norm))
+                before = width * 2**stage
+        self.blocks = nn.Sequential(*blocks)
+        self.head = nn.Linear(before, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.pool(normed_relu(self.norm, self.conv(x)))
+        x = self.blocks(x)
+        y: Tensor = self.head(x.mean((2, 3)))
+        return y

@@ -1,0 +1,176 @@
+"""Scores of hand-worked matrices, and the identities between them."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from contnorm.bench import metrics
+from contnorm.bench.metrics.accuracy_matrix import SCORES, AccuracyMatrix, score
+
+# Three tasks of 100. Task 0 is best in row 1 and gains at the end over row 0; task 1 ends above its own start.
+FULL = AccuracyMatrix(correct=[[80, 12, 10], [90, 70, 15], [60, 75, 85]], total=[100, 100, 100], before=[10, 8, 5])
+SEEN = AccuracyMatrix(correct=[[80, None, None], [90, 70, None], [60, 75, 85]], total=[100, 100, 100])
+BY_HAND = {
+    "acc": (60 + 75 + 85) / 3,
+    "la": (80 + 70 + 85) / 3,
+    "fm": ((90 - 60) + (70 - 75)) / 2,
+    "fm_facil": ((90 - 60) + (70 - 75)) / 2,
+    "fm_mammoth": ((90 - 60) + (75 - 75)) / 2,
+    "fm_raptor": ((90 - 60) + 0 + 0) / 3,
+    "fm_first": ((80 - 60) + (70 - 75)) / 2,
+    "bwt": ((60 - 80) + (75 - 70)) / 2,
+    "aia": (80 + (90 + 70) / 2 + (60 + 75 + 85) / 3) / 3,
+}
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+@pytest.mark.parametrize("matrix", [FULL, SEEN], ids=["all measured", "seen only"])
+def test_scores_by_hand(matrix: AccuracyMatrix, name: str) -> None:
+    assert score(matrix, name) == pytest.approx(BY_HAND[name])
+
+
+def test_scores_of_unlearned_tasks_need_measurements() -> None:
+    assert score(FULL, "fm_ctn") == pytest.approx(BY_HAND["fm"])
+    assert score(FULL, "fwt") == pytest.approx(((12 - 8) + (15 - 5)) / 2)
+    with pytest.raises(ValueError, match="task 1 was not measured after task 0"):
+        score(SEEN, "fm_ctn")
+    with pytest.raises(ValueError, match=r"needs the accuracies before the first task.*--set evaluate\.ahead=true"):
+        score(SEEN, "fwt")
+
+
+def test_fm_ctn_differs_if_a_task_was_better_before_it_was_learned() -> None:
+    odd = AccuracyMatrix([[50, 99, 0], [50, 40, 0], [50, 40, 50]], [100, 100, 100])
+    assert score(odd, "fm") == 0 and score(odd, "fm_ctn") == pytest.approx(59 / 2)
+
+
+def test_acc_weights_tasks_equally() -> None:
+    assert score(AccuracyMatrix([[1, None], [1, 500]], [2, 1000]), "acc") == pytest.approx(50)
+
+
+def test_forgetting_of_one_task_is_nan() -> None:
+    one = AccuracyMatrix([[7]], [10])
+    assert score(one, "acc") == score(one, "la") == 70
+    assert math.isnan(score(one, "fm")) and score(one, "fm_raptor") == 0
+
+
+def test_score_identities_on_random_matrices() -> None:
+    rng = random.Random(0)
+    for _ in range(200):
+        tasks = rng.randint(2, 8)
+        total = [rng.randint(1, 300) for _ in range(tasks)]
+        full = [[rng.randint(0, n) for n in total] for _ in range(tasks)]
+        m = AccuracyMatrix(full, total)
+        # The paper's three scores are not independent.
+        assert score(m, "la") - score(m, "acc") <= (tasks - 1) / tasks * score(m, "fm") + 1e-9
+        assert score(m, "fm_raptor") == pytest.approx((tasks - 1) / tasks * score(m, "fm_mammoth") + _last(m) / tasks)
+        assert score(m, "fm_mammoth") >= max(0, score(m, "fm")) - 1e-9
+        assert score(m, "fm_first") == pytest.approx(-score(m, "bwt"))
+
+
+def _last(m: AccuracyMatrix) -> float:
+    column = [m.at(i, m.tasks - 1) for i in range(m.tasks)]
+    return max(column) - column[-1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([[1, 2]], [5, 5]), "2 tasks need 2 rows of 2 counts, got 1 rows"),
+        (([[6]], [5]), "6 right answers in row 0, task 0, of 5 samples"),
+        (([[0]], [0]), r"every task needs test samples, got total=\[0\]"),
+    ],
+)
+def test_invalid_matrix_is_refused(arguments: tuple[list[list[int]], list[int]], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        AccuracyMatrix(*arguments)
+
+
+def test_unknown_score_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"unknown score 'forgetting'. There are acc, fm, la"):
+        score(FULL, "forgetting")
+    assert len(SCORES) == 11
+
+
+PLAIN = [[80, None, None], [90, 70], [60, 75, 85]]
+ROWS_OF_FULL = [[80, 12, 10], [90, 70, 15], [60, 75, 85]]
+FUNCTIONS: dict[str, Callable[..., float]] = {
+    "acc": metrics.average_accuracy,
+    "la": metrics.learning_accuracy,
+    "aia": metrics.average_incremental_accuracy,
+    "bwt": metrics.backward_transfer,
+    "fm": metrics.forgetting,
+    "fm_facil": lambda matrix: metrics.forgetting(matrix, "facil"),
+    "fm_mammoth": lambda matrix: metrics.forgetting(matrix, "max"),
+    "fm_raptor": lambda matrix: metrics.forgetting(matrix, definition="max_all_tasks"),
+    "fm_first": lambda matrix: metrics.forgetting(matrix, "after_learning"),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize(
+    "matrix",
+    [PLAIN, ROWS_OF_FULL, np.array([[80, np.nan, np.nan], [90, 70, np.nan], [60, 75, 85]]), SEEN, FULL],
+    ids=["lists", "full lists", "array", "counts", "full counts"],
+)
+def test_public_functions_by_hand(matrix: object, name: str) -> None:
+    assert FUNCTIONS[name](matrix) == pytest.approx(BY_HAND[name])
+
+
+def test_literal_forgetting_and_forward_transfer_need_unlearned_tasks() -> None:
+    untrained = [10, 8, 5]
+    assert metrics.forgetting(ROWS_OF_FULL, "literal") == pytest.approx(BY_HAND["fm"])
+    assert metrics.forward_transfer(ROWS_OF_FULL, untrained) == pytest.approx(((12 - 8) + (15 - 5)) / 2)
+    assert metrics.forward_transfer(FULL) == pytest.approx(7.0)
+    with pytest.raises(ValueError, match="task 1 after task 0 is missing"):
+        metrics.forgetting(PLAIN, "literal")
+    with pytest.raises(ValueError, match="untrained network"):
+        metrics.forward_transfer(ROWS_OF_FULL)
+    with pytest.raises(ValueError, match="task 1 after task 0 is missing"):
+        metrics.forward_transfer(PLAIN, untrained)
+    with pytest.raises(ValueError, match="expected 3 accuracies, got 2"):
+        metrics.forward_transfer(ROWS_OF_FULL, [1, 2])
+    with pytest.raises(ValueError, match="untrained"):
+        metrics.forward_transfer(FULL, untrained)
+
+
+def test_public_functions_equal_scores_of_counts_on_random_matrices() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        tasks = int(rng.integers(1, 7))
+        total = rng.integers(1, 300, tasks)
+        correct = rng.integers(0, total + 1, (tasks, tasks))
+        before = rng.integers(0, total + 1)
+        counts = AccuracyMatrix(correct.tolist(), total.tolist(), before.tolist())
+        percent = 100 * correct / total
+        for name, function in FUNCTIONS.items():
+            assert function(percent) == pytest.approx(score(counts, name), nan_ok=True)
+            assert function(percent / 100) == pytest.approx(score(counts, name) / 100, nan_ok=True)
+        fwt = metrics.forward_transfer(percent, 100 * before / total)
+        assert fwt == pytest.approx(score(counts, "fwt"), nan_ok=True)
+        assert metrics.forgetting(percent, "literal") == pytest.approx(score(counts, "fm_ctn"), nan_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("matrix", "message"),
+    [
+        ([], "expected a .tasks, tasks. matrix, got 0 rows"),
+        ([[1.0, 2.0]], "got 1 rows of .2. values"),
+        ([[101.0]], "101.0 is not an accuracy"),
+        ([[float("inf")]], "inf is not an accuracy"),
+        ([[90.0], [60.0]], "task 1 after task 1 is missing"),
+    ],
+)
+def test_public_functions_refuse_invalid_matrices(matrix: list[list[float]], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        metrics.average_accuracy(matrix)
+
+
+def test_unknown_definition_of_forgetting_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"'mean'.*paper, literal, facil, max"):
+        metrics.forgetting(PLAIN, "mean")
+    assert math.isnan(metrics.forgetting([[50.0]]))
