@@ -580,7 +580,7 @@ def test_triton_kernel_that_cannot_run_raises(device: torch.device, monkeypatch:
     layer = ContinualNorm2d(8, num_groups=2, kernel="triton").to(device)
     with pytest.raises(ValueError, match=r"statistics in float32, and the input is torch\.float64"):
         layer(x.double())
-    with pytest.raises(ValueError, match="it needs CUDA .*the input is on meta"):
+    with pytest.raises(ValueError, match=r"it needs CUDA .*the input is on meta"):
         layer.to("meta")(x.to("meta"))
     plan.LIMITS = LaunchLimits(channels=2)
     with pytest.raises(ValueError, match=r"shape \(4, 8, 3, 3\) in 2 groups is too large"):
