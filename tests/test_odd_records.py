@@ -23,7 +23,7 @@ from contnorm.errors import UserError
 from contnorm.paper.cells import cells_of, source_of
 from contnorm.paper.measured import numerics_of
 from contnorm.paper.recipe import find_recipe
-from tests.report.made_records import KEPT, make_records
+from tests.report.record_samples import KEPT, make_records
 
 BN, CN = "ba9df79f047e", "85d5f7c04f8c"
 WITH_DRIFT = "7ab8938428eb"

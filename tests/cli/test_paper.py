@@ -37,7 +37,7 @@ from tests.datasets import (
     small_mnist,
     small_tiny_imagenet,
 )
-from tests.report.made_records import make_records
+from tests.report.record_samples import make_records
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDS = ROOT / "docs" / "records" / "runs"

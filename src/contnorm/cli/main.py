@@ -606,19 +606,18 @@ def report(
     ] = None,
 ) -> None:
     """Write a report of the paper's tables and all runs: an HTML page, Markdown, LaTeX or CSV."""
-    from contnorm.cli.report import report_of
-    from contnorm.cli.report_files import write_report
+    from contnorm.cli.report import report_of, write_report
     from contnorm.cli.show import unknown_names
-    from contnorm.report.record_shelf import Shelves
+    from contnorm.report.record_index import RecordFolders
 
     roots = runs or [Path("runs")]
-    shelves = Shelves(roots)
-    made = report_of(shelves, table or [])
+    folders = RecordFolders(roots)
+    made = report_of(folders, table or [])
     if not made.runs:
-        none = f"no finished runs under {', '.join(map(str, roots))}{', all were lost' if made.lost else ''}"
-        reason = "; ".join(shelves.problems) or none
+        none = f"no finished runs under {', '.join(map(str, roots))}{', all were lost' if made.diverged else ''}"
+        reason = "; ".join(folders.problems) or none
         raise UserError(f"{reason}. Make one: contnorm run --norm cn")
-    for problem in [*shelves.problems, *unknown_names(shelves.records)]:
+    for problem in [*folders.problems, *unknown_names(folders.records)]:
         print_error(problem)
     write_report(made, form, part, out, console)
 
@@ -627,7 +626,7 @@ def report(
 def speed(
     what: Annotated[str, typer.Argument(help="Benchmark: layers, step or run.")] = "layers",
     device: Annotated[str, typer.Option(help=_DEVICE)] = "cpu",
-    out: Annotated[Path, typer.Option(help="Folder of the CSV files to write.")] = Path("bench"),
+    out: Annotated[Path, typer.Option(help="Folder of the CSV files to write.")] = Path("speed"),
     max_steps: Annotated[int | None, typer.Option(help="Stop each timed run after N steps (smoke test).")] = None,
     only: Annotated[
         list[str] | None,
@@ -636,7 +635,7 @@ def speed(
     data_root: DataRoot = None,
 ) -> None:
     """Measure the speed of layers, training steps or whole runs, compared with torch's own layers."""
-    from contnorm.cli.speed import bench as measure
+    from contnorm.cli.speed import speed as measure
 
     measure(what, device, data_root, out, max_steps, console, only or ())
 

@@ -56,8 +56,8 @@ SCORES_SHOWN = ("acc", "fm", "la")
 LABEL_SCORES_SHOWN = ("c_f1", "o_f1", "map", "fm_c_f1", "fm_o_f1", "fm_map")
 GROUPS_SHOWN = ("overall", *GROUPS)
 INDEX = ".index.json"
-FEWEST = 500  # minimum number of records for an index; fewer are read quickly enough
-SETTLED = 2 * 10**9  # nanoseconds: a second change within the clock's resolution would not be noticed
+MIN_RECORDS = 500  # minimum number of records for an index; fewer are read quickly enough
+MIN_AGE_NS = 2 * 10**9  # nanoseconds: a second change within the clock's resolution would not be noticed
 
 Scores = Mapping[str, Mapping[str, Sequence[float]]]
 
@@ -138,15 +138,15 @@ def _label_scores(record: Record) -> Iterator[tuple[str, dict[str, list[float]]]
             )
 
 
-def find_summaries(store: Store, given: str) -> Summaries:
+def find_summaries(store: Store, query: str) -> Summaries:
     """Summaries of the records that `Store.search` finds."""
-    path = Path(given)
+    path = Path(query)
     if not is_folder_of_runs(path):
-        matches = store.search(given)
+        matches = store.search(query)
         return Summaries(list(map(summarize, matches.records)), matches.problems, matches.lost)
     summaries = summaries_under(path)
     if not summaries.records and not summaries.problems:
-        raise none_finished(given, store.root, summaries.lost)
+        raise none_finished(query, store.root, summaries.lost)
     return summaries
 
 
@@ -158,7 +158,7 @@ def summaries_under(root: Path) -> Summaries:
         []
     """
     folders = list(run_folders(root))
-    indexed = sum(len(folder.records) for folder in folders) >= FEWEST
+    indexed = sum(len(folder.records) for folder in folders) >= MIN_RECORDS
     index = _Index(root, _load_index(root) if indexed else {})
     summaries = Summaries([], [])
     for folder in folders:
@@ -208,7 +208,7 @@ def _read(folder: RunFolder, root: Path, index: _Index, problems: list[str]) -> 
         except UserError as error:
             problems.append(str(error))
             continue
-        if started - max(identity[1:3]) > SETTLED:
+        if started - max(identity[1:3]) > MIN_AGE_NS:
             index.used[name], index.added = _Entry(identity, summary), True
         yield summary
 

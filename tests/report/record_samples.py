@@ -1,4 +1,4 @@
-"""Records for tests of the report: a few real ones, and made ones of any recipe's cells, drawn from a seed."""
+"""Records for tests of the report: real ones of the repository, and random ones of any recipe's cells."""
 
 from __future__ import annotations
 

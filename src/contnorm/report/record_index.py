@@ -16,14 +16,14 @@ from contnorm.paper.measured import NUMERICS, MeasuredCell, Numerics, Seeds, mea
 from contnorm.paper.recipe import Recipe
 from contnorm.paper.selection import Selection, find_selection
 
-__all__ = ["Shelf", "Shelves", "measured_of"]
+__all__ = ["RecordFolders", "RecordIndex", "cells_with_records"]
 
 
-class Shelf:
+class RecordIndex:
     """Index of records by all settings except the precision.
 
     Example:
-        >>> Shelf([]).find(RunConfig())
+        >>> RecordIndex([]).find(RunConfig())
         {}
     """
 
@@ -38,43 +38,43 @@ class Shelf:
         """Records of a run, by precision and seed."""
         return {numerics: dict(sorted(seeds.items())) for numerics, seeds in self._by_run.get(_run(config), {}).items()}
 
-    def lost(self, config: RunConfig) -> Mapping[int, str]:
+    def diverged(self, config: RunConfig) -> Mapping[int, str]:
         """Diverged seeds of a run, and the reasons."""
         return {seed: why for store in reversed(self._stores) for seed, why in store.all_lost(config).items()}
 
 
-class Shelves:
+class RecordFolders:
     """The records under some folders. Timed runs are in a separate folder for each recipe.
 
     Attributes:
         records: Records of all runs that are not timed.
         timed: Records of timed runs by recipe, for the recipes that `of` was called with.
         problems: Errors of records that can't be read.
-        lost: Diverged seeds by run hash, with the reasons; without those of timed runs.
+        diverged: Diverged seeds by run hash, with the reasons; without those of timed runs.
     """
 
     def __init__(self, roots: Sequence[Path]) -> None:
         self._roots = roots
         self.problems: list[str] = []
         self.timed: dict[str, list[Record]] = {}
-        self.lost: dict[str, dict[int, str]] = {}
-        self.records = self._read(roots, self.lost)
-        self._shared = Shelf(self.records, [Store(root) for root in roots])
+        self.diverged: dict[str, dict[int, str]] = {}
+        self.records = self._read(roots, self.diverged)
+        self._shared = RecordIndex(self.records, [Store(root) for root in roots])
 
-    def of(self, recipe: Recipe) -> Shelf:
+    def of(self, recipe: Recipe) -> RecordIndex:
         if not recipe.alone:
             return self._shared
         folders = [root / recipe.name for root in self._roots]
         if recipe.name not in self.timed:
             self.timed[recipe.name] = self._read(folders, {})
-        return Shelf(self.timed[recipe.name], [Store(folder) for folder in folders])
+        return RecordIndex(self.timed[recipe.name], [Store(folder) for folder in folders])
 
     def selection(self, recipe: Recipe) -> Selection | None:
         """Learning rates chosen for a recipe: from the first folder that has some, otherwise from the package."""
         return find_selection(recipe.name, [root / "selected" / f"{recipe.name}.toml" for root in self._roots])
 
-    def _read(self, folders: Sequence[Path], lost: dict[str, dict[int, str]]) -> list[Record]:
-        """Read all records; adds to ``lost`` the diverged seeds that have a record in none of the folders."""
+    def _read(self, folders: Sequence[Path], diverged: dict[str, dict[int, str]]) -> list[Record]:
+        """Read all records; adds to ``diverged`` the diverged seeds that have a record in none of the folders."""
         contents = [Store(folder).readable() for folder in folders]
         self.problems += [problem for content in contents for problem in content.problems]
         every = distinct([record for content in contents for record in content.records], self.problems)
@@ -83,14 +83,14 @@ class Shelves:
         for run, notes in (item for content in contents for item in content.lost.items()):
             unrecorded = {seed: why for seed, why in notes.items() if (run, seed) not in recorded}
             if unrecorded:
-                lost[run] = unrecorded | lost.get(run, {})
+                diverged[run] = unrecorded | diverged.get(run, {})
         return records
 
 
-def measured_of(recipe: Recipe, shelf: Shelf) -> list[MeasuredCell]:
+def cells_with_records(recipe: Recipe, index: RecordIndex) -> list[MeasuredCell]:
     """Every cell of a recipe with its records, which may be none."""
     configs = {cell: complete(cell.values, source_of(cell)) for cell in cells_of(recipe)}
-    return measure_cells(configs, shelf.find, shelf.lost)
+    return measure_cells(configs, index.find, index.diverged)
 
 
 @lru_cache(maxsize=4096)
