@@ -27,7 +27,8 @@ from contnorm.paper.recipe import find_recipe
 from contnorm.report import large_pages
 from contnorm.report.page import Cell, Page, Rows, SectionView, Table, page_html
 from contnorm.report.record_shelf import Shelves
-from tests.report.made_records import KEPT, make_records, six_settings
+from tests.committed_records import RUNS, copy_run
+from tests.report.made_records import make_records, six_settings
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +163,7 @@ def test_each_run_tells_its_settings_versions_and_device(all_kinds: str) -> None
 def test_seeds_that_were_lost_are_told_with_their_run(tmp_path: Path) -> None:
     """Below the scores and with the run; the command that makes it again asks for all seeds, and counts no gap."""
     name = "634f63758def"
-    shutil.copytree(KEPT / name, tmp_path / name)
+    copy_run(name, tmp_path)
     assert (tmp_path / name / "3.lost.json").is_file()
     report = report_of(Shelves([tmp_path]), ["table2"])
     said = "1 of 5 seeds diverged and is not counted. seed 3: the loss is nan at step 1140"
@@ -285,7 +286,7 @@ def test_tables_of_every_kind_fit_the_browser(all_kinds: str, tmp_path: Path, wi
 
 @pytest.mark.parametrize("width", [390, 1440])
 def test_the_page_of_all_committed_results_fits_the_browser(tmp_path: Path, width: int) -> None:
-    seen = looked_at(report_text(report_of(Shelves([KEPT])), "html"), tmp_path, width, "light")
+    seen = looked_at(report_text(report_of(Shelves([RUNS])), "html"), tmp_path, width, "light")
     assert not seen["said"] and seen["overflow"] <= 0 and seen["flat"] == 0 and seen["unseen"] == []
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from contnorm.bench.config.defaults import changed
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.config.sources import MAX_SEEDS, format_settings, format_value
-from contnorm.bench.records import Record, by_settings
+from contnorm.bench.records import Record, group_by_run
 from contnorm.bench.streams.tasks import STREAMS
 from contnorm.cli.show import DivergedSeeds, changed_keys, run_blocks, run_names, runs_csv
 from contnorm.errors import UserError, unknown
@@ -76,7 +76,7 @@ def counted(many: int, what: str) -> str:
 
 
 def _grouped(records: Sequence[Record]) -> Groups:
-    return by_settings(sorted(records, key=lambda r: (run_names(r.config), r.config.hash, r.seed)))
+    return group_by_run(sorted(records, key=lambda r: (run_names(r.config), r.config.hash, r.seed)))
 
 
 def _summarized(groups: Groups) -> dict[str, list[Summary]]:
