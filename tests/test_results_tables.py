@@ -14,7 +14,7 @@ from contnorm.report.record_index import RecordFolders
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, RECORDS = ROOT / "docs" / "results", ROOT / "docs" / "records" / "runs"
 AGAIN = "make them again: contnorm report --runs docs/records/runs --format md -o docs/results"
-# Tables of our own beside the paper's: the folder of the files and of the records, and the recipe.
+# Tables of our own beside the paper's: the folder of the files and the name of the archive, and the recipe.
 OWN = {"cocoseq-mini": "examples/cocoseq_mini.toml"}
 
 
@@ -26,7 +26,7 @@ def made() -> dict[str, str]:
 @pytest.mark.parametrize("name", OWN)
 def test_tables_of_our_own_are_those_of_their_records(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)  # a table names its file as it was asked for
-    report = report_of(RecordFolders([RECORDS.parent / name]), [OWN[name]])
+    report = report_of(RecordFolders([RECORDS.parent / f"{name}.jsonl.gz"]), [OWN[name]])
     folder = RESULTS / name
     index = (folder / "README.md").read_text()
     for file, text in report_files(report, "md").items():

@@ -22,7 +22,7 @@ from contnorm.cli.report import report_files, report_of
 from contnorm.errors import UserError
 from contnorm.report.record_index import RecordFolders
 from contnorm.report.summaries import summaries_under
-from tests.report.record_samples import KEPT
+from tests.committed_records import contents_of, copy_run
 
 BN, CN = "ba9df79f047e", "85d5f7c04f8c"
 
@@ -30,7 +30,7 @@ BN, CN = "ba9df79f047e", "85d5f7c04f8c"
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
     for name in (BN, CN):
-        shutil.copytree(KEPT / name, tmp_path / "runs" / name)
+        copy_run(name, tmp_path / "runs")
     return tmp_path / "runs"
 
 
@@ -63,8 +63,8 @@ def seeds_of(records: list[Record]) -> list[int]:
 
 def test_a_record_that_is_there_twice_counts_once(runs: Path) -> None:
     (runs / "link").symlink_to(BN)
-    seeds = sorted(int(file.stem) for file in (KEPT / BN).glob("*.json"))
-    found = Store(runs).readable()
+    seeds = sorted(contents_of(BN))
+    found = Store(runs).load_all()
     assert seeds_of(found.records) == seeds and not found.problems
     assert [one.seed for one in summaries_under(runs).records if one.config.hash == BN] == seeds
     folders = RecordFolders([runs, runs])
@@ -102,10 +102,10 @@ def test_a_record_that_could_be_read_without_end_is_named(runs: Path, kind: str)
     else:
         with path.open("wb") as file:
             file.truncate(2**40)  # without blocks on the disk
-    found = Store(runs).readable()
+    found = Store(runs).load_all()
     [problem] = found.problems
     assert str(path) in problem and ("bytes" if kind == "large" else "regular file") in problem
-    assert len(found.records) == len(list(KEPT.glob(f"{BN}/*.json")) + list(KEPT.glob(f"{CN}/*.json")))
+    assert len(found.records) == len(contents_of(BN)) + len(contents_of(CN))
 
 
 def test_an_output_goes_into_a_link_and_a_pipe(tmp_path: Path) -> None:

@@ -36,6 +36,8 @@ WITHOUT_TORCH = [
             "bench.rng",
             "bench.record_checks",
             "bench.records",
+            "bench.runs",
+            "cli.archive",
             "bench.metrics",
             "bench.metrics.multilabel",
             "bench.memory_stats",

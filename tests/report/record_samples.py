@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,16 +15,16 @@ from contnorm.bench.metrics.multilabel import LabelMatrix, LabelStats
 from contnorm.bench.records import Store
 from contnorm.paper.cells import RecipeCell, cells_of, source_of
 from contnorm.paper.recipe import Recipe
+from tests.committed_records import copy_run
 
 TASKS = 3
-KEPT = Path(__file__).resolve().parents[2] / "docs" / "records" / "runs"
 SIX = ("09ba865b075b", "be94d42372be", "7ab8938428eb", "3f3dcf8bc3c3", "ba9df79f047e", "85d5f7c04f8c")
 
 
 def six_settings(root: Path) -> Path:
     """Table 1 whole, and BN and CN of Table 2 with ER: real runs, and the same however many more are kept."""
     for name in SIX:
-        shutil.copytree(KEPT / name, root / name)
+        copy_run(name, root)
     return root
 
 

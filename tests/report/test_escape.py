@@ -55,7 +55,7 @@ def hostile_text(value: Any) -> Any:
 
 
 KEPT = ("matrix", "matrix_running", "matrix_task", "labels", "labels_running", "census", "precision")
-SAVED = ("schema", "config", "hash", "seed", "checksum", "seal")  # what saving a record adds
+SAVED = ("schema", "status", "config", "hash", "seed", "checksum", "seal")  # what saving a record adds
 
 
 def make_hostile(root: Path, path: Path) -> Path:
@@ -90,17 +90,17 @@ def assert_visible(text: str) -> None:
 
 
 def test_hostile_records_are_read(runs: Path) -> None:
-    found = Store(runs).readable()
-    assert found.records and not found.problems and found.lost
+    found = Store(runs).load_all()
+    assert found.records and not found.problems and found.diverged
     assert {record.several_labels for record in found.records} == {False, True}
 
 
 @pytest.mark.parametrize("width", [40, 200])
 def test_terminal_shows_no_control_characters(runs: Path, width: int) -> None:
-    found = Store(runs).readable()
+    found = Store(runs).load_all()
     console = Console(file=io.StringIO(), width=width)
     show_scores(found.records, console)
-    show_diverged(found.records, found.lost, console)
+    show_diverged(found.records, found.diverged, console)
     show_matrices(found.records, console)
     one = [record for record in found.records if not record.several_labels]
     runs_of_one = list({record.config.hash: [record] for record in one}.values())

@@ -26,7 +26,8 @@ from contnorm.paper.recipe import find_recipe
 from contnorm.report import page_views
 from contnorm.report.page import Page, RowGroup, SectionView, Table, TableCell, page_html
 from contnorm.report.record_index import RecordFolders
-from tests.report.record_samples import KEPT, make_records, six_settings
+from tests.committed_records import RUNS, copy_run
+from tests.report.record_samples import make_records, six_settings
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +170,7 @@ def test_run_details_have_settings_versions_and_device(all_kinds: str) -> None:
 def test_diverged_seeds_are_listed_with_their_run(tmp_path: Path) -> None:
     """Below the scores and with the run; the command that makes it again asks for all seeds, and counts no gap."""
     name = "634f63758def"
-    shutil.copytree(KEPT / name, tmp_path / name)
+    copy_run(name, tmp_path)
     assert (tmp_path / name / "3.lost.json").is_file()
     report = report_of(RecordFolders([tmp_path]), ["table2"])
     said = "1 of 5 seeds diverged and is not counted. seed 3: the loss is nan at step 1140"
@@ -292,7 +293,7 @@ def test_page_of_every_kind_of_table_fits_the_browser(all_kinds: str, tmp_path: 
 
 @pytest.mark.parametrize("width", [390, 1440])
 def test_page_of_committed_records_fits_the_browser(tmp_path: Path, width: int) -> None:
-    seen = page_problems(report_text(report_of(RecordFolders([KEPT])), "html"), tmp_path, width, "light")
+    seen = page_problems(report_text(report_of(RecordFolders([RUNS])), "html"), tmp_path, width, "light")
     assert not seen["messages"] and seen["overflow"] <= 0 and seen["flat"] == 0 and seen["unseen"] == []
 
 

@@ -37,7 +37,7 @@ def single_bn() -> list[Record]:
 def multilabel(tmp_path_factory: pytest.TempPathFactory) -> list[Record]:
     root = tmp_path_factory.mktemp("runs")
     make_records(find_recipe("table5"), root, only=lambda c: c.place["stream"] == "cocoseq" and c.place["norm"] == "bn")
-    return Store(root).readable().records
+    return Store(root).load_all().records
 
 
 def deep() -> list[Record]:

@@ -176,7 +176,7 @@ def test_diverged_cell_is_not_shown_as_not_run(tmp_path: Path) -> None:
     recipe = parse_recipe("mine", CHOSEN, "mine.toml")
     make_records(recipe, tmp_path / "runs", only=lambda cell: cell.norm == "bn")
     (lost,) = [complete(cell.values, source_of(cell)) for cell in cells_of(recipe) if cell.norm == "cn4"]
-    Store(tmp_path / "runs").note_lost(lost, 0, "seed 0: the loss is nan.")
+    Store(tmp_path / "runs").save_diverged(lost, 0, "seed 0: the loss is nan.")
     section = only_section(str(tmp_path / "mine.toml"), tmp_path / "runs")
     text = markdown(section_sheet(section))
     assert "| cn4, lr 0.1 | ACC | 0 | diverged | 75.00 +- 1.00 ? |" in text
@@ -189,7 +189,7 @@ def test_diverged_cell_is_not_shown_as_not_run(tmp_path: Path) -> None:
 def test_table_with_only_diverged_cells_is_shown(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(CHOSEN)
     for cell in cells_of(parse_recipe("mine", CHOSEN, "mine.toml")):
-        Store(tmp_path / "runs").note_lost(complete(cell.values, source_of(cell)), 1, "seed 1: the loss is nan.")
+        Store(tmp_path / "runs").save_diverged(complete(cell.values, source_of(cell)), 1, "seed 1: the loss is nan.")
     section = only_section(str(tmp_path / "mine.toml"), tmp_path / "runs")
     text = markdown(section_sheet(section))
     assert text.count("| diverged |") == 2 and text.count("its only seed diverged") == 2

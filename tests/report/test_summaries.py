@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import time
 from pathlib import Path
 
@@ -16,9 +15,10 @@ from contnorm.bench.records import Store, seal_of
 from contnorm.errors import UserError
 from contnorm.report import summaries
 from contnorm.report.summaries import INDEX, Summary, find_summaries, summaries_under, summarize
-from tests.report.record_samples import KEPT
+from tests.committed_records import COCOSEQ, RUNS, copy_run
 
-ALL_KINDS = (KEPT / "7ab8938428eb", KEPT / "634f63758def", KEPT.parent / "cocoseq-mini" / "068799b86d97")
+TABLES = RUNS / "tables.jsonl.gz"
+ALL_KINDS = {"7ab8938428eb": TABLES, "634f63758def": TABLES, "068799b86d97": COCOSEQ}
 
 
 @pytest.fixture
@@ -26,8 +26,8 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A few records of all kinds, in a folder that gets an index all the same, however new its files are."""
     monkeypatch.setattr(summaries, "MIN_RECORDS", 1)
     monkeypatch.setattr(summaries, "MIN_AGE_NS", -(10**12))
-    for folder in ALL_KINDS:
-        shutil.copytree(folder, tmp_path / "runs" / folder.name)
+    for run, archive in ALL_KINDS.items():
+        copy_run(run, tmp_path / "runs", archive)
     return tmp_path / "runs"
 
 
@@ -42,13 +42,13 @@ def plain(found: list[Summary]) -> str:
 
 def test_index_gives_the_same_summaries_as_the_records(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read = summaries_under(runs)
-    assert len(read.records) == 14 and list(read.lost) == ["634f63758def"]
-    assert plain(read.records) == plain([summarize(record) for record in Store(runs).readable().records])
-    monkeypatch.setattr(Store, "load", refuse)
+    assert len(read.records) == 14 and list(read.diverged) == ["634f63758def"]
+    assert plain(read.records) == plain([summarize(record) for record in Store(runs).load_all().records])
+    monkeypatch.setattr(summaries, "summarize", refuse)
     again = summaries_under(runs)
-    assert plain(again.records) == plain(read.records) and again.lost == read.lost
+    assert plain(again.records) == plain(read.records) and again.diverged == read.diverged
     assert [one.config for one in again.records] == [one.config for one in read.records]
-    assert [one.layout for one in again.records] == [one.layout for one in read.records]
+    assert [one.shape for one in again.records] == [one.shape for one in read.records]
     assert plain(find_summaries(Store(runs.parent), str(runs)).records) == plain(read.records)
 
 
@@ -65,7 +65,7 @@ def test_changed_record_is_read_again(runs: Path) -> None:
     os.utime(path, ns=(old.st_atime_ns, old.st_mtime_ns))
     second = summaries_under(runs)
     assert plain(second.records) != plain(first.records)
-    assert plain(second.records) == plain([summarize(record) for record in Store(runs).readable().records])
+    assert plain(second.records) == plain([summarize(record) for record in Store(runs).load_all().records])
     path.write_text("{")
     third = summaries_under(runs)
     assert len(third.records) == 13 and "0.json" in third.problems[0]
@@ -106,7 +106,7 @@ def test_read_only_folder_has_no_index(runs: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_few_records_have_no_index(tmp_path: Path) -> None:
-    shutil.copytree(ALL_KINDS[0], tmp_path / ALL_KINDS[0].name)
+    copy_run("7ab8938428eb", tmp_path)
     assert len(summaries_under(tmp_path).records) == 5 and not (tmp_path / INDEX).exists()
 
 

@@ -14,7 +14,7 @@ from contnorm.bench.config.defaults import changed
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.config.sources import MAX_SEEDS, format_settings, format_value
 from contnorm.bench.files import write_output
-from contnorm.bench.records import Record, by_settings
+from contnorm.bench.records import Record, group_by_run
 from contnorm.bench.streams.tasks import STREAMS
 from contnorm.cli.show import DivergedSeeds, changed_keys, run_blocks, run_names, runs_csv
 from contnorm.cli.tables import safe_text
@@ -95,7 +95,7 @@ def counted(many: int, what: str) -> str:
 
 
 def _grouped(records: Sequence[Record]) -> Groups:
-    return by_settings(sorted(records, key=lambda r: (run_names(r.config), r.config.hash, r.seed)))
+    return group_by_run(sorted(records, key=lambda r: (run_names(r.config), r.config.hash, r.seed)))
 
 
 def _summarized(groups: Groups) -> dict[str, list[Summary]]:

@@ -29,7 +29,7 @@ from contnorm.bench.user_code import code_files
 from contnorm.cli.data_progress import cores, load_with_progress
 from contnorm.cli.show import show_scores
 from contnorm.cli.tables import print_error, safe_text
-from contnorm.errors import UserError, usable
+from contnorm.errors import UserError
 
 __all__ = [
     "Hands",
@@ -103,6 +103,7 @@ def resume_all(path: Path, hands: Hands, root: Path | None, console: Console, tr
 
 
 def _resume_all(path: Path, options: Hands, root: Path | None, console: Console) -> int:
+    Store(path).check_writable()
     stopped = unfinished(path)
     work, problems = _group_stopped(stopped.runs, options, root)
     problems = [*stopped.problems, *problems]
@@ -148,7 +149,7 @@ def _run_and_show(work: list[Work], console: Console) -> int:
         if code:
             return code
         store = Store(place.runs)
-        done += [store.load(store.path(job.config, job.seed)) for job in jobs if store.has(job.config, job.seed)]
+        done += [store.load_run(job.config, job.seed) for job in jobs if store.has(job.config, job.seed)]
     show_scores(done, console)
     if failures:
         raise UserError(_join_sentences(failures))
@@ -262,17 +263,25 @@ def _data_notices(configs: Iterable[RunConfig], root: Path) -> list[str]:
 def recorded(jobs: list[Job], place: Workplace, console: Console) -> int:
     """Execute the jobs that are neither recorded nor known to diverge; for tables that are made of all of them.
 
-    A run whose loss is no longer finite is noted on disk as diverged. It would diverge again, so it is not a failure of
-    the command and is not run a second time.
+    A run whose loss is no longer finite is recorded as diverged. It would diverge again, so it is not a failure of the
+    command and is not run a second time. Runs that an archive does not have are not executed.
     """
     store = Store(place.runs)
-
-    def note(job: Job, why: str) -> None:
-        with usable(store.root, "nothing can be kept there", "Make room, and run it again to go on."):
-            store.note_lost(job.config, job.seed, why)
-
-    remaining = [job for job in jobs if not store.lost(job.config, job.seed)]
-    return followed(remaining, place, console, tell_recorded=False, go_on="Run it again to go on.", if_lost=note)
+    remaining = [job for job in jobs if not store.is_diverged(job.config, job.seed)]
+    if store.read_only:
+        available = [job for job in remaining if store.has(job.config, job.seed)]
+        if len(available) < len(remaining):
+            missing = len(remaining) - len(available)
+            print_error(f"{place.runs}: is an archive, so its {missing} missing runs are not executed.")
+        remaining = available
+    return followed(
+        remaining,
+        place,
+        console,
+        tell_recorded=False,
+        go_on="Run it again to go on.",
+        if_lost=lambda job, reason: None,
+    )
 
 
 class _Follower:

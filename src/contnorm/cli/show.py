@@ -20,7 +20,7 @@ from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.config.sources import format_settings
 from contnorm.bench.metrics.accuracy_matrix import AccuracyMatrix, score
 from contnorm.bench.metrics.multilabel import LabelMatrix, mean_ap
-from contnorm.bench.records import Record, by_settings
+from contnorm.bench.records import Record, group_by_run
 from contnorm.bench.streams.tasks import STREAMS
 from contnorm.cli.tables import column_widths, print_columns, print_indented, print_text, safe_text
 from contnorm.paper.format import spread
@@ -129,7 +129,7 @@ def divergence_lines(records: Sequence[Record | Summary], diverged: DivergedSeed
 def _show_scores(records: Sequence[Summary], console: Console) -> None:
     if not records:
         return
-    groups = by_settings(records)
+    groups = group_by_run(records)
     shown_keys = _choose_keys([group[0].config for group in groups.values()])
     rows = [row for group in groups.values() for row in score_rows(group, shown_keys)]
     with_settings = len(groups) > 1 and any(row.settings for row in rows)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from contnorm.bench.config.defaults import complete
 from contnorm.bench.config.schema import RunConfig
-from contnorm.bench.records import Record, Store, distinct, fitting
+from contnorm.bench.records import Record, Store, drop_duplicates, drop_inconsistent
 from contnorm.paper.cells import cells_of, source_of
 from contnorm.paper.measured import NUMERICS, MeasuredCell, Numerics, Seeds, measure_cells, numerics_of, with_numerics
 from contnorm.paper.recipe import Recipe
@@ -40,7 +40,7 @@ class RecordIndex:
 
     def diverged(self, config: RunConfig) -> Mapping[int, str]:
         """Diverged seeds of a run, and the reasons."""
-        return {seed: why for store in reversed(self._stores) for seed, why in store.all_lost(config).items()}
+        return {seed: why for store in reversed(self._stores) for seed, why in store.diverged_seeds(config).items()}
 
 
 class RecordFolders:
@@ -75,12 +75,12 @@ class RecordFolders:
 
     def _read(self, folders: Sequence[Path], diverged: dict[str, dict[int, str]]) -> list[Record]:
         """Read all records; adds to ``diverged`` the diverged seeds that have a record in none of the folders."""
-        contents = [Store(folder).readable() for folder in folders]
+        contents = [Store(folder).load_all() for folder in folders]
         self.problems += [problem for content in contents for problem in content.problems]
-        every = distinct([record for content in contents for record in content.records], self.problems)
-        records = fitting(every, self.problems)
+        every = drop_duplicates([record for content in contents for record in content.records], self.problems)
+        records = drop_inconsistent(every, self.problems)
         recorded = {(record.config.hash, record.seed) for record in records}
-        for run, notes in (item for content in contents for item in content.lost.items()):
+        for run, notes in (item for content in contents for item in content.diverged.items()):
             unrecorded = {seed: why for seed, why in notes.items() if (run, seed) not in recorded}
             if unrecorded:
                 diverged[run] = unrecorded | diverged.get(run, {})

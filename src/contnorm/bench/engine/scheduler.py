@@ -21,7 +21,7 @@ from contnorm.bench.data.dataset import MultiLabelSource
 from contnorm.bench.data.multilabel_store import find_stored, read_manifest
 from contnorm.bench.data.registry import Source, load_source
 from contnorm.bench.engine.job import Job, Workplace
-from contnorm.bench.engine.loop import Failed, Finished, Progress, Stopped, can_resume, run_lanes
+from contnorm.bench.engine.loop import Failed, Finished, Lost, Progress, Stopped, can_resume, run_lanes
 from contnorm.bench.engine.plan_cache import Plans
 from contnorm.bench.engine.precision import cpu_instructions, device_name, numerics
 from contnorm.bench.engine.process_pool import side_by_side
@@ -93,7 +93,10 @@ def execute(
             if recorded:
                 data.check(job, store)
                 yield Event(job, "recorded", store.path(job.config, job.seed))
+            elif divergence := _known_divergence(job, store):
+                yield Event(job, divergence, store.path(job.config, job.seed))
             else:
+                store.check_writable()
                 missing.append(job)
         yield from _execute_all(missing, place, store, stop, prepare)
     except StopRequested:  # raised while data is read, before any run has started
@@ -103,6 +106,15 @@ def execute(
             for job in missing:  # they would fail again: remove the notes of runs without a checkpoint
                 Unfinished.of(job, store).clear_if_untouched()
         raise
+
+
+def _known_divergence(job: Job, store: Store) -> Lost | None:
+    """The divergence of a run that is recorded as diverged; None if it is not."""
+    run = store.divergence(job.config, job.seed)
+    if run is None:
+        return None
+    reason = run.reason or f"seed {job.seed}: the run diverged."
+    return Lost(f"{reason} It is recorded in {run.path}; delete that to run it again.")
 
 
 def _execute_all(
@@ -140,7 +152,7 @@ def _check_held(held: dict[Job, str], store: Store) -> tuple[list[Event], list[J
         run_dir = Unfinished.of(job, store)
         if run_dir.record.is_file():
             run_dir.clear_if_free()
-            events.append(Event(job, "recorded", run_dir.record))
+            events.append(Event(job, _known_divergence(job, store) or "recorded", run_dir.record))
             del held[job]
         elif run_dir.claim.is_free():
             free.append(job)
@@ -169,7 +181,7 @@ class _DataCheck:
         if now is None:
             return
         try:
-            record = store.load(path)
+            record = store.load_run(job.config, job.seed)
         except UserError as error:  # one broken record must not stop the other runs
             logging.getLogger("contnorm").warning(str(error))
             return
@@ -361,7 +373,7 @@ def _acquire(
     cleanup.callback(run_dir.claim.give_back)
     if run_dir.record.is_file():
         run_dir.clear()
-        return "recorded"
+        return _known_divergence(job, store) or "recorded"
     if run_dir.checkpoints.latest_step() != group.done:  # another process has advanced it: group it again
         run_dir.claim.give_back()
         return Waiting("")
@@ -397,6 +409,9 @@ def _learn(
     checkpoints = [run_dir.checkpoints for run_dir in run_dirs.values()]
     for lane, what in run_lanes(list(lanes), checkpoints, place.checkpoint_every, stop=stop):
         job, run_dir = lanes[lane], run_dirs[lane]
+        if isinstance(what, Lost):
+            with usable(run_dir.record, "the record can't be written", "Make room, and run it again."):
+                store.save_diverged(job.config, job.seed, what.why, _environment(job.config, source, place.device))
         if isinstance(what, Finished):
             what.found["seconds"] |= {"together": time.perf_counter() - started, "lanes": len(lanes)}
             results = {**what.found, **_environment(job.config, source, place.device)}
