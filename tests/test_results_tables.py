@@ -9,24 +9,24 @@ import pytest
 pytest.importorskip("jinja2", reason="jinja2 is not installed")
 
 from contnorm.cli.report import MADE, report_files, report_of
-from contnorm.report.record_shelf import Shelves
+from contnorm.report.record_index import RecordFolders
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, RECORDS = ROOT / "docs" / "results", ROOT / "docs" / "records" / "runs"
 AGAIN = "make them again: contnorm report --runs docs/records/runs --format md -o docs/results"
-# Tables of our own beside the paper's: the folder of the files and of the records, and the recipe.
+# Tables of our own beside the paper's: the folder of the files and the name of the archive, and the recipe.
 OWN = {"cocoseq-mini": "examples/cocoseq_mini.toml"}
 
 
 @pytest.fixture(scope="module")
 def made() -> dict[str, str]:
-    return report_files(report_of(Shelves([RECORDS])), "md")
+    return report_files(report_of(RecordFolders([RECORDS])), "md")
 
 
 @pytest.mark.parametrize("name", OWN)
 def test_tables_of_our_own_are_those_of_their_records(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)  # a table names its file as it was asked for
-    report = report_of(Shelves([RECORDS.parent / name]), [OWN[name]])
+    report = report_of(RecordFolders([RECORDS.parent / f"{name}.jsonl.gz"]), [OWN[name]])
     folder = RESULTS / name
     index = (folder / "README.md").read_text()
     for file, text in report_files(report, "md").items():
@@ -43,9 +43,9 @@ def test_tables_are_those_of_the_records(made: dict[str, str]) -> None:
 
 
 def test_every_record_can_be_read() -> None:
-    shelves = Shelves([RECORDS])
-    report_of(shelves)
-    assert shelves.problems == []
+    folders = RecordFolders([RECORDS])
+    report_of(folders)
+    assert folders.problems == []
 
 
 def test_every_table_is_linked_from_the_index(made: dict[str, str]) -> None:

@@ -70,7 +70,7 @@ def test_keep_weights_does_not_change_the_run(root: Path, tmp_path: Path) -> Non
     assert sorted(inside.name for inside in path.parent.iterdir()) == ["0.json", "0.safetensors"]
     assert [inside.name for inside in bare.parent.iterdir()] == ["0.json"]
     assert {"norm1.running_mean", "norm2.weight"} <= load_file(path.with_suffix(".safetensors")).keys()
-    assert len(Store(tmp_path / "kept").readable().records) == 1
+    assert len(Store(tmp_path / "kept").load_all().records) == 1
 
 
 def test_resumed_run_saves_weights(root: Path, tmp_path: Path) -> None:

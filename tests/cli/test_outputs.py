@@ -20,9 +20,9 @@ from contnorm.bench.records import Record, Store, seal_of
 from contnorm.cli.main import main
 from contnorm.cli.report import report_files, report_of
 from contnorm.errors import UserError
-from contnorm.report.record_shelf import Shelves
+from contnorm.report.record_index import RecordFolders
 from contnorm.report.summaries import summaries_under
-from tests.report.made_records import KEPT
+from tests.committed_records import contents_of, copy_run
 
 BN, CN = "ba9df79f047e", "85d5f7c04f8c"
 
@@ -30,7 +30,7 @@ BN, CN = "ba9df79f047e", "85d5f7c04f8c"
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
     for name in (BN, CN):
-        shutil.copytree(KEPT / name, tmp_path / "runs" / name)
+        copy_run(name, tmp_path / "runs")
     return tmp_path / "runs"
 
 
@@ -63,12 +63,12 @@ def seeds_of(records: list[Record]) -> list[int]:
 
 def test_a_record_that_is_there_twice_counts_once(runs: Path) -> None:
     (runs / "link").symlink_to(BN)
-    seeds = sorted(int(file.stem) for file in (KEPT / BN).glob("*.json"))
-    found = Store(runs).readable()
+    seeds = sorted(contents_of(BN))
+    found = Store(runs).load_all()
     assert seeds_of(found.records) == seeds and not found.problems
     assert [one.seed for one in summaries_under(runs).records if one.config.hash == BN] == seeds
-    shelves = Shelves([runs, runs])
-    assert seeds_of(shelves.records) == seeds and not shelves.problems
+    folders = RecordFolders([runs, runs])
+    assert seeds_of(folders.records) == seeds and not folders.problems
 
 
 def test_show_counts_a_run_that_is_named_twice_once(
@@ -85,10 +85,10 @@ def test_records_of_one_seed_with_other_results_are_named(runs: Path, tmp_path: 
     other = tmp_path / "other"
     shutil.copytree(runs, other)
     rewrite(other / BN / "1.json", matrix=worse(other / BN / "1.json"))
-    shelves = Shelves([runs, other])
-    [problem] = shelves.problems
+    folders = RecordFolders([runs, other])
+    [problem] = folders.problems
     assert str(other / BN / "1.json") in problem and str(runs / BN / "1.json") in problem
-    [counted] = [one for one in shelves.records if (one.config.hash, one.seed) == (BN, 1)]
+    [counted] = [one for one in folders.records if (one.config.hash, one.seed) == (BN, 1)]
     assert counted.path == runs / BN / "1.json"
 
 
@@ -102,10 +102,10 @@ def test_a_record_that_could_be_read_without_end_is_named(runs: Path, kind: str)
     else:
         with path.open("wb") as file:
             file.truncate(2**40)  # without blocks on the disk
-    found = Store(runs).readable()
+    found = Store(runs).load_all()
     [problem] = found.problems
     assert str(path) in problem and ("bytes" if kind == "large" else "regular file") in problem
-    assert len(found.records) == len(list(KEPT.glob(f"{BN}/*.json")) + list(KEPT.glob(f"{CN}/*.json")))
+    assert len(found.records) == len(contents_of(BN)) + len(contents_of(CN))
 
 
 def test_an_output_goes_into_a_link_and_a_pipe(tmp_path: Path) -> None:
@@ -147,15 +147,15 @@ def test_tables_of_the_same_file_name_are_refused(runs: Path, tmp_path: Path, na
     for file in files:
         file.parent.mkdir(exist_ok=True)
         file.write_text(text)
-    report = report_of(Shelves([runs]), [str(file) for file in files])
+    report = report_of(RecordFolders([runs]), [str(file) for file in files])
     assert len(report.sections) == len(files)
     with pytest.raises(UserError, match=files[-1].stem):
         report_files(report, "md")
 
 
 def test_a_table_that_is_named_twice_is_there_once(runs: Path) -> None:
-    assert len(report_of(Shelves([runs]), ["table2", "table2"]).sections) == len(
-        report_of(Shelves([runs]), ["table2"]).sections
+    assert len(report_of(RecordFolders([runs]), ["table2", "table2"]).sections) == len(
+        report_of(RecordFolders([runs]), ["table2"]).sections
     )
 
 
@@ -163,7 +163,7 @@ def test_a_score_that_was_not_measured_is_left_out(runs: Path, tmp_path: Path) -
     """Forward transfer needs the accuracies before the first task, which these runs do not have."""
     path = tmp_path / "own.toml"
     path.write_text(RECIPE.replace("split-mnist", "split-cifar100").replace('"acc"', '"fwt"'))
-    report = report_of(Shelves([runs]), [str(path)])
+    report = report_of(RecordFolders([runs]), [str(path)])
     assert "fwt" not in report_files(report, "csv")["tables.csv"]
     assert "| bn | 0 |" in report_files(report, "md")["own.md"]
 
@@ -196,7 +196,7 @@ def test_without_an_output_a_command_runs_all_the_same() -> None:
 def test_the_command_of_a_run_has_its_threads(runs: Path) -> None:
     for path in (runs / BN).glob("*.json"):
         rewrite(path, device={"kind": "cpu", "name": "a processor", "threads": 3})
-    page = report_files(report_of(Shelves([runs]), ["table2"]), "html")["report.html"]
+    page = report_files(report_of(RecordFolders([runs]), ["table2"]), "html")["report.html"]
     assert "--threads 3" in page
 
 

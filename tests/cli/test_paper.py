@@ -37,7 +37,7 @@ from tests.datasets import (
     small_mnist,
     small_tiny_imagenet,
 )
-from tests.report.made_records import make_records
+from tests.report.record_samples import make_records
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDS = ROOT / "docs" / "records" / "runs"
@@ -156,7 +156,7 @@ def test_table_equals_records(tmp_path: Path, console: Console) -> None:
     output = printed(console)
     (cell,) = [c for c in cells_of(find_recipe("table1")) if c.place["strategy"] == "er" and c.norm == "bn*"]
     store, config = Store(RECORDS), config_of(cell, tmp_path)
-    acc = sum(store.load(store.path(config, seed)).score("acc") for seed in range(5)) / 5
+    acc = sum(store.load_run(config, seed).score("acc") for seed in range(5)) / 5
     row = next(line for line in output.splitlines() if re.search(r"er +bn\* +ACC", line))
     assert f"{acc:.2f} +- " in row and " 81.75 " in row and f"{acc - 81.75:+.2f}" in row and "above (ours alone)" in row
     assert (
@@ -371,8 +371,9 @@ settings = { train = { lr = 1e30 } }
         assert re.search(r"split-mnist +single +0\.03 +bn +ACC", output)
         assert re.search(r"split-mnist single none: both seeds diverged\. seed 0: the loss is .* seed 1: ", output)
         assert "Not run" not in output and not re.search(r"none +ACC", output)
-        seen.append({path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*.lost.json")})
-    assert len(seen[0]) == 2 and seen[0] == seen[1]
+        seen.append({path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*.json")})
+    assert len(Store(tmp_path / "runs").load_all().diverged_runs) == 2
+    assert len(seen[0]) == 4 and seen[0] == seen[1]
 
 
 def test_list_of_one_recipe(tmp_path: Path, console: Console) -> None:

@@ -20,10 +20,10 @@ import torch
 from rich.console import Console
 
 from contnorm.bench.api import execution as running
-from contnorm.bench.api import progress as data_progress
 from contnorm.bench.api.execution import RunOptions
-from contnorm.bench.api.progress import load_with_progress
 from contnorm.bench.config.defaults import varying
+from contnorm.bench.data import progress as data_progress
+from contnorm.bench.data.progress import load_with_progress
 from contnorm.bench.engine.loop import Stopped
 from contnorm.bench.engine.scheduler import Event, Job, RunEnvironment, execute, resolve, stopped_runs
 from contnorm.bench.records import Store
@@ -150,7 +150,7 @@ def test_threads_that_are_typed_are_not_taken_for_those_it_was_begun_with(
     root: Path, tmp_path: Path, console: Console
 ) -> None:
     stop_one(root, tmp_path / "a", threads=2)
-    with pytest.raises(UserError, match="was begun with --device cpu --threads 2"):
+    with pytest.raises(UserError, match="started with --device cpu --threads 2"):
         resume_all(tmp_path, RunOptions(threads=1), root, console)
     with pytest.raises(UserError, match="threads=0: use 1 or more"):
         resume_all(tmp_path, RunOptions(threads=0), root, console)
@@ -166,7 +166,7 @@ def test_runs_of_a_gpu_are_named_where_there_is_none(
     note.write_text(note.read_text().replace('"cpu"', '"cuda"'))
     with pytest.raises(UserError, match=r"1 stopped runs started on a GPU .--device cuda., and torch sees none here"):
         resume_all(tmp_path, RunOptions(), root, console)
-    with pytest.raises(UserError, match=r"was begun with --device cuda --threads 1 and has \d+ steps; with"):
+    with pytest.raises(UserError, match=r"started with --device cuda --threads 1 and has \d+ steps"):
         resume_all(tmp_path, RunOptions(device="cpu"), root, console)
 
 

@@ -79,10 +79,10 @@ def test_single_run_shows_changed_settings(tmp_path: Path) -> None:
 def test_diverged_seeds_are_listed(tmp_path: Path) -> None:
     plain, gone = records(tmp_path), from_dict({"train": {"lr": 9.0}})
     store = Store(tmp_path)
-    store.note_lost(plain[0].config, 2, "seed 2: the loss is nan.")
-    store.note_lost(gone, 0, "seed 0: the loss is inf.")
-    found = store.readable()
-    output = printed(show_diverged, found.records, found.lost).splitlines()
+    store.save_diverged(plain[0].config, 2, "seed 2: the loss is nan.")
+    store.save_diverged(gone, 0, "seed 0: the loss is inf.")
+    found = store.load_all()
+    output = printed(show_diverged, found.records, found.diverged).splitlines()
     some = "1 of 3 seeds diverged and is not counted. seed 2: the loss is nan."
     whole = "its only seed diverged. seed 0: the loss is inf."
     assert sorted(output) == sorted([f"{plain[0].config.hash}: {some}", f"{gone.hash}: {whole}"])
@@ -261,7 +261,7 @@ def test_brackets_in_names_are_not_markup(tmp_path: Path) -> None:
 def test_unknown_names_are_shown_and_reported(tmp_path: Path) -> None:
     known, other = records(tmp_path), from_dict({"norm": {"name": "xn"}, "stream": {"name": "split-x", "source": "x"}})
     Store(tmp_path).save(other, 0, {"matrix": {"correct": [[5]], "total": [10]}})
-    found = Store(tmp_path).readable().records
+    found = Store(tmp_path).load_all().records
     shown = printed(show_scores, found)
     assert known[0].config.hash in shown and "split-x" in shown and "xn" in shown
     output = unknown_names(found)

@@ -1,7 +1,7 @@
 """Conformance tests: every norm of the registry in every mode that torch's BatchNorm has.
 
-A norm added to the registry needs no new test, only a formula in `tests/float64_norms.py`. Features that a norm does not
-support are declared in its registry entry (`cannot`), with the reason, and the tests check that they fail.
+A norm added to the registry needs no new test, only a formula in `tests/float64_norms.py`. Features that a norm does
+not support are declared in its registry entry (`cannot`), with the reason, and the tests check that they fail.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A record with hostile text in every field of text, written in every format: no raw sequence comes through."""
+"""Records with hostile text in every text field are escaped in every format."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from contnorm.cli.report import FORMATS, report_files, report_of, report_text
 from contnorm.cli.show import show_diverged, show_matrices, show_scores
 from contnorm.diagnosis.result import Diagnosis
 from contnorm.paper.recipe import find_recipe, parse_recipe
-from contnorm.report.record_shelf import Shelves
+from contnorm.report.record_index import RecordFolders
 from tests.cli.terminal import printed
-from tests.report.made_records import make_records
+from tests.report.record_samples import make_records
 
 HOSTILE = (
     "=cmd()<script>alert(1)</script>![x](http://example.org/p.png)|`code`\n# heading\r\x1b[2J\x1b]0;title\x07"
@@ -55,7 +55,7 @@ def hostile_text(value: Any) -> Any:
 
 
 KEPT = ("matrix", "matrix_running", "matrix_task", "labels", "labels_running", "census", "precision")
-SAVED = ("schema", "config", "hash", "seed", "checksum", "seal")  # what saving a record adds
+SAVED = ("schema", "status", "config", "hash", "seed", "checksum", "seal")  # what saving a record adds
 
 
 def make_hostile(root: Path, path: Path) -> Path:
@@ -90,17 +90,17 @@ def assert_visible(text: str) -> None:
 
 
 def test_hostile_records_are_read(runs: Path) -> None:
-    found = Store(runs).readable()
-    assert found.records and not found.problems and found.lost
+    found = Store(runs).load_all()
+    assert found.records and not found.problems and found.diverged
     assert {record.multi_label for record in found.records} == {False, True}
 
 
 @pytest.mark.parametrize("width", [40, 200])
 def test_terminal_shows_no_control_characters(runs: Path, width: int) -> None:
-    found = Store(runs).readable()
+    found = Store(runs).load_all()
     console = Console(file=io.StringIO(), width=width)
     show_scores(found.records, console)
-    show_diverged(found.records, found.lost, console)
+    show_diverged(found.records, found.diverged, console)
     show_matrices(found.records, console)
     one = [record for record in found.records if not record.multi_label]
     runs_of_one = list({record.config.hash: [record] for record in one}.values())
@@ -125,7 +125,7 @@ class Elements(html.parser.HTMLParser):
 
 
 def test_html_has_no_foreign_elements(runs: Path) -> None:
-    text = report_text(report_of(Shelves([runs])), "html")
+    text = report_text(report_of(RecordFolders([runs])), "html")
     assert_visible(text)
     page = Elements()
     page.feed(text)
@@ -136,7 +136,7 @@ def test_html_has_no_foreign_elements(runs: Path) -> None:
 
 
 def test_markdown_has_no_markup_of_records(runs: Path) -> None:
-    report = report_of(Shelves([runs]))
+    report = report_of(RecordFolders([runs]))
     for text in (report_text(report, "md"), *report_files(report, "md").values()):
         assert_visible(text)
         outside = re.sub(r"^(`{3,}).*?^\1$", "", text, flags=re.DOTALL | re.MULTILINE)
@@ -151,7 +151,7 @@ def test_markdown_has_no_markup_of_records(runs: Path) -> None:
 
 
 def test_latex_has_no_commands_of_records(runs: Path) -> None:
-    text = report_text(report_of(Shelves([runs])), "latex")
+    text = report_text(report_of(RecordFolders([runs])), "latex")
     assert_visible(text)
     assert "^^" not in text
     for line in text.splitlines():
@@ -161,7 +161,7 @@ def test_latex_has_no_commands_of_records(runs: Path) -> None:
 
 @pytest.mark.parametrize("part", ["runs", "tables", "claims"])
 def test_csv_has_no_formulas(runs: Path, part: str) -> None:
-    text = report_text(report_of(Shelves([runs])), "csv", part)
+    text = report_text(report_of(RecordFolders([runs])), "csv", part)
     assert_visible(text)
     rows = list(csv.reader(io.StringIO(text)))
     assert {len(row) for row in rows} == {len(rows[0])}
@@ -171,12 +171,12 @@ def test_csv_has_no_formulas(runs: Path, part: str) -> None:
 
 
 def test_every_format_can_be_encoded(runs: Path, tmp_path: Path) -> None:
-    report = report_of(Shelves([runs]))
+    report = report_of(RecordFolders([runs]))
     for form in FORMATS:
         assert report_text(report, form).encode()
 
 
-def test_a_hostile_recipe_of_ones_own(runs: Path, tmp_path: Path) -> None:
+def test_hostile_text_in_a_recipe_is_escaped(runs: Path, tmp_path: Path) -> None:
     """Its title, note and claims are text of the recipe's author."""
     quoted = json.dumps(HOSTILE.replace("\ud800", ""))
     recipe = f"title = {quoted}\nnote = {quoted}\n" + (
@@ -187,7 +187,7 @@ def test_a_hostile_recipe_of_ones_own(runs: Path, tmp_path: Path) -> None:
     path = tmp_path / "x$(id) y.toml"
     path.write_text(recipe)
     make_records(parse_recipe("mine", recipe, "mine.toml"), tmp_path / "own", seeds=2)
-    report = report_of(Shelves([tmp_path / "own"]), [str(path)])
+    report = report_of(RecordFolders([tmp_path / "own"]), [str(path)])
     assert report.sections
     for form in FORMATS:
         for text in report_files(report, form).values():

@@ -1,141 +1,153 @@
-"""Figures of records: what is drawn is what the records say, and fits a page in any light."""
+"""Figures from plain numbers: artists are where the numbers put them."""
 
 from __future__ import annotations
 
-import re
-import xml.etree.ElementTree as ElementTree
-from dataclasses import replace
-from pathlib import Path
+import math
 
+import numpy as np
 import pytest
 
-from contnorm.bench.metrics.accuracy_matrix import AccuracyMatrix, acc_so_far
-from contnorm.bench.records import Record, Store
+pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+
+from matplotlib.figure import Figure
+
 from contnorm.report import figures
-from contnorm.report.heat_map import colour_of, matrix_heat_map
-from contnorm.report.plot import Plot, Span
-from contnorm.report.views import MOST_CURVES
-
-STORE = Store(Path(__file__).resolve().parents[2] / "docs" / "records" / "runs")
+from contnorm.report.record_figures import MOST_CURVES
+from contnorm.report.svg import svg_of
 
 
-def records(name: str) -> list[Record]:
-    return STORE.find(name)
+def texts(figure: Figure) -> list[str]:
+    return [text.get_text() for text in figure.findobj(lambda artist: hasattr(artist, "get_text"))]
 
 
-def single_bn() -> list[Record]:
-    return records("09ba865b075b")
+def test_curves_differ_in_color_and_marker() -> None:
+    """Also readers who can't distinguish the colors can distinguish the curves, up to the most that a figure has."""
+    figure = figures.curves_over_tasks({f"line {i}": [[1.0, 2.0]] for i in range(MOST_CURVES)}, "Lines", "y")
+    lines = figure.axes[0].lines
+    assert len({line.get_color() for line in lines}) == len({line.get_marker() for line in lines}) == MOST_CURVES
+    assert {f"line {i}" for i in range(MOST_CURVES)} <= set(texts(figure))
 
 
-DRAWN = {
-    "heat map": lambda: matrix_heat_map(single_bn(), "Single, BN"),
-    "17 tasks": lambda: matrix_heat_map(records("85d5f7c04f8c"), "ER, CN"),
-    "accuracy": lambda: figures.accuracy_over_tasks(
-        {"BN": records("ba9df79f047e"), "CN": records("85d5f7c04f8c")}, "Split CIFAR-100"
-    ),
-    "drift": lambda: figures.drift_over_tasks(single_bn(), "Drift"),
-    "split": lambda: figures.forgetting_split(single_bn(), "Forgotten"),
-    "pairs": lambda: figures.paired_differences({"CN - BN": [1.0, 2.0, -0.5]}, "Pairs"),
-}
+def test_curves_of_seeds_with_different_lengths_are_drawn_as_far_as_all_go() -> None:
+    figure = figures.curves_over_tasks({"cn": [[1.0, 2.0, 3.0], [3.0, 4.0]]}, "x", "y")
+    assert figure.axes[0].lines[0].get_ydata().tolist() == [2.0, 3.0]
 
 
-@pytest.mark.parametrize("name", DRAWN)
-def test_a_figure_is_whole_named_and_takes_the_pages_colours(name: str) -> None:
-    svg = DRAWN[name]()
-    root = ElementTree.fromstring(svg)
-    assert root.get("role") == "img" and root.get("aria-label") and root.get("viewBox")
-    assert root.get("width") is None and root.get("height") is None, "it is as wide as its place"
-    assert "currentColor" in svg and "nan" not in svg
-    assert svg == DRAWN[name](), "the same records give the same picture"
+def test_curves_and_bands_are_inside_the_axes() -> None:
+    figure = figures.curves_over_tasks({"cn": [[1.0, 2.0], [3.0, 9.0]], "bn": [[0.0, 5.0]]}, "x", "y")
+    low, high = figure.axes[0].get_ylim()
+    assert low < 0.0 and high > 5.5 + math.sqrt(24.5)
 
 
-def deep() -> list[Record]:
-    """A network of twenty layers whose drift grows with depth."""
-    rows = [{f"norm{i}": {"mean": 0.1 * i * t, "var": 1.0 * i * t} for i in range(1, 21)} for t in (1, 2, 3)]
-    return [replace(single_bn()[0], drift={"by_task": rows})]
+@pytest.mark.parametrize("curve", [[5.0, 5.0], [0.0, 0.0], [7.0]])
+def test_constant_curve_can_be_drawn(curve: list[float]) -> None:
+    svg = svg_of(figures.curves_over_tasks({"flat": [curve]}, "x", "y"), "x")
+    assert "nan" not in svg and "inf" not in svg
 
 
-def test_the_drift_of_a_deep_network_is_drawn_by_depth() -> None:
-    svg = figures.drift_by_depth(deep(), "Drift")
-    label = ElementTree.fromstring(svg).get("aria-label")
-    assert label == (
-        "Drift. At the end: mean 0.30 in the first layer, 6.00 in the last; "
-        "var 3.00 in the first layer, 60.00 in the last."
-    )
-    assert "mean, after task 1<" in svg and "var, after task 3<" in svg
-    assert figures.drift_by_depth([replace(deep()[0], drift={"by_task": deep()[0].drift["by_task"][:1]})], "One task")
+def test_constant_differences_can_be_drawn() -> None:
+    svg = svg_of(figures.paired_differences({"none": [0.0, 0.0]}, {"none": None}, "x", "y"), "x")
+    assert "nan" not in svg and "inf" not in svg
 
 
-def test_a_heat_map_has_the_numbers_of_the_matrix() -> None:
-    svg, found = DRAWN["heat map"](), single_bn()
-    mean = sum(r.matrix.at(4, 0) for r in found) / 5
-    assert f">{mean:.0f}</text>" in svg
-    written = re.findall(r"<text[^>]*>(\d+)</text>", svg)
-    assert len(written) >= 15 + 10, "a number for each cell measured, and ten for the axes"
-    assert len(re.findall(r"<text[^>]*>\d+</text>", DRAWN["17 tasks"]())) < 60, "too many cells for numbers"
-    assert DRAWN["17 tasks"]().count("<rect") == 17 * 18 // 2 + 10, "a square for each cell measured, ten of the bar"
-    assert f'fill="{colour_of(mean)}"' in svg
+def test_forgetting_bars_are_stacked() -> None:
+    figure = figures.forgetting_bars([3.0, -1.0], [10.0, 12.0], "Forgotten")
+    weights, statistics = figure.axes[0].containers
+    assert [bar.get_height() for bar in weights] == [10.0, 12.0] and [bar.get_y() for bar in weights] == [0.0, 0.0]
+    assert [bar.get_height() for bar in statistics] == [3.0, -1.0]
+    assert [bar.get_y() for bar in statistics] == [10.0, 12.0], "on top of the others"
+    assert {bar.get_hatch() for bar in statistics} != {bar.get_hatch() for bar in weights}
 
 
-def test_accuracy_so_far_is_the_mean_over_tasks_learned() -> None:
-    record = single_bn()[0]
-    curve = acc_so_far(record.matrix)
-    assert curve[0] == record.matrix.at(0, 0) and curve[-1] == pytest.approx(record.score("acc"))
+def test_paired_differences_are_at_their_values() -> None:
+    pairs = {"a": [0.0, 4.0], "b": [-1.0, 1.0, 3.0]}
+    figure = figures.paired_differences(pairs, {"a": None, "b": (-2.0, 4.0)}, "Pairs", "difference")
+    ax = figure.axes[0]
+    assert [dots.get_offsets().tolist() for dots in ax.collections] == [
+        [[0.0, 0.0], [4.0, 0.0]],
+        [[-1.0, 1.0], [1.0, 1.0], [3.0, 1.0]],
+    ]
+    segments = [list(map(float, line.get_xdata())) for line in ax.lines]
+    assert segments == [[0, 0], [2, 2], [-2, 4], [1, 1]], "zero, mean of a, interval and mean of b"
+    assert {"a", "b"} <= set(texts(figure))
+    assert ax.get_ylim()[0] > ax.get_ylim()[1], "the first row is at the top"
 
 
-def test_forgetting_is_split_into_what_exact_moments_give_back_and_the_rest() -> None:
-    back, rest = figures.forgetting_parts(single_bn())
-    found = single_bn()
-    running = [AccuracyMatrix(**r.raw["matrix_running"]) for r in found]
-    lost = sum(m.at(0, 0) - m.at(4, 0) for m in running) / 5
-    assert rest[0] + back[0] == pytest.approx(lost)
-    assert back[0] == pytest.approx(
-        sum(r.matrix.at(4, 0) - m.at(4, 0) for r, m in zip(found, running, strict=True)) / 5
-    )
-    assert sum(back) > 0, "exact moments give something back"
+def test_group_bars_have_means_and_deviations() -> None:
+    values = {"bn": [(15.0, math.sqrt(50)), (30.0, 0.0)], "cn4": [(-40.0, 0.0), (math.nan, math.nan)]}
+    ax = figures.group_bars(values, ["majority", "minority"], "mAP", "percent").axes[0]
+    assert [[bar.get_height() for bar in bars] for bars in ax.containers] == [[15.0, 30.0], [-40.0]]
+    (errors,) = [segments for lines in ax.collections if (segments := lines.get_segments())]
+    assert len(errors) == 1, "a deviation of zero has no error bar"
+    assert errors[0][:, 1].tolist() == pytest.approx([15 - math.sqrt(50), 15 + math.sqrt(50)])
+    low, high = ax.get_ylim()
+    assert low < -40 and high > 30
 
 
-def test_bars_stand_on_each_other_and_are_as_high_as_their_numbers() -> None:
-    """The axis of the picture gives the height of a point; bars of weights, then of statistics, one a task."""
-    back, rest = figures.forgetting_parts(single_bn())
-    svg = ElementTree.fromstring(DRAWN["split"]())
-    bars = [r for r in svg.iter("{http://www.w3.org/2000/svg}rect") if float(r.get("width") or 0) > 40]
-    heights = [float(bar.get("height") or 0) for bar in bars]
-    scale = heights[0] / rest[0]
-    assert heights == pytest.approx([abs(v) * scale for v in (*rest, *back)], abs=0.2), "of a pixel, as written"
-    tops = [float(bar.get("y") or 0) for bar in bars]
-    assert tops[4] + heights[4] == pytest.approx(tops[0], abs=0.2)
+def test_group_bars_without_any_value_can_be_drawn() -> None:
+    svg = svg_of(figures.group_bars({"bn": [(math.nan, math.nan)]}, ["majority"], "B", "y"), "x")
+    assert "nan" not in svg
 
 
-def test_marks_of_differences_are_where_the_axis_says() -> None:
-    svg = figures.paired_differences({"a": [0.0, 4.0], "b": [-1.0, 1.0, 3.0]}, "Pairs")
-    dots = [float(x) for x in re.findall(r'<circle cx="([\d.]+)"', svg)]
-    scale = (dots[1] - dots[0]) / 4
-    assert [round((x - dots[0]) / scale, 1) for x in dots] == [0.0, 4.0, -1.0, 1.0, 3.0]
-    assert ">a</text>" in svg and ">b</text>" in svg and "Means: a +2.00; b +1.00." in svg
+def test_class_scatter_has_a_logarithmic_axis_with_round_ticks() -> None:
+    points = [(3.0, 20.0), (40.0, 50.0)]
+    ax = figures.class_scatter({"bn": points}, "Classes").axes[0]
+    assert ax.get_xscale() == "log" and ax.collections[0].get_offsets().tolist() == [list(point) for point in points]
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["5", "10", "20"]
 
 
-def test_no_two_of_the_lines_in_a_picture_look_alike() -> None:
-    """Neither by colour, nor by mark where colours can't be told apart."""
-    plot = Plot("Lines", Span(0, 2), Span(0, 2), "x")
-    for number in range(MOST_CURVES):
-        plot.line([(1.0, 1.0)], number, name=f"line {number}")
-    drawn = re.findall(r'(<(?:circle|rect|path) [^>]*?) fill="(#\w{6})"/>', plot.svg("All in one place."))
-    legend = drawn[MOST_CURVES:]
-    assert len(legend) == MOST_CURVES
-    assert len({mark for mark, _ in legend}) == len({colour for _, colour in legend}) == MOST_CURVES
+def test_class_scatter_without_points_can_be_drawn() -> None:
+    assert "nan" not in svg_of(figures.class_scatter({}, "Classes"), "x")
 
 
-def test_a_curve_that_never_changes_can_be_drawn() -> None:
-    for drawn in (
-        figures.curves_over_tasks({"flat": [[5.0, 5.0]], "zero": [[0.0, 0.0]]}, "x", "y"),
-        figures.curves_over_tasks({"zero": [[0.0, 0.0]]}, "x", "y"),
-        figures.paired_differences({"none": [0.0, 0.0]}, "x"),
-    ):
-        assert ElementTree.fromstring(drawn).tag.endswith("svg") and "nan" not in drawn and "inf" not in drawn
+def test_memory_panels_have_a_bar_per_class_held_and_a_step_per_class_shown() -> None:
+    held, shown = np.array([[100.0, 0.0], [50.0, 50.0]]), np.array([[100.0, 0.0], [36.0, 64.0]])
+    figure = figures.memory_panels(held, shown, "Memory")
+    assert len(figure.axes) == 2
+    assert [[bar.get_height() for bar in ax.containers[0]] for ax in figure.axes] == [[100.0], [50.0, 50.0]]
+    stairs = [
+        ax.findobj(lambda artist: hasattr(artist, "get_data") and hasattr(artist, "_edges"))[0] for ax in figure.axes
+    ]
+    assert [some.get_data().values.tolist() for some in stairs] == shown.tolist()
+    heights = figure.axes[1].transData.transform([[0, 0], [0, 25], [0, 100]])[:, 1]
+    assert (heights[1] - heights[0]) * 2 == pytest.approx(heights[2] - heights[0]), "square-root scale"
+    assert {"after task 1", "after task 2"} <= set(texts(figure))
 
 
-def test_a_title_with_odd_characters_does_not_break_the_page() -> None:
-    drawn = ElementTree.fromstring(figures.paired_differences({"a < b": [1.0]}, 'A "title" <b> & more'))
-    told = ["".join(text.itertext()) for text in drawn.iter("{http://www.w3.org/2000/svg}text")]
-    assert 'A "title" <b> & more' in told and "a < b" in told
+def test_memory_panels_without_labels_can_be_drawn() -> None:
+    for shape in ((1, 0), (2, 3)):
+        assert "nan" not in svg_of(figures.memory_panels(np.zeros(shape), np.zeros(shape), "Memory"), "x")
+
+
+def test_drift_is_drawn_on_a_logarithmic_scale_with_zero() -> None:
+    distances = {"mean": {1: [0.0, 1.0], 3: [2.0, 300.0]}}
+    figure = figures.drift_by_depth(distances, "Drift", "distance")
+    ax = figure.axes[0]
+    zero, one, hundred = ax.transData.transform([[1, 0], [1, 1], [1, 99]])[:, 1]
+    assert (hundred - zero) / (one - zero) == pytest.approx(math.log(100) / math.log(2))
+    assert {"mean, after task 1", "mean, after task 3"} <= set(texts(figure))
+    assert len({str(line.get_linestyle()) for line in ax.lines}) == 2
+
+
+def test_heatmap_has_a_color_bar_of_the_same_colors() -> None:
+    figure = figures.accuracy_matrix_heatmap([[95.0, math.nan], [5.0, 55.0]], "Accuracy")
+    cells, bar = (mesh.to_rgba(mesh.get_array().ravel()) for mesh in figure.axes[0].collections)
+    assert np.array_equal(bar[[0, 5, 9]], cells[[2, 3, 0]]), "colors of 5, 55 and 95 percent"
+    assert {"0 %", "50 %", "100 %"} <= set(texts(figure))
+
+
+def test_long_titles_and_names_of_rows_are_wrapped() -> None:
+    title, name = "a word of the title " * 10, "a name of a row " * 5
+    figure = figures.paired_differences({name: [1.0]}, {name: None}, title, "x")
+    written = texts(figure)
+    assert sum("word" in text for text in written) == 3 and sum("row" in text for text in written) == 3
+
+
+@pytest.mark.parametrize("count", [1, 4, 5, 9])
+def test_legend_fits_the_width_of_the_figure(count: int) -> None:
+    names = [f"er {'long ' * i}name" for i in range(count)]
+    figure = figures.curves_over_tasks({name: [[1.0, 2.0]] for name in names}, "x", "y")
+    figure.canvas.draw()
+    box = figure.legends[0].get_window_extent()
+    assert box.x1 <= figure.bbox.x1 and box.y0 >= -1
+    assert box.y1 <= figure.axes[0].get_window_extent().y0 - 36, "below the label of the axis"

@@ -1,4 +1,4 @@
-"""The paper's tables from records: which records serve a cell, both ways to look at it, and what was not run."""
+"""Results for the paper's tables: which records a cell uses, variants of settings, and missing runs."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from contnorm.paper.format import spread
 from contnorm.paper.published import find
 from contnorm.paper.recipe import Claim, find_recipe, parse_recipe, recipe_names
 from contnorm.paper.selection import RateResult, SelectedRate, Selection, covers, selection_text, with_selection
+from contnorm.report.page_views import section_view
 from contnorm.report.paper_tables import claims_csv, claims_sheet, section_sheet, tables_csv
-from contnorm.report.record_shelf import Shelves, measured_of
-from contnorm.report.sections import Section, sections_of, weakest
-from contnorm.report.text_tables import Block, Sheet, latex, markdown
-from contnorm.report.views import section_view
-from tests.report.made_records import make_records, six_settings
+from contnorm.report.record_index import RecordFolders, cells_with_records
+from contnorm.report.sections import Section, least_favourable, sections_of
+from contnorm.report.text_tables import TextDocument, TextTable, latex, markdown
+from tests.report.record_samples import make_records, six_settings
 
 CHOSEN = """
 title = "a rate for each norm"
@@ -53,15 +53,15 @@ than = { norm = "bn" }
 
 
 def only_section(name: str, root: Path) -> Section:
-    (section,) = sections_of([name], Shelves([root]))[0]
+    (section,) = sections_of([name], RecordFolders([root]))[0]
     return section
 
 
-def test_records_serve_whatever_their_precision(tmp_path: Path) -> None:
+def test_records_of_any_precision_are_used(tmp_path: Path) -> None:
     section = only_section("table2", six_settings(tmp_path))
     found = {
         (one.cell.place["stream"], one.cell.norm): len(one.records)
-        for p in section.ways[0].parts
+        for p in section.variants[0].parts
         for one in p.measured
         if one.records
     }
@@ -70,11 +70,11 @@ def test_records_serve_whatever_their_precision(tmp_path: Path) -> None:
     assert section.command == "contnorm paper table2 --device cuda --precision tf32"
 
 
-def test_one_recipe_keeps_to_the_precision_most_of_it_has(tmp_path: Path) -> None:
+def test_recipe_uses_the_precision_of_most_records(tmp_path: Path) -> None:
     recipe = find_recipe("table10")
     make_records(recipe, tmp_path, only=lambda cell: cell.place["stream"] == "split-cifar100", precision="tf32")
     make_records(recipe, tmp_path, seeds=4, only=lambda cell: cell.norm == "bn", precision="fp32")
-    found = measured_of(recipe, Shelves([tmp_path]).of(recipe))
+    found = cells_with_records(recipe, RecordFolders([tmp_path]).of(recipe))
     kept = {
         (one.cell.place["stream"], one.cell.norm): {r.config.train.precision for r in one.records.values()}
         for one in found
@@ -84,7 +84,7 @@ def test_one_recipe_keeps_to_the_precision_most_of_it_has(tmp_path: Path) -> Non
     assert kept["split-mini-imagenet", "cn32"] == set()
 
 
-def test_of_the_same_run_in_two_folders_the_first_is_taken(tmp_path: Path) -> None:
+def test_first_folder_wins_for_the_same_run(tmp_path: Path) -> None:
     recipe = find_recipe("figure3")
     make_records(recipe, tmp_path / "a", seeds=1)
     make_records(recipe, tmp_path / "b", seeds=2)
@@ -92,16 +92,16 @@ def test_of_the_same_run_in_two_folders_the_first_is_taken(tmp_path: Path) -> No
     record = Store(tmp_path / "a").load(path)
     found = {key: value for key, value in record.raw.items() if key not in ("schema", "config", "hash", "seed", "seal")}
     Store(tmp_path / "a").save(record.config, 0, {**found, "commit": "other"})
-    (one,) = measured_of(recipe, Shelves([tmp_path / "a", tmp_path / "b"]).of(recipe))
+    (one,) = cells_with_records(recipe, RecordFolders([tmp_path / "a", tmp_path / "b"]).of(recipe))
     assert [record.raw["commit"] for record in one.records.values()] == ["other", "c0ffee"]
 
 
-def test_timed_runs_are_read_from_their_own_folder(tmp_path: Path) -> None:
+def test_timed_runs_are_read_from_the_folder_of_their_recipe(tmp_path: Path) -> None:
     make_records(find_recipe("table3"), tmp_path)
-    shelves = Shelves([tmp_path])
-    (section,), _ = sections_of(["table3"], shelves)
-    assert not shelves.records and len(shelves.timed["table3"]) == 3 * 8, "stock layers and ours"
-    lines = {line.measured.cell.norm: line for line in section.ways[0].parts[0].lines}
+    folders = RecordFolders([tmp_path])
+    (section,), _ = sections_of(["table3"], folders)
+    assert not folders.records and len(folders.timed["table3"]) == 3 * 8, "stock layers and ours"
+    lines = {line.measured.cell.norm: line for line in section.variants[0].parts[0].lines}
     bn, cn = (
         Store(tmp_path / "table3").find(f"{r.config.hash}")
         for r in (lines[n].measured.records[0] for n in ("bn", "cn32"))
@@ -112,12 +112,12 @@ def test_timed_runs_are_read_from_their_own_folder(tmp_path: Path) -> None:
     assert set(lines["bn"].values) == {0.0} and lines["bn"].comparison is None, "no verdict on what can be no other"
 
 
-def test_a_broken_record_is_named_and_the_rest_is_told(tmp_path: Path) -> None:
+def test_broken_record_is_reported_and_the_rest_is_used(tmp_path: Path) -> None:
     make_records(find_recipe("figure3"), tmp_path)
     path = sorted(tmp_path.rglob("*.json"))[0]
     path.write_text("{")
-    shelves = Shelves([tmp_path])
-    assert len(shelves.records) == 2 and str(path) in shelves.problems[0]
+    folders = RecordFolders([tmp_path])
+    assert len(folders.records) == 2 and str(path) in folders.problems[0]
 
 
 @pytest.fixture
@@ -129,21 +129,22 @@ def chosen(tmp_path: Path) -> Section:
     return only_section(str(tmp_path / "mine.toml"), tmp_path / "runs")
 
 
-def test_chosen_settings_are_shown_beside_the_same_for_all(chosen: Section) -> None:
-    same, best = chosen.ways
+def test_chosen_settings_are_a_second_variant(chosen: Section) -> None:
+    same, best = chosen.variants
     rates = [
-        [{r.config.train.lr for r in one.records.values()} for one in way.parts[0].measured] for way in (same, best)
+        [{r.config.train.lr for r in one.records.values()} for one in variant.parts[0].measured]
+        for variant in (same, best)
     ]
     assert rates == [[{0.03}, {0.03}], [{0.03}, {0.1}]]
     assert (same.title, best.title) == (
         "The same settings for all norms",
         "Each norm with the settings the recipe has for it",
     ), "a recipe's own [[selected]] was written by hand, not chosen on validation tasks"
-    assert [way.decided[0].cases[0].seeds for way in (same, best)] == [3, 3], "pairs are the seeds both have"
+    assert [variant.decided[0].cases[0].seeds for variant in (same, best)] == [3, 3], "pairs are the seeds both have"
     assert len(best.parts[0].lines[1].values) == 5
 
 
-def test_what_tune_chose_is_shown_beside_the_recipes_own(tmp_path: Path) -> None:
+def test_tuned_settings_are_a_second_variant(tmp_path: Path) -> None:
     """Cells that nothing was chosen for are in the first table alone; the whole grid is told."""
     recipe = find_recipe("table10")
     where = {"stream": "split-cifar100", "strategy": "single", "norm": "cn", "groups": 32}
@@ -158,7 +159,7 @@ def test_what_tune_chose_is_shown_beside_the_recipes_own(tmp_path: Path) -> None
     make_records(recipe, tmp_path, only=lambda cell: "cifar" in cell.place["stream"])
     make_records(with_selection(recipe, selection), tmp_path, seeds=2, only=lambda cell: covers(selection, cell))
     section = only_section("table10", tmp_path)
-    same, best = section.ways
+    same, best = section.variants
     assert len(same.parts) == 2
     assert [(part.title, len(part.measured)) for part in best.parts] == [("split-cifar100, single", 1)]
     text = markdown(section_sheet(section))
@@ -170,12 +171,12 @@ def test_what_tune_chose_is_shown_beside_the_recipes_own(tmp_path: Path) -> None
     assert not any("Left out" in text for text in same.remarks)
 
 
-def test_a_cell_that_was_lost_is_not_told_as_not_run(tmp_path: Path) -> None:
+def test_diverged_cell_is_not_shown_as_not_run(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(CHOSEN)
     recipe = parse_recipe("mine", CHOSEN, "mine.toml")
     make_records(recipe, tmp_path / "runs", only=lambda cell: cell.norm == "bn")
     (lost,) = [complete(cell.values, source_of(cell)) for cell in cells_of(recipe) if cell.norm == "cn4"]
-    Store(tmp_path / "runs").note_lost(lost, 0, "seed 0: the loss is nan.")
+    Store(tmp_path / "runs").save_diverged(lost, 0, "seed 0: the loss is nan.")
     section = only_section(str(tmp_path / "mine.toml"), tmp_path / "runs")
     text = markdown(section_sheet(section))
     assert "| cn4, lr 0.1 | ACC | 0 | diverged | 75.00 +- 1.00 ? |" in text
@@ -185,10 +186,10 @@ def test_a_cell_that_was_lost_is_not_told_as_not_run(tmp_path: Path) -> None:
     assert [(row[2].text, row[2].kind) for row in rows][1] == ("diverged", "not")
 
 
-def test_a_table_of_which_all_was_lost_is_told_so(tmp_path: Path) -> None:
+def test_table_with_only_diverged_cells_is_shown(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(CHOSEN)
     for cell in cells_of(parse_recipe("mine", CHOSEN, "mine.toml")):
-        Store(tmp_path / "runs").note_lost(complete(cell.values, source_of(cell)), 1, "seed 1: the loss is nan.")
+        Store(tmp_path / "runs").save_diverged(complete(cell.values, source_of(cell)), 1, "seed 1: the loss is nan.")
     section = only_section(str(tmp_path / "mine.toml"), tmp_path / "runs")
     text = markdown(section_sheet(section))
     assert text.count("| diverged |") == 2 and text.count("its only seed diverged") == 2
@@ -198,17 +199,17 @@ def test_a_table_of_which_all_was_lost_is_told_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("was_run", "left"), [("same", "same settings for all"), ("chosen", "the settings the recipe has")]
 )
-def test_a_way_that_nothing_is_run_of_is_left_out(was_run: str, left: str, tmp_path: Path) -> None:
+def test_variant_without_runs_is_left_out(was_run: str, left: str, tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(CHOSEN)
     recipe = parse_recipe("mine", CHOSEN, "mine.toml")
     make_records(recipe if was_run == "chosen" else replace(recipe, selected=()), tmp_path / "runs")
-    (way,) = only_section(str(tmp_path / "mine.toml"), tmp_path / "runs").ways
-    assert left in way.title and all(one.records for part in way.parts for one in part.measured)
+    (variant,) = only_section(str(tmp_path / "mine.toml"), tmp_path / "runs").variants
+    assert left in variant.title and all(one.records for part in variant.parts for one in part.measured)
 
 
-def test_a_sheet_has_ours_the_papers_and_the_verdict(chosen: Section) -> None:
+def test_text_table_has_our_score_the_papers_and_the_verdict(chosen: Section) -> None:
     text = markdown(section_sheet(chosen))
-    line = chosen.ways[1].parts[0].lines[1]
+    line = chosen.variants[1].parts[0].lines[1]
     assert line.comparison is not None and line.comparison.interval is not None
     ours = spread([record.score("acc") for record in line.measured.records.values()])
     verdict = f"{line.comparison.difference:+.2f} | {line.comparison.interval} | {line.comparison.verdict}"
@@ -219,10 +220,10 @@ def test_a_sheet_has_ours_the_papers_and_the_verdict(chosen: Section) -> None:
     assert row.replace("+-", r"$\pm$").replace(" | ", " & ").strip("| ") + r" \\" in latex(section_sheet(chosen))
 
 
-def test_rows_for_other_tools_are_unrounded(chosen: Section) -> None:
+def test_csv_rows_are_not_rounded(chosen: Section) -> None:
     rows = list(csv.DictReader(io.StringIO(tables_csv([chosen]))))
     assert len(rows) == 4
-    line, last = chosen.ways[1].parts[0].lines[1], rows[-1]
+    line, last = chosen.variants[1].parts[0].lines[1], rows[-1]
     assert (
         line.comparison is not None
         and float(last["mean"]) == line.comparison.mean
@@ -235,17 +236,17 @@ def test_rows_for_other_tools_are_unrounded(chosen: Section) -> None:
         line.comparison.verdict,
     )
     cases = list(csv.DictReader(io.StringIO(claims_csv([chosen]))))
-    pair = chosen.ways[0].decided[0].cases[0].paired
+    pair = chosen.variants[0].decided[0].cases[0].paired
     assert pair is not None and float(cases[0]["difference"]) == pair.mean and cases[0]["pairs"] == "3"
 
 
-def test_what_was_not_run_is_said(tmp_path: Path) -> None:
+def test_missing_runs_are_listed(tmp_path: Path) -> None:
     make_records(
         find_recipe("table10"),
         tmp_path,
         only=lambda cell: cell.norm in ("bn", "cn32") and "cifar" in cell.place["stream"],
     )
-    sections, unrun = sections_of(recipe_names(), Shelves([tmp_path]))
+    sections, unrun = sections_of(recipe_names(), RecordFolders([tmp_path]))
     assert [section.recipe.name for section in sections] == ["table10"]
     assert {one.name for one in unrun} == {f"table{i}" for i in (1, 2, 3, 4, 5, 6, 8, 9, 11, 12, 13, 14)} | {
         "figure2",
@@ -264,25 +265,25 @@ def test_what_was_not_run_is_said(tmp_path: Path) -> None:
     ("kind", "means", "worst"),
     [("above", [2.0, 1.0, 3.0], 1), ("under", [-2.0, -1.0, -3.0], 1), ("near", [0.2, 0.1, -0.3], 2)],
 )
-def test_the_weakest_case_speaks_least_for_its_claim(kind: str, means: list[float], worst: int) -> None:
+def test_least_favourable_case_supports_its_claim_least(kind: str, means: list[float], worst: int) -> None:
     cases = []
     for mean in means:
         pair = summarize_differences([mean, mean + 0.01])
         cases.append(ClaimCase(str(mean), 2, "holds", pair, pair.t))
     none = ClaimCase("nothing", 0, "undecided", None, None)
     claim = Claim("x", kind, "acc")  # type: ignore[arg-type]
-    assert weakest(ClaimResult(claim, "holds", tuple(cases))) is cases[worst]
-    assert weakest(ClaimResult(claim, "undecided", (*cases, none))) is none
+    assert least_favourable(ClaimResult(claim, "holds", tuple(cases))) is cases[worst]
+    assert least_favourable(ClaimResult(claim, "undecided", (*cases, none))) is none
     refuted = ClaimCase("refuted", 2, "does not hold", None, Interval(1.1, 2.0))
-    assert weakest(ClaimResult(claim, "does not hold", (*cases, none, refuted))) is refuted
+    assert least_favourable(ClaimResult(claim, "does not hold", (*cases, none, refuted))) is refuted
 
 
-def test_text_keeps_its_table_whole() -> None:
-    sheet = Sheet("x", "A_b", [Block("part", ["a|b"], [["bn* | 5 % & {x}"]])])
+def test_special_characters_do_not_break_text_tables() -> None:
+    sheet = TextDocument("x", "A_b", [TextTable("part", ["a|b"], [["bn* | 5 % & {x}"]])])
     assert r"| bn\* \| 5 % & {x} |" in markdown(sheet)
     assert r"bn* | 5 \% \& \{x\} \\" in latex(sheet)
 
 
-def test_a_table_that_is_none_is_one_line(tmp_path: Path) -> None:
+def test_unknown_recipe_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="unknown recipe 'tabel2'"):
-        sections_of(["tabel2"], Shelves([tmp_path]))
+        sections_of(["tabel2"], RecordFolders([tmp_path]))

@@ -1,11 +1,10 @@
-"""Summaries of many records: the same with and without an index, which never counts for a record that changed."""
+"""Summaries of records: the same with and without an index, which ignores changed records."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-import shutil
 import time
 from pathlib import Path
 
@@ -16,18 +15,19 @@ from contnorm.bench.records import Store, seal_of
 from contnorm.errors import UserError
 from contnorm.report import summaries
 from contnorm.report.summaries import INDEX, Summary, find_summaries, summaries_under, summarize
-from tests.report.made_records import KEPT
+from tests.committed_records import COCOSEQ, RUNS, copy_run
 
-ALL_KINDS = (KEPT / "7ab8938428eb", KEPT / "634f63758def", KEPT.parent / "cocoseq-mini" / "068799b86d97")
+TABLES = RUNS / "tables.jsonl.gz"
+ALL_KINDS = {"7ab8938428eb": TABLES, "634f63758def": TABLES, "068799b86d97": COCOSEQ}
 
 
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A few records of all kinds, in a folder that gets an index all the same, however new its files are."""
-    monkeypatch.setattr(summaries, "FEWEST", 1)
-    monkeypatch.setattr(summaries, "SETTLED", -(10**12))
-    for folder in ALL_KINDS:
-        shutil.copytree(folder, tmp_path / "runs" / folder.name)
+    monkeypatch.setattr(summaries, "MIN_RECORDS", 1)
+    monkeypatch.setattr(summaries, "MIN_AGE_NS", -(10**12))
+    for run, archive in ALL_KINDS.items():
+        copy_run(run, tmp_path / "runs", archive)
     return tmp_path / "runs"
 
 
@@ -40,19 +40,19 @@ def plain(found: list[Summary]) -> str:
     return json.dumps([[one.config.hash, one.seed, one.sealed, one.scores, one.source, one.file] for one in found])
 
 
-def test_an_index_gives_what_the_records_give(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_index_gives_the_same_summaries_as_the_records(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read = summaries_under(runs)
-    assert len(read.records) == 14 and list(read.lost) == ["634f63758def"]
-    assert plain(read.records) == plain([summarize(record) for record in Store(runs).readable().records])
-    monkeypatch.setattr(Store, "load", refuse)
+    assert len(read.records) == 14 and list(read.diverged) == ["634f63758def"]
+    assert plain(read.records) == plain([summarize(record) for record in Store(runs).load_all().records])
+    monkeypatch.setattr(summaries, "summarize", refuse)
     again = summaries_under(runs)
-    assert plain(again.records) == plain(read.records) and again.lost == read.lost
+    assert plain(again.records) == plain(read.records) and again.diverged == read.diverged
     assert [one.config for one in again.records] == [one.config for one in read.records]
-    assert [one.layout for one in again.records] == [one.layout for one in read.records]
+    assert [one.shape for one in again.records] == [one.shape for one in read.records]
     assert plain(find_summaries(Store(runs.parent), str(runs)).records) == plain(read.records)
 
 
-def test_a_record_that_changed_is_read_again(runs: Path) -> None:
+def test_changed_record_is_read_again(runs: Path) -> None:
     """Also one of the same size and time: a file system notes when a file was changed, whatever its time says."""
     first = summaries_under(runs)
     path = runs / "7ab8938428eb" / "0.json"
@@ -65,7 +65,7 @@ def test_a_record_that_changed_is_read_again(runs: Path) -> None:
     os.utime(path, ns=(old.st_atime_ns, old.st_mtime_ns))
     second = summaries_under(runs)
     assert plain(second.records) != plain(first.records)
-    assert plain(second.records) == plain([summarize(record) for record in Store(runs).readable().records])
+    assert plain(second.records) == plain([summarize(record) for record in Store(runs).load_all().records])
     path.write_text("{")
     third = summaries_under(runs)
     assert len(third.records) == 13 and "0.json" in third.problems[0]
@@ -73,15 +73,15 @@ def test_a_record_that_changed_is_read_again(runs: Path) -> None:
     assert len(summaries_under(runs).records) == 13 and summaries_under(runs).problems == []
 
 
-def test_a_record_that_is_new_is_not_indexed_yet(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_record_is_not_indexed_yet(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It could be changed again within the same step of the clock."""
-    monkeypatch.setattr(summaries, "SETTLED", 3600 * 10**9)
+    monkeypatch.setattr(summaries, "MIN_AGE_NS", 3600 * 10**9)
     summaries_under(runs)
     assert not (runs / INDEX).exists()
 
 
 @pytest.mark.parametrize("spoil", ["", "{}", "no checksum\n{}", "cut", "changed", "other code"])
-def test_an_index_that_is_broken_is_made_anew(runs: Path, spoil: str) -> None:
+def test_broken_index_is_rebuilt(runs: Path, spoil: str) -> None:
     read = plain(summaries_under(runs).records)
     index = runs / INDEX
     good = index.read_text()
@@ -97,7 +97,7 @@ def test_an_index_that_is_broken_is_made_anew(runs: Path, spoil: str) -> None:
     assert index.read_text() == good
 
 
-def test_a_folder_that_cannot_be_written_to_has_no_index(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_only_folder_has_no_index(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(30, "Read-only file system")
 
@@ -105,12 +105,12 @@ def test_a_folder_that_cannot_be_written_to_has_no_index(runs: Path, monkeypatch
     assert len(summaries_under(runs).records) == 14 and not (runs / INDEX).exists()
 
 
-def test_few_records_need_no_index(tmp_path: Path) -> None:
-    shutil.copytree(ALL_KINDS[0], tmp_path / ALL_KINDS[0].name)
+def test_few_records_have_no_index(tmp_path: Path) -> None:
+    copy_run("7ab8938428eb", tmp_path)
     assert len(summaries_under(tmp_path).records) == 5 and not (tmp_path / INDEX).exists()
 
 
-def test_a_record_that_does_not_fit_its_run_is_named_from_the_index_too(runs: Path) -> None:
+def test_inconsistent_record_from_the_index_is_reported(runs: Path) -> None:
     config, store = RunConfig(), Store(runs)
     for seed in range(3):
         size = 1 if seed == 2 else 2
@@ -122,13 +122,13 @@ def test_a_record_that_does_not_fit_its_run_is_named_from_the_index_too(runs: Pa
         assert len(found.problems) == 1 and "2.json" in found.problems[0]
 
 
-def test_a_folder_without_finished_runs_is_named(tmp_path: Path) -> None:
+def test_folder_without_finished_runs_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     with pytest.raises(UserError, match="no finished run"):
         find_summaries(Store(tmp_path), str(tmp_path / "runs"))
 
 
-def test_sealed_and_unsealed_records_are_told_apart(tmp_path: Path) -> None:
+def test_summaries_distinguish_sealed_and_unsealed_records(tmp_path: Path) -> None:
     store, config = Store(tmp_path), from_dict({"train": {"lr": 0.5}})
     for seed in (0, 1):
         path = store.save(config, seed, {"matrix": {"correct": [[5]], "total": [10]}})

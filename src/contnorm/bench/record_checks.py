@@ -12,10 +12,10 @@ from typing import Any
 from contnorm.bench.metrics.accuracy_matrix import AccuracyMatrix
 from contnorm.bench.metrics.multilabel import LabelMatrix
 
-__all__ = ["check_fields", "check_whole", "checked_counts", "finite_drift"]
+__all__ = ["LONGEST_TEXT", "check_fields", "check_reason", "check_whole", "checked_counts", "finite_drift"]
 
 _LARGEST_COUNT = 10**15
-_LONGEST_TEXT = 2000  # characters of a name, a version or a fingerprint
+LONGEST_TEXT = 2000  # characters of a name, a version or a fingerprint
 
 
 def checked_counts(raw: Mapping[str, Any]) -> AccuracyMatrix | LabelMatrix:
@@ -70,6 +70,16 @@ def check_fields(raw: Mapping[str, Any]) -> None:
     for key in ("commit", "precision"):
         if raw.get(key) is not None:
             _text(raw[key], key)
+
+
+def check_reason(value: Any) -> str:
+    """Return the reason of a divergence if it is a text of valid length.
+
+    Example:
+        >>> check_reason("seed 1: the loss is nan.")
+        'seed 1: the loss is nan.'
+    """
+    return _text(value, "reason")
 
 
 def finite_drift(drift: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -220,7 +230,7 @@ def _number(value: Any, name: str) -> None:
         raise ValueError(f"{name}={_format_value(value)} must be a finite number, 0 or more")
 
 
-def _text(value: Any, name: str, longest: int | None = _LONGEST_TEXT) -> str:
+def _text(value: Any, name: str, longest: int | None = LONGEST_TEXT) -> str:
     if not isinstance(value, str):
         raise ValueError(f"{name}={_format_value(value)} must be a text")
     if longest is not None and len(value) > longest:

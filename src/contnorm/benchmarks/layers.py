@@ -1,7 +1,7 @@
 """Speed of single layers: continual norm, composed of two torch calls and as our kernel, relative to batch norm.
 
 Layers are called through their functions, with running moments, weight and bias. In training, forward and backward are
-timed together.
+measure_time together.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from contnorm.benchmarks.timing import Spread, copy_bandwidth, timed
+from contnorm.benchmarks.timing import Percentiles, copy_bandwidth, measure_time
 from contnorm.functional import continual_norm
 
-__all__ = ["SHAPES", "Case", "LayerRow", "layer_rows"]
+__all__ = ["SHAPES", "LayerCase", "LayerRow", "measure_layers"]
 
 Shape = tuple[int, int, int, int]
 # Input shapes by the use case that they represent.
@@ -35,7 +35,7 @@ PASSES = {"train": 8, "eval": 2}  # minimum number of reads and writes of the wh
 
 
 @dataclass(frozen=True)
-class Case:
+class LayerCase:
     """One input: shape, dtype and memory layout; and whether the layer is in training mode."""
 
     shape: Shape
@@ -48,32 +48,32 @@ class Case:
 class LayerRow:
     """Measurement of one layer on one input."""
 
-    case: Case
+    case: LayerCase
     layer: str
-    seconds: Spread
+    seconds: Percentiles
     over_bn: float
     share_of_floor: float  # time of copies that move the same bytes, divided by ours
 
 
-def cases(shapes: Sequence[Shape], dtypes: Sequence[str]) -> Iterator[Case]:
+def layer_cases(shapes: Sequence[Shape], dtypes: Sequence[str]) -> Iterator[LayerCase]:
     for shape in shapes:
         for dtype in dtypes:
             for layout in ("nchw", "nhwc"):
                 for mode in ("train", "eval"):
-                    yield Case(shape, dtype, layout, mode)
+                    yield LayerCase(shape, dtype, layout, mode)
 
 
-def layer_rows(device: torch.device, dtypes: Sequence[str] = tuple(TYPES)) -> Iterator[LayerRow]:
+def measure_layers(device: torch.device, dtypes: Sequence[str] = tuple(TYPES)) -> Iterator[LayerRow]:
     """Measure every layer on every case of a device; on a CPU only the smaller cases."""
     bandwidth = copy_bandwidth(device, 2**28 if device.type == "cuda" else 2**26)
     chosen = SHAPES if device.type == "cuda" else SMALL
     shapes = [shape for group in chosen.values() for shape in group]
-    for case in cases(shapes, dtypes if device.type == "cuda" else ["fp32"]):
+    for case in layer_cases(shapes, dtypes if device.type == "cuda" else ["fp32"]):
         yield from _rows(case, device, bandwidth)
 
 
-def _rows(case: Case, device: torch.device, bandwidth: float) -> Iterator[LayerRow]:
-    spreads = {name: timed(work, device) for name, work in _works(case, device).items()}
+def _rows(case: LayerCase, device: torch.device, bandwidth: float) -> Iterator[LayerRow]:
+    spreads = {name: measure_time(work, device) for name, work in _layer_calls(case, device).items()}
     n, c, h, w = case.shape
     size = n * c * h * w * TYPES[case.dtype].itemsize
     floor = PASSES[case.mode] * size / bandwidth
@@ -81,7 +81,7 @@ def _rows(case: Case, device: torch.device, bandwidth: float) -> Iterator[LayerR
         yield LayerRow(case, name, spread, spread.p50 / spreads["bn"].p50, floor / spread.p50)
 
 
-def _works(case: Case, device: torch.device) -> dict[str, Callable[[], object]]:
+def _layer_calls(case: LayerCase, device: torch.device) -> dict[str, Callable[[], object]]:
     """Functions without arguments that run each layer on the case."""
     dtype, channels, groups = TYPES[case.dtype], case.shape[1], min(32, case.shape[1])
     torch.manual_seed(0)

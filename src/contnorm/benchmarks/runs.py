@@ -19,7 +19,7 @@ import numpy as np
 from contnorm.bench.data.registry import SOURCES, find_layout
 from contnorm.errors import UserError
 
-__all__ = ["CASES", "RunCase", "RunRow", "run_rows"]
+__all__ = ["RUN_CASES", "RunCase", "RunRow", "measure_runs"]
 
 
 @dataclass(frozen=True)
@@ -44,14 +44,14 @@ class RunRow:
     seconds: float
 
 
-CASES = tuple(
+RUN_CASES = tuple(
     RunCase(stream, source, strategy, norm)
     for stream, source, strategy in (("split-cifar100", "cifar100", "er"), ("split-cifar10", "cifar10", "derpp"))
     for norm in ("bn", "cn")
 )
 
 
-def run_rows(device: str, root: Path, max_steps: int | None = None, only: Sequence[str] = ()) -> Iterator[RunRow]:
+def measure_runs(device: str, root: Path, max_steps: int | None = None, only: Sequence[str] = ()) -> Iterator[RunRow]:
     """Time every case in a separate process, as a user would run it; twice, since the first run compiles kernels.
 
     Args:
@@ -61,9 +61,9 @@ def run_rows(device: str, root: Path, max_steps: int | None = None, only: Sequen
         only: Words that a case must have, such as a strategy and a norm.
     """
     with tempfile.TemporaryDirectory() as folder:
-        for case in (case for case in CASES if set(only) <= set(map(str, vars(case).values()))):
+        for case in (case for case in RUN_CASES if set(only) <= set(map(str, vars(case).values()))):
             real = find_layout(SOURCES[case.source], root) is not None
-            data = root if real else _noise(case.source, Path(folder) / "data")
+            data = root if real else _write_noise(case.source, Path(folder) / "data")
             for number, kernels in enumerate(("compiled", "cached")):
                 runs = Path(folder) / f"{case.stream}-{case.norm}-{number}"
                 seconds = _timed(case, device, data, runs, max_steps)
@@ -83,7 +83,7 @@ def _timed(case: RunCase, device: str, data: Path, runs: Path, max_steps: int | 
     return seconds
 
 
-def _noise(source: str, root: Path) -> Path:
+def _write_noise(source: str, root: Path) -> Path:
     """Write noise in the binary format of CIFAR-10 or CIFAR-100."""
     generator = np.random.default_rng(0)
     if source == "cifar100":

@@ -23,10 +23,10 @@ from contnorm.bench.engine.scheduler import resolve
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.models.resnet import ResNet18
 from contnorm.bench.streams.image_store import DeviceImages
-from contnorm.benchmarks.timing import Spread
+from contnorm.benchmarks.timing import Percentiles
 from contnorm.layers.continual import ContinualNorm2d
 
-__all__ = ["StepCase", "StepRow", "eager_row", "step_rows"]
+__all__ = ["StepCase", "StepRow", "measure_eager_step", "measure_steps"]
 
 PER_TASK = {"cuda": 500, "cpu": 20}  # samples: 50 steps, or 2; steps of the first task have no replay
 BLOCKS = {"cuda": (8, 50), "cpu": (5, 1)}  # number of measurements, and steps per measurement
@@ -34,7 +34,7 @@ BLOCKS = {"cuda": (8, 50), "cpu": (5, 1)}  # number of measurements, and steps p
 
 @dataclass(frozen=True)
 class StepCase:
-    """Settings of a timed step."""
+    """Settings of a measure_time step."""
 
     norm: str
     stem: str
@@ -48,12 +48,12 @@ class StepRow:
     """Time of a step per seed, and peak memory in bytes; 0 if memory was not measured."""
 
     case: StepCase
-    seconds: Spread
+    seconds: Percentiles
     how: str = "graph"  # or eager: an ordinary training loop
     peak_bytes: int = 0
 
 
-def cases() -> Iterator[StepCase]:
+def step_cases() -> Iterator[StepCase]:
     for stem in ("plain", "pool"):
         for precision in ("tf32", "bf16"):
             for norm in ("bn", "cn"):
@@ -65,7 +65,7 @@ def cases() -> Iterator[StepCase]:
         yield StepCase(norm, "pool", "bf16", 8, deterministic=False)
 
 
-def noise(per_class: int = 100) -> Source:
+def noise_source(per_class: int = 100) -> Source:
     """Noise in the shape of CIFAR-100, with 100 classes."""
     generator = np.random.default_rng(0)
     labels = np.arange(100 * per_class) % 100
@@ -73,7 +73,7 @@ def noise(per_class: int = 100) -> Source:
     return Source("cifar100", images, labels, images[:500], labels[:500], 100, "noise")
 
 
-def settings(case: StepCase, per_task: int = 500) -> RunConfig:
+def step_config(case: StepCase, per_task: int = 500) -> RunConfig:
     values: dict[str, Any] = {
         "stream": {"name": "split-cifar100", "source": "cifar100", "train_per_task": per_task},
         "strategy": {"name": "er"},
@@ -84,20 +84,20 @@ def settings(case: StepCase, per_task: int = 500) -> RunConfig:
     return resolve(values, Path())
 
 
-def step_rows(device: torch.device, chosen: Sequence[StepCase] | None = None) -> Iterator[StepRow]:
+def measure_steps(device: torch.device, chosen: Sequence[StepCase] | None = None) -> Iterator[StepRow]:
     """Measure each case after its CUDA graph is captured; on a CPU two cases, without a graph."""
     if device.type == "cpu":
         chosen = chosen or [StepCase(norm, "pool", "fp32", 1) for norm in ("bn", "cn")]
-    source = noise()
+    source = noise_source()
     pictures = DeviceImages.of(source, device)
-    for case in chosen or list(cases()):
-        config = settings(case, PER_TASK[device.type])
+    for case in chosen or list(step_cases()):
+        config = step_config(case, PER_TASK[device.type])
         blocks, steps = BLOCKS[device.type]
         with numerics(config.train):
             lanes = [Trainer(config, seed, source, device, pictures) for seed in range(case.lanes)]
             stepper = stepper_for(lanes)
             stepper.advance(PER_TASK[device.type] // config.train.batch + steps)  # skips the first task and the capture
-            yield StepRow(case, Spread.of([_block(stepper, steps, case.lanes) for _ in range(blocks)]))
+            yield StepRow(case, Percentiles.of([_block(stepper, steps, case.lanes) for _ in range(blocks)]))
 
 
 def _block(stepper: Stepper, steps: int, lanes: int) -> float:
@@ -126,21 +126,21 @@ def _continual(channels: int) -> nn.Module:
     return ContinualNorm2d(channels, num_groups=32)
 
 
-def eager_row(device: torch.device, norm: str = "bn", stem: str = "plain") -> StepRow:
+def measure_eager_step(device: torch.device, norm: str = "bn", stem: str = "plain") -> StepRow:
     """Measure the step in an eager loop with TF32."""
     case = StepCase(norm, stem, "tf32", 1, deterministic=False)
-    with numerics(settings(case).train):
+    with numerics(step_config(case).train):
         step = _plain_step(device, norm, stem)
         for _ in range(10):
             step()
         seconds = []
         for _ in range(30):
-            _wait(device)
+            _synchronize(device)
             started = time.perf_counter()
             step()
-            _wait(device)
+            _synchronize(device)
             seconds.append(time.perf_counter() - started)
-        return StepRow(case, Spread.of(seconds), "eager", _peak(step) if device.type == "cuda" else 0)
+        return StepRow(case, Percentiles.of(seconds), "eager", _peak(step) if device.type == "cuda" else 0)
 
 
 def _peak(step: Callable[[], None]) -> int:
@@ -152,6 +152,6 @@ def _peak(step: Callable[[], None]) -> int:
     return torch.cuda.max_memory_allocated()
 
 
-def _wait(device: torch.device) -> None:
+def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize()

@@ -1,27 +1,37 @@
-"""Measures the time of a function on a device; on CUDA inside a graph, so that host overhead is excluded.
+"""Measures the time of a function on a device, and writes measurements to CSV files.
 
-The graph contains the function many times and is replayed many times; CUDA events time each replay. Results are the
-20th, 50th and 80th percentile of the time of one call.
+On CUDA the function is captured in a graph, so that host overhead is excluded: the graph contains the function many
+times and is replayed many times, and CUDA events time each replay. Results are the 20th, 50th and 80th percentile of
+the time of one call. Every row of a CSV file has the device and the software versions.
 """
 
 from __future__ import annotations
 
+import csv
+import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
-__all__ = ["Spread", "copy_bandwidth", "timed"]
+import contnorm
+from contnorm.bench.engine.precision import device_name
+from contnorm.bench.escape import escape_csv
+
+__all__ = ["Percentiles", "copy_bandwidth", "environment_of", "flatten_row", "measure_time", "write_rows"]
 
 WARM_UP = 3
-ENOUGH = 2e-3  # minimum seconds of a replay, so that its launch overhead is negligible
+MIN_REPLAY_SECONDS = 2e-3  # minimum seconds of a replay, so that its launch overhead is negligible
 REPLAYS = 30
 
 
 @dataclass(frozen=True)
-class Spread:
+class Percentiles:
     """Percentiles of the time of one call, in seconds."""
 
     p20: float
@@ -29,17 +39,17 @@ class Spread:
     p80: float
 
     @classmethod
-    def of(cls, seconds: list[float]) -> Spread:
+    def of(cls, seconds: list[float]) -> Percentiles:
         """Percentiles of single measurements.
 
         Example:
-            >>> Spread.of([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]).p50
+            >>> Percentiles.of([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]).p50
             3.5
         """
         return cls(*(float(value) for value in np.percentile(seconds, [20, 50, 80])))
 
 
-def timed(work: Callable[[], object], device: torch.device, replays: int = REPLAYS) -> Spread:
+def measure_time(work: Callable[[], object], device: torch.device, replays: int = REPLAYS) -> Percentiles:
     """Measure the time of a function.
 
     Args:
@@ -50,7 +60,7 @@ def timed(work: Callable[[], object], device: torch.device, replays: int = REPLA
     return _in_graph(work, replays) if device.type == "cuda" else _wall_clock(work, replays)
 
 
-def _wall_clock(work: Callable[[], object], replays: int) -> Spread:
+def _wall_clock(work: Callable[[], object], replays: int) -> Percentiles:
     for _ in range(WARM_UP):
         work()
     seconds = []
@@ -58,14 +68,14 @@ def _wall_clock(work: Callable[[], object], replays: int) -> Spread:
         started = time.perf_counter()
         work()
         seconds.append(time.perf_counter() - started)
-    return Spread.of(seconds)
+    return Percentiles.of(seconds)
 
 
-def _in_graph(work: Callable[[], object], replays: int) -> Spread:
+def _in_graph(work: Callable[[], object], replays: int) -> Percentiles:
     once = _captured(work, 1)
-    several = max(1, min(200, round(ENOUGH / max(1e-6, min(_replayed(once, 5))))))
+    several = max(1, min(200, round(MIN_REPLAY_SECONDS / max(1e-6, min(_replayed(once, 5))))))
     graph = _captured(work, several) if several > 1 else once
-    return Spread.of([seconds / several for seconds in _replayed(graph, replays)])
+    return Percentiles.of([seconds / several for seconds in _replayed(graph, replays)])
 
 
 def _captured(work: Callable[[], object], times: int) -> torch.cuda.CUDAGraph:
@@ -99,4 +109,53 @@ def copy_bandwidth(device: torch.device, size: int = 2**28) -> float:
     """Bytes per second that a plain copy reads and writes: the upper bound for a memory-bound kernel."""
     source = torch.empty(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    return 2 * size / timed(lambda: target.copy_(source), device).p50
+    return 2 * size / measure_time(lambda: target.copy_(source), device).p50
+
+
+def flatten_row(row: Any) -> dict[str, Any]:
+    """Flatten a row with its nested dataclasses into one dict; spreads of seconds become microseconds.
+
+    Example:
+        >>> from contnorm.benchmarks.step import StepCase, StepRow
+        >>> flatten_row(StepRow(StepCase("cn", "pool", "tf32", 8), Percentiles(1e-3, 2e-3, 3e-3)))["p50_us"]
+        2000.0
+    """
+    line: dict[str, Any] = {}
+    for field in dataclasses.fields(row):
+        value = getattr(row, field.name)
+        if field.name == "seconds" and dataclasses.is_dataclass(value):
+            line |= {f"{name}_us": round(1e6 * v, 3) for name, v in vars(value).items()}
+        elif dataclasses.is_dataclass(value):
+            line |= flatten_row(value)
+        elif isinstance(value, tuple):
+            line[field.name] = "x".join(map(str, value))
+        else:
+            line[field.name] = round(value, 4) if isinstance(value, float) else value
+    return line
+
+
+def environment_of(device: torch.device) -> dict[str, str]:
+    """Device and software versions that a measurement depends on."""
+    return {
+        "device": device_name(device),
+        "torch": torch.__version__,
+        "triton": _version("triton"),
+        "contnorm": contnorm.__version__,
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "none"
+
+
+def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    """Write rows with the same fields to a CSV file."""
+    lines = list(rows)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=list(lines[0]))
+        writer.writeheader()
+        writer.writerows({name: escape_csv(value) for name, value in line.items()} for line in lines)

@@ -255,6 +255,8 @@ def _of_seed(records: list[Record], run: str, seed: int | None) -> Record:
 
 def _path(run: str, record: Record, store: Store) -> Path:
     """Path of a record of a run that was typed as a file, a run's folder, a folder of runs or a hash."""
+    if record.path is not None and not record.path.is_file():
+        raise UserError(f"{record.path}: archives have no weights. Use the folder that the run was recorded in.")
     typed = Path(run)
     if typed.is_file():
         return typed

@@ -35,7 +35,7 @@ from contnorm.bench.config.sources import (
     parse_int_or_text,
 )
 from contnorm.bench.escape import escape_terminal
-from contnorm.bench.records import Found, Record, Store, distinct
+from contnorm.bench.records import Record, RecordSet, Store, drop_duplicates
 from contnorm.bench.trust import check_files, only_trusted
 from contnorm.bench.user_code import code_files
 from contnorm.cli.tables import print_error, safe_text
@@ -156,7 +156,9 @@ def _root(
     context.with_resource(only_trusted(()))  # commands execute only user code that is named on the command line
 
 
-RunsFolder = Annotated[Path, typer.Option("--runs", help="Folder of records and checkpoints.")]
+RunsFolder = Annotated[
+    Path, typer.Option("--runs", help="Folder of records and checkpoints; to read, also an archive.")
+]
 Lanes = Annotated[int | None, typer.Option(help="Number of parallel runs. Default: 8 on a GPU, one per core on a CPU.")]
 _DEVICE = "Device to compute on: cpu or cuda."
 _PRECISION = "Floating-point precision: fp32, tf32 or bf16."
@@ -346,14 +348,14 @@ def show(
     from contnorm.report.summaries import Summaries, find_summaries, summaries_under
 
     store = Store(runs)
-    matches: list[Found] | list[Summaries]
+    matches: list[RecordSet] | list[Summaries]
     if by_task:
-        matches = [store.search(name) for name in run] if run else [store.readable()]
+        matches = [store.search(name) for name in run] if run else [store.load_all()]
     else:
         matches = [find_summaries(store, name) for name in run] if run else [summaries_under(runs)]
     problems = list(dict.fromkeys(problem for match in matches for problem in match.problems))
-    records = distinct([record for match in matches for record in match.records], problems)
-    diverged = {run: notes for match in matches for run, notes in match.lost.items()}
+    records = drop_duplicates([record for match in matches for record in match.records], problems)
+    diverged = {run: notes for match in matches for run, notes in match.diverged.items()}
     if not records:
         none = f"no finished runs under {runs}{', all were lost' if diverged else ''}. Make one: contnorm run --norm cn"
         raise UserError("; ".join(problems) or none)
@@ -366,6 +368,18 @@ def show(
     show_diverged(records, diverged, console)
     if run:
         show_unsealed(records, console)
+
+
+@app.command()
+def archive(
+    runs: Annotated[Path, typer.Argument(help="Runs folder, or folder of archives.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Archive to write: FILE.jsonl.gz, or FILE.jsonl.")],
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that has different content.")] = False,
+) -> None:
+    """Write all records of a runs folder to one file, which every command reads like a folder."""
+    from contnorm.cli.archive import archive_runs
+
+    raise typer.Exit(archive_runs(runs, out, force, console))
 
 
 @app.command()
@@ -384,7 +398,7 @@ def compare(
     for problem in dict.fromkeys([*first.problems, *second.problems, *unknown_here]):
         print_error(problem)
     show_comparison(first.records, second.records, console)
-    show_diverged([*first.records, *second.records], first.lost | second.lost, console)
+    show_diverged([*first.records, *second.records], first.diverged | second.diverged, console)
 
 
 @app.command()
@@ -604,23 +618,22 @@ def report(
     ] = None,
     runs: Annotated[
         list[Path] | None,
-        typer.Option("--runs", help="Folder of records; repeatable, for one report over several folders."),
+        typer.Option("--runs", help="Folder or archive of records; repeatable, for one report over several."),
     ] = None,
 ) -> None:
     """Write a report of the paper's tables and all runs: an HTML page, Markdown, LaTeX or CSV."""
-    from contnorm.cli.report import report_of
-    from contnorm.cli.report_files import write_report
+    from contnorm.cli.report import report_of, write_report
     from contnorm.cli.show import unknown_names
-    from contnorm.report.record_shelf import Shelves
+    from contnorm.report.record_index import RecordFolders
 
     roots = runs or [Path("runs")]
-    shelves = Shelves(roots)
-    made = report_of(shelves, table or [])
+    folders = RecordFolders(roots)
+    made = report_of(folders, table or [])
     if not made.runs:
-        none = f"no finished runs under {', '.join(map(str, roots))}{', all were lost' if made.lost else ''}"
-        reason = "; ".join(shelves.problems) or none
+        none = f"no finished runs under {', '.join(map(str, roots))}{', all were lost' if made.diverged else ''}"
+        reason = "; ".join(folders.problems) or none
         raise UserError(f"{reason}. Make one: contnorm run --norm cn")
-    for problem in [*shelves.problems, *unknown_names(shelves.records)]:
+    for problem in [*folders.problems, *unknown_names(folders.records)]:
         print_error(problem)
     write_report(made, form, part, out, console)
 
@@ -629,7 +642,7 @@ def report(
 def speed(
     what: Annotated[str, typer.Argument(help="Benchmark: layers, step or run.")] = "layers",
     device: Annotated[str, typer.Option(help=_DEVICE)] = "cpu",
-    out: Annotated[Path, typer.Option(help="Folder of the CSV files to write.")] = Path("bench"),
+    out: Annotated[Path, typer.Option(help="Folder of the CSV files to write.")] = Path("speed"),
     max_steps: Annotated[int | None, typer.Option(help="Stop each timed run after N steps (smoke test).")] = None,
     only: Annotated[
         list[str] | None,
@@ -638,7 +651,7 @@ def speed(
     data_root: DataRoot = None,
 ) -> None:
     """Measure the speed of layers, training steps or whole runs, compared with torch's own layers."""
-    from contnorm.cli.speed import bench as measure
+    from contnorm.cli.speed import speed as measure
 
     measure(what, device, data_root, out, max_steps, console, only or ())
 

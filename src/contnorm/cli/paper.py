@@ -155,6 +155,7 @@ def _check_entries(recipe: Recipe) -> None:
 
 
 def _draw(recipe: Recipe, options: PaperOptions, console: Console) -> int:
+    Store(options.runs).check_writable()
     path = options.runs / f"{recipe.name}.svg"
     path.parent.mkdir(parents=True, exist_ok=True)
     draw_cubes(path)
@@ -370,7 +371,7 @@ class RecipeRecords:
 
     def diverged(self, config: RunConfig) -> dict[int, str]:
         """Diverged seeds of a run, and the reasons; they have no record, and would diverge again."""
-        return {seed: reason for seed, reason in self.store.all_lost(config).items() if seed in self.seeds}
+        return {seed: reason for seed, reason in self.store.diverged_seeds(config).items() if seed in self.seeds}
 
     def count(self, config: RunConfig) -> int:
         """Number of seeds of a run that are recorded or diverged and need no run."""

@@ -10,8 +10,8 @@ from statistics import fmean
 from rich.console import Console
 from rich.table import Column, Table
 
-from contnorm.bench.api.progress import load_with_progress
 from contnorm.bench.config.schema import StreamConfig
+from contnorm.bench.data.progress import load_with_progress
 from contnorm.bench.data.registry import SOURCES, Source, describe_layouts, find_layout
 from contnorm.bench.metrics.accuracy_matrix import SCORES
 from contnorm.bench.metrics.multilabel import LABEL_SCORES

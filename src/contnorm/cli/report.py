@@ -6,30 +6,49 @@ import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rich.console import Console
 
 from contnorm.bench.config.defaults import changed
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.config.sources import MAX_SEEDS, format_settings, format_value
-from contnorm.bench.records import Record, by_settings
+from contnorm.bench.files import write_output
+from contnorm.bench.records import Record, group_by_run
 from contnorm.bench.streams.tasks import STREAMS
 from contnorm.cli.show import DivergedSeeds, changed_keys, run_blocks, run_names, runs_csv
-from contnorm.errors import UserError, unknown
+from contnorm.cli.tables import safe_text
+from contnorm.errors import UserError, unknown, usable
 from contnorm.paper.recipe import recipe_names
 from contnorm.paper.tables import divergence_text
-from contnorm.report import figures
-from contnorm.report.heat_map import matrix_heat_map
-from contnorm.report.large_pages import MOST_OPEN, limited_views, score_tables, strongest
-from contnorm.report.multilabel_figures import map_over_tasks
-from contnorm.report.multilabel_views import run_figures
 from contnorm.report.page import Page, RunView, page_html
+from contnorm.report.page_views import (
+    MOST_OPEN,
+    claim_rows,
+    highest_scoring,
+    limited_views,
+    score_tables,
+    section_view,
+)
 from contnorm.report.paper_tables import claims_csv, claims_sheet, section_sheet, tables_csv
-from contnorm.report.record_shelf import Shelves
-from contnorm.report.sections import Section, Unrun, sections_of
+from contnorm.report.record_figures import accuracy_over_tasks, map_over_tasks, run_figures
+from contnorm.report.record_index import RecordFolders
+from contnorm.report.sections import Section, UnrunRecipe, sections_of
 from contnorm.report.summaries import Summary, summarize
-from contnorm.report.text_tables import Block, Sheet, latex, markdown
-from contnorm.report.views import claim_rows, section_view
+from contnorm.report.svg import figure_style
+from contnorm.report.text_tables import TextDocument, TextTable, latex, markdown
 
-__all__ = ["ENDINGS", "FORMATS", "PARTS", "Report", "counted", "report_files", "report_of", "report_text"]
+__all__ = [
+    "ENDINGS",
+    "FORMATS",
+    "PARTS",
+    "Report",
+    "counted",
+    "report_files",
+    "report_of",
+    "report_text",
+    "write_report",
+]
 
 FORMATS = ("html", "md", "latex", "csv")
 PARTS = ("all", "tables", "claims", "runs")
@@ -44,10 +63,10 @@ class Report:
     """Content of a report: the paper's tables with runs, those without any, and the runs."""
 
     sections: Sequence[Section]
-    unrun: Sequence[Unrun]
+    unrun: Sequence[UnrunRecipe]
     groups: Groups
     timed: Mapping[str, Groups]  # runs that are timed, by recipe
-    lost: DivergedSeeds  # seeds without a record because their loss was no longer finite
+    diverged: DivergedSeeds  # seeds without a record because their loss was no longer finite
 
     @property
     def runs(self) -> int:
@@ -58,11 +77,11 @@ class Report:
         return len({run for groups in (self.groups, *self.timed.values()) for run in groups})
 
 
-def report_of(shelves: Shelves, names: Sequence[str] = ()) -> Report:
+def report_of(folders: RecordFolders, names: Sequence[str] = ()) -> Report:
     """Collect the report on some recipes, or on all of the paper's, and on each run."""
-    sections, unrun = sections_of(list(dict.fromkeys(names)) or recipe_names(), shelves)
-    timed = {name: _grouped(records) for name, records in shelves.timed.items() if records}
-    return Report(sections, unrun, _grouped(shelves.records), timed, shelves.lost)
+    sections, unrun = sections_of(list(dict.fromkeys(names)) or recipe_names(), folders)
+    timed = {name: _grouped(records) for name, records in folders.timed.items() if records}
+    return Report(sections, unrun, _grouped(folders.records), timed, folders.diverged)
 
 
 def counted(many: int, what: str) -> str:
@@ -76,7 +95,7 @@ def counted(many: int, what: str) -> str:
 
 
 def _grouped(records: Sequence[Record]) -> Groups:
-    return by_settings(sorted(records, key=lambda r: (run_names(r.config), r.config.hash, r.seed)))
+    return group_by_run(sorted(records, key=lambda r: (run_names(r.config), r.config.hash, r.seed)))
 
 
 def _summarized(groups: Groups) -> dict[str, list[Summary]]:
@@ -90,7 +109,8 @@ def report_text(report: Report, form: str, part: str = "all") -> str:
     if part not in PARTS:
         raise unknown("part", part, PARTS)
     if form == "html":
-        return page_html(_page(report))
+        with figure_style():  # once for all figures
+            return page_html(_page(report))
     if form == "csv":
         return _csv(report, "runs" if part == "all" else part)
     write = markdown if form == "md" else latex
@@ -115,20 +135,20 @@ def report_files(report: Report, form: str, part: str = "all") -> dict[str, str]
     return files
 
 
-def _sheets(report: Report, part: str, linked: bool = False) -> Iterator[Sheet]:
+def _sheets(report: Report, part: str, linked: bool = False) -> Iterator[TextDocument]:
     if part in ("all", "claims"):
         yield claims_sheet(report.sections, report.unrun, linked)
     if part in ("all", "tables"):
         yield from map(section_sheet, report.sections)
     if part in ("all", "runs"):
-        yield _runs_sheet(run_blocks(_summarized(report.groups), report.lost), outside(report))
+        yield _runs_sheet(run_blocks(_summarized(report.groups), report.diverged), outside(report))
 
 
-def _runs_sheet(blocks: Sequence[Block], notes: Sequence[str]) -> Sheet:
+def _runs_sheet(blocks: Sequence[TextTable], notes: Sequence[str]) -> TextDocument:
     """Notes on the scores are at the top if there is one table, otherwise below each table."""
     if len(blocks) == 1:
-        return Sheet("runs", "Runs", [replace(blocks[0], below=())], [*blocks[0].below, *notes])
-    return Sheet("runs", "Runs", blocks, notes)
+        return TextDocument("runs", "Runs", [replace(blocks[0], below=())], [*blocks[0].below, *notes])
+    return TextDocument("runs", "Runs", blocks, notes)
 
 
 def outside(report: Report) -> list[str]:
@@ -165,7 +185,7 @@ def _csv(report: Report, part: str) -> str:
 
 def _page(report: Report) -> Page:
     what = f"{counted(report.runs, 'run')} of {counted(report.settings, 'setting')}"
-    lead = f"{what}; all numbers are made from their records."
+    lead = f"{what}. All numbers are computed from their records."
     lead = " ".join([lead, *outside(report)])
     summaries = _summarized(report.groups)
     timed = [(group, name) for name, groups in report.timed.items() for group in groups.values()]
@@ -176,7 +196,11 @@ def _page(report: Report) -> Page:
         [row for section in report.sections for row in claim_rows(section)],
         [section_view(section) for section in report.sections],
         [(one.title, one.command, one.why) for one in report.unrun],
-        [table for block in run_blocks(summaries, report.lost) for table in score_tables(block, _scores_title(block))],
+        [
+            table
+            for block in run_blocks(summaries, report.diverged)
+            for table in score_tables(block, _scores_title(block))
+        ],
         _compared(report, summaries),
         views.views,
         views.note,
@@ -187,12 +211,12 @@ def _page(report: Report) -> Page:
 def _views(report: Report, timed: Sequence[tuple[Sequence[Record], str]]) -> Iterator[tuple[RunView, Iterator[str]]]:
     """View of each configuration, and a lazy iterator of its figures."""
     for run, group in report.groups.items():
-        yield _run_view(group, lost=report.lost.get(run, {})), _drawn(group)
+        yield _run_view(group, diverged=report.diverged.get(run, {})), run_figures(group)
     for group, name in timed:
         yield _run_view(group, name), iter(())
 
 
-def _scores_title(block: Block) -> str:
+def _scores_title(block: TextTable) -> str:
     return f"Scores of all runs{f': {block.title.lower()}' if block.title else ''}"
 
 
@@ -208,10 +232,10 @@ def _compared(report: Report, summaries: Mapping[str, Sequence[Summary]]) -> lis
             stream, strategy, norm = run_names(group[0].config)
             exact = ", exact moments" if group[0].config.evaluate.moments == "oracle" else ""
             by_stream[stream, group[0].multi_label][f"{strategy} {norm}{exact} ({name[:4]})"] = name
-    draw = {False: figures.accuracy_over_tasks, True: map_over_tasks}
+    draw = {False: accuracy_over_tasks, True: map_over_tasks}
     drawn = []
     for (stream, several), by_title in by_stream.items():
-        shown = strongest({title: summaries[name] for title, name in by_title.items()})
+        shown = highest_scoring({title: summaries[name] for title, name in by_title.items()})
         more = (
             f", the {len(shown)} of {len(by_title)} settings with the highest score"
             if len(shown) < len(by_title)
@@ -222,33 +246,12 @@ def _compared(report: Report, summaries: Mapping[str, Sequence[Summary]]) -> lis
     return drawn
 
 
-def _run_view(group: Sequence[Record], timed: str = "", lost: Mapping[int, str] | None = None) -> RunView:
+def _run_view(group: Sequence[Record], timed: str = "", diverged: Mapping[int, str] | None = None) -> RunView:
     first = group[0]
-    facts = [*_facts(group), *([("lost", divergence_text(lost, len(group)))] if lost else [])]
+    facts = [*_facts(group), *([("diverged", divergence_text(diverged, len(group)))] if diverged else [])]
     title = " ".join(run_names(first.config)) + (f", timed for {timed}" if timed else "")
     settings = format_settings(changed(first.config), {*changed_keys(first.config), "evaluate.moments"})
     return RunView(first.config.hash, title, settings, _command(group), facts)
-
-
-def _drawn(group: Sequence[Record]) -> Iterator[str]:
-    first = group[0]
-    if first.multi_label:
-        yield from run_figures(group)
-        yield from _drift(group)
-        return
-    yield matrix_heat_map(group, "Accuracy, mean over seeds")
-    yield from _drift(group)
-    both = all(record.matrix_of("matrix_running") is not None for record in group)
-    if both and min(record.matrix.tasks for record in group) > 1:
-        yield figures.forgetting_split(group, "Forgotten since each task was learned (fm_first)")
-
-
-def _drift(group: Sequence[Record]) -> list[str]:
-    rows = group[0].drift.get("by_task")
-    if not rows or not rows[0] or not all(record.drift.get("by_task") for record in group):
-        return []
-    draw = figures.drift_over_tasks if len(rows[0]) <= 4 else figures.drift_by_depth
-    return [draw(group, "Running moments drift from exact ones")]
 
 
 def _command(group: Sequence[Record]) -> str:
@@ -310,3 +313,40 @@ def _of_one(record: Record) -> dict[str, str]:
         "commit": str(raw.get("commit") or "unknown"),
         "record": "sealed" if record.sealed else "unsealed (schema 1)",
     }
+
+
+def write_report(report: Report, form: str, part: str, out: Path | None, console: Console) -> None:
+    """Write a report.
+
+    Args:
+        report: What to write.
+        form: One of ``html``, ``md``, ``latex`` and ``csv``.
+        part: One of ``all``, ``tables``, ``claims`` and ``runs``.
+        out: File to write. A path without a suffix, or of an existing folder, is a folder with one file per table.
+            None writes ``report.html``, or prints the other formats.
+        console: Terminal to print to.
+    """
+    if out is None and form != "html":
+        print(report_text(report, form, part), end="")
+        return
+    path = out or Path("report.html")
+    if not path.is_dir():
+        _check_ending(path, form)
+    if path.is_dir() or not path.suffix:
+        texts = {path / name: text for name, text in report_files(report, form, part).items()}
+    else:
+        texts = {path: report_text(report, form, part)}
+    for file, text in texts.items():
+        with usable(file, "it can't be written", "Say with -o where else."):
+            write_output(file, text.encode())
+    where = str(path) if list(texts) == [path] else f"{len(texts)} files under {path}"
+    console.print(safe_text(f"{counted(report.runs, 'run')} in {where}"), soft_wrap=True)
+
+
+def _check_ending(path: Path, form: str) -> None:
+    """Raise a `UserError` if the suffix of a file belongs to another format."""
+    suffix_format = {f".{ending}": name for name, ending in ENDINGS.items()}.get(path.suffix.lower(), form)
+    if form in ENDINGS and suffix_format != form:
+        raise UserError(
+            f"-o {path}: the name is of another format than {form}. Use --format {suffix_format}, or another name."
+        )

@@ -20,7 +20,7 @@ from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.config.sources import format_settings
 from contnorm.bench.metrics.accuracy_matrix import AccuracyMatrix, score
 from contnorm.bench.metrics.multilabel import LabelMatrix, mean_ap
-from contnorm.bench.records import Record, by_settings
+from contnorm.bench.records import Record, group_by_run
 from contnorm.bench.streams.tasks import STREAMS
 from contnorm.cli.tables import column_widths, print_columns, print_indented, print_text, safe_text
 from contnorm.paper.format import spread
@@ -28,7 +28,7 @@ from contnorm.paper.scores import score_title
 from contnorm.paper.tables import LABEL_FORGETTING, data_part, data_remarks, digits_remarks, divergence_text
 from contnorm.registry import find_norm
 from contnorm.report.summaries import GROUPS_SHOWN, LABEL_SCORES_SHOWN, SCORES_SHOWN, Summary, summarize
-from contnorm.report.text_tables import Block, csv_text
+from contnorm.report.text_tables import TextTable, csv_text
 
 __all__ = [
     "GROUPS_SHOWN",
@@ -129,7 +129,7 @@ def divergence_lines(records: Sequence[Record | Summary], diverged: DivergedSeed
 def _show_scores(records: Sequence[Summary], console: Console) -> None:
     if not records:
         return
-    groups = by_settings(records)
+    groups = group_by_run(records)
     shown_keys = _choose_keys([group[0].config for group in groups.values()])
     rows = [row for group in groups.values() for row in score_rows(group, shown_keys)]
     with_settings = len(groups) > 1 and any(row.settings for row in rows)
@@ -321,7 +321,7 @@ LABELS_NOTE = (
 )
 
 
-def run_blocks(groups: Mapping[str, Sequence[Summary]], diverged: DivergedSeeds) -> list[Block]:
+def run_blocks(groups: Mapping[str, Sequence[Summary]], diverged: DivergedSeeds) -> list[TextTable]:
     """One row per configuration, kind of moments and group of labels; notes on diverged seeds below.
 
     Example:
@@ -343,7 +343,7 @@ def _data_notes(groups: Iterable[Sequence[Summary]]) -> list[str]:
     return [*(f"Some runs used {part}." for part in parts), *data_remarks(records)]
 
 
-def _block(title: str, groups: Iterable[Sequence[Summary]], notes: Sequence[str]) -> Block:
+def _block(title: str, groups: Iterable[Sequence[Summary]], notes: Sequence[str]) -> TextTable:
     rows = [row for group in groups for row in score_rows(group, changed_keys(group[0].config))]
     labels = ["labels"] if rows[0].labels else []
     settings = ["settings"] if any(row.settings for row in rows) else []
@@ -355,7 +355,7 @@ def _block(title: str, groups: Iterable[Sequence[Summary]], notes: Sequence[str]
         ]
         for row in rows
     ]  # fmt: skip
-    return Block(title, heads, written, notes)
+    return TextTable(title, heads, written, notes)
 
 
 def runs_csv(groups: Groups) -> str:

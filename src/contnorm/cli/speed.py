@@ -11,20 +11,20 @@ from rich.console import Console
 
 from contnorm.bench.api.execution import find_device
 from contnorm.bench.data.registry import data_root
-from contnorm.benchmarks.layers import layer_rows
-from contnorm.benchmarks.runs import CASES, run_rows
-from contnorm.benchmarks.step import eager_row, step_rows
-from contnorm.benchmarks.table import circumstances, flat, write_rows
+from contnorm.benchmarks.layers import measure_layers
+from contnorm.benchmarks.runs import RUN_CASES, measure_runs
+from contnorm.benchmarks.step import measure_eager_step, measure_steps
+from contnorm.benchmarks.timing import environment_of, flatten_row, write_rows
 from contnorm.cli.tables import safe_text
 from contnorm.errors import UserError, unknown
 
-__all__ = ["KINDS", "bench"]
+__all__ = ["KINDS", "speed"]
 
 KINDS = ("layers", "step", "run")
 WIDTHS = {"shape": 15, "layer": 11, "stream": 14}
 
 
-def bench(
+def speed(
     what: str,
     device: str,
     root: Path | None,
@@ -45,37 +45,39 @@ def bench(
         only: Words that a timed run must have, such as a strategy or a norm; for ``what="run"``.
     """
     if only and what != "run":
-        raise UserError(f"--only {' '.join(only)}: only whole runs are chosen from; layers and steps go together.")
+        raise UserError(
+            f"--only {' '.join(only)} applies to the benchmark run, not to {what}. Leave it out, or use: speed run"
+        )
     if what not in KINDS:
         raise unknown("benchmark", what, KINDS)
     torch_device = find_device(device)
-    environment = circumstances(torch_device)
+    environment = environment_of(torch_device)
     console.print(safe_text(", ".join(f"{key} {value}" for key, value in environment.items())))
     lines: list[dict[str, Any]] = []
     for row in _rows(what, torch_device, data_root(root), max_steps, only):
-        line = flat(row)
+        line = flatten_row(row)
         if not lines:
             console.print(safe_text(_aligned({name: name for name in line})), soft_wrap=True)
         console.print(safe_text(_aligned(line)), soft_wrap=True)
         lines.append(line | environment)
         write_rows(out / f"{what}.csv", lines)  # after each row, so that an interrupt loses none
     if not lines:
-        raise UserError(f"--only {' '.join(only)}: no run has all of these. There are {_cases_in_words()}.")
+        raise UserError(f"--only {' '.join(only)} matches no run. Available: {_cases_in_words()}.")
     console.print(safe_text(f"{len(lines)} rows in {out / f'{what}.csv'}"))
 
 
 def _cases_in_words() -> str:
-    return ", ".join(f"{case.stream} {case.strategy} {case.norm}" for case in CASES)
+    return ", ".join(f"{case.stream} {case.strategy} {case.norm}" for case in RUN_CASES)
 
 
 def _rows(what: str, device: torch.device, root: Path, max_steps: int | None, only: Sequence[str]) -> Iterator[Any]:
     if what == "layers":
-        yield from layer_rows(device)
+        yield from measure_layers(device)
     elif what == "step":
-        yield from (eager_row(device, norm) for norm in ("bn", "cn"))
-        yield from step_rows(device)
+        yield from (measure_eager_step(device, norm) for norm in ("bn", "cn"))
+        yield from measure_steps(device)
     else:
-        yield from run_rows(device.type, root, max_steps, only)
+        yield from measure_runs(device.type, root, max_steps, only)
 
 
 def _aligned(line: dict[str, Any]) -> str:

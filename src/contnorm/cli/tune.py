@@ -231,7 +231,7 @@ def _rate_results(grid: _Grid, records: RecipeRecords) -> list[RateResult]:
     results = []
     for rate, config in grid.configs.items():
         seeds = sorted(records.store.seeds(config, records.seeds))
-        accuracies = [records.store.load(records.store.path(config, seed)).score("acc") for seed in seeds]
+        accuracies = [records.store.load_run(config, seed).score("acc") for seed in seeds]
         results.append(RateResult.of(rate, accuracies, len(records.diverged(config))))
     return results
 
@@ -304,7 +304,7 @@ def _footer(results: Sequence[_GridResult]) -> Iterator[str]:
     if any(rate.diverged for result in results for rate in result.rates):
         yield (
             "diverged: the loss is not finite. Such a learning rate is not chosen, and the run is not repeated; delete "
-            "its <seed>.lost.json under the runs to repeat it."
+            "its record to repeat it."
         )
     for result in results:
         best, label = result.best, " ".join(result.grid.names)

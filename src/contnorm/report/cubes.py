@@ -21,8 +21,8 @@ GROUP = 3  # channels in a group
 BLUE, ORANGE, PLAIN, EDGE = "#4477aa", "#ee7733", "#f4f4f1", "#55555a"
 DEPTH = (0.42, 0.30)  # offset of one sample to the right and up
 
-Cell = Callable[[int, int], bool]  # (sample, channel) -> painted; all positions share moments in every norm
-Cube = tuple[str, str, Cell]
+IsPainted = Callable[[int, int], bool]  # (sample, channel) -> painted; all positions share moments in every norm
+Cube = tuple[str, str, IsPainted]
 
 
 def _across_samples(sample: int, channel: int) -> bool:
@@ -98,7 +98,7 @@ def draw_cubes(path: str | Path) -> None:
         plt.close(figure)
 
 
-def _cube(axes: Axes, left: float, colour: str, painted: Cell, axes_named: bool) -> None:
+def _cube(axes: Axes, left: float, colour: str, painted: IsPainted, axes_named: bool) -> None:
     """Draw the three visible faces: first sample (front), top positions (top), last channel (right)."""
     dx, dy = DEPTH
     for channel in range(CHANNELS):

@@ -5,22 +5,27 @@ The content is passed as plain data (`Page` and its parts); this module only ren
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
+from itertools import count
 
 from contnorm.bench.escape import escape_terminal
+from contnorm.report.svg import ID_PREFIX
 
-__all__ = ["Cell", "ClaimRow", "Page", "Rows", "RunView", "SectionView", "Table", "page_html"]
+__all__ = ["ClaimRow", "Page", "RowGroup", "RunView", "SectionView", "Table", "TableCell", "page_html"]
+
+ID = re.compile(rf'( id="| href="#|url\(#){ID_PREFIX}')
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """One cell of a table; a verdict is shown in words and by colour."""
 
     text: str
-    beside: str = ""  # the value that it is compared with
-    apart: str = ""  # the difference from that value
+    reference: str = ""  # the value that it is compared with
+    difference: str = ""  # the difference from that value
     verdict: str = ""  # text; its first word, such as agrees, above or below, selects the colour
 
     @property
@@ -30,11 +35,11 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowGroup:
     """Rows under a common heading, which may be empty."""
 
     title: str
-    rows: Sequence[Sequence[Cell]]
+    rows: Sequence[Sequence[TableCell]]
 
 
 @dataclass(frozen=True)
@@ -43,7 +48,7 @@ class Table:
 
     title: str
     heads: Sequence[str]
-    groups: Sequence[Rows]
+    groups: Sequence[RowGroup]
     notes: Sequence[str] = ()
     folded: bool = False
 
@@ -52,9 +57,9 @@ class Table:
 class ClaimRow:
     """A claim, its outcome, and its least favourable case."""
 
-    says: str
+    text: str
     outcome: str  # holds, does not hold or undecided
-    beside: str  # the score it is judged by, and the settings
+    basis: str  # the score it is judged by, and the settings
     section: str  # name of the section with the details
     where: str
     cases: str
@@ -103,7 +108,7 @@ class Page:
     fold_runs: bool = False  # whether the list of runs is folded
 
     @property
-    def counted(self) -> list[tuple[str, int]]:
+    def claim_counts(self) -> list[tuple[str, int]]:
         """Number of claims by outcome; claims without any run are counted as not run, not as undecided."""
         outcomes = [claim.outcome if claim.measured else "not run" for claim in self.claims]
         return [(outcome, outcomes.count(outcome)) for outcome in ("holds", "does not hold", "undecided", "not run")]
@@ -122,8 +127,19 @@ def page_html(page: Page) -> str:
         lstrip_blocks=True,
     )
     environment.filters["typeset"] = lambda text: str(text).replace("+-", "±")
+    environment.filters["with_unique_ids"] = _with_unique_ids()
     style = files("contnorm.report").joinpath("templates", "page.css").read_text(encoding="utf-8")
     return environment.get_template("page.html.jinja").render(page=page, style=style)
+
+
+def _with_unique_ids() -> Callable[[str], str]:
+    """Filter for the figures of one page: numbers their ids, since all elements of a page share one set of ids."""
+    figures = count(1)
+
+    def renamed(svg: str) -> str:
+        return ID.sub(rf"\g<1>f{next(figures)}-", svg)
+
+    return renamed
 
 
 def _finalize(value: object) -> object:

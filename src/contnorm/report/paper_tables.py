@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 
@@ -10,27 +11,32 @@ from contnorm.paper.claims import ClaimCase, ClaimResult
 from contnorm.paper.format import case_numbers, claim_criterion, no_interval_reason, paper_number, spread, verdict_text
 from contnorm.paper.recipe import DIMENSIONS
 from contnorm.paper.scores import score_title
+from contnorm.paper.selection import RateResult, Selection
 from contnorm.paper.tables import Line
-from contnorm.report.lr_grid import GRID_NOTE, grid_rows
-from contnorm.report.sections import Part, Section, Unrun, Way, weakest
-from contnorm.report.text_tables import Block, Link, Sheet, csv_text
+from contnorm.report.sections import Part, Section, UnrunRecipe, Variant, least_favourable
+from contnorm.report.text_tables import Link, TextDocument, TextTable, csv_text
 
-__all__ = ["claims_csv", "claims_sheet", "section_sheet", "tables_csv"]
+__all__ = ["GRID_NOTE", "claims_csv", "claims_sheet", "grid_rows", "section_sheet", "tables_csv"]
 
 LINE_HEADS = ("norm", "score", "seeds", "ours", "paper", "difference", "95 % interval", "verdict")
 CASE_HEADS = ("case", "difference", "95 % interval (t)", "bootstrap", "effect", "pairs", "outcome")
+GRID_NOTE = (
+    "Mean ACC on the validation tasks, which the table leaves out, over seeds; the chosen one in brackets: the "
+    "highest, and of several the smallest learning rate. One that lost a seed, because its loss was no longer finite, "
+    "does not count, whatever the others have: it would fail in the table too. A dash was not tried."
+)
 
 
-def section_sheet(section: Section) -> Sheet:
-    """Sheet of a table or figure: our results next to the paper's, the missing runs, and the claims."""
-    blocks = [block for variant in section.ways for block in _blocks(section, variant)]
+def section_sheet(section: Section) -> TextDocument:
+    """TextDocument of a table or figure: our results next to the paper's, the missing runs, and the claims."""
+    blocks = [block for variant in section.variants for block in _blocks(section, variant)]
     if section.selection is not None and section.selection.rates:
         heads, *rows = grid_rows(section.selection)
-        blocks.append(Block("Learning rates tried on the validation tasks", heads, rows, (GRID_NOTE,)))
-    return Sheet(section.recipe.name, section.title, blocks, section.notes, section.command)
+        blocks.append(TextTable("Learning rates tried on the validation tasks", heads, rows, (GRID_NOTE,)))
+    return TextDocument(section.recipe.name, section.title, blocks, section.notes, section.command)
 
 
-def _blocks(section: Section, variant: Way) -> Iterator[Block]:
+def _blocks(section: Section, variant: Variant) -> Iterator[TextTable]:
     of = f" ({variant.title.lower()})" if variant.title else ""
     for part in variant.parts:
         if part.run:
@@ -38,9 +44,9 @@ def _blocks(section: Section, variant: Way) -> Iterator[Block]:
     missing = tuple(f"{part.title}: {', '.join(_norms(part))}" for part in variant.parts if _norms(part))
     if variant.remarks and variant.run:
         judged = any(line.comparison is not None for part in variant.parts for line in part.lines)
-        yield Block(f"{'Verdicts' if judged else 'Remarks'}{of}", below=variant.remarks)
+        yield TextTable(f"{'Verdicts' if judged else 'Remarks'}{of}", below=variant.remarks)
     if missing:
-        yield Block(f"Not run{of}", below=missing)
+        yield TextTable(f"Not run{of}", below=missing)
     for decided in variant.decided:
         yield _claim(decided, of, variant.whole)
 
@@ -49,14 +55,14 @@ def _norms(part: Part) -> list[str]:
     return [one.cell.norm for one in part.measured if not one.run]
 
 
-def _lines(section: Section, part: Part, of: str) -> Block:
+def _lines(section: Section, part: Part, of: str) -> TextTable:
     if all(line.published is None for line in part.lines):
         return _ours_alone(section, part, of)
     rows = [_line(line, section.row_name(line.measured)) for line in part.lines]
-    return Block(f"{part.title}{of}", LINE_HEADS, rows)
+    return TextTable(f"{part.title}{of}", LINE_HEADS, rows)
 
 
-def _ours_alone(section: Section, part: Part, of: str) -> Block:
+def _ours_alone(section: Section, part: Part, of: str) -> TextTable:
     """Table for parts without published numbers: one row per norm, one column per score."""
     scores = list(dict.fromkeys(line.score for line in part.lines))
     rows = []
@@ -65,7 +71,7 @@ def _ours_alone(section: Section, part: Part, of: str) -> Block:
         seeds = max(map(len, by_score.values()), default=0)
         cells = [spread(by_score[score]) if by_score.get(score) else one.empty_text for score in scores]
         rows.append([section.row_name(one), str(seeds), *cells])
-    return Block(f"{part.title}{of}", ["norm", "seeds", *map(score_title, scores)], rows)
+    return TextTable(f"{part.title}{of}", ["norm", "seeds", *map(score_title, scores)], rows)
 
 
 def _line(line: Line, name: str) -> list[str]:
@@ -74,7 +80,7 @@ def _line(line: Line, name: str) -> list[str]:
     return [*what, paper_number(line.published), *verdict_text(line.comparison)]
 
 
-def _curves(section: Section, part: Part, of: str) -> Block:
+def _curves(section: Section, part: Part, of: str) -> TextTable:
     rows = []
     for one in part.measured:
         for score in section.recipe.scores.values():
@@ -83,31 +89,31 @@ def _curves(section: Section, part: Part, of: str) -> Block:
             rows.append([section.row_name(one), score_title(score), str(len(curves)), *(means or [one.empty_text])])
     tasks = max(map(len, rows)) - 3
     heads = ["norm", "score", "seeds", *(f"task {i + 1}" for i in range(tasks))]
-    return Block(f"{part.title}{of}", heads, [row + [""] * (len(heads) - len(row)) for row in rows])
+    return TextTable(f"{part.title}{of}", heads, [row + [""] * (len(heads) - len(row)) for row in rows])
 
 
-def _claim(decided: ClaimResult, of: str, whole: bool) -> Block:
+def _claim(decided: ClaimResult, of: str, whole: bool) -> TextTable:
     outcome = decided.outcome.upper() + ("" if whole else ", of what is run")
     title = f"{outcome}: {decided.claim.says} ({claim_criterion(decided.claim)}){of}"
-    return Block(title, CASE_HEADS, [_case(case) for case in decided.cases])
+    return TextTable(title, CASE_HEADS, [_case(case) for case in decided.cases])
 
 
 def _case(case: ClaimCase) -> list[str]:
     return [case.what, *case_numbers(case), str(case.seeds) if case.seeds else "none", case.outcome]
 
 
-def claims_sheet(sections: Sequence[Section], unrun: Sequence[Unrun], linked: bool = False) -> Sheet:
-    """Sheet of all claims and their outcomes; ``linked`` adds links to the files of their tables."""
+def claims_sheet(sections: Sequence[Section], unrun: Sequence[UnrunRecipe], linked: bool = False) -> TextDocument:
+    """TextDocument of all claims and their outcomes; ``linked`` adds links to the files of their tables."""
     rows = []
     for section in sections:
         name = section.title.partition(":")[0]
         where = Link(name, f"{section.recipe.name}.md") if linked else name
-        for variant in section.ways:
+        for variant in section.variants:
             rows += [_summed_up(decided, variant, where) for decided in variant.decided]
     heads = ("outcome", "claim", "by", "of", "cases that hold", "least favourable case")
     missing = tuple(f"{one.title}{f' ({one.why})' if one.why else ''}" for one in unrun)
-    blocks = [Block("", heads, rows), *([Block("Not run", below=missing)] if missing else [])]
-    return Sheet("claims", "What the paper claims, and what the runs say", blocks, (HOW,))
+    blocks = [TextTable("", heads, rows), *([TextTable("Not run", below=missing)] if missing else [])]
+    return TextDocument("claims", "What the paper claims, and what the runs say", blocks, (HOW,))
 
 
 HOW = (
@@ -117,8 +123,8 @@ HOW = (
 )
 
 
-def _summed_up(decided: ClaimResult, variant: Way, where: str) -> list[str]:
-    case = weakest(decided)
+def _summed_up(decided: ClaimResult, variant: Variant, where: str) -> list[str]:
+    case = least_favourable(decided)
     difference, interval, _, effect = case_numbers(case)
     result = (
         f"{difference}, {interval}, effect {effect}, {case.seeds} pairs" if case.interval else no_interval_reason(case)
@@ -135,7 +141,7 @@ def tables_csv(sections: Sequence[Section]) -> str:
         "recipe", "settings", *DIMENSIONS, "score", "seeds", "mean", "std", "paper_mean", "paper_std", "doubt",
         "difference", "low", "high", "verdict", "interval_of", "source",
     ]  # fmt: skip
-    variants = [(section, variant) for section in sections for variant in section.ways]
+    variants = [(section, variant) for section in sections for variant in section.variants]
     rows = [
         [s.recipe.name, variant.title, *_values(line)]
         for s, variant in variants
@@ -166,7 +172,10 @@ def claims_csv(sections: Sequence[Section]) -> str:
         "bootstrap_low", "bootstrap_high", "effect", "case_outcome",
     ]  # fmt: skip
     claims = [
-        (s.recipe.name, variant.title, decided) for s in sections for variant in s.ways for decided in variant.decided
+        (s.recipe.name, variant.title, decided)
+        for s in sections
+        for variant in s.variants
+        for decided in variant.decided
     ]
     return csv_text(heads, [[name, title, *row] for name, title, decided in claims for row in _case_values(decided)])
 
@@ -179,3 +188,31 @@ def _case_values(decided: ClaimResult) -> Iterator[list[object]]:
         mean = None if pair is None else pair.mean
         numbers_ = [case.seeds, mean, *(case.interval or (None, None)), *drawn]
         yield [claim.says, claim.score, decided.outcome, case.what, *numbers_, case.outcome]
+
+
+def grid_rows(selection: Selection) -> list[list[str]]:
+    """Headings and rows: one row per chosen learning rate, one column per rate that was tried.
+
+    Example:
+        >>> from contnorm.paper.selection import SelectedRate
+        >>> grid = (RateResult(0.03, 61.0, 1.5, 3), RateResult(0.1, 64.0, 1.0, 3), RateResult(0.3, 66.0, 2.0, 2, 1))
+        >>> for row in grid_rows(Selection("x", (SelectedRate({"norm": "cn", "momentum": "own"}, 0.1, "fp32", grid),))):
+        ...     print(row)
+        ['of', 'precision', 'lr 0.03', 'lr 0.1', 'lr 0.3']
+        ['cn', 'fp32', '61.00 +- 1.50', '[64.00 +- 1.00]', '66.00 +- 2.00, 1 lost']
+    """
+    rates = sorted({tried.lr for one in selection.rates for tried in one.grid})
+    rows = [["of", "precision", *(f"lr {rate:g}" for rate in rates)]]
+    for one in selection.rates:
+        by_rate = {tried.lr: _rate_words(tried, tried.lr == one.lr) for tried in one.grid}
+        what = " ".join(str(value) for value in one.where.values() if value != "own")
+        rows.append([what, one.precision, *(by_rate.get(rate, "-") for rate in rates)])
+    return rows
+
+
+def _rate_words(tried: RateResult, chosen: bool) -> str:
+    words = [] if math.isnan(tried.mean) else [f"{tried.mean:.2f}"]
+    words += [] if math.isnan(tried.sd) else [f"+- {tried.sd:.2f}"]
+    diverged = [f"{tried.diverged} lost"] if tried.diverged else []
+    text = ", ".join([*([" ".join(words)] if words else []), *diverged]) or "-"
+    return f"[{text}]" if chosen else text

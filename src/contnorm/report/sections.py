@@ -28,9 +28,9 @@ from contnorm.paper.tables import (
     renorm_remarks,
     verdict_remarks,
 )
-from contnorm.report.record_shelf import Shelf, Shelves, measured_of
+from contnorm.report.record_index import RecordFolders, RecordIndex, cells_with_records
 
-__all__ = ["Part", "Section", "Unrun", "Way", "sections_of", "table_title", "weakest"]
+__all__ = ["Part", "Section", "UnrunRecipe", "Variant", "least_favourable", "sections_of", "table_title"]
 
 OF_ROWS = (
     "norm",
@@ -58,7 +58,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Way:
+class Variant:
     """Variant of a table with one choice of settings; the title is empty if there is only one variant."""
 
     title: str
@@ -86,17 +86,17 @@ class Section:
     recipe: Recipe
     title: str
     notes: tuple[str, ...]
-    ways: tuple[Way, ...]
+    variants: tuple[Variant, ...]
     command: str
     selection: Selection | None = None
 
     @property
     def records(self) -> list[Record]:
-        return [record for variant in self.ways for record in variant.records]
+        return [record for variant in self.variants for record in variant.records]
 
     @property
     def run(self) -> bool:
-        return any(variant.run for variant in self.ways)
+        return any(variant.run for variant in self.variants)
 
     def row_name(self, one: MeasuredCell) -> str:
         """Name of a row: its norm, and its learning rate if its stream has several."""
@@ -105,12 +105,12 @@ class Section:
         return f"{one.cell.norm}, lr {rate:g}" if rate is not None and several else one.cell.norm
 
     def _rates(self, stream: str) -> set[float | None]:
-        cells = (one for variant in self.ways for part in variant.parts for one in part.measured)
+        cells = (one for variant in self.variants for part in variant.parts for one in part.measured)
         return {_rate(one) for one in cells if one.cell.place["stream"] == stream}
 
 
 @dataclass(frozen=True)
-class Unrun:
+class UnrunRecipe:
     """A recipe without any run; ``why`` is the reason if it can't be run yet."""
 
     name: str
@@ -124,19 +124,19 @@ def _rate(one: MeasuredCell) -> float | None:
     return rate
 
 
-def sections_of(names: Iterable[str], shelves: Shelves) -> tuple[list[Section], list[Unrun]]:
+def sections_of(names: Iterable[str], folders: RecordFolders) -> tuple[list[Section], list[UnrunRecipe]]:
     """Sections of the recipes with runs, and the recipes without; recipes that have nothing to run are left out."""
     sections, unrun = [], []
     for name in names:
         recipe = find_recipe(name)
         if recipe.kind == "waiting":
-            unrun.append(Unrun(recipe.name, table_title(recipe), "", recipe.note))
+            unrun.append(UnrunRecipe(recipe.name, table_title(recipe), "", recipe.note))
         elif recipe.kind in ("runs", "curves"):
-            section = _section(recipe, name, shelves.of(recipe), shelves.selection(recipe))
+            section = _section(recipe, name, folders.of(recipe), folders.selection(recipe))
             if section.run:
                 sections.append(section)
             else:
-                unrun.append(Unrun(recipe.name, section.title, section.command))
+                unrun.append(UnrunRecipe(recipe.name, section.title, section.command))
     return sections, unrun
 
 
@@ -151,7 +151,7 @@ def table_title(recipe: Recipe) -> str:
     return f"{name}: {recipe.title}"
 
 
-def weakest(decided: ClaimResult) -> ClaimCase:
+def least_favourable(decided: ClaimResult) -> ClaimCase:
     """Least favourable case of a claim: the one with the worst outcome and, among those, the worst numbers."""
     order = ("does not hold", "undecided", "holds")
     return min(decided.cases, key=lambda case: (order.index(case.outcome), _support(decided, case)))
@@ -167,14 +167,14 @@ def _support(decided: ClaimResult, case: ClaimCase) -> float:
     return {"above": mean, "under": -mean}.get(decided.claim.kind, -abs(mean))
 
 
-def _section(recipe: Recipe, name: str, shelf: Shelf, selection: Selection | None) -> Section:
-    variants = tuple(_variants(recipe, shelf, selection))
+def _section(recipe: Recipe, name: str, index: RecordIndex, selection: Selection | None) -> Section:
+    variants = tuple(_variants(recipe, index, selection))
     notes = (*((recipe.note,) if recipe.note else ()), *forgetting_definitions(list(recipe.scores.values())))
     command = _command(name, [r for variant in variants for r in variant.records])
     return Section(recipe, table_title(recipe), notes, variants, command, selection)
 
 
-def _variants(recipe: Recipe, shelf: Shelf, selection: Selection | None) -> list[Way]:
+def _variants(recipe: Recipe, index: RecordIndex, selection: Selection | None) -> list[Variant]:
     """Both variants if settings were chosen; a variant is left out if none of its differing cells was run."""
     if selection is not None:
         same, chosen = recipe, with_selection(recipe, selection)
@@ -183,8 +183,8 @@ def _variants(recipe: Recipe, shelf: Shelf, selection: Selection | None) -> list
         same, chosen = replace(recipe, selected=()), recipe
         titles = ONE_FOR_ALL, RECIPES_OWN
     else:
-        return [_variant("", recipe, measured_of(recipe, shelf))]
-    cells = [measured_of(one, shelf) for one in (same, chosen)]
+        return [_variant("", recipe, cells_with_records(recipe, index))]
+    cells = [cells_with_records(one, index) for one in (same, chosen)]
     differing = [(a, b) for a, b in zip(*cells, strict=True) if a.cell.values != b.cell.values]
     covered = [one for one in cells[1] if selection is None or covers(selection, one.cell)]
     unchosen = len(cells[1]) - len(covered)
@@ -193,7 +193,7 @@ def _variants(recipe: Recipe, shelf: Shelf, selection: Selection | None) -> list
     return with_runs or [variants[selection is None]]
 
 
-def _variant(title: str, recipe: Recipe, measured: Sequence[MeasuredCell], unchosen: int = 0) -> Way:
+def _variant(title: str, recipe: Recipe, measured: Sequence[MeasuredCell], unchosen: int = 0) -> Variant:
     """``unchosen`` is the number of cells left out because no settings were chosen for them."""
     parts = tuple(_parts(recipe, measured))
     recorded = [one for one in measured if one.records]
@@ -207,7 +207,7 @@ def _variant(title: str, recipe: Recipe, measured: Sequence[MeasuredCell], uncho
         *judged,
     ]
     notes += [f"Left out: the {unchosen} cells for which no learning rate was chosen."] if unchosen else []
-    return Way(title, parts, decided, tuple(notes))
+    return Variant(title, parts, decided, tuple(notes))
 
 
 def _parts(recipe: Recipe, measured: Sequence[MeasuredCell]) -> Iterable[Part]:

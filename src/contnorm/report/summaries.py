@@ -12,12 +12,11 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from contnorm.bench import record_checks
-from contnorm.bench import records as results
+from contnorm.bench import record, record_checks
 from contnorm.bench.config import schema as config_module
 from contnorm.bench.config.schema import RunConfig, from_dict
 from contnorm.bench.data.dataset import GROUPS
@@ -26,16 +25,18 @@ from contnorm.bench.metrics import accuracy_matrix as matrix
 from contnorm.bench.metrics import multilabel
 from contnorm.bench.metrics.accuracy_matrix import score
 from contnorm.bench.metrics.multilabel import label_score
+from contnorm.bench.record_sets import drop_finished, reasons_by_run
 from contnorm.bench.records import (
-    Layout,
+    DivergedRun,
     Record,
+    RecordShape,
     RunFolder,
     Store,
-    distinct,
-    diverged_seeds,
-    fitting,
+    drop_duplicates,
+    drop_inconsistent,
     is_folder_of_runs,
-    none_finished,
+    no_finished_run,
+    read_notes,
     run_folders,
 )
 from contnorm.errors import UserError
@@ -56,8 +57,8 @@ SCORES_SHOWN = ("acc", "fm", "la")
 LABEL_SCORES_SHOWN = ("c_f1", "o_f1", "map", "fm_c_f1", "fm_o_f1", "fm_map")
 GROUPS_SHOWN = ("overall", *GROUPS)
 INDEX = ".index.json"
-FEWEST = 500  # minimum number of records for an index; fewer are read quickly enough
-SETTLED = 2 * 10**9  # nanoseconds: a second change within the clock's resolution would not be noticed
+MIN_RECORDS = 500  # minimum number of records for an index; fewer are read quickly enough
+MIN_AGE_NS = 2 * 10**9  # nanoseconds: a second change within the clock's resolution would not be noticed
 
 Scores = Mapping[str, Mapping[str, Sequence[float]]]
 
@@ -78,7 +79,7 @@ class Summary:
     multi_label: bool
     scores: Scores
     source: Mapping[str, Any]
-    layout: Layout
+    shape: RecordShape
     file: str = ""
 
     @property
@@ -103,7 +104,7 @@ class Summaries:
 
     records: list[Summary]
     problems: list[str]
-    lost: dict[str, dict[int, str]] = field(default_factory=dict)
+    diverged: dict[str, dict[int, str]] = field(default_factory=dict)
 
 
 def summarize(record: Record) -> Summary:
@@ -116,7 +117,7 @@ def summarize(record: Record) -> Summary:
     """
     scores = dict(_label_scores(record) if record.multi_label else _accuracy_scores(record))
     labels, source, file = record.multi_label, record.raw.get("source", {}), str(record.path or "")
-    return Summary(record.config, record.seed, record.sealed, labels, scores, source, record.layout, file)
+    return Summary(record.config, record.seed, record.sealed, labels, scores, source, record.shape, file)
 
 
 def _accuracy_scores(record: Record) -> Iterator[tuple[str, dict[str, list[float]]]]:
@@ -138,39 +139,44 @@ def _label_scores(record: Record) -> Iterator[tuple[str, dict[str, list[float]]]
             )
 
 
-def find_summaries(store: Store, given: str) -> Summaries:
+def find_summaries(store: Store, query: str) -> Summaries:
     """Summaries of the records that `Store.search` finds."""
-    path = Path(given)
+    path = Path(query)
     if not is_folder_of_runs(path):
-        matches = store.search(given)
-        return Summaries(list(map(summarize, matches.records)), matches.problems, matches.lost)
+        matches = store.search(query)
+        return Summaries(list(map(summarize, matches.records)), matches.problems, matches.diverged)
     summaries = summaries_under(path)
     if not summaries.records and not summaries.problems:
-        raise none_finished(given, store.root, summaries.lost)
+        raise no_finished_run(query, store.root, summaries.diverged)
     return summaries
 
 
 def summaries_under(root: Path) -> Summaries:
-    """Summaries of all records under a folder of runs; unchanged records are taken from its index.
+    """Summaries of all records under a folder of runs or in an archive; unchanged files are taken from the index.
 
     Example:
         >>> summaries_under(Path("no such folder")).records
         []
     """
     folders = list(run_folders(root))
-    indexed = sum(len(folder.records) for folder in folders) >= FEWEST
+    indexed = sum(len(folder.records) for folder in folders) >= MIN_RECORDS
     index = _Index(root, _load_index(root) if indexed else {})
-    summaries = Summaries([], [])
+    archived = Store(root).archived
+    records: list[Summary] = []
+    diverged: list[DivergedRun] = []
+    problems: list[str] = []
     for folder in folders:
         if folder.problem:
-            summaries.problems.append(folder.problem)
-        records = list(_read(folder, root, index, summaries.problems))
-        summaries.records.extend(fitting(records, summaries.problems))
-        if diverged := diverged_seeds(folder, summaries.problems):
-            summaries.lost[folder.path.resolve().name] = diverged
+            problems.append(folder.problem)
+        records.extend(_read(folder, root, index, problems, diverged))
+        diverged.extend(read_notes(folder, problems))
     if indexed and (index.added or len(index.used) < len(index.entries)):
         _save_index(root, index.used)
-    return replace(summaries, records=distinct(summaries.records, summaries.problems))
+    problems.extend(archived.problems)
+    records = drop_duplicates([*records, *map(summarize, archived.records)], problems)
+    finished = {(record.config.hash, record.seed) for record in records}
+    remaining = drop_finished([*diverged, *archived.diverged_runs], finished)
+    return Summaries(drop_inconsistent(records, problems), problems, reasons_by_run(remaining))
 
 
 @dataclass
@@ -189,7 +195,9 @@ class _Entry:
     summary: Summary
 
 
-def _read(folder: RunFolder, root: Path, index: _Index, problems: list[str]) -> Iterator[Summary]:
+def _read(
+    folder: RunFolder, root: Path, index: _Index, problems: list[str], diverged: list[DivergedRun]
+) -> Iterator[Summary]:
     store = Store(root)
     for file in folder.records:
         name = f"{folder.path.name}/{file.name}"
@@ -204,11 +212,15 @@ def _read(folder: RunFolder, root: Path, index: _Index, problems: list[str]) -> 
             continue
         started = time.time_ns()
         try:
-            summary = summarize(store.load(Path(file.path)))
+            item = store.load_file(Path(file.path))
         except UserError as error:
             problems.append(str(error))
             continue
-        if started - max(identity[1:3]) > SETTLED:
+        if isinstance(item, DivergedRun):
+            diverged.append(item)
+            continue
+        summary = summarize(item)
+        if started - max(identity[1:3]) > MIN_AGE_NS:
             index.used[name], index.added = _Entry(identity, summary), True
         yield summary
 
@@ -220,20 +232,20 @@ def _identity(stat: os.stat_result) -> tuple[int, ...]:
 def _save_index(root: Path, entries: Mapping[str, _Entry]) -> None:
     """Write the index. Several processes may write it: each write is atomic, and the last one wins."""
     configs: dict[RunConfig, int] = {}
-    layouts: dict[Layout, int] = {}
+    shapes: dict[RecordShape, int] = {}
     sources: dict[str, int] = {}
     files = {}
     for name, entry in entries.items():
         one = entry.summary
         number = configs.setdefault(one.config, len(configs))
-        layout = layouts.setdefault(one.layout, len(layouts))
+        shape = shapes.setdefault(one.shape, len(shapes))
         source = sources.setdefault(json.dumps(one.source), len(sources))
-        values = (number, one.seed, one.sealed, one.multi_label, one.scores, source, layout)
+        values = (number, one.seed, one.sealed, one.multi_label, one.scores, source, shape)
         files[name] = (entry.identity, *values)
     content = {
         "code": _code(),
         "configs": [_non_default(config) for config in configs],
-        "layouts": [[layout.counts, layout.drift] for layout in layouts],
+        "shapes": [[shape.counts, shape.drift] for shape in shapes],
         "sources": [json.loads(source) for source in sources],
         "files": files,
     }
@@ -264,15 +276,15 @@ def _load_index(root: Path) -> dict[str, _Entry]:
         if content["code"] != _code():
             return {}
         configs = [from_dict(values) for values in content["configs"]]
-        layouts, sources = [Layout(*values) for values in content["layouts"]], content["sources"]
+        shapes, sources = [RecordShape(*values) for values in content["shapes"]], content["sources"]
         return {
             name: _Entry(
                 tuple(identity),
                 Summary(
-                    configs[number], seed, sealed, labels, scores, sources[source], layouts[layout], f"{root}/{name}"
+                    configs[number], seed, sealed, labels, scores, sources[source], shapes[shape], f"{root}/{name}"
                 ),
             )
-            for name, (identity, number, seed, sealed, labels, scores, source, layout) in content["files"].items()
+            for name, (identity, number, seed, sealed, labels, scores, source, shape) in content["files"].items()
         }
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, UserError):
         return {}
@@ -280,7 +292,7 @@ def _load_index(root: Path) -> dict[str, _Entry]:
 
 def _code() -> list[list[Any]]:
     """Identity of the code that makes summaries; if definitions or checks change, an old index is not used."""
-    modules = (config_module, record_checks, results, matrix, multilabel)
+    modules = (config_module, record, record_checks, matrix, multilabel)
     files = [Path(str(module.__file__)) for module in modules] + [Path(__file__)]
     stats = [(file.name, file.stat()) for file in files]
     return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]

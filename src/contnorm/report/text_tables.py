@@ -17,7 +17,7 @@ from contnorm.bench.escape import (
     escape_markdown_line,
 )
 
-__all__ = ["Block", "Link", "Sheet", "csv_text", "latex", "markdown"]
+__all__ = ["Link", "TextDocument", "TextTable", "csv_text", "latex", "markdown"]
 
 
 class Link(str):
@@ -32,7 +32,7 @@ class Link(str):
 
 
 @dataclass(frozen=True)
-class Block:
+class TextTable:
     """One table of a sheet, with notes below; without rows it is only a title and notes."""
 
     title: str
@@ -42,7 +42,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Sheet:
+class TextDocument:
     """Content of one file.
 
     Attributes:
@@ -52,16 +52,16 @@ class Sheet:
 
     name: str
     title: str
-    blocks: Sequence[Block]
+    blocks: Sequence[TextTable]
     notes: Sequence[str] = ()
     command: str = ""
 
 
-def markdown(sheet: Sheet) -> str:
+def markdown(sheet: TextDocument) -> str:
     """Write a sheet as Markdown.
 
     Example:
-        >>> print(markdown(Sheet("runs", "Runs", [Block("", ["norm", "ACC"], [["a|b", "1.00"]])])))
+        >>> print(markdown(TextDocument("runs", "Runs", [TextTable("", ["norm", "ACC"], [["a|b", "1.00"]])])))
         # Runs
         <BLANKLINE>
         | norm | ACC |
@@ -78,7 +78,7 @@ def markdown(sheet: Sheet) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _table(block: Block) -> str:
+def _table(block: TextTable) -> str:
     lines = [_row(block.heads), "|" + "---|" * len(block.heads), *map(_row, block.rows)]
     return "\n".join(lines)
 
@@ -93,11 +93,11 @@ def _markdown_cell(cell: str) -> str:
     return escape_markdown(cell)
 
 
-def latex(sheet: Sheet) -> str:
+def latex(sheet: TextDocument) -> str:
     """Write a sheet as LaTeX tables that need the booktabs package; titles and notes become comments.
 
     Example:
-        >>> print(latex(Sheet("runs", "Runs", [Block("", ["norm", "95 %"], [["bn_gn", "1 +- 2"]])])))
+        >>> print(latex(TextDocument("runs", "Runs", [TextTable("", ["norm", "95 %"], [["bn_gn", "1 +- 2"]])])))
         % Runs
         \\begin{tabular}{ll}
         \\toprule
@@ -116,7 +116,7 @@ def latex(sheet: Sheet) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _tabular(block: Block) -> list[str]:
+def _tabular(block: TextTable) -> list[str]:
     begin = [rf"\begin{{tabular}}{{{'l' * len(block.heads)}}}", r"\toprule", _set(block.heads), r"\midrule"]
     return [*begin, *map(_set, block.rows), r"\bottomrule", r"\end{tabular}"]
 

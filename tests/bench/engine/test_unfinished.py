@@ -86,7 +86,7 @@ def test_a_note_says_with_what_a_run_was_begun(root: Path, tmp_path: Path) -> No
     assert (found.device, found.threads, found.runs.resolve()) == ("cpu", 2, tmp_path.resolve())
     other = last(config, RunEnvironment(tmp_path, root, CPU, threads=1))
     assert isinstance(other, Failed)
-    assert f"{left.folder}: was begun with --device cpu --threads 2 and has " in other.why
+    assert f"{left.folder}: started with --device cpu --threads 2 and has " in other.why
     assert left.checkpoints.latest_step() == steps > 0, "what is refused is left as it is"
     note = json.loads(left.note.read_text())
     left.note.write_text(json.dumps({**note, "device": "cuda"}))
@@ -321,11 +321,12 @@ def test_a_file_system_without_flock_has_locks_all_the_same(
     assert [path.name for path in (tmp_path / "runs").rglob("*") if path.is_file()] == ["0.json"]
 
 
-def test_runs_that_fail_leave_no_note(root: Path, tmp_path: Path) -> None:
+def test_diverged_runs_leave_only_their_records(root: Path, tmp_path: Path) -> None:
     config = settings(root, train={"lr": 1e30}, norm={"name": "none"})
     events = list(execute([Job(config, seed) for seed in range(3)], RunEnvironment(tmp_path / "runs", root, CPU)))
     assert sum(isinstance(event.what, Failed) for event in events) == 3
-    assert list((tmp_path / "runs").iterdir()) == []
+    assert sorted(path.name for path in (tmp_path / "runs" / config.hash).iterdir()) == ["0.json", "1.json", "2.json"]
+    assert len(Store(tmp_path / "runs").diverged_seeds(config)) == 3
 
 
 @pytest.mark.parametrize("place", ["file", "/proc/contnorm"])

@@ -14,8 +14,9 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from contnorm.bench.api.progress import RunProgress, cores, load_with_progress
+from contnorm.bench.api.progress import RunProgress
 from contnorm.bench.config.schema import RunConfig
+from contnorm.bench.data.progress import cores, load_with_progress
 from contnorm.bench.data.registry import data_root, digits_notice
 from contnorm.bench.engine.job import Job, RunEnvironment
 from contnorm.bench.engine.run_dir import StoppedRun, stopped_runs
@@ -24,7 +25,7 @@ from contnorm.bench.records import Record, Store
 from contnorm.bench.signals import StopSignals
 from contnorm.bench.trust import only_trusted
 from contnorm.bench.user_code import code_files, python_objects
-from contnorm.errors import UserError, usable
+from contnorm.errors import UserError
 
 __all__ = [
     "RunInterrupted",
@@ -173,17 +174,23 @@ def run_missing(jobs: Sequence[Job], environment: RunEnvironment, console: Conso
     """Execute the jobs that are neither recorded nor known to diverge; for tables that are made of all of them.
 
     A run whose loss is no longer finite is recorded as diverged. It would diverge again, so it is not a failure and is
-    not run a second time.
+    not run a second time. Runs that an archive does not have are not executed.
     """
     store = Store(environment.runs)
-
-    def note(job: Job, why: str) -> None:
-        with usable(store.root, "nothing can be written there", "Make room, and run it again to continue."):
-            store.note_lost(job.config, job.seed, why)
-
-    remaining = [job for job in jobs if not store.lost(job.config, job.seed)]
+    remaining = [job for job in jobs if not store.is_diverged(job.config, job.seed)]
+    if store.read_only:
+        available = [job for job in remaining if store.has(job.config, job.seed)]
+        if len(available) < len(remaining):
+            missing = len(remaining) - len(available)
+            log.warning(f"{environment.runs}: is an archive, so its {missing} missing runs are not executed.")
+        remaining = available
     run_jobs(
-        remaining, environment, console, print_records=False, resume_hint="Run it again to continue.", on_diverged=note
+        remaining,
+        environment,
+        console,
+        print_records=False,
+        resume_hint="Run it again to continue.",
+        on_diverged=lambda job, reason: None,
     )
 
 
@@ -213,6 +220,7 @@ def resume(
     """
     options, folder = options or RunOptions(), Path(path)
     with only_trusted(None if trusted is None else map(Path, trusted)):
+        Store(folder).check_writable()
         stopped = stopped_runs(folder)
         groups, problems = _group_stopped(stopped.runs, options, None if root is None else Path(root))
         problems = [*stopped.problems, *problems]
@@ -228,7 +236,7 @@ def resume(
             with _collect_failures(failures):
                 run_jobs(jobs, environment, console)
             store = Store(environment.runs)
-            records += [store.load(store.path(job.config, job.seed)) for job in jobs if store.has(job.config, job.seed)]
+            records += [store.load_run(job.config, job.seed) for job in jobs if store.has(job.config, job.seed)]
     if failures or problems:
         raise ResumeError(join_sentences(failures), records)
     return records

@@ -106,7 +106,7 @@ class Result:
 
     def to_frame(self) -> pd.DataFrame:
         """Return a pandas data frame: one row per seed, with settings and scores as columns."""
-        return Runs(self.records, diverged={}, problems=[]).to_frame()
+        return Runs(self.records, [], []).to_frame()
 
     def models(self) -> list[nn.Module]:
         """Return the trained networks, one per seed, on the CPU and in evaluation mode.

@@ -306,7 +306,7 @@ def _run(
     results = []
     for config in configs:
         of_experiment = [job for job in jobs if job.config == config]
-        records = [store.load(store.path(config, job.seed)) for job in of_experiment if job not in diverged]
+        records = [store.load_run(config, job.seed) for job in of_experiment if job not in diverged]
         reasons = {job.seed: reason for job, reason in diverged.items() if job.config == config}
         if not records:
             raise UserError(" ".join(reasons.values()))
@@ -319,7 +319,8 @@ def _run(
 
 def _weights(record: Record, environment: RunEnvironment) -> bytes | Path | None:
     """Return the saved weights of a run, or their file if it stays; warns if they were requested and are missing."""
-    assert record.path is not None
+    if record.path is None:  # of an archive
+        return None
     path = weights_path(record.path)
     if path.is_file():
         return path if environment.resumable else path.read_bytes()

@@ -140,8 +140,8 @@ def _raise_error(checkpoints: Checkpoints, written: Future[None]) -> None:
     error = written.exception()
     if isinstance(error, OSError):
         raise UserError(
-            f"{checkpoints.folder}: a checkpoint can't be written ({error.strerror}). The one before it stays: make room, "
-            f"then go on with `contnorm resume`."
+            f"{checkpoints.folder}: a checkpoint can't be written ({error.strerror}). The previous one is kept. "
+            f"Free disk space, then continue with `contnorm resume`."
         ) from error
     if error is not None:
         raise error

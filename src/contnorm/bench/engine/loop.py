@@ -365,8 +365,9 @@ def _evaluate(runs: Sequence[_Run], task: int, stop: Callable[[], bool]) -> list
 
 def _divergence_message(trainer: Trainer, cause: str, task: int) -> str:
     return (
-        f"seed {trainer.seed}: {cause}: not finite at step {trainer.done} of {len(trainer.plan.steps)} (after task {task}). "
-        f"Most likely the learning rate of {trainer.config.train.lr} is too high for norm {trainer.config.norm.name!r}."
+        f"seed {trainer.seed}: {cause}: not finite at step {trainer.done} of {len(trainer.plan.steps)} (after task "
+        f"{task}). Most likely the learning rate of {trainer.config.train.lr} is too high for norm "
+        f"{trainer.config.norm.name!r}."
     )
 
 

@@ -138,9 +138,9 @@ class RunDir:
         if device == environment.device.type and (threads == environment.threads or device != "cpu"):
             return self._other_instructions(note, steps) if device == "cpu" else ""
         return (
-            f"{self.folder}: was begun with --device {device} --threads {threads} and has {steps} steps; with --device "
-            f"{environment.device.type} --threads {environment.threads} its end would be neither's. Go on as it was begun "
-            f"(`contnorm resume` does), or delete the folder to begin anew."
+            f"{self.folder}: started with --device {device} --threads {threads} and has {steps} steps. Resuming with "
+            f"--device {environment.device.type} --threads {environment.threads} would not be bit-exact. Resume it as "
+            f"it started (`contnorm resume` does), or delete the folder to start again."
         )
 
     def _other_instructions(self, note: Mapping[str, object], steps: int) -> str:

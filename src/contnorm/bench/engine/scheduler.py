@@ -23,7 +23,7 @@ from contnorm.bench.data.dataset import MultiLabelSource
 from contnorm.bench.data.multilabel_store import find_stored, read_manifest
 from contnorm.bench.data.registry import Source
 from contnorm.bench.engine.job import Job, RunEnvironment
-from contnorm.bench.engine.loop import Failed, Finished, Steps, Stopped, can_resume, train_together
+from contnorm.bench.engine.loop import Diverged, Failed, Finished, Steps, Stopped, can_resume, train_together
 from contnorm.bench.engine.plan_cache import PlanCache
 from contnorm.bench.engine.precision import cpu_instructions, device_name, numerics
 from contnorm.bench.engine.process_pool import can_start_workers, run_in_processes
@@ -95,7 +95,10 @@ def execute(
             if recorded:
                 data.check(job, store)
                 yield Event(job, "recorded", store.path(job.config, job.seed))
+            elif divergence := _known_divergence(job, store):
+                yield Event(job, divergence, store.path(job.config, job.seed))
             else:
+                store.check_writable()
                 missing.append(job)
         yield from _execute_all(missing, environment, store, stop, prepare)
     except StopRequested:  # raised while data is read, before any run has started
@@ -105,6 +108,15 @@ def execute(
             for job in missing:  # they would fail again: remove the notes of runs without a checkpoint
                 RunDir.of(job, store).clear_if_untouched()
         raise
+
+
+def _known_divergence(job: Job, store: Store) -> Diverged | None:
+    """The divergence of a run that is recorded as diverged; None if it is not."""
+    run = store.divergence(job.config, job.seed)
+    if run is None:
+        return None
+    reason = run.reason or f"seed {job.seed}: the run diverged."
+    return Diverged(f"{reason} It is recorded in {run.path}; delete that to run it again.")
 
 
 def _execute_all(
@@ -142,7 +154,7 @@ def _check_held(held: dict[Job, str], store: Store) -> tuple[list[Event], list[J
         run_dir = RunDir.of(job, store)
         if run_dir.record.is_file():
             run_dir.clear_if_free()
-            events.append(Event(job, "recorded", run_dir.record))
+            events.append(Event(job, _known_divergence(job, store) or "recorded", run_dir.record))
             del held[job]
         elif run_dir.lock.is_free():
             free.append(job)
@@ -171,7 +183,7 @@ class _DataCheck:
         if now is None:
             return
         try:
-            record = store.load(path)
+            record = store.load_run(job.config, job.seed)
         except UserError as error:  # one broken record must not stop the other runs
             logging.getLogger("contnorm").warning(str(error))
             return
@@ -311,7 +323,7 @@ class _Group:
 
 
 def _groups(jobs: Sequence[Job], environment: RunEnvironment, store: Store) -> Iterator[_Group]:
-    """Group jobs that can run together: same stream, training settings (except lr) and step; at most ``trainers`` jobs."""
+    """Group jobs that can run together: same stream, training settings (except lr) and step; at most ``lanes``."""
     by_key: dict[tuple[object, ...], list[Job]] = {}
     steps: dict[Job, int] = {}
     for job in jobs:
@@ -380,7 +392,7 @@ def _acquire(
     cleanup.callback(run_dir.lock.release)
     if run_dir.record.is_file():
         run_dir.clear()
-        return "recorded"
+        return _known_divergence(job, store) or "recorded"
     if run_dir.checkpoints.latest_step() != group.done:  # another process has advanced it: group it again
         run_dir.lock.release()
         return Waiting("")
@@ -416,6 +428,9 @@ def _learn(
     checkpoints = [run_dir.checkpoints if environment.resumable else None for run_dir in run_dirs.values()]
     for trainer, what in train_together(list(trainers), checkpoints, environment.checkpoint_every, stop=stop):
         job, run_dir = trainers[trainer], run_dirs[trainer]
+        if isinstance(what, Diverged):
+            with usable(run_dir.record, "the record can't be written", "Make room, and run it again."):
+                store.save_diverged(job.config, job.seed, what.why, _provenance(job.config, source, environment))
         if isinstance(what, Finished):
             what.found["seconds"] |= {"together": time.perf_counter() - started, "lanes": len(trainers)}
             results = {**what.found, **_provenance(job.config, source, environment)}

@@ -1,7 +1,7 @@
-"""The trainer of one run, called a trainer. `Trainer.state` holds everything that must survive a restart.
+"""The trainer of one run. `Trainer.state` holds everything that must survive a restart.
 
-A trainer has a config, a seed, a plan, a model, an optimizer and, if the strategy stores logits, a memory of logits. One
-training step consists of gather, augment, forward, loss, backward, update and scatter, and reads its indices from
+A trainer has a config, a seed, a plan, a model, an optimizer and, if the strategy stores logits, a memory of logits.
+One training step consists of gather, augment, forward, loss, backward, update and scatter, and reads its indices from
 tensors. The package draws no random numbers in a step and copies no value to the host, so a step can be captured as a
 CUDA graph.
 """

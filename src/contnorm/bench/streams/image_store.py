@@ -1,9 +1,9 @@
 """Storage of the images of a data set: entirely on the device, or on the host with prefetching.
 
 On a CPU, images stay in their memory-mapped file. On a GPU, the whole data set is copied to the device if it fits.
-Otherwise it stays on the host, and a `PrefetchedFeed` prefetches the images of the next steps through pinned memory while the
-current steps run; the plan lists them in advance. In both cases, a step gathers its images by index from one tensor at
-a fixed address. A captured CUDA graph is therefore the same for both.
+Otherwise it stays on the host, and a `PrefetchedFeed` copies the images of the next steps through pinned memory while
+the current steps run; the plan lists them in advance. In both cases, a step gathers its images by index from one tensor
+at a fixed address. A captured CUDA graph is therefore the same for both.
 """
 
 from __future__ import annotations

@@ -1,0 +1,54 @@
+"""A diverged run is recorded with its reason, and is not run a second time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from contnorm.bench.engine.loop import Diverged
+from contnorm.bench.engine.scheduler import Event, Job, RunEnvironment, execute, resolve
+from contnorm.bench.records import Store
+from tests.datasets import small_mnist
+
+VALUES: dict[str, Any] = {
+    "stream": {"name": "permuted-mnist", "train_per_task": 60, "tasks": 2},
+    "norm": {"name": "bn"},
+    "strategy": {"name": "single"},
+    "train": {"lr": 1e30},
+}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_mnist(tmp_path_factory.mktemp("data"), train=400, test=100)
+
+
+def run(root: Path, runs: Path) -> list[Event]:
+    place = RunEnvironment(runs, root, torch.device("cpu"))
+    return list(execute([Job(resolve(VALUES, root), 0)], place))
+
+
+def test_diverged_run_is_recorded_once(root: Path, tmp_path: Path) -> None:
+    last = run(root, tmp_path)[-1]
+    assert isinstance(last.what, Diverged) and last.path == Store(tmp_path).path(last.job.config, 0)
+    raw = json.loads(last.path.read_text())
+    assert (raw["status"], raw["reason"]) == ("diverged", last.what.why) and "matrix" not in raw
+    assert raw["versions"]["torch"] == torch.__version__ and raw["source"]["fingerprint"]
+    assert [path.name for path in last.path.parent.iterdir()] == ["0.json"]
+    before = last.path.stat().st_mtime_ns
+    (event,) = run(root, tmp_path)
+    assert isinstance(event.what, Diverged) and event.what.why.startswith(last.what.why)
+    assert str(last.path) in event.what.why and last.path.stat().st_mtime_ns == before
+
+
+def test_divergence_note_of_schema_1_is_known(root: Path, tmp_path: Path) -> None:
+    note = Store(tmp_path).path(resolve(VALUES, root), 0).with_name("0.lost.json")
+    note.parent.mkdir()
+    note.write_text(json.dumps({"schema": 1, "lost": "seed 0: the loss is nan."}))
+    (event,) = run(root, tmp_path)
+    assert isinstance(event.what, Diverged) and "seed 0: the loss is nan." in event.what.why
+    assert [path.name for path in note.parent.iterdir()] == ["0.lost.json"]

@@ -1,0 +1,33 @@
+"""The records in docs/records, and copies of some of them as files in a runs folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from contnorm.bench.archives import read_archive
+from contnorm.bench.records import Store
+
+FOLDER = Path(__file__).resolve().parents[1] / "docs" / "records"
+RUNS = FOLDER / "runs"
+COARSE_GRID = FOLDER / "split-cifar100-coarse-grid.jsonl.gz"
+COCOSEQ = FOLDER / "cocoseq-mini.jsonl.gz"
+
+
+def contents_of(run: str, archive: Path = RUNS / "tables.jsonl.gz") -> dict[int, dict[str, Any]]:
+    """Content of the records of a run by seed, diverged ones included."""
+    content = read_archive(archive)
+    items = [*content.records, *content.diverged_runs]
+    return {item.seed: json.loads(json.dumps(item.raw)) for item in items if item.hash == run}
+
+
+def copy_run(run: str, root: Path, archive: Path = RUNS / "tables.jsonl.gz", seeds: Any = None) -> Path:
+    """Write the records of a run as files of a runs folder, and return the run's folder."""
+    folder = root / run
+    folder.mkdir(parents=True, exist_ok=True)
+    for seed, raw in contents_of(run, archive).items():
+        if seeds is None or seed in seeds:
+            (folder / f"{seed}{'.lost' if 'lost' in raw else ''}.json").write_text(json.dumps(raw, indent=1) + "\n")
+    assert Store(root).load_all().problems == []
+    return folder
