@@ -115,5 +115,5 @@ def test_broken_multilabel_record_is_reported(tmp_path: Path, spoil: Any, messag
 
 
 def test_multilabel_record_has_no_accuracies(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"its images have several labels, so it has no accuracies"):
+    with pytest.raises(UserError, match=r"it is multi-label and has no accuracies"):
         _ = records(tmp_path)[0].matrix
