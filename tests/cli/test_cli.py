@@ -246,7 +246,7 @@ def test_show_names_a_broken_record_and_shows_the_rest(
             main()
         out, err = capsys.readouterr()
         assert ended.value.code == 0 and RunConfig().hash in out and "50.00" in out
-        assert "1.json: is no record of a run" in err and "Delete it" in err and err.count("\n") == 1
+        assert "1.json: is not a valid record" in err and "Delete it" in err and err.count("\n") == 1
 
 
 def test_diagnose_a_run_whose_weights_were_kept(place: Path) -> None:

@@ -101,7 +101,7 @@ def test_compare_by_label_group(tmp_path: Path) -> None:
         (lambda raw: raw["classes"]["groups"].pop(), "classes and labels are not of the same labels"),
         (lambda raw: raw["labels"]["tally"].pop(), "a tally of 1 needs 1 rows"),
         (lambda raw: raw["labels"]["tally"][0].update(tp="9 9 9"), "can't be counted"),
-        (lambda raw: raw["labels"].pop("own"), "is no record of a run"),
+        (lambda raw: raw["labels"].pop("own"), "is not a valid record"),
     ],
 )
 def test_broken_multilabel_record_is_reported(tmp_path: Path, spoil: Any, message: str) -> None:
@@ -115,5 +115,5 @@ def test_broken_multilabel_record_is_reported(tmp_path: Path, spoil: Any, messag
 
 
 def test_multilabel_record_has_no_accuracies(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"its images have several labels, so it has no accuracies"):
+    with pytest.raises(UserError, match=r"it is multi-label and has no accuracies"):
         _ = records(tmp_path)[0].matrix
