@@ -2,9 +2,9 @@
 
 The graph contains one step of every trainer, from the gather of its samples to the update, with one CUDA stream for
 each. The index of the current step is a tensor on the device that the graph itself increments, so a replay needs
-nothing from the host. A graph serves a stretch: consecutive steps of the same shape. A smaller last batch, or a memory that is
-not full yet, ends a stretch. Short stretches run without a graph. The number of trainers that run together does not
-change the result of any of them.
+nothing from the host. A graph serves a stretch: consecutive steps of the same shape. A smaller last batch, or a memory
+that is not full yet, ends a stretch. Short stretches run without a graph. The number of trainers that run together does
+not change the result of any of them.
 """
 
 from __future__ import annotations
