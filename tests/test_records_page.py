@@ -108,3 +108,24 @@ def test_paired_difference_matches_the_records(
     assert len(differences) == 32 and f"with {strategy} {np.mean(differences):+.2f} ± {half:.2f}" == printed
     assert printed in PAGE.replace("\n", " ")
     assert f"{printed.partition(strategy)[2].strip()} points with {strategy}" in README
+
+
+def test_split_cifar10_page_has_the_numbers_of_its_records() -> None:
+    accuracy: dict[tuple[int, str, str], dict[int, float]] = {}
+    for record in records("split-cifar10-more-seeds.jsonl.gz"):
+        size, norm = record["config"]["memory"]["size"], record["config"]["norm"]["name"]
+        for scenario, key in (("class", "matrix"), ("task", "matrix_task")):
+            last, total = record[key]["correct"][-1], np.array(record[key]["total"])
+            mean = float((100 * np.array(last) / total).mean())
+            accuracy.setdefault((size, scenario, norm), {})[record["seed"]] = mean
+    assert len(accuracy) == 8 and all(sorted(seeds) == list(range(5, 16)) for seeds in accuracy.values())
+    for size in (500, 2560):
+        for scenario in ("class", "task"):
+            bn, cn = (
+                np.array([accuracy[size, scenario, norm][seed] for seed in range(5, 16)]) for norm in ("bn", "cn")
+            )
+            difference = cn - bn
+            half = stats.t.ppf(0.975, 10) * difference.std(ddof=1) / np.sqrt(11)
+            row = f"| {size:,} | {scenario}-incremental | {bn.mean():.2f} | {cn.mean():.2f} | "
+            row += f"{difference.mean():+.2f} ± {half:.2f} | {(difference > 0).sum()} of 11 |"
+            assert row in PAGE
