@@ -15,13 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contnorm.bench.config.schema import MemoryConfig, RunConfig, TrainConfig
+from contnorm.bench.data.registry import Source
 from contnorm.bench.memories import NOT_STORED, Memory, PartitioningReservoir, Reservoir, Ring
 from contnorm.bench.memories.base import draw_slots_batched
 from contnorm.bench.rng import generator
-from contnorm.bench.streams.tasks import TaskSequence
+from contnorm.bench.streams.tasks import TaskSequence, build_stream
 from contnorm.errors import UserError
 
-__all__ = ["Plan", "Step", "build_memory", "make_plan", "offered_labels"]
+__all__ = ["Plan", "PlanCache", "Step", "build_memory", "make_plan", "offered_labels"]
 
 Indices = NDArray[np.int64]
 AT_ONCE = 1000  # steps whose replay samples are drawn in one call
@@ -273,3 +274,31 @@ class _Views:
         if self.padding is None:
             return None
         return tuple(v for v in (self.of(items) for items in draws) if v is not None)
+
+
+class PlanCache:
+    """Streams and plans of one data set, made on first use.
+
+    Args:
+        source: The data set.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self._plans: dict[tuple[object, ...], tuple[TaskSequence, Plan]] = {}
+
+    def of(self, config: RunConfig, seed: int, draws: int) -> tuple[TaskSequence, Plan]:
+        """Return the stream and the plan of a run.
+
+        Args:
+            config: The settings of the run.
+            seed: The seed of the run.
+            draws: Number of replay draws per step.
+        """
+        train = config.train
+        batching = train.batch, train.replay, train.partial, train.passes, train.max_steps
+        key = config.stream, config.memory, config.strategy.replay_from, batching, seed, draws
+        if key not in self._plans:
+            stream = build_stream(config.stream, self.source, seed)
+            self._plans[key] = stream, make_plan(config, stream, seed, draws)
+        return self._plans[key]

@@ -12,8 +12,7 @@ import torch
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.registry import Source, load_source
 from contnorm.bench.engine.checkpoint import Checkpoints
-from contnorm.bench.engine.compile import compile_kernels
-from contnorm.bench.engine.cuda_graph import SHORT, stepper_for
+from contnorm.bench.engine.cuda_graph import SHORT, compile_kernels, stepper_for
 from contnorm.bench.engine.loop import Finished, train_together
 from contnorm.bench.engine.precision import numerics
 from contnorm.bench.engine.scheduler import resolve
@@ -198,7 +197,7 @@ def test_more_lanes_than_torch_has_streams_are_captured_while_checkpoints_are_wr
 
 
 COUNTING = """
-from contnorm.bench.strategies import Strategy
+from contnorm.bench import Strategy
 
 class Mine(Strategy):
     steps = 0

@@ -16,8 +16,7 @@ import torch
 
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.registry import load_source
-from contnorm.bench.engine.checkpoint import Checkpoints
-from contnorm.bench.engine.checkpoint_writer import CheckpointWriter
+from contnorm.bench.engine.checkpoint import Checkpoints, CheckpointWriter
 from contnorm.bench.engine.cuda_graph import _EagerStepper
 from contnorm.bench.engine.loop import Diverged, Failed, Finished, Steps, train_together
 from contnorm.bench.engine.scheduler import Job, RunEnvironment, execute, resolve, stopped_runs

@@ -23,8 +23,7 @@ from contnorm.bench.engine.run_dir import StoppedRun, stopped_runs
 from contnorm.bench.engine.scheduler import execute
 from contnorm.bench.records import Record, Store
 from contnorm.bench.signals import StopSignals
-from contnorm.bench.trust import only_trusted
-from contnorm.bench.user_code import code_files, python_objects
+from contnorm.bench.user_code import code_files, only_trusted, python_objects
 from contnorm.errors import UserError
 
 __all__ = [

@@ -19,11 +19,11 @@ from contnorm.bench.api.stream import Stream, load_stream
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.config.sources import with_setting
+from contnorm.bench.engine.checkpoint import weights_path
 from contnorm.bench.engine.job import Job, RunEnvironment
-from contnorm.bench.engine.weights import weights_path
 from contnorm.bench.memories import Memory
 from contnorm.bench.records import LARGEST_SEED, Record, Store
-from contnorm.bench.strategies import Strategy
+from contnorm.bench.strategies.base import Strategy
 from contnorm.bench.user_code import PythonObject, loading_user_code, python_objects
 from contnorm.errors import UserError
 

@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 
 from contnorm.bench.data.dataset import MultiLabelSource
-from contnorm.bench.engine.checkpoint import Checkpoint, Checkpoints
-from contnorm.bench.engine.checkpoint_writer import CheckpointWriter
+from contnorm.bench.engine.checkpoint import Checkpoint, Checkpoints, CheckpointWriter
 from contnorm.bench.engine.code_state import UNREADABLE
 from contnorm.bench.engine.cuda_graph import Stepper, stepper_for
 from contnorm.bench.engine.evaluate import (
@@ -31,7 +30,7 @@ from contnorm.bench.engine.evaluate import (
     oracle_moments,
 )
 from contnorm.bench.engine.trainer import LossNotFiniteError, Trainer
-from contnorm.bench.memory_stats import take_census
+from contnorm.bench.metrics.memory_stats import take_census
 from contnorm.bench.models.norm_layers import count_norms
 from contnorm.bench.signals import StopRequested
 from contnorm.bench.user_code import is_user_code

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from contnorm.bench.config.schema import ModelConfig, NormConfig, RunConfig
-from contnorm.bench.engine.tensor_pack import KINDS
+from contnorm.bench.engine.checkpoint import DTYPES
 from contnorm.bench.models.norm_layers import check_norms, record_norm_calls
 from contnorm.bench.plan import Plan, Step
 from contnorm.bench.user_code import is_user_code, user_code_error
@@ -139,8 +139,8 @@ def _try_saving(model: nn.Module, name: str) -> None:
     """Reject a network whose state_dict() a checkpoint can't hold."""
     for key, value in model.state_dict().items():
         kind = value.dtype if isinstance(value, torch.Tensor) else type(value).__name__
-        if kind not in KINDS:
-            allowed = ", ".join(str(known).removeprefix("torch.") for known in KINDS)
+        if kind not in DTYPES:
+            allowed = ", ".join(str(known).removeprefix("torch.") for known in DTYPES)
             raise UserError(
                 f"model {name!r}: {key} in its state_dict() is of {kind}, which a checkpoint can't hold. Use tensors "
                 f"of {allowed}; register_buffer(..., persistent=False) keeps one out."

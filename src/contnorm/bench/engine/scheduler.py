@@ -22,22 +22,21 @@ from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.dataset import MultiLabelSource
 from contnorm.bench.data.multilabel_store import find_stored, read_manifest
 from contnorm.bench.data.registry import Source
+from contnorm.bench.engine.checkpoint import save_weights
 from contnorm.bench.engine.job import Job, RunEnvironment
 from contnorm.bench.engine.loop import Diverged, Failed, Finished, Steps, Stopped, can_resume, train_together
-from contnorm.bench.engine.plan_cache import PlanCache
 from contnorm.bench.engine.precision import cpu_instructions, device_name, numerics
 from contnorm.bench.engine.process_pool import can_start_workers, run_in_processes
 from contnorm.bench.engine.provenance import package_commit
 from contnorm.bench.engine.run_dir import RunDir, edited, stopped_runs
 from contnorm.bench.engine.trainer import Trainer
-from contnorm.bench.engine.weights import save_weights
 from contnorm.bench.fingerprint import Match, compare_fingerprints, not_comparable
 from contnorm.bench.local_imports import search_path, use_search_path
+from contnorm.bench.plan import PlanCache
 from contnorm.bench.records import Store
 from contnorm.bench.signals import StopRequested, raise_on_stop
 from contnorm.bench.streams.image_store import DeviceImages
-from contnorm.bench.trust import only_trusted, trusted_files
-from contnorm.bench.user_code import breaks_in, python_objects, user_code_error
+from contnorm.bench.user_code import breaks_in, only_trusted, python_objects, trusted_files, user_code_error
 from contnorm.errors import RunBrokeError, UserError, usable
 
 __all__ = ["Event", "Job", "RunEnvironment", "Waiting", "execute", "resolve", "stopped_runs"]
@@ -436,7 +435,7 @@ def _learn(
             results = {**what.found, **_provenance(job.config, source, environment)}
             with usable(run_dir.record, "the record can't be written", f"{GO_ON} then go on with `contnorm resume`."):
                 if environment.keep_weights:  # before the record: every record then has its weights
-                    save_weights(trainer, run_dir.record)
+                    save_weights(trainer.model, run_dir.record)
                 store.save(job.config, job.seed, results)
         if isinstance(what, Finished | Failed):
             run_dir.clear()

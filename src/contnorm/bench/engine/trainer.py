@@ -20,25 +20,25 @@ from torch import Tensor, nn
 
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.registry import Source
-from contnorm.bench.engine.bf16_weights import Bf16Weights
 from contnorm.bench.engine.code_state import (
     UNREADABLE,
     CodeState,
+    has_drawn,
     isolate_modules,
     network_state,
     register_modules,
+    seeded_generators,
     strategy_state,
 )
 from contnorm.bench.engine.optimizers import build_optimizer, load_optimizer_state, optimizer_state
-from contnorm.bench.engine.plan_cache import PlanCache
+from contnorm.bench.engine.precision import Bf16Weights
 from contnorm.bench.engine.preflight import check_network
 from contnorm.bench.engine.step_tensors import StepRow, StepTable, rows_of, samples_of
-from contnorm.bench.engine.user_random import has_drawn, seeded_generators
 from contnorm.bench.models.build import MODELS, build_model
-from contnorm.bench.plan import Step
+from contnorm.bench.plan import PlanCache, Step
 from contnorm.bench.rng import seed_for
-from contnorm.bench.strategies import Batch, OutputMask, build_strategy
-from contnorm.bench.strategies.user_strategy import check_loss
+from contnorm.bench.strategies.base import Batch, OutputMask
+from contnorm.bench.strategies.build import build_strategy, check_loss
 from contnorm.bench.streams.image_store import DeviceImages, ImageFeed, PrefetchedFeed
 from contnorm.bench.streams.transforms import DeviceStream
 from contnorm.bench.user_code import is_user_code, loaded_modules
@@ -161,7 +161,7 @@ class Trainer:
             loss.backward()  # type: ignore[no-untyped-call]
             self._check_for_draws()
         if self.half is not None:
-            self.half.bring_gradients()
+            self.half.add_gradients()
         if self.config.train.clip_value is not None:
             nn.utils.clip_grad_value_(self.model.parameters(), self.config.train.clip_value)
         self.optimizer.step()

@@ -1,16 +1,60 @@
-"""Checks of a user's strategy: its attributes before the run, and the result of its loss at each step."""
+"""Build the strategy of a run by name: a built-in one or a user's, which is checked here and at each step."""
 
 from __future__ import annotations
 
+import copy
+import importlib
 import inspect
 
 import torch
 from torch import Tensor
 
+from contnorm.bench.config.schema import StrategyConfig
 from contnorm.bench.strategies.base import Batch, OutputMask, Strategy
-from contnorm.errors import RunBrokeError, UserError
+from contnorm.bench.strategies.registry import ALIASES, STRATEGIES
+from contnorm.bench.user_code import is_user_code, load_user_code, user_code_error
+from contnorm.errors import RunBrokeError, UserError, unknown
 
-__all__ = ["check_loss", "check_user_strategy"]
+__all__ = ["build_strategy", "check_loss", "check_user_strategy"]
+
+
+def build_strategy(config: StrategyConfig) -> Strategy:
+    """Build a strategy by name, or from a user's file as ``path/to/file.py:ClassName``.
+
+    Example:
+        >>> type(build_strategy(StrategyConfig("der++"))).__name__
+        'DERpp'
+    """
+    name = ALIASES.get(config.name.lower(), config.name.lower())
+    if name in STRATEGIES:
+        return _instantiate(_import_target(STRATEGIES[name].target), config)
+    if not is_user_code(config.name):
+        raise unknown("strategy", config.name, [*STRATEGIES, "path/to/file.py:ClassName"])
+    return _instantiate(load_user_code(config.name, "strategy"), config)
+
+
+def _import_target(target: str) -> object:
+    module, _, name = target.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def _instantiate(cls: object, config: StrategyConfig) -> Strategy:
+    if isinstance(cls, Strategy):  # an object of the Python API: every run gets a copy of it
+        strategy = copy.deepcopy(cls)
+        strategy.config = config
+        check_user_strategy(config.name, strategy)
+        return strategy
+    if not (isinstance(cls, type) and issubclass(cls, Strategy)):
+        raise UserError(f"strategy {config.name!r}: it is not a subclass of contnorm.bench.Strategy.")
+    try:
+        strategy = cls(config)
+    except Exception as error:
+        if is_user_code(config.name):
+            raise user_code_error(error, "strategy", config.name, "called with its settings") from error
+        raise
+    if is_user_code(config.name):
+        check_user_strategy(config.name, strategy)
+    return strategy
 
 
 def check_user_strategy(name: str, made: Strategy) -> None:
