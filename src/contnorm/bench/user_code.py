@@ -4,7 +4,7 @@ A name with a file refers to an object in that file. The Python API also takes o
 that is defined at the top level of a file gets the name of the file, so it is the same run as by that name; any other
 has a name that begins with ``python:``, which exists in the program that passes the object only.
 
-Records, notes of stopped runs, recipes and settings files can name code too. Such a file may come from anyone, so a name
+Records, notes of stopped runs, recipes and settings files can name code. Such a file may come from anyone, so a name
 in it is no permission: commands execute code only if the user names its file on the command line (`only_trusted`). A
 Python program that passes a name to the package chooses the file itself, and is not restricted.
 """

@@ -175,7 +175,7 @@ def test_a_run_says_that_it_uses_an_older_checkpoint_or_none(
     def finished(lane: Trainer, checkpoints: Checkpoints | None = None) -> Any:
         *_, (_, last) = train_together([lane], [checkpoints])
         assert isinstance(last, Finished)
-        return last.found["matrix"], last.found["drift"]
+        return last.results["matrix"], last.results["drift"]
 
     expected = finished(Trainer(config, 0, source, CPU))
     lane = Trainer(config, 0, source, CPU)

@@ -104,7 +104,7 @@ def test_images_brought_through_pinned_memory_give_the_same_bits(
             pictures = gallery.DeviceImages.of(source, device, whole)
             lanes = [Trainer(config, seed, source, device, pictures) for seed in range(2)]
             assert isinstance(lanes[0].feed, gallery.PrefetchedFeed) != whole
-            matrices = [what.found["matrix"] for _, what in train_together(lanes) if isinstance(what, Finished)]
+            matrices = [what.results["matrix"] for _, what in train_together(lanes) if isinstance(what, Finished)]
             found.append((lanes, matrices))
     (whole_lanes, expected), (brought, matrices) = found
     assert matrices == expected
@@ -118,7 +118,7 @@ def test_stopped_and_resumed_is_bitwise_equal(
     config = settings(root, *case)
     with numerics(config.train):
         whole = lanes_of(config, source, range(2))
-        expected = [what.found["matrix"] for _, what in train_together(whole) if isinstance(what, Finished)]
+        expected = [what.results["matrix"] for _, what in train_together(whole) if isinstance(what, Finished)]
         places = [Checkpoints(tmp_path / str(seed)) for seed in range(2)]
         for at in (37, 71):
             stopped = lanes_of(config, source, range(2))
@@ -126,7 +126,7 @@ def test_stopped_and_resumed_is_bitwise_equal(
                 pass
             assert stopped[0].done == at
         resumed = lanes_of(config, source, range(2))
-        found = [what.found["matrix"] for _, what in train_together(resumed, places) if isinstance(what, Finished)]
+        found = [what.results["matrix"] for _, what in train_together(resumed, places) if isinstance(what, Finished)]
         assert found == expected
         assert all(same(a, b) for a, b in zip(resumed, whole, strict=True))
 

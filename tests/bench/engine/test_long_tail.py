@@ -47,7 +47,7 @@ def settings(**groups: dict[str, Any]) -> RunConfig:
 def finished(lane: Trainer, checkpoints: Checkpoints | None = None) -> dict[str, Any]:
     *_, (_, last) = train_together([lane], [checkpoints])
     assert isinstance(last, Finished)
-    return last.found
+    return last.results
 
 
 @pytest.mark.parametrize("kind", ["prs", "reservoir"])

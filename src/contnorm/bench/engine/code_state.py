@@ -5,7 +5,7 @@ state of a user-defined strategy or network: attributes of ``self`` and of its c
 checkpoint is usable only if that state equals the state of newly loaded code, which the digests tell. If checkpoints
 contain this state one day, `Trainer.state` and `Trainer.load` will handle it and this comparison can be removed.
 
-User code may also draw random numbers in a step, such as for dropout; the package itself draws none. Its draws depend on
+User code may also draw random numbers in a step, such as for dropout; the package draws none. Its draws depend on
 the seed of the run and the step only (`seeded_generators`), so that a run can be repeated and resumed bit-exactly.
 """
 

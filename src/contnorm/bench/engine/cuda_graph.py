@@ -66,7 +66,7 @@ class _GraphStepper:
         compile_kernels(self.trainers)
         self.streams = [torch.cuda.Stream(trainer.device) for trainer in trainers]  # type: ignore[no-untyped-call]
         if len(self.trainers) == 1:  # several trainers fill a GPU already, and were slower with it
-            trainers[0].beside = SideStream(torch.cuda.Stream(trainers[0].device))  # type: ignore[no-untyped-call]
+            trainers[0].side_stream = SideStream(torch.cuda.Stream(trainers[0].device))  # type: ignore[no-untyped-call]
         self.cursor = torch.zeros(1, dtype=torch.int64, device=trainers[0].device)
         self.losses = torch.zeros(len(trainers), device=trainers[0].device)
         self.rows: list[StepTable] = []

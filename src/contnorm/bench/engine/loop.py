@@ -53,9 +53,9 @@ class Steps:
 
 @dataclass(frozen=True)
 class Finished:
-    """The run is complete. ``found`` is the content of its record."""
+    """The run is complete. ``results`` is the measured part of its record."""
 
-    found: dict[str, Any]
+    results: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class _Run:
 
     trainer: Trainer
     checkpoints: Checkpoints | None
-    tally: Measurements
+    measured: Measurements
     saved: int = 0  # steps in the last checkpoint
 
     def save(self, saver: CheckpointWriter, required: bool = False) -> None:
@@ -126,7 +126,7 @@ class _Run:
         if changes:
             _warn_of_state(self.trainer, changes)
             return
-        progress = {"done": self.trainer.done, "tally": vars(self.tally)}
+        progress = {"done": self.trainer.done, "tally": vars(self.measured)}
         if self.trainer.fresh_code_state:
             progress["code_state"] = self.trainer.fresh_code_state
         saver.save(self.checkpoints, self.trainer.state(), progress, required)
@@ -200,10 +200,10 @@ def train_together(
             repeated on resume.
     """
     stores = checkpoints or [None] * len(trainers)
-    tallies = [resumed(trainer, store) for trainer, store in zip(trainers, stores, strict=True)]
+    measurements = [resumed(trainer, store) for trainer, store in zip(trainers, stores, strict=True)]
     runs = [
-        _Run(trainer, store, tally, saved=trainer.done)
-        for trainer, store, tally in zip(trainers, stores, tallies, strict=True)
+        _Run(trainer, store, measured, saved=trainer.done)
+        for trainer, store, measured in zip(trainers, stores, measurements, strict=True)
     ]
     with CheckpointWriter() as saver:
         yield from _learn(runs, saver, every, report_every, stop)
@@ -219,7 +219,7 @@ def _learn(
         yield from _stopped(runs, saver)
         return
     stepper = stepper_for([run.trainer for run in runs])
-    for task in range(min(run.tally.tasks for run in runs), len(ends)):
+    for task in range(min(run.measured.tasks for run in runs), len(ends)):
         while runs and runs[0].trainer.done < ends[task]:
             done = runs[0].trainer.done
             until = min(ends[task], (done // report_every + 1) * report_every, (done // every + 1) * every)
@@ -242,7 +242,7 @@ def _learn(
             return
         stepper, runs = _stepper_for(stepper, runs, continuing), continuing
     saver.finish([run.checkpoints for run in runs if run.checkpoints is not None])
-    yield from ((run.trainer, Finished(_results(run.trainer, run.tally))) for run in runs)
+    yield from ((run.trainer, Finished(_results(run.trainer, run.measured))) for run in runs)
 
 
 def _stepper_for(stepper: Stepper, runs: Sequence[_Run], continuing: Sequence[_Run]) -> Stepper:
@@ -269,7 +269,7 @@ def _end_task(
             _save(runs, saver, required=True)
     runs = yield from _end_diverged(runs, _nonfinite(runs, task), saver)
     # A run that resumed from a checkpoint written after this evaluation has the row already.
-    diverged = _evaluate([run for run in runs if run.tally.tasks == task], task, stop)
+    diverged = _evaluate([run for run in runs if run.measured.tasks == task], task, stop)
     runs = yield from _end_diverged(runs, diverged, saver)
     if not last:
         _save(runs, saver, required=True)
@@ -296,9 +296,9 @@ def _nonfinite(runs: Sequence[_Run], task: int) -> list[tuple[_Run, Diverged]]:
 def _evaluate_ahead(runs: Sequence[_Run], stop: Callable[[], bool]) -> None:
     """Evaluate all tasks before the first is learned, if ``evaluate.ahead`` is set."""
     for run in runs:
-        if run.trainer.config.evaluate.ahead and run.tally.before is None:
+        if run.trainer.config.evaluate.ahead and run.measured.before is None:
             (right,) = count_correct([run.trainer], [len(run.trainer.plan.ends)], stop)
-            run.tally.before, run.tally.before_task = right
+            run.measured.before, run.measured.before_task = right
 
 
 def _continuing(runs: Sequence[_Run], verdicts: Sequence[Steps | Failed], saver: CheckpointWriter) -> list[_Run]:
@@ -328,10 +328,10 @@ def _add_train_time(runs: Sequence[_Run], task: int, started: float) -> None:
     """Divide the elapsed time equally among runs that were trained together."""
     share = (time.perf_counter() - started) / len(runs)
     for run in runs:
-        by_task = run.tally.train_by_task
+        by_task = run.measured.train_by_task
         by_task.extend([0.0] * (task + 1 - len(by_task)))
         by_task[task] += share
-        run.tally.seconds["train"] += share
+        run.measured.seconds["train"] += share
 
 
 def _evaluate(runs: Sequence[_Run], task: int, stop: Callable[[], bool]) -> list[tuple[_Run, Diverged]]:
@@ -358,7 +358,7 @@ def _evaluate(runs: Sequence[_Run], task: int, stop: Callable[[], bool]) -> list
             cause = f"the moments of the training data at layer {error.layer!r}"
             diverged.append((run, Diverged(_divergence_message(run.trainer, cause, task))))
     for run in runs:
-        run.tally.seconds["evaluate"] += (time.perf_counter() - started) / len(runs)
+        run.measured.seconds["evaluate"] += (time.perf_counter() - started) / len(runs)
     return diverged
 
 
@@ -372,7 +372,7 @@ def _divergence_message(trainer: Trainer, cause: str, task: int) -> str:
 
 def _write_row(run: _Run, task: int, right: CorrectCounts, stop: Callable[[], bool]) -> None:
     """Add a row of the accuracy matrix; only after all is measured, so that a stop leaves no partial row."""
-    trainer, tally, evaluate = run.trainer, run.tally, run.trainer.config.evaluate
+    trainer, measured, evaluate = run.trainer, run.measured, run.trainer.config.evaluate
     tasks = len(trainer.plan.ends)
     running = _padded(right.all, tasks)
     if (evaluate.moments == "oracle" or evaluate.drift) and keeps_moments(trainer.model):
@@ -380,16 +380,16 @@ def _write_row(run: _Run, task: int, right: CorrectCounts, stop: Callable[[], bo
             drift = drift_of(done)
             if evaluate.moments == "oracle":
                 (right,) = count_correct([trainer], [len(right.all)], stop)
-                tally.correct_running.append(running)
-            tally.drift.append(drift)
-    tally.correct.append(_padded(right.all, tasks))
+                measured.correct_running.append(running)
+            measured.drift.append(drift)
+    measured.correct.append(_padded(right.all, tasks))
     if right.within is not None:
-        tally.correct_task.append(_padded(right.within, tasks))
+        measured.correct_task.append(_padded(right.within, tasks))
 
 
 def _write_label_row(run: _Run, task: int, row: LabelRow, stop: Callable[[], bool]) -> None:
     """As `_write_row`, for multi-label streams."""
-    trainer, tally, evaluate = run.trainer, run.tally, run.trainer.config.evaluate
+    trainer, measured, evaluate = run.trainer, run.measured, run.trainer.config.evaluate
     tasks = len(trainer.plan.ends)
     running = _label_row_json(row, tasks)
     if (evaluate.moments == "oracle" or evaluate.drift) and keeps_moments(trainer.model):
@@ -397,9 +397,9 @@ def _write_label_row(run: _Run, task: int, row: LabelRow, stop: Callable[[], boo
             drift = drift_of(done)
             if evaluate.moments == "oracle":
                 (row,) = count_labels([trainer], task + 1, stop)
-                tally.labels_running.append(running)
-            tally.drift.append(drift)
-    tally.labels.append(_label_row_json(row, tasks))
+                measured.labels_running.append(running)
+            measured.drift.append(drift)
+    measured.labels.append(_label_row_json(row, tasks))
 
 
 def _label_row_json(row: LabelRow, tasks: int) -> dict[str, Any]:
@@ -411,18 +411,18 @@ def _padded(row: list[int], tasks: int) -> list[int | None]:
     return [*row, *([None] * (tasks - len(row)))]
 
 
-def _results(trainer: Trainer, tally: Measurements) -> dict[str, Any]:
+def _results(trainer: Trainer, measured: Measurements) -> dict[str, Any]:
     """Return the measured part of a run's record."""
     scores = _label_results if trainer.data.sequence.multi_label else _accuracy_results
     parameters = sum(parameter.numel() for parameter in trainer.model.parameters())
-    seconds = {**tally.seconds, "train_by_task": tally.train_by_task}
-    rest = {"drift": {"by_task": tally.drift}, "seconds": seconds, "parameters": parameters}
+    seconds = {**measured.seconds, "train_by_task": measured.train_by_task}
+    rest = {"drift": {"by_task": measured.drift}, "seconds": seconds, "parameters": parameters}
     shares = [m.corrected_share() for m in trainer.model.modules() if isinstance(m, BatchRenormBase)]
     renorm = {"renorm": {"corrected_share": fmean(shares)}} if shares else {}
     norms = {"norms": count_norms(trainer.model)} if is_user_code(trainer.config.model.name) else {}
     reached, tasks = len(trainer.plan.ends), trainer.data.sequence.tasks
     part = {"reached": {"tasks": reached, "of": tasks}} if reached < tasks else {}
-    return {**scores(trainer, tally), **rest, **renorm, **norms, **part, **_chosen_groups(trainer)}
+    return {**scores(trainer, measured), **rest, **renorm, **norms, **part, **_chosen_groups(trainer)}
 
 
 def _chosen_groups(trainer: Trainer) -> dict[str, Any]:
@@ -433,25 +433,25 @@ def _chosen_groups(trainer: Trainer) -> dict[str, Any]:
     return {"norm_groups": {name: number for name, number in groups.items() if isinstance(number, int)}}
 
 
-def _accuracy_results(trainer: Trainer, tally: Measurements) -> dict[str, Any]:
+def _accuracy_results(trainer: Trainer, measured: Measurements) -> dict[str, Any]:
     stream = trainer.data.sequence
     total = np.bincount(stream.test.task, minlength=stream.tasks)[: len(trainer.plan.ends)].tolist()
-    matrix = {"correct": tally.correct, "total": total, "before": tally.before}
+    matrix = {"correct": measured.correct, "total": total, "before": measured.before}
     results: dict[str, Any] = {"matrix": matrix}
-    if tally.correct_running:
-        results["matrix_running"] = {**matrix, "correct": tally.correct_running}
-    if len(tally.correct_task) == len(tally.correct):  # fewer if an older version started the run
-        results["matrix_task"] = {**matrix, "correct": tally.correct_task, "before": tally.before_task}
+    if measured.correct_running:
+        results["matrix_running"] = {**matrix, "correct": measured.correct_running}
+    if len(measured.correct_task) == len(measured.correct):  # fewer if an older version started the run
+        results["matrix_task"] = {**matrix, "correct": measured.correct_task, "before": measured.before_task}
     return results
 
 
-def _label_results(trainer: Trainer, tally: Measurements) -> dict[str, Any]:
+def _label_results(trainer: Trainer, measured: Measurements) -> dict[str, Any]:
     """Return the label counts after each task, the class names and groups, and the memory's class counts."""
     source = trainer.data.sequence.source
     assert isinstance(source, MultiLabelSource)
-    results: dict[str, Any] = {"labels": _label_matrix(tally.labels)}
-    if tally.labels_running:
-        results["labels_running"] = _label_matrix(tally.labels_running)
+    results: dict[str, Any] = {"labels": _label_matrix(measured.labels)}
+    if measured.labels_running:
+        results["labels_running"] = _label_matrix(measured.labels_running)
     results["classes"] = {"names": list(source.class_names), "groups": list(source.class_groups)}
     return {**results, "census": take_census(trainer.plan, trainer.data.sequence).to_json()}
 

@@ -431,8 +431,8 @@ def _learn(
             with usable(run_dir.record, "the record can't be written", "Make room, and run it again."):
                 store.save_diverged(job.config, job.seed, what.why, _provenance(job.config, source, environment))
         if isinstance(what, Finished):
-            what.found["seconds"] |= {"together": time.perf_counter() - started, "lanes": len(trainers)}
-            results = {**what.found, **_provenance(job.config, source, environment)}
+            what.results["seconds"] |= {"together": time.perf_counter() - started, "lanes": len(trainers)}
+            results = {**what.results, **_provenance(job.config, source, environment)}
             with usable(run_dir.record, "the record can't be written", f"{GO_ON} then go on with `contnorm resume`."):
                 if environment.keep_weights:  # before the record: every record then has its weights
                     save_weights(trainer.model, run_dir.record)

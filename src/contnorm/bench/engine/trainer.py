@@ -33,7 +33,7 @@ from contnorm.bench.engine.code_state import (
 from contnorm.bench.engine.optimizers import build_optimizer, load_optimizer_state, optimizer_state
 from contnorm.bench.engine.precision import Bf16Weights
 from contnorm.bench.engine.preflight import check_network
-from contnorm.bench.engine.step_tensors import StepRow, StepTable, rows_of, samples_of
+from contnorm.bench.engine.step_tensors import StepIndices, StepTable, build_step_table, samples_of
 from contnorm.bench.models.build import MODELS, build_model
 from contnorm.bench.plan import PlanCache, Step
 from contnorm.bench.rng import seed_for
@@ -91,11 +91,11 @@ class Trainer:
         self._model_modules = _user_modules(config.model.name)
         # A user-defined network may access its weights in any way, so there autocast casts them.
         use_bf16_copies = config.train.precision == "bf16" and config.model.name in MODELS
-        self.half = Bf16Weights(self.model) if use_bf16_copies else None
+        self.bf16_weights = Bf16Weights(self.model) if use_bf16_copies else None
         self.optimizer = build_optimizer(config.train, self.model, device)
         slots = self.plan.slots if self.strategy.stores_logits else 0
         self.logits = torch.zeros(slots + 1, stream.outputs, device=device)  # last row: samples that are not stored
-        self.beside: SideStream | None = None  # side stream for weight gradients, if used
+        self.side_stream: SideStream | None = None  # side stream for weight gradients, if used
         self.done = 0  # steps
         self.draws_random = False  # whether user code draws random numbers in a step; checked on a GPU only
         self.fresh_code_state = self.code_state()
@@ -140,7 +140,7 @@ class Trainer:
         """Return the index tensors of steps ``start`` to ``end``, which must have the same shape, on the device."""
         steps = self.plan.steps[start:end]
         places = self.feed.places(list(self.data.sequence.train.image[samples_of(steps)]), start)
-        return rows_of(steps, places, self.data.sequence.train, len(self.logits) - 1, self.device)
+        return build_step_table(steps, places, self.data.sequence.train, len(self.logits) - 1, self.device)
 
     def step(self) -> Tensor:
         """Do the next step of the plan; returns the loss as a tensor on the device."""
@@ -148,20 +148,20 @@ class Trainer:
         self.done += 1
         return loss
 
-    def learn(self, row: StepRow) -> Tensor:
+    def learn(self, row: StepIndices) -> Tensor:
         """Do one training step on the samples of a row; returns the loss as a tensor on the device."""
         write, stream, replay = self._batches(row)
         self.model.train()
         self.optimizer.zero_grad()
-        if self.half is not None:
-            self.half.refresh()
-        with side_stream_gradients(self.beside), self._seeded(f"step {self.done}"):
+        if self.bf16_weights is not None:
+            self.bf16_weights.refresh()
+        with side_stream_gradients(self.side_stream), self._seeded(f"step {self.done}"):
             with self.autocast():
                 loss, logits = self._loss(stream, replay)
             loss.backward()  # type: ignore[no-untyped-call]
             self._check_for_draws()
-        if self.half is not None:
-            self.half.add_gradients()
+        if self.bf16_weights is not None:
+            self.bf16_weights.add_gradients()
         if self.config.train.clip_value is not None:
             nn.utils.clip_grad_value_(self.model.parameters(), self.config.train.clip_value)
         self.optimizer.step()
@@ -170,7 +170,7 @@ class Trainer:
         return loss.detach()
 
     def _loss(self, stream: Batch, replay: tuple[Batch, ...]) -> tuple[Tensor, Tensor | None]:
-        answer = self.strategy.loss(self.half or self.model, self.head, stream, replay)
+        answer = self.strategy.loss(self.bf16_weights or self.model, self.head, stream, replay)
         name = self.config.strategy.name
         if is_user_code(name):
             return check_loss(name, answer, self.strategy.stores_logits, self.head, stream)
@@ -193,7 +193,7 @@ class Trainer:
         if is_user_code(self.config.strategy.name) or is_user_code(self.config.model.name):
             self.draws_random = has_drawn(seed_for(self.seed, f"step {self.done}"), self.device)
 
-    def _batches(self, row: StepRow) -> tuple[Tensor, Batch, tuple[Batch, ...]]:
+    def _batches(self, row: StepIndices) -> tuple[Tensor, Batch, tuple[Batch, ...]]:
         """Return the memory slots to write to, the batch of the stream, and the batch of each replay draw."""
         x = self.data.seen(self.feed.pixels, row.image, row.task, row.views)
         label = self.data.train.label[row.label] if self.data.sequence.multi_label else row.label
