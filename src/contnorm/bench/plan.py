@@ -112,7 +112,7 @@ def make_plan(config: RunConfig, stream: TaskSequence, seed: int, draws: int) ->
         content = np.full(memory.capacity, -1, dtype=np.int64)  # the item in each slot
     except MemoryError as error:
         raise UserError(
-            f"memory.size={config.memory.size}: so many slots do not fit into memory. Use a smaller --buffer."
+            f"memory.size={config.memory.size}: the slots do not fit into memory. Use a smaller memory.size (--buffer)."
         ) from error
     _check_step_count(config.train, stream)
     if draws:
@@ -139,8 +139,8 @@ def _check_step_count(config: TrainConfig, stream: TaskSequence) -> None:
     steps = -(-len(stream.train.task) // config.batch) * config.passes
     if min(steps, config.max_steps or steps) > MOST_STEPS:
         raise UserError(
-            f"train.passes={config.passes}: makes {steps:,} steps, and a plan has at most {MOST_STEPS:,}. Use fewer "
-            f"passes, a larger --batch, or --max-steps."
+            f"train.passes={config.passes}: makes {steps:,} steps, more than the {MOST_STEPS:,} a plan can have. Use "
+            f"fewer passes, a larger train.batch (--batch), or train.max_steps (--max-steps)."
         )
 
 
@@ -174,8 +174,8 @@ def _check_replay_can_be_full(config: RunConfig, stream: TaskSequence) -> None:
     if rings * size < replay:
         raise UserError(
             f"memory.size={size} is too small: {_describe(config.memory, rings, past)} {rings * size} slots in all, "
-            f"and a replay batch of {replay} would never be full. Use a larger memory (--buffer "
-            f"{-(-replay // rings)}), or a smaller replay batch (--replay {rings * size})."
+            f"and a replay batch of {replay} would never be full. Use memory.size={-(-replay // rings)} (--buffer) or "
+            f"more, or train.replay={rings * size} (--replay)."
         )
 
 
@@ -208,8 +208,8 @@ def _batches(config: TrainConfig, stream: TaskSequence, seed: int) -> Iterator[t
     for number, places in enumerate(pieces):  # check all tasks before the first batch
         if config.partial == "drop" and len(places) < size:
             raise UserError(
-                f"train.batch={size}: task {number} has {len(places)} samples, none of which would be learned with "
-                f"train.partial=drop. Use a smaller --batch, or train.partial=keep."
+                f"train.batch={size}: task {number} has {len(places)} samples, fewer than a batch, and "
+                f"train.partial=drop drops them all. Use a smaller train.batch (--batch), or train.partial=keep."
             )
     for number, places in enumerate(pieces):
         end = len(places) // size * size if config.partial == "drop" else len(places)
@@ -248,13 +248,13 @@ def _check_rings(config: RunConfig, stream: TaskSequence) -> None:
     if stream.task_free and (per_task or config.strategy.replay_from == "past"):
         setting = "memory.kind=ring with memory.per=task" if per_task else "strategy.replay_from=past"
         raise UserError(
-            f"stream.scenario=free: a task-free stream has no tasks to go by, and {setting} does. "
+            f"stream.scenario=free: a task-free stream has no task boundaries, which {setting} needs. "
             f"Use memory.kind=reservoir (or memory.per=class), and strategy.replay_from=all."
         )
     if stream.multi_label and rings:
         raise UserError(
-            f"memory.kind=ring with memory.per=class: a sample of {config.stream.name} has several labels, and would "
-            f"belong to several rings. Use memory.kind=prs or reservoir."
+            f"memory.kind=ring with memory.per=class: a sample of {config.stream.name} has several labels, so it has "
+            f"no single ring. Use memory.kind=prs or reservoir."
         )
 
 

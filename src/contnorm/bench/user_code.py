@@ -245,7 +245,7 @@ def _module_name(path: Path) -> str:
 
 
 def _content_hash(path: Path) -> str:
-    with usable(path, "it can't be read", "Let yourself read it."):
+    with usable(path, "it can't be read", "Check the permissions of the file."):
         return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
@@ -265,8 +265,8 @@ def _register_imports(names: set[str], files: dict[Path, str], path: Path, what:
         for name in local:  # or a second attempt would not detect the import
             del sys.modules[name]
         raise UserError(
-            f"{what}: imports {uncovered}, which its import statements don't lead to, so an edit of it would go "
-            f"unnoticed. Use an import statement, and name the folder in PYTHONPATH instead of changing sys.path."
+            f"{what}: imports {uncovered} without an import statement that can be followed, so changes of it would "
+            f"not be detected. Use import statements, and set PYTHONPATH instead of changing sys.path."
         )
     _imported.update({name: (file, _content_hash(file)) for name, file in local.items()})
 
@@ -338,8 +338,8 @@ def untrusted(path: Path, what: str, name: str) -> str:
     # The name is untrusted: it must not contain terminal control codes, or shell syntax that acts when it is copied.
     quoted = shlex.quote(str(path)) if str(path).isprintable() else ascii(str(path))
     return (
-        f"{what} {name!r}: names code in {quoted}, which is not executed unless it is named on this call. Read it, and "
-        f"add --trust-code {quoted} if you trust it."
+        f"{what} {name!r}: is code in {quoted}, which is not executed without your consent. If you trust that file, "
+        f"add --trust-code {quoted} (in Python: trusted=[...])."
     )
 
 
@@ -355,7 +355,7 @@ def check_files(files: Iterable[Path]) -> list[Path]:
     paths = list(files)
     for path in paths:
         if not path.is_file():
-            raise UserError(f"--trust-code {path}: there is no such file. Give the file itself, such as net.py.")
+            raise UserError(f"--trust-code {path}: there is no such file. Name a Python file, such as net.py.")
     return paths
 
 

@@ -361,8 +361,8 @@ def _raise_error(checkpoints: Checkpoints, written: Future[None]) -> None:
     error = written.exception()
     if isinstance(error, OSError):
         raise UserError(
-            f"{checkpoints.folder}: a checkpoint can't be written ({error.strerror}). The previous one is kept. "
-            f"Free disk space, then continue with `contnorm resume`."
+            f"{checkpoints.folder}: a checkpoint can't be written ({error.strerror}). Free disk space, then resume "
+            f"with `contnorm resume`: the previous checkpoint is intact."
         ) from error
     if error is not None:
         raise error
@@ -393,10 +393,10 @@ def load_run_weights(model: nn.Module, record: Path) -> None:
     path = weights_path(record)
     if not path.is_file():
         raise UserError(
-            f"{path}: the weights of this run were not kept. Move {record} away, and run it again with "
-            f"`contnorm run --keep-weights` and the settings it had."
+            f"{path}: the weights of this run were not saved. Move {record} away, and run it again "
+            f"with the same settings and keep_weights=True (--keep-weights)."
         )
-    load_weights(model, path, f"Move it and {record} away, and run it again with `contnorm run --keep-weights`.")
+    load_weights(model, path, f"Move it and {record} away, and run it again with --keep-weights.")
 
 
 def load_weights(model: nn.Module, path: Path, advice: str) -> None:
@@ -414,4 +414,6 @@ def load_weights(model: nn.Module, path: Path, advice: str) -> None:
         model.load_state_dict(load(path.read_bytes()))
     except (OSError, SafetensorError, RuntimeError) as error:
         detail = " ".join(str(error).split())
-        raise UserError(f"{path}: is no safetensors file of this network's weights ({detail}). {advice}") from error
+        raise UserError(
+            f"{path}: is not a safetensors file with the weights of this network ({detail}). {advice}"
+        ) from error

@@ -137,9 +137,9 @@ def _warn_of_state(trainer: Trainer, changes: Sequence[str]) -> None:
     strategy = changes[0].startswith("strategy ")
     name = trainer.config.strategy.name if strategy else trainer.config.model.name
     _warn_once(
-        f"{'strategy' if strategy else 'model'} {name!r}: keeps state of its own as it learns "
-        f"({', '.join(change.partition(' ')[2] for change in changes[:3])}), which checkpoints do not hold. If it is "
-        f"stopped, such a run resumes from its last checkpoint before that, or from step 0."
+        f"{'strategy' if strategy else 'model'} {name!r}: has state that changes during training "
+        f"({', '.join(change.partition(' ')[2] for change in changes[:3])}), which checkpoints do not contain. "
+        f"If it is stopped, the run resumes from the last checkpoint before the change, or from step 0."
     )
 
 
@@ -173,7 +173,9 @@ def resumed(trainer: Trainer, checkpoints: Checkpoints | None) -> Measurements:
 def _warn_of_broken(checkpoints: Checkpoints, usable: Checkpoint | None) -> None:
     problems = checkpoints.problems()
     if problems:
-        next_step = "the run starts anew" if usable is None else f"resuming after step {usable.progress['done']}"
+        next_step = (
+            "the run starts again from step 0" if usable is None else f"resuming after step {usable.progress['done']}"
+        )
         logging.getLogger("contnorm").warning(
             f"{checkpoints.folder}: {next_step}, since a newer checkpoint can't be used ({'; '.join(problems)})."
         )

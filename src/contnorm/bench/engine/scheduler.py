@@ -89,7 +89,7 @@ def execute(
     data = _DataCheck(environment, prepare)
     try:
         for job in dict.fromkeys(jobs):
-            with usable(environment.runs, "it can't be looked into", "Say with --runs where else."):
+            with usable(environment.runs, "it can't be read", "Use another folder for runs (--runs)."):
                 recorded = store.has(job.config, job.seed)
             if recorded:
                 data.check(job, store)
@@ -189,8 +189,8 @@ class _DataCheck:
         was, data = record.raw.get("source", {}).get("fingerprint"), f"{name} in {self.environment.data_root}"
         if compare_fingerprints(was, now) is Match.DIFFERENT:
             logging.getLogger("contnorm").warning(
-                f"{path}: is of other data than {data} (fingerprint {was}, now {now}), and is not run again. "
-                f"Move it away, or use another --runs folder, to run it on these."
+                f"{path}: is of other data (fingerprint {was}) than {data} ({now}), and is not run again. Move it "
+                f"away, or use another folder for runs (--runs), to run it on this data."
             )
         elif find_stored(name, self.environment.data_root) and (why := not_comparable(was, now)):
             logging.getLogger("contnorm").warning(f"{path}: may be of other data than {data}: {why}.")
@@ -408,8 +408,8 @@ def _must_restart(trainer: Trainer, run_dir: RunDir) -> bool:
     if checkpoint is None or can_resume(trainer, checkpoint):
         return False
     logging.getLogger("contnorm").warning(
-        f"{run_dir.folder}: its checkpoint after {checkpoint.progress['done']} steps does not hold the state that its "
-        f"strategy or network keeps in Python. The run starts again from step 0."
+        f"{run_dir.folder}: its checkpoint after {checkpoint.progress['done']} steps does not contain the Python "
+        f"state of its strategy or network. The run starts again from step 0."
     )
     run_dir.checkpoints.clear()
     return True
@@ -428,12 +428,12 @@ def _learn(
     for trainer, what in train_together(list(trainers), checkpoints, environment.checkpoint_every, stop=stop):
         job, run_dir = trainers[trainer], run_dirs[trainer]
         if isinstance(what, Diverged):
-            with usable(run_dir.record, "the record can't be written", "Make room, and run it again."):
+            with usable(run_dir.record, "the record can't be written", "Free disk space, and run it again."):
                 store.save_diverged(job.config, job.seed, what.why, _provenance(job.config, source, environment))
         if isinstance(what, Finished):
             what.results["seconds"] |= {"together": time.perf_counter() - started, "lanes": len(trainers)}
             results = {**what.results, **_provenance(job.config, source, environment)}
-            with usable(run_dir.record, "the record can't be written", f"{GO_ON} then go on with `contnorm resume`."):
+            with usable(run_dir.record, "the record can't be written", RESUME_HINT):
                 if environment.keep_weights:  # before the record: every record then has its weights
                     save_weights(trainer.model, run_dir.record)
                 store.save(job.config, job.seed, results)
@@ -442,7 +442,7 @@ def _learn(
         yield Event(job, what, run_dir.record)
 
 
-GO_ON = "The last checkpoint stays: make room,"
+RESUME_HINT = "Free disk space, then resume with `contnorm resume`: the last checkpoint is intact."
 
 
 @contextmanager
@@ -456,7 +456,7 @@ def _error_context(trainers: dict[Trainer, Job], store: Store) -> Iterator[None]
         trainer, job = next(iter(trainers.items()))
         run_dir = RunDir.of(job, store)
         saved = run_dir.checkpoints.latest_step()
-        saved_note = f"{saved} steps of it are saved in {run_dir.folder}" if saved else "nothing of it is kept"
+        saved_note = f"{saved} steps are saved in {run_dir.folder}" if saved else "none are saved"
         for what, name in (("strategy", job.config.strategy.name), ("model", job.config.model.name)):
             if breaks_in(error, name):
                 when = f"after {trainer.done} of {len(trainer.plan.steps)} steps"

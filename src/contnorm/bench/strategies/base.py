@@ -95,7 +95,7 @@ class Strategy:
         self, model: Model, head: OutputMask, stream: Batch, replay: tuple[Batch, ...]
     ) -> tuple[Tensor, Tensor | None]:
         """Loss of a step, and the logits of the stream batch if ``stores_logits`` is True, else None."""
-        raise TypeError(f"{type(self).__name__} has no loss of its own: a strategy has to define one.")
+        raise TypeError(f"{type(self).__name__} must define loss(self, model, head, stream, replay).")
 
 
 class Single(Strategy):

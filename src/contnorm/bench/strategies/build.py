@@ -45,7 +45,7 @@ def _instantiate(cls: object, config: StrategyConfig) -> Strategy:
         check_user_strategy(config.name, strategy)
         return strategy
     if not (isinstance(cls, type) and issubclass(cls, Strategy)):
-        raise UserError(f"strategy {config.name!r}: it is not a subclass of contnorm.bench.Strategy.")
+        raise UserError(f"strategy {config.name!r}: is not a subclass of contnorm.bench.Strategy.")
     try:
         strategy = cls(config)
     except Exception as error:
@@ -68,7 +68,7 @@ def check_user_strategy(name: str, made: Strategy) -> None:
         UserError: If the strategy can't be run.
     """
     if type(made).loss is Strategy.loss:
-        raise UserError(f"strategy {name!r}: has no loss. Define loss(self, model, head, stream, replay).")
+        raise UserError(f"strategy {name!r}: does not define a loss. Define loss(self, model, head, stream, replay).")
     try:
         inspect.signature(made.loss).bind(None, None, None, ())
     except TypeError as error:
@@ -95,23 +95,23 @@ def check_loss(
         >>> batch, head = Batch(torch.zeros(2, 1), *torch.zeros(2, 2)), OutputMask(torch.ones(1, 3, dtype=torch.bool))
         >>> check_loss("mine.py:Mine", torch.zeros(2), False, head, batch)
         Traceback (most recent call last):
-        contnorm.errors.RunBrokeError: strategy 'mine.py:Mine': its loss should give (loss, logits), the latter None ...
+        contnorm.errors.RunBrokeError: strategy 'mine.py:Mine': its loss must return (loss, logits), ...
     """
     if not isinstance(answer, tuple | list) or len(answer) != 2:
         raise RunBrokeError(
-            f"strategy {name!r}: its loss should give (loss, logits), the latter None where none are stored, and gives "
+            f"strategy {name!r}: its loss must return (loss, logits), where logits is None unless they are stored, not "
             f"{_describe(answer)}."
         )
     loss, logits = answer
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         raise RunBrokeError(
-            f"strategy {name!r}: the loss it gives should be a tensor of one number, and is {_describe(loss)}. Take a "
-            f"mean of what each sample has."
+            f"strategy {name!r}: the loss must be a tensor with one element, not {_describe(loss)}. Return the mean "
+            f"over the samples."
         )
     if not loss.requires_grad:
         raise RunBrokeError(
-            f"strategy {name!r}: the loss it gives leads to no weight, so nothing can be learned from it. Make it of "
-            f"what model(x) gives, without detach(), item() or no_grad()."
+            f"strategy {name!r}: the loss has no gradient. Compute it from model(x) without detach(), item() or "
+            f"no_grad()."
         )
     return loss, _checked_logits(name, logits, stores_logits, (len(stream), head.competing.shape[1]))
 
@@ -120,16 +120,15 @@ def _checked_logits(name: str, logits: object, stores_logits: bool, shape: tuple
     if not stores_logits:
         if logits is not None:
             raise RunBrokeError(
-                f"strategy {name!r}: it gives logits beside its loss, and stores_logits is False. Set stores_logits = "
-                f"True, or give None."
+                f"strategy {name!r}: its loss returns logits, but stores_logits is False. Set stores_logits = True, or "
+                f"return None."
             )
         return None
     fits = isinstance(logits, Tensor) and logits.dtype == torch.float32 and tuple(logits.shape) == shape
     if not fits or (isinstance(logits, Tensor) and logits.requires_grad):
         raise RunBrokeError(
-            f"strategy {name!r}: with stores_logits = True it should give beside its loss what the model said of the "
-            f"stream, detached, as float32 of shape {shape}, and gives {_describe(logits)}. Give "
-            f"logits.detach().float()."
+            f"strategy {name!r}: with stores_logits = True, its loss must return the detached logits of the stream "
+            f"batch, float32 of shape {shape}, not {_describe(logits)}. Return logits.detach().float()."
         )
     assert isinstance(logits, Tensor)
     return logits
@@ -140,5 +139,5 @@ def _describe(value: object) -> str:
         kind = str(value.dtype).removeprefix("torch.")
         return f"a tensor of shape {tuple(value.shape)}, {kind}{', with a gradient' if value.requires_grad else ''}"
     if isinstance(value, tuple | list):
-        return f"{len(value)} things"
-    return "None" if value is None else f"of type {type(value).__name__}"
+        return f"{len(value)} values"
+    return "None" if value is None else f"an object of type {type(value).__name__}"
