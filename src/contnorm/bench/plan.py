@@ -118,7 +118,7 @@ def make_plan(config: RunConfig, stream: TaskSequence, seed: int, draws: int) ->
     if draws:
         _check_replay_can_be_full(config, stream)
     rng = generator(seed, "replay")
-    views = _Views(generator(seed, "augment"), stream.padding)
+    views = None if stream.padding is None else _Views(generator(seed, "augment"), stream.padding)
     steps: list[Step] = []
     batches = list(islice(_batches(config.train, stream, seed), config.train.max_steps))
     for start in range(0, len(batches), AT_ONCE):
@@ -130,7 +130,9 @@ def make_plan(config: RunConfig, stream: TaskSequence, seed: int, draws: int) ->
             replay = tuple(content[draw] for draw in slots)
             stored = write != NOT_STORED
             content[write[stored]] = items[stored]  # if two items have the same slot, the later one stays
-            steps.append(Step(task, items, write, replay, slots, views.of(items), views.of_all(replay)))
+            stream_views = None if views is None else views.draw(items)
+            replay_views = None if views is None else tuple(map(views.draw, replay))
+            steps.append(Step(task, items, write, replay, slots, stream_views, replay_views))
     return Plan(tuple(steps), tuple(_ends(stream, steps)), memory.capacity if draws else 0)
 
 
@@ -259,21 +261,14 @@ def _check_rings(config: RunConfig, stream: TaskSequence) -> None:
 
 
 class _Views:
-    """Random crops and flips, drawn from a separate generator; None if the stream has no augmentation."""
+    """Random crops and flips, drawn from a separate generator."""
 
-    def __init__(self, rng: np.random.Generator, padding: int | None) -> None:
+    def __init__(self, rng: np.random.Generator, padding: int) -> None:
         self.rng, self.padding = rng, padding
 
-    def of(self, items: Indices) -> Views | None:
-        if self.padding is None:
-            return None
+    def draw(self, items: Indices) -> Views:
         crop = self.rng.integers(0, 2 * self.padding + 1, size=(len(items), 2))
         return np.concatenate([crop, self.rng.integers(0, 2, size=(len(items), 1))], axis=1)
-
-    def of_all(self, draws: tuple[Indices, ...]) -> tuple[Views, ...] | None:
-        if self.padding is None:
-            return None
-        return tuple(v for v in (self.of(items) for items in draws) if v is not None)
 
 
 class PlanCache:

@@ -124,11 +124,13 @@ def code_hash(name: str) -> str | None:
         >>> code_hash("er") is None
         True
     """
+    if not is_user_code(name):
+        return None
     known = python_object(name)
     if known is not None:
         return known.code
     path = _path(name)
-    if not is_user_code(name) or not path.is_file():
+    if not path.is_file():
         return None
     file_hash = _content_hash(path)
     imported = sorted((module, _content_hash(file)) for file, module in imported_files(path).items())

@@ -43,6 +43,7 @@ __all__ = [
     "Packed",
     "load_run_weights",
     "load_weights",
+    "pack_weights",
     "packed",
     "save_weights",
     "weights_path",
@@ -380,8 +381,12 @@ def weights_path(record: Path) -> Path:
 
 def save_weights(model: nn.Module, record: Path) -> None:
     """Write the parameters and buffers of a network next to its record, atomically."""
-    copies = {name: t.detach().cpu().clone().contiguous() for name, t in model.state_dict().items()}
-    write_atomically(weights_path(record), save(copies))
+    write_atomically(weights_path(record), pack_weights(model))
+
+
+def pack_weights(model: nn.Module) -> bytes:
+    """Return the parameters and buffers of a network as the content of a safetensors file."""
+    return save({name: t.detach().cpu().clone().contiguous() for name, t in model.state_dict().items()})
 
 
 def load_run_weights(model: nn.Module, record: Path) -> None:

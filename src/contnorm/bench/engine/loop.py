@@ -53,9 +53,15 @@ class Steps:
 
 @dataclass(frozen=True)
 class Finished:
-    """The run is complete. ``results`` is the measured part of its record."""
+    """The run is complete.
+
+    Attributes:
+        results: The content of its record.
+        weights: Its final weights as a safetensors file, if they are kept in memory.
+    """
 
     results: dict[str, Any]
+    weights: bytes | None = None
 
 
 @dataclass(frozen=True)
@@ -119,7 +125,7 @@ class _Run:
     saved: int = 0  # steps in the last checkpoint
 
     def save(self, saver: CheckpointWriter, required: bool = False) -> None:
-        """Write a checkpoint, unless user code has state that a checkpoint can't hold; the previous one then stays."""
+        """Write a checkpoint, unless user code has state that a checkpoint can't contain."""
         if self.checkpoints is None:
             return
         changes = self.trainer.code_changes()
@@ -201,18 +207,21 @@ def train_together(
             layers and batches of an evaluation. The runs are then saved and end; an interrupted evaluation is
             repeated on resume.
     """
-    stores = checkpoints or [None] * len(trainers)
-    measurements = [resumed(trainer, store) for trainer, store in zip(trainers, stores, strict=True)]
+    if checkpoints is None:
+        runs = [_Run(trainer, None, Measurements(), saved=trainer.done) for trainer in trainers]
+        yield from _learn(runs, None, every, report_every, stop)
+        return
+    measurements = [resumed(trainer, store) for trainer, store in zip(trainers, checkpoints, strict=True)]
     runs = [
         _Run(trainer, store, measured, saved=trainer.done)
-        for trainer, store, measured in zip(trainers, stores, measurements, strict=True)
+        for trainer, store, measured in zip(trainers, checkpoints, measurements, strict=True)
     ]
     with CheckpointWriter() as saver:
         yield from _learn(runs, saver, every, report_every, stop)
 
 
 def _learn(
-    runs: list[_Run], saver: CheckpointWriter, every: int, report_every: int, stop: Callable[[], bool]
+    runs: list[_Run], saver: CheckpointWriter | None, every: int, report_every: int, stop: Callable[[], bool]
 ) -> Iterator[tuple[Trainer, What]]:
     ends = runs[0].trainer.plan.ends
     try:
@@ -229,62 +238,63 @@ def _learn(
             losses = stepper.advance(until - done, stop)
             _add_train_time(runs, task, started)
             verdicts = [_verdict(run.trainer, task, loss) for run, loss in zip(runs, losses, strict=True)]
-            continuing = _continuing(runs, verdicts, saver)
+            failed = [run for run, verdict in zip(runs, verdicts, strict=True) if isinstance(verdict, Failed)]
+            _drop_checkpoints(failed, saver)
             yield from ((run.trainer, verdict) for run, verdict in zip(runs, verdicts, strict=True))
-            stepper, runs = _stepper_for(stepper, runs, continuing), continuing
+            if failed:
+                stepper, runs = _without(failed, runs, stepper)
             if stop():
                 yield from _stopped(runs, saver)
                 return
             if until % every == 0 and until < ends[task]:
                 _save(runs, saver)
         try:
-            continuing = yield from _end_task(runs, task, saver, stop, last=task + 1 == len(ends))
+            diverged = yield from _end_task(runs, task, saver, stop, last=task + 1 == len(ends))
         except StopRequested:  # the interrupted evaluation is repeated on resume
             yield from _stopped(runs, saver)
             return
-        stepper, runs = _stepper_for(stepper, runs, continuing), continuing
-    saver.finish([run.checkpoints for run in runs if run.checkpoints is not None])
+        if diverged:
+            stepper, runs = _without(diverged, runs, stepper)
+    if saver is not None:
+        saver.finish([run.checkpoints for run in runs if run.checkpoints is not None])
     yield from ((run.trainer, Finished(_results(run.trainer, run.measured))) for run in runs)
 
 
-def _stepper_for(stepper: Stepper, runs: Sequence[_Run], continuing: Sequence[_Run]) -> Stepper:
-    """Return a stepper for the runs that continue; a new one if some runs have ended."""
-    return stepper_for([run.trainer for run in continuing]) if continuing and len(continuing) < len(runs) else stepper
+def _without(ended: Sequence[_Run], runs: Sequence[_Run], stepper: Stepper) -> tuple[Stepper, list[_Run]]:
+    """Return the runs that continue, and a stepper for them."""
+    continuing = [run for run in runs if all(run is not other for other in ended)]
+    return stepper_for([run.trainer for run in continuing]) if continuing else stepper, continuing
 
 
-def _stopped(runs: Sequence[_Run], saver: CheckpointWriter) -> Iterator[tuple[Trainer, Stopped]]:
+def _stopped(runs: Sequence[_Run], saver: CheckpointWriter | None) -> Iterator[tuple[Trainer, Stopped]]:
     """Save all runs that have done at least one step, and yield `Stopped` for each run."""
     _save([run for run in runs if run.trainer.done], saver)
-    saver.flush()
+    if saver is not None:
+        saver.flush()
     yield from ((run.trainer, Stopped(run.trainer.done, len(run.trainer.plan.steps), run.saved)) for run in runs)
 
 
 def _end_task(
-    runs: list[_Run], task: int, saver: CheckpointWriter, stop: Callable[[], bool], last: bool
+    runs: list[_Run], task: int, saver: CheckpointWriter | None, stop: Callable[[], bool], last: bool
 ) -> Generator[tuple[Trainer, What], None, list[_Run]]:
     """Evaluate the runs, then save them. After the last task, save first: its evaluation is recorded right away.
 
-    Yields the diverged runs and returns the others.
+    Yields the diverged runs and returns them.
     """
     if last and runs and runs[0].trainer.device.type == "cpu":  # on a GPU, repeating steps is faster than this write
         with suppress(UserError):  # a full disk may still have room for the record
             _save(runs, saver, required=True)
-    runs = yield from _end_diverged(runs, _nonfinite(runs, task), saver)
+    diverged = _nonfinite(runs, task)
+    finite = [run for run in runs if all(run is not other for other, _ in diverged)]
     # A run that resumed from a checkpoint written after this evaluation has the row already.
-    diverged = _evaluate([run for run in runs if run.measured.tasks == task], task, stop)
-    runs = yield from _end_diverged(runs, diverged, saver)
+    diverged += _evaluate([run for run in finite if run.measured.tasks == task], task, stop)
+    ended = [run for run, _ in diverged]
+    if ended:
+        _drop_checkpoints(ended, saver)
+        yield from ((run.trainer, verdict) for run, verdict in diverged)
     if not last:
-        _save(runs, saver, required=True)
-    return runs
-
-
-def _end_diverged(
-    runs: list[_Run], diverged: list[tuple[_Run, Diverged]], saver: CheckpointWriter
-) -> Generator[tuple[Trainer, What], None, list[_Run]]:
-    """Yield the diverged runs, drop their pending checkpoints, and return the other runs."""
-    _drop_checkpoints([run for run, _ in diverged], saver)
-    yield from ((run.trainer, verdict) for run, verdict in diverged)
-    return [run for run in runs if all(run is not ended for ended, _ in diverged)]
+        _save([run for run in runs if all(run is not other for other in ended)], saver, required=True)
+    return ended
 
 
 def _nonfinite(runs: Sequence[_Run], task: int) -> list[tuple[_Run, Diverged]]:
@@ -303,12 +313,6 @@ def _evaluate_ahead(runs: Sequence[_Run], stop: Callable[[], bool]) -> None:
             run.measured.before, run.measured.before_task = right
 
 
-def _continuing(runs: Sequence[_Run], verdicts: Sequence[Steps | Failed], saver: CheckpointWriter) -> list[_Run]:
-    """Return the runs that continue, and drop the pending checkpoints of the others."""
-    _drop_checkpoints([run for run, verdict in zip(runs, verdicts, strict=True) if isinstance(verdict, Failed)], saver)
-    return [run for run, verdict in zip(runs, verdicts, strict=True) if isinstance(verdict, Steps)]
-
-
 def _verdict(trainer: Trainer, task: int, loss: float) -> Steps | Failed:
     try:
         return Steps(trainer.done, len(trainer.plan.steps), task, trainer.check(loss))
@@ -316,14 +320,16 @@ def _verdict(trainer: Trainer, task: int, loss: float) -> Steps | Failed:
         return Diverged(str(error))
 
 
-def _save(runs: Sequence[_Run], saver: CheckpointWriter, required: bool = False) -> None:
-    for run in runs:
-        run.save(saver, required)
+def _save(runs: Sequence[_Run], saver: CheckpointWriter | None, required: bool = False) -> None:
+    if saver is not None:
+        for run in runs:
+            run.save(saver, required)
 
 
-def _drop_checkpoints(runs: Sequence[_Run], saver: CheckpointWriter) -> None:
+def _drop_checkpoints(runs: Sequence[_Run], saver: CheckpointWriter | None) -> None:
     """Drop the pending checkpoints of runs that have ended."""
-    saver.forget([run.checkpoints for run in runs if run.checkpoints is not None])
+    if saver is not None:
+        saver.forget([run.checkpoints for run in runs if run.checkpoints is not None])
 
 
 def _add_train_time(runs: Sequence[_Run], task: int, started: float) -> None:

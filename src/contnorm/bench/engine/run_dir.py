@@ -280,6 +280,8 @@ def edited(config: RunConfig) -> str:
         ("strategy", config.strategy.name, config.strategy.code),
         ("model", config.model.name, config.model.code),
     ):
+        if expected is None and not is_user_code(name):
+            continue
         now = code_hash(name)
         path = name.rpartition(":")[0]
         if is_user_code(name) and expected is None and now is not None:
@@ -299,4 +301,4 @@ def edited(config: RunConfig) -> str:
             f"model.weights={config.model.weights!r}: model.weights_hash is missing, so it is unknown whether the "
             f"file has changed since the run was started."
         )
-    return weights_change(config.model)
+    return "" if config.model.weights is None else weights_change(config.model)

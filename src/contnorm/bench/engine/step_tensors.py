@@ -65,24 +65,29 @@ class StepTable:
         return StepIndices(self.sizes, image, label, task, slots, views.view(samples, 3) if self.augmented else None)
 
     def overwrite(self, others: StepTable) -> None:
-        """Copy other rows, which may be fewer, into this table in environment, so that a captured step reads them."""
+        """Copy other rows, which may be fewer, into this table in place, so that a captured step reads them."""
         self.table[: len(others.table)].copy_(others.table)
 
 
 def build_step_table(
-    steps: Sequence[Step], images: Sequence[Indices], items: Items, spare: int, device: torch.device
+    steps: Sequence[Step],
+    samples: Indices,
+    images: Sequence[Indices],
+    items: Items,
+    spare: int,
+    device: torch.device,
 ) -> StepTable:
     """Build the rows of steps of the same shape.
 
     Args:
         steps: The steps.
+        samples: The items of the steps, as `samples_of` returns them.
         images: For each step, the indices of the images of its samples.
         items: The items that the steps refer to.
         spare: The slot for samples that are not stored, or are overwritten in the same step.
         device: The device of the rows.
     """
     first = steps[0]
-    samples = samples_of(steps)
     label = items.label[samples] if items.label.ndim == 1 else samples
     slots = [_last_writers(_table([step.write for step in steps]), spare), *_draws([s.replay_slots for s in steps])]
     views = (

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from types import ModuleType
 
 import numpy as np
 import torch
@@ -78,17 +77,20 @@ class Trainer:
         any_norm: bool = False,
     ) -> None:
         self.config, self.seed, self.device = config, seed, device
-        isolate_modules()
+        self.has_user_strategy, self.has_user_model = map(is_user_code, (config.strategy.name, config.model.name))
+        self.has_user_code = self.has_user_strategy or self.has_user_model
+        if self.has_user_code:
+            isolate_modules()
         with self._seeded("strategy"):
             self.strategy = build_strategy(config.strategy)
-        self._strategy_modules = _user_modules(config.strategy.name)
+        self._strategy_modules = loaded_modules(config.strategy.name) if self.has_user_strategy else {}
         stream, self.plan = (plans or PlanCache(source)).of(config, seed, self.strategy.draws)
         self.data = DeviceStream(stream, device, pictures)
         self.feed = self._feed()
         self.head = OutputMask(self.data.competing)
         self.task_mask = self._task_mask()
         self.model = self._fresh_model(any_norm)
-        self._model_modules = _user_modules(config.model.name)
+        self._model_modules = loaded_modules(config.model.name) if self.has_user_model else {}
         # A user-defined network may access its weights in any way, so there autocast casts them.
         use_bf16_copies = config.train.precision == "bf16" and config.model.name in MODELS
         self.bf16_weights = Bf16Weights(self.model) if use_bf16_copies else None
@@ -98,8 +100,10 @@ class Trainer:
         self.side_stream: SideStream | None = None  # side stream for weight gradients, if used
         self.done = 0  # steps
         self.draws_random = False  # whether user code draws random numbers in a step; checked on a GPU only
-        self.fresh_code_state = self.code_state()
-        register_modules()
+        self.fresh_code_state: CodeState = {}  # of user code when it was loaded
+        if self.has_user_code:
+            self.fresh_code_state = self.code_state()
+            register_modules()
 
     def _feed(self) -> ImageFeed:
         """Return the feed that copies the images of a step to the device."""
@@ -138,9 +142,10 @@ class Trainer:
 
     def rows(self, start: int, end: int) -> StepTable:
         """Return the index tensors of steps ``start`` to ``end``, which must have the same shape, on the device."""
-        steps = self.plan.steps[start:end]
-        places = self.feed.places(list(self.data.sequence.train.image[samples_of(steps)]), start)
-        return build_step_table(steps, places, self.data.sequence.train, len(self.logits) - 1, self.device)
+        steps, items = self.plan.steps[start:end], self.data.sequence.train
+        samples = samples_of(steps)
+        places = self.feed.places(list(items.image[samples]), start)
+        return build_step_table(steps, samples, places, items, len(self.logits) - 1, self.device)
 
     def step(self) -> Tensor:
         """Do the next step of the plan; returns the loss as a tensor on the device."""
@@ -157,9 +162,11 @@ class Trainer:
             self.bf16_weights.refresh()
         with side_stream_gradients(self.side_stream), self._seeded(f"step {self.done}"):
             with self.autocast():
-                loss, logits = self._loss(stream, replay)
+                answer = self.strategy.loss(self.bf16_weights or self.model, self.head, stream, replay)
+                loss, logits = self._checked(answer, stream) if self.has_user_strategy else answer
             loss.backward()  # type: ignore[no-untyped-call]
-            self._check_for_draws()
+            if self.has_user_code:
+                self._check_for_draws()
         if self.bf16_weights is not None:
             self.bf16_weights.add_gradients()
         if self.config.train.clip_value is not None:
@@ -169,18 +176,15 @@ class Trainer:
             self.logits.index_copy_(0, write, logits)
         return loss.detach()
 
-    def _loss(self, stream: Batch, replay: tuple[Batch, ...]) -> tuple[Tensor, Tensor | None]:
-        answer = self.strategy.loss(self.bf16_weights or self.model, self.head, stream, replay)
-        name = self.config.strategy.name
-        if is_user_code(name):
-            return check_loss(name, answer, self.strategy.stores_logits, self.head, stream)
-        return answer
+    def _checked(self, answer: object, stream: Batch) -> tuple[Tensor, Tensor | None]:
+        """Check the result of a user-defined loss."""
+        return check_loss(self.config.strategy.name, answer, self.strategy.stores_logits, self.head, stream)
 
     @contextmanager
     def _seeded(self, purpose: str) -> Iterator[None]:
         """Seed the global generators for user code; not in a graph capture, since captured code draws nothing."""
         capturing = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-        if capturing or not (is_user_code(self.config.strategy.name) or is_user_code(self.config.model.name)):
+        if capturing or not self.has_user_code:
             yield
             return
         with seeded_generators(seed_for(self.seed, purpose), self.device):
@@ -190,8 +194,7 @@ class Trainer:
         """Record whether user code draws random numbers in a step; every graph replay would draw the same ones."""
         if self.device.type != "cuda" or self.draws_random or torch.cuda.is_current_stream_capturing():
             return
-        if is_user_code(self.config.strategy.name) or is_user_code(self.config.model.name):
-            self.draws_random = has_drawn(seed_for(self.seed, f"step {self.done}"), self.device)
+        self.draws_random = has_drawn(seed_for(self.seed, f"step {self.done}"), self.device)
 
     def _batches(self, row: StepIndices) -> tuple[Tensor, Batch, tuple[Batch, ...]]:
         """Return the memory slots to write to, the batch of the stream, and the batch of each replay draw."""
@@ -244,14 +247,14 @@ class Trainer:
     def code_state(self) -> CodeState:
         """Return digests of the state that user code has outside of `state`; empty without user code."""
         digests: CodeState = {}
-        if is_user_code(self.config.strategy.name):
+        if self.has_user_strategy:
             state = strategy_state(self.strategy, self._strategy_modules, self.head)
             digests |= {f"strategy {name}": digest for name, digest in state.items()}
-            if not is_user_code(self.config.model.name):  # the strategy may change it in unsaved ways
+            if not self.has_user_model:  # the strategy may change it in unsaved ways
                 state = network_state(self.model, self._strategy_modules)
                 of_model = {name: digest for name, digest in state.items() if f"strategy {name}" not in digests}
                 digests |= {f"strategy model.{name}": digest for name, digest in of_model.items()}
-        if is_user_code(self.config.model.name):
+        if self.has_user_model:
             state = network_state(self.model, self._model_modules)
             digests |= {f"model {name}": digest for name, digest in state.items()}
         return digests
@@ -271,8 +274,3 @@ class Trainer:
         load_optimizer_state(self.optimizer, self.model, optimizer)
         self.logits[:-1].copy_(state["memory.logits"])
         self.done = done
-
-
-def _user_modules(name: str) -> dict[str, ModuleType]:
-    """Return the modules of user code as loaded for this trainer; another trainer may load them again."""
-    return loaded_modules(name) if is_user_code(name) else {}

@@ -15,7 +15,7 @@ from contnorm.bench.strategies.registry import ALIASES, STRATEGIES
 from contnorm.bench.user_code import is_user_code, load_user_code, user_code_error
 from contnorm.errors import RunBrokeError, UserError, unknown
 
-__all__ = ["build_strategy", "check_loss", "check_user_strategy"]
+__all__ = ["build_strategy", "check_loss", "check_strategy", "check_user_strategy"]
 
 
 def build_strategy(config: StrategyConfig) -> Strategy:
@@ -31,6 +31,12 @@ def build_strategy(config: StrategyConfig) -> Strategy:
     if not is_user_code(config.name):
         raise unknown("strategy", config.name, [*STRATEGIES, "path/to/file.py:ClassName"])
     return _instantiate(load_user_code(config.name, "strategy"), config)
+
+
+def check_strategy(config: StrategyConfig) -> None:
+    """Raise an error if `build_strategy` can't build a strategy; a user's strategy is built to see that."""
+    if config.name not in STRATEGIES:
+        build_strategy(config)
 
 
 def _import_target(target: str) -> object:
