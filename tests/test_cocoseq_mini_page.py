@@ -8,7 +8,7 @@ from statistics import fmean, stdev
 
 import pytest
 
-from contnorm.bench.memory_stats import Census
+from contnorm.bench.metrics.memory_stats import Census
 from contnorm.bench.records import Record, Store
 
 ROOT = Path(__file__).resolve().parent.parent

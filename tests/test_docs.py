@@ -11,8 +11,8 @@ import pytest
 
 import contnorm as cn
 from contnorm import functional
-from contnorm.bench.data.csv_dataset import list_csv
 from contnorm.bench.data.multilabel_build import build
+from contnorm.bench.data.multilabel_listings import list_csv
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])

@@ -14,11 +14,11 @@ import pytest
 
 from contnorm.bench.config.schema import StrategyConfig
 from contnorm.bench.local_imports import imported_files
-from contnorm.bench.strategies import build_strategy
+from contnorm.bench.strategies.build import build_strategy
 from contnorm.bench.user_code import code_hash, load_user_code
 from contnorm.errors import UserError
 
-STRATEGY = "from contnorm.bench.strategies import Strategy\n"
+STRATEGY = "from contnorm.bench import Strategy\n"
 
 
 LATE = """

@@ -15,8 +15,7 @@ from contnorm.bench.engine.loop import Stopped
 from contnorm.bench.engine.run_dir import RunDir
 from contnorm.bench.engine.scheduler import Job, RunEnvironment, execute, resolve
 from contnorm.bench.records import Store
-from contnorm.bench.trust import only_trusted
-from contnorm.bench.user_code import load_user_code
+from contnorm.bench.user_code import load_user_code, only_trusted
 from contnorm.cli.main import app
 from contnorm.errors import UserError
 from tests.cli.terminal import exit_code, printed

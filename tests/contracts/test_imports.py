@@ -28,8 +28,8 @@ WITHOUT_TORCH = [
         f"contnorm.{name}"
         for name in (
             "registry",
-            "bench.strategy_registry",
-            "bench.models.registry",
+            "bench.strategies.registry",
+            "bench.models",
             "errors",
             "bench.config.sources",
             "bench.config.schema",
@@ -40,7 +40,7 @@ WITHOUT_TORCH = [
             "cli.archive",
             "bench.metrics",
             "bench.metrics.multilabel",
-            "bench.memory_stats",
+            "bench.metrics.memory_stats",
             "bench.stats",
             "bench.files",
             "bench.memories",

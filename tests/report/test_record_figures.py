@@ -17,8 +17,8 @@ pytest.importorskip("matplotlib", reason="matplotlib is not installed")
 
 import matplotlib
 
-from contnorm.bench.memory_stats import Census
 from contnorm.bench.metrics.accuracy_matrix import AccuracyMatrix, acc_so_far
+from contnorm.bench.metrics.memory_stats import Census
 from contnorm.bench.metrics.multilabel import mean_ap
 from contnorm.bench.records import Record, Store
 from contnorm.paper.recipe import find_recipe

@@ -15,13 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contnorm.bench.config.schema import MemoryConfig, RunConfig, TrainConfig
+from contnorm.bench.data.registry import Source
 from contnorm.bench.memories import NOT_STORED, Memory, PartitioningReservoir, Reservoir, Ring
 from contnorm.bench.memories.base import draw_slots_batched
 from contnorm.bench.rng import generator
-from contnorm.bench.streams.tasks import TaskSequence
+from contnorm.bench.streams.tasks import TaskSequence, build_stream
 from contnorm.errors import UserError
 
-__all__ = ["Plan", "Step", "build_memory", "make_plan", "offered_labels"]
+__all__ = ["Plan", "PlanCache", "Step", "build_memory", "make_plan", "offered_labels"]
 
 Indices = NDArray[np.int64]
 AT_ONCE = 1000  # steps whose replay samples are drawn in one call
@@ -111,13 +112,13 @@ def make_plan(config: RunConfig, stream: TaskSequence, seed: int, draws: int) ->
         content = np.full(memory.capacity, -1, dtype=np.int64)  # the item in each slot
     except MemoryError as error:
         raise UserError(
-            f"memory.size={config.memory.size}: so many slots do not fit into memory. Use a smaller --buffer."
+            f"memory.size={config.memory.size}: the slots do not fit into memory. Use a smaller memory.size (--buffer)."
         ) from error
     _check_step_count(config.train, stream)
     if draws:
         _check_replay_can_be_full(config, stream)
     rng = generator(seed, "replay")
-    views = _Views(generator(seed, "augment"), stream.padding)
+    views = None if stream.padding is None else _Views(generator(seed, "augment"), stream.padding)
     steps: list[Step] = []
     batches = list(islice(_batches(config.train, stream, seed), config.train.max_steps))
     for start in range(0, len(batches), AT_ONCE):
@@ -129,7 +130,9 @@ def make_plan(config: RunConfig, stream: TaskSequence, seed: int, draws: int) ->
             replay = tuple(content[draw] for draw in slots)
             stored = write != NOT_STORED
             content[write[stored]] = items[stored]  # if two items have the same slot, the later one stays
-            steps.append(Step(task, items, write, replay, slots, views.of(items), views.of_all(replay)))
+            stream_views = None if views is None else views.draw(items)
+            replay_views = None if views is None else tuple(map(views.draw, replay))
+            steps.append(Step(task, items, write, replay, slots, stream_views, replay_views))
     return Plan(tuple(steps), tuple(_ends(stream, steps)), memory.capacity if draws else 0)
 
 
@@ -138,8 +141,8 @@ def _check_step_count(config: TrainConfig, stream: TaskSequence) -> None:
     steps = -(-len(stream.train.task) // config.batch) * config.passes
     if min(steps, config.max_steps or steps) > MOST_STEPS:
         raise UserError(
-            f"train.passes={config.passes}: makes {steps:,} steps, and a plan has at most {MOST_STEPS:,}. Use fewer "
-            f"passes, a larger --batch, or --max-steps."
+            f"train.passes={config.passes}: makes {steps:,} steps, more than the {MOST_STEPS:,} a plan can have. Use "
+            f"fewer passes, a larger train.batch (--batch), or train.max_steps (--max-steps)."
         )
 
 
@@ -173,8 +176,8 @@ def _check_replay_can_be_full(config: RunConfig, stream: TaskSequence) -> None:
     if rings * size < replay:
         raise UserError(
             f"memory.size={size} is too small: {_describe(config.memory, rings, past)} {rings * size} slots in all, "
-            f"and a replay batch of {replay} would never be full. Use a larger memory (--buffer "
-            f"{-(-replay // rings)}), or a smaller replay batch (--replay {rings * size})."
+            f"and a replay batch of {replay} would never be full. Use memory.size={-(-replay // rings)} (--buffer) or "
+            f"more, or train.replay={rings * size} (--replay)."
         )
 
 
@@ -207,8 +210,8 @@ def _batches(config: TrainConfig, stream: TaskSequence, seed: int) -> Iterator[t
     for number, places in enumerate(pieces):  # check all tasks before the first batch
         if config.partial == "drop" and len(places) < size:
             raise UserError(
-                f"train.batch={size}: task {number} has {len(places)} samples, none of which would be learned with "
-                f"train.partial=drop. Use a smaller --batch, or train.partial=keep."
+                f"train.batch={size}: task {number} has {len(places)} samples, fewer than a batch, and "
+                f"train.partial=drop drops them all. Use a smaller train.batch (--batch), or train.partial=keep."
             )
     for number, places in enumerate(pieces):
         end = len(places) // size * size if config.partial == "drop" else len(places)
@@ -247,29 +250,50 @@ def _check_rings(config: RunConfig, stream: TaskSequence) -> None:
     if stream.task_free and (per_task or config.strategy.replay_from == "past"):
         setting = "memory.kind=ring with memory.per=task" if per_task else "strategy.replay_from=past"
         raise UserError(
-            f"stream.scenario=free: a task-free stream has no tasks to go by, and {setting} does. "
+            f"stream.scenario=free: a task-free stream has no task boundaries, which {setting} needs. "
             f"Use memory.kind=reservoir (or memory.per=class), and strategy.replay_from=all."
         )
     if stream.multi_label and rings:
         raise UserError(
-            f"memory.kind=ring with memory.per=class: a sample of {config.stream.name} has several labels, and would "
-            f"belong to several rings. Use memory.kind=prs or reservoir."
+            f"memory.kind=ring with memory.per=class: a sample of {config.stream.name} has several labels, so it has "
+            f"no single ring. Use memory.kind=prs or reservoir."
         )
 
 
 class _Views:
-    """Random crops and flips, drawn from a separate generator; None if the stream has no augmentation."""
+    """Random crops and flips, drawn from a separate generator."""
 
-    def __init__(self, rng: np.random.Generator, padding: int | None) -> None:
+    def __init__(self, rng: np.random.Generator, padding: int) -> None:
         self.rng, self.padding = rng, padding
 
-    def of(self, items: Indices) -> Views | None:
-        if self.padding is None:
-            return None
+    def draw(self, items: Indices) -> Views:
         crop = self.rng.integers(0, 2 * self.padding + 1, size=(len(items), 2))
         return np.concatenate([crop, self.rng.integers(0, 2, size=(len(items), 1))], axis=1)
 
-    def of_all(self, draws: tuple[Indices, ...]) -> tuple[Views, ...] | None:
-        if self.padding is None:
-            return None
-        return tuple(v for v in (self.of(items) for items in draws) if v is not None)
+
+class PlanCache:
+    """Streams and plans of one data set, made on first use.
+
+    Args:
+        source: The data set.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self._plans: dict[tuple[object, ...], tuple[TaskSequence, Plan]] = {}
+
+    def of(self, config: RunConfig, seed: int, draws: int) -> tuple[TaskSequence, Plan]:
+        """Return the stream and the plan of a run.
+
+        Args:
+            config: The settings of the run.
+            seed: The seed of the run.
+            draws: Number of replay draws per step.
+        """
+        train = config.train
+        batching = train.batch, train.replay, train.partial, train.passes, train.max_steps
+        key = config.stream, config.memory, config.strategy.replay_from, batching, seed, draws
+        if key not in self._plans:
+            stream = build_stream(config.stream, self.source, seed)
+            self._plans[key] = stream, make_plan(config, stream, seed, draws)
+        return self._plans[key]

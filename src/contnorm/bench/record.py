@@ -239,6 +239,19 @@ def parse_record(raw: Mapping[str, Any], path: Path) -> Record | DivergedRun:
         raise record_error(path, error) from error
 
 
+def make_record(config: RunConfig, seed: int, results: Mapping[str, Any]) -> Record:
+    """Make the record of a finished run in memory; it equals the one that is read back from a file."""
+    raw = json.loads(json.dumps({**identity(config, seed), "status": FINISHED, **results}))
+    raw["seal"] = seal_of(raw)
+    counted = LabelMatrix.from_json(raw["labels"]) if "labels" in raw else AccuracyMatrix(**raw["matrix"])
+    return Record(config, seed, counted, finite_drift(raw["drift"]), raw)
+
+
+def identity(config: RunConfig, seed: int) -> dict[str, Any]:
+    """Return the fields of a record that identify its run."""
+    return {"schema": SCHEMA, "config": config.as_dict(), "hash": config.hash, "seed": seed}
+
+
 def _is_diverged(raw: Mapping[str, Any]) -> bool:
     if raw["schema"] < STATUS_SINCE:
         return _is_note(raw)

@@ -27,7 +27,9 @@ from contnorm.bench.record import (
     DivergedRun,
     Record,
     RecordShape,
+    identity,
     is_hash,
+    make_record,
     parse_record,
     read_json,
     record_error,
@@ -60,6 +62,7 @@ __all__ = [
     "drop_inconsistent",
     "group_by_run",
     "is_folder_of_runs",
+    "make_record",
     "no_finished_run",
     "read_notes",
     "run_folders",
@@ -130,7 +133,7 @@ class Store:
     def save(self, config: RunConfig, seed: int, results: Mapping[str, Any]) -> Path:
         """Write the sealed record of a finished run."""
         self.check_writable()
-        return write_sealed(self.path(config, seed), {**_identity(config, seed), "status": FINISHED, **results})
+        return write_sealed(self.path(config, seed), {**identity(config, seed), "status": FINISHED, **results})
 
     def save_diverged(
         self, config: RunConfig, seed: int, reason: str, environment: Mapping[str, Any] | None = None
@@ -148,7 +151,7 @@ class Store:
         if self.has(config, seed):
             return path
         content = {"status": DIVERGED, "reason": reason[:LONGEST_TEXT], **(environment or {})}
-        return write_sealed(path, {**_identity(config, seed), **content})
+        return write_sealed(path, {**identity(config, seed), **content})
 
     def is_diverged(self, config: RunConfig, seed: int) -> bool:
         """Whether a run is known to diverge and has no record of a finished run."""
@@ -306,10 +309,6 @@ class Store:
                 result.diverged_runs.append(item)
         result.diverged_runs.extend(read_notes(folder, result.problems))
         return result
-
-
-def _identity(config: RunConfig, seed: int) -> dict[str, Any]:
-    return {"schema": SCHEMA, "config": config.as_dict(), "hash": config.hash, "seed": seed}
 
 
 def _merged(contents: Iterable[RecordSet], drop: bool = True) -> RecordSet:

@@ -26,7 +26,7 @@ __all__ = [
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 GRACE = 1.0  # seconds for an orderly end after the second signal
 ACKNOWLEDGED = "contnorm: stopping after the current batch and saving. Interrupt again to end at once.\n"
-ENDED = "contnorm: ended at once; the last checkpoints stay.\n"
+ENDED = "contnorm: ended at once; the last checkpoints are intact.\n"
 
 
 class StopRequested(BaseException):

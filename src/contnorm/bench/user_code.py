@@ -3,6 +3,10 @@
 A name with a file refers to an object in that file. The Python API also takes objects directly (`python_objects`). One
 that is defined at the top level of a file gets the name of the file, so it is the same run as by that name; any other
 has a name that begins with ``python:``, which exists in the program that passes the object only.
+
+Records, notes of stopped runs, recipes and settings files can name code. Such a file may come from anyone, so a name
+in it is no permission: commands execute code only if the user names its file on the command line (`only_trusted`). A
+Python program that passes a name to the package chooses the file itself, and is not restricted.
 """
 
 from __future__ import annotations
@@ -11,10 +15,11 @@ import hashlib
 import importlib.util
 import os
 import secrets
+import shlex
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -24,24 +29,29 @@ from typing import Any
 
 from contnorm.bench.config.schema import flatten_settings
 from contnorm.bench.local_imports import imported_files, is_local
-from contnorm.bench.trust import require_trust, untrusted
 from contnorm.errors import RunBrokeError, UserError, usable
 
 __all__ = [
     "PYTHON",
     "PythonObject",
     "breaks_in",
+    "check_files",
     "code_files",
     "code_hash",
     "forget_imports",
     "imported_modules",
     "is_python",
+    "is_trusted",
     "is_user_code",
     "load_user_code",
     "loaded_modules",
     "loading_user_code",
+    "only_trusted",
     "python_object",
     "python_objects",
+    "require_trust",
+    "trusted_files",
+    "untrusted",
     "untrusted_code",
     "user_code_error",
 ]
@@ -114,11 +124,13 @@ def code_hash(name: str) -> str | None:
         >>> code_hash("er") is None
         True
     """
+    if not is_user_code(name):
+        return None
     known = python_object(name)
     if known is not None:
         return known.code
     path = _path(name)
-    if not is_user_code(name) or not path.is_file():
+    if not path.is_file():
         return None
     file_hash = _content_hash(path)
     imported = sorted((module, _content_hash(file)) for file, module in imported_files(path).items())
@@ -235,7 +247,7 @@ def _module_name(path: Path) -> str:
 
 
 def _content_hash(path: Path) -> str:
-    with usable(path, "it can't be read", "Let yourself read it."):
+    with usable(path, "it can't be read", "Check the permissions of the file."):
         return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
@@ -255,8 +267,8 @@ def _register_imports(names: set[str], files: dict[Path, str], path: Path, what:
         for name in local:  # or a second attempt would not detect the import
             del sys.modules[name]
         raise UserError(
-            f"{what}: imports {uncovered}, which its import statements don't lead to, so an edit of it would go "
-            f"unnoticed. Use an import statement, and name the folder in PYTHONPATH instead of changing sys.path."
+            f"{what}: imports {uncovered} without an import statement that can be followed, so changes of it would "
+            f"not be detected. Use import statements, and set PYTHONPATH instead of changing sys.path."
         )
     _imported.update({name: (file, _content_hash(file)) for name, file in local.items()})
 
@@ -289,3 +301,65 @@ def _line(error: BaseException, path: Path) -> int | None:
         return error.lineno
     frames = traceback.extract_tb(error.__traceback__)
     return next((f.lineno for f in reversed(frames) if Path(f.filename).resolve() == path.resolve()), None)
+
+
+_allowed: ContextVar[frozenset[Path] | None] = ContextVar("allowed", default=None)  # None: no restriction
+
+
+@contextmanager
+def only_trusted(files: Iterable[Path] | None) -> Iterator[None]:
+    """Restrict the execution of user code to these files; None removes the restriction.
+
+    Example:
+        >>> with only_trusted([Path("net.py")]):
+        ...     is_trusted(Path("net.py")), is_trusted(Path("other.py"))
+        (True, False)
+    """
+    token = _allowed.set(None if files is None else frozenset(_absolute(file) for file in files))
+    try:
+        yield
+    finally:
+        _allowed.reset(token)
+
+
+def trusted_files() -> frozenset[Path] | None:
+    """Return the files that may be executed, for use in another process; None if there is no restriction."""
+    return _allowed.get()
+
+
+def is_trusted(path: Path) -> bool:
+    """Whether a file may be executed."""
+    allowed = _allowed.get()
+    return allowed is None or _absolute(path) in allowed
+
+
+def untrusted(path: Path, what: str, name: str) -> str:
+    """Return why a file may not be executed, and how to allow it; empty if it may."""
+    if is_trusted(path):
+        return ""
+    # The name is untrusted: it must not contain terminal control codes, or shell syntax that acts when it is copied.
+    quoted = shlex.quote(str(path)) if str(path).isprintable() else ascii(str(path))
+    return (
+        f"{what} {name!r}: is code in {quoted}, which is not executed without your consent. If you trust that file, "
+        f"add --trust-code {quoted} (in Python: trusted=[...])."
+    )
+
+
+def require_trust(path: Path, what: str, name: str) -> None:
+    """Raise `UserError` if a file may not be executed."""
+    reason = untrusted(path, what, name)
+    if reason:
+        raise UserError(reason)
+
+
+def check_files(files: Iterable[Path]) -> list[Path]:
+    """Return the files of --trust-code; raises `UserError` if one does not exist."""
+    paths = list(files)
+    for path in paths:
+        if not path.is_file():
+            raise UserError(f"--trust-code {path}: there is no such file. Name a Python file, such as net.py.")
+    return paths
+
+
+def _absolute(path: Path) -> Path:
+    return path.resolve()  # "~" is not expanded, as when the file is loaded

@@ -16,11 +16,16 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
-from contnorm.bench.data.csv_dataset import list_csv
 from contnorm.bench.data.dataset import SPLITS, DatasetListing
 from contnorm.bench.data.fetch import FETCHABLE, fetch
-from contnorm.bench.data.multilabel_annotations import find_instances, list_cocoseq, list_nus_wideseq, read_nus_wide
 from contnorm.bench.data.multilabel_build import MISSING, build, build_progress
+from contnorm.bench.data.multilabel_listings import (
+    find_instances,
+    list_cocoseq,
+    list_csv,
+    list_nus_wideseq,
+    read_nus_wide,
+)
 from contnorm.bench.data.multilabel_store import MANIFEST, Manifest, find_stored, list_stored, read_manifest
 from contnorm.bench.data.published import PUBLISHED_STREAMS, find_lists, published_stream, read_lists
 from contnorm.bench.data.registry import (

@@ -15,17 +15,16 @@ from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.config.sources import format_value
 from contnorm.bench.data.registry import DIGITS, Source, digits_notice, load_source
+from contnorm.bench.engine.checkpoint import load_run_weights, load_weights, weights_path
 from contnorm.bench.engine.evaluate import TaskBatches, classes_of
 from contnorm.bench.engine.job import RunEnvironment
 from contnorm.bench.engine.precision import numerics
 from contnorm.bench.engine.run_dir import edited, untrusted_in
 from contnorm.bench.engine.trainer import Trainer
-from contnorm.bench.engine.weights import load_run_weights, load_weights, weights_path
 from contnorm.bench.fingerprint import Match, compare_fingerprints, not_comparable
 from contnorm.bench.records import Record, Store
 from contnorm.bench.stats import summarize_differences
-from contnorm.bench.trust import only_trusted
-from contnorm.bench.user_code import code_files
+from contnorm.bench.user_code import code_files, only_trusted
 from contnorm.cli.show import run_names
 from contnorm.cli.tables import print_error, print_text, safe_text
 from contnorm.diagnosis.measure import diagnose
@@ -132,7 +131,7 @@ def diagnose_external(model: ExternalModel, seed: int, place: RunEnvironment) ->
     """Diagnose a network that was not trained by a run; its accuracies at earlier tasks are unknown."""
     config = _external_config(model, place)
     with _lane(config, seed, _load(config, place), place) as lane:
-        load_weights(lane, model.weights, "Save it with safetensors.torch.save_file(model.state_dict(), path).")
+        load_weights(lane.model, model.weights, "Save it with safetensors.torch.save_file(model.state_dict(), path).")
         return _on_its_stream(lane, None)
 
 
@@ -161,7 +160,7 @@ def diagnose_record(record: Record, path: Path, place: RunEnvironment) -> Diagno
     source = _load(config, place)
     _check_data(record, source, path)
     with _lane(config, record.seed, source, place) as lane:
-        load_run_weights(lane, path)
+        load_run_weights(lane.model, path)
         return _on_its_stream(lane, _learned(record))
 
 

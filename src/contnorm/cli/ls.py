@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from contnorm.bench.memories import MEMORIES
-from contnorm.bench.models.registry import NETWORKS
-from contnorm.bench.strategy_registry import STRATEGIES
+from contnorm.bench.models import NETWORKS
+from contnorm.bench.strategies.registry import STRATEGIES
 from contnorm.bench.streams.tasks import STREAMS
 from contnorm.paper.recipe import find_recipe, recipe_names
 from contnorm.registry import NORMS

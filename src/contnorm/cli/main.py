@@ -36,8 +36,7 @@ from contnorm.bench.config.sources import (
 )
 from contnorm.bench.escape import escape_terminal
 from contnorm.bench.records import Record, RecordSet, Store, drop_duplicates
-from contnorm.bench.trust import check_files, only_trusted
-from contnorm.bench.user_code import code_files
+from contnorm.bench.user_code import check_files, code_files, only_trusted
 from contnorm.cli.tables import print_error, safe_text
 from contnorm.errors import UserError, unknown
 

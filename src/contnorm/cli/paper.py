@@ -23,8 +23,7 @@ from contnorm.bench.data.registry import ENVIRONMENT, SOURCES, data_root, descri
 from contnorm.bench.engine.job import Job, RunEnvironment
 from contnorm.bench.records import Store
 from contnorm.bench.streams.tasks import find_stream
-from contnorm.bench.trust import only_trusted
-from contnorm.bench.user_code import code_files
+from contnorm.bench.user_code import code_files, only_trusted
 from contnorm.cli.data import location_of
 from contnorm.cli.paper_tables import show_claims, show_curves, show_data_table, show_table
 from contnorm.cli.tables import needed_width, print_error, print_indented, print_text, safe_text

@@ -20,7 +20,7 @@ from contnorm.bench.engine.job import Job, RunEnvironment
 from contnorm.bench.files import write_output
 from contnorm.bench.records import Store
 from contnorm.bench.streams.tasks import STREAMS, find_stream
-from contnorm.bench.trust import only_trusted
+from contnorm.bench.user_code import only_trusted
 from contnorm.cli.paper import (
     RecipeRecords,
     config_of,

@@ -8,7 +8,7 @@ from typing import Any
 
 from contnorm.bench.records import spread_over_seeds
 from contnorm.paper.claims import ClaimCase
-from contnorm.paper.published import Comparison, PublishedNumber
+from contnorm.paper.published import PublishedComparison, PublishedNumber
 from contnorm.paper.recipe import Claim
 
 __all__ = [
@@ -50,7 +50,7 @@ def paper_number(number: PublishedNumber | None) -> str:
     return f"{text} ?" if number.flag else text
 
 
-def verdict_text(comparison: Comparison | None) -> tuple[str, str, str]:
+def verdict_text(comparison: PublishedComparison | None) -> tuple[str, str, str]:
     """Format difference, interval and verdict.
 
     Example:

@@ -22,8 +22,8 @@ from contnorm.errors import UserError, unknown
 
 __all__ = [
     "RUNS",
-    "Comparison",
     "DataRow",
+    "PublishedComparison",
     "PublishedNumber",
     "compare_published",
     "data_rows",
@@ -184,7 +184,7 @@ Verdict = Literal["agrees", "above", "below", "none"]
 
 
 @dataclass(frozen=True)
-class Comparison:
+class PublishedComparison:
     """Comparison of our runs with a published number.
 
     Attributes:
@@ -206,7 +206,7 @@ class Comparison:
     why: str = ""
 
 
-def compare_published(values: Sequence[float], mean: float, std: float | None, runs: int = 5) -> Comparison:
+def compare_published(values: Sequence[float], mean: float, std: float | None, runs: int = 5) -> PublishedComparison:
     """Compare our values, one per seed, with a published mean and standard deviation over ``runs`` runs.
 
     Example:
@@ -225,7 +225,7 @@ def compare_published(values: Sequence[float], mean: float, std: float | None, r
     if not why:
         differences = [value - mean for value in values]
         interval = t_interval(differences) if std is None else welch_interval(values, mean, std, runs)
-    return Comparison(ours, spread, ours - mean, interval, _verdict(interval), how, why)
+    return PublishedComparison(ours, spread, ours - mean, interval, _verdict(interval), how, why)
 
 
 def _no_interval_reason(values: Sequence[float], spread: float, std: float | None) -> str:

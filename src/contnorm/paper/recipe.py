@@ -17,7 +17,7 @@ from typing import Any, Literal, cast, get_args
 
 from contnorm.bench.config.schema import from_dict, merge_settings, show_value
 from contnorm.bench.config.sources import parse_toml, read_toml_text
-from contnorm.bench.strategy_registry import STRATEGIES
+from contnorm.bench.strategies.registry import STRATEGIES
 from contnorm.bench.user_code import is_user_code
 from contnorm.errors import UserError, unknown
 from contnorm.paper.published import RUNS, PublishedNumber, numbers_of_row

@@ -15,7 +15,7 @@ from contnorm.bench.metrics.multilabel import LABEL_SCORES
 from contnorm.bench.records import RecordLike
 from contnorm.paper.cells import RecipeCell
 from contnorm.paper.measured import MeasuredCell, Numerics, numerics_of
-from contnorm.paper.published import Comparison, PublishedNumber, compare_published
+from contnorm.paper.published import PublishedComparison, PublishedNumber, compare_published
 from contnorm.paper.recipe import Recipe
 from contnorm.paper.scores import drift_parts, score_title
 
@@ -47,7 +47,7 @@ class Line:
     score: str
     values: list[float]
     published: PublishedNumber | None
-    comparison: Comparison | None
+    comparison: PublishedComparison | None
 
 
 def lines_of(recipe: Recipe, one: MeasuredCell) -> list[Line]:

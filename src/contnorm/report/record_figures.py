@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from contnorm.bench.data.dataset import GROUPS
-from contnorm.bench.memory_stats import Census
 from contnorm.bench.metrics.accuracy_matrix import AccuracyMatrix, acc_so_far
+from contnorm.bench.metrics.memory_stats import Census
 from contnorm.bench.metrics.multilabel import LABEL_SCORES, LabelMatrix, mean_ap
 from contnorm.bench.records import Record, spread_over_seeds
 from contnorm.bench.stats import t_interval

@@ -11,9 +11,14 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from contnorm.bench.data.csv_dataset import list_csv
 from contnorm.bench.data.dataset import SPLITS, DatasetListing
-from contnorm.bench.data.multilabel_annotations import find_instances, list_cocoseq, list_nus_wideseq, read_nus_wide
+from contnorm.bench.data.multilabel_listings import (
+    find_instances,
+    list_cocoseq,
+    list_csv,
+    list_nus_wideseq,
+    read_nus_wide,
+)
 from contnorm.bench.data.published import find_lists, published_stream, read_lists
 from contnorm.errors import UserError
 from tests.datasets import DROPPED, small_coco, small_nus_wide, write_json

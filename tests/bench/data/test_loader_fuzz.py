@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from contnorm.bench.data.csv_dataset import list_csv
 from contnorm.bench.data.decoding import read_picture
 from contnorm.bench.data.image_folders import (
     MINI_LISTS,
@@ -22,8 +21,14 @@ from contnorm.bench.data.image_folders import (
     list_tiny_imagenet,
     tiny_imagenet_inputs,
 )
-from contnorm.bench.data.multilabel_annotations import find_instances, list_cocoseq, list_nus_wideseq, read_nus_wide
 from contnorm.bench.data.multilabel_build import build, build_progress
+from contnorm.bench.data.multilabel_listings import (
+    find_instances,
+    list_cocoseq,
+    list_csv,
+    list_nus_wideseq,
+    read_nus_wide,
+)
 from contnorm.bench.data.multilabel_store import load_stored, read_manifest
 from contnorm.bench.data.published import published_stream, read_lists
 from contnorm.bench.data.registry import load_source

@@ -23,8 +23,8 @@ from contnorm.bench.data import multilabel_build as building
 from contnorm.bench.data import multilabel_store as stored
 from contnorm.bench.data.dataset import DatasetListing, ListedPicture
 from contnorm.bench.data.decoding import read_picture
-from contnorm.bench.data.multilabel_annotations import find_instances, list_cocoseq
 from contnorm.bench.data.multilabel_build import build, build_progress
+from contnorm.bench.data.multilabel_listings import find_instances, list_cocoseq
 from contnorm.bench.data.multilabel_store import find_stored, list_stored, load_stored, read_manifest
 from contnorm.bench.data.published import published_stream, read_lists
 from contnorm.bench.data.registry import load_source

@@ -17,10 +17,9 @@ import torch
 
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.registry import Source, load_source
-from contnorm.bench.engine.checkpoint import Checkpoints
+from contnorm.bench.engine.checkpoint import Checkpoints, Packed, packed
 from contnorm.bench.engine.loop import Finished, train_together
 from contnorm.bench.engine.scheduler import resolve
-from contnorm.bench.engine.tensor_pack import Packed, packed
 from contnorm.bench.engine.trainer import Trainer
 from tests.datasets import small_mnist
 
@@ -176,7 +175,7 @@ def test_a_run_says_that_it_uses_an_older_checkpoint_or_none(
     def finished(lane: Trainer, checkpoints: Checkpoints | None = None) -> Any:
         *_, (_, last) = train_together([lane], [checkpoints])
         assert isinstance(last, Finished)
-        return last.found["matrix"], last.found["drift"]
+        return last.results["matrix"], last.results["drift"]
 
     expected = finished(Trainer(config, 0, source, CPU))
     lane = Trainer(config, 0, source, CPU)

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from contnorm.bench.config.schema import RunConfig
+from contnorm.bench.engine.checkpoint import weights_path
 from contnorm.bench.engine.loop import Finished, Stopped
 from contnorm.bench.engine.run_dir import RunDir
 from contnorm.bench.engine.scheduler import Job, RunEnvironment, execute, resolve
-from contnorm.bench.engine.weights import weights_path
 from contnorm.bench.records import Store
 from tests.datasets import small_mnist
 
@@ -32,7 +32,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import nn
-from contnorm.bench.strategies import Strategy
+from contnorm.bench import Strategy
 
 COUNT = [0]
 

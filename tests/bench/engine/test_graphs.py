@@ -12,8 +12,7 @@ import torch
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.registry import Source, load_source
 from contnorm.bench.engine.checkpoint import Checkpoints
-from contnorm.bench.engine.compile import compile_kernels
-from contnorm.bench.engine.cuda_graph import SHORT, stepper_for
+from contnorm.bench.engine.cuda_graph import SHORT, compile_kernels, stepper_for
 from contnorm.bench.engine.loop import Finished, train_together
 from contnorm.bench.engine.precision import numerics
 from contnorm.bench.engine.scheduler import resolve
@@ -105,7 +104,7 @@ def test_images_brought_through_pinned_memory_give_the_same_bits(
             pictures = gallery.DeviceImages.of(source, device, whole)
             lanes = [Trainer(config, seed, source, device, pictures) for seed in range(2)]
             assert isinstance(lanes[0].feed, gallery.PrefetchedFeed) != whole
-            matrices = [what.found["matrix"] for _, what in train_together(lanes) if isinstance(what, Finished)]
+            matrices = [what.results["matrix"] for _, what in train_together(lanes) if isinstance(what, Finished)]
             found.append((lanes, matrices))
     (whole_lanes, expected), (brought, matrices) = found
     assert matrices == expected
@@ -119,7 +118,7 @@ def test_stopped_and_resumed_is_bitwise_equal(
     config = settings(root, *case)
     with numerics(config.train):
         whole = lanes_of(config, source, range(2))
-        expected = [what.found["matrix"] for _, what in train_together(whole) if isinstance(what, Finished)]
+        expected = [what.results["matrix"] for _, what in train_together(whole) if isinstance(what, Finished)]
         places = [Checkpoints(tmp_path / str(seed)) for seed in range(2)]
         for at in (37, 71):
             stopped = lanes_of(config, source, range(2))
@@ -127,7 +126,7 @@ def test_stopped_and_resumed_is_bitwise_equal(
                 pass
             assert stopped[0].done == at
         resumed = lanes_of(config, source, range(2))
-        found = [what.found["matrix"] for _, what in train_together(resumed, places) if isinstance(what, Finished)]
+        found = [what.results["matrix"] for _, what in train_together(resumed, places) if isinstance(what, Finished)]
         assert found == expected
         assert all(same(a, b) for a, b in zip(resumed, whole, strict=True))
 
@@ -198,7 +197,7 @@ def test_more_lanes_than_torch_has_streams_are_captured_while_checkpoints_are_wr
 
 
 COUNTING = """
-from contnorm.bench.strategies import Strategy
+from contnorm.bench import Strategy
 
 class Mine(Strategy):
     steps = 0

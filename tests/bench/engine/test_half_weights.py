@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from contnorm.bench.data.registry import load_source
-from contnorm.bench.engine.bf16_weights import Bf16Weights
-from contnorm.bench.engine.precision import numerics
+from contnorm.bench.engine.precision import Bf16Weights, numerics
 from contnorm.bench.engine.scheduler import resolve
 from contnorm.bench.engine.trainer import Trainer
 from tests.datasets import small_cifar100
@@ -64,6 +63,6 @@ def test_a_weight_that_no_pass_used_has_no_gradient() -> None:
     half.refresh()
     with torch.autocast("cpu", torch.bfloat16):
         half(torch.ones(1, 3)).sum().backward()  # type: ignore[no-untyped-call]
-    half.bring_gradients()
+    half.add_gradients()
     assert torch.equal(model.used.weight.grad, torch.ones(2, 3))  # type: ignore[arg-type]
     assert model.unused.weight.grad is None

@@ -14,14 +14,14 @@ import torch
 from torch import nn
 
 from contnorm.bench.config.schema import RunConfig, from_dict, merge_settings
-from contnorm.bench.data.csv_dataset import list_csv
 from contnorm.bench.data.multilabel_build import build
+from contnorm.bench.data.multilabel_listings import list_csv
 from contnorm.bench.engine.checkpoint import Checkpoints
 from contnorm.bench.engine.evaluate import count_labels
 from contnorm.bench.engine.loop import Failed, Finished, train_together
 from contnorm.bench.engine.scheduler import Job, RunEnvironment, execute, resolve, stopped_runs
 from contnorm.bench.engine.trainer import Trainer
-from contnorm.bench.memory_stats import Census
+from contnorm.bench.metrics.memory_stats import Census
 from contnorm.bench.metrics.multilabel import LabelStats
 from contnorm.bench.records import Store
 from contnorm.bench.streams.tasks import STREAMS
@@ -47,7 +47,7 @@ def settings(**groups: dict[str, Any]) -> RunConfig:
 def finished(lane: Trainer, checkpoints: Checkpoints | None = None) -> dict[str, Any]:
     *_, (_, last) = train_together([lane], [checkpoints])
     assert isinstance(last, Finished)
-    return last.found
+    return last.results
 
 
 @pytest.mark.parametrize("kind", ["prs", "reservoir"])

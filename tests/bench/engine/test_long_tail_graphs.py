@@ -68,7 +68,7 @@ def test_stopped_and_resumed_is_bitwise_equal(tmp_path: Path, norm: str) -> None
     config = settings(norm)
     with numerics(config.train):
         whole = Trainer(config, 0, SOURCE, CUDA)
-        expected = [what.found["labels"] for _, what in train_together([whole]) if isinstance(what, Finished)]
+        expected = [what.results["labels"] for _, what in train_together([whole]) if isinstance(what, Finished)]
         place = Checkpoints(tmp_path)
         for at in (37, 71):
             stopped = Trainer(config, 0, SOURCE, CUDA)
@@ -76,7 +76,7 @@ def test_stopped_and_resumed_is_bitwise_equal(tmp_path: Path, norm: str) -> None
                 pass
             assert stopped.done == at
         resumed = Trainer(config, 0, SOURCE, CUDA)
-        found = [what.found["labels"] for _, what in train_together([resumed], [place]) if isinstance(what, Finished)]
+        found = [what.results["labels"] for _, what in train_together([resumed], [place]) if isinstance(what, Finished)]
         assert found == expected and same(resumed, whole)
 
 

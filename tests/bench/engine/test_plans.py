@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from contnorm.bench.data.registry import load_source
-from contnorm.bench.engine.plan_cache import PlanCache
 from contnorm.bench.engine.scheduler import resolve
 from contnorm.bench.engine.trainer import Trainer
+from contnorm.bench.plan import PlanCache
 from tests.datasets import small_cifar100
 
 ER: dict[str, Any] = {

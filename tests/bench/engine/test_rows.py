@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from contnorm.bench.config.schema import from_dict
 from contnorm.bench.data.registry import Source, load_source
-from contnorm.bench.engine.step_tensors import rows_of, samples_of, stretch_end
+from contnorm.bench.engine.step_tensors import build_step_table, samples_of, stretch_end
 from contnorm.bench.memories import NOT_STORED
 from contnorm.bench.plan import Step, make_plan
 from contnorm.bench.streams.tasks import build_stream
@@ -53,7 +53,7 @@ def test_every_number_of_every_row(source: Source, memory: dict[str, Any], draws
     while start < len(plan.steps):
         steps = plan.steps[start : stretch_end(plan.steps, start)]
         places = list(items.image[samples_of(steps)])
-        rows = rows_of(steps, places, items, SPARE, torch.device("cpu"))
+        rows = build_step_table(steps, places, items, SPARE, torch.device("cpu"))
         for number, step in enumerate(steps):
             row, samples = rows.at(number), joined(step.stream, *step.replay)
             assert row.sizes == step.sizes and row.image.tolist() == items.image[samples].tolist()
@@ -74,5 +74,5 @@ def test_a_row_can_be_found_by_a_number_on_the_device(source: Source) -> None:
     config = from_dict({"stream": {"name": "split-cifar100", "scenario": "class", "part": "all"}})
     shown = build_stream(config.stream, source, 0)
     steps = make_plan(config, shown, 0, draws=0).steps[:3]
-    rows = rows_of(steps, [step.stream for step in steps], shown.train, SPARE, torch.device("cpu"))
+    rows = build_step_table(steps, [step.stream for step in steps], shown.train, SPARE, torch.device("cpu"))
     assert torch.equal(rows.at(2).label, rows.at(torch.tensor([2])).label)

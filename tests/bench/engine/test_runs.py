@@ -16,8 +16,7 @@ import torch
 
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.registry import load_source
-from contnorm.bench.engine.checkpoint import Checkpoints
-from contnorm.bench.engine.checkpoint_writer import CheckpointWriter
+from contnorm.bench.engine.checkpoint import Checkpoints, CheckpointWriter
 from contnorm.bench.engine.cuda_graph import _EagerStepper
 from contnorm.bench.engine.loop import Diverged, Failed, Finished, Steps, train_together
 from contnorm.bench.engine.scheduler import Job, RunEnvironment, execute, resolve, stopped_runs
@@ -47,7 +46,7 @@ def jobs(config: RunConfig, *seeds: int) -> list[Job]:
 def finished(lane: Trainer, checkpoints: Checkpoints | None = None) -> dict[str, Any]:
     *_, (_, last) = train_together([lane], [checkpoints])
     assert isinstance(last, Finished)
-    return last.found
+    return last.results
 
 
 @pytest.mark.parametrize("strategy", ["single", "er", "derpp"])
@@ -151,8 +150,8 @@ def test_a_run_lost_before_its_record_learns_nothing_again(root: Path, tmp_path:
     again = Trainer(config, 0, source, CPU)
     events = [what for _, what in train_together([again], [Checkpoints(tmp_path)])]
     assert len(events) == 1, "no step"
-    assert isinstance(events[0], Finished) and events[0].found["matrix"] == expected["matrix"]
-    assert events[0].found["drift"] == expected["drift"]
+    assert isinstance(events[0], Finished) and events[0].results["matrix"] == expected["matrix"]
+    assert events[0].results["drift"] == expected["drift"]
 
 
 def test_a_task_that_was_measured_is_not_measured_again_beside_one_that_was_not(root: Path, tmp_path: Path) -> None:
@@ -168,7 +167,7 @@ def test_a_task_that_was_measured_is_not_measured_again_beside_one_that_was_not(
             break
     assert [place.latest_step() for place in places] == [end, end]
     lanes = [Trainer(config, seed, source, CPU) for seed in (0, 1)]
-    found = [what.found["matrix"] for _, what in train_together(lanes, places) if isinstance(what, Finished)]
+    found = [what.results["matrix"] for _, what in train_together(lanes, places) if isinstance(what, Finished)]
     assert found == expected
 
 

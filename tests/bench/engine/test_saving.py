@@ -11,9 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
-from contnorm.bench.engine.checkpoint import Checkpoints
-from contnorm.bench.engine.checkpoint_writer import CheckpointWriter
-from contnorm.bench.engine.tensor_pack import Packed, packed
+from contnorm.bench.engine.checkpoint import Checkpoints, CheckpointWriter, Packed, packed
 from contnorm.errors import UserError
 
 

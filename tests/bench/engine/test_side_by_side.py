@@ -165,10 +165,10 @@ def test_lanes_of_several_settings_move_together(root: Path) -> None:
         settings(root, strategy={"name": "single"}, model={"width": 48}),
     ]
     together, alone = ([Trainer(config, 0, source, CPU) for config in configs] for _ in range(2))
-    found = [what.found["matrix"] for _, what in train_together(together) if isinstance(what, Finished)]
+    found = [what.results["matrix"] for _, what in train_together(together) if isinstance(what, Finished)]
     for lane, matrix, beside in zip(alone, found, together, strict=True):
         *_, (_, last) = train_together([lane])
-        assert isinstance(last, Finished) and last.found["matrix"] == matrix
+        assert isinstance(last, Finished) and last.results["matrix"] == matrix
         assert all(torch.equal(tensor, beside.state()[name]) for name, tensor in lane.state().items())
 
 
@@ -179,6 +179,6 @@ def test_images_brought_as_needed_give_the_same_run(root: Path) -> None:
     for lane in (whole, brought):
         *_, (_, last) = train_together([lane])
         assert isinstance(last, Finished)
-        found.append((last.found["matrix"], last.found["drift"]))
+        found.append((last.results["matrix"], last.results["drift"]))
     assert found[0] == found[1]
     assert all(torch.equal(tensor, brought.state()[name]) for name, tensor in whole.state().items())

@@ -57,7 +57,7 @@ def test_stop_at_every_question_and_resume_is_bitwise_equal(root: Path, tmp_path
         return [Trainer(config, seed, source, CPU) for seed in (0, 1)]
 
     whole = lanes()
-    expected = [what.found for _, what in train_together(whole) if isinstance(what, Finished)]
+    expected = [what.results for _, what in train_together(whole) if isinstance(what, Finished)]
     phases = set()
     for calls in range(0, 200, 7):
         places = [Checkpoints(tmp_path / f"{calls}-{seed}") for seed in (0, 1)]
@@ -68,7 +68,7 @@ def test_stop_at_every_question_and_resume_is_bitwise_equal(root: Path, tmp_path
         assert all(isinstance(what, Stopped) and what.done == first[0].done for what in events[-2:])
         phases.add((first[0].done, *(place.latest_step() for place in places)))
         resumed = lanes()
-        again = [what.found for _, what in train_together(resumed, places) if isinstance(what, Finished)]
+        again = [what.results for _, what in train_together(resumed, places) if isinstance(what, Finished)]
         for key in ("matrix", "matrix_running", "drift"):
             assert [found.get(key) for found in again] == [found.get(key) for found in expected]
         for one, other in zip(whole, resumed, strict=True):

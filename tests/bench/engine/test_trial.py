@@ -306,4 +306,4 @@ def test_a_network_with_the_norm_of_its_run_records_all_its_norms(
         "norm": {"name": norm, "layers": layers},
     }
     *_, (_, last) = train_together([Trainer(resolve(values, root), 0, load_source("mnist", root), CPU)])
-    assert isinstance(last, Finished) and last.found["norms"] == norms
+    assert isinstance(last, Finished) and last.results["norms"] == norms

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from contnorm.bench.config.schema import ModelConfig, NormConfig
+from contnorm.bench.models import NETWORKS
 from contnorm.bench.models.build import build_model
-from contnorm.bench.models.registry import NETWORKS
 from contnorm.bench.models.resnet import DEPTHS, DeepResNet, ResNet18, identify_resnet
 from contnorm.convert.conversion import convert_norm
 from contnorm.errors import UserError

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from contnorm.bench.strategies.concat import joined
+from contnorm.bench.strategies.base import joined
 
 
 def base() -> Tensor:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from contnorm.bench.config.schema import StrategyConfig
-from contnorm.bench.strategies import Batch, OutputMask, build_strategy
-from contnorm.bench.strategies.user_strategy import check_loss
+from contnorm.bench.strategies.base import Batch, OutputMask
+from contnorm.bench.strategies.build import build_strategy, check_loss
 from contnorm.errors import RunBrokeError, UserError
 
 HEAD = OutputMask(torch.ones(1, 3, dtype=torch.bool))
@@ -34,7 +34,7 @@ LOGITS = SAID.detach()
 )
 def test_a_class_that_could_not_be_run_is_refused(tmp_path: Path, body: str, said: str) -> None:
     file = tmp_path / "mine.py"
-    file.write_text(f"from contnorm.bench.strategies import Strategy\n\nclass Mine(Strategy):\n    {body}\n")
+    file.write_text(f"from contnorm.bench import Strategy\n\nclass Mine(Strategy):\n    {body}\n")
     with pytest.raises(UserError, match=re.escape(said)):
         build_strategy(StrategyConfig(f"{file}:Mine"))
 

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from contnorm.bench.config.schema import StrategyConfig
-from contnorm.bench.strategies import Batch, OutputMask, build_strategy
+from contnorm.bench.strategies.base import Batch, OutputMask
+from contnorm.bench.strategies.build import build_strategy
 from contnorm.errors import UserError
 
 COMPETING = torch.tensor([[1, 1, 0, 0], [0, 0, 1, 1]], dtype=torch.bool)
@@ -97,7 +98,7 @@ def test_an_empty_memory_is_the_stream_alone(name: str) -> None:
 def test_a_strategy_from_a_file_of_ones_own(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(
-        "from contnorm.bench.strategies import Strategy\n"
+        "from contnorm.bench import Strategy\n"
         "class Half(Strategy):\n"
         "    def loss(self, model, head, stream, replay):\n"
         "        return head.cross_entropy(model(stream.x), stream).mean() / 2, None\n"

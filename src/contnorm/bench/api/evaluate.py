@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from contnorm.bench.api.stream import Stream
-from contnorm.bench.strategies import OutputMask
+from contnorm.bench.strategies.base import OutputMask
 from contnorm.bench.streams.transforms import DeviceStream
 from contnorm.errors import UserError
 

@@ -19,12 +19,12 @@ from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.progress import cores, load_with_progress
 from contnorm.bench.data.registry import data_root, digits_notice
 from contnorm.bench.engine.job import Job, RunEnvironment
+from contnorm.bench.engine.loop import Finished
 from contnorm.bench.engine.run_dir import StoppedRun, stopped_runs
 from contnorm.bench.engine.scheduler import execute
 from contnorm.bench.records import Record, Store
 from contnorm.bench.signals import StopSignals
-from contnorm.bench.trust import only_trusted
-from contnorm.bench.user_code import code_files, python_objects
+from contnorm.bench.user_code import code_files, only_trusted, python_objects
 from contnorm.errors import UserError
 
 __all__ = [
@@ -72,12 +72,12 @@ class RunOptions:
     allow_missing: bool = False
 
 
-def run_environment(runs: Path, options: RunOptions, root: Path | None) -> RunEnvironment:
+def run_environment(runs: Path | None, options: RunOptions, root: Path | None) -> RunEnvironment:
     """Return the environment that runs are executed in; the folder of data sets is the default one if it is None."""
     return environment_with_data(runs, options, data_root(root))
 
 
-def environment_with_data(runs: Path, options: RunOptions, root: Path) -> RunEnvironment:
+def environment_with_data(runs: Path | None, options: RunOptions, root: Path) -> RunEnvironment:
     """Return the environment that runs are executed in, with a folder of data sets that was checked before."""
     threads = 1 if options.threads is None else options.threads
     if threads < 1:
@@ -116,6 +116,7 @@ def run_jobs(
     print_records: bool = True,
     resume_hint: str | None = None,
     on_diverged: Callable[[Job, str], None] | None = None,
+    on_finished: Callable[[Job, Finished], None] | None = None,
 ) -> None:
     """Execute jobs, with a progress bar for each run and one for all runs.
 
@@ -126,32 +127,36 @@ def run_jobs(
         print_records: Whether to print the path of each record.
         resume_hint: Sentence that says how to continue after a stop; by default the `contnorm resume` command.
         on_diverged: Called with each run that diverged, and the reason; such runs then are no failures.
+        on_finished: Called with each run that was executed and finished, and its results.
 
     Raises:
         RunInterrupted: If SIGINT or SIGTERM stopped the runs, after they were saved.
         UserError: At the end, with the reasons of all failed runs.
     """
     jobs = list(jobs)
-    for notice in _data_notices([job.config for job in jobs], environment.data_root):
+    on_disk = [job.config for job in jobs if job.config.stream.source not in environment.sources]
+    for notice in _data_notices(on_disk, environment.data_root):
         log.warning(notice)
     again = resume_hint or "Run it again to continue."
-    if resume_hint is None:
+    if environment.runs is None:
+        again = resume_hint = "Nothing is saved, since runs=None."
+    elif resume_hint is None:
         options = _trust_options(jobs)
         resume_hint = f"Continue with: contnorm resume {shlex.quote(str(environment.runs))}{options}"
-    if not environment.resumable:
-        again = resume_hint = "Nothing is saved, since runs=None."
     progress = RunProgress(jobs, console, print_records, resume_hint, on_diverged)
+    prepare = partial(_prepare, environment=environment, progress=progress) if progress.shown else None
     with StopSignals() as signals, progress, python_objects(environment.objects):
         try:
-            prepare = partial(_prepare, environment=environment, progress=progress)
             for event in execute(jobs, environment, stop=lambda: bool(signals), prepare=prepare):
                 progress.show_event(event)
+                if on_finished is not None and isinstance(event.what, Finished):
+                    on_finished(event.job, event.what)
         except KeyboardInterrupt as error:
             message = f"stopped at once; the last checkpoints are kept. {resume_hint}"
             progress.print(message)
             raise RunInterrupted(message, (signals.received or [signal.SIGINT])[-1]) from error
         if signals and progress.waiting:
-            progress.show_waiting(Store(environment.runs), again)
+            progress.show_waiting(None if environment.runs is None else Store(environment.runs), again)
     if progress.failures:
         raise UserError(join_sentences(sorted(progress.failures)))
     if signals and progress.waiting:
@@ -160,7 +165,7 @@ def run_jobs(
 
 def _prepare(name: str, environment: RunEnvironment, progress: RunProgress) -> None:
     """Decode a data set with a progress bar, if it was not decoded before."""
-    if name not in environment.sources and progress.shown:
+    if name not in environment.sources:
         load_with_progress(
             name,
             environment.data_root,
@@ -176,6 +181,7 @@ def run_missing(jobs: Sequence[Job], environment: RunEnvironment, console: Conso
     A run whose loss is no longer finite is recorded as diverged. It would diverge again, so it is not a failure and is
     not run a second time. Runs that an archive does not have are not executed.
     """
+    assert environment.runs is not None  # tables are made of records
     store = Store(environment.runs)
     remaining = [job for job in jobs if not store.is_diverged(job.config, job.seed)]
     if store.read_only:
@@ -235,6 +241,7 @@ def resume(
         for environment, jobs in groups:
             with _collect_failures(failures):
                 run_jobs(jobs, environment, console)
+            assert environment.runs is not None  # the folder of the stopped runs
             store = Store(environment.runs)
             records += [store.load_run(job.config, job.seed) for job in jobs if store.has(job.config, job.seed)]
     if failures or problems:

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from contnorm.bench.local_imports import is_installed
-from contnorm.bench.strategies import Strategy
+from contnorm.bench.strategies.base import Strategy
 from contnorm.bench.user_code import PYTHON, PythonObject, code_hash
 from contnorm.errors import UserError
 

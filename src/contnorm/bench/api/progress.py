@@ -75,6 +75,8 @@ class RunProgress:
     def show_event(self, event: Event) -> None:
         job, what = event.job, event.what
         if isinstance(what, Steps):
+            if not self.shown:
+                return
             if job not in self.bar_of:
                 self.bar_of[job] = self.bars.add_task(_label(job), total=what.steps)
             self.bars.update(self.bar_of[job], completed=what.done)
@@ -100,10 +102,10 @@ class RunProgress:
             outcome = "recorded in" if isinstance(event.what, Finished) else "not run again; its record is"
             self.print(f"{_label(event.job)}: {outcome} {event.path}")
 
-    def show_waiting(self, store: Store, again: str) -> None:
+    def show_waiting(self, store: Store | None, again: str) -> None:
         """Print how many runs were not started, and what to do: ``again`` if `resume` would not find them."""
         rest = [job for job in self.waiting if job not in self.stopped]
-        noted = all(RunDir.of(job, store).note.is_file() for job in rest)
+        noted = store is not None and all(RunDir.of(job, store).note.is_file() for job in rest)
         if rest:
             self.print(f"not started: {len(rest)} of {self.total}. {self.resume_hint if noted else again}")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,11 +18,12 @@ from contnorm.bench.api.stream import Stream, load_stream
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.config.sources import with_setting
+from contnorm.bench.engine.checkpoint import weights_path
 from contnorm.bench.engine.job import Job, RunEnvironment
-from contnorm.bench.engine.weights import weights_path
+from contnorm.bench.engine.loop import Finished
 from contnorm.bench.memories import Memory
-from contnorm.bench.records import LARGEST_SEED, Record, Store
-from contnorm.bench.strategies import Strategy
+from contnorm.bench.records import LARGEST_SEED, Record, Store, make_record
+from contnorm.bench.strategies.base import Strategy
 from contnorm.bench.user_code import PythonObject, loading_user_code, python_objects
 from contnorm.errors import UserError
 
@@ -168,12 +168,8 @@ def run_all(
     jobs = [Job(config, seed) for config in configs for seed in seed_list]
     console = progress if isinstance(progress, Console) else Console(stderr=True) if progress else None
     options = RunOptions(device, lanes, threads, keep_weights, stream.allow_missing)
-    if runs is not None:
-        environment = _environment(Path(runs), options, stream, objects, len(jobs))
-        return _run(jobs, configs, environment, stream, console)
-    with tempfile.TemporaryDirectory(prefix="contnorm-") as folder:
-        environment = _environment(Path(folder), options, stream, objects, len(jobs))
-        return _run(jobs, configs, replace(environment, resumable=False), stream, console)
+    environment = _environment(None if runs is None else Path(runs), options, stream, objects, len(jobs))
+    return _run(jobs, configs, environment, stream, console)
 
 
 def _values(
@@ -275,7 +271,7 @@ def check_seeds(seeds: int | Iterable[int]) -> list[int]:
 
 
 def _environment(
-    runs: Path, options: RunOptions, stream: Stream, objects: Mapping[str, PythonObject], jobs: int
+    runs: Path | None, options: RunOptions, stream: Stream, objects: Mapping[str, PythonObject], jobs: int
 ) -> RunEnvironment:
     environment = environment_with_data(runs, options, stream.root or Path("data"))
     # Worker processes load a data set by its name; only one in memory is sent to them.
@@ -292,38 +288,49 @@ def _run(
     console: Console | None,
 ) -> list[Result]:
     diverged: dict[Job, str] = {}
+    finished: dict[Job, Finished] = {}
     run_jobs(
         jobs,
         environment,
         console,
-        print_records=environment.resumable,
+        print_records=environment.runs is not None,
         on_diverged=lambda job, reason: diverged.update({job: reason}),
+        on_finished=lambda job, what: finished.update({job: what}),
     )
     diverged = dict(sorted(diverged.items(), key=lambda item: item[0].seed))
     for reason in diverged.values():
         log.warning(reason)
-    store = Store(environment.runs)
+    store = None if environment.runs is None else Store(environment.runs)
     results = []
     for config in configs:
         of_experiment = [job for job in jobs if job.config == config]
-        records = [store.load_run(config, job.seed) for job in of_experiment if job not in diverged]
+        records = [_record(job, store, finished) for job in of_experiment if job not in diverged]
         reasons = {job.seed: reason for job, reason in diverged.items() if job.config == config}
         if not records:
             raise UserError(" ".join(reasons.values()))
-        weights = {record.seed: content for record in records if (content := _weights(record, environment)) is not None}
-        if not environment.resumable:  # the folder is removed
-            records = [replace(record, path=None) for record in records]
+        weights: dict[int, bytes | Path] = {}
+        for record in records:
+            content = finished[Job(config, record.seed)].weights if store is None else _weights(record, environment)
+            if content is not None:
+                weights[record.seed] = content
         results.append(Result(records, diverged=reasons, stream=stream, weights=weights, objects=environment.objects))
     return results
 
 
-def _weights(record: Record, environment: RunEnvironment) -> bytes | Path | None:
-    """Return the saved weights of a run, or their file if it stays; warns if they were requested and are missing."""
+def _record(job: Job, store: Store | None, finished: Mapping[Job, Finished]) -> Record:
+    """Return the record of a finished run: from the store, or made of the results in memory."""
+    if store is None:
+        return make_record(job.config, job.seed, finished[job].results)
+    return store.load_run(job.config, job.seed)
+
+
+def _weights(record: Record, environment: RunEnvironment) -> Path | None:
+    """Return the file of the weights of a recorded run; warns if they were requested and are missing."""
     if record.path is None:  # of an archive
         return None
     path = weights_path(record.path)
     if path.is_file():
-        return path if environment.resumable else path.read_bytes()
+        return path
     if environment.keep_weights:
         log.warning(f"{record.path}: was recorded without its weights. Move it away to run it again with them.")
     return None

@@ -17,10 +17,11 @@ from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig, from_dict
 from contnorm.bench.config.sources import with_setting
 from contnorm.bench.data.arrays import ArraySource, array_source
-from contnorm.bench.data.class_folders import read_class_folders
+from contnorm.bench.data.image_folders import read_class_folders
 from contnorm.bench.data.registry import Source, data_root, load_source
 from contnorm.bench.plan import make_plan
-from contnorm.bench.strategies import Batch, build_strategy
+from contnorm.bench.strategies.base import Batch
+from contnorm.bench.strategies.build import build_strategy
 from contnorm.bench.streams.tasks import Items, TaskSequence, build_stream, find_stream
 from contnorm.bench.streams.transforms import DeviceStream
 from contnorm.errors import UserError

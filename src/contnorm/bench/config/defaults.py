@@ -12,7 +12,7 @@ from typing import Any
 
 from contnorm.bench.config.schema import NormConfig, RunConfig, flatten_settings, from_dict, merge_settings
 from contnorm.bench.config.sources import format_value
-from contnorm.bench.strategy_registry import ALIASES, STRATEGIES, strategy_defaults
+from contnorm.bench.strategies.registry import ALIASES, STRATEGIES, strategy_defaults
 from contnorm.bench.streams.tasks import STREAMS, find_stream, stream_defaults
 from contnorm.bench.user_code import code_hash
 from contnorm.registry import find_norm

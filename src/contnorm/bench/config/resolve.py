@@ -12,7 +12,7 @@ from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.multilabel_store import find_stored, list_stored
 from contnorm.bench.data.registry import SOURCES, describe_layouts, find_layout
 from contnorm.bench.models.pretrained import weights_hash
-from contnorm.bench.strategies import build_strategy
+from contnorm.bench.strategies.build import check_strategy
 from contnorm.bench.streams.tasks import STREAMS, StreamSpec, check_stream
 from contnorm.errors import UserError, unknown
 
@@ -45,7 +45,7 @@ def resolve(values: Mapping[str, Any], data_root: Path) -> RunConfig:
         config = replace(config, model=replace(config.model, weights_hash=weights))
     check_stream(config.stream)
     _check_evaluation(config, spec)
-    build_strategy(config.strategy)
+    check_strategy(config.strategy)
     return config
 
 

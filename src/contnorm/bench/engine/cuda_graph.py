@@ -9,19 +9,23 @@ not change the result of any of them.
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
 
-from contnorm.bench.engine.compile import compile_kernels
+from contnorm.bench.engine.evaluate import evaluation_batch
 from contnorm.bench.engine.step_tensors import StepTable, stretch_end
 from contnorm.bench.engine.trainer import Trainer
+from contnorm.bench.models.build import MODELS
 from contnorm.bench.streams.image_store import ImageFeed
 from contnorm.kernels.side_stream import SideStream
+from contnorm.kernels.triton.launcher import can_compile_ahead, compiling_ahead
+from contnorm.layers.base import NormLayer
 
-__all__ = ["Stepper", "stepper_for"]
+__all__ = ["Stepper", "compile_kernels", "stepper_for"]
 
 WARM_UP = 3  # eager steps before a capture, so that libraries are initialized
 ASK_EVERY = 0.5  # seconds between two calls of ``stop``
@@ -62,7 +66,7 @@ class _GraphStepper:
         compile_kernels(self.trainers)
         self.streams = [torch.cuda.Stream(trainer.device) for trainer in trainers]  # type: ignore[no-untyped-call]
         if len(self.trainers) == 1:  # several trainers fill a GPU already, and were slower with it
-            trainers[0].beside = SideStream(torch.cuda.Stream(trainers[0].device))  # type: ignore[no-untyped-call]
+            trainers[0].side_stream = SideStream(torch.cuda.Stream(trainers[0].device))  # type: ignore[no-untyped-call]
         self.cursor = torch.zeros(1, dtype=torch.int64, device=trainers[0].device)
         self.losses = torch.zeros(len(trainers), device=trainers[0].device)
         self.rows: list[StepTable] = []
@@ -153,3 +157,41 @@ class _GraphStepper:
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             self._step_all_lanes()
         return graph
+
+
+def compile_kernels(trainers: Sequence[Trainer]) -> None:
+    """Compile the kernels of every batch size, by passes over copies of the networks that launch no kernel.
+
+    For networks of the package only: the values in such a pass are meaningless, and user code may depend on them.
+    """
+    if not can_compile_ahead():
+        return
+    distinct = {
+        (trainer.config.model, trainer.config.norm, trainer.config.train.precision): trainer for trainer in trainers
+    }
+    with compiling_ahead():
+        for trainer in distinct.values():
+            builtin = trainer.config.model.name in MODELS
+            if builtin and any(
+                isinstance(module, NormLayer) and module.has_triton_kernels for module in trainer.model.modules()
+            ):
+                _run_passes(trainer)
+
+
+def _run_passes(trainer: Trainer) -> None:
+    model = copy.deepcopy(trainer.model)
+    shape = trainer.data.sequence.source.train_images.shape[1:]
+
+    def images(count: int) -> torch.Tensor:
+        return torch.zeros((count, *shape), device=trainer.device).to(memory_format=torch.channels_last)
+
+    with trainer.autocast():
+        for count in sorted(_pass_sizes(trainer)):
+            model.train()(images(count)).sum().backward()
+        with torch.no_grad():
+            model.eval()(images(evaluation_batch(trainer)))
+
+
+def _pass_sizes(trainer: Trainer) -> set[int]:
+    """Return the batch sizes of the forward passes in the plan."""
+    return {size for step in trainer.plan.steps for size in step.passes(trainer.config.strategy.forward) if size > 1}

@@ -21,7 +21,7 @@ class RunEnvironment:
     """The environment of runs. It is not part of a run's identity.
 
     Attributes:
-        runs: The folder of records and checkpoints.
+        runs: The folder of records and checkpoints; None to keep results in memory only.
         data_root: The folder of data sets.
         device: The device to train on.
         checkpoint_every: Steps between checkpoints. One is also written at the end of each task, except after the last
@@ -31,12 +31,11 @@ class RunEnvironment:
         whole: Whether all images are copied to the GPU at the start; None to do so if they fit.
         keep_weights: Whether to save the weights of a finished run next to its record.
         allow_missing: Whether data sets may have other image counts than published. Records contain the counts.
-        resumable: Whether to write checkpoints, so that a stopped run can be resumed.
         sources: Data sets in memory, by name; all others are loaded from the folder of data sets.
         objects: Networks and strategies that are passed as Python objects, by their name in the settings.
     """
 
-    runs: Path
+    runs: Path | None
     data_root: Path
     device: torch.device
     checkpoint_every: int = 500
@@ -45,7 +44,6 @@ class RunEnvironment:
     whole: bool | None = None
     keep_weights: bool = False
     allow_missing: bool = False
-    resumable: bool = True
     sources: Mapping[str, Source] = field(default_factory=dict)
     objects: Mapping[str, PythonObject] = field(default_factory=dict)
 

@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 
 from contnorm.bench.data.dataset import MultiLabelSource
-from contnorm.bench.engine.checkpoint import Checkpoint, Checkpoints
-from contnorm.bench.engine.checkpoint_writer import CheckpointWriter
+from contnorm.bench.engine.checkpoint import Checkpoint, Checkpoints, CheckpointWriter
 from contnorm.bench.engine.code_state import UNREADABLE
 from contnorm.bench.engine.cuda_graph import Stepper, stepper_for
 from contnorm.bench.engine.evaluate import (
@@ -31,7 +30,7 @@ from contnorm.bench.engine.evaluate import (
     oracle_moments,
 )
 from contnorm.bench.engine.trainer import LossNotFiniteError, Trainer
-from contnorm.bench.memory_stats import take_census
+from contnorm.bench.metrics.memory_stats import take_census
 from contnorm.bench.models.norm_layers import count_norms
 from contnorm.bench.signals import StopRequested
 from contnorm.bench.user_code import is_user_code
@@ -54,9 +53,15 @@ class Steps:
 
 @dataclass(frozen=True)
 class Finished:
-    """The run is complete. ``found`` is the content of its record."""
+    """The run is complete.
 
-    found: dict[str, Any]
+    Attributes:
+        results: The content of its record.
+        weights: Its final weights as a safetensors file, if they are kept in memory.
+    """
+
+    results: dict[str, Any]
+    weights: bytes | None = None
 
 
 @dataclass(frozen=True)
@@ -116,18 +121,18 @@ class _Run:
 
     trainer: Trainer
     checkpoints: Checkpoints | None
-    tally: Measurements
+    measured: Measurements
     saved: int = 0  # steps in the last checkpoint
 
     def save(self, saver: CheckpointWriter, required: bool = False) -> None:
-        """Write a checkpoint, unless user code has state that a checkpoint can't hold; the previous one then stays."""
+        """Write a checkpoint, unless user code has state that a checkpoint can't contain."""
         if self.checkpoints is None:
             return
         changes = self.trainer.code_changes()
         if changes:
             _warn_of_state(self.trainer, changes)
             return
-        progress = {"done": self.trainer.done, "tally": vars(self.tally)}
+        progress = {"done": self.trainer.done, "tally": vars(self.measured)}
         if self.trainer.fresh_code_state:
             progress["code_state"] = self.trainer.fresh_code_state
         saver.save(self.checkpoints, self.trainer.state(), progress, required)
@@ -138,9 +143,9 @@ def _warn_of_state(trainer: Trainer, changes: Sequence[str]) -> None:
     strategy = changes[0].startswith("strategy ")
     name = trainer.config.strategy.name if strategy else trainer.config.model.name
     _warn_once(
-        f"{'strategy' if strategy else 'model'} {name!r}: keeps state of its own as it learns "
-        f"({', '.join(change.partition(' ')[2] for change in changes[:3])}), which checkpoints do not hold. If it is "
-        f"stopped, such a run resumes from its last checkpoint before that, or from step 0."
+        f"{'strategy' if strategy else 'model'} {name!r}: has state that changes during training "
+        f"({', '.join(change.partition(' ')[2] for change in changes[:3])}), which checkpoints do not contain. "
+        f"If it is stopped, the run resumes from the last checkpoint before the change, or from step 0."
     )
 
 
@@ -174,7 +179,9 @@ def resumed(trainer: Trainer, checkpoints: Checkpoints | None) -> Measurements:
 def _warn_of_broken(checkpoints: Checkpoints, usable: Checkpoint | None) -> None:
     problems = checkpoints.problems()
     if problems:
-        next_step = "the run starts anew" if usable is None else f"resuming after step {usable.progress['done']}"
+        next_step = (
+            "the run starts again from step 0" if usable is None else f"resuming after step {usable.progress['done']}"
+        )
         logging.getLogger("contnorm").warning(
             f"{checkpoints.folder}: {next_step}, since a newer checkpoint can't be used ({'; '.join(problems)})."
         )
@@ -200,18 +207,21 @@ def train_together(
             layers and batches of an evaluation. The runs are then saved and end; an interrupted evaluation is
             repeated on resume.
     """
-    stores = checkpoints or [None] * len(trainers)
-    tallies = [resumed(trainer, store) for trainer, store in zip(trainers, stores, strict=True)]
+    if checkpoints is None:
+        runs = [_Run(trainer, None, Measurements(), saved=trainer.done) for trainer in trainers]
+        yield from _learn(runs, None, every, report_every, stop)
+        return
+    measurements = [resumed(trainer, store) for trainer, store in zip(trainers, checkpoints, strict=True)]
     runs = [
-        _Run(trainer, store, tally, saved=trainer.done)
-        for trainer, store, tally in zip(trainers, stores, tallies, strict=True)
+        _Run(trainer, store, measured, saved=trainer.done)
+        for trainer, store, measured in zip(trainers, checkpoints, measurements, strict=True)
     ]
     with CheckpointWriter() as saver:
         yield from _learn(runs, saver, every, report_every, stop)
 
 
 def _learn(
-    runs: list[_Run], saver: CheckpointWriter, every: int, report_every: int, stop: Callable[[], bool]
+    runs: list[_Run], saver: CheckpointWriter | None, every: int, report_every: int, stop: Callable[[], bool]
 ) -> Iterator[tuple[Trainer, What]]:
     ends = runs[0].trainer.plan.ends
     try:
@@ -220,7 +230,7 @@ def _learn(
         yield from _stopped(runs, saver)
         return
     stepper = stepper_for([run.trainer for run in runs])
-    for task in range(min(run.tally.tasks for run in runs), len(ends)):
+    for task in range(min(run.measured.tasks for run in runs), len(ends)):
         while runs and runs[0].trainer.done < ends[task]:
             done = runs[0].trainer.done
             until = min(ends[task], (done // report_every + 1) * report_every, (done // every + 1) * every)
@@ -228,62 +238,63 @@ def _learn(
             losses = stepper.advance(until - done, stop)
             _add_train_time(runs, task, started)
             verdicts = [_verdict(run.trainer, task, loss) for run, loss in zip(runs, losses, strict=True)]
-            continuing = _continuing(runs, verdicts, saver)
+            failed = [run for run, verdict in zip(runs, verdicts, strict=True) if isinstance(verdict, Failed)]
+            _drop_checkpoints(failed, saver)
             yield from ((run.trainer, verdict) for run, verdict in zip(runs, verdicts, strict=True))
-            stepper, runs = _stepper_for(stepper, runs, continuing), continuing
+            if failed:
+                stepper, runs = _without(failed, runs, stepper)
             if stop():
                 yield from _stopped(runs, saver)
                 return
             if until % every == 0 and until < ends[task]:
                 _save(runs, saver)
         try:
-            continuing = yield from _end_task(runs, task, saver, stop, last=task + 1 == len(ends))
+            diverged = yield from _end_task(runs, task, saver, stop, last=task + 1 == len(ends))
         except StopRequested:  # the interrupted evaluation is repeated on resume
             yield from _stopped(runs, saver)
             return
-        stepper, runs = _stepper_for(stepper, runs, continuing), continuing
-    saver.finish([run.checkpoints for run in runs if run.checkpoints is not None])
-    yield from ((run.trainer, Finished(_results(run.trainer, run.tally))) for run in runs)
+        if diverged:
+            stepper, runs = _without(diverged, runs, stepper)
+    if saver is not None:
+        saver.finish([run.checkpoints for run in runs if run.checkpoints is not None])
+    yield from ((run.trainer, Finished(_results(run.trainer, run.measured))) for run in runs)
 
 
-def _stepper_for(stepper: Stepper, runs: Sequence[_Run], continuing: Sequence[_Run]) -> Stepper:
-    """Return a stepper for the runs that continue; a new one if some runs have ended."""
-    return stepper_for([run.trainer for run in continuing]) if continuing and len(continuing) < len(runs) else stepper
+def _without(ended: Sequence[_Run], runs: Sequence[_Run], stepper: Stepper) -> tuple[Stepper, list[_Run]]:
+    """Return the runs that continue, and a stepper for them."""
+    continuing = [run for run in runs if all(run is not other for other in ended)]
+    return stepper_for([run.trainer for run in continuing]) if continuing else stepper, continuing
 
 
-def _stopped(runs: Sequence[_Run], saver: CheckpointWriter) -> Iterator[tuple[Trainer, Stopped]]:
+def _stopped(runs: Sequence[_Run], saver: CheckpointWriter | None) -> Iterator[tuple[Trainer, Stopped]]:
     """Save all runs that have done at least one step, and yield `Stopped` for each run."""
     _save([run for run in runs if run.trainer.done], saver)
-    saver.flush()
+    if saver is not None:
+        saver.flush()
     yield from ((run.trainer, Stopped(run.trainer.done, len(run.trainer.plan.steps), run.saved)) for run in runs)
 
 
 def _end_task(
-    runs: list[_Run], task: int, saver: CheckpointWriter, stop: Callable[[], bool], last: bool
+    runs: list[_Run], task: int, saver: CheckpointWriter | None, stop: Callable[[], bool], last: bool
 ) -> Generator[tuple[Trainer, What], None, list[_Run]]:
     """Evaluate the runs, then save them. After the last task, save first: its evaluation is recorded right away.
 
-    Yields the diverged runs and returns the others.
+    Yields the diverged runs and returns them.
     """
     if last and runs and runs[0].trainer.device.type == "cpu":  # on a GPU, repeating steps is faster than this write
         with suppress(UserError):  # a full disk may still have room for the record
             _save(runs, saver, required=True)
-    runs = yield from _end_diverged(runs, _nonfinite(runs, task), saver)
+    diverged = _nonfinite(runs, task)
+    finite = [run for run in runs if all(run is not other for other, _ in diverged)]
     # A run that resumed from a checkpoint written after this evaluation has the row already.
-    diverged = _evaluate([run for run in runs if run.tally.tasks == task], task, stop)
-    runs = yield from _end_diverged(runs, diverged, saver)
+    diverged += _evaluate([run for run in finite if run.measured.tasks == task], task, stop)
+    ended = [run for run, _ in diverged]
+    if ended:
+        _drop_checkpoints(ended, saver)
+        yield from ((run.trainer, verdict) for run, verdict in diverged)
     if not last:
-        _save(runs, saver, required=True)
-    return runs
-
-
-def _end_diverged(
-    runs: list[_Run], diverged: list[tuple[_Run, Diverged]], saver: CheckpointWriter
-) -> Generator[tuple[Trainer, What], None, list[_Run]]:
-    """Yield the diverged runs, drop their pending checkpoints, and return the other runs."""
-    _drop_checkpoints([run for run, _ in diverged], saver)
-    yield from ((run.trainer, verdict) for run, verdict in diverged)
-    return [run for run in runs if all(run is not ended for ended, _ in diverged)]
+        _save([run for run in runs if all(run is not other for other in ended)], saver, required=True)
+    return ended
 
 
 def _nonfinite(runs: Sequence[_Run], task: int) -> list[tuple[_Run, Diverged]]:
@@ -297,15 +308,9 @@ def _nonfinite(runs: Sequence[_Run], task: int) -> list[tuple[_Run, Diverged]]:
 def _evaluate_ahead(runs: Sequence[_Run], stop: Callable[[], bool]) -> None:
     """Evaluate all tasks before the first is learned, if ``evaluate.ahead`` is set."""
     for run in runs:
-        if run.trainer.config.evaluate.ahead and run.tally.before is None:
+        if run.trainer.config.evaluate.ahead and run.measured.before is None:
             (right,) = count_correct([run.trainer], [len(run.trainer.plan.ends)], stop)
-            run.tally.before, run.tally.before_task = right
-
-
-def _continuing(runs: Sequence[_Run], verdicts: Sequence[Steps | Failed], saver: CheckpointWriter) -> list[_Run]:
-    """Return the runs that continue, and drop the pending checkpoints of the others."""
-    _drop_checkpoints([run for run, verdict in zip(runs, verdicts, strict=True) if isinstance(verdict, Failed)], saver)
-    return [run for run, verdict in zip(runs, verdicts, strict=True) if isinstance(verdict, Steps)]
+            run.measured.before, run.measured.before_task = right
 
 
 def _verdict(trainer: Trainer, task: int, loss: float) -> Steps | Failed:
@@ -315,24 +320,26 @@ def _verdict(trainer: Trainer, task: int, loss: float) -> Steps | Failed:
         return Diverged(str(error))
 
 
-def _save(runs: Sequence[_Run], saver: CheckpointWriter, required: bool = False) -> None:
-    for run in runs:
-        run.save(saver, required)
+def _save(runs: Sequence[_Run], saver: CheckpointWriter | None, required: bool = False) -> None:
+    if saver is not None:
+        for run in runs:
+            run.save(saver, required)
 
 
-def _drop_checkpoints(runs: Sequence[_Run], saver: CheckpointWriter) -> None:
+def _drop_checkpoints(runs: Sequence[_Run], saver: CheckpointWriter | None) -> None:
     """Drop the pending checkpoints of runs that have ended."""
-    saver.forget([run.checkpoints for run in runs if run.checkpoints is not None])
+    if saver is not None:
+        saver.forget([run.checkpoints for run in runs if run.checkpoints is not None])
 
 
 def _add_train_time(runs: Sequence[_Run], task: int, started: float) -> None:
     """Divide the elapsed time equally among runs that were trained together."""
     share = (time.perf_counter() - started) / len(runs)
     for run in runs:
-        by_task = run.tally.train_by_task
+        by_task = run.measured.train_by_task
         by_task.extend([0.0] * (task + 1 - len(by_task)))
         by_task[task] += share
-        run.tally.seconds["train"] += share
+        run.measured.seconds["train"] += share
 
 
 def _evaluate(runs: Sequence[_Run], task: int, stop: Callable[[], bool]) -> list[tuple[_Run, Diverged]]:
@@ -359,7 +366,7 @@ def _evaluate(runs: Sequence[_Run], task: int, stop: Callable[[], bool]) -> list
             cause = f"the moments of the training data at layer {error.layer!r}"
             diverged.append((run, Diverged(_divergence_message(run.trainer, cause, task))))
     for run in runs:
-        run.tally.seconds["evaluate"] += (time.perf_counter() - started) / len(runs)
+        run.measured.seconds["evaluate"] += (time.perf_counter() - started) / len(runs)
     return diverged
 
 
@@ -373,7 +380,7 @@ def _divergence_message(trainer: Trainer, cause: str, task: int) -> str:
 
 def _write_row(run: _Run, task: int, right: CorrectCounts, stop: Callable[[], bool]) -> None:
     """Add a row of the accuracy matrix; only after all is measured, so that a stop leaves no partial row."""
-    trainer, tally, evaluate = run.trainer, run.tally, run.trainer.config.evaluate
+    trainer, measured, evaluate = run.trainer, run.measured, run.trainer.config.evaluate
     tasks = len(trainer.plan.ends)
     running = _padded(right.all, tasks)
     if (evaluate.moments == "oracle" or evaluate.drift) and keeps_moments(trainer.model):
@@ -381,16 +388,16 @@ def _write_row(run: _Run, task: int, right: CorrectCounts, stop: Callable[[], bo
             drift = drift_of(done)
             if evaluate.moments == "oracle":
                 (right,) = count_correct([trainer], [len(right.all)], stop)
-                tally.correct_running.append(running)
-            tally.drift.append(drift)
-    tally.correct.append(_padded(right.all, tasks))
+                measured.correct_running.append(running)
+            measured.drift.append(drift)
+    measured.correct.append(_padded(right.all, tasks))
     if right.within is not None:
-        tally.correct_task.append(_padded(right.within, tasks))
+        measured.correct_task.append(_padded(right.within, tasks))
 
 
 def _write_label_row(run: _Run, task: int, row: LabelRow, stop: Callable[[], bool]) -> None:
     """As `_write_row`, for multi-label streams."""
-    trainer, tally, evaluate = run.trainer, run.tally, run.trainer.config.evaluate
+    trainer, measured, evaluate = run.trainer, run.measured, run.trainer.config.evaluate
     tasks = len(trainer.plan.ends)
     running = _label_row_json(row, tasks)
     if (evaluate.moments == "oracle" or evaluate.drift) and keeps_moments(trainer.model):
@@ -398,9 +405,9 @@ def _write_label_row(run: _Run, task: int, row: LabelRow, stop: Callable[[], boo
             drift = drift_of(done)
             if evaluate.moments == "oracle":
                 (row,) = count_labels([trainer], task + 1, stop)
-                tally.labels_running.append(running)
-            tally.drift.append(drift)
-    tally.labels.append(_label_row_json(row, tasks))
+                measured.labels_running.append(running)
+            measured.drift.append(drift)
+    measured.labels.append(_label_row_json(row, tasks))
 
 
 def _label_row_json(row: LabelRow, tasks: int) -> dict[str, Any]:
@@ -412,18 +419,18 @@ def _padded(row: list[int], tasks: int) -> list[int | None]:
     return [*row, *([None] * (tasks - len(row)))]
 
 
-def _results(trainer: Trainer, tally: Measurements) -> dict[str, Any]:
+def _results(trainer: Trainer, measured: Measurements) -> dict[str, Any]:
     """Return the measured part of a run's record."""
     scores = _label_results if trainer.data.sequence.multi_label else _accuracy_results
     parameters = sum(parameter.numel() for parameter in trainer.model.parameters())
-    seconds = {**tally.seconds, "train_by_task": tally.train_by_task}
-    rest = {"drift": {"by_task": tally.drift}, "seconds": seconds, "parameters": parameters}
+    seconds = {**measured.seconds, "train_by_task": measured.train_by_task}
+    rest = {"drift": {"by_task": measured.drift}, "seconds": seconds, "parameters": parameters}
     shares = [m.corrected_share() for m in trainer.model.modules() if isinstance(m, BatchRenormBase)]
     renorm = {"renorm": {"corrected_share": fmean(shares)}} if shares else {}
     norms = {"norms": count_norms(trainer.model)} if is_user_code(trainer.config.model.name) else {}
     reached, tasks = len(trainer.plan.ends), trainer.data.sequence.tasks
     part = {"reached": {"tasks": reached, "of": tasks}} if reached < tasks else {}
-    return {**scores(trainer, tally), **rest, **renorm, **norms, **part, **_chosen_groups(trainer)}
+    return {**scores(trainer, measured), **rest, **renorm, **norms, **part, **_chosen_groups(trainer)}
 
 
 def _chosen_groups(trainer: Trainer) -> dict[str, Any]:
@@ -434,25 +441,25 @@ def _chosen_groups(trainer: Trainer) -> dict[str, Any]:
     return {"norm_groups": {name: number for name, number in groups.items() if isinstance(number, int)}}
 
 
-def _accuracy_results(trainer: Trainer, tally: Measurements) -> dict[str, Any]:
+def _accuracy_results(trainer: Trainer, measured: Measurements) -> dict[str, Any]:
     stream = trainer.data.sequence
     total = np.bincount(stream.test.task, minlength=stream.tasks)[: len(trainer.plan.ends)].tolist()
-    matrix = {"correct": tally.correct, "total": total, "before": tally.before}
+    matrix = {"correct": measured.correct, "total": total, "before": measured.before}
     results: dict[str, Any] = {"matrix": matrix}
-    if tally.correct_running:
-        results["matrix_running"] = {**matrix, "correct": tally.correct_running}
-    if len(tally.correct_task) == len(tally.correct):  # fewer if an older version started the run
-        results["matrix_task"] = {**matrix, "correct": tally.correct_task, "before": tally.before_task}
+    if measured.correct_running:
+        results["matrix_running"] = {**matrix, "correct": measured.correct_running}
+    if len(measured.correct_task) == len(measured.correct):  # fewer if an older version started the run
+        results["matrix_task"] = {**matrix, "correct": measured.correct_task, "before": measured.before_task}
     return results
 
 
-def _label_results(trainer: Trainer, tally: Measurements) -> dict[str, Any]:
+def _label_results(trainer: Trainer, measured: Measurements) -> dict[str, Any]:
     """Return the label counts after each task, the class names and groups, and the memory's class counts."""
     source = trainer.data.sequence.source
     assert isinstance(source, MultiLabelSource)
-    results: dict[str, Any] = {"labels": _label_matrix(tally.labels)}
-    if tally.labels_running:
-        results["labels_running"] = _label_matrix(tally.labels_running)
+    results: dict[str, Any] = {"labels": _label_matrix(measured.labels)}
+    if measured.labels_running:
+        results["labels_running"] = _label_matrix(measured.labels_running)
     results["classes"] = {"names": list(source.class_names), "groups": list(source.class_groups)}
     return {**results, "census": take_census(trainer.plan, trainer.data.sequence).to_json()}
 

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from contnorm.bench.config.schema import ModelConfig, NormConfig, RunConfig
-from contnorm.bench.engine.tensor_pack import KINDS
+from contnorm.bench.engine.checkpoint import DTYPES
 from contnorm.bench.models.norm_layers import check_norms, record_norm_calls
 from contnorm.bench.plan import Plan, Step
 from contnorm.bench.user_code import is_user_code, user_code_error
@@ -77,8 +77,7 @@ def _try_norms(model: nn.Module, config: RunConfig, shape: Shape) -> None:
             copy.deepcopy(model).train()(torch.zeros(2, *shape))
     except ValueError as error:
         raise UserError(
-            f"norm {config.norm.name!r}: does not fit model {config.model.name!r} with pictures of shape {shape}. "
-            f"{error}"
+            f"norm {config.norm.name!r}: does not fit model {config.model.name!r} with images of shape {shape}. {error}"
         ) from error
     _checked.add(key)
 
@@ -102,7 +101,7 @@ def _draws(model: nn.Module, name: str, shape: Shape, outputs: int) -> bool:
 
 
 def _try_forward(model: nn.Module, name: str, shape: Shape, outputs: int, when: str) -> None:
-    condition = f"{when}given pictures of shape {(2, *shape)}"
+    condition = f"{when}for images of shape {(2, *shape)}"
     try:
         with torch.no_grad():
             output = model(torch.zeros(2, *shape))
@@ -111,15 +110,15 @@ def _try_forward(model: nn.Module, name: str, shape: Shape, outputs: int, when: 
     got = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
     if got != (2, outputs):
         raise UserError(
-            f"model {name!r}: {condition} it should give {(2, outputs)}, one number for each of the {outputs} outputs, "
-            f"and gives {got}. make(shape, outputs, norm) is told how many."
+            f"model {name!r}: {condition} its output must have shape {(2, outputs)}, one value per output of the "
+            f"stream, not {got}. Use the argument outputs of make(shape, outputs, norm)."
         )
 
 
 def _try_learning(model: nn.Module, name: str, shape: Shape, outputs: int) -> None:
     """Check a forward pass in training mode; on a copy if possible, since running moments change."""
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise UserError(f"model {name!r}: has no parameter that can learn. Leave requires_grad of some of them True.")
+        raise UserError(f"model {name!r}: no parameter has requires_grad=True. Set it for the parameters to train.")
     try:
         trial = copy.deepcopy(model)
     except Exception:  # such as a network with a non-leaf tensor; it can be trained all the same
@@ -130,8 +129,8 @@ def _try_learning(model: nn.Module, name: str, shape: Shape, outputs: int) -> No
 @cache  # one warning for all seeds
 def _warn_of_draws(name: str) -> None:
     logging.getLogger("contnorm").warning(
-        f"model {name!r}: draws random numbers in evaluation mode, which a run's seed does not determine. Run again, "
-        f"it is measured with other numbers; draw none where self.training is False."
+        f"model {name!r}: draws random numbers in evaluation mode, so its scores are not reproducible. Draw none if "
+        f"self.training is False."
     )
 
 
@@ -139,11 +138,11 @@ def _try_saving(model: nn.Module, name: str) -> None:
     """Reject a network whose state_dict() a checkpoint can't hold."""
     for key, value in model.state_dict().items():
         kind = value.dtype if isinstance(value, torch.Tensor) else type(value).__name__
-        if kind not in KINDS:
-            allowed = ", ".join(str(known).removeprefix("torch.") for known in KINDS)
+        if kind not in DTYPES:
+            allowed = ", ".join(str(known).removeprefix("torch.") for known in DTYPES)
             raise UserError(
-                f"model {name!r}: {key} in its state_dict() is of {kind}, which a checkpoint can't hold. Use tensors "
-                f"of {allowed}; register_buffer(..., persistent=False) keeps one out."
+                f"model {name!r}: {key} in its state_dict() is of {kind}, which a checkpoint can't contain. Use "
+                f"tensors of {allowed}, or register_buffer(..., persistent=False)."
             )
 
 
@@ -155,8 +154,8 @@ def _try_moments(model: nn.Module, config: RunConfig) -> None:
     try:
         moment_layers(model)
     except ValueError as error:
-        setting = "--eval-moments running" if oracle else "--set evaluate.drift=false"
-        raise UserError(f"model {config.model.name!r}: {error} Or evaluate without: {setting}.") from error
+        setting = "evaluate.moments=running (--eval-moments running)" if oracle else "evaluate.drift=false"
+        raise UserError(f"model {config.model.name!r}: {error} Or set {setting}.") from error
 
 
 def _first_single_sample_step(config: RunConfig, plan: Plan) -> Step | None:
@@ -178,21 +177,22 @@ def _try_one_sample(model: nn.Module, config: RunConfig, plan: Plan, step: Step,
 def _single_sample_message(config: RunConfig, plan: Plan, step: Step) -> str:
     batch = config.train.batch
     reason = (
-        f"and norm {config.norm.name!r} in model {config.model.name!r} has no moments of a single sample to learn by."
+        f"and norm {config.norm.name!r} in model {config.model.name!r} can't compute batch moments of a single sample."
     )
     if len(step.stream) > 1:
         return (
             f"train.replay={config.train.replay}: with strategy.forward=separate a forward pass of task {step.task} "
-            f"has one replayed sample, {reason} Use a larger --replay or --buffer, or strategy.forward=joint."
+            f"has one replayed sample, {reason} Use a larger train.replay (--replay) or memory.size (--buffer), or "
+            f"strategy.forward=joint."
         )
     if batch == 1:
-        return f"train.batch=1: every batch of the stream is one sample, {reason} Use --batch 2 or more."
+        return f"train.batch=1: every batch of the stream is one sample, {reason} Use train.batch=2 (--batch) or more."
     sizes = _sizes(config, plan)
     larger = next((b for b in range(batch + 1, max(sizes) + 1) if all(n % b != 1 for n in sizes)), None)
-    advice = f"--batch {larger}, or stream.train_per_task" if larger else "stream.train_per_task"
+    advice = f"train.batch={larger} (--batch {larger}), or stream.train_per_task" if larger else "stream.train_per_task"
     return (
-        f"train.batch={batch}: the last batch of task {step.task} is one sample, what {sizes[0]} leave over, {reason} "
-        f"Use {advice} so that none is left alone."
+        f"train.batch={batch}: the last batch of task {step.task}, which has {sizes[0]} samples, is a single sample, "
+        f"{reason} Set {advice} so that no batch has one sample."
     )
 
 

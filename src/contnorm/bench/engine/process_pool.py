@@ -98,7 +98,7 @@ class _Worker:
         cause = f"by itself (exit code {code})" if code >= 0 else f"by a signal (exit code {code}), most likely for"
         cause += "" if code >= 0 else " lack of memory"
         return UserError(
-            f"A worker process was ended {cause}. Saved steps are kept: use fewer lanes, and run it again to resume."
+            f"A worker process ended {cause}. Run it again with fewer lanes (--lanes) to resume from the checkpoints."
         )
 
     def kill(self) -> None:

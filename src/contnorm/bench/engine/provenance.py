@@ -1,15 +1,57 @@
-"""The git commit of the package, if it is imported from a checkout."""
+"""The provenance of results: versions, device, data, and the git commit of the package."""
 
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 from functools import cache
 from pathlib import Path
+from typing import Any
+
+import torch
 
 import contnorm
+from contnorm.bench.config.schema import RunConfig
+from contnorm.bench.data.dataset import MultiLabelSource
+from contnorm.bench.data.registry import Source
+from contnorm.bench.engine.job import RunEnvironment
+from contnorm.bench.engine.precision import cpu_instructions, device_name
 
-__all__ = ["commit_of", "package_commit"]
+__all__ = ["commit_of", "package_commit", "provenance"]
+
+
+def provenance(config: RunConfig, source: Source, environment: RunEnvironment) -> dict[str, Any]:
+    """Return what the results depend on besides the settings: versions, device, precision, data and commit."""
+    device, model = environment.device, environment.objects.get(config.model.name)
+    shared_weights = model is not None and isinstance(model.value, torch.nn.Module)
+    return {
+        **({"initial_weights": "those of the given module, for all seeds"} if shared_weights else {}),
+        "versions": {
+            "contnorm": contnorm.__version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "cuda": torch.version.cuda,
+        },
+        "device": {
+            "kind": device.type,
+            "name": device_name(device),
+            "threads": torch.get_num_threads(),
+            **({"instructions": cpu_instructions()} if device.type == "cpu" else {}),
+        },
+        "precision": config.train.precision,
+        "deterministic": config.train.deterministic,
+        "source": {"name": source.name, "fingerprint": source.fingerprint, **_source_details(source)},
+        "commit": package_commit(),
+    }
+
+
+def _source_details(source: Source) -> dict[str, Any]:
+    """Return how much of a published data set was present, and how it was split and decoded."""
+    if not isinstance(source, MultiLabelSource):
+        return dict(source.details)
+    images = len(source.train_images) + len(source.test_images)
+    return {"images": images, "published_images": source.published_images, "missing_images": source.missing_images}
 
 
 @cache

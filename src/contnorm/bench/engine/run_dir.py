@@ -94,7 +94,7 @@ class RunDir:
             circumstances["keep_weights"] = True
         if environment.allow_missing:
             circumstances["allow_missing"] = True
-        with usable(self.folder, "a run can't be kept there", "Say with --runs where else."):
+        with usable(self.folder, "no run can be saved there", "Use another folder for runs (--runs)."):
             for attempt in range(ATTEMPTS):
                 with suppress(*([FileNotFoundError] if attempt + 1 < ATTEMPTS else [])):
                     write_atomically(self.note, json.dumps(identity | circumstances).encode())
@@ -104,8 +104,8 @@ class RunDir:
         """Lock the run for this process; False if another process holds it."""
         for folder in (self.folder, self.checkpoints.folder):
             if folder.is_symlink():
-                raise UserError(f"{folder}: is a symbolic link, and a run is not kept behind one. Remove the link.")
-        with usable(self.folder, "a run can't be kept there", "Say with --runs where else."):
+                raise UserError(f"{folder}: is a symbolic link, and no run is saved through one. Remove the link.")
+        with usable(self.folder, "no run can be saved there", "Use another folder for runs (--runs)."):
             return self.lock.acquire()
 
     def clear_if_free(self) -> None:
@@ -131,8 +131,8 @@ class RunDir:
             )
         if compare_fingerprints(noted_data, data) is Match.DIFFERENT:
             return (
-                f"{self.folder}: was begun on other data than is found here (fingerprint {noted_data}, here {data}) "
-                f"and has {steps} steps. Say with --data-root where that is, or delete the folder to begin anew."
+                f"{self.folder}: has {steps} steps on other data (fingerprint {noted_data}) than the data here "
+                f"({data}). Name the folder of that data (--data-root), or delete the folder to start again."
             )
         device, threads = note.get("device", environment.device.type), note.get("threads", environment.threads)
         if device == environment.device.type and (threads == environment.threads or device != "cpu"):
@@ -149,8 +149,8 @@ class RunDir:
         if (was := note.get("instructions", now)) == now:
             return ""
         return (
-            f"{self.folder}: was begun on a CPU with {was} and has {steps} steps; {now} of this one gives other bits. "
-            f"Resume it on a CPU with {was}, or delete the folder to begin anew."
+            f"{self.folder}: has {steps} steps on a CPU with {was}; resuming with {now} would not be bit-exact. "
+            f"Resume it on a CPU with {was}, or delete the folder to start again."
         )
 
     def clear(self) -> None:
@@ -176,9 +176,7 @@ def stopped_runs(root: Path) -> StoppedRuns:
     root_folder = [root] if root.resolve().suffix == ENDING else []
     for folder in [*root_folder, *sorted(root.glob(f"**/*{ENDING}"))]:
         if folder.is_symlink() and folder != root:
-            stopped.problems.append(
-                f"{folder}: is a symbolic link, which is not followed. Name the folder it leads to."
-            )
+            stopped.problems.append(f"{folder}: is a symbolic link, which is not followed. Name its target instead.")
             continue
         run_dir = RunDir(_relative(folder).with_suffix(".json"))
         if run_dir.record.is_file():  # another process may have written a note after the run was recorded
@@ -206,8 +204,8 @@ def _stopped_run(run_dir: RunDir) -> list[StoppedRun]:
     if not run_dir.note.is_file():
         if run_dir.checkpoints.latest_step():
             raise UserError(
-                f"{run_dir.folder}: has checkpoints and no run.json, so of which run is not known. Run the command "
-                f"that began it again, and it goes on; or delete the folder."
+                f"{run_dir.folder}: has checkpoints but no run.json, so its settings are unknown. Repeat the command "
+                f"that started it to resume it, or delete the folder."
             )
         return []
     raw = _read(run_dir.note)
@@ -223,15 +221,15 @@ def _stopped_run(run_dir: RunDir) -> list[StoppedRun]:
     runs = run_dir.folder.parent.parent
     if RunDir.of(job, Store(runs)).folder != run_dir.folder:
         raise UserError(
-            f"{run_dir.note}: is of run {job.config.hash}, seed {job.seed}, and lies where another belongs. Move "
-            f"{run_dir.folder.name} back to its environment, or delete it."
+            f"{run_dir.note}: is of run {job.config.hash}, seed {job.seed}, but is in the folder of another run. Move "
+            f"{run_dir.folder.name} to the folder {job.config.hash}, or delete it."
         )
     reason = untrusted_in(job.config)  # first: an untrusted file is not even read
     if reason:
         raise UserError(f"{run_dir.folder}: {reason}")
     reason = edited(job.config)
     if reason:
-        raise UserError(f"{run_dir.folder}: {reason} To run it anew, delete the folder.")
+        raise UserError(f"{run_dir.folder}: {reason} To start it again, delete the folder.")
     return [StoppedRun(job, runs, device, threads, raw.get("keep_weights") is True, raw.get("allow_missing") is True)]
 
 
@@ -242,7 +240,9 @@ def _read(note: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise _invalid_note(note, error) from error
     if newer:
-        raise UserError(f"{note}: was begun by a newer contnorm (version {raw['schema']}). Upgrade to go on.")
+        raise UserError(
+            f"{note}: was written by a newer contnorm (schema {raw['schema']}). Upgrade contnorm to resume the run."
+        )
     content: dict[str, Any] = raw
     return content
 
@@ -253,8 +253,8 @@ class _BrokenNoteError(UserError):
 
 def _invalid_note(note: Path, error: Exception) -> UserError:
     return _BrokenNoteError(
-        f"{note}: is no note of a stopped run ({type(error).__name__}: {error}). Run the command that began it again, "
-        f"or delete {note.parent}."
+        f"{note}: is not a valid note of a stopped run ({type(error).__name__}: {error}). Repeat the command that "
+        f"started it, or delete {note.parent}."
     )
 
 
@@ -276,28 +276,29 @@ def edited(config: RunConfig) -> str:
     The checked files are user code, with the local modules it imports, and the initial weights of a network. Settings
     that name such a file without its hash were not written by this package, and are rejected as well.
     """
-    for what, name, begun_with in (
+    for what, name, expected in (
         ("strategy", config.strategy.name, config.strategy.code),
         ("model", config.model.name, config.model.code),
     ):
+        if expected is None and not is_user_code(name):
+            continue
         now = code_hash(name)
         path = name.rpartition(":")[0]
-        if is_user_code(name) and begun_with is None and now is not None:
+        if is_user_code(name) and expected is None and now is not None:
             return (
-                f"{what} {name!r}: {what}.code is missing, so whether {path} is the file that the run was begun with "
-                f"is not known."
+                f"{what} {name!r}: {what}.code is missing, so it is unknown whether {path} has changed since the run "
+                f"was started."
             )
-        if begun_with is not None and now is None:
-            return f"{what} {name!r}: there is no file {path} here. Go on from the folder where it is."
-        if begun_with is not None and now != begun_with:
+        if expected is not None and now is None:
+            return f"{what} {name!r}: there is no file {path} here. Resume from the folder that contains it."
+        if expected is not None and now != expected:
             return (
-                f"{what} {name!r}: {path} has changed since the run was begun ({what}.code was {begun_with}, and is "
-                f"{now}), or a local module that it imports, and edited code is another run. Put it back as it was to "
-                f"go on."
+                f"{what} {name!r}: {path}, or a local module that it imports, has changed since the run was started "
+                f"({what}.code was {expected}, now {now}). Restore it to resume the run."
             )
     if config.model.weights is not None and config.model.weights_hash is None:
         return (
-            f"model.weights={config.model.weights!r}: model.weights_hash is missing, so whether it is the file that "
-            f"the run was begun with is not known."
+            f"model.weights={config.model.weights!r}: model.weights_hash is missing, so it is unknown whether the "
+            f"file has changed since the run was started."
         )
-    return weights_change(config.model)
+    return "" if config.model.weights is None else weights_change(config.model)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,28 +15,25 @@ from typing import Any
 import cloudpickle
 import torch
 
-import contnorm
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig
-from contnorm.bench.data.dataset import MultiLabelSource
 from contnorm.bench.data.multilabel_store import find_stored, read_manifest
 from contnorm.bench.data.registry import Source
+from contnorm.bench.engine.checkpoint import pack_weights, save_weights
 from contnorm.bench.engine.job import Job, RunEnvironment
 from contnorm.bench.engine.loop import Diverged, Failed, Finished, Steps, Stopped, can_resume, train_together
-from contnorm.bench.engine.plan_cache import PlanCache
-from contnorm.bench.engine.precision import cpu_instructions, device_name, numerics
+from contnorm.bench.engine.precision import numerics
 from contnorm.bench.engine.process_pool import can_start_workers, run_in_processes
-from contnorm.bench.engine.provenance import package_commit
+from contnorm.bench.engine.provenance import provenance
 from contnorm.bench.engine.run_dir import RunDir, edited, stopped_runs
 from contnorm.bench.engine.trainer import Trainer
-from contnorm.bench.engine.weights import save_weights
 from contnorm.bench.fingerprint import Match, compare_fingerprints, not_comparable
 from contnorm.bench.local_imports import search_path, use_search_path
+from contnorm.bench.plan import PlanCache
 from contnorm.bench.records import Store
 from contnorm.bench.signals import StopRequested, raise_on_stop
 from contnorm.bench.streams.image_store import DeviceImages
-from contnorm.bench.trust import only_trusted, trusted_files
-from contnorm.bench.user_code import breaks_in, python_objects, user_code_error
+from contnorm.bench.user_code import breaks_in, only_trusted, python_objects, trusted_files, user_code_error
 from contnorm.errors import RunBrokeError, UserError, usable
 
 __all__ = ["Event", "Job", "RunEnvironment", "Waiting", "execute", "resolve", "stopped_runs"]
@@ -60,19 +56,19 @@ class Event:
     Attributes:
         job: The run.
         what: The event; the string ``"recorded"`` if the run has a record already.
-        path: The path of its record.
+        path: The path of its record; None without a folder of records.
     """
 
     job: Job
     what: Steps | Finished | Stopped | Failed | Waiting | str
-    path: Path
+    path: Path | None
 
 
 def execute(
     jobs: Sequence[Job],
     environment: RunEnvironment,
     stop: Callable[[], bool] = lambda: False,
-    prepare: Callable[[str], object] = lambda name: None,
+    prepare: Callable[[str], object] | None = None,
 ) -> Iterator[Event]:
     """Run the jobs that have no record yet, several at a time, and resume those that have checkpoints.
 
@@ -85,12 +81,28 @@ def execute(
         stop: Called often; once it returns True, runs stop at the next step.
         prepare: Called with the name of a data set before it is loaded, such as to decode it with a progress bar.
     """
-    store = Store(environment.runs)
+    try:
+        if environment.runs is None:
+            yield from _execute(list(dict.fromkeys(jobs)), environment, stop, prepare)
+        else:
+            yield from _execute_recorded(jobs, environment, Store(environment.runs), stop, prepare)
+    except StopRequested:  # raised while data is read, before any run has started
+        return
+
+
+def _execute_recorded(
+    jobs: Sequence[Job],
+    environment: RunEnvironment,
+    store: Store,
+    stop: Callable[[], bool],
+    prepare: Callable[[str], object] | None,
+) -> Iterator[Event]:
+    """Run the jobs that have no record in the store."""
     missing = []
     data = _DataCheck(environment, prepare)
     try:
         for job in dict.fromkeys(jobs):
-            with usable(environment.runs, "it can't be looked into", "Say with --runs where else."):
+            with usable(store.root, "it can't be read", "Use another folder for runs (--runs)."):
                 recorded = store.has(job.config, job.seed)
             if recorded:
                 data.check(job, store)
@@ -101,8 +113,6 @@ def execute(
                 store.check_writable()
                 missing.append(job)
         yield from _execute_all(missing, environment, store, stop, prepare)
-    except StopRequested:  # raised while data is read, before any run has started
-        return
     except Exception as error:
         if isinstance(error, RunBrokeError) or not isinstance(error, UserError):
             for job in missing:  # they would fail again: remove the notes of runs without a checkpoint
@@ -124,7 +134,7 @@ def _execute_all(
     environment: RunEnvironment,
     store: Store,
     stop: Callable[[], bool],
-    prepare: Callable[[str], object],
+    prepare: Callable[[str], object] | None,
 ) -> Iterator[Event]:
     """Run jobs. Then wait for jobs that other processes hold, and run those that become free."""
     held: dict[Job, str] = {}  # the holder that was last reported for each job
@@ -173,7 +183,7 @@ class _DataCheck:
         prepare: Called with the name of a data set before it is loaded.
     """
 
-    def __init__(self, environment: RunEnvironment, prepare: Callable[[str], object]) -> None:
+    def __init__(self, environment: RunEnvironment, prepare: Callable[[str], object] | None) -> None:
         self.environment, self.prepare = environment, prepare
         self._fingerprints: dict[str, str | None] = {}
 
@@ -190,8 +200,8 @@ class _DataCheck:
         was, data = record.raw.get("source", {}).get("fingerprint"), f"{name} in {self.environment.data_root}"
         if compare_fingerprints(was, now) is Match.DIFFERENT:
             logging.getLogger("contnorm").warning(
-                f"{path}: is of other data than {data} (fingerprint {was}, now {now}), and is not run again. "
-                f"Move it away, or use another --runs folder, to run it on these."
+                f"{path}: is of other data (fingerprint {was}) than {data} ({now}), and is not run again. Move it "
+                f"away, or use another folder for runs (--runs), to run it on this data."
             )
         elif find_stored(name, self.environment.data_root) and (why := not_comparable(was, now)):
             logging.getLogger("contnorm").warning(f"{path}: may be of other data than {data}: {why}.")
@@ -210,12 +220,13 @@ class _DataCheck:
         if folder is not None:
             return str(read_manifest(folder)["fingerprint"])
         with raise_on_stop():
-            self.prepare(name)
+            if self.prepare is not None:
+                self.prepare(name)
             return self.environment.load(name).fingerprint
 
 
 def _execute(
-    jobs: Sequence[Job], environment: RunEnvironment, stop: Callable[[], bool], prepare: Callable[[str], object]
+    jobs: Sequence[Job], environment: RunEnvironment, stop: Callable[[], bool], prepare: Callable[[str], object] | None
 ) -> Iterator[Event]:
     processes = min(environment.lanes, len(jobs)) if environment.device.type == "cpu" else 1
     if processes > 1 and not _can_use_processes(environment):
@@ -228,10 +239,13 @@ def _execute(
         name = _source(config)
         with raise_on_stop():
             if name not in plans:
-                prepare(name)
+                if prepare is not None:
+                    prepare(name)
                 plans[name] = PlanCache(environment.load(name))
             Trainer(config, 0, plans[name].source, environment.device, plans=plans[name])
-    _note_begun(jobs, environment, {name: cached.source for name, cached in plans.items()})
+    if environment.runs is not None:
+        sources = {name: cached.source for name, cached in plans.items()}
+        _write_notes([(job, RunDir.of(job, Store(environment.runs))) for job in jobs], environment, sources)
     work = partial(_run_in_worker, environment=environment, trusted=trusted_files(), path=search_path())
     yield from run_in_processes(work, jobs, processes, stop)
 
@@ -266,33 +280,41 @@ def _execute_here(
     jobs: Sequence[Job],
     environment: RunEnvironment,
     stop: Callable[[], bool],
-    prepare: Callable[[str], object] = lambda name: None,
+    prepare: Callable[[str], object] | None = None,
 ) -> Iterator[Event]:
     """Run jobs in this process; jobs that can share a CUDA graph run together."""
-    store = Store(environment.runs)
+    store = None if environment.runs is None else Store(environment.runs)
     loaded: dict[str, _Shared] = {}
     noted: set[RunConfig] = set()
     for group in _groups(jobs, environment, store):
         name = _source(group.jobs[0].config)
         if name not in loaded:
-            with raise_on_stop():
-                prepare(name)
-            source = _load_data(name, environment)
-            loaded[name] = _Shared(
-                source, DeviceImages.of(source, environment.device, environment.whole), PlanCache(source)
+            source = _load_data(name, environment, prepare)
+            pictures = DeviceImages.of(source, environment.device, environment.whole)
+            loaded[name] = _Shared(source, pictures, PlanCache(source))
+        if store is not None:
+            new = {job.config for job in group.jobs} - noted
+            noted |= new  # once only, or a failed run would get a note again
+            events = _run_recorded(
+                group, [job for job in jobs if job.config in new], loaded[name], environment, store, stop
             )
-        new = {job.config for job in group.jobs} - noted
-        noted |= new  # once only, or a failed run would get a note again
+        else:
+            events = _run_in_memory(group, loaded[name], environment, stop)
         stopped = False
-        for event in _run(group, [job for job in jobs if job.config in new], loaded[name], environment, store, stop):
+        for event in events:
             yield event
             stopped = stopped or isinstance(event.what, Stopped)
         if stopped:
             return
 
 
-def _load_data(name: str, environment: RunEnvironment) -> Source:
+def _load_data(name: str, environment: RunEnvironment, prepare: Callable[[str], object] | None) -> Source:
     """Load a data set. The GPU, which takes seconds to initialize, starts at the same time."""
+    with raise_on_stop():
+        if prepare is not None:
+            prepare(name)
+        if environment.device.type == "cpu":
+            return environment.load(name)
     with ThreadPoolExecutor(max_workers=1) as worker, raise_on_stop():  # only the main thread can be interrupted
         starting = worker.submit(lambda: torch.zeros(1, device=environment.device))
         source = environment.load(name)
@@ -322,12 +344,12 @@ class _Group:
     done: int
 
 
-def _groups(jobs: Sequence[Job], environment: RunEnvironment, store: Store) -> Iterator[_Group]:
+def _groups(jobs: Sequence[Job], environment: RunEnvironment, store: Store | None) -> Iterator[_Group]:
     """Group jobs that can run together: same stream, training settings (except lr) and step; at most ``lanes``."""
     by_key: dict[tuple[object, ...], list[Job]] = {}
     steps: dict[Job, int] = {}
     for job in jobs:
-        steps[job] = RunDir.of(job, store).checkpoints.latest_step()
+        steps[job] = 0 if store is None else RunDir.of(job, store).checkpoints.latest_step()
         key = (job.config.stream, replace(job.config.train, lr=1.0), steps[job])
         by_key.setdefault(key, []).append(job)
     size = environment.lanes if environment.device.type == "cuda" else 1
@@ -336,7 +358,26 @@ def _groups(jobs: Sequence[Job], environment: RunEnvironment, store: Store) -> I
             yield _Group(group[i : i + size], steps[group[0]])
 
 
-def _run(
+def _run_in_memory(
+    group: _Group, shared: _Shared, environment: RunEnvironment, stop: Callable[[], bool]
+) -> Iterator[Event]:
+    """Run a group of jobs without records, checkpoints and locks."""
+    with ExitStack() as cleanup, numerics(group.jobs[0].config.train, environment.threads):
+        started = time.perf_counter()
+        trainers, failures = _build_trainers(group.jobs, shared, environment, cleanup)
+        yield from (Event(job, failure, None) for job, failure in failures.items())
+        if not trainers:
+            return
+        with _error_context(trainers, {}):
+            for trainer, what in train_together(list(trainers), stop=stop):
+                if isinstance(what, Finished):
+                    results = _complete(what.results, trainers[trainer], shared.source, environment, started, trainers)
+                    weights = pack_weights(trainer.model) if environment.keep_weights else None
+                    what = Finished(results, weights)
+                yield Event(trainers[trainer], what, None)
+
+
+def _run_recorded(
     group: _Group,
     to_note: Sequence[Job],
     shared: _Shared,
@@ -344,49 +385,65 @@ def _run(
     store: Store,
     stop: Callable[[], bool],
 ) -> Iterator[Event]:
-    started = time.perf_counter()
+    """Run a group of jobs, each with a lock, checkpoints and a record."""
+    run_dirs = {job: RunDir.of(job, store) for job in (*group.jobs, *to_note)}
     with ExitStack() as cleanup, numerics(group.jobs[0].config.train, environment.threads):
-        trainers: dict[Trainer, Job] = {}
-        for job in group.jobs:
-            reason = edited(job.config)  # a file may have changed while earlier groups ran
-            if reason:
-                yield Event(job, Failed(reason), store.path(job.config, job.seed))
-                continue
-            # Invalid settings fail here, before anything is written.
-            with raise_on_stop():
-                trainer = Trainer(
-                    job.config, job.seed, shared.source, environment.device, shared.pictures, shared.plans
-                )
-            cleanup.callback(trainer.feed.close)
-            trainers[trainer] = job
+        started = time.perf_counter()
+        trainers, failures = _build_trainers(group.jobs, shared, environment, cleanup)
+        yield from (Event(job, failure, run_dirs[job].record) for job, failure in failures.items())
         sources = {_source(job.config): shared.source for job in group.jobs}
-        _note_begun([job for job in to_note if not edited(job.config)], environment, sources)
+        _write_notes([(job, run_dirs[job]) for job in to_note if not edited(job.config)], environment, sources)
         for trainer, job in list(trainers.items()):
-            refused = _acquire(job, group, environment, store, cleanup, shared.source)
+            refused = _acquire(job, run_dirs[job], group, environment, store, cleanup, shared.source)
             if refused is not None:
                 del trainers[trainer]
-                yield Event(job, refused, store.path(job.config, job.seed))
-        restarted = {trainer: job for trainer, job in trainers.items() if _must_restart(trainer, RunDir.of(job, store))}
+                yield Event(job, refused, run_dirs[job].record)
+        restarted = {trainer: job for trainer, job in trainers.items() if _must_restart(trainer, run_dirs[job])}
         for same_step in ({trainer: job for trainer, job in trainers.items() if trainer not in restarted}, restarted):
             if same_step:  # trainers that run together must be at the same step
-                with _error_context(same_step, store):
-                    yield from _learn(same_step, shared.source, environment, store, stop, started)
+                with _error_context(same_step, run_dirs):
+                    yield from _train_recorded(same_step, run_dirs, shared.source, environment, store, stop, started)
 
 
-def _note_begun(jobs: Sequence[Job], environment: RunEnvironment, sources: Mapping[str, Source]) -> None:
-    """Write the notes of runs, so that `resume` also knows those that have not started yet."""
-    store = Store(environment.runs)
+def _build_trainers(
+    jobs: Sequence[Job], shared: _Shared, environment: RunEnvironment, cleanup: ExitStack
+) -> tuple[dict[Trainer, Job], dict[Job, Failed]]:
+    """Build a trainer for each job, before anything is written: invalid settings fail here.
+
+    Also returns the jobs whose files have changed while earlier groups ran.
+    """
+    trainers: dict[Trainer, Job] = {}
+    failures: dict[Job, Failed] = {}
     for job in jobs:
-        run_dir = RunDir.of(job, store)
+        if reason := edited(job.config):
+            failures[job] = Failed(reason)
+            continue
+        with raise_on_stop():
+            trainer = Trainer(job.config, job.seed, shared.source, environment.device, shared.pictures, shared.plans)
+        cleanup.callback(trainer.feed.close)
+        trainers[trainer] = job
+    return trainers, failures
+
+
+def _write_notes(
+    run_dirs: Sequence[tuple[Job, RunDir]], environment: RunEnvironment, sources: Mapping[str, Source]
+) -> None:
+    """Write the notes of runs, so that `resume` also knows those that have not started yet."""
+    for job, run_dir in run_dirs:
         if not run_dir.note.is_file() and not run_dir.record.is_file():
             run_dir.write_note(job, environment, sources[_source(job.config)].fingerprint)
 
 
 def _acquire(
-    job: Job, group: _Group, environment: RunEnvironment, store: Store, cleanup: ExitStack, source: Source
+    job: Job,
+    run_dir: RunDir,
+    group: _Group,
+    environment: RunEnvironment,
+    store: Store,
+    cleanup: ExitStack,
+    source: Source,
 ) -> Failed | Waiting | str | None:
     """Lock a run for this process; if it is not to be run here and now, return the event that says why."""
-    run_dir = RunDir.of(job, store)
     if not run_dir.acquire():
         return Waiting(run_dir.lock.holder())
     cleanup.callback(run_dir.lock.release)
@@ -409,45 +466,59 @@ def _must_restart(trainer: Trainer, run_dir: RunDir) -> bool:
     if checkpoint is None or can_resume(trainer, checkpoint):
         return False
     logging.getLogger("contnorm").warning(
-        f"{run_dir.folder}: its checkpoint after {checkpoint.progress['done']} steps does not hold the state that its "
-        f"strategy or network keeps in Python. The run starts again from step 0."
+        f"{run_dir.folder}: its checkpoint after {checkpoint.progress['done']} steps does not contain the Python "
+        f"state of its strategy or network. The run starts again from step 0."
     )
     run_dir.checkpoints.clear()
     return True
 
 
-def _learn(
+def _train_recorded(
     trainers: dict[Trainer, Job],
+    run_dirs: Mapping[Job, RunDir],
     source: Source,
     environment: RunEnvironment,
     store: Store,
     stop: Callable[[], bool],
     started: float,
 ) -> Iterator[Event]:
-    run_dirs = {trainer: RunDir.of(job, store) for trainer, job in trainers.items()}
-    checkpoints = [run_dir.checkpoints if environment.resumable else None for run_dir in run_dirs.values()]
+    """Train runs from their checkpoints and record the results."""
+    checkpoints = [run_dirs[job].checkpoints for job in trainers.values()]
     for trainer, what in train_together(list(trainers), checkpoints, environment.checkpoint_every, stop=stop):
-        job, run_dir = trainers[trainer], run_dirs[trainer]
+        job = trainers[trainer]
+        run_dir = run_dirs[job]
         if isinstance(what, Diverged):
-            with usable(run_dir.record, "the record can't be written", "Make room, and run it again."):
-                store.save_diverged(job.config, job.seed, what.why, _provenance(job.config, source, environment))
+            with usable(run_dir.record, "the record can't be written", "Free disk space, and run it again."):
+                store.save_diverged(job.config, job.seed, what.why, provenance(job.config, source, environment))
         if isinstance(what, Finished):
-            what.found["seconds"] |= {"together": time.perf_counter() - started, "lanes": len(trainers)}
-            results = {**what.found, **_provenance(job.config, source, environment)}
-            with usable(run_dir.record, "the record can't be written", f"{GO_ON} then go on with `contnorm resume`."):
+            results = _complete(what.results, job, source, environment, started, trainers)
+            with usable(run_dir.record, "the record can't be written", RESUME_HINT):
                 if environment.keep_weights:  # before the record: every record then has its weights
-                    save_weights(trainer, run_dir.record)
+                    save_weights(trainer.model, run_dir.record)
                 store.save(job.config, job.seed, results)
         if isinstance(what, Finished | Failed):
             run_dir.clear()
         yield Event(job, what, run_dir.record)
 
 
-GO_ON = "The last checkpoint stays: make room,"
+def _complete(
+    results: dict[str, Any],
+    job: Job,
+    source: Source,
+    environment: RunEnvironment,
+    started: float,
+    together: Mapping[Trainer, Job],
+) -> dict[str, Any]:
+    """Add the time of the whole group and the provenance to the results of a run."""
+    seconds = {**results["seconds"], "together": time.perf_counter() - started, "lanes": len(together)}
+    return {**results, "seconds": seconds, **provenance(job.config, source, environment)}
+
+
+RESUME_HINT = "Free disk space, then resume with `contnorm resume`: the last checkpoint is intact."
 
 
 @contextmanager
-def _error_context(trainers: dict[Trainer, Job], store: Store) -> Iterator[None]:
+def _error_context(trainers: dict[Trainer, Job], run_dirs: Mapping[Job, RunDir]) -> Iterator[None]:
     """Add to an error which run failed and how many of its steps are saved; errors of user code become one line."""
     try:
         yield
@@ -455,45 +526,11 @@ def _error_context(trainers: dict[Trainer, Job], store: Store) -> Iterator[None]
         raise
     except (Exception, SystemExit) as error:
         trainer, job = next(iter(trainers.items()))
-        run_dir = RunDir.of(job, store)
-        saved = run_dir.checkpoints.latest_step()
-        saved_note = f"{saved} steps of it are saved in {run_dir.folder}" if saved else "nothing of it is kept"
+        saved = run_dirs[job].checkpoints.latest_step() if job in run_dirs else 0
+        saved_note = f"{saved} steps are saved in {run_dirs[job].folder}" if saved else "none are saved"
         for what, name in (("strategy", job.config.strategy.name), ("model", job.config.model.name)):
             if breaks_in(error, name):
                 when = f"after {trainer.done} of {len(trainer.plan.steps)} steps"
                 raise RunBrokeError(f"{user_code_error(error, what, name, when)} ({saved_note})") from error
         error.add_note(f"seed {job.seed}, after {trainer.done} of {len(trainer.plan.steps)} steps; {saved_note}.")
         raise
-
-
-def _provenance(config: RunConfig, source: Source, environment: RunEnvironment) -> dict[str, Any]:
-    """Return what the results depend on besides the settings: versions, device, precision, data and commit."""
-    device, model = environment.device, environment.objects.get(config.model.name)
-    shared_weights = model is not None and isinstance(model.value, torch.nn.Module)
-    return {
-        **({"initial_weights": "those of the given module, for all seeds"} if shared_weights else {}),
-        "versions": {
-            "contnorm": contnorm.__version__,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-            "cuda": torch.version.cuda,
-        },
-        "device": {
-            "kind": device.type,
-            "name": device_name(device),
-            "threads": torch.get_num_threads(),
-            **({"instructions": cpu_instructions()} if device.type == "cpu" else {}),
-        },
-        "precision": config.train.precision,
-        "deterministic": config.train.deterministic,
-        "source": {"name": source.name, "fingerprint": source.fingerprint, **_source_details(source)},
-        "commit": package_commit(),
-    }
-
-
-def _source_details(source: Source) -> dict[str, Any]:
-    """Return how much of a published data set was present, and how it was split and decoded."""
-    if not isinstance(source, MultiLabelSource):
-        return dict(source.details)
-    images = len(source.train_images) + len(source.test_images)
-    return {"images": images, "published_images": source.published_images, "missing_images": source.missing_images}

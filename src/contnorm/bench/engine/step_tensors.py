@@ -17,13 +17,13 @@ from contnorm.bench.memories import NOT_STORED
 from contnorm.bench.plan import Step
 from contnorm.bench.streams.tasks import Items
 
-__all__ = ["StepRow", "StepTable", "rows_of", "samples_of", "stretch_end"]
+__all__ = ["StepIndices", "StepTable", "build_step_table", "samples_of", "stretch_end"]
 
 Indices = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class StepRow:
+class StepIndices:
     """One step. Each tensor has the samples of the stream first, then those of each replay draw.
 
     Attributes:
@@ -57,32 +57,37 @@ class StepTable:
     sizes: tuple[int, ...]
     augmented: bool
 
-    def at(self, number: int | Tensor) -> StepRow:
+    def at(self, number: int | Tensor) -> StepIndices:
         """Return one row. In a CUDA graph, its number is a tensor on the device."""
         row = self.table[number] if isinstance(number, int) else self.table.index_select(0, number).squeeze(0)
         samples = sum(self.sizes)
         image, label, task, slots, views = torch.split(row, [samples] * 4 + [len(row) - 4 * samples])
-        return StepRow(self.sizes, image, label, task, slots, views.view(samples, 3) if self.augmented else None)
+        return StepIndices(self.sizes, image, label, task, slots, views.view(samples, 3) if self.augmented else None)
 
     def overwrite(self, others: StepTable) -> None:
-        """Copy other rows, which may be fewer, into this table in environment, so that a captured step reads them."""
+        """Copy other rows, which may be fewer, into this table in place, so that a captured step reads them."""
         self.table[: len(others.table)].copy_(others.table)
 
 
-def rows_of(
-    steps: Sequence[Step], images: Sequence[Indices], items: Items, spare: int, device: torch.device
+def build_step_table(
+    steps: Sequence[Step],
+    samples: Indices,
+    images: Sequence[Indices],
+    items: Items,
+    spare: int,
+    device: torch.device,
 ) -> StepTable:
     """Build the rows of steps of the same shape.
 
     Args:
         steps: The steps.
+        samples: The items of the steps, as `samples_of` returns them.
         images: For each step, the indices of the images of its samples.
         items: The items that the steps refer to.
         spare: The slot for samples that are not stored, or are overwritten in the same step.
         device: The device of the rows.
     """
     first = steps[0]
-    samples = samples_of(steps)
     label = items.label[samples] if items.label.ndim == 1 else samples
     slots = [_last_writers(_table([step.write for step in steps]), spare), *_draws([s.replay_slots for s in steps])]
     views = (

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from types import ModuleType
 
 import numpy as np
 import torch
@@ -20,25 +19,25 @@ from torch import Tensor, nn
 
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.registry import Source
-from contnorm.bench.engine.bf16_weights import Bf16Weights
 from contnorm.bench.engine.code_state import (
     UNREADABLE,
     CodeState,
+    has_drawn,
     isolate_modules,
     network_state,
     register_modules,
+    seeded_generators,
     strategy_state,
 )
 from contnorm.bench.engine.optimizers import build_optimizer, load_optimizer_state, optimizer_state
-from contnorm.bench.engine.plan_cache import PlanCache
+from contnorm.bench.engine.precision import Bf16Weights
 from contnorm.bench.engine.preflight import check_network
-from contnorm.bench.engine.step_tensors import StepRow, StepTable, rows_of, samples_of
-from contnorm.bench.engine.user_random import has_drawn, seeded_generators
+from contnorm.bench.engine.step_tensors import StepIndices, StepTable, build_step_table, samples_of
 from contnorm.bench.models.build import MODELS, build_model
-from contnorm.bench.plan import Step
+from contnorm.bench.plan import PlanCache, Step
 from contnorm.bench.rng import seed_for
-from contnorm.bench.strategies import Batch, OutputMask, build_strategy
-from contnorm.bench.strategies.user_strategy import check_loss
+from contnorm.bench.strategies.base import Batch, OutputMask
+from contnorm.bench.strategies.build import build_strategy, check_loss
 from contnorm.bench.streams.image_store import DeviceImages, ImageFeed, PrefetchedFeed
 from contnorm.bench.streams.transforms import DeviceStream
 from contnorm.bench.user_code import is_user_code, loaded_modules
@@ -78,28 +77,33 @@ class Trainer:
         any_norm: bool = False,
     ) -> None:
         self.config, self.seed, self.device = config, seed, device
-        isolate_modules()
+        self.has_user_strategy, self.has_user_model = map(is_user_code, (config.strategy.name, config.model.name))
+        self.has_user_code = self.has_user_strategy or self.has_user_model
+        if self.has_user_code:
+            isolate_modules()
         with self._seeded("strategy"):
             self.strategy = build_strategy(config.strategy)
-        self._strategy_modules = _user_modules(config.strategy.name)
+        self._strategy_modules = loaded_modules(config.strategy.name) if self.has_user_strategy else {}
         stream, self.plan = (plans or PlanCache(source)).of(config, seed, self.strategy.draws)
         self.data = DeviceStream(stream, device, pictures)
         self.feed = self._feed()
         self.head = OutputMask(self.data.competing)
         self.task_mask = self._task_mask()
         self.model = self._fresh_model(any_norm)
-        self._model_modules = _user_modules(config.model.name)
+        self._model_modules = loaded_modules(config.model.name) if self.has_user_model else {}
         # A user-defined network may access its weights in any way, so there autocast casts them.
         use_bf16_copies = config.train.precision == "bf16" and config.model.name in MODELS
-        self.half = Bf16Weights(self.model) if use_bf16_copies else None
+        self.bf16_weights = Bf16Weights(self.model) if use_bf16_copies else None
         self.optimizer = build_optimizer(config.train, self.model, device)
         slots = self.plan.slots if self.strategy.stores_logits else 0
         self.logits = torch.zeros(slots + 1, stream.outputs, device=device)  # last row: samples that are not stored
-        self.beside: SideStream | None = None  # side stream for weight gradients, if used
+        self.side_stream: SideStream | None = None  # side stream for weight gradients, if used
         self.done = 0  # steps
         self.draws_random = False  # whether user code draws random numbers in a step; checked on a GPU only
-        self.fresh_code_state = self.code_state()
-        register_modules()
+        self.fresh_code_state: CodeState = {}  # of user code when it was loaded
+        if self.has_user_code:
+            self.fresh_code_state = self.code_state()
+            register_modules()
 
     def _feed(self) -> ImageFeed:
         """Return the feed that copies the images of a step to the device."""
@@ -138,9 +142,10 @@ class Trainer:
 
     def rows(self, start: int, end: int) -> StepTable:
         """Return the index tensors of steps ``start`` to ``end``, which must have the same shape, on the device."""
-        steps = self.plan.steps[start:end]
-        places = self.feed.places(list(self.data.sequence.train.image[samples_of(steps)]), start)
-        return rows_of(steps, places, self.data.sequence.train, len(self.logits) - 1, self.device)
+        steps, items = self.plan.steps[start:end], self.data.sequence.train
+        samples = samples_of(steps)
+        places = self.feed.places(list(items.image[samples]), start)
+        return build_step_table(steps, samples, places, items, len(self.logits) - 1, self.device)
 
     def step(self) -> Tensor:
         """Do the next step of the plan; returns the loss as a tensor on the device."""
@@ -148,20 +153,22 @@ class Trainer:
         self.done += 1
         return loss
 
-    def learn(self, row: StepRow) -> Tensor:
+    def learn(self, row: StepIndices) -> Tensor:
         """Do one training step on the samples of a row; returns the loss as a tensor on the device."""
         write, stream, replay = self._batches(row)
         self.model.train()
         self.optimizer.zero_grad()
-        if self.half is not None:
-            self.half.refresh()
-        with side_stream_gradients(self.beside), self._seeded(f"step {self.done}"):
+        if self.bf16_weights is not None:
+            self.bf16_weights.refresh()
+        with side_stream_gradients(self.side_stream), self._seeded(f"step {self.done}"):
             with self.autocast():
-                loss, logits = self._loss(stream, replay)
+                answer = self.strategy.loss(self.bf16_weights or self.model, self.head, stream, replay)
+                loss, logits = self._checked(answer, stream) if self.has_user_strategy else answer
             loss.backward()  # type: ignore[no-untyped-call]
-            self._check_for_draws()
-        if self.half is not None:
-            self.half.bring_gradients()
+            if self.has_user_code:
+                self._check_for_draws()
+        if self.bf16_weights is not None:
+            self.bf16_weights.add_gradients()
         if self.config.train.clip_value is not None:
             nn.utils.clip_grad_value_(self.model.parameters(), self.config.train.clip_value)
         self.optimizer.step()
@@ -169,18 +176,15 @@ class Trainer:
             self.logits.index_copy_(0, write, logits)
         return loss.detach()
 
-    def _loss(self, stream: Batch, replay: tuple[Batch, ...]) -> tuple[Tensor, Tensor | None]:
-        answer = self.strategy.loss(self.half or self.model, self.head, stream, replay)
-        name = self.config.strategy.name
-        if is_user_code(name):
-            return check_loss(name, answer, self.strategy.stores_logits, self.head, stream)
-        return answer
+    def _checked(self, answer: object, stream: Batch) -> tuple[Tensor, Tensor | None]:
+        """Check the result of a user-defined loss."""
+        return check_loss(self.config.strategy.name, answer, self.strategy.stores_logits, self.head, stream)
 
     @contextmanager
     def _seeded(self, purpose: str) -> Iterator[None]:
         """Seed the global generators for user code; not in a graph capture, since captured code draws nothing."""
         capturing = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-        if capturing or not (is_user_code(self.config.strategy.name) or is_user_code(self.config.model.name)):
+        if capturing or not self.has_user_code:
             yield
             return
         with seeded_generators(seed_for(self.seed, purpose), self.device):
@@ -190,10 +194,9 @@ class Trainer:
         """Record whether user code draws random numbers in a step; every graph replay would draw the same ones."""
         if self.device.type != "cuda" or self.draws_random or torch.cuda.is_current_stream_capturing():
             return
-        if is_user_code(self.config.strategy.name) or is_user_code(self.config.model.name):
-            self.draws_random = has_drawn(seed_for(self.seed, f"step {self.done}"), self.device)
+        self.draws_random = has_drawn(seed_for(self.seed, f"step {self.done}"), self.device)
 
-    def _batches(self, row: StepRow) -> tuple[Tensor, Batch, tuple[Batch, ...]]:
+    def _batches(self, row: StepIndices) -> tuple[Tensor, Batch, tuple[Batch, ...]]:
         """Return the memory slots to write to, the batch of the stream, and the batch of each replay draw."""
         x = self.data.seen(self.feed.pixels, row.image, row.task, row.views)
         label = self.data.train.label[row.label] if self.data.sequence.multi_label else row.label
@@ -244,14 +247,14 @@ class Trainer:
     def code_state(self) -> CodeState:
         """Return digests of the state that user code has outside of `state`; empty without user code."""
         digests: CodeState = {}
-        if is_user_code(self.config.strategy.name):
+        if self.has_user_strategy:
             state = strategy_state(self.strategy, self._strategy_modules, self.head)
             digests |= {f"strategy {name}": digest for name, digest in state.items()}
-            if not is_user_code(self.config.model.name):  # the strategy may change it in unsaved ways
+            if not self.has_user_model:  # the strategy may change it in unsaved ways
                 state = network_state(self.model, self._strategy_modules)
                 of_model = {name: digest for name, digest in state.items() if f"strategy {name}" not in digests}
                 digests |= {f"strategy model.{name}": digest for name, digest in of_model.items()}
-        if is_user_code(self.config.model.name):
+        if self.has_user_model:
             state = network_state(self.model, self._model_modules)
             digests |= {f"model {name}": digest for name, digest in state.items()}
         return digests
@@ -271,8 +274,3 @@ class Trainer:
         load_optimizer_state(self.optimizer, self.model, optimizer)
         self.logits[:-1].copy_(state["memory.logits"])
         self.done = done
-
-
-def _user_modules(name: str) -> dict[str, ModuleType]:
-    """Return the modules of user code as loaded for this trainer; another trainer may load them again."""
-    return loaded_modules(name) if is_user_code(name) else {}

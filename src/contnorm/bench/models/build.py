@@ -10,10 +10,10 @@ from math import gcd, prod
 from torch import nn
 
 from contnorm.bench.config.schema import ModelConfig, NormConfig
+from contnorm.bench.models import NETWORKS
 from contnorm.bench.models.mlp import MLP
 from contnorm.bench.models.norm_layers import count_norms, mark_norms, norm_maker, norm_options
 from contnorm.bench.models.pretrained import load_pretrained
-from contnorm.bench.models.registry import NETWORKS
 from contnorm.bench.models.resnet import DEPTHS, DeepResNet, ResNet18
 from contnorm.bench.user_code import is_user_code, load_user_code, user_code_error
 from contnorm.checks import GroupsError

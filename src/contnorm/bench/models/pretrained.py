@@ -104,7 +104,7 @@ def _without_prefixes(loaded: Mapping[str, Tensor], names: Iterable[str], path: 
         while short not in known and (prefix := next((p for p in PREFIXES if short.startswith(p)), None)):
             short = short.removeprefix(prefix)
         if short in renamed:
-            raise UserError(f"{path}: holds {short} twice, with and without a prefix. Save one network alone.")
+            raise UserError(f"{path}: holds {short} twice, with and without a prefix. Save a single network.")
         renamed[short] = tensor
     return renamed
 

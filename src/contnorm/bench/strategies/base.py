@@ -1,8 +1,8 @@
-"""Base class of strategies, their inputs, and fine-tuning without replay."""
+"""Base class of strategies, their inputs, the concatenation of batches, and fine-tuning without replay."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from contnorm.bench.config.schema import StrategyConfig
 
-__all__ = ["Batch", "Model", "OutputMask", "Single", "Strategy"]
+__all__ = ["Batch", "Model", "OutputMask", "Single", "Strategy", "joined", "together"]
 
 Model = Callable[[Tensor], Tensor]
 
@@ -95,7 +95,7 @@ class Strategy:
         self, model: Model, head: OutputMask, stream: Batch, replay: tuple[Batch, ...]
     ) -> tuple[Tensor, Tensor | None]:
         """Loss of a step, and the logits of the stream batch if ``stores_logits`` is True, else None."""
-        raise TypeError(f"{type(self).__name__} has no loss of its own: a strategy has to define one.")
+        raise TypeError(f"{type(self).__name__} must define loss(self, model, head, stream, replay).")
 
 
 class Single(Strategy):
@@ -107,3 +107,42 @@ class Single(Strategy):
         self, model: Model, head: OutputMask, stream: Batch, replay: tuple[Batch, ...]
     ) -> tuple[Tensor, Tensor | None]:
         return head.cross_entropy(model(stream.x), stream).mean(), None
+
+
+def together(*batches: Batch) -> Batch:
+    """Concatenate batches in order, for one forward pass; stored logits are dropped.
+
+    The engine gathers all images of a step into one tensor and passes slices of it to the strategy. Concatenating
+    these slices copies nothing: the result is a view of the original tensor.
+
+    Example:
+        >>> x, label = torch.arange(6.0).view(3, 2), torch.tensor([0, 1, 2])
+        >>> parts = [Batch(x[:1], label[:1], label[:1]), Batch(x[1:], label[1:], label[1:])]
+        >>> together(*parts).x.data_ptr() == x.data_ptr()
+        True
+    """
+    return Batch(*(joined([getattr(b, part) for b in batches]) for part in ("x", "label", "task")))
+
+
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    """Concatenate tensors along their first dimension."""
+    first = parts[0]
+    if not _adjacent(parts):
+        return torch.cat(list(parts))
+    return first.as_strided((sum(map(len, parts)), *first.shape[1:]), first.stride())
+
+
+def _adjacent(parts: Sequence[Tensor]) -> bool:
+    """Whether the parts are consecutive slices of one tensor: same storage, strides and shape, and no gap."""
+    first = parts[0]
+    offset = first.storage_offset()
+    for part in parts:
+        if (
+            part.requires_grad
+            or part.untyped_storage().data_ptr() != first.untyped_storage().data_ptr()
+            or (part.stride(), part.shape[1:], part.dtype) != (first.stride(), first.shape[1:], first.dtype)
+            or part.storage_offset() != offset
+        ):
+            return False
+        offset += len(part) * part.stride(0)
+    return True

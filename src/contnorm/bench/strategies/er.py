@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from contnorm.bench.config.schema import StrategyConfig
-from contnorm.bench.strategies.base import Batch, Model, OutputMask, Strategy
-from contnorm.bench.strategies.concat import together
+from contnorm.bench.strategies.base import Batch, Model, OutputMask, Strategy, together
 
 __all__ = ["ER"]
 

@@ -19,9 +19,8 @@ from torch import Tensor
 
 from contnorm.bench.data.dataset import Images
 from contnorm.bench.data.registry import Source
-from contnorm.bench.streams.copy_stream import copying_stream
 
-__all__ = ["DeviceImages", "ImageFeed", "PrefetchedFeed", "SplitImages"]
+__all__ = ["DeviceImages", "ImageFeed", "PrefetchedFeed", "SplitImages", "copying_stream"]
 
 Indices = NDArray[np.int64]
 SHARE = 0.5  # fraction of a GPU's free memory that images may use; the rest is for networks
@@ -107,8 +106,8 @@ class PrefetchedFeed(ImageFeed):
         largest = max((len(images) for images in plan), default=1)
         image_bytes = self.host[0].numel() * self.host.element_size()
         self.steps = max(1, (WINDOW_BYTES if size is None else size) // 2 // (largest * image_bytes))
-        self.half = self.steps * largest
-        self.pixels = torch.empty((2 * self.half, *self.host.shape[1:]), dtype=self.host.dtype, device=self.device)
+        self.half_size = self.steps * largest
+        self.pixels = torch.empty((2 * self.half_size, *self.host.shape[1:]), dtype=self.host.dtype, device=self.device)
         self._staging = _pinned(torch.empty_like(self.pixels, device="cpu"), self.device)
         self._worker = ThreadPoolExecutor(max_workers=1)
         self._prefetched: tuple[tuple[int, int], int, Future[None]] | None = None
@@ -122,7 +121,7 @@ class PrefetchedFeed(ImageFeed):
         half_index = self._half_with(start, end)
         self._in_use = half_index
         self._prefetch(end, self.reach(end, len(self.plan)), 1 - half_index)
-        ends = np.cumsum([len(images) for images in steps]) + half_index * self.half
+        ends = np.cumsum([len(images) for images in steps]) + half_index * self.half_size
         return [np.arange(stop - len(images), stop) for images, stop in zip(steps, ends, strict=True)]
 
     def close(self) -> None:
@@ -149,7 +148,7 @@ class PrefetchedFeed(ImageFeed):
 
     def _copy(self, start: int, end: int, half_index: int) -> None:
         indices = torch.from_numpy(np.concatenate(self.plan[start:end]))
-        span = slice(half_index * self.half, half_index * self.half + len(indices))
+        span = slice(half_index * self.half_size, half_index * self.half_size + len(indices))
         torch.index_select(self.host, 0, indices, out=self._staging[span])
         if self.device.type == "cuda":
             with torch.cuda.stream(copying_stream(self.device)):
@@ -162,3 +161,13 @@ class PrefetchedFeed(ImageFeed):
 def _pinned(x: Tensor, device: torch.device) -> Tensor:
     """Pin the memory of a tensor if the device is a GPU, for faster copies."""
     return x.pin_memory() if device.type == "cuda" else x
+
+
+def copying_stream(device: torch.device) -> torch.cuda.Stream:
+    """Return a CUDA stream that no trainer uses.
+
+    PyTorch has a pool of 32 streams per priority and assigns them round-robin: the 33rd request returns the first one
+    again. A copy on a stream from which a CUDA graph is being captured would invalidate the capture. Trainers use the
+    default priority, and copies use another one.
+    """
+    return torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]

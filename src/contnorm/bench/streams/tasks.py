@@ -172,7 +172,7 @@ STREAMS: dict[str, StreamSpec] = {
         StreamSpec(
             "permuted-mnist",
             ("mnist", "digits"),
-            "5 tasks of 2,000 digits, each under its own order of the pixels",
+            "5 tasks of 2,000 digits, each with another permutation of the pixels",
             "permuted",
             tasks=5,
             defaults={
@@ -335,31 +335,31 @@ def check_stream(config: StreamConfig) -> None:
     spec = find_stream(config.name)
     if spec.kind == "permuted" and config.scenario in ("task", "class"):
         raise UserError(
-            f"stream.scenario={config.scenario}: every task of {spec.name} has the same classes, so none can be told "
-            f"apart by them. Use stream.scenario=domain, or free."
+            f"stream.scenario={config.scenario}: all tasks of {spec.name} have the same classes. "
+            f"Use stream.scenario=domain, or free."
         )
     if spec.kind == "permuted" and config.tasks is not None and not 1 <= config.tasks <= MAX_PERMUTED_TASKS:
         raise UserError(f"stream.tasks={config.tasks} must be 1 to {MAX_PERMUTED_TASKS} for {spec.name}.")
     if spec.kind == "permuted" and config.augment:
         raise UserError(
-            f"stream.augment=true: crops and flips mean nothing to shuffled pixels, and {spec.name} has none. Use "
+            f"stream.augment=true: crops and flips can't be applied to the permuted pixels of {spec.name}. Use "
             f"stream.augment=false."
         )
     if spec.kind == "multi-label":
         _check_multi_label(config)
     if not spec.validation and config.part in ("learn", "validate"):
-        raise UserError(f"stream.part={config.part}: {spec.name} sets no tasks apart. Use stream.part=all.")
+        raise UserError(f"stream.part={config.part}: {spec.name} has no validation tasks. Use stream.part=all.")
 
 
 def _check_multi_label(config: StreamConfig) -> None:
     problems = {
-        f"stream.scenario={config.scenario}: nobody is told of its tasks": config.scenario not in (None, "free"),
-        "stream.class_order=seed: the order of its tasks is part of it": config.class_order == "seed",
-        "stream.augment=true: its pictures are taken as they are": bool(config.augment),
+        f"stream.scenario={config.scenario}: the stream is task-free": config.scenario not in (None, "free"),
+        "stream.class_order=seed: the order of the tasks is fixed": config.class_order == "seed",
+        "stream.augment=true: the stream has no augmentation": bool(config.augment),
     }
     for problem, applies in problems.items():
         if applies:
-            raise UserError(f"{problem}, in {config.name}. Leave it out.")
+            raise UserError(f"{problem} ({config.name}). Leave the setting out.")
 
 
 def build_stream(config: StreamConfig, source: Source, seed: int) -> TaskSequence:
@@ -493,7 +493,7 @@ def _class_blocks(config: StreamConfig, blocks: Sequence[Sequence[int]], seed: i
 def _multi_label(spec: StreamSpec, config: StreamConfig, source: Source, seed: int) -> TaskSequence:
     """Build the tasks that the source defines; images are in random order within each task."""
     if not isinstance(source, MultiLabelSource):
-        raise UserError(f"stream.source={source.name}: its pictures have one label each, and {spec.name} has several.")
+        raise UserError(f"stream.source={source.name}: its images have one label each, but {spec.name} needs several.")
     tasks = _task_count(config, source.tasks)
 
     def indices_by_task(task_of: Indices) -> list[Indices]:
@@ -556,7 +556,7 @@ def _draw_tasks(
 def _draw_task(indices: Indices, limit: int | None, rng: np.random.Generator, name: str) -> Indices:
     """Draw ``limit`` samples in random order; all of them without a limit."""
     if limit is not None and not 1 <= limit <= len(indices):
-        raise UserError(f"{name}: {limit:,} samples of a task were asked for, and it has {len(indices):,}.")
+        raise UserError(f"{name}: {limit:,} samples per task are requested, but a task has {len(indices):,}.")
     shuffled = rng.permutation(indices)
     return shuffled if limit is None else shuffled[:limit].copy()  # a view would hold all indices in memory
 

@@ -5,6 +5,8 @@ Crop offsets and flips come from the plan; nothing in this module is random.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -75,11 +77,13 @@ class DeviceStream:
         return scaled if self._mean is None or self._std is None else (scaled - self._mean) / self._std
 
 
+@dataclass(frozen=True)
 class _ItemTensors:
     """Image index, label and task of each item, on a device."""
 
-    def __init__(self, image: Tensor, label: Tensor, task: Tensor) -> None:
-        self.image, self.label, self.task = image, label, task
+    image: Tensor
+    label: Tensor
+    task: Tensor
 
 
 def _item_tensors(items: Items, device: torch.device) -> _ItemTensors:
