@@ -144,10 +144,9 @@ def _power(effect: float, seeds: int) -> float:
 
 
 def _by_seed(runs: _HasRecords | Iterable[Record], name: str) -> dict[int, Record]:
-    content: Any = runs if isinstance(runs, Iterable) else getattr(runs, "records", None)
-    if content is None or not all(isinstance(item, Record) for item in (content := list(content))):
+    records: list[Any] = list(runs) if isinstance(runs, Iterable) else list(getattr(runs, "records", [runs]))
+    if not all(isinstance(record, Record) for record in records):
         raise UserError(f"{name}={runs!r}: use a result of bench.run, a selection of bench.load_runs, or records.")
-    records: list[Record] = content
     if not records:
         raise UserError(f"{name} has no records to compare.")
     hashes = {record.config.hash for record in records}
