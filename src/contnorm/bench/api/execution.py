@@ -138,7 +138,9 @@ def run_jobs(
     if resume_hint is None:
         options = _trust_options(jobs)
         resume_hint = f"Continue with: contnorm resume {shlex.quote(str(environment.runs))}{options}"
+    saved, kept = "stopped after saving.", "stopped at once; the last checkpoints are kept."
     if not environment.resumable:
+        saved = kept = "stopped."
         again = resume_hint = "Nothing is saved, since runs=None."
     progress = RunProgress(jobs, console, print_records, resume_hint, on_diverged)
     with StopSignals() as signals, progress, python_objects(environment.objects):
@@ -147,7 +149,7 @@ def run_jobs(
             for event in execute(jobs, environment, stop=lambda: bool(signals), prepare=prepare):
                 progress.show_event(event)
         except KeyboardInterrupt as error:
-            message = f"stopped at once; the last checkpoints are kept. {resume_hint}"
+            message = f"{kept} {resume_hint}"
             progress.print(message)
             raise RunInterrupted(message, (signals.received or [signal.SIGINT])[-1]) from error
         if signals and progress.waiting:
@@ -155,7 +157,7 @@ def run_jobs(
     if progress.failures:
         raise UserError(join_sentences(sorted(progress.failures)))
     if signals and progress.waiting:
-        raise RunInterrupted(f"stopped after saving. {resume_hint}", signals.received[0])
+        raise RunInterrupted(f"{saved} {resume_hint}", signals.received[0])
 
 
 def _prepare(name: str, environment: RunEnvironment, progress: RunProgress) -> None:

@@ -384,6 +384,7 @@ def _run(
         environment,
         console,
         print_records=environment.resumable,
+        resume_hint="Run it again to continue.",  # `contnorm resume` does not have the objects of this program
         on_diverged=lambda job, reason: diverged.update({job: reason}),
     )
     diverged = dict(sorted(diverged.items(), key=lambda item: item[0].seed))
