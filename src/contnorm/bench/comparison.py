@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Protocol
+from typing import Any, Protocol
 
 from contnorm.bench.metrics.accuracy_matrix import SCORES
 from contnorm.bench.metrics.multilabel import LABEL_SCORES
@@ -79,6 +79,13 @@ def compare(
     Args:
         a, b: Results of `bench.run`, selections of `bench.load_runs`, or records; each of one experiment.
         score: Name of the score, such as ``"acc"`` or ``"fm"``; by default the first one.
+
+    Raises:
+        UserError: If the experiments have no seed or no score in common, or if one of them is several experiments.
+
+    Example:
+        >>> runs = load_runs("runs")  # doctest: +SKIP
+        >>> compare(runs.where(norm="cn"), runs.where(norm="bn"))  # doctest: +SKIP
     """
     first, second = _by_seed(a, "a"), _by_seed(b, "b")
     seeds = tuple(sorted(first.keys() & second.keys()))
@@ -137,7 +144,9 @@ def _power(effect: float, seeds: int) -> float:
 
 
 def _by_seed(runs: _HasRecords | Iterable[Record], name: str) -> dict[int, Record]:
-    records: list[Record] = list(runs if isinstance(runs, Iterable) else runs.records)
+    records: list[Any] = list(runs) if isinstance(runs, Iterable) else list(getattr(runs, "records", [runs]))
+    if not all(isinstance(record, Record) for record in records):
+        raise UserError(f"{name}={runs!r}: use a result of bench.run, a selection of bench.load_runs, or records.")
     if not records:
         raise UserError(f"{name} has no records to compare.")
     hashes = {record.config.hash for record in records}

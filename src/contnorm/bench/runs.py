@@ -45,7 +45,7 @@ def load_runs(path: str | os.PathLike[str]) -> Runs:
         Traceback (most recent call last):
         contnorm.errors.UserError: no such folder: there is no such file or folder.
     """
-    place = Path(path)
+    place = Path(path).expanduser()
     if not place.exists():
         raise UserError(f"{place}: there is no such file or folder.")
     if is_archive(place) or is_folder_of_runs(place):

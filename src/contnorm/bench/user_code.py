@@ -54,6 +54,7 @@ __all__ = [
     "untrusted",
     "untrusted_code",
     "user_code_error",
+    "user_code_is_loading",
 ]
 
 PYTHON = "python:"  # prefix of the names of objects that are defined in no file
@@ -190,18 +191,26 @@ def load_user_code(name: str, what: str) -> object:
     module = importlib.util.module_from_spec(spec)
     before = set(sys.modules)
     sys.modules[module_name] = module
-    token = _loading.set(True)
     try:
-        spec.loader.exec_module(module)
+        with user_code_is_loading():
+            spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[module_name]
         raise user_code_error(error, what, name, "it can't be loaded") from error
-    finally:
-        _loading.reset(token)
     _register_imports(set(sys.modules) - before - {module_name}, files, path, f"{what} {name!r}")
     if not hasattr(module, attribute):
         raise UserError(f"{what} {name!r}: {path} has no {attribute}.")
     return getattr(module, attribute)
+
+
+@contextmanager
+def user_code_is_loading() -> Iterator[None]:
+    """Mark that user code is being loaded, for `loading_user_code`."""
+    token = _loading.set(True)
+    try:
+        yield
+    finally:
+        _loading.reset(token)
 
 
 def loading_user_code() -> bool:

@@ -137,13 +137,8 @@ def run_jobs(
     on_disk = [job.config for job in jobs if job.config.stream.source not in environment.sources]
     for notice in _data_notices(on_disk, environment.data_root):
         log.warning(notice)
-    again = resume_hint or "Run it again to continue."
-    if environment.runs is None:
-        again = resume_hint = "Nothing is saved, since runs=None."
-    elif resume_hint is None:
-        options = _trust_options(jobs)
-        resume_hint = f"Continue with: contnorm resume {shlex.quote(str(environment.runs))}{options}"
-    progress = RunProgress(jobs, console, print_records, resume_hint, on_diverged)
+    messages = _StopMessages.of(jobs, environment, resume_hint)
+    progress = RunProgress(jobs, console, print_records, messages.hint, on_diverged)
     prepare = partial(_prepare, environment=environment, progress=progress) if progress.shown else None
     with StopSignals() as signals, progress, python_objects(environment.objects):
         try:
@@ -152,15 +147,41 @@ def run_jobs(
                 if on_finished is not None and isinstance(event.what, Finished):
                     on_finished(event.job, event.what)
         except KeyboardInterrupt as error:
-            message = f"stopped at once; the last checkpoints are kept. {resume_hint}"
+            message = f"{messages.at_once} {messages.hint}"
             progress.print(message)
             raise RunInterrupted(message, (signals.received or [signal.SIGINT])[-1]) from error
         if signals and progress.waiting:
-            progress.show_waiting(None if environment.runs is None else Store(environment.runs), again)
+            progress.show_waiting(None if environment.runs is None else Store(environment.runs), messages.again)
     if progress.failures:
         raise UserError(join_sentences(sorted(progress.failures)))
     if signals and progress.waiting:
-        raise RunInterrupted(f"stopped after saving. {resume_hint}", signals.received[0])
+        raise RunInterrupted(f"{messages.saved} {messages.hint}", signals.received[0])
+
+
+@dataclass(frozen=True)
+class _StopMessages:
+    """Messages after a stop: what was saved, and how to continue.
+
+    Attributes:
+        saved: After the first signal, when the runs are saved.
+        at_once: After the second signal.
+        hint: How to continue runs that were started.
+        again: How to continue if no run was started.
+    """
+
+    saved: str
+    at_once: str
+    hint: str
+    again: str
+
+    @classmethod
+    def of(cls, jobs: Sequence[Job], environment: RunEnvironment, hint: str | None) -> _StopMessages:
+        if environment.runs is None:
+            nothing = "Nothing is saved, since runs=None."
+            return cls("stopped.", "stopped.", nothing, nothing)
+        again = hint or "Run it again to continue."
+        resume = f"Continue with: contnorm resume {shlex.quote(str(environment.runs))}{_trust_options(jobs)}"
+        return cls("stopped after saving.", "stopped at once; the last checkpoints are kept.", hint or resume, again)
 
 
 def _prepare(name: str, environment: RunEnvironment, progress: RunProgress) -> None:

@@ -5,8 +5,10 @@ The records of a run are found again by its settings, so an object has to be ide
 - a function or class at the top level of a Python file, by the file and the local modules it imports, as if it were
   named ``path/to/file.py:Name``;
 - a function or class of an installed package, by its module and the content of that file;
-- a network (`torch.nn.Module`), by its structure, its weights and the source of its classes;
+- a network (`torch.nn.Module`), by its structure, its weights and attributes, and the source of its classes;
 - anything else, such as a lambda or a class of a notebook, by a tag that the user gives.
+
+A file is named relative to the current folder, or absolutely if it is not below it, as on the command line.
 """
 
 from __future__ import annotations
@@ -14,10 +16,17 @@ from __future__ import annotations
 import hashlib
 import inspect
 import sys
+from collections.abc import Mapping
+from enum import Enum
+from functools import partial
 from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from contnorm.bench.local_imports import is_installed
 from contnorm.bench.strategies.base import Strategy
@@ -25,6 +34,11 @@ from contnorm.bench.user_code import PYTHON, PythonObject, code_hash
 from contnorm.errors import UserError
 
 __all__ = ["identify"]
+
+_PLAIN = (bool, int, float, complex, str, bytes, Enum, np.generic, torch.dtype, torch.device, torch.Size)
+_MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+_first_hash: WeakKeyDictionary[Any, str | None] = WeakKeyDictionary()  # of the files of functions and classes
 
 
 def identify(value: object, what: str, tag: str | None, recorded: bool) -> tuple[str, PythonObject]:
@@ -50,9 +64,14 @@ def identify(value: object, what: str, tag: str | None, recorded: bool) -> tuple
         return name, PythonObject(value, code)
     label = getattr(value, "__qualname__", None) or type(value).__qualname__
     if recorded:
+        reason = (
+            "has code or attributes that no file defines"
+            if isinstance(value, nn.Module)
+            else ("is not defined at the top level of a file")
+        )
         raise UserError(
-            f"{what}={label}: is not defined at the top level of a file, so its records can't be told from those of "
-            f"another {what}. Give it a name with tag=..., or use runs=None."
+            f"{what}={label}: {reason}, so its records can't be told from those of another {what}. Give it a name with "
+            f"tag=..., or use runs=None."
         )
     return f"{PYTHON}{label}", PythonObject(value)
 
@@ -72,35 +91,111 @@ def _identify_definition(value: object) -> tuple[str, str | None] | None:
         return None
     relative = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
     in_file = f"{relative}:{name}"
-    return in_file, code_hash(in_file)
+    return in_file, _code_hash(value, in_file)
+
+
+def _code_hash(value: Any, name: str) -> str | None:
+    """Return the hash of the file that defines a function or class, as it was when it was first used.
+
+    Raises:
+        UserError: If the file was edited since: Python still has the earlier code, but worker processes would import
+            the new one. A script may be edited while it runs, since workers get its objects by value.
+    """
+    current = code_hash(name)
+    earlier = _first_hash.setdefault(value, current)
+    if earlier != current and value.__module__ != "__main__":
+        raise UserError(
+            f"{name}: the file, or a local module that it imports, was edited after it was imported. Import it again "
+            f"with importlib.reload, or restart Python."
+        )
+    return earlier
 
 
 def _identify_network(model: nn.Module) -> tuple[str, str | None] | None:
-    """Return the name and hash of a network: its structure, weights and classes; None if a class is in no file."""
-    digest = hashlib.sha256()
+    """Return the name and hash of a network; None if a class or an attribute of it can't be identified."""
+    lines: list[str] = []
     for path, module in model.named_modules():
-        defined = _identify_class(type(module))
-        if defined is None:
+        described = _describe_module(module)
+        if described is None:
             return None
-        digest.update(f"{path} {defined} {module.extra_repr()} {module.training}\n".encode())
-    for name, tensor in model.state_dict(keep_vars=True).items():
+        lines.append(f"{path} {described}")
+    tensors = {**model.state_dict(keep_vars=True), **dict(model.named_buffers())}  # buffers may be non-persistent
+    for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor):
             return None
         trained = isinstance(tensor, nn.Parameter) and tensor.requires_grad
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} {trained}\n".encode())
-        digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return f"{PYTHON}{type(model).__name__}", digest.hexdigest()[:12]
+        lines.append(f"{name} {trained} {_describe_tensor(tensor)}")
+    return f"{PYTHON}{type(model).__name__}", hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]
+
+
+def _describe_module(module: nn.Module) -> str | None:
+    """Return a text that identifies the class, attributes and hooks of a module; None if there is no such text."""
+    defined = _identify_class(type(module))
+    if defined is None:
+        return None
+    installed = is_installed(_file_of(type(module)) or Path())
+    parts = [defined, module.extra_repr(), str(module.training)]
+    for name, value in sorted(vars(module).items()):
+        if name in _MODULE_ATTRIBUTES:
+            continue
+        text = _describe(value)
+        if text is None and not installed:
+            return None
+        if text is not None and not (installed and name.startswith("_")):  # private ones vary between versions
+            parts.append(f"{name}={text}")
+    texts = [_describe(hook) for name in _HOOKS for hook in vars(module)[name].values()]
+    return None if None in texts else " ".join([*parts, *map(str, texts)])
+
+
+def _describe(value: object) -> str | None:
+    """Return a text that identifies the value of an attribute, in this process and in others; None if it can't."""
+    if value is None or isinstance(value, _PLAIN):
+        return repr(value)
+    if isinstance(value, torch.Tensor):
+        return _describe_tensor(value)
+    if isinstance(value, np.ndarray):
+        return None if value.dtype.hasobject else _describe_tensor_bytes(str(value.dtype), value.shape, value.tobytes())
+    if isinstance(value, partial):
+        return _describe((value.func, value.args, value.keywords))
+    if isinstance(value, Mapping):
+        return _describe(list(value.items()))
+    if isinstance(value, set | frozenset):
+        return _describe(sorted(value, key=repr))
+    if isinstance(value, list | tuple):
+        texts = [_describe(item) for item in value]
+        return None if None in texts else f"[{', '.join(map(str, texts))}]"
+    if inspect.isbuiltin(value):
+        return f"{value.__module__}.{value.__qualname__}"
+    defined = _identify_definition(value)
+    return None if defined is None else f"{getattr(value, '__qualname__', '')} {defined[1]}"
+
+
+def _describe_tensor(tensor: torch.Tensor) -> str:
+    if is_lazy(tensor) or tensor.is_meta:
+        raise UserError("model: has parameters without values. Run a batch through a lazy network first.")
+    values = tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return _describe_tensor_bytes(str(tensor.dtype), tuple(tensor.shape), values)
+
+
+def _describe_tensor_bytes(dtype: str, shape: tuple[int, ...], values: bytes) -> str:
+    return f"{dtype} {shape} {hashlib.sha256(values).hexdigest()}"
+
+
+def _file_of(cls: type) -> Path | None:
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    return None if file is None else Path(file).resolve()
 
 
 def _identify_class(cls: type) -> str | None:
     """Return a text that identifies the code of a class; None if it is not defined in a file."""
-    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
-    if file is None:
+    path = _file_of(cls)
+    if path is None:
         return None
-    path = Path(file).resolve()
     if is_installed(path):
         return f"{cls.__module__}.{cls.__qualname__}"
-    return f"{cls.__qualname__} {code_hash(f'{path}:{cls.__qualname__}')}"
+    if "<locals>" in cls.__qualname__:  # it may refer to variables of the function that defines it
+        return None
+    return f"{cls.__qualname__} {_code_hash(cls, f'{path}:{cls.__qualname__}')}"
 
 
 def _has_state(strategy: Strategy) -> bool:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import base64
 import html
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import cloudpickle
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -35,7 +36,15 @@ __all__ = ["Result"]
 class Result:
     """Results of one experiment: the same settings with several seeds.
 
-    Scores are in percent.
+    Scores are in percent. Recorded runs of one experiment give a result too, without `models`:
+    ``Result(bench.load_runs("runs").where(norm="cn"))``.
+
+    Args:
+        records: Records with the same settings.
+        diverged: Reasons of the seeds that diverged.
+        stream: The stream of the runs, for `models`.
+        weights: Weights of each seed, or their files, for `models`.
+        objects: The network and strategy of the runs if they are Python objects, for `models`.
 
     Attributes:
         config: The resolved settings.
@@ -46,20 +55,28 @@ class Result:
 
     def __init__(
         self,
-        records: Sequence[Record],
+        records: Iterable[Record],
         *,
         diverged: Mapping[int, str] | None = None,
         stream: Stream | None = None,
         weights: Mapping[int, bytes | Path] | None = None,
         objects: Mapping[str, PythonObject] | None = None,
     ) -> None:
-        if len({record.config.hash for record in records}) != 1:
-            raise UserError("a Result needs records of one experiment. Select one with Runs.where(...).")
         self.records = sorted(records, key=lambda record: record.seed)
+        hashes = {record.config.hash for record in self.records}
+        if len(hashes) != 1:
+            raise UserError(f"a Result needs records of one experiment, not of {len(hashes)}. Use Runs.where(...).")
         self.config = self.records[0].config
         self.seeds = [record.seed for record in self.records]
         self.diverged = dict(diverged or {})
         self._stream, self._weights, self._objects = stream, dict(weights or {}), dict(objects or {})
+
+    def __getstate__(self) -> dict[str, object]:
+        """Return the state for pickle; a network or strategy may be a lambda, which cloudpickle can store."""
+        return {**self.__dict__, "_objects": cloudpickle.dumps(self._objects)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _objects=cloudpickle.loads(state["_objects"]))
 
     @property
     def hash(self) -> str:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import operator
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 from rich.console import Console
 from torch import nn
 
@@ -16,7 +19,7 @@ from contnorm.bench.api.objects import identify
 from contnorm.bench.api.result import Result
 from contnorm.bench.api.stream import Stream, load_stream
 from contnorm.bench.config.resolve import resolve
-from contnorm.bench.config.schema import RunConfig
+from contnorm.bench.config.schema import RunConfig, flatten_settings
 from contnorm.bench.config.sources import with_setting
 from contnorm.bench.engine.checkpoint import weights_path
 from contnorm.bench.engine.job import Job, RunEnvironment
@@ -25,12 +28,13 @@ from contnorm.bench.memories import Memory
 from contnorm.bench.records import LARGEST_SEED, Record, Store, make_record
 from contnorm.bench.strategies.base import Strategy
 from contnorm.bench.user_code import PythonObject, loading_user_code, python_objects
-from contnorm.errors import UserError
+from contnorm.errors import UserError, unknown
 
 __all__ = ["check_seeds", "run", "run_all"]
 
 log = logging.getLogger("contnorm")
 Model = str | nn.Module | Callable[..., nn.Module]
+_ARGUMENTS = ("norm", "strategy", "model", "memory", "lr", "batch_size", "replay", "settings", "tag")
 
 
 def run(
@@ -156,19 +160,67 @@ def run_all(
         )
     if isinstance(stream, str):
         stream = load_stream(stream)
-    root = stream.root or Path("data")
+    if not isinstance(stream, Stream):
+        raise UserError(f"stream={stream!r}: use a name, or a stream of load_stream or Stream.from_arrays.")
+    if runs is not None and (not isinstance(runs, str | os.PathLike) or not os.fspath(runs)):
+        raise UserError(f"runs={runs!r}: use a folder, or None to keep the results in memory.")
+    folder = None if runs is None else Path(runs).expanduser()
+    stream.check_unchanged()
     seed_list = check_seeds(seeds)
-    objects: dict[str, PythonObject] = {}
-    configs = []
+    resolved = []
     for experiment in experiments:
+        unknown_keys = sorted(set(map(str, experiment)) - set(_ARGUMENTS))
+        if unknown_keys:
+            raise unknown("argument of an experiment", unknown_keys[0], _ARGUMENTS)
         values = _values(stream, runs is not None, **experiment)
-        objects |= values.objects
         with python_objects(values.objects):
-            configs.append(resolve(values.nested(), root))
-    jobs = [Job(config, seed) for config in configs for seed in seed_list]
+            resolved.append(_Experiment(resolve(values.nested(), stream.root or Path("data")), values.objects))
     console = progress if isinstance(progress, Console) else Console(stderr=True) if progress else None
     options = RunOptions(device, lanes, threads, keep_weights, stream.allow_missing)
-    environment = _environment(None if runs is None else Path(runs), options, stream, objects, len(jobs))
+    results: dict[int, Result] = {}
+    for group in _without_collisions(resolved):
+        chosen = [resolved[i] for i in group]
+        results |= zip(group, _run_group(chosen, seed_list, stream, folder, options, console), strict=True)
+    return [results[i] for i in range(len(resolved))]
+
+
+@dataclass(frozen=True)
+class _Experiment:
+    """The settings of an experiment, and the Python objects that they name."""
+
+    config: RunConfig
+    objects: Mapping[str, PythonObject]
+
+
+def _without_collisions(experiments: Sequence[_Experiment]) -> list[list[int]]:
+    """Group experiments, by index, so that a name stands for one object in each group.
+
+    Two networks may have the same name, such as two lambdas. Most calls have a single group.
+    """
+    groups: list[tuple[list[int], dict[str, PythonObject]]] = []
+    for i, experiment in enumerate(experiments):
+        for indices, objects in groups:
+            if all(name not in objects or objects[name].value is o.value for name, o in experiment.objects.items()):
+                indices.append(i)
+                objects.update(experiment.objects)
+                break
+        else:
+            groups.append(([i], dict(experiment.objects)))
+    return [indices for indices, _ in groups]
+
+
+def _run_group(
+    experiments: Sequence[_Experiment],
+    seeds: Sequence[int],
+    stream: Stream,
+    runs: Path | None,
+    options: RunOptions,
+    console: Console | None,
+) -> list[Result]:
+    configs = [experiment.config for experiment in experiments]
+    objects = {name: value for experiment in experiments for name, value in experiment.objects.items()}
+    jobs = list(dict.fromkeys(Job(config, seed) for config in configs for seed in seeds))
+    environment = _environment(runs, options, stream, objects, len(jobs))
     return _run(jobs, configs, environment, stream, console)
 
 
@@ -194,7 +246,9 @@ def _values(
     values.set_component("strategy", "strategy.name", strategy, Strategy, tag, recorded)
     values.set_component("memory", "memory.kind", memory, Memory, tag, recorded)
     values.set_component("model", "model.name", model, (), tag, recorded)
-    for key, value in (settings or {}).items():
+    if not isinstance(settings, Mapping | None) or not all(isinstance(key, str) for key in settings or {}):
+        raise UserError(f"settings={settings!r}: use a dictionary of settings by name, such as {{'train.lr': 0.1}}.")
+    for key, value in flatten_settings(settings or {}).items():
         values.set(f"settings[{key!r}]", key, value, none=True)
     return values
 
@@ -215,6 +269,8 @@ class _Values:
         """Set a setting from an argument; None leaves the default, unless ``none`` is True."""
         if value is None and not none:
             return
+        if isinstance(value, np.generic):
+            value = value.item()
         if key in self._given and self._given[key][1] != value:
             other, earlier = self._given[key]
             raise UserError(f"{other} and {argument} set {key} to {earlier!r} and to {value!r}. Give it once.")
@@ -227,13 +283,16 @@ class _Values:
         if value is None or isinstance(value, str):
             self.set(argument, key, value)
             return
-        component = getattr(value, "settings", None) if isinstance(value, base) else None
-        if component is not None and component.get(key) is not None:  # an object of this package
-            for component_key, component_value in component.items():
-                self.set(f"{argument}={type(value).__name__}(...)", component_key, component_value)
+        component = _component_settings(value, key, base)
+        if key not in component:
+            _check_component(argument, value)
+        for component_key, component_value in component.items():
+            self.set(f"{argument}={type(value).__name__}(...)", component_key, component_value)
+        if key in component:
             return
-        _check_component(argument, value)
         name, python_object = identify(value, argument, tag, recorded)
+        if name in self.objects:  # a strategy and a network with the same tag
+            name = f"{name}:{argument}"
         self.set(argument, key, name)
         self.objects[name] = python_object
 
@@ -246,10 +305,25 @@ class _Values:
         return values
 
 
+def _component_settings(value: object, key: str, base: type | tuple[type, ...]) -> dict[str, Any]:
+    """Return the settings of a strategy or memory object, with its name (``key``) if it is one of this package.
+
+    An object of a user's subclass has the settings of its base class, but not its name: its code differs.
+    """
+    kind = value if isinstance(value, type) else type(value)
+    if not issubclass(kind, base):
+        return {}
+    built_in = kind.__module__.startswith("contnorm.bench.")
+    settings = {key: getattr(value, "name", "")} if isinstance(value, type) else getattr(value, "settings", {})
+    return {k: v for k, v in settings.items() if v not in (None, "") and (built_in or k != key)}
+
+
 def _check_component(argument: str, value: Any) -> None:
     """Reject objects that can't be used as a strategy, a memory or a network."""
     if argument == "memory":
-        raise UserError(f"memory={value!r}: use a name, bench.Ring, bench.Reservoir or bench.PartitioningReservoir.")
+        raise UserError(
+            f"memory={value!r}: use a name, or an object of bench.Ring, bench.Reservoir or bench.PartitioningReservoir."
+        )
     is_strategy = isinstance(value, Strategy) or (isinstance(value, type) and issubclass(value, Strategy))
     if argument == "strategy" and not is_strategy:
         raise UserError(f"strategy={value!r}: use a name, a subclass of bench.Strategy, or an object of one.")
@@ -259,15 +333,28 @@ def _check_component(argument: str, value: Any) -> None:
 
 def check_seeds(seeds: int | Iterable[int]) -> list[int]:
     """Return a list of seeds, from a number of seeds or from the seeds themselves."""
-    if isinstance(seeds, bool) or (isinstance(seeds, int) and seeds < 1):
+    count = _as_integer(seeds)
+    if (count is None and not isinstance(seeds, Iterable)) or (count is not None and count < 1):
         raise UserError(f"seeds={seeds!r}: use a number of seeds, at least 1, or the seeds, such as range(5).")
-    chosen = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
-    for seed in chosen:
-        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= LARGEST_SEED:
-            raise UserError(f"seeds: {seed!r} is not a seed. Use integers from 0 to {LARGEST_SEED}.")
+    chosen: list[int] = []
+    for value in range(count) if count is not None else cast(Iterable[object], seeds):
+        seed = _as_integer(value)
+        if seed is None or not 0 <= seed <= LARGEST_SEED:
+            raise UserError(f"seeds: {value!r} is not a seed. Use integers from 0 to {LARGEST_SEED}.")
+        chosen.append(seed)
     if not chosen:
         raise UserError("seeds: give at least one seed.")
     return list(dict.fromkeys(chosen))
+
+
+def _as_integer(value: object) -> int | None:
+    """Return an integer of Python, NumPy or torch as an int; None for anything else, booleans too."""
+    if isinstance(value, bool | np.bool_):
+        return None
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return None
 
 
 def _environment(
@@ -294,6 +381,8 @@ def _run(
         environment,
         console,
         print_records=environment.runs is not None,
+        # `contnorm resume` has neither the objects nor the arrays of this program.
+        resume_hint="Run it again to continue." if environment.objects or environment.sources else None,
         on_diverged=lambda job, reason: diverged.update({job: reason}),
         on_finished=lambda job, what: finished.update({job: what}),
     )

@@ -116,7 +116,8 @@ class Stream:
     ) -> Stream:
         """Make a stream from NumPy arrays or tensors.
 
-        Integers from 0 to 255 are images, scaled to [0, 1]. Floating-point values are used as they are.
+        Integers from 0 to 255 are images, scaled to [0, 1]. Floating-point values are used as they are, in float32.
+        Arrays of type uint8 and float32 are not copied, so don't change them afterwards.
 
         Args:
             x, x_test: Samples of any shape: (samples, features), (samples, height, width) or
@@ -152,8 +153,9 @@ class Stream:
             test_share: Share of the images of each class that is the test split, if there is no folder ``test``.
             **settings: Settings of the stream, as in `from_arrays`.
         """
-        arrays = read_class_folders(Path(folder), size, test_share)
-        name = _checked_name(Path(folder).resolve().name)
+        path = Path(folder).expanduser()
+        arrays = read_class_folders(path, size, test_share)
+        name = _checked_name(path.resolve().name)
         source = array_source(*arrays, tasks=tasks, task_ids=None, name=name)
         return cls(_user_settings("folder", source, settings), None, source)
 
@@ -177,6 +179,11 @@ class Stream:
     def is_loaded(self) -> bool:
         """Whether the data set is in memory."""
         return "source" in self.__dict__
+
+    def check_unchanged(self) -> None:
+        """Raise a `UserError` if arrays of the user were changed since the stream was made; they are not copied."""
+        if self.root is None and isinstance(self.source, ArraySource) and not self.source.is_unchanged():
+            raise UserError(f"{self!r}: its arrays were changed after the stream was made. Make the stream again.")
 
     @property
     def defaults(self) -> dict[str, Any]:
@@ -273,7 +280,7 @@ def load_stream(name: str, root: str | Path | None = None, *, allow_missing: boo
         >>> load_stream("split-mnist", source="digits").num_tasks
         5
     """
-    folder = data_root(None if root is None else Path(root))
+    folder = data_root(None if root is None else Path(root).expanduser())
     return Stream({"name": name, **settings}, folder, allow_missing=allow_missing)
 
 

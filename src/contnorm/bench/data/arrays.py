@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,10 @@ class ArraySource(Source):
         assert self.train_task is not None
         return int(self.train_task.max()) + 1
 
+    def is_unchanged(self) -> bool:
+        """Whether the arrays, which may be those of the user, still have the fingerprint of the data set."""
+        return self.fingerprint == f"2:{_hash(self)}"
+
 
 def array_source(
     x: object,
@@ -68,7 +72,14 @@ def array_source(
     if train.dtype != test.dtype:
         raise UserError(f"x is {train.dtype} and x_test is {test.dtype}. Use the same type for both.")
     train_names, test_names = _labels(y, "y", len(train)), _labels(y_test, "y_test", len(test))
+    if (train_names.dtype.kind == "i") != (test_names.dtype.kind == "i"):
+        raise UserError("y and y_test: one has numbers and the other has text. Use the same labels in both.")
     names = np.unique(np.concatenate([train_names, test_names]))
+    untrained = np.setdiff1d(test_names, train_names)
+    if len(untrained):
+        raise UserError(
+            f"y_test has the class {untrained[0].item()!r}, which y does not have. Remove its test samples."
+        )
     labels, test_labels = np.searchsorted(names, train_names), np.searchsorted(names, test_names)
     class_names = tuple(names.tolist())
     task_classes: tuple[tuple[int, ...], ...] | None = None
@@ -79,29 +90,28 @@ def array_source(
         ids = _task_ids(task_ids, (len(train), len(test)))
     else:
         task_classes = _task_classes(tasks, class_names)
-    digest = hashlib.sha256(repr((train.shape, test.shape, str(train.dtype), class_names, task_classes)).encode())
-    for array in (train, labels, test, test_labels, *ids):
+    source = ArraySource(name, train, labels, test, test_labels, len(class_names), "", class_names, task_classes, *ids)
+    fingerprint = _hash(source)
+    return replace(source, name=f"{name}@{fingerprint[:12]}", fingerprint=f"2:{fingerprint}")
+
+
+def _hash(source: ArraySource) -> str:
+    train, test = source.train_images, source.test_images
+    about = (train.shape, test.shape, str(train.dtype), source.class_names, source.task_classes)
+    digest = hashlib.sha256(repr(about).encode())
+    for array in (train, source.train_labels, test, source.test_labels, source.train_task, source.test_task):
         digest.update(b"" if array is None else np.ascontiguousarray(array).data)
-    fingerprint = digest.hexdigest()[:16]
-    return ArraySource(
-        f"{name}@{fingerprint[:12]}",
-        train,
-        labels,
-        test,
-        test_labels,
-        len(class_names),
-        f"2:{fingerprint}",
-        class_names,
-        task_classes,
-        *ids,
-    )
+    return digest.hexdigest()[:16]
 
 
 def _array(values: object, what: str) -> NDArray[Any]:
     detach = getattr(values, "detach", None)  # a tensor
     try:
-        return np.asarray(detach().cpu().numpy() if detach is not None else values)
-    except (ValueError, TypeError) as error:
+        if detach is None:
+            return np.asarray(values)
+        tensor = detach().cpu()
+        return np.asarray((tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy())
+    except (ValueError, TypeError, NotImplementedError) as error:  # the last one for tensors on the meta device
         raise UserError(f"{what}: can't be used as an array ({error}). Use one row per sample.") from error
 
 
@@ -144,9 +154,25 @@ def _labels(values: object, what: str, samples: int) -> NDArray[Any]:
     array = array.reshape(-1) if array.ndim == 2 else array
     if array.ndim != 1 or len(array) != samples:
         raise UserError(f"{what} has shape {array.shape} for {samples} samples. Use one label per sample.")
-    if np.issubdtype(array.dtype, np.floating) and not (np.isfinite(array).all() and (array == array.round()).all()):
+    if array.dtype.kind == "O":
+        array = _typed_labels(array, what)
+    if array.dtype.kind not in "fbiu":
+        return array.astype(str)
+    if array.dtype.kind == "f" and not (np.isfinite(array).all() and (array == array.round()).all()):
         raise UserError(f"{what} has labels that are not whole numbers. Use class indices or names.")
-    return array.astype(np.int64) if array.dtype.kind in "fbiu" else array.astype(str)
+    if array.dtype.kind in "fu" and (np.abs(array) >= 2**63).any():
+        raise UserError(f"{what} has the label {array[np.abs(array) >= 2**63][0]}. Use numbers below 2**63, or names.")
+    return array.astype(np.int64)
+
+
+def _typed_labels(array: NDArray[Any], what: str) -> NDArray[Any]:
+    """Return labels of an array of objects, such as a column of a table, as numbers or as text."""
+    labels = array.tolist()
+    for kind in (str, (bool, int, float, np.number, np.bool_)):
+        if all(isinstance(label, kind) for label in labels):
+            return np.array(labels)
+    kinds = sorted({type(label).__name__ for label in labels})
+    raise UserError(f"{what} has labels of type {', '.join(kinds)}. Use either whole numbers or text for all of them.")
 
 
 def _task_ids(ids: tuple[object, object], samples: tuple[int, int]) -> tuple[Integers, Integers]:
@@ -155,7 +181,10 @@ def _task_ids(ids: tuple[object, object], samples: tuple[int, int]) -> tuple[Int
     arrays = [_array(values, f"task_ids[{i}]") for i, values in enumerate(ids)]
     for i, (array, count) in enumerate(zip(arrays, samples, strict=True)):
         if array.shape != (count,) or array.dtype.kind not in "iu":
-            raise UserError(f"task_ids[{i}] has shape {array.shape} for {count} samples. Use one integer per sample.")
+            raise UserError(
+                f"task_ids[{i}] has shape {array.shape} and type {array.dtype}. Use an integer for each of the "
+                f"{count} samples."
+            )
     train, test = (array.astype(np.int64) for array in arrays)
     expected = np.arange(int(train.max()) + 1)
     for i, array in enumerate((train, test)):
@@ -171,12 +200,12 @@ def _task_classes(tasks: int | Sequence[Sequence[Any]] | None, names: tuple[Any,
     """Return the class indices of each task."""
     if tasks is None:
         raise UserError("tasks is missing. Give a number of tasks, the classes of each task, or task_ids.")
-    if isinstance(tasks, int):
+    if isinstance(tasks, int | np.integer) and not isinstance(tasks, bool):
         if not 1 <= tasks <= len(names):
             raise UserError(f"tasks={tasks}: the {len(names)} classes can be split over 1 to {len(names)} tasks.")
         return tuple(tuple(part.tolist()) for part in np.array_split(np.arange(len(names)), tasks))
     index = {name: i for i, name in enumerate(names)}
-    blocks = [[name.item() if isinstance(name, np.generic) else name for name in classes] for classes in tasks]
+    blocks = _class_lists(tasks)
     unknown = [name for classes in blocks for name in classes if name not in index]
     if unknown:
         raise UserError(f"tasks: there is no class {unknown[0]!r}. Classes are {', '.join(map(str, names[:20]))}.")
@@ -186,3 +215,12 @@ def _task_classes(tasks: int | Sequence[Sequence[Any]] | None, names: tuple[Any,
             "tasks: give at least one class per task, and each class once. For shared classes use task_ids."
         )
     return tuple(tuple(index[name] for name in classes) for classes in blocks)
+
+
+def _class_lists(tasks: object) -> list[list[Any]]:
+    """Return the classes of each task as a list of lists."""
+    if isinstance(tasks, Iterable) and not isinstance(tasks, str | bytes):
+        blocks = list(tasks)
+        if all(isinstance(classes, Iterable) and not isinstance(classes, str | bytes) for classes in blocks):
+            return [[name.item() if isinstance(name, np.generic) else name for name in classes] for classes in blocks]
+    raise UserError(f"tasks={tasks!r}: use a number of tasks, or a list of the classes of each task, as [[0, 1], [2]].")

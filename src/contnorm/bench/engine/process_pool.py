@@ -18,14 +18,17 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from types import ModuleType
 from typing import Any, Protocol
 
 import cloudpickle
 
+from contnorm.bench.local_imports import is_installed
 from contnorm.bench.signals import child_processes
 from contnorm.errors import UserError
 
-__all__ = ["can_start_workers", "run_in_processes"]
+__all__ = ["can_start_workers", "pickle_objects", "run_in_processes"]
 
 PATIENCE = 0.1  # seconds to wait for a message before ``stop`` is called
 LAST_WORDS = 60.0  # seconds for the other workers to save when one has failed
@@ -52,7 +55,7 @@ def run_in_processes(work: Work, jobs: Sequence[Any], processes: int, stop: Call
         processes: Number of worker processes.
         stop: Called often; once it returns True, no job is started and the running ones are asked to stop.
     """
-    payload, todo = cloudpickle.dumps(work), deque(jobs)
+    payload, todo = pickle_objects(work), deque(jobs)
     workers: list[_Worker] = []
     limit = LAST_WORDS
     try:
@@ -64,6 +67,35 @@ def run_in_processes(work: Work, jobs: Sequence[Any], processes: int, stop: Call
         raise
     finally:
         _end_all(workers, limit)
+
+
+def pickle_objects(value: object) -> bytes:
+    """Pickle an object, with the functions and classes of the user's modules by value.
+
+    A worker then has the code and the variables of this process. If it imported the modules, it would execute them
+    again: they may have been edited or changed since, or may start runs when they are imported. Modules that can't be
+    pickled are imported.
+    """
+    modules = [module for name, module in list(sys.modules.items()) if _is_user_module(name, module)]
+    for module in modules:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        return bytes(cloudpickle.dumps(value))
+    except Exception:  # user objects raise errors of any type
+        for module in modules:
+            cloudpickle.unregister_pickle_by_value(module)
+        modules = []
+        return bytes(cloudpickle.dumps(value))
+    finally:
+        for module in modules:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+def _is_user_module(name: str, module: ModuleType) -> bool:
+    file = getattr(module, "__file__", None)
+    if not isinstance(file, str) or name == "__main__" or getattr(module, "__name__", None) != name:
+        return False
+    return not is_installed(Path(file).resolve())
 
 
 class _Worker:

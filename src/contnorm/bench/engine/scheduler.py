@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import torch
 
 from contnorm.bench.config.resolve import resolve
@@ -23,7 +22,7 @@ from contnorm.bench.engine.checkpoint import pack_weights, save_weights
 from contnorm.bench.engine.job import Job, RunEnvironment
 from contnorm.bench.engine.loop import Diverged, Failed, Finished, Steps, Stopped, can_resume, train_together
 from contnorm.bench.engine.precision import numerics
-from contnorm.bench.engine.process_pool import can_start_workers, run_in_processes
+from contnorm.bench.engine.process_pool import can_start_workers, pickle_objects, run_in_processes
 from contnorm.bench.engine.provenance import provenance
 from contnorm.bench.engine.run_dir import RunDir, edited, stopped_runs
 from contnorm.bench.engine.trainer import Trainer
@@ -254,7 +253,7 @@ def _can_use_processes(environment: RunEnvironment) -> bool:
     """Whether runs can be executed in worker processes; warns if they can't."""
     reason = "" if can_start_workers() else "this system does not support it"
     try:
-        cloudpickle.dumps(environment.objects)
+        pickle_objects(environment.objects)
     except Exception as error:  # user objects raise errors of any type
         reason = f"an object can't be sent to another process ({type(error).__name__}: {error})"
     if reason:

@@ -13,6 +13,7 @@ from typing import Any
 
 import cloudpickle
 
+from contnorm.bench.user_code import user_code_is_loading
 from contnorm.errors import UserError
 
 __all__ = ["main"]
@@ -23,11 +24,25 @@ def main(descriptor: int) -> None:
     connection = Connection(descriptor)
     try:
         sys.path[:] = connection.recv()
-        work = cloudpickle.loads(connection.recv_bytes())
-        _work(work, connection)
+        work = _load(connection)
+        if work is not None:
+            _work(work, connection)
         connection.send_bytes(cloudpickle.dumps(("end", None)))
     except (EOFError, BrokenPipeError, ConnectionResetError):  # the parent has ended, and its runs are saved
         pass
+
+
+def _load(connection: Connection) -> Callable[..., Any] | None:
+    """Return the function that executes jobs; None if its objects can't be loaded here, which the parent is told."""
+    content = connection.recv_bytes()
+    try:
+        with user_code_is_loading():
+            work: Callable[..., Any] = cloudpickle.loads(content)
+    except Exception as error:  # user code may be imported here
+        message = f"the network or strategy can't be loaded in another process ({type(error).__name__}: {error})."
+        connection.send_bytes(cloudpickle.dumps(("error", UserError(f"{message} Use lanes=1."))))
+        return None
+    return work
 
 
 def _work(work: Callable[..., Any], connection: Connection) -> None:

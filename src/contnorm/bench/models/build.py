@@ -48,6 +48,11 @@ def _initialized(
             return _user_model(config.name, norm, shape, outputs, total_steps)
         if config.name == "mlp":
             return MLP(prod(shape), outputs, config.width, norm_maker(norm, 1, total_steps))
+        if config.name in ("resnet18", *DEPTHS) and len(shape) != 3:
+            raise UserError(
+                f"model {config.name!r}: needs images of shape (channels, height, width), and the samples have shape "
+                f"{shape}. Use the model mlp."
+            )
         if config.name == "resnet18":
             return ResNet18(shape[0], outputs, config.width, norm_maker(norm, 2, total_steps), config.stem)
         if config.name in DEPTHS:
