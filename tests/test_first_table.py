@@ -1,4 +1,4 @@
-"""The demo as a person meets it: slips in typing, and a stop."""
+"""The demo script: invalid arguments, and interruption."""
 
 from __future__ import annotations
 
@@ -24,40 +24,40 @@ def demo(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--seeds", "0"], "seeds=0: use"),
         (["--lanes", "0"], "lanes=0: use 1 or more"),
         (["--seeds", "1", "--lanes", "1", "--runs", "file"], "a run can't be kept there"),
     ],
 )
-def test_a_mistake_is_one_line(
+def test_invalid_argument_is_reported_in_one_line(
     demo: ModuleType,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     arguments: list[str],
-    said: str,
+    message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "file").write_text("in the way")
-    with pytest.raises(SystemExit) as ended:
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(SystemExit) as exit_info:
         demo.main(arguments)
     *notices, error = capsys.readouterr().err.splitlines()
-    assert ended.value.code == 2 and said in error
+    assert exit_info.value.code == 2 and message in error
     assert all("5,000 digits" in notice for notice in notices)
 
 
-def test_a_stop_says_to_run_it_again(
+def test_interruption_says_how_to_continue(
     demo: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def stopped(*given: object, **more: object) -> Iterator[object]:
+    def interrupted(*args: object, **kwargs: object) -> Iterator[object]:
         os.kill(os.getpid(), signal.SIGINT)
         yield from ()
 
-    monkeypatch.setattr(running, "execute", stopped)
-    with pytest.raises(SystemExit) as ended:
+    monkeypatch.setattr(running, "execute", interrupted)
+    with pytest.raises(SystemExit) as exit_info:
         demo.main(["--seeds", "1", "--runs", str(tmp_path), "--data-root", str(tmp_path)])
     captured = capsys.readouterr()
-    assert ended.value.code == 130 and "one pass, 1 seed " in captured.out
+    assert exit_info.value.code == 130 and "one pass, 1 seed " in captured.out
     assert "Run it again to continue." in captured.err and "resume" not in captured.out
