@@ -63,6 +63,27 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+def test_tree_in_contributing_has_the_packages() -> None:
+    """The first columns of the two tables name packages and modules that exist, and miss no package."""
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    section = page[page.index("## The tree") : page.index("## Glossary")]
+    package = ROOT / "src" / "contnorm"
+    for folder, table in zip((package, package / "bench"), section.split("Inside `bench`"), strict=True):
+        names = {
+            name for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)
+        }
+        missing = {name for name in names if not (folder / name).is_dir() and not (folder / f"{name}.py").is_file()}
+        assert not missing, f"CONTRIBUTING.md names {missing}"
+        packages = {init.parent.name for init in folder.glob("*/__init__.py")}
+        assert packages <= names, f"CONTRIBUTING.md does not name {packages - names}"
+
+
+def test_paths_in_contributing_exist() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    for path in re.findall(r"`((?:[\w.-]+/)+[\w.-]*\.\w+)`", page):
+        assert any((folder / path).exists() for folder in (ROOT, ROOT / "src" / "contnorm")), path
+
+
 @pytest.mark.parametrize("public", cn.__all__)
 def test_public_names_are_documented_with_an_example(public: str) -> None:
     thing = getattr(cn, public)
