@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import contnorm as cn
-from contnorm import bench, functional
+from contnorm import functional
 from contnorm.bench.data.csv_dataset import list_csv
 from contnorm.bench.data.multilabel_build import build
 
@@ -88,13 +88,6 @@ def test_paths_in_contributing_exist() -> None:
 def test_public_names_are_documented_with_an_example(public: str) -> None:
     thing = getattr(cn, public)
     assert thing.__doc__ and ">>>" in thing.__doc__, f"contnorm.{public} needs a docstring with an example"
-
-
-@pytest.mark.parametrize("public", bench.__all__)
-def test_names_of_the_benchmark_are_documented(public: str) -> None:
-    documentation = " ".join(path.read_text() for path in (ROOT / "docs" / "howto").glob("*.md"))
-    assert getattr(bench, public).__doc__, f"contnorm.bench.{public} needs a docstring"
-    assert re.search(rf"\bbench\.{public}\b|`{public}`", documentation), f"no page of docs/howto names bench.{public}"
 
 
 @pytest.mark.parametrize("public", functional.__all__)
