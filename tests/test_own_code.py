@@ -161,7 +161,7 @@ def test_an_import_that_can_not_be_followed_is_refused(folder: Path, hidden: str
     """Else an edit would go unnoticed; and so is a second attempt, when the module would be loaded already."""
     write(folder, mine=hidden, helper_e="value = 1\n", lib__helper_f="value = 1\n")
     for _ in range(2):
-        with pytest.raises(UserError, match=r"imports .*helper_\w\.py, .*an edit of it would go unnoticed.*PYTHONPATH"):
+        with pytest.raises(UserError, match=r"imports .*helper_\w\.py .*PYTHONPATH"):
             load_user_code(f"{folder / 'mine.py'}:value", "model")
 
 

@@ -163,7 +163,7 @@ def edit_newest(folder: Path) -> None:
     edit_progress(folder, max(int(path.stem) for path in folder.glob("*.json")))
 
 
-@pytest.mark.parametrize(("harm", "words"), [(edit_newest, "resuming after step"), (old_format, "starts anew")])
+@pytest.mark.parametrize(("harm", "words"), [(edit_newest, "resuming after step"), (old_format, "again from step 0")])
 def test_a_run_says_that_it_uses_an_older_checkpoint_or_none(
     config: RunConfig,
     source: Source,

@@ -179,7 +179,7 @@ def test_a_strategy_that_keeps_the_old_network_resumes_to_the_same_numbers(
     config = settings(root, strategy={"name": f"{file}:Mine"})
     stops = check_stops(config, root, tmp_path, 1, 1, 2)
     assert [stop.saved for stop in stops] == [6, 6, 6], "until the second task begins there is no state"
-    (message,) = {message for message in caplog.messages if "keeps state of its own" in message}
+    (message,) = {message for message in caplog.messages if "state that changes during training" in message}
     assert f"strategy '{file}:Mine'" in message and "self.old" in message
 
 

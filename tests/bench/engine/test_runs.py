@@ -210,7 +210,7 @@ def test_a_full_disk_loses_nothing(root: Path, tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(CheckpointWriter, "save", save_and_wait)
     monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(UserError, match=r"a checkpoint can't be written \(No space left .* go on with"):
+    with pytest.raises(UserError, match=r"a checkpoint can't be written \(No space left .* resume"):
         list(train_together([lane], [checkpoints], every=1, report_every=1))
     monkeypatch.undo()
     latest = checkpoints.latest()
@@ -446,7 +446,7 @@ def test_none_is_the_streams_own_where_a_stream_has_one(root: Path) -> None:
         ({"stream": {"name": "split-mnist", "source": "mnits"}}, r"Did you mean 'mnist'\? There are: mnist, digits"),
         ({"strategy": {"code": "abc"}}, r"strategy\.code='abc' .*can't be set.* set strategy\.name="),
         ({"model": {"code": "abc"}}, r"model\.code='abc' .*can't be set.* set model\.name="),
-        ({"stream": {"scenario": "class"}}, r"every task of permuted-mnist has the same classes"),
+        ({"stream": {"scenario": "class"}}, r"all tasks of permuted-mnist have the same classes"),
     ],
 )
 def test_what_can_not_be_asked_for_is_refused(root: Path, values: dict[str, Any], said: str) -> None:

@@ -96,7 +96,7 @@ def wrong(job: str, stop: Callable[[], bool]) -> Iterator[str]:
         ("mistake", UserError, "a mistake of yours"),
         ("bug", RuntimeError, r"(?s)in a worker process:.*in wrong.*KeyError: 'a bug of ours'"),
         ("quits", RuntimeError, r"(?s)in a worker process:.*in wrong.*SystemExit: 0"),
-        ("gone", UserError, r"was ended by itself \(exit code 0\)"),
+        ("gone", UserError, r"ended by itself \(exit code 0\)"),
         ("killed", UserError, r"ended by a signal \(exit code -9\).*fewer lanes"),
     ],
 )

@@ -67,8 +67,8 @@ def test_code_edited_since_is_not_gone_on_with(root: Path, tmp_path: Path, kind:
     found = stopped_runs(place.runs)
     assert not found.runs
     (said,) = found.problems
-    assert re.search(rf"mine.py has changed since the run was begun \({kind}.code was \w+, and is \w+\)", said)
-    assert f"{left.folder}: " in said and "Put it back" in said and "delete the folder" in said
+    assert re.search(rf"mine.py.* has changed since .* \({kind}.code was \w+, now \w+\)", said)
+    assert f"{left.folder}: " in said and "Restore it" in said and "delete the folder" in said
     what = last(config, place)  # by whoever asks for it with the old settings
     assert isinstance(what, Failed) and "has changed since" in what.why
     file.unlink()
@@ -161,13 +161,13 @@ def move_away(left: RunDir) -> None:
 @pytest.mark.parametrize(
     ("harm", "said"),
     [
-        (break_note("{"), "run.json: is no note of a stopped run"),
-        (break_note("{}"), "run.json: is no note of a stopped run"),
-        (break_note("[]"), "run.json: is no note of a stopped run"),
-        (break_note('{"schema": 1, "config": 3, "seed": 0}'), "run.json: is no note of a stopped run"),
+        (break_note("{"), "run.json: is not a valid note of a stopped run"),
+        (break_note("{}"), "run.json: is not a valid note of a stopped run"),
+        (break_note("[]"), "run.json: is not a valid note of a stopped run"),
+        (break_note('{"schema": 1, "config": 3, "seed": 0}'), "run.json: is not a valid note of a stopped run"),
         (break_note('{"schema": 1, "config": {"nosuch": 3}, "seed": 0}'), "unknown key 'nosuch'"),
-        (break_note('{"schema": 99, "config": {}, "seed": 0}'), "was begun by a newer contnorm"),
-        (lambda left: left.note.unlink(), "has checkpoints and no run.json"),
+        (break_note('{"schema": 99, "config": {}, "seed": 0}'), "was written by a newer contnorm"),
+        (lambda left: left.note.unlink(), "has checkpoints but no run.json"),
         (edit_note(threads=10**9), "threads=1000000000 must be"),
         (edit_note(threads=10**30), "threads=<a number of 100 bits> must be"),
         (edit_note(threads=-1), "threads=-1 must be"),
@@ -176,7 +176,7 @@ def move_away(left: RunDir) -> None:
         (edit_weights("a" * 5000), "File name too long"),
         (edit_weights("~nobody-of-this-name/weights.pth"), "home directory"),
         (link_folder, "is a symbolic link"),
-        (move_away, "seed 0, and lies where another belongs"),
+        (move_away, "seed 0, but is in the folder of another run"),
     ],
 )
 def test_what_can_not_be_gone_on_with_is_named_and_keeps_no_other_back(
@@ -332,7 +332,7 @@ def test_diverged_runs_leave_only_their_records(root: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize("place", ["file", "/proc/contnorm"])
 def test_a_folder_that_can_not_be_used_is_one_line(root: Path, tmp_path: Path, place: str) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(UserError, match=r"a run can't be kept there \(.+\)\. Say with --runs where else"):
+    with pytest.raises(UserError, match=r"no run can be saved there \(.+\)\. Use .*--runs"):
         last(settings(root), RunEnvironment(tmp_path / place, root, CPU))
 
 
@@ -345,7 +345,7 @@ def test_a_record_that_can_not_be_written_loses_nothing(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Store, "save", full)
-    with pytest.raises(UserError, match=r"0\.json: the record can't be written \(No space left .* make room, then go"):
+    with pytest.raises(UserError, match=r"0\.json: the record can't be written \(No space left .* then resume"):
         last(config, place)
     monkeypatch.undo()
     (left,) = stopped_runs(tmp_path).runs
@@ -367,7 +367,7 @@ class Mine(Single):
 @pytest.mark.parametrize(
     ("how", "said"), [("raise ValueError('broken')", "ValueError: broken"), ("raise SystemExit(0)", "SystemExit: 0")]
 )
-@pytest.mark.parametrize(("at", "rest"), [(3, "nothing of it is kept"), (8, "6 steps of it are saved in ")])
+@pytest.mark.parametrize(("at", "rest"), [(3, "none are saved"), (8, "6 steps are saved in ")])
 def test_code_that_breaks_a_run_is_told_in_one_line(
     root: Path, tmp_path: Path, how: str, said: str, at: int, rest: str
 ) -> None:
@@ -407,7 +407,7 @@ def test_fingerprints_of_different_versions_do_not_keep_a_run_from_resuming(
     assert json.loads(left.note.read_text())["data"].startswith("2:")
     with_fingerprint(left, "2:0123456789abcdef")
     what = last(config, place)
-    assert isinstance(what, Failed) and "was begun on other data" in what.why
+    assert isinstance(what, Failed) and "on other data" in what.why
     with_fingerprint(left, "0123456789abcdef")
     assert isinstance(last(config, place), Finished)
     assert "cannot be compared" in caplog.text and "other data than" not in caplog.text

@@ -130,7 +130,7 @@ def test_more_than_there_is_is_named(cifar100: Source, options: dict[str, int], 
         ({"scenario": "class"}, r"stream\.scenario=class: every task of permuted-mnist has the same classes"),
         ({"augment": True}, r"stream\.augment=true: crops and flips mean nothing to shuffled pixels.*augment=false"),
         ({"part": "learn"}, r"stream\.part=learn: permuted-mnist sets no tasks apart\. Use stream\.part=all"),
-        ({"name": "split-mnist", "part": "validate"}, r"stream\.part=validate: split-mnist sets no tasks apart"),
+        ({"name": "split-mnist", "part": "validate"}, r"stream\.part=validate: split-mnist has no validation tasks"),
     ],
 )
 def test_what_a_stream_can_not_have_is_refused(mnist: Source, options: dict[str, str], said: str) -> None:

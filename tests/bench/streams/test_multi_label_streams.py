@@ -102,14 +102,14 @@ def test_the_census_is_what_the_writes_leave() -> None:
 @pytest.mark.parametrize(
     ("groups", "said"),
     [
-        ({"stream": {"scenario": "class"}}, "stream.scenario=class: nobody is told of its tasks, in cocoseq. Leave it"),
-        ({"stream": {"class_order": "seed"}}, "stream.class_order=seed: the order of its tasks is part of it"),
-        ({"stream": {"augment": True}}, "stream.augment=true: its pictures are taken as they are"),
-        ({"stream": {"part": "learn"}}, "cocoseq sets no tasks apart. Use stream.part=all"),
+        ({"stream": {"scenario": "class"}}, r"stream.scenario=class: .*task-free \(cocoseq\)"),
+        ({"stream": {"class_order": "seed"}}, "stream.class_order=seed: .* order of the tasks is fixed"),
+        ({"stream": {"augment": True}}, "stream.augment=true: .*no augmentation"),
+        ({"stream": {"part": "learn"}}, "cocoseq has no validation tasks. Use stream.part=all"),
         ({"stream": {"tasks": 4}}, "stream.tasks=4 must be 1 to 3 for cocoseq here"),
-        ({"memory": {"kind": "ring", "per": "class"}}, "has several labels, and would belong to several rings"),
-        ({"strategy": {"replay_from": "past"}}, "a task-free stream has no tasks to go by"),
-        ({"train": {"batch": 62}}, "task 0 has 61 samples, none of which would be learned with train.partial=drop"),
+        ({"memory": {"kind": "ring", "per": "class"}}, "has several labels"),
+        ({"strategy": {"replay_from": "past"}}, "a task-free stream has no task boundaries"),
+        ({"train": {"batch": 62}}, "task 0 has 61 samples, .*train.partial=drop"),
     ],
 )
 def test_what_such_a_stream_cannot_have_is_named(groups: dict[str, dict[str, Any]], said: str) -> None:
@@ -121,5 +121,5 @@ def test_what_such_a_stream_cannot_have_is_named(groups: dict[str, dict[str, Any
 def test_pictures_of_one_label_are_no_such_stream() -> None:
     labels = np.zeros(4, dtype=np.int64)
     plain = Source("cocoseq", SOURCE.train_images[:4], labels, SOURCE.test_images[:4], labels, 12, "0" * 16)
-    with pytest.raises(UserError, match="its pictures have one label each, and cocoseq has several"):
+    with pytest.raises(UserError, match="one label each, but cocoseq needs several"):
         build_stream(FREE, plain, 0)

@@ -389,7 +389,7 @@ def _run(
     diverged = dict(sorted(diverged.items(), key=lambda item: item[0].seed))
     for reason in diverged.values():
         log.warning(reason)
-    store = None if environment.runs is None else Store(environment.runs)
+    store = None if environment.runs is None else environment.store
     results = []
     for config in configs:
         of_experiment = [job for job in jobs if job.config == config]
