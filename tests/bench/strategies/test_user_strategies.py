@@ -32,7 +32,7 @@ LOGITS = SAID.detach()
     ],
     ids=["no loss", "signature", "negative", "a word", "a number"],
 )
-def test_a_class_that_could_not_be_run_is_refused(tmp_path: Path, body: str, said: str) -> None:
+def test_invalid_strategy_class_is_refused(tmp_path: Path, body: str, said: str) -> None:
     file = tmp_path / "mine.py"
     file.write_text(f"from contnorm.bench import Strategy\n\nclass Mine(Strategy):\n    {body}\n")
     with pytest.raises(UserError, match=re.escape(said)):
@@ -55,12 +55,12 @@ def test_a_class_that_could_not_be_run_is_refused(tmp_path: Path, body: str, sai
         ((LOSS, SAID), True, "not a tensor of shape (2, 3), float32, with a gradient"),
     ],
 )
-def test_an_answer_that_could_not_be_learned_from_or_stored_is_refused(answer: object, stores: bool, said: str) -> None:
+def test_invalid_loss_result_is_refused(answer: object, stores: bool, said: str) -> None:
     with pytest.raises(RunBrokeError, match=re.escape(said)):
         check_loss("mine.py:Mine", answer, stores, HEAD, STREAM)
 
 
 @pytest.mark.parametrize("logits", [None, LOGITS])
-def test_an_answer_that_is_right_is_given_on_as_it_is(logits: Tensor | None) -> None:
+def test_valid_loss_result_is_unchanged(logits: Tensor | None) -> None:
     loss, stored = check_loss("mine.py:Mine", (LOSS, logits), logits is not None, HEAD, STREAM)
     assert loss is LOSS and stored is logits
