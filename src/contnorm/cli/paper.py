@@ -154,7 +154,7 @@ def _check_entries(recipe: Recipe) -> None:
 
 
 def _draw(recipe: Recipe, options: PaperOptions, console: Console) -> int:
-    options.store.check_writable()
+    Store(options.runs).check_writable()
     path = options.runs / f"{recipe.name}.svg"
     path.parent.mkdir(parents=True, exist_ok=True)
     draw_cubes(path)

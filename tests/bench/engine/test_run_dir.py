@@ -382,7 +382,7 @@ def test_internal_error_keeps_its_traceback_and_names_saved_steps(
     monkeypatch.setattr("contnorm.bench.engine.loop._evaluate", broken)
     with pytest.raises(RuntimeError, match="a bug") as told:
         last(settings(root), RunEnvironment(tmp_path, root, CPU))
-    assert told.value.__notes__ == ["seed 0, after 6 of 12 steps; nothing of it is kept."]
+    assert told.value.__notes__ == ["seed 0, after 6 of 12 steps; none are saved."]
     assert not list(tmp_path.iterdir())
 
 

@@ -112,7 +112,7 @@ def test_common_aliases_of_streams_are_known() -> None:
     [
         ({"tasks": 18}, r"stream\.tasks=18 must be 1 to 17"),
         ({"tasks": 0}, r"stream\.tasks=0 must be a whole number from 1 "),
-        ({"train_per_task": 31}, r"31 samples of a task were asked for, and it has 30"),
+        ({"train_per_task": 31}, r"31 samples per task are requested, but a task has 30"),
     ],
 )
 def test_too_many_samples_or_tasks_are_refused(cifar100: Source, options: dict[str, int], said: str) -> None:
