@@ -134,8 +134,7 @@ def run_jobs(
         UserError: At the end, with the reasons of all failed runs.
     """
     jobs = list(jobs)
-    on_disk = [job.config for job in jobs if job.config.stream.source not in environment.sources]
-    for notice in _data_notices(on_disk, environment.data_root):
+    for notice in _data_notices([job.config for job in jobs], environment.data_root):
         log.warning(notice)
     messages = _StopMessages.of(jobs, environment, resume_hint)
     progress = RunProgress(jobs, console, print_records, messages.hint, on_diverged)
