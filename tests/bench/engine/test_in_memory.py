@@ -36,9 +36,13 @@ def settings(root: Path, **groups: Any) -> RunConfig:
 @pytest.mark.parametrize("lanes", [1, 2])
 def test_results_and_weights_equal_those_of_recorded_runs(root: Path, tmp_path: Path, lanes: int) -> None:
     jobs = [Job(settings(root), seed) for seed in (0, 1)]
+    store = Store(tmp_path)
     for event in execute(jobs, RunEnvironment(tmp_path, root, CPU, lanes=lanes, keep_weights=True)):
-        assert event.path is not None
-    store, in_memory = Store(tmp_path), RunEnvironment(None, root, CPU, lanes=lanes, keep_weights=True)
+        assert event.path == store.path(event.job.config, event.job.seed)
+        if isinstance(event.what, Finished):
+            recorded = store.load_run(event.job.config, event.job.seed)
+            assert make_record(event.job.config, event.job.seed, event.what.results) == recorded
+    in_memory = RunEnvironment(None, root, CPU, lanes=lanes, keep_weights=True)
     finished = {event.job: event.what for event in execute(jobs, in_memory) if isinstance(event.what, Finished)}
     assert set(finished) == set(jobs)
     for job, what in finished.items():

@@ -495,6 +495,7 @@ def _train_recorded(
                 if environment.keep_weights:  # before the record: every record then has its weights
                     save_weights(trainer.model, run_dir.record)
                 store.save(job.config, job.seed, results)
+            what = Finished(results)
         if isinstance(what, Finished | Failed):
             run_dir.clear()
         yield Event(job, what, run_dir.record)
