@@ -106,7 +106,7 @@ def test_a_file_of_settings_is_overruled_by_flags(place: Path) -> None:
         (("run", "--lr", "nan"), "train.lr=nan must be a finite number"),
         (("run", "--seed", "-1"), "--seed -1: use 0 or more"),
         (("run", "--norm", "cn", "--groups", "7"), "num_groups=7 does not divide the 100 channels"),
-        (("run", "--norm", "in"), "norm 'in': does not fit model 'mlp' with pictures of shape (1, 28, 28)"),
+        (("run", "--norm", "in"), "norm 'in': does not fit model 'mlp' with images of shape (1, 28, 28)"),
         (("run", "--norm", "gn", "--groups", "100"), "num_groups=100 leaves one value in each group"),
         (("run", "--seeds", "0"), "--seeds 0: use 1 or more"),
         (("run", "--weights", "gone.pth"), "weights 'gone.pth': there is no such file. Give a safetensors or torch"),

@@ -135,10 +135,10 @@ def test_mistake_is_a_one_line_error(root: Path, runs: Path, tmp_path: Path) -> 
     with pytest.raises(UserError, match=r"effect.txt: .* must end in .svg, .png, .pdf"):
         shown(folder.name, root, runs, out=tmp_path / "effect.txt")
     _, path = made(root, tmp_path, values("permuted-mnist"), keep=False)
-    with pytest.raises(UserError, match=r"weights of this run were not kept. Move .* `contnorm run --keep-weights`"):
+    with pytest.raises(UserError, match=r"weights of this run were not saved. Move .* --keep-weights"):
         shown(str(path), root, tmp_path)
     path.with_suffix(".safetensors").write_bytes(b"cut short")
-    with pytest.raises(UserError, match="is no safetensors file of this network's weights"):
+    with pytest.raises(UserError, match="is not a safetensors file with the weights"):
         shown(str(path), root, tmp_path)
     elsewhere = small_mnist(tmp_path / "other", train=100, test=50)
     with pytest.raises(UserError, match="was run on other mnist data"):
@@ -177,7 +177,7 @@ def test_external_network_is_diagnosed(root: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"the running moments of layer '1' are not finite: the model has diverged"):
         diagnose_external(ExternalModel(f"{file}:make", weights, "split-mnist"), 0, place)
     weights.write_bytes(b"")
-    with pytest.raises(UserError, match=r"is no safetensors file .* Save it with safetensors.torch.save_file"):
+    with pytest.raises(UserError, match=r"is not a safetensors file .* Save it with safetensors.torch.save_file"):
         diagnose_external(ExternalModel(f"{file}:make", weights, "split-mnist"), 0, place)
 
 

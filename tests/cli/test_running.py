@@ -204,9 +204,9 @@ def test_what_can_not_be_gone_on_with_is_told_and_the_rest_done(
     note.write_text("{")
     assert resume_all(tmp_path, RunOptions(), root, console) == 2
     (problem,) = caplog.messages
-    assert problem.startswith(f"{note}: is no note of a stopped run")
+    assert problem.startswith(f"{note}: is not a valid note of a stopped run")
     assert len(list(Store(tmp_path / "b"))) == 1
-    with pytest.raises(UserError, match="is no note of a stopped run"):
+    with pytest.raises(UserError, match="is not a valid note of a stopped run"):
         resume_all(tmp_path, RunOptions(), root, console)
     with pytest.raises(UserError, match="no stopped run under"):
         resume_all(tmp_path / "b", RunOptions(), root, console)

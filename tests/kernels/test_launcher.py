@@ -21,7 +21,7 @@ triton = pytest.importorskip("triton", reason="Triton is not installed")
 
 
 class Kernel:
-    """Fake Triton kernel; those of a GPU are tested in ``tests/bench/engine/test_graphs.py``."""
+    """Fake Triton kernel; those of a GPU are tested in ``tests/bench/engine/test_cuda_graph.py``."""
 
     def __init__(self) -> None:
         self.launched: list[Any] = []

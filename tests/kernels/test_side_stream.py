@@ -1,6 +1,6 @@
 """Convolutions with weight gradients on a side stream are bit-exact with torch's.
 
-The CUDA stream is fake and records its calls. On a GPU `tests/bench/engine/test_graphs.py` compares runs that
+The CUDA stream is fake and records its calls. On a GPU `tests/bench/engine/test_cuda_graph.py` compares runs that
 use one with runs that do not.
 """
 

@@ -239,12 +239,12 @@ def parse_record(raw: Mapping[str, Any], path: Path) -> Record | DivergedRun:
         raise record_error(path, error) from error
 
 
-def make_record(config: RunConfig, seed: int, results: Mapping[str, Any]) -> Record:
-    """Make the record of a finished run in memory; it equals the one that is read back from a file."""
+def make_record(config: RunConfig, seed: int, results: Mapping[str, Any], path: Path | None = None) -> Record:
+    """Make the record of a finished run from its results; it equals the one that is read from its file."""
     raw = json.loads(json.dumps({**identity(config, seed), "status": FINISHED, **results}))
     raw["seal"] = seal_of(raw)
     counted = LabelMatrix.from_json(raw["labels"]) if "labels" in raw else AccuracyMatrix(**raw["matrix"])
-    return Record(config, seed, counted, finite_drift(raw["drift"]), raw)
+    return Record(config, seed, counted, finite_drift(raw["drift"]), raw, path)
 
 
 def identity(config: RunConfig, seed: int) -> dict[str, Any]:

@@ -113,7 +113,7 @@ def _diagnosed(
     if isinstance(target, ExternalModel):
         _print_digits_notice(_external_config(target, place), place)
         return f"{target.weights} on {target.stream}", diagnose_external(target, seed or 0, place), None
-    store = Store(place.runs)
+    store = place.store
     record = _of_seed(store.find(target), target, seed)
     path, config = _path(target, record, store), record.config
     _print_digits_notice(config, place)
@@ -221,7 +221,7 @@ def _pairs(
 
 def _with_weights(run: str, seed: int | None, place: RunEnvironment) -> dict[int, Located]:
     """Records of a run that have weights, by seed; only of one seed if it is not None."""
-    store = Store(place.runs)
+    store = place.store
     records = store.find(run)
     wanted = records if seed is None else [_of_seed(records, run, seed)]
     located = [(record, _path(run, record, store)) for record in wanted]

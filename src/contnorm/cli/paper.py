@@ -172,7 +172,7 @@ def _run_and_show(recipe: Recipe, options: PaperOptions, console: Console) -> in
             f"--lr {options.lr}: no learning rate is chosen for these cells of {recipe.name}. Use --lr one."
         )
     configs = {cell: config_of(cell, environment.data_root, typed) for cell in cells}
-    records = RecipeRecords(Store(environment.runs), range(options.seeds))
+    records = RecipeRecords(environment.store, range(options.seeds))
     numerics = records.choose_numerics(list(configs.values()), typed)
     usual = numerics_of(configs[cells[0]])
     configs = {cell: with_numerics(config, numerics) for cell, config in configs.items()}
@@ -192,7 +192,7 @@ def _run_and_show(recipe: Recipe, options: PaperOptions, console: Console) -> in
     for problem in records.problems:
         print_error(problem)
     if not any(one.run for measured in results for one in measured):
-        return _without_records(code, [failed, *missing_data], environment.runs)
+        return _without_records(code, [failed, *missing_data], environment.store.root)
     if options.settings:
         console.print(safe_text(f"changed from the recipe: {' '.join(options.settings)}"), soft_wrap=True)
     for line in _other_data(configs, typed.get("stream", {}).get("source")):

@@ -18,7 +18,6 @@ from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.config.sources import check_seeds
 from contnorm.bench.engine.job import Job, RunEnvironment
 from contnorm.bench.files import write_output
-from contnorm.bench.records import Store
 from contnorm.bench.streams.tasks import STREAMS, find_stream
 from contnorm.bench.user_code import only_trusted
 from contnorm.cli.paper import (
@@ -126,7 +125,7 @@ def _tune_recipe(name: str, options: TuneOptions, console: Console) -> int:
     recipe = find_recipe(name)
     _check(options)
     environment = _environment(options)
-    records = RecipeRecords(Store(environment.runs), range(options.seeds))
+    records = RecipeRecords(environment.store, range(options.seeds))
     grids = _grids(recipe, options, records, environment.data_root)
     console.print(safe_text(f"{recipe.name}: learning rates, chosen on the validation tasks"), style="bold")
     jobs = records.jobs(config for grid in grids for config in grid.configs.values())

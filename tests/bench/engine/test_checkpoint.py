@@ -81,7 +81,7 @@ HARMS = [edit_progress, edit_tally, edit_tensor, cut("json"), cut("safetensors")
 
 
 @pytest.mark.parametrize("harm", HARMS)
-def test_a_checkpoint_that_was_changed_is_not_used(tmp_path: Path, harm: Callable[[Path, int], None]) -> None:
+def test_changed_checkpoint_is_not_used(tmp_path: Path, harm: Callable[[Path, int], None]) -> None:
     write(Checkpoints(tmp_path), 10, 20)
     harm(tmp_path, 20)
     checkpoints = Checkpoints(tmp_path)
@@ -92,7 +92,7 @@ def test_a_checkpoint_that_was_changed_is_not_used(tmp_path: Path, harm: Callabl
     assert problem.startswith("20.json")
 
 
-def test_without_a_usable_checkpoint_there_is_none(tmp_path: Path) -> None:
+def test_no_checkpoint_without_a_usable_file(tmp_path: Path) -> None:
     write(Checkpoints(tmp_path), 10, 20)
     edit_progress(tmp_path, 10)
     edit_tensor(tmp_path, 20)
@@ -100,7 +100,7 @@ def test_without_a_usable_checkpoint_there_is_none(tmp_path: Path) -> None:
     assert checkpoints.latest() is None and checkpoints.latest_step() == 0 and len(checkpoints.problems()) == 2
 
 
-def test_the_last_two_checkpoints_stay(tmp_path: Path) -> None:
+def test_last_two_checkpoints_remain(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     write(checkpoints, 1, 2, 3, 4, 4)
     (tmp_path / ".5.json.123").write_text("left by a process that was killed")
@@ -110,7 +110,7 @@ def test_the_last_two_checkpoints_stay(tmp_path: Path) -> None:
     }
 
 
-def test_a_disk_with_room_for_two_has_room_for_a_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_keeps_one_checkpoint_and_writes_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.fsync
 
     def limited(descriptor: int) -> None:
@@ -136,7 +136,7 @@ def test_only_checkpoints_are_deleted(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["7.json.bak", "notes.txt"]
 
 
-def test_a_broken_checkpoint_does_not_push_a_usable_one_out(tmp_path: Path) -> None:
+def test_damaged_checkpoint_does_not_displace_a_usable_one(tmp_path: Path) -> None:
     write(Checkpoints(tmp_path), 10, 20)
     edit_progress(tmp_path, 20)
     resumed = Checkpoints(tmp_path)
@@ -146,7 +146,7 @@ def test_a_broken_checkpoint_does_not_push_a_usable_one_out(tmp_path: Path) -> N
     assert Checkpoints(tmp_path).latest_step() == 10
 
 
-def test_a_checkpoint_of_another_run_is_not_used(tmp_path: Path) -> None:
+def test_checkpoint_of_another_run_is_not_used(tmp_path: Path) -> None:
     write(Checkpoints(tmp_path, "abc/0"), 10)
     assert Checkpoints(tmp_path, "abc/0").latest_step() == 10 and Checkpoints(tmp_path, "abc/1").latest_step() == 0
     assert "another run (abc/0)" in Checkpoints(tmp_path, "abc/1").problems()[0]
@@ -163,8 +163,8 @@ def edit_newest(folder: Path) -> None:
     edit_progress(folder, max(int(path.stem) for path in folder.glob("*.json")))
 
 
-@pytest.mark.parametrize(("harm", "words"), [(edit_newest, "resuming after step"), (old_format, "starts anew")])
-def test_a_run_says_that_it_uses_an_older_checkpoint_or_none(
+@pytest.mark.parametrize(("harm", "words"), [(edit_newest, "resuming after step"), (old_format, "again from step 0")])
+def test_use_of_an_older_checkpoint_is_reported(
     config: RunConfig,
     source: Source,
     tmp_path: Path,
@@ -187,7 +187,7 @@ def test_a_run_says_that_it_uses_an_older_checkpoint_or_none(
     assert words in message and str(tmp_path) in message and "\n" not in message
 
 
-def test_slow_disk_loses_no_checkpoint_at_a_task_end(
+def test_required_checkpoints_are_written_on_a_slow_disk(
     config: RunConfig, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[int] = []

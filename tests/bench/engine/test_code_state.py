@@ -171,20 +171,18 @@ def check_stops(config: RunConfig, root: Path, folder: Path, *reports: int) -> l
     return stops
 
 
-def test_a_strategy_that_keeps_the_old_network_resumes_to_the_same_numbers(
-    root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_distilling_strategy_resumes_bit_exactly(root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "mine.py"
     file.write_text(HEAD + DISTILLING)
     config = settings(root, strategy={"name": f"{file}:Mine"})
     stops = check_stops(config, root, tmp_path, 1, 1, 2)
     assert [stop.saved for stop in stops] == [6, 6, 6], "until the second task begins there is no state"
-    (message,) = {message for message in caplog.messages if "keeps state of its own" in message}
+    (message,) = {message for message in caplog.messages if "state that changes during training" in message}
     assert f"strategy '{file}:Mine'" in message and "self.old" in message
 
 
 @pytest.mark.parametrize("kind", COUNTING)
-def test_state_wherever_a_strategy_keeps_it_is_never_resumed_without(root: Path, tmp_path: Path, kind: str) -> None:
+def test_strategy_state_outside_checkpoints_is_never_lost(root: Path, tmp_path: Path, kind: str) -> None:
     file = tmp_path / "mine.py"
     file.write_text(f"{HEAD}\nclass Mine(Strategy):\n    {COUNTING[kind]}")
     stops = check_stops(settings(root, strategy={"name": f"{file}:Mine"}), root, tmp_path, 1, 2, 2)
@@ -192,7 +190,7 @@ def test_state_wherever_a_strategy_keeps_it_is_never_resumed_without(root: Path,
 
 
 @pytest.mark.parametrize(("kind", "resumable"), [("plain", True), ("calls", False), ("buffer", False)])
-def test_state_of_a_network_that_is_not_in_its_state_dict_is_never_resumed_without(
+def test_network_state_outside_checkpoints_is_never_lost(
     root: Path, tmp_path: Path, kind: str, resumable: bool
 ) -> None:
     file = tmp_path / "mine.py"
@@ -202,7 +200,7 @@ def test_state_of_a_network_that_is_not_in_its_state_dict_is_never_resumed_witho
 
 
 @pytest.mark.parametrize("kind", DRAWING)
-def test_random_numbers_of_user_code_depend_on_seed_and_step_alone(root: Path, tmp_path: Path, kind: str) -> None:
+def test_random_numbers_of_user_code_depend_on_seed_and_step_only(root: Path, tmp_path: Path, kind: str) -> None:
     file = tmp_path / "mine.py"
     file.write_text(f"{HEAD}\n{DRAWING[kind]}")
     own = {"strategy": {"name": f"{file}:Mine"}} if kind == "strategy" else {"model": {"name": f"{file}:make"}}
@@ -222,20 +220,18 @@ def importing(folder: Path) -> Path:
     return folder / "mine.py"
 
 
-def test_state_in_a_module_that_is_imported_counts(root: Path, tmp_path: Path) -> None:
+def test_state_of_imported_modules_is_detected(root: Path, tmp_path: Path) -> None:
     config = settings(root, strategy={"name": f"{importing(tmp_path)}:Mine"})
     assert {stop.saved for stop in check_stops(config, root, tmp_path, 1, 2)} == {0}
 
 
-def test_a_run_does_not_see_the_state_of_one_before_it_in_the_process(root: Path, tmp_path: Path) -> None:
+def test_runs_in_one_process_do_not_share_module_state(root: Path, tmp_path: Path) -> None:
     config = settings(root, strategy={"name": f"{importing(tmp_path)}:Mine"})
     places = [RunEnvironment(tmp_path / name, root, CPU, keep_weights=True) for name in ("a", "b")]
     assert weights(config, places[0]) == weights(config, places[1])
 
 
-def test_a_run_is_resumed_where_its_folder_is_moved_to(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_moved_run_folder_is_resumed(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / "mine.py").write_text(
         f"{HEAD}\nclass Mine(Strategy):\n    def loss(self, m, h, s, r):\n        return scaled(m, h, s, 0)\n"
@@ -248,7 +244,7 @@ def test_a_run_is_resumed_where_its_folder_is_moved_to(
         assert stopped_at(config, RunEnvironment(Path("runs"), root, CPU), 1).saved == {"here": 6, "there": 12}[name]
 
 
-def test_a_checkpoint_that_does_not_tell_of_state_is_not_used(
+def test_checkpoint_without_code_state_is_not_used(
     root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As of a strategy whose attributes differ each time that it is made, or of an older version."""
@@ -266,7 +262,7 @@ def test_a_checkpoint_that_does_not_tell_of_state_is_not_used(
     assert any(f"{left.folder}: its checkpoint after 6 steps" in message for message in caplog.messages)
 
 
-def test_digests_are_the_same_in_every_process(tmp_path: Path) -> None:
+def test_digests_are_equal_across_processes(tmp_path: Path) -> None:
     code = """
 import sys, json, enum, functools, collections, logging, types, re
 import numpy as np, torch

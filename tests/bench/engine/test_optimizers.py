@@ -32,14 +32,14 @@ def learned(device: torch.device, ours: bool) -> list[Tensor]:
     return list(model.parameters())
 
 
-def test_the_bits_are_those_of_torch(device: torch.device) -> None:
+def test_optimizers_equal_torch_bitwise(device: torch.device) -> None:
     fresh = list(network().to(device).parameters())
     for new, old, ours in zip(learned(device, ours=True), fresh, learned(device, ours=False), strict=True):
         assert torch.equal(new, ours)
         assert torch.equal(new, old) == (new.shape in {(5, 5)} or old is fresh[-1])
 
 
-def test_a_run_does_not_wait_for_torchs_compiler(tmp_path: Path) -> None:
+def test_optimizer_does_not_import_torchs_compiler(tmp_path: Path) -> None:
     """In a process of its own, since a test before this one may have brought it; on digits that are written here."""
     small_mnist(tmp_path, train=2000, test=20)
     code = (

@@ -11,7 +11,7 @@ from tests.datasets import small_mnist
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "howto" / "add-a-strategy.md"
 
 
-def test_the_example_runs_by_its_files_name(tmp_path: Path) -> None:
+def test_example_strategy_of_the_docs_runs(tmp_path: Path) -> None:
     page = PAGE.read_text()
     code = re.search(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     command = re.search(r"^contnorm (run .*)$", page, re.MULTILINE)

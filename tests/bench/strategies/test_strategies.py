@@ -77,7 +77,7 @@ def test_derpp_forwards_losses_and_stored_logits(forward: str, groups: list[int]
     assert model.forwards == groups
 
 
-def test_derpp_over_all_outputs_where_all_compete() -> None:
+def test_derpp_without_output_mask() -> None:
     model = Watched()
     head = OutputMask(torch.ones(2, 4, dtype=torch.bool))
     loss, _ = build_strategy(StrategyConfig("derpp", forward="separate")).loss(model, head, NEW, (OLD, OTHER))
@@ -87,7 +87,7 @@ def test_derpp_over_all_outputs_where_all_compete() -> None:
 
 
 @pytest.mark.parametrize("name", ["er", "derpp"])
-def test_an_empty_memory_is_the_stream_alone(name: str) -> None:
+def test_empty_memory_is_the_stream_loss(name: str) -> None:
     model = Watched()
     strategy = build_strategy(StrategyConfig(name))
     loss, _ = strategy.loss(model, OutputMask(COMPETING), NEW, (NONE,) * strategy.draws)
@@ -95,7 +95,7 @@ def test_an_empty_memory_is_the_stream_alone(name: str) -> None:
     assert model.forwards == [5]
 
 
-def test_a_strategy_from_a_file_of_ones_own(tmp_path: Path) -> None:
+def test_strategy_from_a_user_file(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(
         "from contnorm.bench import Strategy\n"

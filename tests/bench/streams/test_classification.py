@@ -33,7 +33,7 @@ def split(source: Source, seed: int = 0, **options: object) -> TaskSequence:
     return build_stream(StreamConfig(**settings), source, seed)  # type: ignore[arg-type]
 
 
-def test_permuted_tasks_see_all_pixels_in_their_own_order(mnist: Source) -> None:
+def test_permuted_tasks_have_different_pixel_orders(mnist: Source) -> None:
     stream = build_stream(StreamConfig("permuted-mnist", train_per_task=50, test_per_task=30), mnist, 0)
     assert stream.tasks == 5 and len(stream.train) == 250 and len(stream.test) == 150
     assert stream.permutations is not None
@@ -58,7 +58,7 @@ def test_seeds_change_order_and_subset_but_not_the_tasks(mnist: Source) -> None:
     assert not np.array_equal(seeded.permutations, c.permutations)  # type: ignore[arg-type]
 
 
-def test_split_cifar100_is_three_and_seventeen_tasks_of_five(cifar100: Source) -> None:
+def test_split_cifar100_has_three_and_seventeen_tasks_of_five(cifar100: Source) -> None:
     learn, validate, everything = (split(cifar100, part=part) for part in ("learn", "validate", "all"))
     assert (learn.tasks, validate.tasks, everything.tasks) == (17, 3, 20)
     assert (learn.outputs, validate.outputs) == (85, 15)
@@ -83,7 +83,7 @@ def test_labels_and_competing_outputs(cifar100: Source, scenario: str) -> None:
             assert by_class.setdefault(int(truth[image]), int(label)) == label, "a class has one label, in both splits"
 
 
-def test_every_image_of_its_classes_comes_once(cifar100: Source) -> None:
+def test_every_image_of_the_classes_occurs_once(cifar100: Source) -> None:
     stream = split(cifar100, part="all")
     assert sorted(stream.train.image.tolist()) == list(range(600))
     assert sorted(stream.test.image.tolist()) == list(range(200))
@@ -100,7 +100,7 @@ def test_crops_and_flips_follow_their_offsets() -> None:
     torch.testing.assert_close(y[1], padded[1, :, 3:9, 5:11].flip(-1))
 
 
-def test_names_of_the_field_are_known() -> None:
+def test_common_aliases_of_streams_are_known() -> None:
     assert find_stream("seq-cifar10").name == "split-cifar10" and find_stream("perm-mnist").name == "permuted-mnist"
     with pytest.raises(UserError, match=r"unknown stream 'split-cifar1000'\. Did you mean 'split-cifar100'"):
         find_stream("split-cifar1000")
@@ -112,10 +112,10 @@ def test_names_of_the_field_are_known() -> None:
     [
         ({"tasks": 18}, r"stream\.tasks=18 must be 1 to 17"),
         ({"tasks": 0}, r"stream\.tasks=0 must be a whole number from 1 "),
-        ({"train_per_task": 31}, r"31 samples of a task were asked for, and it has 30"),
+        ({"train_per_task": 31}, r"31 samples per task are requested, but a task has 30"),
     ],
 )
-def test_more_than_there_is_is_named(cifar100: Source, options: dict[str, int], said: str) -> None:
+def test_too_many_samples_or_tasks_are_refused(cifar100: Source, options: dict[str, int], said: str) -> None:
     with pytest.raises(UserError, match=said):
         split(cifar100, **options)
 
@@ -130,10 +130,10 @@ def test_more_than_there_is_is_named(cifar100: Source, options: dict[str, int], 
         ({"scenario": "class"}, r"stream\.scenario=class: every task of permuted-mnist has the same classes"),
         ({"augment": True}, r"stream\.augment=true: crops and flips mean nothing to shuffled pixels.*augment=false"),
         ({"part": "learn"}, r"stream\.part=learn: permuted-mnist sets no tasks apart\. Use stream\.part=all"),
-        ({"name": "split-mnist", "part": "validate"}, r"stream\.part=validate: split-mnist sets no tasks apart"),
+        ({"name": "split-mnist", "part": "validate"}, r"stream\.part=validate: split-mnist has no validation tasks"),
     ],
 )
-def test_what_a_stream_can_not_have_is_refused(mnist: Source, options: dict[str, str], said: str) -> None:
+def test_unsupported_stream_settings_are_refused(mnist: Source, options: dict[str, str], said: str) -> None:
     config = StreamConfig(**{"name": "permuted-mnist", **options})  # type: ignore[arg-type]
     with pytest.raises(UserError, match=said):
         build_stream(config, mnist, 0)
@@ -194,7 +194,7 @@ def test_first_tasks_do_not_depend_on_the_number_of_tasks(mnist: Source) -> None
 
 
 @pytest.mark.parametrize("kind", ["train", "test"])
-def test_a_task_without_samples_is_refused(mnist: Source, kind: str) -> None:
+def test_task_without_samples_is_refused(mnist: Source, kind: str) -> None:
     present = ~np.isin(getattr(mnist, f"{kind}_labels"), [2, 3])
     parts = {name: getattr(mnist, name)[present] for name in (f"{kind}_images", f"{kind}_labels")}
     source = replace(mnist, **parts)

@@ -134,8 +134,7 @@ def run_jobs(
         UserError: At the end, with the reasons of all failed runs.
     """
     jobs = list(jobs)
-    on_disk = [job.config for job in jobs if job.config.stream.source not in environment.sources]
-    for notice in _data_notices(on_disk, environment.data_root):
+    for notice in _data_notices([job.config for job in jobs], environment.data_root):
         log.warning(notice)
     messages = _StopMessages.of(jobs, environment, resume_hint)
     progress = RunProgress(jobs, console, print_records, messages.hint, on_diverged)
@@ -151,7 +150,7 @@ def run_jobs(
             progress.print(message)
             raise RunInterrupted(message, (signals.received or [signal.SIGINT])[-1]) from error
         if signals and progress.waiting:
-            progress.show_waiting(None if environment.runs is None else Store(environment.runs), messages.again)
+            progress.show_waiting(None if environment.runs is None else environment.store, messages.again)
     if progress.failures:
         raise UserError(join_sentences(sorted(progress.failures)))
     if signals and progress.waiting:
@@ -202,8 +201,7 @@ def run_missing(jobs: Sequence[Job], environment: RunEnvironment, console: Conso
     A run whose loss is no longer finite is recorded as diverged. It would diverge again, so it is not a failure and is
     not run a second time. Runs that an archive does not have are not executed.
     """
-    assert environment.runs is not None  # tables are made of records
-    store = Store(environment.runs)
+    store = environment.store
     remaining = [job for job in jobs if not store.is_diverged(job.config, job.seed)]
     if store.read_only:
         available = [job for job in remaining if store.has(job.config, job.seed)]
@@ -262,8 +260,7 @@ def resume(
         for environment, jobs in groups:
             with _collect_failures(failures):
                 run_jobs(jobs, environment, console)
-            assert environment.runs is not None  # the folder of the stopped runs
-            store = Store(environment.runs)
+            store = environment.store
             records += [store.load_run(job.config, job.seed) for job in jobs if store.has(job.config, job.seed)]
     if failures or problems:
         raise ResumeError(join_sentences(failures), records)

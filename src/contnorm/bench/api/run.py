@@ -389,7 +389,7 @@ def _run(
     diverged = dict(sorted(diverged.items(), key=lambda item: item[0].seed))
     for reason in diverged.values():
         log.warning(reason)
-    store = None if environment.runs is None else Store(environment.runs)
+    store = None if environment.runs is None else environment.store
     results = []
     for config in configs:
         of_experiment = [job for job in jobs if job.config == config]
@@ -407,9 +407,11 @@ def _run(
 
 
 def _record(job: Job, store: Store | None, finished: Mapping[Job, Finished]) -> Record:
-    """Return the record of a finished run: from the store, or made of the results in memory."""
-    if store is None:
-        return make_record(job.config, job.seed, finished[job].results)
+    """Return the record of a finished run: made of its results, or from the store if it was recorded before."""
+    if job in finished:
+        path = None if store is None else store.path(job.config, job.seed)
+        return make_record(job.config, job.seed, finished[job].results, path)
+    assert store is not None  # without a store, every run is executed
     return store.load_run(job.config, job.seed)
 
 

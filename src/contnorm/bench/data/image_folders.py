@@ -226,7 +226,7 @@ def _text(path: Path) -> str:
 
 
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
-Labelled = list[tuple[Path, str]]
+NamedImages = list[tuple[Path, str]]
 Arrays = tuple[NDArray[np.uint8], list[str], NDArray[np.uint8], list[str]]
 
 
@@ -262,7 +262,7 @@ def read_class_folders(folder: Path, size: int | None, test_share: float) -> Arr
     return images[:count], labels[:count], images[count:], labels[count:]
 
 
-def _list_images(folder: Path) -> Labelled:
+def _list_images(folder: Path) -> NamedImages:
     classes = sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
     images = [
         (path, entry.name)
@@ -275,12 +275,12 @@ def _list_images(folder: Path) -> Labelled:
     return images
 
 
-def _split(images: Labelled, share: float) -> tuple[Labelled, Labelled]:
+def _split(images: NamedImages, share: float) -> tuple[NamedImages, NamedImages]:
     """Split each class into training and test images, at random with a fixed seed."""
     if not 0 < share < 1:
         raise UserError(f"test_share={share}: use a number between 0 and 1.")
-    train: Labelled = []
-    test: Labelled = []
+    train: NamedImages = []
+    test: NamedImages = []
     for label in sorted({label for _, label in images}):
         of_class = [image for image in images if image[1] == label]
         if len(of_class) < 2:

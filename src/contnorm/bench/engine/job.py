@@ -10,6 +10,7 @@ import torch
 
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.registry import Source, load_source
+from contnorm.bench.records import Store
 from contnorm.bench.user_code import PythonObject
 from contnorm.errors import UserError
 
@@ -46,6 +47,13 @@ class RunEnvironment:
     allow_missing: bool = False
     sources: Mapping[str, Source] = field(default_factory=dict)
     objects: Mapping[str, PythonObject] = field(default_factory=dict)
+
+    @property
+    def store(self) -> Store:
+        """The records in the folder of runs."""
+        if self.runs is None:
+            raise ValueError("the results of these runs are kept in memory, and have no store.")
+        return Store(self.runs)
 
     def load(self, name: str) -> Source:
         """Load a data set by name."""

@@ -7,6 +7,7 @@ scheduler and the progress bars read the events.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
@@ -29,7 +30,7 @@ from contnorm.bench.engine.evaluate import (
     drift_of,
     oracle_moments,
 )
-from contnorm.bench.engine.trainer import LossNotFiniteError, Trainer
+from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.metrics.memory_stats import take_census
 from contnorm.bench.models.norm_layers import count_norms
 from contnorm.bench.signals import StopRequested
@@ -314,10 +315,15 @@ def _evaluate_ahead(runs: Sequence[_Run], stop: Callable[[], bool]) -> None:
 
 
 def _verdict(trainer: Trainer, task: int, loss: float) -> Steps | Failed:
-    try:
-        return Steps(trainer.done, len(trainer.plan.steps), task, trainer.check(loss))
-    except LossNotFiniteError as error:
-        return Diverged(str(error))
+    """Return the progress of a run, or its divergence if the loss of the last step is not finite."""
+    steps = len(trainer.plan.steps)
+    if math.isfinite(loss):
+        return Steps(trainer.done, steps, task, loss)
+    last_task = trainer.plan.steps[trainer.done - 1].task
+    return Diverged(
+        f"seed {trainer.seed}: the loss is {loss} at step {trainer.done} of {steps} (task {last_task}). Most likely "
+        f"the learning rate of {trainer.config.train.lr} is too high for norm {trainer.config.norm.name!r}."
+    )
 
 
 def _save(runs: Sequence[_Run], saver: CheckpointWriter | None, required: bool = False) -> None:

@@ -84,7 +84,7 @@ def execute(
         if environment.runs is None:
             yield from _execute(list(dict.fromkeys(jobs)), environment, stop, prepare)
         else:
-            yield from _execute_recorded(jobs, environment, Store(environment.runs), stop, prepare)
+            yield from _execute_recorded(jobs, environment, environment.store, stop, prepare)
     except StopRequested:  # raised while data is read, before any run has started
         return
 
@@ -244,7 +244,7 @@ def _execute(
             Trainer(config, 0, plans[name].source, environment.device, plans=plans[name])
     if environment.runs is not None:
         sources = {name: cached.source for name, cached in plans.items()}
-        _write_notes([(job, RunDir.of(job, Store(environment.runs))) for job in jobs], environment, sources)
+        _write_notes([(job, RunDir.of(job, environment.store)) for job in jobs], environment, sources)
     work = partial(_run_in_worker, environment=environment, trusted=trusted_files(), path=search_path())
     yield from run_in_processes(work, jobs, processes, stop)
 
@@ -282,7 +282,7 @@ def _execute_here(
     prepare: Callable[[str], object] | None = None,
 ) -> Iterator[Event]:
     """Run jobs in this process; jobs that can share a CUDA graph run together."""
-    store = None if environment.runs is None else Store(environment.runs)
+    store = None if environment.runs is None else environment.store
     loaded: dict[str, _Shared] = {}
     noted: set[RunConfig] = set()
     for group in _groups(jobs, environment, store):
@@ -495,6 +495,7 @@ def _train_recorded(
                 if environment.keep_weights:  # before the record: every record then has its weights
                     save_weights(trainer.model, run_dir.record)
                 store.save(job.config, job.seed, results)
+            what = Finished(results)
         if isinstance(what, Finished | Failed):
             run_dir.clear()
         yield Event(job, what, run_dir.record)

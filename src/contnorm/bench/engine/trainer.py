@@ -8,7 +8,6 @@ CUDA graph.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
@@ -43,13 +42,9 @@ from contnorm.bench.streams.transforms import DeviceStream
 from contnorm.bench.user_code import is_user_code, loaded_modules
 from contnorm.kernels.side_stream import SideStream, side_stream_gradients
 
-__all__ = ["LossNotFiniteError", "Trainer"]
+__all__ = ["Trainer"]
 
 RUNNING_MOMENTS = ("running_mean", "running_var")
-
-
-class LossNotFiniteError(Exception):
-    """The loss of a run is infinite or NaN; the run can't continue."""
 
 
 class Trainer:
@@ -207,16 +202,6 @@ class Trainer:
             for x, label, task, slots in draws
         )
         return write, Batch(x, label, task), replay
-
-    def check(self, loss: float) -> float:
-        """Return the loss of the last step; raises `LossNotFiniteError` if it is not finite."""
-        if not math.isfinite(loss):
-            raise LossNotFiniteError(
-                f"seed {self.seed}: the loss is {loss} at step {self.done} of {len(self.plan.steps)} (task "
-                f"{self.plan.steps[self.done - 1].task}). Most likely the learning rate of {self.config.train.lr} is "
-                f"too high for norm {self.config.norm.name!r}."
-            )
-        return loss
 
     def nonfinite_tensor(self) -> str | None:
         """Return the name of the first trained parameter or running moment that is not finite; None if there is none.

@@ -29,7 +29,7 @@ class Slow(Checkpoints):
         self.wrote.append(progress["done"])
 
 
-def test_the_state_written_is_the_one_saved_not_a_later_one(tmp_path: Path) -> None:
+def test_written_state_is_that_of_the_save(tmp_path: Path) -> None:
     place, weight, counted = Slow(tmp_path), torch.ones(3), {"done": 1, "tally": [1]}
     with CheckpointWriter() as saver:
         saver.save(place, {"weight": weight}, counted)
@@ -42,7 +42,7 @@ def test_the_state_written_is_the_one_saved_not_a_later_one(tmp_path: Path) -> N
     assert latest.progress == {"done": 1, "tally": [1]} and place.latest_step() == 1
 
 
-def test_of_those_that_wait_the_newest_is_written(tmp_path: Path) -> None:
+def test_newest_pending_checkpoint_is_written(tmp_path: Path) -> None:
     place = Slow(tmp_path)
     with CheckpointWriter() as saver:
         for done in range(1, 6):
@@ -53,7 +53,7 @@ def test_of_those_that_wait_the_newest_is_written(tmp_path: Path) -> None:
     assert place.wrote == [1, 5]
 
 
-def test_a_required_checkpoint_is_written_whatever_comes_after_it(tmp_path: Path) -> None:
+def test_required_checkpoint_is_always_written(tmp_path: Path) -> None:
     place = Slow(tmp_path)
     with CheckpointWriter() as saver:
         for done in range(1, 6):
@@ -65,7 +65,7 @@ def test_a_required_checkpoint_is_written_whatever_comes_after_it(tmp_path: Path
 
 
 @pytest.mark.parametrize(("end", "written"), [(CheckpointWriter.finish, [1, 2]), (CheckpointWriter.forget, [1])])
-def test_a_complete_run_waits_for_a_required_checkpoint_and_a_failed_one_drops_it(
+def test_complete_run_waits_for_required_checkpoints_and_failed_run_drops_them(
     tmp_path: Path, end: Callable[[CheckpointWriter, list[Checkpoints]], None], written: list[int]
 ) -> None:
     place = Slow(tmp_path)
@@ -79,7 +79,7 @@ def test_a_complete_run_waits_for_a_required_checkpoint_and_a_failed_one_drops_i
         assert place.wrote == written
 
 
-def test_required_checkpoints_do_not_pile_up(tmp_path: Path) -> None:
+def test_required_checkpoints_do_not_accumulate(tmp_path: Path) -> None:
     place = Slow(tmp_path)
     with CheckpointWriter() as saver:
         saver.save(place, {}, {"done": 1}, required=True)
@@ -90,7 +90,7 @@ def test_required_checkpoints_do_not_pile_up(tmp_path: Path) -> None:
         assert place.wrote[:2] == [1, 2]
 
 
-def test_a_run_that_is_over_is_not_written_any_more(tmp_path: Path) -> None:
+def test_ended_run_is_not_written(tmp_path: Path) -> None:
     place = Slow(tmp_path)
     with CheckpointWriter() as saver:
         saver.save(place, {}, {"done": 1})
@@ -103,7 +103,7 @@ def test_a_run_that_is_over_is_not_written_any_more(tmp_path: Path) -> None:
     assert not tmp_path.exists()
 
 
-def test_what_could_not_be_written_is_told_when_the_next_is_saved(tmp_path: Path) -> None:
+def test_write_error_is_raised_at_the_next_save(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     place = Checkpoints(tmp_path / "file")
     with CheckpointWriter() as saver:
@@ -112,7 +112,7 @@ def test_what_could_not_be_written_is_told_when_the_next_is_saved(tmp_path: Path
             saver.flush()
 
 
-def test_of_runs_that_are_over_none_that_waits_is_written_while_another_is_waited_for(tmp_path: Path) -> None:
+def test_pending_checkpoints_of_ended_runs_are_cancelled_before_waiting(tmp_path: Path) -> None:
     first, second = Slow(tmp_path / "first"), Slow(tmp_path / "second")
     second.may_write.set()
     with CheckpointWriter() as saver:
@@ -133,7 +133,7 @@ def test_of_runs_that_are_over_none_that_waits_is_written_while_another_is_waite
 KINDS = (torch.float64, torch.int64, torch.float32, torch.int32, torch.bfloat16, torch.float16, torch.int16, torch.int8)
 
 
-def test_safetensors_reads_what_is_packed_as_what_it_writes_itself() -> None:
+def test_packed_tensors_are_a_valid_safetensors_file() -> None:
     chance = torch.Generator().manual_seed(0)
     tensors = {f"{kind}": torch.randint(-9, 9, (3, 5), generator=chance).to(kind) for kind in KINDS}
     tensors |= {"a mask": torch.tensor([True, False, True]), "levels": torch.arange(7, dtype=torch.uint8)}
@@ -153,7 +153,7 @@ def _head(file: bytes) -> int:
     return 8 + int.from_bytes(file[:8], "little")
 
 
-def test_what_is_packed_is_a_copy() -> None:
+def test_packed_tensors_are_copies() -> None:
     weight = torch.ones(3)
     kept = packed({"weight": weight})
     weight.add_(1)

@@ -44,7 +44,7 @@ def results(folder: Path) -> dict[tuple[str, int], Any]:
     return {(r.config.hash, r.seed): (r.raw["matrix"], r.raw["drift"]) for r in Store(folder)}
 
 
-def test_processes_give_the_bits_of_one_after_the_other(root: Path, tmp_path: Path) -> None:
+def test_processes_equal_sequential_runs_bitwise(root: Path, tmp_path: Path) -> None:
     jobs = [Job(settings(root, norm={"name": norm}), seed) for norm in ("bn", "cn") for seed in (0, 1)]
     list(execute(jobs, RunEnvironment(tmp_path / "alone", root, CPU)))
     events = list(execute(jobs, RunEnvironment(tmp_path / "beside", root, CPU, lanes=2)))
@@ -53,7 +53,7 @@ def test_processes_give_the_bits_of_one_after_the_other(root: Path, tmp_path: Pa
     assert {record.raw["device"]["threads"] for record in Store(tmp_path / "beside")} == {1}
 
 
-def test_processes_that_are_stopped_are_gone_on_with(root: Path, tmp_path: Path) -> None:
+def test_stopped_processes_resume_bit_exactly(root: Path, tmp_path: Path) -> None:
     jobs = [Job(settings(root), seed) for seed in range(3)]
     place = RunEnvironment(tmp_path, root, CPU, lanes=2)
     asked: list[bool] = []
@@ -67,7 +67,7 @@ def test_processes_that_are_stopped_are_gone_on_with(root: Path, tmp_path: Path)
     assert len(results(tmp_path)) == 3 and not stopped_runs(tmp_path).runs
 
 
-def test_settings_that_can_not_be_run_start_no_process(root: Path, tmp_path: Path) -> None:
+def test_invalid_settings_start_no_process(root: Path, tmp_path: Path) -> None:
     bad = settings(root, norm={"name": "cn", "groups": 32})
     with pytest.raises(UserError, match="does not divide the 100 channels"):
         list(execute([Job(bad, 0), Job(bad, 1)], RunEnvironment(tmp_path / "runs", root, CPU, lanes=2)))
@@ -96,17 +96,17 @@ def wrong(job: str, stop: Callable[[], bool]) -> Iterator[str]:
         ("mistake", UserError, "a mistake of yours"),
         ("bug", RuntimeError, r"(?s)in a worker process:.*in wrong.*KeyError: 'a bug of ours'"),
         ("quits", RuntimeError, r"(?s)in a worker process:.*in wrong.*SystemExit: 0"),
-        ("gone", UserError, r"was ended by itself \(exit code 0\)"),
+        ("gone", UserError, r"ended by itself \(exit code 0\)"),
         ("killed", UserError, r"ended by a signal \(exit code -9\).*fewer lanes"),
     ],
 )
-def test_what_goes_wrong_in_a_process_is_told(job: str, error: type[Exception], said: str) -> None:
+def test_worker_errors_are_reported(job: str, error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
         list(run_in_processes(wrong, [job], 1, stop=lambda: False))
 
 
 @pytest.mark.parametrize(("limit", "error"), [(0.5, UserError), (100, KeyboardInterrupt)])
-def test_a_process_that_does_not_listen_is_not_waited_for(
+def test_unresponsive_worker_is_killed(
     monkeypatch: pytest.MonkeyPatch, limit: float, error: type[BaseException]
 ) -> None:
     """When another fails it is for a while, when a person insists not at all."""
@@ -125,7 +125,7 @@ def test_a_process_that_does_not_listen_is_not_waited_for(
     assert time.monotonic() - started < 60 and not child_processes
 
 
-def test_a_killed_parent_leaves_no_process_and_loses_nothing(root: Path, tmp_path: Path) -> None:
+def test_killed_parent_leaves_no_worker_and_loses_nothing(root: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "contnorm", "run", "--data-root", str(root), "--norm", "cn", "--seeds", "2"]
     command += ["--lanes", "2", "--set", "stream.train_per_task=400", "--set", "stream.tasks=12"]
     with subprocess.Popen([*command, "--runs", str(tmp_path / "killed")], stdout=subprocess.DEVNULL) as process:
@@ -156,7 +156,7 @@ def _wait_until_nothing_changes(folder: Path) -> None:
         time.sleep(1)
 
 
-def test_lanes_of_several_settings_move_together(root: Path) -> None:
+def test_lanes_of_different_settings_train_together(root: Path) -> None:
     source = load_source("mnist", root)
     configs = [
         settings(root, norm={"name": "bn"}),
@@ -172,7 +172,7 @@ def test_lanes_of_several_settings_move_together(root: Path) -> None:
         assert all(torch.equal(tensor, beside.state()[name]) for name, tensor in lane.state().items())
 
 
-def test_images_brought_as_needed_give_the_same_run(root: Path) -> None:
+def test_prefetched_images_give_the_same_run(root: Path) -> None:
     config, source = settings(root, strategy={"name": "derpp", "replay_from": "all"}), load_source("mnist", root)
     whole, brought = (Trainer(config, 0, source, CPU, DeviceImages.of(source, CPU, whole)) for whole in (True, False))
     found = []

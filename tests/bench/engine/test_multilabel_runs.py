@@ -52,7 +52,7 @@ def finished(lane: Trainer, checkpoints: Checkpoints | None = None) -> dict[str,
 
 @pytest.mark.parametrize("kind", ["prs", "reservoir"])
 @pytest.mark.parametrize("norm", ["bn", "cn"])
-def test_a_run_learns_and_its_record_has_every_score(tmp_path: Path, norm: str, kind: str) -> None:
+def test_multilabel_run_learns_and_records_every_score(tmp_path: Path, norm: str, kind: str) -> None:
     config = settings(norm={"name": norm}, memory={"kind": kind}, train={"passes": 8})
     lane = Trainer(config, 0, SOURCE, CPU)
     untrained = count_labels([lane], 3)[0].tally
@@ -69,7 +69,7 @@ def test_a_run_learns_and_its_record_has_every_score(tmp_path: Path, norm: str, 
     assert record.raw["classes"]["names"] == list(SOURCE.class_names)
 
 
-def test_what_is_recorded_is_what_the_network_says() -> None:
+def test_recorded_counts_equal_those_of_the_outputs() -> None:
     """Own and tally once more, by hand from the network's outputs on normalized pictures."""
     lane = Trainer(settings(train={"max_steps": 13}), 0, SOURCE, CPU)
     found = finished(lane)
@@ -85,7 +85,7 @@ def test_what_is_recorded_is_what_the_network_says() -> None:
     assert found["labels"]["own"][0][1:] == [None, None]
 
 
-def test_a_step_is_a_joint_pass_clipped_and_adams() -> None:
+def test_step_equals_joint_pass_with_clipping_and_adam() -> None:
     """The engine's first steps, and the same made by hand from the plan with torch's own loss and optimizer."""
     config = settings(train={"clip_value": 1e-3})
     lane, plain = (Trainer(config, 0, SOURCE, CPU) for _ in range(2))
@@ -131,7 +131,7 @@ def test_stop_at_any_step_and_resume_is_bitwise_equal(tmp_path: Path, kind: str)
             assert torch.equal(resumed.state()[name], tensor), name
 
 
-def test_the_norms_compared_on_a_seed_see_the_same_and_the_memories_do_not() -> None:
+def test_norms_share_samples_of_a_seed_and_memories_do_not() -> None:
     lanes = [Trainer(settings(norm={"name": norm}), 0, SOURCE, CPU) for norm in ("bn", "cn")]
     lanes.append(Trainer(settings(memory={"kind": "reservoir"}), 0, SOURCE, CPU))
     bn, cn, reservoir = (lane.plan.steps for lane in lanes)
@@ -141,7 +141,7 @@ def test_the_norms_compared_on_a_seed_see_the_same_and_the_memories_do_not() -> 
     assert any((a.write != c.write).any() for a, c in zip(bn, reservoir, strict=True))
 
 
-def test_other_strategies_take_several_labels_too() -> None:
+def test_all_strategies_accept_several_labels() -> None:
     for strategy in ("single", "er", "derpp"):
         lane = Trainer(settings(strategy={"name": strategy}, train={"max_steps": 4}), 0, SOURCE, CPU)
         found = finished(lane)
@@ -172,7 +172,7 @@ def real_settings(root: Path, norm: str, strategy: str) -> RunConfig:
 
 
 @pytest.mark.parametrize(("norm", "strategy"), [("bn", "prs"), ("cn", "prs"), ("cn", "crs")])
-def test_real_pictures_are_learned(real_root: Path, tmp_path: Path, norm: str, strategy: str) -> None:
+def test_run_on_real_images_learns(real_root: Path, tmp_path: Path, norm: str, strategy: str) -> None:
     config = real_settings(real_root, norm, strategy)
     assert (config.memory.kind, config.norm.groups) == ({"prs": "prs", "crs": "reservoir"}[strategy], 4)
     list(execute([Job(config, 0)], RunEnvironment(tmp_path, real_root, CPU)))
@@ -182,7 +182,7 @@ def test_real_pictures_are_learned(real_root: Path, tmp_path: Path, norm: str, s
     assert Census.from_json(record.raw["census"]).evicted[-1] > 0
 
 
-def test_a_run_of_real_pictures_goes_on_where_it_was_stopped(real_root: Path, tmp_path: Path) -> None:
+def test_stopped_run_on_real_images_resumes_bit_exactly(real_root: Path, tmp_path: Path) -> None:
     job = Job(real_settings(real_root, "cn", "prs"), 0)
     whole, stopped = (
         RunEnvironment(tmp_path / name, real_root, CPU, checkpoint_every=3) for name in ("whole", "stopped")
@@ -219,14 +219,14 @@ def of_birds(tmp_path: Path, source: str = "birds") -> RunConfig:
     return resolve({**common, "stream": {"name": "multi-label", "source": source}}, tmp_path)
 
 
-def test_a_run_goes_on_with_the_data_it_was_begun_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_run_resumes_on_its_data_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A set that lacked pictures is built anew when they come; half a run of each would be a run of neither."""
     birds(tmp_path, 1)
     job, place = Job(of_birds(tmp_path), 0), RunEnvironment(tmp_path / "runs", tmp_path, CPU)
     list(execute([job], place, stop=lambda: True))
     birds(tmp_path)
     (event,) = execute([job], place)
-    assert isinstance(event.what, Failed) and "was begun on other data than is found here" in event.what.why
+    assert isinstance(event.what, Failed) and "on other data" in event.what.why
     assert len(stopped_runs(place.runs).runs) == 1, "what is refused is left as it is"
     shutil.rmtree(tmp_path / "birds")
     (tmp_path / "pictures" / "1.jpg").unlink()
@@ -238,10 +238,10 @@ def test_a_run_goes_on_with_the_data_it_was_begun_on(tmp_path: Path, caplog: pyt
     birds(tmp_path)
     (event,) = execute([job], place)
     (said,) = caplog.messages
-    assert event.what == "recorded" and f"{event.path}: is of other data than" in said and "Move it away" in said
+    assert event.what == "recorded" and f"{event.path}: is of other data" in said and "Move it away" in said
 
 
-def test_a_set_of_ones_own_is_a_stream(tmp_path: Path) -> None:
+def test_user_data_set_is_a_stream(tmp_path: Path) -> None:
     """Built from a table under a name, and run by that name or by its folder."""
     birds(tmp_path)
     found = []
@@ -276,13 +276,13 @@ def test_a_set_of_ones_own_is_a_stream(tmp_path: Path) -> None:
         ({"train": {"optimizer": "lion"}}, "train.optimizer='lion' must be 'sgd' or 'adam'"),
     ],
 )
-def test_what_can_not_be_asked_for_is_refused(values: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_invalid_settings_are_refused(values: dict[str, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=said) as error:
         resolve(values, tmp_path)
     assert "\n" not in str(error.value)
 
 
-def test_a_strategy_brings_its_memory_unless_another_is_asked_for(tmp_path: Path) -> None:
+def test_strategy_sets_the_default_memory(tmp_path: Path) -> None:
     def kind(strategy: str, **groups: Any) -> str:
         stream = {"name": "cocoseq", "source": "cocoseq"}
         return resolve({"stream": stream, "strategy": {"name": strategy}, **groups}, tmp_path).memory.kind

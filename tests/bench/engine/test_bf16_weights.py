@@ -23,7 +23,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("strategy", "forward"), [("single", "joint"), ("er", "joint"), ("er", "separate"), ("derpp", "separate")]
 )
-def test_a_run_has_the_bits_of_autocast(root: Path, device: torch.device, strategy: str, forward: str) -> None:
+def test_run_equals_autocast_bitwise(root: Path, device: torch.device, strategy: str, forward: str) -> None:
     values: dict[str, Any] = {
         "stream": {"name": "split-cifar100", "tasks": 2},
         "strategy": {"name": strategy, "forward": forward},
@@ -34,21 +34,21 @@ def test_a_run_has_the_bits_of_autocast(root: Path, device: torch.device, strate
     config, source = resolve(values, root), load_source("cifar100", root)
     with numerics(config.train):
         ours, autocast = (Trainer(config, 0, source, device) for _ in range(2))
-        assert ours.half is not None
-        autocast.half = None
+        assert ours.bf16_weights is not None
+        autocast.bf16_weights = None
         for _ in range(6):  # two tasks of four steps: the second replays
             assert torch.equal(ours.step(), autocast.step())
     for name, tensor in ours.state().items():
         assert torch.equal(tensor, autocast.state()[name]), name
 
 
-def test_weights_that_autocast_leaves_alone_are_left_alone() -> None:
+def test_weights_that_autocast_does_not_cast_are_not_cast() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
     half = Bf16Weights(model)
     assert half.names == ["0.weight", "0.bias"]
 
 
-def test_a_weight_that_no_pass_used_has_no_gradient() -> None:
+def test_unused_weight_has_no_gradient() -> None:
     class Half(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -29,31 +29,31 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_repository_that_surrounds_an_installed_package_is_not_its_commit(project: Path) -> None:
+def test_commit_of_an_untracked_package_is_none(project: Path) -> None:
     init = project / "venv" / "package" / "__init__.py"
     assert commit_of(init) is None
     (project / ".gitignore").write_text("venv\n")
     assert commit_of(init) is None
 
 
-def test_a_tracked_package_has_its_commit_and_a_mark_where_it_was_changed(project: Path) -> None:
+def test_commit_of_a_tracked_package_marks_changes(project: Path) -> None:
     commit = git(project, "rev-parse", "--short=12", "HEAD")
     assert commit_of(project / "mine.py") == commit
     (project / "mine.py").write_text("x = 2\n")
     assert commit_of(project / "mine.py") == f"{commit}-dirty"
 
 
-def test_the_environment_of_git_names_no_other_repository(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_git_environment_variables_are_ignored(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_DIR", str(project / ".git"))
     monkeypatch.setenv("GIT_WORK_TREE", str(project / "venv" / "package"))
     assert commit_of(project / "venv" / "package" / "__init__.py") is None
 
 
-def test_without_git_there_is_no_commit(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commit_without_git_is_none(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     assert commit_of(project / "mine.py") is None
 
 
-def test_the_package_is_asked_for_by_its_own_file() -> None:
+def test_package_commit_is_a_short_hash_or_none() -> None:
     found = package_commit()
     assert found is None or len(found.removesuffix("-dirty")) == 12

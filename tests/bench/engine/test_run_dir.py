@@ -54,7 +54,7 @@ def last(config: RunConfig, place: RunEnvironment) -> object:
 
 
 @pytest.mark.parametrize("kind", ["strategy", "model"])
-def test_code_edited_since_is_not_gone_on_with(root: Path, tmp_path: Path, kind: str) -> None:
+def test_edited_code_is_not_resumed(root: Path, tmp_path: Path, kind: str) -> None:
     file = tmp_path / "mine.py"
     file.write_text(OWN + "def Net(shape, outputs, norm):\n    from torch import nn\n")
     with file.open("a") as more:
@@ -67,8 +67,8 @@ def test_code_edited_since_is_not_gone_on_with(root: Path, tmp_path: Path, kind:
     found = stopped_runs(place.runs)
     assert not found.runs
     (said,) = found.problems
-    assert re.search(rf"mine.py has changed since the run was begun \({kind}.code was \w+, and is \w+\)", said)
-    assert f"{left.folder}: " in said and "Put it back" in said and "delete the folder" in said
+    assert re.search(rf"mine.py.* has changed since .* \({kind}.code was \w+, now \w+\)", said)
+    assert f"{left.folder}: " in said and "Restore it" in said and "delete the folder" in said
     what = last(config, place)  # by whoever asks for it with the old settings
     assert isinstance(what, Failed) and "has changed since" in what.why
     file.unlink()
@@ -78,7 +78,7 @@ def test_code_edited_since_is_not_gone_on_with(root: Path, tmp_path: Path, kind:
     assert isinstance(last(config, place), Finished)
 
 
-def test_a_note_says_with_what_a_run_was_begun(root: Path, tmp_path: Path) -> None:
+def test_note_has_device_and_threads(root: Path, tmp_path: Path) -> None:
     config, place = settings(root), RunEnvironment(tmp_path, root, CPU, threads=2)
     left = stop_one(config, place)
     steps = left.checkpoints.latest_step()
@@ -96,7 +96,7 @@ def test_a_note_says_with_what_a_run_was_begun(root: Path, tmp_path: Path) -> No
     assert isinstance(last(config, place), Finished)
 
 
-def test_a_run_goes_on_with_the_instruction_set_it_was_begun_with(
+def test_run_resumes_with_the_same_instruction_set_only(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sums on a CPU with AVX512 have other bits than with AVX2: half a run of each would be a run of neither."""
@@ -110,14 +110,14 @@ def test_a_run_goes_on_with_the_instruction_set_it_was_begun_with(
     assert isinstance(last(config, place), Finished)
 
 
-def test_a_run_without_steps_may_be_begun_otherwise(root: Path, tmp_path: Path) -> None:
+def test_run_without_steps_may_start_with_other_options(root: Path, tmp_path: Path) -> None:
     config = settings(root)
     stop_one(config, RunEnvironment(tmp_path, root, CPU, threads=2), 0, 1)
     list(execute([Job(config, 1)], RunEnvironment(tmp_path, root, CPU), stop=lambda: True))
     assert {run.job.seed: run.threads for run in stopped_runs(tmp_path).runs} == {0: 2, 1: 1}
 
 
-def test_each_is_found_where_it_lies(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopped_runs_are_found_in_subfolders(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = settings(root)
     for name in ("a", "b"):
         left = stop_one(config, RunEnvironment(tmp_path / name, root, CPU))
@@ -161,13 +161,13 @@ def move_away(left: RunDir) -> None:
 @pytest.mark.parametrize(
     ("harm", "said"),
     [
-        (break_note("{"), "run.json: is no note of a stopped run"),
-        (break_note("{}"), "run.json: is no note of a stopped run"),
-        (break_note("[]"), "run.json: is no note of a stopped run"),
-        (break_note('{"schema": 1, "config": 3, "seed": 0}'), "run.json: is no note of a stopped run"),
+        (break_note("{"), "run.json: is not a valid note of a stopped run"),
+        (break_note("{}"), "run.json: is not a valid note of a stopped run"),
+        (break_note("[]"), "run.json: is not a valid note of a stopped run"),
+        (break_note('{"schema": 1, "config": 3, "seed": 0}'), "run.json: is not a valid note of a stopped run"),
         (break_note('{"schema": 1, "config": {"nosuch": 3}, "seed": 0}'), "unknown key 'nosuch'"),
-        (break_note('{"schema": 99, "config": {}, "seed": 0}'), "was begun by a newer contnorm"),
-        (lambda left: left.note.unlink(), "has checkpoints and no run.json"),
+        (break_note('{"schema": 99, "config": {}, "seed": 0}'), "was written by a newer contnorm"),
+        (lambda left: left.note.unlink(), "has checkpoints but no run.json"),
         (edit_note(threads=10**9), "threads=1000000000 must be"),
         (edit_note(threads=10**30), "threads=<a number of 100 bits> must be"),
         (edit_note(threads=-1), "threads=-1 must be"),
@@ -176,10 +176,10 @@ def move_away(left: RunDir) -> None:
         (edit_weights("a" * 5000), "File name too long"),
         (edit_weights("~nobody-of-this-name/weights.pth"), "home directory"),
         (link_folder, "is a symbolic link"),
-        (move_away, "seed 0, and lies where another belongs"),
+        (move_away, "seed 0, but is in the folder of another run"),
     ],
 )
-def test_what_can_not_be_gone_on_with_is_named_and_keeps_no_other_back(
+def test_damaged_stopped_run_is_reported_and_others_resume(
     root: Path, tmp_path: Path, harm: Callable[[RunDir], None], said: str
 ) -> None:
     place = RunEnvironment(tmp_path, root, CPU)
@@ -191,7 +191,7 @@ def test_what_can_not_be_gone_on_with_is_named_and_keeps_no_other_back(
     assert said in problem and str(tmp_path) in problem and "\n" not in problem
 
 
-def test_nothing_is_read_or_deleted_behind_a_link_in_place_of_checkpoints(root: Path, tmp_path: Path) -> None:
+def test_symbolic_link_as_checkpoint_folder_is_not_followed(root: Path, tmp_path: Path) -> None:
     place = RunEnvironment(tmp_path / "runs", root, CPU)
     left = stop_one(settings(root), place)
     other = tmp_path / "documents"
@@ -206,16 +206,14 @@ def test_nothing_is_read_or_deleted_behind_a_link_in_place_of_checkpoints(root: 
 
 
 @pytest.mark.parametrize("harm", [break_note("{"), lambda left: left.note.unlink()])
-def test_the_command_that_began_it_goes_on_without_a_note(
-    root: Path, tmp_path: Path, harm: Callable[[RunDir], None]
-) -> None:
+def test_run_resumes_without_a_note(root: Path, tmp_path: Path, harm: Callable[[RunDir], None]) -> None:
     config, place = settings(root), RunEnvironment(tmp_path, root, CPU)
     harm(stop_one(config, place))
     events = list(execute([Job(config, 0)], place))
     assert isinstance(events[-1].what, Finished) and not list(tmp_path.rglob("*.unfinished"))
 
 
-def test_a_run_is_run_by_one_process_at_a_time(root: Path, tmp_path: Path) -> None:
+def test_run_is_executed_by_one_process_at_a_time(root: Path, tmp_path: Path) -> None:
     config, place = settings(root), RunEnvironment(tmp_path, root, CPU)
     first = execute([Job(config, 0), Job(config, 1)], place)
     next(first)
@@ -230,7 +228,7 @@ def test_a_run_is_run_by_one_process_at_a_time(root: Path, tmp_path: Path) -> No
     assert len(list(Store(tmp_path))) == 2 and not list(tmp_path.rglob("*.unfinished"))
 
 
-def test_threads_in_one_folder_make_each_run_once(root: Path, tmp_path: Path) -> None:
+def test_threads_on_one_folder_execute_each_run_once(root: Path, tmp_path: Path) -> None:
     config, place = settings(root), RunEnvironment(tmp_path, root, CPU)
     ended: list[tuple[int, object]] = []
 
@@ -254,7 +252,7 @@ def command(root: Path, runs: Path, *more: str, tasks: int = 3) -> list[str]:
     return [*typed, "--set", f"stream.tasks={tasks}", *more]
 
 
-def test_processes_in_one_folder_make_each_run_once_and_all_succeed(root: Path, tmp_path: Path) -> None:
+def test_processes_on_one_folder_execute_each_run_once(root: Path, tmp_path: Path) -> None:
     typed = command(root, tmp_path, "--seeds", "3", "--lanes", "1", "--set", "stream.train_per_task=60")
     processes = [subprocess.Popen(typed, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(4)]
     outputs = [process.communicate(timeout=250) for process in processes]
@@ -263,7 +261,7 @@ def test_processes_in_one_folder_make_each_run_once_and_all_succeed(root: Path, 
     assert len(list(Store(tmp_path))) == 3 and not list(tmp_path.rglob("*.unfinished"))
 
 
-def test_a_run_whose_process_dies_is_taken_over(root: Path, tmp_path: Path) -> None:
+def test_run_of_a_dead_process_is_taken_over(root: Path, tmp_path: Path) -> None:
     typed = command(root, tmp_path, "--set", "stream.train_per_task=400", tasks=400)
     with subprocess.Popen(typed, stdout=subprocess.DEVNULL) as process:
         deadline = time.monotonic() + 100
@@ -280,7 +278,7 @@ def test_a_run_whose_process_dies_is_taken_over(root: Path, tmp_path: Path) -> N
     assert isinstance(events[-1], Stopped) and events[-1].done > 40, "it goes on where the other was"
 
 
-def test_a_lock_of_a_process_that_is_gone_holds_nobody(root: Path, tmp_path: Path) -> None:
+def test_lock_of_a_dead_process_is_free(root: Path, tmp_path: Path) -> None:
     config, place = settings(root), RunEnvironment(tmp_path, root, CPU)
     left = stop_one(config, place)
     assert not left.lock.path.exists()
@@ -289,7 +287,7 @@ def test_a_lock_of_a_process_that_is_gone_holds_nobody(root: Path, tmp_path: Pat
     assert isinstance(last(config, place), Finished)
 
 
-def test_a_lock_given_back_late_is_not_the_next_ones(tmp_path: Path) -> None:
+def test_late_release_does_not_affect_the_next_lock(tmp_path: Path) -> None:
     first, second, third = (RunLock(tmp_path / "lock") for _ in range(3))
     assert first.acquire()
     (tmp_path / "lock").unlink()
@@ -302,9 +300,7 @@ def test_a_lock_given_back_late_is_not_the_next_ones(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no flock")
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL])
-def test_a_file_system_without_flock_has_locks_all_the_same(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
+def test_locks_work_without_flock(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     def refuse(*given: object) -> None:
         raise OSError(number, os.strerror(number))
 
@@ -330,22 +326,20 @@ def test_diverged_runs_leave_only_their_records(root: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("place", ["file", "/proc/contnorm"])
-def test_a_folder_that_can_not_be_used_is_one_line(root: Path, tmp_path: Path, place: str) -> None:
+def test_unusable_runs_folder_is_a_one_line_error(root: Path, tmp_path: Path, place: str) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(UserError, match=r"a run can't be kept there \(.+\)\. Say with --runs where else"):
+    with pytest.raises(UserError, match=r"no run can be saved there \(.+\)\. Use .*--runs"):
         last(settings(root), RunEnvironment(tmp_path / place, root, CPU))
 
 
-def test_a_record_that_can_not_be_written_loses_nothing(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_record_write_loses_nothing(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config, place = settings(root), RunEnvironment(tmp_path, root, CPU)
 
     def full(*given: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Store, "save", full)
-    with pytest.raises(UserError, match=r"0\.json: the record can't be written \(No space left .* make room, then go"):
+    with pytest.raises(UserError, match=r"0\.json: the record can't be written \(No space left .* then resume"):
         last(config, place)
     monkeypatch.undo()
     (left,) = stopped_runs(tmp_path).runs
@@ -367,10 +361,8 @@ class Mine(Single):
 @pytest.mark.parametrize(
     ("how", "said"), [("raise ValueError('broken')", "ValueError: broken"), ("raise SystemExit(0)", "SystemExit: 0")]
 )
-@pytest.mark.parametrize(("at", "rest"), [(3, "nothing of it is kept"), (8, "6 steps of it are saved in ")])
-def test_code_that_breaks_a_run_is_told_in_one_line(
-    root: Path, tmp_path: Path, how: str, said: str, at: int, rest: str
-) -> None:
+@pytest.mark.parametrize(("at", "rest"), [(3, "none are saved"), (8, "6 steps are saved in ")])
+def test_error_in_user_code_is_one_line(root: Path, tmp_path: Path, how: str, said: str, at: int, rest: str) -> None:
     file = tmp_path / "mine.py"
     file.write_text(BREAKS.format(at=at, how=how))
     config = settings(root, strategy={"name": f"{file}:Mine"})
@@ -381,7 +373,7 @@ def test_code_that_breaks_a_run_is_told_in_one_line(
     assert [run.job.seed for run in stopped_runs(place.runs).runs] == ([] if at == 3 else [0])
 
 
-def test_a_bug_of_ours_keeps_its_traceback_and_says_what_is_left(
+def test_internal_error_keeps_its_traceback_and_names_saved_steps(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*given: object) -> None:
@@ -390,7 +382,7 @@ def test_a_bug_of_ours_keeps_its_traceback_and_says_what_is_left(
     monkeypatch.setattr("contnorm.bench.engine.loop._evaluate", broken)
     with pytest.raises(RuntimeError, match="a bug") as told:
         last(settings(root), RunEnvironment(tmp_path, root, CPU))
-    assert told.value.__notes__ == ["seed 0, after 6 of 12 steps; nothing of it is kept."]
+    assert told.value.__notes__ == ["seed 0, after 6 of 12 steps; none are saved."]
     assert not list(tmp_path.iterdir())
 
 
@@ -399,7 +391,7 @@ def with_fingerprint(left: RunDir, fingerprint: str) -> None:
     left.note.write_text(json.dumps(note | {"data": fingerprint}))
 
 
-def test_fingerprints_of_different_versions_do_not_keep_a_run_from_resuming(
+def test_fingerprints_of_different_versions_allow_resuming(
     root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config, place = settings(root), RunEnvironment(tmp_path, root, CPU)
@@ -407,7 +399,7 @@ def test_fingerprints_of_different_versions_do_not_keep_a_run_from_resuming(
     assert json.loads(left.note.read_text())["data"].startswith("2:")
     with_fingerprint(left, "2:0123456789abcdef")
     what = last(config, place)
-    assert isinstance(what, Failed) and "was begun on other data" in what.why
+    assert isinstance(what, Failed) and "on other data" in what.why
     with_fingerprint(left, "0123456789abcdef")
     assert isinstance(last(config, place), Finished)
     assert "cannot be compared" in caplog.text and "other data than" not in caplog.text

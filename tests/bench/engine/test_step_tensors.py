@@ -43,7 +43,7 @@ def joined(*parts: NDArray[np.int64]) -> list[int]:
         ({"kind": "reservoir", "size": 6}, 0, True),
     ],
 )
-def test_every_number_of_every_row(source: Source, memory: dict[str, Any], draws: int, augment: bool) -> None:
+def test_every_value_of_every_row(source: Source, memory: dict[str, Any], draws: int, augment: bool) -> None:
     stream = {"name": "split-cifar100", "scenario": "class", "part": "all", "tasks": 3, "augment": augment}
     groups = {"stream": stream, "memory": memory, "strategy": {"name": "er", "replay_from": "all"}}
     config = from_dict(groups | {"train": {"batch": 5, "replay": 4}})
@@ -52,8 +52,9 @@ def test_every_number_of_every_row(source: Source, memory: dict[str, Any], draws
     seen = overwritten = 0
     while start < len(plan.steps):
         steps = plan.steps[start : stretch_end(plan.steps, start)]
-        places = list(items.image[samples_of(steps)])
-        rows = build_step_table(steps, places, items, SPARE, torch.device("cpu"))
+        all_samples = samples_of(steps)
+        places = list(items.image[all_samples])
+        rows = build_step_table(steps, all_samples, places, items, SPARE, torch.device("cpu"))
         for number, step in enumerate(steps):
             row, samples = rows.at(number), joined(step.stream, *step.replay)
             assert row.sizes == step.sizes and row.image.tolist() == items.image[samples].tolist()
@@ -70,9 +71,10 @@ def test_every_number_of_every_row(source: Source, memory: dict[str, Any], draws
     assert seen == len(plan.steps) and (overwritten > 0 or memory["kind"] != "ring")
 
 
-def test_a_row_can_be_found_by_a_number_on_the_device(source: Source) -> None:
+def test_row_by_index_tensor(source: Source) -> None:
     config = from_dict({"stream": {"name": "split-cifar100", "scenario": "class", "part": "all"}})
     shown = build_stream(config.stream, source, 0)
     steps = make_plan(config, shown, 0, draws=0).steps[:3]
-    rows = build_step_table(steps, [step.stream for step in steps], shown.train, SPARE, torch.device("cpu"))
+    images = [step.stream for step in steps]
+    rows = build_step_table(steps, samples_of(steps), images, shown.train, SPARE, torch.device("cpu"))
     assert torch.equal(rows.at(2).label, rows.at(torch.tensor([2])).label)

@@ -28,7 +28,7 @@ def lane(root: Path, scenario: str) -> Trainer:
     return Trainer(config, 0, load_source("mnist", root), CPU)
 
 
-def test_both_counts_come_from_the_same_outputs(root: Path) -> None:
+def test_task_aware_and_class_counts_use_the_same_outputs(root: Path) -> None:
     made = lane(root, "class")
     for _ in range(6):
         made.step()
@@ -46,12 +46,12 @@ def test_both_counts_come_from_the_same_outputs(root: Path) -> None:
     assert sum(within) > sum(all_right)  # else the two could be mixed up unseen
 
 
-def test_where_the_task_is_known_anyway_there_is_one_count(root: Path) -> None:
+def test_task_incremental_streams_have_one_count(root: Path) -> None:
     (right,) = count_correct([lane(root, "task")], [5])
     assert right.within is None
 
 
-def test_the_record_has_both(root: Path, tmp_path: Path) -> None:
+def test_record_has_both_counts(root: Path, tmp_path: Path) -> None:
     values = {
         "stream": {"name": "split-mnist", "scenario": "class"},
         "evaluate": {"ahead": True},

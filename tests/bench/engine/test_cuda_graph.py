@@ -71,7 +71,7 @@ def same(a: Trainer, b: Trainer) -> bool:
 
 
 @every_case
-def test_a_graph_of_many_lanes_equals_each_alone_and_each_step_by_step(
+def test_graph_of_many_lanes_equals_single_lanes_and_eager_steps(
     root: Path, source: Source, case: tuple[str, str, str]
 ) -> None:
     config = settings(root, *case)
@@ -92,7 +92,7 @@ def test_a_graph_of_many_lanes_equals_each_alone_and_each_step_by_step(
 
 
 @pytest.mark.parametrize("case", CASES[:3], ids=["-".join(case) for case in CASES[:3]])
-def test_images_brought_through_pinned_memory_give_the_same_bits(
+def test_prefetched_images_give_the_same_bits(
     root: Path, source: Source, case: tuple[str, str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Windows of eleven steps: a stretch has several, a graph goes on over them, and evaluation reads from the host."""
@@ -155,9 +155,7 @@ OWN_KERNELS = {
 
 
 @pytest.mark.parametrize("norm", OWN_KERNELS)
-def test_kernels_compiled_ahead_are_those_of_the_steps_and_leave_the_lanes_as_they_are(
-    root: Path, source: Source, norm: str
-) -> None:
+def test_kernels_compiled_ahead_match_the_steps_and_change_no_trainer(root: Path, source: Source, norm: str) -> None:
     if not launching.can_compile_ahead():
         pytest.skip("this Triton can't compile side by side")
     config = settings(root, norm, "er", "tf32")
@@ -181,7 +179,7 @@ def test_kernels_compiled_ahead_are_those_of_the_steps_and_leave_the_lanes_as_th
         assert compiled() == ahead
 
 
-def test_more_lanes_than_torch_has_streams_are_captured_while_checkpoints_are_written(
+def test_more_lanes_than_streams_are_captured_during_checkpoint_writes(
     root: Path, source: Source, tmp_path: Path
 ) -> None:
     """Each lane is saved at the first task's end, and the next graph is captured three steps later."""
@@ -207,7 +205,7 @@ class Mine(Strategy):
 """
 
 
-def test_user_code_that_keeps_state_is_run_at_every_step(root: Path, source: Source, tmp_path: Path) -> None:
+def test_stateful_user_code_runs_at_every_step(root: Path, source: Source, tmp_path: Path) -> None:
     """A graph would replay what it did when it was captured."""
     (tmp_path / "mine.py").write_text(COUNTING)
     config = settings(root, "bn", f"{tmp_path / 'mine.py'}:Mine", "fp32")
