@@ -142,7 +142,7 @@ def run_jobs(
     if not environment.resumable:
         saved = kept = "stopped."
         again = resume_hint = "Nothing is saved, since runs=None."
-    progress = RunProgress(jobs, console, print_records, resume_hint, on_diverged)
+    progress = RunProgress(jobs, console, print_records, resume_hint, on_diverged, environment.resumable)
     with StopSignals() as signals, progress, python_objects(environment.objects):
         try:
             prepare = partial(_prepare, environment=environment, progress=progress)
