@@ -16,7 +16,9 @@ def test_example_strategy_of_the_docs_runs(tmp_path: Path) -> None:
     code = re.search(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     command = re.search(r"^contnorm (run .*)$", page, re.MULTILINE)
     assert code and command
-    (tmp_path / "weighed.py").write_text(code[1])
+    named = re.search(r"--strategy (\w+\.py):(\w+)", command[1])
+    assert named
+    (tmp_path / named[1]).write_text(code[1])
     small_mnist(tmp_path / "data")
     more = ["--data-root", "data", "--set", "stream.train_per_task=40", "--set", "stream.tasks=2"]
     done = subprocess.run(
@@ -28,5 +30,5 @@ def test_example_strategy_of_the_docs_runs(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     (record,) = Store(tmp_path / "runs")
-    assert record.config.strategy.beta == 2.0 and record.config.strategy.name.endswith("WeighedReplay")
+    assert record.config.strategy.beta == 2.0 and record.config.strategy.name.endswith(f":{named[2]}")
     assert record.score("la") > 20

@@ -125,11 +125,11 @@ def test_too_many_samples_or_tasks_are_refused(cifar100: Source, options: dict[s
     [
         (
             {"scenario": "task"},
-            r"stream\.scenario=task: every task of permuted-mnist has the same.*=domain, or free",
+            r"stream\.scenario=task: all tasks of permuted-mnist have the same.*=domain, or free",
         ),
-        ({"scenario": "class"}, r"stream\.scenario=class: every task of permuted-mnist has the same classes"),
-        ({"augment": True}, r"stream\.augment=true: crops and flips mean nothing to shuffled pixels.*augment=false"),
-        ({"part": "learn"}, r"stream\.part=learn: permuted-mnist sets no tasks apart\. Use stream\.part=all"),
+        ({"scenario": "class"}, r"stream\.scenario=class: all tasks of permuted-mnist have the same classes"),
+        ({"augment": True}, r"stream\.augment=true: crops and flips .*permuted pixels.*augment=false"),
+        ({"part": "learn"}, r"stream\.part=learn: permuted-mnist has no validation tasks\. Use stream\.part=all"),
         ({"name": "split-mnist", "part": "validate"}, r"stream\.part=validate: split-mnist has no validation tasks"),
     ],
 )
