@@ -96,9 +96,11 @@ def compare(
         )
     scores, others = ({seed: scores_of(records[seed]) for seed in seeds} for records in (first, second))
     known = [name for name in scores[seeds[0]] if name in others[seeds[0]]]
-    score = score or (known[0] if known else "")
+    if not known:
+        raise UserError(f"the two experiments have no score in common: {', '.join(scores[seeds[0]])} and others.")
+    score = score or known[0]
     if score not in known:
-        raise UserError(f"score {score!r}: both experiments have {', '.join(known) or 'no score in common'}.")
+        raise UserError(f"score {score!r}: use one that both experiments have: {', '.join(known)}.")
     pair = paired_difference({s: scores[s][score] for s in seeds}, {s: others[s][score] for s in seeds})
     assert pair is not None  # there are shared seeds
     needed = seeds_to_resolve(pair.differences)

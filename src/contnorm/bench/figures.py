@@ -71,6 +71,8 @@ def accuracy_curve(ax: Axes, matrices: npt.ArrayLike, label: str | None = None) 
     curve_with_band(ax, np.arange(1, tasks + 1), curves, label, index=len(ax.lines))
     ax.set(xlabel="tasks learned", ylabel="accuracy on them, percent")
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if tasks == 1:
+        ax.set_xticks([1])
 
 
 def accuracy_matrix(ax: Axes, matrix: npt.ArrayLike, what: str = "accuracy") -> Any:
@@ -127,6 +129,7 @@ def figure(matrices: npt.ArrayLike, title: str | None = None) -> Figure:
     drawn = Figure(figsize=(9.0, 4.0), layout="constrained")
     curve, matrix = drawn.subplots(1, 2)
     accuracy_curve(curve, values)
+    curve.set_ylim(top=min(curve.get_ylim()[1], 101))  # the band of a standard deviation may exceed 100 %
     drawn.colorbar(accuracy_matrix(matrix, values), ax=matrix, label="percent")
     if title:
         drawn.suptitle(title, parse_math=False)

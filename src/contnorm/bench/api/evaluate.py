@@ -37,6 +37,10 @@ def evaluate(
         >>> evaluate(nn.Identity(), stream)
         array([100., 100.])
     """
+    if not isinstance(model, nn.Module):
+        raise UserError(f"model={model!r}: use a torch.nn.Module.")
+    if batch_size < 1:
+        raise UserError(f"batch_size={batch_size}: use 1 or more.")
     parameter = next(iter(model.parameters()), None)
     device = torch.device("cpu") if parameter is None else parameter.device
     data = DeviceStream(stream.sequence(seed), device)
@@ -51,7 +55,13 @@ def evaluate(
         with torch.no_grad():
             for items in torch.split(torch.arange(len(data.sequence.test), device=device), batch_size):
                 task, label = data.test.task[items], data.test.label[items]
-                right = mask(model(data.test_x(items)).float(), task).argmax(1) == label
+                logits = model(data.test_x(items))
+                if logits.shape != (len(items), data.sequence.outputs):
+                    raise UserError(
+                        f"the network returns {tuple(logits.shape)} for {len(items)} samples. The stream has "
+                        f"{data.sequence.outputs} outputs (Stream.num_outputs)."
+                    )
+                right = mask(logits.float(), task).argmax(1) == label
                 np.add.at(correct, task.cpu().numpy(), right.cpu().numpy())
     finally:
         model.train(was_training)

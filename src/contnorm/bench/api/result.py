@@ -86,11 +86,13 @@ class Result:
     @property
     def accuracy(self) -> NDArray[np.float64]:
         """Array of shape (seeds, tasks, tasks): accuracy after task i on task j, in percent; NaN if not measured."""
+        self._check_accuracies()
         return np.array([_matrix_array(record.matrix) for record in self.records])
 
     @property
     def accuracy_by_moments(self) -> dict[str, NDArray[np.float64]]:
         """Accuracy arrays by the moments that were used in evaluation: ``"running"``, ``"oracle"`` or both."""
+        self._check_accuracies()
         by_seed = [record.evaluated for record in self.records]
         return {moments: np.array([_matrix_array(m[moments]) for m in by_seed]) for moments in by_seed[0]}
 
@@ -146,8 +148,16 @@ class Result:
         return models
 
     def plot(self) -> Figure:
-        """Return a matplotlib figure of the accuracy curve and of the mean accuracy matrix."""
+        """Return a matplotlib figure of the accuracy curve and of the mean accuracy matrix.
+
+        Raises:
+            UserError: For multi-label results, which have no accuracies.
+        """
         return figure(self.accuracy, title=self._title())
+
+    def _check_accuracies(self) -> None:
+        if self.records[0].multi_label:
+            raise UserError(f"{self._title()}: multi-label results have no accuracies. Use scores() or to_frame().")
 
     def _title(self) -> str:
         config = self.config

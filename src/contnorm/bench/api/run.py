@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-import operator
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -17,7 +16,7 @@ from torch import nn
 from contnorm.bench.api.execution import RunOptions, environment_with_data, run_jobs
 from contnorm.bench.api.objects import identify
 from contnorm.bench.api.result import Result
-from contnorm.bench.api.stream import Stream, load_stream
+from contnorm.bench.api.stream import Stream, check_seeds, load_stream
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig, flatten_settings
 from contnorm.bench.config.sources import with_setting
@@ -25,12 +24,12 @@ from contnorm.bench.engine.checkpoint import weights_path
 from contnorm.bench.engine.job import Job, RunEnvironment
 from contnorm.bench.engine.loop import Finished
 from contnorm.bench.memories import Memory
-from contnorm.bench.records import LARGEST_SEED, Record, Store, make_record
+from contnorm.bench.records import Record, Store, make_record
 from contnorm.bench.strategies.base import Strategy
 from contnorm.bench.user_code import PythonObject, loading_user_code, python_objects
 from contnorm.errors import UserError, unknown
 
-__all__ = ["check_seeds", "run", "run_all"]
+__all__ = ["run", "run_all"]
 
 log = logging.getLogger("contnorm")
 Model = str | nn.Module | Callable[..., nn.Module]
@@ -329,32 +328,6 @@ def _check_component(argument: str, value: Any) -> None:
         raise UserError(f"strategy={value!r}: use a name, a subclass of bench.Strategy, or an object of one.")
     if argument == "model" and not callable(value):
         raise UserError(f"model={value!r}: use a name, a torch.nn.Module, or a function that makes one.")
-
-
-def check_seeds(seeds: int | Iterable[int]) -> list[int]:
-    """Return a list of seeds, from a number of seeds or from the seeds themselves."""
-    count = _as_integer(seeds)
-    if (count is None and not isinstance(seeds, Iterable)) or (count is not None and count < 1):
-        raise UserError(f"seeds={seeds!r}: use a number of seeds, at least 1, or the seeds, such as range(5).")
-    chosen: list[int] = []
-    for value in range(count) if count is not None else cast(Iterable[object], seeds):
-        seed = _as_integer(value)
-        if seed is None or not 0 <= seed <= LARGEST_SEED:
-            raise UserError(f"seeds: {value!r} is not a seed. Use integers from 0 to {LARGEST_SEED}.")
-        chosen.append(seed)
-    if not chosen:
-        raise UserError("seeds: give at least one seed.")
-    return list(dict.fromkeys(chosen))
-
-
-def _as_integer(value: object) -> int | None:
-    """Return an integer of Python, NumPy or torch as an int; None for anything else, booleans too."""
-    if isinstance(value, bool | np.bool_):
-        return None
-    try:
-        return operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        return None
 
 
 def _environment(

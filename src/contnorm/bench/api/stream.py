@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import operator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -14,19 +15,20 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from contnorm.bench.config.resolve import resolve
-from contnorm.bench.config.schema import RunConfig, from_dict
+from contnorm.bench.config.schema import RunConfig, flatten_settings, from_dict
 from contnorm.bench.config.sources import with_setting
 from contnorm.bench.data.arrays import ArraySource, array_source
 from contnorm.bench.data.image_folders import read_class_folders
 from contnorm.bench.data.registry import Source, data_root, load_source
 from contnorm.bench.plan import make_plan
+from contnorm.bench.records import LARGEST_SEED
 from contnorm.bench.strategies.base import Batch
 from contnorm.bench.strategies.build import build_strategy
 from contnorm.bench.streams.tasks import Items, TaskSequence, build_stream, find_stream
 from contnorm.bench.streams.transforms import DeviceStream
 from contnorm.errors import UserError
 
-__all__ = ["Stream", "Task", "TaskDataset", "load_stream"]
+__all__ = ["Stream", "Task", "TaskDataset", "check_seeds", "load_stream"]
 
 CPU = torch.device("cpu")
 
@@ -252,9 +254,11 @@ class Stream:
             device: Device of the tensors.
         """
         values: dict[str, Any] = {"stream": self.settings}
-        for key, value in {**({} if batch_size is None else {"train.batch": batch_size}), **(settings or {})}.items():
-            values = with_setting(values, key, value)
+        for key, value in flatten_settings({"train.batch": batch_size, **(settings or {})}).items():
+            if value is not None or key != "train.batch":
+                values = with_setting(values, key, value.item() if isinstance(value, np.generic) else value)
         config = resolve(values, self.root or Path("data"))
+        (seed,) = check_seeds([seed])
         sequence = self.sequence(seed)
         plan = make_plan(config, sequence, seed, build_strategy(config.strategy).draws)
         data = DeviceStream(sequence, torch.device(device))
@@ -282,6 +286,32 @@ def load_stream(name: str, root: str | Path | None = None, *, allow_missing: boo
     """
     folder = data_root(None if root is None else Path(root).expanduser())
     return Stream({"name": name, **settings}, folder, allow_missing=allow_missing)
+
+
+def check_seeds(seeds: int | Iterable[int]) -> list[int]:
+    """Return a list of seeds, from a number of seeds or from the seeds themselves."""
+    count = _as_integer(seeds)
+    if (count is None and not isinstance(seeds, Iterable)) or (count is not None and count < 1):
+        raise UserError(f"seeds={seeds!r}: use a number of seeds, at least 1, or the seeds, such as range(5).")
+    chosen: list[int] = []
+    for value in range(count) if count is not None else cast(Iterable[object], seeds):
+        seed = _as_integer(value)
+        if seed is None or not 0 <= seed <= LARGEST_SEED:
+            raise UserError(f"seeds: {value!r} is not a seed. Use integers from 0 to {LARGEST_SEED}.")
+        chosen.append(seed)
+    if not chosen:
+        raise UserError("seeds: give at least one seed.")
+    return list(dict.fromkeys(chosen))
+
+
+def _as_integer(value: object) -> int | None:
+    """Return an integer of Python, NumPy or torch as an int; None for anything else, booleans too."""
+    if isinstance(value, bool | np.bool_):
+        return None
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return None
 
 
 def _user_settings(kind: str, source: ArraySource, settings: Mapping[str, Any]) -> dict[str, Any]:

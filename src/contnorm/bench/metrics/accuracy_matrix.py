@@ -289,6 +289,8 @@ def _accuracies(matrix: Matrix, untrained: Iterable[Any] | None = None) -> Accur
         if untrained is not None:
             raise ValueError("untrained: an AccuracyMatrix has these counts itself, as `before`.")
         return matrix
+    if getattr(matrix, "ndim", 2) != 2:
+        raise ValueError(f"matrix has {getattr(matrix, 'ndim', 2)} dimensions. Use one matrix, as result.accuracy[0].")
     return _PlainAccuracies(matrix, untrained)
 
 

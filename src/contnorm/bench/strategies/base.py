@@ -92,9 +92,16 @@ class Strategy:
         self.settings = {key: value for key, value in values.items() if value is not None}
 
     def loss(
-        self, model: Model, head: OutputMask, stream: Batch, replay: tuple[Batch, ...]
+        self, model: Any, head: OutputMask, stream: Batch, replay: tuple[Batch, ...]
     ) -> tuple[Tensor, Tensor | None]:
-        """Loss of a step, and the logits of the stream batch if ``stores_logits`` is True, else None."""
+        """Loss of a step, and the logits of the stream batch if ``stores_logits`` is True, else None.
+
+        Args:
+            model: The network: a function from inputs to logits.
+            head: Mask of the outputs that compete, with the losses that respect it.
+            stream: The batch of the stream.
+            replay: One batch of the memory for each of ``draws``; a batch is empty while the memory is.
+        """
         raise TypeError(f"{type(self).__name__} must define loss(self, model, head, stream, replay).")
 
 
