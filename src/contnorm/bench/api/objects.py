@@ -21,7 +21,6 @@ from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -38,7 +37,7 @@ __all__ = ["identify"]
 _PLAIN = (bool, int, float, complex, str, bytes, Enum, np.generic, torch.dtype, torch.device, torch.Size)
 _MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-_first_hash: WeakKeyDictionary[Any, str | None] = WeakKeyDictionary()  # of the files of functions and classes
+_first_hash: dict[str, tuple[object, str | None]] = {}  # by module: its spec, which a reload replaces, and its hash
 
 
 def identify(value: object, what: str, tag: str | None, recorded: bool) -> tuple[str, PythonObject]:
@@ -95,15 +94,18 @@ def _identify_definition(value: object) -> tuple[str, str | None] | None:
 
 
 def _code_hash(value: Any, name: str) -> str | None:
-    """Return the hash of the file that defines a function or class, as it was when it was first used.
+    """Return the hash of the file that defines a function or class, as it was when an object of it was first used.
 
     Raises:
-        UserError: If the file was edited since: Python still has the earlier code, but worker processes would import
-            the new one. A script may be edited while it runs, since workers get its objects by value.
+        UserError: If the file was edited since: Python still has the earlier code. A script may be edited while it
+            runs.
     """
-    current = code_hash(name)
-    earlier = _first_hash.setdefault(value, current)
-    if earlier != current and value.__module__ != "__main__":
+    module, current = sys.modules[value.__module__], code_hash(name)
+    spec, earlier = _first_hash.get(module.__name__, (None, current))
+    if spec is not module.__spec__:  # it was reloaded
+        earlier = current
+    _first_hash[module.__name__] = (module.__spec__, earlier)
+    if earlier != current and module.__name__ != "__main__":
         raise UserError(
             f"{name}: the file, or a local module that it imports, was edited after it was imported. Import it again "
             f"with importlib.reload, or restart Python."
