@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 from scipy import stats
 
 from contnorm import bench
 from contnorm.bench.comparison import seeds_to_resolve
 from contnorm.errors import UserError
+from tests.datasets import small_long_tail
 
 
 @pytest.fixture
@@ -113,3 +117,34 @@ def test_own_loop_gives_the_matrix_of_a_run(stream: bench.Stream) -> None:
     matrix = bench.accuracy_matrix([row[: i + 1] for i, row in enumerate(rows)])
     assert np.allclose(matrix, result.accuracy[0], equal_nan=True)
     assert bench.metrics.forgetting(matrix, definition="paper") == pytest.approx(result.fm[0])
+
+
+def test_title_has_the_name_of_the_data(arrays: tuple[np.ndarray, ...]) -> None:
+    stream = bench.Stream.from_arrays(*arrays, tasks=1, name="sensors")
+    result = bench.run(stream, settings={"train.max_steps": 2})
+    assert repr(result).startswith("Result(sensors, er, cn (1 seed)")
+    curve = result.plot().axes[0]
+    assert curve.get_xticks().tolist() == [1] and curve.get_ylim()[1] <= 101
+
+
+def test_progress_without_bars_is_one_line_per_run(stream: bench.Stream) -> None:
+    console = Console(file=io.StringIO(), width=200)
+    bench.run(stream, settings={"train.max_steps": 2}, seeds=2, lanes=1, progress=console)
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    assert ["seed 0" in lines[0], "seed 1" in lines[1], len(lines)] == [True, True, 2]
+
+
+def test_multi_label_results_have_scores_and_no_accuracies(tmp_path: Path) -> None:
+    small_long_tail(tmp_path, "cocoseq", per_task=10, side=8)
+    stream = bench.load_stream("cocoseq", root=tmp_path)
+    settings = {"train.max_steps": 2, "model.width": 2, "model.name": "mlp"}
+    bn, cn = (bench.run(stream, norm=norm, settings=settings) for norm in ("bn", "cn"))
+    assert list(bn.scores()) == list(cn.scores()) and "map" in bn.scores()
+    assert bench.compare(cn, bn, "map").mean == pytest.approx(cn.score("map")[0] - bn.score("map")[0])
+    assert "map" in bn._repr_html_() and "map" in bn.to_frame()
+    for use in (bn.plot, lambda: bn.accuracy, lambda: bn.acc):
+        with pytest.raises(UserError, match="cores"):
+            use()
+    with pytest.raises(UserError, match="no score in common"):
+        bench.compare(bn, bench.run(bench.load_stream("split-mnist", source="digits"), settings={"train.max_steps": 1}))

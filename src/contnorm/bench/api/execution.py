@@ -138,7 +138,8 @@ def run_jobs(
     for notice in _data_notices(on_disk, environment.data_root):
         log.warning(notice)
     messages = _StopMessages.of(jobs, environment, resume_hint)
-    progress = RunProgress(jobs, console, print_records, messages.hint, on_diverged)
+    recorded = environment.runs is not None
+    progress = RunProgress(jobs, console, print_records, messages.hint, on_diverged, recorded)
     prepare = partial(_prepare, environment=environment, progress=progress) if progress.shown else None
     with StopSignals() as signals, progress, python_objects(environment.objects):
         try:

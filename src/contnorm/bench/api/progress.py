@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 
 from rich.console import Console
 from rich.progress import (
@@ -34,6 +35,7 @@ class RunProgress:
         print_records: Whether to print the path of each record.
         resume_hint: A sentence that says how to continue after a stop.
         on_diverged: Called with each run that diverged, and the reason; such runs then are no failures.
+        recorded: Whether the runs are recorded. If not, and there are no bars, a line is printed for each of them.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class RunProgress:
         print_records: bool,
         resume_hint: str,
         on_diverged: Callable[[Job, str], None] | None,
+        recorded: bool = True,
     ) -> None:
         columns = (
             TextColumn("{task.description}", markup=False),
@@ -53,8 +56,11 @@ class RunProgress:
         self.console = console or Console(quiet=True)
         self.print_records, self.resume_hint, self.on_diverged = print_records, resume_hint, on_diverged
         self.shown = console is not None
-        interactive = self.console.is_terminal or self.console.is_jupyter
+        # In a notebook, rich needs ipywidgets to update a bar.
+        widgets = self.console.is_jupyter and find_spec("ipywidgets") is not None
+        interactive = self.console.is_terminal or widgets
         self.bars = Progress(*columns, console=self.console, disable=not (self.shown and interactive))
+        self.print_finished = self.shown and not interactive and not recorded
         self.total_bar = self.bars.add_task("all runs", total=len(jobs), visible=len(jobs) > 1)
         self.total = f"{len(jobs)} runs"
         self.bar_of: dict[Job, TaskID] = {}
@@ -101,6 +107,8 @@ class RunProgress:
         elif self.print_records:
             outcome = "recorded in" if isinstance(event.what, Finished) else "not run again; its record is"
             self.print(f"{_label(event.job)}: {outcome} {event.path}")
+        elif self.print_finished:
+            self.print(f"{_label(event.job)}: finished, {len(self.waiting)} of {self.total} to go")
 
     def show_waiting(self, store: Store | None, again: str) -> None:
         """Print how many runs were not started, and what to do: ``again`` if `resume` would not find them."""

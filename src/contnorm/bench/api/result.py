@@ -162,7 +162,8 @@ class Result:
     def _title(self) -> str:
         config = self.config
         seeds = f"{len(self.seeds)} seed{'s' if len(self.seeds) > 1 else ''}"
-        return f"{config.stream.name}, {config.strategy.name}, {config.norm.name} ({seeds})"
+        data, at, _ = (config.stream.source or "").partition("@")  # of the user, such as "arrays@0123456789ab"
+        return f"{data if at else config.stream.name}, {config.strategy.name}, {config.norm.name} ({seeds})"
 
     def __repr__(self) -> str:
         parts = []

@@ -80,15 +80,13 @@ def pickle_objects(value: object) -> bytes:
     for module in modules:
         cloudpickle.register_pickle_by_value(module)
     try:
-        return bytes(cloudpickle.dumps(value))
+        content = bytes(cloudpickle.dumps(value))
     except Exception:  # user objects raise errors of any type
-        for module in modules:
-            cloudpickle.unregister_pickle_by_value(module)
-        modules = []
-        return bytes(cloudpickle.dumps(value))
+        content = b""
     finally:
         for module in modules:
             cloudpickle.unregister_pickle_by_value(module)
+    return content or bytes(cloudpickle.dumps(value))
 
 
 def _is_user_module(name: str, module: ModuleType) -> bool:
