@@ -127,12 +127,12 @@ def test_run_all_keeps_objects_of_the_same_name_apart(stream: bench.Stream) -> N
     )
     modules = small_net((12,), 6), large_net((12,), 6)
     experiments = [{"model": model, "settings": FAST} for model in (small, large, *modules)]
-    results = bench.run_all(stream, experiments, keep_weights=True)
+    results = bench.run_all(stream, experiments, keep_weights=True, lanes=1)
     assert [result.models()[0][0].out_features for result in results] == [4, 8, 4, 8]
 
 
 def test_run_all_with_the_same_experiment_twice(stream: bench.Stream) -> None:
-    first, second = bench.run_all(stream, [{"settings": FAST}, {"settings": FAST}])
+    first, second = bench.run_all(stream, [{"settings": FAST}, {"settings": FAST}], lanes=1)
     assert first.seeds == second.seeds == [0]
 
 

@@ -138,7 +138,7 @@ def test_progress_without_bars_is_one_line_per_run(stream: bench.Stream) -> None
 def test_multi_label_results_have_scores_and_no_accuracies(tmp_path: Path) -> None:
     small_long_tail(tmp_path, "cocoseq", per_task=10, side=8)
     stream = bench.load_stream("cocoseq", root=tmp_path)
-    settings = {"train.max_steps": 2, "model.width": 2, "model.name": "mlp"}
+    settings = {"train.max_steps": 2, "model.width": 8, "model.name": "mlp"}
     bn, cn = (bench.run(stream, norm=norm, settings=settings) for norm in ("bn", "cn"))
     assert list(bn.scores()) == list(cn.scores()) and "map" in bn.scores()
     assert bench.compare(cn, bn, "map").mean == pytest.approx(cn.score("map")[0] - bn.score("map")[0])

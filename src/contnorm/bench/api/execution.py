@@ -137,7 +137,8 @@ def run_jobs(
     for notice in _data_notices([job.config for job in jobs], environment.data_root):
         log.warning(notice)
     messages = _StopMessages.of(jobs, environment, resume_hint)
-    progress = RunProgress(jobs, console, print_records, messages.hint, on_diverged, environment.runs is not None)
+    recorded = environment.runs is not None
+    progress = RunProgress(jobs, console, print_records, messages.hint, on_diverged, recorded)
     prepare = partial(_prepare, environment=environment, progress=progress) if progress.shown else None
     with StopSignals() as signals, progress, python_objects(environment.objects):
         try:

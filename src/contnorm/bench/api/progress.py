@@ -35,7 +35,7 @@ class RunProgress:
         print_records: Whether to print the path of each record.
         resume_hint: A sentence that says how to continue after a stop.
         on_diverged: Called with each run that diverged, and the reason; such runs then are no failures.
-        resumable: Whether the runs are recorded. If not, and there are no bars, a line is printed for each of them.
+        recorded: Whether the runs are recorded. If not, and there are no bars, a line is printed for each of them.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class RunProgress:
         print_records: bool,
         resume_hint: str,
         on_diverged: Callable[[Job, str], None] | None,
-        resumable: bool = True,
+        recorded: bool = True,
     ) -> None:
         columns = (
             TextColumn("{task.description}", markup=False),
@@ -60,7 +60,7 @@ class RunProgress:
         widgets = self.console.is_jupyter and find_spec("ipywidgets") is not None
         interactive = self.console.is_terminal or widgets
         self.bars = Progress(*columns, console=self.console, disable=not (self.shown and interactive))
-        self.print_finished = self.shown and not interactive and not resumable
+        self.print_finished = self.shown and not interactive and not recorded
         self.total_bar = self.bars.add_task("all runs", total=len(jobs), visible=len(jobs) > 1)
         self.total = f"{len(jobs)} runs"
         self.bar_of: dict[Job, TaskID] = {}

@@ -80,7 +80,7 @@ def pickle_objects(value: object) -> bytes:
     for module in modules:
         cloudpickle.register_pickle_by_value(module)
     try:
-        content: bytes = cloudpickle.dumps(value)
+        content = bytes(cloudpickle.dumps(value))
     except Exception:  # user objects raise errors of any type
         content = b""
     finally:
