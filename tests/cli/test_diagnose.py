@@ -18,8 +18,9 @@ from contnorm.bench.api.execution import RunOptions
 from contnorm.bench.engine.scheduler import Job, RunEnvironment, execute, resolve, stopped_runs
 from contnorm.bench.metrics.accuracy_matrix import AccuracyMatrix
 from contnorm.bench.records import Record, Store
-from contnorm.cli.diagnose import ExternalModel, diagnose_external, diagnose_record, show_diagnosis
+from contnorm.cli.diagnose import ExternalModel, diagnose_external, show_diagnosis
 from contnorm.cli.run import resume_all, run_seeds
+from contnorm.diagnosis.run import diagnose_record
 from contnorm.errors import UserError
 from tests.datasets import small_mnist
 

@@ -18,10 +18,9 @@ from contnorm.bench.config.sources import read_toml
 from contnorm.bench.files import write_output
 from contnorm.bench.records import Record, Store, seal_of
 from contnorm.cli.main import main
-from contnorm.cli.report import report_files, report_of
 from contnorm.errors import UserError
-from contnorm.report.record_index import RecordFolders
-from contnorm.report.summaries import summaries_under
+from contnorm.report.report import collect_report, report_files
+from contnorm.report.summaries import RecordFolders, summaries_under
 from tests.committed_records import contents_of, copy_run
 
 BN, CN = "ba9df79f047e", "85d5f7c04f8c"
@@ -147,15 +146,15 @@ def test_tables_of_the_same_file_name_are_refused(runs: Path, tmp_path: Path, na
     for file in files:
         file.parent.mkdir(exist_ok=True)
         file.write_text(text)
-    report = report_of(RecordFolders([runs]), [str(file) for file in files])
+    report = collect_report(RecordFolders([runs]), [str(file) for file in files])
     assert len(report.sections) == len(files)
     with pytest.raises(UserError, match=files[-1].stem):
         report_files(report, "md")
 
 
 def test_a_table_that_is_named_twice_is_there_once(runs: Path) -> None:
-    assert len(report_of(RecordFolders([runs]), ["table2", "table2"]).sections) == len(
-        report_of(RecordFolders([runs]), ["table2"]).sections
+    assert len(collect_report(RecordFolders([runs]), ["table2", "table2"]).sections) == len(
+        collect_report(RecordFolders([runs]), ["table2"]).sections
     )
 
 
@@ -163,7 +162,7 @@ def test_a_score_that_was_not_measured_is_left_out(runs: Path, tmp_path: Path) -
     """Forward transfer needs the accuracies before the first task, which these runs do not have."""
     path = tmp_path / "own.toml"
     path.write_text(RECIPE.replace("split-mnist", "split-cifar100").replace('"acc"', '"fwt"'))
-    report = report_of(RecordFolders([runs]), [str(path)])
+    report = collect_report(RecordFolders([runs]), [str(path)])
     assert "fwt" not in report_files(report, "csv")["tables.csv"]
     assert "| bn | 0 |" in report_files(report, "md")["own.md"]
 
@@ -196,7 +195,7 @@ def test_without_an_output_a_command_runs_all_the_same() -> None:
 def test_the_command_of_a_run_has_its_threads(runs: Path) -> None:
     for path in (runs / BN).glob("*.json"):
         rewrite(path, device={"kind": "cpu", "name": "a processor", "threads": 3})
-    page = report_files(report_of(RecordFolders([runs]), ["table2"]), "html")["report.html"]
+    page = report_files(collect_report(RecordFolders([runs]), ["table2"]), "html")["report.html"]
     assert "--threads 3" in page
 
 

@@ -18,7 +18,8 @@ from contnorm.bench.config.schema import from_dict, merge_settings
 from contnorm.bench.records import Record, Store
 from contnorm.bench.streams.tasks import STREAMS, stream_defaults
 from contnorm.cli.compare import effect, interval, show_comparison
-from contnorm.cli.show import show_diverged, show_matrices, show_scores, show_unsealed, unknown_names
+from contnorm.cli.show import show_diverged, show_matrices, show_scores, show_unsealed
+from contnorm.report.run_tables import unknown_names
 from contnorm.report.summaries import summarize
 
 

@@ -18,11 +18,14 @@ from contnorm.bench.engine import scheduler as engine_runs
 from contnorm.bench.engine.job import Job, RunEnvironment
 from contnorm.bench.records import Store
 from contnorm.cli import tune as tuning
-from contnorm.cli.paper import PaperOptions, RecipeRecords, run_recipe
-from contnorm.cli.tune import TuneOptions, tune_recipe
+from contnorm.cli.paper import run_recipe
+from contnorm.cli.tune import tune_recipe
 from contnorm.errors import UserError
 from contnorm.paper.cells import cells_of, matches
+from contnorm.paper.lr_search import TuneOptions
 from contnorm.paper.recipe import find_recipe, recipe_names
+from contnorm.paper.recipe_runs import RecipeRecords
+from contnorm.paper.run import TableOptions
 from contnorm.paper.selection import RATES, find_selection, read_selection
 from tests.cli.terminal import printed
 from tests.datasets import small_cifar100
@@ -149,7 +152,7 @@ def test_paper_shows_one_and_best_learning_rates(root: Path, tmp_path: Path, rec
 
     def shown(lr: str, **more: object) -> str:
         console = Console(file=io.StringIO(), width=200)
-        run_recipe(recipe, PaperOptions(2, [], ALONE, data_root=root, runs=tmp_path / "runs", lr=lr, **more), console)  # type: ignore[arg-type]
+        run_recipe(recipe, TableOptions(2, [], ALONE, data_root=root, runs=tmp_path / "runs", lr=lr, **more), console)  # type: ignore[arg-type]
         return printed(console)
 
     both, one, best = shown("both", selected=out), shown("one", selected=out), shown("best", selected=out)
