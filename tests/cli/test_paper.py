@@ -15,14 +15,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from contnorm.bench.api import execution as running
 from contnorm.bench.api.execution import RunOptions
 from contnorm.bench.data.multilabel_build import build
 from contnorm.bench.data.multilabel_listings import list_csv
 from contnorm.bench.engine.scheduler import Event, resolve
 from contnorm.bench.records import Store
 from contnorm.bench.streams.tasks import STREAMS
-from contnorm.cli import paper
-from contnorm.cli import run as running
 from contnorm.cli.paper import run_recipe, show_recipes
 from contnorm.errors import UserError
 from contnorm.paper.cells import cells_of, unpaired_claims
@@ -101,7 +100,7 @@ def test_incomplete_data_has_claims_but_no_verdicts(
     small_long_tail(tmp_path, "cocoseq")
     recipe = find_recipe("table5")
     small = replace(recipe, runs=(replace(recipe.runs[0], settings={"model": {"name": "mlp", "width": 16}}),))
-    monkeypatch.setattr(paper, "find_recipe", lambda name: small)
+    monkeypatch.setattr("contnorm.paper.recipe.find_recipe", lambda name: small)
     options = TableOptions(2, ["stream=cocoseq"], ALONE, data_root=tmp_path, runs=tmp_path / "runs")
     assert run_recipe("table5", options, console) == 0
     output = printed(console)
@@ -340,7 +339,7 @@ strategy = "single"
 norm = "bn"
 values = { acc = [50.0, 1.0] }
 """
-    monkeypatch.setattr(paper, "find_recipe", lambda name: parse_recipe(name, text, f"{name}.toml"))
+    monkeypatch.setattr("contnorm.paper.recipe.find_recipe", lambda name: parse_recipe(name, text, f"{name}.toml"))
     small_mnist(tmp_path, train=100, test=50)
     assert run_recipe("own", TableOptions(2, [], ALONE, data_root=tmp_path, runs=tmp_path / "runs"), console) == 0
     assert re.search(r"\nsplit-mnist +single +bn +ACC +2 ", printed(console))
@@ -364,7 +363,7 @@ norms = ["bn", "none"]
 where = { norm = "none" }
 settings = { train = { lr = 1e30 } }
 """
-    monkeypatch.setattr(paper, "find_recipe", lambda name: parse_recipe(name, text, f"{name}.toml"))
+    monkeypatch.setattr("contnorm.paper.recipe.find_recipe", lambda name: parse_recipe(name, text, f"{name}.toml"))
     small_mnist(tmp_path, train=100, test=50)
     options, seen = TableOptions(2, [], ALONE, data_root=tmp_path, runs=tmp_path / "runs"), []
     for _ in range(2):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import io
 import os
 import signal
@@ -27,7 +26,7 @@ from contnorm.bench.data.progress import load_with_progress
 from contnorm.bench.engine.loop import Stopped
 from contnorm.bench.engine.scheduler import Event, Job, RunEnvironment, execute, resolve, stopped_runs
 from contnorm.bench.records import Store
-from contnorm.cli.main import app
+from contnorm.cli.main import COMMANDS, load_command
 from contnorm.cli.run import resume_all, run_seeds
 from contnorm.cli.show import show_scores
 from contnorm.errors import UserError
@@ -263,8 +262,7 @@ def test_incomplete_data_is_refused_or_recorded_and_resume_remembers_it(
 
 
 def test_every_command_that_loads_data_takes_allow_missing() -> None:
-    commands = {command.callback.__name__: command.callback for command in app.registered_commands if command.callback}
-    takes = {name for name, callback in commands.items() if "allow_missing" in inspect.signature(callback).parameters}
+    takes = {name for name in COMMANDS if any(p.name == "allow_missing" for p in load_command(name).params)}
     assert takes == {"run", "resume", "diagnose", "paper", "tune", "data"}
 
 

@@ -17,10 +17,10 @@ from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.engine import scheduler as engine_runs
 from contnorm.bench.engine.job import Job, RunEnvironment
 from contnorm.bench.records import Store
-from contnorm.cli import tune as tuning
 from contnorm.cli.paper import run_recipe
 from contnorm.cli.tune import tune_recipe
 from contnorm.errors import UserError
+from contnorm.paper import lr_search
 from contnorm.paper.cells import cells_of, matches
 from contnorm.paper.lr_search import TuneOptions
 from contnorm.paper.recipe import find_recipe, recipe_names
@@ -185,9 +185,9 @@ def test_later_selection_keeps_other_cells(root: Path, tmp_path: Path, recipe: s
 
 def test_test_tasks_are_refused(root: Path, tmp_path: Path, recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def on_test_tasks(cell, rate, wanted, root):  # type: ignore[no-untyped-def]
-        return tuning.config_of(cell, root, {"stream": {"part": "learn"}, "train": {"lr": rate}})
+        return lr_search.config_of(cell, root, {"stream": {"part": "learn"}, "train": {"lr": rate}})
 
-    monkeypatch.setattr(tuning, "_on_validation", on_test_tasks)
+    monkeypatch.setattr(lr_search, "_on_validation", on_test_tasks)
     with pytest.raises(RuntimeError, match=r"a run on stream\.part=learn of split-cifar100, not on validation tasks"):
         tune_recipe(recipe, wanted(root, tmp_path), Console(file=io.StringIO()))
     assert not (tmp_path / "runs").exists()
@@ -199,10 +199,10 @@ def test_smoke_test_chooses_nothing(root: Path, tmp_path: Path, recipe: str, con
     assert "no learning rate is chosen" in printed(console) and not (tmp_path / "runs" / "selected").exists()
 
 
-def grids_of(name: str, options: TuneOptions) -> tuple[list[tuning._Grid], RecipeRecords, RunEnvironment]:
-    environment = tuning._environment(options)
+def grids_of(name: str, options: TuneOptions) -> tuple[list[lr_search.RateGrid], RecipeRecords, RunEnvironment]:
+    environment = lr_search._environment(options)
     records = RecipeRecords(Store(environment.runs), range(options.seeds))
-    return tuning._grids(find_recipe(name), options, records, environment.data_root), records, environment
+    return lr_search._grids(find_recipe(name), options, records, environment.data_root), records, environment
 
 
 @pytest.mark.parametrize("name", ["table2", "table8", "table9", "table10", "table12"])

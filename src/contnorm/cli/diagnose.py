@@ -12,7 +12,6 @@ from contnorm import bench, diagnosis
 from contnorm.bench.config.defaults import run_names
 from contnorm.bench.config.sources import check_seed
 from contnorm.bench.data.registry import DIGITS
-from contnorm.bench.records import Record
 from contnorm.bench.user_code import check_files
 from contnorm.cli.common import (
     DEVICE_HELP,
@@ -28,9 +27,9 @@ from contnorm.cli.tables import print_text, safe_text
 from contnorm.errors import UserError, usable
 
 if TYPE_CHECKING:
-    from contnorm.diagnosis import Diagnosis
+    from contnorm.diagnosis import Diagnosis, RunDiagnosis
 
-__all__ = ["diagnose", "show_diagnosis"]
+__all__ = ["diagnose", "show_diagnosis", "show_run_diagnosis"]
 
 ENDINGS = (".svg", ".png", ".pdf")
 
@@ -86,13 +85,15 @@ def diagnose(
         options=options,
         trusted=check_files(trust_code or []),
     )
-    show_diagnosis(_title(of_run.record), of_run.diagnosis, of_run.comparison, out, console)
+    show_run_diagnosis(of_run, out, console)
 
 
-def _title(record: Record) -> str:
-    config = record.config
+def show_run_diagnosis(of_run: RunDiagnosis, out: Path | None, console: Console) -> None:
+    """Print the diagnosis of a run, and its comparison with a second run if there is one."""
+    config = of_run.record.config
     digits = f" on {run_names(config)[0]}" if config.stream.source == DIGITS else ""
-    return f"{config.hash} seed {record.seed}{digits}"
+    title = f"{config.hash} seed {of_run.record.seed}{digits}"
+    show_diagnosis(title, of_run.diagnosis, of_run.comparison, out, console)
 
 
 def show_diagnosis(title: str, measured: Diagnosis, comparison: str, out: Path | None, console: Console) -> None:

@@ -103,7 +103,7 @@ def run_recipe(name: str, options: TableOptions, console: Console) -> int:
         show_data_table(rows, console)
         return 0
     try:
-        result = api.run_table(name, options, console=console)
+        result = api.run_table(recipe, options, console=console)
     except api.TableInterrupted as stopped:
         if stopped.result is not None:
             _show_result(stopped.result, options, console)

@@ -90,7 +90,7 @@ def tune_recipe(name: str, options: TuneOptions, console: Console) -> int:
     recipe = paper.find_recipe(name)
     console.print(safe_text(f"{recipe.name}: learning rates, chosen on the validation tasks"), style="bold")
     try:
-        result = paper.tune(name, options, console=console)
+        result = paper.tune(recipe, options, console=console)
     except paper.TableInterrupted as stopped:
         _show(name, stopped.result, options, console)
         return 128 + stopped.signal

@@ -134,14 +134,14 @@ class TuneResult:
     path: Path | None = None
 
 
-def tune(name: str, options: TuneOptions | None = None, *, console: Console | None = None) -> TuneResult:
+def tune(recipe: str | Recipe, options: TuneOptions | None = None, *, console: Console | None = None) -> TuneResult:
     """Choose a learning rate for each norm and strategy of a table, on the validation tasks.
 
     Runs that are recorded are not repeated. The chosen rates are written to a file that `contnorm.paper.run_table`
     reads.
 
     Args:
-        name: Recipe, such as ``table2``, or a TOML file.
+        recipe: Name of a recipe, such as ``table2``; a TOML file; or a recipe.
         options: Seeds, rates, filters, device and folders; None for the defaults.
         console: Terminal or notebook to show progress on; None for no output.
 
@@ -157,7 +157,7 @@ def tune(name: str, options: TuneOptions | None = None, *, console: Console | No
     """
     options = options or TuneOptions()
     with only_trusted(options.trusted):
-        return _tune(find_recipe(name), options, console)
+        return _tune(find_recipe(recipe) if isinstance(recipe, str) else recipe, options, console)
 
 
 def _tune(recipe: Recipe, options: TuneOptions, console: Console | None) -> TuneResult:

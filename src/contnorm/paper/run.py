@@ -45,7 +45,6 @@ __all__ = [
     "TableOptions",
     "TableResult",
     "TableVariant",
-    "check_recipe",
     "recipe_status",
     "run_table",
 ]
@@ -152,11 +151,13 @@ class _Plan:
     cells: list[RecipeCell]
 
 
-def run_table(name: str, options: TableOptions | None = None, *, console: Console | None = None) -> TableResult:
+def run_table(
+    recipe: str | Recipe, options: TableOptions | None = None, *, console: Console | None = None
+) -> TableResult:
     """Run the missing runs of a table or figure of the paper, and measure all its cells.
 
     Args:
-        name: Recipe: ``table1`` ... ``table14``, ``figure3``, or a TOML file.
+        recipe: Name of a recipe, ``table1`` ... ``table14`` or ``figure3``; a TOML file; or a recipe.
         options: Seeds, filters, device and folders; None for the defaults.
         console: Terminal or notebook to show progress on; None for no output.
 
@@ -179,16 +180,7 @@ def run_table(name: str, options: TableOptions | None = None, *, console: Consol
     """
     options = options or TableOptions()
     with only_trusted([*options.trusted, *code_files(_typed_settings(options))]):
-        return _run_table(check_recipe(name), options, console)
-
-
-def check_recipe(name: str) -> Recipe:
-    """Return a recipe by name or file; raises a `UserError` if entries have no effect, or if it can't be run."""
-    recipe = find_recipe(name)
-    _check_entries(recipe)
-    if recipe.kind == "waiting":
-        raise UserError(f"{recipe.name} {recipe.note}. The numbers of the paper are in contnorm.paper.published.")
-    return recipe
+        return _run_table(find_recipe(recipe) if isinstance(recipe, str) else recipe, options, console)
 
 
 def _check_entries(recipe: Recipe) -> None:
@@ -208,7 +200,10 @@ def _check_entries(recipe: Recipe) -> None:
 
 
 def _run_table(recipe: Recipe, options: TableOptions, console: Console | None) -> TableResult:
+    _check_entries(recipe)
     check_seeds(options.seeds)
+    if recipe.kind == "waiting":
+        raise UserError(f"{recipe.name} {recipe.note}. The numbers of the paper are in contnorm.paper.published.")
     if recipe.kind in ("drawing", "data"):
         raise UserError(f"{recipe.name}: has no runs. Use `contnorm paper {recipe.name}`.")
     environment = _environment(recipe, options)
