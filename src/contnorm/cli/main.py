@@ -66,12 +66,10 @@ def load_command(name: str) -> TyperCommand:
 class _Group(TyperGroup):
     """Command group that imports commands on use, rejects NUL characters and converts OS errors to user errors."""
 
-    def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
-        return list(COMMANDS)
-
-    def get_command(self, ctx: typer.Context, cmd_name: str) -> TyperCommand | None:  # type: ignore[override]
-        """Return a command that has a name and a help text only, for listing."""
-        return TyperCommand(cmd_name, help=COMMANDS[cmd_name]) if cmd_name in COMMANDS else None
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        # These have a name and a help text only, for listing.
+        self.commands = {name: TyperCommand(name, help=text) for name, text in COMMANDS.items()}
 
     def resolve_command(self, ctx: typer.Context, args: list[str]) -> Any:  # type: ignore[override]
         if args[0] in COMMANDS or args[0] in _ALIASES:
