@@ -1,4 +1,4 @@
-"""The command line as a person uses it: what it prints, and one line with exit code 2 for a mistake."""
+"""The command line as a process: what it prints, and one line with exit code 2 for a user error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records that are there twice, and outputs that are links, pipes, devices or full."""
+"""Duplicate records, and outputs that are links, pipes, devices or full."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs at a terminal: what is words of each, what a stop leaves, and the exit code of it all."""
+"""`contnorm run` and `contnorm resume`: progress, signals, and exit codes."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_runs_in_another_thread_install_no_handlers(root: Path, tmp_path: Path, 
     assert seen == [0, before] and len(list(Store(tmp_path))) == 1
 
 
-def test_progress_without_jobs_prints_nothing(console: Console) -> None:
+def test_no_scores_are_printed_without_records(console: Console) -> None:
     show_scores([], console)
     assert printed(console) == "" and varying([]) == set()
 

@@ -1,4 +1,4 @@
-"""Code that a file names is executed only if the user names it on this call, whichever command reads the file."""
+"""Code named in a file is executed only if the user names it on the command line, for every command."""
 
 from __future__ import annotations
 

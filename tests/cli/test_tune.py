@@ -1,4 +1,4 @@
-"""`contnorm tune`: learning rates are chosen on the validation tasks alone, and `contnorm paper` shows both ways."""
+"""`contnorm tune`: learning rates are chosen on the validation tasks, and `contnorm paper` shows tables with them."""
 
 from __future__ import annotations
 
