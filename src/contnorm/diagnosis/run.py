@@ -91,8 +91,8 @@ def diagnose_run(
     """
     environment = _environment(Path(runs), options, root)
     with only_trusted(None if trusted is None else map(Path, trusted)):
-        store = Store(environment.runs)
-        pairs = _pairs(str(run), str(other), seed, environment) if other else []  # errors before the measurement
+        store = Store(Path(runs))
+        pairs = _pairs(str(run), str(other), seed, store) if other else []  # errors before the measurement
         record = _of_seed(store.find(str(run)), str(run), seed)
         path = _path(str(run), record, store)
         _warn_of_digits(record.config, environment)
@@ -202,9 +202,9 @@ def _on_its_stream(trainer: Trainer, learned: Sequence[float] | None) -> Diagnos
         raise UserError(str(error)) from error
 
 
-def _pairs(run: str, other: str, seed: int | None, environment: RunEnvironment) -> list[tuple[Located, Located]]:
+def _pairs(run: str, other: str, seed: int | None, store: Store) -> list[tuple[Located, Located]]:
     """Records of two runs that differ only in their norm, paired by the seeds whose weights both have."""
-    first, second = (_with_weights(name, seed, environment) for name in (run, other))
+    first, second = (_with_weights(name, seed, store) for name in (run, other))
     configs = [next(iter(records.values()))[0].config for records in (first, second)]
     differing = differences(*configs)
     if not differing:
@@ -223,9 +223,8 @@ def _pairs(run: str, other: str, seed: int | None, environment: RunEnvironment) 
     return [(first[shared], second[shared]) for shared in seeds]
 
 
-def _with_weights(run: str, seed: int | None, environment: RunEnvironment) -> dict[int, Located]:
+def _with_weights(run: str, seed: int | None, store: Store) -> dict[int, Located]:
     """Records of a run that have weights, by seed; only of one seed if it is not None."""
-    store = Store(environment.runs)
     records = store.find(run)
     wanted = records if seed is None else [_of_seed(records, run, seed)]
     located = [(record, _path(run, record, store)) for record in wanted]

@@ -163,7 +163,7 @@ def tune(recipe: str | Recipe, options: TuneOptions | None = None, *, console: C
 def _tune(recipe: Recipe, options: TuneOptions, console: Console | None) -> TuneResult:
     _check(options)
     environment = _environment(options)
-    records = RecipeRecords(Store(environment.runs), range(options.seeds))
+    records = RecipeRecords(Store(options.runs), range(options.seeds))
     grids = _grids(recipe, options, records, environment.data_root)
     jobs = records.jobs(config for grid in grids for config in grid.configs.values())
     _refuse_test_tasks(jobs)

@@ -215,7 +215,8 @@ def _run_table(recipe: Recipe, options: TableOptions, console: Console | None) -
             f"--lr {options.lr}: no learning rate is chosen for these cells of {recipe.name}. Use --lr one."
         )
     configs = {cell: config_of(cell, environment.data_root, typed) for cell in cells}
-    records = RecipeRecords(Store(environment.runs), range(options.seeds))
+    folder = runs_folder(recipe, options.runs)
+    records = RecipeRecords(Store(folder), range(options.seeds))
     numerics = records.choose_numerics(list(configs.values()), typed)
     usual = numerics_of(configs[cells[0]])
     configs = {cell: with_numerics(config, numerics) for cell, config in configs.items()}
@@ -238,7 +239,7 @@ def _run_table(recipe: Recipe, options: TableOptions, console: Console | None) -
         if execution.stopped is not None:
             execution.raise_with(None)
         reasons = filter(None, [*records.problems, execution.failure, *missing_data])
-        raise UserError(" ".join(reasons) or f"no record under {environment.runs} can be read.")
+        raise UserError(" ".join(reasons) or f"no record under {folder} can be read.")
     notes = _other_data(configs, typed.get("stream", {}).get("source"))
     result = TableResult(recipe, variants, options.modified, notes, missing_data, records.problems)
     execution.raise_with(result)
