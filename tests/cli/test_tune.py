@@ -282,7 +282,7 @@ def test_selection_distinguishes_schedules(root: Path, tmp_path: Path) -> None:
         ("table2", {"only": ["stream=split-mini-imagenet"]}, "table2 needs mini-imagenet, which is not under"),
         ("table2", {"only": ["norm=bm"]}, "--only norm=bm: .* norm is one of bn, brn"),
         ("table2", {"seeds": 0}, "--seeds 0: use 1 or more"),
-        ("table2", {"rates": (0.1, -1.0)}, "--rates 0.1,-1.0: use learning rates above 0"),
+        ("table2", {"rates": (0.1, -1.0)}, "rates 0.1,-1.0: use learning rates above 0"),
     ],
 )
 def test_mistake_is_a_one_line_error(

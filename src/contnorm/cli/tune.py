@@ -87,10 +87,8 @@ def _numbers(text: str, flag: str) -> list[float]:
 
 def tune_recipe(name: str, options: TuneOptions, console: Console) -> int:
     """Run the missing runs of all grids, print them and the chosen rates, and return the exit code."""
-    recipe = paper.find_recipe(name)
-    console.print(safe_text(f"{recipe.name}: learning rates, chosen on the validation tasks"), style="bold")
     try:
-        result = paper.tune(recipe, options, console=console)
+        result = paper.tune(name, options, console=console)
     except paper.TableInterrupted as stopped:
         _show(name, stopped.result, options, console)
         return 128 + stopped.signal
@@ -102,6 +100,7 @@ def tune_recipe(name: str, options: TuneOptions, console: Console) -> int:
 
 
 def _show(name: str, result: TuneResult, options: TuneOptions, console: Console) -> None:
+    console.print(safe_text(f"{result.recipe.name}: learning rates, chosen on the validation tasks"), style="bold")
     _show_grids(result.grids, options, console)
     if options.max_steps is not None:
         console.print(
