@@ -193,7 +193,7 @@ def test_external_network_is_diagnosed(root: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"the running moments of layer '1' are not finite: the model has diverged"):
         diagnose_weights(f"{file}:make", weights, "split-mnist", root=root)
     weights.write_bytes(b"")
-    with pytest.raises(UserError, match=r"is no safetensors file .* Save it with safetensors.torch.save_file"):
+    with pytest.raises(UserError, match=r"is not a safetensors file .* Save it with safetensors.torch.save_file"):
         diagnose_weights(f"{file}:make", weights, "split-mnist", root=root)
 
 

@@ -199,9 +199,9 @@ def test_resume_reports_unusable_runs_and_finishes_others(
     note.write_text("{")
     assert resume_all(tmp_path, RunOptions(), root, console) == 2
     (problem,) = caplog.messages
-    assert problem.startswith(f"{note}: is not a valid")
+    assert problem.startswith(f"{note}: is not a valid note of a stopped run")
     assert len(list(Store(tmp_path / "b"))) == 1
-    with pytest.raises(UserError, match="is not a valid"):
+    with pytest.raises(UserError, match="is not a valid note of a stopped run"):
         resume_all(tmp_path, RunOptions(), root, console)
     with pytest.raises(UserError, match="no stopped run under"):
         resume_all(tmp_path / "b", RunOptions(), root, console)
