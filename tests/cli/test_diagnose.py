@@ -134,7 +134,7 @@ def test_mistake_is_a_one_line_error(root: Path, runs: Path, tmp_path: Path) -> 
     with pytest.raises(UserError, match=r"--seed 7: run '.*' has the seeds 1, 2"):
         shown(folder.name, root, runs, seed=7)
     _, path = made(root, tmp_path, values("permuted-mnist"), keep=False)
-    with pytest.raises(UserError, match=r"weights of this run were not saved. Move .* --keep-weights"):
+    with pytest.raises(UserError, match=r"weights of this run were not saved. Move .*--keep-weights"):
         shown(str(path), root, tmp_path)
     path.with_suffix(".safetensors").write_bytes(b"cut short")
     with pytest.raises(UserError, match="is not a safetensors file with the weights"):
