@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("jinja2", reason="jinja2 is not installed")
 
-from contnorm.cli.report import MADE, report_files, report_of
-from contnorm.report.record_index import RecordFolders
+from contnorm.report.report import MADE, collect_report, report_files
+from contnorm.report.summaries import RecordFolders
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, RECORDS = ROOT / "docs" / "results", ROOT / "docs" / "records" / "runs"
@@ -20,13 +20,13 @@ OWN = {"cocoseq-mini": "examples/cocoseq_mini.toml"}
 
 @pytest.fixture(scope="module")
 def made() -> dict[str, str]:
-    return report_files(report_of(RecordFolders([RECORDS])), "md")
+    return report_files(collect_report(RecordFolders([RECORDS])), "md")
 
 
 @pytest.mark.parametrize("name", OWN)
 def test_tables_of_our_own_are_those_of_their_records(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)  # a table names its file as it was asked for
-    report = report_of(RecordFolders([RECORDS.parent / f"{name}.jsonl.gz"]), [OWN[name]])
+    report = collect_report(RecordFolders([RECORDS.parent / f"{name}.jsonl.gz"]), [OWN[name]])
     folder = RESULTS / name
     index = (folder / "README.md").read_text()
     for file, text in report_files(report, "md").items():
@@ -44,7 +44,7 @@ def test_tables_are_those_of_the_records(made: dict[str, str]) -> None:
 
 def test_every_record_can_be_read() -> None:
     folders = RecordFolders([RECORDS])
-    report_of(folders)
+    collect_report(folders)
     assert folders.problems == []
 
 

@@ -18,11 +18,11 @@ from contnorm.bench.config.defaults import complete
 from contnorm.bench.config.schema import from_dict
 from contnorm.bench.records import Store, seal_of
 from contnorm.cli.main import main
-from contnorm.cli.paper import RecipeRecords
 from contnorm.errors import UserError
 from contnorm.paper.cells import cells_of, source_of
 from contnorm.paper.measured import numerics_of
 from contnorm.paper.recipe import find_recipe
+from contnorm.paper.recipe_runs import RecipeRecords
 from tests.committed_records import COCOSEQ, contents_of, copy_run
 from tests.report.record_samples import make_records
 

@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 
 from contnorm.bench.data.registry import load_source
-from contnorm.benchmarks import layers, step
+from contnorm.benchmarks import layers, measure, measure_speed, step
 from contnorm.benchmarks import runs as whole_runs
 from contnorm.benchmarks.timing import Percentiles, flatten_row, measure_time
 from contnorm.cli import speed
@@ -81,9 +81,10 @@ def test_noise_has_the_format_of_the_data_set(tmp_path: Path) -> None:
 
 def test_rows_are_printed_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     row = step.StepRow(step.StepCase("cn", "pool", "tf32", 8), Percentiles(1e-3, 2e-3, 3e-3))
-    monkeypatch.setattr(speed, "_rows", lambda *_: iter([row, row]))
+    monkeypatch.setattr(measure, "_rows", lambda *_: iter([row, row]))
     console = Console(record=True, width=200)
-    speed.speed("step", "cpu", None, tmp_path, None, console)
+    monkeypatch.setattr(speed, "console", console)
+    speed.speed("step", "cpu", tmp_path)
     assert console.export_text().count("2000.0") == 2
     written = list(csv.DictReader((tmp_path / "step.csv").read_text().splitlines()))
     assert len(written) == 2 and written[0]["p50_us"] == "2000.0" and written[0]["torch"] == torch.__version__
@@ -94,7 +95,7 @@ def test_results_are_written_to_the_folder_speed_by_default(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row = step.StepRow(step.StepCase("cn", "pool", "tf32", 8), Percentiles(1e-3, 2e-3, 3e-3))
-    monkeypatch.setattr(speed, "_rows", lambda *_: iter([row]))
+    monkeypatch.setattr(measure, "_rows", lambda *_: iter([row]))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["contnorm", name, "step"])
     with pytest.raises(SystemExit) as ended:
@@ -105,7 +106,7 @@ def test_results_are_written_to_the_folder_speed_by_default(
 
 def test_unknown_benchmark_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"unknown benchmark 'layer'\. Did you mean 'layers'"):
-        speed.speed("layer", "cpu", None, tmp_path, None, Console())
+        next(measure_speed("layer", tmp_path))
 
 
 def test_only_selects_whole_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,9 +118,9 @@ def test_only_selects_whole_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(whole_runs, "_timed", recorded)
     monkeypatch.setattr(whole_runs, "_write_noise", lambda *_: tmp_path)
-    speed.speed("run", "cpu", tmp_path, tmp_path, None, Console(quiet=True), ["er", "cn"])
+    list(measure_speed("run", tmp_path, root=tmp_path, only=["er", "cn"]))
     assert {(case.strategy, case.norm) for case in ran} == {("er", "cn")}
     with pytest.raises(UserError, match=r"--only cn gn .*split-cifar100 er bn, "):
-        speed.speed("run", "cpu", tmp_path, tmp_path, None, Console(quiet=True), ["cn", "gn"])
+        list(measure_speed("run", tmp_path, root=tmp_path, only=["cn", "gn"]))
     with pytest.raises(UserError, match=r"--only cn .*layers.* speed run"):
-        speed.speed("layers", "cpu", tmp_path, tmp_path, None, Console(quiet=True), ["cn"])
+        list(measure_speed("layers", tmp_path, only=["cn"]))

@@ -1,4 +1,4 @@
-"""A terminal for the tests of commands: it is 200 wide, and keeps what is printed."""
+"""A console for the tests of commands: 200 columns wide, prints to memory."""
 
 from __future__ import annotations
 

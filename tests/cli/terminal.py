@@ -1,4 +1,4 @@
-"""What a command prints and returns."""
+"""Helpers: printed text and exit code of a command."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def test_archive_command_reports_problems(runs: Path, tmp_path: Path, contnorm: 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("none", "-o", "all.jsonl.gz"), "no such folder"),
+        (("none", "-o", "all.jsonl.gz"), "there is no such file or folder"),
         (("empty", "-o", "all.jsonl.gz"), "no valid records"),
         (("runs", "-o", "all.json"), ".jsonl.gz"),
         (("runs", "-o", "file/all.jsonl.gz"), "can't be written"),

@@ -1,4 +1,4 @@
-"""The command line as a person uses it: what it prints, and one line with exit code 2 for a mistake."""
+"""The command line as a process: what it prints, and one line with exit code 2 for a user error."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def hashes(place: Path) -> list[str]:
     return sorted(folder.name for folder in (place / "runs").iterdir())
 
 
-def test_run_does_not_run_again_what_is_recorded(place: Path) -> None:
+def test_run_skips_recorded_runs(place: Path) -> None:
     done = contnorm("run", "--norm", "bn", "--strategy", "single", "--seeds", 2, *where(place), *SMALL)
     assert done.returncode == 0 and done.stdout.count("not run again; its record is") == 2 and "ACC" in done.stdout
 
@@ -57,14 +57,14 @@ def test_show_lists_scores_and_matrices(place: Path) -> None:
     assert one.count("seed") == 2 and "task 1" in one and "-" in one
 
 
-def test_compare_is_paired_with_an_interval(place: Path) -> None:
+def test_compare_pairs_seeds_and_prints_an_interval(place: Path) -> None:
     a, b = hashes(place)
     done = contnorm("compare", a[:6], b[:6], "--runs", place / "runs")
     assert "95 % interval" in done.stdout and "2 seeds, paired" in done.stdout and " to " in done.stdout
     assert "norm.name: cn -> bn" in done.stdout or "norm.name: bn -> cn" in done.stdout
 
 
-def test_version() -> None:
+def test_version_is_printed() -> None:
     done = contnorm("--version")
     assert done.returncode == 0 and done.stdout == f"contnorm {cn.__version__}\n"
 
@@ -79,13 +79,13 @@ def test_ls_and_data_start_without_torch(place: Path) -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
 
 
-def test_prs_is_a_memory_of_a_run(place: Path) -> None:
+def test_run_with_prs_memory(place: Path) -> None:
     prs = ("--set", "memory.kind=prs", "--set", "memory.rho=-0.03", "--set", "memory.size=20", "--norm", "bn")
     done = contnorm("run", "--strategy", "er", *prs, *where(place), "--runs", place / "other", *SMALL)
     assert done.returncode == 0 and "memory.kind=prs memory.size=20 memory.rho=-0.03" in done.stdout, done.stderr
 
 
-def test_a_file_of_settings_is_overruled_by_flags(place: Path) -> None:
+def test_flags_override_settings_file(place: Path) -> None:
     file = place / "run.toml"
     file.write_text('[norm]\nname = "gn"\ngroups = 10\n[stream]\ntrain_per_task = 40\ntasks = 2\n')
     done = contnorm("run", "--config", file, "--strategy", "single", "--groups", 5, *where(place))
@@ -93,7 +93,7 @@ def test_a_file_of_settings_is_overruled_by_flags(place: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("run", "--stream", "split-cifar"), "unknown stream 'split-cifar'. Did you mean 'split-cifar10'"),
         (("run", "--strategy", "erx"), "unknown strategy 'erx'"),
@@ -109,28 +109,28 @@ def test_a_file_of_settings_is_overruled_by_flags(place: Path) -> None:
         (("run", "--norm", "in"), "norm 'in': does not fit model 'mlp' with images of shape (1, 28, 28)"),
         (("run", "--norm", "gn", "--groups", "100"), "num_groups=100 leaves one value in each group"),
         (("run", "--seeds", "0"), "--seeds 0: use 1 or more"),
-        (("run", "--weights", "gone.pth"), "weights 'gone.pth': there is no such file. Give a safetensors or torch"),
-        (("run", "--device", "tpu"), "--device 'tpu': use cpu or cuda"),
+        (("run", "--weights", "gone.pth"), "weights 'gone.pth': does not exist. Use a safetensors or torch"),
+        (("run", "--device", "tpu"), "device='tpu': use cpu or cuda"),
         (("show", "feed"), "no finished run 'feed'"),
         (("ls", "everything"), "unknown listing 'everything'"),
         (("data", "imagenet"), "unknown data set 'imagenet'"),
-        (("data", "--fetch"), "--fetch: say which data set: mnist, fashion-mnist"),
-        (("data", "digits", "--fetch"), "unknown data set to fetch 'digits'"),
+        (("data", "--fetch"), "--fetch: needs the name of a data set: mnist, fashion-mnist"),
+        (("data", "digits", "--fetch"), "unknown data set for --fetch 'digits'"),
     ],
 )
-def test_a_mistake_is_one_line_and_exit_code_two(
-    place: Path, tmp_path: Path, arguments: tuple[str, ...], said: str
+def test_user_error_is_one_line_and_exits_2(
+    place: Path, tmp_path: Path, arguments: tuple[str, ...], message: str
 ) -> None:
     runs = ("--runs", str(tmp_path / "runs"))
     data = ("--data-root", str(place / "data"))
     done = contnorm(*arguments, *{"run": (*data, *runs, *SMALL[:2]), "show": runs, "ls": (), "data": ()}[arguments[0]])
-    assert done.returncode == 2 and said in done.stderr, done.stderr
+    assert done.returncode == 2 and message in done.stderr, done.stderr
     assert done.stderr.count("\n") == 1 and "Traceback" not in done.stderr
     assert not (tmp_path / "runs").exists(), "nothing is written half"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("run", "--batch", "abc"), "Invalid value for '--batch'"),
         (("run", "--nosuch"), "No such option: --nosuch. See `contnorm run --help`."),
@@ -141,18 +141,18 @@ def test_a_mistake_is_one_line_and_exit_code_two(
         (("resume", "nowhere"), "no stopped run under nowhere"),
     ],
 )
-def test_a_slip_in_typing_is_one_line_too(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], said: str
+def test_usage_error_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], message: str
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["contnorm", *arguments])
     with pytest.raises(SystemExit) as ended:
         main()
     err = capsys.readouterr().err
-    assert ended.value.code == 2 and err.startswith("contnorm: ") and said in err and err.count("\n") == 1
+    assert ended.value.code == 2 and err.startswith("contnorm: ") and message in err and err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "message"),
     [
         (OSError(errno.EMFILE, "Too many open files"), "limit of open files"),
         (OSError(errno.ENOMEM, "Cannot allocate memory", "x.npy"), "need more memory than there is"),
@@ -161,22 +161,22 @@ def test_a_slip_in_typing_is_one_line_too(
         (OSError(errno.ENOENT, "No such file", "x.toml"), "'x.toml': can't be used"),
     ],
 )
-def test_what_the_system_refuses_is_one_line(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, error: Exception, said: str
+def test_os_error_is_one_line(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, error: Exception, message: str
 ) -> None:
     def fails() -> None:
         raise error
 
     monkeypatch.setattr(sys, "argv", ["contnorm", "ls"])
-    monkeypatch.setattr("contnorm.cli.ls.listings", fails)
+    monkeypatch.setattr("contnorm.bench.registries.available", fails)
     with pytest.raises(SystemExit) as ended:
         main()
     err = capfd.readouterr().err
-    assert ended.value.code == 2 and said in err and err.count("\n") == 1
+    assert ended.value.code == 2 and message in err and err.count("\n") == 1
 
 
 @pytest.mark.skipif(os.name != "posix", reason="descriptors are closed as a POSIX shell does")
-def test_closed_standard_streams_are_no_error_and_not_taken_by_other_files(tmp_path: Path) -> None:
+def test_closed_standard_streams_are_replaced(tmp_path: Path) -> None:
     script = (
         "import os, sys\n"
         "from contnorm.cli.main import main\n"
@@ -192,7 +192,7 @@ def test_closed_standard_streams_are_no_error_and_not_taken_by_other_files(tmp_p
 
 
 @pytest.mark.skipif(os.name != "posix", reason="a folder in use can be deleted on POSIX only")
-def test_a_deleted_current_folder_is_one_line(tmp_path: Path) -> None:
+def test_deleted_current_folder_is_one_line_error(tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
     command = ["sh", "-c", 'rmdir "$PWD" && exec "$0" -P -m contnorm ls', sys.executable]
     done = subprocess.run(command, cwd=tmp_path / "here", capture_output=True, text=True, timeout=100, check=False)
@@ -200,7 +200,7 @@ def test_a_deleted_current_folder_is_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("wrong", "code"), [("KeyboardInterrupt", 130), ("ModuleNotFoundError(name='typer')", 2)])
-def test_what_ends_the_import_of_the_command_line_is_no_traceback(tmp_path: Path, wrong: str, code: int) -> None:
+def test_interrupted_import_prints_no_traceback(tmp_path: Path, wrong: str, code: int) -> None:
     (tmp_path / "typer.py").write_text(f"raise {wrong}")
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(cn.__file__).parents[1]}"}
     command = [sys.executable, "-m", "contnorm", "ls"]
@@ -208,7 +208,7 @@ def test_what_ends_the_import_of_the_command_line_is_no_traceback(tmp_path: Path
     assert done.returncode == code and "Traceback" not in done.stderr and ("bench" in done.stderr) is (code == 2)
 
 
-def test_nothing_typed_shows_the_help(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_is_shown_without_arguments(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["contnorm"])
     with pytest.raises(SystemExit):
         main()
@@ -232,7 +232,7 @@ def test_speed_has_a_hidden_alias_bench(
     assert ended.value.code == 2 and "unknown benchmark 'layer'" in capsys.readouterr().err
 
 
-def test_show_names_a_broken_record_and_shows_the_rest(
+def test_show_reports_broken_record_and_shows_others(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = Store(tmp_path / "runs")
@@ -249,7 +249,7 @@ def test_show_names_a_broken_record_and_shows_the_rest(
         assert "1.json: is not a valid record" in err and "Delete it" in err and err.count("\n") == 1
 
 
-def test_diagnose_a_run_whose_weights_were_kept(place: Path) -> None:
+def test_diagnose_run_with_weights(place: Path) -> None:
     runs = ("--data-root", place / "data", "--runs", place / "kept")
     done = contnorm("run", "--norm", "bn", "--strategy", "single", "--keep-weights", *runs, *SMALL)
     assert done.returncode == 0, done.stderr
@@ -261,4 +261,4 @@ def test_diagnose_a_run_whose_weights_were_kept(place: Path) -> None:
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "--keep-weights" in done.stderr
     for half in ((), ("--model", "net.py:make"), (folder.name, "--stream", "split-mnist")):
         done = contnorm("diagnose", *half, *runs)
-        assert done.returncode == 2 and "say which run, or all of --model, --weights and --stream" in done.stderr
+        assert done.returncode == 2 and "use --model, --weights and --stream" in done.stderr

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from contnorm.bench.data import registry
 from contnorm.bench.data.registry import SOURCES
-from contnorm.cli import data
 from contnorm.cli.data import show_data_set, show_data_sets
 from tests.datasets import small_cifar100, small_mini_imagenet, small_mnist
 
@@ -58,7 +58,7 @@ def test_data_of_picture_folders_and_digits(tmp_path: Path, monkeypatch: pytest.
     printed = lines(80, tmp_path, "mini-imagenet")
     assert "  miniimagenet/, with pictures n*/*.jpg or images/n*.jpg" in printed
     assert any(line.startswith(f"not found under {tmp_path} (") for line in printed)
-    monkeypatch.setattr(data, "find_spec", lambda name: None)
+    monkeypatch.setattr(registry, "find_spec", lambda name: None)
     assert lines(80, tmp_path, "digits")[-1] == 'how to get it: pip install "contnorm[bench]"'
 
 

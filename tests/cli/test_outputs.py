@@ -1,4 +1,4 @@
-"""Records that are there twice, and outputs that are links, pipes, devices or full."""
+"""Duplicate records, and outputs that are links, pipes, devices or full."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ from contnorm.bench.config.sources import read_toml
 from contnorm.bench.files import write_output
 from contnorm.bench.records import Record, Store, seal_of
 from contnorm.cli.main import main
-from contnorm.cli.report import report_files, report_of
 from contnorm.errors import UserError
-from contnorm.report.record_index import RecordFolders
-from contnorm.report.summaries import summaries_under
+from contnorm.report.report import collect_report, report_files
+from contnorm.report.summaries import RecordFolders, summaries_under
 from tests.committed_records import contents_of, copy_run
 
 BN, CN = "ba9df79f047e", "85d5f7c04f8c"
@@ -61,7 +60,7 @@ def seeds_of(records: list[Record]) -> list[int]:
     return [record.seed for record in records if record.config.hash == BN]
 
 
-def test_a_record_that_is_there_twice_counts_once(runs: Path) -> None:
+def test_duplicate_record_counts_once(runs: Path) -> None:
     (runs / "link").symlink_to(BN)
     seeds = sorted(contents_of(BN))
     found = Store(runs).load_all()
@@ -71,7 +70,7 @@ def test_a_record_that_is_there_twice_counts_once(runs: Path) -> None:
     assert seeds_of(folders.records) == seeds and not folders.problems
 
 
-def test_show_counts_a_run_that_is_named_twice_once(
+def test_show_counts_repeated_run_once(
     runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tables = []
@@ -81,7 +80,7 @@ def test_show_counts_a_run_that_is_named_twice_once(
     assert len(set(tables)) == 1
 
 
-def test_records_of_one_seed_with_other_results_are_named(runs: Path, tmp_path: Path) -> None:
+def test_contradicting_records_of_a_seed_are_reported(runs: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     shutil.copytree(runs, other)
     rewrite(other / BN / "1.json", matrix=worse(other / BN / "1.json"))
@@ -93,7 +92,7 @@ def test_records_of_one_seed_with_other_results_are_named(runs: Path, tmp_path: 
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "large"])
-def test_a_record_that_could_be_read_without_end_is_named(runs: Path, kind: str) -> None:
+def test_endless_record_file_is_reported(runs: Path, kind: str) -> None:
     path = runs / BN / "7.json"
     if kind == "pipe":
         os.mkfifo(path)
@@ -108,7 +107,7 @@ def test_a_record_that_could_be_read_without_end_is_named(runs: Path, kind: str)
     assert len(found.records) == len(contents_of(BN)) + len(contents_of(CN))
 
 
-def test_an_output_goes_into_a_link_and_a_pipe(tmp_path: Path) -> None:
+def test_report_is_written_to_link_and_pipe(tmp_path: Path) -> None:
     link, target, pipe = tmp_path / "link", tmp_path / "target", tmp_path / "pipe"
     link.symlink_to("target")
     write_output(link, b"page")
@@ -120,7 +119,7 @@ def test_an_output_goes_into_a_link_and_a_pipe(tmp_path: Path) -> None:
     os.close(reader)
 
 
-def test_a_file_named_for_another_format_is_refused(
+def test_report_rejects_suffix_of_another_format(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "results.md"
@@ -141,29 +140,29 @@ norms = ["bn"]
 
 
 @pytest.mark.parametrize("names", [("claims",), ("a/t", "b/t")])
-def test_tables_of_the_same_file_name_are_refused(runs: Path, tmp_path: Path, names: tuple[str, ...]) -> None:
+def test_report_rejects_tables_with_equal_file_names(runs: Path, tmp_path: Path, names: tuple[str, ...]) -> None:
     files = [tmp_path / f"{name}.toml" for name in names]
     text = RECIPE.replace("split-mnist", "split-cifar100")
     for file in files:
         file.parent.mkdir(exist_ok=True)
         file.write_text(text)
-    report = report_of(RecordFolders([runs]), [str(file) for file in files])
+    report = collect_report(RecordFolders([runs]), [str(file) for file in files])
     assert len(report.sections) == len(files)
     with pytest.raises(UserError, match=files[-1].stem):
         report_files(report, "md")
 
 
-def test_a_table_that_is_named_twice_is_there_once(runs: Path) -> None:
-    assert len(report_of(RecordFolders([runs]), ["table2", "table2"]).sections) == len(
-        report_of(RecordFolders([runs]), ["table2"]).sections
+def test_report_has_repeated_table_once(runs: Path) -> None:
+    assert len(collect_report(RecordFolders([runs]), ["table2", "table2"]).sections) == len(
+        collect_report(RecordFolders([runs]), ["table2"]).sections
     )
 
 
-def test_a_score_that_was_not_measured_is_left_out(runs: Path, tmp_path: Path) -> None:
+def test_unmeasured_score_is_omitted(runs: Path, tmp_path: Path) -> None:
     """Forward transfer needs the accuracies before the first task, which these runs do not have."""
     path = tmp_path / "own.toml"
     path.write_text(RECIPE.replace("split-mnist", "split-cifar100").replace('"acc"', '"fwt"'))
-    report = report_of(RecordFolders([runs]), [str(path)])
+    report = collect_report(RecordFolders([runs]), [str(path)])
     assert "fwt" not in report_files(report, "csv")["tables.csv"]
     assert "| bn | 0 |" in report_files(report, "md")["own.md"]
 
@@ -175,14 +174,14 @@ def run_module(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
 @pytest.mark.parametrize("words", [("--version",), ("ls",)])
-def test_a_full_output_is_one_line(words: tuple[str, ...]) -> None:
+def test_full_disk_is_one_line_error(words: tuple[str, ...]) -> None:
     with open("/dev/full", "w") as full:
         ended = run_module(*words, stdout=full)
     assert ended.returncode == 2 and ended.stderr.count("\n") == 1
     assert "No space left" in ended.stderr and "Traceback" not in ended.stderr
 
 
-def test_without_an_output_a_command_runs_all_the_same() -> None:
+def test_command_runs_with_closed_stdout() -> None:
     ended = subprocess.run(
         ["/bin/sh", "-c", '"$0" -m contnorm --version >&-', sys.executable],
         stderr=subprocess.PIPE,
@@ -193,14 +192,14 @@ def test_without_an_output_a_command_runs_all_the_same() -> None:
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
-def test_the_command_of_a_run_has_its_threads(runs: Path) -> None:
+def test_report_command_of_run_has_threads(runs: Path) -> None:
     for path in (runs / BN).glob("*.json"):
         rewrite(path, device={"kind": "cpu", "name": "a processor", "threads": 3})
-    page = report_files(report_of(RecordFolders([runs]), ["table2"]), "html")["report.html"]
+    page = report_files(collect_report(RecordFolders([runs]), ["table2"]), "html")["report.html"]
     assert "--threads 3" in page
 
 
-def test_a_dotted_key_in_quotes_is_explained(tmp_path: Path) -> None:
+def test_quoted_dotted_key_in_settings_file_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "settings.toml"
     path.write_text('"train.lr" = 0.1\n')
     with pytest.raises(UserError, match="without quotes") as raised:
@@ -208,7 +207,7 @@ def test_a_dotted_key_in_quotes_is_explained(tmp_path: Path) -> None:
     assert "Did you mean" not in str(raised.value)
 
 
-def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
+def test_settings_file_with_byte_order_mark_is_read(tmp_path: Path) -> None:
     path = tmp_path / "settings.toml"
     path.write_bytes(b"\xef\xbb\xbf[train]\nlr = 0.1\n")
     assert read_toml(path) == {"train": {"lr": 0.1}}

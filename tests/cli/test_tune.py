@@ -1,4 +1,4 @@
-"""`contnorm tune`: learning rates are chosen on the validation tasks alone, and `contnorm paper` shows both ways."""
+"""`contnorm tune`: learning rates are chosen on the validation tasks, and `contnorm paper` shows tables with them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.engine import scheduler as engine_runs
 from contnorm.bench.engine.job import Job, RunEnvironment
 from contnorm.bench.records import Store
-from contnorm.cli import tune as tuning
-from contnorm.cli.paper import PaperOptions, RecipeRecords, run_recipe
-from contnorm.cli.tune import TuneOptions, tune_recipe
+from contnorm.cli.paper import run_recipe
+from contnorm.cli.tune import tune_recipe
 from contnorm.errors import UserError
+from contnorm.paper import lr_search
 from contnorm.paper.cells import cells_of, matches
+from contnorm.paper.lr_search import TuneOptions
 from contnorm.paper.recipe import find_recipe, recipe_names
+from contnorm.paper.recipe_runs import RecipeRecords
+from contnorm.paper.run import TableOptions
 from contnorm.paper.selection import RATES, find_selection, read_selection
 from tests.cli.terminal import printed
 from tests.datasets import small_cifar100
@@ -149,7 +152,7 @@ def test_paper_shows_one_and_best_learning_rates(root: Path, tmp_path: Path, rec
 
     def shown(lr: str, **more: object) -> str:
         console = Console(file=io.StringIO(), width=200)
-        run_recipe(recipe, PaperOptions(2, [], ALONE, data_root=root, runs=tmp_path / "runs", lr=lr, **more), console)  # type: ignore[arg-type]
+        run_recipe(recipe, TableOptions(2, [], ALONE, data_root=root, runs=tmp_path / "runs", lr=lr, **more), console)  # type: ignore[arg-type]
         return printed(console)
 
     both, one, best = shown("both", selected=out), shown("one", selected=out), shown("best", selected=out)
@@ -182,9 +185,9 @@ def test_later_selection_keeps_other_cells(root: Path, tmp_path: Path, recipe: s
 
 def test_test_tasks_are_refused(root: Path, tmp_path: Path, recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def on_test_tasks(cell, rate, wanted, root):  # type: ignore[no-untyped-def]
-        return tuning.config_of(cell, root, {"stream": {"part": "learn"}, "train": {"lr": rate}})
+        return lr_search.config_of(cell, root, {"stream": {"part": "learn"}, "train": {"lr": rate}})
 
-    monkeypatch.setattr(tuning, "_on_validation", on_test_tasks)
+    monkeypatch.setattr(lr_search, "_on_validation", on_test_tasks)
     with pytest.raises(RuntimeError, match=r"a run on stream\.part=learn of split-cifar100, not on validation tasks"):
         tune_recipe(recipe, wanted(root, tmp_path), Console(file=io.StringIO()))
     assert not (tmp_path / "runs").exists()
@@ -196,10 +199,10 @@ def test_smoke_test_chooses_nothing(root: Path, tmp_path: Path, recipe: str, con
     assert "no learning rate is chosen" in printed(console) and not (tmp_path / "runs" / "selected").exists()
 
 
-def grids_of(name: str, options: TuneOptions) -> tuple[list[tuning._Grid], RecipeRecords, RunEnvironment]:
-    environment = tuning._environment(options)
+def grids_of(name: str, options: TuneOptions) -> tuple[list[lr_search.RateGrid], RecipeRecords, RunEnvironment]:
+    environment = lr_search._environment(options)
     records = RecipeRecords(Store(environment.runs), range(options.seeds))
-    return tuning._grids(find_recipe(name), options, records, environment.data_root), records, environment
+    return lr_search._grids(find_recipe(name), options, records, environment.data_root), records, environment
 
 
 @pytest.mark.parametrize("name", ["table2", "table8", "table9", "table10", "table12"])
@@ -279,7 +282,7 @@ def test_selection_distinguishes_schedules(root: Path, tmp_path: Path) -> None:
         ("table2", {"only": ["stream=split-mini-imagenet"]}, "table2 needs mini-imagenet, which is not under"),
         ("table2", {"only": ["norm=bm"]}, "--only norm=bm: .* norm is one of bn, brn"),
         ("table2", {"seeds": 0}, "--seeds 0: use 1 or more"),
-        ("table2", {"rates": (0.1, -1.0)}, "--rates 0.1,-1.0: use learning rates above 0"),
+        ("table2", {"rates": (0.1, -1.0)}, "rates 0.1,-1.0: use learning rates above 0"),
     ],
 )
 def test_mistake_is_a_one_line_error(

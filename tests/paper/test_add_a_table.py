@@ -15,9 +15,10 @@ pytest.importorskip("mlxtend", reason="mlxtend is not installed")
 
 from contnorm.bench.api.execution import RunOptions
 from contnorm.cli.main import app
-from contnorm.cli.paper import PaperOptions, run_recipe
+from contnorm.cli.paper import run_recipe
 from contnorm.paper.cells import cells_of
 from contnorm.paper.recipe import find_recipe, parse_recipe
+from contnorm.paper.run import TableOptions
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "howto" / "add-a-table.md").read_text()
 (RECIPE,) = re.findall(r"^```toml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
@@ -46,7 +47,7 @@ def test_page_example_runs_and_is_reported(tmp_path: Path, monkeypatch: pytest.M
     assert papers[1] == ["paper", "my-table.toml", "--seeds", "3"] and len(papers) == len(reports) == 2
     console = Console(file=io.StringIO(), width=160)
     run_recipe(
-        "my-table.toml", PaperOptions(2, execution=RunOptions("cpu", 1, 1)), console
+        "my-table.toml", TableOptions(2, execution=RunOptions("cpu", 1, 1)), console
     )  # two seeds, in this process: quicker
     printed = console.file.getvalue()  # type: ignore[attr-defined]
     assert re.search(r"cn4 +ACC +2 +\S+ \+- \S+ +97\.10 \+- 0\.40 .*(agrees|above|below)", printed)

@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from contnorm.cli.paper import PaperOptions, config_of, run_recipe
+from contnorm.cli.paper import run_recipe
 from contnorm.errors import UserError
 from contnorm.paper.cells import cells_of, matches, unmatched_entries, unpaired_claims
 from contnorm.paper.published import find
 from contnorm.paper.recipe import find_recipe, parse_recipe, recipe_names
+from contnorm.paper.recipe_runs import config_of
+from contnorm.paper.run import TableOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = recipe_names()
@@ -252,7 +254,7 @@ def test_entries_that_match_no_cell_are_rejected(tmp_path: Path, slip: str) -> N
     path.write_text(f"{OWN}\n{SLIPS[slip]}\n")
     assert unmatched_entries(find_recipe(str(path))) == [slip]
     with pytest.raises(UserError, match=r"mine: .* matches no cell of the table\. Cells are made of"):
-        run_recipe(str(path), PaperOptions(), Console(quiet=True))
+        run_recipe(str(path), TableOptions(), Console(quiet=True))
 
 
 @pytest.mark.parametrize("name", recipe_names())

@@ -27,11 +27,11 @@ from contnorm.bench.escape import (
 )
 from contnorm.bench.records import Store
 from contnorm.cli.compare import show_comparison
-from contnorm.cli.report import FORMATS, report_files, report_of, report_text
 from contnorm.cli.show import show_diverged, show_matrices, show_scores
 from contnorm.diagnosis.result import Diagnosis
 from contnorm.paper.recipe import find_recipe, parse_recipe
-from contnorm.report.record_index import RecordFolders
+from contnorm.report.report import FORMATS, collect_report, report_files, report_text
+from contnorm.report.summaries import RecordFolders
 from tests.cli.terminal import printed
 from tests.report.record_samples import make_records
 
@@ -125,7 +125,7 @@ class Elements(html.parser.HTMLParser):
 
 
 def test_html_has_no_foreign_elements(runs: Path) -> None:
-    text = report_text(report_of(RecordFolders([runs])), "html")
+    text = report_text(collect_report(RecordFolders([runs])), "html")
     assert_visible(text)
     page = Elements()
     page.feed(text)
@@ -136,7 +136,7 @@ def test_html_has_no_foreign_elements(runs: Path) -> None:
 
 
 def test_markdown_has_no_markup_of_records(runs: Path) -> None:
-    report = report_of(RecordFolders([runs]))
+    report = collect_report(RecordFolders([runs]))
     for text in (report_text(report, "md"), *report_files(report, "md").values()):
         assert_visible(text)
         outside = re.sub(r"^(`{3,}).*?^\1$", "", text, flags=re.DOTALL | re.MULTILINE)
@@ -151,7 +151,7 @@ def test_markdown_has_no_markup_of_records(runs: Path) -> None:
 
 
 def test_latex_has_no_commands_of_records(runs: Path) -> None:
-    text = report_text(report_of(RecordFolders([runs])), "latex")
+    text = report_text(collect_report(RecordFolders([runs])), "latex")
     assert_visible(text)
     assert "^^" not in text
     for line in text.splitlines():
@@ -161,7 +161,7 @@ def test_latex_has_no_commands_of_records(runs: Path) -> None:
 
 @pytest.mark.parametrize("part", ["runs", "tables", "claims"])
 def test_csv_has_no_formulas(runs: Path, part: str) -> None:
-    text = report_text(report_of(RecordFolders([runs])), "csv", part)
+    text = report_text(collect_report(RecordFolders([runs])), "csv", part)
     assert_visible(text)
     rows = list(csv.reader(io.StringIO(text)))
     assert {len(row) for row in rows} == {len(rows[0])}
@@ -171,7 +171,7 @@ def test_csv_has_no_formulas(runs: Path, part: str) -> None:
 
 
 def test_every_format_can_be_encoded(runs: Path, tmp_path: Path) -> None:
-    report = report_of(RecordFolders([runs]))
+    report = collect_report(RecordFolders([runs]))
     for form in FORMATS:
         assert report_text(report, form).encode()
 
@@ -187,7 +187,7 @@ def test_hostile_text_in_a_recipe_is_escaped(runs: Path, tmp_path: Path) -> None
     path = tmp_path / "x$(id) y.toml"
     path.write_text(recipe)
     make_records(parse_recipe("mine", recipe, "mine.toml"), tmp_path / "own", seeds=2)
-    report = report_of(RecordFolders([tmp_path / "own"]), [str(path)])
+    report = collect_report(RecordFolders([tmp_path / "own"]), [str(path)])
     assert report.sections
     for form in FORMATS:
         for text in report_files(report, form).values():

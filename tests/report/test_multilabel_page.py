@@ -12,11 +12,11 @@ pytest.importorskip("jinja2", reason="jinja2 is not installed")
 
 from contnorm.bench.config.defaults import complete
 from contnorm.bench.metrics.accuracy_matrix import score
-from contnorm.cli.report import Report, report_of, report_text
 from contnorm.paper.cells import cells_of, source_of
 from contnorm.paper.published import find
 from contnorm.paper.recipe import find_recipe
-from contnorm.report.record_index import RecordFolders
+from contnorm.report.report import Report, collect_report, report_text
+from contnorm.report.summaries import RecordFolders
 from tests.report.record_samples import make_records, six_settings
 from tests.report.test_page import page_problems, section, text_of
 
@@ -31,7 +31,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
     for name in ("table5", "table8"):
         make_records(find_recipe(name), root, only=lambda cell: cell.place["stream"] == "cocoseq")
     make_records(find_recipe(MINI), root, source=PART, only=lambda cell: cell.place["norm"] in ("bn", "cn"))
-    return report_of(RecordFolders([root]), ["table5", "table6", "table8", "table13", "table14", MINI])
+    return collect_report(RecordFolders([root]), ["table5", "table6", "table8", "table13", "table14", MINI])
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ def test_partial_stream_has_claims_and_no_verdict(html: str, report: Report) -> 
 
 def test_partial_stream_is_not_compared_with_published_numbers(tmp_path: Path) -> None:
     make_records(find_recipe("table5"), tmp_path, source=PART, only=lambda cell: cell.place["stream"] == "cocoseq")
-    shown_text = section(report_text(report_of(RecordFolders([tmp_path]), ["table5"]), "html"), "table5")
+    shown_text = section(report_text(collect_report(RecordFolders([tmp_path]), ["table5"]), "html"), "table5")
     assert "so their numbers have no verdict" in shown_text and "paper 64.20" in text_of(shown_text)
     assert not re.search(r'class="(?:agrees|above|below)', shown_text)
 

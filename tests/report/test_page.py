@@ -13,19 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 pytest.importorskip("jinja2", reason="jinja2 is not installed")
 
 from contnorm.bench.config.schema import from_dict
 from contnorm.bench.records import Store
-from contnorm.cli import report as reporting
-from contnorm.cli.report import FORMATS, PARTS, Report, report_files, report_of, report_text, write_report
 from contnorm.errors import UserError
 from contnorm.paper.recipe import find_recipe
 from contnorm.report import page_views
+from contnorm.report import report as report_module
 from contnorm.report.page import Page, RowGroup, SectionView, Table, TableCell, page_html
-from contnorm.report.record_index import RecordFolders
+from contnorm.report.report import FORMATS, PARTS, Report, collect_report, report_files, report_text, write_report
+from contnorm.report.summaries import RecordFolders
 from tests.committed_records import RUNS, copy_run
 from tests.report.record_samples import make_records, six_settings
 
@@ -37,7 +36,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def report(runs: Path) -> Report:
-    return report_of(RecordFolders([runs]))
+    return collect_report(RecordFolders([runs]))
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +57,7 @@ def all_kinds(tmp_path_factory: pytest.TempPathFactory) -> str:
     }
     for name, only in some.items():
         make_records(find_recipe(name), root, only=only, layers=20 if name == "table12" else 2)
-    return report_text(report_of(RecordFolders([root])), "html")
+    return report_text(collect_report(RecordFolders([root])), "html")
 
 
 def text_of(html: str) -> str:
@@ -80,7 +79,7 @@ def test_page_has_no_external_resources(html: str, all_kinds: str) -> None:
 
 def test_runs_in_no_table_are_counted_with_the_reason(tmp_path: Path) -> None:
     make_records(find_recipe("figure3"), tmp_path, seeds=2)
-    assert "Not counted" not in report_text(report_of(RecordFolders([tmp_path])), "md", "runs")
+    assert "Not counted" not in report_text(collect_report(RecordFolders([tmp_path])), "md", "runs")
     others = ({"train": {"max_steps": 3}}, {"stream": {"part": "validate"}}, {"train": {"lr": 0.5}})
     for seed, more in enumerate((*others, others[0])):
         values = {"stream": {"name": "split-cifar100"}} | more
@@ -89,7 +88,7 @@ def test_runs_in_no_table_are_counted_with_the_reason(tmp_path: Path) -> None:
         "Not counted in any table: 4 of the 6 runs (2 stopped early, by --max-steps; 1 on validation tasks, by which "
         "settings are chosen; 1 with settings or in a precision that no table counts)."
     )
-    report = report_of(RecordFolders([tmp_path]))
+    report = collect_report(RecordFolders([tmp_path]))
     assert said in report_text(report, "md", "runs") and said in text_of(report_text(report, "html"))
 
 
@@ -172,7 +171,7 @@ def test_diverged_seeds_are_listed_with_their_run(tmp_path: Path) -> None:
     name = "634f63758def"
     copy_run(name, tmp_path)
     assert (tmp_path / name / "3.lost.json").is_file()
-    report = report_of(RecordFolders([tmp_path]), ["table2"])
+    report = collect_report(RecordFolders([tmp_path]), ["table2"])
     said = "1 of 5 seeds diverged and is not counted. seed 3: the loss is nan at step 1140"
     page = unescape(report_text(report, "html"))
     assert f"{name}: {said}" in page and f"<dt>diverged</dt><dd>{said}" in page
@@ -197,7 +196,7 @@ def test_notes_of_a_folded_table_are_folded() -> None:
 def test_command_names_a_source_that_is_not_the_default(tmp_path: Path) -> None:
     config = from_dict({"stream": {"name": "permuted-mnist", "source": "digits"}})
     Store(tmp_path).save(config, 0, {"matrix": {"correct": [[50]], "total": [100]}})
-    written = text_of(report_text(report_of(RecordFolders([tmp_path])), "html"))
+    written = text_of(report_text(collect_report(RecordFolders([tmp_path])), "html"))
     assert "--norm bn --seeds 1" in written and "--set stream.source=digits" in written
 
 
@@ -244,7 +243,7 @@ def test_part_is_contained_in_the_whole_report(report: Report) -> None:
 
 
 def test_report_of_named_tables_has_only_these(runs: Path) -> None:
-    written = report_text(report_of(RecordFolders([runs]), ["table9"]), "md", "tables")
+    written = report_text(collect_report(RecordFolders([runs]), ["table9"]), "md", "tables")
     assert written.startswith("# Table 9") and "Table 2" not in written
 
 
@@ -263,17 +262,16 @@ def test_unknown_format_or_part_is_rejected(report: Report, form: str, part: str
 
 
 def test_folder_gets_one_file_per_table(report: Report, tmp_path: Path) -> None:
-    console = Console(file=io.StringIO(), width=200)
-    write_report(report, "md", "all", tmp_path / "tables", console)
+    written = write_report(report, tmp_path / "tables", form="md")
     names = {path.name for path in (tmp_path / "tables").iterdir()}
     assert names == {"claims.md", "runs.md", *(f"{one.recipe.name}.md" for one in report.sections)}
-    write_report(report, "latex", "tables", tmp_path / "tables", console)
+    write_report(report, tmp_path / "tables", form="latex", part="tables")
     assert (tmp_path / "tables" / "table2.tex").is_file() and not (tmp_path / "tables" / "claims.tex").exists()
-    write_report(report, "csv", "all", tmp_path / "rows", console)
+    write_report(report, tmp_path / "rows", form="csv")
     assert {path.name for path in (tmp_path / "rows").iterdir()} == {"tables.csv", "claims.csv", "runs.csv"}
-    write_report(report, "md", "claims", tmp_path / "one.md", console)
+    write_report(report, tmp_path / "one.md", form="md", part="claims")
     assert (tmp_path / "one.md").read_text().startswith("# What the paper claims")
-    assert f"30 runs in {len(names)} files under {tmp_path / 'tables'}" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert sorted(written) == sorted(tmp_path / "tables" / name for name in names) and report.runs == 30
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -293,7 +291,7 @@ def test_page_of_every_kind_of_table_fits_the_browser(all_kinds: str, tmp_path: 
 
 @pytest.mark.parametrize("width", [390, 1440])
 def test_page_of_committed_records_fits_the_browser(tmp_path: Path, width: int) -> None:
-    seen = page_problems(report_text(report_of(RecordFolders([RUNS])), "html"), tmp_path, width, "light")
+    seen = page_problems(report_text(collect_report(RecordFolders([RUNS])), "html"), tmp_path, width, "light")
     assert not seen["messages"] and seen["overflow"] <= 0 and seen["flat"] == 0 and seen["unseen"] == []
 
 
@@ -372,14 +370,14 @@ def test_large_page_folds_settings_and_notes_omissions(tmp_path: Path, monkeypat
     for number in range(12):
         config = from_dict({"stream": {"name": "split-mnist", "source": "mnist"}, "train": {"lr": 0.01 * (number + 1)}})
         store.save(config, 0, {"matrix": {"correct": [[50 + number, None], [40 + number] * 2], "total": [100] * 2}})
-    whole = report_text(report_of(RecordFolders([tmp_path]), ["figure3"]), "html")
+    whole = report_text(collect_report(RecordFolders([tmp_path]), ["figure3"]), "html")
     assert text_of(whole).count("Command that repeats this run:") == 12 and "left out" not in whole
     assert "split-mnist, the 9 of 12 settings with the highest score" in whole and "single bn" in whole
     limits = {"MOST_OPEN": 5, "MOST_ROWS": 10, "MOST_VIEWS": 8, "FIGURE_BYTES": 5000}
     for name, value in limits.items():
         monkeypatch.setattr(page_views, name, value)
-    monkeypatch.setattr(reporting, "MOST_OPEN", 5)
-    small = report_text(report_of(RecordFolders([tmp_path]), ["figure3"]), "html")
+    monkeypatch.setattr(report_module, "MOST_OPEN", 5)
+    small = report_text(collect_report(RecordFolders([tmp_path]), ["figure3"]), "html")
     written = text_of(small)
     assert len(small) < 0.7 * len(whole)
     assert "<summary>split-mnist: 10 rows</summary>" in small and "2 more rows are left out of this page" in written

@@ -18,14 +18,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from contnorm.bench import metrics
     from contnorm.bench.api.evaluate import accuracy_matrix, evaluate
-    from contnorm.bench.api.execution import RunInterrupted, RunOptions, resume
+    from contnorm.bench.api.execution import ResumeError, RunInterrupted, RunOptions, resume
     from contnorm.bench.api.result import Result
     from contnorm.bench.api.run import run, run_all
     from contnorm.bench.api.stream import Stream, Task, TaskDataset, load_stream
     from contnorm.bench.comparison import Comparison, compare
+    from contnorm.bench.data.datasets import BuildOptions, build_dataset, fetch_dataset
     from contnorm.bench.memories import Memory, PartitioningReservoir, Reservoir, Ring
     from contnorm.bench.records import Record
-    from contnorm.bench.runs import Runs, archive, load_runs
+    from contnorm.bench.registries import available
+    from contnorm.bench.runs import ArchivedRuns, Runs, archive, load_runs
     from contnorm.bench.strategies.base import Batch, OutputMask, Single, Strategy
     from contnorm.bench.strategies.derpp import DERpp
     from contnorm.bench.strategies.er import ER
@@ -33,7 +35,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ER",
+    "ArchivedRuns",
     "Batch",
+    "BuildOptions",
     "Comparison",
     "DERpp",
     "Memory",
@@ -42,6 +46,7 @@ __all__ = [
     "Record",
     "Reservoir",
     "Result",
+    "ResumeError",
     "Ring",
     "RunInterrupted",
     "RunOptions",
@@ -54,8 +59,11 @@ __all__ = [
     "UserError",
     "accuracy_matrix",
     "archive",
+    "available",
+    "build_dataset",
     "compare",
     "evaluate",
+    "fetch_dataset",
     "load_runs",
     "load_stream",
     "metrics",
@@ -66,14 +74,16 @@ __all__ = [
 
 _NAMES_BY_MODULE = {
     "contnorm.bench.api.evaluate": ("accuracy_matrix", "evaluate"),
-    "contnorm.bench.api.execution": ("RunInterrupted", "RunOptions", "resume"),
+    "contnorm.bench.api.execution": ("ResumeError", "RunInterrupted", "RunOptions", "resume"),
     "contnorm.bench.api.result": ("Result",),
     "contnorm.bench.api.run": ("run", "run_all"),
     "contnorm.bench.api.stream": ("Stream", "Task", "TaskDataset", "load_stream"),
     "contnorm.bench.comparison": ("Comparison", "compare"),
+    "contnorm.bench.data.datasets": ("BuildOptions", "build_dataset", "fetch_dataset"),
     "contnorm.bench.memories": ("Memory", "PartitioningReservoir", "Reservoir", "Ring"),
     "contnorm.bench.records": ("Record",),
-    "contnorm.bench.runs": ("Runs", "archive", "load_runs"),
+    "contnorm.bench.registries": ("available",),
+    "contnorm.bench.runs": ("ArchivedRuns", "Runs", "archive", "load_runs"),
     "contnorm.bench.strategies.base": ("Batch", "OutputMask", "Single", "Strategy"),
     "contnorm.bench.strategies.derpp": ("DERpp",),
     "contnorm.bench.strategies.er": ("ER",),

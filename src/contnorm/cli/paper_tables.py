@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean
 
 from rich.console import Console
 from rich.table import Column, Table
 
-from contnorm.bench.config.schema import StreamConfig
-from contnorm.bench.data.progress import load_with_progress
-from contnorm.bench.data.registry import SOURCES, Source, describe_layouts, find_layout
 from contnorm.bench.metrics.accuracy_matrix import SCORES
 from contnorm.bench.metrics.multilabel import LABEL_SCORES
-from contnorm.bench.streams.tasks import build_stream, find_stream
 from contnorm.cli.tables import print_text, safe_text, show_rows
-from contnorm.errors import UserError
 from contnorm.paper.claims import ClaimCase, decide
+from contnorm.paper.data_table import ComparedData
 from contnorm.paper.format import case_numbers, claim_criterion, no_interval_reason, paper_number, spread, verdict_text
 from contnorm.paper.measured import MeasuredCell
-from contnorm.paper.published import DataRow, data_rows
 from contnorm.paper.recipe import Recipe
 from contnorm.paper.scores import score_title
 from contnorm.paper.tables import (
@@ -35,7 +28,7 @@ from contnorm.paper.tables import (
     verdict_remarks,
 )
 
-__all__ = ["measure_data", "show_claims", "show_curves", "show_data_table", "show_table"]
+__all__ = ["show_claims", "show_curves", "show_data_table", "show_table"]
 
 SHOWN = ("stream", "strategy", "buffer", "tasks", "setting", "labels")  # dimensions that have a column
 COLUMNS = ("tasks", "shape", "train", "test", "classes")  # of the table of data sets
@@ -138,31 +131,8 @@ def _case_text(case: ClaimCase) -> str:
     return f"{mean}, t {interval}, bootstrap {bootstrap}{effect_text}, {case.seeds} seeds: {case.outcome}"
 
 
-@dataclass(frozen=True)
-class ComparedData:
-    """A data set as published, and as measured on disk or the reason why it was not."""
-
-    published: DataRow
-    measured: DataRow | None
-    missing: str = ""
-
-
-def measure_data(name: str, source: Source) -> DataRow:
-    """Count the tasks, samples and classes of a stream, validation tasks included."""
-    spec = find_stream(name)
-    defaults = spec.defaults["stream"]
-    per_task = defaults.get("train_per_task")
-    config = StreamConfig(name, part="all", scenario=defaults["scenario"], train_per_task=per_task)
-    stream = build_stream(config, source, 0)
-    shape = tuple(source.train_images.shape[1:])
-    return DataRow(name, stream.tasks, shape, len(stream.train), len(stream.test), source.classes)
-
-
-def show_data_table(recipe: Recipe, root: Path, console: Console, allow_missing: bool = False) -> None:
+def show_data_table(rows: Sequence[ComparedData], console: Console) -> None:
     """Print one row per data set on disk; for the others, what to put where."""
-    rows = [_compared(row, root, console, allow_missing) for row in data_rows() if row.stream in recipe.streams]
-    if not any(row.measured for row in rows):
-        raise UserError(f"{recipe.name}: none of its data sets is under {root}. {rows[0].missing}")
     table = Table(*(Column(head, no_wrap=True) for head in ("stream", *COLUMNS, "verdict")), box=None, pad_edge=False)
     for row in rows:
         if row.measured is not None:
@@ -173,17 +143,6 @@ def show_data_table(recipe: Recipe, root: Path, console: Console, allow_missing:
     notes += [f"{row.published.stream}: {row.published.flag}." for row in rows if row.published.flag]
     for line in notes:
         console.print(safe_text(line), soft_wrap=True)
-
-
-def _compared(row: DataRow, root: Path, console: Console, allow_missing: bool) -> ComparedData:
-    spec = SOURCES[find_stream(row.stream).sources[0]]
-    if find_layout(spec, root) is None:
-        return ComparedData(row, None, f"{row.stream}: put {describe_layouts(spec)} under {root}.")
-    try:
-        source = load_with_progress(spec.name, root, console, allow_missing=allow_missing)
-        return ComparedData(row, measure_data(row.stream, source))
-    except UserError as error:  # the other data sets are still shown
-        return ComparedData(row, None, str(error))
 
 
 def _cells(row: ComparedData) -> list[str]:

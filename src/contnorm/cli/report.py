@@ -2,351 +2,42 @@
 
 from __future__ import annotations
 
-import shlex
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
-from rich.console import Console
+import typer
 
-from contnorm.bench.config.defaults import changed
-from contnorm.bench.config.schema import RunConfig
-from contnorm.bench.config.sources import MAX_SEEDS, format_settings, format_value
-from contnorm.bench.files import write_output
-from contnorm.bench.records import Record, group_by_run
-from contnorm.bench.streams.tasks import STREAMS
-from contnorm.cli.show import DivergedSeeds, changed_keys, run_blocks, run_names, runs_csv
-from contnorm.cli.tables import safe_text
-from contnorm.errors import UserError, unknown, usable
-from contnorm.paper.recipe import recipe_names
-from contnorm.paper.tables import divergence_text
-from contnorm.report.page import Page, RunView, page_html
-from contnorm.report.page_views import (
-    MOST_OPEN,
-    claim_rows,
-    highest_scoring,
-    limited_views,
-    score_tables,
-    section_view,
-)
-from contnorm.report.paper_tables import claims_csv, claims_sheet, section_sheet, tables_csv
-from contnorm.report.record_figures import accuracy_over_tasks, map_over_tasks, run_figures
-from contnorm.report.record_index import RecordFolders
-from contnorm.report.sections import Section, UnrunRecipe, sections_of
-from contnorm.report.summaries import Summary, summarize
-from contnorm.report.svg import figure_style
-from contnorm.report.text_tables import TextDocument, TextTable, latex, markdown
+from contnorm.cli.common import console
+from contnorm.cli.tables import print_error, safe_text
+from contnorm.report.report import collect_report, counted, report_text, write_report
 
-__all__ = [
-    "ENDINGS",
-    "FORMATS",
-    "PARTS",
-    "Report",
-    "counted",
-    "report_files",
-    "report_of",
-    "report_text",
-    "write_report",
-]
-
-FORMATS = ("html", "md", "latex", "csv")
-PARTS = ("all", "tables", "claims", "runs")
-ENDINGS = {"html": "html", "md": "md", "latex": "tex", "csv": "csv"}
-FILLED_IN = {"stream.source", "strategy.code", "model.code", "model.weights_hash"}
-MADE = "<!-- Made from the records by `contnorm report`; a change by hand is lost when it is made again. -->\n\n"
-Groups = Mapping[str, Sequence[Record]]
+__all__ = ["report"]
 
 
-@dataclass(frozen=True)
-class Report:
-    """Content of a report: the paper's tables with runs, those without any, and the runs."""
-
-    sections: Sequence[Section]
-    unrun: Sequence[UnrunRecipe]
-    groups: Groups
-    timed: Mapping[str, Groups]  # runs that are timed, by recipe
-    diverged: DivergedSeeds  # seeds without a record because their loss was no longer finite
-
-    @property
-    def runs(self) -> int:
-        return sum(len(group) for groups in (self.groups, *self.timed.values()) for group in groups.values())
-
-    @property
-    def settings(self) -> int:
-        return len({run for groups in (self.groups, *self.timed.values()) for run in groups})
-
-
-def report_of(folders: RecordFolders, names: Sequence[str] = ()) -> Report:
-    """Collect the report on some recipes, or on all of the paper's, and on each run."""
-    sections, unrun = sections_of(list(dict.fromkeys(names)) or recipe_names(), folders)
-    timed = {name: _grouped(records) for name, records in folders.timed.items() if records}
-    return Report(sections, unrun, _grouped(folders.records), timed, folders.diverged)
-
-
-def counted(many: int, what: str) -> str:
-    """A number with its noun, in the plural if needed.
-
-    Example:
-        >>> counted(1, "run"), counted(2, "run")
-        ('1 run', '2 runs')
-    """
-    return f"{many} {what}{'' if many == 1 else 's'}"
-
-
-def _grouped(records: Sequence[Record]) -> Groups:
-    return group_by_run(sorted(records, key=lambda r: (run_names(r.config), r.config.hash, r.seed)))
-
-
-def _summarized(groups: Groups) -> dict[str, list[Summary]]:
-    return {run: [summarize(record) for record in group] for run, group in groups.items()}
-
-
-def report_text(report: Report, form: str, part: str = "all") -> str:
-    """The report or a part of it as one text. CSV has one kind of rows; ``part="all"`` means the runs."""
-    if form not in FORMATS:
-        raise unknown("format", form, FORMATS)
-    if part not in PARTS:
-        raise unknown("part", part, PARTS)
-    if form == "html":
-        with figure_style():  # once for all figures
-            return page_html(_page(report))
-    if form == "csv":
-        return _csv(report, "runs" if part == "all" else part)
-    write = markdown if form == "md" else latex
-    return "\n".join(write(sheet) for sheet in _sheets(report, part))
-
-
-def report_files(report: Report, form: str, part: str = "all") -> dict[str, str]:
-    """Texts of the files of a report folder, by file name: one per table, the claims, and the runs."""
-    if form == "html":
-        return {"report.html": report_text(report, form)}
-    if form not in FORMATS or part not in PARTS:
-        report_text(report, form, part)
-    if form == "csv":
-        return {f"{name}.csv": _csv(report, name) for name in PARTS[1:] if part in ("all", name)}
-    write = (lambda sheet: MADE + markdown(sheet)) if form == "md" else latex
-    files: dict[str, str] = {}
-    for sheet in _sheets(report, part, linked=form == "md"):
-        name = f"{sheet.name}.{ENDINGS[form]}"
-        if name in files:
-            raise UserError(f"two files of the report would be named {name}. Rename the recipe {sheet.name}.toml.")
-        files[name] = write(sheet)
-    return files
-
-
-def _sheets(report: Report, part: str, linked: bool = False) -> Iterator[TextDocument]:
-    if part in ("all", "claims"):
-        yield claims_sheet(report.sections, report.unrun, linked)
-    if part in ("all", "tables"):
-        yield from map(section_sheet, report.sections)
-    if part in ("all", "runs"):
-        yield _runs_sheet(run_blocks(_summarized(report.groups), report.diverged), outside(report))
-
-
-def _runs_sheet(blocks: Sequence[TextTable], notes: Sequence[str]) -> TextDocument:
-    """Notes on the scores are at the top if there is one table, otherwise below each table."""
-    if len(blocks) == 1:
-        return TextDocument("runs", "Runs", [replace(blocks[0], below=())], [*blocks[0].below, *notes])
-    return TextDocument("runs", "Runs", blocks, notes)
-
-
-def outside(report: Report) -> list[str]:
-    """Note on the runs that no table counts, with the reasons; empty if all are counted or there is no table."""
-    in_tables = {(record.config.hash, record.seed) for section in report.sections for record in section.records}
-    records = [record for group in report.groups.values() for record in group]
-    counts = Counter(_why_outside(one.config) for one in records if (one.config.hash, one.seed) not in in_tables)
-    if not counts or not report.sections:
-        return []
-    total = sum(counts.values())
-    reasons = "; ".join(f"{count} {why}" for why, count in counts.most_common())
-    return [f"Not counted in any table: {total} of the {len(records)} runs ({reasons})."]
-
-
-def _why_outside(config: RunConfig) -> str:
-    """Why no table counts a run.
-
-    Example:
-        >>> _why_outside(RunConfig())
-        'with settings or in a precision that no table counts'
-    """
-    if config.train.max_steps is not None:
-        return "stopped early, by --max-steps"
-    if config.stream.part == "validate":
-        return "on validation tasks, by which settings are chosen"
-    return "with settings or in a precision that no table counts"
-
-
-def _csv(report: Report, part: str) -> str:
-    if part == "runs":
-        return runs_csv(report.groups)
-    return {"tables": tables_csv, "claims": claims_csv}[part](report.sections)
-
-
-def _page(report: Report) -> Page:
-    what = f"{counted(report.runs, 'run')} of {counted(report.settings, 'setting')}"
-    lead = f"{what}. All numbers are computed from their records."
-    lead = " ".join([lead, *outside(report)])
-    summaries = _summarized(report.groups)
-    timed = [(group, name) for name, groups in report.timed.items() for group in groups.values()]
-    views = limited_views(_views(report, timed), len(report.groups) + len(timed))
-    return Page(
-        "contnorm: the paper and these runs" if report.sections else "contnorm: runs",
-        lead,
-        [row for section in report.sections for row in claim_rows(section)],
-        [section_view(section) for section in report.sections],
-        [(one.title, one.command, one.why) for one in report.unrun],
-        [
-            table
-            for block in run_blocks(summaries, report.diverged)
-            for table in score_tables(block, _scores_title(block))
-        ],
-        _compared(report, summaries),
-        views.views,
-        views.note,
-        fold_runs=len(views.views) > MOST_OPEN,
-    )
-
-
-def _views(report: Report, timed: Sequence[tuple[Sequence[Record], str]]) -> Iterator[tuple[RunView, Iterator[str]]]:
-    """View of each configuration, and a lazy iterator of its figures."""
-    for run, group in report.groups.items():
-        yield _run_view(group, diverged=report.diverged.get(run, {})), run_figures(group)
-    for group, name in timed:
-        yield _run_view(group, name), iter(())
-
-
-def _scores_title(block: TextTable) -> str:
-    return f"Scores of all runs{f': {block.title.lower()}' if block.title else ''}"
-
-
-def _compared(report: Report, summaries: Mapping[str, Sequence[Summary]]) -> list[str]:
-    """One figure per stream: accuracy (or mAP) over tasks of the configurations that are in no table.
-
-    If there are more configurations than a figure can show, those with the highest final score are drawn.
-    """
-    in_tables = {record.config.hash for section in report.sections for record in section.records}
-    by_stream: dict[tuple[str, bool], dict[str, str]] = defaultdict(dict)
-    for name, group in report.groups.items():
-        if name not in in_tables:
-            stream, strategy, norm = run_names(group[0].config)
-            exact = ", exact moments" if group[0].config.evaluate.moments == "oracle" else ""
-            by_stream[stream, group[0].multi_label][f"{strategy} {norm}{exact} ({name[:4]})"] = name
-    draw = {False: accuracy_over_tasks, True: map_over_tasks}
-    drawn = []
-    for (stream, several), by_title in by_stream.items():
-        shown = highest_scoring({title: summaries[name] for title, name in by_title.items()})
-        more = (
-            f", the {len(shown)} of {len(by_title)} settings with the highest score"
-            if len(shown) < len(by_title)
-            else ""
-        )
-        if len(shown) > 1:
-            drawn.append(draw[several]({title: report.groups[by_title[title]] for title in shown}, stream + more))
-    return drawn
-
-
-def _run_view(group: Sequence[Record], timed: str = "", diverged: Mapping[int, str] | None = None) -> RunView:
-    first = group[0]
-    facts = [*_facts(group), *([("diverged", divergence_text(diverged, len(group)))] if diverged else [])]
-    title = " ".join(run_names(first.config)) + (f", timed for {timed}" if timed else "")
-    settings = format_settings(changed(first.config), {*changed_keys(first.config), "evaluate.moments"})
-    return RunView(first.config.hash, title, settings, _command(group), facts)
-
-
-def _command(group: Sequence[Record]) -> str:
-    """Command that repeats the runs."""
-    config: RunConfig = group[0].config
-    rest = {key: value for key, value in changed(config).items() if key not in FILLED_IN}
-    stream = STREAMS.get(config.stream.name)  # None if this version has no such stream
-    if config.stream.source not in (
-        None,
-        *(stream.sources[:1] if stream else ()),
-    ):  # the default source need not be named
-        rest["stream.source"] = config.stream.source
-    for key in ("stream.name", "strategy.name", "norm.name"):
-        rest.pop(key, None)
-    names = {"--stream": config.stream.name, "--strategy": config.strategy.name, "--norm": config.norm.name}
-    named = " ".join(f"{flag} {shlex.quote(name)}" for flag, name in names.items())
-    typed = ["contnorm run", named, _seeds([record.seed for record in group]), *_device_flags(group[0])]
-    return " ".join([*typed, *(f"--set {shlex.quote(f'{k}={format_value(v)}')}" for k, v in rest.items())])
-
-
-def _device_flags(record: Record) -> list[str]:
-    """Flags that change results slightly: the device and, on a CPU, the number of threads if above 1."""
-    device = record.raw.get("device") or {}
-    if device.get("kind") == "cuda":
-        return ["--device cuda"]
-    threads = device.get("threads")
-    return [f"--threads {threads}"] if isinstance(threads, int) and threads > 1 else []
-
-
-def _seeds(seeds: Sequence[int]) -> str:
-    """Flag for the seeds of a run, diverged ones included; for very large seeds only the first.
-
-    Example:
-        >>> _seeds([0, 1, 2, 4]), _seeds([3]), _seeds([0, 4000000000])
-        ('--seeds 5', '--seed 3', '--seed 0')
-    """
-    alone = len(seeds) == 1 and seeds[0] > 0
-    return f"--seed {min(seeds)}" if alone or max(seeds) >= MAX_SEEDS else f"--seeds {max(seeds) + 1}"
-
-
-def _facts(group: Sequence[Record]) -> list[tuple[str, str]]:
-    """Facts on the runs of all seeds; where seeds differ, each value once."""
-    each = [_of_one(record) for record in group]
-    facts = {key: " / ".join(dict.fromkeys(one[key] for one in each)) for key in each[0]}
-    settings = ", ".join(f"{key}={format_value(value)}" for key, value in changed(group[0].config).items())
-    seeds = ", ".join(str(record.seed) for record in group)
-    return [(name, value) for name, value in {"seeds": seeds, "settings": settings, **facts}.items() if value]
-
-
-def _of_one(record: Record) -> dict[str, str]:
-    raw = record.raw
-    versions, device, source, reached = (raw.get(key) or {} for key in ("versions", "device", "source", "reached"))
-    return {
-        "tasks": f"first {reached.get('tasks')} of {reached.get('of')}, by --max-steps" if reached else "",
-        "device": f"{device.get('name', 'unknown')} ({device.get('kind', '?')}, {device.get('threads', '?')} threads)",
-        "precision": f"{raw.get('precision')}, {'deterministic' if raw.get('deterministic') else 'not deterministic'}",
-        "versions": ", ".join(f"{name} {version}" for name, version in versions.items() if version),
-        "data": f"{source.get('name')} {source.get('fingerprint', '')}",
-        "commit": str(raw.get("commit") or "unknown"),
-        "record": "sealed" if record.sealed else "unsealed (schema 1)",
-    }
-
-
-def write_report(report: Report, form: str, part: str, out: Path | None, console: Console) -> None:
-    """Write a report.
-
-    Args:
-        report: What to write.
-        form: One of ``html``, ``md``, ``latex`` and ``csv``.
-        part: One of ``all``, ``tables``, ``claims`` and ``runs``.
-        out: File to write. A path without a suffix, or of an existing folder, is a folder with one file per table.
-            None writes ``report.html``, or prints the other formats.
-        console: Terminal to print to.
-    """
+def report(
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="Output file, or folder for one file per table; default: report.html."),
+    ] = None,
+    form: Annotated[str, typer.Option("--format", help="Output format: html, md, latex or csv.")] = "html",
+    part: Annotated[str, typer.Option(help="Part to write: all, tables, claims or runs; html always has all.")] = "all",
+    table: Annotated[
+        list[str] | None,
+        typer.Option(help="Table to include: table2, ... or a TOML file; repeatable; default: all of the paper's."),
+    ] = None,
+    runs: Annotated[
+        list[Path] | None,
+        typer.Option("--runs", help="Folder or archive of records; repeatable, for one report over several."),
+    ] = None,
+) -> None:
+    """Write a report of the paper's tables and all runs: an HTML page, Markdown, LaTeX or CSV."""
+    content = collect_report(runs or [Path("runs")], table or ())
+    content.require_runs()
+    for problem in content.problems:
+        print_error(problem)
     if out is None and form != "html":
-        print(report_text(report, form, part), end="")
+        print(report_text(content, form, part), end="")
         return
-    path = out or Path("report.html")
-    if not path.is_dir():
-        _check_ending(path, form)
-    if path.is_dir() or not path.suffix:
-        texts = {path / name: text for name, text in report_files(report, form, part).items()}
-    else:
-        texts = {path: report_text(report, form, part)}
-    for file, text in texts.items():
-        with usable(file, "it can't be written", "Say with -o where else."):
-            write_output(file, text.encode())
-    where = str(path) if list(texts) == [path] else f"{len(texts)} files under {path}"
-    console.print(safe_text(f"{counted(report.runs, 'run')} in {where}"), soft_wrap=True)
-
-
-def _check_ending(path: Path, form: str) -> None:
-    """Raise a `UserError` if the suffix of a file belongs to another format."""
-    suffix_format = {f".{ending}": name for name, ending in ENDINGS.items()}.get(path.suffix.lower(), form)
-    if form in ENDINGS and suffix_format != form:
-        raise UserError(
-            f"-o {path}: the name is of another format than {form}. Use --format {suffix_format}, or another name."
-        )
+    files = write_report(content, out, form=form, part=part)
+    where = str(files[0]) if len(files) == 1 and not (out and out.is_dir()) else f"{len(files)} files under {out}"
+    console.print(safe_text(f"{counted(content.runs, 'run')} in {where}"), soft_wrap=True)

@@ -4,28 +4,173 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
 from rich.console import Console
 
-from contnorm.bench.api.execution import ResumeError, RunInterrupted, RunOptions, resume
-from contnorm.bench.api.run import run
-from contnorm.bench.api.stream import load_stream
+from contnorm import bench
 from contnorm.bench.config.schema import flatten_settings
+from contnorm.bench.config.sources import (
+    Setting,
+    check_seed,
+    check_seeds,
+    collect_settings,
+    nest_settings,
+    parse_assignments,
+    parse_int_or_text,
+)
+from contnorm.bench.user_code import check_files, code_files, only_trusted
+from contnorm.cli.common import (
+    DEVICE_HELP,
+    MAX_STEPS_HELP,
+    PRECISION_HELP,
+    THREADS_HELP,
+    AllowMissing,
+    DataRoot,
+    Lanes,
+    RunsFolder,
+    TrustCode,
+    console,
+    importing_torch,
+    is_explicit,
+)
 from contnorm.cli.show import show_scores
 from contnorm.errors import UserError
 
-__all__ = ["resume_all", "run_seeds"]
+if TYPE_CHECKING:
+    from contnorm.bench import RunOptions
+
+__all__ = ["resume", "resume_all", "run", "run_seeds"]
+
+# Flags whose names differ from those of their settings.
+_FLAG_NAMES = {
+    "stream.name": "--stream",
+    "strategy.name": "--strategy",
+    "norm.name": "--norm",
+    "memory.size": "--buffer",
+    "evaluate.moments": "--eval-moments",
+}
+
+
+def run(
+    context: typer.Context,
+    stream: Annotated[
+        str, typer.Option(help="Stream of tasks to learn; see `contnorm ls streams`.")
+    ] = "permuted-mnist",
+    strategy: Annotated[str, typer.Option(help="Learning method: er, derpp, single, ... or file.py:Class.")] = "er",
+    norm: Annotated[str, typer.Option(help="Normalization layer; see `contnorm ls norms`.")] = "cn",
+    groups: Annotated[str | None, typer.Option(help="Number of channel groups, or 'auto'.")] = None,
+    weights: Annotated[
+        str | None, typer.Option(help="Pretrained weights to start from: a file, or torchvision:IMAGENET1K_V1.")
+    ] = None,
+    buffer: Annotated[
+        int | None, typer.Option(help="Memory size: per task (or class) for ring, in total for the others.")
+    ] = None,
+    batch: Annotated[int | None, typer.Option(help="Stream samples per step.")] = None,
+    replay: Annotated[int | None, typer.Option(help="Replayed memory samples per step.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
+    seeds: Annotated[int | None, typer.Option(help="Number of seeds, counted from 0; default: 1.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Run this single seed.")] = None,
+    device: Annotated[str, typer.Option(help=DEVICE_HELP)] = "cpu",
+    lanes: Lanes = None,
+    threads: Annotated[int, typer.Option(help=THREADS_HELP)] = 1,
+    precision: Annotated[str | None, typer.Option(help=PRECISION_HELP)] = None,
+    eval_moments: Annotated[
+        str | None,
+        typer.Option(
+            help="Moments for evaluation: running, or oracle (BN*: exact, from training data of all tasks so far)."
+        ),
+    ] = None,
+    max_steps: Annotated[int | None, typer.Option(help=MAX_STEPS_HELP)] = None,
+    keep_weights: Annotated[
+        bool,
+        typer.Option("--keep-weights", help="Save the final weights of each run next to its record, for `diagnose`."),
+    ] = False,
+    data_root: DataRoot = None,
+    allow_missing: AllowMissing = False,
+    runs: RunsFolder = Path("runs"),
+    config: Annotated[Path | None, typer.Option(help="TOML file of settings.")] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Any setting as key=value, such as strategy.forward=separate; repeatable."),
+    ] = None,
+    trust_code: TrustCode = None,
+) -> None:
+    """Train once over a stream; after each task, measure accuracy on all tasks so far."""
+    seed_list = _seeds(seeds, seed)
+    flags: dict[str, Any] = {
+        "stream.name": stream,
+        "strategy.name": strategy,
+        "norm.name": norm,
+        "norm.groups": parse_int_or_text(groups) if groups is not None else None,
+        "model.weights": weights,
+        "memory.size": buffer,
+        "train.batch": batch,
+        "train.replay": replay,
+        "train.lr": lr,
+        "train.precision": precision,
+        "train.max_steps": max_steps,
+        "evaluate.moments": eval_moments,
+    }
+    names = {key: _FLAG_NAMES.get(key, f"--{key.partition('.')[2].replace('_', '-')}") for key in flags}
+    typed = [Setting(names[key], key, value) for key, value in flags.items() if _is_typed(context, key, value)]
+    defaults = {key: value for key, value in flags.items() if value is not None}
+    values = collect_settings(defaults, config, typed, set_ or [])
+    named = code_files(nest_settings([*typed, *parse_assignments(set_ or [])]))
+    with importing_torch():
+        options = bench.RunOptions(device, lanes, threads, keep_weights, allow_missing)
+    with only_trusted(
+        [*check_files(trust_code or []), *named]
+    ):  # excludes code that is named only in the --config file
+        raise typer.Exit(run_seeds(values, seed_list, options, data_root, runs, console))
+
+
+def _seeds(count: int | None, single: int | None) -> list[int]:
+    """Seeds to run: ``count`` seeds from 0, or the single one."""
+    if single is not None and count is not None:
+        raise UserError(f"--seed {single} and --seeds {count}: use one of them; --seeds takes so many, from 0.")
+    if count is not None:
+        check_seeds(count)
+    if single is not None:
+        check_seed(single)
+    return [single] if single is not None else list(range(count or 1))
+
+
+def _is_typed(context: typer.Context, key: str, value: Any) -> bool:
+    """Whether a flag of `run` was typed. A settings file overrides the defaults of stream, strategy and norm."""
+    group, _, name = key.partition(".")
+    if name != "name":
+        return value is not None
+    return is_explicit(context, group)
+
+
+def resume(
+    path: Annotated[Path, typer.Argument(help="Folder of a run, or of several runs.")] = Path("runs"),
+    device: Annotated[
+        str | None, typer.Option(help="Device to compute on: cpu or cuda. Default: the device each run started on.")
+    ] = None,
+    lanes: Lanes = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads per run. Default: as each run started.")] = None,
+    data_root: DataRoot = None,
+    trust_code: TrustCode = None,
+    allow_missing: AllowMissing = False,
+) -> None:
+    """Resume all interrupted runs under a folder, bit-exactly."""
+    with importing_torch():
+        options = bench.RunOptions(device, lanes, threads, allow_missing=allow_missing)
+    trusted = check_files(trust_code or [])
+    raise typer.Exit(resume_all(path, options, data_root, console, trusted))
 
 
 def run_seeds(
     values: dict[str, Any], seeds: list[int], options: RunOptions, root: Path | None, runs: Path, console: Console
 ) -> int:
     """Run the seeds that have no record, show the scores of all, and return the exit code."""
-    stream = load_stream(root=root, allow_missing=options.allow_missing, **values["stream"])
+    stream = bench.load_stream(root=root, allow_missing=options.allow_missing, **values["stream"])
     settings = flatten_settings({group: content for group, content in values.items() if group != "stream"})
     try:
-        result = run(
+        result = bench.run(
             stream,
             settings=settings,
             seeds=seeds,
@@ -36,7 +181,7 @@ def run_seeds(
             keep_weights=options.keep_weights,
             progress=console,
         )
-    except RunInterrupted as stopped:
+    except bench.RunInterrupted as stopped:
         return 128 + stopped.signal
     show_scores(result.records, console)
     if result.diverged:
@@ -49,10 +194,10 @@ def resume_all(
 ) -> int:
     """Resume every stopped run under a folder, show the scores, and return the exit code."""
     try:
-        records = resume(path, options=options, root=root, trusted=trusted, console=console)
-    except RunInterrupted as stopped:
+        records = bench.resume(path, options=options, root=root, trusted=trusted, console=console)
+    except bench.RunInterrupted as stopped:
         return 128 + stopped.signal
-    except ResumeError as error:
+    except bench.ResumeError as error:
         show_scores(error.records, console)
         if str(error):
             raise

@@ -1,277 +1,126 @@
-"""The `tune` command: chooses a learning rate for each norm and strategy of a recipe on the validation tasks.
-
-Each learning rate is an ordinary run with an ordinary record. On a GPU all runs of one norm and strategy share a CUDA
-graph. The tasks that a table reports on are never used. As in a table, all runs have one precision.
-"""
+"""The `tune` command: chooses a learning rate for each norm and strategy of a table, on its validation tasks."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
+import typer
 from rich.console import Console
 
-from contnorm.bench.api.execution import RunOptions, run_environment
-from contnorm.bench.config.schema import RunConfig
-from contnorm.bench.config.sources import check_seeds
-from contnorm.bench.engine.job import Job, RunEnvironment
-from contnorm.bench.files import write_output
-from contnorm.bench.streams.tasks import STREAMS, find_stream
-from contnorm.bench.user_code import only_trusted
-from contnorm.cli.paper import (
-    RecipeRecords,
-    config_of,
-    is_present,
-    missing_data_message,
-    run_jobs,
-    selection_file,
-    selection_of,
+from contnorm import bench, paper
+from contnorm.bench.user_code import check_files
+from contnorm.cli.common import (
+    DEVICE_HELP,
+    PRECISION_HELP,
+    THREADS_HELP,
+    AllowMissing,
+    DataRoot,
+    RunsFolder,
+    TrustCode,
+    console,
+    importing_torch,
 )
-from contnorm.cli.tables import print_error, print_text, safe_text, show_rows
-from contnorm.errors import UserError, usable
-from contnorm.paper.cells import RecipeCell, cells_of, filter_cells, source_of
-from contnorm.paper.measured import with_numerics
-from contnorm.paper.recipe import Recipe, find_recipe
-from contnorm.paper.selection import (
-    RATES,
-    RateResult,
-    SelectedRate,
-    Selection,
-    best_rate,
-    merge_selections,
-    read_selection,
-    selection_text,
-)
+from contnorm.cli.tables import print_text, safe_text, show_rows
+from contnorm.errors import UserError
+from contnorm.paper.selection import RATES, RateResult
 
-__all__ = ["RATES", "TuneOptions", "tune_recipe"]
+if TYPE_CHECKING:
+    from contnorm.paper import GridResult, TuneOptions, TuneResult
 
-GRID_KEYS = ("stream", "strategy", "norm", "groups", "momentum", "schedule", "layers", "buffer")
-TUNABLE = "`contnorm tune` takes table2, table8, table9, table10, table12, and recipes of your own"
+__all__ = ["tune", "tune_recipe"]
 
 
-@dataclass(frozen=True)
-class TuneOptions:
-    """Options of the `tune` command.
+def tune(
+    recipe: Annotated[str, typer.Argument(help="Recipe: table2, table8, table9, table10, table12, or a TOML file.")],
+    stream: Annotated[
+        str | None, typer.Option(help="Streams to tune, comma-separated, such as split-cifar100; default: all.")
+    ] = None,
+    strategies: Annotated[
+        str | None, typer.Option(help="Strategies to tune, comma-separated, such as er,derpp; default: all.")
+    ] = None,
+    norms: Annotated[
+        str | None, typer.Option(help="Norms to tune, comma-separated, such as bn,cn; default: all.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="Number of seeds, counted from 0.")] = 3,
+    rates: Annotated[
+        str | None, typer.Option(help="Learning rates to try, comma-separated; default: 0.003,0.01,0.03,0.1,0.3.")
+    ] = None,
+    device: Annotated[str, typer.Option(help=DEVICE_HELP)] = "cpu",
+    lanes: Annotated[
+        int | None,
+        typer.Option(help="Number of parallel runs. Default: a norm's whole grid on a GPU, one per core on a CPU."),
+    ] = None,
+    threads: Annotated[int, typer.Option(help=THREADS_HELP)] = 1,
+    precision: Annotated[str | None, typer.Option(help=PRECISION_HELP)] = None,
+    max_steps: Annotated[
+        int | None, typer.Option(help="Stop after N steps (smoke test; no learning rate is chosen).")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("-o", "--out", help="File to write the learning rates to; default: RUNS/selected/RECIPE.toml."),
+    ] = None,
+    data_root: DataRoot = None,
+    allow_missing: AllowMissing = False,
+    runs: RunsFolder = Path("runs"),
+    trust_code: TrustCode = None,
+) -> None:
+    """Choose a learning rate for each norm and strategy of a table, using only the validation tasks."""
+    typed = {"stream": stream, "strategy": strategies, "norm": norms}
+    only = [f"{key}={value.strip()}" for key, values in typed.items() if values for value in values.split(",")]
+    grid = _numbers(rates, "--rates") if rates else RATES
+    with importing_torch():
+        options = bench.RunOptions(device, lanes, threads, allow_missing=allow_missing)
+    trusted = check_files(trust_code or [])
+    request = paper.TuneOptions(seeds, only, grid, options, max_steps, precision, data_root, runs, out, trusted)
+    raise typer.Exit(tune_recipe(recipe, request, console))
 
-    Attributes:
-        seeds: Number of seeds, counted from 0.
-        only: Filters for cells, in the form of ``--only`` of `contnorm paper`.
-        rates: Learning rates to try.
-        execution: Options that control how runs are executed.
-        max_steps: Number of steps of a smoke test; None for whole runs.
-        precision: Precision of all runs; None for the one with the most records.
-        data_root: Folder of data sets; None for the default one.
-        runs: Folder of records.
-        out: File to write; None for the one that `contnorm paper` reads by default.
-        trusted: Python files that may be executed if the recipe names them.
-    """
 
-    seeds: int = 3
-    only: Sequence[str] = ()
-    rates: Sequence[float] = RATES
-    execution: RunOptions = field(default_factory=RunOptions)
-    max_steps: int | None = None
-    precision: str | None = None
-    data_root: Path | None = None
-    runs: Path = Path("runs")
-    out: Path | None = None
-    trusted: Sequence[Path] = ()
-
-
-@dataclass(frozen=True)
-class _Grid:
-    """Runs among which one learning rate is chosen, and the cells that it applies to."""
-
-    cell: RecipeCell
-    where: dict[str, object]
-    configs: dict[float, RunConfig]
-
-    @property
-    def names(self) -> tuple[str, str, str]:
-        """Names of the stream, the strategy and the norm, for tables."""
-        place = self.cell.place
-        buffer = f" buffer {place['buffer']}" if place["buffer"] is not None else ""
-        return place["stream"], f"{place['strategy']}{buffer}", self.cell.norm.replace("*", "")
-
-
-@dataclass(frozen=True)
-class _GridResult:
-    """A grid with the results of its learning rates; ``seeds`` is the number of seeds that each must have."""
-
-    grid: _Grid
-    rates: list[RateResult]
-    seeds: int
-
-    @property
-    def complete(self) -> bool:
-        """Whether no run of the grid is missing."""
-        return all(rate.seeds + rate.diverged == self.seeds for rate in self.rates)
-
-    @property
-    def best(self) -> RateResult | None:
-        """Chosen learning rate; None if runs are missing or each learning rate has a diverged seed."""
-        return best_rate(self.rates) if self.complete else None
+def _numbers(text: str, flag: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise UserError(f"{flag} {text!r}: use numbers with commas between, such as 0.03,0.1.") from None
 
 
 def tune_recipe(name: str, options: TuneOptions, console: Console) -> int:
-    """Run the missing runs of all grids, show the grids, write the chosen rates, and return the exit code."""
-    with only_trusted(options.trusted):
-        return _tune_recipe(name, options, console)
+    """Run the missing runs of all grids, print them and the chosen rates, and return the exit code."""
+    try:
+        result = paper.tune(name, options, console=console)
+    except paper.TableInterrupted as stopped:
+        _show(name, stopped.result, options, console)
+        return 128 + stopped.signal
+    except paper.TableError as error:
+        _show(name, error.result, options, console)
+        raise
+    _show(name, result, options, console)
+    return 0
 
 
-def _tune_recipe(name: str, options: TuneOptions, console: Console) -> int:
-    recipe = find_recipe(name)
-    _check(options)
-    environment = _environment(options)
-    records = RecipeRecords(environment.store, range(options.seeds))
-    grids = _grids(recipe, options, records, environment.data_root)
-    console.print(safe_text(f"{recipe.name}: learning rates, chosen on the validation tasks"), style="bold")
-    jobs = records.jobs(config for grid in grids for config in grid.configs.values())
-    _refuse_test_tasks(jobs)
-    code, failed = run_jobs(jobs, environment, console)
-    results = [_GridResult(grid, _rate_results(grid, records), options.seeds) for grid in grids]
-    _show(results, options, console)
-    _write(name, recipe, results, options, console)
-    if failed:
-        raise UserError(failed)
-    return code
-
-
-def _check(options: TuneOptions) -> None:
-    check_seeds(options.seeds)
-    if not options.rates or any(not 0 < rate < float("inf") for rate in options.rates):
-        raise UserError(f"--rates {','.join(map(str, options.rates))}: use learning rates above 0, such as 0.03,0.1.")
-
-
-def _environment(options: TuneOptions) -> RunEnvironment:
-    """Environment of the runs; on a GPU a whole grid runs in parallel unless --lanes is typed."""
-    execution = options.execution
-    if execution.lanes is None and execution.device == "cuda":
-        execution = replace(execution, lanes=len(options.rates) * options.seeds)
-    return run_environment(options.runs, execution, options.data_root)
-
-
-def _grids(recipe: Recipe, options: TuneOptions, records: RecipeRecords, root: Path) -> list[_Grid]:
-    """One grid for each norm and strategy on a stream; prints what can't be tuned."""
-    if not cells_of(recipe):
-        raise UserError(f"tune {recipe.name}: it has no runs. {TUNABLE}.")
-    cells = _tunable(recipe, filter_cells(cells_of(recipe), options.only))
-    keys = [key for key in GRID_KEYS if any(cell.place[key] is not None for cell in cells_of(recipe))]
-    rates = sorted(set(options.rates))
-    grids: dict[tuple[RunConfig, ...], _Grid] = {}
-    for cell in cells:
-        configs = {rate: _on_validation(cell, rate, options, root) for rate in rates}
-        where = {key: "own" if cell.place[key] is None else cell.place[key] for key in keys}
-        grids.setdefault(tuple(configs.values()), _Grid(cell, where, configs))
-    every = [config for configs in grids for config in configs]
-    numerics = records.choose_numerics(every, {"train": {"precision": options.precision}})
-    in_one_precision = [
-        replace(grid, configs={rate: with_numerics(config, numerics) for rate, config in grid.configs.items()})
-        for grid in grids.values()
-    ]
-    return _with_data(recipe, in_one_precision, records, root)
-
-
-def _with_data(recipe: Recipe, grids: list[_Grid], records: RecipeRecords, root: Path) -> list[_Grid]:
-    """Grids whose data is present or that are fully recorded; prints what the others need."""
-    usable_grids, absent = [], set()
-    for grid in grids:
-        source = source_of(grid.cell)
-        if is_present(source, root) or all(map(records.complete, grid.configs.values())):
-            usable_grids.append(grid)
-        else:
-            absent.add(source)
-    messages = [missing_data_message(recipe, source, root) for source in sorted(absent)]
-    if not usable_grids:
-        raise UserError(" ".join(messages))
-    for line in messages:
-        print_error(line)
-    return usable_grids
-
-
-def _tunable(recipe: Recipe, cells: Sequence[RecipeCell]) -> list[RecipeCell]:
-    """Cells whose stream has validation tasks."""
-    without = dict.fromkeys(cell.place["stream"] for cell in cells if not find_stream(cell.place["stream"]).validation)
-    tunable = [cell for cell in cells if cell.place["stream"] not in without]
-    if not tunable:
-        able = " and ".join(sorted(spec.name for spec in STREAMS.values() if spec.validation))
-        raise UserError(
-            f"tune {recipe.name}: {' and '.join(without)} {'have' if len(without) > 1 else 'has'} no validation tasks; "
-            f"{able} have them. {TUNABLE} with those streams; for others, write learning rates under [[selected]] of a "
-            f"recipe of your own."
-        )
-    for stream in without:
-        print_error(f"tune {recipe.name}: {stream} has no validation tasks and is skipped.")
-    return tunable
-
-
-def _on_validation(cell: RecipeCell, rate: float, options: TuneOptions, root: Path) -> RunConfig:
-    """Configuration of a cell's run on all validation tasks; all runs are evaluated in the same way."""
-    train = {"lr": rate, "max_steps": options.max_steps, "precision": options.precision}
-    overrides = {
-        "stream": {"part": "validate", "tasks": None},
-        "train": {key: value for key, value in train.items() if value is not None},
-        "evaluate": {"moments": "running", "drift": False},
-    }
-    return config_of(cell, root, overrides)
-
-
-def _refuse_test_tasks(jobs: Sequence[Job]) -> None:
-    """Guard: no learning rate is chosen on tasks that a table reports on."""
-    for job in jobs:
-        stream = job.config.stream
-        if stream.part != "validate" or not find_stream(stream.name).validation:
-            raise RuntimeError(f"tune: a run on stream.part={stream.part} of {stream.name}, not on validation tasks")
-
-
-def _rate_results(grid: _Grid, records: RecipeRecords) -> list[RateResult]:
-    results = []
-    for rate, config in grid.configs.items():
-        seeds = sorted(records.store.seeds(config, records.seeds))
-        accuracies = [records.store.load_run(config, seed).score("acc") for seed in seeds]
-        results.append(RateResult.of(rate, accuracies, len(records.diverged(config))))
-    return results
-
-
-def _write(name: str, recipe: Recipe, results: Sequence[_GridResult], options: TuneOptions, console: Console) -> None:
-    """Print the notes below the table, and write the chosen rates unless it is a smoke test."""
+def _show(name: str, result: TuneResult, options: TuneOptions, console: Console) -> None:
+    console.print(safe_text(f"{result.recipe.name}: learning rates, chosen on the validation tasks"), style="bold")
+    _show_grids(result.grids, options, console)
     if options.max_steps is not None:
         console.print(
             safe_text("A smoke test: the numbers are of the first steps only, so no learning rate is chosen.")
         )
         return
-    for line in _footer(results):
+    for line in _footer(result.grids):
         print_text(line, console)
-    rates = [
-        SelectedRate(result.grid.where, best.lr, result.grid.configs[best.lr].train.precision, tuple(result.rates))
-        for result in results
-        if (best := result.best) is not None
-    ]
-    if rates:
-        path = options.out or selection_file(recipe, options.runs)
-        selection = _over_old(Selection(recipe.name, tuple(rates)), path, recipe, options)
-        with usable(path, "it can't be written", "Use --out for another file."):
-            write_output(path, selection_text(selection).encode())
-        console.print(safe_text(f"{len(rates)} chosen, in {path}. {_how_to_use(name, options)}"), soft_wrap=True)
-
-
-def _over_old(selection: Selection, path: Path, recipe: Recipe, options: TuneOptions) -> Selection:
-    """Merge a new selection over the previous one: that of the same file, or the one `contnorm paper` would read."""
-    old = read_selection(path, recipe.name) if path.is_file() else None
-    if old is None and options.out is None:
-        old = selection_of(recipe, options.runs)
-    return merge_selections(old, selection) if old is not None else selection
+    if result.path is not None:
+        count = sum(grid.best is not None for grid in result.grids)
+        console.print(safe_text(f"{count} chosen, in {result.path}. {_how_to_use(name, options)}"), soft_wrap=True)
 
 
 def _how_to_use(name: str, options: TuneOptions) -> str:
-    flags = f" --runs {shlex.quote(str(options.runs))}" if options.runs != TuneOptions.runs else ""
+    flags = f" --runs {shlex.quote(str(options.runs))}" if options.runs != Path("runs") else ""
     flags += f" --selected {shlex.quote(str(options.out))}" if options.out else ""
     return f"Show the table with it: contnorm paper {shlex.quote(name)}{flags}"
 
 
-def _show(results: Sequence[_GridResult], options: TuneOptions, console: Console) -> None:
+def _show_grids(results: Sequence[GridResult], options: TuneOptions, console: Console) -> None:
     """Print one row per grid, with the chosen rate marked."""
     heads = ["stream", "strategy", "norm", *(f"lr {rate:g}" for rate in sorted(set(options.rates))), "chosen"]
     rows = []
@@ -298,7 +147,7 @@ def _rate_text(rate: RateResult, best: bool, seeds: int) -> str:
     return f"{rate.mean:.2f}{spread}{few}{' *' if best else ''}"
 
 
-def _footer(results: Sequence[_GridResult]) -> Iterator[str]:
+def _footer(results: Sequence[GridResult]) -> Iterator[str]:
     """Notes below the table of grids."""
     if any(rate.diverged for result in results for rate in result.rates):
         yield (

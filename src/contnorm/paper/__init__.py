@@ -1,1 +1,89 @@
-"""The paper as data: recipes of runs for its tables and figures, and its published numbers."""
+"""The paper as data: recipes of runs for its tables and figures, and its published numbers.
+
+`run_table` and `tune` execute runs and need torch; everything else does not.
+
+Public names are imported on first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from contnorm.paper.claims import decide
+    from contnorm.paper.data_table import compare_data
+    from contnorm.paper.lr_search import GridResult, TuneOptions, TuneResult, tune
+    from contnorm.paper.published import PublishedComparison, compare_published
+    from contnorm.paper.recipe import Recipe, find_recipe, recipe_names
+    from contnorm.paper.recipe_runs import TableError, TableInterrupted
+    from contnorm.paper.run import RecipeStatus, TableOptions, TableResult, TableVariant, recipe_status, run_table
+    from contnorm.paper.tables import lines_of
+
+
+__all__ = [
+    "GridResult",
+    "PublishedComparison",
+    "Recipe",
+    "RecipeStatus",
+    "TableError",
+    "TableInterrupted",
+    "TableOptions",
+    "TableResult",
+    "TableVariant",
+    "TuneOptions",
+    "TuneResult",
+    "compare_data",
+    "compare_published",
+    "decide",
+    "find_recipe",
+    "lines_of",
+    "recipe_names",
+    "recipe_status",
+    "run_table",
+    "tune",
+]
+
+_NAMES_BY_MODULE = {
+    "contnorm.paper.claims": ("decide",),
+    "contnorm.paper.data_table": ("compare_data",),
+    "contnorm.paper.lr_search": (
+        "GridResult",
+        "TuneOptions",
+        "TuneResult",
+        "tune",
+    ),
+    "contnorm.paper.published": (
+        "PublishedComparison",
+        "compare_published",
+    ),
+    "contnorm.paper.recipe": (
+        "Recipe",
+        "find_recipe",
+        "recipe_names",
+    ),
+    "contnorm.paper.recipe_runs": (
+        "TableError",
+        "TableInterrupted",
+    ),
+    "contnorm.paper.run": (
+        "RecipeStatus",
+        "TableOptions",
+        "TableResult",
+        "TableVariant",
+        "recipe_status",
+        "run_table",
+    ),
+    "contnorm.paper.tables": ("lines_of",),
+}
+_MODULE_BY_NAME = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_BY_NAME:
+        raise AttributeError(f"module 'contnorm.paper' has no attribute {name!r}. Public names: {', '.join(__all__)}.")
+    return getattr(importlib.import_module(_MODULE_BY_NAME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

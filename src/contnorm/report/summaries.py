@@ -1,8 +1,9 @@
-"""Summaries of records: the scores that tables show, without the counts they are computed from.
+"""Records of folders: summaries for tables of runs, and an index that finds the records of a recipe's cells.
 
-The summaries of a folder of many runs are cached in an index, ``.index.json`` in that folder, so that showing thousands
-of runs reads one file. An entry is valid only while its record's size, times and inode are unchanged; other records
-are read again. The index can be deleted at any time, and a read-only folder has none.
+A summary has the scores that tables show, without the counts they are computed from. The summaries of a folder of many
+runs are cached in an index, ``.index.json`` in that folder, so that showing thousands of runs reads one file. An entry
+is valid only while its record's size, times and inode are unchanged; other records are read again. The index can be
+deleted at any time, and a read-only folder has none.
 """
 
 from __future__ import annotations
@@ -11,13 +12,16 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from contnorm.bench import record, record_checks
 from contnorm.bench.config import schema as config_module
+from contnorm.bench.config.defaults import complete
 from contnorm.bench.config.schema import RunConfig, from_dict
 from contnorm.bench.data.dataset import GROUPS
 from contnorm.bench.files import write_atomically
@@ -40,14 +44,21 @@ from contnorm.bench.records import (
     run_folders,
 )
 from contnorm.errors import UserError
+from contnorm.paper.cells import cells_of, source_of
+from contnorm.paper.measured import NUMERICS, MeasuredCell, Numerics, Seeds, measure_cells, numerics_of, with_numerics
+from contnorm.paper.recipe import Recipe
+from contnorm.paper.selection import Selection, find_selection
 
 __all__ = [
     "GROUPS_SHOWN",
     "INDEX",
     "LABEL_SCORES_SHOWN",
     "SCORES_SHOWN",
+    "RecordFolders",
+    "RecordIndex",
     "Summaries",
     "Summary",
+    "cells_with_records",
     "find_summaries",
     "summaries_under",
     "summarize",
@@ -296,3 +307,86 @@ def _code() -> list[list[Any]]:
     files = [Path(str(module.__file__)) for module in modules] + [Path(__file__)]
     stats = [(file.name, file.stat()) for file in files]
     return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
+
+
+class RecordIndex:
+    """Index of records by all settings except the precision.
+
+    Example:
+        >>> RecordIndex([]).find(RunConfig())
+        {}
+    """
+
+    def __init__(self, records: Iterable[Record], stores: Sequence[Store] = ()) -> None:
+        self._stores = stores
+        self._by_run: dict[str, dict[Numerics, dict[int, Record]]] = defaultdict(lambda: defaultdict(dict))
+        for one in records:
+            seeds = self._by_run[_run_key(one.config)][numerics_of(one.config)]
+            seeds.setdefault(one.seed, one)  # if two folders have the same run, the first one wins
+
+    def find(self, config: RunConfig) -> Mapping[Numerics, Seeds]:
+        """Records of a run, by precision and seed."""
+        return {
+            numerics: dict(sorted(seeds.items())) for numerics, seeds in self._by_run.get(_run_key(config), {}).items()
+        }
+
+    def diverged(self, config: RunConfig) -> Mapping[int, str]:
+        """Diverged seeds of a run, and the reasons."""
+        return {seed: why for store in reversed(self._stores) for seed, why in store.diverged_seeds(config).items()}
+
+
+class RecordFolders:
+    """The records under some folders. Timed runs are in a separate folder for each recipe.
+
+    Attributes:
+        roots: The folders.
+        records: Records of all runs that are not timed.
+        timed: Records of timed runs by recipe, for the recipes that `of` was called with.
+        problems: Errors of records that can't be read.
+        diverged: Diverged seeds by run hash, with the reasons; without those of timed runs.
+    """
+
+    def __init__(self, roots: Sequence[Path]) -> None:
+        self.roots = roots
+        self.problems: list[str] = []
+        self.timed: dict[str, list[Record]] = {}
+        self.diverged: dict[str, dict[int, str]] = {}
+        self.records = self._read(roots, self.diverged)
+        self._shared = RecordIndex(self.records, [Store(root) for root in roots])
+
+    def of(self, recipe: Recipe) -> RecordIndex:
+        if not recipe.alone:
+            return self._shared
+        folders = [root / recipe.name for root in self.roots]
+        if recipe.name not in self.timed:
+            self.timed[recipe.name] = self._read(folders, {})
+        return RecordIndex(self.timed[recipe.name], [Store(folder) for folder in folders])
+
+    def selection(self, recipe: Recipe) -> Selection | None:
+        """Learning rates chosen for a recipe: from the first folder that has some, otherwise from the package."""
+        return find_selection(recipe.name, [root / "selected" / f"{recipe.name}.toml" for root in self.roots])
+
+    def _read(self, folders: Sequence[Path], diverged: dict[str, dict[int, str]]) -> list[Record]:
+        """Read all records; adds to ``diverged`` the diverged seeds that have a record in none of the folders."""
+        contents = [Store(folder).load_all() for folder in folders]
+        self.problems += [problem for content in contents for problem in content.problems]
+        every = drop_duplicates([record for content in contents for record in content.records], self.problems)
+        records = drop_inconsistent(every, self.problems)
+        recorded = {(record.config.hash, record.seed) for record in records}
+        for run, notes in (item for content in contents for item in content.diverged.items()):
+            unrecorded = {seed: why for seed, why in notes.items() if (run, seed) not in recorded}
+            if unrecorded:
+                diverged[run] = unrecorded | diverged.get(run, {})
+        return records
+
+
+def cells_with_records(recipe: Recipe, index: RecordIndex) -> list[MeasuredCell]:
+    """Every cell of a recipe with its records, which may be none."""
+    configs = {cell: complete(cell.values, source_of(cell)) for cell in cells_of(recipe)}
+    return measure_cells(configs, index.find, index.diverged)
+
+
+@lru_cache(maxsize=4096)
+def _run_key(config: RunConfig) -> str:
+    """Hash that identifies a run in any precision; ignores the hash of its weights, which a recipe does not have."""
+    return with_numerics(replace(config, model=replace(config.model, weights_hash=None)), NUMERICS[0]).hash

@@ -15,9 +15,9 @@ from contnorm.bench.engine.scheduler import Job, RunEnvironment, execute, resolv
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.metrics.accuracy_matrix import AccuracyMatrix
 from contnorm.bench.records import Store
-from contnorm.cli.report import report_of, report_text
 from contnorm.cli.show import show_matrices, show_scores
-from contnorm.report.record_index import RecordFolders
+from contnorm.report.report import collect_report, report_text
+from contnorm.report.summaries import RecordFolders
 from tests.cli.terminal import printed
 from tests.datasets import small_mnist
 
@@ -74,7 +74,7 @@ def test_record_of_a_capped_run_is_shown_and_reported(root: Path, tmp_path: Path
     show_scores(records, console)
     show_matrices(records, console)
     assert "first 3 steps" in printed(console)
-    report = report_of(RecordFolders([tmp_path]))
+    report = collect_report(RecordFolders([tmp_path]))
     for form in ("html", "md", "latex", "csv"):
         assert "first 3 steps" in report_text(report, form)
     assert "first 1 of 5" in report_text(report, "html")

@@ -17,7 +17,7 @@ from contnorm.bench.streams.tasks import STREAMS, find_stream, stream_defaults
 from contnorm.bench.user_code import code_hash
 from contnorm.registry import find_norm
 
-__all__ = ["apply_defaults", "changed", "complete", "differences", "varying"]
+__all__ = ["apply_defaults", "changed", "complete", "differences", "run_names", "varying"]
 
 # Settings of a stream for which None means its default; for the others, None means "all".
 _DEFAULT_IF_NONE = ("scenario", "part", "augment")
@@ -145,3 +145,31 @@ def differences(a: RunConfig, b: RunConfig) -> dict[str, tuple[Any, Any]]:
     """
     first, second = (flatten_settings(config.as_dict()) for config in (a, b))
     return {key: (first[key], second[key]) for key in first if first[key] != second[key]}
+
+
+def run_names(config: RunConfig) -> tuple[str, ...]:
+    """Names of the stream, strategy and norm of a run, for tables.
+
+    Example:
+        >>> run_names(RunConfig())
+        ('permuted-mnist', 'single', 'bn')
+    """
+    stream, usual_source = config.stream, config.stream.name.partition("-")[2]
+    source = "" if stream.source in (None, "mnist", usual_source, stream.name) else f" ({stream.source})"
+    capped = "" if config.train.max_steps is None else f", first {config.train.max_steps} steps"
+    return stream.name + source + capped, config.strategy.name, _norm_label(config.norm.name, config.norm.groups)
+
+
+@lru_cache(maxsize=256)
+def _norm_label(name: str, groups: int | str) -> str:
+    """Name of a norm with its number of groups; a norm unknown to this version is named as in its record.
+
+    Example:
+        >>> _norm_label("cn", 8), _norm_label("a norm of a later version", 32)
+        ('cn8', 'a norm of a later version')
+    """
+    try:
+        spec, in_name = find_norm(name)
+    except ValueError:
+        return name
+    return f"{spec.name}{in_name or groups}" if spec.grouped else spec.name

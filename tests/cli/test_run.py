@@ -1,8 +1,7 @@
-"""Runs at a terminal: what is said of each, what a stop leaves, and the exit code of it all."""
+"""`contnorm run` and `contnorm resume`: progress, signals, and exit codes."""
 
 from __future__ import annotations
 
-import inspect
 import io
 import os
 import signal
@@ -27,7 +26,7 @@ from contnorm.bench.data.progress import load_with_progress
 from contnorm.bench.engine.loop import Stopped
 from contnorm.bench.engine.scheduler import Event, Job, RunEnvironment, execute, resolve, stopped_runs
 from contnorm.bench.records import Store
-from contnorm.cli.main import app
+from contnorm.cli.main import COMMANDS, load_command
 from contnorm.cli.run import resume_all, run_seeds
 from contnorm.cli.show import show_scores
 from contnorm.errors import UserError
@@ -52,7 +51,7 @@ def jobs(root: Path, seeds: int = 2) -> list[Job]:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_stop_before_any_run_is_begun_is_no_end(
+def test_signal_before_first_run_exits_130(
     root: Path,
     tmp_path: Path,
     console: Console,
@@ -71,7 +70,7 @@ def test_a_stop_before_any_run_is_begun_is_no_end(
     assert "ACC" not in printed(console), "no table of what is not there"
 
 
-def test_a_stop_that_comes_when_all_is_done_changes_nothing(
+def test_signal_after_last_run_exits_0(
     root: Path, tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def then_stopped(*given: Any, **more: Any) -> Iterator[Event]:
@@ -91,7 +90,7 @@ def test_a_stop_that_comes_when_all_is_done_changes_nothing(
         ((signal.SIGTERM, signal.SIGINT), 130),
     ],
 )
-def test_the_second_signal_of_either_kind_ends_at_once(
+def test_second_signal_stops_at_once(
     root: Path,
     tmp_path: Path,
     console: Console,
@@ -126,7 +125,7 @@ def test_runs_in_another_thread_install_no_handlers(root: Path, tmp_path: Path, 
     assert seen == [0, before] and len(list(Store(tmp_path))) == 1
 
 
-def test_nothing_to_show_is_shown_as_nothing(console: Console) -> None:
+def test_no_scores_are_printed_without_records(console: Console) -> None:
     show_scores([], console)
     assert printed(console) == "" and varying([]) == set()
 
@@ -136,7 +135,7 @@ def stop_one(root: Path, runs: Path, threads: int = 1) -> None:
     assert isinstance(event.what, Stopped)
 
 
-def test_resume_goes_on_where_each_run_lies_and_as_it_was_begun(root: Path, tmp_path: Path, console: Console) -> None:
+def test_resume_uses_folder_and_options_of_each_run(root: Path, tmp_path: Path, console: Console) -> None:
     stop_one(root, tmp_path / "a", threads=2)
     stop_one(root, tmp_path / "b")
     assert resume_all(tmp_path, RunOptions(), root, console) == 0
@@ -146,9 +145,7 @@ def test_resume_goes_on_where_each_run_lies_and_as_it_was_begun(root: Path, tmp_
     assert not list(tmp_path.rglob("*.unfinished"))
 
 
-def test_threads_that_are_typed_are_not_taken_for_those_it_was_begun_with(
-    root: Path, tmp_path: Path, console: Console
-) -> None:
+def test_resume_with_other_threads(root: Path, tmp_path: Path, console: Console) -> None:
     stop_one(root, tmp_path / "a", threads=2)
     with pytest.raises(UserError, match="started with --device cpu --threads 2"):
         resume_all(tmp_path, RunOptions(threads=1), root, console)
@@ -157,7 +154,7 @@ def test_threads_that_are_typed_are_not_taken_for_those_it_was_begun_with(
     assert len(stopped_runs(tmp_path).runs) == 1
 
 
-def test_runs_of_a_gpu_are_named_where_there_is_none(
+def test_resume_of_gpu_runs_without_gpu_is_reported(
     root: Path, tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -170,7 +167,7 @@ def test_runs_of_a_gpu_are_named_where_there_is_none(
         resume_all(tmp_path, RunOptions(device="cpu"), root, console)
 
 
-def test_a_run_that_is_held_keeps_no_other_back(root: Path, tmp_path: Path, console: Console) -> None:
+def test_locked_run_does_not_block_others(root: Path, tmp_path: Path, console: Console) -> None:
     for name in ("a", "b"):
         stop_one(root, tmp_path / name)
     held = execute(jobs(root, 1), RunEnvironment(tmp_path / "b", root, CPU))
@@ -182,9 +179,7 @@ def test_a_run_that_is_held_keeps_no_other_back(root: Path, tmp_path: Path, cons
     assert len(list(Store(tmp_path / "a"))) == 1 and not list(Store(tmp_path / "b"))
 
 
-def test_seeds_that_fail_are_told_in_order_and_those_that_came_through_are_shown(
-    root: Path, tmp_path: Path, console: Console
-) -> None:
+def test_failed_seeds_are_reported_in_order_and_others_shown(root: Path, tmp_path: Path, console: Console) -> None:
     """What is recorded already needs no second run to be shown."""
     values = VALUES | {"train": {"lr": 1e30}}
     found = {"matrix": {"correct": [[9, None], [9, 9]], "total": [10, 10]}}
@@ -195,7 +190,7 @@ def test_seeds_that_fail_are_told_in_order_and_those_that_came_through_are_shown
     assert "90.00" in printed(console)
 
 
-def test_what_can_not_be_gone_on_with_is_told_and_the_rest_done(
+def test_resume_reports_unusable_runs_and_finishes_others(
     root: Path, tmp_path: Path, console: Console, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name in ("a", "b"):
@@ -219,7 +214,7 @@ def stopped_at_once(given: list[Job], place: RunEnvironment, **more: object) -> 
         yield event
 
 
-def test_brackets_in_a_path_are_no_markup(root: Path, tmp_path: Path, console: Console) -> None:
+def test_brackets_in_path_are_not_markup(root: Path, tmp_path: Path, console: Console) -> None:
     runs = tmp_path / "r[bold]x"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(running, "execute", stopped_at_once)
@@ -229,7 +224,7 @@ def test_brackets_in_a_path_are_no_markup(root: Path, tmp_path: Path, console: C
     assert f"recorded in {runs}" in printed(console)
 
 
-def test_stopped_while_processes_start(root: Path, tmp_path: Path) -> None:
+def test_signal_while_processes_start(root: Path, tmp_path: Path) -> None:
     """The whole group gets the signal, as at a terminal: no process shows a traceback, and nothing is lost."""
     command = [sys.executable, "-m", "contnorm", "run", "--data-root", str(root), "--runs", str(tmp_path / "runs")]
     command += ["--norm", "bn", "--seeds", "2", "--lanes", "2", "--set", "stream.train_per_task=400"]
@@ -263,12 +258,11 @@ def test_incomplete_data_is_refused_or_recorded_and_resume_remembers_it(
 
 
 def test_every_command_that_loads_data_takes_allow_missing() -> None:
-    commands = {command.callback.__name__: command.callback for command in app.registered_commands if command.callback}
-    takes = {name for name, callback in commands.items() if "allow_missing" in inspect.signature(callback).parameters}
+    takes = {name for name in COMMANDS if any(p.name == "allow_missing" for p in load_command(name).params)}
     assert takes == {"run", "resume", "diagnose", "paper", "tune", "data"}
 
 
-def test_a_bar_is_shown_while_pictures_are_decoded(tmp_path: Path) -> None:
+def test_progress_bar_is_shown_while_images_are_decoded(tmp_path: Path) -> None:
     """With the display of the runs, as a terminal can have one display only; and not for data that is ready."""
     terminal = Console(file=io.StringIO(), force_terminal=True, width=100)
     small_mini_imagenet(tmp_path, per_class=2)
@@ -280,7 +274,7 @@ def test_a_bar_is_shown_while_pictures_are_decoded(tmp_path: Path) -> None:
     load_with_progress("mini-imagenet", tmp_path, terminal)
 
 
-def test_ctrl_c_while_data_is_loaded_ends_the_command(
+def test_ctrl_c_while_data_is_loaded_exits_130(
     root: Path, tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*given: object, **more: object) -> None:

@@ -1,0 +1,80 @@
+"""Measure the speed of layers, training steps or whole runs, and write the rows to a CSV file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from contnorm.bench.api.execution import find_device
+from contnorm.bench.data.registry import data_root
+from contnorm.benchmarks.layers import measure_layers
+from contnorm.benchmarks.runs import RUN_CASES, measure_runs
+from contnorm.benchmarks.step import measure_eager_step, measure_steps
+from contnorm.benchmarks.timing import environment_of, flatten_row, write_rows
+from contnorm.errors import UserError, unknown
+
+__all__ = ["KINDS", "describe_environment", "measure_speed"]
+
+KINDS = ("layers", "step", "run")
+
+
+def describe_environment(device: str) -> dict[str, Any]:
+    """Return the device and versions that a benchmark is measured with."""
+    return environment_of(find_device(device))
+
+
+def measure_speed(
+    what: str,
+    out: str | Path,
+    *,
+    device: str = "cpu",
+    root: str | Path | None = None,
+    max_steps: int | None = None,
+    only: Sequence[str] = (),
+) -> Iterator[dict[str, Any]]:
+    """Run a benchmark. Yields each row when it is measured; all rows so far are in the CSV file.
+
+    Args:
+        what: One of ``layers``, ``step`` and ``run``.
+        out: Folder of the CSV file, which is named after the benchmark.
+        device: ``"cpu"`` or ``"cuda"``.
+        root: Folder of data sets; None for the default one.
+        max_steps: Stop each timed run after so many steps; for ``what="run"``.
+        only: Words that a timed run must have, such as a strategy or a norm; for ``what="run"``.
+
+    Example:
+        >>> next(measure_speed("laps", "speed"))
+        Traceback (most recent call last):
+        contnorm.errors.UserError: unknown benchmark 'laps'. ...
+    """
+    if only and what != "run":
+        raise UserError(
+            f"--only {' '.join(only)} applies to the benchmark run, not to {what}. Leave it out, or use: speed run"
+        )
+    if what not in KINDS:
+        raise unknown("benchmark", what, KINDS)
+    torch_device = find_device(device)
+    environment = environment_of(torch_device)
+    folder = data_root(None if root is None else Path(root))
+    lines: list[dict[str, Any]] = []
+    for row in _rows(what, torch_device, folder, max_steps, only):
+        line = flatten_row(row)
+        lines.append(line | environment)
+        write_rows(Path(out) / f"{what}.csv", lines)  # after each row, so that an interrupt loses none
+        yield line
+    if not lines:
+        cases = ", ".join(f"{case.stream} {case.strategy} {case.norm}" for case in RUN_CASES)
+        raise UserError(f"--only {' '.join(only)} matches no run. Available: {cases}.")
+
+
+def _rows(what: str, device: torch.device, root: Path, max_steps: int | None, only: Sequence[str]) -> Iterator[Any]:
+    if what == "layers":
+        yield from measure_layers(device)
+    elif what == "step":
+        yield from (measure_eager_step(device, norm) for norm in ("bn", "cn"))
+        yield from measure_steps(device)
+    else:
+        yield from measure_runs(device.type, root, max_steps, only)

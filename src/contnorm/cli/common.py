@@ -1,0 +1,78 @@
+"""What several commands share: options, the console, and the import of torch."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+__all__ = [
+    "DEVICE_HELP",
+    "MAX_STEPS_HELP",
+    "PRECISION_HELP",
+    "THREADS_HELP",
+    "AllowMissing",
+    "DataRoot",
+    "Lanes",
+    "RunsFolder",
+    "TrustCode",
+    "console",
+    "importing_torch",
+    "is_explicit",
+]
+
+_at_terminal = sys.stdout is not None and sys.stdout.isatty()  # stdout is None if it was closed, as by `>&-`
+console = Console(width=None if _at_terminal else 160)  # wide enough that tables in files and pipes do not wrap
+
+DEVICE_HELP = "Device to compute on: cpu or cuda."
+PRECISION_HELP = "Floating-point precision: fp32, tf32 or bf16."
+MAX_STEPS_HELP = "Stop after N steps (smoke test; scores are not comparable)."
+THREADS_HELP = "CPU threads per run. Changing it changes results slightly."
+
+RunsFolder = Annotated[
+    Path, typer.Option("--runs", help="Folder of records and checkpoints; to read, also an archive.")
+]
+Lanes = Annotated[int | None, typer.Option(help="Number of parallel runs. Default: 8 on a GPU, one per core on a CPU.")]
+TrustCode = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--trust-code",
+        metavar="FILE",
+        help="Allow executing this Python file where settings or records name it; repeatable.",
+    ),
+]
+AllowMissing = Annotated[
+    bool, typer.Option("--allow-missing", help="Accept a published data set with missing images; noted in the record.")
+]
+DataRoot = Annotated[
+    Path | None, typer.Option("--data-root", help="Folder of data sets. Default: $CONTNORM_DATA, or ./data.")
+]
+
+
+def is_explicit(context: typer.Context, parameter: str) -> bool:
+    """Whether a parameter was passed explicitly, on the command line or in-process."""
+    source = context.get_parameter_source(parameter)
+    return source is not None and source.name not in ("DEFAULT", "DEFAULT_MAP")
+
+
+@contextmanager
+def importing_torch() -> Iterator[None]:
+    """Context for the first import of torch; exempts the imported objects from garbage collection.
+
+    They are never freed. The collector would scan them several times during the import and again during a run.
+    """
+    if "torch" in sys.modules or not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()

@@ -1,0 +1,366 @@
+"""Run the missing runs of a recipe, and measure its tables. Needs torch.
+
+All records of a table have one precision: that of the options, otherwise the one with the most records, otherwise the
+recipe's.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from contnorm.bench.api.execution import RunOptions, run_environment
+from contnorm.bench.config.schema import RunConfig, from_dict
+from contnorm.bench.config.sources import Setting, check_seeds, nest_settings, parse_assignments
+from contnorm.bench.data.registry import SOURCES, data_root, location_of
+from contnorm.bench.engine.job import RunEnvironment
+from contnorm.bench.records import Store
+from contnorm.bench.streams.tasks import find_stream
+from contnorm.bench.user_code import code_files, only_trusted
+from contnorm.errors import UserError, unknown
+from contnorm.paper.cells import RecipeCell, cells_of, filter_cells, source_of, unmatched_entries, unpaired_claims
+from contnorm.paper.measured import MeasuredCell, numerics_of, with_numerics
+from contnorm.paper.recipe import Recipe, find_recipe, recipe_names
+from contnorm.paper.recipe_runs import (
+    RecipeRecords,
+    config_of,
+    is_present,
+    missing_data_message,
+    run_jobs,
+    runs_folder,
+    selection_file,
+    selection_of,
+    sources_of,
+)
+from contnorm.paper.selection import covers, with_selection
+
+__all__ = [
+    "RATE_CHOICES",
+    "RecipeStatus",
+    "TableOptions",
+    "TableResult",
+    "TableVariant",
+    "recipe_status",
+    "run_table",
+]
+
+log = logging.getLogger("contnorm")
+RATE_CHOICES = ("one", "best", "both")
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """Options of `run_table`.
+
+    Attributes:
+        seeds: Number of seeds, counted from 0.
+        only: Filters for cells, such as ``"norm=cn"``.
+        execution: Options that control how runs are executed.
+        max_steps: Number of steps of a smoke test; None for whole runs.
+        precision: Precision of the table; None for the one with the most records.
+        data_root: Folder of data sets; None for the default one.
+        runs: Folder of records.
+        lr: One of `RATE_CHOICES`: the recipe's learning rate, those chosen for each norm, or both if any were chosen.
+        selected: File of chosen learning rates; None for the one that `contnorm tune` writes by default.
+        settings: Settings that override the recipe's, by dotted key or as ``key=value``.
+        trusted: Python files that may be executed if the recipe names them.
+    """
+
+    seeds: int = 5
+    only: Sequence[str] = ()
+    execution: RunOptions = field(default_factory=RunOptions)
+    max_steps: int | None = None
+    precision: str | None = None
+    data_root: Path | None = None
+    runs: Path = Path("runs")
+    lr: str = "both"
+    selected: Path | None = None
+    settings: Mapping[str, Any] | Sequence[str] = ()
+    trusted: Sequence[Path] = ()
+
+    @property
+    def modified(self) -> bool:
+        """Whether the runs differ from the recipe's, so that they can't be compared with the paper."""
+        return self.max_steps is not None or bool(self.settings)
+
+    @property
+    def assignments(self) -> list[Setting]:
+        """The settings that override the recipe's."""
+        if not isinstance(self.settings, Mapping):
+            return list(parse_assignments(self.settings))
+        return [Setting(f"settings[{key!r}]", key, value) for key, value in self.settings.items()]
+
+
+@dataclass(frozen=True)
+class TableVariant:
+    """A recipe's cells with one learning rate for all norms, or with one chosen for each.
+
+    Attributes:
+        title: Which learning rates it has; empty if there is only one variant.
+        recipe: The recipe, with the chosen learning rates if there are some.
+        cells: The cells, with their records once they are run.
+    """
+
+    title: str
+    recipe: Recipe
+    cells: Sequence[MeasuredCell]
+
+    @property
+    def missing(self) -> list[str]:
+        """Labels of the cells that were not run."""
+        return [one.cell.label for one in self.cells if not one.run]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every cell of the recipe was run."""
+        return not self.missing and len(self.cells) == len(cells_of(self.recipe))
+
+
+@dataclass(frozen=True)
+class TableResult:
+    """The measured cells of a recipe.
+
+    Attributes:
+        recipe: The recipe.
+        variants: The table once for each choice of learning rates.
+        modified: Whether the runs differ from the recipe's, so that they can't be compared with the paper.
+        notes: Remarks on the data that the runs used.
+        missing_data: A message for each data set that is absent and for which runs are missing.
+        problems: Messages on records that can't be read.
+    """
+
+    recipe: Recipe
+    variants: Sequence[TableVariant]
+    modified: bool
+    notes: Sequence[str] = ()
+    missing_data: Sequence[str] = ()
+    problems: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """The cells of one variant, before they are run."""
+
+    title: str
+    recipe: Recipe
+    cells: list[RecipeCell]
+
+
+def run_table(
+    recipe: str | Recipe, options: TableOptions | None = None, *, console: Console | None = None
+) -> TableResult:
+    """Run the missing runs of a table or figure of the paper, and measure all its cells.
+
+    Args:
+        recipe: Name of a recipe, ``table1`` ... ``table14`` or ``figure3``; a TOML file; or a recipe.
+        options: Seeds, filters, device and folders; None for the defaults.
+        console: Terminal or notebook to show progress on; None for no output.
+
+    Returns:
+        The cells with their records. `contnorm.paper.tables.lines_of` compares them with the published numbers,
+        `contnorm.paper.claims.decide` decides the recipe's claims.
+
+    Raises:
+        TableError: If runs failed; it has the result of the others.
+        TableInterrupted: If a signal stopped the runs, after they were saved; it has the result of the finished ones.
+        UserError: If the recipe has no runs, an option is invalid, or no run is recorded.
+
+    Example:
+        >>> import logging, tempfile; logging.getLogger("contnorm").setLevel("ERROR")
+        >>> only, settings = ["norm=cn", "strategy=er"], {"stream.source": "digits"}
+        >>> with tempfile.TemporaryDirectory() as runs:
+        ...     result = run_table("table1", TableOptions(1, only, max_steps=2, runs=Path(runs), settings=settings))
+        >>> [len(cell.values("acc")) for variant in result.variants for cell in variant.cells]
+        [1, 1]
+    """
+    options = options or TableOptions()
+    with only_trusted([*options.trusted, *code_files(_typed_settings(options))]):
+        return _run_table(find_recipe(recipe) if isinstance(recipe, str) else recipe, options, console)
+
+
+def _check_entries(recipe: Recipe) -> None:
+    """Raise a `UserError` for entries of a recipe that have no effect, which are mistakes."""
+    unmatched = unmatched_entries(recipe)
+    if unmatched:
+        more = f" ({len(unmatched) - 1} more entries too)" if len(unmatched) > 1 else ""
+        raise UserError(
+            f"{recipe.name}: {unmatched[0]} matches no cell of the table{more}. Cells are made of the streams, "
+            f"strategies, norms and buffers under [[runs]]."
+        )
+    if unpaired := unpaired_claims(recipe):
+        raise UserError(
+            f"{recipe.name}: {unpaired[0]} matches no cell that equals a cell of the claim in all other dimensions, so "
+            f"the claim can't be decided. Name the dimensions that differ."
+        )
+
+
+def _run_table(recipe: Recipe, options: TableOptions, console: Console | None) -> TableResult:
+    _check_entries(recipe)
+    check_seeds(options.seeds)
+    if recipe.kind == "waiting":
+        raise UserError(f"{recipe.name} {recipe.note}. The numbers of the paper are in contnorm.paper.published.")
+    if recipe.kind in ("drawing", "data"):
+        raise UserError(f"{recipe.name}: has no runs. Use `contnorm paper {recipe.name}`.")
+    environment = _environment(recipe, options)
+    plans = _plans(recipe, options)
+    typed = _typed_settings(options)
+    cells = [cell for plan in plans for cell in plan.cells]
+    if not cells:
+        raise UserError(
+            f"--lr {options.lr}: no learning rate is chosen for these cells of {recipe.name}. Use --lr one."
+        )
+    configs = {cell: config_of(cell, environment.data_root, typed) for cell in cells}
+    folder = runs_folder(recipe, options.runs)
+    records = RecipeRecords(Store(folder), range(options.seeds))
+    numerics = records.choose_numerics(list(configs.values()), typed)
+    usual = numerics_of(configs[cells[0]])
+    configs = {cell: with_numerics(config, numerics) for cell, config in configs.items()}
+    absent = [source for source in _sources(configs.values()) if not is_present(source, environment.data_root)]
+    incomplete = [c for c in configs.values() if c.stream.source in absent and not records.complete(c)]
+    missing_data = [missing_data_message(recipe, source, environment.data_root) for source in _sources(incomplete)]
+    jobs = records.jobs(config for config in configs.values() if config.stream.source not in absent)
+    missing = len(jobs) - records.finished(jobs)
+    if missing and numerics != usual:
+        log.warning(
+            f"{missing} of {len(jobs)} runs are missing. They use {numerics}, as most recorded runs do; the recipe has "
+            f"{usual}. Use --precision for another one."
+        )
+    execution = run_jobs(jobs, environment, console)
+    variants = [
+        TableVariant(plan.title, plan.recipe, records.measured({cell: configs[cell] for cell in plan.cells}, numerics))
+        for plan in plans
+    ]
+    if not any(one.run for variant in variants for one in variant.cells):
+        if execution.stopped is not None:
+            execution.raise_with(None)
+        reasons = filter(None, [*records.problems, execution.failure, *missing_data])
+        raise UserError(" ".join(reasons) or f"no record under {folder} can be read.")
+    notes = _other_data(configs, typed.get("stream", {}).get("source"))
+    result = TableResult(recipe, variants, options.modified, notes, missing_data, records.problems)
+    execution.raise_with(result)
+    return result
+
+
+def _plans(recipe: Recipe, options: TableOptions) -> list[_Plan]:
+    """The variants that the option ``lr`` selects, as far as learning rates were chosen."""
+    if options.lr not in RATE_CHOICES:
+        raise UserError(f"--lr: {unknown('choice', options.lr, RATE_CHOICES)}")
+    selection = selection_of(recipe, options.runs, options.selected)
+    if options.lr == "best" and selection is None:
+        path = selection_file(recipe, options.runs)
+        raise UserError(
+            f"--lr best: no learning rates are chosen for {recipe.name}. Choose them with `contnorm tune "
+            f"{recipe.name}`, which writes {path}, or pass a file with --selected."
+        )
+    plans = []
+    if options.lr != "best":
+        title = ("The recipe's learning rates" if recipe.selected else "One learning rate for all") if selection else ""
+        plans.append(_Plan(title, recipe, filter_cells(cells_of(recipe), options.only)))
+    if options.lr != "one" and selection is not None:
+        tuned = with_selection(recipe, selection)
+        wanted = filter_cells(cells_of(tuned), options.only)
+        cells = [cell for cell in wanted if covers(selection, cell)]
+        without = len(wanted) - len(cells)
+        rest = f"; {without} cells have none, `contnorm tune {recipe.name}` chooses them" if without else ""
+        title = f"A learning rate for each norm, chosen on the validation tasks ({selection.path}){rest}"
+        plans.append(_Plan(title, tuned, cells))
+    return plans
+
+
+def _typed_settings(options: TableOptions) -> dict[str, Any]:
+    """Typed settings that override the recipe's."""
+    flags = [Setting("--max-steps", "train.max_steps", options.max_steps)]
+    flags.append(Setting("--precision", "train.precision", options.precision))
+    typed = nest_settings([*(flag for flag in flags if flag.value is not None), *options.assignments])
+    from_dict(typed)
+    if options.lr == "best" and "lr" in typed.get("train", {}):
+        raise UserError(f"--lr best and --set train.lr={typed['train']['lr']} contradict each other. Use one of them.")
+    return typed
+
+
+def _environment(recipe: Recipe, options: TableOptions) -> RunEnvironment:
+    """Environment of the runs. Runs that are timed run one at a time and have a folder of their own."""
+    execution = replace(options.execution, lanes=1) if recipe.alone else options.execution
+    return run_environment(runs_folder(recipe, options.runs), execution, options.data_root)
+
+
+def _sources(configs: Iterable[RunConfig]) -> list[str]:
+    return list(dict.fromkeys(str(config.stream.source) for config in configs))
+
+
+def _other_data(cells: Iterable[RecipeCell], typed: str | None) -> list[str]:
+    """Warnings that the published numbers are of other data, if another data set than the recipe's was typed."""
+    sources = dict.fromkeys(source_of(cell) for cell in cells if typed is not None and cell.published)
+    return [
+        f"Our runs use {typed} instead of the recipe's {source}, so the published numbers can't be compared with them."
+        for source in sources
+        if source != typed
+    ]
+
+
+@dataclass(frozen=True)
+class RecipeStatus:
+    """A recipe, the data that it needs, and how many of its runs are recorded.
+
+    Attributes:
+        name: Name or file of the recipe.
+        title: Title of the table or figure.
+        done: Number of recorded runs in the precision of the table, of all runs, and of diverged runs, as text.
+        data: Data sets with their folders, as text.
+    """
+
+    name: str
+    title: str
+    done: str
+    data: str
+
+
+def recipe_status(
+    names: Sequence[str] = (), *, seeds: int = 5, data: Path | None = None, runs: Path = Path("runs")
+) -> list[RecipeStatus]:
+    """Return what recipes need and how many of their runs are done.
+
+    Args:
+        names: Names or files of recipes; default: all of the paper's.
+        seeds: Number of seeds of each run.
+        data: Folder of data sets; None for the default one.
+        runs: Folder of records.
+
+    Example:
+        >>> recipe_status(["figure1"])[0].done
+        'nothing to run'
+    """
+    root = data_root(data)
+    recipes = [(name, find_recipe(name)) for name in (names or recipe_names())]
+    return [RecipeStatus(name, one.title, _done(one, seeds, root, runs), _data(one, root)) for name, one in recipes]
+
+
+def _done(recipe: Recipe, seeds: int, root: Path, runs: Path) -> str:
+    """Number of recorded runs in the precision of the table, of all, and of diverged runs."""
+    selection = selection_of(recipe, runs)
+    cells = cells_of(recipe)
+    if selection is not None:
+        cells += [cell for cell in cells_of(with_selection(recipe, selection)) if covers(selection, cell)]
+    configs = list(dict.fromkeys(config_of(cell, root) for cell in cells))
+    if not configs:
+        return "nothing to run" if recipe.kind != "waiting" else "not available"
+    records = RecipeRecords(Store(runs_folder(recipe, runs)), range(seeds))
+    numerics = records.choose_numerics(configs, {})
+    in_table = [with_numerics(config, numerics) for config in configs]
+    done = sum(len(records.store.seeds(config, records.seeds)) for config in in_table)
+    diverged = sum(len(records.diverged(config)) for config in in_table)
+    precision = f" in {numerics}" if numerics != numerics_of(configs[0]) else ""
+    return f"{done} of {len(configs) * seeds}{precision}{f', {diverged} diverged' if diverged else ''}"
+
+
+def _data(recipe: Recipe, root: Path) -> str:
+    if recipe.kind == "waiting":
+        return "multi-label streams, not available yet"
+    needed = sources_of(cells_of(recipe)) or [find_stream(stream).sources[0] for stream in recipe.streams]
+    places = {source: location_of(SOURCES[source], root) for source in needed}
+    return ", ".join(f"{source}: {place or 'not found'}" for source, place in places.items()) or "none"

@@ -1,0 +1,72 @@
+"""The command line and the examples call the public API; public names of packages are imported on first use."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from contnorm.cli.main import COMMANDS, load_command
+
+PACKAGES = [f"contnorm.{name}" for name in ("bench", "benchmarks", "diagnosis", "paper", "report")]
+PUBLIC = {"contnorm", "contnorm.functional", *PACKAGES}
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
+
+
+def imported_modules(code: str) -> set[str]:
+    """Modules of the package that some code imports."""
+    modules: set[str] = set()
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Import):
+            modules |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            modules.add(node.module)
+    return {module for module in modules if module.partition(".")[0] == "contnorm"}
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+def test_examples_import_only_the_public_api(example: Path) -> None:
+    assert imported_modules(example.read_text()) <= PUBLIC
+
+
+def test_imports_below_the_public_api_are_noticed() -> None:
+    assert not imported_modules("def f():\n    from contnorm.bench.engine.job import Job\n") <= PUBLIC
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_public_names_exist_and_have_docs(package: str) -> None:
+    module = importlib.import_module(package)
+    assert module.__all__ and set(module.__all__) <= set(dir(module))
+    for name in module.__all__:
+        assert inspect.getdoc(getattr(module, name)), name
+    with pytest.raises(AttributeError, match=r"has no attribute 'nothing'.*Public names"):
+        _ = module.nothing
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_command_help_in_list_equals_docstring(name: str) -> None:
+    command = load_command(name)
+    assert command.name == name and command.callback is not None
+    assert inspect.getdoc(command.callback) == COMMANDS[name]
+    assert all(getattr(parameter, "help", None) for parameter in command.params if parameter.name != "help")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], ["run", "--help"], ["paper", "--help"], ["speed", "--help"]]
+)
+def test_help_starts_without_torch(arguments: list[str]) -> None:
+    heavy = ["torch", "scipy", "matplotlib", "pandas", *(["pydantic", "numpy"] if len(arguments) == 1 else [])]
+    code = (
+        f"import sys; sys.argv = ['contnorm', *{arguments}]\n"
+        "from contnorm.cli.main import main\n"
+        "try: main()\n"
+        "except SystemExit as ended: code = ended.code\n"
+        f"sys.exit(code or ','.join(name for name in {heavy} if name in sys.modules) or None)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
