@@ -6,6 +6,8 @@ something is drawn; `figure` does not use pyplot, so it has no global state and 
 
 from __future__ import annotations
 
+import io
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +17,16 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["COLORS", "MARKERS", "accuracy_curve", "accuracy_matrix", "curve_with_band", "figure", "mean_matrix"]
+__all__ = [
+    "COLORS",
+    "MARKERS",
+    "accuracy_curve",
+    "accuracy_matrix",
+    "compare_figure",
+    "curve_with_band",
+    "figure",
+    "mean_matrix",
+]
 
 COLORS = ("#4477aa", "#ee7733", "#228833", "#c24d8c", "#66a5c9", "#b59f2a", "#8a8a8a", "#7a5cc0", "#cc6677")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "p")  # one per color, for readers who can't distinguish colors
@@ -69,7 +80,7 @@ def accuracy_curve(ax: Axes, matrices: npt.ArrayLike, label: str | None = None) 
     tasks = values.shape[1]
     curves = np.stack([values[:, i, : i + 1].mean(1) for i in range(tasks)], axis=1)
     curve_with_band(ax, np.arange(1, tasks + 1), curves, label, index=len(ax.lines))
-    ax.set(xlabel="tasks learned", ylabel="accuracy on them, percent")
+    ax.set(xlabel="tasks learned", ylabel="accuracy on these tasks (percent)")
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     if tasks == 1:
         ax.set_xticks([1])
@@ -133,6 +144,44 @@ def figure(matrices: npt.ArrayLike, title: str | None = None) -> Figure:
     drawn.colorbar(accuracy_matrix(matrix, values), ax=matrix, label="percent")
     if title:
         drawn.suptitle(title, parse_math=False)
+    return _with_png(drawn)
+
+
+def compare_figure(results: Sequence[npt.ArrayLike], labels: Sequence[str]) -> Figure:
+    """Figure of several runs: their accuracy over tasks in one axes, and the accuracy matrix of each.
+
+    Args:
+        results: For each run, matrices as in `accuracy_curve`.
+        labels: The name of each run.
+
+    Example:
+        >>> matrices = [[[90.0, float("nan")], [70.0, 80.0]]]
+        >>> len(compare_figure([matrices, matrices], ["BN", "CN"]).axes)  # the color bar has axes too
+        4
+    """
+    from matplotlib.figure import Figure
+
+    values = [_checked(matrices) for matrices in results]
+    drawn = Figure(figsize=(4.5 * (len(values) + 1), 4.0), layout="constrained")
+    curve, *axes = drawn.subplots(1, len(values) + 1)
+    for matrices, label, ax in zip(values, labels, axes, strict=True):
+        accuracy_curve(curve, matrices, label)
+        image = accuracy_matrix(ax, matrices)
+        ax.set_title(label, parse_math=False, fontsize="medium")
+    curve.legend()
+    drawn.colorbar(image, ax=axes[-1], label="percent")
+    return _with_png(drawn)
+
+
+def _with_png(drawn: Figure) -> Figure:
+    """Let notebooks show a figure that is not of pyplot: they look for this method."""
+
+    def png() -> bytes:
+        image = io.BytesIO()
+        drawn.savefig(image, format="png", dpi=100)
+        return image.getvalue()
+
+    drawn._repr_png_ = png  # type: ignore[attr-defined]
     return drawn
 
 

@@ -207,7 +207,7 @@ def _curve_figures(measured: Iterable[MeasuredCell], scores: Sequence[str], titl
     recorded = [one for one in measured if one.records]
     named = {_curve_name(one, score, scores): list(one.curves(score).values()) for one in recorded for score in scores}
     curves = {name: some for name, some in named.items() if some and len(some[0]) > 1}
-    what = DISTANCE if drift_parts(scores[0]) else "accuracy on them, percent"
+    what = DISTANCE if drift_parts(scores[0]) else "accuracy on these tasks (percent)"
     for first in range(0, len(curves), MOST_CURVES):
         yield record_figures.curves_over_tasks(dict(list(curves.items())[first : first + MOST_CURVES]), title, what)
 

@@ -155,7 +155,7 @@ def _percent(counted: AccuracyMatrix | LabelMatrix) -> npt.NDArray[np.float64]:
 def accuracy_over_tasks(groups: Mapping[str, Sequence[Record]], title: str) -> str:
     """Mean accuracy on the tasks so far, after each task, with a band of one standard deviation over seeds."""
     curves = {name: [acc_so_far(record.matrix) for record in records] for name, records in groups.items()}
-    return curves_over_tasks(curves, title, "accuracy on them, percent")
+    return curves_over_tasks(curves, title, "accuracy on these tasks (percent)")
 
 
 def map_over_tasks(groups: Mapping[str, Sequence[Record]], title: str) -> str:

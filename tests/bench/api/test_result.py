@@ -148,3 +148,22 @@ def test_multi_label_results_have_scores_and_no_accuracies(tmp_path: Path) -> No
             use()
     with pytest.raises(UserError, match="no score in common"):
         bench.compare(bn, bench.run(bench.load_stream("split-mnist", source="digits"), settings={"train.max_steps": 1}))
+
+
+def test_frame_by_task_has_every_measured_accuracy(result: bench.Result) -> None:
+    frame = result.to_frame("task")
+    assert list(frame.columns) == ["seed", "after_task", "task", "accuracy"] and len(frame) == 3 * 6
+    row = frame[(frame.seed == 2) & (frame.after_task == 2) & (frame.task == 1)]
+    assert row["accuracy"].item() == pytest.approx(result.accuracy[2, 2, 1])
+    with pytest.raises(UserError, match="by='seeds'"):
+        result.to_frame("seeds")  # type: ignore[arg-type]
+
+
+def test_plot_of_several_results_has_a_curve_and_a_matrix_of_each(stream: bench.Stream, result: bench.Result) -> None:
+    other = bench.run(stream, norm="cn3", settings={"model.width": 6}, lanes=1)
+    drawn = result.plot(other)
+    curves, *matrices, _ = drawn.axes
+    assert len(curves.lines) == 2 and len(matrices) == 2
+    labels = [text.get_text() for text in curves.get_legend().get_texts()]
+    assert labels == ["arrays, er, bn (3 seeds)", "arrays, er, cn3 (1 seed)"]
+    assert drawn._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]

@@ -179,6 +179,9 @@ def test_objects_and_settings_give_the_same_hash(stream: bench.Stream, arguments
     ("arguments", "words"),
     [
         ({"norm": "cnn"}, ["norm", "cnn"]),
+        ({"norm": None}, ["norm=None", "'none'"]),
+        ({"norm": ["bn", "cn"]}, ["norm=", "run_all"]),
+        ({"strategy": None}, ["strategy=None", "'single'"]),
         ({"lr": 0.1, "settings": {"train.lr": 0.2}}, ["lr", "0.1", "0.2"]),
         ({"strategy": bench.ER(replay=4), "replay": 5}, ["ER", "train.replay", "4", "5"]),
         ({"settings": {"train.lrr": 0.1}}, ["train.lrr", "train.lr"]),
@@ -282,3 +285,22 @@ def test_run_that_was_passed_an_object_is_resumed_by_the_program_only(stream: be
         bench.resume(tmp_path)
     assert "Python" in str(error.value) and time.monotonic() - started < 60
     assert bench.run(stream, model=make_net, tag="net", settings={"train.passes": 60}, runs=tmp_path).seeds == [0]
+
+
+def test_embedded_digits_are_noted_only_if_not_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("CONTNORM_DATA", raising=False)
+    settings = {"train.max_steps": 2}
+    bench.run(bench.load_stream("split-mnist", source="digits"), settings=settings)
+    assert not caplog.messages
+    bench.run(bench.load_stream("split-mnist"), settings=settings)
+    assert len(caplog.messages) == 1 and "digits" in caplog.messages[0]
+
+
+def test_settings_override_the_default_norm_and_strategy(stream: bench.Stream) -> None:
+    result = bench.run(stream, settings={"norm.name": "bn", "strategy.name": "single", **FAST})
+    assert (result.config.norm.name, result.config.strategy.name) == ("bn", "single")
+    with pytest.raises(UserError, match="norm"):
+        bench.run(stream, norm="gn", settings={"norm.name": "bn"})

@@ -205,3 +205,18 @@ def test_stream_by_name_is_checked_when_it_is_loaded(tmp_path: Path) -> None:
         bench.load_stream("split-mnist", root=tmp_path / "missing")
     with pytest.raises(UserError, match="from_arrays"):
         bench.load_stream("arrays", root=tmp_path).sequence()
+
+
+def test_classes_of_a_task_are_in_the_order_of_outputs(arrays: Arrays) -> None:
+    stream = bench.Stream.from_arrays(*arrays, tasks=[[5, 0], [2, 1], [3, 4]])
+    assert [task.classes for task in stream.tasks] == [(5, 0), (2, 1), (3, 4)]
+    x, y, _, _ = arrays
+    sample, label = stream.tasks[0].train[0]
+    (original,) = {int(y[i]) for i in range(len(x)) if np.array_equal(x[i].astype(np.float32), sample)}
+    assert (5, 0)[label] == original
+
+
+def test_repr_names_tasks_samples_and_shape(stream: bench.Stream) -> None:
+    words = ("scenario='class'", "3 tasks", "6 classes", "240 training and 120 test samples", "shape 12")
+    assert all(word in repr(stream) for word in words)
+    assert "not loaded" in repr(bench.load_stream("split-mnist", source="digits"))

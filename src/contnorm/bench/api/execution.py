@@ -116,6 +116,7 @@ def run_jobs(
     print_records: bool = True,
     resume_hint: str | None = None,
     on_diverged: Callable[[Job, str], None] | None = None,
+    notices: bool = True,
     on_finished: Callable[[Job, Finished], None] | None = None,
 ) -> None:
     """Execute jobs, with a progress bar for each run and one for all runs.
@@ -127,6 +128,7 @@ def run_jobs(
         print_records: Whether to print the path of each record.
         resume_hint: Sentence that says how to continue after a stop; by default the `contnorm resume` command.
         on_diverged: Called with each run that diverged, and the reason; such runs then are no failures.
+        notices: Whether to log notices on the data sets, such as that embedded digits are used in place of MNIST.
         on_finished: Called with each run that was executed and finished, and its results.
 
     Raises:
@@ -134,7 +136,7 @@ def run_jobs(
         UserError: At the end, with the reasons of all failed runs.
     """
     jobs = list(jobs)
-    for notice in _data_notices([job.config for job in jobs], environment.data_root):
+    for notice in _data_notices([job.config for job in jobs], environment.data_root) if notices else ():
         log.warning(notice)
     messages = _StopMessages.of(jobs, environment, resume_hint)
     recorded = environment.runs is not None

@@ -7,7 +7,7 @@ import html
 import io
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import cloudpickle
 import numpy as np
@@ -18,13 +18,15 @@ from torch import nn
 
 from contnorm.bench.api.stream import Stream
 from contnorm.bench.comparison import scores_of
+from contnorm.bench.config.schema import NormConfig
 from contnorm.bench.engine.trainer import Trainer
-from contnorm.bench.figures import figure
+from contnorm.bench.figures import compare_figure, figure
 from contnorm.bench.metrics.accuracy_matrix import AccuracyMatrix
 from contnorm.bench.records import Record, spread_over_seeds
 from contnorm.bench.runs import Runs
 from contnorm.bench.user_code import PythonObject, python_objects
 from contnorm.errors import UserError
+from contnorm.registry import find_norm
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -123,9 +125,23 @@ class Result:
         by_seed = [scores_of(record) for record in self.records]
         return {name: np.array([scores[name] for scores in by_seed]) for name in by_seed[0]}
 
-    def to_frame(self) -> pd.DataFrame:
-        """Return a pandas data frame: one row per seed, with settings and scores as columns."""
-        return Runs(self.records, [], []).to_frame()
+    def to_frame(self, by: Literal["seed", "task"] = "seed") -> pd.DataFrame:
+        """Return a pandas data frame.
+
+        Args:
+            by: ``"seed"`` for one row per seed, with settings and scores as columns; ``"task"`` for one row per
+                measured accuracy, with the columns ``seed``, ``after_task``, ``task`` and ``accuracy``.
+        """
+        if by == "seed":
+            return Runs(self.records, [], []).to_frame()
+        if by != "task":
+            raise UserError(f"by={by!r}: use 'seed' or 'task'.")
+        import pandas  # only where a table is made
+
+        accuracy = self.accuracy
+        seed, after, task = (~np.isnan(accuracy)).nonzero()
+        rows = zip(np.array(self.seeds)[seed], after, task, accuracy[seed, after, task], strict=True)
+        return pandas.DataFrame(rows, columns=["seed", "after_task", "task", "accuracy"])
 
     def models(self) -> list[nn.Module]:
         """Return the trained networks, one per seed, on the CPU and in evaluation mode.
@@ -147,13 +163,19 @@ class Result:
                 models.append(trainer.model.eval())
         return models
 
-    def plot(self) -> Figure:
+    def plot(self, *others: Result) -> Figure:
         """Return a matplotlib figure of the accuracy curve and of the mean accuracy matrix.
+
+        Args:
+            others: Further results, whose curves are drawn in the same axes; there is a matrix for each result.
 
         Raises:
             UserError: For multi-label results, which have no accuracies.
         """
-        return figure(self.accuracy, title=self._title())
+        results = (self, *others)
+        if len(results) == 1:
+            return figure(self.accuracy, title=self._title())
+        return compare_figure([result.accuracy for result in results], [result._title() for result in results])
 
     def _check_accuracies(self) -> None:
         if self.records[0].multi_label:
@@ -163,7 +185,7 @@ class Result:
         config = self.config
         seeds = f"{len(self.seeds)} seed{'s' if len(self.seeds) > 1 else ''}"
         data, at, _ = (config.stream.source or "").partition("@")  # of the user, such as "arrays@0123456789ab"
-        return f"{data if at else config.stream.name}, {config.strategy.name}, {config.norm.name} ({seeds})"
+        return f"{data if at else config.stream.name}, {config.strategy.name}, {_norm_label(config.norm)} ({seeds})"
 
     def __repr__(self) -> str:
         parts = []
@@ -187,6 +209,19 @@ class Result:
         self.plot().savefig(image, format="png", dpi=90, bbox_inches="tight")
         encoded = base64.b64encode(image.getvalue()).decode()
         return f'{table}<img alt="accuracy by task" src="data:image/png;base64,{encoded}">'
+
+
+def _norm_label(norm: NormConfig) -> str:
+    """Return the name of a norm with its number of groups.
+
+    Example:
+        >>> [_norm_label(norm) for norm in (NormConfig("cn", groups=8), NormConfig("bn"), NormConfig("cn", "auto"))]
+        ['cn8', 'bn', 'cn (auto groups)']
+    """
+    spec, groups = find_norm(norm.name)
+    if not spec.grouped:
+        return spec.name
+    return f"{spec.name} (auto groups)" if (groups or norm.groups) == "auto" else f"{spec.name}{groups or norm.groups}"
 
 
 def _matrix_array(matrix: AccuracyMatrix) -> NDArray[np.float64]:

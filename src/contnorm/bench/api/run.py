@@ -32,6 +32,13 @@ from contnorm.errors import UserError, unknown
 __all__ = ["run", "run_all"]
 
 log = logging.getLogger("contnorm")
+
+
+class _Default(str):
+    """The default of an argument, which ``settings`` may override."""
+
+
+_NORM, _STRATEGY = _Default("cn"), _Default("er")
 Model = str | nn.Module | Callable[..., nn.Module]
 _ARGUMENTS = ("norm", "strategy", "model", "memory", "lr", "batch_size", "replay", "settings", "tag")
 
@@ -39,8 +46,8 @@ _ARGUMENTS = ("norm", "strategy", "model", "memory", "lr", "batch_size", "replay
 def run(
     stream: Stream | str,
     *,
-    norm: str | None = None,
-    strategy: str | Strategy | type[Strategy] | None = None,
+    norm: str = _NORM,
+    strategy: str | Strategy | type[Strategy] = _STRATEGY,
     model: Model | None = None,
     memory: str | Memory | None = None,
     lr: float | None = None,
@@ -64,9 +71,9 @@ def run(
 
     Args:
         stream: A stream, or the name of one.
-        norm: Name of the normalization layer, such as ``"bn"`` or ``"cn8"``. Default: ``"cn"``.
+        norm: Name of the normalization layer: ``"bn"``, ``"gn"``, ``"cn"`` and so on. A number of groups may follow, as
+            in ``"cn8"``; otherwise it is the default of the stream. ``"none"`` removes the norm layers of a network.
         strategy: Learning method: a name, ``path/to/file.py:Class``, or an object such as ``bench.ER(replay=10)``.
-            Default: ``"er"``.
         model: Network: a name, ``path/to/file.py:make``, a function ``make(input_shape, num_outputs)``, or a
             `torch.nn.Module`. The norm layers of the function's network, and of a copy of the module, are converted to
             ``norm``; a function ``make(input_shape, num_outputs, norm)`` makes them itself with ``norm(channels)``. All
@@ -160,7 +167,9 @@ def run_all(
     if isinstance(stream, str):
         stream = load_stream(stream)
     if not isinstance(stream, Stream):
-        raise UserError(f"stream={stream!r}: use a name, or a stream of load_stream or Stream.from_arrays.")
+        raise UserError(
+            f"stream is of type {type(stream).__name__}: use a name, or a stream of load_stream or Stream.from_arrays."
+        )
     if runs is not None and (not isinstance(runs, str | os.PathLike) or not os.fspath(runs)):
         raise UserError(f"runs={runs!r}: use a folder, or None to keep the results in memory.")
     folder = None if runs is None else Path(runs).expanduser()
@@ -227,8 +236,8 @@ def _values(
     stream: Stream,
     recorded: bool,
     *,
-    norm: str | None = None,
-    strategy: str | Strategy | type[Strategy] | None = None,
+    norm: str = _NORM,
+    strategy: str | Strategy | type[Strategy] = _STRATEGY,
     model: Model | None = None,
     memory: str | Memory | None = None,
     lr: float | None = None,
@@ -238,6 +247,14 @@ def _values(
     tag: str | None = None,
 ) -> _Values:
     values = _Values(stream)
+    for argument, given, hint in (
+        ("norm", norm, "'none' for no norm layers, 'bn' for batch norm"),
+        ("strategy", strategy, "'single' for training without replay"),
+    ):
+        if given is None:
+            raise UserError(f"{argument}=None: use a name, such as {hint}.")
+    if not isinstance(norm, str):
+        raise UserError(f"norm={norm!r}: use one name, such as 'cn'. bench.run_all runs several experiments.")
     values.set("norm", "norm.name", norm)
     values.set("lr", "train.lr", lr)
     values.set("batch_size", "train.batch", batch_size)
@@ -266,7 +283,7 @@ class _Values:
 
     def set(self, argument: str, key: str, value: Any, none: bool = False) -> None:
         """Set a setting from an argument; None leaves the default, unless ``none`` is True."""
-        if value is None and not none:
+        if (value is None and not none) or isinstance(value, _Default):
             return
         if isinstance(value, np.generic):
             value = value.item()
@@ -297,7 +314,7 @@ class _Values:
 
     def nested(self) -> dict[str, Any]:
         """Return nested settings: those of the stream, the defaults of `run`, and the arguments."""
-        defaults = {"norm": {"name": "cn"}, "strategy": {"name": "er"}, **self._stream.defaults}
+        defaults = {"norm": {"name": str(_NORM)}, "strategy": {"name": str(_STRATEGY)}, **self._stream.defaults}
         values: dict[str, Any] = {**defaults, "stream": self._stream.settings}
         for key, (_, value) in self._given.items():
             values = with_setting(values, key, value)
@@ -354,6 +371,7 @@ def _run(
         environment,
         console,
         print_records=environment.runs is not None,
+        notices="source" not in stream.settings,
         # `contnorm resume` has neither the objects nor the arrays of this program.
         resume_hint="Run it again to continue." if environment.objects or environment.sources else None,
         on_diverged=lambda job, reason: diverged.update({job: reason}),

@@ -63,7 +63,7 @@ class Task:
 
     Attributes:
         index: Number of the task, from 0.
-        classes: Its classes, as the data set names them.
+        classes: Its classes, as the data set names them, in the order of the network's outputs.
         train: Training samples, in the order of presentation.
         test: Test samples.
     """
@@ -268,7 +268,15 @@ class Stream:
             yield Batch(data.train_x(items, views), data.train.label[items], data.train.task[items])
 
     def __repr__(self) -> str:
-        return f"Stream({self.name!r}, source={self._config.stream.source!r})"
+        config = self._config.stream
+        if not self.is_loaded:
+            return f"Stream({config.name!r}, source={config.source!r}, scenario={config.scenario!r}, not loaded)"
+        sequence, shape = self._data.sequence, "x".join(map(str, self.input_shape))
+        return (
+            f"Stream({config.name!r}, source={config.source!r}, scenario={config.scenario!r}, {self.num_tasks} tasks, "
+            f"{self.num_classes} classes, {len(sequence.train)} training and {len(sequence.test)} test samples of "
+            f"shape {shape})"
+        )
 
 
 def load_stream(name: str, root: str | Path | None = None, *, allow_missing: bool = False, **settings: Any) -> Stream:
@@ -329,15 +337,18 @@ def _checked_name(name: str) -> str:
 
 
 def _class_names(source: Source, sequence: TaskSequence, task: int) -> tuple[Any, ...]:
-    """Return the names of the classes of a task: those of its training and test samples."""
+    """Return the names of the classes of a task, in the order of their outputs."""
     names = getattr(source, "class_names", None) or range(source.classes)
-    classes: set[int] = set()
+    class_of_output: dict[int, int] = {}
     for items, labels in ((sequence.train, source.train_labels), (sequence.test, source.test_labels)):
-        classes |= set(_source_classes(items, labels, task))
-    return tuple(names[label] for label in sorted(classes))
+        class_of_output |= _class_of_output(items, np.asarray(labels), task)
+    return tuple(names[class_of_output[output]] for output in sorted(class_of_output))
 
 
-def _source_classes(items: Items, labels: np.ndarray, task: int) -> list[int]:
-    of_task = np.asarray(labels)[items.image[items.task == task]]
-    found: np.ndarray = np.flatnonzero(of_task.any(axis=0)) if of_task.ndim == 2 else np.unique(of_task)
-    return [int(label) for label in found]
+def _class_of_output(items: Items, labels: np.ndarray, task: int) -> dict[int, int]:
+    of_task = items.task == task
+    classes = labels[items.image[of_task]]
+    if classes.ndim == 2:  # multi-label: outputs are the classes
+        return {int(label): int(label) for label in np.flatnonzero(classes.any(axis=0))}
+    outputs, first = np.unique(items.label[of_task], return_index=True)
+    return dict(zip(outputs.tolist(), classes[first].tolist(), strict=True))
