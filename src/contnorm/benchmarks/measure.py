@@ -42,7 +42,7 @@ def measure_speed(
         out: Folder of the CSV file, which is named after the benchmark.
         device: ``"cpu"`` or ``"cuda"``.
         root: Folder of data sets; None for the default one.
-        max_steps: Stop each timed run after so many steps; for ``what="run"``.
+        max_steps: Stop each timed run after this many steps; for ``what="run"``.
         only: Words that a timed run must have, such as a strategy or a norm; for ``what="run"``.
 
     Example:

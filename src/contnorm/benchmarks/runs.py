@@ -57,7 +57,7 @@ def measure_runs(device: str, root: Path, max_steps: int | None = None, only: Se
     Args:
         device: cpu or cuda.
         root: Folder of data sets.
-        max_steps: Stop each run after so many steps (smoke test).
+        max_steps: Stop each run after this many steps (smoke test).
         only: Words that a case must have, such as a strategy and a norm.
     """
     with tempfile.TemporaryDirectory() as folder:

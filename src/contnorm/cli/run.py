@@ -129,7 +129,9 @@ def run(
 def _seeds(count: int | None, single: int | None) -> list[int]:
     """Seeds to run: ``count`` seeds from 0, or the single one."""
     if single is not None and count is not None:
-        raise UserError(f"--seed {single} and --seeds {count}: use one of them; --seeds takes so many, from 0.")
+        raise UserError(
+            f"--seed {single} and --seeds {count}: use one of them. --seeds is the number of seeds, counted from 0."
+        )
     if count is not None:
         check_seeds(count)
     if single is not None:
