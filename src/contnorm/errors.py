@@ -7,15 +7,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["RunBrokeError", "UserError", "unknown", "usable"]
+__all__ = ["UserCodeError", "UserError", "unknown", "usable"]
 
 
 class UserError(Exception):
     """Invalid input from the user: an argument, a setting or a file that cannot be used."""
 
 
-class RunBrokeError(UserError):
-    """User code failed during a run, and would fail again if the run were repeated."""
+class UserCodeError(UserError):
+    """Code of the user, such as a strategy, a model or a memory, failed while a run used it.
+
+    The message names the code and the exception, which is the ``__cause__``. Repeating the run with the same code
+    would fail again, so the run is not retried.
+    """
 
 
 def unknown(what: str, name: str, known: Iterable[str], suggestions: Sequence[str] | None = None) -> UserError:

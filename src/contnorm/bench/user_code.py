@@ -29,7 +29,7 @@ from typing import Any
 
 from contnorm.bench.config.schema import flatten_settings
 from contnorm.bench.local_imports import imported_files, is_local
-from contnorm.errors import RunBrokeError, UserError, usable
+from contnorm.errors import UserCodeError, UserError, usable
 
 __all__ = [
     "PYTHON",
@@ -282,12 +282,12 @@ def _register_imports(names: set[str], files: dict[Path, str], path: Path, what:
     _imported.update({name: (file, _content_hash(file)) for name, file in local.items()})
 
 
-def user_code_error(error: BaseException, what: str, name: str, when: str) -> RunBrokeError:
+def user_code_error(error: BaseException, what: str, name: str, when: str) -> UserCodeError:
     """Return an error of user code as one line: the file, the line, and Python's message."""
     line = _line(error, _path(name))
     where = "" if is_python(name) else f" {_path(name)}{f', line {line}' if line else ''}:"
     message = " ".join(str(error.msg if isinstance(error, SyntaxError) else error).split())
-    return RunBrokeError(f"{what} {name!r}: {when}:{where} {type(error).__name__}: {message}")
+    return UserCodeError(f"{what} {name!r}: {when}:{where} {type(error).__name__}: {message}")
 
 
 def breaks_in(error: BaseException, name: str) -> bool:

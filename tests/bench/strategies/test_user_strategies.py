@@ -12,7 +12,7 @@ from torch import Tensor
 from contnorm.bench.config.schema import StrategyConfig
 from contnorm.bench.strategies.base import Batch, OutputMask
 from contnorm.bench.strategies.build import build_strategy, check_loss
-from contnorm.errors import RunBrokeError, UserError
+from contnorm.errors import UserCodeError, UserError
 
 HEAD = OutputMask(torch.ones(1, 3, dtype=torch.bool))
 STREAM = Batch(torch.zeros(2, 1), torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64))
@@ -56,7 +56,7 @@ def test_invalid_strategy_class_is_refused(tmp_path: Path, body: str, said: str)
     ],
 )
 def test_invalid_loss_result_is_refused(answer: object, stores: bool, said: str) -> None:
-    with pytest.raises(RunBrokeError, match=re.escape(said)):
+    with pytest.raises(UserCodeError, match=re.escape(said)):
         check_loss("mine.py:Mine", answer, stores, HEAD, STREAM)
 
 

@@ -33,7 +33,7 @@ from contnorm.bench.records import Store
 from contnorm.bench.signals import StopRequested, raise_on_stop
 from contnorm.bench.streams.image_store import DeviceImages
 from contnorm.bench.user_code import breaks_in, only_trusted, python_objects, trusted_files, user_code_error
-from contnorm.errors import RunBrokeError, UserError, usable
+from contnorm.errors import UserCodeError, UserError, usable
 
 __all__ = ["Event", "Job", "RunEnvironment", "Waiting", "execute", "resolve", "stopped_runs"]
 
@@ -113,7 +113,7 @@ def _execute_recorded(
                 missing.append(job)
         yield from _execute_all(missing, environment, store, stop, prepare)
     except Exception as error:
-        if isinstance(error, RunBrokeError) or not isinstance(error, UserError):
+        if isinstance(error, UserCodeError) or not isinstance(error, UserError):
             for job in missing:  # they would fail again: remove the notes of runs without a checkpoint
                 RunDir.of(job, store).clear_if_untouched()
         raise
@@ -531,6 +531,6 @@ def _error_context(trainers: dict[Trainer, Job], run_dirs: Mapping[Job, RunDir])
         for what, name in (("strategy", job.config.strategy.name), ("model", job.config.model.name)):
             if breaks_in(error, name):
                 when = f"after {trainer.done} of {len(trainer.plan.steps)} steps"
-                raise RunBrokeError(f"{user_code_error(error, what, name, when)} ({saved_note})") from error
+                raise UserCodeError(f"{user_code_error(error, what, name, when)} ({saved_note})") from error
         error.add_note(f"seed {job.seed}, after {trainer.done} of {len(trainer.plan.steps)} steps; {saved_note}.")
         raise

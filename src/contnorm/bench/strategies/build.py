@@ -13,7 +13,7 @@ from contnorm.bench.config.schema import StrategyConfig
 from contnorm.bench.strategies.base import Batch, OutputMask, Strategy
 from contnorm.bench.strategies.registry import ALIASES, STRATEGIES
 from contnorm.bench.user_code import is_user_code, load_user_code, user_code_error
-from contnorm.errors import RunBrokeError, UserError, unknown
+from contnorm.errors import UserCodeError, UserError, unknown
 
 __all__ = ["build_strategy", "check_loss", "check_strategy", "check_user_strategy"]
 
@@ -94,28 +94,28 @@ def check_loss(
     """Validate the result of a strategy's loss.
 
     Raises:
-        RunBrokeError: If the loss can't be backpropagated or the logits can't be stored. Without this check a wrong
+        UserCodeError: If the loss can't be backpropagated or the logits can't be stored. Without this check a wrong
             result could stay unnoticed or fail elsewhere.
 
     Example:
         >>> batch, head = Batch(torch.zeros(2, 1), *torch.zeros(2, 2)), OutputMask(torch.ones(1, 3, dtype=torch.bool))
         >>> check_loss("mine.py:Mine", torch.zeros(2), False, head, batch)
         Traceback (most recent call last):
-        contnorm.errors.RunBrokeError: strategy 'mine.py:Mine': its loss must return (loss, logits), ...
+        contnorm.errors.UserCodeError: strategy 'mine.py:Mine': its loss must return (loss, logits), ...
     """
     if not isinstance(answer, tuple | list) or len(answer) != 2:
-        raise RunBrokeError(
+        raise UserCodeError(
             f"strategy {name!r}: its loss must return (loss, logits), where logits is None unless they are stored, not "
             f"{_describe(answer)}."
         )
     loss, logits = answer
     if not isinstance(loss, Tensor) or loss.numel() != 1:
-        raise RunBrokeError(
+        raise UserCodeError(
             f"strategy {name!r}: the loss must be a tensor with one element, not {_describe(loss)}. Return the mean "
             f"over the samples."
         )
     if not loss.requires_grad:
-        raise RunBrokeError(
+        raise UserCodeError(
             f"strategy {name!r}: the loss has no gradient. Compute it from model(x) without detach(), item() or "
             f"no_grad()."
         )
@@ -125,14 +125,14 @@ def check_loss(
 def _checked_logits(name: str, logits: object, stores_logits: bool, shape: tuple[int, int]) -> Tensor | None:
     if not stores_logits:
         if logits is not None:
-            raise RunBrokeError(
+            raise UserCodeError(
                 f"strategy {name!r}: its loss returns logits, but stores_logits is False. Set stores_logits = True, or "
                 f"return None."
             )
         return None
     fits = isinstance(logits, Tensor) and logits.dtype == torch.float32 and tuple(logits.shape) == shape
     if not fits or (isinstance(logits, Tensor) and logits.requires_grad):
-        raise RunBrokeError(
+        raise UserCodeError(
             f"strategy {name!r}: with stores_logits = True, its loss must return the detached logits of the stream "
             f"batch, float32 of shape {shape}, not {_describe(logits)}. Return logits.detach().float()."
         )
