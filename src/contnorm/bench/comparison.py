@@ -10,16 +10,21 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Protocol
 
+from contnorm.bench.config.defaults import varying
+from contnorm.bench.config.schema import RunConfig, flatten_settings
+from contnorm.bench.config.sources import format_value
 from contnorm.bench.metrics.accuracy_matrix import SCORES
 from contnorm.bench.metrics.multilabel import LABEL_SCORES
 from contnorm.bench.records import Record
 from contnorm.bench.stats import Interval, effect_size, paired_difference
+from contnorm.bench.streams.tasks import STREAMS, stream_defaults
 from contnorm.errors import UserError
 
 __all__ = ["Comparison", "compare", "scores_of", "seeds_to_resolve"]
 
 POWER, LEVEL = 0.8, 0.95
 MOST_SEEDS = 1_000_000
+SHOWN = 4  # settings, and values of a setting, that a message names
 
 
 class _HasRecords(Protocol):
@@ -34,13 +39,15 @@ class Comparison:
     Attributes:
         score: Name of the score.
         seeds: The shared seeds.
-        differences: The difference for each of them.
+        differences: The difference for each of them, in percentage points.
         mean: Mean difference.
         interval: 95 % interval of the mean (Student's t); None for one seed.
         bootstrap: Bootstrap 95 % interval; too narrow with few seeds. None for one seed.
         effect: Mean over standard deviation of the differences; NaN for one seed.
         seeds_needed: Number of seeds with which a difference of this size would be resolved (95 % interval without
             zero, with a probability of 80 %); None if it can't be estimated.
+        only_a, only_b: Seeds that only one of the experiments has; they are not compared.
+        same_settings: Whether a and b are the same experiment.
     """
 
     score: str
@@ -51,21 +58,37 @@ class Comparison:
     bootstrap: Interval | None
     effect: float
     seeds_needed: int | None
+    only_a: tuple[int, ...] = ()
+    only_b: tuple[int, ...] = ()
+    same_settings: bool = False
 
     @property
     def resolved(self) -> bool:
         """Whether the 95 % interval does not contain zero."""
         return self.interval is not None and not self.interval.holds(0)
 
+    @property
+    def identical(self) -> bool:
+        """Whether a and b have the same score for every shared seed."""
+        return not any(self.differences)
+
     def __str__(self) -> str:
-        count = f"{len(self.seeds)} seed{'s' if len(self.seeds) > 1 else ''}"
+        parts = [f"{self.score}: {self.mean:+.2f} points"]
+        if self.identical:
+            parts = [f"{self.score}: no difference, the values of a and b are identical"]
+        elif self.interval is not None:
+            parts[0] += f", 95 % interval {self.interval}"
+            parts[0] += "" if math.isnan(self.effect) else f", effect {self.effect:+.2f}"
+        parts += ["a and b are the same experiment"] if self.same_settings else []
+        parts.append(f"{len(self.seeds)} {'seed' if len(self.seeds) == 1 else 'seeds'} in common")
+        parts += [f"{len(rest)} only in {name}" for name, rest in (("a", self.only_a), ("b", self.only_b)) if rest]
+        if self.identical:
+            return "; ".join(parts)
         if self.interval is None:
-            return f"{self.score}: {self.mean:+.2f} ({count}; more seeds are needed for an interval)"
-        text = f"{self.score}: {self.mean:+.2f} (95 % interval {self.interval}; {count}"
-        text += "" if math.isnan(self.effect) else f"; effect {self.effect:+.2f}"
-        if self.resolved or self.seeds_needed is None:
-            return f"{text})"
-        return f"{text}; not resolved, about {self.seeds_needed} seeds would be needed)"
+            parts.append("more seeds are needed for an interval")
+        elif not self.resolved and self.seeds_needed is not None:
+            parts.append(f"to resolve a difference of this size, about {self.seeds_needed} seeds would be needed")
+        return "; ".join(parts)
 
     def _repr_html_(self) -> str:
         return f"<p>{html.escape(str(self))}</p>"
@@ -81,13 +104,16 @@ def compare(
         score: Name of the score, such as ``"acc"`` or ``"fm"``; by default the first one.
 
     Raises:
-        UserError: If the experiments have no seed or no score in common, or if one of them is several experiments.
+        UserError: If the experiments have different streams, or no seed or no score in common, or if one of them is
+            several experiments.
 
     Example:
         >>> runs = load_runs("runs")  # doctest: +SKIP
         >>> compare(runs.where(norm="cn"), runs.where(norm="bn"))  # doctest: +SKIP
     """
     first, second = _by_seed(a, "a"), _by_seed(b, "b")
+    configs = [next(iter(records.values())).config for records in (first, second)]
+    _check_streams(*configs)
     seeds = tuple(sorted(first.keys() & second.keys()))
     if not seeds:
         raise UserError(
@@ -104,7 +130,19 @@ def compare(
     pair = paired_difference({s: scores[s][score] for s in seeds}, {s: others[s][score] for s in seeds})
     assert pair is not None  # there are shared seeds
     needed = seeds_to_resolve(pair.differences)
-    return Comparison(score, seeds, pair.differences, pair.mean, pair.t, pair.bootstrap, pair.effect, needed)
+    return Comparison(
+        score,
+        seeds,
+        pair.differences,
+        pair.mean,
+        pair.t,
+        pair.bootstrap,
+        pair.effect,
+        needed,
+        only_a=tuple(sorted(first.keys() - second.keys())),
+        only_b=tuple(sorted(second.keys() - first.keys())),
+        same_settings=configs[0].hash == configs[1].hash,
+    )
 
 
 def scores_of(record: Record) -> dict[str, float]:
@@ -151,9 +189,45 @@ def _by_seed(runs: _HasRecords | Iterable[Record], name: str) -> dict[int, Recor
         raise UserError(f"{name}={runs!r}: use a result of bench.run, a selection of bench.load_runs, or records.")
     if not records:
         raise UserError(f"{name} has no records to compare.")
-    hashes = {record.config.hash for record in records}
-    if len(hashes) > 1:
+    configs = list({record.config.hash: record.config for record in records}.values())
+    if len(configs) > 1:
         raise UserError(
-            f"{name} has records of {len(hashes)} experiments: {', '.join(sorted(hashes))}. Select one with where(...)."
+            f"{name} has records of {len(configs)} experiments, which differ in {_list_variations(configs)}. Select "
+            f"one with where(...)."
         )
     return {record.seed: record for record in records}
+
+
+def _list_variations(configs: Sequence[RunConfig]) -> str:
+    """Settings in which experiments differ, with their values."""
+    settings = [flatten_settings(config.as_dict()) for config in configs]
+    # Defaults differ between streams and strategies; they are named only if nothing else differs.
+    chosen = varying(configs)
+    keys = [key for key in settings[0] if key in chosen] or [
+        key for key in settings[0] if len({format_value(values[key]) for values in settings}) > 1
+    ]
+    variations = []
+    for key in keys[:SHOWN]:
+        values = list(dict.fromkeys(format_value(of_run[key]) for of_run in settings))
+        variations.append(f"{key} ({', '.join([*values[:SHOWN], *(['...'] if len(values) > SHOWN else [])])})")
+    rest = [f"{len(keys) - SHOWN} more"] if len(keys) > SHOWN else []
+    return ", ".join([*variations, *rest])
+
+
+def _check_streams(a: RunConfig, b: RunConfig) -> None:
+    """Reject experiments of different streams: runs of the same seed have other data then, so they are not pairs."""
+    first, second = _stream_settings(a), _stream_settings(b)
+    for key, value in first.items():
+        if value != second[key]:
+            raise UserError(
+                f"a and b have different streams, so their seeds are not pairs: stream.{key} is {format_value(value)} "
+                f"and {format_value(second[key])}. Compare experiments of the same stream."
+            )
+
+
+def _stream_settings(config: RunConfig) -> dict[str, Any]:
+    """Settings of a stream, with its defaults where none are recorded."""
+    settings: dict[str, Any] = config.as_dict()["stream"]
+    spec = STREAMS.get(config.stream.name)
+    defaults = {} if spec is None else stream_defaults(spec, config.stream.scenario).get("stream", {})
+    return {key: defaults.get(key) if value is None else value for key, value in settings.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ from scipy import stats
 
 from contnorm import bench
 from contnorm.bench.comparison import seeds_to_resolve
+from contnorm.bench.config.schema import from_dict
+from contnorm.bench.metrics.accuracy_matrix import AccuracyMatrix
 from contnorm.errors import UserError
 from tests.datasets import small_long_tail
 
@@ -66,17 +69,65 @@ def test_compare_pairs_the_seeds_that_both_have(stream: bench.Stream, result: be
     low, high = stats.t.interval(0.95, 1, differences.mean(), differences.std(ddof=1) / math.sqrt(2))
     assert comparison.interval is not None and np.allclose(comparison.interval, (low, high))
     assert bench.compare(result, other, "fm").mean == pytest.approx((result.fm[1:] - other.fm[:2]).mean())
-    assert "95 % interval" in str(comparison)
+    assert (comparison.only_a, comparison.only_b) == ((3, 4), (0,))
+    for words in ("points", "95 % interval", "2 seeds in common; 2 only in a; 1 only in b"):
+        assert words in str(comparison)
 
 
 def test_compare_rejects_what_can_not_be_compared(stream: bench.Stream, result: bench.Result) -> None:
     apart = bench.run(stream, norm="cn", seeds=[7])
     with pytest.raises(UserError, match="no seed in common"):
         bench.compare(result, apart)
-    with pytest.raises(UserError, match="2 experiments"):
+    with pytest.raises(UserError, match=r"^a has records of 2 experiments.*norm.name \(bn, cn\)"):
         bench.compare([*result.records, *apart.records], result)
     with pytest.raises(UserError, match="fmm"):
         bench.compare(result, result, "fmm")
+
+
+def _record(seed: int, correct: int = 7, **settings: dict[str, Any]) -> bench.Record:
+    return bench.Record(from_dict(settings), seed, AccuracyMatrix([[9, None], [6, correct]], [10, 10]), {}, {})
+
+
+@pytest.mark.parametrize(
+    ("key", "first", "second"),
+    [
+        ("name", "split-mnist", "split-cifar10"),
+        ("source", "mnist", "digits"),
+        ("tasks", 3, 5),
+        ("scenario", "task", "class"),
+        ("train_per_task", None, 100),
+        ("test_per_task", 10, None),
+        ("class_order", "fixed", "seed"),
+        ("part", "learn", "validate"),
+        ("augment", True, False),
+    ],
+)
+def test_compare_rejects_other_streams(key: str, first: object, second: object) -> None:
+    """Seeds are pairs only if both runs of a seed see the same data."""
+    a, b = (_record(0, stream={"name": "split-mnist", key: value}) for value in (first, second))
+    values = [str(value).lower() for value in (first, second)]
+    with pytest.raises(UserError, match=rf"stream\.{key} is {values[0]} and {values[1]}\."):
+        bench.compare([a], [b])
+
+
+def test_compare_accepts_the_default_of_a_stream_in_place_of_none() -> None:
+    settings: list[dict[str, Any]] = [{}, {"scenario": "task"}]
+    a, b = (_record(0, stream={"name": "split-mnist", **chosen}) for chosen in settings)
+    assert bench.compare([a], [b]).mean == 0
+
+
+def test_comparison_text_names_unresolved_and_identical_runs() -> None:
+    bn, cn = ({"norm": {"name": name}} for name in ("bn", "cn"))
+    a = [_record(seed, correct, **cn) for seed, correct in enumerate((8, 6, 9))]
+    b = [_record(seed, 7, **bn) for seed in range(3)]
+    difference = bench.compare(a, b)
+    needed = f"to resolve a difference of this size, about {difference.seeds_needed} seeds would be needed"
+    assert not difference.resolved and needed in str(difference) and "3 seeds in common; to" in str(difference)
+    assert "1 seed in common; more seeds are needed" in str(bench.compare(a[:1], b[:1]))
+    same = bench.compare(b, b)
+    assert same.identical and same.same_settings and "identical; a and b are the same experiment" in str(same)
+    equal = bench.compare([_record(0, 7, **cn)], b)
+    assert equal.identical and "identical; 1 seed in common; 2 only in b" in str(equal)
 
 
 def test_seeds_to_resolve_is_the_sample_size_of_a_paired_t_test() -> None:
@@ -146,7 +197,7 @@ def test_multi_label_results_have_scores_and_no_accuracies(tmp_path: Path) -> No
     for use in (bn.plot, lambda: bn.accuracy, lambda: bn.acc):
         with pytest.raises(UserError, match="cores"):
             use()
-    with pytest.raises(UserError, match="no score in common"):
+    with pytest.raises(UserError, match=r"stream\.name"):
         bench.compare(bn, bench.run(bench.load_stream("split-mnist", source="digits"), settings={"train.max_steps": 1}))
 
 
