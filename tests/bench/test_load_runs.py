@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,9 @@ import pytest
 
 from contnorm.bench.archives import write_archive
 from contnorm.bench.config.schema import RunConfig, flatten_settings, from_dict
-from contnorm.bench.metrics.accuracy_matrix import SCORES
+from contnorm.bench.metrics.accuracy_matrix import SCORES, AccuracyMatrix
 from contnorm.bench.metrics.multilabel import LABEL_SCORES
-from contnorm.bench.records import Store
+from contnorm.bench.records import Record, Store
 from contnorm.bench.runs import Runs, load_runs
 from contnorm.errors import UserError
 from tests.committed_records import COARSE_GRID, COCOSEQ, FOLDER
@@ -93,6 +94,64 @@ def test_where_selects_by_settings(runs: Runs, conditions: dict[str, Any], finis
 
 
 @pytest.mark.parametrize(
+    ("conditions", "finished"),
+    [
+        ({"norm": "CN"}, 2),
+        ({"norm": "cn8"}, 1),
+        ({"norm.name": "Cn32"}, 1),
+        ({"norm": ["cn8", "bn"]}, 2),
+        ({"norm": "cn4"}, 0),
+        ({"strategy": "DER++"}, 3),
+        ({"stream": "SplitCIFAR100", "memory": "ring"}, 3),
+        ({"stream": "seq-mnist"}, 0),
+        ({"model": "mine.py:make"}, 1),
+        ({"model": "resnet18"}, 0),
+    ],
+)
+def test_where_understands_names_as_run_does(conditions: dict[str, Any], finished: int) -> None:
+    norms = ({"name": "cn", "groups": 8}, {"name": "cn", "groups": 32}, {"name": "bn", "groups": 8})
+    models = ("mlp", "mine.py:make", "mlp")
+    base = {"strategy": {"name": "derpp"}, "stream": {"name": "split-cifar100"}}
+    configs = [from_dict({**base, "norm": n, "model": {"name": m}}) for n, m in zip(norms, models, strict=True)]
+    matrix = AccuracyMatrix([[9, None], [6, 8]], [10, 10])
+    runs = Runs([Record(config, 0, matrix, {}, {}) for config in configs])
+    assert len(runs.where(**conditions)) == finished
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("norm", "cnn", r"norm: no record has 'cnn'. Did you mean 'cn'\? There are bn, cn\."),
+        ("norm", "bn8", "norm: no record has 'bn8'"),
+        ("strategy", ["er", "derp"], "strategy: no record has 'derp'. Did you mean 'derpp'.* There are er"),
+        ("stream", "mnist", "stream: no record has 'mnist'"),
+        ("model", "mine.py:make", "model: no record has 'mine.py:make'"),
+        ("memory.kind", "rings", "memory.kind: no record has 'rings'"),
+        ("norm", None, "norm: no record has None"),
+    ],
+)
+def test_where_rejects_a_name_that_is_nowhere(runs: Runs, key: str, value: Any, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        runs.where(**{key: value})
+
+
+def test_unread_subfolders_are_named_in_one_warning(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert len(load_runs(folder)) == 8 and not caplog.messages
+    (tmp_path / "tuning").mkdir()
+    write_archive(tmp_path / "tuning" / "all.jsonl", list(load_runs(folder)))
+    assert len(load_runs(tmp_path)) == 0
+    (message,) = caplog.messages
+    assert "not read: runs, tuning." in message
+    caplog.clear()
+    run = folder / CONFIGS[0].hash
+    shutil.copytree(run, run / "copy")
+    assert len(load_runs(run)) == 3
+    assert len(caplog.messages) == 1 and "not read: copy." in caplog.text
+
+
+@pytest.mark.parametrize(
     ("key", "words"),
     [
         ("train.bach", "'train.bach'.*Did you mean 'train.batch'"),
@@ -130,6 +189,13 @@ def test_frame_has_one_row_per_seed_and_all_columns(runs: Runs) -> None:
     assert set(frame["seconds"][:8]) == {12.5}
     assert frame["fwt"].isna().all(), "needs the accuracies before training"
     assert runs.where(norm="gn").to_frame().empty
+
+
+def test_frame_has_groups_of_grouped_norms_only(runs: Runs) -> None:
+    frame = runs.to_frame()
+    for key in ("norm.groups", "norm.auto_channels"):
+        missing = frame.groupby("norm.name")[key].apply(lambda column: column.isna().all())
+        assert missing.to_dict() == {"bn": True, "cn": False}
 
 
 def test_frame_of_multilabel_runs_has_their_scores() -> None:

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import difflib
+import logging
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from contnorm.bench.archives import is_archive, write_archive
+from contnorm.bench.archives import archives_in, is_archive, write_archive
+from contnorm.bench.config.defaults import canonical_strategy
 from contnorm.bench.config.schema import RunConfig, flatten_settings
+from contnorm.bench.memories import MEMORIES
+from contnorm.bench.models import NETWORKS
 from contnorm.bench.records import DivergedRun, Record, RecordSet, Store, is_folder_of_runs, run_folders
+from contnorm.bench.strategies.registry import STRATEGIES
+from contnorm.bench.streams.tasks import STREAMS, find_stream
 from contnorm.errors import UserError, unknown, usable
+from contnorm.registry import NORMS, find_norm
 
 if TYPE_CHECKING:
     import pandas
 
 __all__ = ["ArchivedRuns", "Runs", "archive", "load_runs"]
+
+log = logging.getLogger("contnorm")
 
 _IDENTITY = ("hash", "seed", "status")  # keys that are not settings
 _SHORT = {
@@ -28,6 +38,16 @@ _SHORT = {
     "memory": "memory.kind",
     "buffer": "memory.size",
 }  # other short keys are names of settings without their group
+_KNOWN: dict[str, Collection[str]] = {
+    "norm.name": NORMS,
+    "strategy.name": STRATEGIES,
+    "stream.name": STREAMS,
+    "model.name": NETWORKS,
+    "memory.kind": MEMORIES,
+}
+_SHOWN = 5  # folders named in a message
+
+Test = Callable[[Record | DivergedRun], bool]
 
 
 def load_runs(path: str | os.PathLike[str]) -> Runs:
@@ -35,7 +55,7 @@ def load_runs(path: str | os.PathLike[str]) -> Runs:
 
     Args:
         path: A runs folder, an archive (``*.jsonl.gz`` or ``*.jsonl``), a folder of archives, the folder of one run,
-            or a record file.
+            or a record file. Deeper subfolders are not read; a warning names those that have runs.
 
     Raises:
         UserError: If there is nothing at the path. Invalid records do not raise; see `Runs.problems`.
@@ -45,7 +65,14 @@ def load_runs(path: str | os.PathLike[str]) -> Runs:
         Traceback (most recent call last):
         contnorm.errors.UserError: no such folder: there is no such file or folder.
     """
-    return _load(Path(path).expanduser(), drop=True)
+    place = Path(path).expanduser()
+    content = _load(place, drop=True)
+    nested = _nested_folders(place)
+    if nested:
+        names = ", ".join(folder.name for folder in nested[:_SHOWN])
+        rest = f" and {len(nested) - _SHOWN} more" if len(nested) > _SHOWN else ""
+        log.warning(f"{place}: runs in its subfolders are not read: {names}{rest}. Load each of them with load_runs.")
+    return content
 
 
 def _load(place: Path, drop: bool) -> Runs:
@@ -92,9 +119,15 @@ def archive(runs: str | os.PathLike[str], path: str | os.PathLike[str], force: b
 
 
 def _nested_folders(runs: Path) -> list[Path]:
-    """Folders of runs inside a folder, such as those of timed recipes."""
-    folders = [folder.path for folder in run_folders(runs) if not folder.records and not folder.notes]
-    return [folder for folder in folders if any(inner.records or inner.notes for inner in run_folders(folder))]
+    """Subfolders with runs, such as those of timed recipes, that are not read with a folder."""
+    reads_subfolders = is_folder_of_runs(runs)
+    return [
+        folder.path
+        for folder in run_folders(runs)
+        if (not reads_subfolders and (folder.records or folder.notes))
+        or archives_in(folder.path)
+        or any(inner.records or inner.notes for inner in run_folders(folder.path))
+    ]
 
 
 def _with_settings(content: RecordSet) -> list[DivergedRun]:
@@ -154,17 +187,44 @@ class Runs:
                 whether a value is allowed, by key. A key is a dotted setting such as ``train.batch``, passed as
                 ``**{"train.batch": 10}``; a setting's name without its group if it is unique, such as ``lr``; one of
                 ``norm``, ``strategy``, ``stream``, ``model``, ``memory`` and ``buffer``; or ``seed``, ``hash`` or
-                ``status``.
+                ``status``. Names are understood as `bench.run` does: ``norm="cn8"`` is cn with 8 groups, ``norm="cn"``
+                is cn with any number of groups, and ``strategy="der++"`` is derpp.
 
         Raises:
-            UserError: If a key is unknown.
+            UserError: If a key is unknown; or if a norm, strategy, stream, model or memory neither is a known name
+                nor occurs in a record.
         """
-        tests = {_resolve_key(key): _as_test(value) for key, value in conditions.items()}
+        tests = [self._as_test(key, condition) for key, condition in conditions.items()]
         return replace(
             self,
             records=[record for record in self.records if _matches(record, tests)],
             diverged=[run for run in self.diverged if _matches(run, tests)],
         )
+
+    def _as_test(self, short_key: str, condition: Any) -> Test:
+        """Test of one condition of `where`."""
+        key = _resolve_key(short_key)
+        if callable(condition):
+            return lambda item: _has(item, key) and bool(condition(_value(item, key)))
+        is_collection = isinstance(condition, list | tuple | set | frozenset | range)
+        if key in _KNOWN:
+            values = list(condition) if is_collection else [condition]
+            self._check_names(short_key, key, values)
+            names = [_canonical(key, value) for value in values]
+            return lambda item: _has(item, key) and any(_is_named(item, key, name) for name in names)
+        if is_collection:
+            return lambda item: _has(item, key) and _value(item, key) in condition
+        return lambda item: _has(item, key) and bool(_value(item, key) == condition)
+
+    def _check_names(self, short_key: str, key: str, values: Sequence[Any]) -> None:
+        """Reject a name that neither is known nor occurs in a record: an empty selection would hide the mistake."""
+        recorded = dict.fromkeys(_value(item, key) for item in (*self.records, *self.diverged) if _has(item, key))
+        for value in values:
+            if value not in recorded and _canonical(key, value)[0] not in _KNOWN[key]:
+                names = sorted(recorded) or list(_KNOWN[key])
+                near = _nearest(value, [*names, *_KNOWN[key]]) if isinstance(value, str) else []
+                hint = f" Did you mean {near[0]!r}?" if near else ""
+                raise UserError(f"{short_key}: no record has {value!r}.{hint} There are {', '.join(names)}.")
 
     def by_run(self) -> dict[str, Runs]:
         """Group by run: the seeds of each hash, finished and diverged, in the order of their first occurrence."""
@@ -179,7 +239,8 @@ class Runs:
         """One row per run and seed, diverged ones included, as a pandas table.
 
         Columns: ``hash``, ``seed``, ``status``, all settings by their dotted names, all scores by name in percent,
-        ``device``, ``torch`` (version) and ``seconds`` (of training). Missing values are None or NaN.
+        ``device``, ``torch`` (version) and ``seconds`` (of training). Missing values are None or NaN, and so are the
+        groups of a norm without groups.
 
         Raises:
             UserError: If pandas is not installed.
@@ -241,18 +302,40 @@ def _nearest(key: str, known: Collection[str]) -> list[str]:
     return difflib.get_close_matches(key, dict.fromkeys(known), n=1, cutoff=0.6)
 
 
-def _as_test(condition: Any) -> Callable[[Any], bool]:
-    if callable(condition):
-        return lambda value: bool(condition(value))
-    if isinstance(condition, list | tuple | set | frozenset | range):
-        return lambda value: value in condition
-    return lambda value: bool(value == condition)
+def _canonical(key: str, name: Any) -> tuple[Any, int | None]:
+    """Name as records have it, and the number of groups that ends the name of a norm.
+
+    Example:
+        >>> _canonical("norm.name", "CN8"), _canonical("strategy.name", "DER++"), _canonical("model.name", "my.py:Net")
+        (('cn', 8), ('derpp', None), ('my.py:Net', None))
+    """
+    if not isinstance(name, str):
+        return name, None
+    if key == "strategy.name":
+        return canonical_strategy(name), None
+    with suppress(ValueError, UserError):  # not a name of the registry
+        if key == "norm.name":
+            spec, groups = find_norm(name)
+            return spec.name, groups
+        if key == "stream.name":
+            return find_stream(name).name, None
+    return name, None
 
 
-def _matches(item: Record | DivergedRun, tests: dict[str, Callable[[Any], bool]]) -> bool:
-    if item.config is None and any(key not in _IDENTITY for key in tests):
-        return False  # a divergence note without settings
-    return all(test(_value(item, key)) for key, test in tests.items())
+def _is_named(item: Record | DivergedRun, key: str, wanted: tuple[Any, int | None]) -> bool:
+    name, groups = _canonical(key, _value(item, key))
+    if name != wanted[0]:
+        return False
+    return wanted[1] is None or wanted[1] == (groups or _value(item, "norm.groups"))
+
+
+def _has(item: Record | DivergedRun, key: str) -> bool:
+    """Whether an item has a value for a key: divergence notes can be without settings."""
+    return key in _IDENTITY or item.config is not None
+
+
+def _matches(item: Record | DivergedRun, tests: Sequence[Test]) -> bool:
+    return all(test(item) for test in tests)
 
 
 def _value(item: Record | DivergedRun, key: str) -> Any:
@@ -264,6 +347,8 @@ def _value(item: Record | DivergedRun, key: str) -> Any:
 
 def _row(item: Record | DivergedRun) -> dict[str, Any]:
     settings = flatten_settings(item.config.as_dict()) if item.config is not None else {}
+    if settings and _is_without_groups(settings["norm.name"]):
+        settings |= {"norm.groups": None, "norm.auto_channels": None}
     scores = item.scores if isinstance(item, Record) else {}
     return {
         **{key: getattr(item, key) for key in _IDENTITY},
@@ -273,3 +358,8 @@ def _row(item: Record | DivergedRun) -> dict[str, Any]:
         "torch": item.raw.get("versions", {}).get("torch"),
         "seconds": item.raw.get("seconds", {}).get("train"),
     }
+
+
+def _is_without_groups(norm: str) -> bool:
+    name, _ = _canonical("norm.name", norm)
+    return name in NORMS and not NORMS[name].grouped

@@ -17,7 +17,7 @@ from contnorm.bench.streams.tasks import STREAMS, find_stream, stream_defaults
 from contnorm.bench.user_code import code_hash
 from contnorm.registry import find_norm
 
-__all__ = ["apply_defaults", "changed", "complete", "differences", "run_names", "varying"]
+__all__ = ["apply_defaults", "canonical_strategy", "changed", "complete", "differences", "run_names", "varying"]
 
 # Settings of a stream for which None means its default; for the others, None means "all".
 _DEFAULT_IF_NONE = ("scenario", "part", "augment")
@@ -46,7 +46,7 @@ def apply_defaults(values: Mapping[str, Any]) -> RunConfig:
     """
     requested = from_dict(values)
     stream = find_stream(requested.stream.name)
-    strategy = _canonical_strategy(requested.strategy.name)
+    strategy = canonical_strategy(requested.strategy.name)
     defaults = merge_settings(stream_defaults(stream, requested.stream.scenario), strategy_defaults(strategy))
     groups: dict[str, Any] = {}
     for group in fields(requested):
@@ -90,7 +90,7 @@ def _canonical_norm(norm: NormConfig, has_auto_channels: bool) -> NormConfig:
     return replace(norm, name=spec.name)
 
 
-def _canonical_strategy(name: str) -> str:
+def canonical_strategy(name: str) -> str:
     """Canonical name of a strategy, case-insensitive; the path of a user's strategy is returned unchanged."""
     lowered = name.lower()
     return ALIASES.get(lowered, lowered if lowered in STRATEGIES else name)
