@@ -28,6 +28,7 @@ __all__ = [
     "check_number",
     "check_parameters",
     "check_residual",
+    "nearest_groups",
     "resolve_groups",
     "statistics_dtype",
     "updates_moments",
@@ -40,7 +41,17 @@ MIN_AUTO_CHANNELS_OF_ONE_POSITION = 8  # with one position, a group has only its
 
 
 class GroupsError(ValueError):
-    """The number of groups does not divide the number of channels."""
+    """The number of groups does not divide the number of channels.
+
+    Attributes:
+        num_groups: The number of groups.
+        channels: The number of channels of the first layer that it does not divide.
+        suggestion: A number of groups that divides the channels; see `nearest_groups`.
+    """
+
+    def __init__(self, message: str, num_groups: int = 0, channels: int = 0, suggestion: int = 1) -> None:
+        super().__init__(message)
+        self.num_groups, self.channels, self.suggestion = num_groups, channels, suggestion
 
 
 def check_model(model: object, caller: str) -> nn.Module:
@@ -118,6 +129,20 @@ def divisors(n: int) -> list[int]:
     return [d for d in range(1, n + 1) if n % d == 0]
 
 
+def nearest_groups(channels: Sequence[int], wanted: int) -> int:
+    """Return the number of groups nearest to ``wanted`` that divides the channels of every layer.
+
+    It leaves at least 2 channels in each group, since with one channel per group, group norm would be instance norm.
+
+    Example:
+        >>> nearest_groups([20], 32), nearest_groups([64, 48], 32), nearest_groups([64], 5), nearest_groups([7], 2)
+        (10, 16, 4, 1)
+    """
+    most = max(1, min(channels) // MIN_AUTO_CHANNELS)
+    choices = [groups for groups in divisors(math.gcd(*channels)) if groups <= most]
+    return min(choices, key=lambda groups: (abs(groups - wanted), -groups))
+
+
 def auto_groups(channels: int, one_position: bool = False) -> int:
     """Return the number of groups that ``num_groups="auto"`` selects.
 
@@ -150,7 +175,10 @@ def resolve_groups(num_groups: int | str, channels: int, rank: int, caller: str)
     if channels % num_groups:
         raise GroupsError(
             f"{caller}: num_groups={num_groups} does not divide the {channels} channels. "
-            f"Use a divisor of {channels}: {_some(divisors(channels), num_groups)}; or num_groups='auto'."
+            f"Use a divisor of {channels}: {_some(divisors(channels), num_groups)}; or num_groups='auto'.",
+            num_groups,
+            channels,
+            nearest_groups([channels], num_groups),
         )
     return num_groups
 

@@ -61,6 +61,17 @@ def test_all_kinds_of_paths_are_loaded(folder: Path, runs: Runs, tmp_path: Path)
         load_runs(tmp_path / "other")
 
 
+def test_file_that_is_no_record_is_not_to_be_deleted(folder: Path, tmp_path: Path) -> None:
+    """Only a file in the folder of a run can be written again by a run."""
+    (tmp_path / "package.json").write_text('{"name": "a"}')
+    with pytest.raises(UserError, match="is not a valid record") as error:
+        load_runs(tmp_path / "package.json")
+    assert "elete" not in str(error.value)
+    path = folder / CONFIGS[0].hash / "0.json"
+    path.write_text("{}")
+    assert load_runs(folder).problems[0].endswith("Delete it to run it again.")
+
+
 def test_invalid_records_are_problems(folder: Path) -> None:
     (folder / CONFIGS[0].hash / "7.json").write_text("{")
     runs = load_runs(folder)

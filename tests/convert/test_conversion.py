@@ -173,10 +173,13 @@ def test_dim_from_class_or_convolutions() -> None:
 def test_groups_that_do_not_divide_raise_and_change_nothing() -> None:
     model = nn.Sequential(nn.BatchNorm2d(64), nn.BatchNorm2d(48))
     with pytest.raises(
-        ValueError, match=r"layer '1' \(BatchNorm2d\).*num_groups=32 does not divide the 48 .*num_groups=16"
+        ValueError,
+        match=r"layer '1' \(BatchNorm2d\).*num_groups=32 does not divide the 48 .*num_groups=16, .*all 2 layers",
     ):
         cn.convert_norm(model, "cn")
     assert type(model[0]) is nn.BatchNorm2d
+    with pytest.raises(ValueError, match=r"num_groups=6 does not divide the 20 channels\. Use num_groups=5, or"):
+        cn.convert_norm(nn.Sequential(nn.BatchNorm2d(20)), "cn", num_groups=6)
 
 
 def test_nothing_to_convert_raises() -> None:

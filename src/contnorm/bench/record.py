@@ -387,8 +387,12 @@ def _digest(content: Any) -> str:
 
 
 def record_error(path: Path, reason: object) -> UserError:
-    """Error message in one printable line, whatever the file contains; suggests to delete a record's own file."""
+    """Error message in one printable line, whatever the file contains.
+
+    It suggests to delete the file only if it has the place and name of a record in the folder of a run.
+    """
     text = "".join(letter if letter.isprintable() else " " for letter in str(reason))
     text = text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]}..."
-    hint = " Delete it to run it again." if path.suffix == ".json" else ""
+    in_run_folder = is_hash(path.parent.name) and path.suffix == ".json" and path.name.partition(".")[0].isdecimal()
+    hint = " Delete it to run it again." if in_run_folder else ""
     return UserError(f"{path}: is not a valid record ({text}).{hint}")

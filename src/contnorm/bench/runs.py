@@ -218,7 +218,8 @@ class Runs:
 
     def _check_names(self, short_key: str, key: str, values: Sequence[Any]) -> None:
         """Reject a name that neither is known nor occurs in a record: an empty selection would hide the mistake."""
-        recorded = dict.fromkeys(_value(item, key) for item in (*self.records, *self.diverged) if _has(item, key))
+        items: list[Record | DivergedRun] = [*self.records, *self.diverged]
+        recorded = dict.fromkeys(_value(item, key) for item in items if _has(item, key))
         for value in values:
             if value not in recorded and _canonical(key, value)[0] not in _KNOWN[key]:
                 names = sorted(recorded) or list(_KNOWN[key])

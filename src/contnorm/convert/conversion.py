@@ -14,14 +14,13 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import gcd
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from contnorm.checks import auto_groups, check_model
+from contnorm.checks import GroupsError, auto_groups, check_model, nearest_groups
 from contnorm.convert.detect import (
     DetectedNorm,
     UnsupportedNorm,
@@ -127,12 +126,18 @@ def _check_groups(layers: list[_Layer], options: Mapping[str, object]) -> None:
     ]
     if not wrong:
         return
-    first, others = wrong[0], f" and {len(wrong) - 1} more layers" if len(wrong) > 1 else ""
-    raise ValueError(
-        f"convert_norm: layer {first.name!r} ({type(first.module).__name__}){others}: num_groups={counts[first]} does "
-        f"not divide the {first.detected.channels} channels. The largest number that divides all {len(layers)} "
-        f"layers is num_groups={gcd(*(layer.detected.channels for layer in layers))}; num_groups='auto' chooses one "
-        f"for each. The model is unchanged."
+    first, more = wrong[0], len(wrong) - 1
+    others = f" and {more} more layer{'s' if more > 1 else ''}" if more else ""
+    channels, requested = first.detected.channels, cast(int, counts[first])
+    suggestion = nearest_groups([layer.detected.channels for layer in layers], requested)
+    reason = f"which divides the channels of all {len(layers)} layers, " if len(layers) > 1 else ""
+    raise GroupsError(
+        f"convert_norm: layer {first.name!r} ({type(first.module).__name__}){others}: num_groups={requested} does "
+        f"not divide the {channels} channels. Use num_groups={suggestion}, {reason}or num_groups='auto', which chooses "
+        f"a number for each layer. The model is unchanged.",
+        requested,
+        channels,
+        suggestion,
     )
 
 

@@ -96,7 +96,9 @@ def test_labels_out_of_range_and_truncated_records_are_named(tmp_path: Path) -> 
 
 
 def test_missing_data_set_names_its_layouts(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no cifar100 under .*cifar-100-python/train .*cifar-100-binary.*--data-root"):
+    with pytest.raises(
+        UserError, match=r"no cifar100 under .*cifar-100-python/train .*cifar-100-binary.*root=, --data-root"
+    ):
         load_source("cifar100", tmp_path)
     with pytest.raises(UserError, match=r"unknown data set 'cifar1000'\. Did you mean 'cifar100'"):
         load_source("cifar1000", tmp_path)

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 import torch
 
+from contnorm.bench.config.schema import NormConfig
 from contnorm.bench.data.registry import load_source
 from contnorm.bench.engine.loop import Finished, train_together
 from contnorm.bench.engine.scheduler import Job, RunEnvironment, execute, resolve
 from contnorm.bench.engine.trainer import Trainer
+from contnorm.bench.models.norm_layers import check_norms
 from contnorm.errors import UserError
 from tests.datasets import small_mnist
 
@@ -95,17 +97,27 @@ def pair(shape, outputs, norm):
     return Two()
 def groups(shape, outputs, norm):
     return norm(7)
+def none():
+    return nn.Identity()
+def unlike(shape, outputs):
+    return nn.Sequential(nn.Conv2d(1, 22, 3), nn.BatchNorm2d(22), nn.Flatten(), nn.Linear(22 * 26 * 26, outputs))
 """
 
 
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("few", "called with (shape, outputs): {file}: TypeError: few() takes 1 positional argument"),
+        ("few", "can't be called with (input_shape, num_outputs). Write make(input_shape, num_outputs)"),
+        ("none", "can't be called with (input_shape, num_outputs). Write make(input_shape, num_outputs)"),
         ("shapes", "images of shape (2, 1, 28, 28): {file}: RuntimeError: mat1 and mat2 shapes"),
-        ("narrow", "its output must have shape (2, 10), one value per output of the stream, not (2, 3)"),
+        (
+            "narrow",
+            "its output must have shape (2, 10), one value per output of the stream, not (2, 3). Use num_outputs",
+        ),
         ("pair", "not tuple"),
         ("groups", "{file}, line 16: GroupsError: "),
+        ("groups", "norm.groups or use a norm name such as cn1."),
+        ("unlike", "norm cn2 (norm.groups=2)"),
     ],
 )
 def test_invalid_user_network_writes_nothing(root: Path, tmp_path: Path, name: str, said: str) -> None:
@@ -277,6 +289,7 @@ def norm_net(root: Path, folder: Path, name: str, norm: str, **groups: Any) -> T
         ("fixed_and_unused", "cn8", "'cn8', but inner.1 (BatchNorm2d)"),
         ("layer_norm", "bn", "'bn', but 1 (LayerNorm)"),
         ("plain", "cn8", "has no normalization layer, but the run's norm is 'cn8'"),
+        ("plain", "bn", '"none" (--norm none)'),
     ],
 )
 def test_network_without_the_norm_of_the_run_is_refused(
@@ -285,6 +298,11 @@ def test_network_without_the_norm_of_the_run_is_refused(
     with pytest.raises(UserError, match=re.escape(words)) as error:
         norm_net(root, tmp_path, name, norm)
     assert "norm(channels)" in str(error.value) and "\n" not in str(error.value)
+
+
+def test_message_about_missing_layers_names_a_norm_with_automatic_groups() -> None:
+    with pytest.raises(UserError, match="the run's norm is 'cn'"):
+        check_norms(torch.nn.Linear(2, 2), "mine", NormConfig("cn", groups="auto"), set())
 
 
 @pytest.mark.parametrize(

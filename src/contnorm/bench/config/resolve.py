@@ -88,7 +88,7 @@ def find_source(spec: StreamSpec, requested: str | None, root: Path) -> str:
         raise unknown(f"stream.source for {spec.name}:", requested, [*spec.sources, *stored])
     raise UserError(
         f"stream.source={requested!r}: there is no {spec.name} data set under {root}. Build it with `contnorm data "
-        f"{requested} --csv FILE --images DIR`, or set --data-root."
+        f"{requested} --csv FILE --images DIR`, or set root= or --data-root."
     )
 
 
@@ -101,6 +101,6 @@ def _first_available(names: tuple[str, ...], root: Path) -> str:
     action = f"Build it with {first.built_with}" if first.built_with else "Put it there"
     fetch = "" if first.built_with else ", and can fetch what is public"
     raise UserError(
-        f"no {first.name} under {root}. Looked for {describe_layouts(first)}. {action}, or set --data-root or "
+        f"no {first.name} under {root}. Looked for {describe_layouts(first)}. {action}, or set root=, --data-root or "
         f"CONTNORM_DATA; `contnorm data {first.name}` says more{fetch}."
     )

@@ -236,7 +236,7 @@ def data_root(folder: Path | None, create: bool = False) -> Path:
     """Return the folder of the data sets: ``folder``, or the environment variable ``CONTNORM_DATA``, or ``./data``.
 
     Args:
-        folder: Folder of the option ``--data-root``, or None.
+        folder: Folder of the argument ``root`` or the option ``--data-root``, or None.
         create: Whether the folder may be missing because data will be written there.
 
     Raises:
@@ -247,10 +247,10 @@ def data_root(folder: Path | None, create: bool = False) -> Path:
         'elsewhere'
         >>> data_root(Path("elsewhere"))
         Traceback (most recent call last):
-        contnorm.errors.UserError: --data-root elsewhere: does not exist. Use the folder of the data sets.
+        contnorm.errors.UserError: root= or --data-root elsewhere: does not exist. Use the folder of the data sets.
     """
     from_environment = os.environ.get(ENVIRONMENT)
-    origin = f"--data-root {folder}" if folder is not None else f"{ENVIRONMENT}={from_environment}"
+    origin = f"root= or --data-root {folder}" if folder is not None else f"{ENVIRONMENT}={from_environment}"
     if folder is None and not from_environment:
         return Path("data")
     root = folder if folder is not None else Path(from_environment or "data")
@@ -341,11 +341,11 @@ def load_source(
         if spec.built_with:
             raise UserError(
                 f"no {name} under {root} ({describe_layouts(spec)}). Build it with {spec.built_with}, or set its "
-                f"folder with --data-root or {ENVIRONMENT}; see `contnorm data {name}`."
+                f"folder with root=, --data-root or {ENVIRONMENT}; see `contnorm data {name}`."
             )
         raise UserError(
-            f"no {name} under {root} ({describe_layouts(spec)}). Put it there, or set its folder with --data-root or "
-            f"{ENVIRONMENT}; see `contnorm data {name}`."
+            f"no {name} under {root} ({describe_layouts(spec)}). Put it there, or set its folder with root=, "
+            f"--data-root or {ENVIRONMENT}; see `contnorm data {name}`."
         )
     layout, paths = match
     reader = _reader(spec, layout, paths)

@@ -111,7 +111,7 @@ def _try_forward(model: nn.Module, name: str, shape: Shape, outputs: int, when: 
     if got != (2, outputs):
         raise UserError(
             f"model {name!r}: {condition} its output must have shape {(2, outputs)}, one value per output of the "
-            f"stream, not {got}. Use the argument outputs of make(shape, outputs, norm)."
+            f"stream, not {got}. Use num_outputs, the second argument of your function."
         )
 
 

@@ -132,7 +132,7 @@ class RunDir:
         if compare_fingerprints(noted_data, data) is Match.DIFFERENT:
             return (
                 f"{self.folder}: has {steps} steps on other data (fingerprint {noted_data}) than the data here "
-                f"({data}). Name the folder of that data (--data-root), or delete the folder to start again."
+                f"({data}). Name the folder of that data (root= or --data-root), or delete the folder to start again."
             )
         device, threads = note.get("device", environment.device.type), note.get("threads", environment.threads)
         if device == environment.device.type and (threads == environment.threads or device != "cpu"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from dataclasses import replace
-from math import gcd, prod
+from math import prod
 
 from torch import nn
 
@@ -16,9 +16,9 @@ from contnorm.bench.models.norm_layers import count_norms, mark_norms, norm_make
 from contnorm.bench.models.pretrained import load_pretrained
 from contnorm.bench.models.resnet import DEPTHS, DeepResNet, ResNet18
 from contnorm.bench.user_code import is_user_code, load_user_code, user_code_error
-from contnorm.checks import GroupsError
+from contnorm.checks import GroupsError, nearest_groups
 from contnorm.convert.conversion import convert_norm
-from contnorm.errors import UserError, unknown
+from contnorm.errors import UserCodeError, UserError, unknown
 from contnorm.registry import find_norm
 
 __all__ = ["MODELS", "build_model"]
@@ -31,8 +31,8 @@ def build_model(
 ) -> nn.Module:
     """Build the network of a run, initialized from torch's generator, and load the weights of its settings, if any.
 
-    A user's network is named as ``path/to/file.py:make``; ``make(shape, outputs, norm)`` is called with the shape of an
-    image, the number of outputs, and a function ``norm(channels)`` that creates the run's 2d norm.
+    A user's network is named as ``path/to/file.py:make``; ``make(input_shape, num_outputs, norm)`` is called with the
+    shape of an image, the number of outputs, and a function ``norm(channels)`` that creates the run's 2d norm.
     """
     network = _initialized(config, norm, shape, outputs, total_steps)
     if config.weights is not None:
@@ -59,7 +59,9 @@ def _initialized(
             maker = norm_maker(norm, 2, total_steps)
             return DeepResNet(config.name, shape[0], outputs, config.width, maker, config.stem)
     except GroupsError as error:
-        raise UserError(f"{error}{_common_groups(config, norm, shape, outputs, total_steps)}") from error
+        widths = _grouped_widths(config, norm, shape, outputs, total_steps) or [error.channels]
+        suggestion = nearest_groups(widths, error.num_groups)
+        raise UserError(f"model {config.name!r}: {_groups_message(norm, error, suggestion)}") from error
     except ValueError as error:  # an unknown norm, or a setting that the norm does not accept
         raise UserError(str(error)) from error
     except RuntimeError as error:
@@ -71,26 +73,35 @@ def _initialized(
     raise unknown("model", config.name, [*MODELS, "path/to/file.py:make"])
 
 
-def _common_groups(
+def _groups_message(norm: NormConfig, error: GroupsError, suggestion: int) -> str:
+    """Message about a number of groups that does not divide the channels, with the setting to change."""
+    name = find_norm(norm.name)[0].name
+    return (
+        f"norm {name}{error.num_groups}: num_groups={error.num_groups} does not divide the {error.channels} channels "
+        f"of a layer. Use norm {name}{suggestion} (norm.groups={suggestion}), which divides those of all layers, or "
+        f"norm.groups=auto."
+    )
+
+
+def _grouped_widths(
     config: ModelConfig, norm: NormConfig, shape: tuple[int, ...], outputs: int, total_steps: int
-) -> str:
-    """Message with the largest number of groups that divides the channels of every layer; empty if unknown."""
+) -> list[int]:
+    """Channels of every layer with groups; empty if unknown."""
     spec, _ = find_norm(norm.name)
     try:
         network = _initialized(config, replace(norm, name=spec.name, groups=1), shape, outputs, total_steps)
     except UserError:
-        return ""
+        return []
     channels = (
         getattr(m, "num_features", getattr(m, "num_channels", None))
         for m in network.modules()
         if hasattr(m, "num_groups")
     )
-    widths = [width for width in channels if isinstance(width, int)]
-    return f" The largest number that divides every layer of the network is {gcd(*widths)}." if widths else ""
+    return [width for width in channels if isinstance(width, int)]
 
 
 def _user_model(name: str, norm: NormConfig, shape: tuple[int, ...], outputs: int, total_steps: int) -> nn.Module:
-    """Build a user's network: ``make(shape, outputs, norm)``, ``make(shape, outputs)``, or a copy of a network.
+    """Build a user's network: ``make(input_shape, num_outputs)``, the same with ``norm``, or a copy of a network.
 
     A network that is built without ``norm``, or given as it is, has its norm layers converted to the run's norm.
     """
@@ -99,27 +110,47 @@ def _user_model(name: str, norm: NormConfig, shape: tuple[int, ...], outputs: in
         return _converted(copy.deepcopy(make), name, norm, shape, total_steps)
     takes_norm = _takes_norm(make)
     arguments = (shape, outputs, mark_norms(norm_maker(norm, 2, total_steps))) if takes_norm else (shape, outputs)
-    call = "(shape, outputs, norm)" if takes_norm else "(shape, outputs)"
+    call = "(input_shape, num_outputs, norm)" if takes_norm else "(input_shape, num_outputs)"
+    signature = _signature(make)
+    if not takes_norm and signature is not None and not _accepts(signature, (), 0):
+        raise UserError(
+            f"model {name!r}: can't be called with {call}. Write make(input_shape, num_outputs), which returns a "
+            f"torch.nn.Module."
+        )
     try:
         model = make(*arguments) if callable(make) else None
     except Exception as error:
-        raise user_code_error(error, "model", name, f"called with {call}") from error
+        failure = user_code_error(error, "model", name, f"called with {call}")
+        if isinstance(error, GroupsError) and error.num_groups == (find_norm(norm.name)[1] or norm.groups):
+            example = f"{find_norm(norm.name)[0].name}{error.suggestion}"
+            failure = UserCodeError(f"{failure} In a run, set norm.groups or use a norm name such as {example}.")
+        raise failure from error
     if not isinstance(model, nn.Module):
         raise UserError(f"model {name!r}: calling it with {call} must return a torch.nn.Module, not {model!r}.")
     return model if takes_norm else _converted(model, name, norm, shape, total_steps)
 
 
+def _signature(make: object) -> inspect.Signature | None:
+    try:
+        return inspect.signature(make) if callable(make) else None
+    except (TypeError, ValueError):  # such as a built-in function
+        return None
+
+
+def _accepts(signature: inspect.Signature, *arguments: object) -> bool:
+    try:
+        signature.bind(*arguments)
+    except TypeError:
+        return False
+    return True
+
+
 def _takes_norm(make: object) -> bool:
     """Whether a function of the user takes the function that makes norm layers as its third argument."""
-    if not callable(make):
-        return False
-    try:
-        signature = inspect.signature(make)
-    except (TypeError, ValueError):  # such as a built-in function
-        return True
-    try:
-        signature.bind((), 0, None)
-    except TypeError:
+    signature = _signature(make)
+    if signature is None:
+        return callable(make)
+    if not _accepts(signature, (), 0, None):
         return False
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     required = sum(p.default is p.empty and p.kind in positional for p in signature.parameters.values())
@@ -134,5 +165,7 @@ def _converted(model: nn.Module, name: str, norm: NormConfig, shape: tuple[int, 
     try:
         options = norm_options(norm, total_steps)
         return convert_norm(model, find_norm(norm.name, "norm.name")[0].name, **options)
+    except GroupsError as error:
+        raise UserError(f"model {name!r}: {_groups_message(norm, error, error.suggestion)}") from error
     except ValueError as error:
         raise UserError(f"model {name!r}: its norm layers can't be converted to norm {norm.name!r}: {error}") from error

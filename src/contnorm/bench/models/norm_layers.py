@@ -169,17 +169,18 @@ def check_norms(model: nn.Module, name: str, norm: NormConfig, called: set[nn.Mo
     spec, groups = find_norm(norm.name)
     if not others and spec.name == "none":
         return
-    norm_label = f"{spec.name}{groups or norm.groups}" if spec.grouped else spec.name
+    requested = groups or norm.groups
+    norm_label = f"{spec.name}{requested}" if spec.grouped and requested != "auto" else spec.name
     if not others:
         raise UserError(
             f"model {name!r}: has no normalization layer, but the run's norm is {norm_label!r}. Create the layers with "
-            f"the norm(channels) that make(shape, outputs, norm) receives, or use --norm none."
+            f'the norm(channels) that make(input_shape, num_outputs, norm) receives, or use norm="none" (--norm none).'
         )
     rest = f" and {len(others) - SHOWN} more" if len(others) > SHOWN else ""
     raise UserError(
         f"model {name!r}: none of its normalization layers is the run's norm {norm_label!r}, but "
-        f"{', '.join(others[:SHOWN])}{rest}. Create them with the norm(channels) that make(shape, outputs, norm) "
-        f"receives."
+        f"{', '.join(others[:SHOWN])}{rest}. Create them with the norm(channels) that make(input_shape, "
+        f"num_outputs, norm) receives."
     )
 
 
