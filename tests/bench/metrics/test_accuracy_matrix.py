@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -163,14 +164,31 @@ def test_public_functions_equal_scores_of_counts_on_random_matrices() -> None:
         ([[101.0]], "101.0 is not an accuracy"),
         ([[float("inf")]], "inf is not an accuracy"),
         ([[90.0], [60.0]], "task 1 after task 1 is missing"),
+        ([1, 2, 3], r"expected a .tasks, tasks. matrix of numbers.*\[1, 2, 3\]"),
+        (5, "matrix of numbers.*'5'"),
+        (None, "matrix of numbers.*'None'"),
+        ("ab", "'a' is not an accuracy"),
+        ([[[1.0]]], "matrix of numbers"),
+        ([[90.0, "x"]], "'x' is not an accuracy"),
+        (np.array(5.0), "0 dimensions"),
+        (np.zeros(3), "1 dimension"),
+        (np.zeros((2, 3, 3)), "3 dimensions"),
     ],
 )
-def test_public_functions_refuse_invalid_matrices(matrix: list[list[float]], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_public_functions_refuse_invalid_matrices(matrix: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as error:
         metrics.average_accuracy(matrix)
+    assert "\n" not in str(error.value)
 
 
 def test_unknown_definition_of_forgetting_is_refused() -> None:
     with pytest.raises(ValueError, match=r"'mean'.*paper, literal, facil, max"):
         metrics.forgetting(PLAIN, "mean")
+    with pytest.raises(ValueError, match="matrix of numbers"):
+        metrics.forgetting([1, 2, 3])  # type: ignore[list-item]
+    for definition in (None, ["paper"]):
+        with pytest.raises(ValueError, match="paper, literal, facil, max"):
+            metrics.forgetting(PLAIN, definition)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="expected 3 accuracies, got '5'"):
+        metrics.forward_transfer(ROWS_OF_FULL, 5)  # type: ignore[arg-type]
     assert math.isnan(metrics.forgetting([[50.0]]))

@@ -244,13 +244,22 @@ class _PlainAccuracies:
     """Accuracies from nested sequences or an array: None and NaN are missing, and so are the ends of short rows."""
 
     def __init__(self, matrix: Iterable[Iterable[Any]], untrained: Iterable[Any] | None) -> None:
-        rows = [[_accuracy(value) for value in row] for row in matrix]
+        try:
+            rows = [[_accuracy(value) for value in row] for row in matrix]
+        except TypeError as error:
+            raise ValueError(
+                "accuracies: expected a (tasks, tasks) matrix of numbers, such as [[90.0], [60.0, 80.0]], got "
+                f"{str(matrix)[:60]!r}."
+            ) from error
         self.tasks = len(rows)
         if not rows or any(len(row) > self.tasks for row in rows):
             shape = f"{self.tasks} rows of {sorted({len(row) for row in rows})} values"
             raise ValueError(f"accuracies: expected a (tasks, tasks) matrix, got {shape}.")
         self._rows = [row + [None] * (self.tasks - len(row)) for row in rows]
-        self._untrained = None if untrained is None else [_accuracy(value) for value in untrained]
+        try:
+            self._untrained = None if untrained is None else [_accuracy(value) for value in untrained]
+        except TypeError as error:
+            raise ValueError(f"untrained: expected {self.tasks} accuracies, got {str(untrained)[:60]!r}.") from error
         if self._untrained is not None and len(self._untrained) != self.tasks:
             raise ValueError(f"untrained: expected {self.tasks} accuracies, got {len(self._untrained)}.")
 
@@ -271,6 +280,8 @@ class _PlainAccuracies:
 
 
 def _accuracy(value: Any) -> float | None:
+    if isinstance(value, str):
+        raise ValueError(f"accuracies: {value!r} is not an accuracy. Use numbers.")
     number = None if value is None else float(value)
     if number is None or isnan(number):
         return None
@@ -369,7 +380,7 @@ def forgetting(matrix: Matrix, definition: str = "paper") -> float:
         >>> {name: forgetting(matrix, name) for name in ("paper", "max", "after_learning")}
         {'paper': 12.5, 'max': 15.0, 'after_learning': 7.5}
     """
-    if definition not in FORGETTING:
+    if not isinstance(definition, str) or definition not in FORGETTING:
         raise ValueError(f"forgetting: unknown definition {definition!r}. Use one of {', '.join(FORGETTING)}.")
     return FORGETTING[definition](_accuracies(matrix))
 
