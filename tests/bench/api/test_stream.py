@@ -13,6 +13,7 @@ from PIL import Image
 from contnorm import bench
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.errors import UserError
+from tests.datasets import small_long_tail
 
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
@@ -109,6 +110,27 @@ def test_bad_arrays_are_rejected_in_one_line(arrays: Arrays, change: dict[str, A
     with pytest.raises(UserError) as error:
         bench.Stream.from_arrays(**arguments).sequence()
     assert all(word in str(error.value) for word in words) and "\n" not in str(error.value)
+
+
+def test_every_class_of_a_task_needs_training_and_test_samples(arrays: Arrays) -> None:
+    x, y, x_test, y_test = arrays
+    with pytest.raises(UserError, match="class 2 of y_test has no training samples"):
+        bench.Stream.from_arrays(x[y != 2], y[y != 2], x_test, y_test, tasks=2)
+    tested = y_test != 2
+    untested = (x, y, x_test[tested], y_test[tested])
+    with pytest.raises(UserError, match="class 2 of y has no test samples"):
+        bench.Stream.from_arrays(*untested, tasks=2)
+    assert bench.Stream.from_arrays(*untested, tasks=[[0, 1], [3, 4]]).num_classes == 4
+    ids = (np.arange(len(y)) % 2, np.arange(tested.sum()) % 2)
+    assert bench.Stream.from_arrays(*untested, task_ids=ids).num_outputs == 6
+
+
+def test_source_has_a_short_repr(arrays: Arrays, tmp_path: Path) -> None:
+    text = repr(bench.Stream.from_arrays(*arrays, tasks=3).source)
+    assert text.startswith("ArraySource('arrays@") and text.endswith("train=(240, 12), test=(120, 12), classes=6)")
+    assert repr(bench.load_stream("split-mnist", source="digits").source).startswith("Source('digits', train=(")
+    small_long_tail(tmp_path, "cocoseq", per_task=10, side=8)
+    assert len(repr(bench.load_stream("cocoseq", root=tmp_path).source)) < 120
 
 
 def test_identity_is_that_of_content_and_tasks(arrays: Arrays) -> None:

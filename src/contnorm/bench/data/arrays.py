@@ -19,7 +19,7 @@ Integers = NDArray[np.int64]
 CHANNELS = (1, 2, 3, 4)  # numbers of channels that images in files have
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ArraySource(Source):
     """A data set from arrays. Labels are indices into ``class_names``.
 
@@ -78,7 +78,7 @@ def array_source(
     untrained = np.setdiff1d(test_names, train_names)
     if len(untrained):
         raise UserError(
-            f"y_test has the class {untrained[0].item()!r}, which y does not have. Remove its test samples."
+            f"class {untrained[0].item()!r} of y_test has no training samples in y. Add some, or remove the class."
         )
     labels, test_labels = np.searchsorted(names, train_names), np.searchsorted(names, test_names)
     class_names = tuple(names.tolist())
@@ -90,6 +90,12 @@ def array_source(
         ids = _task_ids(task_ids, (len(train), len(test)))
     else:
         task_classes = _task_classes(tasks, class_names)
+        untested = np.setdiff1d([label for classes in task_classes for label in classes], test_labels)
+        if len(untested):
+            raise UserError(
+                f"class {class_names[untested[0]]!r} of y has no test samples in y_test. Add some, or leave the class "
+                f"out."
+            )
     source = ArraySource(name, train, labels, test, test_labels, len(class_names), "", class_names, task_classes, *ids)
     fingerprint = _hash(source)
     return replace(source, name=f"{name}@{fingerprint[:12]}", fingerprint=f"2:{fingerprint}")

@@ -33,7 +33,7 @@ GROUPS = ("majority", "moderate", "minority")
 MAJORITY_ABOVE, MINORITY_BELOW = 900, 200  # training images, as published for both streams
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Source:
     """A data set, in memory or memory-mapped: uint8 images (samples, channels, height, width) and their labels.
 
@@ -52,8 +52,12 @@ class Source:
     fingerprint: str
     details: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
 
+    def __repr__(self) -> str:
+        train, test = (tuple(images.shape) for images in (self.train_images, self.test_images))
+        return f"{type(self).__name__}({self.name!r}, train={train}, test={test}, classes={self.classes})"
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class MultiLabelSource(Source):
     """A multi-label data set, in memory or memory-mapped. Labels are multi-hot (samples, classes); images are by task.
 
