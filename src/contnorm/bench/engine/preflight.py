@@ -111,7 +111,8 @@ def _try_forward(model: nn.Module, name: str, shape: Shape, outputs: int, when: 
     if got != (2, outputs):
         raise UserError(
             f"model {name!r}: {condition} its output must have shape {(2, outputs)}, one value per output of the "
-            f"stream, not {got}. Use num_outputs, the second argument of your function."
+            f"stream, not {got}. Use num_outputs, the second argument of your function, or "
+            f"stream.num_outputs."
         )
 
 
