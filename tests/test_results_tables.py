@@ -23,6 +23,7 @@ def made() -> dict[str, str]:
     return report_files(collect_report(RecordFolders([RECORDS])), "md")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OWN)
 def test_tables_of_our_own_are_those_of_their_records(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)  # a table names its file as it was asked for
@@ -35,6 +36,7 @@ def test_tables_of_our_own_are_those_of_their_records(name: str, monkeypatch: py
     assert f"({name}/README.md)" in (RESULTS / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_tables_are_those_of_the_records(made: dict[str, str]) -> None:
     kept = {path.name: text for path in RESULTS.glob("*.md") if (text := path.read_text()).startswith(MADE)}
     assert kept.keys() == made.keys(), AGAIN
@@ -42,6 +44,7 @@ def test_tables_are_those_of_the_records(made: dict[str, str]) -> None:
         assert kept[name] == text, f"docs/results/{name} is not what the records give; {AGAIN}"
 
 
+@pytest.mark.slow
 def test_every_record_can_be_read() -> None:
     folders = RecordFolders([RECORDS])
     collect_report(folders)

@@ -220,6 +220,7 @@ def mutated(raw: Raw, chance: random.Random) -> Raw:
     return raw
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_random_changes_of_records_break_no_command(
     seed: int, good: Path, tmp_path: Path, contnorm: Callable[..., Called]

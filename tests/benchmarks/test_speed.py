@@ -20,6 +20,8 @@ from contnorm.cli import speed
 from contnorm.cli.main import main
 from contnorm.errors import UserError
 
+pytestmark = pytest.mark.slow  # it measures
+
 CPU = torch.device("cpu")
 
 

@@ -86,6 +86,7 @@ def test_archive_command_with_invalid_paths(
     assert code == 2 and words in error and error.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_commands_print_the_same_for_an_archive(runs: Path, tmp_path: Path, contnorm: Callable[..., Result]) -> None:
     archive = tmp_path / "all.jsonl.gz"
     contnorm("archive", runs, "-o", archive)

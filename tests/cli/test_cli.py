@@ -16,6 +16,8 @@ from contnorm.bench.records import Store
 from contnorm.cli.main import main
 from tests.datasets import small_mnist
 
+pytestmark = pytest.mark.slow  # every test starts a process
+
 
 def contnorm(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "contnorm", *map(str, arguments)]

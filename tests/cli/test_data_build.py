@@ -155,6 +155,7 @@ def test_build_into_a_file_is_one_line_error(data: Callable[..., str], tmp_path:
     assert "file: the data set cannot be written there (" in printed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_stopped_build_with_two_processes_resumes(tmp_path: Path, how: signal.Signals) -> None:
     mini = real_data("cocoseq-mini/instances.json") / "cocoseq-mini"

@@ -218,6 +218,7 @@ def test_two_runs_are_compared_by_pairs(root: Path, runs: Path, tmp_path: Path) 
     assert ", over 2 seeds; " in output
 
 
+@pytest.mark.slow
 def test_digits_notice_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Two seeds of two runs are measured, all on the same data; the first seed only once."""
     pytest.importorskip("mlxtend", reason="mlxtend is not installed")

@@ -119,6 +119,7 @@ def test_report_is_written_to_link_and_pipe(tmp_path: Path) -> None:
     os.close(reader)
 
 
+@pytest.mark.slow
 def test_report_rejects_suffix_of_another_format(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,6 +173,7 @@ def run_module(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60, check=False, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
 @pytest.mark.parametrize("words", [("--version",), ("ls",)])
 def test_full_disk_is_one_line_error(words: tuple[str, ...]) -> None:

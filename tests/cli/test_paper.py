@@ -93,6 +93,7 @@ def test_multilabel_recipe_runs(name: str, tmp_path: Path, console: Console) -> 
     assert len(list((tmp_path / "runs").rglob("0.json"))) == 1
 
 
+@pytest.mark.slow
 def test_incomplete_data_has_claims_but_no_verdicts(
     tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,6 +122,7 @@ def test_stop_before_first_record_exits_130(
     assert run_recipe("table1", options, console) == 130
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ONE_CELL)
 def test_recipe_runs(name: str, root: Path, tmp_path: Path, console: Console) -> None:
     options = TableOptions(1, ONE_CELL[name], ALONE, max_steps=1, data_root=root, runs=tmp_path)
@@ -428,6 +430,7 @@ def test_narrow_terminal_truncates_no_number(tmp_path: Path, width: int) -> None
     assert re.search(r"table2 +154 of 235 in tf32, 1 diverged", output) and "Seven norms, task-incremental" in output
 
 
+@pytest.mark.slow
 def test_user_recipe_from_command_line(tmp_path: Path) -> None:
     pytest.importorskip("mlxtend", reason="mlxtend is not installed")
     (tmp_path / "mine.toml").write_text(

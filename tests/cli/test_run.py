@@ -167,6 +167,7 @@ def test_resume_of_gpu_runs_without_gpu_is_reported(
         resume_all(tmp_path, RunOptions(device="cpu"), root, console)
 
 
+@pytest.mark.slow
 def test_locked_run_does_not_block_others(root: Path, tmp_path: Path, console: Console) -> None:
     for name in ("a", "b"):
         stop_one(root, tmp_path / name)
@@ -224,6 +225,7 @@ def test_brackets_in_path_are_not_markup(root: Path, tmp_path: Path, console: Co
     assert f"recorded in {runs}" in printed(console)
 
 
+@pytest.mark.slow
 def test_signal_while_processes_start(root: Path, tmp_path: Path) -> None:
     """The whole group gets the signal, as at a terminal: no process shows a traceback, and nothing is lost."""
     command = [sys.executable, "-m", "contnorm", "run", "--data-root", str(root), "--runs", str(tmp_path / "runs")]

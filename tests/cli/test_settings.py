@@ -193,6 +193,7 @@ def test_default_data_root_may_be_absent(
     assert "cifar100" in capsys.readouterr().out and not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_embedded_digits_are_named_in_every_table(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

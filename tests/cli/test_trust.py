@@ -162,6 +162,7 @@ def test_code_named_in_settings_file_is_not_trusted(root: Path, tmp_path: Path, 
     assert executed(code)
 
 
+@pytest.mark.slow
 def test_worker_processes_execute_only_trusted_code(root: Path, tmp_path: Path, code: Path) -> None:
     place = RunEnvironment(tmp_path / "runs", root, CPU, lanes=2)
     config = resolve({"stream": STREAM, "norm": {"name": "bn"}, "strategy": {"name": f"{code}:Mine"}}, root)

@@ -145,6 +145,7 @@ def test_stop_keeps_runs_and_chooses_nothing(
     assert first.stat().st_mtime_ns == written and (tmp_path / "runs" / "selected" / "own.toml").is_file()
 
 
+@pytest.mark.slow
 def test_paper_shows_one_and_best_learning_rates(root: Path, tmp_path: Path, recipe: str, console: Console) -> None:
     out = tmp_path / "mine.toml"
     options = wanted(root, tmp_path, only=["norm=bn"], rates=(0.1,), out=out)

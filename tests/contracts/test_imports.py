@@ -81,6 +81,7 @@ def test_blocking_torch_works() -> None:
         python(f"{BLOCKED}import contnorm.layers.batch")
 
 
+@pytest.mark.slow
 def test_layer_imports_only_torch_and_the_norm_library() -> None:
     """So that importing is fast: no other library, and neither the bench nor its reports."""
     code = (

@@ -520,6 +520,7 @@ def test_update_bn_updates_the_moments(spec: NormSpec, device: torch.device) -> 
 # --- compiled and exported ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("momentum", [0.1, None])
 @every_norm
 def test_compiles_as_one_graph(spec: NormSpec, momentum: float | None, device: torch.device) -> None:
@@ -553,6 +554,7 @@ def test_torch_export_with_a_dynamic_batch(spec: NormSpec, device: torch.device)
     torch.testing.assert_close(program.module()(x), layer(x), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 @every_norm
 def test_onnxruntime_reproduces_the_export(spec: NormSpec) -> None:
     pytest.importorskip("onnx", reason="onnx is not installed")

@@ -322,6 +322,7 @@ def test_synchronized_layers_stay_synchronized() -> None:
         cn.convert_norm(nn.Sequential(nn.SyncBatchNorm(8)), "sn")
 
 
+@pytest.mark.slow
 def test_layers_with_extra_behaviour_raise() -> None:
     replaced = nn.BatchNorm2d(8)
     replaced.forward = lambda x: x  # type: ignore[method-assign]

@@ -255,6 +255,7 @@ def parted(text: str) -> tuple[str, list[float]]:
     return " ".join(re.sub(number, "#", text).split()), [float(actual) for actual in re.findall(number, text)]
 
 
+@pytest.mark.slow
 def test_table_json_and_figure(tmp_path: Path, knowing: Knowing) -> None:
     image = pytest.importorskip("PIL.Image")
     actual = cn.diagnose(knowing[0], knowing[1], learned=knowing[2])

@@ -22,6 +22,8 @@ from contnorm.kernels.triton.continual import launch, operators, plan
 from contnorm.kernels.triton.continual.plan import LaunchLimits, Sizes
 from tests.kernels.exactness import errors, last, same_under_vmaps
 
+pytestmark = pytest.mark.slow  # Triton's interpreter takes long
+
 pytest.importorskip("triton", reason="Triton is not installed")
 
 Shape = tuple[int, int, int, tuple[int, ...]]

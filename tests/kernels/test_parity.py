@@ -146,6 +146,7 @@ def test_results_are_deterministic(device: torch.device) -> None:
         assert torch.equal(value, second[name]), name
 
 
+@pytest.mark.slow
 def test_compiled_equals_eager(device: torch.device) -> None:
     torch._dynamo.reset()
     plain, twin = ContinualNorm2d(32, num_groups=8).to(device), ContinualNorm2d(32, num_groups=8).to(device)

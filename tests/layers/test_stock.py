@@ -75,6 +75,7 @@ print("done")
 """
 
 
+@pytest.mark.slow
 def test_channels_last_input_without_gradient_does_not_crash() -> None:
     """Run in a subprocess, because torch's group norm causes a segmentation fault."""
     ran = subprocess.run([sys.executable, "-c", CHANNELS_LAST], capture_output=True, text=True, check=False)

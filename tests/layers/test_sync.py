@@ -72,6 +72,7 @@ def all_cases(rank: int) -> dict[Any, Any]:
     return {case: one_rank(rank, *case) for case in cases}
 
 
+@pytest.mark.slow
 def test_two_processes_equal_one_on_the_whole_batch() -> None:
     ranks = together(all_cases, 2)
     assert len(ranks[0]) == 17
@@ -96,6 +97,7 @@ def far_from_zero() -> Tensor:
     return torch.randn(8, 8, 5, 5, generator=torch.Generator().manual_seed(0)) * 1e-2 + 1e4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", ["cn", "bn_gn"])
 def test_large_means_do_not_cancel_between_processes(norm: str) -> None:
     parts = together(large_mean, 2, norm)
@@ -109,6 +111,7 @@ def all_empty(rank: int) -> tuple[int, Tensor]:
     return int(layer.num_batches_tracked), layer.running_mean + y.sum()
 
 
+@pytest.mark.slow
 def test_empty_batch_on_all_processes_changes_nothing() -> None:
     for counted, mean in together(all_empty, 2):
         assert counted == 0
@@ -128,6 +131,7 @@ def refused(rank: int) -> list[str]:
     return message
 
 
+@pytest.mark.slow
 def test_error_of_one_process_is_raised_on_all() -> None:
     for one_value_a_group, one_value_in_all in together(refused, 2):
         assert "num_groups=8 leaves one value in each group" in one_value_a_group
@@ -150,6 +154,7 @@ def plain_ddp(rank: int) -> dict[str, Any]:
     return result
 
 
+@pytest.mark.slow
 def test_every_norm_trains_under_ddp() -> None:
     ranks = together(plain_ddp, 2)
     for name in ranks[0]:

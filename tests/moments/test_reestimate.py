@@ -189,6 +189,7 @@ def test_depth_is_followed_through_views_writes_and_detach() -> None:
     check(Written(), batches((20, 11), (4,)))
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_data() -> None:
     """At most one batch is alive when the next one is requested."""
     alive: list[weakref.ref[Tensor]] = []

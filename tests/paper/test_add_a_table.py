@@ -36,6 +36,7 @@ def test_page_recipe_has_described_cells() -> None:
     assert [cell.values["train"]["lr"] for cell in cells] == [0.03, 0.1, 0.03, 0.1]
 
 
+@pytest.mark.slow
 def test_page_example_runs_and_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CONTNORM_DATA", str(tmp_path))

@@ -124,6 +124,7 @@ class Elements(html.parser.HTMLParser):
             self.attributes.setdefault(name, set()).add(value or "")
 
 
+@pytest.mark.slow
 def test_html_has_no_foreign_elements(runs: Path) -> None:
     text = report_text(collect_report(RecordFolders([runs])), "html")
     assert_visible(text)
@@ -170,6 +171,7 @@ def test_csv_has_no_formulas(runs: Path, part: str) -> None:
         assert not cell.startswith(("+", "-")) or float(cell) is not None
 
 
+@pytest.mark.slow
 def test_every_format_can_be_encoded(runs: Path, tmp_path: Path) -> None:
     report = collect_report(RecordFolders([runs]))
     for form in FORMATS:

@@ -20,6 +20,8 @@ from contnorm.report.summaries import RecordFolders
 from tests.report.record_samples import make_records, six_settings
 from tests.report.test_page import page_problems, section, text_of
 
+pytestmark = pytest.mark.slow  # its fixtures run and render
+
 MINI = str(Path(__file__).resolve().parents[2] / "examples" / "cocoseq_mini.toml")
 PART = {"images": 1520, "published_images": 41438}
 

@@ -28,6 +28,8 @@ from contnorm.report.summaries import RecordFolders
 from tests.committed_records import RUNS, copy_run
 from tests.report.record_samples import make_records, six_settings
 
+pytestmark = pytest.mark.slow  # it opens pages in a browser
+
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -3,7 +3,7 @@
 >>> import logging; logging.getLogger("contnorm").setLevel("ERROR")
 >>> from contnorm import bench
 >>> stream = bench.load_stream("split-mnist", source="digits", tasks=2, train_per_task=100)
->>> bn, cn = (bench.run(stream, norm=norm, strategy=bench.ER(replay=10), seeds=2) for norm in ("bn", "cn"))
+>>> bn, cn = (bench.run(stream, norm=norm, strategy=bench.ER(replay=10), seeds=2, lanes=1) for norm in ("bn", "cn"))
 >>> bench.compare(cn, bn).seeds
 (0, 1)
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from contnorm.bench.strategies.base import Batch, OutputMask, Single, Strategy
     from contnorm.bench.strategies.derpp import DERpp
     from contnorm.bench.strategies.er import ER
-    from contnorm.errors import UserError
+    from contnorm.errors import UserCodeError, UserError
 
 __all__ = [
     "ER",
@@ -56,6 +56,7 @@ __all__ = [
     "Stream",
     "Task",
     "TaskDataset",
+    "UserCodeError",
     "UserError",
     "accuracy_matrix",
     "archive",
@@ -87,7 +88,7 @@ _NAMES_BY_MODULE = {
     "contnorm.bench.strategies.base": ("Batch", "OutputMask", "Single", "Strategy"),
     "contnorm.bench.strategies.derpp": ("DERpp",),
     "contnorm.bench.strategies.er": ("ER",),
-    "contnorm.errors": ("UserError",),
+    "contnorm.errors": ("UserCodeError", "UserError"),
 }
 _MODULE_BY_NAME = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names}
 

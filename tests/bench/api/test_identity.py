@@ -83,6 +83,7 @@ def test_network_with_code_of_no_file_needs_a_tag(stream: bench.Stream, user_mod
         assert bench.run(stream, model=net, settings=FAST).seeds == [0]
 
 
+@pytest.mark.slow
 def test_workers_have_the_variables_of_the_program(stream: bench.Stream, user_module: ModuleType) -> None:
     """A worker that imported the module would have the width of the file."""
     user_module.WIDTH = 7  # type: ignore[attr-defined]
@@ -106,6 +107,7 @@ print(bench.run(stream, model=make, seeds=2, lanes=2, settings={"train.max_steps
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["import", "spawn"])
 def test_runs_of_an_imported_module(tmp_path: Path, how: str) -> None:
     """Workers must not import a module that starts runs; nor is the main module of a spawned process importable."""

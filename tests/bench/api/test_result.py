@@ -22,9 +22,10 @@ from tests.datasets import small_long_tail
 
 @pytest.fixture
 def result(stream: bench.Stream) -> bench.Result:
-    return bench.run(stream, norm="bn", seeds=3, keep_weights=True)
+    return bench.run(stream, norm="bn", seeds=3, keep_weights=True, lanes=1)
 
 
+@pytest.mark.slow
 def test_accuracy_and_scores(result: bench.Result) -> None:
     accuracy = result.accuracy
     assert accuracy.shape == (3, 3, 3) and np.isnan(accuracy[:, 0, 1]).all()
@@ -37,6 +38,7 @@ def test_accuracy_and_scores(result: bench.Result) -> None:
         result.score("accuracy")
 
 
+@pytest.mark.slow
 def test_models_have_the_recorded_accuracy(result: bench.Result, stream: bench.Stream) -> None:
     for seed, model in enumerate(result.models()):
         assert not model.training
@@ -48,12 +50,14 @@ def test_models_need_kept_weights(stream: bench.Stream) -> None:
         bench.run(stream, settings={"train.max_steps": 2}).models()
 
 
+@pytest.mark.slow
 def test_frame_has_one_row_per_seed(result: bench.Result) -> None:
     frame = result.to_frame()
     assert list(frame["seed"]) == [0, 1, 2] and set(frame["norm.name"]) == {"bn"} and set(frame["train.lr"]) == {0.03}
     assert np.allclose(frame["acc"], result.acc)
 
 
+@pytest.mark.slow
 def test_figure_and_html(result: bench.Result) -> None:
     assert len(result.plot().axes) >= 2
     html = result._repr_html_()
@@ -61,6 +65,7 @@ def test_figure_and_html(result: bench.Result) -> None:
     assert repr(result).startswith("Result(arrays, er, bn (3 seeds): acc ")
 
 
+@pytest.mark.slow
 def test_compare_pairs_the_seeds_that_both_have(stream: bench.Stream, result: bench.Result) -> None:
     other = bench.run(stream, norm="cn", seeds=range(1, 5))
     comparison = bench.compare(other, result)
@@ -74,6 +79,7 @@ def test_compare_pairs_the_seeds_that_both_have(stream: bench.Stream, result: be
         assert words in str(comparison)
 
 
+@pytest.mark.slow
 def test_compare_rejects_what_can_not_be_compared(stream: bench.Stream, result: bench.Result) -> None:
     apart = bench.run(stream, norm="cn", seeds=[7])
     with pytest.raises(UserError, match="no seed in common"):
@@ -144,6 +150,7 @@ def test_seeds_to_resolve_is_the_sample_size_of_a_paired_t_test() -> None:
     assert seeds_to_resolve([1.0]) is None and seeds_to_resolve([2.0, 2.0]) is None
 
 
+@pytest.mark.slow
 def test_own_loop_gives_the_matrix_of_a_run(stream: bench.Stream) -> None:
     """A loop of the user's own with `batches`, `evaluate` and `metrics` reproduces training without replay."""
     import torch  # noqa: PLC0415
@@ -173,7 +180,7 @@ def test_own_loop_gives_the_matrix_of_a_run(stream: bench.Stream) -> None:
 def test_title_has_the_name_of_the_data(arrays: tuple[np.ndarray, ...]) -> None:
     stream = bench.Stream.from_arrays(*arrays, tasks=1, name="sensors")
     result = bench.run(stream, settings={"train.max_steps": 2})
-    assert repr(result).startswith("Result(sensors, er, cn (1 seed)")
+    assert repr(result).startswith("Result(sensors, er, cn (auto groups) (1 seed)")
     curve = result.plot().axes[0]
     assert curve.get_xticks().tolist() == [1] and curve.get_ylim()[1] <= 101
 
@@ -186,6 +193,7 @@ def test_progress_without_bars_is_one_line_per_run(stream: bench.Stream) -> None
     assert ["seed 0" in lines[0], "seed 1" in lines[1], len(lines)] == [True, True, 2]
 
 
+@pytest.mark.slow
 def test_multi_label_results_have_scores_and_no_accuracies(tmp_path: Path) -> None:
     small_long_tail(tmp_path, "cocoseq", per_task=10, side=8)
     stream = bench.load_stream("cocoseq", root=tmp_path)

@@ -40,6 +40,7 @@ class HalfLoss(bench.Strategy):
         return head.cross_entropy(model(stream.x), stream).mean() / 2, None
 
 
+@pytest.mark.slow
 def test_results_are_those_of_the_command_to_the_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = small_mnist(tmp_path / "data")
     monkeypatch.chdir(tmp_path)
@@ -55,6 +56,7 @@ def test_results_are_those_of_the_command_to_the_bit(tmp_path: Path, monkeypatch
         assert record.raw["drift"] == recorded[record.seed].raw["drift"]
 
 
+@pytest.mark.slow
 def test_folder_of_runs_is_used_and_nothing_is_repeated(stream: bench.Stream, tmp_path: Path) -> None:
     first = bench.run(stream, norm="bn", settings=FAST, seeds=2, runs=tmp_path)
     times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")}
@@ -73,6 +75,7 @@ def test_nothing_is_written_without_a_folder(
     assert len(result.models()) == 1  # the weights are in memory
 
 
+@pytest.mark.slow
 def test_resume_after_a_stop_is_bit_exact(stream: bench.Stream, tmp_path: Path) -> None:
     whole = bench.run(stream, settings={"train.passes": 40}, runs=tmp_path / "whole")
     timer = threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT))
@@ -94,6 +97,7 @@ def test_model_norm_layers_are_converted_on_a_copy(stream: bench.Stream) -> None
     assert list(result.records[0].raw["norms"]) == ["ContinualNorm1d(auto)"]
 
 
+@pytest.mark.slow
 def test_module_gives_all_seeds_its_weights(stream: bench.Stream) -> None:
     result = bench.run(
         stream, model=make_net((12,), 6), norm="bn", settings={"train.lr": 1e-30}, seeds=2, keep_weights=True
@@ -215,6 +219,7 @@ def test_diverged_seeds_are_reported(stream: bench.Stream, caplog: pytest.LogCap
         bench.run(stream, model="mlp", norm="none", lr=1e30)
 
 
+@pytest.mark.slow
 def test_run_all_gives_what_single_runs_give(stream: bench.Stream) -> None:
     experiments = [{"norm": "bn", "settings": FAST}, {"norm": "gn", "strategy": "single", "settings": FAST}]
     together = bench.run_all(stream, experiments, seeds=2)
@@ -251,6 +256,7 @@ SCRIPT = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runs", [None, "runs"])
 def test_script_without_main_guard_runs_two_seeds(tmp_path: Path, runs: str | None) -> None:
     (tmp_path / "script.py").write_text(textwrap.dedent(SCRIPT.format(runs=repr(runs))))
@@ -274,6 +280,7 @@ def test_objects_that_can_not_be_sent_run_in_this_process(
     assert len([r for r in caplog.records if "in this process" in r.getMessage()]) == 1
 
 
+@pytest.mark.slow
 def test_run_that_was_passed_an_object_is_resumed_by_the_program_only(stream: bench.Stream, tmp_path: Path) -> None:
     timer = threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT))
     timer.start()

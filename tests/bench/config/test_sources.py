@@ -73,6 +73,7 @@ def test_read_toml_names_file_in_errors(tmp_path: Path) -> None:
         read_toml(tmp_path / "none.toml")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -142,6 +142,7 @@ def test_later_loads_stat_folders_not_pictures(tmp_path: Path, monkeypatch: pyte
     assert len(load_source("mini-imagenet", tmp_path).train_labels) == 200
 
 
+@pytest.mark.slow
 def test_changed_split_lists_change_the_fingerprint(tmp_path: Path) -> None:
     folder = small_mini_imagenet(tmp_path) / "mini-imagenet"
     for path in folder.glob("n*/*.jpg"):
@@ -163,6 +164,7 @@ def test_changed_split_lists_change_the_fingerprint(tmp_path: Path) -> None:
     assert load_source("mini-imagenet", tmp_path).fingerprint not in (by_lists.fingerprint, by_name.fingerprint)
 
 
+@pytest.mark.slow
 def test_fingerprint_is_independent_of_file_layout(tmp_path: Path) -> None:
     by_class = load_source("mini-imagenet", small_mini_imagenet(tmp_path / "a"))
     flat = small_mini_imagenet(tmp_path / "b") / "mini-imagenet"
@@ -206,6 +208,7 @@ def test_corrupt_picture_leaves_no_cache(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.npy")) and not list(tmp_path.rglob("mini-imagenet.json"))
 
 
+@pytest.mark.slow
 def test_processes_and_threads_decode_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chance = np.random.default_rng(0)
     folder = small_mini_imagenet(tmp_path) / "mini-imagenet"
@@ -239,6 +242,7 @@ load_source("mini-imagenet", Path(sys.argv[1]), progress=lambda what, done, tota
 """
 
 
+@pytest.mark.slow
 def test_ctrl_c_during_decoding_leaves_no_cache(tmp_path: Path) -> None:
     small_mini_imagenet(tmp_path, per_class=12)
     # One thread, so that what is left would take twelve seconds.

@@ -256,6 +256,7 @@ FUZZ = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["python2", "protocol 2", "protocol 4", "protocol 5", "idx", "gz", "bin"])
 def test_mutated_files_raise_only_user_errors(tmp_path: Path, kind: str) -> None:
     """In a process of its own, so that a crash of the interpreter fails this test and not the whole suite."""

@@ -190,6 +190,7 @@ def test_built_data_set(tmp_path: Path) -> None:
     fuzz(folder, ["manifest.json"] * 6 + arrays, load, rounds=400)
 
 
+@pytest.mark.slow
 def test_partial_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What an interrupted build left is used or discarded; the data set is the same in either case."""
     monkeypatch.setattr("os.fsync", lambda handle: None)
@@ -210,6 +211,7 @@ def test_partial_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fuzz(build_folder, ["plan.json", "done", "train_images.npy", "test_images.npy"], load, rounds=60)
 
 
+@pytest.mark.slow
 def test_tiny_imagenet_lists(tmp_path: Path) -> None:
     folder = small_tiny_imagenet(tmp_path, per_class=1, test_labels=range(3)) / "tiny-imagenet-200"
     lists = [folder / "wnids.txt", folder / "val" / "val_annotations.txt"]
@@ -229,6 +231,7 @@ def test_mini_imagenet_lists(tmp_path: Path) -> None:
     fuzz(folder, [name for names in MINI_LISTS for name in names], lambda: list_mini_imagenet([folder]), rounds=60)
 
 
+@pytest.mark.slow
 def test_decoded_cache(tmp_path: Path) -> None:
     """Whatever happens to the files of a cache, the data that is loaded is that of its source."""
     small_mnist(tmp_path, train=20, test=10)

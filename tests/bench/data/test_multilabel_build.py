@@ -276,6 +276,7 @@ def test_symbolic_link_to_picture_is_unchanged(tmp_path: Path) -> None:
         build(replace(listed, test=(*listed.test, roundabout)), tmp_path / "few", SIDE)
 
 
+@pytest.mark.slow
 def test_processes_build_the_same_bits_as_one(tmp_path: Path) -> None:
     listed = few(tmp_path / "pictures", train=70, test=3)
     one, two = (build(listed, tmp_path / f"with{jobs}", SIDE, jobs=jobs) for jobs in (1, 2))
@@ -328,6 +329,7 @@ building.build(few(Path(sys.argv[1]), 60, 4), Path(sys.argv[2]), 8)
 """
 
 
+@pytest.mark.slow
 def test_killed_build_resumes_bit_exactly(tmp_path: Path, decoded: list[str]) -> None:
     listed = few(tmp_path / "pictures", 60, 4)
     whole = build(listed, tmp_path / "whole", SIDE)

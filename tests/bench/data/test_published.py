@@ -48,6 +48,7 @@ def test_missing_and_extra_images_are_counted_per_class() -> None:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "make", "missing"),
     [

@@ -189,6 +189,7 @@ def picture(path: Path, side: int, level: int, mode: str = "RGB") -> None:
     Image.new(mode, (side, side), level if mode == "L" else (level, 0, 0)).save(path, format="JPEG")
 
 
+@pytest.mark.slow
 def test_tiny_imagenet_official_layout(tmp_path: Path) -> None:
     root = tmp_path / "tiny-imagenet-200"
     wnids = [f"n{90000000 - i}" for i in range(200)]  # the order of the file is the order of the classes
@@ -215,6 +216,7 @@ def test_tiny_imagenet_official_layout(tmp_path: Path) -> None:
         load_source("tiny-imagenet", tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flat", [False, True], ids=["a folder a class", "one folder"])
 @pytest.mark.parametrize("listed", [False, True], ids=["last by name", "by the published lists"])
 def test_mini_imagenet_layouts(tmp_path: Path, flat: bool, listed: bool) -> None:

@@ -20,6 +20,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return small_cifar100(tmp_path_factory.mktemp("data"), per_class=8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "forward"), [("single", "joint"), ("er", "joint"), ("er", "separate"), ("derpp", "separate")]
 )

@@ -163,6 +163,7 @@ def edit_newest(folder: Path) -> None:
     edit_progress(folder, max(int(path.stem) for path in folder.glob("*.json")))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("harm", "words"), [(edit_newest, "resuming after step"), (old_format, "again from step 0")])
 def test_use_of_an_older_checkpoint_is_reported(
     config: RunConfig,

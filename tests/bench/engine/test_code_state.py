@@ -171,6 +171,7 @@ def check_stops(config: RunConfig, root: Path, folder: Path, *reports: int) -> l
     return stops
 
 
+@pytest.mark.slow
 def test_distilling_strategy_resumes_bit_exactly(root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "mine.py"
     file.write_text(HEAD + DISTILLING)
@@ -181,6 +182,7 @@ def test_distilling_strategy_resumes_bit_exactly(root: Path, tmp_path: Path, cap
     assert f"strategy '{file}:Mine'" in message and "self.old" in message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", COUNTING)
 def test_strategy_state_outside_checkpoints_is_never_lost(root: Path, tmp_path: Path, kind: str) -> None:
     file = tmp_path / "mine.py"
@@ -262,6 +264,7 @@ def test_checkpoint_without_code_state_is_not_used(
     assert any(f"{left.folder}: its checkpoint after 6 steps" in message for message in caplog.messages)
 
 
+@pytest.mark.slow
 def test_digests_are_equal_across_processes(tmp_path: Path) -> None:
     code = """
 import sys, json, enum, functools, collections, logging, types, re

@@ -33,6 +33,7 @@ def settings(root: Path, **groups: Any) -> RunConfig:
     return resolve({"stream": stream, "norm": {"name": "cn4"}, **groups}, root)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lanes", [1, 2])
 def test_results_and_weights_equal_those_of_recorded_runs(root: Path, tmp_path: Path, lanes: int) -> None:
     jobs = [Job(settings(root), seed) for seed in (0, 1)]

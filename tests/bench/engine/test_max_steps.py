@@ -57,6 +57,7 @@ def test_only_the_tasks_reached_are_evaluated(
     assert all(row[task] is not None for task in range(tasks) for row in record.matrix.correct[task:])
 
 
+@pytest.mark.slow
 def test_record_of_a_capped_run_is_shown_and_reported(root: Path, tmp_path: Path) -> None:
     """Also beside seeds that reached other numbers of tasks, and a record of all tasks by an earlier version."""
     store, console = Store(tmp_path), Console(file=io.StringIO(), width=200)

@@ -50,6 +50,7 @@ def finished(lane: Trainer, checkpoints: Checkpoints | None = None) -> dict[str,
     return last.results
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["prs", "reservoir"])
 @pytest.mark.parametrize("norm", ["bn", "cn"])
 def test_multilabel_run_learns_and_records_every_score(tmp_path: Path, norm: str, kind: str) -> None:
@@ -111,6 +112,7 @@ def test_step_equals_joint_pass_with_clipping_and_adam() -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)  # two formulas of one loss
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["prs", "reservoir"])
 def test_stop_at_any_step_and_resume_is_bitwise_equal(tmp_path: Path, kind: str) -> None:
     config = settings(memory={"kind": kind}, evaluate={"moments": "oracle"})
@@ -171,6 +173,7 @@ def real_settings(root: Path, norm: str, strategy: str) -> RunConfig:
     return resolve(asked, root)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("norm", "strategy"), [("bn", "prs"), ("cn", "prs"), ("cn", "crs")])
 def test_run_on_real_images_learns(real_root: Path, tmp_path: Path, norm: str, strategy: str) -> None:
     config = real_settings(real_root, norm, strategy)
@@ -182,6 +185,7 @@ def test_run_on_real_images_learns(real_root: Path, tmp_path: Path, norm: str, s
     assert Census.from_json(record.raw["census"]).evicted[-1] > 0
 
 
+@pytest.mark.slow
 def test_stopped_run_on_real_images_resumes_bit_exactly(real_root: Path, tmp_path: Path) -> None:
     job = Job(real_settings(real_root, "cn", "prs"), 0)
     whole, stopped = (

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -39,6 +40,7 @@ def test_optimizers_equal_torch_bitwise(device: torch.device) -> None:
         assert torch.equal(new, old) == (new.shape in {(5, 5)} or old is fresh[-1])
 
 
+@pytest.mark.slow
 def test_optimizer_does_not_import_torchs_compiler(tmp_path: Path) -> None:
     """In a process of its own, since a test before this one may have brought it; on digits that are written here."""
     small_mnist(tmp_path, train=2000, test=20)

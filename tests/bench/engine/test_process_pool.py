@@ -44,6 +44,7 @@ def results(folder: Path) -> dict[tuple[str, int], Any]:
     return {(r.config.hash, r.seed): (r.raw["matrix"], r.raw["drift"]) for r in Store(folder)}
 
 
+@pytest.mark.slow
 def test_processes_equal_sequential_runs_bitwise(root: Path, tmp_path: Path) -> None:
     jobs = [Job(settings(root, norm={"name": norm}), seed) for norm in ("bn", "cn") for seed in (0, 1)]
     list(execute(jobs, RunEnvironment(tmp_path / "alone", root, CPU)))
@@ -53,6 +54,7 @@ def test_processes_equal_sequential_runs_bitwise(root: Path, tmp_path: Path) -> 
     assert {record.raw["device"]["threads"] for record in Store(tmp_path / "beside")} == {1}
 
 
+@pytest.mark.slow
 def test_stopped_processes_resume_bit_exactly(root: Path, tmp_path: Path) -> None:
     jobs = [Job(settings(root), seed) for seed in range(3)]
     place = RunEnvironment(tmp_path, root, CPU, lanes=2)
@@ -90,6 +92,7 @@ def wrong(job: str, stop: Callable[[], bool]) -> Iterator[str]:
         time.sleep(200)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("job", "error", "said"),
     [
@@ -105,6 +108,7 @@ def test_worker_errors_are_reported(job: str, error: type[Exception], said: str)
         list(run_in_processes(wrong, [job], 1, stop=lambda: False))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("limit", "error"), [(0.5, UserError), (100, KeyboardInterrupt)])
 def test_unresponsive_worker_is_killed(
     monkeypatch: pytest.MonkeyPatch, limit: float, error: type[BaseException]
@@ -125,6 +129,7 @@ def test_unresponsive_worker_is_killed(
     assert time.monotonic() - started < 60 and not child_processes
 
 
+@pytest.mark.slow
 def test_killed_parent_leaves_no_worker_and_loses_nothing(root: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "contnorm", "run", "--data-root", str(root), "--norm", "cn", "--seeds", "2"]
     command += ["--lanes", "2", "--set", "stream.train_per_task=400", "--set", "stream.tasks=12"]
@@ -156,6 +161,7 @@ def _wait_until_nothing_changes(folder: Path) -> None:
         time.sleep(1)
 
 
+@pytest.mark.slow
 def test_lanes_of_different_settings_train_together(root: Path) -> None:
     source = load_source("mnist", root)
     configs = [

@@ -78,6 +78,7 @@ def test_edited_code_is_not_resumed(root: Path, tmp_path: Path, kind: str) -> No
     assert isinstance(last(config, place), Finished)
 
 
+@pytest.mark.slow
 def test_note_has_device_and_threads(root: Path, tmp_path: Path) -> None:
     config, place = settings(root), RunEnvironment(tmp_path, root, CPU, threads=2)
     left = stop_one(config, place)
@@ -252,6 +253,7 @@ def command(root: Path, runs: Path, *more: str, tasks: int = 3) -> list[str]:
     return [*typed, "--set", f"stream.tasks={tasks}", *more]
 
 
+@pytest.mark.slow
 def test_processes_on_one_folder_execute_each_run_once(root: Path, tmp_path: Path) -> None:
     typed = command(root, tmp_path, "--seeds", "3", "--lanes", "1", "--set", "stream.train_per_task=60")
     processes = [subprocess.Popen(typed, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(4)]
@@ -261,6 +263,7 @@ def test_processes_on_one_folder_execute_each_run_once(root: Path, tmp_path: Pat
     assert len(list(Store(tmp_path))) == 3 and not list(tmp_path.rglob("*.unfinished"))
 
 
+@pytest.mark.slow
 def test_run_of_a_dead_process_is_taken_over(root: Path, tmp_path: Path) -> None:
     typed = command(root, tmp_path, "--set", "stream.train_per_task=400", tasks=400)
     with subprocess.Popen(typed, stdout=subprocess.DEVNULL) as process:

@@ -218,6 +218,7 @@ def test_full_disk_loses_no_checkpoint(root: Path, tmp_path: Path, monkeypatch: 
     assert finished(Trainer(config, 0, source, CPU), checkpoints)["matrix"] == expected["matrix"]
 
 
+@pytest.mark.slow
 def test_killed_at_random_steps_and_resumed_is_bitwise_equal(root: Path, tmp_path: Path) -> None:
     """SIGKILL gives no process a chance to save: what is there must be enough."""
     arguments = ["--data-root", str(root), "--norm", "cn", "--strategy", "derpp", "--seed", "1", "--set"]
@@ -250,6 +251,7 @@ def _kill_once_it_has_saved(process: subprocess.Popen[bytes], runs: Path, newer_
         time.sleep(0.005)
 
 
+@pytest.mark.slow
 def test_sigterm_saves_and_prints_how_to_resume(root: Path, tmp_path: Path) -> None:
     command = [
         sys.executable,
@@ -395,6 +397,7 @@ def test_seeds_not_started_are_resumed(root: Path, tmp_path: Path) -> None:
     assert not stopped_runs(tmp_path).runs and len(list(Store(tmp_path))) == 3
 
 
+@pytest.mark.slow
 def test_record_of_other_data_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     root = small_mnist(tmp_path / "data")
     place = RunEnvironment(tmp_path / "runs", root, CPU, allow_missing=True)
@@ -473,6 +476,7 @@ def test_invalid_settings_write_nothing(root: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_batch_norm_forgets_less_with_oracle_moments(tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     """The paper's first finding, on its own data: one seed, Single, exact moments against running ones."""
     real = real_data("mnist/train-images-idx3-ubyte.gz")

@@ -47,6 +47,7 @@ class Countdown:
         return self.calls < 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moments", ["running", "oracle"])
 def test_stop_at_every_check_and_resume_is_bitwise_equal(root: Path, tmp_path: Path, moments: str) -> None:
     """Also in the middle of an evaluation, of re-estimation and of the look ahead, with two lanes side by side."""
@@ -101,6 +102,7 @@ def make(shape, outputs, norm):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "more"),
     [
@@ -147,6 +149,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_signals_are_handled_during_native_code(tmp_path: Path) -> None:
     (tmp_path / "deaf.py").write_text(DEAF)
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}

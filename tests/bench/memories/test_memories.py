@@ -248,6 +248,7 @@ class PlainPRS:
         return candidates[0] if best is None else best
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rho", "quirk"), [(-0.03, True), (0.02, False)])
 def test_prs_equals_plain_reference(rho: float, quirk: bool) -> None:
     """Over a stream on which more than two thousand samples are displaced, each the one the plain version chooses."""

@@ -69,6 +69,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", [None, [0, 3, 5]], ids=["all classes", "a group"])
 @pytest.mark.parametrize("case", CASES)
 def test_scores_are_those_of_scikit_learn(case: str, group: list[int] | None) -> None:

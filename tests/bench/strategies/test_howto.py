@@ -5,12 +5,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from contnorm.bench.records import Store
 from tests.datasets import small_mnist
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "howto" / "add-a-strategy.md"
 
 
+@pytest.mark.slow
 def test_example_strategy_of_the_docs_runs(tmp_path: Path) -> None:
     page = PAGE.read_text()
     code = re.search(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)

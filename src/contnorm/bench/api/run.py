@@ -103,7 +103,7 @@ def run(
 
     Example:
         >>> stream = load_stream("split-mnist", source="digits", tasks=2, train_per_task=100)
-        >>> result = run(stream, norm="bn", strategy="er", seeds=2)
+        >>> result = run(stream, norm="bn", strategy="er", seeds=2, lanes=1)
         >>> result.accuracy.shape
         (2, 2, 2)
     """
@@ -157,8 +157,9 @@ def run_all(
 
     Example:
         >>> stream = load_stream("split-mnist", source="digits", tasks=2, train_per_task=50)
-        >>> [result.config.norm.name for result in run_all(stream, [{"norm": "bn"}, {"norm": "gn", "lr": 0.1}])]
-        ['bn', 'gn']
+        >>> bn, gn = run_all(stream, [{"norm": "bn"}, {"norm": "gn", "lr": 0.1}], lanes=1)
+        >>> bn.config.norm.name, gn.config.train.lr
+        ('bn', 0.1)
     """
     if loading_user_code():
         raise UserError(
