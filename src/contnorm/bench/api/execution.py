@@ -245,6 +245,11 @@ def resume(
 
     Raises:
         UserError: If nothing can be resumed; and, after the other runs are finished, if a run failed.
+
+    Example:
+        >>> resume("no such folder")
+        Traceback (most recent call last):
+        contnorm.errors.UserError: no stopped run under no such folder. Name the folder of a run, or of many runs.
     """
     options, folder = options or RunOptions(), Path(path)
     with only_trusted(None if trusted is None else map(Path, trusted)):

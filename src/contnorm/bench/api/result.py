@@ -53,6 +53,15 @@ class Result:
         seeds: The seeds that finished, in order.
         records: Their records.
         diverged: The seeds whose loss became infinite or NaN, with the reasons; they have no results.
+
+    Example:
+        >>> from contnorm.bench.api.run import run
+        >>> x, y = np.random.default_rng(0).normal(size=(80, 8)), np.arange(80) % 4
+        >>> result = run(Stream.from_arrays(x, y, x, y, tasks=2), norm="bn", seeds=2, lanes=1)
+        >>> result.seeds, result.accuracy.shape, result.acc.shape
+        ([0, 1], (2, 2, 2), (2,))
+        >>> result.to_frame()[["seed", "norm.name", "train.lr"]].values.tolist()
+        [[0, 'bn', 0.03], [1, 'bn', 0.03]]
     """
 
     def __init__(

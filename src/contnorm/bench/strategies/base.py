@@ -80,6 +80,13 @@ class Strategy:
         stores_logits: Whether the logits of a sample are stored with it in the memory.
         config: Settings of the strategy.
         settings: The settings of a run that were given to this object, by dotted key.
+
+    Example:
+        >>> class HalfLoss(Strategy):
+        ...     def loss(self, model, head, stream, replay):
+        ...         return head.cross_entropy(model(stream.x), stream).mean() / 2, None
+        >>> HalfLoss.draws  # without replay
+        0
     """
 
     name: ClassVar[str] = ""
