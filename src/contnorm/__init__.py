@@ -10,8 +10,9 @@ Public names are imported on first use, so ``import contnorm`` does not import t
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
+
+from contnorm.lazy_names import lazy_names
 
 __version__ = "0.2.0.dev0"
 
@@ -100,18 +101,12 @@ _NAMES_BY_MODULE = {
         }.items()
     },
 }
-_MODULE_BY_NAME = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names}
+_getattr, _dir = lazy_names(__name__, _NAMES_BY_MODULE, ("functional",))
 
 
 def __getattr__(name: str) -> Any:
-    if name == "functional":
-        return importlib.import_module("contnorm.functional")
-    if name == "CN":
-        return __getattr__("ContinualNorm2d")
-    if name not in _MODULE_BY_NAME:
-        raise AttributeError(f"module 'contnorm' has no attribute {name!r}. Public names: {', '.join(__all__)}.")
-    return getattr(importlib.import_module(_MODULE_BY_NAME[name]), name)
+    return _getattr("ContinualNorm2d" if name == "CN" else name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_dir(), "CN"})

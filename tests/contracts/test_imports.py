@@ -90,5 +90,5 @@ def test_layer_imports_only_torch_and_the_norm_library() -> None:
     )
     brought = python(code).split()
     assert "contnorm.layers.continual" in brought
-    rooms = {"checks", "functional", "kernels", "layers"}
+    rooms = {"checks", "functional", "kernels", "layers", "lazy_names"}
     assert {tuple(name.split(".")[:2]) for name in brought} == {("contnorm",), *(("contnorm", room) for room in rooms)}

@@ -12,8 +12,9 @@ Public names are imported on first use, so reading and comparing records does no
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from contnorm.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from contnorm.bench import metrics
@@ -90,16 +91,4 @@ _NAMES_BY_MODULE = {
     "contnorm.bench.strategies.er": ("ER",),
     "contnorm.errors": ("UserCodeError", "UserError"),
 }
-_MODULE_BY_NAME = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names}
-
-
-def __getattr__(name: str) -> Any:
-    if name == "metrics":
-        return importlib.import_module("contnorm.bench.metrics")
-    if name not in _MODULE_BY_NAME:
-        raise AttributeError(f"module 'contnorm.bench' has no attribute {name!r}. Public names: {', '.join(__all__)}.")
-    return getattr(importlib.import_module(_MODULE_BY_NAME[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy_names(__name__, _NAMES_BY_MODULE, ("metrics",))

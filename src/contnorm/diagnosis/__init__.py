@@ -5,8 +5,9 @@ Public names are imported on first use.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from contnorm.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from contnorm.diagnosis.measure import diagnose
@@ -31,16 +32,4 @@ _NAMES_BY_MODULE = {
         "diagnose_weights",
     ),
 }
-_MODULE_BY_NAME = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULE_BY_NAME:
-        raise AttributeError(
-            f"module 'contnorm.diagnosis' has no attribute {name!r}. Public names: {', '.join(__all__)}."
-        )
-    return getattr(importlib.import_module(_MODULE_BY_NAME[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(__name__, _NAMES_BY_MODULE)

@@ -5,8 +5,9 @@ Public names are imported on first use.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from contnorm.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from contnorm.report.report import Report, collect_report, report_files, report_text, write_report
@@ -29,14 +30,4 @@ _NAMES_BY_MODULE = {
         "write_report",
     ),
 }
-_MODULE_BY_NAME = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULE_BY_NAME:
-        raise AttributeError(f"module 'contnorm.report' has no attribute {name!r}. Public names: {', '.join(__all__)}.")
-    return getattr(importlib.import_module(_MODULE_BY_NAME[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(__name__, _NAMES_BY_MODULE)
