@@ -227,7 +227,8 @@ def test_processes_and_threads_decode_the_same_bits(tmp_path: Path, monkeypatch:
 
 
 INTERRUPTED = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background process inherits that it is ignored
 from pathlib import Path
 from contnorm.bench.data import decoding
 from contnorm.bench.data.registry import load_source
