@@ -10,7 +10,10 @@ __all__ = ["lazy_names"]
 
 
 def lazy_names(
-    package: str, names_by_module: Mapping[str, Sequence[str]], submodules: Sequence[str] = ()
+    package: str,
+    names_by_module: Mapping[str, Sequence[str]],
+    submodules: Sequence[str] = (),
+    extra: str | None = None,
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return ``__getattr__`` and ``__dir__`` of a package that imports its public names on first use.
 
@@ -18,6 +21,7 @@ def lazy_names(
         package: Name of the package.
         names_by_module: The public names of each module.
         submodules: Submodules that are public themselves.
+        extra: The optional dependencies that the package needs, which an error about a missing library names.
 
     Example:
         >>> getattr_, dir_ = lazy_names("json", {"json.decoder": ["JSONDecoder"]}, ["scanner"])
@@ -28,10 +32,15 @@ def lazy_names(
     public = sorted([*module_of, *submodules])
 
     def get(name: str) -> Any:
-        if name in submodules:
-            return importlib.import_module(f"{package}.{name}")
-        if name not in module_of:
+        if name not in public:
             raise AttributeError(f"module {package!r} has no attribute {name!r}. Public names: {', '.join(public)}.")
-        return getattr(importlib.import_module(module_of[name]), name)
+        try:
+            module = importlib.import_module(module_of.get(name, f"{package}.{name}"))
+        except ModuleNotFoundError as error:
+            if extra is None or (error.name or "").partition(".")[0] == "contnorm":
+                raise
+            message = f'{package}.{name} needs {error.name}. Install it with: pip install "contnorm[{extra}]"'
+            raise ImportError(message, name=error.name) from error
+        return module if name in submodules else getattr(module, name)
 
     return get, lambda: public

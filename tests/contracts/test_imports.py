@@ -92,3 +92,14 @@ def test_layer_imports_only_torch_and_the_norm_library() -> None:
     assert "contnorm.layers.continual" in brought
     rooms = {"checks", "functional", "kernels", "layers", "lazy_names"}
     assert {tuple(name.split(".")[:2]) for name in brought} == {("contnorm",), *(("contnorm", room) for room in rooms)}
+
+
+def test_missing_library_of_the_bench_is_named() -> None:
+    code = (
+        "import sys; sys.modules['pydantic'] = None\n"
+        "from contnorm import bench\n"
+        "try:\n    bench.load_stream\n"
+        "except ImportError as error:\n    print(error)"
+    )
+    message = python(code)
+    assert "needs pydantic" in message and 'pip install "contnorm[bench]"' in message

@@ -91,4 +91,4 @@ _NAMES_BY_MODULE = {
     "contnorm.bench.strategies.er": ("ER",),
     "contnorm.errors": ("UserCodeError", "UserError"),
 }
-__getattr__, __dir__ = lazy_names(__name__, _NAMES_BY_MODULE, ("metrics",))
+__getattr__, __dir__ = lazy_names(__name__, _NAMES_BY_MODULE, ("metrics",), extra="bench")

@@ -24,4 +24,4 @@ _NAMES_BY_MODULE = {
         "measure_speed",
     ),
 }
-__getattr__, __dir__ = lazy_names(__name__, _NAMES_BY_MODULE)
+__getattr__, __dir__ = lazy_names(__name__, _NAMES_BY_MODULE, extra="bench")

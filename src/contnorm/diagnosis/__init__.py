@@ -32,4 +32,4 @@ _NAMES_BY_MODULE = {
         "diagnose_weights",
     ),
 }
-__getattr__, __dir__ = lazy_names(__name__, _NAMES_BY_MODULE)
+__getattr__, __dir__ = lazy_names(__name__, _NAMES_BY_MODULE, extra="bench")

@@ -77,4 +77,4 @@ _NAMES_BY_MODULE = {
     ),
     "contnorm.paper.tables": ("lines_of",),
 }
-__getattr__, __dir__ = lazy_names(__name__, _NAMES_BY_MODULE)
+__getattr__, __dir__ = lazy_names(__name__, _NAMES_BY_MODULE, extra="bench")

@@ -30,4 +30,4 @@ _NAMES_BY_MODULE = {
         "write_report",
     ),
 }
-__getattr__, __dir__ = lazy_names(__name__, _NAMES_BY_MODULE)
+__getattr__, __dir__ = lazy_names(__name__, _NAMES_BY_MODULE, extra="bench")
