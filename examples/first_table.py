@@ -138,11 +138,11 @@ def show_table(runs: Path, root: Path | None, seeds: int, lanes: int | None) -> 
     progress = console if console.is_terminal else False
     together = bench.run_all(stream, experiments, seeds=seeds, runs=runs, lanes=lanes, progress=progress)
     results = dict(zip(keys, together, strict=True))
-    console.print("ACC, forgetting (FM) and learning accuracy (LA) in percent, mean and deviation over seeds")
+    console.print("ACC, forgetting (FM), learning accuracy (LA): percent, mean ± deviation")
     console.print(accuracy_table(results), "")
     console.print("L1 distance between running and exact moments at the end, over 100 units")
     console.print(distance_table(results), "")
-    console.print("ACC with exact moments minus ACC with running moments, the part that normalization had forgotten:")
+    console.print("ACC with exact minus running moments, what normalization had forgotten:")
     gains = {name: gain(results[strategy, "bn"]) for strategy, name in NAMES.items()}
     console.print(f"{', '.join(f'{value} points with {name}' for name, value in gains.items())}.\n", highlight=False)
     took = f"{time.perf_counter() - started:.0f} s"
