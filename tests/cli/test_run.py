@@ -173,7 +173,7 @@ def test_locked_run_does_not_block_others(root: Path, tmp_path: Path, console: C
         stop_one(root, tmp_path / name)
     held = execute(jobs(root, 1), RunEnvironment(tmp_path / "b", root, CPU))
     next(held)
-    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+    threading.Timer(3.0, os.kill, (os.getpid(), signal.SIGINT)).start()  # the other run is over by then
     assert resume_all(tmp_path, RunOptions(), root, console) == 130, "waiting can be interrupted"
     held.close()
     assert f"waiting for process {os.getpid()} on " in printed(console)
