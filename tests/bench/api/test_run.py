@@ -233,6 +233,7 @@ def test_bad_arguments_are_rejected_in_one_line(
 def test_diverged_seeds_are_reported(stream: bench.Stream, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(UserError, match="learning rate"):
         bench.run(stream, model="mlp", norm="none", lr=1e30)
+    assert not caplog.messages, "the error says it once"
 
 
 @pytest.mark.slow

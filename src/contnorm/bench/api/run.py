@@ -16,7 +16,7 @@ from torch import nn
 from contnorm.bench.api.execution import RunOptions, environment_with_data, run_jobs
 from contnorm.bench.api.objects import identify
 from contnorm.bench.api.result import Result
-from contnorm.bench.api.stream import Stream, check_seeds, load_stream
+from contnorm.bench.api.stream import Stream, list_seeds, load_stream
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig, flatten_settings
 from contnorm.bench.config.sources import with_setting
@@ -175,7 +175,7 @@ def run_all(
         raise UserError(f"runs={runs!r}: use a folder, or None to keep the results in memory.")
     folder = None if runs is None else Path(runs).expanduser()
     stream.check_unchanged()
-    seed_list = check_seeds(seeds)
+    seed_list = list_seeds(seeds)
     resolved = []
     for experiment in experiments:
         unknown_keys = sorted(set(map(str, experiment)) - set(_ARGUMENTS))
@@ -379,8 +379,6 @@ def _run(
         on_finished=lambda job, what: finished.update({job: what}),
     )
     diverged = dict(sorted(diverged.items(), key=lambda item: item[0].seed))
-    for reason in diverged.values():
-        log.warning(reason)
     store = None if environment.runs is None else environment.store
     results = []
     for config in configs:
@@ -389,6 +387,8 @@ def _run(
         reasons = {job.seed: reason for job, reason in diverged.items() if job.config == config}
         if not records:
             raise UserError(" ".join(reasons.values()))
+        for reason in reasons.values():
+            log.warning(reason)
         weights: dict[int, bytes | Path] = {}
         for record in records:
             content = finished[Job(config, record.seed)].weights if store is None else _weights(record, environment)

@@ -28,7 +28,7 @@ from contnorm.bench.streams.tasks import Items, TaskSequence, build_stream, find
 from contnorm.bench.streams.transforms import DeviceStream
 from contnorm.errors import UserError
 
-__all__ = ["Stream", "Task", "TaskDataset", "check_seeds", "load_stream"]
+__all__ = ["Stream", "Task", "TaskDataset", "list_seeds", "load_stream"]
 
 CPU = torch.device("cpu")
 
@@ -258,7 +258,7 @@ class Stream:
             if value is not None or key != "train.batch":
                 values = with_setting(values, key, value.item() if isinstance(value, np.generic) else value)
         config = resolve(values, self.root or Path("data"))
-        (seed,) = check_seeds([seed])
+        (seed,) = list_seeds([seed])
         sequence = self.sequence(seed)
         plan = make_plan(config, sequence, seed, build_strategy(config.strategy).draws)
         data = DeviceStream(sequence, torch.device(device))
@@ -296,7 +296,7 @@ def load_stream(name: str, root: str | Path | None = None, *, allow_missing: boo
     return Stream({"name": name, **settings}, folder, allow_missing=allow_missing)
 
 
-def check_seeds(seeds: int | Iterable[int]) -> list[int]:
+def list_seeds(seeds: int | Iterable[int]) -> list[int]:
     """Return a list of seeds, from a number of seeds or from the seeds themselves."""
     count = _as_integer(seeds)
     if (count is None and not isinstance(seeds, Iterable)) or (count is not None and count < 1):
