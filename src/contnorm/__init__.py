@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from contnorm.moments.reestimate import reestimate
     from contnorm.registry import create_norm
     from contnorm.summary import summarize
+    from contnorm.tags import BatchTags, ReplayRequest, batch_tags, current_tags
 
 __all__ = [
     "CN",
@@ -51,6 +52,7 @@ __all__ = [
     "BatchRenorm1d",
     "BatchRenorm2d",
     "BatchRenorm3d",
+    "BatchTags",
     "ContinualNorm1d",
     "ContinualNorm2d",
     "ContinualNorm3d",
@@ -66,13 +68,16 @@ __all__ = [
     "NoNorm1d",
     "NoNorm2d",
     "NoNorm3d",
+    "ReplayRequest",
     "SwitchNorm1d",
     "SwitchNorm2d",
     "SwitchNorm3d",
     "SyncContinualNorm",
+    "batch_tags",
     "convert_norm",
     "convert_sync",
     "create_norm",
+    "current_tags",
     "diagnose",
     "freeze_stats",
     "frozen_stats",
@@ -88,6 +93,7 @@ _NAMES_BY_MODULE = {
     "contnorm.moments.reestimate": ("reestimate",),
     "contnorm.registry": ("create_norm",),
     "contnorm.summary": ("summarize",),
+    "contnorm.tags": ("BatchTags", "ReplayRequest", "batch_tags", "current_tags"),
     "contnorm.layers.sync": ("SyncContinualNorm",),
     **{
         f"contnorm.layers.{module}": tuple(f"{stem}{dim}d" for stem in stems for dim in (1, 2, 3))

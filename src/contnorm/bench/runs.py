@@ -282,7 +282,7 @@ def _resolve_key(key: str) -> str:
         ['norm.name', 'train.lr', 'train.batch', 'seed']
         >>> _resolve_key("code")
         Traceback (most recent call last):
-        contnorm.errors.UserError: where: 'code' is ambiguous. Use one of strategy.code, model.code.
+        contnorm.errors.UserError: where: 'code' is ambiguous. Use one of strategy.code, memory.code, model.code, ...
     """
     settings = _setting_keys()
     if key in (*_IDENTITY, *settings):

@@ -149,7 +149,7 @@ def code_files(values: Mapping[str, Any]) -> list[Path]:
         [PosixPath('nets/mine.py')]
     """
     flat = flatten_settings(values)
-    names = [flat.get(key) for key in ("strategy.name", "model.name")]
+    names = [flat.get(key) for key in ("strategy.name", "memory.kind", "model.name", "norm.name")]
     return [_path(name) for name in names if isinstance(name, str) and is_user_code(name) and not is_python(name)]
 
 

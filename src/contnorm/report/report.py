@@ -50,7 +50,14 @@ __all__ = [
 FORMATS = ("html", "md", "latex", "csv")
 PARTS = ("all", "tables", "claims", "runs")
 ENDINGS = {"html": "html", "md": "md", "latex": "tex", "csv": "csv"}
-FILLED_IN = {"stream.source", "strategy.code", "model.code", "model.weights_hash"}
+FILLED_IN = {
+    "stream.source",
+    "strategy.code",
+    "memory.code",
+    "model.code",
+    "norm.code",
+    "model.weights_hash",
+}
 MADE = "<!-- Made from the records by `contnorm report`; a change by hand is lost when it is made again. -->\n\n"
 Groups = Mapping[str, Sequence[Record]]
 Location = str | os.PathLike[str]

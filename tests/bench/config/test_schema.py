@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from contnorm.bench.config.defaults import apply_defaults
 from contnorm.bench.config.schema import (
     FLAGS,
     SYNONYMS,
@@ -53,7 +54,7 @@ def test_config_is_a_frozen_dataclass() -> None:
     [
         (lambda: TrainConfig(lr=-1.0), r"^train\.lr=-1\.0 must be a finite number above 0"),
         (lambda: dataclasses.replace(StreamConfig(), tasks=0), r"^stream\.tasks=0 must be a whole number from 1 "),
-        (lambda: NormConfig("cn", 4, 1, None, "scaled", "ours", 7), r"^NormConfig: argument 6: "),
+        (lambda: NormConfig("cn", 4, 1, None, "scaled", "ours", "", 7), r"^NormConfig: argument 7: "),
         (lambda: NormConfig("cn", name="bn"), r"^NormConfig: argument name: "),
         (lambda: NormConfig("cn", grups=4), r"^unknown key 'norm\.grups'\. Did you mean 'norm\.groups'"),
     ],
@@ -97,9 +98,7 @@ def test_from_dict_takes_any_mapping() -> None:
         ({"train": {"buffer": 9}}, r"unknown key 'train\.buffer'\. Did you mean 'memory\.size'"),
         ({"train": {"norm": "cn"}}, r"unknown key 'train\.norm'\. Did you mean 'norm\.name'\? There are: train\.lr"),
         ({"groups": 4}, r"unknown key 'groups'\. Did you mean 'norm\.groups'"),
-        ({"norm": {"lr": 1}}, r"unknown key 'norm\.lr'\. Did you mean 'train\.lr'"),
         ({"foward": "joint"}, r"unknown key 'foward'\. Did you mean 'strategy\.forward'"),
-        ({"memory": {"name": "prs"}}, r"Did you mean 'stream\.name' or 'strategy\.name' or 'model\.name' or 'norm\."),
         ({"train": {"data-root": "x"}}, r"unknown key 'train\.data-root'\. It is not a setting.*--data-root\."),
         ({"train.lr": 0.1}, r"unknown key 'train\.lr'.*'lr' of the group 'train'"),
         ({"zzz": 1}, r"unknown key 'zzz'\. There are: stream, strategy"),
@@ -134,6 +133,37 @@ def test_from_dict_names_bad_setting(values: dict[Any, Any], message: str) -> No
     with pytest.raises(UserError, match=message) as error:
         from_dict(values)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"norm": {"lr": 1}}, r"unknown key 'norm\.lr'\. Did you mean 'train\.lr'"),
+        ({"memory": {"name": "prs"}}, r"Did you mean 'stream\.name' or 'strategy\.name'"),
+        ({"strategy": {"bta": 1}}, r"unknown key 'strategy\.bta'\. Did you mean 'strategy\.beta'\?"),
+        ({"strategy": {"options": 1}}, r"unknown key 'strategy\.options'"),
+        ({"memory": {"kind": "rings"}}, r"unknown memory\.kind 'rings'\. Did you mean 'ring'"),
+    ],
+)
+def test_settings_that_a_built_in_component_does_not_have(values: dict[Any, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        apply_defaults(values)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 10**400, "a\x1b", [1], {"a": 1}, b"x"])
+def test_own_settings_are_scalars(value: object) -> None:
+    with pytest.raises(UserError, match=r"config: strategy\.mine=.* must be a finite number, text"):
+        from_dict({"strategy": {"name": "mine.py:Mine", "mine": value}})
+
+
+def test_own_settings_are_keys_of_their_group() -> None:
+    config = from_dict({"strategy": {"name": "mine.py:Mine", "strength": 2.0, "alpha": 0.1, "active": True}})
+    assert config.strategy.options == (("active", True), ("strength", 2.0)) and config.strategy.alpha == 0.1
+    assert config.as_dict()["strategy"]["strength"] == 2.0 and "options" not in config.as_dict()["strategy"]
+    assert from_dict(config.as_dict()) == config
+    others = [{}, {"strength": 2.0}, {"strength": 2.5, "active": True}]
+    hashes = {from_dict({"strategy": {"name": "mine.py:Mine", "alpha": 0.1, **other}}).hash for other in others}
+    assert len(hashes | {config.hash}) == 4
 
 
 def test_from_dict_names_origin() -> None:
@@ -175,14 +205,17 @@ def test_json_schema_covers_every_setting() -> None:
     keys = {}
     for group, reference in schema["properties"].items():
         definition = schema["$defs"][reference["$ref"].rpartition("/")[2]]
-        assert definition["additionalProperties"] is False and definition["description"]
+        has_options = group in ("strategy", "memory", "norm")
+        assert (definition["additionalProperties"] is not False) == has_options and definition["description"]
         keys |= {f"{group}.{name}": prop for name, prop in definition["properties"].items()}
     assert {key: prop["default"] for key, prop in keys.items()} == DEFAULTS
     for key, prop in keys.items():
         assert prop["description"].endswith(".") and "\n" not in prop["description"], key
         for choice in prop.get("anyOf", [prop]):  # every number has limits
             if choice.get("type") in ("integer", "number"):
-                assert "maximum" in choice and ("minimum" in choice or "exclusiveMinimum" in choice), key
+                assert ("maximum" in choice or "exclusiveMaximum" in choice) and (
+                    "minimum" in choice or "exclusiveMinimum" in choice
+                ), key
 
 
 def test_settings_page_is_up_to_date() -> None:

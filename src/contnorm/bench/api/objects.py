@@ -202,7 +202,7 @@ def _identify_class(cls: type) -> str | None:
 
 def _has_state(strategy: Strategy) -> bool:
     """Whether a user's strategy object has attributes that its class and the settings do not determine."""
-    return bool(set(vars(strategy)) - {"config", "settings"})
+    return bool(set(vars(strategy)) - {"config", "overrides"})
 
 
 def _checked_tag(tag: str) -> str:

@@ -331,7 +331,7 @@ def _component_settings(value: object, key: str, base: type | tuple[type, ...]) 
     if not issubclass(kind, base):
         return {}
     built_in = kind.__module__.startswith("contnorm.bench.")
-    settings = {key: getattr(value, "name", "")} if isinstance(value, type) else getattr(value, "settings", {})
+    settings = {key: getattr(value, "name", "")} if isinstance(value, type) else getattr(value, "overrides", {})
     return {k: v for k, v in settings.items() if v not in (None, "") and (built_in or k != key)}
 
 

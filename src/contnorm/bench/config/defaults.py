@@ -10,11 +10,22 @@ from dataclasses import fields, replace
 from functools import lru_cache
 from typing import Any
 
-from contnorm.bench.config.schema import NormConfig, RunConfig, flatten_settings, from_dict, merge_settings
+from contnorm.bench.config.own_settings import resolve_options
+from contnorm.bench.config.schema import (
+    MemoryConfig,
+    NormConfig,
+    RunConfig,
+    StrategyConfig,
+    flatten_settings,
+    from_dict,
+    merge_settings,
+)
 from contnorm.bench.config.sources import format_value
-from contnorm.bench.strategies.registry import ALIASES, STRATEGIES, strategy_defaults
+from contnorm.bench.memories import MEMORIES
+from contnorm.bench.strategies.registry import ALIASES, STRATEGIES, settings_owner, strategy_defaults
 from contnorm.bench.streams.tasks import STREAMS, find_stream, stream_defaults
-from contnorm.bench.user_code import code_hash
+from contnorm.bench.user_code import code_hash, is_user_code
+from contnorm.errors import unknown
 from contnorm.registry import find_norm
 
 __all__ = ["apply_defaults", "canonical_strategy", "changed", "complete", "differences", "run_names", "varying"]
@@ -54,10 +65,32 @@ def apply_defaults(values: Mapping[str, Any]) -> RunConfig:
         unset = {key: value for key, value in defaults.get(group.name, {}).items() if key not in chosen}
         groups[group.name] = replace(settings, **unset) if unset else settings
     groups["stream"] = replace(groups["stream"], name=stream.name)
-    groups["strategy"] = replace(groups["strategy"], name=strategy, code=code_hash(strategy))
+    groups["strategy"] = _canonical_strategy(groups["strategy"], strategy)
+    groups["memory"] = _canonical_memory(groups["memory"])
     groups["model"] = replace(groups["model"], code=code_hash(groups["model"].name))
     groups["norm"] = _canonical_norm(groups["norm"], "auto_channels" in values.get("norm", {}))
     return RunConfig(**groups)
+
+
+def _canonical_strategy(config: StrategyConfig, name: str) -> StrategyConfig:
+    """Settings of a strategy under its canonical name.
+
+    The own settings of a built-in strategy are checked and completed here; those of user code in `resolve`, which may
+    execute it.
+    """
+    config = replace(config, name=name, code=code_hash(name))
+    if is_user_code(name):
+        return config
+    return replace(config, options=resolve_options("strategy", config, settings_owner(name)))
+
+
+def _canonical_memory(config: MemoryConfig) -> MemoryConfig:
+    """Settings of a memory with the hash of user code; rejects unknown names."""
+    if is_user_code(config.kind):
+        return replace(config, code=code_hash(config.kind))
+    if config.kind not in MEMORIES:
+        raise unknown("memory.kind", config.kind, [*MEMORIES, "path/to/file.py:Class"])
+    return replace(config, options=resolve_options("memory", config, None))
 
 
 def _chosen(values: Mapping[str, Any], group: str) -> set[str]:
@@ -79,10 +112,13 @@ def _canonical_norm(norm: NormConfig, has_auto_channels: bool) -> NormConfig:
         >>> _canonical_norm(NormConfig("cn", groups="auto"), False).auto_channels
         2
     """
+    if is_user_code(norm.name):
+        return replace(norm, code=code_hash(norm.name))
     try:
         spec, groups = find_norm(norm.name)
     except ValueError:  # an unknown name is reported where the network is built
         return norm
+    norm = replace(norm, options=resolve_options("norm", norm, None))
     if groups is not None:
         return replace(norm, name=spec.name, groups=groups)
     if spec.grouped and norm.groups == "auto" and not has_auto_channels:
@@ -109,7 +145,11 @@ def changed(config: RunConfig) -> dict[str, Any]:
 @lru_cache(maxsize=4096)
 def _changed(config: RunConfig) -> dict[str, Any]:
     defaults = _flat_defaults(config.stream.name, config.stream.scenario, config.strategy.name)
-    return {key: value for key, value in flatten_settings(config.as_dict()).items() if value != defaults[key]}
+    return {
+        key: value
+        for key, value in flatten_settings(config.as_dict()).items()
+        if key not in defaults or value != defaults[key]
+    }
 
 
 @lru_cache(maxsize=256)
@@ -144,7 +184,8 @@ def differences(a: RunConfig, b: RunConfig) -> dict[str, tuple[Any, Any]]:
         {'train.lr': (0.03, 0.1)}
     """
     first, second = (flatten_settings(config.as_dict()) for config in (a, b))
-    return {key: (first[key], second[key]) for key in first if first[key] != second[key]}
+    keys = dict.fromkeys([*first, *second])  # a component's own settings may be in one of them only
+    return {key: (first.get(key), second.get(key)) for key in keys if first.get(key) != second.get(key)}
 
 
 def run_names(config: RunConfig) -> tuple[str, ...]:

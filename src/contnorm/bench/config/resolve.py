@@ -21,7 +21,9 @@ __all__ = ["find_source", "resolve"]
 # Settings that `resolve` fills in, with the setting that names the file and an example of it.
 _FILLED_IN = {
     "strategy.code": "strategy.name=path/to/file.py:Name",
+    "memory.code": "memory.kind=path/to/file.py:Name",
     "model.code": "model.name=path/to/file.py:Name",
+    "norm.code": "norm.name=path/to/file.py:Name",
     "model.weights_hash": "model.weights=path/to/file",
 }
 

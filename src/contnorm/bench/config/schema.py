@@ -32,11 +32,14 @@ from contnorm.errors import UserError, unknown
 
 __all__ = [
     "PRECISIONS",
+    "ComponentConfig",
     "EvaluateConfig",
     "MemoryConfig",
     "ModelConfig",
     "NormConfig",
+    "Options",
     "RunConfig",
+    "Scalar",
     "StrategyConfig",
     "StreamConfig",
     "TrainConfig",
@@ -46,6 +49,7 @@ __all__ = [
     "merge_settings",
     "settings_page",
     "show_value",
+    "unknown_key",
 ]
 
 _MAX_INT = 10**9  # larger than any feasible number of samples, slots or steps
@@ -65,6 +69,8 @@ Number = Annotated[float, Field(ge=-_MAX_FLOAT, le=_MAX_FLOAT)]
 PositiveNumber = Annotated[float, Field(gt=0, le=_MAX_FLOAT)]
 Count = Annotated[int, Field(ge=1, le=_MAX_INT)]
 Precision = Literal["fp32", "tf32", "bf16"]
+Scalar = bool | int | float | str | None  # value of a component's own setting
+Options = tuple[tuple[str, Scalar], ...]  # a tuple, so that settings are hashable
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)  # most precise first
 
 # Strict: true is not a number, and "3" is not one either; an int is converted where a float is expected. Validators are
@@ -83,6 +89,18 @@ class SettingsGroup:
             return validate(values)
         except ValidationError as error:
             raise _user_error(error, cls) from None  # pydantic's text adds nothing
+
+
+@dataclass(frozen=True, config=_CONFIG)
+class ComponentConfig(SettingsGroup):
+    """Base class of groups whose component, such as a strategy, may have settings of its own.
+
+    Attributes:
+        options: The component's own settings by name, in alphabetical order. In nested values and records they are
+            keys of the group, beside its fields. `contnorm.bench.config.own_settings` checks them.
+    """
+
+    options: Options = Field(default=(), kw_only=True)
 
 
 @dataclass(frozen=True, config=_CONFIG)
@@ -111,10 +129,15 @@ class StreamConfig(SettingsGroup):
     augment: bool | None = Field(
         default=None, description="Random crops and flips of training images; none for the stream's default."
     )
+    holdout: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        default=None,
+        description="Fraction of the training samples of each class that replaces the test samples, for model "
+        "selection; none for the test samples.",
+    )
 
 
 @dataclass(frozen=True, config=_CONFIG)
-class StrategyConfig(SettingsGroup):
+class StrategyConfig(ComponentConfig):
     """The learning method: how the loss is computed from stream and memory samples."""
 
     name: Text = Field(
@@ -136,11 +159,11 @@ class StrategyConfig(SettingsGroup):
 
 
 @dataclass(frozen=True, config=_CONFIG)
-class MemoryConfig(SettingsGroup):
+class MemoryConfig(ComponentConfig):
     """The replay memory."""
 
-    kind: Literal["ring", "reservoir", "prs"] = Field(
-        default="ring", description="Memory; `contnorm ls memories` lists them."
+    kind: Text = Field(
+        default="ring", description="Memory, or path/to/file.py:Class; `contnorm ls memories` lists them."
     )
     size: Count = Field(default=50, description="Slots: per task (or class) for ring, in total for the others.")
     per: Literal["task", "class"] = Field(default="task", description="For ring: one ring per task, or per class.")
@@ -148,6 +171,7 @@ class MemoryConfig(SettingsGroup):
         default=0.0, description="For prs: a label's share is its frequency to this power; 0 gives equal shares."
     )
     quirk: bool = Field(default=False, description="For prs: evict as the published code does.")
+    code: Text | None = Field(default=None, description="Hash of a user's memory; filled in, do not set.")
 
 
 @dataclass(frozen=True, config=_CONFIG)
@@ -167,10 +191,10 @@ class ModelConfig(SettingsGroup):
 
 
 @dataclass(frozen=True, config=_CONFIG)
-class NormConfig(SettingsGroup):
+class NormConfig(ComponentConfig):
     """The normalization layers of the network."""
 
-    name: Text = Field(default="bn", description="Norm; `contnorm ls norms` lists them.")
+    name: Text = Field(default="bn", description="Norm, or path/to/file.py:Class; `contnorm ls norms` lists them.")
     groups: Count | Literal["auto"] = Field(
         default=32, description="Channel groups of norms that have them; auto fits them to the channels of each layer."
     )
@@ -186,6 +210,7 @@ class NormConfig(SettingsGroup):
     layers: Literal["ours", "stock"] = Field(
         default="ours", description="Implementation; stock uses torch's unfused layers, for speed comparisons."
     )
+    code: Text | None = Field(default=None, description="Hash of a user's norm; filled in, do not set.")
 
 
 @dataclass(frozen=True, config=_CONFIG)
@@ -205,6 +230,9 @@ class TrainConfig(SettingsGroup):
     passes: Count = Field(default=1, description="Epochs per task; online learning uses 1.")
     precision: Precision = Field(default="fp32", description="Floating-point precision of training.")
     deterministic: bool = Field(default=True, description="Use deterministic algorithms only.")
+    graph: Literal["on", "off"] = Field(
+        default="on", description="Capture training steps as CUDA graphs on a GPU; off runs every step in Python."
+    )
     max_steps: Count | None = Field(
         default=None, description="Stop after this many steps (smoke test); none for all steps."
     )
@@ -246,7 +274,7 @@ class RunConfig:
 
     def as_dict(self) -> dict[str, Any]:
         """All settings by group and name, in field order."""
-        return {group: dict(vars(getattr(self, group))) for group in _GROUPS}
+        return {group: _group_values(getattr(self, group)) for group in _GROUPS}
 
     @cached_property
     def hash(self) -> str:
@@ -256,7 +284,7 @@ class RunConfig:
         """
         defaults = _defaults()
         changed = {
-            group: {key: value for key, value in values.items() if value != defaults[group][key]}
+            group: {key: v for key, v in values.items() if key not in defaults[group] or v != defaults[group][key]}
             for group, values in self.as_dict().items()
         }
         if self.model.weights_hash is not None:
@@ -274,6 +302,13 @@ _GROUPS: dict[str, type[SettingsGroup]] = {
     "train": TrainConfig,
     "evaluate": EvaluateConfig,
 }
+
+
+def _group_values(group: SettingsGroup) -> dict[str, Any]:
+    """Settings of a group by name: its fields, then the component's own settings."""
+    values = dict(vars(group))
+    options: Options = values.pop("options", ())
+    return {**values, **dict(options)}
 
 
 @cache
@@ -307,21 +342,68 @@ def from_dict(values: Mapping[str, Any], where: str = "config") -> RunConfig:
             example = f"{name}.{next(iter(_defaults()[name]))}"
             raise UserError(f"{where}: {name}={show_value(settings)} must be a group of keys, such as {example}.")
         try:
-            groups[name] = group(**{str(key): value for key, value in settings.items()})
+            groups[name] = group(**_split_options(group, {str(key): value for key, value in settings.items()}))
         except UserError as error:
             raise UserError(f"{where}: {error}") from None
     return RunConfig(**groups)  # type: ignore[arg-type]
 
 
+def _split_options(group: type[SettingsGroup], settings: dict[str, Any]) -> dict[str, Any]:
+    """Move the keys that are no fields of a component's group into its ``options``."""
+    if not issubclass(group, ComponentConfig):
+        return settings
+    name = _group_name(group)
+    own = {key: value for key, value in settings.items() if key not in _defaults()[name]}
+    for key, value in own.items():
+        if not key.isidentifier() or key == "options":
+            raise unknown_key(f"{name}.{key}")
+        if not _is_scalar(value):
+            raise UserError(
+                f"{name}.{key}={show_value(value)} must be a finite number, text without control characters, true, "
+                f"false or none."
+            )
+    fields = {key: value for key, value in settings.items() if key not in own}
+    return {**fields, "options": tuple(sorted(own.items()))} if own else fields
+
+
+def _is_scalar(value: object) -> bool:
+    if isinstance(value, str):
+        return value.isprintable() or not _UNPRINTABLE.search(value)
+    if isinstance(value, int | float):
+        return abs(value) <= _MAX_FLOAT  # False for NaN
+    return value is None
+
+
+def _group_name(group: type[SettingsGroup]) -> str:
+    return next(name for name, other in _GROUPS.items() if other is group)
+
+
+def unknown_key(key: str, own: Sequence[str] = ()) -> UserError:
+    """Error for an unknown setting of a group.
+
+    Args:
+        key: The dotted key.
+        own: Names of the component's own settings.
+
+    Example:
+        >>> print(unknown_key("strategy.bta"))
+        unknown key 'strategy.bta'. Did you mean 'strategy.beta'? There are: strategy.name, strategy.forward, ...
+    """
+    group = key.partition(".")[0]
+    return _unknown_key(key, [f"{group}.{name}" for name in (*_defaults()[group], *own)])
+
+
 def _user_error(error: ValidationError, cls: type[SettingsGroup]) -> UserError:
     """One-line error for the first problem that pydantic reports in a group of settings."""
     first = error.errors(include_url=False, include_context=False)[0]
-    group = next(name for name, group in _GROUPS.items() if group is cls)
+    group = _group_name(cls)
     name = str(first["loc"][0])
     if first["type"] == "unexpected_keyword_argument":
-        return _unknown_key(f"{group}.{name}", [f"{group}.{key}" for key in _defaults()[group]])
+        return unknown_key(f"{group}.{name}")
     if first["type"] in ("unexpected_positional_argument", "multiple_argument_values"):
         return UserError(f"{cls.__name__}: argument {name}: {first['msg']}. Use keywords.")
+    if isinstance(first["loc"][0], int):  # a positional argument
+        name = list(_defaults()[group])[first["loc"][0]]
     allowed = _describe_allowed(_properties(group)[name])
     return UserError(f"{group}.{name}={show_value(first['input'])} must be {allowed}.")
 
@@ -333,7 +415,13 @@ def json_schema() -> dict[str, Any]:
         >>> json_schema()["$defs"]["TrainConfig"]["properties"]["batch"]["minimum"]
         1
     """
-    return {**TypeAdapter(RunConfig).json_schema(), "description": "All settings of a run."}  # without the example
+    schema = {**TypeAdapter(RunConfig).json_schema(), "description": "All settings of a run."}  # without the example
+    for cls in _GROUPS.values():
+        if issubclass(cls, ComponentConfig):  # its options are further keys of the group
+            group = schema["$defs"][cls.__name__]
+            del group["properties"]["options"]
+            group["additionalProperties"] = {"type": ["boolean", "integer", "number", "string", "null"]}
+    return schema
 
 
 @cache
@@ -356,6 +444,8 @@ def _describe_allowed(schema: Mapping[str, Any]) -> str:
         return " or ".join(_describe_allowed(choice) for choice in schema["anyOf"])
     if "enum" in schema or "const" in schema:
         return " or ".join(map(repr, schema.get("enum", [schema.get("const")])))
+    if "exclusiveMaximum" in schema:
+        return f"a number above {schema['exclusiveMinimum']:g} and below {schema['exclusiveMaximum']:g}"
     if "maximum" not in schema:
         return {"string": "text without control characters", "boolean": "true or false", "null": "none"}[schema["type"]]
     noun = "a whole number" if schema["type"] == "integer" else "a finite number"
@@ -486,6 +576,9 @@ def _suggest_keys(key: str, leaf: str, siblings: Sequence[str], settings: Sequen
     if leaf in SYNONYMS:
         return [SYNONYMS[leaf]]
     names = {setting: setting.rpartition(".")[2] for setting in settings}
+    similar = difflib.get_close_matches(leaf, [sibling.rpartition(".")[2] for sibling in siblings], n=2, cutoff=0.75)
+    if similar and "." in key:
+        return [f"{key.rpartition('.')[0]}.{name}" for name in similar]
     return (
         [setting for setting, name in names.items() if name == leaf]
         or difflib.get_close_matches(key, dict.fromkeys([*siblings, *settings]), n=2, cutoff=0.7)

@@ -265,7 +265,9 @@ def untrusted_in(config: RunConfig) -> str:
     """
     reasons = (
         untrusted_code(config.strategy.name, "strategy"),
+        untrusted_code(config.memory.kind, "memory"),
         untrusted_code(config.model.name, "model"),
+        untrusted_code(config.norm.name, "norm"),
     )
     return next(filter(None, reasons), "")
 
@@ -278,7 +280,9 @@ def edited(config: RunConfig) -> str:
     """
     for what, name, expected in (
         ("strategy", config.strategy.name, config.strategy.code),
+        ("memory", config.memory.kind, config.memory.code),
         ("model", config.model.name, config.model.code),
+        ("norm", config.norm.name, config.norm.code),
     ):
         if expected is None and not is_user_code(name):
             continue

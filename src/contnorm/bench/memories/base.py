@@ -27,7 +27,7 @@ class Memory:
     capacity: int
 
     @property
-    def settings(self) -> Mapping[str, object]:
+    def overrides(self) -> Mapping[str, object]:
         """The settings of a run with this memory, by dotted key."""
         return {}
 

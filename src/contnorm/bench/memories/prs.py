@@ -61,7 +61,7 @@ class PartitioningReservoir(Memory):
         self._share = np.zeros(labels)  # p: target share per label; stale for labels not in memory
 
     @property
-    def settings(self) -> Mapping[str, object]:
+    def overrides(self) -> Mapping[str, object]:
         return {
             "memory.kind": "prs",
             "memory.size": self.capacity,

@@ -40,7 +40,7 @@ class Reservoir(Memory):
         self._filled = SlotTable(capacity)
 
     @property
-    def settings(self) -> Mapping[str, object]:
+    def overrides(self) -> Mapping[str, object]:
         return {"memory.kind": "reservoir", "memory.size": self.capacity}
 
     def offer(self, labels: NDArray[np.int64], task: int) -> Slots:

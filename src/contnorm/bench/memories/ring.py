@@ -42,7 +42,7 @@ class Ring(Memory):
         self._filled = SlotTable(self.capacity)
 
     @property
-    def settings(self) -> Mapping[str, object]:
+    def overrides(self) -> Mapping[str, object]:
         return {"memory.kind": "ring", "memory.size": self.size, "memory.per": self.per}
 
     def offer(self, labels: NDArray[np.int64], task: int) -> Slots:

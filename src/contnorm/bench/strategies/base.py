@@ -79,7 +79,7 @@ class Strategy:
         draws: Number of independent replay draws per step.
         stores_logits: Whether the logits of a sample are stored with it in the memory.
         config: Settings of the strategy.
-        settings: The settings of a run that were given to this object, by dotted key.
+        overrides: The settings of a run that were given to this object, by dotted key.
 
     Example:
         >>> class HalfLoss(Strategy):
@@ -96,7 +96,7 @@ class Strategy:
     def __init__(self, config: StrategyConfig | None = None, **settings: Any) -> None:
         self.config = config or StrategyConfig()
         values = {"strategy.name": self.name or None, **settings}
-        self.settings = {key: value for key, value in values.items() if value is not None}
+        self.overrides = {key: value for key, value in values.items() if value is not None}
 
     def loss(
         self, model: Any, head: OutputMask, stream: Batch, replay: tuple[Batch, ...]

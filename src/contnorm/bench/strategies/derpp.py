@@ -30,7 +30,7 @@ class DERpp(Strategy):
         replay_from: Whether past tasks are replayed, or all including the current one.
 
     Example:
-        >>> DERpp(alpha=0.3).settings
+        >>> DERpp(alpha=0.3).overrides
         {'strategy.name': 'derpp', 'strategy.alpha': 0.3}
     """
 

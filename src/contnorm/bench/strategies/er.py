@@ -28,7 +28,7 @@ class ER(Strategy):
         replay_from: Whether past tasks are replayed, or all including the current one.
 
     Example:
-        >>> ER(replay=20).settings
+        >>> ER(replay=20).overrides
         {'strategy.name': 'er', 'train.replay': 20}
     """
 

@@ -5,10 +5,11 @@ It does not import torch, so that listing strategies is fast.
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass
 from typing import Any, Literal
 
-__all__ = ["ALIASES", "STRATEGIES", "StrategySpec", "strategy_defaults"]
+__all__ = ["ALIASES", "STRATEGIES", "StrategySpec", "settings_owner", "strategy_defaults"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,7 @@ class StrategySpec:
         summary: One-line description for listings.
         aliases: Other names in the literature.
         memory: Default kind of memory; None for the default of the stream.
+        has_settings: Whether its class has settings of its own, as ``Settings``.
     """
 
     name: str
@@ -28,6 +30,7 @@ class StrategySpec:
     summary: str
     aliases: tuple[str, ...] = ()
     memory: Literal["reservoir", "prs"] | None = None
+    has_settings: bool = False
 
 
 STRATEGIES: dict[str, StrategySpec] = {
@@ -68,6 +71,18 @@ STRATEGIES: dict[str, StrategySpec] = {
 }
 
 ALIASES = {alias: spec.name for spec in STRATEGIES.values() for alias in spec.aliases}
+
+
+def settings_owner(name: str) -> object:
+    """Return the class that declares the own settings of a built-in strategy; None if it has none.
+
+    The module of the class imports torch; strategies without own settings do not need it.
+    """
+    spec = STRATEGIES.get(name)
+    if spec is None or not spec.has_settings:
+        return None
+    module, _, class_name = spec.target.partition(":")
+    return getattr(importlib.import_module(module), class_name)
 
 
 def strategy_defaults(name: str) -> dict[str, Any]:
