@@ -35,6 +35,11 @@ class BatchTags:
         task: (B,) int64; the task of each sample.
         is_extra: Whether this is the pass over the extra batch that a norm requested with ``replay_request``.
         extra_size: Samples of the extra batch of this training step; 0 if there is none.
+
+    Example:
+        >>> tags = BatchTags(replayed=torch.tensor([False, True]), task=torch.tensor([1, 0]))
+        >>> tags.task[tags.replayed]
+        tensor([0])
     """
 
     replayed: Tensor
@@ -51,6 +56,10 @@ class ReplayRequest:
         size: Number of samples; None for as many as the strategy replays per draw.
         balance: Draw uniformly over the stored samples, or with the same number of samples (plus or minus one) of each
             class or task in the memory.
+
+    Example:
+        >>> class BalancedMomentsNorm(torch.nn.BatchNorm2d):
+        ...     replay_request = ReplayRequest(size=20, balance="class")
     """
 
     size: int | None = None
@@ -100,6 +109,15 @@ def current_tags(samples: int) -> BatchTags | None:
 
     Raises:
         ValueError: If the tags are of another number of samples, such as in a layer whose input was reshaped.
+
+    Example:
+        >>> class StreamMeanNorm(torch.nn.Module):  # subtracts the mean of the samples that are not replayed
+        ...     def forward(self, x):
+        ...         tags = current_tags(len(x))
+        ...         return x - (x if tags is None else x[~tags.replayed]).mean(0)
+        >>> with batch_tags(BatchTags(torch.tensor([False, True]), torch.tensor([1, 0]))):
+        ...     StreamMeanNorm()(torch.tensor([[1.0], [5.0]])).tolist()
+        [[0.0], [4.0]]
     """
     tags = _current.get()
     if tags is not None and len(tags.task) != samples:
