@@ -340,7 +340,8 @@ def _class_names(source: Source, sequence: TaskSequence, task: int) -> tuple[Any
     """Return the names of the classes of a task, in the order of their outputs."""
     names = getattr(source, "class_names", None) or range(source.classes)
     class_of_output: dict[int, int] = {}
-    for items, labels in ((sequence.train, source.train_labels), (sequence.test, source.test_labels)):
+    test_labels = source.train_labels if sequence.held_out else source.test_labels
+    for items, labels in ((sequence.train, source.train_labels), (sequence.test, test_labels)):
         class_of_output |= _class_of_output(items, np.asarray(labels), task)
     return tuple(names[class_of_output[output]] for output in sorted(class_of_output))
 

@@ -18,6 +18,7 @@ from contnorm.bench.data.arrays import ArraySource
 from contnorm.bench.data.dataset import MultiLabelSource
 from contnorm.bench.data.registry import Source
 from contnorm.bench.rng import generator
+from contnorm.bench.streams.splits import SplitSamples, split_samples
 from contnorm.errors import UserError, unknown
 
 __all__ = [
@@ -62,7 +63,7 @@ class TaskSequence:
     Attributes:
         source: Data set.
         train: Training items by task, in the order of presentation.
-        test: Test items by task.
+        test: Test items by task. With ``held_out``, they refer to training images of the source.
         tasks: Number of tasks.
         outputs: Number of outputs that a network needs.
         competing: (T, outputs) mask of the outputs that compete for a sample of each task; all of them in
@@ -72,6 +73,7 @@ class TaskSequence:
         padding: Zero padding for random crops in augmentation; None for no augmentation.
         task_free: Whether task boundaries are unknown in training: batches cross them, and neither the memory nor the
             strategy receives the task. Evaluation is still by task.
+        held_out: Whether the test items are training samples that were held out, for model selection.
     """
 
     source: Source
@@ -85,6 +87,7 @@ class TaskSequence:
     std: tuple[float, ...] | None = None
     padding: int | None = None
     task_free: bool = False
+    held_out: bool = False
 
     @property
     def multi_label(self) -> bool:
@@ -383,18 +386,20 @@ def _permuted(spec: StreamSpec, config: StreamConfig, source: Source, seed: int)
     permutations = np.empty((tasks, pixels), dtype=np.int64)
     for order in permutations:
         order[:] = rng.permutation(pixels)
-    all_train, all_test = np.arange(len(source.train_labels)), np.arange(len(source.test_labels))
+    training, testing = split_samples(config.holdout, source)
+    all_train, all_test = np.flatnonzero(training.usable), np.flatnonzero(testing.usable)
     train = _draw_tasks([all_train] * tasks, config.train_per_task, "train", seed, spec.name)
     test = _draw_tasks([all_test] * tasks, config.test_per_task, "test", 0, spec.name)
     return TaskSequence(
         source,
-        _items(train, [source.train_labels[chosen] for chosen in train]),
-        _items(test, [source.test_labels[chosen] for chosen in test]),
+        _items(train, [training.labels[chosen] for chosen in train]),
+        _items(test, [testing.labels[chosen] for chosen in test]),
         tasks,
         source.classes,
         np.ones((tasks, source.classes), dtype=bool),
         permutations,
         task_free=config.scenario == "free",
+        held_out=config.holdout is not None,
     )
 
 
@@ -412,20 +417,21 @@ def _split(spec: StreamSpec, config: StreamConfig, source: Source, seed: int) ->
     label_of = np.full(source.classes, -1)
     label_of[blocks.ravel()] = np.tile(np.arange(spec.per_task), tasks) if domain else np.arange(blocks.size)
 
-    def indices_by_task(labels: Indices, split: str) -> list[Indices]:
-        indices = [np.flatnonzero(np.isin(labels, block)) for block in blocks]
+    def indices_by_task(samples: SplitSamples, split: str) -> list[Indices]:
+        indices = [samples.where(np.isin(samples.labels, block)) for block in blocks]
         _check_samples(indices, split, spec.name, source)
         return indices
 
-    train = _draw_tasks(indices_by_task(source.train_labels, "train"), config.train_per_task, "train", seed, spec.name)
-    test = _draw_tasks(indices_by_task(source.test_labels, "test"), config.test_per_task, "test", 0, spec.name)
+    training, testing = split_samples(config.holdout, source)
+    train = _draw_tasks(indices_by_task(training, "train"), config.train_per_task, "train", seed, spec.name)
+    test = _draw_tasks(indices_by_task(testing, "test"), config.test_per_task, "test", 0, spec.name)
     competing = np.ones((tasks, outputs), dtype=bool)
     if config.scenario == "task":
         competing = np.arange(outputs)[None] // spec.per_task == np.arange(tasks)[:, None]
     return TaskSequence(
         source,
-        _items(train, [label_of[source.train_labels[c]] for c in train]),
-        _items(test, [label_of[source.test_labels[c]] for c in test]),
+        _items(train, [label_of[training.labels[c]] for c in train]),
+        _items(test, [label_of[testing.labels[c]] for c in test]),
         tasks,
         outputs,
         competing,
@@ -433,6 +439,7 @@ def _split(spec: StreamSpec, config: StreamConfig, source: Source, seed: int) ->
         std=spec.std,
         padding=4 if config.augment else None,
         task_free=config.scenario == "free",
+        held_out=config.holdout is not None,
     )
 
 
@@ -444,8 +451,6 @@ def _user_data(config: StreamConfig, source: ArraySource, seed: int) -> TaskSequ
     if source.task_classes is None:
         if config.class_order == "seed":
             raise UserError("stream.class_order=seed: the tasks of this stream are given by task_ids. Leave it out.")
-        assert source.train_task is not None and source.test_task is not None
-        task_of_sample = source.train_task, source.test_task
         label_of, outputs = np.arange(source.classes), source.classes
     else:
         blocks = _class_blocks(config, source.task_classes, seed)[:tasks]
@@ -453,17 +458,18 @@ def _user_data(config: StreamConfig, source: ArraySource, seed: int) -> TaskSequ
         for task, block in enumerate(blocks):
             label_of[block] = np.arange(len(block)) + (0 if domain else sum(map(len, blocks[:task])))
             task_of_class[block] = task
-        task_of_sample = task_of_class[source.train_labels], task_of_class[source.test_labels]
         outputs = int(label_of.max()) + 1
     items = []
-    for split, task_of, labels, limit, split_seed in (
-        ("train", task_of_sample[0], source.train_labels, config.train_per_task, seed),
-        ("test", task_of_sample[1], source.test_labels, config.test_per_task, 0),
+    training, testing = split_samples(config.holdout, source)
+    for split, samples, limit, split_seed in (
+        ("train", training, config.train_per_task, seed),
+        ("test", testing, config.test_per_task, 0),
     ):
-        indices = [np.flatnonzero(task_of == task) for task in range(tasks)]
+        task_of = task_of_class[samples.labels] if samples.task is None else samples.task
+        indices = [samples.where(task_of == task) for task in range(tasks)]
         _check_samples(indices, split, config.name, source)
         chosen = _draw_tasks(indices, limit, split, split_seed, config.name)
-        items.append(_items(chosen, [label_of[labels[part]] for part in chosen]))
+        items.append(_items(chosen, [label_of[samples.labels[part]] for part in chosen]))
     competing = np.ones((tasks, outputs), dtype=bool)
     if config.scenario == "task":
         competing[:] = False
@@ -479,6 +485,7 @@ def _user_data(config: StreamConfig, source: ArraySource, seed: int) -> TaskSequ
         competing,
         padding=4 if config.augment else None,
         task_free=config.scenario == "free",
+        held_out=config.holdout is not None,
     )
 
 
@@ -496,21 +503,24 @@ def _multi_label(spec: StreamSpec, config: StreamConfig, source: Source, seed: i
         raise UserError(f"stream.source={source.name}: its images have one label each, but {spec.name} needs several.")
     tasks = _task_count(config, source.tasks)
 
-    def indices_by_task(task_of: Indices) -> list[Indices]:
-        return [np.flatnonzero(task_of == task) for task in range(tasks)]
+    def indices_by_task(samples: SplitSamples) -> list[Indices]:
+        assert samples.task is not None
+        return [samples.where(samples.task == task) for task in range(tasks)]
 
-    train = _draw_tasks(indices_by_task(source.train_task), config.train_per_task, "train", seed, spec.name)
-    test = _draw_tasks(indices_by_task(source.test_task), config.test_per_task, "test", 0, spec.name)
+    training, testing = split_samples(config.holdout, source)
+    train = _draw_tasks(indices_by_task(training), config.train_per_task, "train", seed, spec.name)
+    test = _draw_tasks(indices_by_task(testing), config.test_per_task, "test", 0, spec.name)
     return TaskSequence(
         source,
-        _items(train, [source.train_labels[c] for c in train]),
-        _items(test, [source.test_labels[c] for c in test]),
+        _items(train, [training.labels[c] for c in train]),
+        _items(test, [testing.labels[c] for c in test]),
         tasks,
         source.classes,
         np.ones((tasks, source.classes), dtype=bool),
         mean=spec.mean,
         std=spec.std,
         task_free=True,
+        held_out=config.holdout is not None,
     )
 
 

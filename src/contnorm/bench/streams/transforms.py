@@ -51,7 +51,8 @@ class DeviceStream:
 
     def test_x(self, items: Tensor) -> Tensor:
         """Return the inputs (B, C, H, W) of test items, in float32."""
-        return self._inputs(self.pictures.test, self.test.image[items], self.test.task[items], None)
+        images = self.pictures.train if self.sequence.held_out else self.pictures.test
+        return self._inputs(images, self.test.image[items], self.test.task[items], None)
 
     def _inputs(self, gallery: SplitImages, image: Tensor, task: Tensor, views: Tensor | None) -> Tensor:
         if gallery.whole:
