@@ -18,6 +18,7 @@ from contnorm.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from contnorm.bench import metrics
+    from contnorm.bench.api.datasets import add_dataset
     from contnorm.bench.api.evaluate import accuracy_matrix, evaluate
     from contnorm.bench.api.execution import ResumeError, RunInterrupted, RunOptions, resume
     from contnorm.bench.api.result import Result
@@ -60,6 +61,7 @@ __all__ = [
     "UserCodeError",
     "UserError",
     "accuracy_matrix",
+    "add_dataset",
     "archive",
     "available",
     "build_dataset",
@@ -75,6 +77,7 @@ __all__ = [
 ]
 
 _NAMES_BY_MODULE = {
+    "contnorm.bench.api.datasets": ("add_dataset",),
     "contnorm.bench.api.evaluate": ("accuracy_matrix", "evaluate"),
     "contnorm.bench.api.execution": ("ResumeError", "RunInterrupted", "RunOptions", "resume"),
     "contnorm.bench.api.result": ("Result",),

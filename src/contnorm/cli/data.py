@@ -5,9 +5,9 @@ For data sets that are built from others, the progress of the build and the miss
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -23,6 +23,7 @@ from rich.progress import (
 from rich.table import Column, Table
 
 from contnorm import bench
+from contnorm.bench.data.added import find_added, list_added, read_added
 from contnorm.bench.data.dataset import SPLITS, DatasetListing
 from contnorm.bench.data.datasets import canonical_name
 from contnorm.bench.data.fetch import FETCHABLE
@@ -57,7 +58,20 @@ __all__ = [
 
 
 def data(
-    name: Annotated[str, typer.Argument(help="Data set to show, fetch or build; default: list all.")] = "",
+    name: Annotated[
+        str, typer.Argument(help="Data set to show, fetch or build; `add` to add one of yours. Default: list all.")
+    ] = "",
+    added: Annotated[str, typer.Argument(metavar="[NAME]", help="After `add`: the name of your data set.")] = "",
+    folder: Annotated[
+        Path | None, typer.Option(help="Add images with one label each: DIR/CLASS/*, or DIR/train and DIR/test.")
+    ] = None,
+    npz: Annotated[Path | None, typer.Option(help="Add arrays of a file: x_train, y_train, x_test, y_test.")] = None,
+    tasks: Annotated[
+        str | None, typer.Option(help="With add: the number of tasks, or the classes of each, as 'cat,dog;car,ship'.")
+    ] = None,
+    test_share: Annotated[
+        float | None, typer.Option(help="With add: share of each class for testing if there is no test split.")
+    ] = None,
     fetch: Annotated[
         bool, typer.Option("--fetch", help="Download the data set from its public source and verify it.")
     ] = False,
@@ -84,7 +98,15 @@ def data(
     jobs: Annotated[int | None, typer.Option(help="Number of decoding processes; default: one per core.")] = None,
     data_root: DataRoot = None,
 ) -> None:
-    """List data sets, download one, or build a multi-label one."""
+    """List data sets, download one, add one of yours, or build a multi-label one."""
+    if name == "add":
+        others = {"--coco": coco, "--nus": nus, "--csv": csv, "--images": images, "--groups": groups, "--ids": ids}
+        _check_unused({**others, "--fetch": fetch, "--base": base, "--out": out, "--jobs": jobs}, "add")
+        add(added, folder, npz, tasks, size, test_share, data_root, console)
+        return
+    if added:
+        raise UserError(f"{added}: unexpected argument. `contnorm data add NAME --folder DIR` adds a data set.")
+    _check_unused({"--folder": folder, "--npz": npz, "--tasks": tasks, "--test-share": test_share}, "no add")
     build_options = {
         "ids": ids,
         "groups": groups,
@@ -107,6 +129,77 @@ def data(
         show_data_sets(data_root, console)
 
 
+def _check_unused(options: dict[str, object], action: str) -> None:
+    """Reject options that were given and do not apply."""
+    for option, value in options.items():
+        if value:
+            hint = "is not for `contnorm data add`" if action == "add" else "is for `contnorm data add NAME`"
+            raise UserError(f"{option}: {hint}.")
+
+
+def add(
+    name: str,
+    folder: Path | None,
+    npz: Path | None,
+    tasks: str | None,
+    size: int | None,
+    test_share: float | None,
+    root: Path | None,
+    console: Console,
+) -> None:
+    """Add a data set of the user's under the data root, with a progress bar, and print how to use it."""
+    if not name:
+        raise UserError("contnorm data add: give the data set a name, as in `contnorm data add flowers --folder DIR`.")
+    if (folder is None) == (npz is None):
+        raise UserError(f"contnorm data add {name}: give either --folder DIR or --npz FILE.")
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        bar = progress.add_task(f"adding {name}", total=None)
+        path = bench.add_dataset(
+            name,
+            root,
+            folder=folder,
+            npz=npz,
+            tasks=_parse_tasks(tasks, npz),
+            size=size,
+            test_share=0.2 if test_share is None else test_share,
+            progress=lambda _, done, total: progress.update(bar, completed=done, total=total),
+        )
+    _print_lines(
+        [f"{path}: added", *_describe_added(read_added(path)), f"run it: contnorm run --stream {name}"], console
+    )
+
+
+def _parse_tasks(text: str | None, npz: Path | None) -> int | list[list[Any]] | None:
+    """Parse ``--tasks``: a number, or the classes of each task. Labels of an .npz file may be whole numbers."""
+    if text is None:
+        return None
+    if text.strip().isdecimal():
+        return int(text) if len(text.strip()) <= 9 else 10**9
+    blocks = [[name.strip() for name in block.split(",") if name.strip()] for block in text.split(";")]
+    names = [name for block in blocks for name in block]
+    if npz is not None and all(name.removeprefix("-").isdecimal() for name in names):
+        return [[int(name) for name in block] for block in blocks]
+    return list(blocks)
+
+
+def _describe_added(manifest: Mapping[str, Any]) -> Iterator[str]:
+    """Describe the content of a data set of the user's, as lines."""
+    samples, names = manifest["samples"], manifest["class_names"]
+    shape = "x".join(map(str, manifest.get("shape", ())))
+    yield (
+        f"{manifest['name']}: {samples.get('train', 0):,} training and {samples.get('test', 0):,} test samples of "
+        f"shape {shape}, {len(names)} classes, fingerprint {manifest['fingerprint']}"
+    )
+    blocks = manifest.get("task_classes")
+    if blocks is None:
+        yield "tasks: given for each sample"
+    else:
+        for i, block in enumerate(blocks):
+            shown = ", ".join(str(names[label]) for label in block[:EXAMPLES])
+            yield f"task {i}: {shown}{', ...' if len(block) > EXAMPLES else ''}"
+
+
 def show_data_sets(folder: Path | None, console: Console) -> None:
     """Print one line per data set: its folder under the root, or how to get it."""
     root = data_root(folder)
@@ -121,19 +214,33 @@ def show_data_sets(folder: Path | None, console: Console) -> None:
         table.add_row(*map(safe_text, (spec.name, status, _count(spec, root) if location else _instructions(spec))))
     for path in _user_folders(root):
         table.add_row(*map(safe_text, (path.name, path.name + _build_status(path), "")))
+    for added_name, path in list_added(root).items():
+        table.add_row(*map(safe_text, (added_name, path.name + _added_status(path), "")))
     console.print(table)
+
+
+def _added_status(folder: Path) -> str:
+    try:
+        samples = read_added(folder)["samples"]
+    except UserError:
+        return " (cannot be read)"  # `contnorm data NAME` prints the reason
+    return f" ({sum(samples.values()):,} samples)"
 
 
 def show_data_set(name: str, folder: Path | None, console: Console) -> None:
     """Print the details of a data set: what it is, the streams that use it, where it was searched, how to get it."""
     root = data_root(folder)
     name = canonical_name(name)
+    added_folder = find_added(name, root)
     if name in SOURCES:
         lines = _details(SOURCES[name], root)
+    elif added_folder is not None:
+        lines = iter([f"folder: {added_folder}", *_describe_added(read_added(added_folder))])
     else:
         stored = find_stored(name, root)
         if stored is None:
-            raise unknown("data set", name, [*SOURCES, *(other for other in list_stored(root) if other not in SOURCES)])
+            known = dict.fromkeys([*SOURCES, *list_stored(root), *list_added(root)])
+            raise unknown("data set", name, list(known))
         lines = iter([f"folder: {stored}", *describe_build(read_manifest(stored))])
     for line in lines:
         console.print(safe_text(line), soft_wrap=True)

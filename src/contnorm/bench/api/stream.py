@@ -17,14 +17,16 @@ from torch.utils.data import Dataset
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig, flatten_settings, from_dict
 from contnorm.bench.config.sources import with_setting
+from contnorm.bench.data.added import find_added, read_added
 from contnorm.bench.data.arrays import ArraySource, array_source
 from contnorm.bench.data.image_folders import read_class_folders
+from contnorm.bench.data.npz import read_npz
 from contnorm.bench.data.registry import Source, data_root, load_source
 from contnorm.bench.plan import make_plan
 from contnorm.bench.records import LARGEST_SEED
 from contnorm.bench.strategies.base import Batch
 from contnorm.bench.strategies.build import build_strategy
-from contnorm.bench.streams.tasks import Items, TaskSequence, build_stream, find_stream
+from contnorm.bench.streams.tasks import ALIASES, STREAMS, Items, TaskSequence, build_stream, find_stream
 from contnorm.bench.streams.transforms import DeviceStream
 from contnorm.errors import UserError
 
@@ -75,7 +77,7 @@ class Task:
 
 
 class Stream:
-    """A stream of tasks. Build it with `load_stream`, `Stream.from_arrays` or `Stream.from_folder`.
+    """A stream of tasks. Build it with `load_stream`, or with `Stream.from_arrays` and its siblings from your data.
 
     Label space: outputs of a network are numbered in the order of the tasks. With scenario ``"class"`` all outputs
     compete, with ``"task"`` only those of the sample's task do, with ``"domain"`` all tasks share the outputs, and
@@ -83,7 +85,7 @@ class Stream:
 
     Attributes:
         settings: The ``stream.*`` settings that differ from the defaults.
-        root: The folder of data sets; None for a stream from arrays or from a folder.
+        root: The folder of data sets; None for a stream whose data is in memory.
 
     Example:
         >>> x, y = np.random.default_rng(0).normal(size=(80, 8)), np.arange(80) % 4
@@ -101,7 +103,7 @@ class Stream:
         self.settings, self.root, self.allow_missing = dict(settings), root, allow_missing
         if source is not None:
             self.__dict__["source"] = source  # replaces the cached property
-        find_stream(from_dict({"stream": self.settings}).stream.name)  # invalid settings fail here
+        self._spec = find_stream(from_dict({"stream": self.settings}).stream.name)  # invalid settings fail here
 
     @classmethod
     def from_arrays(
@@ -156,10 +158,59 @@ class Stream:
             **settings: Settings of the stream, as in `from_arrays`.
         """
         path = Path(folder).expanduser()
-        arrays = read_class_folders(path, size, test_share)
+        arrays: tuple[Any, ...] = read_class_folders(path, size, test_share)
         name = _checked_name(path.resolve().name)
         source = array_source(*arrays, tasks=tasks, task_ids=None, name=name)
         return cls(_user_settings("folder", source, settings), None, source)
+
+    @classmethod
+    def from_npz(
+        cls,
+        path: str | Path,
+        *,
+        tasks: int | Sequence[Sequence[Any]] | None = None,
+        test_share: float = 0.2,
+        **settings: Any,
+    ) -> Stream:
+        """Make a stream from an ``.npz`` file of arrays.
+
+        Args:
+            path: File with ``x_train``, ``y_train``, ``x_test`` and ``y_test``; optionally with ``task_train`` and
+                ``task_test``, the task of each sample. The arrays are as in `from_arrays`.
+            tasks: As in `from_arrays`; not with tasks of the samples.
+            test_share: Share of the samples of each class that is the test split, if there is no ``x_test``.
+            **settings: Settings of the stream, as in `from_arrays`.
+        """
+        file = Path(path).expanduser()
+        data = read_npz(file, test_share)
+        name = _checked_name(file.resolve().stem)
+        source = array_source(*data.arrays, tasks=tasks, task_ids=data.task_ids, name=name)
+        return cls(_user_settings("arrays", source, settings), None, source)
+
+    @classmethod
+    def from_datasets(
+        cls,
+        train: Any,
+        test: Any,
+        *,
+        tasks: int | Sequence[Sequence[Any]] | None = None,
+        name: str = "datasets",
+        **settings: Any,
+    ) -> Stream:
+        """Make a stream from two PyTorch data sets, whose samples are ``(x, label)``.
+
+        All samples are read into memory, once and in order, so random transforms are applied once; set
+        ``augment=True`` for random crops and flips in every batch.
+
+        Args:
+            train, test: Map-style data sets with samples of one shape: tensors, arrays or images.
+            tasks: As in `from_arrays`.
+            name: Name of the data in tables and records.
+            **settings: Settings of the stream, as in `from_arrays`.
+        """
+        arrays = *_stacked(train, "train"), *_stacked(test, "test")
+        source = array_source(*arrays, tasks=tasks, task_ids=None, name=_checked_name(name))
+        return cls(_user_settings("arrays", source, settings), None, source)
 
     @cached_property
     def _config(self) -> RunConfig:
@@ -190,7 +241,7 @@ class Stream:
     @property
     def defaults(self) -> dict[str, Any]:
         """Default network of a user's data: ResNet-18 for color images of at least 16 pixels, otherwise an MLP."""
-        if self.root is not None:
+        if self._spec.kind != "user":
             return {}
         shape = self.input_shape
         images = len(shape) == 3 and shape[0] >= 3 and min(shape[1:]) >= 16
@@ -283,7 +334,7 @@ def load_stream(name: str, root: str | Path | None = None, *, allow_missing: boo
     """Load a stream by name.
 
     Args:
-        name: Name of the stream, as in ``contnorm ls streams``.
+        name: Name of the stream, as in ``contnorm ls streams``, or of a data set that `add_dataset` added.
         root: Folder of data sets; None for the environment variable ``CONTNORM_DATA``, or ``./data``.
         allow_missing: Accept a published data set with other image counts than published.
         **settings: Settings of the stream, such as ``tasks=3`` or ``scenario="class"``.
@@ -293,7 +344,12 @@ def load_stream(name: str, root: str | Path | None = None, *, allow_missing: boo
         5
     """
     folder = data_root(None if root is None else Path(root).expanduser())
-    return Stream({"name": name, **settings}, folder, allow_missing=allow_missing)
+    added = find_added(name, folder) if isinstance(name, str) and name.lower() not in {*STREAMS, *ALIASES} else None
+    if added is None:
+        return Stream({"name": name, **settings}, folder, allow_missing=allow_missing)
+    manifest = read_added(added)
+    scenario = {} if manifest.get("task_classes") is not None else {"scenario": "domain"}
+    return Stream({"name": manifest["stream"], "source": manifest["source"], **scenario, **settings}, folder)
 
 
 def list_seeds(seeds: int | Iterable[int]) -> list[int]:
@@ -328,6 +384,29 @@ def _user_settings(kind: str, source: ArraySource, settings: Mapping[str, Any]) 
             raise UserError(f"stream.{key} of a stream from {kind} is filled in. Leave it out.")
     scenario = {} if source.task_classes is not None else {"scenario": "domain"}
     return {"name": kind, "source": source.name, **scenario, **settings}
+
+
+def _stacked(dataset: Any, what: str) -> tuple[np.ndarray, list[Any]]:
+    """Return the samples of a PyTorch data set as one array, and their labels."""
+    samples, labels = [], []
+    try:
+        for i in range(len(dataset)):
+            x, label = dataset[i]
+            samples.append(_sample_array(x))
+            labels.append(label.item() if hasattr(label, "item") else label)
+        return np.stack(samples), labels
+    except (TypeError, ValueError, AttributeError) as error:
+        raise UserError(
+            f"{what}: can't be read as a data set of (x, label) with samples of one shape ({error})."
+        ) from error
+
+
+def _sample_array(x: Any) -> np.ndarray:
+    """Return a sample as an array; the channels of an image (as of Pillow) come first."""
+    if isinstance(x, Tensor):
+        return x.detach().cpu().numpy()
+    array = np.asarray(x)
+    return array.transpose(2, 0, 1) if hasattr(x, "getbands") and array.ndim == 3 else array
 
 
 def _checked_name(name: str) -> str:

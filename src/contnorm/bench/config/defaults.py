@@ -16,6 +16,7 @@ from contnorm.bench.config.schema import (
     NormConfig,
     RunConfig,
     StrategyConfig,
+    StreamConfig,
     flatten_settings,
     from_dict,
     merge_settings,
@@ -195,10 +196,26 @@ def run_names(config: RunConfig) -> tuple[str, ...]:
         >>> run_names(RunConfig())
         ('permuted-mnist', 'single', 'bn')
     """
-    stream, usual_source = config.stream, config.stream.name.partition("-")[2]
-    source = "" if stream.source in (None, "mnist", usual_source, stream.name) else f" ({stream.source})"
     capped = "" if config.train.max_steps is None else f", first {config.train.max_steps} steps"
-    return stream.name + source + capped, config.strategy.name, _norm_label(config.norm.name, config.norm.groups)
+    return (
+        _stream_label(config.stream) + capped,
+        config.strategy.name,
+        _norm_label(config.norm.name, config.norm.groups),
+    )
+
+
+def _stream_label(stream: StreamConfig) -> str:
+    """Name of a stream, with its data set if that is not the usual one; the data's name for a user's data.
+
+    Example:
+        >>> _stream_label(StreamConfig("split-mnist", "digits")), _stream_label(StreamConfig("folder", "cats@1a2b3c"))
+        ('split-mnist (digits)', 'cats')
+    """
+    spec, usual_source = STREAMS.get(stream.name), stream.name.partition("-")[2]
+    if spec is not None and spec.kind == "user" and stream.source:
+        return stream.source.partition("@")[0]
+    source = "" if stream.source in (None, "mnist", usual_source, stream.name) else f" ({stream.source})"
+    return stream.name + source
 
 
 @lru_cache(maxsize=256)

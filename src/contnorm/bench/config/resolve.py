@@ -9,6 +9,7 @@ from typing import Any
 
 from contnorm.bench.config.defaults import apply_defaults
 from contnorm.bench.config.schema import RunConfig
+from contnorm.bench.data.added import find_added, read_added
 from contnorm.bench.data.multilabel_store import find_stored, list_stored
 from contnorm.bench.data.registry import SOURCES, describe_layouts, find_layout
 from contnorm.bench.models.pretrained import weights_hash
@@ -72,9 +73,11 @@ def find_source(spec: StreamSpec, requested: str | None, root: Path) -> str:
     if spec.kind == "user":
         if requested is None:
             raise UserError(
-                f"stream {spec.name!r}: is made in Python, with bench.Stream.from_{spec.name}. Pass it to bench.run."
+                f"stream {spec.name!r}: has no data. Make it in Python with bench.Stream.from_{spec.name}, or add a "
+                f"data set with `contnorm data add NAME` and use its name as the stream."
             )
-        return requested
+        added = find_added(requested, root)
+        return requested if added is None else str(read_added(added)["source"])
     is_multilabel = spec.kind == "multi-label"
     if requested is None and spec.sources:
         return _first_available(spec.sources, root)

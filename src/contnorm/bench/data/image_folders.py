@@ -11,7 +11,7 @@ import csv
 import io
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from contnorm.bench.files import is_plain_name
+from contnorm.bench.files import Progress, is_plain_name
 from contnorm.bench.rng import generator
 from contnorm.errors import UserError
 
@@ -228,15 +228,26 @@ def _text(path: Path) -> str:
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 NamedImages = list[tuple[Path, str]]
 Arrays = tuple[NDArray[np.uint8], list[str], NDArray[np.uint8], list[str]]
+Allocate = Callable[[str, tuple[int, ...]], NDArray[np.uint8]]
+AT_ONCE = 256  # images that are decoded between two reports of progress
+MAX_SIZE = 4096
 
 
-def read_class_folders(folder: Path, size: int | None, test_share: float) -> Arrays:
-    """Read the images of a folder into memory as uint8, with the names of their class folders.
+def read_class_folders(
+    folder: Path,
+    size: int | None,
+    test_share: float,
+    allocate: Allocate | None = None,
+    progress: Progress = lambda *_: None,
+) -> Arrays:
+    """Read the images of a folder as uint8, with the names of their class folders.
 
     Args:
         folder: The folder.
         size: Height and width to resize and center-crop to; None if all images have the same size.
         test_share: Share of each class in the test split, if the folder has no subfolder ``test``.
+        allocate: Allocates the array of a split (``"train"`` or ``"test"``) of a shape; None for memory.
+        progress: Called with what is done, and how much of it.
 
     Returns:
         Training images, their labels, test images and their labels.
@@ -256,10 +267,12 @@ def read_class_folders(folder: Path, size: int | None, test_share: float) -> Arr
         train, test = _split(_list_images(folder), test_share)
     if len({label for _, label in train}) < 2:
         raise UserError(f"{folder}: has images of one class only. Use at least two classes.")
-    images = _read([path for path, _ in train + test], size)
-    labels = [label for _, label in train + test]
-    count = len(train)
-    return images[:count], labels[:count], images[count:], labels[count:]
+    if size is not None and (type(size) is not int or not 1 <= size <= MAX_SIZE):
+        raise UserError(f"size={size}: use a number of pixels from 1 to {MAX_SIZE}.")
+    images = _read(
+        {"train": train, "test": test}, size, allocate or (lambda _, shape: np.empty(shape, np.uint8)), progress
+    )
+    return images["train"], [label for _, label in train], images["test"], [label for _, label in test]
 
 
 def _list_images(folder: Path) -> NamedImages:
@@ -292,16 +305,27 @@ def _split(images: NamedImages, share: float) -> tuple[NamedImages, NamedImages]
     return train, test
 
 
-def _read(paths: Sequence[Path], size: int | None) -> NDArray[np.uint8]:
+def _read(
+    splits: dict[str, NamedImages], size: int | None, allocate: Allocate, progress: Progress
+) -> dict[str, NDArray[np.uint8]]:
+    first = splits["train"][0][0]
+    shape, total, done = _read_image(first, size).shape, sum(map(len, splits.values())), 0
+    arrays = {}
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as workers:
-        images = list(workers.map(lambda path: _read_image(path, size), paths))
-    shapes = {image.shape: path for image, path in zip(images, paths, strict=True)}
-    if len(shapes) > 1:
-        (a, first), (b, second) = list(shapes.items())[:2]
-        raise UserError(
-            f"{first} is {a[1]} x {a[2]} pixels and {second} is {b[1]} x {b[2]}. Use size=N to resize all images."
-        )
-    return np.stack(images)
+        for split, images in splits.items():
+            arrays[split] = allocate(split, (len(images), *shape))
+            for start in range(0, len(images), AT_ONCE):  # a bounded number of decoded images is in memory
+                paths = [path for path, _ in images[start : start + AT_ONCE]]
+                for i, image in enumerate(workers.map(lambda path: _read_image(path, size), paths), start):
+                    if image.shape != shape:
+                        raise UserError(
+                            f"{first} is {shape[1]} x {shape[2]} pixels and {images[i][0]} is {image.shape[1]} x "
+                            f"{image.shape[2]}. Use size=N to resize all images."
+                        )
+                    arrays[split][i] = image
+                done += len(paths)
+                progress("decoding", done, total)
+    return arrays
 
 
 def _read_image(path: Path, size: int | None) -> NDArray[np.uint8]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from contnorm.bench.data.added import find_added, load_added
 from contnorm.bench.data.dataset import Images, Labels, Source, Split
 from contnorm.bench.data.decoded_cache import ArrayReader, DecodedCache, PictureReader, Reader
 from contnorm.bench.data.formats import read_cifar_binary, read_cifar_pickle, read_idx
@@ -321,7 +322,7 @@ def load_source(
     """Load a data set, memory-mapped; it is decoded the first time.
 
     Args:
-        name: One of `SOURCES`; or a user's built data set, by its name under the root or its path.
+        name: One of `SOURCES`; or a user's data set, by its name under the root or its path.
         root: Folder of all data.
         allow_missing: Accept a published data set with other counts than published.
         progress: Called with what is done and how much of it, while pictures are decoded or files are checked.
@@ -329,6 +330,9 @@ def load_source(
             can be imported without side effects, as `multiprocessing` does.
     """
     if name not in SOURCES:
+        added = find_added(name, root)
+        if added is not None:
+            return load_added(added)
         built = find_stored(name, root)
         if built is None:
             raise unknown("data set", name, [*SOURCES, *(other for other in list_stored(root) if other not in SOURCES)])

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from contnorm.bench.config.schema import RunConfig
+from contnorm.bench.data.added import find_added
 from contnorm.bench.data.registry import Source, load_source
 from contnorm.bench.records import Store
 from contnorm.bench.user_code import PythonObject
@@ -58,10 +59,10 @@ class RunEnvironment:
     def load(self, name: str) -> Source:
         """Load a data set by name."""
         source = self.sources.get(name)
-        if source is None and "@" in name:
+        if source is None and "@" in name and find_added(name, self.data_root) is None:
             raise UserError(
-                f"data set {name!r}: was passed by a Python program, as arrays or as a folder, and is not available "
-                f"here. Run the program again."
+                f"data set {name!r}: is not under {self.data_root}. Add it again with `contnorm data add`, set "
+                f"--data-root, or run the Python program that passed it."
             )
         return source or load_source(name, self.data_root, allow_missing=self.allow_missing)
 

@@ -1,0 +1,64 @@
+"""``contnorm data add``: the user's images and arrays become a stream."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from contnorm.cli.main import app
+from contnorm.errors import UserError
+
+
+@pytest.fixture
+def npz(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "blobs.npz", x=rng.normal(size=(80, 6)), y=np.arange(80) % 4)
+    return tmp_path / "blobs.npz"
+
+
+def output(*arguments: str | Path) -> str:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0
+    return result.output
+
+
+def test_add_show_and_run(npz: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    root = ("--data-root", tmp_path / "root")
+    added = output("data", "add", "blobs", "--npz", npz, "--tasks", "0,3;1,2", "--test-share", "0.25", *root)
+    assert "60 training and 20 test samples of shape 6" in added and "task 0: 0, 3" in added
+    assert "contnorm run --stream blobs" in added
+    assert "blobs (80 samples)" in output("data", *root)
+    assert "task 1: 1, 2" in output("data", "blobs", *root)
+    run = output(
+        "run", "--stream", "blobs", "--norm", "cn", "--strategy", "er", "--set", "memory.kind=reservoir", *root
+    )
+    assert "blobs" in run and "recorded in" in run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("add",), "give the data set a name"),
+        (("add", "blobs"), "either --folder DIR or --npz FILE"),
+        (("add", "blobs", "--npz", "a.npz", "--folder", "b"), "either --folder DIR or --npz FILE"),
+        (("add", "blobs", "--npz", "missing.npz", "--tasks", "2"), "there is no such file"),
+        (("add", "blobs", "--npz", "NPZ"), "tasks is missing"),
+        (("add", "blobs", "--npz", "NPZ", "--tasks", "9"), "1 to 4 tasks"),
+        (("add", "blobs", "--npz", "NPZ", "--tasks", "0,7"), "there is no class 7"),
+        (("add", "blobs", "--npz", "NPZ", "--tasks", "2", "--fetch"), "--fetch: is not for `contnorm data add`"),
+        (("mnist", "--npz", "NPZ"), "--npz: is for `contnorm data add NAME`"),
+        (("mnist", "digits"), "digits: unexpected argument"),
+    ],
+)
+def test_bad_input_gives_one_line(npz: Path, tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
+    words = [str(npz) if word == "NPZ" else word for word in arguments]
+    (tmp_path / "root").mkdir()
+    with pytest.raises(UserError, match=message) as error:
+        output("data", *words, "--data-root", tmp_path / "root")
+    assert "\n" not in str(error.value) and list((tmp_path / "root").iterdir()) == []
