@@ -39,7 +39,7 @@ COMMANDS = {
     "diagnose": "Measure the cross-task normalization effect: forgetting caused by the running moments alone.",
     "paper": "Reproduce a table or figure of the paper: run what is missing, compare with the published numbers.",
     "tune": "Choose a learning rate for each norm and strategy of a table, using only the validation tasks.",
-    "data": "List data sets, download one, or build a multi-label one.",
+    "data": "List data sets, download one, add one of yours, or build a multi-label one.",
     "report": "Write a report of the paper's tables and all runs: an HTML page, Markdown, LaTeX or CSV.",
     "speed": "Measure the speed of layers, training steps or whole runs, compared with torch's own layers.",
 }
