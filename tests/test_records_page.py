@@ -31,9 +31,13 @@ def records(name: str) -> list[dict[str, Any]]:
         return [json.loads(line) for line in lines]
 
 
-def scores(record: dict[str, Any]) -> tuple[float, float, float]:
+def finished(name: str) -> list[dict[str, Any]]:
+    return [record for record in records(name) if record.get("status", "finished") == "finished"]
+
+
+def scores(record: dict[str, Any], key: str = "matrix") -> tuple[float, float, float]:
     """ACC, FM and LA in percent, from the counts by the paper's definitions."""
-    correct, total = record["matrix"]["correct"], np.array(record["matrix"]["total"], float)
+    correct, total = record[key]["correct"], np.array(record[key]["total"], float)
     tasks = len(total)
     matrix = np.full((tasks, tasks), np.nan)
     for row, counts in enumerate(correct[-tasks:]):
@@ -46,7 +50,7 @@ def scores(record: dict[str, Any]) -> tuple[float, float, float]:
 
 def by_run(name: str) -> dict[tuple[str, str], dict[int, tuple[float, float, float]]]:
     runs: dict[tuple[str, str], dict[int, tuple[float, float, float]]] = {}
-    for record in records(name):
+    for record in finished(name):
         norm = record["config"]["norm"]
         label = LABELS[norm["name"]] + (", scaled limits" if norm["schedule"] == "scaled" else "")
         strategy = {"er": "ER", "derpp": "DER++"}[record["config"]["strategy"]["name"]]
@@ -61,7 +65,11 @@ def fresh() -> dict[tuple[str, str], dict[int, tuple[float, float, float]]]:
 
 @pytest.mark.parametrize(
     ("name", "count"),
-    [("split-cifar100-fine-grid.jsonl.gz", 283), ("split-cifar100-fresh-seeds.jsonl.gz", 264)],
+    [
+        ("split-cifar100-fine-grid.jsonl.gz", 283),
+        ("split-cifar100-fresh-seeds.jsonl.gz", 512),
+        ("split-cifar100-fresh-seeds-more-tables.jsonl.gz", 164),
+    ],
 )
 def test_archives_have_the_described_runs(name: str, count: int) -> None:
     contents = records(name)
@@ -129,3 +137,85 @@ def test_split_cifar10_page_has_the_numbers_of_its_records() -> None:
             row = f"| {size:,} | {scenario}-incremental | {bn.mean():.2f} | {cn.mean():.2f} | "
             row += f"{difference.mean():+.2f} ± {half:.2f} | {(difference > 0).sum()} of 11 |"
             assert row in PAGE
+
+
+Scores = dict[int, tuple[float, float, float]]
+FRESH = ("split-cifar100-fresh-seeds.jsonl.gz", "split-cifar100-fresh-seeds-more-tables.jsonl.gz")
+STRATEGIES = {"er": "ER", "derpp": "DER++", "single": "Single"}
+VARIANTS = ("bn_gn", "cn_tied", "bn_gn_tied")
+# Number of comparisons of each table over which the error rate of 0.05 is divided; in Table 2, also over two looks.
+COMPARISONS = {"2": 2 * 22, "8": 3, "9": 6, "10": 4, "12": 5}
+
+
+def norm_label(norm: dict[str, Any]) -> str:
+    if norm["momentum"] is not None:
+        return "BN, cumulative" if norm["momentum"] == "cumulative" else f"BN, weight {norm['momentum']}"
+    if norm["name"] in VARIANTS:
+        return f"`{norm['name']}`"
+    return LABELS[norm["name"]].removesuffix(", 32 groups") + (", scaled" if norm["schedule"] == "scaled" else "")
+
+
+@pytest.fixture(scope="module")
+def by_rate() -> dict[tuple[str, str], dict[str, Scores]]:
+    """Scores of the fresh seeds by learning rate (selected or the recipe's), runs, norm and seed."""
+    found: dict[tuple[str, str], dict[str, Scores]] = {}
+    for name in FRESH:
+        rate = "selected" if name == FRESH[0] else "recipe"
+        for record in finished(name):
+            config = record["config"]
+            tasks = f", {config['stream']['tasks']} tasks" if config["stream"]["tasks"] else ""
+            cells = found.setdefault((rate, STRATEGIES[config["strategy"]["name"]] + tasks), {})
+            label = norm_label(config["norm"])
+            if config["evaluate"]["moments"] == "oracle":
+                cells.setdefault(label + "\\*", {})[record["seed"]] = scores(record)
+                cells.setdefault(label, {})[record["seed"]] = scores(record, "matrix_running")
+            else:
+                cells.setdefault(label, {})[record["seed"]] = scores(record)
+    return found
+
+
+def is_rounded(text: str, value: float) -> bool:
+    """Whether a text is a value with two decimals; of a tie, either neighbor."""
+    return re.fullmatch(r"[+-]?\d+\.\d\d", text) is not None and abs(float(text) - value) < 0.005 + 1e-9
+
+
+def test_more_tables_have_the_scores_of_their_records(by_rate: dict[tuple[str, str], dict[str, Scores]]) -> None:
+    rows = re.findall(r"^\| (\d+(?:, \d+)*) \| ([^|]+) \| ([^|]+) \| (\d+) \| (.+) \| (.+) \| (.+) \|$", PAGE, re.M)
+    printed = {(runs, norm) for _, runs, norm, *_ in rows}
+    assert printed == {(runs, norm) for (rate, runs), cells in by_rate.items() if rate == "recipe" for norm in cells}
+    assert len(rows) == len(printed)
+    for _, runs, norm, seeds, *texts in rows:
+        values = np.array(list(by_rate["recipe", runs][norm].values()))
+        assert int(seeds) == len(values)
+        for text, column in zip(texts, values.T, strict=True):
+            mean, deviation = text.split(" ± ")
+            assert is_rounded(mean, column.mean()) and is_rounded(deviation, column.std(ddof=1)), (runs, norm, text)
+
+
+def test_comparisons_match_the_records(by_rate: dict[tuple[str, str], dict[str, Scores]]) -> None:
+    """Paired differences with the 95 % interval and with one that is adjusted for all comparisons of the table."""
+    pattern = r"^\| (\d+) \| ([^|]+) \| (ACC|FM|LA) \| (.+) less (.+) \| (\d+) \| (\S+) \| (\S+) \| (\S+) \| (\w+) \|$"
+    rows = re.findall(pattern, PAGE, re.M)
+    counts = {table: sum(row[0] == table for row in rows) for table in COMPARISONS}
+    assert counts == {"2": 22, "8": 3, "9": 4, "10": 4, "12": 5} and sum(counts.values()) == len(rows)
+    for table, runs, score, first, second, seeds, mean, half, adjusted, outcome in rows:
+        cells = by_rate["selected" if table == "2" else "recipe", runs]
+        column = ("ACC", "FM", "LA").index(score)
+        both = sorted(cells[first].keys() & cells[second].keys())
+        differences = np.array([cells[first][seed][column] - cells[second][seed][column] for seed in both])
+        halves = [
+            stats.t.ppf(1 - alpha / 2, len(both) - 1) * stats.sem(differences)
+            for alpha in (0.05, 0.05 / COMPARISONS[table], 0.05 / (2 * COMPARISONS[table]))
+        ]
+        assert int(seeds) == len(both) and mean[0] in "+-" and is_rounded(mean, differences.mean())
+        assert half[0] == adjusted[0] == "±" and is_rounded(half[1:], halves[0]) and is_rounded(adjusted[1:], halves[1])
+        decided = abs(differences.mean()) > halves[1]
+        assert table != "2" or decided == (abs(differences.mean()) > halves[2]), "the same with four looks"
+        assert outcome == (("higher" if differences.mean() > 0 else "lower") if decided else "undecided")
+
+
+def test_diverged_run_of_the_fresh_seeds_is_named() -> None:
+    (diverged,) = [record for record in records(FRESH[0]) if record.get("status") == "diverged"]
+    config = diverged["config"]
+    assert (config["norm"]["name"], config["strategy"]["name"], diverged["seed"]) == ("none", "derpp", 116)
+    assert "seed 116" in PAGE

@@ -266,7 +266,8 @@ COMMITTED = {
     "split-cifar10-more-seeds.jsonl.gz": (44, 0, "a0570b6c780c797b"),
     "split-cifar100-coarse-grid.jsonl.gz": (233, 7, "d60a5e6c35abf600"),
     "split-cifar100-fine-grid.jsonl.gz": (283, 0, "e756ad446b7127a3"),
-    "split-cifar100-fresh-seeds.jsonl.gz": (264, 0, "ad5313e6f75e0324"),
+    "split-cifar100-fresh-seeds.jsonl.gz": (511, 1, "0e23eaade004ee75"),
+    "split-cifar100-fresh-seeds-more-tables.jsonl.gz": (164, 0, "506368df3441d65e"),
     "cocoseq-mini.jsonl.gz": (50, 0, "1ce54089f60e0e9e"),
 }
 
@@ -286,7 +287,7 @@ def test_all_committed_archives_are_checked() -> None:
     assert {str(path.relative_to(FOLDER)) for path in FOLDER.rglob("*.jsonl*")} == set(COMMITTED)
     assert not [path for path in FOLDER.rglob("*.json") if path.stem.isdecimal()], "single records"
     content = Store(FOLDER).load_all()
-    assert content.problems == [] and len(content.records) == 233 + 283 + 264 + 50 + 44
+    assert content.problems == [] and len(content.records) == 233 + 283 + 511 + 164 + 50 + 44
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="records of other data sets are not part of the repository")
