@@ -1,26 +1,19 @@
-"""Recorded runs in Python: load, select and convert to a pandas table. Needs no torch."""
+"""Recorded runs in Python: load, select and convert to a table, also of pandas. Needs no torch."""
 
 from __future__ import annotations
 
-import difflib
 import logging
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from contnorm.bench.archives import archives_in, is_archive, write_archive
-from contnorm.bench.config.defaults import canonical_strategy
-from contnorm.bench.config.schema import RunConfig, flatten_settings
-from contnorm.bench.memories import MEMORIES
-from contnorm.bench.models import NETWORKS
+from contnorm.bench.config.defaults import resolved_settings
 from contnorm.bench.records import DivergedRun, Record, RecordSet, Store, is_folder_of_runs, run_folders
-from contnorm.bench.strategies.registry import STRATEGIES
-from contnorm.bench.streams.tasks import STREAMS, find_stream
-from contnorm.errors import UserError, unknown, usable
-from contnorm.registry import NORMS, find_norm
+from contnorm.bench.selection import IDENTITY, RunLike, check_conditions, conditions_of, select, setting_keys
+from contnorm.errors import UserError, usable
 
 if TYPE_CHECKING:
     import pandas
@@ -29,25 +22,8 @@ __all__ = ["ArchivedRuns", "Runs", "archive", "load_runs"]
 
 log = logging.getLogger("contnorm")
 
-_IDENTITY = ("hash", "seed", "status")  # keys that are not settings
-_SHORT = {
-    "norm": "norm.name",
-    "strategy": "strategy.name",
-    "stream": "stream.name",
-    "model": "model.name",
-    "memory": "memory.kind",
-    "buffer": "memory.size",
-}  # other short keys are names of settings without their group
-_KNOWN: dict[str, Collection[str]] = {
-    "norm.name": NORMS,
-    "strategy.name": STRATEGIES,
-    "stream.name": STREAMS,
-    "model.name": NETWORKS,
-    "memory.kind": MEMORIES,
-}
 _SHOWN = 5  # folders named in a message
-
-Test = Callable[[Record | DivergedRun], bool]
+_LAST_COLUMNS = ("device", "torch", "seconds")
 
 
 def load_runs(path: str | os.PathLike[str]) -> Runs:
@@ -157,6 +133,8 @@ class Runs:
         Runs(2 runs, 6 records, 0 diverged, 0 problems)
         >>> runs.where(norm="cn", seed=[0, 2], lr=lambda lr: lr < 0.1)
         Runs(1 runs, 2 records, 0 diverged, 0 problems)
+        >>> runs.where("norm=bn,cn,seed<2")
+        Runs(2 runs, 4 records, 0 diverged, 0 problems)
         >>> [len(seeds) for seeds in runs.by_run().values()]
         [3, 3]
         >>> runs.to_frame().groupby("norm.name")["acc"].mean().to_dict()
@@ -179,53 +157,27 @@ class Runs:
             f"{len(self.problems)} problems)"
         )
 
-    def where(self, **conditions: Any) -> Runs:
-        """Select records by settings, seed, hash or status.
+    def where(self, *selections: str, **conditions: Any) -> Runs:
+        """Select records by settings, seed, hash or status. All conditions must hold.
 
         Args:
+            selections: Conditions as the commands take them, such as ``"lr<=0.1"``, ``"norm=bn,cn"`` or
+                ``"norm!=bn,seed<5"``; a comma separates values, and conditions.
             conditions: A value, a collection of allowed values (list, tuple, set, range) or a function that returns
                 whether a value is allowed, by key. A key is a dotted setting such as ``train.batch``, passed as
                 ``**{"train.batch": 10}``; a setting's name without its group if it is unique, such as ``lr``; one of
-                ``norm``, ``strategy``, ``stream``, ``model``, ``memory`` and ``buffer``; or ``seed``, ``hash`` or
-                ``status``. Names are understood as `bench.run` does: ``norm="cn8"`` is cn with 8 groups, ``norm="cn"``
-                is cn with any number of groups, and ``strategy="der++"`` is derpp.
+                ``norm``, ``strategy``, ``stream``, ``model``, ``memory`` and ``buffer``; or ``seed``, ``hash`` (a
+                prefix is enough) or ``status``. Names are understood as `bench.run` does: ``norm="cn8"`` is cn with 8
+                groups, ``norm="cn"`` is cn with any number of groups, and ``strategy="der++"`` is derpp.
 
         Raises:
             UserError: If a key is unknown; or if a norm, strategy, stream, model or memory neither is a known name
                 nor occurs in a record.
         """
-        tests = [self._as_test(key, condition) for key, condition in conditions.items()]
-        return replace(
-            self,
-            records=[record for record in self.records if _matches(record, tests)],
-            diverged=[run for run in self.diverged if _matches(run, tests)],
-        )
-
-    def _as_test(self, short_key: str, condition: Any) -> Test:
-        """Test of one condition of `where`."""
-        key = _resolve_key(short_key)
-        if callable(condition):
-            return lambda item: _has(item, key) and bool(condition(_value(item, key)))
-        is_collection = isinstance(condition, list | tuple | set | frozenset | range)
-        if key in _KNOWN:
-            values = list(condition) if is_collection else [condition]
-            self._check_names(short_key, key, values)
-            names = [_canonical(key, value) for value in values]
-            return lambda item: _has(item, key) and any(_is_named(item, key, name) for name in names)
-        if is_collection:
-            return lambda item: _has(item, key) and _value(item, key) in condition
-        return lambda item: _has(item, key) and bool(_value(item, key) == condition)
-
-    def _check_names(self, short_key: str, key: str, values: Sequence[Any]) -> None:
-        """Reject a name that neither is known nor occurs in a record: an empty selection would hide the mistake."""
-        items: list[Record | DivergedRun] = [*self.records, *self.diverged]
-        recorded = dict.fromkeys(_value(item, key) for item in items if _has(item, key))
-        for value in values:
-            if value not in recorded and _canonical(key, value)[0] not in _KNOWN[key]:
-                names = sorted(recorded) or list(_KNOWN[key])
-                near = _nearest(value, [*names, *_KNOWN[key]]) if isinstance(value, str) else []
-                hint = f" Did you mean {near[0]!r}?" if near else ""
-                raise UserError(f"{short_key}: no record has {value!r}.{hint} There are {', '.join(names)}.")
+        items: list[RunLike] = [*self.records, *self.diverged]
+        parsed = conditions_of(selections, conditions, setting_keys(items))
+        check_conditions(items, parsed)
+        return replace(self, records=select(self.records, parsed), diverged=select(self.diverged, parsed))
 
     def by_run(self) -> dict[str, Runs]:
         """Group by run: the seeds of each hash, finished and diverged, in the order of their first occurrence."""
@@ -236,12 +188,24 @@ class Runs:
             groups.setdefault(run.hash, ([], []))[1].append(run)
         return {name: Runs(records, diverged) for name, (records, diverged) in groups.items()}
 
+    def to_rows(self) -> list[dict[str, Any]]:
+        """One dict per run and seed, diverged ones included, with the columns of `to_frame`; needs no pandas.
+
+        Example:
+            >>> Runs([], []).to_rows()
+            []
+        """
+        rows = [*map(_row, self.records), *map(_row, self.diverged)]
+        columns = _columns(rows)
+        return [{key: row.get(key) for key in columns} for row in rows]
+
     def to_frame(self) -> pandas.DataFrame:
         """One row per run and seed, diverged ones included, as a pandas table.
 
-        Columns: ``hash``, ``seed``, ``status``, all settings by their dotted names, all scores by name in percent,
-        ``device``, ``torch`` (version) and ``seconds`` (of training). Missing values are None or NaN, and so are the
-        groups of a norm without groups.
+        Columns: ``hash``, ``seed``, ``status``; one for each setting, by its dotted name, with the value that the run
+        used; all scores by name in percent; ``device``, ``torch`` (version) and ``seconds`` (of training). A setting
+        that has no value for a run, such as the groups of a norm without groups, is None or NaN, and so are missing
+        scores.
 
         Raises:
             UserError: If pandas is not installed.
@@ -250,11 +214,8 @@ class Runs:
             import pandas
         except ImportError as error:
             raise UserError("to_frame: needs pandas. Install it with `pip install pandas`.") from error
-        rows = [*map(_row, self.records), *map(_row, self.diverged)]
-        columns = dict.fromkeys([*_IDENTITY, *_setting_keys(), *(key for row in rows for key in row)])
-        last = ("device", "torch", "seconds")
-        ordered = [*(key for key in columns if key not in last), *last]
-        return pandas.DataFrame(rows, columns=ordered)
+        rows = self.to_rows()
+        return pandas.DataFrame(rows, columns=list(rows[0]) if rows else _columns([]))
 
 
 @dataclass(frozen=True, repr=False)
@@ -270,97 +231,20 @@ class ArchivedRuns(Runs):
     nested_folders: Sequence[Path] = ()
 
 
-def _setting_keys() -> list[str]:
-    return list(flatten_settings(RunConfig().as_dict()))
-
-
-def _resolve_key(key: str) -> str:
-    """Dotted setting or identity key of a full or short key.
-
-    Example:
-        >>> [_resolve_key(key) for key in ("norm", "lr", "train.batch", "seed")]
-        ['norm.name', 'train.lr', 'train.batch', 'seed']
-        >>> _resolve_key("code")
-        Traceback (most recent call last):
-        contnorm.errors.UserError: where: 'code' is ambiguous. Use one of strategy.code, memory.code, model.code, ...
-    """
-    settings = _setting_keys()
-    if key in (*_IDENTITY, *settings):
-        return key
-    if key in _SHORT:
-        return _SHORT[key]
-    matches = [setting for setting in settings if setting.rpartition(".")[2] == key]
-    if len(matches) == 1:
-        return matches[0]
-    if matches:
-        raise UserError(f"where: {key!r} is ambiguous. Use one of {', '.join(matches)}.")
-    short = [setting.rpartition(".")[2] for setting in settings]
-    near = _nearest(key, [*settings, *_SHORT, *short, *_IDENTITY])
-    raise unknown("key", key, [*_IDENTITY, *settings], near)
-
-
-def _nearest(key: str, known: Collection[str]) -> list[str]:
-    return difflib.get_close_matches(key, dict.fromkeys(known), n=1, cutoff=0.6)
-
-
-def _canonical(key: str, name: Any) -> tuple[Any, int | None]:
-    """Name as records have it, and the number of groups that ends the name of a norm.
-
-    Example:
-        >>> _canonical("norm.name", "CN8"), _canonical("strategy.name", "DER++"), _canonical("model.name", "my.py:Net")
-        (('cn', 8), ('derpp', None), ('my.py:Net', None))
-    """
-    if not isinstance(name, str):
-        return name, None
-    if key == "strategy.name":
-        return canonical_strategy(name), None
-    with suppress(ValueError, UserError):  # not a name of the registry
-        if key == "norm.name":
-            spec, groups = find_norm(name)
-            return spec.name, groups
-        if key == "stream.name":
-            return find_stream(name).name, None
-    return name, None
-
-
-def _is_named(item: Record | DivergedRun, key: str, wanted: tuple[Any, int | None]) -> bool:
-    name, groups = _canonical(key, _value(item, key))
-    if name != wanted[0]:
-        return False
-    return wanted[1] is None or wanted[1] == (groups or _value(item, "norm.groups"))
-
-
-def _has(item: Record | DivergedRun, key: str) -> bool:
-    """Whether an item has a value for a key: divergence notes can be without settings."""
-    return key in _IDENTITY or item.config is not None
-
-
-def _matches(item: Record | DivergedRun, tests: Sequence[Test]) -> bool:
-    return all(test(item) for test in tests)
-
-
-def _value(item: Record | DivergedRun, key: str) -> Any:
-    if key in _IDENTITY:
-        return getattr(item, key)
-    group, _, name = key.partition(".")
-    return getattr(getattr(item.config, group), name)
+def _columns(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Names of columns in order: identity, settings, scores, then device, version and time."""
+    columns = dict.fromkeys([*IDENTITY, *setting_keys(), *(key for row in rows for key in row)])
+    return [*(key for key in columns if key not in _LAST_COLUMNS), *_LAST_COLUMNS]
 
 
 def _row(item: Record | DivergedRun) -> dict[str, Any]:
-    settings = flatten_settings(item.config.as_dict()) if item.config is not None else {}
-    if settings and _is_without_groups(settings["norm.name"]):
-        settings |= {"norm.groups": None, "norm.auto_channels": None}
+    settings = resolved_settings(item.config) if item.config is not None else {}
     scores = item.scores if isinstance(item, Record) else {}
     return {
-        **{key: getattr(item, key) for key in _IDENTITY},
+        **{key: getattr(item, key) for key in IDENTITY},
         **settings,
         **scores,
         "device": item.raw.get("device", {}).get("name"),
         "torch": item.raw.get("versions", {}).get("torch"),
         "seconds": item.raw.get("seconds", {}).get("train"),
     }
-
-
-def _is_without_groups(norm: str) -> bool:
-    name, _ = _canonical("norm.name", norm)
-    return name in NORMS and not NORMS[name].grouped

@@ -29,7 +29,16 @@ from contnorm.bench.user_code import code_hash, is_user_code
 from contnorm.errors import unknown
 from contnorm.registry import find_norm
 
-__all__ = ["apply_defaults", "canonical_strategy", "changed", "complete", "differences", "run_names", "varying"]
+__all__ = [
+    "apply_defaults",
+    "canonical_strategy",
+    "changed",
+    "complete",
+    "differences",
+    "resolved_settings",
+    "run_names",
+    "varying",
+]
 
 # Settings of a stream for which None means its default; for the others, None means "all".
 _DEFAULT_IF_NONE = ("scenario", "part", "augment")
@@ -187,6 +196,41 @@ def differences(a: RunConfig, b: RunConfig) -> dict[str, tuple[Any, Any]]:
     first, second = (flatten_settings(config.as_dict()) for config in (a, b))
     keys = dict.fromkeys([*first, *second])  # a component's own settings may be in one of them only
     return {key: (first.get(key), second.get(key)) for key in keys if first.get(key) != second.get(key)}
+
+
+def resolved_settings(config: RunConfig) -> dict[str, Any]:
+    """All settings of a run by dotted key, with the value that the run used.
+
+    Where None means the default of the stream, that default is returned. The groups of a norm without groups are None.
+
+    Example:
+        >>> settings = resolved_settings(from_dict({"stream": {"name": "split-mnist"}}))
+        >>> settings["stream.scenario"], settings["norm.name"], settings["norm.groups"]
+        ('task', 'bn', None)
+    """
+    return dict(_resolved_settings(config))
+
+
+@lru_cache(maxsize=4096)
+def _resolved_settings(config: RunConfig) -> dict[str, Any]:
+    settings = flatten_settings(config.as_dict())
+    stream = STREAMS.get(config.stream.name)
+    defaults = stream_defaults(stream, config.stream.scenario).get("stream", {}) if stream else {}
+    for name in _DEFAULT_IF_NONE:
+        if settings[f"stream.{name}"] is None:
+            settings[f"stream.{name}"] = defaults.get(name)
+    if not _has_groups(config.norm.name):
+        settings |= {"norm.groups": None, "norm.auto_channels": None}
+    return settings
+
+
+@lru_cache(maxsize=256)
+def _has_groups(norm: str) -> bool:
+    """Whether a norm has groups; True for a norm that is unknown to this version."""
+    try:
+        return find_norm(norm)[0].grouped
+    except ValueError:
+        return True
 
 
 def run_names(config: RunConfig) -> tuple[str, ...]:
