@@ -7,23 +7,42 @@ import math
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any, Protocol
 
-from contnorm.bench.config.defaults import varying
+from contnorm.bench.config.defaults import resolved_settings, run_names, varying
 from contnorm.bench.config.schema import RunConfig, flatten_settings
 from contnorm.bench.config.sources import format_value
 from contnorm.bench.metrics.accuracy_matrix import SCORES
 from contnorm.bench.metrics.multilabel import LABEL_SCORES
-from contnorm.bench.records import Record
-from contnorm.bench.stats import Interval, effect_size, paired_difference
-from contnorm.bench.streams.tasks import STREAMS, stream_defaults
+from contnorm.bench.records import Record, spread_over_seeds
+from contnorm.bench.selection import SHORT_KEYS, setting_keys
+from contnorm.bench.stats import (
+    MOST_SEEDS,
+    Interval,
+    cohens_d,
+    effect_size,
+    paired_difference,
+    paired_p_value,
+    seeds_for_effect,
+    t_interval,
+    welch_interval,
+    welch_p_value,
+)
 from contnorm.errors import UserError
 
-__all__ = ["Comparison", "compare", "scores_of", "seeds_to_resolve"]
+__all__ = [
+    "Comparison",
+    "compare",
+    "differing_keys",
+    "experiment_names",
+    "list_variations",
+    "paired_verdict",
+    "scores_of",
+    "seeds_to_resolve",
+    "short_key",
+    "unpaired_verdict",
+]
 
-POWER, LEVEL = 0.8, 0.95
-MOST_SEEDS = 1_000_000
 SHOWN = 4  # settings, and values of a setting, that a message names
 
 
@@ -45,9 +64,13 @@ class Comparison:
         bootstrap: Bootstrap 95 % interval; too narrow with few seeds. None for one seed.
         effect: Mean over standard deviation of the differences; NaN for one seed.
         seeds_needed: Number of seeds with which a difference of this size would be resolved (95 % interval without
-            zero, with a probability of 80 %); None if it can't be estimated.
+            zero, with a probability of 80 %), if mean and standard deviation stay as observed; None if it can't be
+            estimated.
         only_a, only_b: Seeds that only one of the experiments has; they are not compared.
         same_settings: Whether a and b are the same experiment.
+        p: p value of a two-sided paired t test; NaN for one seed or if all differences are equal.
+        names: Names of a and b in the verdict: what their settings differ in.
+        differing: Keys of the settings in which a and b differ, apart from defaults of streams and strategies.
     """
 
     score: str
@@ -61,6 +84,14 @@ class Comparison:
     only_a: tuple[int, ...] = ()
     only_b: tuple[int, ...] = ()
     same_settings: bool = False
+    p: float = math.nan
+    names: tuple[str, str] = ("a", "b")
+    differing: tuple[str, ...] = ()
+
+    @property
+    def verdict(self) -> str:
+        """Which experiment has the higher score, in a sentence; or that it is undecided, with the seeds needed."""
+        return paired_verdict(self.score, self.names, self.differences)
 
     @property
     def resolved(self) -> bool:
@@ -142,6 +173,9 @@ def compare(
         only_a=tuple(sorted(first.keys() - second.keys())),
         only_b=tuple(sorted(second.keys() - first.keys())),
         same_settings=configs[0].hash == configs[1].hash,
+        p=paired_p_value(pair.differences),
+        names=experiment_names(*configs),
+        differing=tuple(differing_keys(*configs)),
     )
 
 
@@ -164,23 +198,155 @@ def seeds_to_resolve(differences: Sequence[float]) -> int | None:
         >>> seeds_to_resolve([1.0, 2.0, 3.0]), seeds_to_resolve([-1.0, 2.0, 0.5]), seeds_to_resolve([1.0, 1.0])
         (5, 73, None)
     """
-    effect = abs(effect_size(differences)) if len(differences) > 1 else math.nan
-    if not effect > 0:  # also False for NaN
-        return None
-    low, high = 1, 2
-    while high < MOST_SEEDS and _power(effect, high) < POWER:
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if _power(effect, middle) < POWER else (low, middle)
-    return high
+    return seeds_for_effect(effect_size(differences)) if len(differences) > 1 else None
 
 
-def _power(effect: float, seeds: int) -> float:
-    """Probability that a two-sided paired t test rejects zero."""
-    stats = import_module("scipy.stats")  # takes half a second to import
-    critical = stats.t.ppf((1 + LEVEL) / 2, seeds - 1)
-    return float(stats.nct.sf(critical, seeds - 1, effect * math.sqrt(seeds)))
+def paired_verdict(score: str, names: tuple[str, str], differences: Sequence[float]) -> str:
+    """Sentence on which experiment has the higher score, from the differences of paired seeds.
+
+    Args:
+        score: Name of the score.
+        names: Names of the first and the second experiment.
+        differences: First minus second, for each seed.
+
+    Example:
+        >>> paired_verdict("acc", ("cn", "bn"), [1.0, 1.5, 2.0, 1.2])
+        'cn is higher than bn in ACC by 1.43 points (95 % interval 0.73 to 2.12, 4 paired seeds, p = 0.007).'
+    """
+    seeds = f"{len(differences)} paired seed{'' if len(differences) == 1 else 's'}"
+    if not any(differences):
+        return f"No difference: {names[0]} and {names[1]} have the same {_title(score)} in {seeds}."
+    mean, interval = math.fsum(differences) / len(differences), t_interval(differences)
+    if math.isnan(effect_size(differences)):
+        if len(differences) == 1 or interval is None:
+            return f"Undecided: {_difference(score, names, mean)} ({seeds}). An interval needs two seeds or more."
+        return f"Undecided: {_difference(score, names, mean)} in each of {seeds}. Equal differences have no interval."
+    test = "paired t test"
+    return _verdict(
+        score, names, mean, interval, seeds, paired_p_value(differences), seeds_to_resolve(differences), test
+    )
+
+
+def unpaired_verdict(score: str, names: tuple[str, str], values: Sequence[float], others: Sequence[float]) -> str:
+    """Sentence on which experiment has the higher score, if their seeds are not paired.
+
+    Args:
+        score: Name of the score.
+        names: Names of the first and the second experiment.
+        values: Scores of the first.
+        others: Scores of the second.
+
+    Example:
+        >>> unpaired_verdict("acc", ("cn", "bn"), [4.0, 5.0, 6.0], [1.0, 2.0, 3.0])
+        'cn is higher than bn in ACC by 3.00 points (95 % interval 0.73 to 5.27, 3 and 3 unpaired seeds, p = 0.021).'
+    """
+    seeds = f"{len(values)} and {len(others)} unpaired seeds"
+    mean, std = spread_over_seeds(list(others))
+    difference = spread_over_seeds(list(values))[0] - mean
+    interval = welch_interval(values, mean, std, len(others))
+    if interval is None:
+        reason = "An interval needs two seeds or more of each, with different scores."
+        return f"Undecided: {_difference(score, names, difference)} ({seeds}). {reason}"
+    needed = seeds_for_effect(cohens_d(values, others), samples=2)
+    return _verdict(score, names, difference, interval, seeds, welch_p_value(values, others), needed, "t test")
+
+
+def _verdict(
+    score: str,
+    names: tuple[str, str],
+    mean: float,
+    interval: Interval | None,
+    seeds: str,
+    p: float,
+    needed: int | None,
+    test: str,
+) -> str:
+    p_text = "p < 0.001" if p < 0.001 else f"p = {p:.3f}" if p < 0.1 else f"p = {p:.2f}"
+    if interval is not None and not interval.holds(0):
+        low, high = sorted(map(abs, interval))
+        direction = "higher" if mean > 0 else "lower"
+        return (
+            f"{names[0]} is {direction} than {names[1]} in {_title(score)} by {abs(mean):.2f} points (95 % interval "
+            f"{low:.2f} to {high:.2f}, {seeds}, {p_text})."
+        )
+    sentence = f"Undecided: {_difference(score, names, mean)} (95 % interval {interval}, {seeds}, {p_text})."
+    if needed is None:
+        return sentence
+    count = f"More than {MOST_SEEDS:,}" if needed >= MOST_SEEDS else f"About {needed:,}"
+    each = "" if test.startswith("paired") else " of each"
+    return (
+        f"{sentence} {count} seeds{each} would resolve a difference of this size (two-sided {test} at 5 %, power 80 %, "
+        f"if mean and standard deviation stay as observed)."
+    )
+
+
+def _difference(score: str, names: tuple[str, str], mean: float) -> str:
+    direction = "higher" if mean > 0 else "lower"
+    return f"{names[0]} is {abs(mean):.2f} points {direction} than {names[1]} in {_title(score)}"
+
+
+def _title(score: str) -> str:
+    """Name of a score in a sentence.
+
+    Example:
+        >>> _title("acc"), _title("fm_mammoth"), _title("C-F1")
+        ('ACC', 'fm_mammoth', 'C-F1')
+    """
+    return score.upper() if score in SCORES and "_" not in score else score
+
+
+def differing_keys(a: RunConfig, b: RunConfig) -> list[str]:
+    """Keys of settings in which two experiments differ, apart from defaults of their streams and strategies.
+
+    Groups do not count if the norms differ and one of them has no groups.
+
+    Example:
+        >>> from contnorm.bench.config.schema import from_dict
+        >>> differing_keys(from_dict({"norm": {"name": "bn"}}), from_dict({"norm": {"name": "cn"}, "train": {"lr": 1}}))
+        ['norm.name', 'train.lr']
+    """
+    first, second = resolved_settings(a), resolved_settings(b)
+    keys = [key for key in varying([a, b]) if first.get(key) != second.get(key)]
+    if first["norm.name"] != second["norm.name"] and None in (first["norm.groups"], second["norm.groups"]):
+        keys = [key for key in keys if key not in ("norm.groups", "norm.auto_channels")]
+    order = setting_keys()
+    return sorted(keys, key=lambda key: order.index(key) if key in order else len(order))
+
+
+def experiment_names(a: RunConfig, b: RunConfig) -> tuple[str, str]:
+    """Names that tell two experiments apart: their norms, or the settings in which they differ; at most a few.
+
+    Example:
+        >>> from contnorm.bench.config.schema import from_dict
+        >>> bn, cn = (from_dict({"norm": {"name": name}}) for name in ("bn", "cn"))
+        >>> experiment_names(cn, bn), experiment_names(bn, from_dict({"train": {"lr": 0.1}}))
+        (('cn32', 'bn'), ('lr=0.03', 'lr=0.1'))
+    """
+    keys = differing_keys(a, b)
+    norms = run_names(a)[-1], run_names(b)[-1]
+    if norms[0] != norms[1] and all(key in ("norm.name", "norm.groups", "norm.auto_channels") for key in keys):
+        return norms
+    if not 1 <= len(keys) <= SHOWN:
+        return "a", "b"
+    first, second = (
+        ", ".join(f"{short_key(key)}={format_value(resolved_settings(config).get(key))}" for key in keys)
+        for config in (a, b)
+    )
+    return first, second
+
+
+def short_key(key: str) -> str:
+    """Shortest key that selects a setting.
+
+    Example:
+        >>> short_key("norm.name"), short_key("train.lr"), short_key("strategy.code")
+        ('norm', 'lr', 'strategy.code')
+    """
+    for short, full in SHORT_KEYS.items():
+        if full == key:
+            return short
+    name = key.rpartition(".")[2]
+    return name if [setting.rpartition(".")[2] for setting in setting_keys()].count(name) == 1 else key
 
 
 def _by_seed(runs: _HasRecords | Iterable[Record], name: str) -> dict[int, Record]:
@@ -192,13 +358,13 @@ def _by_seed(runs: _HasRecords | Iterable[Record], name: str) -> dict[int, Recor
     configs = list({record.config.hash: record.config for record in records}.values())
     if len(configs) > 1:
         raise UserError(
-            f"{name} has records of {len(configs)} experiments, which differ in {_list_variations(configs)}. Select "
+            f"{name} has records of {len(configs)} experiments, which differ in {list_variations(configs)}. Select "
             f"one with where(...)."
         )
     return {record.seed: record for record in records}
 
 
-def _list_variations(configs: Sequence[RunConfig]) -> str:
+def list_variations(configs: Sequence[RunConfig]) -> str:
     """Settings in which experiments differ, with their values."""
     settings = [flatten_settings(config.as_dict()) for config in configs]
     # Defaults differ between streams and strategies; they are named only if nothing else differs.
@@ -226,8 +392,6 @@ def _check_streams(a: RunConfig, b: RunConfig) -> None:
 
 
 def _stream_settings(config: RunConfig) -> dict[str, Any]:
-    """Settings of a stream, with its defaults where none are recorded."""
-    settings: dict[str, Any] = config.as_dict()["stream"]
-    spec = STREAMS.get(config.stream.name)
-    defaults = {} if spec is None else stream_defaults(spec, config.stream.scenario).get("stream", {})
-    return {key: defaults.get(key) if value is None else value for key, value in settings.items()}
+    """Settings of a stream by name, with its defaults where none are recorded."""
+    settings = resolved_settings(config)
+    return {name: settings[f"stream.{name}"] for name in config.as_dict()["stream"]}

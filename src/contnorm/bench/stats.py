@@ -22,14 +22,19 @@ __all__ = [
     "cohens_d",
     "effect_size",
     "paired_difference",
+    "paired_p_value",
+    "seeds_for_effect",
     "summarize_differences",
     "t_interval",
     "variance_ratio_interval",
     "welch_interval",
+    "welch_p_value",
 ]
 
 LEVEL = 0.95
+POWER = 0.8
 RESAMPLES = 10_000
+MOST_SEEDS = 1_000_000  # limit of `seeds_for_effect`
 
 
 class Interval(NamedTuple):
@@ -139,6 +144,70 @@ def variance_ratio_interval(values: Sequence[float], others: Sequence[float]) ->
     ratio, n, m = (a / b) ** 2, len(values) - 1, len(others) - 1
     low, high = _scipy_stats().f.ppf([(1 - LEVEL) / 2, (1 + LEVEL) / 2], n, m)
     return Interval(float(ratio / high), float(ratio / low))
+
+
+def paired_p_value(differences: Sequence[float]) -> float:
+    """p value of a two-sided paired t test; NaN for fewer than two differences or if all are equal.
+
+    Example:
+        >>> round(paired_p_value([1.0, 2.0, 3.0]), 4)
+        0.0742
+    """
+    effect = effect_size(differences)
+    if math.isnan(effect):
+        return math.nan
+    count = len(differences)
+    return float(2 * _scipy_stats().t.sf(abs(effect) * math.sqrt(count), count - 1))
+
+
+def welch_p_value(values: Sequence[float], others: Sequence[float]) -> float:
+    """p value of Welch's two-sided t test; NaN where `welch_interval` is None.
+
+    Example:
+        >>> round(welch_p_value([3.0, 4.0, 5.0], [1.0, 2.0, 3.0]), 4)
+        0.0705
+    """
+    mean, std = spread_over_seeds(list(others))
+    if welch_interval(values, mean, std, len(others)) is None:
+        return math.nan
+    return float(_scipy_stats().ttest_ind(values, others, equal_var=False).pvalue)
+
+
+def seeds_for_effect(effect: float, samples: int = 1) -> int | None:
+    """Smallest number of seeds with which a t test at 5 % detects an effect with a power of 80 %.
+
+    It is computed from the noncentral t distribution, and assumes normally distributed differences and that the effect
+    is the true one. The result is at most `MOST_SEEDS`.
+
+    Args:
+        effect: Mean over standard deviation: of paired differences, or with two samples of the difference of means
+            over the pooled standard deviation (Cohen's d).
+        samples: 1 for paired seeds, 2 for two experiments without common seeds; the number is of each.
+
+    Returns:
+        The number, or None if the effect is 0 or not finite.
+
+    Example:
+        >>> seeds_for_effect(0.5), seeds_for_effect(0.5, samples=2), seeds_for_effect(0.0)
+        (34, 64, None)
+    """
+    size = abs(effect)
+    if not 0 < size < math.inf:  # also False for NaN
+        return None
+    low, high = 1, 2
+    while high < MOST_SEEDS and _power(size, high, samples) < POWER:
+        low, high = high, min(2 * high, MOST_SEEDS)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if _power(size, middle, samples) < POWER else (low, middle)
+    return high
+
+
+def _power(effect: float, seeds: int, samples: int) -> float:
+    """Probability that a two-sided t test rejects zero, in the direction of the effect."""
+    degrees_of_freedom = samples * (seeds - 1)
+    critical = _t_quantile(degrees_of_freedom)
+    return float(_scipy_stats().nct.sf(critical, degrees_of_freedom, effect * math.sqrt(seeds / samples)))
 
 
 @dataclass(frozen=True)
