@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from contnorm.bench.api.stream import Stream, Task, TaskDataset, load_stream
     from contnorm.bench.comparison import Comparison, compare
     from contnorm.bench.data.datasets import BuildOptions, build_dataset, fetch_dataset
+    from contnorm.bench.leftovers import Leftover, Leftovers, clean
     from contnorm.bench.memories import Memory, PartitioningReservoir, Reservoir, Ring
     from contnorm.bench.records import Record
     from contnorm.bench.registries import available
@@ -42,6 +43,8 @@ __all__ = [
     "BuildOptions",
     "Comparison",
     "DERpp",
+    "Leftover",
+    "Leftovers",
     "Memory",
     "OutputMask",
     "PartitioningReservoir",
@@ -65,6 +68,7 @@ __all__ = [
     "archive",
     "available",
     "build_dataset",
+    "clean",
     "compare",
     "evaluate",
     "fetch_dataset",
@@ -85,6 +89,7 @@ _NAMES_BY_MODULE = {
     "contnorm.bench.api.stream": ("Stream", "Task", "TaskDataset", "load_stream"),
     "contnorm.bench.comparison": ("Comparison", "compare"),
     "contnorm.bench.data.datasets": ("BuildOptions", "build_dataset", "fetch_dataset"),
+    "contnorm.bench.leftovers": ("Leftover", "Leftovers", "clean"),
     "contnorm.bench.memories": ("Memory", "PartitioningReservoir", "Reservoir", "Ring"),
     "contnorm.bench.records": ("Record",),
     "contnorm.bench.registries": ("available",),

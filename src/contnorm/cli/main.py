@@ -36,6 +36,7 @@ COMMANDS = {
     "show": "Show the scores of finished runs, averaged over seeds.",
     "archive": "Write all records of a runs folder to one file, which every command reads like a folder.",
     "compare": "Compare two runs: differing settings, and score differences paired over shared seeds.",
+    "clean": "Show the leftovers of unfinished runs, with size and age, then ask whether to remove them.",
     "diagnose": "Measure the cross-task normalization effect: forgetting caused by the running moments alone.",
     "paper": "Reproduce a table or figure of the paper: run what is missing, compare with the published numbers.",
     "tune": "Choose a learning rate for each norm and strategy of a table, using only the validation tasks.",

@@ -52,7 +52,7 @@ __all__ = [
 FORMAT = 2  # 1 had a checksum of the tensors alone
 COUNT = 2  # checkpoints on disk
 _STEP = re.compile("[0-9]{1,18}")
-_FILE = re.compile(r"[0-9]{1,18}\.(json|safetensors)|\.[0-9]{1,18}\.(json|safetensors)\.[0-9]+")
+_FILE = re.compile(r"[0-9]{1,18}\.(json|safetensors)|\.[0-9]{1,18}\.(json|safetensors)\.[0-9a-f]+")
 FULL = {errno.ENOSPC, errno.EDQUOT}
 
 

@@ -20,12 +20,12 @@ from contnorm.bench.fingerprint import Match, compare_fingerprints, not_comparab
 from contnorm.bench.models.pretrained import weights_change
 from contnorm.bench.record_checks import check_whole
 from contnorm.bench.records import LARGEST_SEED, SCHEMA, Store
+from contnorm.bench.unfinished import CHECKPOINTS, ENDING, LOCK, NOTE
 from contnorm.bench.user_code import code_hash, is_user_code, untrusted_code
 from contnorm.errors import UserError, usable
 
 __all__ = ["RunDir", "StoppedRun", "StoppedRuns", "edited", "stopped_runs", "untrusted_in"]
 
-ENDING = ".unfinished"
 MOST_THREADS = 1024  # of a run on a CPU; torch aborts the process if it can't start them
 ATTEMPTS = 20  # another process that has just recorded the run may remove the folder
 
@@ -69,9 +69,9 @@ class RunDir:
     def __init__(self, record: Path) -> None:
         self.record = record
         self.folder = record.parent / f"{record.stem}{ENDING}"
-        self.note = self.folder / "run.json"
-        self.checkpoints = Checkpoints(self.folder / "checkpoints", f"{record.parent.name}/{record.stem}")
-        self.lock = RunLock(self.folder / "lock")
+        self.note = self.folder / NOTE
+        self.checkpoints = Checkpoints(self.folder / CHECKPOINTS, f"{record.parent.name}/{record.stem}")
+        self.lock = RunLock(self.folder / LOCK)
 
     @classmethod
     def of(cls, job: Job, store: Store) -> RunDir:
