@@ -365,16 +365,23 @@ def _by_seed(runs: _HasRecords | Iterable[Record], name: str) -> dict[int, Recor
 
 
 def list_variations(configs: Sequence[RunConfig]) -> str:
-    """Settings in which experiments differ, with their values."""
+    """Settings in which experiments differ, with their values.
+
+    Example:
+        >>> from contnorm.bench.config.schema import from_dict
+        >>> list_variations([from_dict({"train": {"lr": lr}}) for lr in (0.03, 0.1)])
+        'train.lr (0.03, 0.1)'
+    """
     settings = [flatten_settings(config.as_dict()) for config in configs]
+    known = dict.fromkeys(key for of_run in settings for key in of_run)  # components may have settings of their own
     # Defaults differ between streams and strategies; they are named only if nothing else differs.
     chosen = varying(configs)
-    keys = [key for key in settings[0] if key in chosen] or [
-        key for key in settings[0] if len({format_value(values[key]) for values in settings}) > 1
+    keys = [key for key in known if key in chosen] or [
+        key for key in known if len({format_value(values.get(key)) for values in settings}) > 1
     ]
     variations = []
     for key in keys[:SHOWN]:
-        values = list(dict.fromkeys(format_value(of_run[key]) for of_run in settings))
+        values = list(dict.fromkeys(format_value(of_run.get(key)) for of_run in settings))
         variations.append(f"{key} ({', '.join([*values[:SHOWN], *(['...'] if len(values) > SHOWN else [])])})")
     rest = [f"{len(keys) - SHOWN} more"] if len(keys) > SHOWN else []
     return ", ".join([*variations, *rest])
