@@ -54,8 +54,8 @@ def test_settings_column_distinguishes_similar_runs(tmp_path: Path) -> None:
     other = records(tmp_path, train={"lr": 0.1}, strategy={"forward": "separate"})
     head, *rows = printed(show_scores, [*other, *plain]).splitlines()
     assert head.endswith("settings") and len(rows) == 2
-    assert rows[0].endswith("strategy.forward=separate train.lr=0.1")
-    assert rows[1].startswith(plain[0].config.hash) and "=" not in rows[1]
+    assert rows[0].endswith("  strategy.forward=separate") and "  0.1   " in rows[0], "the learning rate has a column"
+    assert rows[1].startswith(plain[0].config.hash) and "=" not in rows[1] and "  0.03  " in rows[1]
 
 
 def test_no_settings_column_if_columns_distinguish_runs(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def two_runs(tmp_path_factory: pytest.TempPathFactory) -> list[Record]:
 def test_narrow_terminal_prints_lines(two_runs: list[Record]) -> None:
     assert printed(show_scores, two_runs, width=130).startswith("run  ")
     lines = printed(show_scores, two_runs, width=80).splitlines()
-    assert lines[0] == f"{two_runs[0].config.hash}  split-mnist single bn"
+    assert lines[0] == f"{two_runs[0].config.hash}  split-mnist single bn lr=0.03"
     assert lines[1] == "    2 seeds, running: ACC 50.50 +- 0.71  FM 39.50 +- 0.71  LA 70.25 +- 0.35"
     assert lines[3].startswith("    1 seed, running: ACC") and len(lines) == 5
     assert lines[4] == "    memory.size=9 evaluate.drift=false"

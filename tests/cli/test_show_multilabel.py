@@ -47,7 +47,7 @@ def records(where: Path, seeds: int = 2, **groups: Any) -> list[Record]:
 
 def test_scores_of_all_labels_and_each_group(tmp_path: Path) -> None:
     found = records(tmp_path)
-    head, *rows = printed(show_scores, found).splitlines()
+    head, *rows = printed(show_scores, found, width=200).splitlines()
     assert re.search(r"C-F1 +O-F1 +mAP +FM C-F1 +FM O-F1 +FM mAP", head)
     assert [re.search(r"running  2 +(\w+)", row)[1] for row in rows[:4]] == ["overall", *GROUPS]  # type: ignore[index]
     tallies = [counts(seed).tally[-1] for seed in range(2)]

@@ -62,7 +62,7 @@ def _load(place: Path, drop: bool) -> Runs:
     else:
         item = Store(place.parent.parent).load_file(place)
         content = RecordSet([item], []) if isinstance(item, Record) else RecordSet([], [], [item])
-    return Runs(content.records, _with_settings(content), content.problems)
+    return Runs.of(content)
 
 
 def archive(runs: str | os.PathLike[str], path: str | os.PathLike[str], force: bool = False) -> ArchivedRuns:
@@ -144,6 +144,11 @@ class Runs:
     records: Sequence[Record]
     diverged: Sequence[DivergedRun] = ()
     problems: Sequence[str] = ()
+
+    @classmethod
+    def of(cls, content: RecordSet) -> Runs:
+        """The runs of some records."""
+        return cls(content.records, _with_settings(content), content.problems)
 
     def __len__(self) -> int:
         return len(self.records)

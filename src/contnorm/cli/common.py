@@ -22,13 +22,14 @@ __all__ = [
     "Lanes",
     "RunsFolder",
     "TrustCode",
+    "Where",
     "console",
     "importing_torch",
     "is_explicit",
 ]
 
 _at_terminal = sys.stdout is not None and sys.stdout.isatty()  # stdout is None if it was closed, as by `>&-`
-console = Console(width=None if _at_terminal else 160)  # wide enough that tables in files and pipes do not wrap
+console = Console(width=None if _at_terminal else 200)  # wide enough that tables in files and pipes do not wrap
 
 DEVICE_HELP = "Device to compute on: cpu or cuda."
 PRECISION_HELP = "Floating-point precision: fp32, tf32 or bf16."
@@ -45,6 +46,14 @@ TrustCode = Annotated[
         "--trust-code",
         metavar="FILE",
         help="Allow executing this Python file where settings or records name it; repeatable.",
+    ),
+]
+Where = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--where",
+        metavar="CONDITION",
+        help="Select runs by settings: norm=cn, lr<=0.03, strategy=er,derpp, seed!=3; repeatable, all must hold.",
     ),
 ]
 AllowMissing = Annotated[

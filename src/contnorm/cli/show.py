@@ -14,12 +14,19 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from contnorm.bench.config.sources import format_value
 from contnorm.bench.metrics.accuracy_matrix import AccuracyMatrix
 from contnorm.bench.metrics.multilabel import LabelMatrix, mean_ap
-from contnorm.bench.records import Record, RecordSet, Store, drop_duplicates, group_by_run
-from contnorm.cli.common import RunsFolder, console
+from contnorm.bench.record_sets import reasons_by_run
+from contnorm.bench.records import Record, Store, drop_duplicates, group_by_run
+from contnorm.bench.runs import Runs
+from contnorm.bench.selection import conditions_of, select, setting_keys
+from contnorm.bench.unfinished import UnfinishedRun
+from contnorm.cli.common import RunsFolder, Where, console
+from contnorm.cli.run_columns import FORMATS, format_rows, show_columns, sort_runs
+from contnorm.cli.run_selection import find_unfinished, load_selection, no_runs, unfinished_lines
 from contnorm.cli.tables import column_widths, print_columns, print_error, print_indented, print_text, safe_text
-from contnorm.errors import UserError
+from contnorm.errors import UserError, unknown
 from contnorm.paper.tables import LABEL_FORGETTING, data_part, data_remarks, digits_remarks
 from contnorm.report.run_tables import (
     DivergedSeeds,
@@ -29,7 +36,7 @@ from contnorm.report.run_tables import (
     score_rows,
     unknown_names,
 )
-from contnorm.report.summaries import Summaries, Summary, find_summaries, summaries_under, summarize
+from contnorm.report.summaries import Summary, find_summaries, summaries_under, summarize
 
 __all__ = ["show", "show_diverged", "show_matrices", "show_scores", "show_unsealed"]
 
@@ -40,30 +47,83 @@ def show(
         typer.Argument(help="Runs to show: paths of runs or folders, or prefixes of run hashes; default: all."),
     ] = None,
     runs: RunsFolder = Path("runs"),
+    where: Where = None,
+    sort: Annotated[
+        str | None,
+        typer.Option(help="Scores or settings to sort by, such as acc or norm,acc: best score or lowest value first."),
+    ] = None,
+    reverse: Annotated[bool, typer.Option("--reverse", help="Reverse the order of --sort.")] = False,
+    columns: Annotated[
+        str | None,
+        typer.Option(help="Settings and scores to show, such as norm,lr,acc,bwt; also run, seeds, seconds, device."),
+    ] = None,
+    form: Annotated[
+        str,
+        typer.Option("--format", help="Output: table; csv or json, with one row per seed and a column per setting."),
+    ] = "table",
     by_task: Annotated[bool, typer.Option("--by-task", help="Show the full accuracy matrix of each run.")] = False,
 ) -> None:
     """Show the scores of finished runs, averaged over seeds."""
-    store = Store(runs)
-    matches: list[RecordSet] | list[Summaries]
-    if by_task:
-        matches = [store.search(name) for name in run] if run else [store.load_all()]
+    if form not in FORMATS:
+        raise unknown("--format", form, FORMATS)
+    if by_task and (columns or form != "table"):
+        raise UserError("--by-task prints accuracy matrices. Leave out --columns and --format.")
+    if reverse and not sort:
+        raise UserError("--reverse reverses the order of --sort. Use both.")
+    store, unfinished = Store(runs), find_unfinished(run, runs)
+    if not (where or sort or columns or by_task or form != "table"):
+        _show_summaries(run, store, unfinished)
+        return
+    content = load_selection(store, run, where or (), unfinished)
+    if sort:
+        content = sort_runs(content, sort, reverse)
+    unfinished = select(unfinished, conditions_of(where or (), {}, setting_keys(unfinished)))
+    if form != "table":
+        text = format_rows(content, columns, form)
+        for line in [*content.problems, *unfinished_lines(unfinished, runs)]:
+            print_error(line)
+        print(text, end="")
     else:
-        matches = [find_summaries(store, name) for name in run] if run else [summaries_under(runs)]
+        _show_selection(content, columns, by_task, bool(run))
+        _show_notes(content.records, reasons_by_run(content.diverged), unfinished, runs)
+
+
+def _show_selection(content: Runs, columns: str | None, by_task: bool, named: bool) -> None:
+    """Show runs as matrices, as a table of chosen columns or as the usual one."""
+    for problem in [*content.problems, *unknown_names(content.records)]:
+        print_error(problem)
+    if by_task:
+        show_matrices(content.records, console)
+    elif columns:
+        show_columns(content, columns, console)
+    else:
+        show_scores(content.records, console)
+    if named:
+        show_unsealed(content.records, console)
+
+
+def _show_summaries(run: list[str] | None, store: Store, unfinished: Sequence[UnfinishedRun]) -> None:
+    """Show all runs, or those that are named; summaries of unchanged records are read from the index."""
+    matches = [find_summaries(store, name) for name in run] if run else [summaries_under(store.root)]
     problems = list(dict.fromkeys(problem for match in matches for problem in match.problems))
     records = drop_duplicates([record for match in matches for record in match.records], problems)
     diverged = {run: notes for match in matches for run, notes in match.diverged.items()}
     if not records:
-        none = f"no finished runs under {runs}{', all diverged' if diverged else ''}. Make one: contnorm run --norm cn"
-        raise UserError("; ".join(problems) or none)
+        raise UserError("; ".join(problems) or no_runs(store.root, bool(diverged), unfinished))
     for problem in [*problems, *unknown_names(records)]:
         print_error(problem)
-    if by_task:
-        show_matrices([record for record in records if isinstance(record, Record)], console)
-    else:
-        show_scores(records, console)
-    show_diverged(records, diverged, console)
+    show_scores(records, console)
+    _show_notes(records, diverged, unfinished, store.root)
     if run:
         show_unsealed(records, console)
+
+
+def _show_notes(
+    records: Sequence[Record | Summary], diverged: DivergedSeeds, unfinished: Sequence[UnfinishedRun], root: Path
+) -> None:
+    show_diverged(records, diverged, console)
+    for line in unfinished_lines(unfinished, root):
+        print_text(line, console)
 
 
 def show_scores(records: Sequence[Record | Summary], console: Console) -> None:
@@ -107,43 +167,54 @@ def _show_scores(records: Sequence[Summary], console: Console) -> None:
         return
     groups = group_by_run(records)
     shown_keys = keys_to_show([group[0].config for group in groups.values()])
-    rows = [row for group in groups.values() for row in score_rows(group, shown_keys)]
-    with_settings = len(groups) > 1 and any(row.settings for row in rows)
+    if len(groups) > 1:
+        shown_keys -= {"train.lr"}  # has a column
+    rows = [
+        (format_value(group[0].config.train.lr), row)
+        for group in groups.values()
+        for row in score_rows(group, shown_keys)
+    ]
+    with_settings = len(groups) > 1 and any(row.settings for _, row in rows)
     if _least_width(rows, with_settings) > console.width:
-        for row in rows:
-            _show_lines(row, console)
+        for lr, row in rows:
+            _show_lines(lr, row, console)
         return
     print_columns(*_cells(rows, with_settings), console, wrap_last=with_settings)
-    if len(groups) == 1 and rows[0].settings:
-        console.print(safe_text(f"changed from the stream's defaults: {rows[0].settings}"))
+    settings = rows[0][1].settings
+    if len(groups) == 1 and settings:
+        console.print(safe_text(f"changed from the stream's defaults: {settings}"))
 
 
-def _cells(rows: Sequence[ScoreRow], with_settings: bool) -> tuple[list[str], list[list[str]]]:
+LrRow = tuple[str, ScoreRow]  # a learning rate, which is always shown, and a row of scores
+
+
+def _cells(rows: Sequence[LrRow], with_settings: bool) -> tuple[list[str], list[list[str]]]:
     """Column headings and cells of the table of scores."""
-    labels = ["labels"] if rows[0].labels else []
+    first = rows[0][1]
+    labels = ["labels"] if first.labels else []
     settings = ["settings"] if with_settings else []
-    heads = ["run", "stream", "strategy", "norm", "moments", "seeds", *labels, *rows[0].titles, *settings]
+    heads = ["run", "stream", "strategy", "norm", "lr", "moments", "seeds", *labels, *first.titles, *settings]
     cells = []
-    for row in rows:
+    for lr, row in rows:
         rest = [row.settings] if with_settings else []
         group = [row.labels] if row.labels else []
-        cells.append([row.run, *row.names, row.moments, str(row.seeds), *group, *row.scores, *rest])
+        cells.append([row.run, *row.names, lr, row.moments, str(row.seeds), *group, *row.scores, *rest])
     return heads, cells
 
 
-def _least_width(rows: Sequence[ScoreRow], with_settings: bool) -> int:
+def _least_width(rows: Sequence[LrRow], with_settings: bool) -> int:
     """Minimum width of the table without truncation; the settings column may wrap between settings."""
     widths = column_widths(*_cells(rows, False))
     least = sum(widths) + 2 * (len(widths) - 1)
-    words = [word for row in rows for word in (*row.settings.split(), "settings")]
+    words = [word for _, row in rows for word in (*row.settings.split(), "settings")]
     return least + (2 + max(map(len, words)) if with_settings else 0)
 
 
-def _show_lines(row: ScoreRow, console: Console) -> None:
+def _show_lines(lr: str, row: ScoreRow, console: Console) -> None:
     seeds = "1 seed" if row.seeds == 1 else f"{row.seeds} seeds"
     scores = "  ".join(f"{title} {value}" for title, value in zip(row.titles, row.scores, strict=True))
     how = ", ".join(filter(None, (seeds, row.moments, row.labels)))
-    console.print(safe_text(f"{row.run}  {' '.join(row.names)}"))
+    console.print(safe_text(f"{row.run}  {' '.join(row.names)} lr={lr}"))
     for line in filter(None, (f"{how}: {scores}", row.settings)):
         print_indented(line, console)
 

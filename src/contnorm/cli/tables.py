@@ -19,6 +19,7 @@ __all__ = [
     "print_columns",
     "print_error",
     "print_indented",
+    "print_table",
     "print_text",
     "safe_text",
     "show_rows",
@@ -78,6 +79,21 @@ def show_rows(heads: Sequence[str], rows: Sequence[Sequence[str]], console: Cons
         cells = [f"{head} {cell}" for head, cell in zip(heads[named:], row[named:], strict=True)]
         for line in _lines(cells, console.width - INDENT):
             print_indented(line, console)
+
+
+def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]], console: Console) -> None:
+    """Like `show_rows`, and fast for thousands of rows if they fit.
+
+    Example:
+        >>> print_table(("norm", "lr"), [("bn", "0.1")], Console(width=40))
+        norm  lr
+        bn    0.1
+    """
+    widths = column_widths(heads, [[escape_terminal(cell) for cell in row] for row in rows])
+    if sum(widths) + 2 * (len(widths) - 1) <= console.width:
+        print_columns(heads, rows, console)
+    else:
+        show_rows(heads, rows, console)
 
 
 def column_widths(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:

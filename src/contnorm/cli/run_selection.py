@@ -1,0 +1,87 @@
+"""The runs that a command selects by path, hash and conditions, and the unfinished ones among them. Needs no torch."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from contnorm.bench.archives import is_archive
+from contnorm.bench.record_sets import RecordSet, drop_duplicates, drop_finished
+from contnorm.bench.records import Store
+from contnorm.bench.runs import Runs
+from contnorm.bench.selection import RunLike, conditions_of, no_match, setting_keys
+from contnorm.bench.unfinished import UnfinishedRun, unfinished_runs
+from contnorm.errors import UserError
+
+__all__ = ["find_unfinished", "load_selection", "no_runs", "unfinished_lines"]
+
+
+def load_selection(
+    store: Store, names: Sequence[str] | None, where: Sequence[str], unfinished: Sequence[UnfinishedRun] = ()
+) -> Runs:
+    """Load the records with some names, or all, that meet all conditions.
+
+    Args:
+        store: Records in which hashes are searched.
+        names: Paths, or prefixes of run hashes; None for all records of the store.
+        where: Conditions.
+        unfinished: Unfinished runs, which the message names if there are no others.
+
+    Raises:
+        UserError: If no finished run is selected, with the reason.
+    """
+    parts = [store.search(name) for name in names] if names else [store.load_all()]
+    problems = list(dict.fromkeys(problem for part in parts for problem in part.problems))
+    records = drop_duplicates([record for part in parts for record in part.records], problems)
+    finished = {(record.hash, record.seed) for record in records}
+    diverged = drop_finished((run for part in parts for run in part.diverged_runs), finished)
+    every = Runs.of(RecordSet(records, problems, diverged))
+    if not every.records:
+        raise UserError("; ".join(problems) or no_runs(store.root, bool(every.diverged), unfinished))
+    selected = every.where(*where)
+    if selected.diverged and not selected.records:
+        raise UserError(f"all runs with {' '.join(where)} diverged, so they have no scores.")
+    if not selected.records:
+        items: list[RunLike] = [*every.records, *every.diverged]
+        raise UserError(no_match(items, conditions_of(where, {}, setting_keys(items))))
+    return selected
+
+
+def no_runs(root: Path, diverged: bool, unfinished: Sequence[UnfinishedRun] = ()) -> str:
+    """Message about a folder without finished runs."""
+    lines = unfinished_lines(unfinished, root)
+    hint = lines[0] if lines else "Make one: contnorm run --norm cn"
+    return f"no finished runs under {root}{', all diverged' if diverged else ''}. {hint}"
+
+
+def find_unfinished(names: Sequence[str] | None, root: Path) -> list[UnfinishedRun]:
+    """Unfinished runs under a folder, or among the runs with some names."""
+    if not names:
+        return [] if is_archive(root) else unfinished_runs(root)
+    found: dict[Path, UnfinishedRun] = {}
+    for name in names:
+        path = Path(name)
+        if path.is_dir():
+            runs = unfinished_runs(path)
+        else:
+            runs = [] if path.exists() else [run for run in unfinished_runs(root) if run.hash.startswith(name)]
+        found |= {run.folder: run for run in runs}
+    return list(found.values())
+
+
+def unfinished_lines(unfinished: Sequence[UnfinishedRun], root: Path) -> list[str]:
+    """One line that counts unfinished runs and names the command that resumes them; none without such runs.
+
+    Example:
+        >>> unfinished_lines([], Path("runs"))
+        []
+    """
+    if not unfinished:
+        return []
+    running = sum(run.running for run in unfinished)
+    stopped = len(unfinished) - running
+    counts = [f"{count} {name}" for count, name in ((running, "in progress"), (stopped, "stopped")) if count]
+    runs = f"{len(unfinished)} unfinished run{'' if len(unfinished) == 1 else 's'}"
+    resume = f" Resume with: contnorm resume {shlex.quote(str(root))}" if stopped else ""
+    return [f"{runs} ({', '.join(counts)}), not shown.{resume}"]
