@@ -89,6 +89,7 @@ def test_undecided_verdict_has_the_seeds_needed() -> None:
         ([0.0, 0.0], "No difference: a and b have the same ACC in 2 paired seeds"),
         ([1.0], "Undecided: a is 1.00 points higher .*1 paired seed.*two seeds"),
         ([-1.0, -1.0, -1.0], "Undecided: a is 1.00 points lower .*each of 3 paired seeds.*no interval"),
+        ([1.0, -1.0], "Undecided: a and b have the same mean ACC .*p = 1.00\\).$"),
         ([1e-9, 1.0, -1.0], "More than 1,000,000 seeds"),
     ],
 )

@@ -25,7 +25,7 @@ from contnorm.report.summaries import summarize
 
 
 def printed(show: Callable[..., None], *what: object, width: int = 160) -> str:
-    console = Console(file=io.StringIO(), width=width)
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
     show(*what, console)
     assert isinstance(console.file, io.StringIO)
     lines = console.file.getvalue().splitlines()
@@ -193,7 +193,8 @@ def test_compare_uses_shared_seeds(tmp_path: Path) -> None:
 def test_compare_one_seed_and_identical_runs(tmp_path: Path) -> None:
     a = records(tmp_path, seeds=1)
     output = printed(show_comparison, a, a)
-    assert "no differing settings" in output and "1 seed, paired" in output.splitlines()[-1]
+    assert "no differing settings" in output and "1 seed, paired" in output.splitlines()[-3]
+    assert output.splitlines()[-1] == "No difference: B and A have the same ACC in 1 paired seed."
     assert "one seed" in output
 
 

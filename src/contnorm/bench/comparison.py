@@ -281,6 +281,8 @@ def _verdict(
 
 
 def _difference(score: str, names: tuple[str, str], mean: float) -> str:
+    if not mean:
+        return f"{names[0]} and {names[1]} have the same mean {_title(score)}"
     direction = "higher" if mean > 0 else "lower"
     return f"{names[0]} is {abs(mean):.2f} points {direction} than {names[1]} in {_title(score)}"
 

@@ -320,8 +320,8 @@ def _values(items: Iterable[RunLike], key: str) -> list[Any]:
 
 
 def _listed(values: Sequence[Any]) -> str:
-    numbers = all(map(_is_number, values))
-    texts = [format_value(value) for value in (sorted(values) if numbers else values)]
+    sortable = all(map(_is_number, values)) or all(isinstance(value, str) for value in values)
+    texts = [format_value(value) for value in (sorted(values) if sortable else values)]
     rest = f" or one of {len(texts) - _SHOWN} more values" if len(texts) > _SHOWN else ""
     if not rest and len(texts) > 1:
         return f"{', '.join(texts[:-1])} or {texts[-1]}"

@@ -1,7 +1,7 @@
-"""The `compare` command: differences between two runs in settings and scores. Needs no torch.
+"""The `compare` command: differences between two runs in settings and scores, and a verdict. Needs no torch.
 
-Scores are paired over the shared seeds. Runs that share no seed, or did not see the same samples, are compared
-unpaired.
+A run here has all its seeds. Scores are paired over the shared seeds. Runs that share no seed, or did not see the same
+samples, are compared unpaired.
 """
 
 from __future__ import annotations
@@ -17,11 +17,24 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from contnorm.bench.comparison import (
+    differing_keys,
+    experiment_names,
+    list_variations,
+    paired_verdict,
+    short_key,
+    unpaired_verdict,
+)
 from contnorm.bench.config.defaults import differences, run_names
 from contnorm.bench.config.sources import format_value
 from contnorm.bench.fingerprint import Match, compare_fingerprints, not_comparable
-from contnorm.bench.metrics.accuracy_matrix import score
-from contnorm.bench.records import Record, Store, spread_over_seeds
+from contnorm.bench.metrics.accuracy_matrix import SCORES
+from contnorm.bench.metrics.accuracy_matrix import score as score_of_matrix
+from contnorm.bench.metrics.multilabel import LABEL_SCORES
+from contnorm.bench.record_sets import reasons_by_run
+from contnorm.bench.records import DivergedRun, Record, Store, group_by_run, spread_over_seeds
+from contnorm.bench.runs import Runs
+from contnorm.bench.selection import has_operator, parse_selection, setting_keys, value_of
 from contnorm.bench.stats import (
     bootstrap_difference,
     bootstrap_interval,
@@ -30,13 +43,13 @@ from contnorm.bench.stats import (
     t_interval,
     welch_interval,
 )
-from contnorm.cli.common import RunsFolder, console
-from contnorm.cli.show import show_diverged
+from contnorm.cli.common import RunsFolder, Where, console, is_explicit
+from contnorm.cli.run_selection import load_selection
 from contnorm.cli.tables import print_error, print_text, safe_text, show_rows
-from contnorm.errors import UserError
+from contnorm.errors import UserError, unknown
 from contnorm.paper.format import spread
 from contnorm.paper.tables import digits_remarks
-from contnorm.report.run_tables import LABEL_SCORE_TITLES, SCORE_TITLES, unknown_names
+from contnorm.report.run_tables import LABEL_SCORE_TITLES, SCORE_TITLES, divergence_lines, unknown_names
 from contnorm.report.summaries import GROUPS_SHOWN
 
 __all__ = ["compare", "show_comparison"]
@@ -64,33 +77,120 @@ class _Sides:
     paired: bool
 
 
+@dataclass(frozen=True)
+class _Selected:
+    """Records of one run, and the keys by which it was selected; None if it was named by a path or a hash."""
+
+    records: list[Record]
+    diverged: Sequence[DivergedRun]
+    problems: Sequence[str]
+    keys: set[str] | None
+
+
 def compare(
-    a: Annotated[str, typer.Argument(help="First run: a path, or a prefix of the run hash.")],
-    b: Annotated[str, typer.Argument(help="Second run, given in the same way.")],
+    context: typer.Context,
+    sides: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[RUNS] A B",
+            help="Two runs, each a selection (norm=cn, or norm=cn,lr=0.01), a path, or a prefix of the run hash; "
+            "before them, optionally, the folder or archive of records.",
+        ),
+    ],
     runs: RunsFolder = Path("runs"),
+    where: Where = None,
+    score: Annotated[str | None, typer.Option(help="Score of the verdict, such as fm; default: acc.")] = None,
 ) -> None:
-    """Compare two runs: differing settings, and score differences paired over shared seeds."""
-    store = Store(runs)
-    first, second = store.find_one(a), store.find_one(b)
-    unknown_here = unknown_names([*first.records, *second.records])
-    for problem in dict.fromkeys([*first.problems, *second.problems, *unknown_here]):
+    """Compare two runs: differing settings, score differences paired over shared seeds, and a verdict."""
+    root, first, second = _split_arguments(sides, runs, is_explicit(context, "runs"))
+    store = Store(root)
+    a, b = (_select(text, store, where or ()) for text in (first, second))
+    unknown_here = unknown_names([*a.records, *b.records])
+    for problem in dict.fromkeys([*a.problems, *b.problems, *unknown_here]):
         print_error(problem)
-    show_comparison(first.records, second.records, console)
-    show_diverged([*first.records, *second.records], first.diverged | second.diverged, console)
+    reasons = reasons_by_run([*a.diverged, *b.diverged])
+    notes = [*_unselected(a, b), *divergence_lines([*a.records, *b.records], reasons)]
+    show_comparison(a.records, b.records, console, notes, score)
 
 
-def show_comparison(a: list[Record], b: list[Record], console: Console) -> None:
-    """Print the differing settings, then the scores with the 95 % interval of the mean difference."""
+def _split_arguments(sides: Sequence[str], runs: Path, has_runs: bool) -> tuple[Path, str, str]:
+    """Folder of records, and the two runs."""
+    if len(sides) == 2:
+        return runs, sides[0], sides[1]
+    if len(sides) != 3:
+        raise UserError(f"compare: expected two runs, got {len(sides)}. For example: contnorm compare norm=bn norm=cn")
+    root = Path(sides[0])
+    if not root.exists():
+        raise UserError(f"{root}: there is no such folder or archive of records. Expected: compare RUNS A B")
+    if has_runs:
+        raise UserError(f"{root} and --runs {runs}: name the records once.")
+    return root, sides[1], sides[2]
+
+
+def _select(text: str, store: Store, where: Sequence[str]) -> _Selected:
+    """Find one run by a selection, a path or a hash.
+
+    Raises:
+        UserError: If there is none, or if there are several; the message names what they differ in.
+    """
+    if has_operator(text) and not Path(text).exists():
+        runs = load_selection(store, None, [*where, text])
+        keys = {condition.key for condition in parse_selection(text, setting_keys(runs.records))}
+    else:
+        runs, keys = Runs.of(store.find_one(text)).where(*where), None
+        if not runs.records:
+            raise UserError(f"{text}: no finished run of it has {' '.join(where)}.")
+    configs = [group[0].config for group in group_by_run(runs.records).values()]
+    if len(configs) > 1:
+        key = next(iter(differing_keys(configs[0], configs[1])), "hash")
+        value = configs[0].hash if key == "hash" else format_value(value_of(runs.records[0], key))
+        raise UserError(
+            f"{text}: selects {len(configs)} runs, which differ in {list_variations(configs)}. Select one, such as "
+            f"{text},{short_key(key)}={value}."
+        )
+    records = sorted(runs.records, key=lambda record: record.seed)
+    return _Selected(records, [run for run in runs.diverged if run.hash == configs[0].hash], runs.problems, keys)
+
+
+def _unselected(a: _Selected, b: _Selected) -> list[str]:
+    """Warning about settings that differ although neither selection names them."""
+    if a.keys is None or b.keys is None:
+        return []
+    selected = a.keys | b.keys
+    selected |= {"norm.groups", "norm.auto_channels"} if "norm.name" in selected else set()
+    differing = [key for key in differing_keys(a.records[0].config, b.records[0].config) if key not in selected]
+    if not differing:
+        return []
+    values = [
+        f"{key} ({format_value(value_of(a.records[0], key))} and {format_value(value_of(b.records[0], key))})"
+        for key in differing
+    ]
+    return [f"warning: A and B also differ in {', '.join(values)}, which the selections do not name."]
+
+
+def show_comparison(
+    a: list[Record], b: list[Record], console: Console, notes: Sequence[str] = (), score: str | None = None
+) -> None:
+    """Print the differing settings, the scores with the 95 % interval of the mean difference, and a verdict.
+
+    Args:
+        a: Records of the first run.
+        b: Records of the second run.
+        console: Terminal to print to.
+        notes: Lines to print before the verdict.
+        score: Name of the score of the verdict; None for the first one.
+    """
     if a[0].multi_label != b[0].multi_label:
         raise UserError("one run is multi-label and the other is not: they share no score. Compare runs of one kind.")
     different = _different_samples(a, b)
-    unknown = "" if different else not_comparable(*(_fingerprint(side[0]) for side in (a, b)))
+    unknown_data = "" if different else not_comparable(*(_fingerprint(side[0]) for side in (a, b)))
     sides = _sides(a, b, bool(different))
+    verdict = _verdict(sides, score)
     _show_settings(a[0], b[0], console)
     if different:
         console.print(safe_text(f"warning: A and B did not use the same samples ({different}), so they are unpaired."))
-    if unknown:
-        print_text(f"warning: A and B may have used different data: {unknown}.", console)
+    if unknown_data:
+        print_text(f"warning: A and B may have used different data: {unknown_data}.", console)
     if not different and (tasks := _different_tasks(sides)):
         print_text(
             f"warning: A and B were evaluated on different tasks ({tasks}), so their scores are not comparable.",
@@ -100,9 +200,43 @@ def show_comparison(a: list[Record], b: list[Record], console: Console) -> None:
         console.print(safe_text(f"A and B share no seed ({_seeds(a)}; {_seeds(b)}), so seeds are not paired."))
     console.print()
     show_rows(HEADS, _rows(sides), console)
-    console.print(safe_text(_footer(sides)))
-    for line in digits_remarks([*a, *b]):
+    print_text(_footer(sides, len(a), len(b)), console)
+    for line in [*digits_remarks([*a, *b]), *notes]:
         print_text(line, console)
+    console.print()
+    print_text(verdict, console)
+
+
+def _verdict(sides: _Sides, score: str | None) -> str:
+    """Sentence on which run has the higher score."""
+    a, b = sides.a[0], sides.b[0]
+    title, value = _verdict_score(a, b, score)
+    if a.config.stream.name != b.config.stream.name:
+        return "No verdict: A and B have different streams, so their scores are not comparable."
+    if _different_tasks(sides):
+        return "No verdict: A and B were evaluated on different tasks, so their scores are not comparable."
+    first, second = experiment_names(a.config, b.config)
+    names = ("B", "A") if (first, second) == ("a", "b") else (second, first)
+    try:
+        values, others = ([value(record) for record in side] for side in (sides.b, sides.a))
+    except ValueError as error:
+        raise UserError(f"--score {score}: {error}") from error
+    if sides.paired:
+        return paired_verdict(title, names, [y - x for x, y in zip(others, values, strict=True)])
+    return unpaired_verdict(title, names, values, others)
+
+
+def _verdict_score(a: Record, b: Record, score: str | None) -> tuple[str, Callable[[Record], float]]:
+    """Title and function of the score of the verdict; with running moments if both runs were evaluated with them."""
+    known: Sequence[str] = LABEL_SCORES if a.multi_label else list(SCORES)
+    name = known[0] if score is None else score
+    if name not in known:
+        raise unknown("score", name, known)
+    title = {**SCORE_TITLES, **LABEL_SCORE_TITLES}.get(name, name)
+    shared = [] if a.multi_label else [moments for moments in a.evaluated if moments in b.evaluated]
+    if not shared:
+        return title, partial(Record.score, name=name)
+    return title, partial(_score_of, moments=shared[0], name=name)
 
 
 def _sides(a: list[Record], b: list[Record], different: bool) -> _Sides:
@@ -118,11 +252,14 @@ def _seeds(records: list[Record]) -> str:
     return ", ".join(str(record.seed) for record in records)
 
 
-def _footer(sides: _Sides) -> str:
+def _footer(sides: _Sides, seeds_a: int, seeds_b: int) -> str:
     """Sentences that say how the differences were computed."""
     count = len(sides.a) if sides.paired else max(len(sides.a), len(sides.b))
     if sides.paired:
         pairing = f"{count} seed{'s' if count > 1 else ''}, paired; differences are B minus A."
+        unpaired = [f"{n - count} of {side}" for n, side in ((seeds_a, "A"), (seeds_b, "B")) if n > count]
+        if unpaired:
+            pairing += f" Seeds that only one run has are left out: {', '.join(unpaired)}."
         how = (
             "95 % interval: Student's t, two-sided. Bootstrap: 95 % interval by resampling the differences (too narrow "
             "with few seeds). Effect: mean of the differences divided by their standard deviation."
@@ -233,7 +370,7 @@ def _scores(a: Record, b: Record) -> dict[str, Callable[[Record], float]]:
 
 
 def _score_of(record: Record, moments: str, name: str) -> float:
-    return score(record.evaluated[moments], name)
+    return score_of_matrix(record.evaluated[moments], name)
 
 
 def interval(differences: list[float]) -> str:

@@ -35,7 +35,7 @@ COMMANDS = {
     "resume": "Resume all interrupted runs under a folder, bit-exactly.",
     "show": "Show the scores of finished runs, averaged over seeds.",
     "archive": "Write all records of a runs folder to one file, which every command reads like a folder.",
-    "compare": "Compare two runs: differing settings, and score differences paired over shared seeds.",
+    "compare": "Compare two runs: differing settings, score differences paired over shared seeds, and a verdict.",
     "clean": "Show the leftovers of unfinished runs, with size and age, then ask whether to remove them.",
     "diagnose": "Measure the cross-task normalization effect: forgetting caused by the running moments alone.",
     "paper": "Reproduce a table or figure of the paper: run what is missing, compare with the published numbers.",
