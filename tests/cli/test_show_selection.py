@@ -146,7 +146,7 @@ def stop(runs: Path, norm: str, seed: int) -> Path:
 def test_unfinished_runs_are_counted_with_the_command(show: Show, runs: Path) -> None:
     stop(runs, "bn", 7)
     folder = stop(runs, "gn", 0)
-    line = f"2 unfinished runs (2 stopped), not shown. Resume with: contnorm resume {runs}"
+    line = f"2 unfinished runs (2 stopped). Resume with: contnorm resume {runs}"
     for arguments in ((), ("--sort", "acc"), ("--columns", "norm")):
         assert show(*arguments)[1].splitlines()[-1] == line
     _, out, err = show("--format", "csv")

@@ -15,7 +15,7 @@ from rich.console import Console
 from contnorm import bench
 from contnorm.bench.config.defaults import run_names
 from contnorm.cli.common import console
-from contnorm.cli.tables import print_columns, print_error, print_text
+from contnorm.cli.tables import print_columns, print_error, print_indented, print_text
 
 __all__ = ["clean", "show_leftovers"]
 
@@ -44,7 +44,7 @@ def clean(
         print_text("Nothing was removed.", console)
         return
     if asks and leftovers.stopped and not stopped:
-        stopped = typer.confirm(f"Remove {_total(leftovers.stopped)} of stopped runs too, and lose their progress?")
+        stopped = typer.confirm(f"Remove {_total(leftovers.stopped, 'stopped run')} too, and lose the progress?")
     if chosen or stopped:
         _remove(leftovers, stopped)
 
@@ -58,8 +58,8 @@ def _remove(leftovers: bench.Leftovers, stopped: bool) -> None:
     raise typer.Exit(2 if leftovers.problems[shown:] else 0)
 
 
-def _total(leftovers: Sequence[bench.Leftover]) -> str:
-    return f"{_counted(len(leftovers), 'leftover')} ({format_size(sum(one.size for one in leftovers))})"
+def _total(leftovers: Sequence[bench.Leftover], noun: str = "leftover") -> str:
+    return f"{_counted(len(leftovers), noun)} ({format_size(sum(one.size for one in leftovers))})"
 
 
 def _at_terminal() -> bool:
@@ -73,18 +73,18 @@ def show_leftovers(leftovers: bench.Leftovers, runs: Path, stopped: bool, consol
     if leftovers.removable:
         table = [(one.kind, str(one.path), *_measures(one)) for one in leftovers.removable]
         _show(("leftover", "path", "size", "age"), table, console)
-    else:
+    elif not leftovers.stopped:
         print_text(f"{runs}: has no leftovers.", console)
     if leftovers.stopped:
-        console.print()
+        if leftovers.removable:
+            console.print()
         rows = [(_run_name(one), str(one.path), f"step {_step(one):,}", *_measures(one)) for one in leftovers.stopped]
         _show(("stopped run", "path", "progress", "size", "age"), rows, console)
-        count = _counted(len(leftovers.stopped), "stopped run")
-        resume = f"contnorm resume {shlex.quote(str(runs))}"
-        fate = "removed too (--stopped)" if stopped else "not removed unless with --stopped"
-        print_text(f"{count}: `{resume}` finishes them; they are {fate}.", console)
+        one = len(leftovers.stopped) == 1
+        resume = f"`contnorm resume {shlex.quote(str(runs))}` finishes {'it' if one else 'them'}"
+        fate = "with --stopped, removed too" if stopped else "removed only with --stopped"
+        print_text(f"{_counted(len(leftovers.stopped), 'stopped run')}: {resume}; {fate}.", console)
     if leftovers.running:
-        console.print()
         holders = ", ".join(dict.fromkeys(one.kind for one in leftovers.running))
         print_text(f"{_counted(len(leftovers.running), 'run')} in progress, by {holders}: not touched.", console)
 
@@ -98,7 +98,7 @@ def _show(heads: Sequence[str], rows: Sequence[Sequence[str]], console: Console)
     print_text(f"{heads[0]}s:", console)
     for name, path, *rest in rows:
         print_text(path, console)
-        print_text(f"    {', '.join((name, *rest))}", console)
+        print_indented(", ".join((name, *rest)), console)
 
 
 def _run_name(leftover: bench.Leftover) -> str:

@@ -84,4 +84,4 @@ def unfinished_lines(unfinished: Sequence[UnfinishedRun], root: Path) -> list[st
     counts = [f"{count} {name}" for count, name in ((running, "in progress"), (stopped, "stopped")) if count]
     runs = f"{len(unfinished)} unfinished run{'' if len(unfinished) == 1 else 's'}"
     resume = f" Resume with: contnorm resume {shlex.quote(str(root))}" if stopped else ""
-    return [f"{runs} ({', '.join(counts)}), not shown.{resume}"]
+    return [f"{runs} ({', '.join(counts)}).{resume}"]
