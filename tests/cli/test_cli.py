@@ -257,7 +257,7 @@ def test_diagnose_run_with_weights(place: Path) -> None:
     assert done.returncode == 0, done.stderr
     (folder,) = (place / "kept").iterdir()
     done = contnorm("diagnose", folder.name, *runs, "-o", place / "effect.png")
-    assert done.returncode == 0 and "Re-estimated statistics" in done.stdout, done.stderr
+    assert done.returncode == 0 and "Re-estimated moments" in done.stdout, done.stderr
     assert (place / "effect.png").read_bytes().startswith(b"\x89PNG")
     done = contnorm("diagnose", hashes(place)[0], *where(place))
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "--keep-weights" in done.stderr

@@ -110,12 +110,30 @@ def test_run_named_by_hash_folder_or_file(root: Path, runs: Path, tmp_path: Path
     (folder,) = runs.iterdir()
     figure = tmp_path / "new" / "effect.svg"
     printed = shown(folder.name[:6], root, runs, out=figure)
-    assert printed.startswith(f"{folder.name} seed 1\n") and "norm2" in printed and "Re-estimated statistics" in printed
+    assert (
+        printed.startswith(f"{folder.name} seeds 1, 2\n") and "norm2" in printed and "Re-estimated moments" in printed
+    )
     assert "task's own" in printed and str(figure) in printed and figure.read_text().startswith("<?xml")
     assert shown(str(folder), root, tmp_path) in printed
     assert shown(str(runs), root, tmp_path) in printed
     other = shown(str(folder / "2.json"), root, tmp_path)
     assert other.startswith(f"{folder.name} seed 2\n") and other == shown(folder.name, root, runs, seed=2)
+
+
+def test_all_seeds_with_weights_are_measured(root: Path, runs: Path) -> None:
+    (folder,) = runs.iterdir()
+    measured = diagnose_run(folder.name, runs=runs, root=root)
+    place = RunEnvironment(runs, root, CPU)
+    single = {s: diagnose_record(Store(runs).load(folder / f"{s}.json"), folder / f"{s}.json", place) for s in (1, 2)}
+    assert measured.by_seed == single and measured.diagnosis.seeds == (1, 2)
+    recovered = [one.recovered for one in single.values()]
+    assert measured.diagnosis.recovered == pytest.approx(fmean(recovered))
+    interval = measured.diagnosis.recovered_interval
+    assert interval is not None and fmean(interval) == pytest.approx(fmean(recovered)) and interval[0] < min(recovered)
+    one = diagnose_run(folder.name, seed=2, runs=runs, root=root)
+    assert one.diagnosis == single[2] and one.diagnosis.recovered_interval is None
+    sentence = shown(folder.name, root, runs).splitlines()[-1]
+    assert "over 2 seeds);" in sentence and "; the last task " in sentence
 
 
 def test_sentence_wraps_only_at_a_terminal(root: Path, runs: Path) -> None:
@@ -125,7 +143,7 @@ def test_sentence_wraps_only_at_a_terminal(root: Path, runs: Path) -> None:
     assert isinstance(terminal.file, io.StringIO)
     sentence = shown(folder.name, root, runs).splitlines()[-1]
     broken = terminal.file.getvalue().split("\n\n")[-1].splitlines()
-    assert sentence.startswith("Re-estimated statistics") and len(sentence) > 60
+    assert sentence.startswith("Re-estimated moments") and len(sentence) > 60
     assert max(map(len, broken)) <= 60 and [word for line in broken for word in line.split()] == sentence.split()
 
 
@@ -212,7 +230,7 @@ def test_two_runs_are_compared_by_pairs(root: Path, runs: Path, tmp_path: Path) 
     ]
     # After so few steps both know more at the end than when a task had just been learned.
     assert output.startswith(
-        "Nothing was forgotten, neither with cn4 nor with bn; with cn4 re-estimated statistics recover "
+        "Nothing was forgotten, neither with cn4 nor with bn; with cn4 re-estimated moments recover "
     )
     assert f" recover {recovered[0]:.1f} points of accuracy, with bn {recovered[1]:.1f}: " in output
     assert ", over 2 seeds; " in output

@@ -7,17 +7,19 @@ import json
 import random
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from scipy import stats
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import contnorm as cn
-from contnorm.bench.stats import summarize_differences
-from contnorm.diagnosis.result import Diagnosis, pair_sentence
+from contnorm.bench.stats import summarize_differences, t_interval
+from contnorm.diagnosis.result import Diagnosis, Distance, LayerDistances, mean_diagnosis, pair_sentence
 from tests.models import BatchNormAct2d, ScaledBatchNorm2d, UnknownNorm
 
 Data = list[tuple[Tensor, Tensor]]
@@ -228,14 +230,54 @@ def effect(running: float, oracle: float, learned: float | None) -> str:
 )
 def test_sentence_matches_numbers(running: float, oracle: float, learned: float | None, message: str) -> None:
     sentence = effect(running, oracle, learned)
-    assert sentence.startswith(f"Re-estimated statistics {message}") and "the model itself's variance" in sentence
+    assert sentence.startswith(f"Re-estimated moments {message}") and "the model itself's variance" in sentence
 
 
-def test_sentence_includes_loss_of_the_last_task() -> None:
+@pytest.mark.parametrize(
+    ("last", "message"),
+    [(88.0, "loses 2.0 points"), (91.5, "gains 1.5 points"), (90.0, "does not change"), (90.01, "does not change")],
+)
+@pytest.mark.parametrize("learned", [(78.6, 90.0), None])
+def test_sentence_always_has_the_change_of_the_last_task(
+    last: float, message: str, learned: tuple[float, float] | None
+) -> None:
     layers = cn.diagnose(nn.BatchNorm1d(2), [[(torch.zeros(4, 2), torch.zeros(4).long())]]).layers
-    actual = Diagnosis("Net", ("0", "1"), layers, (60.0, 90.0), (63.1, 88.0), (70.0, 90.0), (78.6, 90.0), True)
-    assert "recover 3.1 of the 18.6 points forgotten; the last task loses 2.0 by them; " in actual.sentence
-    assert (actual.recovered, actual.forgotten) == pytest.approx((3.1, 18.6))
+    actual = Diagnosis("Net", ("0", "1"), layers, (60.0, 90.0), (63.1, last), (70.0, 90.0), learned, True)
+    assert f"; the last task {message}; " in actual.sentence
+    assert actual.as_dict()["last_task_change"] == pytest.approx(last - 90)
+
+
+def diagnosis_of_seed(oracle: tuple[float, float], scale: float) -> Diagnosis:
+    distance = Distance(scale, 2 * scale, 3 * scale, 4 * scale)
+    layers = (LayerDistances("1", distance, (distance, None), (None, distance)),)
+    return Diagnosis("Net", ("0", "1"), layers, (60.0, 90.0), oracle, (70.0, 90.0), (80.0, 90.0), True)
+
+
+def test_mean_over_seeds_has_intervals() -> None:
+    gains, changes = [10.0, 12.0, 17.0], [-2.0, -1.0, -4.5]
+    several = {
+        seed: diagnosis_of_seed((60 + gain, 90 + change), seed)
+        for seed, gain, change in zip((1, 2, 6), gains, changes, strict=True)
+    }
+    mean = mean_diagnosis(several, t_interval)
+    for actual, values in ((mean.recovered_interval, gains), (mean.last_task_interval, changes)):
+        assert actual == pytest.approx(stats.ttest_1samp(values, 0).confidence_interval(0.95))
+    low, high = stats.ttest_1samp(gains, 0).confidence_interval(0.95)
+    text = f"recover 13.0 of the 20.0 points forgotten (95 % interval {low:+.1f} to {high:+.1f} over 3 seeds); the last"
+    assert text in mean.sentence and "the last task loses 2.5 points (95 % interval " in mean.sentence
+    assert mean.seeds == (1, 2, 6) and "mean over 3 seeds" in mean.table() and "73.0" in mean.table()
+    (layer,) = mean.layers
+    assert layer.running_oracle == Distance(3.0, 6.0, 9.0, 12.0), "of scales 1, 2 and 6"
+    assert layer.task_running == (Distance(3.0, 6.0, 9.0, 12.0), None)
+    assert json.loads(json.dumps(mean.as_dict()))["recovered_interval"] == [pytest.approx(low), pytest.approx(high)]
+
+
+def test_mean_of_different_networks_is_rejected() -> None:
+    one = diagnosis_of_seed((60.0, 90.0), 1.0)
+    with pytest.raises(ValueError, match="different norm layers"):
+        mean_diagnosis({0: one, 1: replace(one, layers=())}, t_interval)
+    with pytest.raises(ValueError, match="different tasks"):
+        mean_diagnosis({0: one, 1: replace(one, tasks=("0", "2"))}, t_interval)
 
 
 def test_docs_page_matches_output(capsys: pytest.CaptureFixture[str]) -> None:
@@ -370,7 +412,7 @@ def diagnosis(
 def test_pair_sentence_compares_recovered_points() -> None:
     bn, cn32 = diagnosis(71.4, 74.5), diagnosis(80.0, 80.4)
     assert bn.compare_with(cn32, "bn", "cn32") == (
-        "With cn32 re-estimated statistics recover 0.4 of the 10.0 points forgotten, with bn 3.1 of 18.6: 2.7 less."
+        "With cn32 re-estimated moments recover 0.4 of the 10.0 points forgotten, with bn 3.1 of 18.6: 2.7 less."
     )
     assert cn32.compare_with(bn).endswith("with this model 0.4 of 10.0: 2.7 more.")
     assert bn.compare_with(bn).endswith(": as much.")
@@ -380,17 +422,17 @@ def test_pair_sentence_if_nothing_was_forgotten() -> None:
     """One network forgot nothing, or both; improved accuracy counts as not forgotten."""
     bn, unforgotten, better = diagnosis(71.4, 74.5), diagnosis(90.0, 90.0), diagnosis(91.0, 91.3)
     assert bn.compare_with(unforgotten, "bn", "cn32") == (
-        "With cn32 nothing was forgotten, and re-estimated statistics leave the accuracy as it is; with bn they "
+        "With cn32 nothing was forgotten, and re-estimated moments leave the accuracy as it is; with bn they "
         "recover 3.1 of the 18.6 points forgotten."
     )
     assert unforgotten.compare_with(bn, "cn32", "bn") == bn.compare_with(unforgotten, "bn", "cn32"), (
         "whichever is the first"
     )
-    assert "and re-estimated statistics recover 0.3 points of accuracy; with bn they" in bn.compare_with(
+    assert "and re-estimated moments recover 0.3 points of accuracy; with bn they" in bn.compare_with(
         better, "bn", "cn32"
     )
     assert better.compare_with(unforgotten, "bn", "cn32") == (
-        "Nothing was forgotten, neither with cn32 nor with bn; with cn32 re-estimated statistics recover 0.0 points of "
+        "Nothing was forgotten, neither with cn32 nor with bn; with cn32 re-estimated moments recover 0.0 points of "
         "accuracy, with bn 0.3: 0.3 less."
     )
     sentence = pair_sentence([(bn, unforgotten)] * 2, "bn", "cn")

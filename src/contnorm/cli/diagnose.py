@@ -37,7 +37,7 @@ ENDINGS = (".svg", ".png", ".pdf")
 def diagnose(
     context: typer.Context,
     run: Annotated[str, typer.Argument(help="Run made with --keep-weights: a path, or a prefix of the run hash.")] = "",
-    seed: Annotated[int | None, typer.Option(help="Seed to diagnose; default: the first one recorded.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed to diagnose; default: all with weights.")] = None,
     model: Annotated[str | None, typer.Option(help="Network to diagnose instead of a run: file.py:make.")] = None,
     weights: Annotated[Path | None, typer.Option(help="Weights of --model: a safetensors file.")] = None,
     stream: Annotated[str | None, typer.Option(help="Stream of tasks for --model; see `contnorm ls streams`.")] = None,
@@ -92,7 +92,8 @@ def show_run_diagnosis(of_run: RunDiagnosis, out: Path | None, console: Console)
     """Print the diagnosis of a run, and its comparison with a second run if there is one."""
     config = of_run.record.config
     digits = f" on {run_names(config)[0]}" if config.stream.source == DIGITS else ""
-    title = f"{config.hash} seed {of_run.record.seed}{digits}"
+    seeds = sorted(of_run.by_seed or [of_run.record.seed])
+    title = f"{config.hash} seed{'' if len(seeds) == 1 else 's'} {', '.join(map(str, seeds))}{digits}"
     show_diagnosis(title, of_run.diagnosis, of_run.comparison, out, console)
 
 

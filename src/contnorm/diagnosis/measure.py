@@ -83,7 +83,7 @@ def diagnose(
         >>> x = torch.tensor([[1.0, -1.0], [-1.0, 1.0]] * 5)
         >>> tasks = [[(x, x.argmax(1))], [(2 * x, x.argmax(1))]]
         >>> print(diagnose(model, tasks, test_by_task=tasks, learned=[100.0, 50.0]).sentence)
-        Re-estimated statistics recover 50.0 of the 50.0 points forgotten; layer 0's mean has drifted most.
+        Re-estimated moments recover 50.0 of the 50.0 points forgotten; the last task gains 50.0 points; layer ...
     """
     check_model(model, "diagnose")
     train = _tasks(batches_by_task, "batches_by_task")

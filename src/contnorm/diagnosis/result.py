@@ -9,7 +9,7 @@ their value, on average over the layer; channels with small variance have little
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
@@ -18,11 +18,13 @@ from typing import Any
 from contnorm.bench.escape import escape_terminal
 from contnorm.diagnosis.figure import draw_diagnosis
 
-__all__ = ["Diagnosis", "Distance", "LayerDistances", "gain", "pair_sentence"]
+__all__ = ["Bounds", "Diagnosis", "Distance", "LayerDistances", "gain", "mean_diagnosis", "pair_sentence"]
 
 MIN_POINTS = 0.05  # points; smaller values are printed as 0.0
 MIN_DRIFT = 0.005  # scaled distance; smaller values are printed as 0.00
 WIDTH = 80  # default width of a terminal
+
+Bounds = tuple[float, float]  # ends of an interval
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,9 @@ class Diagnosis:
         own: Accuracy with the exact moments of the task's own data.
         learned: Accuracy right after the task was learned; None if unknown.
         held_out: Whether accuracy was measured on other data than the moments.
+        seeds: Seeds over which all numbers are means; empty for a single model.
+        recovered_interval: 95 % interval of `recovered` over the seeds; None for fewer than two seeds.
+        last_task_interval: 95 % interval of `last_task_change` over the seeds; None for fewer than two seeds.
 
     Example:
         >>> diagnosis = Diagnosis("Net", ("0", "1"), (), (60.0, 90.0), (60.0, 90.0), (60.0, 90.0), (95.0, 90.0), True)
@@ -80,6 +85,14 @@ class Diagnosis:
     own: tuple[float, ...]
     learned: tuple[float, ...] | None = None
     held_out: bool = False
+    seeds: tuple[int, ...] = ()
+    recovered_interval: Bounds | None = None
+    last_task_interval: Bounds | None = None
+
+    @property
+    def last_task_change(self) -> float:
+        """Accuracy points that the last task gains with the oracle's moments; negative if it loses."""
+        return self.oracle[-1] - self.running[-1]
 
     @property
     def forgotten(self) -> float | None:
@@ -111,11 +124,12 @@ class Diagnosis:
         if not self.layers:
             return (
                 f"{self.model} has no norm layer with running moments that could be re-estimated: none of what it "
-                f"forgets comes back that way."
+                f"forgets comes back that way, and the last task does not change."
             )
         data = "" if self.held_out else " (Accuracy is that on the data the moments were estimated from.)"
-        clauses = [f"Re-estimated statistics {self._effect()}", *self._last_task_loss(), self._most_drifted()]
-        return f"{'; '.join(clauses)}.{data}"
+        over = f" over {len(self.seeds)} seeds" if self.seeds else ""
+        effect = f"Re-estimated moments {self._effect()}{_interval(self.recovered_interval, over)}"
+        return f"{'; '.join([effect, self._last_task(), self._most_drifted()])}.{data}"
 
     def _effect(self) -> str:
         forgotten, recovered = self.forgotten, self.recovered
@@ -130,12 +144,12 @@ class Diagnosis:
         cost = f", and cost {-recovered:.1f} more" if recovered <= -MIN_POINTS else ""
         return f"recover none of the {forgotten:.1f} points forgotten{cost}"
 
-    def _last_task_loss(self) -> list[str]:
-        """Accuracy loss of the last task, which `recovered` does not include if `learned` is known."""
-        loss = self.running[-1] - self.oracle[-1]
-        if self.learned is None or len(self.tasks) == 1 or loss < MIN_POINTS:
-            return []
-        return [f"the last task loses {loss:.1f} by them"]
+    def _last_task(self) -> str:
+        """Change of the last task, which `recovered` does not include if `learned` is known."""
+        change, interval = self.last_task_change, _interval(self.last_task_interval)
+        if abs(change) < MIN_POINTS:
+            return f"the last task does not change{interval}"
+        return f"the last task {'gains' if change > 0 else 'loses'} {abs(change):.1f} points{interval}"
 
     def _most_drifted(self) -> str:
         drifts = [
@@ -153,7 +167,8 @@ class Diagnosis:
 
     def table(self) -> str:
         """Table of accuracies by task, and of distances by layer (two rows each; per-task distances are averaged)."""
-        parts = [f"accuracy in percent, by the moments used\n{self._accuracies()}"]
+        over = f", mean over {len(self.seeds)} seeds" if len(self.seeds) > 1 else ""
+        parts = [f"accuracy in percent, by the moments used{over}\n{self._accuracies()}"]
         if self.layers:
             heading = "L1 distances of moments (scaled by the layer's spread); of tasks, the mean"
             parts.append(f"{heading}\n{self._distances()}")
@@ -178,7 +193,12 @@ class Diagnosis:
 
     def as_dict(self) -> dict[str, Any]:
         """Convert to plain numbers, strings, lists and dicts for JSON."""
-        summary = {"forgotten": self.forgotten, "recovered": self.recovered, "share": self.share}
+        summary = {
+            "forgotten": self.forgotten,
+            "recovered": self.recovered,
+            "share": self.share,
+            "last_task_change": self.last_task_change,
+        }
         return {**asdict(self), **summary, "sentence": self.sentence}
 
     def compare_with(self, other: Diagnosis, name: str = "this model", other_name: str = "the other") -> str:
@@ -188,7 +208,7 @@ class Diagnosis:
             >>> def make_diagnosis(*running):
             ...     return Diagnosis("Net", ("0", "1"), (), running, (80.0, 90.0), running)
             >>> make_diagnosis(76.0, 90.0).compare_with(make_diagnosis(80.0, 90.0), "bn", "cn")
-            'With cn re-estimated statistics recover 0.0 points of accuracy, with bn 2.0: 2.0 less.'
+            'With cn re-estimated moments recover 0.0 points of accuracy, with bn 2.0: 2.0 less.'
         """
         return pair_sentence([(self, other)], name, other_name)
 
@@ -200,6 +220,79 @@ class Diagnosis:
         return f"{self.table()}\n\n{textwrap.fill(self.sentence, WIDTH, break_on_hyphens=False)}"
 
     __repr__ = __str__
+
+
+def mean_diagnosis(by_seed: Mapping[int, Diagnosis], interval: Callable[[Sequence[float]], Bounds | None]) -> Diagnosis:
+    """Average the diagnoses of several seeds of one run.
+
+    Args:
+        by_seed: Diagnoses of networks that differ only in their seed.
+        interval: Function that returns the 95 % interval of a mean, or None for too few values.
+
+    Raises:
+        ValueError: If the seeds have different tasks or layers.
+
+    Example:
+        >>> by_seed = {
+        ...     seed: Diagnosis("Net", ("0", "1"), (), (60.0, 90.0), (oracle, 88.0), (60.0, 90.0), (95.0, 90.0), True)
+        ...     for seed, oracle in enumerate((70.0, 80.0))
+        ... }
+        >>> mean = mean_diagnosis(by_seed, interval=lambda values: (min(values), max(values)))
+        >>> mean.recovered, mean.recovered_interval, mean.last_task_change
+        (15.0, (10.0, 20.0), -2.0)
+    """
+    several = list(by_seed.values())
+    first = several[0]
+    for other in several:
+        _check(first, other)
+        if [layer.layer for layer in other.layers] != [layer.layer for layer in first.layers]:
+            raise ValueError("cannot average diagnoses of networks with different norm layers.")
+    learned = None if first.learned is None else _mean_by_task([d.learned for d in several if d.learned is not None])
+    return Diagnosis(
+        first.model,
+        first.tasks,
+        tuple(_mean_layer(layers) for layers in zip(*(d.layers for d in several), strict=True)),
+        _mean_by_task([d.running for d in several]),
+        _mean_by_task([d.oracle for d in several]),
+        _mean_by_task([d.own for d in several]),
+        learned,
+        all(d.held_out for d in several),
+        tuple(by_seed),
+        interval([d.recovered for d in several]),
+        interval([d.last_task_change for d in several]),
+    )
+
+
+def _mean_by_task(accuracies: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    return tuple(fmean(values) for values in zip(*accuracies, strict=True))
+
+
+def _mean_layer(layers: Sequence[LayerDistances]) -> LayerDistances:
+    return LayerDistances(
+        layers[0].layer,
+        _mean_distance([layer.running_oracle for layer in layers]),
+        tuple(_mean_of_known(tasks) for tasks in zip(*(layer.task_running for layer in layers), strict=True)),
+        tuple(_mean_of_known(tasks) for tasks in zip(*(layer.task_oracle for layer in layers), strict=True)),
+    )
+
+
+def _mean_of_known(distances: Sequence[Distance | None]) -> Distance | None:
+    known = [distance for distance in distances if distance is not None]
+    return _mean_distance(known) if known else None
+
+
+def _mean_distance(distances: Sequence[Distance]) -> Distance:
+    return Distance(*(fmean(getattr(d, name) for d in distances) for name in Distance.__dataclass_fields__))
+
+
+def _interval(bounds: Bounds | None, over: str = "") -> str:
+    """Text of an interval in brackets; empty if there is none.
+
+    Example:
+        >>> _interval((1.0, 4.25), " over 3 seeds"), _interval(None)
+        (' (95 % interval +1.0 to +4.2 over 3 seeds)', '')
+    """
+    return "" if bounds is None else f" (95 % interval {bounds[0]:+.1f} to {bounds[1]:+.1f}{over})"
 
 
 Pick = Callable[[LayerDistances], Sequence[Distance | None]]
@@ -252,7 +345,7 @@ def pair_sentence(
         ...     exact, learned = (oracle, 90.0), (95.0, 90.0)
         ...     return Diagnosis("Net", ("0", "1"), (), (running, 90.0), exact, exact, learned, held_out=True)
         >>> pair_sentence([(make_diagnosis(75.0, 78.0), make_diagnosis(83.0, 83.5))], "bn", "cn32")
-        'With cn32 re-estimated statistics recover 0.5 of the 12.0 points forgotten, with bn 3.0 of 20.0: 2.5 less.'
+        'With cn32 re-estimated moments recover 0.5 of the 12.0 points forgotten, with bn 3.0 of 20.0: 2.5 less.'
     """
     for first, second in pairs:
         _check(first, second)
@@ -268,14 +361,14 @@ def pair_sentence(
     text = (
         f"Nothing was forgotten, neither with {second_name} nor with {first_name}; with" if all(unforgotten) else "With"
     )
-    text += f" {second_name} re-estimated statistics recover {_recovered(seconds, unit)}, with {first_name} "
+    text += f" {second_name} re-estimated moments recover {_recovered(seconds, unit)}, with {first_name} "
     text += f"{_recovered(firsts, unit, again=True)}: {_difference(fmean(less))}{_over(len(pairs))}"
     bounds = interval(less) if interval is not None else None
     return f"{text}." if bounds is None else f"{text}; the 95 % interval of the difference is {bounds}."
 
 
 def gain(points: float) -> str:
-    """Describe the effect of re-estimated statistics on accuracy.
+    """Describe the effect of re-estimated moments on accuracy.
 
     Example:
         >>> gain(2.0), gain(-1.5), gain(0.01)
@@ -291,7 +384,7 @@ def _one_forgot_nothing(unforgotten: tuple[str, Sequence[Diagnosis]], other: tup
     effect = gain(fmean(diagnosis.recovered for diagnosis in unforgotten[1]))
     recovered = _recovered(other[1], " points forgotten")
     return (
-        f"With {unforgotten[0]} nothing was forgotten, and re-estimated statistics {effect}; with {other[0]} "
+        f"With {unforgotten[0]} nothing was forgotten, and re-estimated moments {effect}; with {other[0]} "
         f"they recover {recovered}"
     )
 

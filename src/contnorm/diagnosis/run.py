@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from contnorm.bench.api.execution import RunOptions, run_environment
@@ -22,10 +22,10 @@ from contnorm.bench.engine.run_dir import edited, untrusted_in
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.fingerprint import Match, compare_fingerprints, not_comparable
 from contnorm.bench.records import Record, Store
-from contnorm.bench.stats import summarize_differences
+from contnorm.bench.stats import summarize_differences, t_interval
 from contnorm.bench.user_code import code_files, only_trusted
 from contnorm.diagnosis.measure import diagnose
-from contnorm.diagnosis.result import Diagnosis, pair_sentence
+from contnorm.diagnosis.result import Diagnosis, mean_diagnosis, pair_sentence
 from contnorm.errors import UserError
 
 __all__ = ["RunDiagnosis", "diagnose_record", "diagnose_run", "diagnose_weights"]
@@ -40,16 +40,18 @@ class RunDiagnosis:
     """Diagnosis of a recorded run.
 
     Attributes:
-        record: Record of the run.
+        record: Record of the run; of the first seed if several were measured.
         path: Path of the record.
-        diagnosis: The measured effect.
+        diagnosis: The measured effect; with several seeds the mean over them, with intervals.
         comparison: Comparison with a second run, in words; empty if there is none.
+        by_seed: The measured effect of each seed.
     """
 
     record: Record
     path: Path
     diagnosis: Diagnosis
     comparison: str = ""
+    by_seed: Mapping[int, Diagnosis] = field(default_factory=dict)
 
 
 def diagnose_run(
@@ -68,7 +70,8 @@ def diagnose_run(
 
     Args:
         run: The run: a path of a record or a folder, or a prefix of the run hash.
-        seed: Seed to diagnose; None for the first one recorded.
+        seed: Seed to diagnose; None for all whose weights were saved. With several, the result is their mean, with
+            95 % intervals (Student's t) of the points recovered and of the change of the last task.
         other: Second run that differs only in its norm: both are measured on all seeds whose weights both have, and
             compared.
         runs: Folder of records, in which a hash is searched.
@@ -93,12 +96,29 @@ def diagnose_run(
     with only_trusted(None if trusted is None else map(Path, trusted)):
         store = Store(Path(runs))
         pairs = _pairs(str(run), str(other), seed, store) if other else []  # errors before the measurement
-        record = _of_seed(store.find(str(run)), str(run), seed)
-        path = _path(str(run), record, store)
-        _warn_of_digits(record.config, environment)
-        diagnosis = diagnose_record(record, path, environment)
-        comparison = _pair_summary(pairs, {path: diagnosis}, environment) if pairs else ""
-    return RunDiagnosis(record, path, diagnosis, comparison)
+        located = _seeds_to_measure(str(run), seed, store)
+        _warn_of_digits(located[0][0].config, environment)
+        measured = {path: diagnose_record(record, path, environment) for record, path in located}
+        comparison = _pair_summary(pairs, measured, environment) if pairs else ""
+    by_seed = {record.seed: measured[path] for record, path in located}
+    return RunDiagnosis(*located[0], _summary(by_seed), comparison, by_seed)
+
+
+def _seeds_to_measure(run: str, seed: int | None, store: Store) -> list[Located]:
+    """Records of a run that have weights, or the one of a seed."""
+    records = store.find(run)
+    wanted = records if seed is None else [_of_seed(records, run, seed)]
+    located = [(record, _path(run, record, store)) for record in wanted]
+    if any(record.counted.tasks != wanted[0].counted.tasks for record in wanted):
+        raise UserError(f"{run}: its seeds reached different numbers of tasks. Name one with --seed.")
+    # Without any weights the first seed is measured, which says how to save them.
+    return [(record, path) for record, path in located if weights_path(path).is_file()] or located[:1]
+
+
+def _summary(by_seed: Mapping[int, Diagnosis]) -> Diagnosis:
+    if len(by_seed) == 1:
+        return next(iter(by_seed.values()))
+    return mean_diagnosis(by_seed, t_interval)
 
 
 def diagnose_weights(
