@@ -12,6 +12,7 @@ from scipy import stats
 from contnorm.bench.config.schema import RunConfig, from_dict
 from contnorm.bench.records import Store
 from contnorm.cli.main import main
+from tests.committed_records import FOLDER
 
 SCORES = {"bn": [60, 61, 64, 62, 63], "cn": [64, 66, 67, 65]}
 Compare = Callable[..., tuple[int, str, str]]
@@ -69,6 +70,14 @@ def test_paths_and_hashes_end_in_a_verdict(compare: Compare, runs: Path) -> None
 def test_score_of_the_verdict(compare: Compare, runs: Path) -> None:
     verdict = compare(runs, "norm=bn", "norm=cn", "--score", "fm")[1].splitlines()[-1]
     assert verdict.startswith("cn32 is lower than bn in FM by 3.75 points")
+
+
+def test_verdict_in_the_documentation_is_the_printed_one(compare: Compare) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "howto" / "run-the-bench.md").read_text()
+    _, out, _ = compare(
+        FOLDER / "split-cifar100-fresh-seeds.jsonl.gz", "norm=bn", "norm=cn", "--where", "strategy=derpp"
+    )
+    assert f"```text\n{out.splitlines()[-1]}\n```" in page
 
 
 def test_unselected_differences_are_named(compare: Compare, runs: Path) -> None:
