@@ -202,6 +202,15 @@ def test_frame_has_one_row_per_seed_and_all_columns(runs: Runs) -> None:
     assert runs.where(norm="gn").to_frame().empty
 
 
+def test_frame_has_a_column_for_own_settings(runs: Runs) -> None:
+    config = from_dict({"strategy": {"name": "mine.py:Mine", "temperature": 2.0}})
+    own = Record(config, 0, AccuracyMatrix([[9]], [10]), {}, {})
+    frame = Runs([*runs.records, own]).to_frame()
+    columns = list(frame.columns)
+    assert columns.index("strategy.temperature") < columns.index("acc"), "settings come before scores"
+    assert frame["strategy.temperature"].isna().sum() == 8 and frame["strategy.temperature"].iloc[-1] == 2.0
+
+
 def test_frame_has_groups_of_grouped_norms_only(runs: Runs) -> None:
     frame = runs.to_frame()
     for key in ("norm.groups", "norm.auto_channels"):

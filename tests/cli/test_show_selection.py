@@ -92,6 +92,18 @@ def test_columns_have_settings_and_scores(show: Show) -> None:
     assert second[6] == f"{50.5 - 90:.2f} +- {np.std([50, 51], ddof=1):.2f}"
 
 
+def test_own_settings_of_a_strategy_are_selected_and_shown(show: Show, runs: Path) -> None:
+    for temperature in (1.0, 2.0):
+        config = from_dict({"strategy": {"name": "mine.py:Mine", "code": "0", "temperature": temperature}})
+        Store(runs).save(config, 0, {"matrix": {"correct": [[5]], "total": [10]}})
+    _, out, _ = show("--where", "temperature>1", "--columns", "strategy,temperature,acc")
+    assert rows(out) == [["strategy", "temperature", "acc"], ["mine.py:Mine", "2.0", "50.00"]]
+    _, out, _ = show("--columns", "temperature,norm", "--sort", "temperature")
+    assert [row[0] for row in rows(out)[1:6]] == ["1.0", "2.0", "none", "none", "none"], "missing values are last"
+    assert "strategy.temperature" in show("--format", "csv")[1].splitlines()[0]
+    assert show("--where", "temperature!=2", "--format", "csv")[0] == 0
+
+
 def test_csv_has_one_column_per_setting(show: Show, runs: Path) -> None:
     code, out, err = show("--format", "csv")
     table = list(csv.DictReader(io.StringIO(out)))

@@ -200,8 +200,9 @@ class Runs:
             >>> Runs([], []).to_rows()
             []
         """
+        items: list[RunLike] = [*self.records, *self.diverged]
         rows = [*map(_row, self.records), *map(_row, self.diverged)]
-        columns = _columns(rows)
+        columns = _columns(rows, setting_keys(items))
         return [{key: row.get(key) for key in columns} for row in rows]
 
     def to_frame(self) -> pandas.DataFrame:
@@ -220,7 +221,7 @@ class Runs:
         except ImportError as error:
             raise UserError("to_frame: needs pandas. Install it with `pip install pandas`.") from error
         rows = self.to_rows()
-        return pandas.DataFrame(rows, columns=list(rows[0]) if rows else _columns([]))
+        return pandas.DataFrame(rows, columns=list(rows[0]) if rows else _columns([], setting_keys()))
 
 
 @dataclass(frozen=True, repr=False)
@@ -236,9 +237,9 @@ class ArchivedRuns(Runs):
     nested_folders: Sequence[Path] = ()
 
 
-def _columns(rows: Sequence[dict[str, Any]]) -> list[str]:
+def _columns(rows: Sequence[dict[str, Any]], settings: Sequence[str]) -> list[str]:
     """Names of columns in order: identity, settings, scores, then device, version and time."""
-    columns = dict.fromkeys([*IDENTITY, *setting_keys(), *(key for row in rows for key in row)])
+    columns = dict.fromkeys([*IDENTITY, *settings, *(key for row in rows for key in row)])
     return [*(key for key in columns if key not in _LAST_COLUMNS), *_LAST_COLUMNS]
 
 

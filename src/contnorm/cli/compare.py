@@ -34,7 +34,7 @@ from contnorm.bench.metrics.multilabel import LABEL_SCORES
 from contnorm.bench.record_sets import reasons_by_run
 from contnorm.bench.records import DivergedRun, Record, Store, group_by_run, spread_over_seeds
 from contnorm.bench.runs import Runs
-from contnorm.bench.selection import has_operator, parse_selection, setting_keys, value_of
+from contnorm.bench.selection import has_operator, parse_selection, value_of
 from contnorm.bench.stats import (
     bootstrap_difference,
     bootstrap_interval,
@@ -63,6 +63,7 @@ SAMPLES = {
     "stream.test_per_task",
     "stream.class_order",
     "stream.part",
+    "stream.holdout",
     "train.partial",
     "train.passes",
 }
@@ -134,8 +135,8 @@ def _select(text: str, store: Store, where: Sequence[str]) -> _Selected:
         UserError: If there is none, or if there are several; the message names what they differ in.
     """
     if has_operator(text) and not Path(text).exists():
-        runs = load_selection(store, None, [*where, text])
-        keys = {condition.key for condition in parse_selection(text, setting_keys(runs.records))}
+        runs, known = load_selection(store, None, [*where, text])
+        keys = {condition.key for condition in parse_selection(text, known)}
     else:
         runs, keys = Runs.of(store.find_one(text)).where(*where), None
         if not runs.records:

@@ -19,8 +19,8 @@ __all__ = ["find_unfinished", "load_selection", "no_runs", "unfinished_lines"]
 
 def load_selection(
     store: Store, names: Sequence[str] | None, where: Sequence[str], unfinished: Sequence[UnfinishedRun] = ()
-) -> Runs:
-    """Load the records with some names, or all, that meet all conditions.
+) -> tuple[Runs, list[str]]:
+    """Load the records with some names, or all, that meet all conditions; and the keys of all settings in the store.
 
     Args:
         store: Records in which hashes are searched.
@@ -39,13 +39,14 @@ def load_selection(
     every = Runs.of(RecordSet(records, problems, diverged))
     if not every.records:
         raise UserError("; ".join(problems) or no_runs(store.root, bool(every.diverged), unfinished))
+    items: list[RunLike] = [*every.records, *every.diverged]
+    keys = setting_keys(items)
     selected = every.where(*where)
     if selected.diverged and not selected.records:
         raise UserError(f"all runs with {' '.join(where)} diverged, so they have no scores.")
     if not selected.records:
-        items: list[RunLike] = [*every.records, *every.diverged]
-        raise UserError(no_match(items, conditions_of(where, {}, setting_keys(items))))
-    return selected
+        raise UserError(no_match(items, conditions_of(where, {}, keys)))
+    return selected, keys
 
 
 def no_runs(root: Path, diverged: bool, unfinished: Sequence[UnfinishedRun] = ()) -> str:

@@ -20,7 +20,7 @@ from contnorm.bench.metrics.multilabel import LabelMatrix, mean_ap
 from contnorm.bench.record_sets import reasons_by_run
 from contnorm.bench.records import Record, Store, drop_duplicates, group_by_run
 from contnorm.bench.runs import Runs
-from contnorm.bench.selection import conditions_of, select, setting_keys
+from contnorm.bench.selection import conditions_of, select
 from contnorm.bench.unfinished import UnfinishedRun
 from contnorm.cli.common import RunsFolder, Where, console
 from contnorm.cli.run_columns import FORMATS, format_rows, show_columns, sort_runs
@@ -74,10 +74,10 @@ def show(
     if not (where or sort or columns or by_task or form != "table"):
         _show_summaries(run, store, unfinished)
         return
-    content = load_selection(store, run, where or (), unfinished)
+    content, keys = load_selection(store, run, where or (), unfinished)
     if sort:
         content = sort_runs(content, sort, reverse)
-    unfinished = select(unfinished, conditions_of(where or (), {}, setting_keys(unfinished)))
+    unfinished = select(unfinished, conditions_of(where or (), {}, keys))
     if form != "table":
         text = format_rows(content, columns, form)
         for line in [*content.problems, *unfinished_lines(unfinished, runs)]:
