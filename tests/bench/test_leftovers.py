@@ -50,12 +50,12 @@ def files(root: Path) -> set[str]:
 
 
 def test_leftovers_are_removed_and_records_stay(tmp_path: Path) -> None:
-    kept = record(tmp_path)
-    weights = kept.with_suffix(".safetensors")
+    path = record(tmp_path)
+    weights = path.with_suffix(".safetensors")
     weights.write_bytes(b"w")
     recorded = unfinished(tmp_path, seed=0, steps=2)
     empty = unfinished(tmp_path, seed=3, note=False)
-    old = draft(kept.parent / ".5.json.12ab34cd")
+    old = draft(path.parent / ".5.json.12ab34cd")
     index = draft(tmp_path / "..index.json.12ab34cd")
     archive = draft(tmp_path / ".all.jsonl.gz.12ab34cd")
     bare = tmp_path / "0123456789ab"
@@ -63,12 +63,12 @@ def test_leftovers_are_removed_and_records_stay(tmp_path: Path) -> None:
     listed = clean(tmp_path)
     expected = {recorded, empty, old, index, archive, bare}
     assert {one.path for one in listed.removable} == expected and not listed.removed and not listed.problems
-    (found,) = (one for one in listed.removable if one.path == recorded)
-    assert "recorded" in found.kind and found.size >= 2000 and time.time() - found.modified < 100
+    (largest,) = (one for one in listed.removable if one.path == recorded)
+    assert "recorded" in largest.kind and largest.size >= 2000 and time.time() - largest.modified < 100
     assert all(path.exists() for path in expected), "nothing is removed without being asked to"
     done = clean(tmp_path, dry_run=False)
     assert set(done.removed) == expected and not done.problems
-    assert files(tmp_path) == {kept.parent.name, f"{kept.parent.name}/0.json", f"{kept.parent.name}/0.safetensors"}
+    assert files(tmp_path) == {path.parent.name, f"{path.parent.name}/0.json", f"{path.parent.name}/0.safetensors"}
 
 
 def test_stopped_runs_stay_unless_named(tmp_path: Path) -> None:

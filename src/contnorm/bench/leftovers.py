@@ -151,11 +151,11 @@ def _folders(root: Path) -> Iterator[tuple[Path, list[str]]]:
     resolved = root.resolve()
     needs_parent = root.name in ("", "..") or (is_unfinished(resolved) and not is_unfinished(root))
     start = resolved if needs_parent else root
-    for place, folders, files in os.walk(start):
+    for place, folders, files in os.walk(start):  # does not follow symbolic links
         folder = Path(place)
         yield folder, sorted([*folders, *files])
         within = [] if is_unfinished(folder) else folders
-        folders[:] = sorted(name for name in within if not name.startswith(".") and not (folder / name).is_symlink())
+        folders[:] = sorted(name for name in within if not name.startswith("."))
 
 
 def _sort_run(folder: Path, leftovers: Leftovers) -> None:

@@ -60,15 +60,15 @@ def find_unfinished(names: Sequence[str] | None, root: Path) -> list[UnfinishedR
     """Unfinished runs under a folder, or among the runs with some names."""
     if not names:
         return [] if is_archive(root) else unfinished_runs(root)
-    found: dict[Path, UnfinishedRun] = {}
+    by_folder: dict[Path, UnfinishedRun] = {}
     for name in names:
         path = Path(name)
         if path.is_dir():
             runs = unfinished_runs(path)
         else:
             runs = [] if path.exists() else [run for run in unfinished_runs(root) if run.hash.startswith(name)]
-        found |= {run.folder: run for run in runs}
-    return list(found.values())
+        by_folder |= {run.folder: run for run in runs}
+    return list(by_folder.values())
 
 
 def unfinished_lines(unfinished: Sequence[UnfinishedRun], root: Path) -> list[str]:

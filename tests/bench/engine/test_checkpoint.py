@@ -204,3 +204,12 @@ def test_required_checkpoints_are_written_on_a_slow_disk(
     list(train_together([lane], [Checkpoints(tmp_path)], every=1))
     assert set(lane.plan.ends) <= set(written) and written == sorted(written)
     assert Checkpoints(tmp_path).latest_step() == lane.plan.ends[-1]
+
+
+def test_clear_removes_temporary_files_of_interrupted_writes(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    for name in (".7.safetensors.0a1b2c3d", ".7.json.12345678", "7.json"):
+        (folder / name).touch()
+    Checkpoints(folder).clear()
+    assert not folder.exists()
