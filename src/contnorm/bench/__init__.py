@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from contnorm.bench.api.result import Result
     from contnorm.bench.api.run import run, run_all
     from contnorm.bench.api.stream import Stream, Task, TaskDataset, load_stream
+    from contnorm.bench.api.sweep import SweepInterrupted, sweep
+    from contnorm.bench.api.sweep_result import SweepResult, Trial
+    from contnorm.bench.api.tune import tune
     from contnorm.bench.comparison import Comparison, compare
     from contnorm.bench.data.datasets import BuildOptions, build_dataset, fetch_dataset
     from contnorm.bench.leftovers import Leftover, Leftovers, clean
@@ -59,8 +62,11 @@ __all__ = [
     "Single",
     "Strategy",
     "Stream",
+    "SweepInterrupted",
+    "SweepResult",
     "Task",
     "TaskDataset",
+    "Trial",
     "UserCodeError",
     "UserError",
     "accuracy_matrix",
@@ -78,6 +84,8 @@ __all__ = [
     "resume",
     "run",
     "run_all",
+    "sweep",
+    "tune",
 ]
 
 _NAMES_BY_MODULE = {
@@ -87,6 +95,9 @@ _NAMES_BY_MODULE = {
     "contnorm.bench.api.result": ("Result",),
     "contnorm.bench.api.run": ("run", "run_all"),
     "contnorm.bench.api.stream": ("Stream", "Task", "TaskDataset", "load_stream"),
+    "contnorm.bench.api.sweep": ("SweepInterrupted", "sweep"),
+    "contnorm.bench.api.sweep_result": ("SweepResult", "Trial"),
+    "contnorm.bench.api.tune": ("tune",),
     "contnorm.bench.comparison": ("Comparison", "compare"),
     "contnorm.bench.data.datasets": ("BuildOptions", "build_dataset", "fetch_dataset"),
     "contnorm.bench.leftovers": ("Leftover", "Leftovers", "clean"),

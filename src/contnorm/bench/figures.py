@@ -26,6 +26,7 @@ __all__ = [
     "curve_with_band",
     "figure",
     "mean_matrix",
+    "with_png",
 ]
 
 COLORS = ("#4477aa", "#ee7733", "#228833", "#c24d8c", "#66a5c9", "#b59f2a", "#8a8a8a", "#7a5cc0", "#cc6677")
@@ -144,7 +145,7 @@ def figure(matrices: npt.ArrayLike, title: str | None = None) -> Figure:
     drawn.colorbar(accuracy_matrix(matrix, values), ax=matrix, label="percent")
     if title:
         drawn.suptitle(title, parse_math=False)
-    return _with_png(drawn)
+    return with_png(drawn)
 
 
 def compare_figure(results: Sequence[npt.ArrayLike], labels: Sequence[str]) -> Figure:
@@ -170,10 +171,10 @@ def compare_figure(results: Sequence[npt.ArrayLike], labels: Sequence[str]) -> F
         ax.set_title(label, parse_math=False, fontsize="medium")
     curve.legend()
     drawn.colorbar(image, ax=axes[-1], label="percent")
-    return _with_png(drawn)
+    return with_png(drawn)
 
 
-def _with_png(drawn: Figure) -> Figure:
+def with_png(drawn: Figure) -> Figure:
     """Let notebooks show a figure that is not of pyplot: they look for this method."""
 
     def png() -> bytes:

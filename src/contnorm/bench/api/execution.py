@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from contnorm.bench.api.progress import RunProgress
+from contnorm.bench.api.progress import RunMonitor, RunProgress
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.progress import cores, load_with_progress
 from contnorm.bench.data.registry import data_root, digits_notice
@@ -118,6 +118,7 @@ def run_jobs(
     on_diverged: Callable[[Job, str], None] | None = None,
     notices: bool = True,
     on_finished: Callable[[Job, Finished], None] | None = None,
+    monitor: RunMonitor | None = None,
 ) -> None:
     """Execute jobs, with a progress bar for each run and one for all runs.
 
@@ -130,6 +131,7 @@ def run_jobs(
         on_diverged: Called with each run that diverged, and the reason; such runs then are no failures.
         notices: Whether to log notices on the data sets, such as that embedded digits are used in place of MNIST.
         on_finished: Called with each run that was executed and finished, and its results.
+        monitor: Gets every event, and is shown above the progress bars.
 
     Raises:
         RunInterrupted: If SIGINT or SIGTERM stopped the runs, after they were saved.
@@ -140,7 +142,7 @@ def run_jobs(
         log.warning(notice)
     messages = _StopMessages.of(jobs, environment, resume_hint)
     recorded = environment.runs is not None
-    progress = RunProgress(jobs, console, print_records, messages.hint, on_diverged, recorded)
+    progress = RunProgress(jobs, console, print_records, messages.hint, on_diverged, recorded, monitor)
     prepare = partial(_prepare, environment=environment, progress=progress) if progress.shown else None
     with StopSignals() as signals, progress, python_objects(environment.objects):
         try:

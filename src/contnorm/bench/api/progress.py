@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
+from typing import Any, Protocol
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -16,6 +17,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.engine.job import Job
 from contnorm.bench.engine.loop import Diverged, Failed, Finished, Steps, Stopped
 from contnorm.bench.engine.run_dir import RunDir
@@ -23,7 +25,36 @@ from contnorm.bench.engine.scheduler import Event, Waiting
 from contnorm.bench.escape import escape_terminal
 from contnorm.bench.records import Store
 
-__all__ = ["RunProgress"]
+__all__ = ["RunMonitor", "RunProgress"]
+
+
+class RunMonitor(Protocol):
+    """Follows the runs of several experiments, such as to show a table of their scores so far."""
+
+    def start(self, configs: Sequence[RunConfig]) -> None:
+        """Get the settings of each experiment, before anything is run."""
+
+    def label(self, job: Job) -> str:
+        """Return the name of a run on progress bars."""
+
+    def update(self, event: Event) -> None:
+        """Get an event of a run."""
+
+    def __rich__(self) -> RenderableType:
+        """Return what is shown above the progress bars."""
+
+
+class _Bars(Progress):
+    """Progress bars below the view of a monitor, if there is one; the view disappears at the end."""
+
+    def __init__(self, *columns: Any, monitor: RunMonitor | None, **options: Any) -> None:
+        self._monitor = monitor
+        super().__init__(*columns, transient=monitor is not None, **options)
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        if self._monitor is not None:
+            yield self._monitor.__rich__()
+        yield from super().get_renderables()
 
 
 class RunProgress:
@@ -36,6 +67,7 @@ class RunProgress:
         resume_hint: A sentence that says how to continue after a stop.
         on_diverged: Called with each run that diverged, and the reason; such runs then are no failures.
         recorded: Whether the runs are recorded. If not, and there are no bars, a line is printed for each of them.
+        monitor: Gets every event, names the runs, and is shown above the bars. It prints the lines of finished runs.
     """
 
     def __init__(
@@ -46,6 +78,7 @@ class RunProgress:
         resume_hint: str,
         on_diverged: Callable[[Job, str], None] | None,
         recorded: bool = True,
+        monitor: RunMonitor | None = None,
     ) -> None:
         columns = (
             TextColumn("{task.description}", markup=False),
@@ -55,12 +88,16 @@ class RunProgress:
         )
         self.console = console or Console(quiet=True)
         self.print_records, self.resume_hint, self.on_diverged = print_records, resume_hint, on_diverged
+        self.monitor, self.label = monitor, _label
+        if monitor is not None:
+            self.print_records, self.label = False, monitor.label
         self.shown = console is not None
         # In a notebook, rich needs ipywidgets to update a bar.
         widgets = self.console.is_jupyter and find_spec("ipywidgets") is not None
         interactive = self.console.is_terminal or widgets
-        self.bars = Progress(*columns, console=self.console, disable=not (self.shown and interactive))
-        self.print_finished = self.shown and not interactive and not recorded
+        hidden = not (self.shown and interactive)
+        self.bars: Progress = _Bars(*columns, monitor=monitor, console=self.console, disable=hidden)
+        self.print_finished = self.shown and not interactive and not recorded and monitor is None
         self.total_bar = self.bars.add_task("all runs", total=len(jobs), visible=len(jobs) > 1)
         self.total = f"{len(jobs)} runs"
         self.bar_of: dict[Job, TaskID] = {}
@@ -80,18 +117,22 @@ class RunProgress:
 
     def show_event(self, event: Event) -> None:
         job, what = event.job, event.what
+        if self.monitor is not None:
+            self.monitor.update(event)
         if isinstance(what, Steps):
             if not self.shown:
                 return
             if job not in self.bar_of:
-                self.bar_of[job] = self.bars.add_task(_label(job), total=what.steps)
+                self.bar_of[job] = self.bars.add_task(self.label(job), total=what.steps)
             self.bars.update(self.bar_of[job], completed=what.done)
         elif isinstance(what, Waiting):
-            self.print(f"{_label(job)}: waiting for {what.holder}, which is running it.")
+            self.print(f"{self.label(job)}: waiting for {what.holder}, which is running it.")
         elif isinstance(what, Stopped):
             self.stopped.add(job)
             saved = "and saved" if what.saved in (None, what.done) else f"and {what.saved} of them are saved"
-            self.print(f"{_label(job)}: stopped after {what.done} of {what.steps} steps, {saved}. {self.resume_hint}")
+            self.print(
+                f"{self.label(job)}: stopped after {what.done} of {what.steps} steps, {saved}. {self.resume_hint}"
+            )
         else:
             self.waiting.pop(job, None)
             self._show_end(event)
@@ -106,9 +147,9 @@ class RunProgress:
             self.failures.append(event.what.why)
         elif self.print_records:
             outcome = "recorded in" if isinstance(event.what, Finished) else "not run again; its record is"
-            self.print(f"{_label(event.job)}: {outcome} {event.path}")
+            self.print(f"{self.label(event.job)}: {outcome} {event.path}")
         elif self.print_finished:
-            self.print(f"{_label(event.job)}: finished, {len(self.waiting)} of {self.total} to go")
+            self.print(f"{self.label(event.job)}: finished, {len(self.waiting)} of {self.total} to go")
 
     def show_waiting(self, store: Store | None, again: str) -> None:
         """Print how many runs were not started, and what to do: ``again`` if `resume` would not find them."""

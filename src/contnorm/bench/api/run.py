@@ -15,6 +15,7 @@ from torch import nn
 
 from contnorm.bench.api.execution import RunOptions, environment_with_data, run_jobs
 from contnorm.bench.api.objects import identify
+from contnorm.bench.api.progress import RunMonitor
 from contnorm.bench.api.result import Result
 from contnorm.bench.api.stream import Stream, list_seeds, load_stream
 from contnorm.bench.config.resolve import resolve
@@ -29,7 +30,7 @@ from contnorm.bench.strategies.base import Strategy
 from contnorm.bench.user_code import PythonObject, loading_user_code, python_objects
 from contnorm.errors import UserError, unknown
 
-__all__ = ["run", "run_all"]
+__all__ = ["run", "run_all", "run_experiments"]
 
 log = logging.getLogger("contnorm")
 
@@ -161,6 +162,42 @@ def run_all(
         >>> bn.config.norm.name, gn.config.train.lr
         ('bn', 0.1)
     """
+    results = run_experiments(
+        stream,
+        experiments,
+        seeds=seeds,
+        runs=runs,
+        device=device,
+        lanes=lanes,
+        threads=threads,
+        keep_weights=keep_weights,
+        progress=progress,
+    )
+    for result in results:
+        if isinstance(result, UserError):
+            raise result
+    return [result for result in results if isinstance(result, Result)]
+
+
+def run_experiments(
+    stream: Stream | str,
+    experiments: Sequence[Mapping[str, Any]],
+    *,
+    seeds: int | Iterable[int] = 1,
+    runs: str | Path | None = None,
+    device: str = "cpu",
+    lanes: int | None = None,
+    threads: int = 1,
+    keep_weights: bool = False,
+    progress: bool | Console = False,
+    monitor: RunMonitor | None = None,
+) -> list[Result | UserError]:
+    """Run several experiments as `run_all` does; one whose seeds all diverged has an error in place of its result.
+
+    Args:
+        stream, experiments, seeds, runs, device, lanes, threads, keep_weights, progress: As in `run_all`.
+        monitor: Gets the settings of the experiments, then every event of their runs.
+    """
     if loading_user_code():
         raise UserError(
             "bench.run was called by a file that is loaded as user code. Call it if __name__ == '__main__'."
@@ -186,10 +223,12 @@ def run_all(
             resolved.append(_Experiment(resolve(values.nested(), stream.root or Path("data")), values.objects))
     console = progress if isinstance(progress, Console) else Console(stderr=True) if progress else None
     options = RunOptions(device, lanes, threads, keep_weights, stream.allow_missing)
-    results: dict[int, Result] = {}
+    if monitor is not None:
+        monitor.start([experiment.config for experiment in resolved])
+    results: dict[int, Result | UserError] = {}
     for group in _without_collisions(resolved):
         chosen = [resolved[i] for i in group]
-        results |= zip(group, _run_group(chosen, seed_list, stream, folder, options, console), strict=True)
+        results |= zip(group, _run_group(chosen, seed_list, stream, folder, options, console, monitor), strict=True)
     return [results[i] for i in range(len(resolved))]
 
 
@@ -225,12 +264,13 @@ def _run_group(
     runs: Path | None,
     options: RunOptions,
     console: Console | None,
-) -> list[Result]:
+    monitor: RunMonitor | None,
+) -> list[Result | UserError]:
     configs = [experiment.config for experiment in experiments]
     objects = {name: value for experiment in experiments for name, value in experiment.objects.items()}
     jobs = list(dict.fromkeys(Job(config, seed) for config in configs for seed in seeds))
     environment = _environment(runs, options, stream, objects, len(jobs))
-    return _run(jobs, configs, environment, stream, console)
+    return _run(jobs, configs, environment, stream, console, monitor)
 
 
 def _values(
@@ -364,7 +404,8 @@ def _run(
     environment: RunEnvironment,
     stream: Stream,
     console: Console | None,
-) -> list[Result]:
+    monitor: RunMonitor | None,
+) -> list[Result | UserError]:
     diverged: dict[Job, str] = {}
     finished: dict[Job, Finished] = {}
     run_jobs(
@@ -374,19 +415,21 @@ def _run(
         print_records=environment.runs is not None,
         notices="source" not in stream.settings,
         # `contnorm resume` has neither the objects nor the arrays of this program.
-        resume_hint="Run it again to continue." if environment.objects or environment.sources else None,
+        resume_hint="Run it again to continue." if environment.objects or environment.sources or monitor else None,
         on_diverged=lambda job, reason: diverged.update({job: reason}),
         on_finished=lambda job, what: finished.update({job: what}),
+        monitor=monitor,
     )
     diverged = dict(sorted(diverged.items(), key=lambda item: item[0].seed))
     store = None if environment.runs is None else environment.store
-    results = []
+    results: list[Result | UserError] = []
     for config in configs:
         of_experiment = [job for job in jobs if job.config == config]
         records = [_record(job, store, finished) for job in of_experiment if job not in diverged]
         reasons = {job.seed: reason for job, reason in diverged.items() if job.config == config}
         if not records:
-            raise UserError(" ".join(reasons.values()))
+            results.append(UserError(" ".join(reasons.values())))
+            continue
         for reason in reasons.values():
             log.warning(reason)
         weights: dict[int, bytes | Path] = {}

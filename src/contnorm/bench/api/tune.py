@@ -1,0 +1,173 @@
+"""`tune`: search for the best value of one setting for each norm, on validation data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from contnorm.bench.api.stream import Stream
+from contnorm.bench.api.sweep import ARGUMENTS, SweepGrid, SweepSession, is_lower_better
+from contnorm.bench.api.sweep_result import SweepResult, Trial
+from contnorm.bench.config.schema import from_dict
+from contnorm.bench.grid import LineSearch, Refine, expand_grid
+from contnorm.errors import UserError
+
+__all__ = ["LEARNING_RATES", "tune"]
+
+LEARNING_RATES = (0.003, 0.01, 0.03, 0.1, 0.3)
+
+
+def tune(
+    stream: Stream | str,
+    *,
+    over: str = "lr",
+    norm: Any = None,
+    strategy: Any = None,
+    model: Any = None,
+    memory: Any = None,
+    lr: Any = None,
+    batch_size: Any = None,
+    replay: Any = None,
+    settings: Mapping[str, Any] | None = None,
+    tag: str | None = None,
+    seeds: int | Iterable[int] = 3,
+    extensions: int = 3,
+    refine: Refine | None = "between",
+    score: str | None = None,
+    runs: str | Path | None = None,
+    progress: bool | Console = False,
+    **options: Any,
+) -> SweepResult:
+    """Search for the best value of one setting on validation data, for each norm and each combination of other lists.
+
+    The values of ``over`` are tried first. While the best one is the smallest or the largest tried, the next value
+    beyond is tried, at the ratio of the grid. Then a value between the best one and the better of its neighbors is
+    tried. The searches of all norms run together. The test samples are never used (see ``validation`` of `sweep`).
+
+    Args:
+        stream: A stream, or the name of one.
+        over: The setting to search: ``"lr"``, ``"batch_size"``, ``"replay"``, or a numeric setting by dotted key.
+        norm, strategy, model, memory, lr, batch_size, replay, settings, tag: As in `sweep`. The list of ``over`` is
+            the grid, of at least two values above 0; the default for ``lr`` is 0.003, 0.01, 0.03, 0.1, 0.3. Every
+            other list makes separate searches.
+        seeds: Number of seeds of each setting, counted from 0, or the seeds.
+        extensions: Largest number of values beyond the grid, for each search.
+        refine: ``"between"`` the best two neighbors, ``"around"`` the best value (a value on either side), or None.
+        score, runs, progress, **options: As in `sweep`.
+
+    Returns:
+        The scores of all settings; ``best`` has the best one of each search.
+
+    Raises:
+        UserError: If a value is invalid; nothing is run then.
+        SweepInterrupted: After Ctrl-C, when the runs are saved. The same call continues.
+
+    Example:
+        >>> from contnorm.bench.api.stream import load_stream
+        >>> tune(load_stream("split-mnist", source="digits"), norm=["bn", "cn"], lr=[0.1, -1.0])
+        Traceback (most recent call last):
+        contnorm.errors.UserError: lr=-1,0.1: use numbers above 0, such as 0.01,0.03,0.1.
+    """
+    arguments = {
+        "norm": norm,
+        "strategy": strategy,
+        "model": model,
+        "memory": memory,
+        "lr": LEARNING_RATES if lr is None and over in ("lr", "train.lr") and not _sets_lr(settings, options) else lr,
+        "batch_size": batch_size,
+        "replay": replay,
+    }
+    grid = SweepGrid.of("tune", arguments, settings, tag, options)
+    axis = _searched(over, grid)
+    others = expand_grid({name: values for name, values in grid.values.items() if name != axis})
+    lower = score is not None and is_lower_better(score)
+    searches = [_Search(values, _line_search(axis, grid, extensions, refine, lower)) for values in others]
+    session = SweepSession(stream, grid, seeds, True, score, runs, progress)
+    result = session.result
+    result.tuned = axis
+    result.by = ("norm", *(name for name in grid.axes if name not in ("norm", axis)))
+    result.rule += _search_rule(axis, extensions, refine)
+    while round_ := [(search, value) for search in searches for value in search.line.propose()]:
+        trials = grid.trials(session.seeds, [{**search.values, axis: value} for search, value in round_])
+        session.run(trials)
+        for (search, value), trial in zip(round_, trials, strict=True):
+            search.line.record(value, trial.mean if trial.eligible else None)
+            search.trials.append(trial)
+    result.trials[:] = [
+        trial for search in searches for trial in sorted(search.trials, key=lambda trial: trial.setting[axis])
+    ]
+    result.notes += [note for search in searches if (note := search.edge_note(axis, extensions))]
+    return session.finish()
+
+
+class _Search:
+    """The search for one combination of the other settings."""
+
+    def __init__(self, values: Mapping[str, Any], line: LineSearch) -> None:
+        self.values, self.line = values, line
+        self.trials: list[Trial] = []
+
+    def edge_note(self, axis: str, extensions: int) -> str | None:
+        """Remark that the best value is still at an edge; None if it is not."""
+        best = self.line.best
+        if best is None or not self.line.at_edge:
+            return None
+        label = next(trial for trial in self.trials if trial.setting[axis] == best).describe()
+        reason = f" after {extensions} extensions" if extensions and self.line.extended >= extensions else ""
+        return f"{label}: is at the edge of the values that were tried{reason}; a value beyond may be better."
+
+
+def _sets_lr(settings: Mapping[str, Any] | None, options: Mapping[str, Any]) -> bool:
+    """Whether the learning rate is given as a setting rather than as an argument."""
+    given = settings if isinstance(settings, Mapping) else {}
+    group = given.get("train")
+    return "train.lr" in given or "train.lr" in options or (isinstance(group, Mapping) and "lr" in group)
+
+
+def _searched(over: str, grid: SweepGrid) -> str:
+    """Return the name of the setting to search, among those of a grid."""
+    axis = next((name for name, key in ARGUMENTS.items() if key == over), over)
+    if axis not in grid.axes:
+        raise UserError(f"over={over!r}: give a list of at least two values of it, such as {axis}=[...].")
+    for value in grid.values[axis]:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise UserError(f"over={over!r}: {value!r} is not a number. Only a numeric setting can be searched.")
+    return axis
+
+
+def _line_search(
+    axis: str, grid: SweepGrid, extensions: int, refine: Refine | None, lower_is_better: bool
+) -> LineSearch:
+    key = ARGUMENTS.get(axis, axis)
+    return LineSearch(
+        grid.values[axis],
+        extensions=extensions,
+        refine=refine,
+        lower_is_better=lower_is_better,
+        shrink=key == "train.lr",
+        allowed=lambda value: _is_valid(key, value),
+        name=axis,
+    )
+
+
+def _is_valid(key: str, value: float) -> bool:
+    """Whether the settings allow a value, such as one beyond the grid."""
+    group, _, name = key.partition(".")
+    try:
+        from_dict({group: {name: value}})
+    except UserError:
+        return False
+    return True
+
+
+def _search_rule(axis: str, extensions: int, refine: Refine | None) -> str:
+    parts = []
+    if extensions:
+        parts.append(f"at an edge the grid of {axis} is extended, at most {extensions} times")
+    if refine:
+        place = "between the best value and its better neighbor" if refine == "between" else "around the best value"
+        parts.append(f"it is refined once {place}")
+    return f" {' and then '.join(parts).capitalize()}." if parts else ""

@@ -1,0 +1,283 @@
+"""Grids of settings, and the search along one numeric setting: extension at the edges, then one refinement.
+
+Nothing here runs an experiment, so a search can be tested with any function in place of one. Needs no torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import product
+from typing import Any, Literal, Protocol, TypeVar
+
+import numpy as np
+
+from contnorm.errors import UserError
+
+__all__ = [
+    "REFINEMENTS",
+    "Candidate",
+    "LineSearch",
+    "Refine",
+    "best_candidate",
+    "expand_grid",
+    "is_grid",
+    "list_values",
+    "midpoint",
+    "next_value",
+]
+
+Refine = Literal["between", "around"]
+REFINEMENTS: tuple[Refine, ...] = ("between", "around")
+_MOST_DIGITS = 6  # significant digits of a value that a search adds
+
+
+class Candidate(Protocol):
+    """A setting that can be chosen."""
+
+    @property
+    def mean(self) -> float:
+        """Mean score over its seeds."""
+
+    @property
+    def eligible(self) -> bool:
+        """Whether all its seeds finished, and none diverged."""
+
+
+_C = TypeVar("_C", bound=Candidate)
+
+
+def is_grid(value: object) -> bool:
+    """Whether a value is a list of values to try: a list, a tuple, a range or a NumPy array."""
+    return isinstance(value, list | tuple | range | np.ndarray)
+
+
+def list_values(name: str, value: Any) -> list[Any]:
+    """Return the values to try of a setting, each once; a single value is a list of one.
+
+    Example:
+        >>> list_values("lr", [0.01, 0.03, 0.01]), list_values("norm", "cn"), list_values("lr", np.array([0.5]))
+        ([0.01, 0.03], ['cn'], [0.5])
+        >>> list_values("lr", [])
+        Traceback (most recent call last):
+        contnorm.errors.UserError: lr: the list of values is empty. Give at least one value.
+    """
+    if not is_grid(value):
+        return [value]
+    values = value.tolist() if isinstance(value, np.ndarray) else list(value)
+    if not isinstance(values, list) or not values:
+        raise UserError(f"{name}: the list of values is empty. Give at least one value.")
+    unique: list[Any] = []
+    for item in values:
+        if is_grid(item):
+            raise UserError(f"{name}: {item!r} is a list in a list. Give a flat list of values.")
+        if not any(_same(item, other) for other in unique):
+            unique.append(item)
+    return unique
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two values are the same setting; True and 1 are not."""
+    return a is b or (isinstance(a, str | int | float | None) and type(a) is type(b) and a == b)
+
+
+def expand_grid(axes: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """Return all combinations of the values of some settings; the last setting varies fastest.
+
+    Example:
+        >>> expand_grid({"norm": ["bn", "cn"], "lr": [0.01]})
+        [{'norm': 'bn', 'lr': 0.01}, {'norm': 'cn', 'lr': 0.01}]
+    """
+    return [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
+
+
+def best_candidate(candidates: Iterable[_C], order: Callable[[_C], Any], lower_is_better: bool = False) -> _C | None:
+    """Return the candidate with the best mean; on ties, the first by ``order``. None if none is eligible.
+
+    A candidate with a diverged or missing seed, or without a mean, is never chosen.
+
+    Example:
+        >>> from types import SimpleNamespace as Trial
+        >>> trials = [Trial(lr=lr, mean=mean, eligible=lr < 1) for lr, mean in ((0.1, 61.0), (0.03, 61.0), (3, 70.0))]
+        >>> best_candidate(trials, order=lambda trial: trial.lr).lr
+        0.03
+    """
+    sign = 1 if lower_is_better else -1
+    eligible = [candidate for candidate in candidates if candidate.eligible and not math.isnan(candidate.mean)]
+    return min(eligible, key=lambda candidate: (sign * candidate.mean, order(candidate)), default=None)
+
+
+class LineSearch:
+    """A search for the best value of one positive setting.
+
+    It tries the given values. While the best one is the smallest or the largest tried, it tries the next value beyond,
+    at the ratio of the grid. Then it tries values between the best one and its neighbors, once.
+
+    Call `propose` for the values to try, and `record` with the score of each, until nothing is proposed.
+
+    Args:
+        values: Values of the grid, at least two, above 0.
+        extensions: Largest number of values beyond the grid.
+        refine: ``"between"`` for the geometric mean of the best value and the better one of its neighbors;
+            ``"around"`` for those of the best value and each neighbor; None for no refinement.
+        lower_is_better: Whether the best score is the lowest.
+        shrink: Whether to try smaller values if none is usable, as for a learning rate at which all runs diverge.
+        allowed: Whether a value may be tried.
+        name: Name of the setting, for error messages.
+
+    Attributes:
+        extended: Number of values beyond the grid so far.
+
+    Example:
+        >>> search = LineSearch([0.003, 0.01, 0.03])
+        >>> while values := search.propose():
+        ...     for value in values:
+        ...         search.record(value, -abs(value - 0.17))  # the score of a run
+        >>> search.tried, search.best
+        ([0.003, 0.01, 0.03, 0.1, 0.2, 0.3], 0.2)
+    """
+
+    def __init__(
+        self,
+        values: Iterable[float],
+        *,
+        extensions: int = 3,
+        refine: Refine | None = "between",
+        lower_is_better: bool = False,
+        shrink: bool = True,
+        allowed: Callable[[float], bool] = lambda value: True,
+        name: str = "values",
+    ) -> None:
+        self._grid = sorted(set(values))
+        if not self._grid or any(not 0 < value < math.inf for value in self._grid):
+            raise UserError(f"{name}={_listed(self._grid)}: use numbers above 0, such as 0.01,0.03,0.1.")
+        if len(self._grid) < 2 and (extensions or refine):
+            raise UserError(f"{name}={_listed(self._grid)}: a search needs two or more values. Add one.")
+        if isinstance(extensions, bool) or not isinstance(extensions, int) or extensions < 0:
+            raise UserError(f"extensions={extensions!r}: use a whole number, 0 for none.")
+        if refine is not None and refine not in REFINEMENTS:
+            raise UserError(f"refine={refine!r}: use 'between', 'around' or None.")
+        self._extensions, self._refine, self._lower_is_better = extensions, refine, lower_is_better
+        self._shrink, self._allowed = shrink, allowed
+        self._whole = all(isinstance(value, int) for value in self._grid)
+        self._scores: dict[float, float | None] = {}
+        self._refined = refine is None
+        self.extended = 0
+
+    @property
+    def tried(self) -> list[float]:
+        """All values that have a score or diverged, in order."""
+        return sorted(self._scores)
+
+    def record(self, value: float, score: float | None) -> None:
+        """Record the score of a value; None if it can't be chosen, because a run diverged."""
+        self._scores[value] = None if score is None or math.isnan(score) else score
+
+    @property
+    def best(self) -> float | None:
+        """Value with the best score; on ties, the smallest. None if no value has a score."""
+        sign = 1 if self._lower_is_better else -1
+        usable = {value: score for value, score in self._scores.items() if score is not None}
+        return min(usable, key=lambda value: (sign * usable[value], value), default=None)
+
+    @property
+    def at_edge(self) -> bool:
+        """Whether the best value is the smallest or the largest that was tried."""
+        return len(self._scores) > 1 and self.best in (self.tried[0], self.tried[-1])
+
+    def propose(self) -> list[float]:
+        """Return the values to try next; empty at the end."""
+        missing = [value for value in self._grid if value not in self._scores]
+        if missing:
+            return missing
+        if (beyond := self._beyond()) is not None:
+            self.extended += 1
+            return [beyond]
+        if self._refined:
+            return []
+        self._refined = True
+        return self._between()
+
+    def _beyond(self) -> float | None:
+        """The next value beyond the edge that the best one lies at; None if there is none to try."""
+        done = self.extended >= self._extensions or (self._refined and self._refine is not None)
+        if done or not (self.at_edge or (self.best is None and self._shrink)):
+            return None
+        tried = self.tried
+        ascending = self.best == tried[-1]
+        value = next_value(tried if ascending else tried[::-1], self._whole)
+        return value if value is not None and value not in self._scores and self._allowed(value) else None
+
+    def _between(self) -> list[float]:
+        best, tried = self.best, self.tried
+        if best is None:
+            return []
+        place = tried.index(best)
+        neighbors = [tried[i] for i in (place - 1, place + 1) if 0 <= i < len(tried)]
+        if self._refine == "between" and neighbors:
+            neighbors = [min(neighbors, key=self._rank)]
+        middles = [midpoint(best, neighbor, self._whole) for neighbor in neighbors]
+        return sorted({value for value in middles if value is not None and value not in self._scores})
+
+    def _rank(self, value: float) -> tuple[bool, float, float]:
+        """Sorting key of a value: those without a score last, then by score."""
+        score = self._scores[value]
+        sign = 1 if self._lower_is_better else -1
+        return score is None, 0.0 if score is None else sign * score, value
+
+
+def next_value(values: Sequence[float], whole: bool = False) -> float | None:
+    """Return the value that continues a sequence of values at its ratio, rounded to few digits.
+
+    The ratio is that of the last value to the second before it, taken from the value between. A sequence such as
+    0.003, 0.01, 0.03, whose steps alternate, is thus continued with 0.1.
+
+    Args:
+        values: At least two values, ascending or descending.
+        whole: Whether the values are whole numbers.
+
+    Returns:
+        The value; None if rounding gives none beyond the last.
+
+    Example:
+        >>> next_value([0.003, 0.01, 0.03]), next_value([0.03, 0.01, 0.003]), next_value([0.1, 0.2]), next_value([2, 1])
+        (0.1, 0.001, 0.4, 0.5)
+        >>> next_value([10, 20, 40], whole=True), next_value([2, 1], whole=True)
+        (80, None)
+    """
+    last, before = values[-1], values[-2]
+    exact = last * last / before if len(values) == 2 else before * last / values[-3]
+    if not 0 < exact < math.inf:
+        return None
+    if whole:
+        rounded = round(exact)
+        return rounded if rounded > 0 and (rounded - last) * (last - before) > 0 else None
+    return _rounded(exact, lambda value: (value - last) * (last - before) > 0)
+
+
+def midpoint(a: float, b: float, whole: bool = False) -> float | None:
+    """Return the geometric mean of two values, with as few digits as keep it between them.
+
+    Example:
+        >>> midpoint(0.01, 0.03), midpoint(0.1, 0.03), midpoint(0.02, 0.03), midpoint(10, 20, whole=True)
+        (0.02, 0.05, 0.024, 14)
+        >>> midpoint(1, 2, whole=True) is None
+        True
+    """
+    exact, (low, high) = math.sqrt(a) * math.sqrt(b), sorted((a, b))
+    if whole:
+        return round(exact) if low < round(exact) < high else None
+    return _rounded(exact, lambda value: low < value < high)
+
+
+def _rounded(exact: float, fits: Callable[[float], bool]) -> float | None:
+    """Round to as few significant digits as fit, and as change the value by no more than a fifth."""
+    for digits in range(1, _MOST_DIGITS + 1):
+        value = float(f"{exact:.{digits}g}")
+        if fits(value) and abs(value / exact - 1) <= 0.2:
+            return value
+    return None
+
+
+def _listed(values: Sequence[float]) -> str:
+    return ",".join(f"{value:g}" for value in values) or "no values"
