@@ -15,6 +15,7 @@ import numpy as np
 from contnorm.errors import UserError
 
 __all__ = [
+    "LEARNING_RATES",
     "REFINEMENTS",
     "Candidate",
     "LineSearch",
@@ -29,6 +30,7 @@ __all__ = [
 
 Refine = Literal["between", "around"]
 REFINEMENTS: tuple[Refine, ...] = ("between", "around")
+LEARNING_RATES = (0.003, 0.01, 0.03, 0.1, 0.3)
 _MOST_DIGITS = 6  # significant digits of a value that a search adds
 
 

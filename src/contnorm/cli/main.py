@@ -32,6 +32,7 @@ __all__ = ["app", "load_command", "main"]
 COMMANDS = {
     "ls": "List available norms, streams, strategies, memories, models and tables.",
     "run": "Train once over a stream; after each task, measure accuracy on all tasks so far.",
+    "sweep": "Run all combinations of some settings, and show the best setting of each norm.",
     "resume": "Resume all interrupted runs under a folder, bit-exactly.",
     "show": "Show the scores of finished runs, averaged over seeds.",
     "archive": "Write all records of a runs folder to one file, which every command reads like a folder.",
@@ -39,7 +40,7 @@ COMMANDS = {
     "clean": "Show the leftovers of unfinished runs, with size and age, then ask whether to remove them.",
     "diagnose": "Measure the cross-task normalization effect: forgetting caused by the running moments alone.",
     "paper": "Reproduce a table or figure of the paper: run what is missing, compare with the published numbers.",
-    "tune": "Choose a learning rate for each norm and strategy of a table, using only the validation tasks.",
+    "tune": "Choose the best learning rate (or another setting) of each norm, using only validation data.",
     "data": "List data sets, download one, add one of yours, or build a multi-label one.",
     "report": "Write a report of the paper's tables and all runs: an HTML page, Markdown, LaTeX or CSV.",
     "speed": "Measure the speed of layers, training steps or whole runs, compared with torch's own layers.",

@@ -1,16 +1,21 @@
-"""The `tune` command: chooses a learning rate for each norm and strategy of a table, on its validation tasks."""
+"""The `tune` command: chooses the best learning rate, or another setting, of each norm on validation data.
+
+With a recipe, it chooses a learning rate for each norm and strategy of a table.
+"""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
 from contnorm import bench, paper
+from contnorm.bench.config.sources import check_seeds
+from contnorm.bench.grid import REFINEMENTS, Refine
 from contnorm.bench.user_code import check_files
 from contnorm.cli.common import (
     DEVICE_HELP,
@@ -22,9 +27,11 @@ from contnorm.cli.common import (
     TrustCode,
     console,
     importing_torch,
+    is_explicit,
 )
+from contnorm.cli.sweep import GridFlags, GridOption, JsonFlag, PlotFile, ScoreName, SetOption, run_grid
 from contnorm.cli.tables import print_text, safe_text, show_rows
-from contnorm.errors import UserError
+from contnorm.errors import UserError, unknown
 from contnorm.paper.selection import RATES, RateResult
 
 if TYPE_CHECKING:
@@ -34,24 +41,50 @@ __all__ = ["tune", "tune_recipe"]
 
 
 def tune(
-    recipe: Annotated[str, typer.Argument(help="Recipe: table2, table8, table9, table10, table12, or a TOML file.")],
+    context: typer.Context,
+    recipe: Annotated[
+        str | None,
+        typer.Argument(help="Recipe: table2, table8, table9, table10, table12, or a TOML file; none: tune --stream."),
+    ] = None,
     stream: Annotated[
-        str | None, typer.Option(help="Streams to tune, comma-separated, such as split-cifar100; default: all.")
+        str | None,
+        typer.Option(help="Stream to tune; of a recipe, streams, comma-separated; default: all of the recipe."),
     ] = None,
     strategies: Annotated[
-        str | None, typer.Option(help="Strategies to tune, comma-separated, such as er,derpp; default: all.")
+        str | None,
+        typer.Option(
+            "--strategy", "--strategies", help="Strategies, comma-separated; default: er, or all of the recipe."
+        ),
     ] = None,
     norms: Annotated[
-        str | None, typer.Option(help="Norms to tune, comma-separated, such as bn,cn; default: all.")
+        str | None,
+        typer.Option("--norm", "--norms", help="Norms, comma-separated, as bn,cn; default: cn, or all of the recipe."),
     ] = None,
     seeds: Annotated[int, typer.Option(help="Number of seeds, counted from 0.")] = 3,
     rates: Annotated[
-        str | None, typer.Option(help="Learning rates to try, comma-separated; default: 0.003,0.01,0.03,0.1,0.3.")
+        str | None,
+        typer.Option("--lr", "--rates", help="Learning rates, comma-separated; default: 0.003,0.01,0.03,0.1,0.3."),
     ] = None,
+    over: Annotated[
+        str, typer.Option(help="Setting to tune: lr, or a numeric setting of --grid, such as memory.size.")
+    ] = "lr",
+    grid: GridOption = None,
+    extend: Annotated[
+        int | None, typer.Option(help="Most values to try beyond the grid, each way; default: 3, or 0 for a recipe.")
+    ] = None,
+    refine: Annotated[
+        str | None,
+        typer.Option(help="Refinement: between (the best two), around, or none; default: between, none for a recipe."),
+    ] = None,
+    score: ScoreName = None,
+    plot: PlotFile = None,
+    json_: JsonFlag = False,
     device: Annotated[str, typer.Option(help=DEVICE_HELP)] = "cpu",
     lanes: Annotated[
         int | None,
-        typer.Option(help="Number of parallel runs. Default: a norm's whole grid on a GPU, one per core on a CPU."),
+        typer.Option(
+            help="Number of parallel runs. Default: 8 on a GPU (recipe: a norm's grid), one per core on a CPU."
+        ),
     ] = None,
     threads: Annotated[int, typer.Option(help=THREADS_HELP)] = 1,
     precision: Annotated[str | None, typer.Option(help=PRECISION_HELP)] = None,
@@ -60,22 +93,88 @@ def tune(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("-o", "--out", help="File to write the learning rates to; default: RUNS/selected/RECIPE.toml."),
+        typer.Option("-o", "--out", help="File for the rates of a recipe; default: RUNS/selected/RECIPE.toml."),
     ] = None,
     data_root: DataRoot = None,
     allow_missing: AllowMissing = False,
     runs: RunsFolder = Path("runs"),
+    set_: SetOption = None,
     trust_code: TrustCode = None,
 ) -> None:
-    """Choose a learning rate for each norm and strategy of a table, using only the validation tasks."""
-    typed = {"stream": stream, "strategy": strategies, "norm": norms}
-    only = [f"{key}={value.strip()}" for key, values in typed.items() if values for value in values.split(",")]
-    grid = _numbers(rates, "--rates") if rates else RATES
+    """Choose the best learning rate (or another setting) of each norm, using only validation data."""
+    check_seeds(seeds)
+    refinement = _refinement(refine)
     with importing_torch():
         options = bench.RunOptions(device, lanes, threads, allow_missing=allow_missing)
-    trusted = check_files(trust_code or [])
-    request = paper.TuneOptions(seeds, only, grid, options, max_steps, precision, data_root, runs, out, trusted)
-    raise typer.Exit(tune_recipe(recipe, request, console))
+    if recipe is not None:
+        _refuse(context, STREAM_ONLY, f"can't be used with the recipe {recipe}")
+        typed = {"stream": stream, "strategy": strategies, "norm": norms}
+        only = [f"{key}={value.strip()}" for key, values in typed.items() if values for value in values.split(",")]
+        request = paper.TuneOptions(
+            seeds,
+            only,
+            _numbers(rates, "--rates") if rates else RATES,
+            options,
+            max_steps,
+            precision,
+            data_root,
+            runs,
+            out,
+            check_files(trust_code or []),
+            extensions=0 if extend is None else extend,
+            refine=None if refine is None else refinement,
+        )
+        raise typer.Exit(tune_recipe(recipe, request, console))
+    _refuse(context, RECIPE_ONLY, "needs a recipe, such as `contnorm tune table2`")
+    if stream is None:
+        raise UserError("tune: give a recipe, such as table2, or --stream. See `contnorm ls streams`.")
+    lists = {"strategy": strategies, "norm": norms, "lr": rates}
+    flags = GridFlags(lists, grid or [], {"train.precision": precision, "train.max_steps": max_steps}, set_ or [])
+
+    def search(stream_: bench.Stream, settings: dict[str, Any], progress: Console) -> bench.SweepResult:
+        return bench.tune(
+            stream_,
+            over=over,
+            settings=settings,
+            seeds=seeds,
+            extensions=3 if extend is None else extend,
+            refine=refinement,
+            score=score,
+            runs=runs,
+            progress=progress,
+            device=device,
+            lanes=lanes,
+            threads=threads,
+        )
+
+    raise typer.Exit(run_grid(search, stream, flags, options, data_root, trust_code or [], plot, json_, console))
+
+
+STREAM_ONLY = {
+    "over": "--over",
+    "grid": "--grid",
+    "score": "--score",
+    "plot": "--plot",
+    "json_": "--json",
+    "set_": "--set",
+}
+RECIPE_ONLY = {"out": "--out"}
+
+
+def _refuse(context: typer.Context, parameters: Mapping[str, str], reason: str) -> None:
+    for name, flag in parameters.items():
+        if is_explicit(context, name):
+            raise UserError(f"tune: {flag} {reason}.")
+
+
+def _refinement(text: str | None) -> Refine | None:
+    """Parse --refine; the default is to refine between the best two values."""
+    if text == "none":
+        return None
+    for known in REFINEMENTS:
+        if text in (None, known):
+            return known
+    raise unknown("refinement: --refine", str(text), [*REFINEMENTS, "none"])
 
 
 def _numbers(text: str, flag: str) -> list[float]:
@@ -122,12 +221,14 @@ def _how_to_use(name: str, options: TuneOptions) -> str:
 
 def _show_grids(results: Sequence[GridResult], options: TuneOptions, console: Console) -> None:
     """Print one row per grid, with the chosen rate marked."""
-    heads = ["stream", "strategy", "norm", *(f"lr {rate:g}" for rate in sorted(set(options.rates))), "chosen"]
+    tried = sorted({rate.lr for result in results for rate in result.rates})
+    heads = ["stream", "strategy", "norm", *(f"lr {lr:g}" for lr in tried), "tried", "chosen"]
     rows = []
     for result in results:
         best = result.best if options.max_steps is None else None
-        cells = [_rate_text(rate, rate is best, options.seeds) for rate in result.rates]
-        rows.append([*result.grid.names, *cells, f"{best.lr:g}" if best else "none yet"])
+        texts = {rate.lr: _rate_text(rate, rate is best, options.seeds) for rate in result.rates}
+        cells = [texts.get(lr, "") for lr in tried]  # searches that are extended have rates of their own
+        rows.append([*result.grid.names, *cells, str(len(texts)), f"{best.lr:g}" if best else "none yet"])
     show_rows(heads, rows, console, named=3)
     console.print()
     seeds = "one seed" if options.seeds == 1 else f"{options.seeds} seeds"

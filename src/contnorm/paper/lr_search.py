@@ -18,14 +18,16 @@ from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.config.sources import check_seeds
 from contnorm.bench.engine.job import Job, RunEnvironment
 from contnorm.bench.files import write_output
+from contnorm.bench.grid import LineSearch, Refine
 from contnorm.bench.records import Store
 from contnorm.bench.streams.tasks import STREAMS, find_stream
 from contnorm.bench.user_code import only_trusted
 from contnorm.errors import UserError, usable
 from contnorm.paper.cells import RecipeCell, cells_of, filter_cells, source_of
-from contnorm.paper.measured import with_numerics
+from contnorm.paper.measured import numerics_of, with_numerics
 from contnorm.paper.recipe import Recipe, find_recipe
 from contnorm.paper.recipe_runs import (
+    Execution,
     RecipeRecords,
     config_of,
     is_present,
@@ -61,6 +63,10 @@ class TuneOptions:
         seeds: Number of seeds, counted from 0.
         only: Filters for cells, in the form of ``--only`` of `contnorm paper`.
         rates: Learning rates to try.
+        extensions: Largest number of learning rates beyond these, for each norm and strategy, while the best one is the
+            smallest or the largest; 0 for the fixed grid of the protocol.
+        refine: Whether to refine the grid once: ``"between"`` the best rate and its better neighbor, ``"around"`` the
+            best rate, or None.
         execution: Options that control how runs are executed.
         max_steps: Number of steps of a smoke test; None for whole runs.
         precision: Precision of all runs; None for the one with the most records.
@@ -80,6 +86,8 @@ class TuneOptions:
     runs: Path = Path("runs")
     out: Path | None = None
     trusted: Sequence[Path] = ()
+    extensions: int = 0
+    refine: Refine | None = None
 
 
 @dataclass(frozen=True)
@@ -165,13 +173,47 @@ def _tune(recipe: Recipe, options: TuneOptions, console: Console | None) -> Tune
     environment = _environment(options)
     records = RecipeRecords(Store(options.runs), range(options.seeds))
     grids = _grids(recipe, options, records, environment.data_root)
-    jobs = records.jobs(config for grid in grids for config in grid.configs.values())
-    _refuse_test_tasks(jobs)
-    execution = run_jobs(jobs, environment, console)
-    results = [GridResult(grid, _rate_results(grid, records), options.seeds) for grid in grids]
+    searches = [_RateSearch(grid, options, environment.data_root) for grid in grids]
+    execution = Execution()
+    while configs := [config for search in searches for config in search.propose(records)]:
+        jobs = records.jobs(configs)
+        _refuse_test_tasks(jobs)
+        execution = run_jobs(jobs, environment, console)
+        if not all(search.record(records) for search in searches):
+            break
+    results = [GridResult(search.grid, _rate_results(search.grid, records), options.seeds) for search in searches]
     result = _write(recipe, results, options)
     execution.raise_with(result)
     return result
+
+
+class _RateSearch:
+    """The search for the learning rate of one grid; `grid` gets the rates that are added."""
+
+    def __init__(self, grid: RateGrid, options: TuneOptions, root: Path) -> None:
+        self.grid, self._options, self._root = grid, options, root
+        self._line = LineSearch(grid.configs, extensions=options.extensions, refine=options.refine, name="rates")
+        self._numerics = numerics_of(next(iter(grid.configs.values())))
+
+    def propose(self, records: RecipeRecords) -> list[RunConfig]:
+        """Return the runs of the learning rates to try next. An archive is not extended by runs that it lacks."""
+        rates = self._line.propose()
+        configs = {rate: self.grid.configs.get(rate) or self._config(rate) for rate in rates}
+        if records.store.read_only:
+            first = self.grid.configs.keys()
+            configs = {rate: c for rate, c in configs.items() if rate in first or records.complete(c)}
+        self.grid = replace(self.grid, configs=dict(sorted({**self.grid.configs, **configs}.items())))
+        return list(configs.values())
+
+    def _config(self, rate: float) -> RunConfig:
+        return with_numerics(_on_validation(self.grid.cell, rate, self._options, self._root), self._numerics)
+
+    def record(self, records: RecipeRecords) -> bool:
+        """Record the results of all learning rates so far; returns whether none is missing."""
+        results = _rate_results(self.grid, records)
+        for result in results:
+            self._line.record(result.lr, result.mean if result.eligible else None)
+        return all(result.seeds + result.diverged == len(records.seeds) for result in results)
 
 
 def _check(options: TuneOptions) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from contnorm.bench.config.sources import parse_toml, read_toml_text
+from contnorm.bench.grid import LEARNING_RATES, best_candidate
 from contnorm.bench.records import spread_over_seeds
 from contnorm.errors import UserError
 from contnorm.paper.cells import RecipeCell, matches
@@ -35,7 +36,7 @@ __all__ = [
     "with_selection",
 ]
 
-RATES = (0.003, 0.01, 0.03, 0.1, 0.3)
+RATES = LEARNING_RATES
 SELECTED_KEYS = ("where", "lr", "precision", "grid")
 RATE_KEYS = ("lr", "mean", "sd", "seeds", "lost")  # in files, diverged seeds have the key `lost`
 
@@ -56,6 +57,11 @@ class RateResult:
     sd: float
     seeds: int
     diverged: int = 0
+
+    @property
+    def eligible(self) -> bool:
+        """Whether it can be chosen: some seed finished, and none diverged."""
+        return self.seeds > 0 and not self.diverged
 
     @classmethod
     def of(cls, lr: float, accuracies: Sequence[float], diverged: int) -> RateResult:
@@ -99,8 +105,7 @@ def best_rate(grid: Sequence[RateResult]) -> RateResult | None:
         >>> best_rate(grid).lr
         0.03
     """
-    candidates = [result for result in grid if result.seeds and not result.diverged]
-    return min(candidates, key=lambda result: (-result.mean, result.lr), default=None)
+    return best_candidate(grid, order=lambda result: result.lr)
 
 
 def with_selection(recipe: Recipe, selection: Selection) -> Recipe:

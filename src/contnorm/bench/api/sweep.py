@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.text import Text
 
 from contnorm.bench.api.execution import RunInterrupted
 from contnorm.bench.api.result import Result
@@ -237,6 +238,7 @@ class SweepSession:
         stream: A stream, or the name of one.
         grid: The settings.
         seeds, validation, score, runs, progress: As in `sweep`.
+        tuned: Name of the setting that `tune` searches; None for a sweep.
 
     Attributes:
         seeds: The seeds of each setting.
@@ -252,6 +254,7 @@ class SweepSession:
         score: str | None,
         runs: str | Path | None,
         progress: bool | Console,
+        tuned: str | None = None,
     ) -> None:
         if isinstance(stream, str):
             stream = load_stream(stream)
@@ -275,14 +278,15 @@ class SweepSession:
             score,
             tuple(self.seeds),
             chosen_on,
-            _rule(score, lower, chosen_on, len(self.seeds)),
+            _rule(score, lower, chosen_on, len(self.seeds), tuned or ("lr" if "lr" in grid.axes else None)),
+            tuned=tuned,
             lower_is_better=lower,
         )
 
     def run(self, trials: Sequence[Trial]) -> None:
         """Run some settings; their scores are entered into the result. The rule of choice is printed before."""
         if self._console is not None and not self._monitor.trials:
-            self._console.print(self.result.rule, markup=False, highlight=False, soft_wrap=not self._console.is_terminal)
+            self._console.print(Text(f"Rule: {self.result.rule}"), soft_wrap=not self._console.is_terminal)
         self._monitor.add(trials)
         try:
             results = run_experiments(
@@ -356,10 +360,12 @@ def _check_score(score: str | None, stream: Stream) -> str:
     return score or scores[0]
 
 
-def _rule(score: str, lower: bool, chosen_on: str, seeds: int) -> str:
-    over = "of one seed" if seeds == 1 else f"mean over {seeds} seeds"
-    mean = f"{'lowest' if lower else 'highest'} {score} on the {chosen_on}, {over}"
-    return f"Rule: {mean}; a setting with a diverged seed is not chosen; on ties, the smallest value."
+def _rule(score: str, lower: bool, chosen_on: str, seeds: int, ties: str | None) -> str:
+    """Return the rule of choice in words; ``ties`` is the setting whose smallest value is chosen on ties."""
+    over = "with one seed" if seeds == 1 else f"mean over {seeds} seeds"
+    best = f"{'lowest' if lower else 'highest'} {score} on the {chosen_on}, {over}"
+    first = "the first setting" if ties is None else f"the smallest {ties}"
+    return f"{best}; a setting with a diverged seed is not chosen; on ties, {first}."
 
 
 def _labels(values: Sequence[Any]) -> list[tuple[Any, Any]]:

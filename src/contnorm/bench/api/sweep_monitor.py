@@ -35,7 +35,7 @@ _ANY_SHAPE = (3, 32, 32)  # of an image; whether a norm fits the channels of a n
 
 
 def _check_networks(configs: Sequence[RunConfig]) -> None:
-    """Build the networks of the package without data, so that a norm that does not fit is rejected before the first run.
+    """Build the networks of the package without data, so that a norm that does not fit is rejected before any run.
 
     The network of each run is checked again with its data when it starts.
     """

@@ -275,7 +275,7 @@ class SweepResult:
             cells = [*map(format_value, trial.setting.values()), trial.spread(), done]
             tag = "th" if self._is_best(trial) else "td"
             rows.append("<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>")
-        lines = [self.rule, *([self.warning] if self.warning else []), *self.notes, *self.choice_notes()]
+        lines = [f"Rule: {self.rule}", *([self.warning] if self.warning else []), *self.notes, *self.choice_notes()]
         text = "".join(f"<p>{html.escape(line)}</p>" for line in lines)
         image = io.BytesIO()
         self.plot().savefig(image, format="png", dpi=90, bbox_inches="tight")

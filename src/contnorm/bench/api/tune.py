@@ -12,12 +12,10 @@ from contnorm.bench.api.stream import Stream
 from contnorm.bench.api.sweep import ARGUMENTS, SweepGrid, SweepSession, is_lower_better
 from contnorm.bench.api.sweep_result import SweepResult, Trial
 from contnorm.bench.config.schema import from_dict
-from contnorm.bench.grid import LineSearch, Refine, expand_grid
+from contnorm.bench.grid import LEARNING_RATES, LineSearch, Refine, expand_grid
 from contnorm.errors import UserError
 
-__all__ = ["LEARNING_RATES", "tune"]
-
-LEARNING_RATES = (0.003, 0.01, 0.03, 0.1, 0.3)
+__all__ = ["tune"]
 
 
 def tune(
@@ -85,9 +83,8 @@ def tune(
     others = expand_grid({name: values for name, values in grid.values.items() if name != axis})
     lower = score is not None and is_lower_better(score)
     searches = [_Search(values, _line_search(axis, grid, extensions, refine, lower)) for values in others]
-    session = SweepSession(stream, grid, seeds, True, score, runs, progress)
+    session = SweepSession(stream, grid, seeds, True, score, runs, progress, tuned=axis)
     result = session.result
-    result.tuned = axis
     result.by = ("norm", *(name for name in grid.axes if name not in ("norm", axis)))
     result.rule += _search_rule(axis, extensions, refine)
     while round_ := [(search, value) for search in searches for value in search.line.propose()]:

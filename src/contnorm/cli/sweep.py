@@ -1,0 +1,324 @@
+"""The `sweep` command: runs all combinations of some settings, and shows the best setting of each norm."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from contnorm import bench
+from contnorm.bench.config.schema import flatten_settings, show_value
+from contnorm.bench.config.sources import (
+    Setting,
+    check_seeds,
+    collect_settings,
+    format_value,
+    parse_assignment,
+    parse_assignments,
+)
+from contnorm.bench.files import write_output
+from contnorm.bench.user_code import check_files, code_files, only_trusted
+from contnorm.cli.common import (
+    DEVICE_HELP,
+    MAX_STEPS_HELP,
+    PRECISION_HELP,
+    THREADS_HELP,
+    AllowMissing,
+    DataRoot,
+    Lanes,
+    RunsFolder,
+    TrustCode,
+    console,
+    importing_torch,
+)
+from contnorm.cli.tables import print_text, safe_text, show_rows
+from contnorm.errors import UserError, usable
+
+if TYPE_CHECKING:
+    from contnorm.bench import SweepResult, Trial
+
+__all__ = [
+    "GridFlags",
+    "GridOption",
+    "JsonFlag",
+    "PlotFile",
+    "ScoreName",
+    "SetOption",
+    "run_grid",
+    "show_sweep",
+    "sweep",
+]
+
+GRID_HELP = "Any setting as key=a,b,c, such as train.batch=5,10; repeatable."
+GridOption = Annotated[list[str] | None, typer.Option("--grid", metavar="KEY=A,B,C", help=GRID_HELP)]
+ScoreName = Annotated[
+    str | None, typer.Option(help="Score to choose by, such as acc or fm; default: acc, or c_f1 for multi-label.")
+]
+PlotFile = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Figure to write: .png, .svg or .pdf; scores over the settings.")
+]
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print the result as JSON instead of tables.")]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", help="Any setting as key=value, for all runs, such as strategy.forward=separate; repeatable."
+    ),
+]
+FIGURE_FORMATS = (".png", ".svg", ".pdf")
+
+# Options that take comma-separated values, with their settings.
+LIST_FLAGS = {
+    "strategy": "strategy.name",
+    "norm": "norm.name",
+    "groups": "norm.groups",
+    "memory": "memory.kind",
+    "buffer": "memory.size",
+    "batch": "train.batch",
+    "replay": "train.replay",
+    "lr": "train.lr",
+}
+
+
+def sweep(
+    stream: Annotated[
+        str, typer.Option(help="Stream of tasks to learn; see `contnorm ls streams`.")
+    ] = "permuted-mnist",
+    strategy: Annotated[str | None, typer.Option(help="Learning methods, comma-separated; default: er.")] = None,
+    norm: Annotated[
+        str | None, typer.Option(help="Normalization layers, comma-separated, such as bn,cn; default: cn.")
+    ] = None,
+    groups: Annotated[str | None, typer.Option(help="Numbers of channel groups, comma-separated.")] = None,
+    memory: Annotated[str | None, typer.Option(help="Memories, comma-separated; see `contnorm ls memories`.")] = None,
+    buffer: Annotated[str | None, typer.Option(help="Memory sizes, comma-separated.")] = None,
+    batch: Annotated[str | None, typer.Option(help="Stream samples per step, comma-separated.")] = None,
+    replay: Annotated[str | None, typer.Option(help="Replayed memory samples per step, comma-separated.")] = None,
+    lr: Annotated[str | None, typer.Option(help="Learning rates, comma-separated, such as 0.003,0.01,0.03.")] = None,
+    grid: GridOption = None,
+    seeds: Annotated[int, typer.Option(help="Number of seeds of each setting, counted from 0.")] = 3,
+    validation: Annotated[
+        bool,
+        typer.Option(
+            "--validation", help="Use validation tasks, or held-out training samples, instead of the test samples."
+        ),
+    ] = False,
+    score: ScoreName = None,
+    by: Annotated[
+        str, typer.Option(help="Choose one setting for each value of these settings, comma-separated.")
+    ] = "norm",
+    plot: PlotFile = None,
+    json_: JsonFlag = False,
+    device: Annotated[str, typer.Option(help=DEVICE_HELP)] = "cpu",
+    lanes: Lanes = None,
+    threads: Annotated[int, typer.Option(help=THREADS_HELP)] = 1,
+    precision: Annotated[str | None, typer.Option(help=PRECISION_HELP)] = None,
+    max_steps: Annotated[int | None, typer.Option(help=MAX_STEPS_HELP)] = None,
+    data_root: DataRoot = None,
+    allow_missing: AllowMissing = False,
+    runs: RunsFolder = Path("runs"),
+    config: Annotated[Path | None, typer.Option(help="TOML file of settings; a list of values is a grid.")] = None,
+    set_: SetOption = None,
+    trust_code: TrustCode = None,
+) -> None:
+    """Run all combinations of some settings, and show the best setting of each norm."""
+    flags = GridFlags(
+        {
+            "strategy": strategy,
+            "norm": norm,
+            "groups": groups,
+            "memory": memory,
+            "buffer": buffer,
+            "batch": batch,
+            "replay": replay,
+            "lr": lr,
+        },
+        grid or [],
+        {"train.precision": precision, "train.max_steps": max_steps},
+        set_ or [],
+        config,
+    )
+    check_seeds(seeds)
+    with importing_torch():
+        options = bench.RunOptions(device, lanes, threads, allow_missing=allow_missing)
+    names = [_AXIS_OF_FLAG.get(name.strip(), name.strip()) for name in by.split(",")]
+
+    def run(stream_: bench.Stream, settings: dict[str, Any], progress: Console) -> SweepResult:
+        return bench.sweep(
+            stream_,
+            settings=settings,
+            seeds=seeds,
+            validation=validation,
+            score=score,
+            by=names,
+            runs=runs,
+            progress=progress,
+            device=device,
+            lanes=lanes,
+            threads=threads,
+        )
+
+    raise typer.Exit(run_grid(run, stream, flags, options, data_root, trust_code or [], plot, json_, console))
+
+
+_AXIS_OF_FLAG = {"groups": "norm.groups", "buffer": "memory.size", "batch": "batch_size"}
+
+
+@dataclass(frozen=True)
+class GridFlags:
+    """The settings of a grid, as they are typed.
+
+    Attributes:
+        lists: Comma-separated values of each option of `LIST_FLAGS`; None if it is not typed.
+        grid: Settings as ``key=a,b,c``.
+        single: Values of other options by dotted key; None if they are not typed.
+        assignments: Settings of ``--set``.
+        config: TOML file of settings.
+    """
+
+    lists: dict[str, str | None]
+    grid: Sequence[str]
+    single: dict[str, Any]
+    assignments: Sequence[str]
+    config: Path | None = None
+
+    def typed(self) -> list[Setting]:
+        """Settings of options and of ``--grid``; several values are a list."""
+        settings = [
+            Setting(f"--{name}", LIST_FLAGS[name], _parse_list(f"--{name}", LIST_FLAGS[name], text))
+            for name, text in self.lists.items()
+            if text is not None
+        ]
+        for text in self.grid:
+            key, equals, values = text.partition("=")
+            if not equals or not key.strip():
+                raise UserError(f"--grid {show_value(text)}: expected key=a,b,c, such as train.batch=5,10.")
+            name = f"--grid {key.strip()}"
+            settings.append(Setting(name, key.strip(), _parse_list(name, key.strip(), values)))
+        flags = {key: value for key, value in self.single.items() if value is not None}
+        return [*settings, *(Setting(f"--{key.partition('.')[2]}", key, value) for key, value in flags.items())]
+
+    def nested(self, stream: str) -> dict[str, Any]:
+        """All settings by group, with the stream."""
+        return collect_settings({"stream.name": stream}, self.config, self.typed(), self.assignments)
+
+    def code_files(self) -> list[Path]:
+        """Files of code that are named on the command line, rather than in a file of settings."""
+        files: list[Path] = []
+        for setting in [*self.typed(), *parse_assignments(self.assignments)]:
+            group, _, name = setting.key.partition(".")
+            for value in setting.value if isinstance(setting.value, list) else [setting.value]:
+                files += code_files({group: {name: value}})
+        return files
+
+
+def _parse_list(flag: str, key: str, text: str) -> Any:
+    """Parse comma-separated values; a single one is not a list.
+
+    Example:
+        >>> _parse_list("--lr", "train.lr", "0.01,0.03"), _parse_list("--norm", "norm.name", "cn")
+        ([0.01, 0.03], 'cn')
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if not all(parts):
+        raise UserError(f"{flag} {show_value(text)}: has an empty value. Use values with commas between.")
+    values = [parse_assignment(f"{key}={part}")[1] for part in parts]
+    return values if len(values) > 1 else values[0]
+
+
+def run_grid(
+    run: Callable[[bench.Stream, dict[str, Any], Console], SweepResult],
+    stream: str,
+    flags: GridFlags,
+    options: bench.RunOptions,
+    data_root: Path | None,
+    trust_code: Iterable[Path],
+    plot: Path | None,
+    as_json: bool,
+    console: Console,
+) -> int:
+    """Run a sweep or a search, show its result, and return the exit code.
+
+    Args:
+        run: Runs it, with the stream, the settings by dotted key and a console for progress.
+        stream: Name of the stream.
+        flags: Typed settings.
+        options: How runs are executed.
+        data_root: Folder of data sets.
+        trust_code: Python files that may be executed if settings name them.
+        plot: File of the figure.
+        as_json: Whether to print JSON.
+        console: Terminal to print to.
+    """
+    if plot is not None and plot.suffix.lower() not in FIGURE_FORMATS:
+        raise UserError(f"--plot {plot}: use a file name that ends in {', '.join(FIGURE_FORMATS)}.")
+    values = flags.nested(stream)
+    progress = Console(stderr=True) if as_json else console
+    with only_trusted([*check_files(list(trust_code)), *flags.code_files()]):
+        loaded = bench.load_stream(root=data_root, allow_missing=options.allow_missing, **values.pop("stream"))
+        try:
+            result, code = run(loaded, flatten_settings(values), progress), 0
+        except bench.SweepInterrupted as stopped:
+            result, code = stopped.result, 128 + stopped.signal
+    if as_json:
+        print(json.dumps(result.to_dict(), indent=2))
+    else:
+        show_sweep(result, console)
+    if plot is not None and code == 0:
+        _write_figure(result, plot)
+        print_text(f"figure: {plot}", progress)
+    return code
+
+
+def _write_figure(result: SweepResult, path: Path) -> None:
+    figure = result.plot()
+    image = io.BytesIO()
+    figure.savefig(image, format=path.suffix[1:].lower(), dpi=150)
+    with usable(path, "it can't be written", "Use another file."):
+        write_output(path, image.getvalue())
+
+
+def show_sweep(result: SweepResult, console: Console) -> None:
+    """Print all settings with their scores, then the best setting of each norm and the number of settings tried."""
+    chosen = {id(trial) for trial in result.best.values()}
+    names = list(result.trials[0].setting)
+    rows = [
+        [*_setting_cells(trial), _score_text(trial, id(trial) in chosen), _seeds_text(trial)] for trial in result.trials
+    ]
+    console.print()
+    console.print(safe_text(f"{result.stream}: {result.score} on the {result.chosen_on}"), style="bold")
+    show_rows([*names, result.score, "seeds"], rows, console, named=len(names))
+    if result.best:
+        console.print()
+        console.print(safe_text(f"best setting of each {' and '.join(result.by)} (*)"), style="bold")
+        best_rows = []
+        for name, trial in result.best.items():
+            group = result.groups[name]
+            runs = sum(len(one.scores) + len(one.diverged) for one in group)
+            best_rows.append([*_setting_cells(trial), _score_text(trial, False), str(len(group)), str(runs)])
+        show_rows([*names, result.score, "settings tried", "runs"], best_rows, console, named=len(names))
+    if any(trial.diverged for trial in result.trials):
+        print_text(
+            "diverged: the loss is not finite. Such a setting is not chosen, and its runs are not repeated.", console
+        )
+    for line in [*result.notes, *result.choice_notes()]:
+        print_text(line, console)
+
+
+def _setting_cells(trial: Trial) -> list[str]:
+    return [format_value(value) for value in trial.setting.values()]
+
+
+def _score_text(trial: Trial, best: bool) -> str:
+    return trial.spread().replace("±", "+-") + (" *" if best else "")
+
+
+def _seeds_text(trial: Trial) -> str:
+    parts = [str(len(trial.scores)) if trial.eligible else f"{len(trial.scores)} of {len(trial.seeds)}"]
+    parts += [f"{len(trial.diverged)} diverged"] if trial.diverged else []
+    parts += [f"{trial.unfinished} unfinished"] if trial.unfinished else []
+    return ", ".join(parts)
