@@ -184,8 +184,11 @@ class LineSearch:
 
     @property
     def at_edge(self) -> bool:
-        """Whether the best value is the smallest or the largest that was tried."""
-        return len(self._scores) > 1 and self.best in (self.tried[0], self.tried[-1])
+        """Whether the best value is the smallest or the largest that was tried, and no value between is as good."""
+        best, tried = self.best, self.tried
+        if best is None or len(tried) < 2:
+            return False
+        return all(value in (tried[0], tried[-1]) for value in tried if self._scores[value] == self._scores[best])
 
     def propose(self) -> list[float]:
         """Return the values to try next; empty at the end."""
@@ -254,7 +257,7 @@ def next_value(values: Sequence[float], whole: bool = False) -> float | None:
     if whole:
         rounded = round(exact)
         return rounded if rounded > 0 and (rounded - last) * (last - before) > 0 else None
-    return _rounded(exact, lambda value: (value - last) * (last - before) > 0)
+    return _rounded(exact, 0.11, lambda value: (value - last) * (last - before) > 0)
 
 
 def midpoint(a: float, b: float, whole: bool = False) -> float | None:
@@ -269,14 +272,14 @@ def midpoint(a: float, b: float, whole: bool = False) -> float | None:
     exact, (low, high) = math.sqrt(a) * math.sqrt(b), sorted((a, b))
     if whole:
         return round(exact) if low < round(exact) < high else None
-    return _rounded(exact, lambda value: low < value < high)
+    return _rounded(exact, 0.2, lambda value: low < value < high)
 
 
-def _rounded(exact: float, fits: Callable[[float], bool]) -> float | None:
-    """Round to as few significant digits as fit, and as change the value by no more than a fifth."""
+def _rounded(exact: float, tolerance: float, fits: Callable[[float], bool]) -> float | None:
+    """Round to as few significant digits as fit and change the value by no more than the tolerance, as a share."""
     for digits in range(1, _MOST_DIGITS + 1):
         value = float(f"{exact:.{digits}g}")
-        if fits(value) and abs(value / exact - 1) <= 0.2:
+        if fits(value) and abs(value / exact - 1) <= tolerance:
             return value
     return None
 

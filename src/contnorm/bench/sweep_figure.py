@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 __all__ = ["Point", "sweep_figure"]
 
 
+MOST_TICKS = 6  # with more, labels that are not rotated would overlap
+
+
 @dataclass(frozen=True)
 class Point:
     """A setting in the figure.
@@ -64,6 +67,8 @@ def sweep_figure(points: Sequence[Point], x_label: str, y_label: str, title: str
         ax.set_xscale("log")
         ax.set_xticks(sorted(numbers), [f"{x:g}" for x in sorted(numbers)])
         ax.set_xticks([], minor=True)
+    if len(names) > MOST_TICKS:
+        ax.tick_params(axis="x", rotation=60)
     for index, curve in enumerate(dict.fromkeys(point.curve for point in points)):
         chosen = [point for point in points if point.curve == curve]
         places = names if len(numbers) < len(names) else None

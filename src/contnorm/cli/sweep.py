@@ -259,9 +259,12 @@ def run_grid(
     values = flags.nested(stream)
     progress = Console(stderr=True) if as_json else console
     with only_trusted([*check_files(list(trust_code)), *flags.code_files()]):
-        loaded = bench.load_stream(root=data_root, allow_missing=options.allow_missing, **values.pop("stream"))
+        of_stream = values.pop("stream")
+        lists = {f"stream.{key}": value for key, value in of_stream.items() if isinstance(value, list)}
+        single = {key: value for key, value in of_stream.items() if not isinstance(value, list)}
+        loaded = bench.load_stream(root=data_root, allow_missing=options.allow_missing, **single)
         try:
-            result, code = run(loaded, flatten_settings(values), progress), 0
+            result, code = run(loaded, {**flatten_settings(values), **lists}, progress), 0  # lists are rejected there
         except bench.SweepInterrupted as stopped:
             result, code = stopped.result, 128 + stopped.signal
     if as_json:

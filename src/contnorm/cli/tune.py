@@ -174,7 +174,7 @@ def _refinement(text: str | None) -> Refine | None:
     for known in REFINEMENTS:
         if text in (None, known):
             return known
-    raise unknown("refinement: --refine", str(text), [*REFINEMENTS, "none"])
+    raise unknown("--refine", str(text), [*REFINEMENTS, "none"])
 
 
 def _numbers(text: str, flag: str) -> list[float]:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.text import Text
 
 from contnorm.bench.api.execution import RunInterrupted
 from contnorm.bench.api.result import Result
@@ -184,10 +183,10 @@ class SweepGrid:
             )
         return cls(values, tuple(name for name, value in given.items() if is_grid(value)), stream, tag, execution)
 
-    def combinations(self) -> list[dict[str, Any]]:
-        """Return all combinations of the values, norms first."""
+    def combinations(self, without: str | None = None) -> list[dict[str, Any]]:
+        """Return all combinations of the values, norms first; optionally without those of one setting."""
         norms = {"norm": self.values["norm"]} if "norm" in self.values else {}
-        return expand_grid({**norms, **self.values})
+        return expand_grid({name: values for name, values in {**norms, **self.values}.items() if name != without})
 
     def trials(self, seeds: Sequence[int], combinations: Sequence[Mapping[str, Any]] | None = None) -> list[Trial]:
         """Return a trial for each combination of values; by default for all."""
@@ -285,8 +284,7 @@ class SweepSession:
 
     def run(self, trials: Sequence[Trial]) -> None:
         """Run some settings; their scores are entered into the result. The rule of choice is printed before."""
-        if self._console is not None and not self._monitor.trials:
-            self._console.print(Text(f"Rule: {self.result.rule}"), soft_wrap=not self._console.is_terminal)
+        self._monitor.rule = None if self._monitor.trials else self.result.rule
         self._monitor.add(trials)
         try:
             results = run_experiments(
@@ -301,6 +299,9 @@ class SweepSession:
         except RunInterrupted as stopped:
             self._monitor.fill_results()
             raise SweepInterrupted(str(stopped), stopped.signal, self._with_warning()) from stopped
+        except UserError:
+            self._monitor.remove(trials)
+            raise
         for trial, result in zip(trials, results, strict=True):
             trial.result = result if isinstance(result, Result) else None
 

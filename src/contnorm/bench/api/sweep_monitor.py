@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import torch
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -56,10 +56,12 @@ class SweepMonitor:
 
     Attributes:
         trials: All settings so far.
+        rule: Rule of choice to print when the first run starts; None for no line.
     """
 
     def __init__(self, score: str, lower_is_better: bool, console: Console | None, runs: Path | None) -> None:
         self.trials: list[Trial] = []
+        self.rule: str | None = None
         self._score, self._lower_is_better = score, lower_is_better
         self._store = None if runs is None else Store(runs)
         self._of_config: dict[RunConfig, list[Trial]] = {}
@@ -68,12 +70,20 @@ class SweepMonitor:
         widgets = console is not None and console.is_jupyter and find_spec("ipywidgets") is not None
         interactive = console is not None and (console.is_terminal or widgets)
         self._height = console.height if console is not None else 0
-        self._console = None if interactive else console  # for lines: an interactive one shows the table
+        self._shown = console
+        self._line_console = None if interactive else console  # an interactive one shows the table instead of lines
 
     def add(self, trials: Sequence[Trial]) -> None:
         """Add the settings that are run next."""
         self._next = trials
         self.trials += trials
+
+    def remove(self, trials: Sequence[Trial]) -> None:
+        """Remove settings that can't be run."""
+        self.trials[:] = [trial for trial in self.trials if not any(trial is other for other in trials)]
+        for config, known in self._of_config.items():
+            self._of_config[config] = [trial for trial in known if not any(trial is other for other in trials)]
+        self._records = {config: records for config, records in self._records.items() if self._of_config[config]}
 
     def start(self, configs: Sequence[RunConfig]) -> None:
         """Get the settings of the trials that were added last; rejects norms that do not fit their network."""
@@ -87,6 +97,9 @@ class SweepMonitor:
 
     def update(self, event: Event) -> None:
         job, what = event.job, event.what
+        if self._shown is not None and self.rule is not None:
+            self._shown.print(Text(f"Rule: {self.rule}"), soft_wrap=not self._shown.is_terminal)
+        self.rule = None
         if isinstance(what, Diverged):
             for trial in self._of_config[job.config]:
                 trial.diverged[job.seed] = what.why
@@ -128,8 +141,8 @@ class SweepMonitor:
         return f"{done} of {sum(len(trial.seeds) for trial in self.trials)} runs done"
 
     def _print(self, line: str) -> None:
-        if self._console is not None:
-            self._console.print(Text(escape_terminal(line)), soft_wrap=True)
+        if self._line_console is not None:
+            self._line_console.print(Text(escape_terminal(line)), soft_wrap=True)
 
     def __rich__(self) -> RenderableType:
         """Return the table of scores so far; the best settings so far if the terminal is too low for all."""
@@ -146,6 +159,6 @@ class SweepMonitor:
             done += f", {len(trial.diverged)} diverged" if trial.diverged else ""
             cells = [*map(format_value, trial.setting.values()), trial.spread(), done]
             table.add_row(*(Text(escape_terminal(cell)) for cell in cells))
-        if len(shown) < len(self.trials):
-            table.caption = f"the best {len(shown)} of {len(self.trials)} settings so far"
-        return table
+        if len(shown) == len(self.trials):
+            return table
+        return Group(table, Text(f"the best {len(shown)} of {len(self.trials)} settings so far"))

@@ -246,7 +246,7 @@ class SweepResult:
             x = float(value) if is_number else format_value(value)
             points.append(Point(curve or self.score, x, trial.mean, trial.std, trial.eligible, self._is_best(trial)))
         seeds = f"{len(self.seeds)} seed{'s' if len(self.seeds) > 1 else ''}"
-        title = f"{self.stream}, {self.chosen_on}, mean ± standard deviation over {seeds}"
+        title = f"{self.stream}, {self.chosen_on}\nmean ± standard deviation over {seeds}"
         return sweep_figure(points, axis, f"{self.score} (percent)", title)
 
     def _figure_axis(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,8 @@ from contnorm.bench.api.stream import Stream
 from contnorm.bench.api.sweep import ARGUMENTS, SweepGrid, SweepSession, is_lower_better
 from contnorm.bench.api.sweep_result import SweepResult, Trial
 from contnorm.bench.config.schema import from_dict
-from contnorm.bench.grid import LEARNING_RATES, LineSearch, Refine, expand_grid
-from contnorm.errors import UserError
+from contnorm.bench.grid import LEARNING_RATES, LineSearch, Refine
+from contnorm.errors import UserCodeError, UserError
 
 __all__ = ["tune"]
 
@@ -80,7 +80,7 @@ def tune(
     }
     grid = SweepGrid.of("tune", arguments, settings, tag, options)
     axis = _searched(over, grid)
-    others = expand_grid({name: values for name, values in grid.values.items() if name != axis})
+    others = grid.combinations(without=axis)
     lower = score is not None and is_lower_better(score)
     searches = [_Search(values, _line_search(axis, grid, extensions, refine, lower)) for values in others]
     session = SweepSession(stream, grid, seeds, True, score, runs, progress, tuned=axis)
@@ -89,15 +89,40 @@ def tune(
     result.rule += _search_rule(axis, extensions, refine)
     while round_ := [(search, value) for search in searches for value in search.line.propose()]:
         trials = grid.trials(session.seeds, [{**search.values, axis: value} for search, value in round_])
-        session.run(trials)
+        refused = _run_round(session, trials)
         for (search, value), trial in zip(round_, trials, strict=True):
             search.line.record(value, trial.mean if trial.eligible else None)
-            search.trials.append(trial)
+            if not any(trial is other for other in refused):
+                search.trials.append(trial)
     result.trials[:] = [
         trial for search in searches for trial in sorted(search.trials, key=lambda trial: trial.setting[axis])
     ]
     result.notes += [note for search in searches if (note := search.edge_note(axis, extensions))]
     return session.finish()
+
+
+def _run_round(session: SweepSession, trials: Sequence[Trial]) -> list[Trial]:
+    """Run some settings. Those beyond the first grid that can't be run are noted and returned, and end no search.
+
+    For instance, a smaller memory than any of the grid may be too small for the replayed samples of a step.
+    """
+    is_first = not session.result.trials
+    try:
+        session.run(trials)
+        return []
+    except UserCodeError:
+        raise
+    except UserError:
+        if is_first:
+            raise
+    refused = []
+    for trial in trials:
+        try:
+            session.run([trial])
+        except UserError as error:
+            refused.append(trial)
+            session.result.notes.append(f"{trial.describe()}: can't be run. {error}")
+    return refused
 
 
 class _Search:
@@ -128,7 +153,7 @@ def _searched(over: str, grid: SweepGrid) -> str:
     """Return the name of the setting to search, among those of a grid."""
     axis = next((name for name, key in ARGUMENTS.items() if key == over), over)
     if axis not in grid.axes:
-        raise UserError(f"over={over!r}: give a list of at least two values of it, such as {axis}=[...].")
+        raise UserError(f"over={over!r}: give at least two values of {axis}, from which the search starts.")
     for value in grid.values[axis]:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise UserError(f"over={over!r}: {value!r} is not a number. Only a numeric setting can be searched.")
@@ -161,10 +186,9 @@ def _is_valid(key: str, value: float) -> bool:
 
 
 def _search_rule(axis: str, extensions: int, refine: Refine | None) -> str:
-    parts = []
-    if extensions:
-        parts.append(f"at an edge the grid of {axis} is extended, at most {extensions} times")
+    """Return a sentence that says how the grid is continued; empty if it is not."""
+    parts = [f"extended while the best value is at an edge, at most {extensions} times"] if extensions else []
     if refine:
         place = "between the best value and its better neighbor" if refine == "between" else "around the best value"
-        parts.append(f"it is refined once {place}")
-    return f" {' and then '.join(parts).capitalize()}." if parts else ""
+        parts.append(f"refined once {place}")
+    return f" The grid of {axis} is {', then '.join(parts)}." if parts else ""
