@@ -261,7 +261,7 @@ def test_incomplete_data_is_refused_or_recorded_and_resume_remembers_it(
 
 def test_every_command_that_loads_data_takes_allow_missing() -> None:
     takes = {name for name in COMMANDS if any(p.name == "allow_missing" for p in load_command(name).params)}
-    assert takes == {"run", "resume", "diagnose", "paper", "tune", "data"}
+    assert takes == {"run", "sweep", "resume", "diagnose", "paper", "tune", "data"}
 
 
 def test_progress_bar_is_shown_while_images_are_decoded(tmp_path: Path) -> None:

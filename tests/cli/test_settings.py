@@ -234,7 +234,10 @@ OPTIONS = {
     "resume": "device lanes threads data-root",
     "diagnose": "seed model weights stream norm beside out device threads data-root",
     "paper": "seeds only device lanes threads precision max-steps lr selected data-root set",
-    "tune": "stream strategies norms seeds rates device lanes threads precision max-steps out data-root",
+    "sweep": "stream strategy norm groups memory buffer batch replay lr grid seeds score by plot device lanes threads "
+    "precision max-steps data-root config set",
+    "tune": "stream strategies norms seeds rates over grid extend refine score plot device lanes threads precision "
+    "max-steps out data-root",
     "data": "coco nus csv images groups ids size jobs data-root",
     "report": "format part table runs",
     "show": "runs",

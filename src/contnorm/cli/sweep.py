@@ -121,7 +121,7 @@ def sweep(
     data_root: DataRoot = None,
     allow_missing: AllowMissing = False,
     runs: RunsFolder = Path("runs"),
-    config: Annotated[Path | None, typer.Option(help="TOML file of settings; a list of values is a grid.")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file of settings of all runs.")] = None,
     set_: SetOption = None,
     trust_code: TrustCode = None,
 ) -> None:
@@ -226,7 +226,8 @@ def _parse_list(flag: str, key: str, text: str) -> Any:
     parts = [part.strip() for part in text.split(",")]
     if not all(parts):
         raise UserError(f"{flag} {show_value(text)}: has an empty value. Use values with commas between.")
-    values = [parse_assignment(f"{key}={part}")[1] for part in parts]
+    is_name = key in ("norm.name", "strategy.name", "memory.kind", "model.name")  # "none" is the name of a norm
+    values = parts if is_name else [parse_assignment(f"{key}={part}")[1] for part in parts]
     return values if len(values) > 1 else values[0]
 
 
