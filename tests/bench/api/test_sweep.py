@@ -20,16 +20,12 @@ from torch import Tensor, nn
 from contnorm import bench
 from contnorm.bench.api.sweep import SweepGrid, SweepSession
 from contnorm.bench.api.sweep_monitor import SweepMonitor
-from contnorm.bench.config.schema import StreamConfig
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.grid import LineSearch
 from contnorm.errors import UserError
 from tests.datasets import small_cifar100
 
 NET: dict[str, Any] = {"model.name": "mlp", "model.width": 8, "norm.groups": 4}
-needs_holdout = pytest.mark.skipif(
-    "holdout" not in StreamConfig.__dataclass_fields__, reason="there is no setting stream.holdout"
-)
 
 
 @pytest.fixture(scope="module")
@@ -153,11 +149,10 @@ def test_validation_tasks_are_used_where_a_stream_has_them(validated: bench.Stre
     assert [trial.config for trial in again.trials] == [trial.config for trial in swept.trials]
 
 
-@needs_holdout
 def test_samples_are_held_out_where_a_stream_has_no_validation_tasks(stream: bench.Stream) -> None:
     swept = bench.sweep(stream, norm="bn", lr=[0.01, 0.1], settings=NET, seeds=1, validation=True, lanes=1)
     assert swept.warning is None and swept.chosen_on == "held-out training samples (stream.holdout=0.2)"
-    assert {getattr(trial.config.stream, "holdout", None) for trial in swept.trials if trial.config} == {0.2}
+    assert {trial.config.stream.holdout for trial in swept.trials if trial.config} == {0.2}
     tuned = bench.tune(stream, norm=["bn", "cn"], lr=[0.01, 0.1], settings=NET, seeds=1, lanes=1, extensions=1)
     assert set(tuned.best) == {"bn", "cn"} and tuned.warning is None
 

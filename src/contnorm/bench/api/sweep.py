@@ -393,7 +393,7 @@ def _object_label(value: Any) -> str:
         ('Ring(size=50, per=task)', '_object_label', 'Identity')
     """
     named = value if isinstance(value, type) or inspect.isroutine(value) else type(value)
-    settings = getattr(value, "settings", None)
+    settings = getattr(value, "overrides", None)  # of a strategy or memory
     if named is value or not isinstance(settings, Mapping):
         return str(named.__name__)
     names = ("strategy.name", "memory.kind")
