@@ -27,7 +27,7 @@ def python_blocks(page: Path) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
 
 
-SLOW_PAGES = ("README.md", "docs/howto/python-api.md")  # they train networks in worker processes
+SLOW_PAGES = ("README.md", "docs/howto/python-api.md", "docs/howto/sweeps.md")  # they train many networks
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from contnorm.paper.lr_search import TuneOptions
 from contnorm.paper.recipe import find_recipe, recipe_names
 from contnorm.paper.recipe_runs import RecipeRecords
 from contnorm.paper.run import TableOptions
-from contnorm.paper.selection import RATES, find_selection, read_selection
+from contnorm.paper.selection import RATES, RateResult, find_selection, read_selection
 from tests.cli.terminal import printed
 from tests.datasets import small_cifar100
 
@@ -95,6 +95,40 @@ def test_highest_mean_is_chosen_and_grid_is_written(root: Path, tmp_path: Path, 
         assert [tried.mean for tried in one.grid] == pytest.approx([fmean(acc[rate]) for rate in (0.01, 0.1)], abs=1e-5)
         mark = rf"er +{one.where['norm']} .*{fmean(acc[one.lr]):.2f} \+- [\d.]+ \*.* {one.lr:g}"
         assert re.search(mark, printed(console))
+
+
+def test_grid_of_a_recipe_is_extended_and_refined_on_request(
+    root: Path, tmp_path: Path, recipe: str, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fake score in place of ACC: BN is best at the lowest learning rate tried, no norm at 0.01."""
+    real = lr_search._rate_results
+
+    def scored(grid: lr_search.RateGrid, records: RecipeRecords) -> list[RateResult]:
+        score = (lambda lr: -lr) if "bn" in grid.names[2] else (lambda lr: -abs(lr - 0.01))
+        return [replace(one, mean=score(one.lr)) for one in real(grid, records)]
+
+    monkeypatch.setattr(lr_search, "_rate_results", scored)
+    options = wanted(root, tmp_path, rates=(0.003, 0.01, 0.03), seeds=1, extensions=2, refine="around")
+    assert tune_recipe(recipe, options, console) == 0
+    found = {one.where["norm"]: one for one in read_selection(tmp_path / "runs/selected/own.toml", "own").rates}
+    assert [one.lr for one in found["bn"].grid] == [0.0003, 0.0005, 0.001, 0.003, 0.01, 0.03]
+    assert [one.lr for one in found["none"].grid] == [0.003, 0.005, 0.01, 0.02, 0.03]
+    assert found["bn"].lr == 0.0003 and found["none"].lr == 0.01
+    assert re.search(r"er +none +-0.01 +.* 5 +0.01 *$", printed(console), re.MULTILINE), "the number of rates tried"
+    assert {record.config.stream.part for record in Store(tmp_path / "runs")} == {"validate"}
+    assert tune_recipe(recipe, replace(options, rates=(0.003, 0.01)), console) == 0, "recorded runs are used"
+
+
+def test_archive_is_extended_only_by_its_records(tmp_path: Path, console: Console) -> None:
+    only = ["stream=split-cifar100", "strategy=er", "norm=bn"]
+    options = TuneOptions(
+        only=only, execution=ALONE, data_root=tmp_path, runs=TUNED, out=tmp_path / "out.toml", rates=(0.01, 0.03),
+        extensions=5, refine="between",
+    )  # fmt: skip
+    assert tune_recipe("table2", options, console) == 0
+    (one,) = read_selection(tmp_path / "out.toml", "table2").rates
+    full = {tuple(rate.where.items()): rate for rate in read_selection(SELECTED, "table2").rates}
+    assert {rate.lr for rate in one.grid} <= set(RATES) and one.lr == full[tuple(one.where.items())].lr
 
 
 def test_finished_runs_are_not_repeated(root: Path, tmp_path: Path, recipe: str, console: Console) -> None:

@@ -76,8 +76,7 @@ def sweep_figure(points: Sequence[Point], x_label: str, y_label: str, title: str
     _draw_unusable(ax, points, names if len(numbers) < len(names) else None)
     ax.set_xlabel(x_label, parse_math=False)
     ax.set_ylabel(y_label, parse_math=False)
-    ax.legend()
-    for text in ax.get_legend().get_texts():
+    for text in ax.legend().get_texts():
         text.set_parse_math(False)
     if title:
         ax.set_title(title, parse_math=False, fontsize="medium")

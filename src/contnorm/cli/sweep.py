@@ -288,7 +288,8 @@ def _write_figure(result: SweepResult, path: Path) -> None:
 
 def show_sweep(result: SweepResult, console: Console) -> None:
     """Print all settings with their scores, then the best setting of each norm and the number of settings tried."""
-    chosen = {id(trial) for trial in result.best.values()}
+    best, groups = result.best, result.groups
+    chosen = {id(trial) for trial in best.values()}
     names = list(result.trials[0].setting)
     rows = [
         [*_setting_cells(trial), _score_text(trial, id(trial) in chosen), _seeds_text(trial)] for trial in result.trials
@@ -296,12 +297,12 @@ def show_sweep(result: SweepResult, console: Console) -> None:
     console.print()
     console.print(safe_text(f"{result.stream}: {result.score} on the {result.chosen_on}"), style="bold")
     show_rows([*names, result.score, "seeds"], rows, console, named=len(names))
-    if result.best:
+    if best:
         console.print()
         console.print(safe_text(f"best setting of each {' and '.join(result.by)} (*)"), style="bold")
         best_rows = []
-        for name, trial in result.best.items():
-            group = result.groups[name]
+        for name, trial in best.items():
+            group = groups[name]
             runs = sum(len(one.scores) + len(one.diverged) for one in group)
             best_rows.append([*_setting_cells(trial), _score_text(trial, False), str(len(group)), str(runs)])
         show_rows([*names, result.score, "settings tried", "runs"], best_rows, console, named=len(names))

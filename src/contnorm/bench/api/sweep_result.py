@@ -6,7 +6,7 @@ import base64
 import html
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -142,19 +142,17 @@ class SweepResult:
         """
         chosen = {}
         for name, trials in self.groups.items():
-            best = self._best(trials) if all(trial.unfinished == 0 for trial in trials) else None
+            if any(trial.unfinished for trial in trials):
+                continue
+            best = best_candidate(trials, self._tie_order, self.lower_is_better)
             if best is not None:
                 chosen[name] = best
         return chosen
 
-    def _best(self, trials: Sequence[Trial]) -> Trial | None:
-        return best_candidate(trials, self._tie_order, self.lower_is_better)
-
-    def _tie_order(self, trial: Trial) -> tuple[float, int]:
-        """On ties, the smallest value of the tuned setting or the learning rate is chosen, then the first setting."""
+    def _tie_order(self, trial: Trial) -> float:
+        """On ties, the smallest value of the tuned setting or the learning rate is chosen; then the first setting."""
         value = trial.setting.get(self.tuned or "lr")
-        number = float(value) if isinstance(value, int | float) else 0.0
-        return number, next(i for i, other in enumerate(self.trials) if other is trial)
+        return float(value) if isinstance(value, int | float) else 0.0
 
     def choice_notes(self) -> list[str]:
         """Return remarks on the choice: ties, and norms for which nothing is chosen."""
@@ -181,9 +179,17 @@ class SweepResult:
         """
         import pandas  # only where a table is made
 
-        return pandas.DataFrame([self._row(trial) for trial in self.trials])
+        return pandas.DataFrame(self._rows())
 
-    def _row(self, trial: Trial) -> dict[str, Any]:
+    def _rows(self) -> list[dict[str, Any]]:
+        chosen = self._chosen()
+        return [self._row(trial, id(trial) in chosen) for trial in self.trials]
+
+    def _chosen(self) -> set[int]:
+        """Identities of the chosen trials."""
+        return {id(trial) for trial in self.best.values()}
+
+    def _row(self, trial: Trial, is_best: bool) -> dict[str, Any]:
         return {
             **trial.setting,
             "mean": trial.mean,
@@ -191,31 +197,21 @@ class SweepResult:
             "seeds": len(trial.scores),
             "diverged": len(trial.diverged),
             "unfinished": trial.unfinished,
-            "best": self._is_best(trial),
+            "best": is_best,
             "hash": None if trial.config is None else trial.config.hash,
         }
-
-    def _is_best(self, trial: Trial) -> bool:
-        return any(trial is chosen for chosen in self.best.values())
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as values that JSON can represent; numbers that are not finite become None."""
         rows = []
-        for trial in self.trials:
-            row = {key: None if value != value else value for key, value in self._row(trial).items()}
-            rows.append(row | {"scores": {str(seed): value for seed, value in sorted(trial.scores.items())}})
-        best = []
+        for trial, row in zip(self.trials, self._rows(), strict=True):
+            scores = {str(seed): value for seed, value in sorted(trial.scores.items())}
+            rows.append({**_without_nan(row), "scores": _without_nan(scores)})
+        best, groups = [], self.groups
         for name, trial in self.best.items():
-            group = self.groups[name]
-            best.append(
-                {
-                    **trial.setting,
-                    "mean": trial.mean,
-                    "std": None if math.isnan(trial.std) else trial.std,
-                    "settings_tried": len(group),
-                    "runs": sum(len(t.scores) + len(t.diverged) for t in group),
-                }
-            )
+            group = groups[name]
+            tried = {"settings_tried": len(group), "runs": sum(len(t.scores) + len(t.diverged) for t in group)}
+            best.append({**trial.setting, **_without_nan({"mean": trial.mean, "std": trial.std}), **tried})
         return {
             "stream": self.stream,
             "score": self.score,
@@ -234,7 +230,7 @@ class SweepResult:
         The axis is the learning rate if it varies, otherwise the setting that was tuned or another numeric one.
         Settings with a diverged or missing seed are crosses.
         """
-        axis = self._figure_axis()
+        axis, chosen = self._figure_axis(), self._chosen()
         points = []
         for trial in self.trials:
             others = {name: value for name, value in trial.setting.items() if name != axis}
@@ -244,7 +240,7 @@ class SweepResult:
             value = trial.setting[axis]
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
             x = float(value) if is_number else format_value(value)
-            points.append(Point(curve or self.score, x, trial.mean, trial.std, trial.eligible, self._is_best(trial)))
+            points.append(Point(curve or self.score, x, trial.mean, trial.std, trial.eligible, id(trial) in chosen))
         seeds = f"{len(self.seeds)} seed{'s' if len(self.seeds) > 1 else ''}"
         title = f"{self.stream}, {self.chosen_on}\nmean ± standard deviation over {seeds}"
         return sweep_figure(points, axis, f"{self.score} (percent)", title)
@@ -268,12 +264,12 @@ class SweepResult:
     def _repr_html_(self) -> str:
         """Show the settings as a table with the best ones in bold, the warning, and the figure."""
         head = "".join(f"<th>{html.escape(name)}</th>" for name in (*self.trials[0].setting, self.score, "seeds"))
-        rows = []
+        rows, chosen = [], self._chosen()
         for trial in self.trials:
             done = f"{len(trial.scores)} of {len(trial.seeds)}"
             done += f", {len(trial.diverged)} diverged" if trial.diverged else ""
             cells = [*map(format_value, trial.setting.values()), trial.spread(), done]
-            tag = "th" if self._is_best(trial) else "td"
+            tag = "th" if id(trial) in chosen else "td"
             rows.append("<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>")
         lines = [f"Rule: {self.rule}", *([self.warning] if self.warning else []), *self.notes, *self.choice_notes()]
         text = "".join(f"<p>{html.escape(line)}</p>" for line in lines)
@@ -282,3 +278,8 @@ class SweepResult:
         encoded = base64.b64encode(image.getvalue()).decode()
         table = f"<table><tr>{head}</tr>{''.join(rows)}</table>"
         return f'{table}{text}<img alt="score by setting" src="data:image/png;base64,{encoded}">'
+
+
+def _without_nan(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace numbers that are not finite, which JSON can't represent, by None."""
+    return {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in values.items()}
