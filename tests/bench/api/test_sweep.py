@@ -111,10 +111,12 @@ def test_one_diverged_seed_excludes_a_setting() -> None:
     good = bench.Trial({"norm": "bn", "lr": 0.1}, {}, (0, 1), scores={0: 50.0, 1: 52.0})
     half = bench.Trial({"norm": "bn", "lr": 0.3}, {}, (0, 1), scores={0: 99.0}, diverged={1: "nan"})
     missing = bench.Trial({"norm": "cn", "lr": 0.3}, {}, (0, 1), scores={0: 99.0})
+    done = bench.Trial({"norm": "cn", "lr": 0.1}, {}, (0, 1), scores={0: 40.0, 1: 40.0})
     tie = bench.Trial({"norm": "bn", "lr": 0.01}, {}, (0, 1), scores={0: 51.0, 1: 51.0})
-    result = bench.SweepResult([good, half, missing], ("norm", "lr"), "s", "acc", (0, 1), "test samples", "")
-    assert result.best == {"bn": good} and not result.complete
-    assert result.to_frame()["unfinished"].tolist() == [0, 0, 1]
+    trials = [good, half, missing, done]
+    result = bench.SweepResult(trials, ("norm", "lr"), "s", "acc", (0, 1), "test samples", "")
+    assert result.best == {"bn": good} and not result.complete, "the missing run of cn may be the best"
+    assert result.to_frame()["unfinished"].tolist() == [0, 0, 1, 0]
     assert [note.partition(":")[0] for note in result.choice_notes()] == ["cn"]
     result.trials.append(tie)
     assert result.best["bn"] is tie, "the smaller learning rate"
