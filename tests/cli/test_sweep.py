@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import shlex
 import signal
 from pathlib import Path
 
@@ -148,6 +149,20 @@ def test_tune_of_a_stream_extends_and_refines_on_validation_tasks(cifar: list[st
     code, out = call("tune", *cifar, "--norm", "bn", "--lr", "0.001,0.01", "--seeds", "1", "--extend", "0",
                      "--refine", "none")  # fmt: skip
     assert code == 0 and len(re.findall(r"^bn ", out[out.index("\n\n") : out.index("best setting")], re.M)) == 2
+
+
+def test_command_for_the_test_samples_runs_the_chosen_setting(cifar: list[str], tmp_path: Path) -> None:
+    code, out = call(
+        "sweep", *cifar, "--norm", "bn", "--lr", "0.01,0.1", "--grid", "train.passes=1", "--seeds", "1", "--validation"
+    )
+    assert code == 0
+    (command,) = re.findall(r"^contnorm (run .*)$", out, re.MULTILINE)
+    chosen = re.search(r"^bn +([\d.]+) +\S+ \*", out, re.MULTILINE)
+    assert chosen
+    assert call(*shlex.split(command), "--allow-missing", "--lanes", "1", "--runs", "final")[0] == 0
+    (record,) = Store(tmp_path / "final")
+    assert record.config.stream.part == "learn" and record.config.train.lr == float(chosen[1])
+    assert record.config.model.width == 8 and record.config.norm.name == "bn"
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -272,10 +273,54 @@ def run_grid(
         print(json.dumps(result.to_dict(), indent=2))
     else:
         show_sweep(result, console)
+        _show_commands(result, flags, stream, data_root, console)
     if plot is not None and code == 0:
         _write_figure(result, plot)
         print_text(f"figure: {plot}", progress)
     return code
+
+
+def _show_commands(
+    result: SweepResult, flags: GridFlags, stream: str, data_root: Path | None, console: Console
+) -> None:
+    """Print the commands that measure the chosen settings on the test samples, if they were chosen on others."""
+    if not result.best or result.chosen_on == "test samples":
+        return
+    print_text("Measure the best settings on the test samples:", console)
+    for trial in result.best.values():
+        console.print(safe_text(_test_command(trial, result, flags, stream, data_root)), soft_wrap=True)
+
+
+def _test_command(trial: Trial, result: SweepResult, flags: GridFlags, stream: str, data_root: Path | None) -> str:
+    """Command that runs a setting on the test samples: the typed options, with the chosen value of each list."""
+    settings = {**trial.arguments, **trial.arguments.get("settings", {})}
+    typed = {setting.key: setting.value for setting in flags.typed()}
+    if result.tuned is not None:  # its default grid is not typed
+        typed.setdefault(_KEY_OF_AXIS.get(result.tuned, result.tuned), None)
+    parts = ["contnorm run", "--stream", stream]
+    for key in typed:
+        axis = next((name for name, known in _KEY_OF_AXIS.items() if known == key), key)
+        value, flag = format_value(settings[axis]), _RUN_FLAGS.get(key)
+        parts += [flag, value] if flag else ["--set", f"{key}={value}"]
+    for text in flags.assignments:
+        if not text.startswith(("stream.part=", "stream.holdout=")):
+            parts += ["--set", text]
+    parts += ["--config", str(flags.config)] if flags.config else []
+    parts += ["--data-root", str(data_root)] if data_root else []
+    return " ".join([parts[0], *map(shlex.quote, [*parts[1:], "--seeds", str(len(result.seeds))])])
+
+
+# Names of the settings of a sweep in Python, and options of `contnorm run`.
+_KEY_OF_AXIS = {
+    "norm": "norm.name",
+    "strategy": "strategy.name",
+    "model": "model.name",
+    "memory": "memory.kind",
+    "lr": "train.lr",
+    "batch_size": "train.batch",
+    "replay": "train.replay",
+}
+_RUN_FLAGS = {key: f"--{name}" for name, key in LIST_FLAGS.items() if name != "memory"}
 
 
 def _write_figure(result: SweepResult, path: Path) -> None:

@@ -162,14 +162,22 @@ class SweepResult:
             label = " ".join(map(str, name)) if isinstance(name, tuple) else str(name)
             missing = sum(trial.unfinished for trial in trials)
             if missing:
-                notes.append(f"{label}: {missing} runs are missing, so nothing is chosen yet.")
+                runs = "1 run is" if missing == 1 else f"{missing} runs are"
+                notes.append(f"{label}: {runs} missing, so nothing is chosen yet.")
             elif name not in best:
                 notes.append(f"{label}: every setting has a diverged seed, so none is chosen.")
             else:
                 ties = [t for t in trials if t.eligible and t is not best[name] and t.mean == best[name].mean]
                 if ties:
                     notes.append(f"{label}: {', '.join(t.describe() for t in ties)} did as well as the chosen setting.")
+                elif self._is_at_edge(best[name], trials):
+                    notes.append(f"{label}: lr={best[name].setting['lr']:g} is at the edge of the grid; extend it.")
         return notes
+
+    def _is_at_edge(self, best: Trial, trials: list[Trial]) -> bool:
+        """Whether the chosen learning rate of a sweep is the smallest or the largest; `tune` notes it itself."""
+        rates = {trial.setting["lr"] for trial in trials} if "lr" in self.axes and self.tuned is None else set()
+        return len(rates) > 1 and best.setting["lr"] in (min(rates), max(rates))
 
     def to_frame(self) -> pd.DataFrame:
         """Return a pandas data frame with one row per setting.
