@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
+from contnorm.bench.config.defaults import apply_defaults
 from contnorm.bench.config.schema import from_dict, merge_settings
 from contnorm.bench.streams.tasks import find_stream
 from contnorm.errors import UserError, unknown
@@ -201,6 +202,10 @@ def _values(recipe: Recipe, grid: RunGrid, place: Mapping[str, Any], norm: NormE
         if matches(place, selected.where):
             values = merge_settings(values, selected.settings)
     from_dict(values, recipe.name)
+    try:
+        apply_defaults(values)  # rejects settings that the strategy, the memory or the norm does not have
+    except UserError as error:
+        raise UserError(f"{recipe.name}: {error}") from None
     return values
 
 

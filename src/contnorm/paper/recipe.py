@@ -15,6 +15,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
+from contnorm.bench.config.defaults import apply_defaults
 from contnorm.bench.config.schema import from_dict, merge_settings, show_value
 from contnorm.bench.config.sources import parse_toml, read_toml_text
 from contnorm.bench.strategies.registry import STRATEGIES
@@ -308,7 +309,8 @@ def _norm(entry: Any, where: str) -> NormEntry:
     config = from_dict({"norm": values}, where).norm
     try:
         find_norm(config.name)
-    except ValueError as error:
+        apply_defaults({"norm": values})  # rejects settings that the norm does not have
+    except (UserError, ValueError) as error:
         raise UserError(f"{where}: {error}") from error
     return NormEntry(config.name, {key: value for key, value in values.items() if key != "name"})
 
