@@ -31,6 +31,7 @@ __all__ = [
     "group_bars",
     "memory_panels",
     "paired_differences",
+    "score_by_rate",
 ]
 
 WIDTH, TOP, BOTTOM, RIGHT, LEFT = 640, 30, 50, 14, 58
@@ -66,6 +67,48 @@ def curves_over_tasks(curves: Mapping[str, Sequence[Sequence[float]]], title: st
     ax.set_ylim(*_limits(np.concatenate(ends)))
     _legend(figure, ax.lines, list(arrays))
     return figure
+
+
+@with_figure_style
+def score_by_rate(points: Mapping[str, Sequence[tuple[float, float, float]]], title: str, ylabel: str) -> Figure:
+    """Curves of a score over the learning rate, on a logarithmic axis, with bands of one standard deviation.
+
+    Args:
+        points: For each name, learning rate, mean and standard deviation of the score, by increasing learning rate.
+        title: Title of the figure.
+        ylabel: Label of the value axis.
+    """
+    figure, ax = _axes(title, "learning rate, logarithmic scale", ylabel, legend=list(points))
+    for index, some in enumerate(points.values()):
+        rates, means, deviations = np.array(some, dtype=np.float64).T
+        color, marker = COLORS[index % len(COLORS)], MARKERS[index % len(MARKERS)]
+        ax.fill_between(rates, means - deviations, means + deviations, color=color, alpha=0.18, linewidth=0)
+        ax.plot(rates, means, color=color, marker=marker, markersize=5, linewidth=1.8)
+    every = np.array([point for some in points.values() for point in some], dtype=np.float64)
+    rates = np.unique(every[:, 0])
+    ax.set_xscale("log")
+    ax.set_xlim(*np.power(10, _limits(np.log10(rates))))
+    ticks = _spaced_ticks(np.log10(rates))
+    ax.set_xticks(np.power(10, ticks), [f"{10**tick:.4g}" for tick in ticks])
+    ax.minorticks_off()
+    ax.set_ylim(*_limits([*(every[:, 1] - every[:, 2]), *(every[:, 1] + every[:, 2])]))
+    _legend(figure, ax.lines, list(points))
+    return figure
+
+
+def _spaced_ticks(places: Sequence[float] | npt.NDArray[np.float64]) -> list[float]:
+    """Places whose labels do not overlap: at least a twelfth of the axis apart.
+
+    Example:
+        >>> _spaced_ticks([0.0, 0.01, 1.0])
+        [0.0, 1.0]
+    """
+    least = (places[-1] - places[0]) / 12
+    ticks: list[float] = []
+    for place in map(float, places):
+        if not ticks or place - ticks[-1] >= least:
+            ticks.append(place)
+    return ticks
 
 
 @with_figure_style

@@ -14,7 +14,17 @@ from itertools import count
 from contnorm.bench.escape import escape_terminal
 from contnorm.report.svg import ID_PREFIX
 
-__all__ = ["ClaimRow", "Page", "RowGroup", "RunView", "SectionView", "Table", "TableCell", "page_html"]
+__all__ = [
+    "ClaimRow",
+    "ComparisonView",
+    "Page",
+    "RowGroup",
+    "RunView",
+    "SectionView",
+    "Table",
+    "TableCell",
+    "page_html",
+]
 
 ID = re.compile(rf'( id="| href="#|url\(#){ID_PREFIX}')
 
@@ -27,10 +37,13 @@ class TableCell:
     reference: str = ""  # the value that it is compared with
     difference: str = ""  # the difference from that value
     verdict: str = ""  # text; its first word, such as agrees, above or below, selects the colour
+    color: str = ""  # CSS class of the colour, if the text does not select it
 
     @property
     def kind(self) -> str:
         """CSS class of the cell's colour."""
+        if self.color:
+            return self.color
         return "not" if self.text in ("not run", "diverged") else self.verdict.partition(" ")[0].strip(":,")
 
 
@@ -68,6 +81,18 @@ class ClaimRow:
 
 
 @dataclass(frozen=True)
+class ComparisonView:
+    """Comparison of the norms of one experiment."""
+
+    name: str
+    title: str
+    headline: str
+    tables: Sequence[Table]
+    figures: Sequence[str]  # SVG
+    folded: Sequence[Table] = ()
+
+
+@dataclass(frozen=True)
 class SectionView:
     """A table or figure of the paper."""
 
@@ -102,10 +127,11 @@ class Page:
     sections: Sequence[SectionView] = ()
     unrun: Sequence[tuple[str, str, str]] = ()  # title, command, and the reason why it can't be run yet
     scores: Sequence[Table] = ()
-    figures: Sequence[str] = ()
     runs: Sequence[RunView] = field(default_factory=tuple)
     runs_note: str = ""  # note on the runs that are left out
     fold_runs: bool = False  # whether the list of runs is folded
+    comparisons: Sequence[ComparisonView] = ()
+    comparison_notes: Sequence[str] = ()
 
     @property
     def claim_counts(self) -> list[tuple[str, int]]:

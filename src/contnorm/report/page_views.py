@@ -6,7 +6,7 @@ A page with many runs is limited in size: streams are summarized, tables folded 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -23,14 +23,12 @@ from contnorm.report.page import ClaimRow, RowGroup, RunView, SectionView, Table
 from contnorm.report.paper_tables import CASE_HEADS, GRID_NOTE, grid_rows
 from contnorm.report.record_figures import DISTANCE, MOST_CURVES, multilabel_figures
 from contnorm.report.sections import Part, Section, Variant, least_favourable
-from contnorm.report.summaries import LABEL_SCORES_SHOWN, SCORES_SHOWN, Summary
 from contnorm.report.text_tables import TextTable
 
 __all__ = [
     "MOST_OPEN",
     "LimitedViews",
     "claim_rows",
-    "highest_scoring",
     "limited_views",
     "score_tables",
     "section_view",
@@ -288,28 +286,6 @@ def _leading(row: Sequence[str], place: int) -> float:
         return float(row[place].split()[0])
     except ValueError:
         return float("-inf")
-
-
-def highest_scoring(groups: Mapping[str, Sequence[Summary]], most: int = MOST_CURVES) -> list[str]:
-    """Names of the ``most`` configurations with the highest final score, in their original order.
-
-    Example:
-        >>> highest_scoring({})
-        []
-    """
-    if len(groups) <= most:
-        return list(groups)
-    means = {name: fmean(map(_final_score, group)) for name, group in groups.items()}
-    best = sorted(groups, key=lambda name: -means[name])[:most]
-    return [name for name in groups if name in best]
-
-
-def _final_score(one: Summary) -> float:
-    """ACC, or mAP over all labels, with the moments that the run was evaluated with."""
-    scores = one.scores[one.config.evaluate.moments]
-    if one.multi_label:
-        return scores["overall"][LABEL_SCORES_SHOWN.index("map")]
-    return scores[""][SCORES_SHOWN.index("acc")]
 
 
 def limited_views(views: Iterable[tuple[RunView, Iterator[str]]], total: int) -> LimitedViews:

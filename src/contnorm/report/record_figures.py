@@ -42,6 +42,7 @@ __all__ = [
     "multilabel_figures",
     "paired_differences",
     "run_figures",
+    "score_by_rate",
 ]
 
 DISTANCE, MOMENTS = "L1 distance to exact moments", ("mean", "var")
@@ -169,6 +170,14 @@ def curves_over_tasks(curves: Mapping[str, Sequence[Sequence[float]]], title: st
     ends = {name: [fmean(values) for values in zip(*some, strict=False)][-1] for name, some in curves.items()}
     description = f"At the end: {', '.join(f'{name} {end:.2f}' for name, end in ends.items())}."
     return svg_of(figures.curves_over_tasks(curves, title, ylabel), f"{title}. {description}")
+
+
+def score_by_rate(points: Mapping[str, Sequence[tuple[float, float, float]]], title: str, score: str) -> str:
+    """Score by learning rate: ``points`` has, by name, learning rate, mean and standard deviation over seeds."""
+    best = {name: max(some, key=lambda point: point[1]) for name, some in points.items()}
+    words = ", ".join(f"{name} {mean:.2f} at {rate:g}" for name, (rate, mean, _) in best.items())
+    title = f"{title}: {score} by learning rate"
+    return svg_of(figures.score_by_rate(points, title, f"{score} (percent)"), f"{title}. Highest: {words}.")
 
 
 def drift_over_tasks(records: Sequence[Record], title: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,17 +18,18 @@ from contnorm.bench.streams.tasks import STREAMS
 from contnorm.errors import UserError, unknown, usable
 from contnorm.paper.recipe import recipe_names
 from contnorm.paper.tables import divergence_text
+from contnorm.report.comparison_views import comparison_csv, comparison_notes, comparison_sheet, comparison_view
+from contnorm.report.norm_comparison import Experiment, compare_norms
 from contnorm.report.page import Page, RunView, page_html
 from contnorm.report.page_views import (
     MOST_OPEN,
     claim_rows,
-    highest_scoring,
     limited_views,
     score_tables,
     section_view,
 )
 from contnorm.report.paper_tables import claims_csv, claims_sheet, section_sheet, tables_csv
-from contnorm.report.record_figures import accuracy_over_tasks, map_over_tasks, run_figures
+from contnorm.report.record_figures import run_figures
 from contnorm.report.run_tables import DivergedSeeds, changed_keys, run_blocks, runs_csv, unknown_names
 from contnorm.report.sections import Section, UnrunRecipe, sections_of
 from contnorm.report.summaries import RecordFolders, Summary, summarize
@@ -48,8 +49,9 @@ __all__ = [
 ]
 
 FORMATS = ("html", "md", "latex", "csv")
-PARTS = ("all", "tables", "claims", "runs")
+PARTS = ("all", "comparison", "tables", "claims", "runs")
 ENDINGS = {"html": "html", "md": "md", "latex": "tex", "csv": "csv"}
+MOST_DRAWN = 12  # experiments of a page whose comparison has figures
 FILLED_IN = {
     "stream.source",
     "strategy.code",
@@ -65,7 +67,7 @@ Location = str | os.PathLike[str]
 
 @dataclass(frozen=True)
 class Report:
-    """Content of a report: the paper's tables with runs, those without any, and the runs."""
+    """Content of a report: comparisons of norms, the paper's tables with runs, those without any, and the runs."""
 
     sections: Sequence[Section]
     unrun: Sequence[UnrunRecipe]
@@ -74,6 +76,8 @@ class Report:
     diverged: DivergedSeeds  # seeds without a record because their loss was no longer finite
     folders: Sequence[Path] = ()  # where the records are
     problems: Sequence[str] = ()  # records that can't be read, and names that this version does not know
+    experiments: Sequence[Experiment] = ()  # comparisons of the norms
+    unfinished: int = 0  # runs with a folder but without a record
 
     @property
     def runs(self) -> int:
@@ -100,9 +104,20 @@ def collect_report(runs: RecordFolders | Location | Sequence[Location], tables: 
     """
     folders = runs if isinstance(runs, RecordFolders) else RecordFolders(_paths(runs))
     sections, unrun = sections_of(list(dict.fromkeys(tables)) or recipe_names(), folders)
+    unrun = unrun if tables or sections else []  # runs that belong to no table have nothing to do with the paper
     timed = {name: _grouped(records) for name, records in folders.timed.items() if records}
     problems = [*folders.problems, *unknown_names(folders.records)]
-    return Report(sections, unrun, _grouped(folders.records), timed, folders.diverged, folders.roots, problems)
+    return Report(
+        sections,
+        unrun,
+        _grouped(folders.records),
+        timed,
+        folders.diverged,
+        folders.roots,
+        problems,
+        compare_norms(folders.records, folders.diverged_runs),
+        folders.unfinished,
+    )
 
 
 def _paths(runs: Location | Sequence[Location]) -> list[Path]:
@@ -161,7 +176,9 @@ def report_files(report: Report, form: str, part: str = "all") -> dict[str, str]
 
 
 def _sheets(report: Report, part: str, linked: bool = False) -> Iterator[TextDocument]:
-    if part in ("all", "claims"):
+    if part in ("all", "comparison"):
+        yield comparison_sheet(report.experiments, _lead(report))
+    if part == "claims" or (part == "all" and (report.sections or report.unrun)):
         yield claims_sheet(report.sections, report.unrun, linked)
     if part in ("all", "tables"):
         yield from map(section_sheet, report.sections)
@@ -205,19 +222,29 @@ def _why_outside(config: RunConfig) -> str:
 def _csv(report: Report, part: str) -> str:
     if part == "runs":
         return runs_csv(report.groups)
+    if part == "comparison":
+        return comparison_csv(report.experiments)
     return {"tables": tables_csv, "claims": claims_csv}[part](report.sections)
 
 
-def _page(report: Report) -> Page:
+def _lead(report: Report) -> list[str]:
+    """Number of runs; unfinished ones are named with the command that resumes them."""
     what = f"{counted(report.runs, 'run')} of {counted(report.settings, 'setting')}"
-    lead = f"{what}. All numbers are computed from their records."
-    lead = " ".join([lead, *outside(report)])
+    lead = [f"{what}. All numbers are computed from their records."]
+    if report.unfinished:
+        runs = f"{counted(report.unfinished, 'run')} {'is' if report.unfinished == 1 else 'are'}"
+        lead.append(f"{runs} not finished and not counted; contnorm resume continues stopped runs.")
+    return lead
+
+
+def _page(report: Report) -> Page:
     summaries = _summarized(report.groups)
     timed = [(group, name) for name, groups in report.timed.items() for group in groups.values()]
     views = limited_views(_views(report, timed), len(report.groups) + len(timed))
+    several = any(len(one.best) > 1 for one in report.experiments)
     return Page(
-        "contnorm: the paper and these runs" if report.sections else "contnorm: runs",
-        lead,
+        "contnorm: comparison of norms" if several else "contnorm: runs",
+        " ".join([*_lead(report), *outside(report)]),
         [row for section in report.sections for row in claim_rows(section)],
         [section_view(section) for section in report.sections],
         [(one.title, one.command, one.why) for one in report.unrun],
@@ -226,11 +253,22 @@ def _page(report: Report) -> Page:
             for block in run_blocks(summaries, report.diverged)
             for table in score_tables(block, _scores_title(block))
         ],
-        _compared(report, summaries),
         views.views,
         views.note,
         fold_runs=len(views.views) > MOST_OPEN,
+        comparisons=[
+            comparison_view(experiment, number, draw=number <= MOST_DRAWN)
+            for number, experiment in enumerate(report.experiments, 1)
+        ],
+        comparison_notes=_comparison_notes(report.experiments),
     )
+
+
+def _comparison_notes(experiments: Sequence[Experiment]) -> list[str]:
+    notes = comparison_notes(experiments)
+    if len(experiments) > MOST_DRAWN:
+        notes.append(f"Figures are drawn of the first {MOST_DRAWN} of {len(experiments)} experiments.")
+    return notes
 
 
 def _views(report: Report, timed: Sequence[tuple[Sequence[Record], str]]) -> Iterator[tuple[RunView, Iterator[str]]]:
@@ -243,32 +281,6 @@ def _views(report: Report, timed: Sequence[tuple[Sequence[Record], str]]) -> Ite
 
 def _scores_title(block: TextTable) -> str:
     return f"Scores of all runs{f': {block.title.lower()}' if block.title else ''}"
-
-
-def _compared(report: Report, summaries: Mapping[str, Sequence[Summary]]) -> list[str]:
-    """One figure per stream: accuracy (or mAP) over tasks of the configurations that are in no table.
-
-    If there are more configurations than a figure can show, those with the highest final score are drawn.
-    """
-    in_tables = {record.config.hash for section in report.sections for record in section.records}
-    by_stream: dict[tuple[str, bool], dict[str, str]] = defaultdict(dict)
-    for name, group in report.groups.items():
-        if name not in in_tables:
-            stream, strategy, norm = run_names(group[0].config)
-            exact = ", exact moments" if group[0].config.evaluate.moments == "oracle" else ""
-            by_stream[stream, group[0].multi_label][f"{strategy} {norm}{exact} ({name[:4]})"] = name
-    draw = {False: accuracy_over_tasks, True: map_over_tasks}
-    drawn = []
-    for (stream, several), by_title in by_stream.items():
-        shown = highest_scoring({title: summaries[name] for title, name in by_title.items()})
-        more = (
-            f", the {len(shown)} of {len(by_title)} settings with the highest score"
-            if len(shown) < len(by_title)
-            else ""
-        )
-        if len(shown) > 1:
-            drawn.append(draw[several]({title: report.groups[by_title[title]] for title in shown}, stream + more))
-    return drawn
 
 
 def _run_view(group: Sequence[Record], timed: str = "", diverged: Mapping[int, str] | None = None) -> RunView:
@@ -350,12 +362,15 @@ def write_report(
 ) -> list[Path]:
     """Write a report of recorded runs: an HTML page, or tables as Markdown, LaTeX or CSV.
 
+    It opens with a comparison of the norms in these runs: the best setting of each norm, paired differences and curves.
+    Tables of the paper follow if some of the runs belong to them.
+
     Args:
         runs: Folder or archive of records, or several; or a report from `collect_report`.
         path: File to write. A path without a suffix, or of an existing folder, is a folder with one file per table.
             Default: ``report`` with the suffix of the format.
         form: Format: ``html``, ``md``, ``latex`` or ``csv``.
-        part: Part to write: ``all``, ``tables``, ``claims`` or ``runs``. HTML always has all.
+        part: Part to write: ``all``, ``comparison``, ``tables``, ``claims`` or ``runs``. HTML always has all.
         tables: Tables to include, as in `collect_report`.
 
     Returns:

@@ -68,6 +68,7 @@ SCORES_SHOWN = ("acc", "fm", "la")
 LABEL_SCORES_SHOWN = ("c_f1", "o_f1", "map", "fm_c_f1", "fm_o_f1", "fm_map")
 GROUPS_SHOWN = ("overall", *GROUPS)
 INDEX = ".index.json"
+UNFINISHED = ".unfinished"  # of the folder of a run without a record, as bench.engine.run_dir names it
 MIN_RECORDS = 500  # minimum number of records for an index; fewer are read quickly enough
 MIN_AGE_NS = 2 * 10**9  # nanoseconds: a second change within the clock's resolution would not be noticed
 
@@ -344,6 +345,7 @@ class RecordFolders:
         timed: Records of timed runs by recipe, for the recipes that `of` was called with.
         problems: Errors of records that can't be read.
         diverged: Diverged seeds by run hash, with the reasons; without those of timed runs.
+        diverged_runs: The same runs, with their settings where these are known.
     """
 
     def __init__(self, roots: Sequence[Path]) -> None:
@@ -351,8 +353,15 @@ class RecordFolders:
         self.problems: list[str] = []
         self.timed: dict[str, list[Record]] = {}
         self.diverged: dict[str, dict[int, str]] = {}
+        self.diverged_runs: list[DivergedRun] = []
         self.records = self._read(roots, self.diverged)
         self._shared = RecordIndex(self.records, [Store(root) for root in roots])
+
+    @property
+    def unfinished(self) -> int:
+        """Number of runs that have a folder of their own and no record: they are running, or were stopped."""
+        folders = {folder for root in self.roots for folder in root.glob(f"*/[0-9]*{UNFINISHED}") if folder.is_dir()}
+        return sum(not folder.with_name(f"{folder.name.removesuffix(UNFINISHED)}.json").exists() for folder in folders)
 
     def of(self, recipe: Recipe) -> RecordIndex:
         if not recipe.alone:
@@ -373,6 +382,10 @@ class RecordFolders:
         every = drop_duplicates([record for content in contents for record in content.records], self.problems)
         records = drop_inconsistent(every, self.problems)
         recorded = {(record.config.hash, record.seed) for record in records}
+        if diverged is self.diverged:
+            configs = {record.config.hash: record.config for record in records}
+            runs = drop_finished([run for content in contents for run in content.diverged_runs], recorded)
+            self.diverged_runs = [replace(run, config=run.config or configs.get(run.hash)) for run in runs]
         for run, notes in (item for content in contents for item in content.diverged.items()):
             unrecorded = {seed: why for seed, why in notes.items() if (run, seed) not in recorded}
             if unrecorded:

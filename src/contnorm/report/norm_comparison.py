@@ -1,0 +1,400 @@
+"""Compares the norms of any runs: the best setting of each norm, and the paired differences between them.
+
+Runs are compared if they are of the same experiment: the same stream, strategy, memory, network and amount of training.
+Within an experiment the other settings, such as the learning rate, are choices, and each norm is represented by its
+best one. Results are unformatted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from itertools import combinations
+from statistics import fmean
+from typing import Any
+
+from contnorm.bench.comparison import Comparison, seeds_to_resolve
+from contnorm.bench.config.defaults import changed, run_names
+from contnorm.bench.config.schema import RunConfig, flatten_settings
+from contnorm.bench.config.sources import format_value
+from contnorm.bench.metrics.accuracy_matrix import acc_so_far, score
+from contnorm.bench.metrics.multilabel import label_score, mean_ap
+from contnorm.bench.records import DivergedRun, Record
+from contnorm.bench.stats import effect_size, t_interval
+
+__all__ = [
+    "BestSetting",
+    "Difference",
+    "Experiment",
+    "Setting",
+    "compare_norms",
+    "short_key",
+]
+
+SCORES, LABEL_SCORES = ("acc", "fm", "la"), ("map", "c_f1", "o_f1")  # the first one selects the best setting
+EXPERIMENT_KEYS = ("strategy.name", "strategy.code", "train.passes", "train.max_steps")
+EXPERIMENT_GROUPS = ("stream.", "memory.", "model.")
+EVALUATION_GROUP = "evaluate."  # has no influence on the training; the moments are part of a norm's label
+NORM_KEYS = ("norm.name", "norm.groups", "norm.auto_channels")  # part of a norm's label
+DEFAULT_IF_NONE = ("stream.scenario", "stream.part", "stream.augment")
+FILLED_IN = ("stream.name", "stream.source", "strategy.name", "train.max_steps")  # part of an experiment's title
+PART_KEYS = ("stream.part", "stream.holdout")  # which samples the scores are of
+MIN_SHARE_OF_SEEDS = 0.5  # of the most seeds of a norm's settings; with fewer, a setting is not chosen
+MOST_FOR_ALL_PAIRS = 4  # norms
+ONE_SETTING, ON_TEST, ON_VALIDATION = "one setting", "test tasks", "validation tasks"
+
+Key = tuple[tuple[str, str], ...]
+
+
+@dataclass
+class Setting:
+    """Runs of a norm with equal settings, one per seed.
+
+    Attributes:
+        norm: Label of the norm; with an asterisk if it is evaluated with exact moments.
+        values: Settings that are not part of the experiment or of the norm, by dotted key.
+        records: Record of each seed.
+        scores: Scores of each seed by name, in percent.
+        curves: Score after each task, for each seed.
+        diverged: Seeds that diverged.
+    """
+
+    norm: str
+    values: Mapping[str, Any]
+    records: dict[int, Record] = field(default_factory=dict)
+    scores: dict[int, dict[str, float]] = field(default_factory=dict)
+    curves: dict[int, list[float]] = field(default_factory=dict)
+    diverged: set[int] = field(default_factory=set)
+
+    @property
+    def lr(self) -> float:
+        return float(self.values["train.lr"])
+
+    def seed_scores(self, name: str) -> dict[int, float]:
+        """Values of a score by seed."""
+        return {seed: scores[name] for seed, scores in sorted(self.scores.items())}
+
+    def mean(self, name: str) -> float:
+        """Mean of a score over seeds."""
+        return fmean(self.seed_scores(name).values())
+
+
+@dataclass(frozen=True)
+class BestSetting:
+    """The setting that represents a norm.
+
+    Attributes:
+        setting: The setting; None if all runs of the norm diverged.
+        tried: Number of settings of the norm with runs, diverged ones included.
+        chosen_on: What it was chosen by: the only setting, test tasks or validation tasks.
+    """
+
+    norm: str
+    setting: Setting | None
+    tried: int
+    chosen_on: str
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Paired difference between two norms at their best settings, ``a`` minus ``b``; None without shared seeds."""
+
+    a: Setting
+    b: Setting
+    comparison: Comparison | None
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """All runs of one experiment.
+
+    Attributes:
+        title: Stream, strategy and the settings in which it differs from other experiments of the same names.
+        shared: Settings of all its runs that are changed from the defaults, by dotted key.
+        validation: Whether its scores are on validation tasks or samples.
+        settings: All settings with runs.
+        best: Best setting of each norm, from the highest mean to the lowest; diverged norms last.
+    """
+
+    title: str
+    shared: Mapping[str, Any]
+    validation: bool
+    settings: Sequence[Setting]
+    best: Sequence[BestSetting]
+
+    @property
+    def score_names(self) -> tuple[str, ...]:
+        multi_label = any(record.multi_label for record in self.records)
+        return LABEL_SCORES if multi_label else SCORES
+
+    @property
+    def records(self) -> list[Record]:
+        return [record for setting in self.settings for record in setting.records.values()]
+
+    @property
+    def chosen(self) -> list[Setting]:
+        """Best setting of each norm that has one."""
+        return [best.setting for best in self.best if best.setting is not None]
+
+    @cached_property
+    def varying_keys(self) -> list[str]:
+        """Keys in which its settings differ; always has the learning rate."""
+        return _varying([setting.values for setting in self.settings])
+
+    def name(self, setting: Setting) -> str:
+        """Name of a setting in legends: its norm and the settings that vary, as in ``norm=cn8, lr=0.01``."""
+        return ", ".join([f"norm={setting.norm}", *self.values(setting)])
+
+    def values(self, setting: Setting) -> list[str]:
+        """The settings that vary, as in ``lr=0.01``. Those of norms are named only if they vary for this norm."""
+        same_norm = _varying([one.values for one in self.settings if one.norm == setting.norm])
+        keys = [key for key in self.varying_keys if not key.startswith("norm.") or key in same_norm]
+        return [f"{short_key(key)}={format_value(value)}" for key in keys if (value := setting.values[key]) is not None]
+
+    @cached_property
+    def differences(self) -> list[Difference]:
+        """Differences between norms: all pairs of few norms, otherwise the highest norm minus each other one."""
+        settings, name = self.chosen, self.score_names[0]
+        pairs = combinations(settings, 2) if len(settings) <= MOST_FOR_ALL_PAIRS else _with_first(settings)
+        return [Difference(a, b, _compare(a, b, name)) for a, b in pairs]
+
+    @property
+    def rates(self) -> list[float]:
+        """Learning rates of all runs, in order."""
+        return sorted({setting.lr for setting in self.settings})
+
+    def best_by_rate(self, norm: str) -> dict[float, Setting]:
+        """For each learning rate of a norm its best setting; one without scores if all runs diverged."""
+        by_rate: dict[float, list[Setting]] = {}
+        for one in self.settings:
+            if one.norm == norm:
+                by_rate.setdefault(one.lr, []).append(one)
+        return {rate: self._best_of(some) for rate, some in sorted(by_rate.items())}
+
+    def _best_of(self, settings: Sequence[Setting]) -> Setting:
+        finished = [one for one in settings if one.scores]
+        return _highest(finished, self.score_names[0]) if finished else settings[0]
+
+
+def compare_norms(records: Iterable[Record], diverged: Iterable[DivergedRun] = ()) -> list[Experiment]:
+    """Group runs by experiment and find the best setting of each norm.
+
+    The best setting has the highest mean of the first score (ACC; mAP for several labels). A setting does not count if
+    one of its seeds diverged, or if it has fewer than half of the seeds of another setting of its norm, unless no other
+    is left. If the records include validation runs of the same experiment, these choose the setting.
+
+    Args:
+        records: Records of finished runs.
+        diverged: Diverged runs; those without settings are left out.
+
+    Returns:
+        The experiments: first those on test tasks, and of these first those with several norms.
+
+    Example:
+        >>> from contnorm.bench.config.schema import from_dict
+        >>> from contnorm.bench.metrics.accuracy_matrix import AccuracyMatrix
+        >>> configs = [from_dict({"norm": {"name": "bn"}, "train": {"lr": lr}}) for lr in (0.1, 0.3)]
+        >>> matrices = [AccuracyMatrix([[correct]], [10]) for correct in (6, 8)]
+        >>> records = [Record(config, 0, matrix, {}, {}) for config, matrix in zip(configs, matrices)]
+        >>> [experiment] = compare_norms(records)
+        >>> experiment.title, [(best.norm, best.setting.lr, best.tried) for best in experiment.best]
+        ('permuted-mnist, single', [('bn', 0.3, 2)])
+    """
+    settings: dict[Key, dict[Key, Setting]] = {}
+    configs: dict[Key, RunConfig] = {}
+    for record in sorted(records, key=lambda r: (run_names(r.config), r.config.hash, r.seed)):
+        experiment = _experiment_key(record.config)
+        configs.setdefault(experiment, record.config)
+        _add(settings.setdefault(experiment, {}), record)
+    for run in diverged:
+        if run.config is not None and _experiment_key(run.config) in settings:
+            by_key = settings[_experiment_key(run.config)]
+            _setting(by_key, run.config, run.config.evaluate.moments).diverged.add(run.seed)
+    titles = _titles(configs)
+    experiments = [
+        _experiment(titles[key], configs[key], list(by_key.values()), _validation_settings(key, settings))
+        for key, by_key in settings.items()
+    ]
+    return sorted(experiments, key=lambda one: (one.validation, len(one.best) < 2, one.title))
+
+
+def _is_experiment_key(key: str) -> bool:
+    return key in EXPERIMENT_KEYS or key.startswith(EXPERIMENT_GROUPS)
+
+
+def _experiment_values(config: RunConfig) -> dict[str, Any]:
+    """Settings of an experiment that are changed from the defaults of its stream and strategy."""
+    return {
+        key: value
+        for key, value in changed(config).items()
+        if _is_experiment_key(key) and not (value is None and key in DEFAULT_IF_NONE)
+    }
+
+
+@lru_cache(maxsize=4096)
+def _experiment_key(config: RunConfig) -> Key:
+    names = [("stream.name", config.stream.name), ("strategy.name", config.strategy.name)]
+    values = {key: format_value(value) for key, value in _experiment_values(config).items()}
+    return tuple(sorted({**dict(names), **values}.items()))
+
+
+def _add(settings: dict[Key, Setting], record: Record) -> None:
+    """Add a record to its setting; with exact moments, its evaluation with running moments is one of another norm."""
+    for moments, (scores, curve) in _evaluations(record):
+        setting = _setting(settings, record.config, moments)
+        if record.seed not in setting.scores:  # settings of evaluation alone may give several records of a seed
+            setting.records[record.seed] = record
+            setting.scores[record.seed] = scores
+            setting.curves[record.seed] = curve
+
+
+def _evaluations(record: Record) -> Iterator[tuple[str, tuple[dict[str, float], list[float]]]]:
+    """Scores and the curve over tasks, by the moments of the evaluation."""
+    if not record.multi_label:
+        for moments, matrix in record.evaluated.items():
+            yield moments, ({name: score(matrix, name) for name in SCORES}, acc_so_far(matrix))
+        return
+    for moments, key in {"running": "labels_running", record.config.evaluate.moments: "labels"}.items():
+        counts = record.labels_of(key)
+        if counts is not None:
+            scores = {name: label_score(counts, name) for name in LABEL_SCORES}
+            yield moments, (scores, [mean_ap(row) for row in counts.tally])
+
+
+def _setting(settings: dict[Key, Setting], config: RunConfig, moments: str) -> Setting:
+    """The setting of a run in an experiment; it is added if it is new."""
+    norm = run_names(config)[2] + ("*" if moments == "oracle" else "")
+    values = {
+        key: value
+        for key, value in flatten_settings(config.as_dict()).items()
+        if not (_is_experiment_key(key) or key in NORM_KEYS or key.startswith(EVALUATION_GROUP))
+    }
+    key = (("norm", norm), *((key, format_value(value)) for key, value in values.items()))
+    return settings.setdefault(key, Setting(norm, values))
+
+
+def _titles(configs: Mapping[Key, RunConfig]) -> dict[Key, str]:
+    """Titles of experiments: stream, strategy, and what differs between experiments of equal stream and strategy."""
+    by_names: dict[tuple[str, ...], list[Key]] = {}
+    for key, config in configs.items():
+        by_names.setdefault(run_names(config)[:2], []).append(key)
+    titles = {}
+    for names, keys in by_names.items():
+        varying = _varying_experiment_keys([configs[key] for key in keys])
+        for key in keys:
+            settings = flatten_settings(configs[key].as_dict())
+            parts = [f"{short_key(one)}={format_value(settings[one])}" for one in varying if settings[one] is not None]
+            titles[key] = ", ".join([*names, *parts])
+    return titles
+
+
+def _varying_experiment_keys(configs: Sequence[RunConfig]) -> list[str]:
+    keys = dict.fromkeys(key for config in configs for key in _experiment_values(config) if key not in FILLED_IN)
+    settings = [flatten_settings(config.as_dict()) for config in configs]
+    return [key for key in keys if len({format_value(values[key]) for values in settings}) > 1]
+
+
+def _experiment(title: str, config: RunConfig, settings: list[Setting], validation: Sequence[Setting]) -> Experiment:
+    name = (LABEL_SCORES if any(r.multi_label for s in settings for r in s.records.values()) else SCORES)[0]
+    own_validation = _is_validation(config)
+    by_norm: dict[str, list[Setting]] = {}
+    for setting in settings:
+        by_norm.setdefault(setting.norm, []).append(setting)
+    best = [
+        _best(norm, some, [one for one in validation if one.norm == norm], own_validation, name)
+        for norm, some in by_norm.items()
+    ]
+    means = {one.norm: one.setting.mean(name) if one.setting else float("-inf") for one in best}
+    best.sort(key=lambda one: -means[one.norm])
+    varying = _varying([setting.values for setting in settings])
+    shared = {
+        key: value
+        for key, value in changed(config).items()
+        if not (key in FILLED_IN or key in varying or key in NORM_KEYS or key.startswith(EVALUATION_GROUP))
+        and not (value is None and key in DEFAULT_IF_NONE)
+    }
+    return Experiment(title, shared, own_validation, settings, best)
+
+
+def _is_validation(config: RunConfig) -> bool:
+    settings = flatten_settings(config.as_dict())
+    return config.stream.part == "validate" or bool(settings.get("stream.holdout"))
+
+
+def _validation_settings(key: Key, settings: Mapping[Key, Mapping[Key, Setting]]) -> list[Setting]:
+    """Settings of the validation runs of an experiment; none if it is one itself."""
+    values = dict(key)
+    if values.get("stream.part") == "validate" or "stream.holdout" in values:
+        return []
+    without = {one: value for one, value in values.items() if one not in PART_KEYS}
+    for other, by_key in settings.items():
+        of_other = dict(other)
+        is_validation = of_other.get("stream.part") == "validate" or "stream.holdout" in of_other
+        if is_validation and {one: value for one, value in of_other.items() if one not in PART_KEYS} == without:
+            return list(by_key.values())
+    return []
+
+
+def _best(
+    norm: str, settings: Sequence[Setting], validation: Sequence[Setting], own_validation: bool, name: str
+) -> BestSetting:
+    """Best setting of a norm: by the validation runs if their best setting was run here, otherwise by these runs."""
+    finished = [one for one in settings if one.scores]
+    on_validation = [one for one in validation if one.scores]
+    if len(on_validation) > 1:
+        chosen = _highest(on_validation, name)
+        same = [one for one in finished if one.values == chosen.values]
+        if same:
+            return BestSetting(norm, same[0], len(validation), ON_VALIDATION)
+    chosen_on = ONE_SETTING if len(settings) == 1 else ON_VALIDATION if own_validation else ON_TEST
+    return BestSetting(norm, _highest(finished, name) if finished else None, len(settings), chosen_on)
+
+
+def _highest(settings: Sequence[Setting], name: str) -> Setting:
+    """Setting with the highest mean; of equal ones that with the smallest learning rate."""
+    stable = [one for one in settings if not one.diverged] or settings
+    most = max(len(one.scores) for one in stable)
+    candidates = [one for one in stable if len(one.scores) >= MIN_SHARE_OF_SEEDS * most]
+    return max(candidates, key=lambda one: (one.mean(name), -one.lr))
+
+
+def _with_first(settings: Sequence[Setting]) -> Iterator[tuple[Setting, Setting]]:
+    return ((settings[0], other) for other in settings[1:])
+
+
+def _compare(a: Setting, b: Setting, name: str) -> Comparison | None:
+    """Comparison on shared seeds; without the bootstrap, which takes longer than all the rest."""
+    first, second = a.seed_scores(name), b.seed_scores(name)
+    seeds = tuple(seed for seed in first if seed in second)
+    if not seeds:
+        return None
+    differences = tuple(first[seed] - second[seed] for seed in seeds)
+    return Comparison(
+        name,
+        seeds,
+        differences,
+        fmean(differences),
+        t_interval(differences),
+        None,
+        effect_size(differences),
+        seeds_to_resolve(differences),
+        only_a=tuple(seed for seed in first if seed not in second),
+        only_b=tuple(seed for seed in second if seed not in first),
+    )
+
+
+def _varying(values: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Keys whose value is not the same for all, and the learning rate, which is first."""
+    varying = [key for key in values[0] if len({format_value(one[key]) for one in values}) > 1]
+    return ["train.lr", *(key for key in varying if key != "train.lr")]
+
+
+def short_key(key: str) -> str:
+    """Name of a setting in legends and rows: settings of the training without their group, as in ``lr=0.01``.
+
+    Example:
+        >>> short_key("train.lr"), short_key("memory.size")
+        ('lr', 'memory.size')
+    """
+    return key.removeprefix("train.")
