@@ -191,7 +191,7 @@ def test_folded_runs_show_what_distinguishes_them(html: str, tmp_path: Path) -> 
 def test_notes_of_a_folded_table_are_folded() -> None:
     table = Table("RateResult", ["norm"], [RowGroup("", [[TableCell("bn")]])], ["of a few"], folded=True)
     section = SectionView("table2", "Table 2", [], [table], [], "contnorm paper table2")
-    page = page_html(Page("t", "", [], [section], [], [], [], []))
+    page = page_html(Page("t", "", [], [section], [], [], []))
     assert re.search(r"<details>\s*<summary>RateResult</summary>.*of a few.*</details>", page, re.DOTALL)
 
 
@@ -266,11 +266,12 @@ def test_unknown_format_or_part_is_rejected(report: Report, form: str, part: str
 def test_folder_gets_one_file_per_table(report: Report, tmp_path: Path) -> None:
     written = write_report(report, tmp_path / "tables", form="md")
     names = {path.name for path in (tmp_path / "tables").iterdir()}
-    assert names == {"claims.md", "runs.md", *(f"{one.recipe.name}.md" for one in report.sections)}
+    assert names == {"comparison.md", "claims.md", "runs.md", *(f"{one.recipe.name}.md" for one in report.sections)}
     write_report(report, tmp_path / "tables", form="latex", part="tables")
     assert (tmp_path / "tables" / "table2.tex").is_file() and not (tmp_path / "tables" / "claims.tex").exists()
     write_report(report, tmp_path / "rows", form="csv")
-    assert {path.name for path in (tmp_path / "rows").iterdir()} == {"tables.csv", "claims.csv", "runs.csv"}
+    rows = {"comparison.csv", "tables.csv", "claims.csv", "runs.csv"}
+    assert {path.name for path in (tmp_path / "rows").iterdir()} == rows
     write_report(report, tmp_path / "one.md", form="md", part="claims")
     assert (tmp_path / "one.md").read_text().startswith("# What the paper claims")
     assert sorted(written) == sorted(tmp_path / "tables" / name for name in names) and report.runs == 30
@@ -374,7 +375,9 @@ def test_large_page_folds_settings_and_notes_omissions(tmp_path: Path, monkeypat
         store.save(config, 0, {"matrix": {"correct": [[50 + number, None], [40 + number] * 2], "total": [100] * 2}})
     whole = report_text(collect_report(RecordFolders([tmp_path]), ["figure3"]), "html")
     assert text_of(whole).count("Command that repeats this run:") == 12 and "left out" not in whole
-    assert "split-mnist, the 9 of 12 settings with the highest score" in whole and "single bn" in whole
+    assert (
+        "split-mnist, single: accuracy after each task, the 9 highest of 12 settings" in whole and "single bn" in whole
+    )
     limits = {"MOST_OPEN": 5, "MOST_ROWS": 10, "MOST_VIEWS": 8, "FIGURE_BYTES": 5000}
     for name, value in limits.items():
         monkeypatch.setattr(page_views, name, value)

@@ -42,7 +42,7 @@ COMMANDS = {
     "paper": "Reproduce a table or figure of the paper: run what is missing, compare with the published numbers.",
     "tune": "Choose the best learning rate (or another setting) of each norm, using only validation data.",
     "data": "List data sets, download one, add one of yours, or build a multi-label one.",
-    "report": "Write a report of the paper's tables and all runs: an HTML page, Markdown, LaTeX or CSV.",
+    "report": "Write a report that compares the norms in your runs: an HTML page, Markdown, LaTeX or CSV.",
     "speed": "Measure the speed of layers, training steps or whole runs, compared with torch's own layers.",
 }
 _MODULES = {"resume": "run"}

@@ -20,7 +20,9 @@ def report(
         typer.Option("--out", "-o", help="Output file, or folder for one file per table; default: report.html."),
     ] = None,
     form: Annotated[str, typer.Option("--format", help="Output format: html, md, latex or csv.")] = "html",
-    part: Annotated[str, typer.Option(help="Part to write: all, tables, claims or runs; html always has all.")] = "all",
+    part: Annotated[
+        str, typer.Option(help="Part to write: all, comparison, tables, claims or runs; html always has all.")
+    ] = "all",
     table: Annotated[
         list[str] | None,
         typer.Option(help="Table to include: table2, ... or a TOML file; repeatable; default: all of the paper's."),
@@ -30,7 +32,11 @@ def report(
         typer.Option("--runs", help="Folder or archive of records; repeatable, for one report over several."),
     ] = None,
 ) -> None:
-    """Write a report of the paper's tables and all runs: an HTML page, Markdown, LaTeX or CSV."""
+    """Write a report that compares the norms in your runs: an HTML page, Markdown, LaTeX or CSV.
+
+    It has the best setting of each norm, paired differences and curves, the paper's tables that runs belong to, and all
+    runs.
+    """
     content = collect_report(runs or [Path("runs")], table or ())
     content.require_runs()
     for problem in content.problems:

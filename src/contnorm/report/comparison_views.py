@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
 from contnorm.bench.comparison import Comparison
@@ -21,6 +21,7 @@ from contnorm.report.norm_comparison import (
     Difference,
     Experiment,
     Setting,
+    has_exact_moments,
 )
 from contnorm.report.page import ComparisonView, RowGroup, Table, TableCell
 from contnorm.report.record_figures import MOST_CURVES
@@ -49,7 +50,7 @@ def comparison_sheet(experiments: Sequence[Experiment], lead: Sequence[str] = ()
 
 def comparison_notes(experiments: Sequence[Experiment]) -> list[str]:
     """Notes on how runs are compared, as far as they apply."""
-    exact = any(setting.norm.endswith("*") for one in experiments for setting in one.settings)
+    exact = any(has_exact_moments(setting.norm) for one in experiments for setting in one.settings)
     paired = any(one.differences for one in experiments)
     return [HOW_COMPARED, *([HOW_PAIRED] if paired else []), *([EXACT_MOMENTS] if exact else [])]
 
@@ -72,14 +73,16 @@ def _score_title(experiment: Experiment) -> str:
 
 
 def headline(experiment: Experiment) -> str:
-    """One or two sentences: the norm with the highest score, and whether it differs from the second."""
+    """One or two sentences: the norm with the highest score, and whether it differs from the next one."""
     settings, name = experiment.chosen, experiment.score_names[0]
     if not settings:
         return "All runs diverged."
     first = settings[0]
     scores = list(first.seed_scores(name).values())
     seeds = f"{len(scores)} seed{'' if len(scores) == 1 else 's'}"
-    what = f"Highest {_score_title(experiment)}" if len(settings) > 1 else _score_title(experiment)
+    exact = any(has_exact_moments(setting.norm) for setting in settings) and not has_exact_moments(first.norm)
+    several = sum(has_exact_moments(setting.norm) == has_exact_moments(first.norm) for setting in settings) > 1
+    what = f"{'Highest ' if several else ''}{_score_title(experiment)}{' with running moments' if exact else ''}"
     text = f"{what}: {spread(scores)} with {experiment.name(first)} ({seeds})."
     if not experiment.differences:
         return text
@@ -95,7 +98,7 @@ def _sentence(experiment: Experiment, difference: Difference) -> str:
         return f"{a} and {b} have the same scores."
     size = f"{comparison.mean:+.2f} points"
     if comparison.interval is None:
-        return f"Difference from {b}: {size} with one seed; more seeds are needed for an interval."
+        return f"Difference from {b}: {size}, {_verdict(difference)}."
     return f"Difference from {b}: {size} ({comparison.interval}), {_verdict(difference)}."
 
 
@@ -107,11 +110,11 @@ def _verdict(difference: Difference) -> str:
     if comparison.identical:
         return "identical scores"
     if comparison.interval is None:
-        return "one seed: no interval"
+        return "one seed: no interval" if len(comparison.seeds) == 1 else "undecided: equal differences"
     if comparison.resolved:
         return f"{difference.a.norm} is {'higher' if comparison.mean > 0 else 'lower'}"
     needed = comparison.seeds_needed
-    return f"undecided; about {needed} seeds needed" if needed is not None else "undecided"
+    return f"undecided; about {needed:,} seeds needed" if needed is not None else "undecided"
 
 
 def _best_table(experiment: Experiment) -> tuple[list[str], list[list[str]]]:
@@ -129,7 +132,7 @@ def _best_row(experiment: Experiment, best: BestSetting, others: bool) -> list[s
         return [best.norm, *empty, "0", str(best.tried), best.chosen_on if best.tried == 1 else "-"]
     _, *more = experiment.values(setting)
     scores = [spread(list(setting.seed_scores(name).values())) for name in experiment.score_names]
-    names = [best.norm, f"{setting.lr:g}", *([", ".join(more)] if others else [])]
+    names = [best.norm, f"{setting.lr:g}", *([", ".join(more) or "-"] if others else [])]
     return [*names, *scores, str(len(setting.scores)), str(best.tried), best.chosen_on]
 
 
@@ -156,7 +159,7 @@ def _difference_notes(experiment: Experiment) -> tuple[str, ...]:
     if len(experiment.chosen) <= MOST_FOR_ALL_PAIRS:
         return ()
     norm = experiment.chosen[0].norm
-    return (f"{norm}, which has the highest mean, minus each other norm. contnorm compare compares any two runs.",)
+    return (f"{norm}, the first norm above, minus each other norm. contnorm compare compares any two runs.",)
 
 
 def _notes(experiment: Experiment) -> tuple[str, ...]:
@@ -215,7 +218,7 @@ def _curve_table(experiment: Experiment) -> TextTable:
     tasks = max((len(points) for points in curves.values()), default=0)
     heads = ["setting", *(f"task {task + 1}" for task in range(tasks))]
     rows = [[name, *map(spread, points), *["-"] * (tasks - len(points))] for name, points in curves.items()]
-    return TextTable(f"{experiment.title}: {_curve_label(experiment)} after each task", heads, rows)
+    return TextTable(_curve_title(experiment), heads, rows)
 
 
 def _common_part(setting: Setting) -> list[list[float]]:
@@ -228,12 +231,22 @@ def _curve_label(experiment: Experiment) -> str:
 
 
 def _drawn(experiment: Experiment) -> dict[str, Setting]:
-    """Settings whose curves are shown, by name: the best of each norm, or the highest ones of a single norm."""
-    settings: Iterable[Setting] = experiment.chosen
-    if len(experiment.chosen) == 1:
-        name = experiment.score_names[0]
-        settings = sorted((one for one in experiment.settings if one.scores), key=lambda one: -one.mean(name))
-    return {experiment.name(setting): setting for setting in list(settings)[:MOST_CURVES]}
+    """Settings whose curves are shown, by name: the first ones of `_candidates`, which has the others too."""
+    return {experiment.name(setting): setting for setting in _candidates(experiment)[:MOST_CURVES]}
+
+
+def _candidates(experiment: Experiment) -> list[Setting]:
+    """The best setting of each norm; of a single norm all settings, from the highest mean to the lowest."""
+    if len(experiment.chosen) != 1:
+        return experiment.chosen
+    name = experiment.score_names[0]
+    return sorted((one for one in experiment.settings if one.scores), key=lambda one: -one.mean(name))
+
+
+def _curve_title(experiment: Experiment) -> str:
+    total = len(_candidates(experiment))
+    part = f", the {MOST_CURVES} highest of {total} settings" if total > MOST_CURVES else ""
+    return f"{experiment.title}: {_curve_label(experiment)} after each task{part}"
 
 
 def _rate_table(experiment: Experiment) -> tuple[list[str], list[list[str]]]:
@@ -295,8 +308,9 @@ def _figures(experiment: Experiment) -> Iterator[str]:
     tasks = max(len(curve) for some in curves.values() for curve in some)
     label = _curve_label(experiment)
     if tasks > 1:
-        title = f"{experiment.title}: {label} after each task"
-        yield record_figures.curves_over_tasks(curves, title, f"{label} on the tasks so far (percent)")
+        yield record_figures.curves_over_tasks(
+            curves, _curve_title(experiment), f"{label} on the tasks so far (percent)"
+        )
     if len(experiment.rates) > 1:
         yield record_figures.score_by_rate(_points(experiment), experiment.title, _score_title(experiment))
     pairs = {
@@ -323,7 +337,7 @@ def _points(experiment: Experiment) -> dict[str, list[tuple[float, float, float]
 
 
 def comparison_csv(experiments: Sequence[Experiment]) -> str:
-    """CSV with one line per norm and experiment: its best setting, and the highest norm minus it; not rounded."""
+    """CSV with one line per norm and experiment: its best setting, and the first norm minus it; not rounded."""
     heads = [
         "experiment", "norm", "settings", "score", "seeds", "mean", "std", "tried", "chosen_on",
         "minus_from", "difference", "low", "high", "pairs", "resolved",

@@ -7,6 +7,7 @@ best one. Results are unformatted.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -29,6 +30,7 @@ __all__ = [
     "Experiment",
     "Setting",
     "compare_norms",
+    "has_exact_moments",
     "short_key",
 ]
 
@@ -38,7 +40,7 @@ EXPERIMENT_GROUPS = ("stream.", "memory.", "model.")
 EVALUATION_GROUP = "evaluate."  # has no influence on the training; the moments are part of a norm's label
 NORM_KEYS = ("norm.name", "norm.groups", "norm.auto_channels")  # part of a norm's label
 DEFAULT_IF_NONE = ("stream.scenario", "stream.part", "stream.augment")
-FILLED_IN = ("stream.name", "stream.source", "strategy.name", "train.max_steps")  # part of an experiment's title
+IN_TITLE = ("stream.name", "stream.source", "stream.part", "strategy.name", "train.max_steps")  # in every title
 PART_KEYS = ("stream.part", "stream.holdout")  # which samples the scores are of
 MIN_SHARE_OF_SEEDS = 0.5  # of the most seeds of a norm's settings; with fewer, a setting is not chosen
 MOST_FOR_ALL_PAIRS = 4  # norms
@@ -114,7 +116,7 @@ class Experiment:
         shared: Settings of all its runs that are changed from the defaults, by dotted key.
         validation: Whether its scores are on validation tasks or samples.
         settings: All settings with runs.
-        best: Best setting of each norm, from the highest mean to the lowest; diverged norms last.
+        best: Best setting of each norm, from the highest mean to the lowest; then those evaluated with exact moments.
     """
 
     title: str
@@ -154,7 +156,7 @@ class Experiment:
 
     @cached_property
     def differences(self) -> list[Difference]:
-        """Differences between norms: all pairs of few norms, otherwise the highest norm minus each other one."""
+        """Differences between norms: all pairs of few norms, otherwise the first norm minus each other one."""
         settings, name = self.chosen, self.score_names[0]
         pairs = combinations(settings, 2) if len(settings) <= MOST_FOR_ALL_PAIRS else _with_first(settings)
         return [Difference(a, b, _compare(a, b, name)) for a, b in pairs]
@@ -285,12 +287,12 @@ def _titles(configs: Mapping[Key, RunConfig]) -> dict[Key, str]:
         for key in keys:
             settings = flatten_settings(configs[key].as_dict())
             parts = [f"{short_key(one)}={format_value(settings[one])}" for one in varying if settings[one] is not None]
-            titles[key] = ", ".join([*names, *parts])
+            titles[key] = ", ".join([*names, *parts, *(["validation tasks"] if _is_validation(configs[key]) else [])])
     return titles
 
 
 def _varying_experiment_keys(configs: Sequence[RunConfig]) -> list[str]:
-    keys = dict.fromkeys(key for config in configs for key in _experiment_values(config) if key not in FILLED_IN)
+    keys = dict.fromkeys(key for config in configs for key in _experiment_values(config) if key not in IN_TITLE)
     settings = [flatten_settings(config.as_dict()) for config in configs]
     return [key for key in keys if len({format_value(values[key]) for values in settings}) > 1]
 
@@ -306,12 +308,12 @@ def _experiment(title: str, config: RunConfig, settings: list[Setting], validati
         for norm, some in by_norm.items()
     ]
     means = {one.norm: one.setting.mean(name) if one.setting else float("-inf") for one in best}
-    best.sort(key=lambda one: -means[one.norm])
+    best.sort(key=lambda one: (has_exact_moments(one.norm), -means[one.norm]))
     varying = _varying([setting.values for setting in settings])
     shared = {
         key: value
         for key, value in changed(config).items()
-        if not (key in FILLED_IN or key in varying or key in NORM_KEYS or key.startswith(EVALUATION_GROUP))
+        if not (key in IN_TITLE or key in varying or key in NORM_KEYS or key.startswith(EVALUATION_GROUP))
         and not (value is None and key in DEFAULT_IF_NONE)
     }
     return Experiment(title, shared, own_validation, settings, best)
@@ -359,6 +361,16 @@ def _highest(settings: Sequence[Setting], name: str) -> Setting:
     return max(candidates, key=lambda one: (one.mean(name), -one.lr))
 
 
+def has_exact_moments(norm: str) -> bool:
+    """Whether a label is that of a norm that is evaluated with exact moments, which no method has.
+
+    Example:
+        >>> has_exact_moments("bn*"), has_exact_moments("bn")
+        (True, False)
+    """
+    return norm.endswith("*")
+
+
 def _with_first(settings: Sequence[Setting]) -> Iterator[tuple[Setting, Setting]]:
     return ((settings[0], other) for other in settings[1:])
 
@@ -370,14 +382,16 @@ def _compare(a: Setting, b: Setting, name: str) -> Comparison | None:
     if not seeds:
         return None
     differences = tuple(first[seed] - second[seed] for seed in seeds)
+    effect = effect_size(differences)
+    interval = None if math.isnan(effect) else t_interval(differences)  # equal differences have no estimate of variance
     return Comparison(
         name,
         seeds,
         differences,
         fmean(differences),
-        t_interval(differences),
+        interval,
         None,
-        effect_size(differences),
+        effect,
         seeds_to_resolve(differences),
         only_a=tuple(seed for seed in first if seed not in second),
         only_b=tuple(seed for seed in second if seed not in first),

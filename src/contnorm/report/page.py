@@ -134,6 +134,11 @@ class Page:
     comparison_notes: Sequence[str] = ()
 
     @property
+    def measured_claims(self) -> list[ClaimRow]:
+        """Claims with at least one run."""
+        return [claim for claim in self.claims if claim.measured]
+
+    @property
     def claim_counts(self) -> list[tuple[str, int]]:
         """Number of claims by outcome; claims without any run are counted as not run, not as undecided."""
         outcomes = [claim.outcome if claim.measured else "not run" for claim in self.claims]

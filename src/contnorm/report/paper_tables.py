@@ -103,17 +103,19 @@ def _case(case: ClaimCase) -> list[str]:
 
 
 def claims_sheet(sections: Sequence[Section], unrun: Sequence[UnrunRecipe], linked: bool = False) -> TextDocument:
-    """TextDocument of all claims and their outcomes; ``linked`` adds links to the files of their tables."""
+    """TextDocument of the claims with runs and their outcomes; ``linked`` adds links to the files of their tables."""
     rows = []
     for section in sections:
         name = section.title.partition(":")[0]
         where = Link(name, f"{section.recipe.name}.md") if linked else name
         for variant in section.variants:
-            rows += [_summed_up(decided, variant, where) for decided in variant.decided]
+            measured = [decided for decided in variant.decided if any(case.seeds for case in decided.cases)]
+            rows += [_summed_up(decided, variant, where) for decided in measured]
     heads = ("outcome", "claim", "by", "of", "cases that hold", "least favourable case")
     missing = tuple(f"{one.title}{f' ({one.why})' if one.why else ''}" for one in unrun)
     blocks = [TextTable("", heads, rows), *([TextTable("Not run", below=missing)] if missing else [])]
-    return TextDocument("claims", "What the paper claims, and what the runs say", blocks, (HOW,))
+    notes = (HOW,) if rows else ("No run belongs to a claim of the paper.",)
+    return TextDocument("claims", "What the paper claims, and what the runs say", blocks, notes)
 
 
 HOW = (

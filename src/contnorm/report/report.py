@@ -164,7 +164,8 @@ def report_files(report: Report, form: str, part: str = "all") -> dict[str, str]
     if form not in FORMATS or part not in PARTS:
         report_text(report, form, part)
     if form == "csv":
-        return {f"{name}.csv": _csv(report, name) for name in PARTS[1:] if part in ("all", name)}
+        parts = [name for name in PARTS[1:] if report.sections or name in ("comparison", "runs")]
+        return {f"{name}.csv": _csv(report, name) for name in (parts if part == "all" else [part])}
     write = (lambda sheet: MADE + markdown(sheet)) if form == "md" else latex
     files: dict[str, str] = {}
     for sheet in _sheets(report, part, linked=form == "md"):
