@@ -249,8 +249,26 @@ def test_settings_are_chosen_on_validation_runs_of_the_same_experiment(tmp_path:
     assert best.setting is not None and (best.setting.lr, best.chosen_on) == (0.01, "validation tasks")
     assert best.setting.mean("acc") == pytest.approx(60.5), "the score is that on the test tasks"
     text = opening(tmp_path)
-    assert "chosen by ACC on the validation tasks; the scores are on the test tasks" in text
+    assert "chosen by ACC on validation tasks; the scores are on the test tasks" in text
     assert "These are validation runs" in text
+
+
+def test_settings_are_chosen_on_held_out_samples(tmp_path: Path) -> None:
+    for rate, validation, test in ((0.01, [70, 71], [60, 61]), (0.1, [60, 61], [75, 76])):
+        save(tmp_path, config_of("bn", rate, stream={"holdout": 0.1}), validation)
+        save(tmp_path, config_of("bn", rate), test)
+    on_test, on_validation = collect_report(tmp_path, FEW).experiments
+    assert on_validation.title == "split-mnist, single, stream.holdout=0.1, held-out training samples"
+    [best] = on_test.best
+    assert best.setting is not None and (best.setting.lr, best.chosen_on) == (0.01, "held-out training samples")
+
+
+def test_own_settings_of_a_component_are_named(tmp_path: Path) -> None:
+    save(tmp_path, config_of("bn", 0.03, strategy={"name": "mine.py:Mine", "strength": 2}), [80])
+    save(tmp_path, config_of("bn", 0.03, strategy={"name": "mine.py:Mine"}), [70])
+    experiment = only(tmp_path)
+    assert [experiment.name(one) for one in experiment.chosen] == ["norm=bn, lr=0.03, strategy.strength=2"]
+    assert "strategy.strength=2" in opening(tmp_path)
 
 
 def test_choice_on_test_tasks_is_stated(grid: Path) -> None:
@@ -283,7 +301,7 @@ def test_settings_that_vary_are_named_and_others_are_not(tmp_path: Path) -> None
     save(tmp_path, config_of("cn8", 0.03, train={"batch": 20}), [70])
     experiment = only(tmp_path)
     names = [experiment.name(setting) for setting in experiment.chosen]
-    assert names == ["norm=bn, lr=0.03, batch=20, norm.momentum=0.1", "norm=cn8, lr=0.03, batch=20"]
+    assert names == ["norm=bn, lr=0.03, norm.momentum=0.1, batch=20", "norm=cn8, lr=0.03, batch=20"]
 
 
 def test_settings_of_evaluation_do_not_separate_runs(tmp_path: Path) -> None:

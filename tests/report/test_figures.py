@@ -45,6 +45,19 @@ def test_constant_curve_can_be_drawn(curve: list[float]) -> None:
     assert "nan" not in svg and "inf" not in svg
 
 
+def test_score_by_rate_has_points_bands_and_ticks_at_the_rates() -> None:
+    points = {"bn": [(0.001, 60.0, 1.0), (0.01, 70.0, 2.0), (0.1, 65.0, 0.0)], "cn": [(0.01, 80.0, 3.0)]}
+    [ax] = figures.score_by_rate(points, "x", "ACC").axes
+    assert ax.get_xscale() == "log"
+    assert [line.get_xydata().tolist() for line in ax.lines] == [
+        [[0.001, 60.0], [0.01, 70.0], [0.1, 65.0]],
+        [[0.01, 80.0]],
+    ]
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["0.001", "0.01", "0.1"]
+    low, high = ax.get_ylim()
+    assert low < 59 and high > 83, "bands are inside the axes"
+
+
 def test_constant_differences_can_be_drawn() -> None:
     svg = svg_of(figures.paired_differences({"none": [0.0, 0.0]}, {"none": None}, "x", "y"), "x")
     assert "nan" not in svg and "inf" not in svg

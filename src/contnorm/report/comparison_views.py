@@ -192,7 +192,8 @@ def _selection_note(experiment: Experiment) -> str:
             f"These are validation runs: settings were chosen by the same {name} that is shown, which is too high for "
             "the chosen ones. Run these settings on the test tasks for an unbiased comparison."
         )
-    return f"Settings were chosen by {name} on the validation tasks; the scores are on the test tasks."
+    data = " and ".join(sorted(chosen_on - {ONE_SETTING}))
+    return f"Settings were chosen by {name} on {data}; the scores are on the test tasks."
 
 
 def _divergence_notes(experiment: Experiment) -> Iterator[str]:

@@ -44,7 +44,7 @@ IN_TITLE = ("stream.name", "stream.source", "stream.part", "strategy.name", "tra
 PART_KEYS = ("stream.part", "stream.holdout")  # which samples the scores are of
 MIN_SHARE_OF_SEEDS = 0.5  # of the most seeds of a norm's settings; with fewer, a setting is not chosen
 MOST_FOR_ALL_PAIRS = 4  # norms
-ONE_SETTING, ON_TEST, ON_VALIDATION = "one setting", "test tasks", "validation tasks"
+ONE_SETTING, ON_TEST = "one setting", "test tasks"
 
 Key = tuple[tuple[str, str], ...]
 
@@ -89,7 +89,7 @@ class BestSetting:
     Attributes:
         setting: The setting; None if all runs of the norm diverged.
         tried: Number of settings of the norm with runs, diverged ones included.
-        chosen_on: What it was chosen by: the only setting, test tasks or validation tasks.
+        chosen_on: What it was chosen by: one setting, test tasks, validation tasks or held-out training samples.
     """
 
     norm: str
@@ -114,14 +114,14 @@ class Experiment:
     Attributes:
         title: Stream, strategy and the settings in which it differs from other experiments of the same names.
         shared: Settings of all its runs that are changed from the defaults, by dotted key.
-        validation: Whether its scores are on validation tasks or samples.
+        validation: What its scores are on if it is for validation: validation tasks, or held-out training samples.
         settings: All settings with runs.
         best: Best setting of each norm, from the highest mean to the lowest; then those evaluated with exact moments.
     """
 
     title: str
     shared: Mapping[str, Any]
-    validation: bool
+    validation: str
     settings: Sequence[Setting]
     best: Sequence[BestSetting]
 
@@ -152,7 +152,9 @@ class Experiment:
         """The settings that vary, as in ``lr=0.01``. Those of norms are named only if they vary for this norm."""
         same_norm = _varying([one.values for one in self.settings if one.norm == setting.norm])
         keys = [key for key in self.varying_keys if not key.startswith("norm.") or key in same_norm]
-        return [f"{short_key(key)}={format_value(value)}" for key in keys if (value := setting.values[key]) is not None]
+        return [
+            f"{short_key(key)}={format_value(value)}" for key in keys if (value := setting.values.get(key)) is not None
+        ]
 
     @cached_property
     def differences(self) -> list[Difference]:
@@ -215,10 +217,10 @@ def compare_norms(records: Iterable[Record], diverged: Iterable[DivergedRun] = (
             _setting(by_key, run.config, run.config.evaluate.moments).diverged.add(run.seed)
     titles = _titles(configs)
     experiments = [
-        _experiment(titles[key], configs[key], list(by_key.values()), _validation_settings(key, settings))
+        _experiment(titles[key], configs[key], list(by_key.values()), _validation_settings(key, settings, configs))
         for key, by_key in settings.items()
     ]
-    return sorted(experiments, key=lambda one: (one.validation, len(one.best) < 2, one.title))
+    return sorted(experiments, key=lambda one: (bool(one.validation), len(one.best) < 2, one.title))
 
 
 def _is_experiment_key(key: str) -> bool:
@@ -286,27 +288,27 @@ def _titles(configs: Mapping[Key, RunConfig]) -> dict[Key, str]:
         varying = _varying_experiment_keys([configs[key] for key in keys])
         for key in keys:
             settings = flatten_settings(configs[key].as_dict())
-            parts = [f"{short_key(one)}={format_value(settings[one])}" for one in varying if settings[one] is not None]
-            titles[key] = ", ".join([*names, *parts, *(["validation tasks"] if _is_validation(configs[key]) else [])])
+            given = [(one, settings[one]) for one in varying if settings.get(one) is not None]
+            parts = [f"{short_key(one)}={format_value(value)}" for one, value in given]
+            titles[key] = ", ".join(filter(None, [*names, *parts, _validation_data(configs[key])]))
     return titles
 
 
 def _varying_experiment_keys(configs: Sequence[RunConfig]) -> list[str]:
     keys = dict.fromkeys(key for config in configs for key in _experiment_values(config) if key not in IN_TITLE)
     settings = [flatten_settings(config.as_dict()) for config in configs]
-    return [key for key in keys if len({format_value(values[key]) for values in settings}) > 1]
+    return [key for key in keys if len({format_value(values.get(key)) for values in settings}) > 1]
 
 
-def _experiment(title: str, config: RunConfig, settings: list[Setting], validation: Sequence[Setting]) -> Experiment:
+def _experiment(
+    title: str, config: RunConfig, settings: list[Setting], validation: tuple[str, list[Setting]]
+) -> Experiment:
     name = (LABEL_SCORES if any(r.multi_label for s in settings for r in s.records.values()) else SCORES)[0]
-    own_validation = _is_validation(config)
+    data = _validation_data(config)
     by_norm: dict[str, list[Setting]] = {}
     for setting in settings:
         by_norm.setdefault(setting.norm, []).append(setting)
-    best = [
-        _best(norm, some, [one for one in validation if one.norm == norm], own_validation, name)
-        for norm, some in by_norm.items()
-    ]
+    best = [_best(norm, some, data, validation, name) for norm, some in by_norm.items()]
     means = {one.norm: one.setting.mean(name) if one.setting else float("-inf") for one in best}
     best.sort(key=lambda one: (has_exact_moments(one.norm), -means[one.norm]))
     varying = _varying([setting.values for setting in settings])
@@ -316,40 +318,52 @@ def _experiment(title: str, config: RunConfig, settings: list[Setting], validati
         if not (key in IN_TITLE or key in varying or key in NORM_KEYS or key.startswith(EVALUATION_GROUP))
         and not (value is None and key in DEFAULT_IF_NONE)
     }
-    return Experiment(title, shared, own_validation, settings, best)
+    return Experiment(title, shared, data, settings, best)
 
 
-def _is_validation(config: RunConfig) -> bool:
-    settings = flatten_settings(config.as_dict())
-    return config.stream.part == "validate" or bool(settings.get("stream.holdout"))
+def _validation_data(config: RunConfig) -> str:
+    """What the scores of a validation run are of; empty for a run that is scored on test samples."""
+    if config.stream.part == "validate":
+        return "validation tasks"
+    return "" if config.stream.holdout is None else "held-out training samples"
 
 
-def _validation_settings(key: Key, settings: Mapping[Key, Mapping[Key, Setting]]) -> list[Setting]:
-    """Settings of the validation runs of an experiment; none if it is one itself."""
-    values = dict(key)
-    if values.get("stream.part") == "validate" or "stream.holdout" in values:
-        return []
-    without = {one: value for one, value in values.items() if one not in PART_KEYS}
-    for other, by_key in settings.items():
-        of_other = dict(other)
-        is_validation = of_other.get("stream.part") == "validate" or "stream.holdout" in of_other
-        if is_validation and {one: value for one, value in of_other.items() if one not in PART_KEYS} == without:
-            return list(by_key.values())
-    return []
+def _validation_settings(
+    key: Key, settings: Mapping[Key, Mapping[Key, Setting]], configs: Mapping[Key, RunConfig]
+) -> tuple[str, list[Setting]]:
+    """Settings of the validation runs of an experiment, and what they are scored on; none if it is one itself."""
+    if not _validation_data(configs[key]):
+        for other, by_key in settings.items():
+            data = _validation_data(configs[other])
+            if data and _without_part(other) == _without_part(key):
+                return data, list(by_key.values())
+    return "", []
+
+
+def _without_part(key: Key) -> Key:
+    return tuple(item for item in key if item[0] not in PART_KEYS)
 
 
 def _best(
-    norm: str, settings: Sequence[Setting], validation: Sequence[Setting], own_validation: bool, name: str
+    norm: str, settings: Sequence[Setting], data: str, validation: tuple[str, list[Setting]], name: str
 ) -> BestSetting:
-    """Best setting of a norm: by the validation runs if their best setting was run here, otherwise by these runs."""
+    """Best setting of a norm: by the validation runs if their best setting was run here, otherwise by these runs.
+
+    Args:
+        norm: Label of the norm.
+        settings: Its settings.
+        data: What these runs are scored on, if they are validation runs.
+        validation: What the validation runs are scored on, and the settings of all norms in them.
+        name: Score that selects the setting.
+    """
     finished = [one for one in settings if one.scores]
-    on_validation = [one for one in validation if one.scores]
-    if len(on_validation) > 1:
-        chosen = _highest(on_validation, name)
+    validated = [one for one in validation[1] if one.norm == norm]
+    if sum(bool(one.scores) for one in validated) > 1:
+        chosen = _highest([one for one in validated if one.scores], name)
         same = [one for one in finished if one.values == chosen.values]
         if same:
-            return BestSetting(norm, same[0], len(validation), ON_VALIDATION)
-    chosen_on = ONE_SETTING if len(settings) == 1 else ON_VALIDATION if own_validation else ON_TEST
+            return BestSetting(norm, same[0], len(validated), validation[0])
+    chosen_on = ONE_SETTING if len(settings) == 1 else data or ON_TEST
     return BestSetting(norm, _highest(finished, name) if finished else None, len(settings), chosen_on)
 
 
@@ -400,7 +414,8 @@ def _compare(a: Setting, b: Setting, name: str) -> Comparison | None:
 
 def _varying(values: Sequence[Mapping[str, Any]]) -> list[str]:
     """Keys whose value is not the same for all, and the learning rate, which is first."""
-    varying = [key for key in values[0] if len({format_value(one[key]) for one in values}) > 1]
+    keys = dict.fromkeys(key for one in values for key in one)  # own settings of a component are not in all
+    varying = [key for key in keys if len({format_value(one.get(key)) for one in values}) > 1]
     return ["train.lr", *(key for key in varying if key != "train.lr")]
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from contnorm.bench.data.dataset import GROUPS
-from contnorm.bench.metrics.accuracy_matrix import AccuracyMatrix, acc_so_far
+from contnorm.bench.metrics.accuracy_matrix import AccuracyMatrix
 from contnorm.bench.metrics.memory_stats import Census
 from contnorm.bench.metrics.multilabel import LABEL_SCORES, LabelMatrix, mean_ap
 from contnorm.bench.records import Record, spread_over_seeds
@@ -26,7 +26,6 @@ from contnorm.report.svg import svg_of
 __all__ = [
     "DISTANCE",
     "MOST_CURVES",
-    "accuracy_over_tasks",
     "ap_by_frequency",
     "ap_by_group",
     "curves_over_tasks",
@@ -36,7 +35,6 @@ __all__ = [
     "forgetting_parts",
     "group_bars",
     "has_memory",
-    "map_over_tasks",
     "matrix_heatmap",
     "memory_panels",
     "multilabel_figures",
@@ -151,18 +149,6 @@ def _percent(counted: AccuracyMatrix | LabelMatrix) -> npt.NDArray[np.float64]:
         tasks = range(counted.tasks)
         rows = [[math.nan if counted.correct[i][j] is None else counted.at(i, j) for j in tasks] for i in tasks]
     return np.array(rows, dtype=np.float64)
-
-
-def accuracy_over_tasks(groups: Mapping[str, Sequence[Record]], title: str) -> str:
-    """Mean accuracy on the tasks so far, after each task, with a band of one standard deviation over seeds."""
-    curves = {name: [acc_so_far(record.matrix) for record in records] for name, records in groups.items()}
-    return curves_over_tasks(curves, title, "accuracy on these tasks (percent)")
-
-
-def map_over_tasks(groups: Mapping[str, Sequence[Record]], title: str) -> str:
-    """mAP on the test images of the tasks so far, after each task, with a band of one standard deviation over seeds."""
-    curves = {name: [[mean_ap(row) for row in _labels(r).tally] for r in records] for name, records in groups.items()}
-    return curves_over_tasks(curves, title, "mAP on their images, percent")
 
 
 def curves_over_tasks(curves: Mapping[str, Sequence[Sequence[float]]], title: str, ylabel: str) -> str:
