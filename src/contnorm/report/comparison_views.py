@@ -52,7 +52,12 @@ def comparison_notes(experiments: Sequence[Experiment]) -> list[str]:
     """Notes on how runs are compared, as far as they apply."""
     exact = any(has_exact_moments(setting.norm) for one in experiments for setting in one.settings)
     paired = any(one.differences for one in experiments)
-    return [HOW_COMPARED, *([HOW_PAIRED] if paired else []), *([EXACT_MOMENTS] if exact else [])]
+    several = any(len(one.settings) > 1 for one in experiments) or len(experiments) > 1
+    return [
+        *([HOW_COMPARED] if several else []),
+        *([HOW_PAIRED] if paired else []),
+        *([EXACT_MOMENTS] if exact else []),
+    ]
 
 
 def _blocks(experiment: Experiment) -> Iterator[TextTable]:
