@@ -18,6 +18,7 @@ from contnorm.bench.config.schema import RunConfig, from_dict, merge_settings
 from contnorm.bench.records import Store
 from contnorm.errors import UserError
 from contnorm.paper.recipe import find_recipe
+from contnorm.report import report as report_module
 from contnorm.report.norm_comparison import Experiment
 from contnorm.report.report import collect_report, report_files, report_text, write_report
 from tests.committed_records import COARSE_GRID, COCOSEQ, contents_of, copy_run
@@ -359,3 +360,14 @@ def test_many_norms_are_compared_with_the_first(tmp_path: Path) -> None:
         ("brn", norm) for norm in ("in", "gn8", "cn8", "bn")
     ]
     assert "brn, the first norm above, minus each other norm" in opening(tmp_path)
+
+
+def test_experiments_beyond_a_limit_are_folded_without_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for strategy in ("single", "er"):
+        save(tmp_path, config_of("bn", 0.03, strategy={"name": strategy}), [80])
+    monkeypatch.setattr(report_module, "MOST_DRAWN", 1)
+    html = report_text(collect_report(tmp_path, FEW), "html")
+    first, second = (re.search(rf'<section id="comparison-{i}">.*?</section>', html, re.S) for i in (1, 2))
+    assert first and "<h2>split-mnist, er</h2>" in first[0] and "<svg" in first[0]
+    assert second and "<summary>split-mnist, single</summary>" in second[0] and "<svg" not in second[0]
+    assert "Figures are drawn of the first 1 of 2 experiments; the others are folded." in html

@@ -272,8 +272,8 @@ def _rate_cell(setting: Setting, name: str) -> str:
     return f"{text}, {len(setting.diverged)} diverged" if setting.diverged else text
 
 
-def comparison_view(experiment: Experiment, number: int, draw: bool = True) -> ComparisonView:
-    """Part of the page for an experiment; ``draw`` is False to leave out its figures."""
+def comparison_view(experiment: Experiment, number: int, is_folded: bool = False) -> ComparisonView:
+    """Part of the page for an experiment; a folded one has no figures."""
     heads, rows = _best_table(experiment)
     tables = [Table("Best setting of each norm", heads, [_cells(rows)], _notes(experiment))]
     if experiment.differences:
@@ -286,8 +286,9 @@ def comparison_view(experiment: Experiment, number: int, draw: bool = True) -> C
     if len(experiment.rates) > 1:
         heads, rows = _rate_table(experiment)
         folded.append(Table(f"Numbers: {_score_title(experiment)} by learning rate", heads, [_cells(rows)], (), True))
-    figures = list(_figures(experiment)) if draw else []
-    return ComparisonView(f"comparison-{number}", experiment.title, headline(experiment), tables, figures, folded)
+    figures = [] if is_folded else list(_figures(experiment))
+    name = f"comparison-{number}"
+    return ComparisonView(name, experiment.title, headline(experiment), tables, figures, folded, is_folded)
 
 
 def _cells(rows: Sequence[Sequence[str]]) -> RowGroup:

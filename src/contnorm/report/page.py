@@ -82,14 +82,15 @@ class ClaimRow:
 
 @dataclass(frozen=True)
 class ComparisonView:
-    """Comparison of the norms of one experiment."""
+    """Comparison of the norms of one experiment; a folded one is opened by a click on its title."""
 
     name: str
     title: str
     headline: str
     tables: Sequence[Table]
     figures: Sequence[str]  # SVG
-    folded: Sequence[Table] = ()
+    folded_tables: Sequence[Table] = ()
+    is_folded: bool = False
 
 
 @dataclass(frozen=True)

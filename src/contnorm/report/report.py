@@ -51,7 +51,7 @@ __all__ = [
 FORMATS = ("html", "md", "latex", "csv")
 PARTS = ("all", "comparison", "tables", "claims", "runs")
 ENDINGS = {"html": "html", "md": "md", "latex": "tex", "csv": "csv"}
-MOST_DRAWN = 12  # experiments of a page whose comparison has figures
+MOST_DRAWN = 12  # experiments that a page shows unfolded and with figures
 FILLED_IN = {
     "stream.source",
     "strategy.code",
@@ -258,7 +258,7 @@ def _page(report: Report) -> Page:
         views.note,
         fold_runs=len(views.views) > MOST_OPEN,
         comparisons=[
-            comparison_view(experiment, number, draw=number <= MOST_DRAWN)
+            comparison_view(experiment, number, is_folded=number > MOST_DRAWN)
             for number, experiment in enumerate(report.experiments, 1)
         ],
         comparison_notes=_comparison_notes(report.experiments),
@@ -268,7 +268,9 @@ def _page(report: Report) -> Page:
 def _comparison_notes(experiments: Sequence[Experiment]) -> list[str]:
     notes = comparison_notes(experiments)
     if len(experiments) > MOST_DRAWN:
-        notes.append(f"Figures are drawn of the first {MOST_DRAWN} of {len(experiments)} experiments.")
+        notes.append(
+            f"Figures are drawn of the first {MOST_DRAWN} of {len(experiments)} experiments; the others are folded."
+        )
     return notes
 
 
