@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -194,8 +195,10 @@ def test_equal_differences_are_undecided(tmp_path: Path) -> None:
 def test_unfinished_runs_are_counted_with_the_command_that_resumes_them(tmp_path: Path) -> None:
     config = config_of("bn", 0.03)
     save(tmp_path, config, [80, 81])
-    (tmp_path / config.hash / "2.unfinished").mkdir()
-    (tmp_path / config.hash / "1.unfinished").mkdir()  # it has a record: a folder that was not removed
+    for seed in (1, 2):  # the first has a record: a folder that was not removed
+        folder = tmp_path / config.hash / f"{seed}.unfinished"
+        folder.mkdir()
+        (folder / "run.json").write_text(json.dumps({"config": config.as_dict(), "seed": seed}))
     assert "1 run is not finished and not counted; contnorm resume continues stopped runs." in opening(tmp_path)
     assert "1 run is not finished" in report_text(collect_report(tmp_path, FEW), "html")
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
-from contnorm.bench.comparison import Comparison
+from contnorm.bench.comparison import Comparison, paired_verdict
 from contnorm.bench.config.sources import format_settings
 from contnorm.bench.records import spread_over_seeds
 from contnorm.paper.format import spread
@@ -78,33 +78,37 @@ def _score_title(experiment: Experiment) -> str:
 
 
 def headline(experiment: Experiment) -> str:
-    """One or two sentences: the norm with the highest score, and whether it differs from the next one."""
+    """Sentences on the norm with the highest score, and whether it differs from the next one."""
+    sentences = [f"{_highest_score(experiment)}."]
+    sentences += [_sentence(experiment, difference) for difference in experiment.differences[:1]]
+    return " ".join(sentences)
+
+
+def _short_headline(experiment: Experiment) -> str:
+    """The same in one line, for a list of experiments."""
+    parts = [_highest_score(experiment)]
+    for one in experiment.differences[:1]:
+        mean = "" if one.comparison is None else f" {one.comparison.mean:+.2f} points,"
+        parts.append(f"minus {one.b.norm}:{mean} {_verdict(one)}")
+    return "; ".join(parts) + "."
+
+
+def _highest_score(experiment: Experiment) -> str:
     settings, name = experiment.chosen, experiment.score_names[0]
-    if not settings:
-        return "All runs diverged."
-    first = settings[0]
+    first = settings[0]  # an experiment has a finished run
     scores = list(first.seed_scores(name).values())
     seeds = f"{len(scores)} seed{'' if len(scores) == 1 else 's'}"
     exact = any(has_exact_moments(setting.norm) for setting in settings) and not has_exact_moments(first.norm)
     several = sum(has_exact_moments(setting.norm) == has_exact_moments(first.norm) for setting in settings) > 1
     what = f"{'Highest ' if several else ''}{_score_title(experiment)}{' with running moments' if exact else ''}"
-    text = f"{what}: {spread(scores)} with {experiment.name(first)} ({seeds})."
-    if not experiment.differences:
-        return text
-    second = experiment.differences[0]
-    return f"{text} {_sentence(experiment, second)}"
+    return f"{what}: {spread(scores)} with {experiment.name(first)} ({seeds})"
 
 
 def _sentence(experiment: Experiment, difference: Difference) -> str:
-    a, b, comparison = difference.a.norm, difference.b.norm, difference.comparison
+    names, comparison = (difference.a.norm, difference.b.norm), difference.comparison
     if comparison is None:
-        return f"{a} and {b} have no seed in common, so they are not compared."
-    if comparison.identical:
-        return f"{a} and {b} have the same scores."
-    size = f"{comparison.mean:+.2f} points"
-    if comparison.interval is None:
-        return f"Difference from {b}: {size}, {_verdict(difference)}."
-    return f"Difference from {b}: {size} ({comparison.interval}), {_verdict(difference)}."
+        return f"{names[0]} and {names[1]} have no seed in common, so they are not compared."
+    return paired_verdict(experiment.score_names[0], names, comparison.differences)
 
 
 def _verdict(difference: Difference) -> str:
@@ -288,7 +292,8 @@ def comparison_view(experiment: Experiment, number: int, is_folded: bool = False
         folded.append(Table(f"Numbers: {_score_title(experiment)} by learning rate", heads, [_cells(rows)], (), True))
     figures = [] if is_folded else list(_figures(experiment))
     name = f"comparison-{number}"
-    return ComparisonView(name, experiment.title, headline(experiment), tables, figures, folded, is_folded)
+    sentences, line = headline(experiment), _short_headline(experiment)
+    return ComparisonView(name, experiment.title, sentences, line, tables, figures, folded, is_folded)
 
 
 def _cells(rows: Sequence[Sequence[str]]) -> RowGroup:

@@ -87,6 +87,7 @@ class ComparisonView:
     name: str
     title: str
     headline: str
+    short_headline: str  # for the list of all experiments
     tables: Sequence[Table]
     figures: Sequence[str]  # SVG
     folded_tables: Sequence[Table] = ()

@@ -43,6 +43,7 @@ from contnorm.bench.records import (
     read_notes,
     run_folders,
 )
+from contnorm.bench.unfinished import unfinished_runs
 from contnorm.errors import UserError
 from contnorm.paper.cells import cells_of, source_of
 from contnorm.paper.measured import NUMERICS, MeasuredCell, Numerics, Seeds, measure_cells, numerics_of, with_numerics
@@ -68,7 +69,6 @@ SCORES_SHOWN = ("acc", "fm", "la")
 LABEL_SCORES_SHOWN = ("c_f1", "o_f1", "map", "fm_c_f1", "fm_o_f1", "fm_map")
 GROUPS_SHOWN = ("overall", *GROUPS)
 INDEX = ".index.json"
-UNFINISHED = ".unfinished"  # of the folder of a run without a record, as bench.engine.run_dir names it
 MIN_RECORDS = 500  # minimum number of records for an index; fewer are read quickly enough
 MIN_AGE_NS = 2 * 10**9  # nanoseconds: a second change within the clock's resolution would not be noticed
 
@@ -359,9 +359,8 @@ class RecordFolders:
 
     @property
     def unfinished(self) -> int:
-        """Number of runs that have a folder of their own and no record: they are running, or were stopped."""
-        folders = {folder for root in self.roots for folder in root.glob(f"*/[0-9]*{UNFINISHED}") if folder.is_dir()}
-        return sum(not folder.with_name(f"{folder.name.removesuffix(UNFINISHED)}.json").exists() for folder in folders)
+        """Number of unfinished runs, running or stopped; without those of timed runs."""
+        return sum(len(unfinished_runs(root)) for root in self.roots)
 
     def of(self, recipe: Recipe) -> RecordIndex:
         if not recipe.alone:
