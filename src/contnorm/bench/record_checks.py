@@ -59,6 +59,7 @@ def check_fields(raw: Mapping[str, Any]) -> None:
     """
     _check_drift(raw.get("drift", {}))
     _check_seconds(raw.get("seconds", {}))
+    _check_task_ends(raw.get("task_ends", []))
     if raw.get("parameters") is not None:
         check_whole(raw["parameters"], "parameters")
     if "renorm" in raw:
@@ -189,6 +190,12 @@ def _check_seconds(raw: Any) -> None:
         _number(seconds["train"], "seconds.train")
     for value in _list(seconds.get("train_by_task", []), "seconds.train_by_task"):
         _number(value, "seconds.train_by_task")
+
+
+def _check_task_ends(raw: Any) -> None:
+    ends = [check_whole(value, "task_ends") for value in _list(raw, "task_ends")]
+    if ends != sorted(ends):
+        raise ValueError(f"task_ends={_format_value(ends)} must not decrease")
 
 
 def _check_facts(facts: Mapping[str, Any], name: str) -> None:

@@ -18,6 +18,7 @@ from rich.progress import (
 from rich.text import Text
 
 from contnorm.bench.config.schema import RunConfig
+from contnorm.bench.engine.events import Started, TaskDone
 from contnorm.bench.engine.job import Job
 from contnorm.bench.engine.loop import Diverged, Failed, Finished, Steps, Stopped
 from contnorm.bench.engine.run_dir import RunDir
@@ -119,6 +120,8 @@ class RunProgress:
         job, what = event.job, event.what
         if self.monitor is not None:
             self.monitor.update(event)
+        if isinstance(what, Started | TaskDone):
+            return
         if isinstance(what, Steps):
             if not self.shown:
                 return

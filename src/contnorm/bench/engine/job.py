@@ -33,6 +33,7 @@ class RunEnvironment:
         whole: Whether all images are copied to the GPU at the start; None to do so if they fit.
         keep_weights: Whether to save the weights of a finished run next to its record.
         allow_missing: Whether data sets may have other image counts than published. Records contain the counts.
+        log_every: Steps between the losses that loggers get; None for the interval of progress reports.
         sources: Data sets in memory, by name; all others are loaded from the folder of data sets.
         objects: Networks and strategies that are passed as Python objects, by their name in the settings.
     """
@@ -46,6 +47,7 @@ class RunEnvironment:
     whole: bool | None = None
     keep_weights: bool = False
     allow_missing: bool = False
+    log_every: int | None = None
     sources: Mapping[str, Source] = field(default_factory=dict)
     objects: Mapping[str, PythonObject] = field(default_factory=dict)
 

@@ -30,8 +30,11 @@ from contnorm.bench.engine.evaluate import (
     drift_of,
     oracle_moments,
 )
+from contnorm.bench.engine.events import Started, TaskDone, peak_memory
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.metrics.memory_stats import take_census
+from contnorm.bench.metrics.multilabel import LabelStats
+from contnorm.bench.metrics.task_scores import TaskScores, accuracy_scores, label_scores
 from contnorm.bench.models.norm_layers import count_norms
 from contnorm.bench.signals import StopRequested
 from contnorm.bench.user_code import is_user_code
@@ -92,7 +95,7 @@ class Diverged(Failed):
     """The run diverged: its loss, a parameter or a moment is not finite. It would diverge again if repeated."""
 
 
-What = Steps | Finished | Stopped | Failed
+What = Started | Steps | TaskDone | Finished | Stopped | Failed
 
 
 @dataclass
@@ -194,6 +197,7 @@ def train_together(
     every: int = 500,
     report_every: int = 20,
     stop: Callable[[], bool] = lambda: False,
+    log_every: int | None = None,
 ) -> Iterator[tuple[Trainer, What]]:
     """Train trainers with batches of the same shape over the stream, starting from their checkpoints.
 
@@ -207,10 +211,12 @@ def train_together(
         stop: Returns True to request a stop. Called at each report and checkpoint, between slow steps, and between the
             layers and batches of an evaluation. The runs are then saved and end; an interrupted evaluation is
             repeated on resume.
+        log_every: Steps after which a report is made as well, for loggers.
     """
+    intervals = (every, report_every, *(() if log_every is None else (log_every,)))
     if checkpoints is None:
         runs = [_Run(trainer, None, Measurements(), saved=trainer.done) for trainer in trainers]
-        yield from _learn(runs, None, every, report_every, stop)
+        yield from _learn(runs, None, intervals, stop)
         return
     measurements = [resumed(trainer, store) for trainer, store in zip(trainers, checkpoints, strict=True)]
     runs = [
@@ -218,13 +224,14 @@ def train_together(
         for trainer, store, measured in zip(trainers, checkpoints, measurements, strict=True)
     ]
     with CheckpointWriter() as saver:
-        yield from _learn(runs, saver, every, report_every, stop)
+        yield from _learn(runs, saver, intervals, stop)
 
 
 def _learn(
-    runs: list[_Run], saver: CheckpointWriter | None, every: int, report_every: int, stop: Callable[[], bool]
+    runs: list[_Run], saver: CheckpointWriter | None, intervals: tuple[int, ...], stop: Callable[[], bool]
 ) -> Iterator[tuple[Trainer, What]]:
-    ends = runs[0].trainer.plan.ends
+    ends, every = runs[0].trainer.plan.ends, intervals[0]
+    yield from ((run.trainer, Started(run.trainer.done, len(run.trainer.plan.steps))) for run in runs)
     try:
         _evaluate_ahead(runs, stop)
     except StopRequested:
@@ -234,7 +241,7 @@ def _learn(
     for task in range(min(run.measured.tasks for run in runs), len(ends)):
         while runs and runs[0].trainer.done < ends[task]:
             done = runs[0].trainer.done
-            until = min(ends[task], (done // report_every + 1) * report_every, (done // every + 1) * every)
+            until = min(ends[task], *((done // interval + 1) * interval for interval in intervals))
             started = time.perf_counter()
             losses = stepper.advance(until - done, stop)
             _add_train_time(runs, task, started)
@@ -280,7 +287,7 @@ def _end_task(
 ) -> Generator[tuple[Trainer, What], None, list[_Run]]:
     """Evaluate the runs, then save them. After the last task, save first: its evaluation is recorded right away.
 
-    Yields the diverged runs and returns them.
+    Yields the scores of the evaluated runs, and the diverged runs, which it returns.
     """
     if last and runs and runs[0].trainer.device.type == "cpu":  # on a GPU, repeating steps is faster than this write
         with suppress(UserError):  # a full disk may still have room for the record
@@ -288,14 +295,30 @@ def _end_task(
     diverged = _nonfinite(runs, task)
     finite = [run for run in runs if all(run is not other for other, _ in diverged)]
     # A run that resumed from a checkpoint written after this evaluation has the row already.
-    diverged += _evaluate([run for run in finite if run.measured.tasks == task], task, stop)
+    to_evaluate = [run for run in finite if run.measured.tasks == task]
+    diverged += _evaluate(to_evaluate, task, stop)
     ended = [run for run, _ in diverged]
+    yield from ((run.trainer, _task_done(run, task)) for run in to_evaluate if all(run is not other for other in ended))
     if ended:
         _drop_checkpoints(ended, saver)
         yield from ((run.trainer, verdict) for run, verdict in diverged)
     if not last:
         _save([run for run in runs if all(run is not other for other in ended)], saver, required=True)
     return ended
+
+
+def _task_done(run: _Run, task: int) -> TaskDone:
+    trainer, measured = run.trainer, run.measured
+    ends, memory = trainer.plan.ends, peak_memory(trainer.device)
+    return TaskDone(task, ends, _task_scores(trainer, measured, task), dict(measured.seconds), memory)
+
+
+def _task_scores(trainer: Trainer, measured: Measurements, task: int) -> TaskScores:
+    if measured.labels:
+        row = measured.labels[task]
+        own = [None if stats is None else LabelStats.from_json(stats) for stats in row["own"]]
+        return label_scores(own, LabelStats.from_json(row["tally"]))
+    return accuracy_scores(measured.correct[task], _test_samples(trainer), task)
 
 
 def _nonfinite(runs: Sequence[_Run], task: int) -> list[tuple[_Run, Diverged]]:
@@ -431,6 +454,7 @@ def _results(trainer: Trainer, measured: Measurements) -> dict[str, Any]:
     parameters = sum(parameter.numel() for parameter in trainer.model.parameters())
     seconds = {**measured.seconds, "train_by_task": measured.train_by_task}
     rest = {"drift": {"by_task": measured.drift}, "seconds": seconds, "parameters": parameters}
+    rest["task_ends"] = list(trainer.plan.ends)  # steps, for logs that are made of records
     shares = [m.corrected_share() for m in trainer.model.modules() if isinstance(m, BatchRenormBase)]
     renorm = {"renorm": {"corrected_share": fmean(shares)}} if shares else {}
     norms = {"norms": count_norms(trainer.model)} if is_user_code(trainer.config.model.name) else {}
@@ -448,15 +472,20 @@ def _chosen_groups(trainer: Trainer) -> dict[str, Any]:
 
 
 def _accuracy_results(trainer: Trainer, measured: Measurements) -> dict[str, Any]:
-    stream = trainer.data.sequence
-    total = np.bincount(stream.test.task, minlength=stream.tasks)[: len(trainer.plan.ends)].tolist()
-    matrix = {"correct": measured.correct, "total": total, "before": measured.before}
+    matrix = {"correct": measured.correct, "total": _test_samples(trainer), "before": measured.before}
     results: dict[str, Any] = {"matrix": matrix}
     if measured.correct_running:
         results["matrix_running"] = {**matrix, "correct": measured.correct_running}
     if len(measured.correct_task) == len(measured.correct):  # fewer if an older version started the run
         results["matrix_task"] = {**matrix, "correct": measured.correct_task, "before": measured.before_task}
     return results
+
+
+def _test_samples(trainer: Trainer) -> list[int]:
+    """Return the number of test samples of each task that is learned."""
+    stream = trainer.data.sequence
+    samples: list[int] = np.bincount(stream.test.task, minlength=stream.tasks)[: len(trainer.plan.ends)].tolist()
+    return samples
 
 
 def _label_results(trainer: Trainer, measured: Measurements) -> dict[str, Any]:

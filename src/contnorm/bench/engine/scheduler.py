@@ -19,6 +19,7 @@ from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.multilabel_store import find_stored, read_manifest
 from contnorm.bench.data.registry import Source
 from contnorm.bench.engine.checkpoint import pack_weights, save_weights
+from contnorm.bench.engine.events import Started, TaskDone
 from contnorm.bench.engine.job import Job, RunEnvironment
 from contnorm.bench.engine.loop import Diverged, Failed, Finished, Steps, Stopped, can_resume, train_together
 from contnorm.bench.engine.precision import numerics
@@ -59,7 +60,7 @@ class Event:
     """
 
     job: Job
-    what: Steps | Finished | Stopped | Failed | Waiting | str
+    what: Started | Steps | TaskDone | Finished | Stopped | Failed | Waiting | str
     path: Path | None
 
 
@@ -368,7 +369,9 @@ def _run_in_memory(
         if not trainers:
             return
         with _error_context(trainers, {}):
-            for trainer, what in train_together(list(trainers), stop=stop):
+            for trainer, what in train_together(list(trainers), stop=stop, log_every=environment.log_every):
+                if isinstance(what, Started):
+                    what = replace(what, provenance=provenance(trainer.config, shared.source, environment))
                 if isinstance(what, Finished):
                     results = _complete(what.results, trainers[trainer], shared.source, environment, started, trainers)
                     weights = pack_weights(trainer.model) if environment.keep_weights else None
@@ -483,9 +486,12 @@ def _train_recorded(
 ) -> Iterator[Event]:
     """Train runs from their checkpoints and record the results."""
     checkpoints = [run_dirs[job].checkpoints for job in trainers.values()]
-    for trainer, what in train_together(list(trainers), checkpoints, environment.checkpoint_every, stop=stop):
+    every, log_every = environment.checkpoint_every, environment.log_every
+    for trainer, what in train_together(list(trainers), checkpoints, every, stop=stop, log_every=log_every):
         job = trainers[trainer]
         run_dir = run_dirs[job]
+        if isinstance(what, Started):
+            what = replace(what, provenance=provenance(job.config, source, environment))
         if isinstance(what, Diverged):
             with usable(run_dir.record, "the record can't be written", "Free disk space, and run it again."):
                 store.save_diverged(job.config, job.seed, what.why, provenance(job.config, source, environment))
