@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from contnorm.bench.api.tune import tune
     from contnorm.bench.comparison import Comparison, compare
     from contnorm.bench.data.datasets import BuildOptions, build_dataset, fetch_dataset
+    from contnorm.bench.exports import ExportedRuns, export
     from contnorm.bench.leftovers import Leftover, Leftovers, clean
+    from contnorm.bench.loggers import LoggedRun, Logger
     from contnorm.bench.memories import Memory, PartitioningReservoir, Reservoir, Ring
     from contnorm.bench.records import Record
     from contnorm.bench.registries import available
@@ -46,8 +48,11 @@ __all__ = [
     "BuildOptions",
     "Comparison",
     "DERpp",
+    "ExportedRuns",
     "Leftover",
     "Leftovers",
+    "LoggedRun",
+    "Logger",
     "Memory",
     "OutputMask",
     "PartitioningReservoir",
@@ -77,6 +82,7 @@ __all__ = [
     "clean",
     "compare",
     "evaluate",
+    "export",
     "fetch_dataset",
     "load_runs",
     "load_stream",
@@ -101,6 +107,8 @@ _NAMES_BY_MODULE = {
     "contnorm.bench.comparison": ("Comparison", "compare"),
     "contnorm.bench.data.datasets": ("BuildOptions", "build_dataset", "fetch_dataset"),
     "contnorm.bench.leftovers": ("Leftover", "Leftovers", "clean"),
+    "contnorm.bench.exports": ("ExportedRuns", "export"),
+    "contnorm.bench.loggers": ("LoggedRun", "Logger"),
     "contnorm.bench.memories": ("Memory", "PartitioningReservoir", "Reservoir", "Ring"),
     "contnorm.bench.records": ("Record",),
     "contnorm.bench.registries": ("available",),

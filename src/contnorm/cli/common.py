@@ -20,6 +20,9 @@ __all__ = [
     "AllowMissing",
     "DataRoot",
     "Lanes",
+    "Log",
+    "LogDir",
+    "LogEvery",
     "RunsFolder",
     "TrustCode",
     "Where",
@@ -55,6 +58,14 @@ Where = Annotated[
         metavar="CONDITION",
         help="Select runs by settings: norm=cn, lr<=0.03, strategy=er,derpp, seed!=3; repeatable, all must hold.",
     ),
+]
+Log = Annotated[
+    list[str] | None,
+    typer.Option("--log", help="Log metrics while the runs train: csv, tensorboard, wandb or mlflow; repeatable."),
+]
+LogEvery = Annotated[int, typer.Option("--log-every", help="Steps between the losses that are logged.")]
+LogDir = Annotated[
+    Path | None, typer.Option("--log-dir", help="Folder of logs. Default: next to the runs folder, as runs-logs.")
 ]
 AllowMissing = Annotated[
     bool, typer.Option("--allow-missing", help="Accept a published data set with missing images; noted in the record.")

@@ -38,6 +38,7 @@ COMMANDS = {
     "archive": "Write all records of a runs folder to one file, which every command reads like a folder.",
     "compare": "Compare two runs: differing settings, score differences paired over shared seeds, and a verdict.",
     "clean": "Show the leftovers of unfinished runs, with size and age, then ask whether to remove them.",
+    "export": "Write records as tables, or log them to TensorBoard, W&B or MLflow.",
     "diagnose": "Measure the cross-task normalization effect: forgetting caused by the running moments alone.",
     "paper": "Reproduce a table or figure of the paper: run what is missing, compare with the published numbers.",
     "tune": "Choose the best learning rate (or another setting) of each norm, using only validation data.",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,6 +29,9 @@ from contnorm.cli.common import (
     AllowMissing,
     DataRoot,
     Lanes,
+    Log,
+    LogDir,
+    LogEvery,
     RunsFolder,
     TrustCode,
     console,
@@ -96,6 +99,9 @@ def run(
         typer.Option("--set", help="Any setting as key=value, such as strategy.forward=separate; repeatable."),
     ] = None,
     trust_code: TrustCode = None,
+    log: Log = None,
+    log_every: LogEvery = 50,
+    log_dir: LogDir = None,
 ) -> None:
     """Train once over a stream; after each task, measure accuracy on all tasks so far."""
     seed_list = _seeds(seeds, seed)
@@ -123,7 +129,8 @@ def run(
     with only_trusted(
         [*check_files(trust_code or []), *named]
     ):  # excludes code that is named only in the --config file
-        raise typer.Exit(run_seeds(values, seed_list, options, data_root, runs, console))
+        logs = {"log": log, "log_every": log_every, "log_dir": log_dir}
+        raise typer.Exit(run_seeds(values, seed_list, options, data_root, runs, console, logs))
 
 
 def _seeds(count: int | None, single: int | None) -> list[int]:
@@ -157,16 +164,26 @@ def resume(
     data_root: DataRoot = None,
     trust_code: TrustCode = None,
     allow_missing: AllowMissing = False,
+    log: Log = None,
+    log_every: LogEvery = 50,
+    log_dir: LogDir = None,
 ) -> None:
     """Resume all interrupted runs under a folder, bit-exactly."""
     with importing_torch():
         options = bench.RunOptions(device, lanes, threads, allow_missing=allow_missing)
     trusted = check_files(trust_code or [])
-    raise typer.Exit(resume_all(path, options, data_root, console, trusted))
+    logs = {"log": log, "log_every": log_every, "log_dir": log_dir}
+    raise typer.Exit(resume_all(path, options, data_root, console, trusted, logs))
 
 
 def run_seeds(
-    values: dict[str, Any], seeds: list[int], options: RunOptions, root: Path | None, runs: Path, console: Console
+    values: dict[str, Any],
+    seeds: list[int],
+    options: RunOptions,
+    root: Path | None,
+    runs: Path,
+    console: Console,
+    logs: Mapping[str, Any] | None = None,
 ) -> int:
     """Run the seeds that have no record, show the scores of all, and return the exit code."""
     stream = bench.load_stream(root=root, allow_missing=options.allow_missing, **values["stream"])
@@ -182,6 +199,7 @@ def run_seeds(
             threads=1 if options.threads is None else options.threads,
             keep_weights=options.keep_weights,
             progress=console,
+            **(logs or {}),
         )
     except bench.RunInterrupted as stopped:
         return 128 + stopped.signal
@@ -192,11 +210,16 @@ def run_seeds(
 
 
 def resume_all(
-    path: Path, options: RunOptions, root: Path | None, console: Console, trusted: Iterable[Path] = ()
+    path: Path,
+    options: RunOptions,
+    root: Path | None,
+    console: Console,
+    trusted: Iterable[Path] = (),
+    logs: Mapping[str, Any] | None = None,
 ) -> int:
     """Resume every stopped run under a folder, show the scores, and return the exit code."""
     try:
-        records = bench.resume(path, options=options, root=root, trusted=trusted, console=console)
+        records = bench.resume(path, options=options, root=root, trusted=trusted, console=console, **(logs or {}))
     except bench.RunInterrupted as stopped:
         return 128 + stopped.signal
     except bench.ResumeError as error:

@@ -15,7 +15,7 @@ import torch
 
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.engine.checkpoint import weights_path
-from contnorm.bench.engine.loop import Finished, Stopped
+from contnorm.bench.engine.loop import Finished, Steps, Stopped
 from contnorm.bench.engine.run_dir import RunDir
 from contnorm.bench.engine.scheduler import Job, RunEnvironment, execute, resolve
 from contnorm.bench.records import Store
@@ -259,7 +259,8 @@ def test_checkpoint_without_code_state_is_not_used(
     config, place = settings(root, strategy={"name": f"{file}:Mine"}), RunEnvironment(tmp_path / "runs", root, CPU)
     assert stopped_at(config, place, 1).saved == 6
     events = list(execute([Job(config, 0)], place))
-    assert getattr(events[0].what, "done", None) == 6 and isinstance(events[-1].what, Finished)
+    steps = [event.what.done for event in events if isinstance(event.what, Steps)]
+    assert steps[0] == 6 and isinstance(events[-1].what, Finished)
     left = RunDir.of(Job(config, 0), Store(place.runs))
     assert any(f"{left.folder}: its checkpoint after 6 steps" in message for message in caplog.messages)
 

@@ -7,7 +7,7 @@ import shlex
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import torch
 from rich.console import Console
 
 from contnorm.bench.api.progress import RunMonitor, RunProgress
+from contnorm.bench.api.run_logs import Loggers, LogOptions, RunLogs
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.progress import cores, load_with_progress
 from contnorm.bench.data.registry import data_root, digits_notice
@@ -119,6 +120,7 @@ def run_jobs(
     notices: bool = True,
     on_finished: Callable[[Job, Finished], None] | None = None,
     monitor: RunMonitor | None = None,
+    logs: RunLogs | None = None,
 ) -> None:
     """Execute jobs, with a progress bar for each run and one for all runs.
 
@@ -132,6 +134,7 @@ def run_jobs(
         notices: Whether to log notices on the data sets, such as that embedded digits are used in place of MNIST.
         on_finished: Called with each run that was executed and finished, and its results.
         monitor: Gets every event, and is shown above the progress bars.
+        logs: Loggers that get the events of the runs.
 
     Raises:
         RunInterrupted: If SIGINT or SIGTERM stopped the runs, after they were saved.
@@ -140,14 +143,18 @@ def run_jobs(
     jobs = list(jobs)
     for notice in _data_notices([job.config for job in jobs], environment.data_root) if notices else ():
         log.warning(notice)
-    messages = _StopMessages.of(jobs, environment, resume_hint)
+    messages = _StopMessages.of(jobs, environment, resume_hint, "" if logs is None else logs.command_line)
     recorded = environment.runs is not None
+    if logs is not None and logs.loggers:
+        environment = replace(environment, log_every=logs.every)
     progress = RunProgress(jobs, console, print_records, messages.hint, on_diverged, recorded, monitor)
     prepare = partial(_prepare, environment=environment, progress=progress) if progress.shown else None
     with StopSignals() as signals, progress, python_objects(environment.objects):
         try:
             for event in execute(jobs, environment, stop=lambda: bool(signals), prepare=prepare):
                 progress.show_event(event)
+                if logs is not None:
+                    logs.log_event(event)
                 if on_finished is not None and isinstance(event.what, Finished):
                     on_finished(event.job, event.what)
         except KeyboardInterrupt as error:
@@ -179,12 +186,13 @@ class _StopMessages:
     again: str
 
     @classmethod
-    def of(cls, jobs: Sequence[Job], environment: RunEnvironment, hint: str | None) -> _StopMessages:
+    def of(cls, jobs: Sequence[Job], environment: RunEnvironment, hint: str | None, log_options: str) -> _StopMessages:
         if environment.runs is None:
             nothing = "Nothing is saved, since runs=None."
             return cls("stopped.", "stopped.", nothing, nothing)
         again = hint or "Run it again to continue."
-        resume = f"Continue with: contnorm resume {shlex.quote(str(environment.runs))}{_trust_options(jobs)}"
+        options = f"{_trust_options(jobs)}{log_options}"
+        resume = f"Continue with: contnorm resume {shlex.quote(str(environment.runs))}{options}"
         return cls("stopped after saving.", "stopped at once; the last checkpoints are kept.", hint or resume, again)
 
 
@@ -231,6 +239,9 @@ def resume(
     root: str | Path | None = None,
     trusted: Iterable[str | Path] | None = (),
     console: Console | None = None,
+    log: Loggers | None = None,
+    log_every: int = LogOptions.every,
+    log_dir: str | Path | None = None,
 ) -> list[Record]:
     """Resume every stopped run under a folder, by default on the device and with the threads that it started with.
 
@@ -241,6 +252,9 @@ def resume(
         trusted: Python files that may be executed; a run that names another one is skipped and reported. None to
             trust all files.
         console: Terminal or notebook to show progress on; None for no output.
+        log: Loggers, as in `bench.run`; they continue the logs of the runs.
+        log_every: Steps between the losses that are logged.
+        log_dir: Folder of logs; None for the folder next to that of the runs.
 
     Returns:
         The records of the resumed runs.
@@ -254,6 +268,7 @@ def resume(
         contnorm.errors.UserError: no stopped run under no such folder. Name the folder of a run, or of many runs.
     """
     options, folder = options or RunOptions(), Path(path)
+    log_options = LogOptions.of(log, log_every, log_dir)
     with only_trusted(None if trusted is None else map(Path, trusted)):
         Store(folder).check_writable()
         stopped = stopped_runs(folder)
@@ -268,8 +283,8 @@ def resume(
         records: list[Record] = []
         failures: list[str] = []
         for environment, jobs in groups:
-            with _collect_failures(failures):
-                run_jobs(jobs, environment, console)
+            with _collect_failures(failures), log_options.open(environment.runs) as logs:
+                run_jobs(jobs, environment, console, logs=logs)
             store = environment.store
             records += [store.load_run(job.config, job.seed) for job in jobs if store.has(job.config, job.seed)]
     if failures or problems:

@@ -17,6 +17,7 @@ from contnorm.bench.api.execution import RunOptions, environment_with_data, run_
 from contnorm.bench.api.objects import identify
 from contnorm.bench.api.progress import RunMonitor
 from contnorm.bench.api.result import Result
+from contnorm.bench.api.run_logs import Loggers, LogOptions, RunLogs
 from contnorm.bench.api.stream import Stream, list_seeds, load_stream
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig, flatten_settings
@@ -63,6 +64,9 @@ def run(
     threads: int = 1,
     keep_weights: bool = False,
     progress: bool | Console = False,
+    log: Loggers | None = None,
+    log_every: int = LogOptions.every,
+    log_dir: str | Path | None = None,
 ) -> Result:
     """Train once over a stream for each seed; after each task, measure accuracy on all tasks so far.
 
@@ -94,6 +98,10 @@ def run(
         threads: CPU threads per run. Changing it changes results slightly.
         keep_weights: Whether to keep the final weights, for `Result.models`.
         progress: Whether to show progress; or the rich console to show it on.
+        log: Loggers of settings, losses, accuracies and scores: ``"csv"``, ``"tensorboard"``, ``"wandb"``,
+            ``"mlflow"``, an object of a subclass of `bench.Logger`, or a list of these. They do not change results.
+        log_every: Steps between the losses that are logged.
+        log_dir: Folder of logs; None for the folder next to ``runs`` whose name ends in ``-logs``, or ``runs-logs``.
 
     Returns:
         The results of all seeds.
@@ -129,6 +137,9 @@ def run(
         threads=threads,
         keep_weights=keep_weights,
         progress=progress,
+        log=log,
+        log_every=log_every,
+        log_dir=log_dir,
     )
     return result
 
@@ -144,6 +155,9 @@ def run_all(
     threads: int = 1,
     keep_weights: bool = False,
     progress: bool | Console = False,
+    log: Loggers | None = None,
+    log_every: int = LogOptions.every,
+    log_dir: str | Path | None = None,
 ) -> list[Result]:
     """Run several experiments on the same stream, in parallel where lanes are free.
 
@@ -151,7 +165,7 @@ def run_all(
         stream: A stream, or the name of one.
         experiments: For each experiment its arguments of `run`: ``norm``, ``strategy``, ``model``, ``memory``, ``lr``,
             ``batch_size``, ``replay``, ``settings`` and ``tag``.
-        seeds, runs, device, lanes, threads, keep_weights, progress: As in `run`.
+        seeds, runs, device, lanes, threads, keep_weights, progress, log, log_every, log_dir: As in `run`.
 
     Returns:
         The results of the experiments, in order.
@@ -172,6 +186,9 @@ def run_all(
         threads=threads,
         keep_weights=keep_weights,
         progress=progress,
+        log=log,
+        log_every=log_every,
+        log_dir=log_dir,
     )
     for result in results:
         if isinstance(result, UserError):
@@ -190,12 +207,16 @@ def run_experiments(
     threads: int = 1,
     keep_weights: bool = False,
     progress: bool | Console = False,
+    log: Loggers | None = None,
+    log_every: int = LogOptions.every,
+    log_dir: str | Path | None = None,
     monitor: RunMonitor | None = None,
 ) -> list[Result | UserError]:
     """Run several experiments as `run_all` does; one whose seeds all diverged has an error in place of its result.
 
     Args:
-        stream, experiments, seeds, runs, device, lanes, threads, keep_weights, progress: As in `run_all`.
+        stream, experiments, seeds, runs, device, lanes, threads, keep_weights, progress, log, log_every, log_dir: As in
+            `run_all`.
         monitor: Gets the settings of the experiments, then every event of their runs.
     """
     if loading_user_code():
@@ -213,6 +234,7 @@ def run_experiments(
     folder = None if runs is None else Path(runs).expanduser()
     stream.check_unchanged()
     seed_list = list_seeds(seeds)
+    log_options = LogOptions.of(log, log_every, log_dir)
     resolved = []
     for experiment in experiments:
         unknown_keys = sorted(set(map(str, experiment)) - set(_ARGUMENTS))
@@ -226,9 +248,11 @@ def run_experiments(
     if monitor is not None:
         monitor.start([experiment.config for experiment in resolved])
     results: dict[int, Result | UserError] = {}
-    for group in _without_collisions(resolved):
-        chosen = [resolved[i] for i in group]
-        results |= zip(group, _run_group(chosen, seed_list, stream, folder, options, console, monitor), strict=True)
+    with log_options.open(folder) as logs:
+        for group in _without_collisions(resolved):
+            chosen = [resolved[i] for i in group]
+            outcomes = _run_group(chosen, seed_list, stream, folder, options, console, monitor, logs)
+            results |= zip(group, outcomes, strict=True)
     return [results[i] for i in range(len(resolved))]
 
 
@@ -265,12 +289,13 @@ def _run_group(
     options: RunOptions,
     console: Console | None,
     monitor: RunMonitor | None,
+    logs: RunLogs,
 ) -> list[Result | UserError]:
     configs = [experiment.config for experiment in experiments]
     objects = {name: value for experiment in experiments for name, value in experiment.objects.items()}
     jobs = list(dict.fromkeys(Job(config, seed) for config in configs for seed in seeds))
     environment = _environment(runs, options, stream, objects, len(jobs))
-    return _run(jobs, configs, environment, stream, console, monitor)
+    return _run(jobs, configs, environment, stream, console, monitor, logs)
 
 
 def _values(
@@ -405,6 +430,7 @@ def _run(
     stream: Stream,
     console: Console | None,
     monitor: RunMonitor | None,
+    logs: RunLogs,
 ) -> list[Result | UserError]:
     diverged: dict[Job, str] = {}
     finished: dict[Job, Finished] = {}
@@ -419,6 +445,7 @@ def _run(
         on_diverged=lambda job, reason: diverged.update({job: reason}),
         on_finished=lambda job, what: finished.update({job: what}),
         monitor=monitor,
+        logs=logs,
     )
     diverged = dict(sorted(diverged.items(), key=lambda item: item[0].seed))
     store = None if environment.runs is None else environment.store
