@@ -279,7 +279,7 @@ def resume(
                 "; ".join(problems) or f"no stopped run under {folder}. Name the folder of a run, or of many runs."
             )
         for problem in problems:
-            log.warning(problem)
+            logging.getLogger("contnorm").warning(problem)
         records: list[Record] = []
         failures: list[str] = []
         for environment, jobs in groups:
