@@ -149,7 +149,11 @@ def settings(root: Path, **groups: dict[str, Any]) -> RunConfig:
 def stopped_at(config: RunConfig, place: RunEnvironment, report: int) -> Stopped:
     """Stop a run at a report; there is one at the end of each task, after 6, 12 and 18 steps."""
     events: list[object] = []
-    for event in execute([Job(config, 0)], place, stop=lambda: len(events) >= report):
+
+    def stop() -> bool:
+        return sum(isinstance(event, Steps) for event in events) >= report
+
+    for event in execute([Job(config, 0)], place, stop=stop):
         events.append(event.what)
     assert isinstance(events[-1], Stopped)
     return events[-1]
