@@ -15,6 +15,12 @@ import pytest
 import torch
 
 from contnorm import bench
+from contnorm.bench.api.run_logs import RunLogs
+from contnorm.bench.config.schema import from_dict
+from contnorm.bench.engine.events import Started
+from contnorm.bench.engine.job import Job
+from contnorm.bench.engine.loop import Steps
+from contnorm.bench.engine.scheduler import Event
 from contnorm.bench.loggers import create_logger
 from contnorm.bench.loggers.csv_logger import CSVLogger
 from contnorm.errors import UserError
@@ -70,14 +76,28 @@ def without_seconds(rows: list[tuple[int, int, str, float]]) -> list[tuple[int, 
     return [row for row in rows if not row[2].startswith("system/")]
 
 
+class Noisy(bench.Logger):
+    """Uses the global random generators, as libraries do."""
+
+    def metrics(self, run: bench.LoggedRun, step: int, values: Mapping[str, float]) -> None:
+        random.seed(step)
+        np.random.seed(step)
+        torch.manual_seed(step)
+
+
+def test_loggers_do_not_change_random_generators() -> None:
+    job, draws = Job(from_dict({}), 0), []
+    for loggers in ([], [Noisy()]):
+        random.seed(0), np.random.seed(0), torch.manual_seed(0)
+        logs = RunLogs(loggers, every=1)
+        for what in (Started(0, 9), Steps(1, 9, 0, 0.5), Steps(2, 9, 0, 0.5)):
+            logs.log_event(Event(job, what, None))
+        assert logs.loggers == loggers, "none has failed"
+        draws.append((random.random(), np.random.rand(), torch.rand(1).item()))
+    assert draws[0] == draws[1]
+
+
 def test_results_do_not_depend_on_loggers(stream: bench.Stream, tmp_path: Path) -> None:
-    class Noisy(bench.Logger):
-        """Uses the global random generators, as libraries do."""
-
-        def metrics(self, run: bench.LoggedRun, step: int, values: Mapping[str, float]) -> None:
-            random.random(), np.random.rand(), torch.rand(3)
-            torch.manual_seed(step)
-
     def make(shape: tuple[int, ...], outputs: int) -> torch.nn.Module:
         return torch.nn.Sequential(
             torch.nn.Linear(shape[0], 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.5), torch.nn.Linear(8, outputs)
@@ -148,7 +168,7 @@ def test_csv_of_killed_process_has_no_step_twice(run: bench.LoggedRun, tmp_path:
     for step in (10, 20, 30):
         killed.metrics(run, step, {"loss": 1 / step})
     with killed.path(run).open("a") as file:
-        file.write("35,los")  # it was killed in a write
+        file.write("20,accuracy/task_0,9")  # it was killed while it wrote 90.0
     killed.close()
     again = CSVLogger(tmp_path)
     resumed = replace(run, done=20)
