@@ -72,6 +72,7 @@ def test_losses_are_reported_at_the_interval_of_loggers(root: Path, every: int) 
     assert steps == sorted({*range(every, 19, every), 6, 12, 18})
 
 
+@pytest.mark.slow
 def test_multi_label_scores_are_those_of_the_record() -> None:
     lane = Trainer(multilabel.settings(), 0, multilabel.SOURCE, CPU)
     events: list[tuple[Trainer, Any]] = list(train_together([lane]))

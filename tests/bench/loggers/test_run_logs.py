@@ -6,7 +6,7 @@ import csv
 import json
 import random
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -113,8 +113,9 @@ def test_results_do_not_depend_on_loggers(stream: bench.Stream, tmp_path: Path) 
 def test_failing_logger_is_reported_once_and_the_run_continues(
     stream: bench.Stream, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Broken(bench.Logger):
-        calls = 0
+    @dataclass
+    class Broken(bench.Logger):  # not hashable
+        calls: int = 0
 
         def metrics(self, run: bench.LoggedRun, step: int, values: Mapping[str, float]) -> None:
             self.calls += 1
@@ -187,6 +188,9 @@ def test_csv_of_killed_process_has_no_step_twice(run: bench.LoggedRun, tmp_path:
         ({"log": object()}, ["object", "bench.Logger"]),
         ({"log": "csv", "log_every": 0}, ["log_every=0", "1 or more"]),
         ({"log": "csv", "log_every": 2.5}, ["log_every=2.5"]),
+        ({"log": "csv", "log_dir": 3}, ["log_dir=3"]),
+        ({"log": "csv", "log_dir": __file__}, ["test_run_logs.py", "not a folder", "--log-dir"]),
+        ({"log": ["csv", "csv"]}, ["'csv'", "twice"]),
     ],
 )
 def test_invalid_loggers_are_rejected(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import random
 import shlex
 from collections.abc import Callable, Iterator, Sequence
@@ -62,7 +63,12 @@ class LogOptions:
                 )
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
             raise UserError(f"log_every={every!r}: use a whole number of steps, 1 or more.")
-        return cls(tuple(dict.fromkeys(loggers)), every, None if folder is None else Path(folder).expanduser())
+        if folder is not None and (not isinstance(folder, str | os.PathLike) or not os.fspath(folder)):
+            raise UserError(f"log_dir={folder!r}: use a folder, or None for the one next to the runs.")
+        repeated = [name for name in loggers if isinstance(name, str) and list(loggers).count(name) > 1]
+        if repeated:
+            raise UserError(f"log: {repeated[0]!r} is given twice. Name each logger once.")
+        return cls(tuple(loggers), every, None if folder is None else Path(folder).expanduser())
 
     def open(self, runs: Path | None) -> RunLogs:
         """Create the loggers.
@@ -74,6 +80,8 @@ class LogOptions:
             UserError: If the library of a logger is missing, or the logger can't be used.
         """
         folder = self.folder or default_log_folder(runs)
+        if any(isinstance(logger, str) for logger in self.loggers) and folder.exists() and not folder.is_dir():
+            raise UserError(f"{folder}: is not a folder, and logs can't be written there. Use another one (--log-dir).")
         return RunLogs(
             [create_logger(logger, folder) if isinstance(logger, str) else logger for logger in self.loggers],
             self.every,
