@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from contnorm import bench
-from contnorm.cli.common import console
+from contnorm.cli.common import Where, console
 from contnorm.cli.tables import print_error, safe_text
 
 __all__ = ["export"]
@@ -21,10 +21,7 @@ def export(
         Path | None,
         typer.Option("--out", "-o", help="File of the table, or folder of logs. Default: named after the runs."),
     ] = None,
-    where: Annotated[
-        list[str] | None,
-        typer.Option("--where", help="Runs to export, such as norm=bn,cn or lr<=0.1; repeatable: all must hold."),
-    ] = None,
+    where: Where = None,
     force: Annotated[bool, typer.Option("--force", help="Replace tables that have different content.")] = False,
 ) -> None:
     """Write records as tables, or log them to TensorBoard, W&B or MLflow."""
