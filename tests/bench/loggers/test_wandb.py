@@ -50,6 +50,7 @@ def records(path: Path) -> Iterator[Any]:
 
 def logged(folder: Path) -> tuple[set[str], dict[str, list[tuple[int, float]]], dict[str, Any]]:
     """Ids, metrics and settings of the runs in a folder of W&B."""
+    wandb.teardown()  # its process may write the end of a file after a run is finished
     ids: set[str] = set()
     metrics: dict[str, list[tuple[int, float]]] = {}
     config: dict[str, Any] = {}
