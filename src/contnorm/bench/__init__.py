@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from contnorm.bench.exports import ExportedRuns, export
     from contnorm.bench.leftovers import Leftover, Leftovers, clean
     from contnorm.bench.loggers import LoggedRun, Logger
-    from contnorm.bench.memories import Memory, PartitioningReservoir, Reservoir, Ring
+    from contnorm.bench.memories import BalancedReservoir, Memory, PartitioningReservoir, Reservoir, Ring, StreamInfo
     from contnorm.bench.records import Record
-    from contnorm.bench.registries import available
+    from contnorm.bench.registries import Listing, available, register_memory, register_network, register_strategy
     from contnorm.bench.runs import ArchivedRuns, Runs, archive, load_runs
     from contnorm.bench.strategies.base import Batch, OutputMask, Single, Strategy
     from contnorm.bench.strategies.derpp import DERpp
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ER",
     "ArchivedRuns",
+    "BalancedReservoir",
     "Batch",
     "BuildOptions",
     "Comparison",
@@ -51,6 +52,7 @@ __all__ = [
     "ExportedRuns",
     "Leftover",
     "Leftovers",
+    "Listing",
     "LoggedRun",
     "Logger",
     "Memory",
@@ -67,6 +69,7 @@ __all__ = [
     "Single",
     "Strategy",
     "Stream",
+    "StreamInfo",
     "SweepInterrupted",
     "SweepResult",
     "Task",
@@ -87,6 +90,9 @@ __all__ = [
     "load_runs",
     "load_stream",
     "metrics",
+    "register_memory",
+    "register_network",
+    "register_strategy",
     "resume",
     "run",
     "run_all",
@@ -109,9 +115,22 @@ _NAMES_BY_MODULE = {
     "contnorm.bench.leftovers": ("Leftover", "Leftovers", "clean"),
     "contnorm.bench.exports": ("ExportedRuns", "export"),
     "contnorm.bench.loggers": ("LoggedRun", "Logger"),
-    "contnorm.bench.memories": ("Memory", "PartitioningReservoir", "Reservoir", "Ring"),
+    "contnorm.bench.memories": (
+        "BalancedReservoir",
+        "Memory",
+        "PartitioningReservoir",
+        "Reservoir",
+        "Ring",
+        "StreamInfo",
+    ),
     "contnorm.bench.records": ("Record",),
-    "contnorm.bench.registries": ("available",),
+    "contnorm.bench.registries": (
+        "Listing",
+        "available",
+        "register_memory",
+        "register_network",
+        "register_strategy",
+    ),
     "contnorm.bench.runs": ("ArchivedRuns", "Runs", "archive", "load_runs"),
     "contnorm.bench.strategies.base": ("Batch", "OutputMask", "Single", "Strategy"),
     "contnorm.bench.strategies.derpp": ("DERpp",),

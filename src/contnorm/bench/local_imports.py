@@ -16,7 +16,15 @@ from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
-__all__ = ["imported_files", "is_installed", "is_local", "search_path", "use_search_path"]
+__all__ = [
+    "code_folders",
+    "imported_files",
+    "is_installed",
+    "is_local",
+    "module_folders",
+    "search_path",
+    "use_search_path",
+]
 
 _PACKAGE = __name__.partition(".")[0]
 _INSTALLED = {"site-packages", "dist-packages"}
@@ -41,8 +49,8 @@ def use_search_path(path: tuple[str, ...]) -> None:
 def imported_files(path: Path) -> dict[Path, str]:
     """Return the files of the local modules that a file imports, with their module names; without the file itself.
 
-    A name refers to the first match on the search path. A module of that name in the folder of the file is listed too,
-    since the file may put its folder first on the path; except for names of the standard library.
+    A module of the search path and one of the same name in the folder of the file are both listed, since it depends on
+    how the file is loaded which of them it imports; except for names of the standard library.
     """
     start = path.resolve()
     roots = _Roots.of(start)
@@ -60,6 +68,22 @@ def imported_files(path: Path) -> dict[Path, str]:
                     parent = module if source.stem == "__init__" else module.rpartition(".")[0]
                     pending.append((source, parent))
     return modules
+
+
+def module_folders(path: Path) -> dict[str, Path]:
+    """Return the top-level local modules that a file imports when it is loaded as user code, with their folders.
+
+    Modules in the folder of the file (or of its package) come before those on the search path, except for names of the
+    standard library.
+    """
+    roots = _Roots.of(path.resolve())
+    tops = sorted({module.partition(".")[0] for module in imported_files(path).values()})
+    return {top: folder for top in tops if (folder := roots.first(top)) is not None and not is_installed(folder)}
+
+
+def code_folders(path: Path) -> tuple[Path, ...]:
+    """Return the folder of a file and, for a file in a package, the folder of the outermost package."""
+    return _Roots.of(path.resolve()).code_folders
 
 
 def is_local(path: Path, code_file: Path) -> bool:
@@ -112,12 +136,21 @@ class _Roots:
         top = name.partition(".")[0]
         if top == _PACKAGE:
             return []
-        # A folder without __init__.py is a package only if nothing else on the path has its name.
-        matches = [root for root in self.search_path if _sources(root, top)]
-        matches = matches or [root for root in self.search_path if (root / top).is_dir()]
-        code_folders = () if top in sys.stdlib_module_names else self.code_folders
-        roots = dict.fromkeys([*matches[:1], *code_folders])
+        roots = dict.fromkeys([*self._matches(self.search_path, top)[:1], *self._code_folders(top)])
         return [pair for root in roots if not is_installed(root) for pair in _files_below(root, name)]
+
+    def first(self, top: str) -> Path | None:
+        """Return the folder that code which is loaded from a file imports a top-level module from; None if none."""
+        return next(iter(self._matches((*self._code_folders(top), *self.search_path), top)), None)
+
+    def _code_folders(self, top: str) -> tuple[Path, ...]:
+        return () if top in sys.stdlib_module_names else self.code_folders
+
+    @staticmethod
+    def _matches(roots: tuple[Path, ...], top: str) -> list[Path]:
+        # A folder without __init__.py is a package only if nothing else on the path has its name.
+        matches = [root for root in roots if _sources(root, top)]
+        return matches or [root for root in roots if (root / top).is_dir()]
 
 
 def _folder(entry: str) -> Path | None:

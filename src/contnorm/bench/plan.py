@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 
 from contnorm.bench.config.schema import MemoryConfig, RunConfig, TrainConfig
 from contnorm.bench.data.registry import Source
-from contnorm.bench.memories import NOT_STORED, Memory, PartitioningReservoir, Reservoir, Ring
+from contnorm.bench.memories import MEMORIES, NOT_STORED, Memory, StreamInfo, build
 from contnorm.bench.memories.base import draw_slots_batched
-from contnorm.bench.rng import generator
+from contnorm.bench.memories.build import CheckedMemory, global_generators
+from contnorm.bench.rng import generator, seed_for
 from contnorm.bench.streams.tasks import TaskSequence, build_stream
 from contnorm.errors import UserError
 
@@ -26,6 +27,7 @@ __all__ = ["Plan", "PlanCache", "Step", "build_memory", "make_plan", "offered_la
 
 Indices = NDArray[np.int64]
 AT_ONCE = 1000  # steps whose replay samples are drawn in one call
+REPEATED = 100  # steps for which a user's memory is simulated a second time
 MOST_STEPS = 10_000_000  # a step takes about a kilobyte of memory
 Views = NDArray[np.int64]  # (samples, 3): vertical and horizontal offset of the crop, and whether it is flipped
 
@@ -79,19 +81,15 @@ class Plan:
 
 
 def build_memory(config: MemoryConfig, stream: TaskSequence, seed: int) -> Memory:
-    """Build the memory that the settings name."""
-    rng = generator(seed, "memory")
-    if config.kind == "prs":
-        return PartitioningReservoir(config.size, stream.outputs, config.rho, rng, config.quirk)
-    if config.kind == "reservoir":
-        return Reservoir(config.size, rng)
-    return Ring(config.size, stream.tasks if config.per == "task" else stream.outputs, config.per)
+    """Build the memory that the settings name, for a stream and a seed."""
+    info = StreamInfo(stream.outputs, stream.tasks, stream.multi_label)
+    return build.build_memory(config, info, generator(seed, "memory"))
 
 
-def offered_labels(config: MemoryConfig, stream: TaskSequence, items: Indices) -> Indices:
-    """Return the labels of items in the format of the memory: PRS takes multi-hot rows, the others class indices."""
+def offered_labels(memory: Memory | CheckedMemory, stream: TaskSequence, items: Indices) -> Indices:
+    """Return the labels of items in the format of the memory: class indices, or multi-hot rows."""
     labels: Indices = stream.train.label[items].astype(np.int64)
-    if config.kind == "prs" and not stream.multi_label:
+    if memory.multi_hot and not stream.multi_label:
         return np.eye(stream.outputs, dtype=np.int64)[labels]
     return labels
 
@@ -105,10 +103,17 @@ def make_plan(config: RunConfig, stream: TaskSequence, seed: int, draws: int) ->
         seed: The seed of the run.
         draws: Number of independent replay draws per step of the strategy; 0 without replay.
     """
+    if config.memory.kind in MEMORIES:
+        return _make_plan(config, stream, seed, draws)
+    with global_generators(seed_for(seed, "memory")):
+        return _make_plan(config, stream, seed, draws)
+
+
+def _make_plan(config: RunConfig, stream: TaskSequence, seed: int, draws: int) -> Plan:
     if draws:
         _check_rings(config, stream)
     try:
-        memory = build_memory(config.memory, stream, seed)
+        memory = _memory(config.memory, stream, seed)
         content = np.full(memory.capacity, -1, dtype=np.int64)  # the item in each slot
     except MemoryError as error:
         raise UserError(
@@ -116,7 +121,10 @@ def make_plan(config: RunConfig, stream: TaskSequence, seed: int, draws: int) ->
         ) from error
     _check_step_count(config.train, stream)
     if draws:
-        _check_replay_can_be_full(config, stream)
+        _check_labels(memory, config, stream)
+        _check_replay_can_be_full(config, stream, memory.capacity)
+        if isinstance(memory, CheckedMemory):
+            _check_repeatable(config, stream, seed, draws)
     rng = generator(seed, "replay")
     views = None if stream.padding is None else _Views(generator(seed, "augment"), stream.padding)
     steps: list[Step] = []
@@ -133,7 +141,30 @@ def make_plan(config: RunConfig, stream: TaskSequence, seed: int, draws: int) ->
             stream_views = None if views is None else views.draw(items)
             replay_views = None if views is None else tuple(map(views.draw, replay))
             steps.append(Step(task, items, write, replay, slots, stream_views, replay_views))
+    if draws and isinstance(memory, CheckedMemory):
+        memory.check_replay()
     return Plan(tuple(steps), tuple(_ends(stream, steps)), memory.capacity if draws else 0)
+
+
+def _memory(config: MemoryConfig, stream: TaskSequence, seed: int) -> Memory | CheckedMemory:
+    memory = build_memory(config, stream, seed)
+    return memory if config.kind in MEMORIES else CheckedMemory(memory, config.kind)
+
+
+def _check_repeatable(config: RunConfig, stream: TaskSequence, seed: int, draws: int) -> None:
+    """Reject a user's memory that chooses other slots for the same seed, since its runs could not be resumed."""
+    batches = list(islice(_batches(config.train, stream, seed), min(config.train.max_steps or REPEATED, REPEATED)))
+    slots = []
+    for _ in range(2):
+        with global_generators(seed_for(seed, "memory")):
+            memory = _memory(config.memory, stream, seed)
+            readable, writes = _offer_batches(memory, config, stream, batches, draws)
+            slots.append([part.tolist() for part in (*readable, *writes)])
+    if slots[0] != slots[1]:
+        raise UserError(
+            f"memory {config.memory.kind!r}: chooses other slots when it is built again with the same seed, so its "
+            f"runs could not be resumed. Keep its state in self, and draw from self.generator."
+        )
 
 
 def _check_step_count(config: TrainConfig, stream: TaskSequence) -> None:
@@ -147,7 +178,11 @@ def _check_step_count(config: TrainConfig, stream: TaskSequence) -> None:
 
 
 def _offer_batches(
-    memory: Memory, config: RunConfig, stream: TaskSequence, batches: Sequence[tuple[Indices, int, bool]], draws: int
+    memory: Memory | CheckedMemory,
+    config: RunConfig,
+    stream: TaskSequence,
+    batches: Sequence[tuple[Indices, int, bool]],
+    draws: int,
 ) -> tuple[list[Indices], list[Indices]]:
     """Offer batches to the memory; returns the slots each draw may read, and the slots each batch is written to."""
     readable, writes = [], []
@@ -155,14 +190,14 @@ def _offer_batches(
         if draws:
             readable += [memory.readable(task if config.strategy.replay_from == "past" else None)] * draws
         if draws and is_first_pass:
-            labels = offered_labels(config.memory, stream, items)
+            labels = offered_labels(memory, stream, items)
             writes.append(memory.offer(labels, 0 if stream.task_free else task))
         else:
             writes.append(np.full(len(items), NOT_STORED))
     return readable, writes
 
 
-def _check_replay_can_be_full(config: RunConfig, stream: TaskSequence) -> None:
+def _check_replay_can_be_full(config: RunConfig, stream: TaskSequence, capacity: int) -> None:
     """Reject a memory that could not fill a replay batch even in the last task.
 
     The content of rings grows with the tasks. In early tasks a batch may be smaller, as with the published rings of one
@@ -173,6 +208,14 @@ def _check_replay_can_be_full(config: RunConfig, stream: TaskSequence) -> None:
         return
     rings = _rings_read(config.memory, stream, past)
     size, replay = config.memory.size, config.train.replay
+    if capacity != size and config.memory.kind not in MEMORIES:  # a user's memory with another number of slots
+        if capacity < replay:
+            raise UserError(
+                f"memory.size={size} is too small: memory {config.memory.kind!r} has {capacity} slots, and a replay "
+                f"batch of {replay} would never be full. Use a larger memory.size (--buffer), or a smaller "
+                f"train.replay (--replay)."
+            )
+        return
     if rings * size < replay:
         raise UserError(
             f"memory.size={size} is too small: {_describe(config.memory, rings, past)} {rings * size} slots in all, "
@@ -244,7 +287,7 @@ def _ends(stream: TaskSequence, steps: Sequence[Step]) -> list[int]:
 
 
 def _check_rings(config: RunConfig, stream: TaskSequence) -> None:
-    """Reject rings and replay of past tasks for streams without tasks, and rings for multi-label streams."""
+    """Reject rings and replay of past tasks for streams without tasks."""
     rings = config.memory.kind == "ring"
     per_task = rings and config.memory.per == "task"
     if stream.task_free and (per_task or config.strategy.replay_from == "past"):
@@ -253,11 +296,17 @@ def _check_rings(config: RunConfig, stream: TaskSequence) -> None:
             f"stream.scenario=free: a task-free stream has no task boundaries, which {setting} needs. "
             f"Use memory.kind=reservoir (or memory.per=class), and strategy.replay_from=all."
         )
-    if stream.multi_label and rings:
-        raise UserError(
-            f"memory.kind=ring with memory.per=class: a sample of {config.stream.name} has several labels, so it has "
-            f"no single ring. Use memory.kind=prs or reservoir."
-        )
+
+
+def _check_labels(memory: Memory | CheckedMemory, config: RunConfig, stream: TaskSequence) -> None:
+    """Reject memories of classes for multi-label streams."""
+    if not stream.multi_label or memory.supports_multi_label:
+        return
+    per_class = " with memory.per=class" if config.memory.kind == "ring" else ""
+    raise UserError(
+        f"memory.kind={config.memory.kind}{per_class}: a sample of {config.stream.name} has several labels, so it has "
+        f"no single class. Use memory.kind=prs or reservoir."
+    )
 
 
 class _Views:

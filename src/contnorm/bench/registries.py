@@ -1,32 +1,142 @@
-"""Names and summaries of everything that a run can be made of. Needs no torch."""
+"""Names, summaries and origins of everything that a run can be made of, and registration of more. Needs no torch."""
 
 from __future__ import annotations
 
+import inspect
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from contnorm.bench.components import Component, Kind, add_component, components
 from contnorm.bench.memories import MEMORIES
 from contnorm.bench.models import NETWORKS
-from contnorm.bench.strategies.registry import STRATEGIES
+from contnorm.bench.strategies.registry import ALIASES, STRATEGIES
 from contnorm.bench.streams.tasks import STREAMS
+from contnorm.errors import UserError
+from contnorm.plugins import BUILT_IN, current_origin, load_plugins
 from contnorm.registry import NORMS
 
-__all__ = ["available", "streams_of_source"]
+__all__ = ["Listing", "available", "register_memory", "register_network", "register_strategy", "streams_of_source"]
 
-USER_CODE = "your own"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
+_TARGET = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
-def available() -> dict[str, dict[str, str]]:
-    """Return the names and summaries of the norms, streams, strategies, memories and models.
+class Listing(NamedTuple):
+    """One entry of `available`.
+
+    Attributes:
+        summary: One-line description.
+        origin: ``"contnorm"``, the package and its version, ``"this process"``, or ``"your own"`` for user code.
+    """
+
+    summary: str
+    origin: str
+
+
+def available() -> dict[str, dict[str, Listing]]:
+    """Return the norms, streams, strategies, memories and models by name, with their summaries and origins.
+
+    Plugins are loaded.
 
     Example:
-        >>> list(available()), available()["memories"]["ring"]
-        (['norms', 'streams', 'strategies', 'memories', 'models'], ...)
+        >>> available()["memories"]["balanced"].origin, list(available())
+        ('contnorm', ['norms', 'streams', 'strategies', 'memories', 'models'])
     """
+    load_plugins()
+    in_file = Listing("code in a file", "your own")
     return {
-        "norms": {spec.name: spec.summary for spec in NORMS.values()},
-        "streams": {spec.name: spec.summary for spec in STREAMS.values()},
-        "strategies": {spec.name: spec.summary for spec in STRATEGIES.values()} | {"path/to/file.py:Class": USER_CODE},
-        "memories": dict(MEMORIES),
-        "models": {**NETWORKS, "path/to/file.py:make": USER_CODE},
+        "norms": _built_in(NORMS.values()),
+        "streams": _built_in(STREAMS.values()),
+        "strategies": {**_built_in(STRATEGIES.values()), **_added("strategy"), "path/to/file.py:Class": in_file},
+        "memories": {**_built_in(MEMORIES.values()), **_added("memory"), "path/to/file.py:Class": in_file},
+        "models": {
+            **{name: Listing(summary, str(BUILT_IN)) for name, summary in NETWORKS.items()},
+            **_added("model"),
+            "path/to/file.py:make": in_file,
+        },
     }
+
+
+def _built_in(specs: Iterable[Any]) -> dict[str, Listing]:
+    return {spec.name: Listing(spec.summary, str(getattr(spec, "origin", BUILT_IN))) for spec in specs}
+
+
+def _added(kind: Kind) -> dict[str, Listing]:
+    return {added.name: Listing(added.summary, str(added.origin)) for added in components(kind)}
+
+
+def register_strategy(name: str, strategy: type | str, *, summary: str | None = None, exist_ok: bool = False) -> None:
+    """Add a strategy under a name, for this process.
+
+    It can be used like a built-in one: ``bench.run(strategy=name)``, and ``--strategy name`` if a plugin registers it.
+    Its code is part of the identity of runs, if a file defines it.
+
+    Args:
+        name: The name in settings, of letters, digits and ``_ . + -``.
+        strategy: A subclass of `Strategy`; or ``"module:Class"``, which is imported on first use.
+        summary: One-line description for listings. Default: the first line of the docstring.
+        exist_ok: Whether to replace a registered strategy of the same name. Built-in ones can't be replaced.
+
+    Example:
+        >>> from contnorm.bench.components import remove_component
+        >>> register_strategy("half", "my_package.strategies:Half", summary="half of the loss")
+        >>> available()["strategies"]["half"]
+        Listing(summary='half of the loss', origin='this process')
+        >>> remove_component("strategy", "half")
+    """
+    _register("strategy", name, strategy, summary, exist_ok)
+
+
+def register_memory(name: str, memory: type | str, *, summary: str | None = None, exist_ok: bool = False) -> None:
+    """Add a memory under a name, for this process; see `register_strategy`.
+
+    Args:
+        name: The name in settings: ``memory.kind``.
+        memory: A subclass of `Memory`; or ``"module:Class"``, which is imported on first use.
+        summary: One-line description for listings. Default: the first line of the docstring.
+        exist_ok: Whether to replace a registered memory of the same name.
+
+    Example:
+        >>> from contnorm.bench.components import remove_component
+        >>> register_memory("newest", "my_package.memories:Newest", summary="the newest samples")
+        >>> remove_component("memory", "newest")
+    """
+    _register("memory", name, memory, summary, exist_ok)
+
+
+def register_network(
+    name: str, make: Callable[..., Any] | str, *, summary: str | None = None, exist_ok: bool = False
+) -> None:
+    """Add a network under a name, for this process; see `register_strategy`.
+
+    Args:
+        name: The name in settings: ``model.name``.
+        make: A function or class, called as ``make(input_shape, num_outputs)`` or with a third argument ``norm``; or
+            ``"module:name"``, which is imported on first use.
+        summary: One-line description for listings. Default: the first line of the docstring.
+        exist_ok: Whether to replace a registered network of the same name.
+
+    Example:
+        >>> from contnorm.bench.components import remove_component
+        >>> register_network("tiny", "my_package.networks:tiny", summary="a network of one layer")
+        >>> remove_component("model", "tiny")
+    """
+    _register("model", name, make, summary, exist_ok)
+
+
+def _register(kind: Kind, name: str, target: object, summary: str | None, exist_ok: bool) -> None:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise UserError(f"{kind} {name!r}: can't be registered. Use a name of letters, digits and '_', '.', '+', '-'.")
+    if name.lower() in {*STRATEGIES, *ALIASES, *MEMORIES, *NETWORKS}:
+        raise UserError(f"{kind} {name!r}: is a name of contnorm's own components. Use another name.")
+    is_class = isinstance(target, type) or (kind == "model" and inspect.isfunction(target))
+    if not is_class and not (isinstance(target, str) and _TARGET.fullmatch(target)):
+        what = "a function or class" if kind == "model" else "a class"
+        raise UserError(f"{kind} {name!r}: {target!r} can't be registered. Use {what}, or 'module:Name'.")
+    if summary is None:
+        summary = "" if isinstance(target, str) else (inspect.getdoc(target) or "").partition("\n")[0]
+    add_component(Component(kind, name, target, summary, current_origin()), exist_ok)
 
 
 def streams_of_source(source: str) -> list[str]:

@@ -1,8 +1,10 @@
-"""User code, named as ``path/to/file.py:Name`` or ``python:Name``: trust, hash and loading.
+"""User code, named as ``path/to/file.py:Name``, ``python:Name`` or as registered: trust, hash and loading.
 
-A name with a file refers to an object in that file. The Python API also takes objects directly (`python_objects`). One
-that is defined at the top level of a file gets the name of the file, so it is the same run as by that name; any other
-has a name that begins with ``python:``, which exists in the program that passes the object only.
+A name with a file refers to an object in that file, which may import modules of the file's folder. The Python API also
+takes objects directly (`python_objects`). One that is defined at the top level of a file gets the name of the file, so
+it is the same run as by that name; any other has a name that begins with ``python:``, which exists in the program that
+passes the object only. A program or an installed package can also register an object under a name
+(`contnorm.bench.components`).
 
 Records, notes of stopped runs, recipes and settings files can name code. Such a file may come from anyone, so a name
 in it is no permission: commands execute code only if the user names its file on the command line (`only_trusted`). A
@@ -19,27 +21,33 @@ import shlex
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from contnorm.bench.components import find_component, registered
 from contnorm.bench.config.schema import flatten_settings
-from contnorm.bench.local_imports import imported_files, is_local
-from contnorm.errors import UserCodeError, UserError, usable
+from contnorm.bench.definitions import content_hash, definition_file, definition_hash, file_hash
+from contnorm.bench.local_imports import code_folders, imported_files, is_local, module_folders
+from contnorm.errors import UserCodeError, UserError
 
 __all__ = [
     "PYTHON",
     "PythonObject",
     "breaks_in",
     "check_files",
+    "check_module_names",
     "code_files",
     "code_hash",
     "forget_imports",
     "imported_modules",
+    "is_file_code",
     "is_python",
     "is_trusted",
     "is_user_code",
@@ -106,19 +114,25 @@ _NO_FOLDER = os.path.join(tempfile.gettempdir(), f"contnorm-{secrets.token_hex(1
 
 
 def is_user_code(name: str) -> bool:
-    """Whether a name refers to user code.
+    """Whether a name refers to user code: a file, a Python object, or a registered component.
 
     Example:
         >>> is_user_code("mine.py:Net"), is_user_code("python:net"), is_user_code("resnet18")
         (True, True, False)
     """
-    return ".py:" in name or name.startswith(PYTHON)
+    return is_file_code(name) or name.startswith(PYTHON) or registered(name) is not None
 
 
-def code_hash(name: str) -> str | None:
+def is_file_code(name: str) -> bool:
+    """Whether a name refers to an object in a file."""
+    return ".py:" in name and not name.startswith(PYTHON)
+
+
+def code_hash(name: str, what: str = "") -> str | None:
     """Return the hash of the file that a name refers to and of the local modules it imports.
 
-    It is None for names of the package, and if there is no such file. Editing any of the files changes the identity of
+    It is None for names of the package, and if there is no such file. ``what`` is the kind of a registered component,
+    such as "memory". Editing any of the files changes the identity of
     the run. For a file without local imports it is the hash of the file alone. Nothing is executed.
 
     Example:
@@ -130,15 +144,13 @@ def code_hash(name: str) -> str | None:
     known = python_object(name)
     if known is not None:
         return known.code
+    component = None if is_file_code(name) else registered(name, what)
+    if component is not None:
+        return component.code or definition_hash(component.load())
     path = _path(name)
     if not path.is_file():
         return None
-    file_hash = _content_hash(path)
-    imported = sorted((module, _content_hash(file)) for file, module in imported_files(path).items())
-    if not imported:
-        return file_hash[:12]
-    text = "\n".join([file_hash, *(f"{module} {content}" for module, content in imported)])
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+    return file_hash(path)
 
 
 def code_files(values: Mapping[str, Any]) -> list[Path]:
@@ -150,12 +162,12 @@ def code_files(values: Mapping[str, Any]) -> list[Path]:
     """
     flat = flatten_settings(values)
     names = [flat.get(key) for key in ("strategy.name", "memory.kind", "model.name", "norm.name")]
-    return [_path(name) for name in names if isinstance(name, str) and is_user_code(name) and not is_python(name)]
+    return [_path(name) for name in names if isinstance(name, str) and is_file_code(name)]
 
 
 def untrusted_code(name: str, what: str) -> str:
     """Return why the user code that a name refers to may not be executed; empty if it may, or if it is no user code."""
-    if not is_user_code(name) or is_python(name) or python_object(name) is not None:
+    if not is_file_code(name) or python_object(name) is not None:
         return ""
     return untrusted(_path(name), what, name)
 
@@ -178,6 +190,14 @@ def load_user_code(name: str, what: str) -> object:
             f"{what} {name!r}: was passed as a Python object, which is not available here. Run the program that passed "
             f"it again."
         )
+    if not is_file_code(name):
+        component = find_component(what, name)
+        if component is None:
+            raise UserError(
+                f"{what} {name!r}: is not known here. Install the package that adds it, or run the program that "
+                f"registers it."
+            )
+        return component.load()
     path, attribute = _path(name), name.rpartition(":")[2]
     require_trust(path, what, name)
     module_name = _module_name(path)
@@ -188,6 +208,7 @@ def load_user_code(name: str, what: str) -> object:
     assert spec is not None and spec.loader is not None  # its name ends in .py
     files = imported_files(path)
     _forget_edited(files)
+    _open_folder(path, f"{what} {name!r}")
     module = importlib.util.module_from_spec(spec)
     before = set(sys.modules)
     sys.modules[module_name] = module
@@ -196,6 +217,9 @@ def load_user_code(name: str, what: str) -> object:
             spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[module_name]
+        hidden = _hidden_import(error, path)
+        if hidden is not None:
+            raise _uncovered(f"{what} {name!r}", hidden) from error
         raise user_code_error(error, what, name, "it can't be loaded") from error
     _register_imports(set(sys.modules) - before - {module_name}, files, path, f"{what} {name!r}")
     if not hasattr(module, attribute):
@@ -220,7 +244,7 @@ def loading_user_code() -> bool:
 
 def loaded_modules(name: str) -> dict[str, ModuleType]:
     """Return the loaded modules of the user code that a name refers to: its file (latest load) and its imports."""
-    if python_object(name) is not None:
+    if python_object(name) is not None or not is_file_code(name):
         return {}
     path = _path(name)
     files = {path.resolve(), *imported_files(path)}
@@ -240,6 +264,71 @@ def forget_imports() -> None:
     _imported.clear()
 
 
+class _FolderFinder(MetaPathFinder):
+    """Finds the modules that user code imports from its own folder, before those on ``sys.path``.
+
+    It knows only names that appear in import statements of user code, so a folder hides no other modules of the same
+    names, as it would at the front of ``sys.path``.
+    """
+
+    def __init__(self) -> None:
+        self.folders: dict[str, Path] = {}  # by top-level module
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        folder = self.folders.get(fullname)
+        if path is not None or folder is None:
+            return None
+        return PathFinder.find_spec(fullname, [str(folder)])
+
+
+_finder = _FolderFinder()
+
+
+def _open_folder(path: Path, what: str) -> None:
+    """Make the modules in the folder of user code importable, also for imports in its functions.
+
+    Raises:
+        UserError: If another module of the same name is loaded already, which Python would use instead.
+    """
+    if _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)
+    own_folders = code_folders(path)
+    for module, folder in module_folders(path).items():
+        _finder.folders.pop(module, None)
+        if folder in own_folders:
+            _finder.folders[module] = folder
+        loaded = getattr(sys.modules.get(module), "__file__", None)
+        if loaded is None or _is_in(folder, Path(loaded).resolve()):
+            continue
+        if module in _imported:
+            forget_imports()  # of user code in another folder
+        elif folder in own_folders:
+            raise UserError(
+                f"{what}: imports the module {module} of {folder}, but {loaded} is loaded under that name already. "
+                f"Rename the module."
+            )
+
+
+def _is_in(folder: Path, file: Path) -> bool:
+    """Whether a file is that of a top-level module or package in a folder."""
+    return folder == (file.parents[1] if file.stem == "__init__" else file.parent)
+
+
+def check_module_names(files: Iterable[Path]) -> None:
+    """Raise `UserError` if files of user code in one run import different modules of the same name."""
+    known: dict[str, Path] = {}
+    for file in dict.fromkeys(files):
+        for module, folder in module_folders(file).items():
+            other = known.setdefault(module, folder)
+            if other != folder:
+                raise UserError(
+                    f"{file}: imports the module {module} of {folder}, and other code of this run that of {other}. "
+                    f"Rename one of them."
+                )
+
+
 def _ignore_stored_bytecode() -> None:
     """Make Python compile user code from its source, instead of reading bytecode from ``__pycache__`` folders.
 
@@ -255,15 +344,10 @@ def _module_name(path: Path) -> str:
     return f"contnorm_own_{path.stem}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]}"
 
 
-def _content_hash(path: Path) -> str:
-    with usable(path, "it can't be read", "Check the permissions of the file."):
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
 def _forget_edited(files: dict[Path, str]) -> None:
     """Remove the loaded modules if a file was edited since; Python would not notice."""
     known = [(file, content) for file, content in _imported.values() if file in files]
-    if any(_content_hash(file) != content for file, content in known):
+    if any(content_hash(file) != content for file, content in known):
         forget_imports()
 
 
@@ -275,24 +359,42 @@ def _register_imports(names: set[str], files: dict[Path, str], path: Path, what:
     if uncovered is not None:
         for name in local:  # or a second attempt would not detect the import
             del sys.modules[name]
-        raise UserError(
-            f"{what}: imports {uncovered} without an import statement that can be followed, so changes of it would "
-            f"not be detected. Use import statements, and set PYTHONPATH instead of changing sys.path."
-        )
-    _imported.update({name: (file, _content_hash(file)) for name, file in local.items()})
+        raise _uncovered(what, uncovered)
+    _imported.update({name: (file, content_hash(file)) for name, file in local.items()})
+
+
+def _uncovered(what: str, file: Path) -> UserError:
+    return UserError(
+        f"{what}: imports {file} without an import statement that can be followed, so changes of it would not be "
+        f"detected. Use import statements, and set PYTHONPATH instead of changing sys.path."
+    )
+
+
+def _hidden_import(error: BaseException, path: Path) -> Path | None:
+    """Return the file in the folder of user code that a failed import by a computed name refers to; None if none."""
+    name = error.name if isinstance(error, ModuleNotFoundError) else None
+    file = path.resolve().parent / f"{(name or '').replace('.', '/')}.py"
+    return file if name and file.is_file() else None
 
 
 def user_code_error(error: BaseException, what: str, name: str, when: str) -> UserCodeError:
     """Return an error of user code as one line: the file, the line, and Python's message."""
-    line = _line(error, _path(name))
-    where = "" if is_python(name) else f" {_path(name)}{f', line {line}' if line else ''}:"
+    path = _path(name) if is_file_code(name) else _registered_file(name, what)
+    line = None if path is None else _line(error, path)
+    where = "" if path is None else f" {path}{f', line {line}' if line else ''}:"
     message = " ".join(str(error.msg if isinstance(error, SyntaxError) else error).split())
     return UserCodeError(f"{what} {name!r}: {when}:{where} {type(error).__name__}: {message}")
 
 
 def breaks_in(error: BaseException, name: str) -> bool:
     """Whether the traceback of an error contains the file that a name refers to."""
-    return is_user_code(name) and not is_python(name) and _line(error, _path(name)) is not None
+    path = _path(name) if is_file_code(name) else _registered_file(name, "")
+    return path is not None and _line(error, path) is not None
+
+
+def _registered_file(name: str, what: str) -> Path | None:
+    component = registered(name, what)
+    return None if component is None or isinstance(component.target, str) else definition_file(component.target)
 
 
 def is_python(name: str) -> bool:

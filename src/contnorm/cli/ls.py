@@ -1,4 +1,4 @@
-"""The `ls` command: names and summaries of what is available. Needs no torch."""
+"""The `ls` command: names, summaries and origins of what is available. Needs no torch."""
 
 from __future__ import annotations
 
@@ -15,19 +15,29 @@ from contnorm.paper.recipe import find_recipe, recipe_names
 
 __all__ = ["ls"]
 
+BUILT_IN = "contnorm"
+
 
 def ls(
     what: Annotated[
         str, typer.Argument(help="Kind to list: norms, streams, strategies, memories, models or tables; default: all.")
     ] = "",
 ) -> None:
-    """List available norms, streams, strategies, memories, models and tables."""
-    registries = {**bench.available(), "tables": {name: find_recipe(name).title for name in recipe_names()}}
+    """List available norms, streams, strategies, memories, models and tables.
+
+    The second column has the package that each comes from.
+    """
+    tables = {name: bench.Listing(find_recipe(name).title, BUILT_IN) for name in recipe_names()}
+    registries = {**bench.available(), "tables": tables}
     if what and what not in registries:
         raise unknown("listing", what, registries)
     for name, rows in registries.items():
         if what in ("", name):
-            table = Table("name", "what it is", title=name, title_justify="left", box=None, pad_edge=False)
-            for row in rows.items():
-                table.add_row(*map(safe_text, row))
-            console.print(table, "")
+            console.print(_table(name, rows), "")
+
+
+def _table(title: str, rows: dict[str, bench.Listing]) -> Table:
+    table = Table("name", "from", "what it is", title=title, title_justify="left", box=None, pad_edge=False)
+    for name, row in rows.items():
+        table.add_row(*map(safe_text, (name, row.origin, row.summary)))
+    return table

@@ -51,6 +51,7 @@ _FLAG_NAMES = {
     "stream.name": "--stream",
     "strategy.name": "--strategy",
     "norm.name": "--norm",
+    "memory.kind": "--memory",
     "memory.size": "--buffer",
     "evaluate.moments": "--eval-moments",
 }
@@ -62,6 +63,9 @@ def run(
         str, typer.Option(help="Stream of tasks to learn; see `contnorm ls streams`.")
     ] = "permuted-mnist",
     strategy: Annotated[str, typer.Option(help="Learning method: er, derpp, single, ... or file.py:Class.")] = "er",
+    memory: Annotated[
+        str | None, typer.Option(help="Replay memory: ring, reservoir, balanced, ... or file.py:Class.")
+    ] = None,
     norm: Annotated[str, typer.Option(help="Normalization layer; see `contnorm ls norms`.")] = "cn",
     groups: Annotated[str | None, typer.Option(help="Number of channel groups, or 'auto'.")] = None,
     weights: Annotated[
@@ -111,6 +115,7 @@ def run(
         "norm.name": norm,
         "norm.groups": parse_int_or_text(groups) if groups is not None else None,
         "model.weights": weights,
+        "memory.kind": memory,
         "memory.size": buffer,
         "train.batch": batch,
         "train.replay": replay,

@@ -30,10 +30,6 @@ class HalfER(bench.ER):
         return loss / 2, logits
 
 
-class MyRing(bench.Ring):
-    pass
-
-
 def small_net(shape: tuple[int, ...], outputs: int) -> nn.Module:
     return nn.Sequential(nn.Linear(shape[0], 4), nn.BatchNorm1d(4), nn.Linear(4, outputs))
 
@@ -75,8 +71,8 @@ def test_nested_settings_equal_dotted_ones(stream: bench.Stream) -> None:
     [
         ({"settings": [1]}, ["settings=", "dictionary"]),
         ({"settings": {3: 1}}, ["settings="]),
-        ({"memory": MyRing(5)}, ["memory", "bench.Ring"]),
-        ({"memory": bench.Ring}, ["memory"]),
+        ({"memory": 5}, ["memory=5", "bench.Ring(50)"]),
+        ({"memory": bench.ER}, ["memory", "bench.Memory"]),
         ({"model": "resnet18"}, ["resnet18", "(12,)", "mlp"]),
         ({"model": nn.Linear(12, 6, device="meta")}, ["model", "without values"]),
         ({"runs": ""}, ["runs=''"]),

@@ -130,7 +130,7 @@ def test_prs_always_admits_new_labels() -> None:
 def again(memory: PartitioningReservoir, seed: int) -> PartitioningReservoir:
     """The same memory with other chances from here on."""
     copied = copy.deepcopy(memory)
-    copied._generator = np.random.default_rng(seed)
+    copied.generator = np.random.default_rng(seed)
     return copied
 
 

@@ -108,6 +108,7 @@ def test_census_equals_replayed_writes() -> None:
         ({"stream": {"part": "learn"}}, "cocoseq has no validation tasks. Use stream.part=all"),
         ({"stream": {"tasks": 4}}, "stream.tasks=4 must be 1 to 3 for cocoseq here"),
         ({"memory": {"kind": "ring", "per": "class"}}, "has several labels"),
+        ({"memory": {"kind": "balanced"}}, "memory.kind=balanced: .*has several labels.*prs or reservoir"),
         ({"strategy": {"replay_from": "past"}}, "a task-free stream has no task boundaries"),
         ({"train": {"batch": 62}}, "task 0 has 61 samples, .*train.partial=drop"),
     ],

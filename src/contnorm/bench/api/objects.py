@@ -1,4 +1,4 @@
-"""Identity of Python objects that are passed as networks or strategies.
+"""Identity of Python objects that are passed as networks, strategies or memories.
 
 The records of a run are found again by its settings, so an object has to be identified by them:
 
@@ -27,9 +27,12 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from contnorm.bench.config.schema import MemoryConfig
+from contnorm.bench.definitions import definition_file, definition_hash, loaded_hash
 from contnorm.bench.local_imports import is_installed
+from contnorm.bench.memories import Memory
 from contnorm.bench.strategies.base import Strategy
-from contnorm.bench.user_code import PYTHON, PythonObject, code_hash
+from contnorm.bench.user_code import PYTHON, PythonObject
 from contnorm.errors import UserError
 
 __all__ = ["identify"]
@@ -37,7 +40,6 @@ __all__ = ["identify"]
 _PLAIN = (bool, int, float, complex, str, bytes, Enum, np.generic, torch.dtype, torch.device, torch.Size)
 _MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-_first_hash: dict[str, tuple[object, str | None]] = {}  # by module: its spec, which a reload replaces, and its hash
 
 
 def identify(value: object, what: str, tag: str | None, recorded: bool) -> tuple[str, PythonObject]:
@@ -45,14 +47,14 @@ def identify(value: object, what: str, tag: str | None, recorded: bool) -> tuple
 
     Args:
         value: The object.
-        what: Its kind for error messages: ``"model"`` or ``"strategy"``.
+        what: Its kind for error messages: ``"model"``, ``"strategy"`` or ``"memory"``.
         tag: The user's name for an object that has no other identity.
         recorded: Whether the run is recorded, so that the object must have an identity.
     """
     named: tuple[str, str | None] | None
     if isinstance(value, nn.Module):
         named = _identify_network(value)
-    elif isinstance(value, Strategy):
+    elif isinstance(value, Strategy | Memory):
         named = None if _has_state(value) else _identify_definition(type(value))
     else:
         named = _identify_definition(value)
@@ -75,42 +77,18 @@ def identify(value: object, what: str, tag: str | None, recorded: bool) -> tuple
     return f"{PYTHON}{label}", PythonObject(value)
 
 
-def _identify_definition(value: object) -> tuple[str, str | None] | None:
+def _identify_definition(value: Any) -> tuple[str, str | None] | None:
     """Return the name and hash of a function or class that is defined at the top level of a file; None otherwise."""
-    name, module = getattr(value, "__qualname__", ""), sys.modules.get(getattr(value, "__module__", None) or "")
-    if not (inspect.isfunction(value) or inspect.isclass(value)) or not name.isidentifier() or module is None:
+    path = definition_file(value)
+    if path is None:
         return None
-    file = getattr(module, "__file__", None)
-    if file is None or getattr(module, name, None) is not value or not Path(file).is_file():
-        return None
-    path = Path(file).resolve()
     if is_installed(path):
-        return f"{PYTHON}{module.__name__}.{name}", hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+        return f"{PYTHON}{value.__module__}.{value.__qualname__}", definition_hash(value)
     if path.suffix != ".py":
         return None
     relative = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-    in_file = f"{relative}:{name}"
-    return in_file, _code_hash(value, in_file)
-
-
-def _code_hash(value: Any, name: str) -> str | None:
-    """Return the hash of the file that defines a function or class, as it was when an object of it was first used.
-
-    Raises:
-        UserError: If the file was edited since: Python still has the earlier code. A script may be edited while it
-            runs.
-    """
-    module, current = sys.modules[value.__module__], code_hash(name)
-    spec, earlier = _first_hash.get(module.__name__, (None, current))
-    if spec is not module.__spec__:  # it was reloaded
-        earlier = current
-    _first_hash[module.__name__] = (module.__spec__, earlier)
-    if earlier != current and module.__name__ != "__main__":
-        raise UserError(
-            f"{name}: the file, or a local module that it imports, was edited after it was imported. Import it again "
-            f"with importlib.reload, or restart Python."
-        )
-    return earlier
+    in_file = f"{relative}:{value.__qualname__}"
+    return in_file, loaded_hash(value, path, in_file)
 
 
 def _identify_network(model: nn.Module) -> tuple[str, str | None] | None:
@@ -197,12 +175,15 @@ def _identify_class(cls: type) -> str | None:
         return f"{cls.__module__}.{cls.__qualname__}"
     if "<locals>" in cls.__qualname__:  # it may refer to variables of the function that defines it
         return None
-    return f"{cls.__qualname__} {_code_hash(cls, f'{path}:{cls.__qualname__}')}"
+    return f"{cls.__qualname__} {loaded_hash(cls, path, f'{path}:{cls.__qualname__}')}"
 
 
-def _has_state(strategy: Strategy) -> bool:
-    """Whether a user's strategy object has attributes that its class and the settings do not determine."""
-    return bool(set(vars(strategy)) - {"config", "overrides"})
+def _has_state(component: Strategy | Memory) -> bool:
+    """Whether a user's object has attributes that its class and the settings do not determine."""
+    if isinstance(component, Memory):
+        known = next(cls for cls in type(component).__mro__ if cls.__module__.startswith("contnorm."))
+        return bool(set(vars(component)) - set(vars(known.from_config(MemoryConfig()))))
+    return bool(set(vars(component)) - {"config", "overrides"})
 
 
 def _checked_tag(tag: str) -> str:

@@ -19,6 +19,7 @@ from contnorm.bench.api.progress import RunMonitor
 from contnorm.bench.api.result import Result
 from contnorm.bench.api.run_logs import Loggers, LogOptions, RunLogs
 from contnorm.bench.api.stream import Stream, list_seeds, load_stream
+from contnorm.bench.components import components_of
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig, flatten_settings
 from contnorm.bench.config.sources import with_setting
@@ -51,7 +52,7 @@ def run(
     norm: str = _NORM,
     strategy: str | Strategy | type[Strategy] = _STRATEGY,
     model: Model | None = None,
-    memory: str | Memory | None = None,
+    memory: str | Memory | type[Memory] | None = None,
     lr: float | None = None,
     batch_size: int | None = None,
     replay: int | None = None,
@@ -83,7 +84,8 @@ def run(
             `torch.nn.Module`. The norm layers of the function's network, and of a copy of the module, are converted to
             ``norm``; a function ``make(input_shape, num_outputs, norm)`` makes them itself with ``norm(channels)``. All
             seeds start from the weights of a given module. Default: that of the stream.
-        memory: Replay memory: a name, or an object such as ``bench.Ring(50)``. Default: that of the stream.
+        memory: Replay memory: a name, ``path/to/file.py:Class``, a subclass of `Memory`, or an object such as
+            ``bench.Ring(50)``. Default: that of the stream.
         lr: Learning rate.
         batch_size: Samples of the stream per step.
         replay: Replayed samples per step.
@@ -91,8 +93,8 @@ def run(
         settings: Further settings by dotted key, such as ``{"strategy.forward": "separate"}``; see the list of
             settings in the documentation.
         runs: Folder of records and checkpoints; None to keep the results in memory only.
-        tag: Name of a network or strategy that is defined in no file, such as a class of a notebook. Runs with the
-            same tag and settings count as the same run.
+        tag: Name of a network, strategy or memory that is defined in no file, such as a class of a notebook. Runs with
+            the same tag and settings count as the same run.
         device: ``"cpu"`` or ``"cuda"``.
         lanes: Number of parallel runs; None for 8 on a GPU, and as many as the cores allow on a CPU.
         threads: CPU threads per run. Changing it changes results slightly.
@@ -305,7 +307,7 @@ def _values(
     norm: str = _NORM,
     strategy: str | Strategy | type[Strategy] = _STRATEGY,
     model: Model | None = None,
-    memory: str | Memory | None = None,
+    memory: str | Memory | type[Memory] | None = None,
     lr: float | None = None,
     batch_size: int | None = None,
     replay: int | None = None,
@@ -402,15 +404,21 @@ def _component_settings(value: object, key: str, base: type | tuple[type, ...]) 
 
 def _check_component(argument: str, value: Any) -> None:
     """Reject objects that can't be used as a strategy, a memory or a network."""
-    if argument == "memory":
+    is_memory = isinstance(value, Memory) or (isinstance(value, type) and issubclass(value, Memory))
+    if argument == "memory" and not is_memory:
         raise UserError(
-            f"memory={value!r}: use a name, or an object of bench.Ring, bench.Reservoir or bench.PartitioningReservoir."
+            f"memory={value!r}: use a name, a subclass of bench.Memory, or an object such as bench.Ring(50)."
         )
     is_strategy = isinstance(value, Strategy) or (isinstance(value, type) and issubclass(value, Strategy))
     if argument == "strategy" and not is_strategy:
         raise UserError(f"strategy={value!r}: use a name, a subclass of bench.Strategy, or an object of one.")
     if argument == "model" and not callable(value):
         raise UserError(f"model={value!r}: use a name, a torch.nn.Module, or a function that makes one.")
+
+
+def _is_registered_here(config: RunConfig) -> bool:
+    """Whether settings name a component that this program registered, rather than a plugin."""
+    return any(not component.origin.package for component in components_of(config.as_dict()))
 
 
 def _environment(
@@ -440,8 +448,10 @@ def _run(
         console,
         print_records=environment.runs is not None,
         notices="source" not in stream.settings,
-        # `contnorm resume` has neither the objects nor the arrays of this program.
-        resume_hint="Run it again to continue." if environment.objects or environment.sources or monitor else None,
+        # `contnorm resume` has neither the objects nor the arrays nor the registered components of this program.
+        resume_hint="Run it again to continue."
+        if environment.objects or environment.sources or monitor or any(map(_is_registered_here, configs))
+        else None,
         on_diverged=lambda job, reason: diverged.update({job: reason}),
         on_finished=lambda job, what: finished.update({job: what}),
         monitor=monitor,

@@ -10,9 +10,11 @@ from dataclasses import fields, replace
 from functools import lru_cache
 from typing import Any
 
+from contnorm.bench.components import find_component
 from contnorm.bench.config.own_settings import resolve_options
 from contnorm.bench.config.schema import (
     MemoryConfig,
+    ModelConfig,
     NormConfig,
     RunConfig,
     StrategyConfig,
@@ -23,10 +25,11 @@ from contnorm.bench.config.schema import (
 )
 from contnorm.bench.config.sources import format_value
 from contnorm.bench.memories import MEMORIES
+from contnorm.bench.memories.build import unknown_memory
+from contnorm.bench.models import NETWORKS
 from contnorm.bench.strategies.registry import ALIASES, STRATEGIES, settings_owner, strategy_defaults
 from contnorm.bench.streams.tasks import STREAMS, find_stream, stream_defaults
 from contnorm.bench.user_code import code_hash, is_user_code
-from contnorm.errors import unknown
 from contnorm.registry import find_norm
 
 __all__ = [
@@ -77,7 +80,7 @@ def apply_defaults(values: Mapping[str, Any]) -> RunConfig:
     groups["stream"] = replace(groups["stream"], name=stream.name)
     groups["strategy"] = _canonical_strategy(groups["strategy"], strategy)
     groups["memory"] = _canonical_memory(groups["memory"])
-    groups["model"] = replace(groups["model"], code=code_hash(groups["model"].name))
+    groups["model"] = _canonical_model(groups["model"])
     groups["norm"] = _canonical_norm(groups["norm"], "auto_channels" in values.get("norm", {}))
     return RunConfig(**groups)
 
@@ -88,7 +91,9 @@ def _canonical_strategy(config: StrategyConfig, name: str) -> StrategyConfig:
     The own settings of a built-in strategy are checked and completed here; those of user code in `resolve`, which may
     execute it.
     """
-    config = replace(config, name=name, code=code_hash(name))
+    if name not in STRATEGIES and not is_user_code(name):
+        find_component("strategy", name)
+    config = replace(config, name=name, code=code_hash(name, "strategy"))
     if is_user_code(name):
         return config
     return replace(config, options=resolve_options("strategy", config, settings_owner(name)))
@@ -96,11 +101,18 @@ def _canonical_strategy(config: StrategyConfig, name: str) -> StrategyConfig:
 
 def _canonical_memory(config: MemoryConfig) -> MemoryConfig:
     """Settings of a memory with the hash of user code; rejects unknown names."""
-    if is_user_code(config.kind):
-        return replace(config, code=code_hash(config.kind))
-    if config.kind not in MEMORIES:
-        raise unknown("memory.kind", config.kind, [*MEMORIES, "path/to/file.py:Class"])
-    return replace(config, options=resolve_options("memory", config, None))
+    if config.kind in MEMORIES:
+        return replace(config, options=resolve_options("memory", config, None))
+    if not is_user_code(config.kind) and find_component("memory", config.kind) is None:
+        raise unknown_memory(config.kind)
+    return replace(config, code=code_hash(config.kind, "memory"))
+
+
+def _canonical_model(config: ModelConfig) -> ModelConfig:
+    """Settings of a network with the hash of user code; an unknown name is reported where the network is built."""
+    if config.name not in NETWORKS and not is_user_code(config.name):
+        find_component("model", config.name)
+    return replace(config, code=code_hash(config.name, "model"))
 
 
 def _chosen(values: Mapping[str, Any], group: str) -> set[str]:

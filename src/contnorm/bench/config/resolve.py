@@ -12,9 +12,11 @@ from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.added import find_added, read_added
 from contnorm.bench.data.multilabel_store import find_stored, list_stored
 from contnorm.bench.data.registry import SOURCES, describe_layouts, find_layout
+from contnorm.bench.memories.build import resolve_memory
 from contnorm.bench.models.pretrained import weights_hash
 from contnorm.bench.strategies.build import check_strategy
 from contnorm.bench.streams.tasks import STREAMS, StreamSpec, check_stream
+from contnorm.bench.user_code import check_module_names, code_files
 from contnorm.errors import UserError, unknown
 
 __all__ = ["find_source", "resolve"]
@@ -49,7 +51,8 @@ def resolve(values: Mapping[str, Any], data_root: Path) -> RunConfig:
     check_stream(config.stream)
     _check_evaluation(config, spec)
     check_strategy(config.strategy)
-    return config
+    check_module_names(code_files(config.as_dict()))
+    return replace(config, memory=resolve_memory(config.memory))
 
 
 def _check_evaluation(config: RunConfig, spec: StreamSpec) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 import contnorm
+from contnorm.bench.components import Component, components_of
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.dataset import MultiLabelSource
 from contnorm.bench.data.registry import Source
@@ -32,6 +33,7 @@ def provenance(config: RunConfig, source: Source, environment: RunEnvironment) -
             "torch": torch.__version__,
             "python": platform.python_version(),
             "cuda": torch.version.cuda,
+            **{used.origin.package: used.origin.version for used in _plugin_components(config)},
         },
         "device": {
             "kind": device.type,
@@ -44,6 +46,11 @@ def provenance(config: RunConfig, source: Source, environment: RunEnvironment) -
         "source": {"name": source.name, "fingerprint": source.fingerprint, **_source_details(source)},
         "commit": package_commit(),
     }
+
+
+def _plugin_components(config: RunConfig) -> list[Component]:
+    """Return the components of a run that installed packages have added."""
+    return [used for used in components_of(config.as_dict()) if used.origin.package]
 
 
 def _source_details(source: Source) -> dict[str, Any]:

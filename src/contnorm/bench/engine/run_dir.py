@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from contnorm.bench.components import find_component
 from contnorm.bench.config.schema import RunConfig, from_dict
 from contnorm.bench.engine.checkpoint import Checkpoints
 from contnorm.bench.engine.job import Job, RunEnvironment
@@ -21,7 +22,7 @@ from contnorm.bench.models.pretrained import weights_change
 from contnorm.bench.record_checks import check_whole
 from contnorm.bench.records import LARGEST_SEED, SCHEMA, Store
 from contnorm.bench.unfinished import CHECKPOINTS, ENDING, LOCK, NOTE
-from contnorm.bench.user_code import code_hash, is_user_code, untrusted_code
+from contnorm.bench.user_code import code_hash, is_file_code, is_user_code, untrusted_code
 from contnorm.errors import UserError, usable
 
 __all__ = ["RunDir", "StoppedRun", "StoppedRuns", "edited", "stopped_runs", "untrusted_in"]
@@ -286,12 +287,19 @@ def edited(config: RunConfig) -> str:
     ):
         if expected is None and not is_user_code(name):
             continue
-        now = code_hash(name)
-        path = name.rpartition(":")[0]
+        if not is_file_code(name) and not is_user_code(name):
+            find_component(what, name)
+        now = code_hash(name, what)
+        path = name.rpartition(":")[0] if is_file_code(name) else "its code"
         if is_user_code(name) and expected is None and now is not None:
             return (
                 f"{what} {name!r}: {what}.code is missing, so it is unknown whether {path} has changed since the run "
                 f"was started."
+            )
+        if expected is not None and now is None and not is_file_code(name):
+            return (
+                f"{what} {name!r}: is not known here. Install the package that adds it, or run the program that "
+                f"registers it or passes it."
             )
         if expected is not None and now is None:
             return f"{what} {name!r}: there is no file {path} here. Resume from the folder that contains it."

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from contnorm.bench.components import Component, components_of, share_components
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.multilabel_store import find_stored, read_manifest
@@ -33,7 +34,7 @@ from contnorm.bench.plan import PlanCache
 from contnorm.bench.records import Store
 from contnorm.bench.signals import StopRequested, raise_on_stop
 from contnorm.bench.streams.image_store import DeviceImages
-from contnorm.bench.user_code import breaks_in, only_trusted, python_objects, trusted_files, user_code_error
+from contnorm.bench.user_code import breaks_in, code_hash, only_trusted, python_objects, trusted_files, user_code_error
 from contnorm.errors import UserCodeError, UserError, usable
 
 __all__ = ["Event", "Job", "RunEnvironment", "Waiting", "execute", "resolve", "stopped_runs"]
@@ -229,7 +230,7 @@ def _execute(
     jobs: Sequence[Job], environment: RunEnvironment, stop: Callable[[], bool], prepare: Callable[[str], object] | None
 ) -> Iterator[Event]:
     processes = min(environment.lanes, len(jobs)) if environment.device.type == "cpu" else 1
-    if processes > 1 and not _can_use_processes(environment):
+    if processes > 1 and not _can_use_processes(environment, _components([job.config for job in jobs])):
         processes = 1
     if processes < 2:
         yield from _execute_here(jobs, environment, stop, prepare)
@@ -246,15 +247,24 @@ def _execute(
     if environment.runs is not None:
         sources = {name: cached.source for name, cached in plans.items()}
         _write_notes([(job, RunDir.of(job, environment.store)) for job in jobs], environment, sources)
-    work = partial(_run_in_worker, environment=environment, trusted=trusted_files(), path=search_path())
+    components = _components([job.config for job in jobs])
+    work = partial(
+        _run_in_worker, environment=environment, trusted=trusted_files(), path=search_path(), components=components
+    )
     yield from run_in_processes(work, jobs, processes, stop)
 
 
-def _can_use_processes(environment: RunEnvironment) -> bool:
+def _components(configs: Sequence[RunConfig]) -> list[Component]:
+    """Return the components that a program or a plugin registered in this process, and that these settings name."""
+    used = dict.fromkeys(component for config in set(configs) for component in components_of(config.as_dict()))
+    return [replace(component, code=code_hash(component.name, component.kind)) for component in used]
+
+
+def _can_use_processes(environment: RunEnvironment, components: Sequence[Component]) -> bool:
     """Whether runs can be executed in worker processes; warns if they can't."""
     reason = "" if can_start_workers() else "this system does not support it"
     try:
-        pickle_objects(environment.objects)
+        pickle_objects((environment.objects, components))
     except Exception as error:  # user objects raise errors of any type
         reason = f"an object can't be sent to another process ({type(error).__name__}: {error})"
     if reason:
@@ -269,9 +279,11 @@ def _run_in_worker(
     environment: RunEnvironment,
     trusted: frozenset[Path] | None,
     path: tuple[str, ...],
+    components: Sequence[Component],
 ) -> Iterator[Event]:
     """Run one job in a worker process, which may execute the same user code as its parent."""
     use_search_path(path)
+    share_components(components)
     with only_trusted(trusted), python_objects(environment.objects):
         yield from _execute_here([job], environment, stop)
 

@@ -74,7 +74,7 @@ class Trainer:
         self.config, self.seed, self.device = config, seed, device
         self.has_user_strategy, self.has_user_model = map(is_user_code, (config.strategy.name, config.model.name))
         self.has_user_code = self.has_user_strategy or self.has_user_model
-        if self.has_user_code:
+        if self.has_user_code or is_user_code(config.memory.kind):
             isolate_modules()
         with self._seeded("strategy"):
             self.strategy = build_strategy(config.strategy)

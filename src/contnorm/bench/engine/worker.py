@@ -39,7 +39,7 @@ def _load(connection: Connection) -> Callable[..., Any] | None:
         with user_code_is_loading():
             work: Callable[..., Any] = cloudpickle.loads(content)
     except Exception as error:  # user code may be imported here
-        message = f"the network or strategy can't be loaded in another process ({type(error).__name__}: {error})."
+        message = f"a network, strategy or memory can't be loaded in another process ({type(error).__name__}: {error})."
         connection.send_bytes(cloudpickle.dumps(("error", UserError(f"{message} Use lanes=1."))))
         return None
     return work

@@ -5,16 +5,21 @@ therefore be simulated before training, and the same object works on a live stre
 returns the slots.
 """
 
-from contnorm.bench.memories.base import NOT_STORED, Memory
+from contnorm.bench.memories.balanced import BalancedReservoir
+from contnorm.bench.memories.base import NOT_STORED, Memory, StreamInfo
 from contnorm.bench.memories.prs import PartitioningReservoir
+from contnorm.bench.memories.registry import MEMORIES, MemorySpec
 from contnorm.bench.memories.reservoir import Reservoir
 from contnorm.bench.memories.ring import Ring
 
-__all__ = ["MEMORIES", "NOT_STORED", "Memory", "PartitioningReservoir", "Reservoir", "Ring"]
-
-# One-line summaries by `memory.kind`, shown in listings.
-MEMORIES: dict[str, str] = {
-    "ring": "the newest samples of each task, or of each class (memory.per)",
-    "reservoir": "every sample seen so far with the same probability",
-    "prs": "a share for each label, by a power of its frequency (memory.rho)",
-}
+__all__ = [
+    "MEMORIES",
+    "NOT_STORED",
+    "BalancedReservoir",
+    "Memory",
+    "MemorySpec",
+    "PartitioningReservoir",
+    "Reservoir",
+    "Ring",
+    "StreamInfo",
+]

@@ -1,43 +1,207 @@
-"""Interface of memory policies, the table of filled slots, and draws of slots without replacement."""
+"""Base class of memories, the table of filled slots, and draws of slots without replacement."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["NOT_STORED", "Memory", "SlotTable", "Slots", "draw_slots", "draw_slots_batched"]
+from contnorm.bench.config.schema import MemoryConfig
+
+__all__ = [
+    "NOT_STORED",
+    "Memory",
+    "SlotError",
+    "SlotTable",
+    "Slots",
+    "StreamInfo",
+    "checked_slots",
+    "draw_slots",
+    "draw_slots_batched",
+]
 
 NOT_STORED = -1  # slot of a sample that is not stored
+MAX_CAPACITY = 10**9  # as of the setting memory.size
 
 Slots = NDArray[np.int64]
 
 
-class Memory:
-    """A policy over ``capacity`` slots.
+@dataclass(frozen=True)
+class StreamInfo:
+    """What a memory may know of its stream.
 
-    ``offer`` receives samples in the order of their arrival and returns the slot of each. A later sample overwrites an
-    earlier one in the same slot, also within one call. ``readable`` returns the slots that can be replayed now.
-
-    A memory that is built with its size alone, such as ``Ring(50)``, describes the memory of a run: `bench.run` builds
-    one for each seed from its settings. To use a memory directly, give all arguments.
+    Attributes:
+        outputs: Number of outputs of the network. Labels are 0 to ``outputs - 1``.
+        tasks: Number of tasks.
+        multi_label: Whether labels are rows of 0 and 1.
     """
 
+    outputs: int
+    tasks: int
+    multi_label: bool = False
+
+
+class SlotError(ValueError):
+    """A memory returned slots that can't be used."""
+
+
+class Memory:
+    """A policy over ``capacity`` slots. A subclass defines ``offer``, and ``setup`` if it has state.
+
+    ``offer`` receives samples in the order of their arrival and returns the slot of each. A later sample overwrites an
+    earlier one in the same slot, also within one call. ``readable`` returns the slots that can be replayed now. This
+    class checks the slots that ``offer`` returns and records which are filled.
+
+    An object that is built with its size alone, such as ``Ring(50)``, describes the memory of a run: `bench.run` makes
+    a copy for each seed and calls ``bind``. An object that is used directly needs no ``bind`` if its arguments say all.
+
+    Args:
+        size: The setting ``memory.size``: the number of slots, unless ``setup`` sets ``capacity`` to another one.
+        settings: Values of the class's own settings: fields of a dataclass ``Settings`` in the class.
+
+    Attributes:
+        name: Name of a memory of this package; empty for others.
+        multi_hot: Whether ``offer`` gets rows of 0 and 1, also on streams with one label per sample.
+        supports_multi_label: Whether the memory works on streams whose samples have several labels.
+        size: The setting ``memory.size``.
+        capacity: Number of slots.
+        settings: The object of ``Settings``; None if the class has no own settings.
+        stream: Numbers of outputs and tasks of the stream; None before ``bind``.
+        generator: Random generator. Draw from no other: runs with the same seed then have the same memory.
+
+    Example:
+        >>> class FirstIn(Memory):
+        ...     def setup(self):
+        ...         self.seen = 0
+        ...     def offer(self, labels, task):
+        ...         slots = np.arange(self.seen, self.seen + len(labels))
+        ...         self.seen += len(labels)
+        ...         return np.where(slots < self.capacity, slots, NOT_STORED)
+        >>> memory = FirstIn(2)
+        >>> memory.offer(np.array([5, 5, 7]), task=0).tolist(), memory.readable().tolist()
+        ([0, 1, -1], [0, 1])
+    """
+
+    name: ClassVar[str] = ""
+    multi_hot: ClassVar[bool] = False
+    supports_multi_label: ClassVar[bool] = True
+
     capacity: int
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "offer" in vars(cls):
+            cls.offer = _recorded(cls.offer)  # type: ignore[method-assign]
+
+    def __init__(self, size: int, **settings: Any) -> None:
+        declared = getattr(type(self), "Settings", None)
+        if declared is None and settings:
+            raise TypeError(f"{type(self).__name__}() got an unexpected setting {next(iter(settings))!r}.")
+        self.size = self.capacity = size
+        self.settings = None if declared is None else declared(**settings)
+        self.stream: StreamInfo | None = None
+        self.generator: np.random.Generator = np.random.default_rng()
+        self._own_overrides = {f"memory.{name}": value for name, value in settings.items()}
+        self._table: SlotTable | None = None  # None until the first use
+        self._is_offering = False
+
+    @classmethod
+    def from_config(cls, config: MemoryConfig) -> Self:
+        """Build a memory from the settings of a run."""
+        return cls(config.size, **dict(config.options))
 
     @property
     def overrides(self) -> Mapping[str, object]:
         """The settings of a run with this memory, by dotted key."""
-        return {}
+        return {**({"memory.kind": self.name} if self.name else {}), "memory.size": self.size, **self._own_overrides}
+
+    def bind(self, stream: StreamInfo, generator: np.random.Generator) -> Self:
+        """Set the stream and the random generator, call ``setup``, and return the memory."""
+        if self._table is not None:
+            raise ValueError(f"{type(self).__name__}: is in use already, so it can't be bound. Build a new one.")
+        self.stream, self.generator = stream, generator
+        self._prepare()
+        return self
+
+    def setup(self) -> None:
+        """Create the state of the memory. Called once, before the first sample; may set ``capacity``."""
 
     def offer(self, labels: NDArray[np.int64], task: int) -> Slots:
-        """Return the slot of each sample, or ``NOT_STORED``. Labels are (B,) classes, or multi-hot (B, C)."""
+        """Return the slot of each sample, or ``NOT_STORED`` (-1). Labels are (B,) classes, or multi-hot (B, C)."""
         raise NotImplementedError(f"{type(self).__name__} does not define offer(labels, task).")
 
     def readable(self, before_task: int | None = None) -> Slots:
         """Return the filled slots; with ``before_task``, only those that hold samples of earlier tasks."""
-        raise NotImplementedError(f"{type(self).__name__} does not define readable(before_task).")
+        return self._prepare().readable(before_task)
+
+    def _prepare(self) -> SlotTable:
+        """Return the table of filled slots; on the first call, after ``setup``."""
+        if self._table is None:
+            self.setup()
+            if type(self.capacity) is not int or not 1 <= self.capacity <= MAX_CAPACITY:
+                raise SlotError(
+                    f"its capacity is {self.capacity!r}. Set it to an int from 1 to {MAX_CAPACITY:,}, the number of "
+                    f"slots."
+                )
+            self._table = SlotTable(self.capacity)
+        return self._table
+
+
+Offer = Callable[[Any, NDArray[np.int64], int], Slots]
+
+
+def _recorded(offer: Offer) -> Offer:
+    """Wrap the ``offer`` of a subclass: check its slots and record that they are filled."""
+
+    @functools.wraps(offer)
+    def checked_offer(self: Memory, labels: NDArray[np.int64], task: int) -> Slots:
+        if self._is_offering:  # a subclass calls the offer of its base class
+            return offer(self, labels, task)
+        table = self._prepare()
+        self._is_offering = True
+        try:
+            returned = offer(self, labels, task)
+        finally:
+            self._is_offering = False
+        slots = checked_slots(returned, self.capacity, "offer()", NOT_STORED)
+        if len(slots) != len(labels):
+            raise SlotError(f"offer() returned {len(slots)} slots for {len(labels)} samples. Return one for each.")
+        table.write(slots[slots != NOT_STORED], task)
+        return slots
+
+    return checked_offer
+
+
+def checked_slots(returned: object, capacity: int, call: str, lowest: int) -> Slots:
+    """Return the slots that a method of a memory returned, as a new int64 array.
+
+    Raises:
+        SlotError: If they are no integers in one dimension from ``lowest`` to ``capacity - 1``.
+
+    Example:
+        >>> checked_slots([3, -1], capacity=3, call="offer()", lowest=-1)
+        Traceback (most recent call last):
+        contnorm.bench.memories.base.SlotError: offer() returned slot 3. Slots are 0 to 2, or -1 for a sample that ...
+    """
+    try:
+        slots = np.asarray(returned)
+    except ValueError:  # rows of different lengths
+        slots = np.empty((0, 0))
+    if slots.ndim != 1 or (len(slots) and slots.dtype.kind not in "iu"):
+        shown = f"an array of {slots.dtype} of shape {slots.shape}" if isinstance(returned, np.ndarray) else None
+        raise SlotError(
+            f"{call} returned {shown or f'an object of type {type(returned).__name__}'}. Return one integer per slot, "
+            f"such as a NumPy array of int64."
+        )
+    if len(slots) and not (slots.min() >= lowest and slots.max() < capacity):
+        wrong = next(slot for slot in slots.tolist() if not lowest <= slot < capacity)
+        not_stored = "" if lowest == 0 else f", or {NOT_STORED} for a sample that is not stored"
+        raise SlotError(f"{call} returned slot {wrong}. Slots are 0 to {capacity - 1}{not_stored}.")
+    return slots.astype(np.int64)  # a copy: the memory may change its array later
 
 
 class SlotTable:
@@ -68,6 +232,10 @@ class SlotTable:
             all_filled = self._cache.get(None) if (previous >= 0).all() else None
             self._task[slots] = task
             self._cache = {} if all_filled is None else {None: all_filled}
+
+    def tasks_of(self, slots: Slots) -> Slots:
+        """Return the task of the sample in each of these slots; -1 for empty slots."""
+        return self._task[slots]
 
     def readable(self, before_task: int | None = None) -> Slots:
         """Return the filled slots; with ``before_task``, only those of earlier tasks.

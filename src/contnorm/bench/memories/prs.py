@@ -12,11 +12,13 @@ candidate has a higher cost, it evicts the first one, whatever its cost. ``quirk
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from contnorm.bench.memories.base import NOT_STORED, Memory, Slots, SlotTable
+from contnorm.bench.config.schema import MemoryConfig
+from contnorm.bench.memories.base import NOT_STORED, Memory, Slots
 
 __all__ = ["PartitioningReservoir"]
 
@@ -40,6 +42,9 @@ class PartitioningReservoir(Memory):
         [0, 1, 0]
     """
 
+    name: ClassVar[str] = "prs"
+    multi_hot: ClassVar[bool] = True
+
     def __init__(
         self,
         capacity: int,
@@ -50,24 +55,26 @@ class PartitioningReservoir(Memory):
     ) -> None:
         if capacity < 1 or (labels is not None and labels < 1):
             raise ValueError(f"PartitioningReservoir: capacity={capacity} and labels={labels} must be 1 or more.")
-        labels = labels or 0
-        self.capacity, self.labels, self.rho, self.quirk = capacity, labels, rho, quirk
-        self._generator = generator or np.random.default_rng()
-        self._seen = 0
-        self._filled = SlotTable(capacity)
-        self._held = np.zeros((capacity, labels), dtype=bool)  # labels of the sample in each slot
-        self._held_count = np.zeros(labels, dtype=np.int64)  # l: number of slots per label
-        self._stream_count = np.zeros(labels, dtype=np.int64)  # n: number of stream samples per label
-        self._share = np.zeros(labels)  # p: target share per label; stale for labels not in memory
+        super().__init__(capacity)
+        self.labels, self.rho, self.quirk = labels or 0, rho, quirk
+        self.generator = generator or self.generator
+
+    @classmethod
+    def from_config(cls, config: MemoryConfig) -> Self:
+        return cls(config.size, rho=config.rho, quirk=config.quirk)
 
     @property
     def overrides(self) -> Mapping[str, object]:
-        return {
-            "memory.kind": "prs",
-            "memory.size": self.capacity,
-            "memory.rho": self.rho,
-            "memory.quirk": self.quirk,
-        }
+        return {**super().overrides, "memory.rho": self.rho, "memory.quirk": self.quirk}
+
+    def setup(self) -> None:
+        if self.stream is not None:
+            self.labels = self.stream.outputs
+        self._seen = 0
+        self._held = np.zeros((self.capacity, self.labels), dtype=bool)  # labels of the sample in each slot
+        self._held_count = np.zeros(self.labels, dtype=np.int64)  # l: number of slots per label
+        self._stream_count = np.zeros(self.labels, dtype=np.int64)  # n: number of stream samples per label
+        self._share = np.zeros(self.labels)  # p: target share per label; stale for labels not in memory
 
     def offer(self, labels: NDArray[np.int64], task: int) -> Slots:
         if labels.ndim != 2 or labels.shape[1] != self.labels:
@@ -75,22 +82,18 @@ class PartitioningReservoir(Memory):
                 f"PartitioningReservoir: expected labels of shape (samples, {self.labels}), 0 or 1 each, got "
                 f"{labels.shape}. For one label a sample, give one-hot rows."
             )
-        return np.array([self._offer_one(row.astype(bool), task) for row in labels], dtype=np.int64)
+        return np.array([self._offer_one(row.astype(bool)) for row in labels], dtype=np.int64)
 
-    def readable(self, before_task: int | None = None) -> Slots:
-        return self._filled.readable(before_task)
-
-    def _offer_one(self, sample: NDArray[np.bool_], task: int) -> int:
+    def _offer_one(self, sample: NDArray[np.bool_]) -> int:
         slot = NOT_STORED
         if self._seen < self.capacity:
             slot = self._seen
-        elif self._generator.random() < self._entry_probability(sample):
+        elif self.generator.random() < self._entry_probability(sample):
             slot = self._slot_to_free()
             self._held_count -= self._held[slot]
         if slot != NOT_STORED:
             self._held[slot] = sample
             self._held_count += sample
-            self._filled.write(slot, task)
         self._seen += 1
         self._stream_count += sample
         self._set_shares()
@@ -114,7 +117,7 @@ class PartitioningReservoir(Memory):
         present = np.flatnonzero(self._held_count)
         if not len(present):  # no sample in memory has a label: evict slot 0
             return 0
-        label = self._generator.choice(present, p=_softmax(excess[present]))
+        label = self.generator.choice(present, p=_softmax(excess[present]))
         underrepresented = np.zeros(self.labels, dtype=bool)
         underrepresented[present] = excess[present] <= 0
         carriers = np.flatnonzero(self._held[:, label])

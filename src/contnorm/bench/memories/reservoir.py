@@ -6,12 +6,12 @@ from 0 to n; the sample is written there if the memory has that slot, and is ski
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from contnorm.bench.memories.base import NOT_STORED, Memory, Slots, SlotTable
+from contnorm.bench.memories.base import NOT_STORED, Memory, Slots
 
 __all__ = ["Reservoir"]
 
@@ -31,26 +31,21 @@ class Reservoir(Memory):
         [0, 1]
     """
 
+    name: ClassVar[str] = "reservoir"
+
     def __init__(self, capacity: int, generator: np.random.Generator | None = None) -> None:
         if capacity < 1:
             raise ValueError(f"Reservoir: capacity={capacity} must be 1 or more.")
-        self.capacity = capacity
-        self._generator = generator or np.random.default_rng()
-        self._seen = 0
-        self._filled = SlotTable(capacity)
+        super().__init__(capacity)
+        self.generator = generator or self.generator
 
-    @property
-    def overrides(self) -> Mapping[str, object]:
-        return {"memory.kind": "reservoir", "memory.size": self.capacity}
+    def setup(self) -> None:
+        self._seen = 0
 
     def offer(self, labels: NDArray[np.int64], task: int) -> Slots:
         order = self._seen + np.arange(len(labels))
         # One draw per sample, also while slots are empty: live and planned use then consume the generator identically.
-        draws = self._generator.integers(0, order + 1) if len(order) else order
+        draws = self.generator.integers(0, order + 1) if len(order) else order
         slots = np.where(order < self.capacity, order, np.where(draws < self.capacity, draws, NOT_STORED))
         self._seen += len(labels)
-        self._filled.write(slots[slots != NOT_STORED], task)
         return slots.astype(np.int64)
-
-    def readable(self, before_task: int | None = None) -> Slots:
-        return self._filled.readable(before_task)

@@ -7,12 +7,13 @@ of class. At the end of a task, it holds the last 50 samples of the task. Anothe
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from contnorm.bench.memories.base import Memory, Slots, SlotTable
+from contnorm.bench.config.schema import MemoryConfig
+from contnorm.bench.memories.base import Memory, Slots
 
 __all__ = ["Ring"]
 
@@ -33,23 +34,33 @@ class Ring(Memory):
         ([2, 3], [])
     """
 
+    name: ClassVar[str] = "ring"
+    supports_multi_label: ClassVar[bool] = False
+
     def __init__(self, size: int, rings: int | None = None, per: Literal["task", "class"] = "task") -> None:
         if size < 1 or (rings is not None and rings < 1):
             raise ValueError(f"Ring: size={size} and rings={rings} must be 1 or more.")
-        self.size, self.rings, self.per = size, rings or 0, per
+        super().__init__(size)
+        self.rings, self.per = rings or 0, per
         self.capacity = size * self.rings
-        self._seen = [0] * self.rings
-        self._filled = SlotTable(self.capacity)
+
+    @classmethod
+    def from_config(cls, config: MemoryConfig) -> Self:
+        return cls(config.size, per=config.per)
 
     @property
     def overrides(self) -> Mapping[str, object]:
-        return {"memory.kind": "ring", "memory.size": self.size, "memory.per": self.per}
+        return {**super().overrides, "memory.per": self.per}
+
+    def setup(self) -> None:
+        if self.stream is not None:
+            self.rings = self.stream.tasks if self.per == "task" else self.stream.outputs
+            self.capacity = self.size * self.rings
+        self._seen = [0] * self.rings
 
     def offer(self, labels: NDArray[np.int64], task: int) -> Slots:
         rings = [task] * len(labels) if self.per == "task" else labels.tolist()
-        slots = np.array([self._next(ring) for ring in rings], dtype=np.int64)
-        self._filled.write(slots, task)
-        return slots
+        return np.array([self._next(ring) for ring in rings], dtype=np.int64)
 
     def _next(self, ring: int) -> int:
         """Return the slot of a ring's next sample."""
@@ -61,6 +72,3 @@ class Ring(Memory):
         seen = self._seen[ring]
         self._seen[ring] = seen + 1
         return ring * self.size + seen % self.size
-
-    def readable(self, before_task: int | None = None) -> Slots:
-        return self._filled.readable(before_task)

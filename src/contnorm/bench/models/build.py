@@ -9,6 +9,7 @@ from math import prod
 
 from torch import nn
 
+from contnorm.bench.components import components
 from contnorm.bench.config.schema import ModelConfig, NormConfig
 from contnorm.bench.models import NETWORKS
 from contnorm.bench.models.mlp import MLP
@@ -70,7 +71,8 @@ def _initialized(
         raise UserError(
             f"model.width={config.width}: a {config.name} of this width does not fit into memory. Use a smaller width."
         ) from error
-    raise unknown("model", config.name, [*MODELS, "path/to/file.py:make"])
+    known = [component.name for component in components("model")]
+    raise unknown("model", config.name, [*MODELS, *known, "path/to/file.py:make"])
 
 
 def _groups_message(norm: NormConfig, error: GroupsError, suggestion: int) -> str:

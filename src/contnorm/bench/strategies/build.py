@@ -9,6 +9,7 @@ import inspect
 import torch
 from torch import Tensor
 
+from contnorm.bench.components import components, find_component
 from contnorm.bench.config.schema import StrategyConfig
 from contnorm.bench.strategies.base import Batch, OutputMask, Strategy
 from contnorm.bench.strategies.registry import ALIASES, STRATEGIES
@@ -28,8 +29,9 @@ def build_strategy(config: StrategyConfig) -> Strategy:
     name = ALIASES.get(config.name.lower(), config.name.lower())
     if name in STRATEGIES:
         return _instantiate(_import_target(STRATEGIES[name].target), config)
-    if not is_user_code(config.name):
-        raise unknown("strategy", config.name, [*STRATEGIES, "path/to/file.py:ClassName"])
+    if not is_user_code(config.name) and find_component("strategy", config.name) is None:
+        known = [component.name for component in components("strategy")]
+        raise unknown("strategy", config.name, [*STRATEGIES, *known, "path/to/file.py:ClassName"])
     return _instantiate(load_user_code(config.name, "strategy"), config)
 
 

@@ -1,0 +1,91 @@
+"""Plugins: installed packages that add norms, strategies, memories, networks and data sets.
+
+A package names a function in the entry point group ``contnorm.plugins``. The function is called once, when a name is
+used that this package does not have, or when components are listed. It calls the ``register_...`` functions. A plugin
+that fails is reported with one warning, and changes nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+
+__all__ = ["BUILT_IN", "GROUP", "Origin", "current_origin", "load_plugins"]
+
+GROUP = "contnorm.plugins"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a component comes from.
+
+    Attributes:
+        package: Name of the distribution; empty for a component that a program registered in this process.
+        version: Its version; empty if it is unknown.
+
+    Example:
+        >>> str(Origin("my-norms", "1.2")), str(Origin())
+        ('my-norms 1.2', 'this process')
+    """
+
+    package: str = ""
+    version: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.package} {self.version}".strip() or "this process"
+
+
+BUILT_IN = Origin("contnorm")
+
+_origin: ContextVar[Origin | None] = ContextVar("plugin_origin", default=None)
+_is_loaded = False
+
+
+def current_origin() -> Origin:
+    """Return the origin of a component that is registered now: the plugin that is being loaded, or this process."""
+    return _origin.get() or Origin()
+
+
+def load_plugins() -> None:
+    """Load the plugins of all installed packages, if they are not loaded yet."""
+    global _is_loaded
+    if _is_loaded:
+        return
+    _is_loaded = True  # first: a plugin that uses an unknown name must not start this again
+    for entry in entry_points(group=GROUP):
+        origin = _origin_of(entry)
+        try:
+            with _registering(origin):
+                _register(entry)
+        except (Exception, SystemExit) as error:  # plugins raise errors of any type
+            message = " ".join(str(error).split())
+            logging.getLogger("contnorm").warning(
+                f"plugin {entry.name!r} of {origin}: can't be loaded ({type(error).__name__}: {message}). Update or "
+                f"uninstall the package."
+            )
+
+
+def _register(entry: EntryPoint) -> None:
+    plugin = entry.load()
+    register = getattr(plugin, "register", None) if isinstance(plugin, types.ModuleType) else plugin
+    if not callable(register):
+        raise TypeError(f"{entry.value} must be a function, or a module with a function register()")
+    register()
+
+
+def _origin_of(entry: EntryPoint) -> Origin:
+    return Origin(entry.dist.name, entry.dist.version) if entry.dist is not None else Origin(entry.module)
+
+
+@contextmanager
+def _registering(origin: Origin) -> Iterator[None]:
+    token = _origin.set(origin)
+    try:
+        yield
+    finally:
+        _origin.reset(token)

@@ -1,0 +1,337 @@
+"""Memories of the user: by class, object, file and registered name; checks of what they return; settings; resuming."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+
+from contnorm import bench
+from contnorm.bench.components import remove_component
+from contnorm.bench.engine.trainer import Trainer
+from contnorm.bench.memories.build import CheckedMemory
+from contnorm.bench.metrics.memory_stats import take_census
+from contnorm.bench.plan import Plan, make_plan
+from contnorm.bench.streams.tasks import TaskSequence
+from contnorm.bench.user_code import python_objects
+from contnorm.errors import UserCodeError, UserError
+
+REPLAY_ALL = {"strategy.replay_from": "all"}
+
+
+class Newest(bench.Memory):
+    """The newest samples of the stream."""
+
+    def setup(self) -> None:
+        self.seen = 0
+
+    def offer(self, labels: np.ndarray, task: int) -> np.ndarray:
+        slots = (self.seen + np.arange(len(labels))) % self.capacity
+        self.seen += len(labels)
+        return slots
+
+
+class RandomSlots(bench.Memory):
+    """A random slot for each sample, with a probability that is a setting."""
+
+    @dataclass(frozen=True)
+    class Settings:
+        probability: float = 0.5
+        lowest: int = 0
+
+    def offer(self, labels: np.ndarray, task: int) -> np.ndarray:
+        slots = self.generator.integers(self.settings.lowest, self.capacity, len(labels))
+        return np.where(self.generator.random(len(labels)) < self.settings.probability, slots, -1)
+
+
+class MyRing(bench.Ring):
+    """A ring that is a user's because of its class alone."""
+
+
+class PerTask(bench.Memory):
+    """``size`` slots for each task."""
+
+    def setup(self) -> None:
+        assert self.stream is not None
+        self.capacity = self.size * self.stream.tasks
+
+    def offer(self, labels: np.ndarray, task: int) -> np.ndarray:
+        return task * self.size + self.generator.integers(0, self.size, len(labels))
+
+
+@pytest.fixture
+def stream() -> bench.Stream:
+    """Six classes of Gaussian vectors in three tasks: 40 training samples of each."""
+    rng = np.random.default_rng(0)
+    y = np.repeat(np.arange(6), 40)
+    x = (2 * rng.normal(size=(6, 12)))[y] + rng.normal(size=(len(y), 12))
+    return bench.Stream.from_arrays(x, y, x, y, tasks=3)
+
+
+def plan_of(result: bench.Result, stream: bench.Stream, seed: int = 0) -> tuple[Plan, TaskSequence]:
+    sequence = stream.sequence(seed)
+    with python_objects(result._objects):
+        return make_plan(result.config, sequence, seed, draws=1), sequence
+
+
+def test_user_memory_determines_what_is_replayed(stream: bench.Stream) -> None:
+    """With the newest 20 samples in memory, a step replays samples of the two batches before it."""
+    result = bench.run(stream, memory=Newest(20), settings=REPLAY_ALL)
+    plan, sequence = plan_of(result, stream)
+    order = np.concatenate([step.stream for step in plan.steps])
+    for number, step in enumerate(plan.steps):
+        newest = order[max(0, number * 10 - 20) : number * 10]
+        assert set(step.replay[0].tolist()) <= set(newest.tolist())
+        assert len(step.replay[0]) == min(10, len(newest))
+    census = take_census(plan, sequence)
+    assert census.held[-1] == tuple(np.bincount(sequence.train.label[order[-20:]], minlength=6).tolist())
+    assert (census.capacity, census.written[-1], census.evicted[-1]) == (20, 240, 220)
+
+
+@pytest.mark.slow
+def test_class_object_file_and_name_have_the_same_scores(stream: bench.Stream, tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import numpy as np\nfrom contnorm import bench\n\n\nclass Newest(bench.Memory):\n    seen = 0\n\n"
+        "    def offer(self, labels, task):\n        self.seen += len(labels)\n"
+        "        return np.arange(self.seen - len(labels), self.seen) % self.capacity\n"
+    )
+    bench.register_memory("newest", Newest)
+    try:
+        results = [
+            bench.run(stream, memory=memory, settings={**REPLAY_ALL, "memory.size": 20}, seeds=2, lanes=lanes)
+            for memory, lanes in ((Newest, 1), (Newest(20), 1), (f"{file}:Newest", 2), ("newest", 2))
+        ]
+    finally:
+        remove_component("memory", "newest")
+    for other in results[1:]:
+        np.testing.assert_array_equal(other.accuracy, results[0].accuracy)
+    by_class, by_object, by_file, by_name = (result.config.memory for result in results)
+    assert by_class == by_object and by_class.code and by_class.kind.endswith("test_user_memories.py:Newest")
+    assert by_file.kind == f"{file}:Newest" and by_file.code != by_class.code
+    assert by_name.kind == "newest" and by_name.code == by_class.code
+
+
+def test_subclass_of_a_built_in_memory_stores_the_same(stream: bench.Stream) -> None:
+    mine, theirs = (bench.run(stream, memory=memory(5)) for memory in (MyRing, bench.Ring))
+    np.testing.assert_array_equal(mine.accuracy, theirs.accuracy)
+    assert mine.config.memory.kind != theirs.config.memory.kind == "ring"
+
+
+def test_capacity_may_depend_on_the_stream(stream: bench.Stream) -> None:
+    plan, _ = plan_of(bench.run(stream, memory=PerTask(15)), stream)
+    assert plan.slots == 45
+    assert all((step.replay_slots[0] < 15 * step.task).all() for step in plan.steps), "past tasks only"
+    with pytest.raises(UserError, match=r"memory\.size=3 is too small: memory .*PerTask' has 9 slots"):
+        bench.run(stream, memory=PerTask(3))
+
+
+def test_own_settings_are_checked_and_recorded(stream: bench.Stream) -> None:
+    config = bench.run(stream, memory=RandomSlots(30, probability=0.9), settings={"memory.lowest": 3}).config
+    assert config.memory.options == (("lowest", 3), ("probability", 0.9)) and config.memory.size == 30
+    default = bench.run(stream, memory=RandomSlots(30)).config
+    assert default.memory.options == (("lowest", 0), ("probability", 0.5)) and default.hash != config.hash
+    for settings, words in (
+        ({"memory.probability": "often"}, "memory.probability='often'"),
+        ({"memory.probabilty": 0.1}, "Did you mean 'memory.probability'"),
+    ):
+        with pytest.raises(UserError, match=re.escape(words)):
+            bench.run(stream, memory=RandomSlots, settings=settings)
+    with pytest.raises(UserError, match=r"memory\.probability to 0\.9 and to 0\.5"):
+        bench.run(stream, memory=RandomSlots(30, probability=0.9), settings={"memory.probability": 0.5})
+    with pytest.raises(TypeError, match="temperature"):
+        Newest(3, temperature=2)
+
+
+def test_object_with_other_state_needs_a_tag_to_be_recorded(stream: bench.Stream, tmp_path: Path) -> None:
+    memory = Newest(20)
+    memory.note = "an attribute"
+    with pytest.raises(UserError, match="tag="):
+        bench.run(stream, memory=memory, runs=tmp_path)
+    assert bench.run(stream, memory=memory, runs=tmp_path, tag="mine").config.memory.kind == "python:mine"
+
+
+def test_object_in_use_is_refused(stream: bench.Stream) -> None:
+    memory = Newest(20)
+    memory.offer(np.zeros(3, dtype=np.int64), task=0)
+    assert memory.readable().tolist() == [0, 1, 2], "it works on a live stream"
+    with pytest.raises(UserError, match="in use already"):
+        bench.run(stream, memory=memory, tag="used")
+
+
+def source(body: str, before: str = "") -> str:
+    head = f"import random\nimport numpy as np\nfrom contnorm import bench\n{before}\nclass Mine(bench.Memory):\n"
+    return head + "".join(f"    {line}\n" for line in body.splitlines())
+
+
+OFFER = "def offer(self, labels, task):\n    return "
+FILL = "def offer(self, labels, task):\n    return np.arange(len(labels))\n"
+READ = FILL + "def readable(self, before_task=None):\n    return "
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (f"{OFFER}np.full(len(labels), 50)", "at step 0, offer() returned slot 50. Slots are 0 to 49, or -1"),
+        (f"{OFFER}np.full(len(labels), -2)", "offer() returned slot -2. Slots are 0 to 49"),
+        (f"{OFFER}np.full(len(labels), 2**63, dtype=np.uint64)", "returned slot 9223372036854775808"),
+        (f"{OFFER}np.zeros(len(labels))", "offer() returned an array of float64 of shape (10,). Return one integer"),
+        (f"{OFFER}np.zeros(len(labels), dtype=bool)", "offer() returned an array of bool"),
+        (f"{OFFER}np.zeros((len(labels), 1), dtype=int)", "offer() returned an array of int64 of shape (10, 1)"),
+        (f"{OFFER}np.zeros(3, dtype=int)", "offer() returned 3 slots for 10 samples. Return one for each"),
+        (f"{OFFER}[[1], [2, 3]]", "offer() returned an object of type list"),
+        (f"{OFFER}None", "offer() returned an object of type NoneType"),
+        (f"{OFFER}[-1] * len(labels)", "offer() returned -1 for all 240 samples"),
+        (f"{OFFER}1 / 0", "at step 0: FILE, line 7: ZeroDivisionError: division by zero"),
+        (f"{READ}np.array([], dtype=int)", "readable() returned no slots at every step"),
+        (f"{READ}np.array([20])", "readable(before_task=0) returned slot 20, which holds no sample"),
+        (f"{READ}np.array([50])", "readable(before_task=0) returned slot 50. Slots are 0 to 49."),
+        (f"{READ}super().readable()", "at step 1, readable(before_task=0) returned slot 0, which holds a sample of"),
+        (f"{READ}np.repeat(super().readable(before_task), 2)", "at step 8, readable(before_task=1) returned slot 0 m"),
+        ("pass", "does not define offer. Define offer(self, labels, task)"),
+        ("def offer(self, labels): ...", "its offer can't be called as offer(labels, task)"),
+        ("def offer(self, labels, task): ...\ndef readable(self): ...", "its readable can't be called"),
+        (f"{FILL}multi_hot = 1", "multi_hot = 1. Use True or False"),
+        (f"{FILL}def setup(self): self.capacity = 0", "its capacity is 0. Set it to an int from 1"),
+        (f"{FILL}def setup(self): self.capacity = 50.0", "its capacity is 50.0"),
+        (f"{FILL}def setup(self): self.capacity = True", "its capacity is True"),
+        (f"{FILL}def __init__(self, size): self.capacity = size", "does not call super().__init__(size"),
+        (f"{FILL}def __init__(self): super().__init__(50)", "TypeError"),
+        (f"{FILL}def setup(self): raise KeyError('x')", "built with its settings: FILE"),
+        (f"{FILL}class Settings:\n    x = 1", "Settings must be a dataclass"),
+    ],
+)
+def test_unusable_memory_is_one_line_and_nothing_is_written(
+    stream: bench.Stream, tmp_path: Path, body: str, words: str
+) -> None:
+    file, runs = tmp_path / "mine.py", tmp_path / "runs"
+    file.write_text(source(body))
+    with pytest.raises(UserError) as error:
+        bench.run(stream, memory=f"{file}:Mine", settings={"memory.size": 50}, runs=runs)
+    message = str(error.value)
+    assert message.startswith(f"memory {str(file)!r}"[:-1]) or message.startswith("memory Mine: Settings")
+    assert words.replace("FILE", str(file)) in message and "\n" not in message
+    assert not runs.exists() or not [path for path in runs.rglob("*") if path.is_file()]
+
+
+class Counting(bench.Memory):
+    """A memory whose state is in its class, and so is shared by all runs."""
+
+    counts: ClassVar[list[int]] = []
+
+    def offer(self, labels: np.ndarray, task: int) -> np.ndarray:
+        self.counts.extend(labels.tolist())
+        return np.full(len(labels), len(self.counts) % self.capacity)
+
+
+def test_memory_that_shares_state_between_runs_is_refused(stream: bench.Stream) -> None:
+    with pytest.raises(UserError, match=r"Counting': chooses other slots .* same seed.*self\.generator"):
+        bench.run(stream, memory=Counting(43))
+
+
+def test_arrays_that_a_memory_changes_later_are_copied(stream: bench.Stream, tmp_path: Path) -> None:
+    """A memory may return the same array at each step; the plan must have the values at the time of each call."""
+    body = (
+        "def setup(self):\n    self.slots, self.seen = np.zeros(10, dtype=np.int64), 0\n"
+        "def offer(self, labels, task):\n    self.slots[:] = (self.seen + np.arange(10)) % self.capacity\n"
+        "    self.seen += 10\n    labels[:] = -1\n    return self.slots"
+    )
+    (tmp_path / "mine.py").write_text(source(body))
+    settings = {**REPLAY_ALL, "memory.size": 20}
+    shared, plain = (bench.run(stream, memory=m, settings=settings) for m in (f"{tmp_path}/mine.py:Mine", Newest))
+    np.testing.assert_array_equal(shared.accuracy, plain.accuracy)
+
+
+def test_global_generators_are_seeded_and_restored(stream: bench.Stream, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        source(f"{OFFER}[random.randrange(self.capacity) if np.random.rand() < 0.5 else -1 for _ in labels]")
+    )
+    np.random.seed(3)
+    expected = np.random.rand()
+    np.random.seed(3)
+    first, second = (bench.run(stream, memory=f"{tmp_path}/mine.py:Mine", seeds=[7]) for _ in range(2))
+    assert np.random.rand() == expected
+    np.testing.assert_array_equal(first.accuracy, second.accuracy)
+
+
+class _StopError(Exception):
+    pass
+
+
+def interrupt_at(step: int, patch: pytest.MonkeyPatch) -> None:
+    real = Trainer.step
+
+    def step_or_stop(trainer: Trainer) -> torch.Tensor:
+        if trainer.done == step:
+            raise _StopError
+        return real(trainer)
+
+    patch.setattr(Trainer, "step", step_or_stop)
+
+
+@pytest.mark.parametrize("step", [3, 8, 17, 23])
+def test_run_with_a_random_memory_resumes_bit_exactly(
+    stream: bench.Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    def run(runs: str) -> bench.Result:
+        memory = RandomSlots(30, probability=0.7)
+        return bench.run(stream, memory=memory, strategy="derpp", runs=tmp_path / runs, keep_weights=True)
+
+    whole = run("whole")
+    with monkeypatch.context() as patch:
+        interrupt_at(step, patch)
+        with pytest.raises(_StopError):
+            run("stopped")
+    resumed = run("stopped")
+    np.testing.assert_array_equal(resumed.accuracy, whole.accuracy)
+    (first,), (second,) = whole.models(), resumed.models()
+    for name, value in first.state_dict().items():
+        assert torch.equal(value, second.state_dict()[name]), name
+
+
+def test_edited_memory_is_another_run(stream: bench.Stream, tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    hashes = set()
+    for line in ("", "# edited"):
+        file.write_text(source(FILL + line))
+        hashes.add(bench.run(stream, memory=f"{file}:Mine", runs=tmp_path / "runs").config.hash)
+    assert len(hashes) == 2
+
+
+def test_multi_hot_memory_gets_rows(stream: bench.Stream, tmp_path: Path) -> None:
+    body = (
+        "multi_hot = True\ndef offer(self, labels, task):\n    assert labels.shape[1] == 6\n    return labels.argmax(1)"
+    )
+    (tmp_path / "mine.py").write_text(source(body))
+    result = bench.run(stream, memory=f"{tmp_path}/mine.py:Mine", replay=2)
+    plan, sequence = plan_of(result, stream)
+    for step in plan.steps:
+        np.testing.assert_array_equal(step.write, sequence.train.label[step.stream])
+
+
+def test_checked_memory_names_the_step() -> None:
+    class Late(bench.Memory):
+        def setup(self) -> None:
+            self.calls = 0
+
+        def offer(self, labels: np.ndarray, task: int) -> np.ndarray:
+            self.calls += 1
+            return np.full(len(labels), 0 if self.calls < 3 else self.capacity)
+
+    memory = CheckedMemory(Late(4).bind(bench.StreamInfo(2, 1), np.random.default_rng(0)), "late")
+    with pytest.raises(UserCodeError, match="memory 'late': at step 2, offer.. returned slot 4"):
+        for _ in range(5):
+            memory.readable()
+            memory.offer(np.zeros(2, dtype=np.int64), 0)
+
+
+@pytest.fixture(autouse=True)
+def _quiet(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    yield
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
