@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import os
 import py_compile
 import re
@@ -10,12 +11,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from contnorm import bench
 from contnorm.bench.config.schema import StrategyConfig
 from contnorm.bench.local_imports import imported_files
 from contnorm.bench.strategies.build import build_strategy
-from contnorm.bench.user_code import code_hash, load_user_code
+from contnorm.bench.user_code import check_module_names, code_hash, load_user_code
 from contnorm.errors import UserError
 
 STRATEGY = "from contnorm.bench import Strategy\n"
@@ -186,3 +189,89 @@ def test_file_edited_within_a_second_is_loaded_again(tmp_path: Path, monkeypatch
         file.write_text(f"VALUE = {value}\n")
         os.utime(file, (10**9, 10**9))
         assert load_user_code(f"{file}:VALUE", "model") == value
+
+
+def test_modules_of_the_files_folder_are_imported_from_any_folder(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in a function that is called later, from a package, and if the current folder has modules of that name."""
+    write(
+        folder,
+        mine__code="import own_helper\nvalue = own_helper.value\ndef later():\n    from own_late import value\n    "
+        "return value\n",
+        mine__own_helper="from own_package.part import value\n",
+        mine__own_package__part="value = 'in the folder'\n",
+        mine__own_late="value = 'late'\n",
+        elsewhere__own_helper="value = 'elsewhere'\n",
+        elsewhere__own_late="value = 'elsewhere'\n",
+    )
+    monkeypatch.chdir(folder / "elsewhere")
+    monkeypatch.syspath_prepend(str(folder / "elsewhere"))
+    before = list(sys.path)
+    assert load_user_code(f"{folder}/mine/code.py:value", "thing") == "in the folder"
+    assert load_user_code("../mine/code.py:later", "thing")() == "late"  # type: ignore[operator]
+    assert sys.path == before
+
+
+def test_each_folder_has_modules_of_its_own(folder: Path) -> None:
+    """Two files in different folders import modules of the same name, in turns."""
+    for place in ("a", "b"):
+        write(
+            folder, **{f"{place}__mine": "from same_name import value\n", f"{place}__same_name": f"value = '{place}'"}
+        )
+    for place in ("a", "b", "a"):
+        assert load_user_code(f"{folder}/{place}/mine.py:value", "thing") == place
+    with pytest.raises(UserError, match=r"imports the module same_name of .*/b, and other code of this run that of"):
+        check_module_names([folder / "a" / "mine.py", folder / "b" / "mine.py"])
+    check_module_names([folder / "a" / "mine.py", folder / "a" / "mine.py"])
+
+
+def test_folder_is_closed_to_other_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file whose folder has no such module imports that of the search path, not that of an earlier file's folder."""
+    write(folder, a__mine="from shared_name import value\n", a__shared_name="value = 'a'\n")
+    write(folder, b__mine="from shared_name import value\n", lib__shared_name="value = 'lib'\n")
+    monkeypatch.syspath_prepend(str(folder / "lib"))
+    monkeypatch.setattr("contnorm.bench.local_imports._search_path", tuple(sys.path))
+    assert [load_user_code(f"{folder}/{place}/mine.py:value", "thing") for place in "aba"] == ["a", "lib", "a"]
+
+
+def test_module_of_a_program_with_the_same_name_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python would use the loaded one, whose content is not part of the run's identity."""
+    write(folder, program__taken_name="value = 1\n", mine="from taken_name import value\n", taken_name="value = 2\n")
+    monkeypatch.syspath_prepend(str(folder / "program"))
+    importlib.import_module("taken_name")
+    with pytest.raises(UserError, match=r"imports the module taken_name of .*program/taken_name\.py is loaded"):
+        load_user_code(f"{folder}/mine.py:value", "model")
+
+
+def test_computed_import_of_the_files_folder_is_refused(folder: Path) -> None:
+    write(folder, mine="import importlib\nimportlib.import_module('hidden_' + 'name')\n", hidden_name="value = 1\n")
+    with pytest.raises(UserError, match=r"imports .*hidden_name\.py without an import statement"):
+        load_user_code(f"{folder}/mine.py:importlib", "model")
+
+
+def test_data_folder_does_not_hide_an_installed_package(folder: Path) -> None:
+    write(folder, mine="import scipy\nvalue = scipy.__name__\n")
+    (folder / "scipy").mkdir()
+    assert load_user_code(f"{folder}/mine.py:value", "thing") == "scipy"
+    assert imported_files(folder / "mine.py") == {}
+
+
+@pytest.mark.slow
+def test_strategy_with_a_helper_runs_in_worker_processes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From another folder; an edit of the helper makes it another run."""
+    write(
+        folder,
+        mine__strategy="from loss_helper import half\nfrom contnorm import bench\n\n\nclass Half(bench.Single):\n"
+        "    def loss(self, *arguments):\n        loss, logits = super().loss(*arguments)\n"
+        "        return half(loss), logits\n",
+        mine__loss_helper="def half(loss):\n    return loss / 2\n",
+    )
+    (folder / "elsewhere").mkdir()
+    monkeypatch.chdir(folder / "elsewhere")
+    x, y = np.random.default_rng(0).normal(size=(60, 4)), np.arange(60) % 4
+    stream = bench.Stream.from_arrays(x, y, x, y, tasks=2)
+    arguments = {"strategy": "../mine/strategy.py:Half", "runs": folder / "runs", "lanes": 2}
+    first = bench.run(stream, seeds=2, **arguments)  # type: ignore[arg-type]
+    (folder / "mine" / "loss_helper.py").write_text("def half(loss):\n    return loss * 0.5\n")
+    assert bench.run(stream, seeds=1, **arguments).config.hash != first.config.hash  # type: ignore[arg-type]
