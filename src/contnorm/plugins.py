@@ -51,11 +51,11 @@ def current_origin() -> Origin:
     return _origin.get() or Origin()
 
 
-def load_plugins() -> None:
-    """Load the plugins of all installed packages, if they are not loaded yet."""
+def load_plugins() -> bool:
+    """Load the plugins of all installed packages; return False if that was done before."""
     global _is_loaded
     if _is_loaded:
-        return
+        return False
     _is_loaded = True  # first: a plugin that uses an unknown name must not start this again
     for entry in entry_points(group=GROUP):
         origin = _origin_of(entry)
@@ -68,6 +68,7 @@ def load_plugins() -> None:
                 f"plugin {entry.name!r} of {origin}: can't be loaded ({type(error).__name__}: {message}). Update or "
                 f"uninstall the package."
             )
+    return True
 
 
 def _register(entry: EntryPoint) -> None:

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
+from contnorm.plugins import load_plugins
+
 if TYPE_CHECKING:
     from torch import nn
 
@@ -219,6 +221,8 @@ def find_norm(name: str, caller: str = "") -> tuple[NormSpec, int | None]:
             f"{where}norm {name!r} ends in a number of groups, but {spec.name!r} has no groups. "
             f"Use {spec.name!r}, or one of the grouped norms: {_listed(grouped=True)}."
         )
+    if load_plugins():
+        return find_norm(name, caller)  # a plugin may have added it
     near = _match_class_name(wanted) or difflib.get_close_matches(wanted, NORMS, n=3, cutoff=0.5)
     hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
     raise ValueError(

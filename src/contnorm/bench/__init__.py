@@ -34,7 +34,14 @@ if TYPE_CHECKING:
     from contnorm.bench.loggers import LoggedRun, Logger
     from contnorm.bench.memories import BalancedReservoir, Memory, PartitioningReservoir, Reservoir, Ring, StreamInfo
     from contnorm.bench.records import Record
-    from contnorm.bench.registries import Listing, available, register_memory, register_network, register_strategy
+    from contnorm.bench.registries import (
+        Listing,
+        available,
+        register_dataset,
+        register_memory,
+        register_network,
+        register_strategy,
+    )
     from contnorm.bench.runs import ArchivedRuns, Runs, archive, load_runs
     from contnorm.bench.strategies.base import Batch, OutputMask, Single, Strategy
     from contnorm.bench.strategies.derpp import DERpp
@@ -90,6 +97,7 @@ __all__ = [
     "load_runs",
     "load_stream",
     "metrics",
+    "register_dataset",
     "register_memory",
     "register_network",
     "register_strategy",
@@ -127,6 +135,7 @@ _NAMES_BY_MODULE = {
     "contnorm.bench.registries": (
         "Listing",
         "available",
+        "register_dataset",
         "register_memory",
         "register_network",
         "register_strategy",

@@ -1,4 +1,4 @@
-"""Registered components: strategies, memories and networks that are added under a name, by a program or a plugin.
+"""Registered components: strategies, memories, networks and data sets that a program or a plugin adds under a name.
 
 Components of this package are in the registries of their packages, such as ``STRATEGIES``. The functions that users
 call, such as ``bench.register_strategy``, are in `registries`.
@@ -27,12 +27,13 @@ __all__ = [
     "share_components",
 ]
 
-Kind = Literal["strategy", "memory", "model"]
-KINDS: tuple[Kind, ...] = ("strategy", "memory", "model")
+Kind = Literal["strategy", "memory", "model", "dataset"]
+KINDS: tuple[Kind, ...] = ("strategy", "memory", "model")  # their names are in settings
 _SETTINGS: dict[Kind, tuple[str, str]] = {  # the setting that names a component
     "strategy": ("strategy", "name"),
     "memory": ("memory", "kind"),
     "model": ("model", "name"),
+    "dataset": ("stream", "source"),
 }
 
 
@@ -113,8 +114,9 @@ def components(kind: str) -> list[Component]:
 
 def components_of(settings: Mapping[str, Mapping[str, object]]) -> list[Component]:
     """Return the registered components that nested settings name."""
-    names = {kind: settings.get(group, {}).get(key) for kind, (group, key) in _SETTINGS.items()}
-    return [component for kind, name in names.items() if (component := _components.get((kind, str(name))))]
+    names = {kind: str(settings.get(group, {}).get(key)) for kind, (group, key) in _SETTINGS.items()}
+    names["dataset"] = names["dataset"].partition("@")[0]  # a digest of the data follows
+    return [component for key in names.items() if (component := _components.get(key))]
 
 
 def share_components(components: Iterable[Component]) -> None:

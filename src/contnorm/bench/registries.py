@@ -8,15 +8,25 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from contnorm.bench.components import Component, Kind, add_component, components
+from contnorm.bench.data.registry import SOURCES
 from contnorm.bench.memories import MEMORIES
 from contnorm.bench.models import NETWORKS
 from contnorm.bench.strategies.registry import ALIASES, STRATEGIES
+from contnorm.bench.streams.tasks import ALIASES as STREAM_ALIASES
 from contnorm.bench.streams.tasks import STREAMS
 from contnorm.errors import UserError
 from contnorm.plugins import BUILT_IN, current_origin, load_plugins
 from contnorm.registry import NORMS
 
-__all__ = ["Listing", "available", "register_memory", "register_network", "register_strategy", "streams_of_source"]
+__all__ = [
+    "Listing",
+    "available",
+    "register_dataset",
+    "register_memory",
+    "register_network",
+    "register_strategy",
+    "streams_of_source",
+]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 _TARGET = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -47,7 +57,7 @@ def available() -> dict[str, dict[str, Listing]]:
     in_file = Listing("code in a file", "your own")
     return {
         "norms": _built_in(NORMS.values()),
-        "streams": _built_in(STREAMS.values()),
+        "streams": {**_built_in(STREAMS.values()), **_added("dataset")},
         "strategies": {**_built_in(STRATEGIES.values()), **_added("strategy"), "path/to/file.py:Class": in_file},
         "memories": {**_built_in(MEMORIES.values()), **_added("memory"), "path/to/file.py:Class": in_file},
         "models": {
@@ -125,14 +135,40 @@ def register_network(
     _register("model", name, make, summary, exist_ok)
 
 
+def register_dataset(
+    name: str, make: Callable[..., Any] | str, *, summary: str | None = None, exist_ok: bool = False
+) -> None:
+    """Add a data set under a name, for this process; its name is then the name of a stream.
+
+    The content of the data is part of the identity of runs, as for all streams from arrays.
+
+    Args:
+        name: The name of the stream and of its data.
+        make: A function, called as ``make(root, **settings)`` with the folder of data sets and the settings of the
+            stream that the user set. It returns a `Stream`, such as
+            ``Stream.from_arrays(..., name=name, **settings)``. Or ``"module:name"``, which is imported on first use.
+        summary: One-line description for listings. Default: the first line of the docstring.
+        exist_ok: Whether to replace a registered data set of the same name.
+
+    Example:
+        >>> from contnorm.bench.components import remove_component
+        >>> register_dataset("blobs", "my_package.data:blobs", summary="Gaussian blobs")
+        >>> available()["streams"]["blobs"].summary
+        'Gaussian blobs'
+        >>> remove_component("dataset", "blobs")
+    """
+    _register("dataset", name, make, summary, exist_ok)
+
+
 def _register(kind: Kind, name: str, target: object, summary: str | None, exist_ok: bool) -> None:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise UserError(f"{kind} {name!r}: can't be registered. Use a name of letters, digits and '_', '.', '+', '-'.")
-    if name.lower() in {*STRATEGIES, *ALIASES, *MEMORIES, *NETWORKS}:
+    if name.lower() in {*STRATEGIES, *ALIASES, *MEMORIES, *NETWORKS, *STREAMS, *STREAM_ALIASES, *SOURCES}:
         raise UserError(f"{kind} {name!r}: is a name of contnorm's own components. Use another name.")
-    is_class = isinstance(target, type) or (kind == "model" and inspect.isfunction(target))
-    if not is_class and not (isinstance(target, str) and _TARGET.fullmatch(target)):
-        what = "a function or class" if kind == "model" else "a class"
+    may_be_function = kind in ("model", "dataset")
+    is_code = isinstance(target, type) or (may_be_function and inspect.isfunction(target))
+    if not is_code and not (isinstance(target, str) and _TARGET.fullmatch(target)):
+        what = "a function or class" if may_be_function else "a class"
         raise UserError(f"{kind} {name!r}: {target!r} can't be registered. Use {what}, or 'module:Name'.")
     if summary is None:
         summary = "" if isinstance(target, str) else (inspect.getdoc(target) or "").partition("\n")[0]

@@ -17,6 +17,7 @@ from rich.console import Console
 from contnorm.bench.api.progress import RunMonitor, RunProgress
 from contnorm.bench.api.run_logs import Loggers, LogOptions, RunLogs
 from contnorm.bench.config.schema import RunConfig
+from contnorm.bench.data.added import find_added
 from contnorm.bench.data.progress import cores, load_with_progress
 from contnorm.bench.data.registry import data_root, digits_notice
 from contnorm.bench.engine.job import Job, RunEnvironment
@@ -198,7 +199,8 @@ class _StopMessages:
 
 def _prepare(name: str, environment: RunEnvironment, progress: RunProgress) -> None:
     """Decode a data set with a progress bar, if it was not decoded before."""
-    if name not in environment.sources:
+    is_in_memory = "@" in name and find_added(name, environment.data_root) is None  # or a plugin makes it
+    if name not in environment.sources and not is_in_memory:
         load_with_progress(
             name,
             environment.data_root,

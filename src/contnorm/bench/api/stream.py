@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from contnorm.bench.components import Component, find_component
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig, flatten_settings, from_dict
 from contnorm.bench.config.sources import with_setting
@@ -28,6 +29,7 @@ from contnorm.bench.strategies.base import Batch
 from contnorm.bench.strategies.build import build_strategy
 from contnorm.bench.streams.tasks import ALIASES, STREAMS, Items, TaskSequence, build_stream, find_stream
 from contnorm.bench.streams.transforms import DeviceStream
+from contnorm.bench.user_code import user_code_error
 from contnorm.errors import UserError
 
 __all__ = ["Stream", "Task", "TaskDataset", "list_seeds", "load_stream"]
@@ -334,7 +336,8 @@ def load_stream(name: str, root: str | Path | None = None, *, allow_missing: boo
     """Load a stream by name.
 
     Args:
-        name: Name of the stream, as in ``contnorm ls streams``, or of a data set that `add_dataset` added.
+        name: Name of the stream, as in ``contnorm ls streams``, or of a data set that `add_dataset` added or
+            `register_dataset` registered.
         root: Folder of data sets; None for the environment variable ``CONTNORM_DATA``, or ``./data``.
         allow_missing: Accept a published data set with other image counts than published.
         **settings: Settings of the stream, such as ``tasks=3`` or ``scenario="class"``.
@@ -345,11 +348,37 @@ def load_stream(name: str, root: str | Path | None = None, *, allow_missing: boo
     """
     folder = data_root(None if root is None else Path(root).expanduser())
     added = find_added(name, folder) if isinstance(name, str) and name.lower() not in {*STREAMS, *ALIASES} else None
+    if added is None and (component := _registered_data(name)) is not None:
+        return _make_registered(component, folder, settings)
     if added is None:
         return Stream({"name": name, **settings}, folder, allow_missing=allow_missing)
     manifest = read_added(added)
     scenario = {} if manifest.get("task_classes") is not None else {"scenario": "domain"}
     return Stream({"name": manifest["stream"], "source": manifest["source"], **scenario, **settings}, folder)
+
+
+def _registered_data(name: object) -> Component | None:
+    """Return the data set that a program or a plugin registered under a name; None if there is none."""
+    if not isinstance(name, str) or name.lower() in {*STREAMS, *ALIASES}:
+        return None
+    return find_component("dataset", name)
+
+
+def _make_registered(component: Component, root: Path, settings: Mapping[str, Any]) -> Stream:
+    make: Any = component.load()
+    settings = {key: value for key, value in settings.items() if value is not None}
+    try:
+        stream = make(root, **settings)
+    except UserError:
+        raise
+    except Exception as error:
+        raise user_code_error(error, "dataset", component.name, "called with (root, **settings)") from error
+    if not isinstance(stream, Stream) or stream.source.name.partition("@")[0] != component.name:
+        raise UserError(
+            f"dataset {component.name!r} of {component.origin}: must return a bench.Stream of data with the name "
+            f"{component.name!r}, not {stream!r}."
+        )
+    return stream
 
 
 def list_seeds(seeds: int | Iterable[int]) -> list[int]:

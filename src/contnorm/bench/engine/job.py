@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from contnorm.bench.components import find_component
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.added import find_added
 from contnorm.bench.data.registry import Source, load_source
@@ -62,11 +64,22 @@ class RunEnvironment:
         """Load a data set by name."""
         source = self.sources.get(name)
         if source is None and "@" in name and find_added(name, self.data_root) is None:
+            source = self._load_registered(name)
+        if source is None and "@" in name and find_added(name, self.data_root) is None:
             raise UserError(
                 f"data set {name!r}: is not under {self.data_root}. Add it again with `contnorm data add`, set "
                 f"--data-root, or run the Python program that passed it."
             )
         return source or load_source(name, self.data_root, allow_missing=self.allow_missing)
+
+    def _load_registered(self, name: str) -> Source | None:
+        """Load a data set that a plugin registered; None if there is none of this name and content."""
+        component = find_component("dataset", name.partition("@")[0])
+        if component is None:
+            return None
+        stream: Any = component.load()
+        source: Source = stream(self.data_root).source
+        return source if source.name == name else None
 
 
 @dataclass(frozen=True)

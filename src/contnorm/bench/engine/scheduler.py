@@ -256,7 +256,8 @@ def _execute(
 
 def _components(configs: Sequence[RunConfig]) -> list[Component]:
     """Return the components that a program or a plugin registered in this process, and that these settings name."""
-    used = dict.fromkeys(component for config in set(configs) for component in components_of(config.as_dict()))
+    named = dict.fromkeys(component for config in set(configs) for component in components_of(config.as_dict()))
+    used = [component for component in named if component.kind != "dataset"]  # data is sent, or loaded by the worker
     return [replace(component, code=code_hash(component.name, component.kind)) for component in used]
 
 
