@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import textwrap
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -32,8 +34,6 @@ PACKAGE = {
         from contnorm import bench
 
         class Half(bench.ER):
-            name = ""
-
             def loss(self, *arguments):
                 loss, logits = super().loss(*arguments)
                 return loss / 2, logits
@@ -218,15 +218,15 @@ class Newest(bench.Memory):
 
 
 def test_registration_is_checked() -> None:
-    bench.register_memory("newest", Newest)
+    bench.register_memory("latest", Newest)
     try:
-        assert bench.available()["memories"]["newest"] == ("The newest samples.", "this process")
-        with pytest.raises(UserError, match=r"'newest': is registered already, by this process.*exist_ok=True"):
-            bench.register_memory("newest", Newest)
-        bench.register_memory("newest", Newest, exist_ok=True, summary="again")
-        assert bench.available()["memories"]["newest"].summary == "again"
+        assert bench.available()["memories"]["latest"] == ("The newest samples.", "this process")
+        with pytest.raises(UserError, match=r"'latest': is registered already, by this process.*exist_ok=True"):
+            bench.register_memory("latest", Newest)
+        bench.register_memory("latest", Newest, exist_ok=True, summary="again")
+        assert bench.available()["memories"]["latest"].summary == "again"
     finally:
-        remove_component("memory", "newest")
+        remove_component("memory", "latest")
     for name in ("Ring", "er", "der++", "mlp", "split-mnist", "mnist"):
         with pytest.raises(UserError, match="contnorm's own"):
             bench.register_memory(name, Newest)
@@ -249,3 +249,28 @@ def test_class_that_is_no_memory_is_refused_when_it_is_used() -> None:
     finally:
         remove_component("memory", "strange")
         remove_component("memory", "missing")
+
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "howto" / "plugins.md"
+
+
+@pytest.mark.slow
+def test_package_of_the_docs_works(tmp_path: Path) -> None:
+    """The distribution is made of the page's files and entry points."""
+    page = PAGE.read_text()
+    (project,) = re.findall(r"^```toml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    files = re.findall(r"^```python\n# newest_samples/(\w+\.py)\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert [name for name, _ in files] == ["plugin.py", "parts.py"]
+    (entries,) = tomllib.loads(project)["project"]["entry-points"].values()
+    site = tmp_path / "site-packages"
+    install(
+        site,
+        "\n".join(f"{name} = {target}" for name, target in entries.items()),
+        {"__init__.py": "", **dict(files)},
+        "newest_samples",
+    )
+    commands = re.findall(r"^contnorm (.*)$", page, re.MULTILINE)
+    listed, ran = (contnorm(site, *command.split()) for command in commands)
+    assert re.search(r"^newest +newest-samples 1\.2 +the newest samples of the stream", listed.stdout, re.MULTILINE)
+    assert ran.returncode == 0, ran.stderr
+    assert len(list((tmp_path / "runs").glob("*/*.json"))) == 1

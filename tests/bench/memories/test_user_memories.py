@@ -102,20 +102,20 @@ def test_class_object_file_and_name_have_the_same_scores(stream: bench.Stream, t
         "    def offer(self, labels, task):\n        self.seen += len(labels)\n"
         "        return np.arange(self.seen - len(labels), self.seen) % self.capacity\n"
     )
-    bench.register_memory("newest", Newest)
+    bench.register_memory("latest", Newest)
     try:
         results = [
             bench.run(stream, memory=memory, settings={**REPLAY_ALL, "memory.size": 20}, seeds=2, lanes=lanes)
-            for memory, lanes in ((Newest, 1), (Newest(20), 1), (f"{file}:Newest", 2), ("newest", 2))
+            for memory, lanes in ((Newest, 1), (Newest(20), 1), (f"{file}:Newest", 2), ("latest", 2))
         ]
     finally:
-        remove_component("memory", "newest")
+        remove_component("memory", "latest")
     for other in results[1:]:
         np.testing.assert_array_equal(other.accuracy, results[0].accuracy)
     by_class, by_object, by_file, by_name = (result.config.memory for result in results)
     assert by_class == by_object and by_class.code and by_class.kind.endswith("test_user_memories.py:Newest")
     assert by_file.kind == f"{file}:Newest" and by_file.code != by_class.code
-    assert by_name.kind == "newest" and by_name.code == by_class.code
+    assert by_name.kind == "latest" and by_name.code == by_class.code
 
 
 def test_subclass_of_a_built_in_memory_stores_the_same(stream: bench.Stream) -> None:

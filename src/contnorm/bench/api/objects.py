@@ -181,7 +181,8 @@ def _identify_class(cls: type) -> str | None:
 def _has_state(component: Strategy | Memory) -> bool:
     """Whether a user's object has attributes that its class and the settings do not determine."""
     if isinstance(component, Memory):
-        known = next(cls for cls in type(component).__mro__ if cls.__module__.startswith("contnorm."))
+        bases = (cls for cls in type(component).__mro__ if issubclass(cls, Memory))
+        known = next(cls for cls in bases if cls.__module__.startswith("contnorm."))
         return bool(set(vars(component)) - set(vars(known.from_config(MemoryConfig()))))
     return bool(set(vars(component)) - {"config", "overrides"})
 

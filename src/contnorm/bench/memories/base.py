@@ -95,7 +95,7 @@ class Memory:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "offer" in vars(cls):
-            cls.offer = _recorded(cls.offer)  # type: ignore[method-assign]
+            cls.offer = _recorded(cls.offer)  # type: ignore[method-assign, assignment]
 
     def __init__(self, size: int, **settings: Any) -> None:
         declared = getattr(type(self), "Settings", None)
