@@ -23,10 +23,7 @@ def ls(
         str, typer.Argument(help="Kind to list: norms, streams, strategies, memories, models or tables; default: all.")
     ] = "",
 ) -> None:
-    """List available norms, streams, strategies, memories, models and tables.
-
-    The second column has the package that each comes from.
-    """
+    """List available norms, streams, strategies, memories, models and tables."""
     tables = {name: bench.Listing(find_recipe(name).title, BUILT_IN) for name in recipe_names()}
     registries = {**bench.available(), "tables": tables}
     if what and what not in registries:
