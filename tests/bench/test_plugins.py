@@ -227,8 +227,8 @@ def test_registration_is_checked() -> None:
         assert bench.available()["memories"]["latest"].summary == "again"
     finally:
         remove_component("memory", "latest")
-    for name in ("Ring", "er", "der++", "mlp", "split-mnist", "mnist"):
-        with pytest.raises(UserError, match="contnorm's own"):
+    for name in ("Ring", "er", "der++", "mlp", "split-mnist", "mnist", "cn"):
+        with pytest.raises(UserError, match="built-in component"):
             bench.register_memory(name, Newest)
     for name in ("", "a b", "x:y", "mine.py:Mine", "é", "-x"):
         with pytest.raises(UserError, match="letters, digits"):

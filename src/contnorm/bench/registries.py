@@ -163,8 +163,8 @@ def register_dataset(
 def _register(kind: Kind, name: str, target: object, summary: str | None, exist_ok: bool) -> None:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise UserError(f"{kind} {name!r}: can't be registered. Use a name of letters, digits and '_', '.', '+', '-'.")
-    if name.lower() in {*STRATEGIES, *ALIASES, *MEMORIES, *NETWORKS, *STREAMS, *STREAM_ALIASES, *SOURCES}:
-        raise UserError(f"{kind} {name!r}: is a name of contnorm's own components. Use another name.")
+    if name.lower() in {*NORMS, *STRATEGIES, *ALIASES, *MEMORIES, *NETWORKS, *STREAMS, *STREAM_ALIASES, *SOURCES}:
+        raise UserError(f"{kind} {name!r}: is the name of a built-in component, or of a norm. Use another name.")
     may_be_function = kind in ("model", "dataset")
     is_code = isinstance(target, type) or (may_be_function and inspect.isfunction(target))
     if not is_code and not (isinstance(target, str) and _TARGET.fullmatch(target)):
