@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
-from contnorm.plugins import load_plugins
+from contnorm.plugins import BUILT_IN, Origin, load_plugins
 
 if TYPE_CHECKING:
     from torch import nn
@@ -49,6 +49,7 @@ class NormSpec:
         summary: A one-line description for listings.
         citation: The publication of the method.
         preset: Constructor arguments that select this norm among those of its class.
+        origin: The package that it comes from.
         grouped: Whether it accepts ``num_groups``.
         keeps_moments: Whether it has running moments.
         cannot: Conformance tests that do not apply, each with the reason. The test suite checks that they fail.
@@ -60,6 +61,7 @@ class NormSpec:
     summary: str
     citation: str
     preset: Mapping[str, object] = field(default_factory=dict)
+    origin: Origin = BUILT_IN
     grouped: bool = False
     keeps_moments: bool = False
     cannot: Mapping[str, str] = field(default_factory=dict)

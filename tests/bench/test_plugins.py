@@ -8,14 +8,17 @@ import subprocess
 import sys
 import textwrap
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from contnorm import bench
+from contnorm import bench, registry
 from contnorm.bench.components import remove_component
 from contnorm.errors import UserError
+from contnorm.plugins import Origin
+from contnorm.registry import NORMS
 
 PACKAGE = {
     "__init__.py": "",
@@ -249,6 +252,17 @@ def test_class_that_is_no_memory_is_refused_when_it_is_used() -> None:
     finally:
         remove_component("memory", "strange")
         remove_component("memory", "missing")
+
+
+def test_norm_of_a_plugin_has_its_origin_in_listings_and_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = replace(NORMS["bn"], name="theirs", origin=Origin("their-norms", "0.3"))
+    monkeypatch.setitem(registry._NORMS, "theirs", spec)
+    assert bench.available()["norms"]["theirs"].origin == "their-norms 0.3"
+    x, y = np.random.default_rng(0).normal(size=(40, 3)), np.arange(40) % 2
+    (record,) = bench.run(bench.Stream.from_arrays(x, y, x, y, tasks=1), norm="theirs", strategy="single").records
+    assert record.raw["versions"]["their-norms"] == "0.3"
+    (record,) = bench.run(bench.Stream.from_arrays(x, y, x, y, tasks=1), norm="bn", strategy="single").records
+    assert set(record.raw["versions"]) == {"contnorm", "torch", "python", "cuda"}
 
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "howto" / "plugins.md"

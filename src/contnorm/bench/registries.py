@@ -56,7 +56,7 @@ def available() -> dict[str, dict[str, Listing]]:
     load_plugins()
     in_file = Listing("code in a file", "your own")
     return {
-        "norms": _built_in(NORMS.values()),
+        "norms": {spec.name: Listing(spec.summary, str(spec.origin)) for spec in NORMS.values()},
         "streams": {**_built_in(STREAMS.values()), **_added("dataset")},
         "strategies": {**_built_in(STRATEGIES.values()), **_added("strategy"), "path/to/file.py:Class": in_file},
         "memories": {**_built_in(MEMORIES.values()), **_added("memory"), "path/to/file.py:Class": in_file},
@@ -69,7 +69,7 @@ def available() -> dict[str, dict[str, Listing]]:
 
 
 def _built_in(specs: Iterable[Any]) -> dict[str, Listing]:
-    return {spec.name: Listing(spec.summary, str(getattr(spec, "origin", BUILT_IN))) for spec in specs}
+    return {spec.name: Listing(spec.summary, str(BUILT_IN)) for spec in specs}
 
 
 def _added(kind: Kind) -> dict[str, Listing]:

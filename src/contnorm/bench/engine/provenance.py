@@ -12,12 +12,14 @@ from typing import Any
 import torch
 
 import contnorm
-from contnorm.bench.components import Component, components_of
+from contnorm.bench.components import components_of
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.dataset import MultiLabelSource
 from contnorm.bench.data.registry import Source
 from contnorm.bench.engine.job import RunEnvironment
 from contnorm.bench.engine.precision import cpu_instructions, device_name
+from contnorm.plugins import BUILT_IN, Origin
+from contnorm.registry import NORMS
 
 __all__ = ["commit_of", "package_commit", "provenance"]
 
@@ -33,7 +35,7 @@ def provenance(config: RunConfig, source: Source, environment: RunEnvironment) -
             "torch": torch.__version__,
             "python": platform.python_version(),
             "cuda": torch.version.cuda,
-            **{used.origin.package: used.origin.version for used in _plugin_components(config)},
+            **{origin.package: origin.version for origin in _plugins(config)},
         },
         "device": {
             "kind": device.type,
@@ -48,9 +50,12 @@ def provenance(config: RunConfig, source: Source, environment: RunEnvironment) -
     }
 
 
-def _plugin_components(config: RunConfig) -> list[Component]:
-    """Return the components of a run that installed packages have added."""
-    return [used for used in components_of(config.as_dict()) if used.origin.package]
+def _plugins(config: RunConfig) -> list[Origin]:
+    """Return the installed packages that have added components of a run."""
+    origins = [component.origin for component in components_of(config.as_dict())]
+    if config.norm.name in NORMS:
+        origins.append(NORMS[config.norm.name].origin)
+    return [origin for origin in origins if origin.package and origin != BUILT_IN]
 
 
 def _source_details(source: Source) -> dict[str, Any]:

@@ -132,7 +132,7 @@ class CheckedMemory:
     def offer(self, labels: NDArray[np.int64], task: int) -> Slots:
         """Return the slots of the samples of this step."""
         with self._errors_at_step():
-            slots = self.memory.offer(labels.copy(), task)
+            slots = self.memory.offer(labels, task)
         self._samples += len(slots)
         self._stored += int((slots >= 0).sum())
         return slots
