@@ -106,7 +106,7 @@ def test_class_object_file_and_name_have_the_same_scores(stream: bench.Stream, t
     try:
         results = [
             bench.run(stream, memory=memory, settings={**REPLAY_ALL, "memory.size": 20}, seeds=2, lanes=lanes)
-            for memory, lanes in ((Newest, 1), (Newest(20), 1), (f"{file}:Newest", 2), ("latest", 2))
+            for memory, lanes in ((Newest, 1), (Newest(20), 2), (f"{file}:Newest", 2), ("latest", 2))
         ]
     finally:
         remove_component("memory", "latest")
@@ -116,6 +116,33 @@ def test_class_object_file_and_name_have_the_same_scores(stream: bench.Stream, t
     assert by_class == by_object and by_class.code and by_class.kind.endswith("test_user_memories.py:Newest")
     assert by_file.kind == f"{file}:Newest" and by_file.code != by_class.code
     assert by_name.kind == "latest" and by_name.code == by_class.code
+
+
+class FirstSlot:
+    """A mixin that is no memory."""
+
+    def offer(self, labels: np.ndarray, task: int) -> np.ndarray:
+        return np.where(np.arange(len(labels)) == 0, 0, -1)
+
+
+class Mixed(FirstSlot, bench.Memory):
+    pass
+
+
+class Doubled(Mixed):
+    """Calls the offer of its base class, and stores the second sample too."""
+
+    def offer(self, labels: np.ndarray, task: int) -> np.ndarray:
+        slots = super().offer(labels, task)
+        slots[1] = 1
+        return slots
+
+
+def test_inherited_offer_records_the_slots_it_fills() -> None:
+    for memory, filled in ((Mixed(4), [0]), (Doubled(4), [0, 1])):
+        memory.offer(np.zeros(3, dtype=np.int64), task=2)
+        assert memory.readable().tolist() == filled
+        assert memory.readable(before_task=2).tolist() == []
 
 
 def test_subclass_of_a_built_in_memory_stores_the_same(stream: bench.Stream) -> None:

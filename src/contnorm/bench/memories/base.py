@@ -94,7 +94,7 @@ class Memory:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if "offer" in vars(cls):
+        if cls.offer is not Memory.offer and _RECORDED not in vars(cls.offer):  # its own, or of a mixin
             cls.offer = _recorded(cls.offer)  # type: ignore[method-assign, assignment]
 
     def __init__(self, size: int, **settings: Any) -> None:
@@ -151,6 +151,7 @@ class Memory:
         return self._table
 
 
+_RECORDED = "records_slots"  # attribute of a wrapped offer
 Offer = Callable[[Any, NDArray[np.int64], int], Slots]
 
 
@@ -173,6 +174,7 @@ def _recorded(offer: Offer) -> Offer:
         table.write(slots[slots != NOT_STORED], task)
         return slots
 
+    vars(checked_offer)[_RECORDED] = True
     return checked_offer
 
 
