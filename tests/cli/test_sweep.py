@@ -235,3 +235,12 @@ def test_code_is_executed_only_if_it_is_named(
 
 def test_recipes_keep_their_fixed_grid_by_default() -> None:
     assert TuneOptions().extensions == 0 and TuneOptions().refine is None
+
+
+@pytest.mark.parametrize("command", [("sweep", "--norm", "bn,cn"), ("tune", "--norm", "bn", "--lr", "0.01,0.1")])
+def test_runs_of_a_sweep_are_logged(cifar: list[str], tmp_path: Path, command: tuple[str, ...]) -> None:
+    name, *options = command
+    code, _ = call(name, *cifar, *options, "--seeds", "1", "--max-steps", "5", "--log", "csv", "--log-dir", "logs")
+    runs = {(path.parent.name, path.stem) for path in (tmp_path / "runs").glob("*/*.json")}
+    logged = {(path.parent.name, path.stem) for path in (tmp_path / "logs").rglob("*.csv")}
+    assert code == 0 and len(runs) >= 2 and logged == runs

@@ -33,6 +33,9 @@ from contnorm.cli.common import (
     AllowMissing,
     DataRoot,
     Lanes,
+    Log,
+    LogDir,
+    LogEvery,
     RunsFolder,
     TrustCode,
     console,
@@ -122,6 +125,9 @@ def sweep(
     data_root: DataRoot = None,
     allow_missing: AllowMissing = False,
     runs: RunsFolder = Path("runs"),
+    log: Log = None,
+    log_every: LogEvery = 50,
+    log_dir: LogDir = None,
     config: Annotated[Path | None, typer.Option(help="TOML file of settings of all runs.")] = None,
     set_: SetOption = None,
     trust_code: TrustCode = None,
@@ -161,6 +167,9 @@ def sweep(
             device=device,
             lanes=lanes,
             threads=threads,
+            log=log,
+            log_every=log_every,
+            log_dir=log_dir,
         )
 
     raise typer.Exit(run_grid(run, stream, flags, options, data_root, trust_code or [], plot, json_, console))

@@ -23,6 +23,9 @@ from contnorm.cli.common import (
     THREADS_HELP,
     AllowMissing,
     DataRoot,
+    Log,
+    LogDir,
+    LogEvery,
     RunsFolder,
     TrustCode,
     console,
@@ -98,6 +101,9 @@ def tune(
     data_root: DataRoot = None,
     allow_missing: AllowMissing = False,
     runs: RunsFolder = Path("runs"),
+    log: Log = None,
+    log_every: LogEvery = 50,
+    log_dir: LogDir = None,
     set_: SetOption = None,
     trust_code: TrustCode = None,
 ) -> None:
@@ -145,6 +151,9 @@ def tune(
             device=device,
             lanes=lanes,
             threads=threads,
+            log=log,
+            log_every=log_every,
+            log_dir=log_dir,
         )
 
     raise typer.Exit(run_grid(search, stream, flags, options, data_root, trust_code or [], plot, json_, console))
@@ -157,6 +166,9 @@ STREAM_ONLY = {
     "plot": "--plot",
     "json_": "--json",
     "set_": "--set",
+    "log": "--log",
+    "log_every": "--log-every",
+    "log_dir": "--log-dir",
 }
 RECIPE_ONLY = {"out": "--out"}
 
