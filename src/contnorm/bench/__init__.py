@@ -43,13 +43,19 @@ if TYPE_CHECKING:
         register_strategy,
     )
     from contnorm.bench.runs import ArchivedRuns, Runs, archive, load_runs
-    from contnorm.bench.strategies.base import Batch, OutputMask, Single, Strategy
+    from contnorm.bench.strategies.base import Batch, OutputMask, Single, Strategy, forward
     from contnorm.bench.strategies.derpp import DERpp
     from contnorm.bench.strategies.er import ER
+    from contnorm.bench.strategies.er_ace import ERACE
+    from contnorm.bench.strategies.ewc import EWC
+    from contnorm.bench.strategies.lwf import LwF
+    from contnorm.bench.strategies.tasks import TaskData, TaskInfo
     from contnorm.errors import UserCodeError, UserError
 
 __all__ = [
     "ER",
+    "ERACE",
+    "EWC",
     "ArchivedRuns",
     "BalancedReservoir",
     "Batch",
@@ -62,6 +68,7 @@ __all__ = [
     "Listing",
     "LoggedRun",
     "Logger",
+    "LwF",
     "Memory",
     "OutputMask",
     "PartitioningReservoir",
@@ -80,7 +87,9 @@ __all__ = [
     "SweepInterrupted",
     "SweepResult",
     "Task",
+    "TaskData",
     "TaskDataset",
+    "TaskInfo",
     "Trial",
     "UserCodeError",
     "UserError",
@@ -94,6 +103,7 @@ __all__ = [
     "evaluate",
     "export",
     "fetch_dataset",
+    "forward",
     "load_runs",
     "load_stream",
     "metrics",
@@ -141,9 +151,13 @@ _NAMES_BY_MODULE = {
         "register_strategy",
     ),
     "contnorm.bench.runs": ("ArchivedRuns", "Runs", "archive", "load_runs"),
-    "contnorm.bench.strategies.base": ("Batch", "OutputMask", "Single", "Strategy"),
+    "contnorm.bench.strategies.base": ("Batch", "OutputMask", "Single", "Strategy", "forward"),
     "contnorm.bench.strategies.derpp": ("DERpp",),
     "contnorm.bench.strategies.er": ("ER",),
+    "contnorm.bench.strategies.er_ace": ("ERACE",),
+    "contnorm.bench.strategies.ewc": ("EWC",),
+    "contnorm.bench.strategies.lwf": ("LwF",),
+    "contnorm.bench.strategies.tasks": ("TaskData", "TaskInfo"),
     "contnorm.errors": ("UserCodeError", "UserError"),
 }
 __getattr__, __dir__ = lazy_names(__name__, _NAMES_BY_MODULE, ("metrics",), extra="bench")

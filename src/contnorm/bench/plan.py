@@ -8,8 +8,9 @@ and two norms that are compared on one seed see the same samples.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,13 +18,13 @@ from numpy.typing import NDArray
 from contnorm.bench.config.schema import MemoryConfig, RunConfig, TrainConfig
 from contnorm.bench.data.registry import Source
 from contnorm.bench.memories import MEMORIES, NOT_STORED, Memory, StreamInfo, build
-from contnorm.bench.memories.base import draw_slots_batched
+from contnorm.bench.memories.base import draw_slots, draw_slots_batched
 from contnorm.bench.memories.build import CheckedMemory, global_generators
 from contnorm.bench.rng import generator, seed_for
 from contnorm.bench.streams.tasks import TaskSequence, build_stream
 from contnorm.errors import UserError
 
-__all__ = ["Plan", "PlanCache", "Step", "build_memory", "make_plan", "offered_labels"]
+__all__ = ["ExtraDraw", "Plan", "PlanCache", "Step", "add_extra_draw", "build_memory", "make_plan", "offered_labels"]
 
 Indices = NDArray[np.int64]
 AT_ONCE = 1000  # steps whose replay samples are drawn in one call
@@ -44,6 +45,7 @@ class Step:
         replay_slots: Memory slots of the replayed items, likewise.
         stream_views: Crops and flips of the stream's items; None without augmentation.
         replay_views: Crops and flips of the replayed items, likewise.
+        has_extra: Whether the last draw is an extra one for a norm, and not for the strategy.
     """
 
     task: int
@@ -53,6 +55,7 @@ class Step:
     replay_slots: tuple[Indices, ...]
     stream_views: Views | None
     replay_views: tuple[Views, ...] | None
+    has_extra: bool = False
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -61,7 +64,9 @@ class Step:
 
     def passes(self, forward: str) -> tuple[int, ...]:
         """Return the batch size of each forward pass: one joint pass, or one pass per part that has samples."""
-        return (sum(self.sizes),) if forward == "joint" else tuple(size for size in self.sizes if size)
+        sizes, extra = (self.sizes[:-1], self.sizes[-1:]) if self.has_extra else (self.sizes, ())
+        parts = (sum(sizes), *extra) if forward == "joint" else self.sizes
+        return tuple(size for size in parts if size)
 
 
 @dataclass(frozen=True)
@@ -320,6 +325,76 @@ class _Views:
         return np.concatenate([crop, self.rng.integers(0, 2, size=(len(items), 1))], axis=1)
 
 
+@dataclass(frozen=True)
+class ExtraDraw:
+    """An extra draw from the memory at every step, for a norm that requests one.
+
+    Attributes:
+        size: Number of samples; None for ``train.replay``.
+        balance: Draw uniformly over the stored samples, or as many (plus or minus one) of each class or task.
+    """
+
+    size: int | None
+    balance: Literal["none", "class", "task"]
+
+
+def add_extra_draw(plan: Plan, config: RunConfig, stream: TaskSequence, seed: int, draw: ExtraDraw) -> Plan:
+    """Return a plan whose steps have one more replay draw, from all samples in the memory.
+
+    The draw has generators of its own, so all other draws stay the same. A run without replay gets the memory that its
+    settings name, for this draw alone.
+    """
+    if draw.balance == "class" and stream.multi_label:
+        raise UserError(
+            f"norm {config.norm.name!r}: requests an extra batch with balance='class', but a sample of "
+            f"{config.stream.name} has several labels. Use balance='none'."
+        )
+    if draw.balance == "task" and stream.task_free:
+        raise UserError(
+            f"norm {config.norm.name!r}: requests an extra batch with balance='task', but stream.scenario=free has no "
+            f"tasks. Use balance='none' or 'class'."
+        )
+    stored = plan
+    if not plan.slots:
+        with_replay = replace(config, strategy=replace(config.strategy, replay_from="all"))
+        stored = make_plan(with_replay, stream, seed, draws=1)
+    content = np.full(stored.slots, -1, dtype=np.int64)  # the item in each slot
+    rng = generator(seed, "norm replay")
+    views = None if stream.padding is None else _Views(generator(seed, "norm replay augment"), stream.padding)
+    size = config.train.replay if draw.size is None else draw.size
+    groups = None if draw.balance == "none" else getattr(stream.train, {"class": "label", "task": "task"}[draw.balance])
+    steps = []
+    for step, write in zip(plan.steps, (step.write for step in stored.steps), strict=True):
+        slots = _draw_balanced(np.flatnonzero(content >= 0), content, groups, size, rng)
+        items = content[slots]
+        extended = replace(step, replay=(*step.replay, items), replay_slots=(*step.replay_slots, slots), has_extra=True)
+        if views is not None and step.replay_views is not None:
+            extended = replace(extended, replay_views=(*step.replay_views, views.draw(items)))
+        steps.append(extended)
+        content[write[write != NOT_STORED]] = step.stream[write != NOT_STORED]
+    return replace(plan, steps=tuple(steps))
+
+
+def _draw_balanced(
+    slots: Indices, content: Indices, groups: NDArray[np.int64] | None, size: int, rng: np.random.Generator
+) -> Indices:
+    """Draw up to ``size`` of the slots, uniformly or with the same number of each group of items, plus or minus one.
+
+    A group with too few samples gives all it has, and the others give more.
+    """
+    if groups is None or len(slots) <= size:
+        return draw_slots(slots, size, rng)
+    order = rng.permutation(slots)
+    of_group = groups[content[order]]
+    names = rng.permutation(np.unique(of_group))  # in random order: which groups give one more
+    rank = np.empty(len(order), dtype=np.int64)  # of each slot in its group
+    turn = np.empty(len(order), dtype=np.int64)  # of its group
+    for number, name in enumerate(names):
+        members = np.flatnonzero(of_group == name)
+        rank[members], turn[members] = np.arange(len(members)), number
+    return order[np.lexsort((turn, rank))[:size]]
+
+
 class PlanCache:
     """Streams and plans of one data set, made on first use.
 
@@ -331,18 +406,22 @@ class PlanCache:
         self.source = source
         self._plans: dict[tuple[object, ...], tuple[TaskSequence, Plan]] = {}
 
-    def of(self, config: RunConfig, seed: int, draws: int) -> tuple[TaskSequence, Plan]:
+    def of(self, config: RunConfig, seed: int, draws: int, extra: ExtraDraw | None = None) -> tuple[TaskSequence, Plan]:
         """Return the stream and the plan of a run.
 
         Args:
             config: The settings of the run.
             seed: The seed of the run.
             draws: Number of replay draws per step.
+            extra: An extra draw for a norm.
         """
         train = config.train
         batching = train.batch, train.replay, train.partial, train.passes, train.max_steps
-        key = config.stream, config.memory, config.strategy.replay_from, batching, seed, draws
-        if key not in self._plans:
+        key = config.stream, config.memory, config.strategy.replay_from, batching, seed, draws, extra
+        if key not in self._plans and extra is not None:
+            stream, plan = self.of(config, seed, draws)
+            self._plans[key] = stream, add_extra_draw(plan, config, stream, seed, extra)
+        elif key not in self._plans:
             stream = build_stream(config.stream, self.source, seed)
             self._plans[key] = stream, make_plan(config, stream, seed, draws)
         return self._plans[key]

@@ -184,7 +184,7 @@ def _has_state(component: Strategy | Memory) -> bool:
         bases = (cls for cls in type(component).__mro__ if issubclass(cls, Memory))
         known = next(cls for cls in bases if cls.__module__.startswith("contnorm."))
         return bool(set(vars(component)) - set(vars(known.from_config(MemoryConfig()))))
-    return bool(set(vars(component)) - {"config", "overrides"})
+    return bool(set(vars(component)) - {"config", "overrides", "settings"})
 
 
 def _checked_tag(tag: str) -> str:

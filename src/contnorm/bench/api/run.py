@@ -371,7 +371,7 @@ class _Values:
         if key not in component:
             _check_component(argument, value)
         for component_key, component_value in component.items():
-            self.set(f"{argument}={type(value).__name__}(...)", component_key, component_value)
+            self.set(f"{argument}={type(value).__name__}(...)", component_key, component_value, none=True)
         if key in component:
             return
         name, python_object = identify(value, argument, tag, recorded)
@@ -399,7 +399,7 @@ def _component_settings(value: object, key: str, base: type | tuple[type, ...]) 
         return {}
     built_in = kind.__module__.startswith("contnorm.bench.")
     settings = {key: getattr(value, "name", "")} if isinstance(value, type) else getattr(value, "overrides", {})
-    return {k: v for k, v in settings.items() if v not in (None, "") and (built_in or k != key)}
+    return {k: v for k, v in settings.items() if k != key or (built_in and v)}
 
 
 def _check_component(argument: str, value: Any) -> None:

@@ -14,7 +14,7 @@ from contnorm.bench.data.multilabel_store import find_stored, list_stored
 from contnorm.bench.data.registry import SOURCES, describe_layouts, find_layout
 from contnorm.bench.memories.build import resolve_memory
 from contnorm.bench.models.pretrained import weights_hash
-from contnorm.bench.strategies.build import check_strategy
+from contnorm.bench.strategies.build import resolve_strategy
 from contnorm.bench.streams.tasks import STREAMS, StreamSpec, check_stream
 from contnorm.bench.user_code import check_module_names, code_files
 from contnorm.errors import UserError, unknown
@@ -50,9 +50,9 @@ def resolve(values: Mapping[str, Any], data_root: Path) -> RunConfig:
         config = replace(config, model=replace(config.model, weights_hash=weights))
     check_stream(config.stream)
     _check_evaluation(config, spec)
-    check_strategy(config.strategy)
+    strategy = resolve_strategy(config.strategy)
     check_module_names(code_files(config.as_dict()))
-    return replace(config, memory=resolve_memory(config.memory))
+    return replace(config, strategy=strategy, memory=resolve_memory(config.memory))
 
 
 def _check_evaluation(config: RunConfig, spec: StreamSpec) -> None:

@@ -1,9 +1,9 @@
 """Digests of the state that user code has in Python objects. They are the same in every process.
 
-A checkpoint contains the parameters and buffers of a network, the optimizer and the memory. It does not contain other
-state of a user-defined strategy or network: attributes of ``self`` and of its class, and module variables. So a
-checkpoint is usable only if that state equals the state of newly loaded code, which the digests tell. If checkpoints
-contain this state one day, `Trainer.state` and `Trainer.load` will handle it and this comparison can be removed.
+A checkpoint contains the parameters and buffers of a network, the optimizer, the memory, and the state of the strategy
+(`Strategy.state_dict`). It does not contain other state of user code: attributes of types that can't be saved,
+attributes of classes and of a network, and module variables. So a checkpoint is usable only if that state equals the
+state of newly loaded code, which the digests tell.
 
 User code may also draw random numbers in a step, such as for dropout; the package draws none. Its draws depend on
 the seed of the run and the step only (`seeded_generators`), so that a run can be repeated and resumed bit-exactly.
@@ -32,6 +32,7 @@ import torch
 from torch import Tensor, nn
 
 from contnorm.bench.config.schema import StrategyConfig
+from contnorm.bench.strategies.state import GIVEN_ATTRIBUTES, modules_in, split_state
 from contnorm.bench.user_code import forget_imports, imported_modules
 
 __all__ = [
@@ -60,16 +61,36 @@ class _UnreadableError(Exception):
     """An object whose state can't be read, such as a generator or an open file."""
 
 
-def strategy_state(strategy: object, modules: Mapping[str, types.ModuleType], head: object = None) -> CodeState:
-    """Return the state of a strategy: its attributes, and the variables of its modules.
+def strategy_state(
+    strategy: object,
+    modules: Mapping[str, types.ModuleType],
+    head: object = None,
+    network: nn.Module | None = None,
+    saved: Mapping[str, object] | None = None,
+) -> CodeState:
+    """Return the state of a strategy that checkpoints do not contain: its attributes, and the variables of its modules.
 
     Args:
         strategy: The strategy.
         modules: The modules of its code, by name.
         head: The head that is passed to it, which it may change.
+        network: The network of the run. Its modules and tensors are excluded.
+        saved: The state of the strategy in checkpoints. Attributes with these names, and these tensors, are excluded.
+            Of the modules in it, everything but the content of their ``state_dict()`` is included.
     """
-    attributes = {f"self.{name}": value for name, value in _attributes(strategy).items()}
-    return _digests({**attributes, **_variables(modules), "head": head}, modules.keys(), ())
+    names = {*(saved or {}), *GIVEN_ATTRIBUTES}
+    attributes = {name: value for name, value in _attributes(strategy).items() if name not in names}
+    values = {f"self.{name}": value for name, value in attributes.items()}
+    known: list[object] = []
+    if network is not None:
+        known = [*network.modules(), *network.state_dict(keep_vars=True).values()]
+    known += split_state(saved or {})[0].values()
+    digests = _digests({**values, **_variables(modules), "head": head}, modules.keys(), known)
+    for name in saved or {}:
+        for path, module in modules_in(getattr(strategy, name, None), f"self.{name}"):
+            state = network_state(module, {})
+            digests |= {f"{path}.{part}": digest for part, digest in state.items() if part != "requires_grad"}
+    return digests
 
 
 def network_state(network: nn.Module, modules: Mapping[str, types.ModuleType]) -> CodeState:
@@ -136,13 +157,20 @@ def _title(module: types.ModuleType) -> str:
 
 def _digests(values: Mapping[str, object], modules: Collection[str], saved: Iterable[object]) -> CodeState:
     digests = {}
-    known = {id(value) for value in saved}
+    saved = list(saved)
+    known = {id(value) for value in saved} | {_storage_key(v) for v in saved if isinstance(v, Tensor)}
+    known.discard(0)
     for name, value in values.items():
         try:
             digests[name] = _Digest(modules, known).of(value)
         except Exception:  # user code may raise anything, such as in a property or __reduce_ex__
             digests[name] = UNREADABLE
     return digests
+
+
+def _storage_key(tensor: Tensor) -> int:
+    """Return a number that identifies the values of a tensor, and is not the ``id()`` of an object."""
+    return -tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided and tensor.numel() else 0
 
 
 def _is_internal(name: str) -> bool:
@@ -155,7 +183,7 @@ class _Digest:
 
     Args:
         modules: Names of the modules of user code. Their classes, functions and variables are included.
-        saved: The ``id()`` of objects that a checkpoint contains. They are excluded.
+        saved: The ``id()`` of objects that a checkpoint contains, and the storages of tensors. They are excluded.
     """
 
     def __init__(self, modules: Collection[str], saved: set[int]) -> None:
@@ -181,7 +209,7 @@ class _Digest:
             self._write(type(value).__name__, value)
         elif isinstance(value, _IGNORED):
             self._write("ignored")
-        elif id(value) in self.saved:
+        elif id(value) in self.saved or (isinstance(value, Tensor) and _storage_key(value) in self.saved):
             self._write("saved")
         elif id(value) in self.seen:
             self._write("again", self.seen[id(value)])

@@ -3,8 +3,11 @@
 The graph contains one step of every trainer, from the gather of its samples to the update, with one CUDA stream for
 each. The index of the current step is a tensor on the device that the graph itself increments, so a replay needs
 nothing from the host. A graph serves a stretch: consecutive steps of the same shape. A smaller last batch, or a memory
-that is not full yet, ends a stretch. Short stretches run without a graph. The number of trainers that run together does
-not change the result of any of them.
+that is not full yet, ends a stretch, and so do hooks at task boundaries. Short stretches run without a graph. The
+number of trainers that run together does not change the result of any of them.
+
+A replay executes no Python. User code whose steps change Python state, draw random numbers or copy values to the host
+is therefore refused; with ``train.graph=off`` every step runs in Python.
 """
 
 from __future__ import annotations
@@ -16,11 +19,13 @@ from typing import Protocol
 
 import torch
 
+from contnorm.bench.engine.code_state import CodeState
 from contnorm.bench.engine.evaluate import evaluation_batch
 from contnorm.bench.engine.step_tensors import StepTable, stretch_end
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.models.build import MODELS
 from contnorm.bench.streams.image_store import ImageFeed
+from contnorm.errors import UserCodeError
 from contnorm.kernels.side_stream import SideStream
 from contnorm.kernels.triton.launcher import can_compile_ahead, compiling_ahead
 from contnorm.layers.base import NormLayer
@@ -39,10 +44,15 @@ class Stepper(Protocol):
         """Do ``steps`` steps, or fewer if ``stop()`` returns True meanwhile; returns the last loss of each trainer."""
         ...
 
+    def reset(self) -> None:
+        """Forget captured steps, after hooks that may have changed what a step does."""
+        ...
+
 
 def stepper_for(trainers: Sequence[Trainer]) -> Stepper:
-    """Return the stepper for the device of the trainers: a CUDA graph on a GPU, a plain loop on a CPU."""
-    return _GraphStepper(trainers) if trainers[0].device.type == "cuda" else _EagerStepper(trainers)
+    """Return a stepper: a CUDA graph on a GPU, a plain loop on a CPU or with ``train.graph=off``."""
+    captured = trainers[0].device.type == "cuda" and trainers[0].config.train.graph == "on"
+    return _GraphStepper(trainers) if captured else _EagerStepper(trainers)
 
 
 class _EagerStepper:
@@ -59,6 +69,9 @@ class _EagerStepper:
                     break
         return [float(loss) for loss in losses]
 
+    def reset(self) -> None:
+        """Nothing is captured."""
+
 
 class _GraphStepper:
     def __init__(self, trainers: Sequence[Trainer]) -> None:
@@ -71,7 +84,7 @@ class _GraphStepper:
         self.losses = torch.zeros(len(trainers), device=trainers[0].device)
         self.rows: list[StepTable] = []
         self.graph: torch.cuda.CUDAGraph | None = None
-        self.in_python = False  # whether every step must run in Python, without a graph
+        self.before: list[CodeState] = []  # of user code at the start of the stretch, for each trainer
         self.start = self.end = -1  # first and end step of the stretch that the graph is for
         self.first = self.last = -1  # first and end step whose rows are on the device
 
@@ -94,6 +107,11 @@ class _GraphStepper:
         plans = [trainer.plan.steps for trainer in self.trainers]
         self.start, self.end = done, min(stretch_end(steps, done) for steps in plans)
         self.graph, self.rows = None, []
+        self.before = [trainer.step_state() for trainer in self.trainers]
+
+    def reset(self) -> None:
+        self.graph, self.rows = None, []
+        self.start = self.end = self.first = self.last = -1
 
     def _load_rows(self, done: int) -> None:
         self.first, self.last = done, min(trainer.feed.reach(done, self.end) for trainer in self.trainers)
@@ -120,8 +138,9 @@ class _GraphStepper:
         self.cursor.fill_(done - self.first)
         for _ in range(steps):
             eager_steps = self.trainers[0].done - self.start
-            is_long = self.end - self.start >= SHORT
-            if self.graph is None and eager_steps >= WARM_UP and is_long and not self._needs_python():
+            if self.graph is None and eager_steps == min(WARM_UP, self.end - self.start - 1):
+                self._check_steps()
+            if self.graph is None and eager_steps >= WARM_UP and self.end - self.start >= SHORT:
                 self.graph = self._capture()
             if self.graph is None:
                 self._step_all_lanes()
@@ -130,12 +149,24 @@ class _GraphStepper:
             for trainer in self.trainers:
                 trainer.done += 1
 
-    def _needs_python(self) -> bool:
-        """Whether user code changes Python state or draws random numbers in a step; a replay would do neither."""
-        self.in_python = self.in_python or any(
-            trainer.draws_random or trainer.code_changes() for trainer in self.trainers
-        )
-        return self.in_python
+    def _check_steps(self) -> None:
+        """Refuse user code that changed Python state or drew random numbers in a step; a replay would do neither.
+
+        Checked in every stretch, also in a short one, so that it does not depend on the length of a stretch.
+        """
+        for trainer, before in zip(self.trainers, self.before, strict=True):
+            changes = trainer.step_changes(before)
+            if changes:
+                shown = ", ".join(change.partition(" ")[2] for change in changes[:3])
+                raise UserCodeError(
+                    f"{trainer.owner_of(changes[0])}: a training step changes {shown} in Python, which the replay of a "
+                    f"captured step would not do. Change tensors in place instead, or set train.graph=off."
+                )
+            if trainer.draws_random:
+                raise UserCodeError(
+                    f"{trainer.drawing_code()}: draws random numbers in a training step, such as for dropout, which a "
+                    f"captured step would repeat. Set train.graph=off."
+                )
 
     def _step_all_lanes(self) -> None:
         """Do one step of every trainer, each on its own CUDA stream; synchronized before and after."""
@@ -153,9 +184,15 @@ class _GraphStepper:
         for trainer in self.trainers:
             trainer.optimizer.zero_grad()  # the graph allocates its own gradients
         graph = torch.cuda.CUDAGraph()
-        # Other threads use the device during the capture: one copies images, one writes checkpoints.
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            self._step_all_lanes()
+        try:
+            # Other threads use the device during the capture: one copies images, one writes checkpoints.
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                self._step_all_lanes()
+        except RuntimeError as error:
+            user_code = [trainer for trainer in self.trainers if trainer.has_user_code]
+            if not user_code:
+                raise
+            raise user_code[0].capture_error(error) from error
         return graph
 
 
@@ -171,7 +208,7 @@ def compile_kernels(trainers: Sequence[Trainer]) -> None:
     }
     with compiling_ahead():
         for trainer in distinct.values():
-            builtin = trainer.config.model.name in MODELS
+            builtin = trainer.config.model.name in MODELS and not trainer.has_user_model
             if builtin and any(
                 isinstance(module, NormLayer) and module.has_triton_kernels for module in trainer.model.modules()
             ):

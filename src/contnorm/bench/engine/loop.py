@@ -38,7 +38,7 @@ from contnorm.bench.metrics.task_scores import TaskScores, accuracy_scores, labe
 from contnorm.bench.models.norm_layers import count_norms
 from contnorm.bench.signals import StopRequested
 from contnorm.bench.user_code import is_user_code
-from contnorm.errors import UserError
+from contnorm.errors import UserCodeError, UserError
 from contnorm.layers.renorm import BatchRenormBase
 from contnorm.moments.reestimate import NonFiniteMomentsError, keeps_moments
 
@@ -136,7 +136,7 @@ class _Run:
         if changes:
             _warn_of_state(self.trainer, changes)
             return
-        progress = {"done": self.trainer.done, "tally": vars(self.measured)}
+        progress = {**self.trainer.progress(), "tally": vars(self.measured)}
         if self.trainer.fresh_code_state:
             progress["code_state"] = self.trainer.fresh_code_state
         saver.save(self.checkpoints, self.trainer.state(), progress, required)
@@ -144,12 +144,17 @@ class _Run:
 
 
 def _warn_of_state(trainer: Trainer, changes: Sequence[str]) -> None:
-    strategy = changes[0].startswith("strategy ")
-    name = trainer.config.strategy.name if strategy else trainer.config.model.name
+    names = [change.partition(" ")[2] for change in changes]
+    late = next((name for name in names if name.startswith("self.") and name.endswith(".named_modules()")), None)
+    if late is not None:
+        reason = (
+            f"checkpoints can't restore {late.removesuffix('.named_modules()')}, a module that setup() does not create"
+        )
+    else:
+        reason = f"has state that changes during training ({', '.join(names[:3])}), which checkpoints do not contain"
     _warn_once(
-        f"{'strategy' if strategy else 'model'} {name!r}: has state that changes during training "
-        f"({', '.join(change.partition(' ')[2] for change in changes[:3])}), which checkpoints do not contain. "
-        f"If it is stopped, the run resumes from the last checkpoint before the change, or from step 0."
+        f"{trainer.owner_of(changes[0])}: {reason}. If it is stopped, the run resumes from the last checkpoint before "
+        f"the change, or from step 0."
     )
 
 
@@ -162,10 +167,25 @@ def can_resume(trainer: Trainer, checkpoint: Checkpoint) -> bool:
     """Whether a new trainer can resume from a checkpoint.
 
     User code must have the same state as when the checkpoint was written. A checkpoint of user code without digests of
-    that state, as written by older versions, is not used.
+    that state, as written by older versions, is not used. The state of a user's strategy is restored to see that it can
+    be; if it can't, the trainer gets a new strategy.
     """
     fresh = trainer.fresh_code_state
-    return not fresh or (checkpoint.progress.get("code_state") == fresh and UNREADABLE not in fresh.values())
+    if not fresh:
+        return True
+    if checkpoint.progress.get("code_state") != fresh or UNREADABLE in fresh.values():
+        return False
+    try:
+        restored, reason = trainer.load_strategy(checkpoint.tensors, checkpoint.progress), "load_state_dict() does not"
+    except UserError as error:
+        restored, reason = False, f"{error}. That does not"
+    if not restored:
+        logging.getLogger("contnorm").warning(
+            f"strategy {trainer.config.strategy.name!r}: {reason} restore what state_dict() returned. Create all "
+            f"tensors and modules in setup()."
+        )
+        trainer.restart_strategy()
+    return restored
 
 
 def resumed(trainer: Trainer, checkpoints: Checkpoints | None) -> Measurements:
@@ -176,7 +196,7 @@ def resumed(trainer: Trainer, checkpoints: Checkpoints | None) -> Measurements:
     _warn_of_broken(checkpoints, checkpoint)
     if checkpoint is None or not can_resume(trainer, checkpoint):
         return Measurements()
-    trainer.load(checkpoint.tensors, checkpoint.progress["done"])
+    trainer.load(checkpoint.tensors, checkpoint.progress)
     return Measurements(**checkpoint.progress["tally"])
 
 
@@ -239,6 +259,8 @@ def _learn(
         return
     stepper = stepper_for([run.trainer for run in runs])
     for task in range(min(run.measured.tasks for run in runs), len(ends)):
+        _start_task(runs, task, stepper)
+        _check_first_loss(runs, stepper, stop)
         while runs and runs[0].trainer.done < ends[task]:
             done = runs[0].trainer.done
             until = min(ends[task], *((done // interval + 1) * interval for interval in intervals))
@@ -256,6 +278,7 @@ def _learn(
                 return
             if until % every == 0 and until < ends[task]:
                 _save(runs, saver)
+        _call_task_end(runs, task, stepper)
         try:
             diverged = yield from _end_task(runs, task, saver, stop, last=task + 1 == len(ends))
         except StopRequested:  # the interrupted evaluation is repeated on resume
@@ -266,6 +289,39 @@ def _learn(
     if saver is not None:
         saver.finish([run.checkpoints for run in runs if run.checkpoints is not None])
     yield from ((run.trainer, Finished(_results(run.trainer, run.measured))) for run in runs)
+
+
+def _start_task(runs: Sequence[_Run], task: int, stepper: Stepper) -> None:
+    """Call the hooks before a task, of runs that have not started it."""
+    called = [run.trainer.start_task(task) for run in runs if run.measured.tasks <= task]
+    if any(called):
+        stepper.reset()
+
+
+def _call_task_end(runs: Sequence[_Run], task: int, stepper: Stepper) -> None:
+    """Call the hooks after a task, of runs that are finite and have not been evaluated after it."""
+    trainers = [run.trainer for run in runs if run.trainer.has_task_hooks and run.measured.tasks <= task]
+    called = [trainer.end_task(task) for trainer in trainers if trainer.nonfinite_tensor() is None]
+    if any(called):
+        stepper.reset()
+
+
+def _check_first_loss(runs: Sequence[_Run], stepper: Stepper, stop: Callable[[], bool]) -> None:
+    """Do the first step of runs with a user's strategy, and raise an error if its loss is not finite.
+
+    A loss that is not finite before any update is a mistake in the strategy, and no divergence to record.
+    """
+    if not runs or runs[0].trainer.done or not any(run.trainer.has_user_strategy for run in runs):
+        return
+    started = time.perf_counter()
+    losses = stepper.advance(1, stop)
+    _add_train_time(runs, 0, started)
+    for run, loss in zip(runs, losses, strict=True):
+        if not math.isfinite(loss) and run.trainer.has_user_strategy:
+            raise UserCodeError(
+                f"strategy {run.trainer.config.strategy.name!r}: its loss is {loss} at the first step, before any "
+                f"update of the weights. Check its loss for divisions by zero and logarithms of zero."
+            )
 
 
 def _without(ended: Sequence[_Run], runs: Sequence[_Run], stepper: Stepper) -> tuple[Stepper, list[_Run]]:
@@ -344,8 +400,8 @@ def _verdict(trainer: Trainer, task: int, loss: float) -> Steps | Failed:
         return Steps(trainer.done, steps, task, loss)
     last_task = trainer.plan.steps[trainer.done - 1].task
     return Diverged(
-        f"seed {trainer.seed}: the loss is {loss} at step {trainer.done} of {steps} (task {last_task}). Most likely "
-        f"the learning rate of {trainer.config.train.lr} is too high for norm {trainer.config.norm.name!r}."
+        f"seed {trainer.seed}: the loss is {loss} at step {trainer.done} of {steps} (task {last_task}). "
+        f"{_likely_cause(trainer)}"
     )
 
 
@@ -402,9 +458,14 @@ def _evaluate(runs: Sequence[_Run], task: int, stop: Callable[[], bool]) -> list
 def _divergence_message(trainer: Trainer, cause: str, task: int) -> str:
     return (
         f"seed {trainer.seed}: {cause}: not finite at step {trainer.done} of {len(trainer.plan.steps)} (after task "
-        f"{task}). Most likely the learning rate of {trainer.config.train.lr} is too high for norm "
-        f"{trainer.config.norm.name!r}."
+        f"{task}). {_likely_cause(trainer)}"
     )
+
+
+def _likely_cause(trainer: Trainer) -> str:
+    config = trainer.config
+    own = f", or the loss of strategy {config.strategy.name!r} is wrong" if trainer.has_user_strategy else ""
+    return f"Most likely the learning rate of {config.train.lr} is too high for norm {config.norm.name!r}{own}."
 
 
 def _write_row(run: _Run, task: int, right: CorrectCounts, stop: Callable[[], bool]) -> None:

@@ -23,6 +23,7 @@ from contnorm.bench.plan import Plan, Step
 from contnorm.bench.user_code import is_user_code, user_code_error
 from contnorm.errors import UserError
 from contnorm.moments.reestimate import keeps_moments, moment_layers
+from contnorm.tags import BatchTags, batch_tags
 
 __all__ = ["check_network"]
 
@@ -45,20 +46,25 @@ def check_network(
     Raises:
         UserError: If a check fails.
     """
-    if is_user_code(config.model.name):
-        with record_norm_calls(model) as called:
-            _try_shapes(model, config.model.name, shape, outputs)
-        if not any_norm:
-            check_norms(model, config.model.name, config.norm, called)
-        _try_learning(model, config.model.name, shape, outputs)
-        _try_saving(model, config.model.name)
-        _try_moments(model, config)
-    else:
-        _try_norms(model, config, shape)
+    with batch_tags(_tags(2)):  # for layers that need them in training
+        if is_user_code(config.model.name):
+            with record_norm_calls(model) as called:
+                _try_shapes(model, config.model.name, shape, outputs)
+            if not any_norm:
+                check_norms(model, config.model.name, config.norm, called)
+            _try_learning(model, config.model.name, shape, outputs)
+            _try_saving(model, config.model.name)
+            _try_moments(model, config)
+        else:
+            _try_norms(model, config, shape)
     if not is_user_code(config.strategy.name):  # the passes of a user-defined strategy are not known
         step = _first_single_sample_step(config, plan)
         if step is not None:
             _try_one_sample(model, config, plan, step, shape)
+
+
+def _tags(samples: int) -> BatchTags:
+    return BatchTags(torch.zeros(samples, dtype=torch.bool), torch.zeros(samples, dtype=torch.int64))
 
 
 _checked: set[tuple[ModelConfig, NormConfig, Shape]] = set()  # networks of the package that passed the check
@@ -169,7 +175,7 @@ def _first_single_sample_step(config: RunConfig, plan: Plan) -> Step | None:
 
 def _try_one_sample(model: nn.Module, config: RunConfig, plan: Plan, step: Step, shape: Shape) -> None:
     try:
-        with torch.no_grad():
+        with torch.no_grad(), batch_tags(_tags(1)):
             copy.deepcopy(model).train()(torch.zeros(1, *shape))
     except (ValueError, RuntimeError) as error:
         raise UserError(_single_sample_message(config, plan, step)) from error

@@ -1,15 +1,17 @@
 """The trainer of one run. `Trainer.state` holds everything that must survive a restart.
 
-A trainer has a config, a seed, a plan, a model, an optimizer and, if the strategy stores logits, a memory of logits.
-One training step consists of gather, augment, forward, loss, backward, update and scatter, and reads its indices from
-tensors. The package draws no random numbers in a step and copies no value to the host, so a step can be captured as a
-CUDA graph.
+A trainer has a config, a seed, a plan, a model, an optimizer, a strategy and, if the strategy stores logits, a memory
+of logits. One training step consists of gather, augment, forward, loss, backward, update and scatter, and reads its
+indices from tensors. The package draws no random numbers in a step and copies no value to the host, so a step can be
+captured as a CUDA graph. Hooks at task boundaries run between captured steps.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,19 +30,24 @@ from contnorm.bench.engine.code_state import (
     seeded_generators,
     strategy_state,
 )
+from contnorm.bench.engine.norm_hooks import NormHooks
 from contnorm.bench.engine.optimizers import build_optimizer, load_optimizer_state, optimizer_state
 from contnorm.bench.engine.precision import Bf16Weights
 from contnorm.bench.engine.preflight import check_network
-from contnorm.bench.engine.step_tensors import StepIndices, StepTable, build_step_table, samples_of
+from contnorm.bench.engine.step_tensors import StepIndices, StepTable, build_step_table, samples_of, stretch_end
 from contnorm.bench.models.build import MODELS, build_model
 from contnorm.bench.plan import PlanCache, Step
 from contnorm.bench.rng import seed_for
-from contnorm.bench.strategies.base import Batch, OutputMask
+from contnorm.bench.strategies.base import Batch, OutputMask, Strategy, tagged_passes
 from contnorm.bench.strategies.build import build_strategy, check_loss
+from contnorm.bench.strategies.state import UnsupportedStateError, join_state, same_state, split_state
+from contnorm.bench.strategies.tasks import TaskData, TaskInfo
 from contnorm.bench.streams.image_store import DeviceImages, ImageFeed, PrefetchedFeed
 from contnorm.bench.streams.transforms import DeviceStream
-from contnorm.bench.user_code import is_user_code, loaded_modules
+from contnorm.bench.user_code import breaks_in, is_user_code, loaded_modules, user_code_error
+from contnorm.errors import UserCodeError, UserError
 from contnorm.kernels.side_stream import SideStream, side_stream_gradients
+from contnorm.tags import BatchTags, batch_tags
 
 __all__ = ["Trainer"]
 
@@ -72,20 +79,27 @@ class Trainer:
         any_norm: bool = False,
     ) -> None:
         self.config, self.seed, self.device = config, seed, device
-        self.has_user_strategy, self.has_user_model = map(is_user_code, (config.strategy.name, config.model.name))
-        self.has_user_code = self.has_user_strategy or self.has_user_model
+        named: dict[str, Any] = {"strategy": config.strategy, "model": config.model, "norm": config.norm}
+        user_code = {what for what, part in named.items() if is_user_code(part.name) or part.code is not None}
+        self.has_user_strategy, self.has_user_model = "strategy" in user_code, bool(user_code & {"model", "norm"})
+        self.has_user_code = bool(user_code)
         if self.has_user_code or is_user_code(config.memory.kind):
             isolate_modules()
+        plans = plans or PlanCache(source)
         with self._seeded("strategy"):
             self.strategy = build_strategy(config.strategy)
-        self._strategy_modules = loaded_modules(config.strategy.name) if self.has_user_strategy else {}
-        stream, self.plan = (plans or PlanCache(source)).of(config, seed, self.strategy.draws)
+        # Now, since a network in the same file loads it again.
+        self._modules = {"strategy": loaded_modules(config.strategy.name)} if is_user_code(config.strategy.name) else {}
+        stream, self.plan = plans.of(config, seed, self.strategy.draws)
         self.data = DeviceStream(stream, device, pictures)
-        self.feed = self._feed()
         self.head = OutputMask(self.data.competing)
         self.task_mask = self._task_mask()
-        self.model = self._fresh_model(any_norm)
-        self._model_modules = loaded_modules(config.model.name) if self.has_user_model else {}
+        self.model, self.norm_hooks = self._fresh_model(plans, any_norm)
+        self.feed = self._feed()
+        for what in ("model", "norm"):
+            if is_user_code(named[what].name):
+                self._modules[what] = loaded_modules(named[what].name)
+        self._check_hooks()
         # A user-defined network may access its weights in any way, so there autocast casts them.
         use_bf16_copies = config.train.precision == "bf16" and config.model.name in MODELS
         self.bf16_weights = Bf16Weights(self.model) if use_bf16_copies else None
@@ -94,11 +108,73 @@ class Trainer:
         self.logits = torch.zeros(slots + 1, stream.outputs, device=device)  # last row: samples that are not stored
         self.side_stream: SideStream | None = None  # side stream for weight gradients, if used
         self.done = 0  # steps
+        self.hooks_done = 0  # calls at task boundaries: the start and the end of each task
+        self._rows: tuple[int, int, StepTable] | None = None  # first and end step of rows on the device
+        self._replayed: dict[tuple[int, ...], tuple[Tensor, ...]] = {}  # by sizes of a step
         self.draws_random = False  # whether user code draws random numbers in a step; checked on a GPU only
         self.fresh_code_state: CodeState = {}  # of user code when it was loaded
+        self._setup_strategy()
         if self.has_user_code:
             self.fresh_code_state = self.code_state()
             register_modules()
+
+    def _setup_strategy(self) -> None:
+        """Give the strategy the network, and let it create its tensors."""
+        self.strategy.model, self.strategy.head, self.strategy.device = self.model, self.head, self.device
+        with self._seeded("strategy setup"), self._user_errors("in setup()"):
+            self.strategy.setup()
+
+    def restart_strategy(self) -> None:
+        """Replace the strategy by a new one, after its state could not be restored. The network must be unchanged."""
+        with self._seeded("strategy"):
+            self.strategy = build_strategy(self.config.strategy)
+        self._setup_strategy()
+
+    def _defines(self, *hooks: str) -> bool:
+        """Whether the strategy defines one of the hooks."""
+        return any(getattr(type(self.strategy), hook) is not getattr(Strategy, hook) for hook in hooks)
+
+    @property
+    def has_task_hooks(self) -> bool:
+        """Whether the strategy or a layer of the network has a hook at task boundaries."""
+        return self.norm_hooks.on_tasks or self._defines("on_task_start", "on_task_end")
+
+    def _check_hooks(self) -> None:
+        """Reject hooks that this run can't call, and streams that the strategy does not support."""
+        name, stream = self.config.strategy.name, self.data.sequence
+        step_hooks = [hook for hook in ("on_step_start", "on_step_end") if self._defines(hook)]
+        if step_hooks and self.config.train.graph == "on":
+            raise UserError(
+                f"strategy {name!r}: {step_hooks[0]} runs on the host at every step, which captured steps can't do. "
+                f"Set train.graph=off, or use after_backward(grads)."
+            )
+        if stream.task_free and self.has_task_hooks:
+            of_norm = self.norm_hooks.on_tasks
+            owner = f"norm {self.config.norm.name!r}" if of_norm else f"strategy {name!r}"
+            raise UserError(
+                f"stream.scenario=free: a task-free stream has no task boundaries, at which {owner} has hooks. Use "
+                f"another scenario or {'norm' if of_norm else 'strategy'}."
+            )
+        if stream.multi_label and not self.strategy.multi_label:
+            raise UserError(
+                f"strategy {name!r}: does not support multi-label streams such as {self.config.stream.name}. Use "
+                f"another strategy, such as er or prs."
+            )
+
+    @contextmanager
+    def _user_errors(self, when: str) -> Iterator[None]:
+        """Turn errors of a user's strategy or norm into one line."""
+        try:
+            yield
+        except UserError:
+            raise
+        except Exception as error:
+            names = {what: getattr(self.config, what).name for what in self._modules}
+            breaking = [what for what, name in names.items() if breaks_in(error, name)]
+            if not names:
+                raise
+            what = [*breaking, *names][0]
+            raise user_code_error(error, what, names[what], when) from error
 
     def _feed(self) -> ImageFeed:
         """Return the feed that copies the images of a step to the device."""
@@ -124,16 +200,20 @@ class Trainer:
         images: NDArray[np.int64] = self.data.sequence.train.image[np.concatenate([step.stream, *step.replay])]
         return images
 
-    def _fresh_model(self, any_norm: bool) -> nn.Module:
+    def _fresh_model(self, plans: PlanCache, any_norm: bool) -> tuple[nn.Module, NormHooks]:
+        """Return the network, and what its layers ask of the engine; adds an extra draw for them to the plan."""
         stream = self.data.sequence
         shape = stream.source.train_images.shape[1:]
         with seeded_generators(seed_for(self.seed, "init"), torch.device("cpu")):
             model = build_model(self.config.model, self.config.norm, shape, stream.outputs, len(self.plan.steps))
+            hooks = NormHooks(model, self.config.norm.name)
+            if hooks.extra_draw is not None:
+                _, self.plan = plans.of(self.config, self.seed, self.strategy.draws, hooks.extra_draw)
             check_network(model, self.config, self.plan, shape, stream.outputs, any_norm)
         model = model.to(self.device)
         if self.device.type == "cuda":  # the layout that tensor cores need and images have
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        return model
+        return model, hooks
 
     def rows(self, start: int, end: int) -> StepTable:
         """Return the index tensors of steps ``start`` to ``end``, which must have the same shape, on the device."""
@@ -144,32 +224,126 @@ class Trainer:
 
     def step(self) -> Tensor:
         """Do the next step of the plan; returns the loss as a tensor on the device."""
-        loss = self.learn(self.rows(self.done, self.done + 1).at(0))
+        step = self.done
+        if self._defines("on_step_start"):
+            with self._seeded(f"start of step {step}"), self._user_errors(f"in on_step_start({step})"):
+                self.strategy.on_step_start(step)
+        loss = self.learn(self._row())
         self.done += 1
+        if self._defines("on_step_end"):
+            with self._seeded(f"end of step {step}"), self._user_errors(f"in on_step_end({step})"):
+                self.strategy.on_step_end(step, loss)
         return loss
+
+    def _row(self) -> StepIndices:
+        """Return the row of the next step. On a GPU, rows are copied for as many steps as possible."""
+        if self._rows is None or not self._rows[0] <= self.done < self._rows[1]:
+            end = self.done + 1
+            if self.device.type == "cuda":
+                end = self.feed.reach(self.done, stretch_end(self.plan.steps, self.done))
+            self._rows = self.done, end, self.rows(self.done, end)
+        first, _, table = self._rows
+        return table.at(self.done - first)
 
     def learn(self, row: StepIndices) -> Tensor:
         """Do one training step on the samples of a row; returns the loss as a tensor on the device."""
-        write, stream, replay = self._batches(row)
+        write, stream, replay, extra = self._batches(row)
         self.model.train()
         self.optimizer.zero_grad()
         if self.bf16_weights is not None:
             self.bf16_weights.refresh()
-        with side_stream_gradients(self.side_stream), self._seeded(f"step {self.done}"):
-            with self.autocast():
-                answer = self.strategy.loss(self.bf16_weights or self.model, self.head, stream, replay)
-                loss, logits = self._checked(answer, stream) if self.has_user_strategy else answer
-            loss.backward()  # type: ignore[no-untyped-call]
+        with self._seeded(f"step {self.done}"):
+            with side_stream_gradients(self.side_stream):
+                with self.autocast():
+                    loss, logits = self._loss(stream, replay, extra)
+                loss.backward()  # type: ignore[no-untyped-call]
+            if self.bf16_weights is not None:
+                self.bf16_weights.add_gradients()
+            if self._defines("after_backward"):
+                self._after_backward()
             if self.has_user_code:
                 self._check_for_draws()
-        if self.bf16_weights is not None:
-            self.bf16_weights.add_gradients()
         if self.config.train.clip_value is not None:
             nn.utils.clip_grad_value_(self.model.parameters(), self.config.train.clip_value)
         self.optimizer.step()
         if logits is not None:
             self.logits.index_copy_(0, write, logits)
         return loss.detach()
+
+    def _loss(self, stream: Batch, replay: tuple[Batch, ...], extra: Batch | None) -> tuple[Tensor, Tensor | None]:
+        """Return the loss of the strategy and of the norm layers, and the logits to store."""
+        network, tagged = self.bf16_weights or self.model, tagged_passes()
+        if extra is not None:
+            assert extra.replayed is not None
+            tags = BatchTags(extra.replayed, extra.task, is_extra=True, extra_size=len(extra))
+            with torch.no_grad(), batch_tags(tags):
+                network(extra.x)
+        try:
+            answer = self.strategy.loss(network, self.head, stream, replay)
+        except Exception as error:
+            if self.norm_hooks.need_tags and tagged_passes() == tagged and not isinstance(error, UserError):
+                raise self._no_tags() from error
+            raise
+        if self.norm_hooks.need_tags and tagged_passes() == tagged:
+            raise self._no_tags()
+        loss, logits = self._checked(answer, stream) if self.has_user_strategy else answer
+        if self.norm_hooks.has_losses:
+            loss = loss + self.norm_hooks.auxiliary_loss()
+        return loss, logits
+
+    def _no_tags(self) -> UserCodeError:
+        return UserCodeError(
+            f"strategy {self.config.strategy.name!r}: its loss calls model(x) without the tags of the batch, which "
+            f"norm {self.config.norm.name!r} needs. Call bench.forward(model, batch) instead."
+        )
+
+    def _after_backward(self) -> None:
+        grads = {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
+        with torch.no_grad():
+            self.strategy.after_backward(grads)
+
+    def start_task(self, task: int) -> bool:
+        """Call the hooks before the first step of a task, unless they were called; returns whether they were now."""
+        if not self.has_task_hooks or self.hooks_done > 2 * task:
+            return False
+        with self._in_hook(f"on_task_start of task {task}"):
+            self.norm_hooks.start_task(task)
+            self.strategy.on_task_start(self._task_info(task))
+        self.hooks_done = 2 * task + 1
+        return True
+
+    def end_task(self, task: int) -> bool:
+        """Call the hooks after the last step of a task, unless they were called; returns whether they were now."""
+        if not self.has_task_hooks or self.hooks_done > 2 * task + 1:
+            return False
+        with self._in_hook(f"on_task_end of task {task}"):
+            self.norm_hooks.end_task(task)
+            self.strategy.on_task_end(self._task_info(task), TaskData(self.data, self._items_of(task)))
+        self.hooks_done = 2 * task + 2
+        return True
+
+    @contextmanager
+    def _in_hook(self, name: str) -> Iterator[None]:
+        """The context of a hook: seeded generators, the network in training mode and gradients, which are dropped."""
+        was_training = self.model.training
+        self.model.train()
+        with self._seeded(name), self._user_errors(f"in {name}"), torch.enable_grad():
+            yield
+        self.model.train(was_training)
+        self.optimizer.zero_grad()
+
+    def _task_info(self, task: int) -> TaskInfo:
+        stream = self.data.sequence
+        labels = stream.train.label[stream.train.task == task]
+        classes = np.flatnonzero(labels.any(0)) if labels.ndim == 2 else np.unique(labels)
+        return TaskInfo(task, tuple(classes.tolist()), len(self.plan.ends))
+
+    def _items_of(self, task: int) -> Tensor:
+        """Return the training items of a task that the plan has, in its order, each once."""
+        ends = (0, *self.plan.ends)
+        shown = np.concatenate([step.stream for step in self.plan.steps[ends[task] : ends[task + 1]]])
+        _, first = np.unique(shown, return_index=True)
+        return torch.from_numpy(shown[np.sort(first)]).to(self.device)
 
     def _checked(self, answer: object, stream: Batch) -> tuple[Tensor, Tensor | None]:
         """Check the result of a user-defined loss."""
@@ -191,17 +365,29 @@ class Trainer:
             return
         self.draws_random = has_drawn(seed_for(self.seed, f"step {self.done}"), self.device)
 
-    def _batches(self, row: StepIndices) -> tuple[Tensor, Batch, tuple[Batch, ...]]:
-        """Return the memory slots to write to, the batch of the stream, and the batch of each replay draw."""
+    def _batches(self, row: StepIndices) -> tuple[Tensor, Batch, tuple[Batch, ...], Batch | None]:
+        """Return the memory slots to write to, the batches of the stream and of each replay draw, and the extra one."""
         x = self.data.seen(self.feed.pixels, row.image, row.task, row.views)
         label = self.data.train.label[row.label] if self.data.sequence.multi_label else row.label
-        parts = zip(*(torch.split(t, list(row.sizes)) for t in (x, label, row.task, row.slots)), strict=True)
-        (x, label, task, write), *draws = parts
+        parts = [torch.split(t, list(row.sizes)) for t in (x, label, row.task, row.slots)]
+        (x, label, task, write, replayed), *draws = zip(*parts, self._replayed_of(row.sizes), strict=True)
+        extra, extra_size = None, 0
+        if self.norm_hooks.extra_draw is not None:
+            *draws, (extra_x, extra_label, extra_task, _, extra_replayed) = draws
+            extra_size = len(extra_x)
+            extra = Batch(extra_x, extra_label, extra_task, None, extra_replayed) if extra_size else None
         replay = tuple(
-            Batch(x, label, task, self.logits[slots] if self.strategy.stores_logits else None)
-            for x, label, task, slots in draws
+            Batch(x, label, task, self.logits[slots] if self.strategy.stores_logits else None, replayed, extra_size)
+            for x, label, task, slots, replayed in draws
         )
-        return write, Batch(x, label, task), replay
+        return write, Batch(x, label, task, None, replayed, extra_size), replay, extra
+
+    def _replayed_of(self, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
+        """Return for each part of a step whether its samples are replayed; made once for each shape of a step."""
+        if sizes not in self._replayed:
+            replayed = torch.arange(sum(sizes), device=self.device) >= sizes[0]
+            self._replayed[sizes] = torch.split(replayed, list(sizes))
+        return self._replayed[sizes]
 
     def nonfinite_tensor(self) -> str | None:
         """Return the name of the first trained parameter or running moment that is not finite; None if there is none.
@@ -223,34 +409,104 @@ class Trainer:
         return nullcontext()
 
     def state(self) -> dict[str, Tensor]:
-        """Return all tensors that must survive a restart. The number of steps done is saved separately."""
+        """Return all tensors that must survive a restart. `progress` returns the rest."""
         model = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
         of_optimizer = optimizer_state(self.optimizer, self.model)
         optimizer = {f"optimizer.{name}": tensor for name, tensor in of_optimizer.items()}
-        return {**model, **optimizer, "memory.logits": self.logits[:-1]}
+        strategy = {f"strategy.{name}": tensor for name, tensor in self._strategy_state()[0].items()}
+        return {**model, **optimizer, "memory.logits": self.logits[:-1], **strategy}
+
+    def progress(self) -> dict[str, Any]:
+        """Return what must survive a restart besides tensors, as JSON values."""
+        progress: dict[str, Any] = {"done": self.done}
+        if self.has_task_hooks:
+            progress["hooks"] = self.hooks_done
+        values = self._strategy_state()[1]
+        if values != {"dict": []}:
+            progress["strategy"] = values
+        return progress
+
+    def _strategy_state(self) -> tuple[dict[str, Tensor], Any]:
+        """Return the state of the strategy, split into tensors and JSON values."""
+        try:
+            return split_state(self._saved_attributes())
+        except UnsupportedStateError as error:
+            raise UserCodeError(
+                f"strategy {self.config.strategy.name!r}: {error} in its state_dict(), which a checkpoint can't "
+                f"contain. Use tensors, numbers, texts, True, False, None, and dictionaries, lists and tuples of them."
+            ) from error
+
+    def _saved_attributes(self) -> dict[str, Any]:
+        with self._user_errors("in state_dict()"):
+            return self.strategy.state_dict()
 
     def code_state(self) -> CodeState:
         """Return digests of the state that user code has outside of `state`; empty without user code."""
         digests: CodeState = {}
         if self.has_user_strategy:
-            state = strategy_state(self.strategy, self._strategy_modules, self.head)
+            self._strategy_state()  # reports values that can't be saved
+            modules, saved = self._modules.get("strategy", {}), self._saved_attributes()
+            state = strategy_state(self.strategy, modules, self.head, self.model, saved)
             digests |= {f"strategy {name}": digest for name, digest in state.items()}
             if not self.has_user_model:  # the strategy may change it in unsaved ways
-                state = network_state(self.model, self._strategy_modules)
+                state = network_state(self.model, modules)
                 of_model = {name: digest for name, digest in state.items() if f"strategy {name}" not in digests}
                 digests |= {f"strategy model.{name}": digest for name, digest in of_model.items()}
         if self.has_user_model:
-            state = network_state(self.model, self._model_modules)
+            state = network_state(self.model, {**self._modules.get("norm", {}), **self._modules.get("model", {})})
             digests |= {f"model {name}": digest for name, digest in state.items()}
         return digests
 
     def code_changes(self) -> list[str]:
         """Return the names of user-code state outside of `state` that has changed since the code was loaded."""
-        now, fresh = self.code_state(), self.fresh_code_state
-        return [name for name in {**fresh, **now} if now.get(name) != fresh.get(name) or now[name] == UNREADABLE]
+        return _differences(self.fresh_code_state, self.code_state())
 
-    def load(self, state: dict[str, Tensor], done: int) -> None:
-        """Resume from a state that was saved after ``done`` steps."""
+    def owner_of(self, change: str) -> str:
+        """Return the component of user code that a name of `code_changes` or `step_changes` belongs to."""
+        kind = change.partition(" ")[0]
+        if kind == "model" and not is_user_code(self.config.model.name):
+            kind = "norm" if "norm" in self._modules else "strategy"
+        return f"{kind} {getattr(self.config, kind).name!r}"
+
+    def step_state(self) -> CodeState:
+        """Return what no captured step may change: user-code state in Python, and which tensors hold the state.
+
+        A replay of a captured step changes the values of the same tensors again, but executes no Python.
+        """
+        if not self.has_user_code:
+            return {}
+        digests = self.code_state()
+        state = {f"strategy self.{name}": split_state(value) for name, value in self._saved_attributes().items()}
+        state |= {f"model {name}": ({"": t}, None) for name, t in self.model.state_dict().items()}
+        return digests | {
+            name: json.dumps([values, [(t.data_ptr(), t.shape, str(t.dtype)) for t in tensors.values()]])
+            for name, (tensors, values) in state.items()
+        }
+
+    def step_changes(self, before: CodeState) -> list[str]:
+        """Return the names of what steps have changed and captured steps can't change."""
+        return _differences(before, self.step_state())
+
+    def drawing_code(self) -> str:
+        """Return the components of user code, one of which draws random numbers."""
+        return " or ".join(f"{what} {getattr(self.config, what).name!r}" for what in self._modules) or "user code"
+
+    def capture_error(self, error: BaseException) -> UserCodeError:
+        """Return the error of a step that can't be captured as a CUDA graph, in one line."""
+        while error.__context__ is not None:  # the first error: the end of a failed capture raises another one
+            error = error.__context__
+        names = {what: getattr(self.config, what).name for what in self._modules}
+        breaking = [what for what, name in names.items() if breaks_in(error, name)]
+        what = next(iter([*breaking, *names]), "strategy")
+        cause = user_code_error(error, what, names.get(what, ""), "its training step can't be captured as a CUDA graph")
+        text = str(cause).split(" CUDA kernel errors might")[0].split(" Compile with")[0].rstrip(".")
+        return UserCodeError(
+            f"{text}. A captured step can't copy values to the host (item(), if on a tensor) or create tensors whose "
+            f"shape depends on values; change that, or set train.graph=off."
+        )
+
+    def load(self, state: dict[str, Tensor], progress: dict[str, Any]) -> None:
+        """Resume from a saved `state` and `progress`."""
         model, optimizer = (
             {name.removeprefix(prefix): t for name, t in state.items() if name.startswith(prefix)}
             for prefix in ("model.", "optimizer.")
@@ -258,4 +514,19 @@ class Trainer:
         self.model.load_state_dict(model)
         load_optimizer_state(self.optimizer, self.model, optimizer)
         self.logits[:-1].copy_(state["memory.logits"])
-        self.done = done
+        self.load_strategy(state, progress)
+        self.done, self.hooks_done = progress["done"], progress.get("hooks", 0)
+
+    def load_strategy(self, state: dict[str, Tensor], progress: dict[str, Any]) -> bool:
+        """Restore the state of the strategy alone; returns whether it now has the state that was saved."""
+        if "strategy" not in progress:
+            return True
+        tensors = {name.removeprefix("strategy."): t for name, t in state.items() if name.startswith("strategy.")}
+        saved = join_state(progress["strategy"], tensors, self.device)
+        with self._user_errors("in load_state_dict()"):
+            self.strategy.load_state_dict(saved)
+        return same_state(self._saved_attributes(), join_state(progress["strategy"], tensors, self.device))
+
+
+def _differences(before: CodeState, now: CodeState) -> list[str]:
+    return [name for name in {**before, **now} if now.get(name) != before.get(name) or now[name] == UNREADABLE]

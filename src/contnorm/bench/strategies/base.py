@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+from contnorm.bench.config.own_settings import make_settings, own_setting_names, resolve_options
 from contnorm.bench.config.schema import StrategyConfig
+from contnorm.bench.strategies.state import collect_state, restore_state
+from contnorm.tags import BatchTags, batch_tags
 
-__all__ = ["Batch", "Model", "OutputMask", "Single", "Strategy", "joined", "together"]
+if TYPE_CHECKING:
+    from contnorm.bench.strategies.tasks import TaskData, TaskInfo
+
+__all__ = ["Batch", "Model", "OutputMask", "Single", "Strategy", "forward", "joined", "tagged_passes", "together"]
 
 Model = Callable[[Tensor], Tensor]
+_COMMON_SETTINGS = {field.name for field in fields(StrategyConfig)} - {"name", "code", "options"}
 
 
 @dataclass(frozen=True)
@@ -25,6 +32,8 @@ class Batch:
     label: Tensor  # (B,) class indices; (B, outputs) of 0 and 1 for multi-label data
     task: Tensor  # (B,)
     logits: Tensor | None = None  # (B, outputs) stored with the sample in the memory; replayed samples only
+    replayed: Tensor | None = None  # (B,) bool: whether each sample comes from the memory
+    extra_size: int = 0  # samples of the extra batch that a norm requested for this step
 
     @property
     def y(self) -> Tensor:
@@ -74,17 +83,30 @@ class OutputMask:
 class Strategy:
     """Base class of all strategies.
 
+    A subclass defines `loss`. It may declare settings of its own as a dataclass ``Settings``, create tensors in
+    `setup`, and define the hooks below. State in its attributes is saved in checkpoints, see `state_dict`.
+
+    Args:
+        config: Settings of a run, which the engine gives; for `bench.run`, use the keywords instead.
+        **settings: The strategy's own settings and those of every strategy by name, or any setting by dotted key.
+
     Attributes:
         name: Name of a strategy of this package; empty for others.
         draws: Number of independent replay draws per step.
         stores_logits: Whether the logits of a sample are stored with it in the memory.
-        config: Settings of the strategy.
+        multi_label: Whether multi-label streams are supported.
+        Settings: A dataclass of the strategy's own settings; None if it has none.
+        config: Settings that every strategy has.
+        settings: The strategy's own settings, an object of ``Settings``.
         overrides: The settings of a run that were given to this object, by dotted key.
+        model: The network. This attribute and the next two are available from `setup` on.
+        head: Mask of the outputs that compete.
+        device: The device of the network.
 
     Example:
         >>> class HalfLoss(Strategy):
         ...     def loss(self, model, head, stream, replay):
-        ...         return head.cross_entropy(model(stream.x), stream).mean() / 2, None
+        ...         return head.cross_entropy(forward(model, stream), stream).mean() / 2, None
         >>> HalfLoss.draws  # without replay
         0
     """
@@ -92,11 +114,28 @@ class Strategy:
     name: ClassVar[str] = ""
     draws: ClassVar[int] = 0
     stores_logits: ClassVar[bool] = False
+    multi_label: ClassVar[bool] = True
+    Settings: ClassVar[Any] = None
+
+    model: nn.Module
+    head: OutputMask
+    device: torch.device
 
     def __init__(self, config: StrategyConfig | None = None, **settings: Any) -> None:
-        self.config = config or StrategyConfig()
-        values = {"strategy.name": self.name or None, **settings}
-        self.overrides = {key: value for key, value in values.items() if value is not None}
+        config = config or StrategyConfig()
+        plain = {key: value for key, value in settings.items() if "." not in key}
+        own = {key: value for key, value in plain.items() if key not in _COMMON_SETTINGS}
+        options = tuple(sorted({**dict(config.options), **own}.items()))
+        config = replace(config, options=options)
+        self.config = replace(config, options=resolve_options("strategy", config, type(self)))
+        self.settings = make_settings(type(self), dict(self.config.options))
+        values = {"strategy.name": self.name or None}
+        values |= {key if "." in key else f"strategy.{key}": value for key, value in settings.items()}
+        explicit = {f"strategy.{name}" for name in own_setting_names(type(self))}  # None may be a value of these
+        self.overrides = {key: value for key, value in values.items() if value is not None or key in explicit}
+
+    def setup(self) -> None:
+        """Create tensors and modules; called once, when the network is on its device, before the first step."""
 
     def loss(
         self, model: Any, head: OutputMask, stream: Batch, replay: tuple[Batch, ...]
@@ -111,6 +150,43 @@ class Strategy:
         """
         raise TypeError(f"{type(self).__name__} must define loss(self, model, head, stream, replay).")
 
+    def after_backward(self, grads: dict[str, Tensor]) -> None:
+        """Called after the backward pass of every step, before gradients are clipped and the weights are updated.
+
+        It is captured with the step and runs without gradients. Update tensors in place.
+
+        Args:
+            grads: The gradients by parameter name. They may be changed in place.
+        """
+
+    def on_task_start(self, task: TaskInfo) -> None:
+        """Called before the first step of each task."""
+
+    def on_task_end(self, task: TaskInfo, data: TaskData) -> None:
+        """Called after the last step of each task, before its evaluation.
+
+        Args:
+            task: The task.
+            data: Its training samples.
+        """
+
+    def on_step_start(self, step: int) -> None:
+        """Called before every step, with the number of steps done; requires ``train.graph=off``."""
+
+    def on_step_end(self, step: int, loss: Tensor) -> None:
+        """Called after every step, with the number of steps done and the loss; requires ``train.graph=off``."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state to save in checkpoints: tensors, modules, plain values, and containers of them.
+
+        By default, all attributes of such types, by name. If you override it, override `load_state_dict` too.
+        """
+        return collect_state(self, getattr(self, "model", None))
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore a state of `state_dict`, after `setup`. Tensors and modules that exist are changed in place."""
+        restore_state(self, state)
+
 
 class Single(Strategy):
     """Fine-tuning on the stream without replay."""
@@ -120,7 +196,44 @@ class Single(Strategy):
     def loss(
         self, model: Model, head: OutputMask, stream: Batch, replay: tuple[Batch, ...]
     ) -> tuple[Tensor, Tensor | None]:
-        return head.cross_entropy(model(stream.x), stream).mean(), None
+        return head.cross_entropy(forward(model, stream), stream).mean(), None
+
+
+class _PassCounter:
+    """Number of forward passes with tags; the engine checks that a strategy makes some if a norm needs them."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+_passes = _PassCounter()
+
+
+def tagged_passes() -> int:
+    """Return the number of calls of `forward` in this process."""
+    return _passes.count
+
+
+def forward(model: Model, batch: Batch) -> Tensor:
+    """Run the network on a batch, with its tags for norm layers that need them.
+
+    Args:
+        model: The network.
+        batch: The batch: the stream's, a replayed one, or several `together`.
+
+    Returns:
+        The logits, ``model(batch.x)``.
+
+    Example:
+        >>> batch = Batch(torch.ones(2, 3), torch.tensor([0, 1]), torch.tensor([0, 0]))
+        >>> forward(torch.nn.Linear(3, 2), batch).shape
+        torch.Size([2, 2])
+    """
+    if batch.replayed is None:
+        return model(batch.x)
+    _passes.count += 1
+    with batch_tags(BatchTags(batch.replayed, batch.task, extra_size=batch.extra_size)):
+        return model(batch.x)
 
 
 def together(*batches: Batch) -> Batch:
@@ -135,7 +248,10 @@ def together(*batches: Batch) -> Batch:
         >>> together(*parts).x.data_ptr() == x.data_ptr()
         True
     """
-    return Batch(*(joined([getattr(b, part) for b in batches]) for part in ("x", "label", "task")))
+    x, label, task = (joined([getattr(b, part) for b in batches]) for part in ("x", "label", "task"))
+    replayed = [batch.replayed for batch in batches if batch.replayed is not None]
+    known = joined(replayed) if len(replayed) == len(batches) else None
+    return Batch(x, label, task, replayed=known, extra_size=batches[0].extra_size)
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:

@@ -5,18 +5,31 @@ from __future__ import annotations
 import copy
 import importlib
 import inspect
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from contnorm.bench.components import components, find_component
+from contnorm.bench.config.own_settings import make_settings, resolve_options
 from contnorm.bench.config.schema import StrategyConfig
 from contnorm.bench.strategies.base import Batch, OutputMask, Strategy
 from contnorm.bench.strategies.registry import ALIASES, STRATEGIES
 from contnorm.bench.user_code import is_user_code, load_user_code, user_code_error
 from contnorm.errors import UserCodeError, UserError, unknown
 
-__all__ = ["build_strategy", "check_loss", "check_strategy", "check_user_strategy"]
+__all__ = ["build_strategy", "check_loss", "check_user_strategy", "resolve_strategy"]
+
+_HOOKS = {  # the number of arguments of each
+    "setup": 0,
+    "after_backward": 1,
+    "on_task_start": 1,
+    "on_task_end": 2,
+    "on_step_start": 1,
+    "on_step_end": 2,
+    "state_dict": 0,
+    "load_state_dict": 1,
+}
 
 
 def build_strategy(config: StrategyConfig) -> Strategy:
@@ -35,10 +48,14 @@ def build_strategy(config: StrategyConfig) -> Strategy:
     return _instantiate(load_user_code(config.name, "strategy"), config)
 
 
-def check_strategy(config: StrategyConfig) -> None:
-    """Raise an error if `build_strategy` can't build a strategy; a user's strategy is built to see that."""
-    if config.name not in STRATEGIES:
-        build_strategy(config)
+def resolve_strategy(config: StrategyConfig) -> StrategyConfig:
+    """Return the settings of a strategy with its own settings checked and completed.
+
+    A user's strategy is loaded for this, and built to see that it can be.
+    """
+    if config.name in STRATEGIES:
+        return config
+    return build_strategy(config).config
 
 
 def _import_target(target: str) -> object:
@@ -49,13 +66,15 @@ def _import_target(target: str) -> object:
 def _instantiate(cls: object, config: StrategyConfig) -> Strategy:
     if isinstance(cls, Strategy):  # an object of the Python API: every run gets a copy of it
         strategy = copy.deepcopy(cls)
-        strategy.config = config
+        _give_settings(strategy, config)
         check_user_strategy(config.name, strategy)
         return strategy
     if not (isinstance(cls, type) and issubclass(cls, Strategy)):
         raise UserError(f"strategy {config.name!r}: is not a subclass of contnorm.bench.Strategy.")
+    config = replace(config, options=resolve_options("strategy", config, cls))
     try:
         strategy = cls(config)
+        _give_settings(strategy, config)
     except Exception as error:
         if is_user_code(config.name):
             raise user_code_error(error, "strategy", config.name, "called with its settings") from error
@@ -65,8 +84,14 @@ def _instantiate(cls: object, config: StrategyConfig) -> Strategy:
     return strategy
 
 
+def _give_settings(strategy: Strategy, config: StrategyConfig) -> None:
+    """Set the settings of a strategy, also of one whose constructor does not call that of the base class."""
+    strategy.config = replace(config, options=resolve_options("strategy", config, type(strategy)))
+    strategy.settings = make_settings(type(strategy), dict(strategy.config.options))
+
+
 def check_user_strategy(name: str, made: Strategy) -> None:
-    """Check the signature of the loss and the attributes of a user's strategy.
+    """Check the signatures of the loss and the hooks, and the attributes of a user's strategy.
 
     Args:
         name: Name of the strategy in the settings, for messages.
@@ -84,10 +109,28 @@ def check_user_strategy(name: str, made: Strategy) -> None:
             f"strategy {name!r}: its loss can't be called with (model, head, stream, replay): {error}. Define "
             f"loss(self, model, head, stream, replay)."
         ) from error
+    for hook, count in _HOOKS.items():
+        _check_hook(name, made, hook, count)
+    if (type(made).state_dict is Strategy.state_dict) != (type(made).load_state_dict is Strategy.load_state_dict):
+        raise UserError(f"strategy {name!r}: defines one of state_dict and load_state_dict. Define both or neither.")
     if type(made.draws) is not int or made.draws < 0:
         raise UserError(f"strategy {name!r}: draws = {made.draws!r}. Use a whole number, 0 for no replay.")
-    if type(made.stores_logits) is not bool:
-        raise UserError(f"strategy {name!r}: stores_logits = {made.stores_logits!r}. Use True or False.")
+    for attribute in ("stores_logits", "multi_label"):
+        value = getattr(made, attribute)
+        if type(value) is not bool:
+            raise UserError(f"strategy {name!r}: {attribute} = {value!r}. Use True or False.")
+
+
+def _check_hook(name: str, made: Strategy, hook: str, count: int) -> None:
+    """Check that a hook can be called with its arguments."""
+    expected = inspect.signature(getattr(Strategy, hook))
+    try:
+        inspect.signature(getattr(made, hook)).bind(*[None] * count)
+    except TypeError as error:
+        arguments = ", ".join(expected.parameters)
+        raise UserError(
+            f"strategy {name!r}: its {hook} can't be called as the engine does: {error}. Define {hook}({arguments})."
+        ) from error
 
 
 def check_loss(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from contnorm.bench.config.schema import StrategyConfig
-from contnorm.bench.strategies.base import Batch, Model, OutputMask, Strategy
+from contnorm.bench.strategies.base import Batch, Model, OutputMask, Strategy, forward, together
 
 __all__ = ["DERpp"]
 
@@ -62,13 +62,13 @@ class DERpp(Strategy):
     ) -> tuple[Tensor, Tensor | None]:
         dark, labelled = replay
         if len(dark) == 0:
-            on_stream = model(stream.x)
+            on_stream = forward(model, stream)
             return head.cross_entropy(on_stream, stream).mean(), on_stream.detach().float()
         if self.config.forward == "joint":
             sizes = [len(stream), len(dark), len(labelled)]
-            on_stream, on_dark, on_labelled = torch.split(model(torch.cat([stream.x, dark.x, labelled.x])), sizes)
+            on_stream, on_dark, on_labelled = torch.split(forward(model, together(stream, dark, labelled)), sizes)
         else:
-            on_stream, on_dark, on_labelled = model(stream.x), model(dark.x), model(labelled.x)
+            on_stream, on_dark, on_labelled = (forward(model, batch) for batch in (stream, dark, labelled))
         assert dark.logits is not None
         loss = (
             head.cross_entropy(on_stream, stream).mean()

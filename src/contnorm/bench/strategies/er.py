@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from contnorm.bench.config.schema import StrategyConfig
-from contnorm.bench.strategies.base import Batch, Model, OutputMask, Strategy, together
+from contnorm.bench.strategies.base import Batch, Model, OutputMask, Strategy, forward, together
 
 __all__ = ["ER"]
 
@@ -57,12 +57,12 @@ class ER(Strategy):
     ) -> tuple[Tensor, Tensor | None]:
         (memory,) = replay
         if len(memory) == 0:
-            return head.cross_entropy(model(stream.x), stream).mean(), None
+            return head.cross_entropy(forward(model, stream), stream).mean(), None
         if self.config.forward == "joint":
             both = together(stream, memory)
-            losses = head.cross_entropy(model(both.x), both)
+            losses = head.cross_entropy(forward(model, both), both)
         else:
-            losses = torch.cat([head.cross_entropy(model(batch.x), batch) for batch in (stream, memory)])
+            losses = torch.cat([head.cross_entropy(forward(model, batch), batch) for batch in (stream, memory)])
         if self.config.loss == "sum":
             stream_losses, memory_losses = torch.split(losses, [len(stream), len(memory)])
             return stream_losses.mean() + memory_losses.mean(), None

@@ -6,7 +6,8 @@ It does not import torch, so that listing strategies is fast.
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 __all__ = ["ALIASES", "STRATEGIES", "StrategySpec", "settings_owner", "strategy_defaults"]
@@ -23,6 +24,7 @@ class StrategySpec:
         aliases: Other names in the literature.
         memory: Default kind of memory; None for the default of the stream.
         has_settings: Whether its class has settings of its own, as ``Settings``.
+        defaults: Defaults of the settings of every strategy, which override those of the stream.
     """
 
     name: str
@@ -31,6 +33,7 @@ class StrategySpec:
     aliases: tuple[str, ...] = ()
     memory: Literal["reservoir", "prs"] | None = None
     has_settings: bool = False
+    defaults: Mapping[str, str] = field(default_factory=dict)
 
 
 STRATEGIES: dict[str, StrategySpec] = {
@@ -48,10 +51,30 @@ STRATEGIES: dict[str, StrategySpec] = {
             "experience replay: a batch of the stream and one of the memory per step",
         ),
         StrategySpec(
+            "er-ace",
+            "contnorm.bench.strategies.er_ace:ERACE",
+            "experience replay; the stream's loss is over the classes of its batch only",
+            ("er_ace", "erace"),
+            defaults={"forward": "separate", "replay_from": "all"},
+        ),
+        StrategySpec(
             "derpp",
             "contnorm.bench.strategies.derpp:DERpp",
             "dark experience replay++: replay stored logits and labels",
             ("der++",),
+        ),
+        StrategySpec(
+            "ewc",
+            "contnorm.bench.strategies.ewc:EWC",
+            "online elastic weight consolidation: important weights stay near their old values",
+            ("online-ewc", "ewc-online"),
+            has_settings=True,
+        ),
+        StrategySpec(
+            "lwf",
+            "contnorm.bench.strategies.lwf:LwF",
+            "learning without forgetting: distillation from the network before the task",
+            has_settings=True,
         ),
         StrategySpec(
             "prs",
@@ -86,11 +109,14 @@ def settings_owner(name: str) -> object:
 
 
 def strategy_defaults(name: str) -> dict[str, Any]:
-    """Default settings of a strategy, which override those of the stream: its kind of memory.
+    """Default settings of a strategy, which override those of the stream, such as its kind of memory.
 
     Example:
         >>> strategy_defaults("crs"), strategy_defaults("er")
         ({'memory': {'kind': 'reservoir'}}, {})
     """
     spec = STRATEGIES.get(name)
-    return {} if spec is None or spec.memory is None else {"memory": {"kind": spec.memory}}
+    if spec is None:
+        return {}
+    memory = {} if spec.memory is None else {"memory": {"kind": spec.memory}}
+    return {**memory, **({"strategy": dict(spec.defaults)} if spec.defaults else {})}

@@ -1,0 +1,80 @@
+"""ER-ACE: experience replay with asymmetric cross-entropy (Caccia et al., 2022).
+
+The loss of the stream is over the classes in the batch of the stream only, so that learning new classes does not push
+down the outputs of old ones. The loss of the memory is over all classes seen so far. This is the formula of the paper.
+The released code differs: in the first task the stream's loss is over all outputs, later the outputs of classes not
+seen yet take part in it too, and the memory's loss is over all outputs.
+
+As in the released code, stream and memory have a forward pass each by default, and all tasks are replayed. In
+task-incremental learning, both losses are over those of the above classes that belong to the sample's task.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from contnorm.bench.config.schema import StrategyConfig
+from contnorm.bench.strategies.base import Batch, Model, OutputMask, Strategy, forward, together
+
+__all__ = ["ERACE"]
+
+
+class ERACE(Strategy):
+    """CE(stream; classes in the batch) + CE(memory; classes seen so far).
+
+    Args:
+        config: Settings of a run, which the engine gives; for `bench.run`, use the keywords instead.
+        replay: Replayed samples per step.
+        forward: One forward pass for stream and memory (``"joint"``), or one for each (``"separate"``, the default).
+        replay_from: Whether past tasks are replayed, or all including the current one (the default).
+
+    Example:
+        >>> ERACE(replay=20).overrides
+        {'strategy.name': 'er-ace', 'train.replay': 20}
+    """
+
+    name = "er-ace"
+    draws: ClassVar[int] = 1
+    multi_label: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        config: StrategyConfig | None = None,
+        *,
+        replay: int | None = None,
+        forward: Literal["joint", "separate"] | None = None,
+        replay_from: Literal["past", "all"] | None = None,
+    ) -> None:
+        settings = {"train.replay": replay, "strategy.forward": forward, "strategy.replay_from": replay_from}
+        super().__init__(config, **settings)
+
+    def setup(self) -> None:
+        outputs = self.head.competing.shape[1]
+        self.seen = torch.zeros(outputs, dtype=torch.bool, device=self.device)  # classes of the stream so far
+
+    def loss(
+        self, model: Model, head: OutputMask, stream: Batch, replay: tuple[Batch, ...]
+    ) -> tuple[Tensor, Tensor | None]:
+        (memory,) = replay
+        outputs = torch.arange(len(self.seen), device=stream.label.device)
+        present = (stream.label[:, None] == outputs).any(0)
+        self.seen.logical_or_(present)
+        if len(memory) == 0:
+            return _cross_entropy(head, forward(model, stream), stream, present), None
+        if self.config.forward == "joint":
+            logits = forward(model, together(stream, memory))
+            on_stream, on_memory = torch.split(logits, [len(stream), len(memory)])
+        else:
+            on_stream, on_memory = forward(model, stream), forward(model, memory)
+        new = _cross_entropy(head, on_stream, stream, present)
+        return new + _cross_entropy(head, on_memory, memory, self.seen), None
+
+
+def _cross_entropy(head: OutputMask, logits: Tensor, batch: Batch, classes: Tensor) -> Tensor:
+    """Mean loss over some classes; their outputs must also compete for the sample."""
+    masked = head(logits.float(), batch.task).masked_fill(~classes, float("-inf"))
+    return F.cross_entropy(masked, batch.label)

@@ -1,0 +1,83 @@
+"""Learning without forgetting (Li & Hoiem, 2016): distillation from the network before the task, without replay.
+
+The old outputs of the network are trained to stay those of a copy from before the task, on the samples of the stream.
+Old outputs are, in class-incremental learning, those of the classes of earlier tasks; in domain-incremental learning
+all; in task-incremental learning those of each earlier task, with a softmax for each and the sum of the losses.
+
+As in the paper, the old network is in evaluation mode: it uses its running moments and does not update them.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from contnorm.bench.strategies.base import Batch, Model, OutputMask, Strategy, forward
+from contnorm.bench.strategies.tasks import TaskData, TaskInfo
+
+__all__ = ["LwF"]
+
+
+class LwF(Strategy):
+    """CE(stream) + strength * CE(softmax of old outputs, softmax of old outputs before the task), at a temperature.
+
+    Args:
+        config: Settings of a run, which the engine gives; for `bench.run`, use the keywords instead.
+        **settings: The fields of ``Settings``.
+
+    Example:
+        >>> LwF(temperature=3.0).overrides
+        {'strategy.name': 'lwf', 'strategy.temperature': 3.0}
+    """
+
+    name = "lwf"
+
+    @dataclass(frozen=True)
+    class Settings:
+        """Own settings of LwF.
+
+        Attributes:
+            temperature: Temperature of both softmax functions.
+            strength: Weight of the distillation.
+        """
+
+        temperature: float = 2.0
+        strength: float = 1.0
+
+        def __post_init__(self) -> None:
+            if self.temperature <= 0 or self.strength < 0:
+                raise ValueError("temperature must be above 0, and strength 0 or more")
+
+    def setup(self) -> None:
+        self.old = copy.deepcopy(self.model).eval().requires_grad_(False)
+        self.groups = self.head.competing[:0]  # (groups, outputs): the old outputs of each softmax
+
+    def loss(
+        self, model: Model, head: OutputMask, stream: Batch, replay: tuple[Batch, ...]
+    ) -> tuple[Tensor, Tensor | None]:
+        logits = forward(model, stream)
+        loss = head.cross_entropy(logits, stream).mean()
+        if len(self.groups):  # none in the first task
+            with torch.no_grad():
+                target = self._log_probabilities(forward(self.old, stream)).exp()
+            log_probabilities = self._log_probabilities(logits).masked_fill(~self.groups, 0.0)
+            distillation = -(target * log_probabilities).sum((1, 2)).mean()
+            loss = loss + self.settings.strength * distillation
+        return loss, None
+
+    def _log_probabilities(self, logits: Tensor) -> Tensor:
+        """(B, groups, outputs) logarithms of the softmax over each group."""
+        scaled = (logits.float() / self.settings.temperature)[:, None].masked_fill(~self.groups, float("-inf"))
+        return torch.log_softmax(scaled, 2)
+
+    def on_task_end(self, task: TaskInfo, data: TaskData) -> None:
+        self.old.load_state_dict(self.model.state_dict())
+        if self.head.all_compete:
+            group = torch.zeros_like(self.head.competing[:1])
+            group[0, list(task.classes)] = True
+            self.groups = self.groups.any(0, keepdim=True) | group
+        else:
+            self.groups = torch.cat([self.groups, self.head.competing[task.number : task.number + 1]])
