@@ -1,0 +1,108 @@
+"""Strategies with state and hooks: killed at random places, and beside others, they end in the same bits."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from contnorm.bench.config.resolve import resolve
+from contnorm.bench.config.schema import RunConfig
+from contnorm.bench.data.registry import load_source
+from contnorm.bench.engine.trainer import Trainer
+from tests.bench.engine.stopped_runs import finish, kill, same_state
+
+CPU = torch.device("cpu")
+MINE = """
+import torch
+from dataclasses import dataclass
+from contnorm.bench import Strategy, forward
+
+class Mine(Strategy):
+    draws = 1
+
+    @dataclass(frozen=True)
+    class Settings:
+        decay: float = 0.9
+
+    def setup(self):
+        self.mean = {name: torch.zeros_like(p) for name, p in self.model.named_parameters()}
+        self.tasks, self.calls, self.factors = [], 0, torch.ones(0)
+
+    def on_task_start(self, task):
+        self.tasks.append((task.number, list(task.classes)))
+        self.factors = torch.cat([self.factors.cpu(), torch.rand(1)])  # seeded by the run
+
+    def on_task_end(self, task, data):
+        self.calls += len(data)
+        with torch.no_grad():
+            for batch in data.batches(7):
+                forward(self.model.train(), batch)  # changes the running moments
+            for mean in self.mean.values():
+                mean.mul_(0.5)
+
+    def after_backward(self, grads):
+        for name, grad in grads.items():
+            self.mean[name].lerp_(grad, 1 - self.settings.decay)
+            grad.add_(self.mean[name], alpha=0.5)
+
+    def loss(self, model, head, stream, replay):
+        factor = float(self.factors.sum()) + 0.01 * self.calls + 0.1 * len(self.tasks)
+        return head.cross_entropy(forward(model, stream), stream).mean() * factor, None
+"""
+
+
+def settings(strategy: dict[str, Any], scenario: str = "class", **groups: Any) -> RunConfig:
+    values = {
+        "stream": {"name": "split-mnist", "tasks": 3, "train_per_task": 30, "scenario": scenario, "source": "digits"},
+        "strategy": strategy,
+        "norm": {"name": "bn"},
+        "model": {"width": 12},
+        "train": {"batch": 6, "replay": 4, "lr": 0.05},
+        "memory": {"kind": "reservoir", "size": 20},
+        **groups,
+    }
+    return resolve(values, Path("data"))
+
+
+def trainer_of(config: RunConfig, seed: int = 0) -> Trainer:
+    return Trainer(config, seed, load_source("digits", Path("data")), CPU)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scenario", ["class", "task"])
+@pytest.mark.parametrize("strategy", ["er-ace", "ewc", "lwf", "mine"])
+def test_run_killed_at_ten_random_places_equals_one_never_stopped(tmp_path: Path, strategy: str, scenario: str) -> None:
+    (tmp_path / "mine.py").write_text(MINE)
+    config = settings({"name": f"{tmp_path / 'mine.py'}:Mine" if strategy == "mine" else strategy}, scenario)
+    whole = trainer_of(config)
+    expected = finish([whole])
+    rng, places = random.Random(f"{strategy} {scenario}"), []
+    for number in range(10):
+        folder = tmp_path / str(number)
+        for _ in range(rng.choice([1, 2])):
+            places.append(kill(lambda: [trainer_of(config)], [folder], rng))
+        resumed = trainer_of(config)
+        assert finish([resumed], [folder]) == expected
+        assert same_state(resumed, whole)
+    assert len(set(places)) >= 5 and {5, 10} & set(places), "also at the end of a task"
+
+
+def test_runs_together_equal_runs_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(MINE)
+    configs = [
+        settings({"name": "lwf", "temperature": 4.0}),
+        settings({"name": "lwf"}),
+        settings({"name": "ewc", "strength": 50.0}),
+        settings({"name": "er-ace"}),
+        settings({"name": f"{tmp_path / 'mine.py'}:Mine", "decay": 0.5}),
+        settings({"name": "er"}),
+    ]
+    alone = [[trainer_of(config, seed)] for config in configs for seed in (0, 1)]
+    expected = [finish(each)[0] for each in alone]
+    together = [trainer_of(config, seed) for config in configs for seed in (0, 1)]
+    assert finish(together) == expected
+    assert all(same_state(a, b) for a, (b,) in zip(together, alone, strict=True))
