@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from contnorm.bench.engine.precision import numerics
 from contnorm.bench.engine.scheduler import resolve
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.streams import image_store as gallery
+from contnorm.errors import UserCodeError
 from contnorm.kernels.triton import launcher as launching
 from tests.datasets import small_cifar100
 
@@ -205,12 +207,15 @@ class Mine(Strategy):
 """
 
 
-def test_stateful_user_code_runs_at_every_step(root: Path, source: Source, tmp_path: Path) -> None:
-    """A graph would replay what it did when it was captured."""
+def test_stateful_user_code_runs_at_every_step_without_graphs(root: Path, source: Source, tmp_path: Path) -> None:
+    """A graph would replay what it did when it was captured, so it is refused there."""
     (tmp_path / "mine.py").write_text(COUNTING)
     config = settings(root, "bn", f"{tmp_path / 'mine.py'}:Mine", "fp32")
     with numerics(config.train, 1):
-        lane = Trainer(config, 0, source, torch.device("cuda"))
-        mover = stepper_for([lane])
-        mover.advance(2 * SHORT)
+        refused = Trainer(config, 0, source, torch.device("cuda"))
+        with pytest.raises(UserCodeError, match=r"changes self.steps in Python.*set train.graph=off"):
+            stepper_for([refused]).advance(2 * SHORT)
+        without_graph = replace(config, train=replace(config.train, graph="off"))
+        lane = Trainer(without_graph, 0, source, torch.device("cuda"))
+        stepper_for([lane]).advance(2 * SHORT)
         assert vars(lane.strategy)["steps"] == lane.done == 2 * SHORT

@@ -78,7 +78,9 @@ class _GraphStepper:
         self.trainers = list(trainers)
         compile_kernels(self.trainers)
         self.streams = [torch.cuda.Stream(trainer.device) for trainer in trainers]  # type: ignore[no-untyped-call]
-        if len(self.trainers) == 1:  # several trainers fill a GPU already, and were slower with it
+        # Several trainers fill a GPU already, and were slower with it. Autograd does not return the gradients of that
+        # stream, so a user's strategy could not call torch.autograd.grad.
+        if len(self.trainers) == 1 and not trainers[0].has_user_strategy:
             trainers[0].side_stream = SideStream(torch.cuda.Stream(trainers[0].device))  # type: ignore[no-untyped-call]
         self.cursor = torch.zeros(1, dtype=torch.int64, device=trainers[0].device)
         self.losses = torch.zeros(len(trainers), device=trainers[0].device)
@@ -183,12 +185,13 @@ class _GraphStepper:
         torch.cuda.synchronize()
         for trainer in self.trainers:
             trainer.optimizer.zero_grad()  # the graph allocates its own gradients
-        graph = torch.cuda.CUDAGraph()
+        graph, main = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         try:
             # Other threads use the device during the capture: one copies images, one writes checkpoints.
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 self._step_all_lanes()
         except RuntimeError as error:
+            torch.cuda.set_stream(main)  # a failed capture leaves its own stream current
             user_code = [trainer for trainer in self.trainers if trainer.has_user_code]
             if not user_code:
                 raise

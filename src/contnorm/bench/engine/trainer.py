@@ -111,6 +111,7 @@ class Trainer:
         self.hooks_done = 0  # calls at task boundaries: the start and the end of each task
         self._rows: tuple[int, int, StepTable] | None = None  # first and end step of rows on the device
         self._replayed: dict[tuple[int, ...], tuple[Tensor, ...]] = {}  # by sizes of a step
+        self._held: list[dict[str, Tensor]] = []  # the tensors that the last `step_state` has seen
         self.draws_random = False  # whether user code draws random numbers in a step; checked on a GPU only
         self.fresh_code_state: CodeState = {}  # of user code when it was loaded
         self._setup_strategy()
@@ -478,10 +479,14 @@ class Trainer:
         digests = self.code_state()
         state = {f"strategy self.{name}": split_state(value) for name, value in self._saved_attributes().items()}
         state |= {f"model {name}": ({"": t}, None) for name, t in self.model.state_dict().items()}
-        return digests | {
+        digests |= {
             name: json.dumps([values, [(t.data_ptr(), t.shape, str(t.dtype)) for t in tensors.values()]])
             for name, (tensors, values) in state.items()
         }
+        self._held = [
+            tensors for tensors, _ in state.values()
+        ]  # a new tensor then can't get the address of one of them
+        return digests
 
     def step_changes(self, before: CodeState) -> list[str]:
         """Return the names of what steps have changed and captured steps can't change."""

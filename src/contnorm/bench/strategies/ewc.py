@@ -49,7 +49,7 @@ class EWC(Strategy):
 
         strength: float = 10.0
         gamma: float = 1.0
-        fisher_samples: int = 512
+        fisher_samples: int = 256
 
         def __post_init__(self) -> None:
             if self.strength < 0 or not 0 <= self.gamma <= 1 or self.fisher_samples < 1:

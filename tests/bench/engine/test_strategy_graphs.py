@@ -1,0 +1,259 @@
+"""On a GPU: strategies with state and hooks in captured steps, beside others, killed, and what is refused there."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from contnorm.bench.config.schema import RunConfig
+from contnorm.bench.data.registry import Source, load_source
+from contnorm.bench.engine.cuda_graph import SHORT, stepper_for
+from contnorm.bench.engine.precision import numerics
+from contnorm.bench.engine.scheduler import resolve
+from contnorm.bench.engine.trainer import Trainer
+from contnorm.bench.streams import image_store
+from contnorm.errors import UserCodeError
+from tests.bench.engine.stopped_runs import finish, kill, same_state
+from tests.datasets import small_cifar100
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+CUDA = torch.device("cuda")
+MINE = """
+import copy
+import torch
+from torch import nn
+from dataclasses import dataclass
+from contnorm import ReplayRequest, current_tags
+from contnorm.bench import Strategy, forward
+
+class Base(Strategy):
+    draws = 1
+    def loss(self, model, head, stream, replay):
+        return head.cross_entropy(forward(model, stream), stream).mean(), None
+
+class Momentum(Base):
+    @dataclass(frozen=True)
+    class Settings:
+        decay: float = 0.9
+
+    def setup(self):
+        self.mean = {name: torch.zeros_like(p) for name, p in self.model.named_parameters()}
+        self.old, self.tasks = copy.deepcopy(self.model).eval(), 0
+
+    def on_task_start(self, task):
+        self.tasks += 1  # read by captured steps, which are captured again
+
+    def on_task_end(self, task, data):
+        self.old.load_state_dict(self.model.state_dict())
+        for mean in self.mean.values():
+            mean.mul_(0.5)
+
+    def after_backward(self, grads):
+        for name, grad in grads.items():
+            self.mean[name].lerp_(grad, 1 - self.settings.decay)
+            grad.add_(self.mean[name], alpha=0.5)
+
+    def loss(self, model, head, stream, replay):
+        loss, _ = super().loss(model, head, stream, replay)
+        if self.tasks > 1:
+            with torch.no_grad():
+                old = self.old(stream.x)
+            loss = loss + 0.1 * (forward(model, stream) - old).square().mean()
+        return loss / self.tasks, None
+
+class Item(Base):
+    def loss(self, *given):
+        loss, _ = super().loss(*given)
+        return loss / (1 + loss.item()), None
+
+class Branch(Base):
+    def loss(self, *given):
+        loss, _ = super().loss(*given)
+        return (loss if loss > 1 else loss * 2), None
+
+class Shapes(Base):
+    def loss(self, model, head, stream, replay):
+        logits = forward(model, stream)
+        wrong = logits.argmax(1) != stream.label
+        return logits[wrong].square().mean() + logits.square().mean(), None
+
+class Rebinding(Base):
+    def setup(self):
+        self.mean = torch.zeros((), device=self.device)
+    def loss(self, *given):
+        loss, _ = super().loss(*given)
+        self.mean = 0.9 * self.mean + 0.1 * loss.detach()
+        return loss / (1 + self.mean), None
+
+class Drawing(Base):
+    def loss(self, *given):
+        loss, _ = super().loss(*given)
+        return loss * torch.rand((), device=self.device), None
+
+class Extra(nn.BatchNorm2d):
+    needs_tags, replay_request = True, ReplayRequest(size=12, balance="class")
+    def __init__(self, channels):
+        super().__init__(channels)
+        self.register_buffer("seen", torch.zeros(()))
+    def forward(self, x):
+        tags = current_tags(len(x)) if self.training else None
+        if tags is not None:
+            self.seen += tags.replayed.sum() * (3 if tags.is_extra else 1) + tags.task.sum()
+        return super().forward(x) * (1 + self.seen * 1e-5)
+    def on_task_end(self, task):
+        self.seen.zero_()
+    def auxiliary_loss(self):
+        return 0.01 * self.weight.square().sum()
+
+def network(shape, outputs, norm):
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, 2), Extra(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, outputs)
+    )
+"""
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_cifar100(tmp_path_factory.mktemp("data"), per_class=61)  # 305 a task: a last batch of 5
+
+
+@pytest.fixture(scope="module")
+def source(root: Path) -> Source:
+    return load_source("cifar100", root)
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("code") / "mine.py"
+    file.write_text(MINE)
+    return file
+
+
+def settings(root: Path, strategy: dict[str, Any], **groups: Any) -> RunConfig:
+    values: dict[str, Any] = {
+        "stream": {"name": "split-cifar100", "tasks": 2, "scenario": "class"},
+        "strategy": strategy,
+        "norm": {"name": "bn"},
+        "model": {"width": 16},
+        "train": {"lr": 0.01},
+        "memory": {"kind": "reservoir", "size": 60},
+        "evaluate": {"drift": False},
+    }
+    return resolve({**values, **groups}, root)
+
+
+def without_graph(config: RunConfig) -> RunConfig:
+    return replace(config, train=replace(config.train, graph="off"))
+
+
+def strategies(file: Path) -> list[dict[str, Any]]:
+    return [
+        {"name": "er-ace"},
+        {"name": "ewc", "strength": 30.0, "fisher_samples": 10},
+        {"name": "lwf"},
+        {"name": f"{file}:Momentum"},
+    ]
+
+
+@pytest.mark.parametrize("number", range(4), ids=["er-ace", "ewc", "lwf", "user"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_captured_steps_equal_steps_in_python(
+    root: Path, source: Source, file: Path, number: int, precision: str
+) -> None:
+    config = settings(root, strategies(file)[number], train={"lr": 0.01, "precision": precision})
+    with numerics(config.train):
+        captured, stepped = (Trainer(c, 0, source, CUDA) for c in (config, without_graph(config)))
+        assert captured.plan.ends[0] > SHORT
+        assert finish([captured]) == finish([stepped])
+        assert same_state(captured, stepped)
+
+
+def test_lanes_of_several_strategies_equal_runs_alone(root: Path, source: Source, file: Path) -> None:
+    configs = [settings(root, strategy) for strategy in (*strategies(file), {"name": "er"})]
+    with numerics(configs[0].train):
+        together = [Trainer(config, seed, source, CUDA) for config in configs for seed in (0, 1)]
+        found = finish(together)
+        for trainer, matrix in zip(together, found, strict=True):
+            alone = Trainer(trainer.config, trainer.seed, source, CUDA)
+            assert finish([alone]) == [matrix] and same_state(alone, trainer)
+
+
+@pytest.mark.parametrize("number", range(4), ids=["er-ace", "ewc", "lwf", "user"])
+def test_run_killed_on_a_gpu_equals_one_never_stopped(
+    root: Path, source: Source, file: Path, tmp_path: Path, number: int
+) -> None:
+    config = settings(root, strategies(file)[number])
+    rng = random.Random(number)
+    with numerics(config.train):
+        whole = Trainer(config, 0, source, CUDA)
+        expected = finish([whole])
+        for place in range(10):
+            kill(lambda: [Trainer(config, 0, source, CUDA)], [tmp_path / str(place)], rng)
+            resumed = Trainer(config, 0, source, CUDA)
+            assert finish([resumed], [tmp_path / str(place)]) == expected
+            assert same_state(resumed, whole)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Item", "its training step can't be captured as a CUDA graph"),
+        ("Branch", "its training step can't be captured as a CUDA graph"),
+        ("Shapes", "its training step can't be captured as a CUDA graph"),
+        ("Rebinding", "a training step changes self.mean in Python"),
+        ("Drawing", "draws random numbers in a training step"),
+    ],
+)
+def test_step_that_cannot_be_captured_is_refused_in_one_line(
+    root: Path, source: Source, file: Path, name: str, message: str
+) -> None:
+    config = settings(root, {"name": f"{file}:{name}"})
+    with numerics(config.train):
+        with pytest.raises(UserCodeError) as error:
+            finish([Trainer(config, 0, source, CUDA)])
+        text = str(error.value)
+        assert message in text and f":{name}'" in text and "train.graph=off" in text and "\n" not in text
+        first, second = (Trainer(without_graph(config), 0, source, CUDA) for _ in range(2))
+        assert finish([first]) == finish([second])
+        assert same_state(first, second)
+
+
+def test_norm_hooks_in_captured_steps_equal_steps_in_python(root: Path, source: Source, file: Path) -> None:
+    config = settings(root, {"name": "er"}, model={"name": f"{file}:network"})
+    with numerics(config.train):
+        captured, stepped = (Trainer(c, 0, source, CUDA, any_norm=True) for c in (config, without_graph(config)))
+        assert finish([captured]) == finish([stepped])
+        assert same_state(captured, stepped)
+        assert float(captured.model[1].seen) == 0.0  # type: ignore[index]
+
+
+def test_prefetched_images_without_graphs_give_the_same_bits(
+    root: Path, source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(image_store, "WINDOW_BYTES", 2 * 11 * 30 * 3072)
+    config = without_graph(settings(root, {"name": "lwf"}))
+    with numerics(config.train):
+        whole, prefetched = (
+            Trainer(config, 0, source, CUDA, image_store.DeviceImages.of(source, CUDA, whole))
+            for whole in (True, False)
+        )
+        assert finish([whole]) == finish([prefetched])
+        assert same_state(whole, prefetched)
+
+
+def test_refused_code_leaves_the_process_usable(root: Path, source: Source, file: Path) -> None:
+    bad, good = (settings(root, {"name": name}) for name in (f"{file}:Item", "er"))
+    with numerics(good.train):
+        main = torch.cuda.current_stream()
+        with pytest.raises(UserCodeError):
+            finish([Trainer(bad, 0, source, CUDA)])
+        assert torch.cuda.current_stream() == main
+        stepper_for([Trainer(good, 0, source, CUDA)]).advance(2 * SHORT)

@@ -1,0 +1,355 @@
+"""Settings, state and hooks of a user's strategy, on the CPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from contnorm import bench
+from contnorm.bench.config.resolve import resolve
+from contnorm.bench.config.schema import RunConfig
+from contnorm.bench.data.registry import load_source
+from contnorm.bench.engine.checkpoint import DTYPES, Checkpoints
+from contnorm.bench.engine.loop import Finished, train_together
+from contnorm.bench.engine.scheduler import Job, RunEnvironment, execute
+from contnorm.bench.engine.trainer import Trainer
+from contnorm.bench.strategies import state
+from contnorm.errors import UserCodeError, UserError
+
+CPU = torch.device("cpu")
+HEAD = """
+import copy
+from dataclasses import dataclass
+import torch
+from contnorm.bench import Strategy, forward
+
+CALLS = []
+
+class Base(Strategy):
+    def loss(self, model, head, stream, replay):
+        return head.cross_entropy(forward(model, stream), stream).mean(), None
+"""
+SETTINGS = """
+class Mine(Base):
+    @dataclass(frozen=True)
+    class Settings:
+        temperature: float = 2.0
+        layers: int = 1
+        kind: str = "soft"
+        limit: float | None = 1.0
+
+    def loss(self, model, head, stream, replay):
+        loss, _ = super().loss(model, head, stream, replay)
+        return loss / self.settings.temperature, None
+"""
+
+
+def user_strategy(folder: Path, body: str, name: str = "Mine") -> str:
+    (folder / "mine.py").write_text(HEAD + body)
+    return f"{folder / 'mine.py'}:{name}"
+
+
+def settings(name: str, stream: dict[str, Any] | None = None, own: Any = None, **groups: Any) -> RunConfig:
+    short = {"name": "split-mnist", "tasks": 3, "train_per_task": 20, "source": "digits"}
+    strategy = {"name": name, **(own or {})}
+    return resolve({"stream": {**short, **(stream or {})}, "strategy": strategy, **groups}, Path("data"))
+
+
+def trainer_of(config: RunConfig) -> Trainer:
+    return Trainer(config, 0, load_source("digits", Path("data")), CPU)
+
+
+def last_event(config: RunConfig, runs: Path | None) -> object:
+    *_, last = execute([Job(config, 0)], RunEnvironment(runs, Path("data"), CPU))
+    return last.what
+
+
+def test_own_settings_reach_the_strategy_and_the_record(tmp_path: Path) -> None:
+    config = settings(user_strategy(tmp_path, SETTINGS), own={"temperature": 4, "limit": None})
+    assert trainer_of(config).strategy.settings.temperature == 4.0
+    assert dict(config.strategy.options) == {"temperature": 4.0, "layers": 1, "kind": "soft", "limit": None}
+    assert config.hash != settings(user_strategy(tmp_path, SETTINGS)).hash
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"temprature": 2}, "unknown key 'strategy.temprature'. Did you mean 'strategy.temperature'"),
+        ({"temperature": "hot"}, "strategy.temperature='hot'"),
+        ({"layers": 1.5}, "strategy.layers=1.5"),
+    ],
+)
+def test_invalid_own_setting_is_one_line(tmp_path: Path, given: dict[str, Any], message: str) -> None:
+    name = user_strategy(tmp_path, SETTINGS)
+    with pytest.raises(UserError) as error:
+        settings(name, own=given)
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+class Scaled(bench.Strategy):
+    """With settings of its own, for the Python API."""
+
+    @dataclass(frozen=True)
+    class Settings:
+        factor: float = 1.0
+
+    def loss(self, model: Any, head: Any, stream: Any, replay: Any) -> Any:
+        return head.cross_entropy(bench.forward(model, stream), stream).mean() * self.settings.factor, None
+
+
+@pytest.mark.slow
+def test_objects_with_own_settings_are_different_runs(tmp_path: Path) -> None:
+    stream = bench.load_stream("split-mnist", source="digits", tasks=2, train_per_task=20)
+    results = [
+        bench.run(stream, strategy=strategy, runs=tmp_path, lanes=1, settings=more)
+        for strategy, more in (
+            (Scaled, {}),
+            (Scaled(), {}),
+            (Scaled(factor=2.0), {}),
+            (Scaled, {"strategy.factor": 2.0}),
+        )
+    ]
+    hashes = [result.config.hash for result in results]
+    assert hashes[0] == hashes[1] != hashes[2] == hashes[3]
+    assert results[2].config.strategy.name.endswith("test_strategy_hooks.py:Scaled")
+
+
+def test_object_with_unknown_own_setting_is_refused() -> None:
+    with pytest.raises(UserError, match=r"unknown key 'strategy.facter'. Did you mean 'strategy.factor'"):
+        Scaled(facter=2.0)
+    with pytest.raises(UserError, match=r"strategy.factor='a'"):
+        Scaled(factor="a")
+    with pytest.raises(UserError, match="temperature must be above 0"):
+        bench.LwF(temperature=0.0)
+
+
+HOOKS = """
+class Mine(Base):
+    def setup(self):
+        CALLS.append(("setup", self.model.training, str(self.device), len(self.head.competing)))
+
+    def on_task_start(self, task):
+        CALLS.append(("start", task.number, task.classes, task.tasks, self.model.training))
+
+    def on_task_end(self, task, data):
+        batches = list(data.batches(8))
+        CALLS.append(("end", task.number, len(data), [len(batch) for batch in batches], self.model.training))
+        for batch in batches:
+            assert not batch.replayed.any() and set(batch.task.tolist()) == {task.number}
+            forward(self.model, batch).sum().backward()  # gradients are dropped
+
+    def after_backward(self, grads):
+        assert all(grads[name] is p.grad for name, p in self.model.named_parameters())
+        CALLS.append(("backward", torch.is_grad_enabled()))
+        for grad in grads.values():
+            grad.zero_()
+"""
+
+
+def test_hooks_are_called_in_order(tmp_path: Path) -> None:
+    config = settings(user_strategy(tmp_path, HOOKS), stream={"tasks": 2}, train={"batch": 10})
+    trainer = trainer_of(config)
+    before = {name: p.clone() for name, p in trainer.model.named_parameters()}
+    for _ in train_together([trainer]):
+        pass
+    calls = type(trainer.strategy).loss.__globals__["CALLS"]
+    assert calls[0][2:] == ("cpu", 2)
+    steps = [("backward", False)] * 2
+    assert calls[1:] == [
+        ("start", 0, (0, 1), 2, True),
+        *steps,
+        ("end", 0, 20, [8, 8, 4], True),
+        ("start", 1, (2, 3), 2, True),
+        *steps,
+        ("end", 1, 20, [8, 8, 4], True),
+    ]
+    assert all(torch.equal(p, before[name]) for name, p in trainer.model.named_parameters()), "gradients were zero"
+
+
+def test_data_of_a_task_is_the_unaugmented_plan(tmp_path: Path) -> None:
+    config = settings(user_strategy(tmp_path, HOOKS), train={"batch": 10, "passes": 2})
+    trainer = trainer_of(config)
+    items = trainer._items_of(1)
+    first_pass = [step.stream for step in trainer.plan.steps[trainer.plan.ends[0] :][:2]]
+    assert items.tolist() == [item for part in first_pass for item in part]
+    (step,) = [s for s in trainer.plan.steps if s.stream.tolist() == items[:10].tolist()]
+    assert step.task == 1
+
+
+STEP_HOOKS = """
+class Mine(Base):
+    def setup(self):
+        self.losses = []
+    def on_step_start(self, step):
+        assert len(self.losses) == step
+    def on_step_end(self, step, loss):
+        self.losses.append(float(loss))
+"""
+
+
+def test_step_hooks_need_a_run_without_graphs(tmp_path: Path) -> None:
+    name = user_strategy(tmp_path, STEP_HOOKS)
+    with pytest.raises(UserError, match=r"on_step_start runs on the host at every step.*Set train.graph=off"):
+        last_event(settings(name), tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
+    trainer = trainer_of(settings(name, train={"graph": "off"}))
+    for _ in train_together([trainer]):
+        pass
+    assert len(trainer.strategy.losses) == len(trainer.plan.steps) == 6  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("strategy", ["ewc", "lwf", "mine"])
+def test_task_hooks_on_a_task_free_stream_are_refused(tmp_path: Path, strategy: str) -> None:
+    name = user_strategy(tmp_path, HOOKS) if strategy == "mine" else strategy
+    with pytest.raises(UserError, match=r"stream.scenario=free: .* no task boundaries, at which strategy .* has hooks"):
+        trainer_of(settings(name, stream={"scenario": "free"}))
+
+
+def test_er_ace_runs_on_a_task_free_stream() -> None:
+    trainer = trainer_of(settings("er-ace", stream={"scenario": "free"}))
+    *_, (_, last) = train_together([trainer])
+    assert isinstance(last, Finished) and trainer.strategy.seen.all()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("class Mine(Base):\n    def on_task_end(self, task): ...", "its on_task_end can't be called"),
+        ("class Mine(Base):\n    def after_backward(self): ...", "its after_backward can't be called"),
+        ("class Mine(Base):\n    def state_dict(self): return {}", "defines one of state_dict and load_state_dict"),
+        ("class Mine(Base):\n    multi_label = 1", "multi_label = 1. Use True or False"),
+        ("class Mine(Base):\n    def setup(self): self.missing", "in setup()"),
+        (
+            "class Mine(Base):\n    Settings = 3",
+            "Settings must be a dataclass",
+        ),
+        (
+            "class Mine(Base):\n    def state_dict(self): return {'a': {1}}\n    def load_state_dict(self, state): ...",
+            "a is of type set in its state_dict(), which a checkpoint can't contain",
+        ),
+    ],
+)
+def test_mistake_in_a_strategy_is_one_line_and_writes_nothing(tmp_path: Path, body: str, message: str) -> None:
+    name = user_strategy(tmp_path, body)
+    with pytest.raises(UserError) as error:
+        last_event(settings(name), tmp_path / "runs")
+    assert message in str(error.value) and "\n" not in str(error.value)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("hook", ["on_task_start", "on_task_end", "after_backward", "on_step_end"])
+def test_error_in_a_hook_names_file_and_line(tmp_path: Path, hook: str) -> None:
+    name = user_strategy(tmp_path, f"class Mine(Base):\n    def {hook}(self, *given):\n        self.missing\n")
+    with pytest.raises(UserCodeError) as error:
+        last_event(settings(name, train={"graph": "off"}), tmp_path / "runs")
+    line = (HEAD + "class\ndef\n").count("\n") + 1
+    assert f"mine.py, line {line}: AttributeError" in str(error.value) and "\n" not in str(error.value)
+    assert not list((tmp_path / "runs").rglob("*.json"))
+
+
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_loss_that_is_not_finite_at_the_first_step_writes_nothing(tmp_path: Path, value: str) -> None:
+    body = (
+        "class Mine(Base):\n    def loss(self, *given):\n        loss, _ = super().loss(*given)\n"
+        f"        return loss * float('{value}'), None\n"
+    )
+    name = user_strategy(tmp_path, body)
+    with pytest.raises(UserCodeError, match=f"its loss is {value} at the first step") as error:
+        last_event(settings(name), tmp_path / "runs")
+    assert "\n" not in str(error.value) and not list((tmp_path / "runs").rglob("*.json"))
+
+
+def test_later_divergence_names_the_strategy(tmp_path: Path) -> None:
+    body = (
+        "class Mine(Base):\n    def on_task_start(self, task): self.factor = float('nan') if task.number else 1\n"
+        "    def loss(self, *given):\n        loss, _ = super().loss(*given)\n        return loss * self.factor, None\n"
+    )
+    event = last_event(settings(user_strategy(tmp_path, body)), tmp_path / "runs")
+    assert "the loss is nan at step" in getattr(event, "why", "")
+    assert "or the loss of strategy" in getattr(event, "why", "")
+
+
+RESTORED = {
+    "shapes change": "def setup(self): self.a = torch.zeros(0)\n    def on_task_end(self, task, data):\n"
+    "        self.a = torch.cat([self.a, torch.ones(1)])",
+    "late attributes": "def on_task_end(self, task, data):\n        self.a = {'x': [torch.ones(2), (1, 'b')], 3: None}",
+    "module": "def setup(self): self.old = copy.deepcopy(self.model)\n    def on_task_end(self, task, data):\n"
+    "        self.old = copy.deepcopy(self.model).eval().requires_grad_(False)",
+    "modules": "def setup(self): self.all = [copy.deepcopy(self.model) for _ in range(3)]\n"
+    "    def on_task_end(self, task, data): self.all[task.number].load_state_dict(self.model.state_dict())",
+    "parts of the network": "def setup(self): self.p = list(self.model.parameters()); self.layer = self.model.fc1\n"
+    "    def after_backward(self, grads): self.n = float(self.p[0].sum())",
+    "own state_dict": "def setup(self): self._a, self.n = torch.zeros(1), 0\n"
+    "    def on_task_end(self, task, data): self._a += 1; self.n += 1\n"
+    "    def state_dict(self): return {'mean': self._a, 'n': self.n}\n"
+    "    def load_state_dict(self, state): self._a.copy_(state['mean']); self.n = state['n']",
+}
+NOT_RESTORED = {
+    "created late": (
+        "def on_task_end(self, task, data): self.old = copy.deepcopy(self.model)",
+        "setup() does not create",
+    ),
+    "a set": ("def on_task_end(self, task, data): self.seen = {task.number}", "self.seen"),
+    "left out": (
+        "def setup(self): self.n, self.m = 0, 0\n    def on_task_end(self, task, data): self.n += 1; self.m += 1\n"
+        "    def state_dict(self): return {'n': self.n}\n    def load_state_dict(self, state): self.n = state['n']",
+        "self.m",
+    ),
+    "not loaded": (
+        "def setup(self): self.n = 0\n    def on_task_end(self, task, data): self.n += 1\n"
+        "    def state_dict(self): return {'n': self.n}\n    def load_state_dict(self, state): pass",
+        "load_state_dict() does not restore",
+    ),
+    "load fails": (
+        "def setup(self): self.n = 0\n    def on_task_end(self, task, data): self.n += 1\n"
+        "    def state_dict(self): return {'n': self.n}\n    def load_state_dict(self, state): state['m']",
+        "KeyError",
+    ),
+}
+
+
+def stop_in_task_1(config: RunConfig, folder: Path) -> Trainer:
+    stopped = trainer_of(config)
+    stop = lambda: stopped.done >= 3  # noqa: E731
+    for _ in train_together([stopped], [Checkpoints(folder)], report_every=1, stop=stop):
+        pass
+    assert stopped.done == 3
+    return stopped
+
+
+@pytest.mark.parametrize("kind", RESTORED)
+def test_state_of_a_strategy_is_restored(tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    config = settings(user_strategy(tmp_path, f"class Mine(Base):\n    {RESTORED[kind]}\n"))
+    stopped = stop_in_task_1(config, tmp_path / "run")
+    resumed = trainer_of(config)
+    next(iter(train_together([resumed], [Checkpoints(tmp_path / "run")], report_every=1)))
+    assert resumed.done == 4 and not caplog.messages
+    other = trainer_of(config)
+    checkpoint = Checkpoints(tmp_path / "run").latest()
+    assert checkpoint is not None
+    other.load(checkpoint.tensors, checkpoint.progress)
+    assert state.same_state(other.strategy.state_dict(), stopped.strategy.state_dict())
+    if kind == "module":
+        assert not any(part.training for part in other.strategy.old.modules())  # type: ignore[attr-defined]
+    if kind == "parts of the network":
+        assert other.strategy.p[0] is other.model.fc1.weight  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("kind", NOT_RESTORED)
+def test_state_that_cannot_be_restored_is_reported(tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    body, message = NOT_RESTORED[kind]
+    config = settings(user_strategy(tmp_path, f"class Mine(Base):\n    {body}\n"))
+    stop_in_task_1(config, tmp_path / "run")
+    resumed = trainer_of(config)
+    next(iter(train_together([resumed], [Checkpoints(tmp_path / "run")], report_every=1)))
+    # With a checkpoint that can't be restored the run starts again; else it resumes before the first change.
+    assert resumed.done <= 3
+    assert any(message in text for text in caplog.messages)
+
+
+def test_savable_dtypes_are_those_of_checkpoints() -> None:
+    assert set(state.DTYPES) == set(DTYPES)
