@@ -43,7 +43,7 @@ if TYPE_CHECKING:
         register_strategy,
     )
     from contnorm.bench.runs import ArchivedRuns, Runs, archive, load_runs
-    from contnorm.bench.strategies.base import Batch, OutputMask, Single, Strategy, forward
+    from contnorm.bench.strategies.base import Batch, OutputMask, Single, Strategy, forward, together
     from contnorm.bench.strategies.derpp import DERpp
     from contnorm.bench.strategies.er import ER
     from contnorm.bench.strategies.er_ace import ERACE
@@ -115,6 +115,7 @@ __all__ = [
     "run",
     "run_all",
     "sweep",
+    "together",
     "tune",
 ]
 
@@ -151,7 +152,7 @@ _NAMES_BY_MODULE = {
         "register_strategy",
     ),
     "contnorm.bench.runs": ("ArchivedRuns", "Runs", "archive", "load_runs"),
-    "contnorm.bench.strategies.base": ("Batch", "OutputMask", "Single", "Strategy", "forward"),
+    "contnorm.bench.strategies.base": ("Batch", "OutputMask", "Single", "Strategy", "forward", "together"),
     "contnorm.bench.strategies.derpp": ("DERpp",),
     "contnorm.bench.strategies.er": ("ER",),
     "contnorm.bench.strategies.er_ace": ("ERACE",),

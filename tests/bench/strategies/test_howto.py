@@ -1,4 +1,4 @@
-"""The example of docs/howto/add-a-strategy.md, run as the page says."""
+"""The example of docs/howto/bring-your-own-strategy.md, run as the page says."""
 
 import re
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 from contnorm.bench.records import Store
 from tests.datasets import small_mnist
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "howto" / "add-a-strategy.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "howto" / "bring-your-own-strategy.md"
 
 
 @pytest.mark.slow
@@ -33,5 +33,6 @@ def test_example_strategy_of_the_docs_runs(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     (record,) = Store(tmp_path / "runs")
-    assert record.config.strategy.beta == 2.0 and record.config.strategy.name.endswith(f":{named[2]}")
+    assert dict(record.config.strategy.options) == {"weight": 2.0}
+    assert record.config.strategy.name.endswith(f":{named[2]}")
     assert record.score("la") > 20
