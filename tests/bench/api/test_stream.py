@@ -157,7 +157,7 @@ def test_batches_are_those_of_a_run() -> None:
     batches = list(stream.batches(seed=3, settings=settings))
     assert len(batches) == len(trainer.plan.steps) and sum(map(len, batches)) == 60
     for number, batch in enumerate(batches):
-        _, expected, _ = trainer._batches(trainer.rows(number, number + 1).at(0))
+        _, expected, *_ = trainer._batches(trainer.rows(number, number + 1).at(0))
         assert torch.equal(batch.x, expected.x)
         assert torch.equal(batch.y, expected.label) and torch.equal(batch.task, expected.task)
 

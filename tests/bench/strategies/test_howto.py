@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from contnorm.bench.records import Store
+from contnorm.bench.strategies.registry import STRATEGIES, settings_owner
 from tests.datasets import small_mnist
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "howto" / "bring-your-own-strategy.md"
@@ -36,3 +37,10 @@ def test_example_strategy_of_the_docs_runs(tmp_path: Path) -> None:
     assert dict(record.config.strategy.options) == {"weight": 2.0}
     assert record.config.strategy.name.endswith(f":{named[2]}")
     assert record.score("la") > 20
+
+
+@pytest.mark.parametrize("name", [name for name, spec in STRATEGIES.items() if spec.has_settings])
+def test_own_settings_in_the_docs_are_the_defaults(name: str) -> None:
+    row = next(line for line in PAGE.read_text().splitlines() if line.startswith(f"| `{name}` |"))
+    defaults = vars(settings_owner(name).Settings())  # type: ignore[attr-defined]
+    assert re.findall(r"`(\w+)=([\d.]+)`", row) == [(key, str(value)) for key, value in defaults.items()]

@@ -51,6 +51,7 @@ from contnorm.tags import BatchTags, batch_tags
 
 __all__ = ["Trainer"]
 
+HOOKS = ("after_backward", "on_task_start", "on_task_end", "on_step_start", "on_step_end")
 RUNNING_MOMENTS = ("running_mean", "running_var")
 
 
@@ -90,6 +91,7 @@ class Trainer:
             self.strategy = build_strategy(config.strategy)
         # Now, since a network in the same file loads it again.
         self._modules = {"strategy": loaded_modules(config.strategy.name)} if is_user_code(config.strategy.name) else {}
+        self._hooks = {hook for hook in HOOKS if getattr(type(self.strategy), hook) is not getattr(Strategy, hook)}
         stream, self.plan = plans.of(config, seed, self.strategy.draws)
         self.data = DeviceStream(stream, device, pictures)
         self.head = OutputMask(self.data.competing)
@@ -100,6 +102,7 @@ class Trainer:
             if is_user_code(named[what].name):
                 self._modules[what] = loaded_modules(named[what].name)
         self._check_hooks()
+        self._tags_batches = self.norm_hooks.need_tags or self.has_user_strategy
         # A user-defined network may access its weights in any way, so there autocast casts them.
         use_bf16_copies = config.train.precision == "bf16" and config.model.name in MODELS
         self.bf16_weights = Bf16Weights(self.model) if use_bf16_copies else None
@@ -131,19 +134,15 @@ class Trainer:
             self.strategy = build_strategy(self.config.strategy)
         self._setup_strategy()
 
-    def _defines(self, *hooks: str) -> bool:
-        """Whether the strategy defines one of the hooks."""
-        return any(getattr(type(self.strategy), hook) is not getattr(Strategy, hook) for hook in hooks)
-
     @property
     def has_task_hooks(self) -> bool:
         """Whether the strategy or a layer of the network has a hook at task boundaries."""
-        return self.norm_hooks.on_tasks or self._defines("on_task_start", "on_task_end")
+        return self.norm_hooks.on_tasks or bool(self._hooks & {"on_task_start", "on_task_end"})
 
     def _check_hooks(self) -> None:
         """Reject hooks that this run can't call, and streams that the strategy does not support."""
         name, stream = self.config.strategy.name, self.data.sequence
-        step_hooks = [hook for hook in ("on_step_start", "on_step_end") if self._defines(hook)]
+        step_hooks = sorted(self._hooks & {"on_step_start", "on_step_end"}, reverse=True)
         if step_hooks and self.config.train.graph == "on":
             raise UserError(
                 f"strategy {name!r}: {step_hooks[0]} runs on the host at every step, which captured steps can't do. "
@@ -226,12 +225,12 @@ class Trainer:
     def step(self) -> Tensor:
         """Do the next step of the plan; returns the loss as a tensor on the device."""
         step = self.done
-        if self._defines("on_step_start"):
+        if "on_step_start" in self._hooks:
             with self._seeded(f"start of step {step}"), self._user_errors(f"in on_step_start({step})"):
                 self.strategy.on_step_start(step)
         loss = self.learn(self._row())
         self.done += 1
-        if self._defines("on_step_end"):
+        if "on_step_end" in self._hooks:
             with self._seeded(f"end of step {step}"), self._user_errors(f"in on_step_end({step})"):
                 self.strategy.on_step_end(step, loss)
         return loss
@@ -260,7 +259,7 @@ class Trainer:
                 loss.backward()  # type: ignore[no-untyped-call]
             if self.bf16_weights is not None:
                 self.bf16_weights.add_gradients()
-            if self._defines("after_backward"):
+            if "after_backward" in self._hooks:
                 self._after_backward()
             if self.has_user_code:
                 self._check_for_draws()
@@ -383,8 +382,13 @@ class Trainer:
         )
         return write, Batch(x, label, task, None, replayed, extra_size), replay, extra
 
-    def _replayed_of(self, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
-        """Return for each part of a step whether its samples are replayed; made once for each shape of a step."""
+    def _replayed_of(self, sizes: tuple[int, ...]) -> tuple[Tensor | None, ...]:
+        """Return for each part of a step whether its samples are replayed; made once for each shape of a step.
+
+        None for each part if neither a norm nor the strategy reads it: tags then cost no time.
+        """
+        if not self._tags_batches:
+            return (None,) * len(sizes)
         if sizes not in self._replayed:
             replayed = torch.arange(sum(sizes), device=self.device) >= sizes[0]
             self._replayed[sizes] = torch.split(replayed, list(sizes))
