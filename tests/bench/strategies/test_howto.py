@@ -39,8 +39,9 @@ def test_example_strategy_of_the_docs_runs(tmp_path: Path) -> None:
     assert record.score("la") > 20
 
 
-@pytest.mark.parametrize("name", [name for name, spec in STRATEGIES.items() if spec.has_settings])
-def test_own_settings_in_the_docs_are_the_defaults(name: str) -> None:
+@pytest.mark.parametrize("name", [name for name, spec in STRATEGIES.items() if spec.own_settings])
+def test_own_settings_in_the_docs_and_the_registry_are_the_defaults(name: str) -> None:
     row = next(line for line in PAGE.read_text().splitlines() if line.startswith(f"| `{name}` |"))
     defaults = vars(settings_owner(name).Settings())  # type: ignore[attr-defined]
+    assert defaults == STRATEGIES[name].own_settings
     assert re.findall(r"`(\w+)=([\d.]+)`", row) == [(key, str(value)) for key, value in defaults.items()]

@@ -179,7 +179,10 @@ def _flat_defaults(stream_name: str, scenario: str | None, strategy: str) -> dic
     """Defaults of a stream and a strategy, by dotted key; those of the schema for a stream that is not known."""
     stream = STREAMS.get(stream_name)
     of_stream = stream_defaults(stream, scenario) if stream else {}
-    return flatten_settings(from_dict(merge_settings(of_stream, strategy_defaults(strategy))).as_dict())
+    values = merge_settings(of_stream, strategy_defaults(strategy))
+    if strategy in STRATEGIES:
+        values = merge_settings(values, {"strategy": dict(STRATEGIES[strategy].own_settings)})
+    return flatten_settings(from_dict(values).as_dict())
 
 
 def varying(configs: Sequence[RunConfig]) -> set[str]:

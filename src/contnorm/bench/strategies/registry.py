@@ -23,7 +23,8 @@ class StrategySpec:
         summary: One-line description for listings.
         aliases: Other names in the literature.
         memory: Default kind of memory; None for the default of the stream.
-        has_settings: Whether its class has settings of its own, as ``Settings``.
+        own_settings: The settings of its own that its class declares as ``Settings``, with their defaults. They are
+            repeated here because the class needs torch.
         defaults: Defaults of the settings of every strategy, which override those of the stream.
     """
 
@@ -32,7 +33,7 @@ class StrategySpec:
     summary: str
     aliases: tuple[str, ...] = ()
     memory: Literal["reservoir", "prs"] | None = None
-    has_settings: bool = False
+    own_settings: Mapping[str, float] = field(default_factory=dict)
     defaults: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -68,13 +69,13 @@ STRATEGIES: dict[str, StrategySpec] = {
             "contnorm.bench.strategies.ewc:EWC",
             "online elastic weight consolidation: important weights stay near their old values",
             ("online-ewc", "ewc-online"),
-            has_settings=True,
+            own_settings={"strength": 10.0, "gamma": 1.0, "fisher_samples": 256},
         ),
         StrategySpec(
             "lwf",
             "contnorm.bench.strategies.lwf:LwF",
             "learning without forgetting: distillation from the network before the task",
-            has_settings=True,
+            own_settings={"temperature": 2.0, "strength": 1.0},
         ),
         StrategySpec(
             "prs",
@@ -102,7 +103,7 @@ def settings_owner(name: str) -> object:
     The module of the class imports torch; strategies without own settings do not need it.
     """
     spec = STRATEGIES.get(name)
-    if spec is None or not spec.has_settings:
+    if spec is None or not spec.own_settings:
         return None
     module, _, class_name = spec.target.partition(":")
     return getattr(importlib.import_module(module), class_name)
