@@ -14,7 +14,7 @@ from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.registry import load_source
 from contnorm.bench.engine.checkpoint import DTYPES, Checkpoints
-from contnorm.bench.engine.loop import Finished, train_together
+from contnorm.bench.engine.loop import Finished, Steps, train_together
 from contnorm.bench.engine.scheduler import Job, RunEnvironment, execute
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.strategies import state
@@ -321,12 +321,19 @@ def stop_in_task_1(config: RunConfig, folder: Path) -> Trainer:
     return stopped
 
 
+def resume_for_one_step(config: RunConfig, folder: Path) -> Trainer:
+    resumed = trainer_of(config)
+    for _, what in train_together([resumed], [Checkpoints(folder)], report_every=1):
+        if isinstance(what, Steps):
+            break
+    return resumed
+
+
 @pytest.mark.parametrize("kind", RESTORED)
 def test_state_of_a_strategy_is_restored(tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture) -> None:
     config = settings(user_strategy(tmp_path, f"class Mine(Base):\n    {RESTORED[kind]}\n"))
     stopped = stop_in_task_1(config, tmp_path / "run")
-    resumed = trainer_of(config)
-    next(iter(train_together([resumed], [Checkpoints(tmp_path / "run")], report_every=1)))
+    resumed = resume_for_one_step(config, tmp_path / "run")
     assert resumed.done == 4 and not caplog.messages
     other = trainer_of(config)
     checkpoint = Checkpoints(tmp_path / "run").latest()
@@ -344,8 +351,7 @@ def test_state_that_cannot_be_restored_is_reported(tmp_path: Path, kind: str, ca
     body, message = NOT_RESTORED[kind]
     config = settings(user_strategy(tmp_path, f"class Mine(Base):\n    {body}\n"))
     stop_in_task_1(config, tmp_path / "run")
-    resumed = trainer_of(config)
-    next(iter(train_together([resumed], [Checkpoints(tmp_path / "run")], report_every=1)))
+    resumed = resume_for_one_step(config, tmp_path / "run")
     # With a checkpoint that can't be restored the run starts again; else it resumes before the first change.
     assert resumed.done <= 3
     assert any(message in text for text in caplog.messages)
