@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Literal
 
+import cloudpickle
 import pytest
 from pydantic import Field
 
@@ -83,3 +87,26 @@ def test_unusable_declarations() -> None:
     ):
         with pytest.raises(UserError, match=message):
             resolve_options("strategy", StrategyConfig("mine.py:Component"), component)
+
+
+def test_settings_that_were_sent_to_a_worker_process_are_usable(tmp_path: Path) -> None:
+    """cloudpickle sends a class of a script by value, with copies of the markers in its dataclass fields."""
+    code = """
+import sys
+from dataclasses import dataclass
+import cloudpickle
+
+class Component:
+    @dataclass(frozen=True)
+    class Settings:
+        temperature: float
+        strength: float = 1.0
+
+open(sys.argv[1], "wb").write(cloudpickle.dumps(Component))
+"""
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "sent")], check=True)
+    component = cloudpickle.loads((tmp_path / "sent").read_bytes())
+    config = StrategyConfig("python:Component", options=(("temperature", 2),))
+    assert resolve_options("strategy", config, component) == (("strength", 1.0), ("temperature", 2.0))
+    with pytest.raises(UserError, match=r"strategy\.temperature: must be set"):
+        resolve_options("strategy", StrategyConfig("python:Component"), component)

@@ -101,6 +101,10 @@ def _checked_names(group: str, config: ComponentConfig, component: object) -> tu
 
 @lru_cache(maxsize=256)
 def _checker(declared: type) -> Any:
+    for field in dataclasses.fields(declared):  # cloudpickle, for worker processes, copies the marker of no default
+        for part in ("default", "default_factory"):
+            if type(getattr(field, part)) is type(dataclasses.MISSING):
+                setattr(field, part, dataclasses.MISSING)
     strict = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
     frozen = declared.__dataclass_params__.frozen  # type: ignore[attr-defined]
     return pydantic.dataclasses.dataclass(declared, frozen=frozen, config=strict)

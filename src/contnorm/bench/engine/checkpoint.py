@@ -61,8 +61,8 @@ class Checkpoint:
     """The state of a run.
 
     Attributes:
-        tensors: Model, optimizer and memory.
-        progress: Steps done and what was measured by then.
+        tensors: Model, optimizer, memory and strategy.
+        progress: Steps done, hooks called, plain values of the strategy, and what was measured by then.
     """
 
     tensors: dict[str, Tensor]
