@@ -213,3 +213,9 @@ def test_plan_of_an_extra_draw_is_cached_apart(file: Path) -> None:
     made = [plans.of(config, 0, 1, draw)[1] for draw in draws]
     assert [plans.of(config, 0, 1, draw)[1] is plan for draw, plan in zip(draws, made, strict=True)] == [True] * 3
     assert len({id(plan) for plan in made}) == 3
+
+
+def test_layer_that_needs_tags_in_evaluation_is_refused_before_training(file: Path) -> None:
+    file.write_text(NETWORK.replace("if self.training:", "if tags.task is not None:"))
+    with pytest.raises(UserCodeError, match=r"tagged': for images of shape .* has no attribute 'task'"):
+        trainer_of(settings(file, "tagged"))

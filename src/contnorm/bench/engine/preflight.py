@@ -91,8 +91,9 @@ def _try_norms(model: nn.Module, config: RunConfig, shape: Shape) -> None:
 def _try_shapes(model: nn.Module, name: str, shape: Shape, outputs: int) -> None:
     was_training = model.training
     try:
-        # Twice at most: lazy layers draw their weights in the first forward pass, and none in the second.
-        draws = _draws(model.eval(), name, shape, outputs) and _draws(model, name, shape, outputs)
+        with batch_tags(None):  # evaluation has none
+            # Twice at most: lazy layers draw their weights in the first forward pass, and none in the second.
+            draws = _draws(model.eval(), name, shape, outputs) and _draws(model, name, shape, outputs)
     finally:
         model.train(was_training)
     if draws:
