@@ -17,7 +17,7 @@ from contnorm.lazy_names import lazy_names
 __version__ = "0.2.0.dev0"
 
 if TYPE_CHECKING:
-    from contnorm import functional
+    from contnorm import functional, testing
     from contnorm.convert.conversion import convert_norm, convert_sync
     from contnorm.diagnosis.measure import diagnose
     from contnorm.layers.batch import BatchNorm1d, BatchNorm2d, BatchNorm3d
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from contnorm.layers.sync import SyncContinualNorm
     from contnorm.moments.freeze import freeze_stats, frozen_stats
     from contnorm.moments.reestimate import reestimate
-    from contnorm.registry import create_norm
+    from contnorm.registry import create_norm, register_norm, unregister_norm
     from contnorm.summary import summarize
     from contnorm.tags import BatchTags, ReplayRequest, batch_tags, current_tags
 
@@ -83,7 +83,10 @@ __all__ = [
     "frozen_stats",
     "functional",
     "reestimate",
+    "register_norm",
     "summarize",
+    "testing",
+    "unregister_norm",
 ]
 
 _NAMES_BY_MODULE = {
@@ -91,7 +94,7 @@ _NAMES_BY_MODULE = {
     "contnorm.diagnosis.measure": ("diagnose",),
     "contnorm.moments.freeze": ("freeze_stats", "frozen_stats"),
     "contnorm.moments.reestimate": ("reestimate",),
-    "contnorm.registry": ("create_norm",),
+    "contnorm.registry": ("create_norm", "register_norm", "unregister_norm"),
     "contnorm.summary": ("summarize",),
     "contnorm.tags": ("BatchTags", "ReplayRequest", "batch_tags", "current_tags"),
     "contnorm.layers.sync": ("SyncContinualNorm",),
@@ -107,7 +110,7 @@ _NAMES_BY_MODULE = {
         }.items()
     },
 }
-_getattr, _dir = lazy_names(__name__, _NAMES_BY_MODULE, ("functional",))
+_getattr, _dir = lazy_names(__name__, _NAMES_BY_MODULE, ("functional", "testing"))
 
 
 def __getattr__(name: str) -> Any:

@@ -29,16 +29,19 @@ from contnorm.convert.detect import (
     holds_moments,
     random_state_restored,
 )
-from contnorm.layers.base import MomentNorm
+from contnorm.layers.base import MomentNorm, NormLayer
 from contnorm.layers.sync import SyncContinualNorm
 from contnorm.moments.freeze import FREEZING_HOOKS, evaluation_mode, freeze_stats, is_frozen
 from contnorm.registry import (
+    DIMS,
     NORMS,
     Dim,
+    LayerFactory,
     NormSpec,
     accepted_options,
     build_norm,
     check_options,
+    layer_parameters,
     norm_class,
     resolve_norm,
 )
@@ -51,7 +54,7 @@ Filter = Choice | Iterable[Choice]
 
 def convert_norm(
     model: nn.Module,
-    to: str,
+    to: str | LayerFactory,
     *,
     only: Filter | None = None,
     skip: Filter | None = None,
@@ -69,7 +72,8 @@ def convert_norm(
 
     Args:
         model: The model. If it is itself a norm layer, its replacement is returned.
-        to: The name of the new norm, as in ``create_norm``.
+        to: The name of the new norm, as in ``create_norm``; or a class of layers, or a function
+            ``(num_features, **options)`` that returns one. See `register_norm` to convert from such a norm, too.
         only: The layers to convert: a name or pattern (``"layer1.*"``), a class, a function
             ``f(name, module) -> bool``, or a list of these, at least one of which must match.
         skip: The layers not to convert, in the same forms.
@@ -100,11 +104,12 @@ def convert_norm(
     """
     spec, options = resolve_norm(to, options, "convert_norm")
     check_model(model, "convert_norm")
-    check_options(spec, norm_class(spec, dim or 2, "convert_norm"), options, "convert_norm")
+    used = dim or next(known for known in (2, 1, 3) if not spec.layers or known in spec.layers)
+    check_options(spec, norm_class(spec, used, "convert_norm"), options, "convert_norm")
     layers = _select_layers(model, only, skip, "convert_norm")
     fallback = dim or _dim_of_convolutions(model)
     if spec.grouped:
-        _check_groups(layers, options)
+        _check_groups(spec, layers, options)
     narrow = _single_position_layers(model, layers, example_input) if options.get("num_groups") == "auto" else set()
     replace = {}
     for layer in layers:
@@ -116,9 +121,10 @@ def convert_norm(
     return _swap(model, replace)
 
 
-def _check_groups(layers: list[_Layer], options: Mapping[str, object]) -> None:
+def _check_groups(spec: NormSpec, layers: list[_Layer], options: Mapping[str, object]) -> None:
     """Raise if the number of groups does not divide the channels of every layer, and suggest one that does."""
-    counts = {layer: options.get("num_groups", layer.detected.options.get("num_groups", 32)) for layer in layers}
+    usual = layer_parameters(norm_class(spec, min(spec.layers or DIMS)))["num_groups"].default
+    counts = {layer: options.get("num_groups", layer.detected.options.get("num_groups", usual)) for layer in layers}
     wrong = [
         layer
         for layer, count in counts.items()
@@ -200,11 +206,15 @@ def convert_sync(
     replace = {}
     for layer in _select_layers(model, only, skip, "convert_sync", _needs_sync):
         with _layer_named_in_errors(layer, "convert_sync"):
-            if layer.detected.norm in ("brn", "sn"):
+            if not _has_synced_form(NORMS[layer.detected.norm]):
                 raise ValueError(f"{layer.detected.norm!r} has no synchronised form. Convert it to 'bn' or 'cn' first.")
             new = _build_synced(layer.detected, NORMS[layer.detected.norm], {}, process_group)
             replace[layer.module] = _transfer_state(layer, new)
     return _swap(model, replace)
+
+
+def _has_synced_form(spec: NormSpec) -> bool:
+    return not spec.layers and spec.name not in ("brn", "sn")
 
 
 def _needs_sync(module: nn.Module, detected: DetectedNorm) -> bool:
@@ -391,17 +401,28 @@ def _build_replacement(layer: _Layer, spec: NormSpec, options: Mapping[str, obje
     """Build the replacement of a layer, with the layer's tensors."""
     detected = layer.detected
     if detected.synced and spec.keeps_moments:
-        if spec.name in ("brn", "sn"):
+        if not _has_synced_form(spec):
             raise ValueError(f"it is synchronised, and {spec.name!r} has no synchronised form.")
         group = getattr(layer.module, "process_group", None)
         return _transfer_state(layer, _build_synced(detected, spec, options, group))
     dim = cast("Dim | None", detected.dim) or fallback
     if dim is None:
         raise ValueError("its class accepts any rank, and the model's convolutions have several. Give dim=1, 2 or 3.")
-    allowed = accepted_options(norm_class(spec, dim))
+    allowed = accepted_options(norm_class(spec, dim, "the new norm"))
     carried = {key: value for key, value in detected.options.items() if key in allowed and key not in spec.preset}
-    new = build_norm(spec, detected.channels, dim, {**carried, **_placement(layer, allowed), **options}, "the new norm")
-    return _transfer_state(layer, new)
+    options = {**carried, **_placement(layer, allowed), **options}
+    if spec.layers:
+        return _transfer_state(layer, _build_user_layer(layer, spec, dim, options))
+    return _transfer_state(layer, build_norm(spec, detected.channels, dim, options, "the new norm"))
+
+
+def _build_user_layer(layer: _Layer, spec: NormSpec, dim: Dim, options: dict[str, object]) -> nn.Module:
+    """Build a layer of a norm that is not of this package, which may know neither devices nor automatic groups."""
+    if options.get("num_groups") == "auto":
+        options["num_groups"] = auto_groups(layer.detected.channels, one_position=dim == 1)
+    new = build_norm(spec, layer.detected.channels, dim, options, "the new norm")
+    tensor = next(_floating([layer.module]), layer.near)
+    return new if tensor is None or "device" in options else new.to(tensor.device, tensor.dtype)
 
 
 def _build_synced(detected: DetectedNorm, spec: NormSpec, options: Mapping[str, object], group: Any) -> nn.Module:
@@ -425,8 +446,9 @@ def _transfer_state(layer: _Layer, new: nn.Module) -> nn.Module:
     _take_parameters(old, new)
     if NORMS[detected.norm].keeps_moments:
         for name in ("running_mean", "running_var", "num_batches_tracked"):
-            if old._buffers.get(name) is not None and new._buffers.get(name) is not None:
-                new._buffers[name] = old._buffers[name]
+            buffer = old._buffers.get(name)
+            if buffer is not None and _fits(new._buffers.get(name), buffer):
+                new._buffers[name] = buffer
     new.train(old.training)
     if isinstance(new, MomentNorm):
         new.use_running = detected.constant or getattr(old, "use_running", False)
@@ -438,16 +460,27 @@ def _transfer_state(layer: _Layer, new: nn.Module) -> nn.Module:
     return new
 
 
+def _fits(new: Tensor | None, old: Tensor) -> bool:
+    """Whether a new layer can use a tensor of the old one. Layers of this package always can; others have any shape."""
+    return new is not None and new.shape == old.shape
+
+
 def _take_parameters(old: nn.Module, new: nn.Module) -> None:
     for name in ("weight", "bias"):
-        if new._parameters.get(name) is None:
+        parameter, tensor = new._parameters.get(name), old._parameters.get(name)
+        tensor = old._buffers.get(name) if tensor is None else tensor
+        if parameter is None or (tensor is not None and not _fits(parameter, tensor)):
             continue
         if old._parameters.get(name) is not None:
             new._parameters[name] = old._parameters[name]
         elif old._buffers.get(name) is not None:  # a constant must not become trainable
             new._parameters[name] = nn.Parameter(cast(Tensor, old._buffers[name]).clone(), requires_grad=False)
         elif old._parameters.get("weight") is not None or old._parameters.get("bias") is not None:
-            new._parameters[name] = None  # the old layer has only one of weight and bias
+            # The old layer has only one of weight and bias. Code of others may not expect None in place of the other.
+            if isinstance(new, NormLayer | nn.SyncBatchNorm):
+                new._parameters[name] = None
+            else:
+                parameter.requires_grad_(False)
 
 
 def _swap(model: nn.Module, replace: Mapping[nn.Module, nn.Module]) -> nn.Module:

@@ -9,7 +9,8 @@ supported:
 - constant batch norms (``FrozenBatchNorm2d`` of torchvision and detectron, timm's ``FrozenBatchNormAct2d``): their
   moments and affine parameters are buffers, which are also used in training.
 
-Any other layer with running moments is unsupported and described by a `UnsupportedNorm`.
+A layer of a norm that was registered with `register_norm` is detected by its class. Any other layer with running
+moments is unsupported and described by a `UnsupportedNorm`.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from contnorm.layers.base import NormLayer
 from contnorm.layers.continual import ContinualNormBase
 from contnorm.layers.stock import StockGroupNorm
 from contnorm.layers.sync import SyncContinualNorm
-from contnorm.registry import NORMS, Dim, accepted_options, build_norm, norm_class
+from contnorm.registry import NORMS, Dim, NormSpec, accepted_options, build_norm, layer_parameters, norm_class
 
 __all__ = ["DetectedNorm", "UnsupportedNorm", "detect_norm", "drop_and_act", "holds_moments"]
 
@@ -71,7 +72,10 @@ _TORCH: tuple[tuple[type[nn.Module], str, int | None], ...] = (
     (nn.GroupNorm, "gn", None),
 )
 _NAMES = {cls.__name__ for cls, _, _ in _TORCH} | {
-    norm_class(spec, dim).__name__ for spec in NORMS.values() if spec.name != "none" for dim in (1, 2, 3)
+    norm_class(spec, dim).__name__
+    for spec in NORMS.values()
+    if spec.name != "none" and not spec.layers
+    for dim in (1, 2, 3)
 }
 _OPTIONS = ("eps", "momentum", "affine", "track_running_stats", "num_groups", "kernel", "r_max", "d_max", "total_steps")
 
@@ -83,6 +87,9 @@ def detect_norm(module: nn.Module) -> DetectedNorm | UnsupportedNorm | None:
         >>> detect_norm(nn.BatchNorm2d(8)).norm, detect_norm(nn.Conv2d(3, 8, 3)) is None
         ('bn', True)
     """
+    registered = _registered_spec(module)
+    if registered is not None:
+        return _describe_registered(module, registered)
     if isinstance(module, NormLayer):
         return _detect_own_layer(module)
     for cls, norm, dim in _TORCH:
@@ -97,6 +104,51 @@ def detect_norm(module: nn.Module) -> DetectedNorm | UnsupportedNorm | None:
     if isinstance(module, _BatchNorm | _InstanceNorm):
         return UnsupportedNorm("it is a batch or instance norm of an unknown class")
     return _detect_constant_norm(module) if _has_moment_buffers(module) else None
+
+
+def _registered_spec(module: nn.Module) -> NormSpec | None:
+    """Return the registered norm whose class a module has; None if there is none.
+
+    A subclass of a registered class may compute anything, so the class must be the same.
+    """
+    name = vars(module).get("_contnorm_norm")  # made by `create_norm` or `convert_norm`
+    if isinstance(name, str) and name in NORMS and NORMS[name].layers:
+        return NORMS[name]
+    if type(module).__module__.partition(".")[0] in ("torch", "contnorm"):
+        return None
+    return next((spec for spec in NORMS.values() if type(module) in spec.layers.values()), None)
+
+
+def _describe_registered(module: nn.Module, spec: NormSpec) -> DetectedNorm | UnsupportedNorm:
+    if is_parametrized(module):
+        return UnsupportedNorm("its parameters are computed by a parametrization; remove that first")
+    channels = _channels(module)
+    if channels is None:
+        return UnsupportedNorm("its number of channels is unknown; store it as the attribute num_features")
+    dims = list(spec.layers)
+    dim = dims[0] if len(dims) == 1 else vars(module).get("_contnorm_dim")
+    if dim is None:
+        of_class = [dim for dim, factory in spec.layers.items() if type(module) is factory]
+        dim = of_class[0] if len(of_class) == 1 else None
+    factory = spec.layers[dim if dim is not None else dims[0]]
+    options = {name: getattr(module, name) for name in layer_parameters(factory) if hasattr(module, name)}
+    plain = {name: value for name, value in options.items() if value is None or isinstance(value, int | float | str)}
+    if "affine" in plain:
+        plain["affine"] = module._parameters.get("weight") is not None or module._parameters.get("bias") is not None
+    if hasattr(module, "_contnorm_tracked"):  # frozen by moments/freeze.py
+        plain["track_running_stats"] = module._contnorm_tracked
+    return DetectedNorm(spec.name, channels, dim, plain, obeys_tracking=False)
+
+
+def _channels(module: nn.Module) -> int | None:
+    """Return the number of channels of a layer, from its attributes or the shape of its tensors."""
+    for name in ("num_features", "num_channels"):
+        if isinstance(value := getattr(module, name, None), int):
+            return value
+    for name in ("weight", "bias", "running_mean"):
+        if isinstance(tensor := getattr(module, name, None), Tensor) and tensor.dim() == 1:
+            return len(tensor)
+    return None
 
 
 def _has_moment_buffers(module: nn.Module) -> bool:
@@ -127,8 +179,10 @@ def _detect_constant_norm(module: nn.Module) -> DetectedNorm | UnsupportedNorm:
 
 def _detect_own_layer(module: NormLayer) -> DetectedNorm | UnsupportedNorm:
     for spec in NORMS.values():
+        if spec.layers:
+            continue
         for dim in (1, 2, 3, None):
-            cls = SyncContinualNorm if dim is None else norm_class(spec, dim)
+            cls = SyncContinualNorm if dim is None else cast(type[nn.Module], norm_class(spec, dim))
             if isinstance(module, cls):
                 name = _variant(module) if isinstance(module, ContinualNormBase) else spec.name
                 return _describe(module, cls, name, dim, synced=dim is None)

@@ -26,7 +26,6 @@ from torch.utils._pytree import tree_leaves
 from contnorm.checks import check_model
 from contnorm.convert.detect import DetectedNorm, UnsupportedNorm, detect_norm, holds_moments
 from contnorm.functional.batch import channel_moments, unbiased
-from contnorm.layers.base import MomentNorm
 from contnorm.moments.freeze import evaluation_mode, frozen_stats, is_frozen
 from contnorm.registry import NORMS
 
@@ -392,6 +391,11 @@ def moment_layers(model: nn.Module) -> dict[str, nn.Module]:
             raise ValueError(f"{where}: its moments can't be computed from its input: {detected.reason}. {_ADVICE}")
         if not NORMS[detected.norm].keeps_moments or detected.constant or getattr(module, "use_running", False):
             continue
+        if NORMS[detected.norm].layers and not (_defines_batch_moments(module) or type(module) in _TORCH_CLASSES):
+            raise ValueError(
+                f"{where}: its class does not define batch_moments(x), the mean and biased variance that an input adds "
+                f"to its running moments. {_ADVICE}"
+            )
         if not holds_moments(module):
             raise ValueError(
                 f"{where}: it has no running moments and normalizes with the batch, so the moments of later layers "
@@ -419,15 +423,25 @@ def _has_moment_buffers(module: nn.Module) -> bool:
     return {"running_mean", "running_var"} <= {name for name, _ in module.named_buffers(recurse=False)}
 
 
-def _moments_of(layer: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
-    if isinstance(layer, MomentNorm):
-        return layer.batch_moments(x)
+_TORCH_CLASSES = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
+
+def _defines_batch_moments(layer: nn.Module) -> bool:
+    """Whether a layer computes its own batch moments: those of this package, and registered ones that define it."""
+    return callable(getattr(layer, "batch_moments", None))
+
+
+def _moments_of(layer: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    if _defines_batch_moments(layer):
+        mean, var = layer.batch_moments(x)
+        return mean.double(), var.double()
     return channel_moments(x.double())
 
 
-def _stored(layer: nn.Module, var: Tensor, count: int) -> Tensor:
-    if isinstance(layer, MomentNorm):
-        return layer.stored_variance(var, count)
+def _stored(layer: Any, var: Tensor, count: int) -> Tensor:
+    if _defines_batch_moments(layer) and hasattr(layer, "stored_variance"):
+        stored: Tensor = layer.stored_variance(var, count)
+        return stored
     return unbiased(var, count)
 
 
