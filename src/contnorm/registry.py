@@ -90,6 +90,7 @@ _NORMS: dict[str, NormSpec] = {
             target="contnorm.layers.none:NoNorm",
             summary="no normalization: the input as it is",
             citation=_PHAM,
+            cannot={"affine_parameters": "it has no parameters"},
         ),
         NormSpec(
             name="bn",
@@ -287,9 +288,11 @@ def create_norm(name: str, num_features: int, *, dim: Dim = 2, **options: object
 
 
 def resolve_norm(
-    norm: str | LayerFactory, options: dict[str, object], caller: str
+    norm: str | LayerFactory | NormSpec, options: dict[str, object], caller: str
 ) -> tuple[NormSpec, dict[str, object]]:
     """Return the spec of a norm by name, class or factory, and the options with the number of groups from the name."""
+    if isinstance(norm, NormSpec):
+        return norm, options
     if not isinstance(norm, str):
         return describe_norm(norm, caller=caller), options
     spec, groups = find_norm(norm, caller)

@@ -54,7 +54,7 @@ Filter = Choice | Iterable[Choice]
 
 def convert_norm(
     model: nn.Module,
-    to: str | LayerFactory,
+    to: str | LayerFactory | NormSpec,
     *,
     only: Filter | None = None,
     skip: Filter | None = None,
