@@ -137,9 +137,13 @@ class NormSubject:
         return ((x * (1 + channel / CHANNELS) + channel / 4) * spread + mean).to(dtype).to(self.device)
 
     def run(self, layer: nn.Module, x: Tensor) -> Tensor:
-        """Run a layer. In training mode, a norm with ``needs_tags`` gets tags, as it does in the bench."""
+        """Run a layer as the bench does: in training, a norm with ``needs_tags`` gets tags, and its loss is taken."""
         with self.tags(len(x)) if self.needs_tags and layer.training else nullcontext():
-            return cast(Tensor, layer(x))
+            y = cast(Tensor, layer(x))
+        for module in layer.modules() if layer.training else ():
+            if callable(getattr(module, "auxiliary_loss", None)):
+                cast(Any, module).auxiliary_loss()
+        return y
 
     def tags(self, samples: int, is_extra: bool = False) -> AbstractContextManager[None]:
         """Open the tags of a batch: every third sample is replayed, of task 0; the others are of task 1."""

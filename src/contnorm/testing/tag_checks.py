@@ -77,7 +77,9 @@ def auxiliary_loss(subject: NormSubject) -> None:
     modules = _definers(layer, "auxiliary_loss")
     if not modules:
         raise CheckSkipped("it does not define auxiliary_loss")
-    y = subject.run(layer, subject.data())
+    x = subject.data()
+    with subject.tags(len(x)):
+        y = layer(x)
     for module in modules:
         loss = module.auxiliary_loss()
         if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.isfinite().all():
