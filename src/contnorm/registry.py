@@ -26,6 +26,7 @@ __all__ = [
     "Dim",
     "NormSpec",
     "accepted_options",
+    "accepts_any_option",
     "build_norm",
     "check_options",
     "create_norm",
@@ -35,6 +36,7 @@ __all__ = [
     "norm_class",
     "norm_names",
     "register_norm",
+    "register_spec",
     "resolve_norm",
     "unregister_norm",
 ]
@@ -343,7 +345,7 @@ def _build_user_layer(
 def check_options(spec: NormSpec, factory: LayerFactory, options: Mapping[str, object], caller: str) -> None:
     """Raise for an option that the class does not accept, or that contradicts the presets of the spec."""
     allowed = accepted_options(factory)
-    takes_any = _takes_any_option(factory)
+    takes_any = accepts_any_option(factory)
     for key, value in options.items():
         if key in spec.preset and spec.preset[key] != value:
             raise ValueError(
@@ -390,7 +392,8 @@ def layer_parameters(factory: LayerFactory) -> dict[str, inspect.Parameter]:
     return {parameter.name: parameter for parameter in parameters if parameter.kind in by_keyword}
 
 
-def _takes_any_option(factory: LayerFactory) -> bool:
+def accepts_any_option(factory: LayerFactory) -> bool:
+    """Whether a class or factory has an argument ``**options``."""
     return any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in _signature(factory).values())
 
 
@@ -490,8 +493,13 @@ def register_norm(
         keeps_moments=keeps_moments,
         cannot=cannot,
     )
-    _NORMS[name] = spec
+    register_spec(spec)
     return layer if layer is not None else layers
+
+
+def register_spec(spec: NormSpec) -> None:
+    """Add a norm to the registry as it is, such as one of another process; it replaces one of the same name."""
+    _NORMS[spec.name] = spec
 
 
 def unregister_norm(name: str) -> None:
@@ -558,8 +566,8 @@ def describe_norm(
         summary=summary or _first_line(first) or "no description",
         citation=citation,
         grouped=accepts_groups if grouped is None else grouped,
-        cannot=MappingProxyType(dict(declared)),
-        layers=MappingProxyType(layers),
+        cannot=dict(declared),
+        layers=layers,
     )
     if keeps_moments is None:
         keeps_moments = _new_layer_has_moments(spec, caller)

@@ -227,7 +227,10 @@ def _norm_label(norm: NormConfig) -> str:
         >>> [_norm_label(norm) for norm in (NormConfig("cn", groups=8), NormConfig("bn"), NormConfig("cn", "auto"))]
         ['cn8', 'bn', 'cn (auto groups)']
     """
-    spec, groups = find_norm(norm.name)
+    try:
+        spec, groups = find_norm(norm.name)
+    except ValueError:  # of the user, or of another version
+        return norm.name
     if not spec.grouped:
         return spec.name
     return f"{spec.name} (auto groups)" if (groups or norm.groups) == "auto" else f"{spec.name}{groups or norm.groups}"

@@ -27,10 +27,12 @@ from contnorm.bench.engine.checkpoint import weights_path
 from contnorm.bench.engine.job import Job, RunEnvironment
 from contnorm.bench.engine.loop import Finished
 from contnorm.bench.memories import Memory
+from contnorm.bench.models.user_norms import built_in_name, norm_code
 from contnorm.bench.records import Record, Store, make_record
 from contnorm.bench.strategies.base import Strategy
 from contnorm.bench.user_code import PythonObject, loading_user_code, python_objects
 from contnorm.errors import UserError, unknown
+from contnorm.registry import NORMS
 
 __all__ = ["run", "run_all", "run_experiments"]
 
@@ -43,13 +45,14 @@ class _Default(str):
 
 _NORM, _STRATEGY = _Default("cn"), _Default("er")
 Model = str | nn.Module | Callable[..., nn.Module]
+Norm = str | Callable[..., nn.Module]
 _ARGUMENTS = ("norm", "strategy", "model", "memory", "lr", "batch_size", "replay", "settings", "tag")
 
 
 def run(
     stream: Stream | str,
     *,
-    norm: str = _NORM,
+    norm: Norm = _NORM,
     strategy: str | Strategy | type[Strategy] = _STRATEGY,
     model: Model | None = None,
     memory: str | Memory | type[Memory] | None = None,
@@ -79,6 +82,8 @@ def run(
         stream: A stream, or the name of one.
         norm: Name of the normalization layer: ``"bn"``, ``"gn"``, ``"cn"`` and so on. A number of groups may follow, as
             in ``"cn8"``; otherwise it is the default of the stream. ``"none"`` removes the norm layers of a network.
+            Or a norm of your own: ``path/to/file.py:Class``, a registered name, or a class or function that creates a
+            layer for a number of channels.
         strategy: Learning method: a name, ``path/to/file.py:Class``, or an object such as ``bench.ER(replay=10)``.
         model: Network: a name, ``path/to/file.py:make``, a function ``make(input_shape, num_outputs)``, or a
             `torch.nn.Module`. The norm layers of the function's network, and of a copy of the module, are converted to
@@ -304,7 +309,7 @@ def _values(
     stream: Stream,
     recorded: bool,
     *,
-    norm: str = _NORM,
+    norm: Norm = _NORM,
     strategy: str | Strategy | type[Strategy] = _STRATEGY,
     model: Model | None = None,
     memory: str | Memory | type[Memory] | None = None,
@@ -321,9 +326,7 @@ def _values(
     ):
         if given is None:
             raise UserError(f"{argument}=None: use a name, such as {hint}.")
-    if not isinstance(norm, str):
-        raise UserError(f"norm={norm!r}: use one name, such as 'cn'. bench.run_all runs several experiments.")
-    values.set("norm", "norm.name", norm)
+    values.set_norm(norm, tag, recorded)
     values.set("lr", "train.lr", lr)
     values.set("batch_size", "train.batch", batch_size)
     values.set("replay", "train.replay", replay)
@@ -360,10 +363,17 @@ class _Values:
             raise UserError(f"{other} and {argument} set {key} to {earlier!r} and to {value!r}. Give it once.")
         self._given[key] = (argument, value)
 
+    def set_norm(self, norm: Any, tag: str | None, recorded: bool) -> None:
+        """Set the norm by name, or as a class or function. Worker processes get the spec of a registered norm."""
+        self.set_component("norm", "norm.name", norm, (), tag, recorded)
+        spec = NORMS.get(norm.strip().lower()) if isinstance(norm, str) else None
+        if spec is not None and spec.layers:
+            self.objects[spec.name] = PythonObject(spec, norm_code(spec.name))
+
     def set_component(
         self, argument: str, key: str, value: Any, base: type | tuple[type, ...], tag: str | None, recorded: bool
     ) -> None:
-        """Set a strategy, a memory or a network by name, or as an object."""
+        """Set a norm, a strategy, a memory or a network by name, or as an object."""
         if value is None or isinstance(value, str):
             self.set(argument, key, value)
             return
@@ -403,7 +413,9 @@ def _component_settings(value: object, key: str, base: type | tuple[type, ...]) 
 
 
 def _check_component(argument: str, value: Any) -> None:
-    """Reject objects that can't be used as a strategy, a memory or a network."""
+    """Reject objects that can't be used as a norm, a strategy, a memory or a network."""
+    if argument == "norm":
+        _check_norm(value)
     is_memory = isinstance(value, Memory) or (isinstance(value, type) and issubclass(value, Memory))
     if argument == "memory" and not is_memory:
         raise UserError(
@@ -419,6 +431,17 @@ def _check_component(argument: str, value: Any) -> None:
 def _is_registered_here(config: RunConfig) -> bool:
     """Whether settings name a component that this program registered, rather than a plugin."""
     return any(not component.origin.package for component in components_of(config.as_dict()))
+
+
+def _check_norm(value: Any) -> None:
+    if isinstance(value, nn.Module) or not callable(value) or isinstance(value, Mapping):
+        raise UserError(
+            f"norm={value!r}: use one name, such as 'cn', a class of layers, or a function that creates a layer. "
+            f"bench.run_all runs several experiments."
+        )
+    name = built_in_name(value)
+    if name is not None:
+        raise UserError(f"norm={value.__name__}: is a norm of contnorm. Use its name, norm={name!r}.")
 
 
 def _environment(

@@ -27,6 +27,7 @@ from contnorm.bench.config.sources import format_value
 from contnorm.bench.memories import MEMORIES
 from contnorm.bench.memories.build import unknown_memory
 from contnorm.bench.models import NETWORKS
+from contnorm.bench.models.user_norms import norm_code, resolve_norm_options
 from contnorm.bench.strategies.registry import ALIASES, STRATEGIES, settings_owner, strategy_defaults
 from contnorm.bench.streams.tasks import STREAMS, find_stream, stream_defaults
 from contnorm.bench.user_code import code_hash, is_user_code
@@ -135,12 +136,12 @@ def _canonical_norm(norm: NormConfig, has_auto_channels: bool) -> NormConfig:
         2
     """
     if is_user_code(norm.name):
-        return replace(norm, code=code_hash(norm.name))
+        return replace(norm, code=norm_code(norm.name))
     try:
         spec, groups = find_norm(norm.name)
     except ValueError:  # an unknown name is reported where the network is built
         return norm
-    norm = replace(norm, options=resolve_options("norm", norm, None))
+    norm = replace(norm, options=resolve_norm_options(norm, spec), code=norm_code(spec.name))
     if groups is not None:
         return replace(norm, name=spec.name, groups=groups)
     if spec.grouped and norm.groups == "auto" and not has_auto_channels:

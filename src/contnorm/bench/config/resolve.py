@@ -14,6 +14,7 @@ from contnorm.bench.data.multilabel_store import find_stored, list_stored
 from contnorm.bench.data.registry import SOURCES, describe_layouts, find_layout
 from contnorm.bench.memories.build import resolve_memory
 from contnorm.bench.models.pretrained import weights_hash
+from contnorm.bench.models.user_norms import resolve_user_norm
 from contnorm.bench.strategies.build import resolve_strategy
 from contnorm.bench.streams.tasks import STREAMS, StreamSpec, check_stream
 from contnorm.bench.user_code import check_module_names, code_files
@@ -52,7 +53,9 @@ def resolve(values: Mapping[str, Any], data_root: Path) -> RunConfig:
     _check_evaluation(config, spec)
     strategy = resolve_strategy(config.strategy)
     check_module_names(code_files(config.as_dict()))
-    return replace(config, strategy=strategy, memory=resolve_memory(config.memory))
+    return replace(
+        config, strategy=strategy, memory=resolve_memory(config.memory), norm=resolve_user_norm(config.norm)
+    )
 
 
 def _check_evaluation(config: RunConfig, spec: StreamSpec) -> None:

@@ -37,7 +37,6 @@ from contnorm.bench.metrics.multilabel import LabelStats
 from contnorm.bench.metrics.task_scores import TaskScores, accuracy_scores, label_scores
 from contnorm.bench.models.norm_layers import count_norms
 from contnorm.bench.signals import StopRequested
-from contnorm.bench.user_code import is_user_code
 from contnorm.errors import UserCodeError, UserError
 from contnorm.layers.renorm import BatchRenormBase
 from contnorm.moments.reestimate import NonFiniteMomentsError, keeps_moments
@@ -518,7 +517,7 @@ def _results(trainer: Trainer, measured: Measurements) -> dict[str, Any]:
     rest["task_ends"] = list(trainer.plan.ends)  # steps, for logs that are made of records
     shares = [m.corrected_share() for m in trainer.model.modules() if isinstance(m, BatchRenormBase)]
     renorm = {"renorm": {"corrected_share": fmean(shares)}} if shares else {}
-    norms = {"norms": count_norms(trainer.model)} if is_user_code(trainer.config.model.name) else {}
+    norms = {"norms": count_norms(trainer.model)}
     reached, tasks = len(trainer.plan.ends), trainer.data.sequence.tasks
     part = {"reached": {"tasks": reached, "of": tasks}} if reached < tasks else {}
     return {**scores(trainer, measured), **rest, **renorm, **norms, **part, **_chosen_groups(trainer)}

@@ -78,6 +78,10 @@ def _try_norms(model: nn.Module, config: RunConfig, shape: Shape) -> None:
     key = (config.model, config.norm, shape)
     if key in _checked:
         return
+    check_norms(model, config.model.name, config.norm, set())
+    if is_user_code(config.norm.name) or config.norm.code is not None:
+        _try_user_norm(model, config, shape)
+        return
     try:
         with torch.no_grad():
             copy.deepcopy(model).train()(torch.zeros(2, *shape))
@@ -86,6 +90,20 @@ def _try_norms(model: nn.Module, config: RunConfig, shape: Shape) -> None:
             f"norm {config.norm.name!r}: does not fit model {config.model.name!r} with images of shape {shape}. {error}"
         ) from error
     _checked.add(key)
+
+
+def _try_user_norm(model: nn.Module, config: RunConfig, shape: Shape) -> None:
+    """Reject a user's norm that fails in a network of the package."""
+    for training in (True, False):
+        try:
+            with torch.no_grad():
+                copy.deepcopy(model).train(training)(torch.zeros(2, *shape))
+        except Exception as error:
+            mode = "training" if training else "evaluation"
+            condition = f"in {mode}, in model {config.model.name!r} for images of shape {(2, *shape)}"
+            raise user_code_error(error, "norm", config.norm.name, condition) from error
+    _try_saving(model, config.model.name)
+    _try_moments(model, config)
 
 
 def _try_shapes(model: nn.Module, name: str, shape: Shape, outputs: int) -> None:

@@ -19,6 +19,7 @@ from contnorm.bench.engine.precision import cpu_instructions
 from contnorm.bench.files import write_atomically
 from contnorm.bench.fingerprint import Match, compare_fingerprints, not_comparable
 from contnorm.bench.models.pretrained import weights_change
+from contnorm.bench.models.user_norms import norm_code
 from contnorm.bench.record_checks import check_whole
 from contnorm.bench.records import LARGEST_SEED, SCHEMA, Store
 from contnorm.bench.unfinished import CHECKPOINTS, ENDING, LOCK, NOTE
@@ -289,7 +290,7 @@ def edited(config: RunConfig) -> str:
             continue
         if not is_file_code(name) and not is_user_code(name):
             find_component(what, name)
-        now = code_hash(name, what)
+        now = norm_code(name) if what == "norm" else code_hash(name, what)
         path = name.rpartition(":")[0] if is_file_code(name) else "its code"
         if is_user_code(name) and expected is None and now is not None:
             return (

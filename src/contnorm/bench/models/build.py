@@ -6,6 +6,7 @@ import copy
 import inspect
 from dataclasses import replace
 from math import prod
+from typing import cast
 
 from torch import nn
 
@@ -13,9 +14,10 @@ from contnorm.bench.components import components
 from contnorm.bench.config.schema import ModelConfig, NormConfig
 from contnorm.bench.models import NETWORKS
 from contnorm.bench.models.mlp import MLP
-from contnorm.bench.models.norm_layers import count_norms, mark_norms, norm_maker, norm_options
+from contnorm.bench.models.norm_layers import PART, count_norms, mark_layer, mark_norms, norm_maker, norm_options
 from contnorm.bench.models.pretrained import load_pretrained
 from contnorm.bench.models.resnet import DEPTHS, DeepResNet, ResNet18
+from contnorm.bench.models.user_norms import find_run_norm
 from contnorm.bench.user_code import is_user_code, load_user_code, user_code_error
 from contnorm.checks import GroupsError, nearest_groups
 from contnorm.convert.conversion import convert_norm
@@ -77,6 +79,11 @@ def _initialized(
 
 def _groups_message(norm: NormConfig, error: GroupsError, suggestion: int) -> str:
     """Message about a number of groups that does not divide the channels, with the setting to change."""
+    if is_user_code(norm.name):
+        return (
+            f"norm {norm.name!r}: num_groups={error.num_groups} does not divide the {error.channels} channels of a "
+            f"layer. Use norm.groups={suggestion}, or norm.groups=auto."
+        )
     name = find_norm(norm.name)[0].name
     return (
         f"norm {name}{error.num_groups}: num_groups={error.num_groups} does not divide the {error.channels} channels "
@@ -89,9 +96,9 @@ def _grouped_widths(
     config: ModelConfig, norm: NormConfig, shape: tuple[int, ...], outputs: int, total_steps: int
 ) -> list[int]:
     """Channels of every layer with groups; empty if unknown."""
-    spec, _ = find_norm(norm.name)
+    name = norm.name if is_user_code(norm.name) else find_norm(norm.name)[0].name
     try:
-        network = _initialized(config, replace(norm, name=spec.name, groups=1), shape, outputs, total_steps)
+        network = _initialized(config, replace(norm, name=name, groups=1), shape, outputs, total_steps)
     except UserError:
         return []
     channels = (
@@ -123,13 +130,18 @@ def _user_model(name: str, norm: NormConfig, shape: tuple[int, ...], outputs: in
         model = make(*arguments) if callable(make) else None
     except Exception as error:
         failure = user_code_error(error, "model", name, f"called with {call}")
-        if isinstance(error, GroupsError) and error.num_groups == (find_norm(norm.name)[1] or norm.groups):
-            example = f"{find_norm(norm.name)[0].name}{error.suggestion}"
+        if not is_user_code(norm.name) and _is_of_groups(error, norm):
+            example = f"{find_norm(norm.name)[0].name}{cast(GroupsError, error).suggestion}"
             failure = UserCodeError(f"{failure} In a run, set norm.groups or use a norm name such as {example}.")
         raise failure from error
     if not isinstance(model, nn.Module):
         raise UserError(f"model {name!r}: calling it with {call} must return a torch.nn.Module, not {model!r}.")
     return model if takes_norm else _converted(model, name, norm, shape, total_steps)
+
+
+def _is_of_groups(error: Exception, norm: NormConfig) -> bool:
+    """Whether an error is about the number of groups of the run's norm."""
+    return isinstance(error, GroupsError) and error.num_groups == (find_norm(norm.name)[1] or norm.groups)
 
 
 def _signature(make: object) -> inspect.Signature | None:
@@ -164,10 +176,15 @@ def _converted(model: nn.Module, name: str, norm: NormConfig, shape: tuple[int, 
     """Convert the norm layers of a user's network to the run's norm. A network without norm layers stays as it is."""
     if not count_norms(model):
         return model
+    before = set(model.modules())
     try:
-        options = norm_options(norm, total_steps)
-        return convert_norm(model, find_norm(norm.name, "norm.name")[0].name, **options)
+        spec, _ = find_run_norm(norm)
+        converted = convert_norm(model, spec, **norm_options(norm, spec, total_steps))
     except GroupsError as error:
         raise UserError(f"model {name!r}: {_groups_message(norm, error, error.suggestion)}") from error
     except ValueError as error:
         raise UserError(f"model {name!r}: its norm layers can't be converted to norm {norm.name!r}: {error}") from error
+    for layer in [module for module in converted.modules() if module not in before]:
+        if spec.layers and not hasattr(layer, PART):
+            mark_layer(layer)
+    return converted

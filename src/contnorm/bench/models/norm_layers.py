@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from contnorm.bench.config.schema import NormConfig
+from contnorm.bench.models.user_norms import find_run_norm
+from contnorm.bench.user_code import is_user_code, python_object
 from contnorm.checks import MAX_AUTO_GROUPS, auto_groups
 from contnorm.convert.detect import DetectedNorm, detect_norm
 from contnorm.errors import UserError
 from contnorm.layers.continual import ContinualNormBase
 from contnorm.layers.stock import stock_norm
-from contnorm.registry import Dim, NormSpec, create_norm, find_norm
+from contnorm.registry import Dim, NormSpec, accepted_options, build_norm, find_norm, norm_class
 
 __all__ = [
+    "PART",
     "NormMaker",
     "check_norms",
     "count_norms",
+    "mark_layer",
     "mark_norms",
     "norm_maker",
     "norm_options",
@@ -35,43 +41,58 @@ NormMaker = Callable[[int], nn.Module]
 
 def norm_maker(config: NormConfig, dim: Dim, total_steps: int) -> NormMaker:
     """Function that creates the norm of a run for a number of channels."""
-    spec, groups = find_norm(config.name, "norm.name")
+    spec, groups = find_run_norm(config)
     if config.layers == "stock":
-        return _stock_maker(spec.name, groups, config, dim)
+        return _stock_maker(spec, groups, config, dim)
     options = _options(spec, config, total_steps)
+    norm_class(spec, dim, "norm.name")  # a user's norm may not have layers for this dimension
     if not spec.grouped:
-        return lambda channels: create_norm(spec.name, channels, dim=dim, **options)
+        return _marked_if_users(spec, lambda channels: build_norm(spec, channels, dim, options, "norm.name"))
 
     def grouped(channels: int) -> nn.Module:
         requested = groups or config.groups
         num_groups = requested if isinstance(requested, int) else _auto_groups(channels, dim, config.auto_channels)
-        return create_norm(spec.name, channels, dim=dim, num_groups=num_groups, **options)
+        return build_norm(spec, channels, dim, {**options, "num_groups": num_groups}, "norm.name")
 
-    return grouped
+    return _marked_if_users(spec, grouped)
+
+
+def _marked_if_users(spec: NormSpec, make: NormMaker) -> NormMaker:
+    """Mark the layers of a user's norm, since their class does not tell what they are."""
+    return mark_norms(make) if spec.layers else make
 
 
 def _options(spec: NormSpec, config: NormConfig, total_steps: int) -> dict[str, object]:
     """Options of a norm that do not depend on the number of channels."""
-    options: dict[str, object] = {}
+    options: dict[str, object] = dict(config.options)
+    momentum = {"momentum": None if config.momentum == "cumulative" else config.momentum}
+    if spec.layers:
+        if config.momentum is not None and "momentum" not in accepted_options(norm_class(spec, min(spec.layers))):
+            raise ValueError(f"norm.momentum={config.momentum!r}: norm {spec.name!r} has no argument momentum.")
+        return options if config.momentum is None else {**options, **momentum}
     if config.momentum is not None and spec.keeps_moments:
-        options["momentum"] = None if config.momentum == "cumulative" else config.momentum
+        options |= momentum
     if spec.name == "brn" and config.schedule == "scaled":
         options["total_steps"] = total_steps
     return options
 
 
-def norm_options(config: NormConfig, total_steps: int) -> dict[str, Any]:
+def norm_options(config: NormConfig, spec: NormSpec, total_steps: int) -> dict[str, Any]:
     """Options for `convert_norm` that give a network the norm of a run.
 
     Example:
-        >>> norm_options(NormConfig("cn8"), 100), norm_options(NormConfig("bn", momentum=0.2), 100)
-        ({'num_groups': 8}, {'momentum': 0.2})
+        >>> norm_options(NormConfig("cn8"), find_norm("cn")[0], 100)
+        {'num_groups': 8}
+        >>> norm_options(NormConfig("bn", momentum=0.2), find_norm("bn")[0], 100)
+        {'momentum': 0.2}
     """
-    spec, groups = find_norm(config.name, "norm.name")
     if config.layers == "stock":
         raise ValueError("norm.layers='stock' is for the networks of this package. Use norm.layers='ours'.")
     options = _options(spec, config, total_steps)
-    return {**options, "num_groups": groups or config.groups} if spec.grouped else options
+    if not spec.grouped:
+        return options
+    groups = None if is_user_code(config.name) else find_norm(config.name, "norm.name")[1]
+    return {**options, "num_groups": groups or config.groups}
 
 
 def _auto_groups(channels: int, dim: Dim, least_channels: int) -> int:
@@ -84,7 +105,9 @@ def _auto_groups(channels: int, dim: Dim, least_channels: int) -> int:
     return next(groups for groups in range(min(channels, MAX_AUTO_GROUPS), 0, -1) if channels % groups == 0)
 
 
-def _stock_maker(name: str, groups: int | None, config: NormConfig, dim: Dim) -> NormMaker:
+def _stock_maker(spec: NormSpec, groups: int | None, config: NormConfig, dim: Dim) -> NormMaker:
+    if config.options:
+        raise ValueError(f"norm.layers='stock': norm.{config.options[0][0]} can't be set. Use norm.layers='ours'.")
     num_groups = groups or config.groups
     if isinstance(num_groups, str) or config.momentum == "cumulative":
         raise ValueError(
@@ -92,7 +115,7 @@ def _stock_maker(name: str, groups: int | None, config: NormConfig, dim: Dim) ->
             "numbers, or use norm.layers='ours'."
         )
     momentum = 0.1 if config.momentum is None else config.momentum
-    return lambda channels: stock_norm(name, channels, dim, num_groups, momentum)
+    return lambda channels: stock_norm(spec.name, channels, dim, num_groups, momentum)
 
 
 def normed_relu(norm: nn.Module, x: Tensor, residual: Tensor | None = None) -> Tensor:
@@ -105,6 +128,7 @@ def normed_relu(norm: nn.Module, x: Tensor, residual: Tensor | None = None) -> T
 
 
 _MARK = "_contnorm_made_by_run"  # an attribute, so that a deep copy of a layer has it too
+PART = "_contnorm_part_of_norm"  # of modules inside such a layer
 _OTHER = re.compile(r"norm(?!al)|LRN", re.IGNORECASE)  # LayerNorm, RMSNorm, ...; not Normalize
 _WEIGHTS = re.compile(r"weight_?norm|spectral_?norm", re.IGNORECASE)  # these normalize weights, not activations
 SHOWN = 3  # layers named in a message
@@ -114,12 +138,20 @@ def mark_norms(make: NormMaker) -> NormMaker:
     """Wrap a norm maker so that the layers it creates are marked and can be identified later."""
 
     def make_marked(channels: int) -> nn.Module:
-        layer = make(channels)
-        for module in layer.modules():
-            setattr(module, _MARK, True)
-        return layer
+        return mark_layer(make(channels))
 
     return make_marked
+
+
+def mark_layer(layer: nn.Module) -> nn.Module:
+    """Mark a layer as one of the run's norm. A layer that consists of others counts as one, a sequence as its parts."""
+    layers = list(layer) if isinstance(layer, nn.Sequential) else [layer]
+    for module in (part for outer in layers for part in outer.modules()):
+        setattr(module, PART, True)
+    for outer in layers:
+        delattr(outer, PART)
+        setattr(outer, _MARK, True)
+    return layer
 
 
 def count_norms(model: nn.Module) -> dict[str, int]:
@@ -166,11 +198,9 @@ def check_norms(model: nn.Module, name: str, norm: NormConfig, called: set[nn.Mo
     if any(_is_of_run(layer, norm) for layer in used.values()):
         return
     others = [f"{path or 'the network'} ({_label(layer)})" for path, layer in used.items()]
-    spec, groups = find_norm(norm.name)
-    if not others and spec.name == "none":
+    norm_label = _norm_label(norm)
+    if not others and norm_label == "none":
         return
-    requested = groups or norm.groups
-    norm_label = f"{spec.name}{requested}" if spec.grouped and requested != "auto" else spec.name
     if not others:
         raise UserError(
             f"model {name!r}: has no normalization layer, but the run's norm is {norm_label!r}. Create the layers with "
@@ -184,28 +214,52 @@ def check_norms(model: nn.Module, name: str, norm: NormConfig, called: set[nn.Mo
     )
 
 
+def _norm_label(norm: NormConfig) -> str:
+    """Return the name of a norm with its number of groups, if it has one."""
+    if is_user_code(norm.name):
+        return norm.name
+    spec, groups = find_norm(norm.name)
+    requested = groups or norm.groups
+    return f"{spec.name}{requested}" if spec.grouped and requested != "auto" else spec.name
+
+
 def _norm_layers(model: nn.Module) -> dict[str, nn.Module]:
     return {path: module for path, module in model.named_modules() if _normalizes(module)}
 
 
 def _normalizes(module: nn.Module) -> bool:
+    if hasattr(module, PART):
+        return False
     if detect_norm(module) is not None:
+        return True
+    if hasattr(module, _MARK):  # such as the identity for norm "none", or a layer of a user's norm
         return True
     name = type(module).__name__
     leaf = next(module.children(), None) is None
-    is_marked = hasattr(module, _MARK) and leaf  # such as the identity for norm "none"
-    return is_marked or (leaf and _OTHER.search(name) is not None and _WEIGHTS.search(name) is None)
+    return leaf and _OTHER.search(name) is not None and _WEIGHTS.search(name) is None
 
 
 def _is_of_run(module: nn.Module, norm: NormConfig) -> bool:
     if hasattr(module, _MARK):
         return True
+    if is_user_code(norm.name):
+        return _is_defined_as(type(module), norm.name)
     kind = detect_norm(module)
     spec, groups = find_norm(norm.name)
     if not isinstance(kind, DetectedNorm) or kind.norm != spec.name:
         return False
     expected = groups or norm.groups
     return not spec.grouped or expected == "auto" or kind.options.get("num_groups") == expected
+
+
+def _is_defined_as(cls: type, name: str) -> bool:
+    """Whether a class is the one that the name of user code refers to, also if its file is loaded a second time."""
+    known = python_object(name)
+    if known is not None and known.value is cls:
+        return True
+    path, _, attribute = name.rpartition(":")
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    return file is not None and cls.__qualname__ == attribute and Path(file).resolve() == Path(path).resolve()
 
 
 def _label(module: nn.Module) -> str:
