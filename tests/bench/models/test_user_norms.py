@@ -1,0 +1,268 @@
+"""Norms of the user in runs: by file, class, function and registered name; settings, identity, bad input."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import nn
+
+import contnorm as cn
+from contnorm import bench
+from contnorm.bench.config.defaults import apply_defaults
+from contnorm.bench.config.schema import NormConfig
+from contnorm.bench.models.user_norms import norm_code, resolve_norm_options
+from contnorm.bench.records import Store
+from contnorm.errors import UserError
+from contnorm.registry import NORMS, describe_norm
+from tests.testing.norms import CenteredNorm
+
+CODE = """
+import torch
+from torch import nn
+
+class RMS(nn.Module):
+    def __init__(self, num_features: int, temperature: float = 1.0, mode: str = "soft", eps=1e-5, hook=print):
+        super().__init__()
+        self.num_features, self.temperature, self.mode, self.eps = num_features, temperature, mode, eps
+        self.weight = nn.Parameter(torch.ones(num_features))
+
+    def forward(self, x):
+        y = x * (x.square().mean(1, keepdim=True) + self.eps).rsqrt() * self.temperature
+        return y * self.weight.reshape(-1, *[1] * (x.dim() - 2))
+
+class NoWeight(nn.Module):
+    def __init__(self, num_features):
+        super().__init__()
+    def forward(self, x):
+        return x - x.mean(1, keepdim=True)
+
+class Intended(NoWeight):
+    cannot = {"affine_parameters": "it has none"}
+
+class WrongShape(RMS):
+    def __init__(self, num_features):
+        super().__init__(num_features)
+        self.weight = nn.Parameter(torch.ones(1))
+
+class Only2d(nn.BatchNorm2d):
+    pass
+
+class Fails(RMS):
+    def forward(self, x):
+        raise KeyError("missing part")
+
+class FailsInEvaluation(RMS):
+    def forward(self, x):
+        return super().forward(x) if self.training else x.nothing
+
+class CannotStart(RMS):
+    def __init__(self, num_features):
+        super().__init__(num_features)
+        [][1]
+
+class Named(RMS):
+    def __init__(self, num_features, layers=3):
+        super().__init__(num_features)
+
+class Unsaved(RMS):
+    def __init__(self, num_features):
+        super().__init__(num_features)
+        self.register_buffer("odd", torch.zeros(2, dtype=torch.complex64))
+
+class Wrapped(nn.Module):
+    def __init__(self, num_features):
+        super().__init__()
+        self.inner = nn.BatchNorm1d(num_features)
+    @property
+    def weight(self):
+        return self.inner.weight
+    def forward(self, x):
+        return self.inner(x)
+
+def half(channels):
+    return RMS(channels, 0.5)
+
+a_number = 3
+"""
+
+
+@pytest.fixture(autouse=True)
+def _in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(CODE)
+    before = set(NORMS)
+    yield
+    for name in set(NORMS) - before:
+        cn.unregister_norm(name)
+
+
+@pytest.fixture
+def stream() -> Any:
+    return bench.load_stream("split-mnist", source="digits", tasks=2, train_per_task=30, test_per_task=20)
+
+
+def norms_of(result: Any) -> Any:
+    return result.records[0].raw["norms"]
+
+
+def test_norm_of_a_file_has_settings_and_a_hash(stream: Any) -> None:
+    result = bench.run(stream, norm="mine.py:RMS", settings={"norm.temperature": 2}, runs="runs")
+    norm = result.config.norm
+    assert dict(norm.options) == {"temperature": 2.0, "mode": "soft", "eps": 1e-5}  # not hook: no record can contain it
+    assert norm.code is not None and norms_of(result) == {"RMS": 2}
+    again = bench.load_runs("runs").where(norm="mine.py:RMS")
+    assert len(again) == 1 and again.records[0].config.norm == norm
+    other = bench.run(stream, norm="mine.py:RMS", runs="runs")
+    assert other.config != result.config and len(bench.load_runs("runs")) == 2
+
+
+def test_editing_a_norm_is_another_run(stream: Any) -> None:
+    first = bench.run(stream, norm="mine.py:RMS", runs="runs").config
+    Path("mine.py").write_text(CODE + "\n# edited\n")
+    assert bench.run(stream, norm="mine.py:RMS", runs="runs").config.norm.code != first.norm.code
+    assert len(bench.load_runs("runs")) == 2
+
+
+def test_function_and_class_as_objects(stream: Any) -> None:
+    by_class = bench.run(stream, norm=CenteredNorm, settings={"norm.scale": 2.0})
+    name = by_class.config.norm.name
+    assert name.endswith("norms.py:CenteredNorm") and by_class.config.norm.options == (("scale", 2.0),)
+    assert by_class.config.norm.code is not None
+    by_function = bench.run(stream, norm=lambda channels: nn.GroupNorm(2, channels))
+    assert norms_of(by_function) == {"GroupNorm(2)": 2}
+    assert bench.run(stream, norm="mine.py:half").acc.shape == (1,)
+
+
+def test_lambda_in_a_record_needs_a_tag(stream: Any) -> None:
+    norm: Any = lambda channels: nn.GroupNorm(2, channels)  # noqa: E731
+    with pytest.raises(UserError, match=r"norm=.*<lambda>: is not defined at the top level of a file"):
+        bench.run(stream, norm=norm, runs="runs")
+    assert not Path("runs").exists()
+    assert bench.run(stream, norm=norm, runs="runs", tag="two groups").config.norm.name == "python:two groups"
+
+
+@pytest.mark.slow
+def test_registered_norm_runs_in_worker_processes(stream: Any) -> None:
+    cn.register_norm("centered", CenteredNorm)
+    result = bench.run(stream, norm="centered", seeds=2, lanes=2, runs="runs")
+    assert result.config.norm.name == "centered" and result.config.norm.code == norm_code("centered") is not None
+    alone = bench.run(stream, norm="centered", seeds=2, lanes=1)
+    assert (alone.acc == result.acc).all()
+    assert norms_of(result) == {"CenteredNorm": 2}
+
+
+def test_registered_norm_of_no_file_is_known_by_its_name(stream: Any) -> None:
+    cn.register_norm("local", lambda channels: nn.GroupNorm(2, channels))
+    assert bench.run(stream, norm="local", runs="runs").config.norm.code is None
+    assert "local" in bench.available()["norms"]
+
+
+def test_built_in_norm_takes_options(stream: Any) -> None:
+    plain = bench.run(stream, norm="bn")
+    changed = bench.run(stream, norm="bn", settings={"norm.eps": 0.5})
+    assert changed.config.norm.options == (("eps", 0.5),) and plain.config.norm.options == ()
+    assert bench.run(stream, norm="bn", settings={"norm.eps": 1e-5}).config == plain.config
+
+
+def test_user_network_is_converted_to_a_user_norm(stream: Any) -> None:
+    def make(shape: Any, outputs: int) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(784, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, outputs))
+
+    assert norms_of(bench.run(stream, norm="mine.py:RMS", model=make)) == {"RMS": 1}
+    assert norms_of(bench.run(stream, norm="mine.py:half", model=make)) == {"RMS": 1}
+    assert norms_of(bench.run(stream, norm="mine.py:Wrapped", model=make)) == {"Wrapped": 1}
+    assert norms_of(bench.run(stream, norm="mine.py:RMS", model=make(None, stream.num_outputs))) == {"RMS": 1}
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"norm": "mine.py:NoWeight"}, "'mine.py:NoWeight': its layer NoWeight has no weight"),
+    ({"norm": "mine.py:WrongShape"}, "has a weight of shape (1,) for 32 channels"),
+    ({"norm": "mine.py:Only2d"}, "'mine.py:Only2d' has no layer for 1d input, only for 2d"),
+    ({"norm": "mine.py:Fails"}, "mine.py, line 34: KeyError: 'missing part'"),
+    ({"norm": "mine.py:FailsInEvaluation"}, "in evaluation, in model 'mlp'"),
+    ({"norm": "mine.py:CannotStart"}, "can't be created with a number of channels: mine.py, line 43: IndexError"),
+    ({"norm": "mine.py:Named"}, "norm.layers is a setting of every norm"),
+    ({"norm": "mine.py:Unsaved"}, "complex64, which a checkpoint can't contain"),
+    ({"norm": "mine.py:a_number"}, "3 is not a norm"),
+    ({"norm": "mine.py:nothing"}, "mine.py has no nothing"),
+    ({"norm": "absent.py:Norm"}, "there is no file absent.py"),
+    ({"norm": nn.GroupNorm}, "'num_channels' has no default"),
+    ({"norm": nn.InstanceNorm1d}, "has no weight"),
+    ({"norm": nn.BatchNorm1d(8)}, "use one name, such as 'cn', a class of layers"),
+    ({"norm": ["bn", "cn"]}, "bench.run_all runs several experiments"),
+    ({"norm": cn.ContinualNorm2d}, "is a norm of contnorm. Use its name, norm='cn'"),
+    ({"norm": "mine.py:RMS", "settings": {"norm.temprature": 1}}, "Did you mean 'norm.temperature'?"),
+    ({"norm": "mine.py:RMS", "settings": {"norm.temperature": "hot"}}, "norm.temperature='hot': input should be"),
+    ({"norm": "mine.py:RMS", "settings": {"norm.hook": 1}}, "unknown key 'norm.hook'"),
+    ({"norm": "mine.py:RMS", "settings": {"norm.momentum": 0.5}}, "has no argument momentum"),
+    ({"norm": "bn", "settings": {"norm.epsilon": 0.5}}, "unknown key 'norm.epsilon'"),
+    ({"norm": "bn", "settings": {"norm.num_groups": 4}}, "norm.num_groups: is set with norm.groups"),
+    ({"norm": "cn_tied", "settings": {"norm.tied": False}}, "unknown key 'norm.tied'"),
+    ({"norm": "bn", "settings": {"norm.eps": 0.1, "norm.layers": "stock"}}, "norm.eps can't be set"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), BAD, ids=[words[:40] for _, words in BAD])
+def test_bad_norm_gets_one_line_and_nothing_is_written(stream: Any, arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError) as caught:
+        bench.run(stream, runs="runs", **arguments)
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+    assert not Path("runs").exists()
+
+
+def test_intended_norm_without_weight_runs(stream: Any) -> None:
+    assert norms_of(bench.run(stream, norm="mine.py:Intended")) == {"Intended": 2}
+
+
+def contnorm_run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    common = ["--stream", "split-mnist", "--lanes", "1"]
+    for setting in ("stream.source=digits", "stream.tasks=2", "stream.train_per_task=30", "train.max_steps=2"):
+        common += ["--set", setting]
+    command = [sys.executable, "-m", "contnorm", "run", *common, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+
+
+@pytest.mark.slow
+def test_command_line_takes_a_file_and_refuses_a_norm_without_weight() -> None:
+    done = contnorm_run("--norm", "mine.py:NoWeight")
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "has no weight" in " ".join(done.stderr.split())
+    assert not Path("runs").exists()
+    done = contnorm_run("--norm", "mine.py:RMS", "--set", "norm.temperature=3")
+    assert done.returncode == 0, done.stderr
+    (record,) = Store(Path("runs"))
+    assert dict(record.config.norm.options)["temperature"] == 3.0 and record.raw["norms"] == {"RMS": 2}
+
+
+def test_code_of_a_registered_norm_is_that_of_its_file() -> None:
+    cn.register_norm("centered", CenteredNorm)
+    code = norm_code("centered")
+    assert code is not None and re.fullmatch("[0-9a-f]{12}", code)
+    cn.register_norm("both", layers={1: CenteredNorm, 2: nn.BatchNorm2d})
+    assert norm_code("both") not in (None, code)
+    assert norm_code("bn") is None
+
+
+def test_options_of_any_keyword() -> None:
+    def make(channels: int, scale: float = 1.0, **rest: Any) -> nn.Module:
+        return CenteredNorm(channels, scale)
+
+    spec = describe_norm(make, caller="test")
+    config = NormConfig("python:make", options=(("other", 3),))
+    assert resolve_norm_options(config, spec) == (("other", 3), ("scale", 1.0))
+
+
+def test_hashes_of_recorded_runs_do_not_change() -> None:
+    records = list(Store(Path(__file__).resolve().parents[3] / "docs" / "records" / "runs"))
+    configs = {record.config for record in records}
+    assert len(configs) > 5 and len({config.norm.name for config in configs}) > 2
+    for config in configs:
+        values = config.as_dict()
+        values["norm"] = {k: v for k, v in values["norm"].items() if k != "code"}
+        assert apply_defaults(values).norm == config.norm
