@@ -27,7 +27,9 @@ def python_blocks(page: Path) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
 
 
-SLOW_PAGES = ("README.md", "docs/howto/python-api.md", "docs/howto/sweeps.md")  # they train many networks
+SLOW_PAGES = tuple(  # they train several networks, or compile layers
+    f"docs/howto/{page}.md" for page in ("python-api", "sweeps", "bring-your-own-norm")
+) + ("README.md",)
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,17 @@
 
 Tags are a side channel: code that knows them opens the context `batch_tags` around a forward pass, and a layer that
 needs them calls `current_tags` in its ``forward``. All other layers are unaffected. The bench tags every forward pass
-of a training step that a strategy makes with ``contnorm.bench.forward(model, batch)``.
+of a training step that a strategy makes with ``contnorm.bench.forward(model, batch)``. There are no tags in evaluation.
+``torch.compile`` breaks the graph at `current_tags`, so such a layer can't be compiled with ``fullgraph=True``.
 
-A norm layer may also define the following, which the bench looks up by name:
+A norm layer may define the following, which the bench looks up by name. `contnorm.testing.check_norm` checks them:
 
-- ``on_task_start(task)`` and ``on_task_end(task)``: called between training steps, with the number of the task;
-- ``auxiliary_loss()``: called after the forward passes of a step; its scalar tensor is added to the loss;
+- ``needs_tags = True``: it calls `current_tags` in training. The bench tags passes only if a layer needs tags;
+- ``on_task_start(task)`` and ``on_task_end(task)``: called between training steps, with the number of the task. What
+  they change must be in ``state_dict()``;
+- ``auxiliary_loss()``: called once after the forward passes of a step; its scalar tensor is added to the loss. A layer
+  that computes it in ``forward`` drops its reference to the tensor here, since a network that holds tensors with a
+  graph can't be copied;
 - ``replay_request``: a `ReplayRequest`, an extra batch from the replay memory at every step. The network processes it
   in a pass of its own, without gradients, for which ``current_tags().is_extra`` is True.
 """

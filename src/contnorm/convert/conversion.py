@@ -104,7 +104,7 @@ def convert_norm(
     """
     spec, options = resolve_norm(to, options, "convert_norm")
     check_model(model, "convert_norm")
-    used = dim or next(known for known in (2, 1, 3) if not spec.layers or known in spec.layers)
+    used: Dim = dim or (2 if not spec.layers or 2 in spec.layers else min(spec.layers))
     check_options(spec, norm_class(spec, used, "convert_norm"), options, "convert_norm")
     layers = _select_layers(model, only, skip, "convert_norm")
     fallback = dim or _dim_of_convolutions(model)
@@ -467,7 +467,8 @@ def _fits(new: Tensor | None, old: Tensor) -> bool:
 
 def _take_parameters(old: nn.Module, new: nn.Module) -> None:
     for name in ("weight", "bias"):
-        parameter, tensor = new._parameters.get(name), old._parameters.get(name)
+        parameter = new._parameters.get(name)
+        tensor: Tensor | None = old._parameters.get(name)
         tensor = old._buffers.get(name) if tensor is None else tensor
         if parameter is None or (tensor is not None and not _fits(parameter, tensor)):
             continue

@@ -132,7 +132,9 @@ def _describe_registered(module: nn.Module, spec: NormSpec) -> DetectedNorm | Un
         dim = of_class[0] if len(of_class) == 1 else None
     factory = spec.layers[dim if dim is not None else dims[0]]
     options = {name: getattr(module, name) for name in layer_parameters(factory) if hasattr(module, name)}
-    plain = {name: value for name, value in options.items() if value is None or isinstance(value, int | float | str)}
+    plain: dict[str, object] = {
+        name: value for name, value in options.items() if value is None or isinstance(value, int | float | str)
+    }
     if "affine" in plain:
         plain["affine"] = module._parameters.get("weight") is not None or module._parameters.get("bias") is not None
     if hasattr(module, "_contnorm_tracked"):  # frozen by moments/freeze.py

@@ -30,7 +30,7 @@ def compiles_cumulative(subject: NormSubject) -> None:
 
 
 def _check_compiled(subject: NormSubject, options: dict[str, Any]) -> None:
-    torch._dynamo.reset()  # type: ignore[no-untyped-call]
+    torch._dynamo.reset()
     plain, twin = subject.make(**options), subject.make(**options)
     compiled = torch.compile(twin, fullgraph=not subject.needs_tags, backend="aot_eager")
     for training in (True, False):
@@ -40,7 +40,7 @@ def _check_compiled(subject: NormSubject, options: dict[str, Any]) -> None:
             x = subject.data().requires_grad_()
             with subject.tags(len(x)):
                 y = module(x)
-            (y * subject.data(seed=2)).sum().backward()
+            torch.autograd.backward((y * subject.data(seed=2)).sum())
             results.append([y, x.grad, *(p.grad for p in layer.parameters()), *layer.buffers()])
         for expected, actual in zip(*results, strict=True):
             if expected is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -168,7 +168,7 @@ def conversion(subject: NormSubject) -> None:
     model = nn.Sequential(_STOCK[dim](CHANNELS)).to(subject.device)
     model(subject.data(seed=1))
     old: Any = model[0]
-    groups = {"num_groups": 2} if subject.spec.grouped else {}
+    groups: dict[str, Any] = {"num_groups": 2} if subject.spec.grouped else {}
     convert_norm(model, subject.spec, **{**groups, **subject.options})
     new: Any = model[0]
     if type(new) is not subject.layer_class:
@@ -177,5 +177,5 @@ def conversion(subject: NormSubject) -> None:
     if weight is not None and weight.shape == old.weight.shape and weight is not old.weight:
         raise AssertionError("its weight after a conversion is not that of the batch norm.")
     if subject.has_moments and new.running_mean.shape == old.running_mean.shape:
-        assert_close(new.running_mean, old.running_mean, 0.0, "its running_mean after a conversion")
+        assert_close(cast(Tensor, new.running_mean), old.running_mean, 0.0, "its running_mean after a conversion")
     subject.run(new, subject.data())

@@ -56,7 +56,7 @@ def half_precision(subject: NormSubject) -> None:
     """A layer that is converted to half precision as a whole gives outputs of that precision."""
     for dtype in _HALF:
         for momentum in (0.1, None) if subject.has_moments and subject.accepts("momentum") else ("default",):
-            options = {} if momentum == "default" else {"momentum": momentum}
+            options: dict[str, Any] = {} if momentum == "default" else {"momentum": momentum}
             layer, x = subject.make(**options).to(dtype), subject.data(dtype=dtype)
             for training, mode in MODES:
                 layer.train(training)
@@ -82,7 +82,7 @@ def autocast(subject: NormSubject) -> None:
                 f"norm {_short(stock.dtype)}."
             )
         assert_close(y, expected, torch.finfo(dtype).eps + FLOAT32, f"its output for {_short(dtype)} under autocast")
-        y.sum().backward()
+        torch.autograd.backward(y.sum())
         if x.grad is None or x.grad.dtype != dtype:
             raise AssertionError(f"its input gradient for {_short(dtype)} input under autocast is not {_short(dtype)}.")
 
@@ -126,7 +126,7 @@ def _check_large_mean(subject: NormSubject, layer: nn.Module, exact: nn.Module, 
     assert_close(outputs[0] / scale, expected / scale, 1e-5, "its output for a large mean")
     assert_close(outputs[1] / scale, expected / scale, 1e-9, "its output in float64 for a large mean")
     dy = subject.data(seed=4, dtype=torch.float64)
-    outputs[0].backward(dy.float()), outputs[1].backward(dy)
+    torch.autograd.backward(outputs, [dy.float(), dy])
     gradients = [(inputs[0].grad, inputs[1].grad)]
     gradients += [(a.grad, b.grad) for a, b in zip(layer.parameters(), exact.parameters(), strict=True)]
     for gradient, expected_gradient in gradients:

@@ -80,11 +80,13 @@ def auxiliary_loss(subject: NormSubject) -> None:
     x = subject.data()
     with subject.tags(len(x)):
         y = layer(x)
+    total = y.sum()
     for module in modules:
         loss = module.auxiliary_loss()
         if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.isfinite().all():
             raise AssertionError(f"its auxiliary_loss() returns {loss!r} and not a finite tensor with one element.")
-        (y.sum() + loss.reshape(())).backward()
+        total = total + loss.reshape(())
+    total.backward()
 
 
 @norm_check()

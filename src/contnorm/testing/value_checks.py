@@ -37,7 +37,7 @@ def affine_parameters(subject: NormSubject) -> None:
     first = subject.run(subject.make(), x)
     doubled = subject.make()
     with torch.no_grad():
-        doubled.weight.mul_(2)  # type: ignore[operator, union-attr]
+        doubled.weight.mul_(2)  # type: ignore[operator]
     if torch.allclose(subject.run(doubled, x), first):
         raise AssertionError("its weight has no effect on the output.")
 
@@ -130,7 +130,7 @@ def evaluation_of_each_sample(subject: NormSubject) -> None:
         layer.eval()
         x = subject.data(rank, seed=9)
         together = subject.run(layer, x)
-        alone = torch.cat([subject.run(layer, sample) for sample in x.split(1)])
+        alone = torch.cat([subject.run(layer, sample) for sample in torch.split(x, 1)])
         assert_close(alone, together, 1e-5, "its output for single samples in evaluation, against that for a batch")
 
 
@@ -170,7 +170,7 @@ def non_contiguous(subject: NormSubject) -> None:
 
 
 def _ranks_with_layouts(subject: NormSubject) -> list[int]:
-    ranks = [rank for rank in (4, 5) if rank in subject.ranks]
+    ranks: list[int] = [rank for rank in (4, 5) if rank in subject.ranks]
     if not ranks:
         raise CheckSkipped("it has no 2d or 3d layers")
     return ranks
@@ -186,7 +186,7 @@ def channels_last(subject: NormSubject) -> None:
                 layer = subject.make(rank).train(training)
                 x = subject.data(rank).to(memory_format=layout).requires_grad_()
                 y = subject.run(layer, x)
-                y.backward(subject.data(rank, seed=5))
+                torch.autograd.backward(y, subject.data(rank, seed=5))
                 results.append([y, x.grad, *(p.grad for p in layer.parameters())])
             for plain, last in zip(*results, strict=True):
                 if plain is not None and last is not None:
@@ -219,7 +219,7 @@ def gradients_of_affine_alone(subject: NormSubject) -> None:
                 layer = subject.make(rank).train(training)
                 x = subject.data(rank).to(memory_format=LAYOUTS[rank]).requires_grad_(needed)
                 y = subject.run(layer, x)
-                y.backward(subject.data(rank, seed=5))
+                torch.autograd.backward(y, subject.data(rank, seed=5))
                 results.append([y, *(p.grad for p in layer.parameters())])
             for expected, actual in zip(*results, strict=True):
                 assert actual is not None and expected is not None
@@ -264,7 +264,7 @@ def empty_batch(subject: NormSubject) -> None:
             y = subject.run(layer.train(training), x)
             if y.shape != x.shape or y.dtype != x.dtype:
                 raise AssertionError(f"its output for an input of shape {tuple(x.shape)} has shape {tuple(y.shape)}.")
-            y.sum().backward()
+            torch.autograd.backward(y.sum())
         if any(p.grad is None or p.grad.count_nonzero() for p in layer.parameters()):
             raise AssertionError("an empty batch gives its parameters gradients that are not zero.")
         assert_same_state(layer, before, "for an empty batch")
@@ -281,7 +281,7 @@ def nan_stays_visible(subject: NormSubject) -> None:
             y = subject.run(layer, x)
             if not y[index].isnan():
                 raise AssertionError(f"a NaN in the input is {y[index].item():.3g} in the output in {mode} mode.")
-            if training and subject.has_moments and not layer.running_mean[index[1]].isnan():  # type: ignore[index, union-attr]
+            if training and subject.has_moments and not layer.running_mean[index[1]].isnan():  # type: ignore[index]
                 raise AssertionError("a NaN in the input does not show in running_mean.")
 
 

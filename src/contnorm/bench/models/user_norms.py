@@ -210,7 +210,7 @@ def _own_parameters(factory: LayerFactory, spec: NormSpec) -> dict[str, inspect.
 
 def _settings_class(factory: LayerFactory, parameters: Mapping[str, inspect.Parameter]) -> type:
     try:
-        hints = get_type_hints(factory.__init__ if isinstance(factory, type) else factory)
+        hints = get_type_hints(vars(factory).get("__init__", factory) if isinstance(factory, type) else factory)
     except Exception:  # names that exist for type checkers only
         hints = {}
     fields = [
