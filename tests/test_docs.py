@@ -27,9 +27,8 @@ def python_blocks(page: Path) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
 
 
-SLOW_PAGES = tuple(  # they train several networks, or compile layers
-    f"docs/howto/{page}.md" for page in ("python-api", "sweeps", "bring-your-own-norm")
-) + ("README.md",)
+SLOW_GUIDES = ("python-api", "sweeps", "bring-your-own-norm")  # they train several networks, or compile layers
+SLOW_PAGES = ("README.md", *(f"docs/howto/{guide}.md" for guide in SLOW_GUIDES))
 
 
 @pytest.mark.parametrize(

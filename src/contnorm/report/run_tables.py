@@ -126,7 +126,7 @@ def unknown_names(records: Iterable[Record | Summary]) -> list[str]:
     lines = []
     for run, config in configs.items():
         for what, name, known in (
-            ("norm", config.norm.name, _is_norm(config.norm.name)),
+            ("norm", config.norm.name, config.norm.code is not None or _is_norm(config.norm.name)),
             ("stream", config.stream.name, config.stream.name in STREAMS),
         ):
             if not known:
