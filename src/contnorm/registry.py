@@ -405,7 +405,7 @@ def _signature(factory: LayerFactory) -> Mapping[str, inspect.Parameter]:
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]*[a-z_]|[a-z]")
 _TORCH_DIMS = re.compile(r"(?:Lazy)?(?:BatchNorm|InstanceNorm)([123])d")
-_PROBED_CHANNELS = 8
+_PROBED_CHANNELS = (64, 60)  # a norm may need a multiple of 32 or, more rarely, of another number
 
 
 def register_norm(
@@ -630,9 +630,16 @@ def _dims_of(layer: LayerFactory) -> tuple[Dim, ...]:
 
 def _new_layer_has_moments(spec: NormSpec, caller: str) -> bool:
     torch = importlib.import_module("torch")
-    dim = min(spec.layers)
+    layer, failure = None, None
     with torch.random.fork_rng(devices=[]):  # a layer may draw its initial values
-        layer = build_norm(spec, _PROBED_CHANNELS, dim, {}, caller)
+        for channels in _PROBED_CHANNELS:
+            try:
+                layer = build_norm(spec, channels, min(spec.layers), {}, caller)
+                break
+            except ValueError as error:
+                failure = failure or error
+    if layer is None and failure is not None:
+        raise failure
     return isinstance(getattr(layer, "running_mean", None), torch.Tensor)
 
 

@@ -96,8 +96,8 @@ def test_taken_name_needs_permission() -> None:
         ({"layer": dict}, TypeError, "is not a norm"),
         ({"layer": nn.GroupNorm}, TypeError, "'num_channels' has no default"),
         ({"layer": lambda: None}, TypeError, "number of channels alone"),
-        ({"layer": lambda channels: channels}, ValueError, "must create a torch.nn.Module, and created 8"),
-        ({"layer": lambda channels: [][channels]}, ValueError, r"can't be created with \(8\): IndexError"),
+        ({"layer": lambda channels: channels}, ValueError, "must create a torch.nn.Module, and created 64"),
+        ({"layer": lambda channels: [][channels]}, ValueError, r"can't be created with \(64\): IndexError"),
         ({"layers": {}}, ValueError, "for 1, 2 or 3"),
         ({"layers": {4: CenteredNorm}}, ValueError, "for 1, 2 or 3"),
         ({"layer": CenteredNorm, "layers": {2: CenteredNorm}}, ValueError, "not both"),
@@ -123,6 +123,13 @@ def test_registration_draws_no_random_numbers() -> None:
     before = torch.random.get_rng_state()
     cn.register_norm("drawing", Drawing)
     assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_factories_may_need_certain_channels() -> None:
+    cn.register_norm("of-wide", lambda channels: nn.GroupNorm(32, channels))
+    cn.register_norm("of-fifteen", lambda channels: nn.GroupNorm(15, channels))
+    cn.register_norm("by-size", lambda channels: nn.GroupNorm(channels // 16, channels))
+    assert cn.create_norm("by-size", 48).num_groups == 3
 
 
 def test_built_in_norms_stay() -> None:

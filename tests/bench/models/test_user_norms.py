@@ -137,6 +137,8 @@ def test_function_and_class_as_objects(stream: Any) -> None:
     by_function = bench.run(stream, norm=lambda channels: nn.GroupNorm(2, channels))
     assert norms_of(by_function) == {"GroupNorm(2)": 2}
     assert bench.run(stream, norm="mine.py:half").acc.shape == (1,)
+    wide = bench.run(stream, norm=lambda channels: nn.GroupNorm(32, channels), settings={"model.width": 64})
+    assert norms_of(wide) == {"GroupNorm(32)": 2}
 
 
 def test_lambda_in_a_record_needs_a_tag(stream: Any) -> None:
@@ -182,7 +184,7 @@ def test_user_network_is_converted_to_a_user_norm(stream: Any) -> None:
 
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"norm": "mine.py:NoWeight"}, "'mine.py:NoWeight': its layer NoWeight has no weight"),
-    ({"norm": "mine.py:WrongShape"}, "has a weight of shape (1,) for 32 channels"),
+    ({"norm": "mine.py:WrongShape"}, "has a weight of shape (1,) for 64 channels"),
     ({"norm": "mine.py:Only2d"}, "'mine.py:Only2d' has no layer for 1d input, only for 2d"),
     ({"norm": "mine.py:Fails"}, "mine.py, line 34: KeyError: 'missing part'"),
     ({"norm": "mine.py:FailsInEvaluation"}, "in evaluation, in model 'mlp'"),

@@ -42,7 +42,7 @@ __all__ = ["built_in_name", "find_run_norm", "norm_code", "resolve_norm_options"
 _PLACEMENT = ("device", "dtype")  # where a layer is created is not a setting
 _SET_ELSEWHERE = {"num_groups": "norm.groups", "momentum": "norm.momentum"}
 _SCALARS = (bool, int, float, str, NoneType)
-_PROBED_CHANNELS = 32  # the default number of groups divides it
+_PROBED_CHANNELS = 64  # usual numbers of groups divide it
 
 
 def find_run_norm(config: NormConfig) -> tuple[NormSpec, int | None]:
@@ -143,10 +143,11 @@ def resolve_user_norm(config: NormConfig) -> NormConfig:
 
 def _check_layer(config: NormConfig, spec: NormSpec) -> None:
     dim = min(spec.layers)
-    groups = {"num_groups": config.groups if isinstance(config.groups, int) else 4} if spec.grouped else {}
-    channels = _PROBED_CHANNELS if isinstance(config.groups, str) else max(_PROBED_CHANNELS, config.groups)
+    groups = config.groups if isinstance(config.groups, int) else 4
+    channels = _PROBED_CHANNELS if not spec.grouped or _PROBED_CHANNELS % groups == 0 else 2 * groups
+    options = {**dict(config.options), **({"num_groups": groups} if spec.grouped else {})}
     try:
-        layer: Any = build_norm(spec, channels, dim, {**dict(config.options), **groups}, "norm.name")
+        layer: Any = build_norm(spec, channels, dim, options, "norm.name")
     except ValueError as error:
         raise _norm_error(error, config.name) from error
     shape = getattr(getattr(layer, "weight", None), "shape", None)
