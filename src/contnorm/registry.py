@@ -8,32 +8,22 @@ over the registry. A norm added here, or registered with `register_norm`, is ava
 from __future__ import annotations
 
 import difflib
-import importlib
-import inspect
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from contnorm.plugins import BUILT_IN, Origin, load_plugins
+from contnorm.norm_spec import Dim, LayerFactory, NormSpec, build_norm, describe_norm
+from contnorm.plugins import current_origin, load_plugins
 
 if TYPE_CHECKING:
     from torch import nn
 
 __all__ = [
     "NORMS",
-    "Dim",
-    "NormSpec",
-    "accepted_options",
-    "accepts_any_option",
-    "build_norm",
-    "check_options",
     "create_norm",
-    "describe_norm",
     "find_norm",
-    "layer_parameters",
-    "norm_class",
     "norm_names",
     "register_norm",
     "register_spec",
@@ -41,42 +31,8 @@ __all__ = [
     "unregister_norm",
 ]
 
-Dim = Literal[1, 2, 3]
-DIMS: tuple[Dim, ...] = (1, 2, 3)
-# A class of layers, or a function that creates a layer: called with the number of channels and options by keyword.
-LayerFactory = Callable[..., "nn.Module"]
+
 _F = TypeVar("_F", bound=Callable[..., Any])
-
-
-@dataclass(frozen=True, slots=True)
-class NormSpec:
-    """Registry entry of a norm.
-
-    Attributes:
-        name: The name in ``create_norm``, ``convert_norm`` and ``--norm``.
-        title: The name in the paper's tables.
-        target: ``"module:Class"``, where ``1d``, ``2d`` or ``3d`` is appended to the class name.
-        summary: A one-line description for listings.
-        citation: The publication of the method.
-        preset: Constructor arguments that select this norm among those of its class.
-        origin: The package that it comes from.
-        grouped: Whether it accepts ``num_groups``.
-        keeps_moments: Whether it has running moments.
-        cannot: Conformance checks that it fails, each with the reason; see `contnorm.testing.check_norm`.
-        layers: For a norm that is not of this package: its class or factory for each dimension. ``target`` is empty.
-    """
-
-    name: str
-    title: str
-    target: str
-    summary: str
-    citation: str
-    preset: Mapping[str, object] = field(default_factory=dict)
-    origin: Origin = BUILT_IN
-    grouped: bool = False
-    keeps_moments: bool = False
-    cannot: Mapping[str, str] = field(default_factory=dict)
-    layers: Mapping[Dim, LayerFactory] = field(default_factory=dict)
 
 
 _STOCK = "it calls torch's operator, so that the baseline is bit-exact with torch"
@@ -308,104 +264,9 @@ def resolve_norm(
     return spec, {**options, "num_groups": groups}
 
 
-def build_norm(spec: NormSpec, num_features: int, dim: Dim, options: Mapping[str, object], caller: str) -> nn.Module:
-    """Check the options and create the layer that a spec describes."""
-    factory = norm_class(spec, dim, caller)
-    check_options(spec, factory, options, caller)
-    if not spec.layers:
-        return factory(num_features, **{**options, **spec.preset})
-    return _build_user_layer(spec, factory, num_features, dim, options, caller)
-
-
-def _build_user_layer(
-    spec: NormSpec, factory: LayerFactory, num_features: int, dim: Dim, options: Mapping[str, object], caller: str
-) -> nn.Module:
-    try:
-        layer = factory(num_features, **options)
-    except ValueError:  # such as a number of groups that does not divide the channels
-        raise
-    except Exception as error:
-        given = "".join(f", {key}={value!r}" for key, value in options.items())
-        raise ValueError(
-            f"{caller}: norm {spec.name!r} can't be created with ({num_features}{given}): {type(error).__name__}: "
-            f"{' '.join(str(error).split())}"
-        ) from error
-    if not isinstance(layer, _module_class()):
-        raise ValueError(
-            f"{caller}: norm {spec.name!r} must create a torch.nn.Module, and created {_brief(layer)} of type "
-            f"{type(layer).__name__}."
-        )
-    # For `detect_norm`: one class may serve all dimensions, and a factory may return a layer of any class.
-    vars(layer)["_contnorm_dim"] = dim
-    if _NORMS.get(spec.name) is spec:
-        vars(layer)["_contnorm_norm"] = spec.name
-    return layer
-
-
-def check_options(spec: NormSpec, factory: LayerFactory, options: Mapping[str, object], caller: str) -> None:
-    """Raise for an option that the class does not accept, or that contradicts the presets of the spec."""
-    allowed = accepted_options(factory)
-    takes_any = accepts_any_option(factory)
-    for key, value in options.items():
-        if key in spec.preset and spec.preset[key] != value:
-            raise ValueError(
-                f"{caller}: {key}={value!r} contradicts the norm {spec.name!r}, which has {key}={spec.preset[key]!r}."
-            )
-        if key not in allowed and not takes_any:
-            near = difflib.get_close_matches(key, allowed, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            use = f"Use {', '.join(allowed)}." if allowed else "It accepts no options."
-            raise ValueError(f"{caller}: norm {spec.name!r} does not accept {key!r}.{hint} {use}")
-
-
-def norm_class(spec: NormSpec, dim: Dim, caller: str = "create_norm") -> LayerFactory:
-    """Return the class (or the factory) of a norm for 1d, 2d or 3d input."""
-    if dim not in DIMS:
-        raise ValueError(
-            f"{caller}: dim={dim!r} must be 1, 2 or 3: the number of spatial dimensions (1 also for none)."
-        )
-    if spec.layers:
-        if dim not in spec.layers:
-            dims = " and ".join(f"{known}d" for known in sorted(spec.layers))
-            raise ValueError(f"{caller}: norm {spec.name!r} has no layer for {dim}d input, only for {dims}.")
-        return spec.layers[dim]
-    module, _, stem = spec.target.partition(":")
-    cls: type[nn.Module] = getattr(importlib.import_module(module), f"{stem}{dim}d")
-    return cls
-
-
-def accepted_options(factory: LayerFactory) -> tuple[str, ...]:
-    """Return the names of the arguments of a class or factory, without the first one, the number of channels."""
-    return tuple(layer_parameters(factory))
-
-
-def layer_parameters(factory: LayerFactory) -> dict[str, inspect.Parameter]:
-    """Return the arguments that a class or factory takes by keyword, after the number of channels.
-
-    Example:
-        >>> def scaled_norm(channels, *, temperature=1.0): ...
-        >>> list(layer_parameters(scaled_norm))
-        ['temperature']
-    """
-    parameters = list(_signature(factory).values())[1:]
-    by_keyword = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return {parameter.name: parameter for parameter in parameters if parameter.kind in by_keyword}
-
-
-def accepts_any_option(factory: LayerFactory) -> bool:
-    """Whether a class or factory has an argument ``**options``."""
-    return any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in _signature(factory).values())
-
-
-def _signature(factory: LayerFactory) -> Mapping[str, inspect.Parameter]:
-    return inspect.signature(factory).parameters
-
-
 # --- norms of other packages and programs --------------------------------------------------------------------------
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]*[a-z_]|[a-z]")
-_TORCH_DIMS = re.compile(r"(?:Lazy)?(?:BatchNorm|InstanceNorm)([123])d")
-_PROBED_CHANNELS = (64, 60)  # a norm may need a multiple of 32 or, more rarely, of another number
 
 
 def register_norm(
@@ -493,13 +354,13 @@ def register_norm(
         keeps_moments=keeps_moments,
         cannot=cannot,
     )
-    register_spec(spec)
+    register_spec(replace(spec, origin=current_origin()))
     return layer if layer is not None else layers
 
 
 def register_spec(spec: NormSpec) -> None:
     """Add a norm to the registry as it is, such as one of another process; it replaces one of the same name."""
-    _NORMS[spec.name] = spec
+    _NORMS[spec.name] = replace(spec, is_registered=True)
 
 
 def unregister_norm(name: str) -> None:
@@ -529,125 +390,3 @@ def _check_name(name: object, exist_ok: bool) -> None:
         raise ValueError(f"register_norm: {name!r} is a norm of contnorm. Use another name.")
     if name in _NORMS and not exist_ok:
         raise ValueError(f"register_norm: {name!r} is already registered. Use another name, or exist_ok=True.")
-
-
-def describe_norm(
-    norm: LayerFactory | Mapping[Dim, LayerFactory],
-    name: str | None = None,
-    *,
-    caller: str,
-    title: str | None = None,
-    summary: str | None = None,
-    citation: str = "",
-    grouped: bool | None = None,
-    keeps_moments: bool | None = None,
-    cannot: Mapping[str, str] | None = None,
-) -> NormSpec:
-    """Return the spec of a class, a factory, or one of them for each dimension, without registering it.
-
-    Example:
-        >>> spec = describe_norm(nn.BatchNorm2d, caller="demo")
-        >>> spec.name, sorted(spec.layers), spec.keeps_moments, spec.grouped
-        ('BatchNorm2d', [2], True, False)
-    """
-    layers = _layers_by_dim(norm, caller)
-    first = layers[min(layers)]
-    label = name or str(getattr(first, "__name__", type(first).__name__))
-    accepts_groups = all("num_groups" in accepted_options(factory) for factory in layers.values())
-    if grouped and not accepts_groups:
-        raise ValueError(f"{caller}: norm {label!r} is registered as grouped, but does not accept num_groups.")
-    declared = cannot if cannot is not None else getattr(first, "cannot", {})
-    if not isinstance(declared, Mapping) or not all(isinstance(text, str) for text in (*declared, *declared.values())):
-        raise TypeError(f"{caller}: norm {label!r}: cannot={declared!r} must map names of checks to reasons.")
-    spec = NormSpec(
-        name=label,
-        title=title or label,
-        target="",
-        summary=summary or _first_line(first) or "no description",
-        citation=citation,
-        grouped=accepts_groups if grouped is None else grouped,
-        cannot=dict(declared),
-        layers=layers,
-    )
-    if keeps_moments is None:
-        keeps_moments = _new_layer_has_moments(spec, caller)
-    return replace(spec, keeps_moments=keeps_moments)
-
-
-def _first_line(layer: LayerFactory) -> str:
-    """Return the first line of a docstring, which is not inherited from a base class; empty if there is none."""
-    text = vars(layer).get("__doc__") if isinstance(layer, type) else getattr(layer, "__doc__", None)
-    return text.strip().splitlines()[0].rstrip(".") if isinstance(text, str) and text.strip() else ""
-
-
-def _layers_by_dim(norm: LayerFactory | Mapping[Dim, LayerFactory], caller: str) -> dict[Dim, LayerFactory]:
-    if isinstance(norm, Mapping):
-        if not norm or not set(norm) <= set(DIMS):
-            raise ValueError(f"{caller}: layers={dict(norm)!r} must have a class or factory for 1, 2 or 3.")
-        for layer in norm.values():
-            _check_layer(layer, caller)
-        return {dim: norm[dim] for dim in DIMS if dim in norm}
-    _check_layer(norm, caller)
-    return dict.fromkeys(_dims_of(norm), norm)
-
-
-def _check_layer(layer: object, caller: str) -> None:
-    if isinstance(layer, _module_class()):
-        raise TypeError(
-            f"{caller}: {type(layer).__name__} is given as an object. Give its class, or a function that creates one: "
-            f"every layer of a network needs a norm of its own."
-        )
-    if not callable(layer) or (isinstance(layer, type) and not issubclass(layer, _module_class())):
-        raise TypeError(
-            f"{caller}: {_brief(layer)} is not a norm. Give a name, a class of torch.nn.Module, or a function "
-            f"(num_features, **options) that returns a layer."
-        )
-    try:
-        parameters = _signature(layer)
-    except (TypeError, ValueError) as error:  # a built-in function
-        raise TypeError(f"{caller}: {_brief(layer)} has no signature. Wrap it in a Python function.") from error
-    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    required = [p.name for p in list(parameters.values())[1:] if p.default is p.empty and p.kind not in optional]
-    first = next(iter(parameters.values()), None)
-    if first is None or first.kind in (first.KEYWORD_ONLY, first.VAR_KEYWORD) or required:
-        also = f", and {required[0]!r} has no default" if required else ""
-        label = getattr(layer, "__name__", type(layer).__name__)
-        raise TypeError(
-            f"{caller}: {label} must be callable with the number of channels alone{also}. Give a function such as "
-            f"lambda num_features: {label}(...)."
-        )
-
-
-def _dims_of(layer: LayerFactory) -> tuple[Dim, ...]:
-    """Return the dimensions of a class: one if it derives from a class of torch or this package for one, or all."""
-    for base in getattr(layer, "__mro__", ()):
-        if base.__module__.partition(".")[0] in ("torch", "contnorm"):
-            named = _TORCH_DIMS.fullmatch(base.__name__) or re.fullmatch(r"\w+Norm([123])d", base.__name__)
-            if named:
-                return (cast(Dim, int(named[1])),)
-    return DIMS
-
-
-def _new_layer_has_moments(spec: NormSpec, caller: str) -> bool:
-    torch = importlib.import_module("torch")
-    layer, failure = None, None
-    with torch.random.fork_rng(devices=[]):  # a layer may draw its initial values
-        for channels in _PROBED_CHANNELS:
-            try:
-                layer = build_norm(spec, channels, min(spec.layers), {}, caller)
-                break
-            except ValueError as error:
-                failure = failure or error
-    if layer is None and failure is not None:
-        raise failure
-    return isinstance(getattr(layer, "running_mean", None), torch.Tensor)
-
-
-def _module_class() -> type[nn.Module]:
-    cls: type[nn.Module] = importlib.import_module("torch.nn").Module
-    return cls
-
-
-def _brief(value: object, most: int = 60) -> str:
-    text = " ".join(repr(value).split())
-    return text if len(text) <= most else f"{text[:most]}..."

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from contnorm.registry import NormSpec
+from contnorm.norm_spec import NormSpec
 from contnorm.testing import NormReference
 from tests.float64_norms import FLOAT64_NORMS, Setting
 

@@ -28,6 +28,7 @@ WITHOUT_TORCH = [
         f"contnorm.{name}"
         for name in (
             "registry",
+            "norm_spec",
             "bench.strategies.registry",
             "bench.models",
             "errors",

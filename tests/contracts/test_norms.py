@@ -15,7 +15,8 @@ import pytest
 import torch
 from torch import nn
 
-from contnorm.registry import NORMS, NormSpec, create_norm
+from contnorm.norm_spec import NormSpec
+from contnorm.registry import NORMS, create_norm
 from contnorm.testing import NORM_CHECKS, NormCheck, check_norm
 from contnorm.testing.subject import CHANNELS, SHAPES, NormSubject
 from tests.contracts.formulas import reference, setting

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import contnorm as cn
-from contnorm.registry import NORMS, find_norm, norm_class, norm_names
+from contnorm.norm_spec import norm_class
+from contnorm.registry import NORMS, find_norm, norm_names
 from contnorm.testing import NORM_CHECKS
 
 HERE = Path(__file__).resolve().parent

@@ -32,9 +32,8 @@ from contnorm.convert.detect import (
 from contnorm.layers.base import MomentNorm, NormLayer
 from contnorm.layers.sync import SyncContinualNorm
 from contnorm.moments.freeze import FREEZING_HOOKS, evaluation_mode, freeze_stats, is_frozen
-from contnorm.registry import (
+from contnorm.norm_spec import (
     DIMS,
-    NORMS,
     Dim,
     LayerFactory,
     NormSpec,
@@ -43,8 +42,8 @@ from contnorm.registry import (
     check_options,
     layer_parameters,
     norm_class,
-    resolve_norm,
 )
+from contnorm.registry import NORMS, resolve_norm
 
 __all__ = ["Filter", "convert_norm", "convert_sync", "referenced_modules"]
 

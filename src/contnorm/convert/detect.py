@@ -34,7 +34,8 @@ from contnorm.layers.base import NormLayer
 from contnorm.layers.continual import ContinualNormBase
 from contnorm.layers.stock import StockGroupNorm
 from contnorm.layers.sync import SyncContinualNorm
-from contnorm.registry import NORMS, Dim, NormSpec, accepted_options, build_norm, layer_parameters, norm_class
+from contnorm.norm_spec import Dim, NormSpec, accepted_options, build_norm, layer_parameters, norm_class
+from contnorm.registry import NORMS
 
 __all__ = ["DetectedNorm", "UnsupportedNorm", "detect_norm", "drop_and_act", "holds_moments"]
 

@@ -10,7 +10,8 @@ from typing import Literal
 import torch
 
 from contnorm.convert.detect import random_state_restored
-from contnorm.registry import DIMS, Dim, LayerFactory, NormSpec, describe_norm, find_norm
+from contnorm.norm_spec import DIMS, Dim, LayerFactory, NormSpec, describe_norm
+from contnorm.registry import find_norm
 from contnorm.testing import (
     compiler_checks,
     gradient_checks,

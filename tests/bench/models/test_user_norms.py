@@ -19,7 +19,8 @@ from contnorm.bench.config.schema import NormConfig
 from contnorm.bench.models.user_norms import norm_code, resolve_norm_options
 from contnorm.bench.records import Store
 from contnorm.errors import UserError
-from contnorm.registry import NORMS, describe_norm
+from contnorm.norm_spec import describe_norm
+from contnorm.registry import NORMS
 from tests.testing.norms import CenteredNorm
 
 CODE = """

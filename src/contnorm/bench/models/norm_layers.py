@@ -21,7 +21,8 @@ from contnorm.convert.detect import DetectedNorm, detect_norm
 from contnorm.errors import UserError
 from contnorm.layers.continual import ContinualNormBase
 from contnorm.layers.stock import stock_norm
-from contnorm.registry import Dim, NormSpec, accepted_options, build_norm, find_norm, norm_class
+from contnorm.norm_spec import Dim, NormSpec, accepted_options, build_norm, norm_class
+from contnorm.registry import find_norm
 
 __all__ = [
     "PART",

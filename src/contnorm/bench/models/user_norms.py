@@ -23,19 +23,17 @@ from contnorm.bench.config.schema import NormConfig, Options, Scalar, unknown_ke
 from contnorm.bench.local_imports import is_installed
 from contnorm.bench.user_code import code_hash, is_user_code, load_user_code, python_object, user_code_error
 from contnorm.errors import UserError
-from contnorm.registry import (
+from contnorm.norm_spec import (
     DIMS,
-    NORMS,
     LayerFactory,
     NormSpec,
     accepts_any_option,
     build_norm,
     describe_norm,
-    find_norm,
     layer_parameters,
     norm_class,
-    register_spec,
 )
+from contnorm.registry import NORMS, find_norm, register_spec
 
 __all__ = ["built_in_name", "find_run_norm", "norm_code", "resolve_norm_options", "resolve_user_norm"]
 
