@@ -8,17 +8,17 @@ import subprocess
 import sys
 import textwrap
 import tomllib
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from torch import nn
 
-from contnorm import bench, registry
+from contnorm import bench
 from contnorm.bench.components import remove_component
 from contnorm.errors import UserError
-from contnorm.plugins import Origin
-from contnorm.registry import NORMS
+from contnorm.plugins import Origin, _registering
+from contnorm.registry import register_norm, unregister_norm
 
 PACKAGE = {
     "__init__.py": "",
@@ -254,12 +254,15 @@ def test_class_that_is_no_memory_is_refused_when_it_is_used() -> None:
         remove_component("memory", "missing")
 
 
-def test_norm_of_a_plugin_has_its_origin_in_listings_and_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = replace(NORMS["bn"], name="theirs", origin=Origin("their-norms", "0.3"))
-    monkeypatch.setitem(registry._NORMS, "theirs", spec)
-    assert bench.available()["norms"]["theirs"].origin == "their-norms 0.3"
+def test_norm_of_a_plugin_has_its_origin_in_listings_and_records() -> None:
+    with _registering(Origin("their-norms", "0.3")):
+        register_norm("theirs", lambda channels: nn.GroupNorm(1, channels))
     x, y = np.random.default_rng(0).normal(size=(40, 3)), np.arange(40) % 2
-    (record,) = bench.run(bench.Stream.from_arrays(x, y, x, y, tasks=1), norm="theirs", strategy="single").records
+    try:
+        assert bench.available()["norms"]["theirs"].origin == "their-norms 0.3"
+        (record,) = bench.run(bench.Stream.from_arrays(x, y, x, y, tasks=1), norm="theirs", strategy="single").records
+    finally:
+        unregister_norm("theirs")
     assert record.raw["versions"]["their-norms"] == "0.3"
     (record,) = bench.run(bench.Stream.from_arrays(x, y, x, y, tasks=1), norm="bn", strategy="single").records
     assert set(record.raw["versions"]) == {"contnorm", "torch", "python", "cuda"}

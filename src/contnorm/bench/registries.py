@@ -56,7 +56,10 @@ def available() -> dict[str, dict[str, Listing]]:
     load_plugins()
     in_file = Listing("code in a file", "your own")
     return {
-        "norms": {spec.name: Listing(spec.summary, str(spec.origin)) for spec in NORMS.values()},
+        "norms": {
+            **{spec.name: Listing(spec.summary, str(spec.origin)) for spec in NORMS.values()},
+            "path/to/file.py:Class": in_file,
+        },
         "streams": {**_built_in(STREAMS.values()), **_added("dataset")},
         "strategies": {**_built_in(STRATEGIES.values()), **_added("strategy"), "path/to/file.py:Class": in_file},
         "memories": {**_built_in(MEMORIES.values()), **_added("memory"), "path/to/file.py:Class": in_file},

@@ -21,6 +21,7 @@ from contnorm.bench.records import Store
 from contnorm.errors import UserError
 from contnorm.norm_spec import describe_norm
 from contnorm.registry import NORMS
+from tests.bench.test_plugins import contnorm, install
 from tests.testing.norms import CenteredNorm
 
 CODE = """
@@ -241,6 +242,34 @@ def test_command_line_takes_a_file_and_refuses_a_norm_without_weight() -> None:
     assert done.returncode == 0, done.stderr
     (record,) = Store(Path("runs"))
     assert dict(record.config.norm.options)["temperature"] == 3.0 and record.raw["norms"] == {"RMS": 2}
+
+
+@pytest.mark.slow
+def test_norm_of_a_plugin_runs_in_worker_processes(tmp_path: Path) -> None:
+    site = tmp_path / "site-packages"
+    package = {
+        "__init__.py": "",
+        "plugin.py": "import contnorm\nfrom norm_plugin.norms import RMS\n\n"
+        "def register():\n    contnorm.register_norm('plugged', RMS, summary='root mean square')\n",
+        "norms.py": CODE,
+    }
+    install(site, "norms = norm_plugin.plugin:register", package, "norm_plugin")
+    listed = contnorm(site, "ls", "norms")
+    assert re.search(r"^plugged +norm-plugin 1\.2 +root mean square", listed.stdout, re.MULTILINE)
+    options = ["stream.source=digits", "stream.tasks=2", "stream.train_per_task=30", "norm.temperature=3"]
+    settings = [part for option in options for part in ("--set", option)]
+    done = contnorm(
+        site, "run", "--stream", "split-mnist", "--norm", "plugged", "--seeds", "2", "--lanes", "2", *settings
+    )
+    assert done.returncode == 0, done.stderr
+    records = list(Store(tmp_path / "runs"))
+    assert len(records) == 2 and records[0].config.norm.code is not None
+    assert records[0].raw["versions"]["norm-plugin"] == "1.2" and records[0].raw["norms"] == {"RMS": 2}
+
+
+def test_origin_of_a_registered_norm_is_this_process() -> None:
+    cn.register_norm("centered", CenteredNorm)
+    assert bench.available()["norms"]["centered"].origin == "this process"
 
 
 def test_code_of_a_registered_norm_is_that_of_its_file() -> None:

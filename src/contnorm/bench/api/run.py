@@ -367,7 +367,7 @@ class _Values:
         """Set the norm by name, or as a class or function. Worker processes get the spec of a registered norm."""
         self.set_component("norm", "norm.name", norm, (), tag, recorded)
         spec = NORMS.get(norm.strip().lower()) if isinstance(norm, str) else None
-        if spec is not None and spec.layers:
+        if spec is not None and spec.layers and not spec.origin.package:  # worker processes load plugins themselves
             self.objects[spec.name] = PythonObject(spec, norm_code(spec.name))
 
     def set_component(

@@ -11,16 +11,14 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import inspect
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from contnorm.bench.config.own_settings import resolve_options
 from contnorm.bench.config.schema import NormConfig, Options, Scalar, unknown_key
-from contnorm.bench.local_imports import is_installed
+from contnorm.bench.definitions import definition_hash
 from contnorm.bench.user_code import code_hash, is_user_code, load_user_code, python_object, user_code_error
 from contnorm.errors import UserError
 from contnorm.norm_spec import (
@@ -106,23 +104,11 @@ def norm_code(name: str) -> str | None:
     spec = NORMS.get(name)
     if spec is None or not spec.layers:
         return None
-    hashes = [_definition_hash(factory) for factory in spec.layers.values()]
+    hashes = [definition_hash(factory) for factory in spec.layers.values()]
     unique = list(dict.fromkeys(text for text in hashes if text is not None))
     if None in hashes or not unique:
         return None
     return unique[0] if len(unique) == 1 else hashlib.sha256("\n".join(unique).encode()).hexdigest()[:12]
-
-
-def _definition_hash(factory: Any) -> str | None:
-    """Return the hash of the file that defines a class or function at its top level; None if there is none."""
-    module = sys.modules.get(getattr(factory, "__module__", None) or "")
-    file, name = getattr(module, "__file__", None), getattr(factory, "__qualname__", "")
-    if file is None or not name.isidentifier() or not Path(file).is_file():
-        return None
-    path = Path(file).resolve()
-    if is_installed(path):
-        return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
-    return code_hash(f"{path}:{name}") if path.suffix == ".py" else None
 
 
 def resolve_user_norm(config: NormConfig) -> NormConfig:
