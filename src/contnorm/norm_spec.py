@@ -88,9 +88,9 @@ def _build_user_layer(
     except ValueError:  # such as a number of groups that does not divide the channels
         raise
     except Exception as error:
-        given = "".join(f", {key}={value!r}" for key, value in options.items())
+        arguments = "".join(f", {key}={value!r}" for key, value in options.items())
         raise ValueError(
-            f"{caller}: norm {spec.name!r} can't be created with ({num_features}{given}): {type(error).__name__}: "
+            f"{caller}: norm {spec.name!r} can't be created with ({num_features}{arguments}): {type(error).__name__}: "
             f"{' '.join(str(error).split())}"
         ) from error
     if not isinstance(layer, _module_class()):

@@ -345,7 +345,7 @@ DEFECTS: dict[str, tuple[Any, str]] = {
     "deterministic": (Noisy, "different outputs for the same input"),
     "non_contiguous": (ByStorage, "non-contiguous input"),
     "channels_last": (ByStorage, "channels_last input"),
-    "channels_last_kept": (Packing, "not in the input's layout"),
+    "output_layout": (Packing, "not in the input's layout"),
     "gradients_of_affine_alone": (NeedsInputGradient, "gradients of parameters"),
     "batch_of_one": (RefusesOneSample, "give two samples"),
     "one_position": (RankDependent, "(N, C, 1, 1)"),

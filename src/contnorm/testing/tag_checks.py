@@ -99,8 +99,8 @@ def replay_request(subject: NormSubject) -> None:
     for module in modules:
         request = module.replay_request
         if not isinstance(request, ReplayRequest) or request.balance not in _BALANCES:
-            given = request if not inspect.ismethod(request) else "a method"
-            raise AssertionError(f"its replay_request is {given!r} and not a contnorm.ReplayRequest.")
+            shown = request if not inspect.ismethod(request) else "a method"
+            raise AssertionError(f"its replay_request is {shown!r} and not a contnorm.ReplayRequest.")
         if request.size is not None and (not isinstance(request.size, int) or request.size < 1):
             raise AssertionError(f"its replay_request has size={request.size!r}. Use a whole number, or None.")
     x = subject.data()

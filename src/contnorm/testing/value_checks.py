@@ -194,7 +194,7 @@ def channels_last(subject: NormSubject) -> None:
 
 
 @norm_check(strict=True)
-def channels_last_kept(subject: NormSubject) -> None:
+def output_layout(subject: NormSubject) -> None:
     """Its output is in the layout of the input, channels_last or not."""
     for rank in _ranks_with_layouts(subject):
         for training, mode in MODES:

@@ -162,18 +162,20 @@ def resolve_norm_options(config: NormConfig, spec: NormSpec) -> Options:
         return ()
     factory = norm_class(spec, min(spec.layers) if spec.layers else 2)
     parameters = _own_parameters(factory, spec)
-    given = dict(config.options)
+    requested = dict(config.options)
     for name, setting in _SET_ELSEWHERE.items():
-        if name in given:
+        if name in requested:
             raise UserError(f"norm.{name}: is set with {setting}.")
-    further = {name: value for name, value in given.items() if name not in parameters and accepts_any_option(factory)}
+    further = {
+        name: value for name, value in requested.items() if name not in parameters and accepts_any_option(factory)
+    }
     checked = replace(config, options=tuple((n, v) for n, v in config.options if n not in further))
     component = type(spec.name, (), {"Settings": _settings_class(factory, parameters)})
     if not parameters and checked.options:
         raise unknown_key(f"norm.{checked.options[0][0]}")
     resolved = resolve_options("norm", checked, component) if parameters else ()
     if not spec.layers:
-        resolved = tuple((n, v) for n, v in resolved if n in given and v != parameters[n].default)
+        resolved = tuple((n, v) for n, v in resolved if n in requested and v != parameters[n].default)
     return tuple(sorted((*resolved, *further.items())))
 
 
