@@ -53,9 +53,7 @@ def resolve(values: Mapping[str, Any], data_root: Path) -> RunConfig:
     _check_evaluation(config, spec)
     strategy = resolve_strategy(config.strategy)
     check_module_names(code_files(config.as_dict()))
-    return replace(
-        config, strategy=strategy, memory=resolve_memory(config.memory), norm=resolve_user_norm(config.norm)
-    )
+    return replace(config, strategy=strategy, memory=resolve_memory(config.memory), norm=resolve_user_norm(config.norm))
 
 
 def _check_evaluation(config: RunConfig, spec: StreamSpec) -> None:
