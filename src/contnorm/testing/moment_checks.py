@@ -34,9 +34,13 @@ def moments_updated(subject: NormSubject) -> None:
                 raise AssertionError(
                     f"its {name} after two batches requires a gradient, or has values that are not finite."
                 )
-        count = getattr(layer, "num_batches_tracked", None)
-        if isinstance(count, Tensor) and count.item() != 2:
-            raise AssertionError(f"its num_batches_tracked is {count.item()} after two batches.")
+        _check_count(layer, 2, "after two batches")
+
+
+def _check_count(layer: Any, batches: int, when: str) -> None:
+    count = getattr(layer, "num_batches_tracked", None)
+    if isinstance(count, Tensor) and count.item() != batches:
+        raise AssertionError(f"its num_batches_tracked is {count.item()} {when}, and not {batches}.")
 
 
 @norm_check()
@@ -139,7 +143,9 @@ def without_affine(subject: NormSubject) -> None:
             plain.weight.fill_(1)
             if plain.bias is not None:
                 plain.bias.fill_(0)
+        expected, _ = subject.expected(layer, x)  # by the reference formula, if there is one
         y = subject.run(layer, x)
+        assert_close(y, expected, FLOAT32, "its output with affine=False")
         assert_close(y, subject.run(plain, x), FLOAT32, "its output with affine=False, against weight 1 and bias 0")
 
 
@@ -152,7 +158,7 @@ def tracking_disabled_later(subject: NormSubject) -> None:
         raise CheckSkipped("it has no attribute track_running_stats")
     x = subject.data()
     subject.run(layer, x)
-    expected = subject.run(copy.deepcopy(layer), x)
+    expected, _ = subject.expected(layer, x)
     before = copy.deepcopy(layer.state_dict())
     layer.track_running_stats = False
     assert_close(subject.run(layer, x), expected, FLOAT32, "its output in training with track_running_stats = False")
@@ -167,6 +173,7 @@ def frozen_moments(subject: NormSubject) -> None:
     subject.run(layer, subject.data())
     before = copy.deepcopy(layer.state_dict())
     freeze_stats(layer)
+    subject.run(copy.deepcopy(layer), subject.data(seed=3))  # a copy stays frozen, and shares no moments
     for mode in (True, False, True):
         subject.run(layer.train(mode), subject.data(seed=3))
     assert_same_state(layer, before, "while its moments are frozen")
@@ -174,6 +181,7 @@ def frozen_moments(subject: NormSubject) -> None:
     subject.run(layer, subject.data(seed=3))
     if torch.equal(layer.running_mean, before["running_mean"]):
         raise AssertionError("its running_mean does not change after freeze_stats(layer, False).")
+    _check_count(layer, 2, "after two batches, and three while its moments were frozen")
 
 
 @norm_check()
@@ -195,5 +203,6 @@ def update_bn(subject: NormSubject) -> None:
         subject.run(single, x)
         means.append(single.running_mean.double())
     assert_close(layer.running_mean, torch.stack(means).mean(0), FLOAT32, "its running_mean after update_bn")
+    _check_count(layer, 3, "after update_bn over three batches")
     if layer.momentum != usual:
         raise AssertionError(f"its momentum is {layer.momentum} after update_bn, and was {usual}.")
