@@ -1,13 +1,18 @@
 """Names that the examples in docstrings may use without importing them, and how Triton runs in tests."""
 
+import logging
 import os
+from collections.abc import Iterator
 from importlib.util import find_spec
 
 import pytest
 import torch
 from torch import nn
 
-# Before anything imports Triton or our package: both take its mode at import.
+from contnorm import registry
+from contnorm.bench import components
+
+# Before anything imports Triton or our kernels: both take its mode at import.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 collect_ignore_glob = (
@@ -18,6 +23,17 @@ collect_ignore_glob = (
         for name in ("continual/tiles", "continual/forward", "continual/backward", "*_device")
     ]
 )
+
+
+@pytest.fixture(autouse=True)
+def _unchanged_process() -> Iterator[None]:
+    """Forget what a test or an example registers, and restore the level of the logger that examples set."""
+    known, level = (dict(components._components), dict(registry._NORMS)), logging.getLogger("contnorm").level
+    yield
+    logging.getLogger("contnorm").setLevel(level)
+    for table, content in zip((components._components, registry._NORMS), known, strict=True):
+        table.clear()
+        table.update(content)  # type: ignore[arg-type]
 
 
 @pytest.fixture(autouse=True)

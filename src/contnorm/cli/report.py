@@ -32,11 +32,7 @@ def report(
         typer.Option("--runs", help="Folder or archive of records; repeatable, for one report over several."),
     ] = None,
 ) -> None:
-    """Write a report that compares the norms in your runs: an HTML page, Markdown, LaTeX or CSV.
-
-    It has the best setting of each norm, paired differences and curves, the paper's tables that runs belong to, and all
-    runs.
-    """
+    """Write a report that compares the norms in your runs: an HTML page, Markdown, LaTeX or CSV."""
     content = collect_report(runs or [Path("runs")], table or ())
     content.require_runs()
     for problem in content.problems:
