@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from contnorm import bench
 from contnorm.cli.main import app
 from contnorm.errors import UserError
 
@@ -35,6 +36,9 @@ def test_add_show_and_run(npz: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "contnorm run --stream blobs" in added
     assert "blobs (80 samples)" in output("data", *root)
     assert "task 1: 1, 2" in output("data", "blobs", *root)
+    listing = bench.available(tmp_path / "root")["streams"]["blobs"]
+    assert listing == ("2 tasks, 80 samples of 4 classes", str(tmp_path / "root"))
+    assert "80 samples of 4 classes" in " ".join(output("ls", "streams", *root).split())
     run = output(
         "run", "--stream", "blobs", "--norm", "cn", "--strategy", "er", "--set", "memory.kind=reservoir", *root
     )

@@ -5,10 +5,12 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from contnorm.bench.components import Component, Kind, add_component, components
-from contnorm.bench.data.registry import SOURCES
+from contnorm.bench.data.added import list_added, read_added
+from contnorm.bench.data.registry import SOURCES, data_root
 from contnorm.bench.memories import MEMORIES
 from contnorm.bench.models import NETWORKS
 from contnorm.bench.strategies.registry import ALIASES, STRATEGIES
@@ -37,17 +39,22 @@ class Listing(NamedTuple):
 
     Attributes:
         summary: One-line description.
-        origin: ``"contnorm"``, the package and its version, ``"this process"``, or ``"your own"`` for user code.
+        origin: ``"contnorm"``, the package and its version, ``"this process"``, the data root of an added data set, or
+            ``"your own"`` for user code.
     """
 
     summary: str
     origin: str
 
 
-def available() -> dict[str, dict[str, Listing]]:
+def available(root: str | Path | None = None) -> dict[str, dict[str, Listing]]:
     """Return the norms, streams, strategies, memories and models by name, with their summaries and origins.
 
     Plugins are loaded.
+
+    Args:
+        root: Folder of data sets, whose added ones are streams; None for the environment variable ``CONTNORM_DATA``, or
+            ``./data``.
 
     Example:
         >>> available()["memories"]["balanced"].origin, list(available())
@@ -60,7 +67,7 @@ def available() -> dict[str, dict[str, Listing]]:
             **{spec.name: Listing(spec.summary, str(spec.origin)) for spec in NORMS.values()},
             "path/to/file.py:Class": in_file,
         },
-        "streams": {**_built_in(STREAMS.values()), **_added("dataset")},
+        "streams": {**_built_in(STREAMS.values()), **_added("dataset"), **_under(root)},
         "strategies": {**_built_in(STRATEGIES.values()), **_added("strategy"), "path/to/file.py:Class": in_file},
         "memories": {**_built_in(MEMORIES.values()), **_added("memory"), "path/to/file.py:Class": in_file},
         "models": {
@@ -73,6 +80,22 @@ def available() -> dict[str, dict[str, Listing]]:
 
 def _built_in(specs: Iterable[Any]) -> dict[str, Listing]:
     return {spec.name: Listing(spec.summary, str(BUILT_IN)) for spec in specs}
+
+
+def _under(root: str | Path | None) -> dict[str, Listing]:
+    """Return the data sets that were added under the data root."""
+    folder = data_root(None if root is None else Path(root).expanduser())
+    return {name: Listing(_summary_of(path), str(folder)) for name, path in list_added(folder).items()}
+
+
+def _summary_of(folder: Path) -> str:
+    try:
+        manifest = read_added(folder)
+    except UserError as error:
+        return f"can't be read: {error}"
+    samples, tasks = sum(manifest["samples"].values()), manifest.get("task_classes")
+    split = "tasks of samples" if tasks is None else f"{len(tasks)} tasks"
+    return f"{split}, {samples:,} samples of {len(manifest['class_names'])} classes"
 
 
 def _added(kind: Kind) -> dict[str, Listing]:

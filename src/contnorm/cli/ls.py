@@ -8,7 +8,7 @@ import typer
 from rich.table import Table
 
 from contnorm import bench
-from contnorm.cli.common import console
+from contnorm.cli.common import DataRoot, console
 from contnorm.cli.tables import safe_text
 from contnorm.errors import unknown
 from contnorm.paper.recipe import find_recipe, recipe_names
@@ -22,10 +22,11 @@ def ls(
     what: Annotated[
         str, typer.Argument(help="Kind to list: norms, streams, strategies, memories, models or tables; default: all.")
     ] = "",
+    data_root: DataRoot = None,
 ) -> None:
     """List available norms, streams, strategies, memories, models and tables."""
     tables = {name: bench.Listing(find_recipe(name).title, BUILT_IN) for name in recipe_names()}
-    registries = {**bench.available(), "tables": tables}
+    registries = {**bench.available(data_root), "tables": tables}
     if what and what not in registries:
         raise unknown("listing", what, registries)
     for name, rows in registries.items():

@@ -329,7 +329,7 @@ _KEY_OF_AXIS = {
     "batch_size": "train.batch",
     "replay": "train.replay",
 }
-_RUN_FLAGS = {key: f"--{name}" for name, key in LIST_FLAGS.items() if name != "memory"}
+_RUN_FLAGS = {key: f"--{name}" for name, key in LIST_FLAGS.items()}
 
 
 def _write_figure(result: SweepResult, path: Path) -> None:
