@@ -31,9 +31,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from contnorm.bench.code_hashes import content_hash, definition_file, definition_hash, file_hash
 from contnorm.bench.components import find_component, registered
 from contnorm.bench.config.schema import flatten_settings
-from contnorm.bench.definitions import content_hash, definition_file, definition_hash, file_hash
 from contnorm.bench.local_imports import code_folders, imported_files, is_local, module_folders
 from contnorm.errors import UserCodeError, UserError
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from torch import nn
 
 from contnorm.bench.api.execution import RunOptions, environment_with_data, run_jobs
-from contnorm.bench.api.objects import identify
+from contnorm.bench.api.identity import identify
 from contnorm.bench.api.progress import RunMonitor
 from contnorm.bench.api.result import Result
 from contnorm.bench.api.run_logs import Loggers, LogOptions, RunLogs

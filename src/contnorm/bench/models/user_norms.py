@@ -16,9 +16,9 @@ from dataclasses import replace
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from contnorm.bench.code_hashes import definition_hash
 from contnorm.bench.config.own_settings import resolve_options
 from contnorm.bench.config.schema import NormConfig, Options, Scalar, unknown_key
-from contnorm.bench.definitions import definition_hash
 from contnorm.bench.user_code import code_hash, is_user_code, load_user_code, python_object, user_code_error
 from contnorm.errors import UserError
 from contnorm.norm_spec import (

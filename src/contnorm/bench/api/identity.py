@@ -27,8 +27,8 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from contnorm.bench.code_hashes import definition_file, definition_hash, loaded_hash
 from contnorm.bench.config.schema import MemoryConfig
-from contnorm.bench.definitions import definition_file, definition_hash, loaded_hash
 from contnorm.bench.local_imports import is_installed
 from contnorm.bench.memories import Memory
 from contnorm.bench.strategies.base import Strategy
