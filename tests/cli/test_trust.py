@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 
 from contnorm.bench.api import execution as running
-from contnorm.bench.engine.loop import Stopped
+from contnorm.bench.engine.events import Stopped
 from contnorm.bench.engine.run_dir import RunDir
 from contnorm.bench.engine.scheduler import Job, RunEnvironment, execute, resolve
 from contnorm.bench.records import Store

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from contnorm.bench.engine.checkpoint import Checkpoints
-from contnorm.bench.engine.loop import Finished, train_together
+from contnorm.bench.engine.events import Finished
+from contnorm.bench.engine.loop import train_together
 from contnorm.bench.engine.trainer import Trainer
 
 

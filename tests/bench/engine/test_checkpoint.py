@@ -18,7 +18,8 @@ import torch
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.registry import Source, load_source
 from contnorm.bench.engine.checkpoint import Checkpoints, Packed, packed
-from contnorm.bench.engine.loop import Finished, train_together
+from contnorm.bench.engine.events import Finished
+from contnorm.bench.engine.loop import train_together
 from contnorm.bench.engine.scheduler import resolve
 from contnorm.bench.engine.trainer import Trainer
 from tests.datasets import small_mnist

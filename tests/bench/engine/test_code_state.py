@@ -15,7 +15,7 @@ import torch
 
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.engine.checkpoint import weights_path
-from contnorm.bench.engine.loop import Finished, Steps, Stopped
+from contnorm.bench.engine.events import Finished, Steps, Stopped
 from contnorm.bench.engine.run_dir import RunDir
 from contnorm.bench.engine.scheduler import Job, RunEnvironment, execute, resolve
 from contnorm.bench.records import Store

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from contnorm.bench.engine.loop import Diverged
+from contnorm.bench.engine.events import Diverged
 from contnorm.bench.engine.scheduler import Event, Job, RunEnvironment, execute, resolve
 from contnorm.bench.records import Store
 from tests.datasets import small_mnist

@@ -12,8 +12,8 @@ from safetensors.torch import load
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.engine.checkpoint import weights_path
+from contnorm.bench.engine.events import Finished, Stopped
 from contnorm.bench.engine.job import Job, RunEnvironment
-from contnorm.bench.engine.loop import Finished, Stopped
 from contnorm.bench.engine.scheduler import execute
 from contnorm.bench.records import Store, make_record
 from contnorm.errors import UserError

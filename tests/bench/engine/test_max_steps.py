@@ -10,7 +10,8 @@ import pytest
 import torch
 from rich.console import Console
 
-from contnorm.bench.engine import loop
+from contnorm.bench.engine import loop, measurements
+from contnorm.bench.engine.evaluate import count_correct
 from contnorm.bench.engine.scheduler import Job, RunEnvironment, execute, resolve
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.metrics.accuracy_matrix import AccuracyMatrix
@@ -41,13 +42,13 @@ def test_only_the_tasks_reached_are_evaluated(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int, tasks: int, ahead: bool
 ) -> None:
     evaluated: list[int] = []
-    count_correct = loop.count_correct
 
     def counting(lanes: list[Trainer], of: list[int], *rest: Any) -> Any:
         evaluated.extend(of)
         return count_correct(lanes, of, *rest)
 
-    monkeypatch.setattr(loop, "count_correct", counting)
+    for module in (loop, measurements):
+        monkeypatch.setattr(module, "count_correct", counting)
     job = capped(root, steps, evaluate={"ahead": ahead, "moments": "oracle"})
     list(execute([job], RunEnvironment(tmp_path, root, CPU)))
     (record,) = Store(tmp_path)

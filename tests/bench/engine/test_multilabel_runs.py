@@ -18,7 +18,8 @@ from contnorm.bench.data.multilabel_build import build
 from contnorm.bench.data.multilabel_listings import list_csv
 from contnorm.bench.engine.checkpoint import Checkpoints
 from contnorm.bench.engine.evaluate import count_labels
-from contnorm.bench.engine.loop import Failed, Finished, train_together
+from contnorm.bench.engine.events import Failed, Finished
+from contnorm.bench.engine.loop import train_together
 from contnorm.bench.engine.scheduler import Job, RunEnvironment, execute, resolve, stopped_runs
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.metrics.memory_stats import Census

@@ -12,7 +12,8 @@ import torch
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.registry import load_source
-from contnorm.bench.engine.loop import Finished, train_together
+from contnorm.bench.engine.events import Finished
+from contnorm.bench.engine.loop import train_together
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.plan import ExtraDraw, PlanCache
 from contnorm.errors import UserCodeError, UserError

@@ -12,7 +12,8 @@ import torch
 
 from contnorm.bench.config.schema import NormConfig
 from contnorm.bench.data.registry import load_source
-from contnorm.bench.engine.loop import Finished, train_together
+from contnorm.bench.engine.events import Finished
+from contnorm.bench.engine.loop import train_together
 from contnorm.bench.engine.scheduler import Job, RunEnvironment, execute, resolve
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.models.norm_layers import check_norms

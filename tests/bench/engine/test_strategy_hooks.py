@@ -14,7 +14,8 @@ from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.registry import load_source
 from contnorm.bench.engine.checkpoint import DTYPES, Checkpoints
-from contnorm.bench.engine.loop import Finished, Steps, train_together
+from contnorm.bench.engine.events import Finished, Steps
+from contnorm.bench.engine.loop import train_together
 from contnorm.bench.engine.scheduler import Job, RunEnvironment, execute
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.strategies import state

@@ -17,9 +17,8 @@ import torch
 from contnorm import bench
 from contnorm.bench.api.run_logs import RunLogs
 from contnorm.bench.config.schema import from_dict
-from contnorm.bench.engine.events import Started
+from contnorm.bench.engine.events import Started, Steps
 from contnorm.bench.engine.job import Job
-from contnorm.bench.engine.loop import Steps
 from contnorm.bench.engine.scheduler import Event
 from contnorm.bench.loggers import create_logger
 from contnorm.bench.loggers.csv_logger import CSVLogger

@@ -20,8 +20,8 @@ from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.added import find_added
 from contnorm.bench.data.progress import cores, load_with_progress
 from contnorm.bench.data.registry import data_root, digits_notice
+from contnorm.bench.engine.events import Finished
 from contnorm.bench.engine.job import Job, RunEnvironment
-from contnorm.bench.engine.loop import Finished
 from contnorm.bench.engine.run_dir import StoppedRun, stopped_runs
 from contnorm.bench.engine.scheduler import execute
 from contnorm.bench.records import Record, Store

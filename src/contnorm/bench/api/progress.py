@@ -18,9 +18,8 @@ from rich.progress import (
 from rich.text import Text
 
 from contnorm.bench.config.schema import RunConfig
-from contnorm.bench.engine.events import Started, TaskDone
+from contnorm.bench.engine.events import Diverged, Failed, Finished, Started, Steps, Stopped, TaskDone
 from contnorm.bench.engine.job import Job
-from contnorm.bench.engine.loop import Diverged, Failed, Finished, Steps, Stopped
 from contnorm.bench.engine.run_dir import RunDir
 from contnorm.bench.engine.scheduler import Event, Waiting
 from contnorm.bench.escape import escape_terminal

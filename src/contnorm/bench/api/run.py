@@ -24,8 +24,8 @@ from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig, flatten_settings
 from contnorm.bench.config.sources import with_setting
 from contnorm.bench.engine.checkpoint import weights_path
+from contnorm.bench.engine.events import Finished
 from contnorm.bench.engine.job import Job, RunEnvironment
-from contnorm.bench.engine.loop import Finished
 from contnorm.bench.memories import Memory
 from contnorm.bench.models.user_norms import built_in_name, norm_code
 from contnorm.bench.records import Record, Store, make_record

@@ -1,4 +1,4 @@
-"""Events of a run that loggers read: its start, and the end of each task."""
+"""Events of a run: what the training loop yields, and progress bars, loggers and the scheduler read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ try:
 except ImportError:  # not a POSIX system
     resource = None  # type: ignore[assignment]
 
-__all__ = ["Started", "TaskDone", "peak_memory"]
+__all__ = ["Diverged", "Event", "Failed", "Finished", "Started", "Steps", "Stopped", "TaskDone", "peak_memory"]
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,16 @@ class Started:
     done: int
     steps: int
     provenance: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Steps of a run: steps done and total, the current task, and the loss of the last step."""
+
+    done: int
+    steps: int
+    task: int
+    loss: float
 
 
 @dataclass(frozen=True)
@@ -56,6 +66,49 @@ class TaskDone:
     def done(self) -> int:
         """Steps done."""
         return self.ends[self.task]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The run is complete.
+
+    Attributes:
+        results: The content of its record.
+        weights: Its final weights as a safetensors file, if they are kept in memory.
+    """
+
+    results: dict[str, Any]
+    weights: bytes | None = None
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """The run stopped on request.
+
+    Attributes:
+        done: Steps done.
+        steps: Steps in total.
+        saved: Steps in its last checkpoint; None if all steps done are saved.
+    """
+
+    done: int
+    steps: int
+    saved: int | None = None
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The run can't continue. Other runs of the group do."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Diverged(Failed):
+    """The run diverged: its loss, a parameter or a moment is not finite. It would diverge again if repeated."""
+
+
+Event = Started | Steps | TaskDone | Finished | Stopped | Failed
 
 
 def peak_memory(device: torch.device) -> int | None:

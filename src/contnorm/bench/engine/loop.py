@@ -11,111 +11,36 @@ import math
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
-from statistics import fmean
-from typing import Any
 
-import numpy as np
-
-from contnorm.bench.data.dataset import MultiLabelSource
-from contnorm.bench.engine.checkpoint import Checkpoint, Checkpoints, CheckpointWriter
-from contnorm.bench.engine.code_state import UNREADABLE
+from contnorm.bench.engine.checkpoint import Checkpoints, CheckpointWriter
 from contnorm.bench.engine.cuda_graph import Stepper, stepper_for
 from contnorm.bench.engine.evaluate import (
     CorrectCounts,
     LabelRow,
     count_correct,
     count_labels,
-    drift_of,
-    oracle_moments,
 )
-from contnorm.bench.engine.events import Started, TaskDone, peak_memory
+from contnorm.bench.engine.events import (
+    Diverged,
+    Event,
+    Failed,
+    Finished,
+    Started,
+    Steps,
+    Stopped,
+    TaskDone,
+    peak_memory,
+)
+from contnorm.bench.engine.measurements import Measurements, add_accuracy_row, add_label_row, run_results, task_scores
+from contnorm.bench.engine.resume import resume_run
 from contnorm.bench.engine.trainer import Trainer
-from contnorm.bench.metrics.memory_stats import take_census
-from contnorm.bench.metrics.multilabel import LabelStats
-from contnorm.bench.metrics.task_scores import TaskScores, accuracy_scores, label_scores
-from contnorm.bench.models.norm_layers import count_norms
 from contnorm.bench.signals import StopRequested
 from contnorm.errors import UserCodeError, UserError
-from contnorm.layers.renorm import BatchRenormBase
-from contnorm.moments.reestimate import NonFiniteMomentsError, keeps_moments
+from contnorm.moments.reestimate import NonFiniteMomentsError
 
-__all__ = ["Diverged", "Failed", "Finished", "Measurements", "Steps", "Stopped", "can_resume", "train_together"]
-
-
-@dataclass(frozen=True)
-class Steps:
-    """Steps of a run: steps done and total, the current task, and the loss of the last step."""
-
-    done: int
-    steps: int
-    task: int
-    loss: float
-
-
-@dataclass(frozen=True)
-class Finished:
-    """The run is complete.
-
-    Attributes:
-        results: The content of its record.
-        weights: Its final weights as a safetensors file, if they are kept in memory.
-    """
-
-    results: dict[str, Any]
-    weights: bytes | None = None
-
-
-@dataclass(frozen=True)
-class Stopped:
-    """The run stopped on request.
-
-    Attributes:
-        done: Steps done.
-        steps: Steps in total.
-        saved: Steps in its last checkpoint; None if all steps done are saved.
-    """
-
-    done: int
-    steps: int
-    saved: int | None = None
-
-
-@dataclass(frozen=True)
-class Failed:
-    """The run can't continue. Other runs of the group do."""
-
-    why: str
-
-
-@dataclass(frozen=True)
-class Diverged(Failed):
-    """The run diverged: its loss, a parameter or a moment is not finite. It would diverge again if repeated."""
-
-
-What = Started | Steps | TaskDone | Finished | Stopped | Failed
-
-
-@dataclass
-class Measurements:
-    """The measurements of a run so far; saved in every checkpoint."""
-
-    correct: list[list[int | None]] = field(default_factory=list)
-    correct_running: list[list[int | None]] = field(default_factory=list)
-    correct_task: list[list[int | None]] = field(default_factory=list)  # task-aware evaluation
-    before: list[int] | None = None
-    before_task: list[int] | None = None
-    labels: list[dict[str, Any]] = field(default_factory=list)  # of multi-label streams, instead of the above
-    labels_running: list[dict[str, Any]] = field(default_factory=list)
-    drift: list[dict[str, dict[str, float]]] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=lambda: {"train": 0.0, "evaluate": 0.0})
-    train_by_task: list[float] = field(default_factory=list)  # seconds
-
-    @property
-    def tasks(self) -> int:
-        """Number of tasks that were learned and evaluated."""
-        return max(len(self.correct), len(self.labels))
+__all__ = ["train_together"]
 
 
 @dataclass
@@ -162,54 +87,6 @@ def _warn_once(text: str) -> None:
     logging.getLogger("contnorm").warning(text)
 
 
-def can_resume(trainer: Trainer, checkpoint: Checkpoint) -> bool:
-    """Whether a new trainer can resume from a checkpoint.
-
-    User code must have the same state as when the checkpoint was written. A checkpoint of user code without digests of
-    that state, as written by older versions, is not used. The state of a user's strategy is restored to see that it can
-    be; if it can't, the trainer gets a new strategy.
-    """
-    fresh = trainer.fresh_code_state
-    if not fresh:
-        return True
-    if checkpoint.progress.get("code_state") != fresh or UNREADABLE in fresh.values():
-        return False
-    try:
-        restored, reason = trainer.load_strategy(checkpoint.tensors, checkpoint.progress), "load_state_dict() does not"
-    except UserError as error:
-        restored, reason = False, f"{error}. That does not"
-    if not restored:
-        logging.getLogger("contnorm").warning(
-            f"strategy {trainer.config.strategy.name!r}: {reason} restore what state_dict() returned. Create all "
-            f"tensors and modules in setup()."
-        )
-        trainer.restart_strategy()
-    return restored
-
-
-def resumed(trainer: Trainer, checkpoints: Checkpoints | None) -> Measurements:
-    """Load the newest usable checkpoint into a trainer and return the measurements saved with it."""
-    if checkpoints is None:
-        return Measurements()
-    checkpoint = checkpoints.latest()
-    _warn_of_broken(checkpoints, checkpoint)
-    if checkpoint is None or not can_resume(trainer, checkpoint):
-        return Measurements()
-    trainer.load(checkpoint.tensors, checkpoint.progress)
-    return Measurements(**checkpoint.progress["tally"])
-
-
-def _warn_of_broken(checkpoints: Checkpoints, usable: Checkpoint | None) -> None:
-    problems = checkpoints.problems()
-    if problems:
-        next_step = (
-            "the run starts again from step 0" if usable is None else f"resuming after step {usable.progress['done']}"
-        )
-        logging.getLogger("contnorm").warning(
-            f"{checkpoints.folder}: {next_step}, since a newer checkpoint can't be used ({'; '.join(problems)})."
-        )
-
-
 def train_together(
     trainers: Sequence[Trainer],
     checkpoints: Sequence[Checkpoints | None] | None = None,
@@ -217,7 +94,7 @@ def train_together(
     report_every: int = 20,
     stop: Callable[[], bool] = lambda: False,
     log_every: int | None = None,
-) -> Iterator[tuple[Trainer, What]]:
+) -> Iterator[tuple[Trainer, Event]]:
     """Train trainers with batches of the same shape over the stream, starting from their checkpoints.
 
     All checkpoints must be of the same step.
@@ -237,7 +114,7 @@ def train_together(
         runs = [_Run(trainer, None, Measurements(), saved=trainer.done) for trainer in trainers]
         yield from _learn(runs, None, intervals, stop)
         return
-    measurements = [resumed(trainer, store) for trainer, store in zip(trainers, checkpoints, strict=True)]
+    measurements = [resume_run(trainer, store) for trainer, store in zip(trainers, checkpoints, strict=True)]
     runs = [
         _Run(trainer, store, measured, saved=trainer.done)
         for trainer, store, measured in zip(trainers, checkpoints, measurements, strict=True)
@@ -248,7 +125,7 @@ def train_together(
 
 def _learn(
     runs: list[_Run], saver: CheckpointWriter | None, intervals: tuple[int, ...], stop: Callable[[], bool]
-) -> Iterator[tuple[Trainer, What]]:
+) -> Iterator[tuple[Trainer, Event]]:
     ends, every = runs[0].trainer.plan.ends, intervals[0]
     yield from ((run.trainer, Started(run.trainer.done, len(run.trainer.plan.steps))) for run in runs)
     try:
@@ -287,7 +164,7 @@ def _learn(
             stepper, runs = _without(diverged, runs, stepper)
     if saver is not None:
         saver.finish([run.checkpoints for run in runs if run.checkpoints is not None])
-    yield from ((run.trainer, Finished(_results(run.trainer, run.measured))) for run in runs)
+    yield from ((run.trainer, Finished(run_results(run.trainer, run.measured))) for run in runs)
 
 
 def _start_task(runs: Sequence[_Run], task: int, stepper: Stepper) -> None:
@@ -339,7 +216,7 @@ def _stopped(runs: Sequence[_Run], saver: CheckpointWriter | None) -> Iterator[t
 
 def _end_task(
     runs: list[_Run], task: int, saver: CheckpointWriter | None, stop: Callable[[], bool], last: bool
-) -> Generator[tuple[Trainer, What], None, list[_Run]]:
+) -> Generator[tuple[Trainer, Event], None, list[_Run]]:
     """Evaluate the runs, then save them. After the last task, save first: its evaluation is recorded right away.
 
     Yields the scores of the evaluated runs, and the diverged runs, which it returns.
@@ -365,15 +242,7 @@ def _end_task(
 def _task_done(run: _Run, task: int) -> TaskDone:
     trainer, measured = run.trainer, run.measured
     ends, memory = trainer.plan.ends, peak_memory(trainer.device)
-    return TaskDone(task, ends, _task_scores(trainer, measured, task), dict(measured.seconds), memory)
-
-
-def _task_scores(trainer: Trainer, measured: Measurements, task: int) -> TaskScores:
-    if measured.labels:
-        row = measured.labels[task]
-        own = [None if stats is None else LabelStats.from_json(stats) for stats in row["own"]]
-        return label_scores(own, LabelStats.from_json(row["tally"]))
-    return accuracy_scores(measured.correct[task], _test_samples(trainer), task)
+    return TaskDone(task, ends, task_scores(trainer, measured, task), dict(measured.seconds), memory)
 
 
 def _nonfinite(runs: Sequence[_Run], task: int) -> list[tuple[_Run, Diverged]]:
@@ -443,9 +312,9 @@ def _evaluate(runs: Sequence[_Run], task: int, stop: Callable[[], bool]) -> list
     for run, row in zip(runs, rows, strict=True):
         try:
             if isinstance(row, LabelRow):
-                _write_label_row(run, task, row, stop)
+                add_label_row(run.trainer, run.measured, task, row, stop)
             else:
-                _write_row(run, task, row, stop)
+                add_accuracy_row(run.trainer, run.measured, task, row, stop)
         except NonFiniteMomentsError as error:
             cause = f"the moments of the training data at layer {error.layer!r}"
             diverged.append((run, Diverged(_divergence_message(run.trainer, cause, task))))
@@ -465,99 +334,3 @@ def _likely_cause(trainer: Trainer) -> str:
     config = trainer.config
     own = f", or the loss of strategy {config.strategy.name!r} is wrong" if trainer.has_user_strategy else ""
     return f"Most likely the learning rate of {config.train.lr} is too high for norm {config.norm.name!r}{own}."
-
-
-def _write_row(run: _Run, task: int, right: CorrectCounts, stop: Callable[[], bool]) -> None:
-    """Add a row of the accuracy matrix; only after all is measured, so that a stop leaves no partial row."""
-    trainer, measured, evaluate = run.trainer, run.measured, run.trainer.config.evaluate
-    tasks = len(trainer.plan.ends)
-    running = _padded(right.all, tasks)
-    if (evaluate.moments == "oracle" or evaluate.drift) and keeps_moments(trainer.model):
-        with oracle_moments(trainer, task + 1, stop) as done:
-            drift = drift_of(done)
-            if evaluate.moments == "oracle":
-                (right,) = count_correct([trainer], [len(right.all)], stop)
-                measured.correct_running.append(running)
-            measured.drift.append(drift)
-    measured.correct.append(_padded(right.all, tasks))
-    if right.within is not None:
-        measured.correct_task.append(_padded(right.within, tasks))
-
-
-def _write_label_row(run: _Run, task: int, row: LabelRow, stop: Callable[[], bool]) -> None:
-    """As `_write_row`, for multi-label streams."""
-    trainer, measured, evaluate = run.trainer, run.measured, run.trainer.config.evaluate
-    tasks = len(trainer.plan.ends)
-    running = _label_row_json(row, tasks)
-    if (evaluate.moments == "oracle" or evaluate.drift) and keeps_moments(trainer.model):
-        with oracle_moments(trainer, task + 1, stop) as done:
-            drift = drift_of(done)
-            if evaluate.moments == "oracle":
-                (row,) = count_labels([trainer], task + 1, stop)
-                measured.labels_running.append(running)
-            measured.drift.append(drift)
-    measured.labels.append(_label_row_json(row, tasks))
-
-
-def _label_row_json(row: LabelRow, tasks: int) -> dict[str, Any]:
-    by_task = [stats.to_json() for stats in row.own]
-    return {"own": [*by_task, *([None] * (tasks - len(by_task)))], "tally": row.tally.to_json()}
-
-
-def _padded(row: list[int], tasks: int) -> list[int | None]:
-    return [*row, *([None] * (tasks - len(row)))]
-
-
-def _results(trainer: Trainer, measured: Measurements) -> dict[str, Any]:
-    """Return the measured part of a run's record."""
-    scores = _label_results if trainer.data.sequence.multi_label else _accuracy_results
-    parameters = sum(parameter.numel() for parameter in trainer.model.parameters())
-    seconds = {**measured.seconds, "train_by_task": measured.train_by_task}
-    rest = {"drift": {"by_task": measured.drift}, "seconds": seconds, "parameters": parameters}
-    rest["task_ends"] = list(trainer.plan.ends)  # steps, for logs that are made of records
-    shares = [m.corrected_share() for m in trainer.model.modules() if isinstance(m, BatchRenormBase)]
-    renorm = {"renorm": {"corrected_share": fmean(shares)}} if shares else {}
-    norms = {"norms": count_norms(trainer.model)}
-    reached, tasks = len(trainer.plan.ends), trainer.data.sequence.tasks
-    part = {"reached": {"tasks": reached, "of": tasks}} if reached < tasks else {}
-    return {**scores(trainer, measured), **rest, **renorm, **norms, **part, **_chosen_groups(trainer)}
-
-
-def _chosen_groups(trainer: Trainer) -> dict[str, Any]:
-    """Return the number of groups of each layer, if the settings have ``norm.groups=auto``."""
-    if trainer.config.norm.groups != "auto":
-        return {}
-    groups = {name: getattr(module, "num_groups", None) for name, module in trainer.model.named_modules()}
-    return {"norm_groups": {name: number for name, number in groups.items() if isinstance(number, int)}}
-
-
-def _accuracy_results(trainer: Trainer, measured: Measurements) -> dict[str, Any]:
-    matrix = {"correct": measured.correct, "total": _test_samples(trainer), "before": measured.before}
-    results: dict[str, Any] = {"matrix": matrix}
-    if measured.correct_running:
-        results["matrix_running"] = {**matrix, "correct": measured.correct_running}
-    if len(measured.correct_task) == len(measured.correct):  # fewer if an older version started the run
-        results["matrix_task"] = {**matrix, "correct": measured.correct_task, "before": measured.before_task}
-    return results
-
-
-def _test_samples(trainer: Trainer) -> list[int]:
-    """Return the number of test samples of each task that is learned."""
-    stream = trainer.data.sequence
-    samples: list[int] = np.bincount(stream.test.task, minlength=stream.tasks)[: len(trainer.plan.ends)].tolist()
-    return samples
-
-
-def _label_results(trainer: Trainer, measured: Measurements) -> dict[str, Any]:
-    """Return the label counts after each task, the class names and groups, and the memory's class counts."""
-    source = trainer.data.sequence.source
-    assert isinstance(source, MultiLabelSource)
-    results: dict[str, Any] = {"labels": _label_matrix(measured.labels)}
-    if measured.labels_running:
-        results["labels_running"] = _label_matrix(measured.labels_running)
-    results["classes"] = {"names": list(source.class_names), "groups": list(source.class_groups)}
-    return {**results, "census": take_census(trainer.plan, trainer.data.sequence).to_json()}
-
-
-def _label_matrix(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    return {key: [row[key] for row in rows] for key in ("own", "tally")}

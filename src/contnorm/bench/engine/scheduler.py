@@ -20,12 +20,13 @@ from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.multilabel_store import find_stored, read_manifest
 from contnorm.bench.data.registry import Source
 from contnorm.bench.engine.checkpoint import pack_weights, save_weights
-from contnorm.bench.engine.events import Started, TaskDone
+from contnorm.bench.engine.events import Diverged, Failed, Finished, Started, Steps, Stopped, TaskDone
 from contnorm.bench.engine.job import Job, RunEnvironment
-from contnorm.bench.engine.loop import Diverged, Failed, Finished, Steps, Stopped, can_resume, train_together
+from contnorm.bench.engine.loop import train_together
 from contnorm.bench.engine.precision import numerics
 from contnorm.bench.engine.process_pool import can_start_workers, pickle_objects, run_in_processes
 from contnorm.bench.engine.provenance import provenance
+from contnorm.bench.engine.resume import can_resume
 from contnorm.bench.engine.run_dir import RunDir, edited, stopped_runs
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.fingerprint import Match, compare_fingerprints, not_comparable

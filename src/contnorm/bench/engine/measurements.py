@@ -1,0 +1,154 @@
+"""The measurements of a run, such as the rows of its accuracy matrix, and its results as they are recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from contnorm.bench.data.dataset import MultiLabelSource
+from contnorm.bench.engine.evaluate import (
+    CorrectCounts,
+    LabelRow,
+    count_correct,
+    count_labels,
+    drift_of,
+    oracle_moments,
+)
+from contnorm.bench.engine.trainer import Trainer
+from contnorm.bench.metrics.memory_stats import take_census
+from contnorm.bench.metrics.multilabel import LabelStats
+from contnorm.bench.metrics.task_scores import TaskScores, accuracy_scores, label_scores
+from contnorm.bench.models.norm_layers import count_norms
+from contnorm.layers.renorm import BatchRenormBase
+from contnorm.moments.reestimate import keeps_moments
+
+__all__ = ["Measurements", "add_accuracy_row", "add_label_row", "run_results", "task_scores"]
+
+
+@dataclass
+class Measurements:
+    """The measurements of a run so far; saved in every checkpoint."""
+
+    correct: list[list[int | None]] = field(default_factory=list)
+    correct_running: list[list[int | None]] = field(default_factory=list)
+    correct_task: list[list[int | None]] = field(default_factory=list)  # task-aware evaluation
+    before: list[int] | None = None
+    before_task: list[int] | None = None
+    labels: list[dict[str, Any]] = field(default_factory=list)  # of multi-label streams, instead of the above
+    labels_running: list[dict[str, Any]] = field(default_factory=list)
+    drift: list[dict[str, dict[str, float]]] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=lambda: {"train": 0.0, "evaluate": 0.0})
+    train_by_task: list[float] = field(default_factory=list)  # seconds
+
+    @property
+    def tasks(self) -> int:
+        """Number of tasks that were learned and evaluated."""
+        return max(len(self.correct), len(self.labels))
+
+
+def add_accuracy_row(
+    trainer: Trainer, measured: Measurements, task: int, right: CorrectCounts, stop: Callable[[], bool]
+) -> None:
+    """Add a row of the accuracy matrix; only after all is measured, so that a stop leaves no partial row."""
+    evaluate, tasks = trainer.config.evaluate, len(trainer.plan.ends)
+    running = _padded(right.all, tasks)
+    if (evaluate.moments == "oracle" or evaluate.drift) and keeps_moments(trainer.model):
+        with oracle_moments(trainer, task + 1, stop) as done:
+            drift = drift_of(done)
+            if evaluate.moments == "oracle":
+                (right,) = count_correct([trainer], [len(right.all)], stop)
+                measured.correct_running.append(running)
+            measured.drift.append(drift)
+    measured.correct.append(_padded(right.all, tasks))
+    if right.within is not None:
+        measured.correct_task.append(_padded(right.within, tasks))
+
+
+def add_label_row(trainer: Trainer, measured: Measurements, task: int, row: LabelRow, stop: Callable[[], bool]) -> None:
+    """As `add_accuracy_row`, for multi-label streams."""
+    evaluate, tasks = trainer.config.evaluate, len(trainer.plan.ends)
+    running = _label_row_json(row, tasks)
+    if (evaluate.moments == "oracle" or evaluate.drift) and keeps_moments(trainer.model):
+        with oracle_moments(trainer, task + 1, stop) as done:
+            drift = drift_of(done)
+            if evaluate.moments == "oracle":
+                (row,) = count_labels([trainer], task + 1, stop)
+                measured.labels_running.append(running)
+            measured.drift.append(drift)
+    measured.labels.append(_label_row_json(row, tasks))
+
+
+def _label_row_json(row: LabelRow, tasks: int) -> dict[str, Any]:
+    by_task = [stats.to_json() for stats in row.own]
+    return {"own": [*by_task, *([None] * (tasks - len(by_task)))], "tally": row.tally.to_json()}
+
+
+def _padded(row: list[int], tasks: int) -> list[int | None]:
+    return [*row, *([None] * (tasks - len(row)))]
+
+
+def task_scores(trainer: Trainer, measured: Measurements, task: int) -> TaskScores:
+    if measured.labels:
+        row = measured.labels[task]
+        own = [None if stats is None else LabelStats.from_json(stats) for stats in row["own"]]
+        return label_scores(own, LabelStats.from_json(row["tally"]))
+    return accuracy_scores(measured.correct[task], _test_samples(trainer), task)
+
+
+def run_results(trainer: Trainer, measured: Measurements) -> dict[str, Any]:
+    """Return the measured part of a run's record."""
+    scores = _label_results if trainer.data.sequence.multi_label else _accuracy_results
+    parameters = sum(parameter.numel() for parameter in trainer.model.parameters())
+    seconds = {**measured.seconds, "train_by_task": measured.train_by_task}
+    rest = {"drift": {"by_task": measured.drift}, "seconds": seconds, "parameters": parameters}
+    rest["task_ends"] = list(trainer.plan.ends)  # steps, for logs that are made of records
+    shares = [m.corrected_share() for m in trainer.model.modules() if isinstance(m, BatchRenormBase)]
+    renorm = {"renorm": {"corrected_share": fmean(shares)}} if shares else {}
+    norms = {"norms": count_norms(trainer.model)}
+    reached, tasks = len(trainer.plan.ends), trainer.data.sequence.tasks
+    part = {"reached": {"tasks": reached, "of": tasks}} if reached < tasks else {}
+    return {**scores(trainer, measured), **rest, **renorm, **norms, **part, **_chosen_groups(trainer)}
+
+
+def _chosen_groups(trainer: Trainer) -> dict[str, Any]:
+    """Return the number of groups of each layer, if the settings have ``norm.groups=auto``."""
+    if trainer.config.norm.groups != "auto":
+        return {}
+    groups = {name: getattr(module, "num_groups", None) for name, module in trainer.model.named_modules()}
+    return {"norm_groups": {name: number for name, number in groups.items() if isinstance(number, int)}}
+
+
+def _accuracy_results(trainer: Trainer, measured: Measurements) -> dict[str, Any]:
+    matrix = {"correct": measured.correct, "total": _test_samples(trainer), "before": measured.before}
+    results: dict[str, Any] = {"matrix": matrix}
+    if measured.correct_running:
+        results["matrix_running"] = {**matrix, "correct": measured.correct_running}
+    if len(measured.correct_task) == len(measured.correct):  # fewer if an older version started the run
+        results["matrix_task"] = {**matrix, "correct": measured.correct_task, "before": measured.before_task}
+    return results
+
+
+def _test_samples(trainer: Trainer) -> list[int]:
+    """Return the number of test samples of each task that is learned."""
+    stream = trainer.data.sequence
+    samples: list[int] = np.bincount(stream.test.task, minlength=stream.tasks)[: len(trainer.plan.ends)].tolist()
+    return samples
+
+
+def _label_results(trainer: Trainer, measured: Measurements) -> dict[str, Any]:
+    """Return the label counts after each task, the class names and groups, and the memory's class counts."""
+    source = trainer.data.sequence.source
+    assert isinstance(source, MultiLabelSource)
+    results: dict[str, Any] = {"labels": _label_matrix(measured.labels)}
+    if measured.labels_running:
+        results["labels_running"] = _label_matrix(measured.labels_running)
+    results["classes"] = {"names": list(source.class_names), "groups": list(source.class_groups)}
+    return {**results, "census": take_census(trainer.plan, trainer.data.sequence).to_json()}
+
+
+def _label_matrix(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    return {key: [row[key] for row in rows] for key in ("own", "tally")}
