@@ -17,6 +17,7 @@ from contnorm.bench.engine.checkpoint import DTYPES, Checkpoints
 from contnorm.bench.engine.events import Finished, Steps
 from contnorm.bench.engine.loop import train_together
 from contnorm.bench.engine.scheduler import Job, RunEnvironment, execute
+from contnorm.bench.engine.strategy_hooks import task_items
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.strategies import state
 from contnorm.errors import UserCodeError, UserError
@@ -174,7 +175,7 @@ def test_hooks_are_called_in_order(tmp_path: Path) -> None:
 def test_data_of_a_task_is_the_unaugmented_plan(tmp_path: Path) -> None:
     config = settings(user_strategy(tmp_path, HOOKS), train={"batch": 10, "passes": 2})
     trainer = trainer_of(config)
-    items = trainer._items_of(1)
+    items = task_items(trainer.plan, 1)
     first_pass = [step.stream for step in trainer.plan.steps[trainer.plan.ends[0] :][:2]]
     assert items.tolist() == [item for part in first_pass for item in part]
     (step,) = [s for s in trainer.plan.steps if s.stream.tolist() == items[:10].tolist()]

@@ -4,9 +4,6 @@ A checkpoint contains the parameters and buffers of a network, the optimizer, th
 (`Strategy.state_dict`). It does not contain other state of user code: attributes of types that can't be saved,
 attributes of classes and of a network, and module variables. So a checkpoint is usable only if that state equals the
 state of newly loaded code, which the digests tell.
-
-User code may also draw random numbers in a step, such as for dropout; the package draws none. Its draws depend on
-the seed of the run and the step only (`seeded_generators`), so that a run can be repeated and resumed bit-exactly.
 """
 
 from __future__ import annotations
@@ -22,7 +19,6 @@ import types
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -38,11 +34,9 @@ from contnorm.bench.user_code import forget_imports, imported_modules
 __all__ = [
     "UNREADABLE",
     "CodeState",
-    "has_drawn",
     "isolate_modules",
     "network_state",
     "register_modules",
-    "seeded_generators",
     "strategy_state",
 ]
 
@@ -352,50 +346,3 @@ def _is_filled(cell: types.CellType) -> bool:
     except ValueError:
         return False
     return True
-
-
-@contextmanager
-def seeded_generators(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed the global generators; their states are restored afterwards.
-
-    Args:
-        seed: The seed, below 2**32.
-        device: The device whose generator is seeded in addition to the CPU's.
-
-    Example:
-        >>> def draws():
-        ...     with seeded_generators(0, torch.device("cpu")):
-        ...         return random.random(), np.random.rand(), torch.rand(()).item()
-        >>> draws() == draws()
-        True
-    """
-    python_state, numpy_state = random.getstate(), np.random.get_state()
-    devices = [device] if device.type == "cuda" else []
-    try:
-        with torch.random.fork_rng(devices):
-            random.seed(seed)
-            np.random.seed(seed)
-            torch.manual_seed(seed)
-            yield
-    finally:
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)
-
-
-def has_drawn(seed: int, device: torch.device) -> bool:
-    """Whether a global generator was used since `seeded_generators` seeded it. To be called inside that context.
-
-    Example:
-        >>> with seeded_generators(0, torch.device("cpu")):
-        ...     before, _, after = has_drawn(0, torch.device("cpu")), torch.rand(1), has_drawn(0, torch.device("cpu"))
-        >>> before, after
-        (False, True)
-    """
-    if random.getstate() != random.Random(seed).getstate():
-        return True
-    if np.random.get_state()[2] != np.random.RandomState(seed).get_state()[2]:  # type: ignore[index]
-        return True
-    states = [(torch.random.get_rng_state(), torch.Generator())]
-    if device.type == "cuda":
-        states.append((torch.cuda.get_rng_state(device), torch.Generator(device)))
-    return any(not torch.equal(state, fresh.manual_seed(seed).get_state()) for state, fresh in states)

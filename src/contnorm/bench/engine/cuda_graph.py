@@ -161,13 +161,13 @@ class _GraphStepper:
             if changes:
                 shown = ", ".join(change.partition(" ")[2] for change in changes[:3])
                 raise UserCodeError(
-                    f"{trainer.owner_of(changes[0])}: a training step changes {shown} in Python, which the replay of a "
-                    f"captured step would not do. Change tensors in place instead, or set train.graph=off."
+                    f"{trainer.user_code.owner_of(changes[0])}: a training step changes {shown} in Python, which the "
+                    f"replay of a captured step would not do. Change tensors in place instead, or set train.graph=off."
                 )
-            if trainer.draws_random:
+            if trainer.user_code.draws_random:
                 raise UserCodeError(
-                    f"{trainer.drawing_code()}: draws random numbers in a training step, such as for dropout, which a "
-                    f"captured step would repeat. Set train.graph=off."
+                    f"{trainer.user_code.drawing_code()}: draws random numbers in a training step, such as for "
+                    f"dropout, which a captured step would repeat. Set train.graph=off."
                 )
 
     def _step_all_lanes(self) -> None:
@@ -192,10 +192,10 @@ class _GraphStepper:
                 self._step_all_lanes()
         except RuntimeError as error:
             torch.cuda.set_stream(main)  # a failed capture leaves its own stream current
-            user_code = [trainer for trainer in self.trainers if trainer.has_user_code]
-            if not user_code:
+            with_user_code = [trainer for trainer in self.trainers if trainer.has_user_code]
+            if not with_user_code:
                 raise
-            raise user_code[0].capture_error(error) from error
+            raise with_user_code[0].user_code.capture_error(error) from error
         return graph
 
 

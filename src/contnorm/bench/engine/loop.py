@@ -77,8 +77,8 @@ def _warn_of_state(trainer: Trainer, changes: Sequence[str]) -> None:
     else:
         reason = f"has state that changes during training ({', '.join(names[:3])}), which checkpoints do not contain"
     _warn_once(
-        f"{trainer.owner_of(changes[0])}: {reason}. If it is stopped, the run resumes from the last checkpoint before "
-        f"the change, or from step 0."
+        f"{trainer.user_code.owner_of(changes[0])}: {reason}. If it is stopped, the run resumes from the last "
+        f"checkpoint before the change, or from step 0."
     )
 
 

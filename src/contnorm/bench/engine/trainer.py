@@ -8,7 +8,6 @@ captured as a CUDA graph. Hooks at task boundaries run between captured steps.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -20,38 +19,31 @@ from torch import Tensor, nn
 
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.registry import Source
-from contnorm.bench.engine.code_state import (
-    UNREADABLE,
-    CodeState,
-    has_drawn,
-    isolate_modules,
-    network_state,
-    register_modules,
-    seeded_generators,
-    strategy_state,
-)
+from contnorm.bench.engine.code_state import UNREADABLE, CodeState, isolate_modules, register_modules
+from contnorm.bench.engine.global_generators import seeded_generators
 from contnorm.bench.engine.norm_hooks import NormHooks
 from contnorm.bench.engine.optimizers import build_optimizer, load_optimizer_state, optimizer_state
 from contnorm.bench.engine.precision import Bf16Weights
 from contnorm.bench.engine.preflight import check_network
 from contnorm.bench.engine.step_tensors import StepIndices, StepTable, build_step_table, samples_of, stretch_end
+from contnorm.bench.engine.strategy_hooks import TASK_HOOKS, check_hooks, hooks_of, task_info, task_items
+from contnorm.bench.engine.user_components import UserComponents
 from contnorm.bench.models.build import MODELS, build_model
 from contnorm.bench.plan import PlanCache, Step
 from contnorm.bench.rng import seed_for
-from contnorm.bench.strategies.base import Batch, OutputMask, Strategy, tagged_passes
+from contnorm.bench.strategies.base import Batch, OutputMask, tagged_passes
 from contnorm.bench.strategies.build import build_strategy, check_loss
 from contnorm.bench.strategies.state import UnsupportedStateError, join_state, same_state, split_state
-from contnorm.bench.strategies.tasks import TaskData, TaskInfo
+from contnorm.bench.strategies.tasks import TaskData
 from contnorm.bench.streams.image_store import DeviceImages, ImageFeed, PrefetchedFeed
 from contnorm.bench.streams.transforms import DeviceStream
-from contnorm.bench.user_code import breaks_in, is_user_code, loaded_modules, user_code_error
+from contnorm.bench.user_code import is_user_code
 from contnorm.errors import UserCodeError, UserError
 from contnorm.kernels.side_stream import SideStream, side_stream_gradients
 from contnorm.tags import BatchTags, batch_tags
 
 __all__ = ["Trainer"]
 
-HOOKS = ("after_backward", "on_task_start", "on_task_end", "on_step_start", "on_step_end")
 RUNNING_MOMENTS = ("running_mean", "running_var")
 
 
@@ -80,28 +72,26 @@ class Trainer:
         any_norm: bool = False,
     ) -> None:
         self.config, self.seed, self.device = config, seed, device
-        named: dict[str, Any] = {"strategy": config.strategy, "model": config.model, "norm": config.norm}
-        user_code = {what for what, part in named.items() if is_user_code(part.name) or part.code is not None}
-        self.has_user_strategy, self.has_user_model = "strategy" in user_code, bool(user_code & {"model", "norm"})
-        self.has_user_code = bool(user_code)
+        self.user_code = UserComponents(config, seed, device)
+        self.has_user_strategy = "strategy" in self.user_code.kinds
+        self.has_user_model = bool(self.user_code.kinds & {"model", "norm"})
+        self.has_user_code = bool(self.user_code.kinds)
         if self.has_user_code or is_user_code(config.memory.kind):
             isolate_modules()
         plans = plans or PlanCache(source)
-        with self._seeded("strategy"):
+        with self.user_code.seeded("strategy"):
             self.strategy = build_strategy(config.strategy)
-        # Now, since a network in the same file loads it again.
-        self._modules = {"strategy": loaded_modules(config.strategy.name)} if is_user_code(config.strategy.name) else {}
-        self._hooks = {hook for hook in HOOKS if getattr(type(self.strategy), hook) is not getattr(Strategy, hook)}
+        self.user_code.keep_modules("strategy")
+        self._hooks = hooks_of(self.strategy)
         stream, self.plan = plans.of(config, seed, self.strategy.draws)
         self.data = DeviceStream(stream, device, pictures)
         self.head = OutputMask(self.data.competing)
         self.task_mask = self._task_mask()
         self.model, self.norm_hooks = self._fresh_model(plans, any_norm)
         self.feed = self._feed()
-        for what in ("model", "norm"):
-            if is_user_code(named[what].name):
-                self._modules[what] = loaded_modules(named[what].name)
-        self._check_hooks()
+        for kind in ("model", "norm"):
+            self.user_code.keep_modules(kind)
+        check_hooks(config, stream, self.strategy, self.norm_hooks)
         self._tags_batches = self.norm_hooks.need_tags or self.has_user_strategy
         # A user-defined network may access its weights in any way, so there autocast casts them.
         use_bf16_copies = config.train.precision == "bf16" and config.model.name in MODELS
@@ -114,8 +104,6 @@ class Trainer:
         self.hooks_done = 0  # calls at task boundaries: the start and the end of each task
         self._rows: tuple[int, int, StepTable] | None = None  # first and end step of rows on the device
         self._replayed: dict[tuple[int, ...], tuple[Tensor, ...]] = {}  # by sizes of a step
-        self._held: list[dict[str, Tensor]] = []  # the tensors that the last `step_state` has seen
-        self.draws_random = False  # whether user code draws random numbers in a step; checked on a GPU only
         self.fresh_code_state: CodeState = {}  # of user code when it was loaded
         self._setup_strategy()
         if self.has_user_code:
@@ -125,56 +113,19 @@ class Trainer:
     def _setup_strategy(self) -> None:
         """Give the strategy the network, and let it create its tensors."""
         self.strategy.model, self.strategy.head, self.strategy.device = self.model, self.head, self.device
-        with self._seeded("strategy setup"), self._user_errors("in setup()"):
+        with self.user_code.seeded("strategy setup"), self.user_code.errors("in setup()"):
             self.strategy.setup()
 
     def restart_strategy(self) -> None:
         """Replace the strategy by a new one, after its state could not be restored. The network must be unchanged."""
-        with self._seeded("strategy"):
+        with self.user_code.seeded("strategy"):
             self.strategy = build_strategy(self.config.strategy)
         self._setup_strategy()
 
     @property
     def has_task_hooks(self) -> bool:
         """Whether the strategy or a layer of the network has a hook at task boundaries."""
-        return self.norm_hooks.on_tasks or bool(self._hooks & {"on_task_start", "on_task_end"})
-
-    def _check_hooks(self) -> None:
-        """Reject hooks that this run can't call, and streams that the strategy does not support."""
-        name, stream = self.config.strategy.name, self.data.sequence
-        step_hooks = sorted(self._hooks & {"on_step_start", "on_step_end"}, reverse=True)
-        if step_hooks and self.config.train.graph == "on":
-            raise UserError(
-                f"strategy {name!r}: {step_hooks[0]} runs on the host at every step, which captured steps can't do. "
-                f"Set train.graph=off, or use after_backward(grads)."
-            )
-        if stream.task_free and self.has_task_hooks:
-            of_norm = self.norm_hooks.on_tasks
-            owner = f"norm {self.config.norm.name!r}" if of_norm else f"strategy {name!r}"
-            raise UserError(
-                f"stream.scenario=free: a task-free stream has no task boundaries, at which {owner} has hooks. Use "
-                f"another scenario or {'norm' if of_norm else 'strategy'}."
-            )
-        if stream.multi_label and not self.strategy.multi_label:
-            raise UserError(
-                f"strategy {name!r}: does not support multi-label streams such as {self.config.stream.name}. Use "
-                f"another strategy, such as er or prs."
-            )
-
-    @contextmanager
-    def _user_errors(self, when: str) -> Iterator[None]:
-        """Turn errors of a user's strategy or norm into one line."""
-        try:
-            yield
-        except UserError:
-            raise
-        except Exception as error:
-            names = {what: getattr(self.config, what).name for what in self._modules}
-            breaking = [what for what, name in names.items() if breaks_in(error, name)]
-            if not names:
-                raise
-            what = [*breaking, *names][0]
-            raise user_code_error(error, what, names[what], when) from error
+        return self.norm_hooks.on_tasks or bool(self._hooks & TASK_HOOKS)
 
     def _feed(self) -> ImageFeed:
         """Return the feed that copies the images of a step to the device."""
@@ -226,12 +177,12 @@ class Trainer:
         """Do the next step of the plan; returns the loss as a tensor on the device."""
         step = self.done
         if "on_step_start" in self._hooks:
-            with self._seeded(f"start of step {step}"), self._user_errors(f"in on_step_start({step})"):
+            with self.user_code.seeded(f"start of step {step}"), self.user_code.errors(f"in on_step_start({step})"):
                 self.strategy.on_step_start(step)
         loss = self.learn(self._row())
         self.done += 1
         if "on_step_end" in self._hooks:
-            with self._seeded(f"end of step {step}"), self._user_errors(f"in on_step_end({step})"):
+            with self.user_code.seeded(f"end of step {step}"), self.user_code.errors(f"in on_step_end({step})"):
                 self.strategy.on_step_end(step, loss)
         return loss
 
@@ -252,7 +203,8 @@ class Trainer:
         self.optimizer.zero_grad()
         if self.bf16_weights is not None:
             self.bf16_weights.refresh()
-        with self._seeded(f"step {self.done}"):
+        purpose = f"step {self.done}"
+        with self.user_code.seeded(purpose):
             with side_stream_gradients(self.side_stream):
                 with self.autocast():
                     loss, logits = self._loss(stream, replay, extra)
@@ -262,7 +214,7 @@ class Trainer:
             if "after_backward" in self._hooks:
                 self._after_backward()
             if self.has_user_code:
-                self._check_for_draws()
+                self.user_code.check_for_draws(purpose)
         if self.config.train.clip_value is not None:
             nn.utils.clip_grad_value_(self.model.parameters(), self.config.train.clip_value)
         self.optimizer.step()
@@ -308,7 +260,7 @@ class Trainer:
             return False
         with self._in_hook(f"on_task_start of task {task}"):
             self.norm_hooks.start_task(task)
-            self.strategy.on_task_start(self._task_info(task))
+            self.strategy.on_task_start(task_info(self.data.sequence, self.plan, task))
         self.hooks_done = 2 * task + 1
         return True
 
@@ -318,7 +270,8 @@ class Trainer:
             return False
         with self._in_hook(f"on_task_end of task {task}"):
             self.norm_hooks.end_task(task)
-            self.strategy.on_task_end(self._task_info(task), TaskData(self.data, self._items_of(task)))
+            info, items = task_info(self.data.sequence, self.plan, task), task_items(self.plan, task)
+            self.strategy.on_task_end(info, TaskData(self.data, items.to(self.device)))
         self.hooks_done = 2 * task + 2
         return True
 
@@ -327,43 +280,14 @@ class Trainer:
         """The context of a hook: seeded generators, the network in training mode and gradients, which are dropped."""
         was_training = self.model.training
         self.model.train()
-        with self._seeded(name), self._user_errors(f"in {name}"), torch.enable_grad():
+        with self.user_code.seeded(name), self.user_code.errors(f"in {name}"), torch.enable_grad():
             yield
         self.model.train(was_training)
         self.optimizer.zero_grad()
 
-    def _task_info(self, task: int) -> TaskInfo:
-        stream = self.data.sequence
-        labels = stream.train.label[stream.train.task == task]
-        classes = np.flatnonzero(labels.any(0)) if labels.ndim == 2 else np.unique(labels)
-        return TaskInfo(task, tuple(classes.tolist()), len(self.plan.ends))
-
-    def _items_of(self, task: int) -> Tensor:
-        """Return the training items of a task that the plan has, in its order, each once."""
-        ends = (0, *self.plan.ends)
-        shown = np.concatenate([step.stream for step in self.plan.steps[ends[task] : ends[task + 1]]])
-        _, first = np.unique(shown, return_index=True)
-        return torch.from_numpy(shown[np.sort(first)]).to(self.device)
-
     def _checked(self, answer: object, stream: Batch) -> tuple[Tensor, Tensor | None]:
         """Check the result of a user-defined loss."""
         return check_loss(self.config.strategy.name, answer, self.strategy.stores_logits, self.head, stream)
-
-    @contextmanager
-    def _seeded(self, purpose: str) -> Iterator[None]:
-        """Seed the global generators for user code; not in a graph capture, since captured code draws nothing."""
-        capturing = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-        if capturing or not self.has_user_code:
-            yield
-            return
-        with seeded_generators(seed_for(self.seed, purpose), self.device):
-            yield
-
-    def _check_for_draws(self) -> None:
-        """Record whether user code draws random numbers in a step; every graph replay would draw the same ones."""
-        if self.device.type != "cuda" or self.draws_random or torch.cuda.is_current_stream_capturing():
-            return
-        self.draws_random = has_drawn(seed_for(self.seed, f"step {self.done}"), self.device)
 
     def _batches(self, row: StepIndices) -> tuple[Tensor, Batch, tuple[Batch, ...], Batch | None]:
         """Return the memory slots to write to, the batches of the stream and of each replay draw, and the extra one."""
@@ -442,36 +366,20 @@ class Trainer:
             ) from error
 
     def _saved_attributes(self) -> dict[str, Any]:
-        with self._user_errors("in state_dict()"):
+        with self.user_code.errors("in state_dict()"):
             return self.strategy.state_dict()
 
     def code_state(self) -> CodeState:
         """Return digests of the state that user code has outside of `state`; empty without user code."""
-        digests: CodeState = {}
+        saved: dict[str, Any] = {}
         if self.has_user_strategy:
             self._strategy_state()  # reports values that can't be saved
-            modules, saved = self._modules.get("strategy", {}), self._saved_attributes()
-            state = strategy_state(self.strategy, modules, self.head, self.model, saved)
-            digests |= {f"strategy {name}": digest for name, digest in state.items()}
-            if not self.has_user_model:  # the strategy may change it in unsaved ways
-                state = network_state(self.model, modules)
-                of_model = {name: digest for name, digest in state.items() if f"strategy {name}" not in digests}
-                digests |= {f"strategy model.{name}": digest for name, digest in of_model.items()}
-        if self.has_user_model:
-            state = network_state(self.model, {**self._modules.get("norm", {}), **self._modules.get("model", {})})
-            digests |= {f"model {name}": digest for name, digest in state.items()}
-        return digests
+            saved = self._saved_attributes()
+        return self.user_code.state(self.strategy, self.head, self.model, saved)
 
     def code_changes(self) -> list[str]:
         """Return the names of user-code state outside of `state` that has changed since the code was loaded."""
         return _differences(self.fresh_code_state, self.code_state())
-
-    def owner_of(self, change: str) -> str:
-        """Return the component of user code that a name of `code_changes` or `step_changes` belongs to."""
-        kind = change.partition(" ")[0]
-        if kind == "model" and not is_user_code(self.config.model.name):
-            kind = "norm" if "norm" in self._modules else "strategy"
-        return f"{kind} {getattr(self.config, kind).name!r}"
 
     def step_state(self) -> CodeState:
         """Return what no captured step may change: user-code state in Python, and which tensors hold the state.
@@ -480,39 +388,11 @@ class Trainer:
         """
         if not self.has_user_code:
             return {}
-        digests = self.code_state()
-        state = {f"strategy self.{name}": split_state(value) for name, value in self._saved_attributes().items()}
-        state |= {f"model {name}": ({"": t}, None) for name, t in self.model.state_dict().items()}
-        digests |= {
-            name: json.dumps([values, [(t.data_ptr(), t.shape, str(t.dtype)) for t in tensors.values()]])
-            for name, (tensors, values) in state.items()
-        }
-        self._held = [
-            tensors for tensors, _ in state.values()
-        ]  # a new tensor then can't get the address of one of them
-        return digests
+        return {**self.code_state(), **self.user_code.step_state(self.model, self._saved_attributes())}
 
     def step_changes(self, before: CodeState) -> list[str]:
         """Return the names of what steps have changed and captured steps can't change."""
         return _differences(before, self.step_state())
-
-    def drawing_code(self) -> str:
-        """Return the components of user code, one of which draws random numbers."""
-        return " or ".join(f"{what} {getattr(self.config, what).name!r}" for what in self._modules) or "user code"
-
-    def capture_error(self, error: BaseException) -> UserCodeError:
-        """Return the error of a step that can't be captured as a CUDA graph, in one line."""
-        while error.__context__ is not None:  # the first error: the end of a failed capture raises another one
-            error = error.__context__
-        names = {what: getattr(self.config, what).name for what in self._modules}
-        breaking = [what for what, name in names.items() if breaks_in(error, name)]
-        what = next(iter([*breaking, *names]), "strategy")
-        cause = user_code_error(error, what, names.get(what, ""), "its training step can't be captured as a CUDA graph")
-        text = str(cause).split(" CUDA kernel errors might")[0].split(" Compile with")[0].rstrip(".")
-        return UserCodeError(
-            f"{text}. A captured step can't copy values to the host (item(), if on a tensor) or create tensors whose "
-            f"shape depends on values; change that, or set train.graph=off."
-        )
 
     def load(self, state: dict[str, Tensor], progress: dict[str, Any]) -> None:
         """Resume from a saved `state` and `progress`."""
@@ -532,7 +412,7 @@ class Trainer:
             return True
         tensors = {name.removeprefix("strategy."): t for name, t in state.items() if name.startswith("strategy.")}
         saved = join_state(progress["strategy"], tensors, self.device)
-        with self._user_errors("in load_state_dict()"):
+        with self.user_code.errors("in load_state_dict()"):
             self.strategy.load_state_dict(saved)
         return same_state(self._saved_attributes(), join_state(progress["strategy"], tensors, self.device))
 
