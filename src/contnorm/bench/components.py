@@ -94,7 +94,7 @@ def registered(name: str, kind: str = "") -> Component | None:
     """Return the component of a name, of one kind or of any; None if no loaded one has it."""
     if kind:
         return _components.get((kind, name))
-    return next((found for known in KINDS if (found := _components.get((known, name)))), None)
+    return next((component for known in KINDS if (component := _components.get((known, name)))), None)
 
 
 def find_component(kind: str, name: str) -> Component | None:

@@ -101,8 +101,8 @@ def export(
     if to in _FORMATS:
         paths = _write_tables(content, to, Path(path or f"{name}.{to}").expanduser(), force)
     else:
-        beside = Path(name) if isinstance(runs, Runs) else Path(runs).with_name(name)
-        folder = Path(path or default_log_folder(beside)).expanduser()
+        runs_folder = Path(name) if isinstance(runs, Runs) else Path(runs).with_name(name)
+        folder = Path(path or default_log_folder(runs_folder)).expanduser()
         _replay(content, create_logger(to, folder), to)
         paths = [folder]
     return ExportedRuns(content.records, content.diverged, content.problems, paths)

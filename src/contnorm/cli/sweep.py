@@ -16,6 +16,7 @@ from rich.console import Console
 from contnorm import bench
 from contnorm.bench.config.schema import flatten_settings, show_value
 from contnorm.bench.config.sources import (
+    RUN_ARGUMENTS,
     Setting,
     check_seeds,
     collect_settings,
@@ -305,10 +306,10 @@ def _test_command(trial: Trial, result: SweepResult, flags: GridFlags, stream: s
     settings = {**trial.arguments, **trial.arguments.get("settings", {})}
     typed = {setting.key: setting.value for setting in flags.typed()}
     if result.tuned is not None:  # its default grid is not typed
-        typed.setdefault(_KEY_OF_AXIS.get(result.tuned, result.tuned), None)
+        typed.setdefault(RUN_ARGUMENTS.get(result.tuned, result.tuned), None)
     parts = ["contnorm run", "--stream", stream]
     for key in typed:
-        axis = next((name for name, known in _KEY_OF_AXIS.items() if known == key), key)
+        axis = next((name for name, known in RUN_ARGUMENTS.items() if known == key), key)
         value, flag = format_value(settings[axis]), _RUN_FLAGS.get(key)
         parts += [flag, value] if flag else ["--set", f"{key}={value}"]
     for text in flags.assignments:
@@ -319,16 +320,6 @@ def _test_command(trial: Trial, result: SweepResult, flags: GridFlags, stream: s
     return " ".join([parts[0], *map(shlex.quote, [*parts[1:], "--seeds", str(len(result.seeds))])])
 
 
-# Names of the settings of a sweep in Python, and options of `contnorm run`.
-_KEY_OF_AXIS = {
-    "norm": "norm.name",
-    "strategy": "strategy.name",
-    "model": "model.name",
-    "memory": "memory.kind",
-    "lr": "train.lr",
-    "batch_size": "train.batch",
-    "replay": "train.replay",
-}
 _RUN_FLAGS = {key: f"--{name}" for name, key in LIST_FLAGS.items()}
 
 

@@ -20,7 +20,7 @@ from contnorm.report.norm_comparison import (
     BestSetting,
     Difference,
     Experiment,
-    Setting,
+    NormRuns,
     has_exact_moments,
 )
 from contnorm.report.page import ComparisonView, RowGroup, Table, TableCell
@@ -231,7 +231,7 @@ def _curve_table(experiment: Experiment) -> TextTable:
     return TextTable(_curve_title(experiment), heads, rows)
 
 
-def _common_part(setting: Setting) -> list[list[float]]:
+def _common_part(setting: NormRuns) -> list[list[float]]:
     """Values of all seeds after each task that all reached."""
     return [list(values) for values in zip(*setting.curves.values(), strict=False)]
 
@@ -240,12 +240,12 @@ def _curve_label(experiment: Experiment) -> str:
     return "mAP" if experiment.score_names[0] == "map" else "accuracy"
 
 
-def _drawn(experiment: Experiment) -> dict[str, Setting]:
+def _drawn(experiment: Experiment) -> dict[str, NormRuns]:
     """Settings whose curves are shown, by name: the first ones of `_candidates`, which has the others too."""
     return {experiment.name(setting): setting for setting in _candidates(experiment)[:MOST_CURVES]}
 
 
-def _candidates(experiment: Experiment) -> list[Setting]:
+def _candidates(experiment: Experiment) -> list[NormRuns]:
     """The best setting of each norm; of a single norm all settings, from the highest mean to the lowest."""
     if len(experiment.chosen) != 1:
         return experiment.chosen
@@ -269,7 +269,7 @@ def _rate_table(experiment: Experiment) -> tuple[list[str], list[list[str]]]:
     return ["norm", *(f"lr={rate:g}" for rate in rates)], rows
 
 
-def _rate_cell(setting: Setting, name: str) -> str:
+def _rate_cell(setting: NormRuns, name: str) -> str:
     if not setting.scores:
         return "diverged"
     text = spread(list(setting.seed_scores(name).values()))

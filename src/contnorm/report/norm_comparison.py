@@ -28,7 +28,7 @@ __all__ = [
     "BestSetting",
     "Difference",
     "Experiment",
-    "Setting",
+    "NormRuns",
     "compare_norms",
     "has_exact_moments",
     "short_key",
@@ -50,7 +50,7 @@ Key = tuple[tuple[str, str], ...]
 
 
 @dataclass
-class Setting:
+class NormRuns:
     """Runs of a norm with equal settings, one per seed.
 
     Attributes:
@@ -93,7 +93,7 @@ class BestSetting:
     """
 
     norm: str
-    setting: Setting | None
+    setting: NormRuns | None
     tried: int
     chosen_on: str
 
@@ -102,8 +102,8 @@ class BestSetting:
 class Difference:
     """Paired difference between two norms at their best settings, ``a`` minus ``b``; None without shared seeds."""
 
-    a: Setting
-    b: Setting
+    a: NormRuns
+    b: NormRuns
     comparison: Comparison | None
 
 
@@ -122,7 +122,7 @@ class Experiment:
     title: str
     shared: Mapping[str, Any]
     validation: str
-    settings: Sequence[Setting]
+    settings: Sequence[NormRuns]
     best: Sequence[BestSetting]
 
     @property
@@ -135,7 +135,7 @@ class Experiment:
         return [record for setting in self.settings for record in setting.records.values()]
 
     @property
-    def chosen(self) -> list[Setting]:
+    def chosen(self) -> list[NormRuns]:
         """Best setting of each norm that has one."""
         return [best.setting for best in self.best if best.setting is not None]
 
@@ -144,11 +144,11 @@ class Experiment:
         """Keys in which its settings differ; always has the learning rate."""
         return _varying([setting.values for setting in self.settings])
 
-    def name(self, setting: Setting) -> str:
+    def name(self, setting: NormRuns) -> str:
         """Name of a setting in legends: its norm and the settings that vary, as in ``norm=cn8, lr=0.01``."""
         return ", ".join([f"norm={setting.norm}", *self.values(setting)])
 
-    def values(self, setting: Setting) -> list[str]:
+    def values(self, setting: NormRuns) -> list[str]:
         """The settings that vary, as in ``lr=0.01``. Those of norms are named only if they vary for this norm."""
         same_norm = _varying([one.values for one in self.settings if one.norm == setting.norm])
         keys = [key for key in self.varying_keys if not key.startswith("norm.") or key in same_norm]
@@ -168,15 +168,15 @@ class Experiment:
         """Learning rates of all runs, in order."""
         return sorted({setting.lr for setting in self.settings})
 
-    def best_by_rate(self, norm: str) -> dict[float, Setting]:
+    def best_by_rate(self, norm: str) -> dict[float, NormRuns]:
         """For each learning rate of a norm its best setting; one without scores if all runs diverged."""
-        by_rate: dict[float, list[Setting]] = {}
+        by_rate: dict[float, list[NormRuns]] = {}
         for one in self.settings:
             if one.norm == norm:
                 by_rate.setdefault(one.lr, []).append(one)
         return {rate: self._best_of(some) for rate, some in sorted(by_rate.items())}
 
-    def _best_of(self, settings: Sequence[Setting]) -> Setting:
+    def _best_of(self, settings: Sequence[NormRuns]) -> NormRuns:
         finished = [one for one in settings if one.scores]
         return _highest(finished, self.score_names[0]) if finished else settings[0]
 
@@ -205,7 +205,7 @@ def compare_norms(records: Iterable[Record], diverged: Iterable[DivergedRun] = (
         >>> experiment.title, [(best.norm, best.setting.lr, best.tried) for best in experiment.best]
         ('permuted-mnist, single', [('bn', 0.3, 2)])
     """
-    settings: dict[Key, dict[Key, Setting]] = {}
+    settings: dict[Key, dict[Key, NormRuns]] = {}
     configs: dict[Key, RunConfig] = {}
     for record in sorted(records, key=lambda r: (run_names(r.config), r.config.hash, r.seed)):
         experiment = _experiment_key(record.config)
@@ -243,7 +243,7 @@ def _experiment_key(config: RunConfig) -> Key:
     return tuple(sorted({**dict(names), **values}.items()))
 
 
-def _add(settings: dict[Key, Setting], record: Record) -> None:
+def _add(settings: dict[Key, NormRuns], record: Record) -> None:
     """Add a record to its setting; with exact moments, its evaluation with running moments is one of another norm."""
     for moments, (scores, curve) in _evaluations(record):
         setting = _setting(settings, record.config, moments)
@@ -266,7 +266,7 @@ def _evaluations(record: Record) -> Iterator[tuple[str, tuple[dict[str, float], 
             yield moments, (scores, [mean_ap(row) for row in counts.tally])
 
 
-def _setting(settings: dict[Key, Setting], config: RunConfig, moments: str) -> Setting:
+def _setting(settings: dict[Key, NormRuns], config: RunConfig, moments: str) -> NormRuns:
     """The setting of a run in an experiment; it is added if it is new."""
     norm = run_names(config)[2] + ("*" if moments == "oracle" else "")
     values = {
@@ -275,7 +275,7 @@ def _setting(settings: dict[Key, Setting], config: RunConfig, moments: str) -> S
         if not (_is_experiment_key(key) or key in NORM_KEYS or key.startswith(EVALUATION_GROUP))
     }
     key = (("norm", norm), *((key, format_value(value)) for key, value in values.items()))
-    return settings.setdefault(key, Setting(norm, values))
+    return settings.setdefault(key, NormRuns(norm, values))
 
 
 def _titles(configs: Mapping[Key, RunConfig]) -> dict[Key, str]:
@@ -288,8 +288,8 @@ def _titles(configs: Mapping[Key, RunConfig]) -> dict[Key, str]:
         varying = _varying_experiment_keys([configs[key] for key in keys])
         for key in keys:
             settings = flatten_settings(configs[key].as_dict())
-            given = [(one, settings[one]) for one in varying if settings.get(one) is not None]
-            parts = [f"{short_key(one)}={format_value(value)}" for one, value in given]
+            values = [(one, settings[one]) for one in varying if settings.get(one) is not None]
+            parts = [f"{short_key(one)}={format_value(value)}" for one, value in values]
             titles[key] = ", ".join(filter(None, [*names, *parts, _validation_data(configs[key])]))
     return titles
 
@@ -301,11 +301,11 @@ def _varying_experiment_keys(configs: Sequence[RunConfig]) -> list[str]:
 
 
 def _experiment(
-    title: str, config: RunConfig, settings: list[Setting], validation: tuple[str, list[Setting]]
+    title: str, config: RunConfig, settings: list[NormRuns], validation: tuple[str, list[NormRuns]]
 ) -> Experiment:
     name = (LABEL_SCORES if any(r.multi_label for s in settings for r in s.records.values()) else SCORES)[0]
     data = _validation_data(config)
-    by_norm: dict[str, list[Setting]] = {}
+    by_norm: dict[str, list[NormRuns]] = {}
     for setting in settings:
         by_norm.setdefault(setting.norm, []).append(setting)
     best = [_best(norm, some, data, validation, name) for norm, some in by_norm.items()]
@@ -329,8 +329,8 @@ def _validation_data(config: RunConfig) -> str:
 
 
 def _validation_settings(
-    key: Key, settings: Mapping[Key, Mapping[Key, Setting]], configs: Mapping[Key, RunConfig]
-) -> tuple[str, list[Setting]]:
+    key: Key, settings: Mapping[Key, Mapping[Key, NormRuns]], configs: Mapping[Key, RunConfig]
+) -> tuple[str, list[NormRuns]]:
     """Settings of the validation runs of an experiment, and what they are scored on; none if it is one itself."""
     if not _validation_data(configs[key]):
         for other, by_key in settings.items():
@@ -345,7 +345,7 @@ def _without_part(key: Key) -> Key:
 
 
 def _best(
-    norm: str, settings: Sequence[Setting], data: str, validation: tuple[str, list[Setting]], name: str
+    norm: str, settings: Sequence[NormRuns], data: str, validation: tuple[str, list[NormRuns]], name: str
 ) -> BestSetting:
     """Best setting of a norm: by the validation runs if their best setting was run here, otherwise by these runs.
 
@@ -367,7 +367,7 @@ def _best(
     return BestSetting(norm, _highest(finished, name) if finished else None, len(settings), chosen_on)
 
 
-def _highest(settings: Sequence[Setting], name: str) -> Setting:
+def _highest(settings: Sequence[NormRuns], name: str) -> NormRuns:
     """Setting with the highest mean; of equal ones that with the smallest learning rate."""
     stable = [one for one in settings if not one.diverged] or settings
     most = max(len(one.scores) for one in stable)
@@ -385,11 +385,11 @@ def has_exact_moments(norm: str) -> bool:
     return norm.endswith("*")
 
 
-def _with_first(settings: Sequence[Setting]) -> Iterator[tuple[Setting, Setting]]:
+def _with_first(settings: Sequence[NormRuns]) -> Iterator[tuple[NormRuns, NormRuns]]:
     return ((settings[0], other) for other in settings[1:])
 
 
-def _compare(a: Setting, b: Setting, name: str) -> Comparison | None:
+def _compare(a: NormRuns, b: NormRuns, name: str) -> Comparison | None:
     """Comparison on shared seeds; without the bootstrap, which takes longer than all the rest."""
     first, second = a.seed_scores(name), b.seed_scores(name)
     seeds = tuple(seed for seed in first if seed in second)

@@ -320,11 +320,11 @@ def _values(
     tag: str | None = None,
 ) -> _Values:
     values = _Values(stream)
-    for argument, given, hint in (
+    for argument, value, hint in (
         ("norm", norm, "'none' for no norm layers, 'bn' for batch norm"),
         ("strategy", strategy, "'single' for training without replay"),
     ):
-        if given is None:
+        if value is None:
             raise UserError(f"{argument}=None: use a name, such as {hint}.")
     values.set_norm(norm, tag, recorded)
     values.set("lr", "train.lr", lr)

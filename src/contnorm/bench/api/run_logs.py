@@ -161,7 +161,7 @@ class RunLogs:
     def _call(self, call: Callable[[Logger], None]) -> None:
         for logger in list(self.loggers):
             try:
-                with _random_state_kept():
+                with _restored_random_state():
                     call(logger)
             except (Exception, SystemExit) as error:
                 self.loggers = [other for other in self.loggers if other is not logger]
@@ -173,7 +173,7 @@ class RunLogs:
 
 
 @contextmanager
-def _random_state_kept() -> Iterator[None]:
+def _restored_random_state() -> Iterator[None]:
     """Restore the global random generators: user code in this process may use them, and loggers too."""
     states = random.getstate(), np.random.get_state(), torch.random.get_rng_state()
     try:

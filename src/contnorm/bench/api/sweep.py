@@ -18,6 +18,7 @@ from contnorm.bench.api.stream import Stream, list_seeds, load_stream
 from contnorm.bench.api.sweep_monitor import SweepMonitor
 from contnorm.bench.api.sweep_result import SweepResult, Trial
 from contnorm.bench.config.schema import flatten_settings
+from contnorm.bench.config.sources import RUN_ARGUMENTS
 from contnorm.bench.grid import expand_grid, is_grid, list_values
 from contnorm.bench.metrics.accuracy_matrix import SCORES
 from contnorm.bench.metrics.multilabel import LABEL_SCORES
@@ -30,16 +31,7 @@ log = logging.getLogger("contnorm")
 
 HOLDOUT = 0.2  # share of the training samples that replaces the test samples of a stream without validation tasks
 DEFAULT_NORM = "cn"  # of `run`
-ARGUMENTS = {
-    "norm": "norm.name",
-    "strategy": "strategy.name",
-    "model": "model.name",
-    "memory": "memory.kind",
-    "lr": "train.lr",
-    "batch_size": "train.batch",
-    "replay": "train.replay",
-}  # arguments of `run` that a grid may vary, with their settings
-_ARGUMENT_OF = {key: name for name, key in ARGUMENTS.items()}
+_ARGUMENT_OF = {key: name for name, key in RUN_ARGUMENTS.items()}
 _OWN_OPTIONS = ("stream", "experiments", "seeds", "runs", "progress", "monitor")
 
 
@@ -166,22 +158,22 @@ class SweepGrid:
             )
         if not isinstance(tag, str | None):
             raise UserError(f"tag={tag!r}: use one name. A tag can't be swept; define the objects in a file instead.")
-        given = {name: value for name, value in arguments.items() if value is not None}
+        values = {name: value for name, value in arguments.items() if value is not None}
         stream: dict[str, Any] = {}
         for key, value in [*flatten_settings(settings or {}).items(), *more.items()]:
             if key.startswith("stream."):
                 stream[key.partition(".")[2]] = _single(key, value)
                 continue
             name = _ARGUMENT_OF.get(key, key) if value is not None else key
-            if name in given:
-                raise UserError(f"{key} is given twice, with {given[name]!r} and {value!r}. Give it once.")
-            given[name] = value
-        values = {name: list_values(name, value) for name, value in given.items()}
-        if tag is not None and any(len(values.get(name, ())) > 1 for name in ("model", "strategy")):
+            if name in values:
+                raise UserError(f"{key} is given twice, with {values[name]!r} and {value!r}. Give it once.")
+            values[name] = value
+        lists = {name: list_values(name, value) for name, value in values.items()}
+        if tag is not None and any(len(lists.get(name, ())) > 1 for name in ("model", "strategy")):
             raise UserError(
                 f"tag={tag!r} names one object, and a list of them is given. Define them in a file instead."
             )
-        return cls(values, tuple(name for name, value in given.items() if is_grid(value)), stream, tag, execution)
+        return cls(lists, tuple(name for name, value in values.items() if is_grid(value)), stream, tag, execution)
 
     def combinations(self, without: str | None = None) -> list[dict[str, Any]]:
         """Return all combinations of the values, norms first; optionally without those of one setting."""
@@ -201,8 +193,8 @@ class SweepGrid:
 
     def _arguments(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Arguments of `run` for one combination of values."""
-        arguments = {name: value for name, value in values.items() if name in ARGUMENTS}
-        settings = {key: value for key, value in values.items() if key not in ARGUMENTS}
+        arguments = {name: value for name, value in values.items() if name in RUN_ARGUMENTS}
+        settings = {key: value for key, value in values.items() if key not in RUN_ARGUMENTS}
         if settings:
             arguments["settings"] = settings
         return arguments if self.tag is None else {**arguments, "tag": self.tag}

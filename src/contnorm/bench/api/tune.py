@@ -9,9 +9,10 @@ from typing import Any
 from rich.console import Console
 
 from contnorm.bench.api.stream import Stream
-from contnorm.bench.api.sweep import ARGUMENTS, SweepGrid, SweepSession, is_lower_better
+from contnorm.bench.api.sweep import SweepGrid, SweepSession, is_lower_better
 from contnorm.bench.api.sweep_result import SweepResult, Trial
 from contnorm.bench.config.schema import from_dict
+from contnorm.bench.config.sources import RUN_ARGUMENTS
 from contnorm.bench.grid import LEARNING_RATES, LineSearch, Refine
 from contnorm.errors import UserCodeError, UserError
 
@@ -144,14 +145,14 @@ class _Search:
 
 def _sets_lr(settings: Mapping[str, Any] | None, options: Mapping[str, Any]) -> bool:
     """Whether the learning rate is given as a setting rather than as an argument."""
-    given = settings if isinstance(settings, Mapping) else {}
-    group = given.get("train")
-    return "train.lr" in given or "train.lr" in options or (isinstance(group, Mapping) and "lr" in group)
+    mapping = settings if isinstance(settings, Mapping) else {}
+    group = mapping.get("train")
+    return "train.lr" in mapping or "train.lr" in options or (isinstance(group, Mapping) and "lr" in group)
 
 
 def _searched(over: str, grid: SweepGrid) -> str:
     """Return the name of the setting to search, among those of a grid."""
-    axis = next((name for name, key in ARGUMENTS.items() if key == over), over)
+    axis = next((name for name, key in RUN_ARGUMENTS.items() if key == over), over)
     if axis not in grid.axes:
         raise UserError(f"over={over!r}: give at least two values of {axis}, from which the search starts.")
     for value in grid.values[axis]:
@@ -163,7 +164,7 @@ def _searched(over: str, grid: SweepGrid) -> str:
 def _line_search(
     axis: str, grid: SweepGrid, extensions: int, refine: Refine | None, lower_is_better: bool
 ) -> LineSearch:
-    key = ARGUMENTS.get(axis, axis)
+    key = RUN_ARGUMENTS.get(axis, axis)
     return LineSearch(
         grid.values[axis],
         extensions=extensions,

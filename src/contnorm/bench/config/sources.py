@@ -18,6 +18,7 @@ from contnorm.registry import find_norm
 
 __all__ = [
     "MAX_SEEDS",
+    "RUN_ARGUMENTS",
     "Setting",
     "check_seed",
     "check_seeds",
@@ -35,6 +36,15 @@ __all__ = [
     "with_setting",
 ]
 
+RUN_ARGUMENTS = {
+    "norm": "norm.name",
+    "strategy": "strategy.name",
+    "model": "model.name",
+    "memory": "memory.kind",
+    "lr": "train.lr",
+    "batch_size": "train.batch",
+    "replay": "train.replay",
+}  # arguments of `bench.run` that are settings, with their keys
 MAX_SEEDS = 10_000
 MAX_SEED = 2**32 - 1
 _MAX_DIGITS = 18  # longer numbers exceed the limit of every setting

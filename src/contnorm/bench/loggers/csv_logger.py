@@ -33,8 +33,8 @@ class CSVLogger(Logger):
 
     def start(self, run: LoggedRun) -> None:
         path = self.path(run)
-        kept = [row for row in _read(path) if int(row[0]) <= run.done] if run.done else []
-        lines = [",".join(row) for row in (COLUMNS, *kept)]
+        rows = [row for row in _read(path) if int(row[0]) <= run.done] if run.done else []
+        lines = [",".join(row) for row in (COLUMNS, *rows)]
         write_atomically(path, "".join(f"{line}\n" for line in lines).encode())
         self._files[run.id] = path.open("a", newline="")
         self._describe(run, "running")
