@@ -1,13 +1,33 @@
-"""A console for the tests of commands: 200 columns wide, prints to memory."""
+"""Fixtures for the tests of commands: a console that prints to memory, and calls of the program in this process."""
 
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 
 import pytest
 from rich.console import Console
 
+from contnorm.cli.main import main
+
+Called = tuple[int, str, str]  # exit code, output and errors
+
 
 @pytest.fixture
 def console() -> Console:
+    """A console that is 200 columns wide."""
     return Console(file=io.StringIO(), width=200)
+
+
+@pytest.fixture
+def contnorm(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Called]:
+    """Call the program with command-line arguments; returns exit code, output and errors."""
+
+    def call(*arguments: object) -> Called:
+        monkeypatch.setattr("sys.argv", ["contnorm", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capsys.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    return call

@@ -3,31 +3,17 @@
 from __future__ import annotations
 
 import gzip
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from contnorm.bench.records import Store
-from contnorm.cli.main import main
 from tests.committed_records import COARSE_GRID, RUNS, copy_run
 from tests.datasets import small_mnist
 
 BN, CN, BRN = "ba9df79f047e", "85d5f7c04f8c", "634f63758def"
 Result = tuple[int, str, str]
-
-
-@pytest.fixture
-def contnorm(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
-    def call(*arguments: object) -> Result:
-        monkeypatch.setattr(sys, "argv", ["contnorm", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capsys.readouterr()
-        return int(ended.value.code or 0), out, err
-
-    return call
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from contnorm.bench.engine.lock import RunLock
-from contnorm.cli.main import main
 from tests.bench.test_leftovers import record, unfinished
 
 Clean = Callable[..., tuple[int, str, str]]
@@ -24,20 +23,16 @@ def runs(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def clean(runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Clean:
+def clean(runs: Path, contnorm: Clean, monkeypatch: pytest.MonkeyPatch) -> Clean:
     """Call the command; ``answers`` are typed at a terminal, which there is only if there are some."""
 
     def call(*arguments: str, answers: str = "") -> tuple[int, str, str]:
         replies = iter(answers)
         monkeypatch.setattr("contnorm.cli.clean._at_terminal", lambda: bool(answers))
         monkeypatch.setattr("typer.confirm", lambda question: print(question) or next(replies) == "y")
-        monkeypatch.setattr("sys.argv", ["contnorm", "clean", str(runs), *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
+        called = contnorm("clean", runs, *arguments)
         assert not list(replies), "every answer was asked for"
-        out, err = capsys.readouterr()
-        assert isinstance(ended.value.code, int)
-        return ended.value.code, out, err
+        return called
 
     return call
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ from scipy import stats
 
 from contnorm.bench.config.schema import RunConfig, from_dict
 from contnorm.bench.records import Store
-from contnorm.cli.main import main
 from tests.committed_records import FOLDER
 
 SCORES = {"bn": [60, 61, 64, 62, 63], "cn": [64, 66, 67, 65]}
@@ -34,16 +34,8 @@ def runs(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def compare(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Compare:
-    def call(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["contnorm", "compare", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capsys.readouterr()
-        assert isinstance(ended.value.code, int)
-        return ended.value.code, out, err
-
-    return call
+def compare(contnorm: Compare) -> Compare:
+    return partial(contnorm, "compare")
 
 
 def test_selections_end_in_a_verdict(compare: Compare, runs: Path) -> None:

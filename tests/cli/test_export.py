@@ -6,14 +6,12 @@ import csv
 import os
 import shlex
 import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from contnorm.bench.loggers.csv_logger import CSVLogger
-from contnorm.cli.main import main
 from tests.committed_records import copy_run
 from tests.datasets import small_mnist
 
@@ -21,20 +19,9 @@ BN, CN = "ba9df79f047e", "85d5f7c04f8c"
 Result = tuple[int, str, str]
 
 
-@pytest.fixture
-def contnorm(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> Callable[..., Result]:
+@pytest.fixture(autouse=True)
+def current_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-
-    def call(*arguments: object) -> Result:
-        monkeypatch.setattr(sys, "argv", ["contnorm", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capsys.readouterr()
-        return int(ended.value.code or 0), out, err
-
-    return call
 
 
 def rows(path: Path) -> list[dict[str, str]]:

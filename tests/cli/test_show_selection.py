@@ -17,9 +17,10 @@ from contnorm.bench import load_runs
 from contnorm.bench.config.schema import from_dict
 from contnorm.bench.engine.lock import RunLock
 from contnorm.bench.records import Store
-from contnorm.cli.main import main
 
 LRS = {"bn": (0.03, 0.1), "cn": (0.03,)}
+
+Show = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
@@ -37,23 +38,11 @@ def runs(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def show(
-    runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., tuple[int, str, str]]:
-    """Call the command; returns exit code, output and errors."""
-
+def show(runs: Path, contnorm: Show) -> Show:
     def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["contnorm", "show", *arguments, "--runs", str(runs)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capsys.readouterr()
-        assert isinstance(ended.value.code, int)
-        return ended.value.code, out, err
+        return contnorm("show", *arguments, "--runs", runs)
 
     return call
-
-
-Show = Callable[..., tuple[int, str, str]]
 
 
 def rows(out: str) -> list[list[str]]:
@@ -171,13 +160,8 @@ def test_unfinished_runs_are_counted_with_the_command(show: Show, runs: Path) ->
     lock.release()
 
 
-def test_folder_of_unfinished_runs_names_resume(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folder_of_unfinished_runs_names_resume(tmp_path: Path, contnorm: Show) -> None:
     stop(tmp_path, "bn", 0)
     for arguments in ([], ["--sort", "acc"]):
-        monkeypatch.setattr("sys.argv", ["contnorm", "show", *arguments, "--runs", str(tmp_path)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        error = capsys.readouterr().err
-        assert ended.value.code == 2 and f"contnorm resume {tmp_path}" in error and error.count("\n") == 1
+        code, _, error = contnorm("show", *arguments, "--runs", tmp_path)
+        assert code == 2 and f"contnorm resume {tmp_path}" in error and error.count("\n") == 1
