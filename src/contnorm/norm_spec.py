@@ -235,7 +235,7 @@ def _check_layer(layer: object, caller: str) -> None:
     if isinstance(layer, _module_class()):
         raise TypeError(
             f"{caller}: {type(layer).__name__} is given as an object. Give its class, or a function that creates one: "
-            f"every layer of a network needs a norm of its own."
+            f"every layer of a network needs its own norm."
         )
     if not callable(layer) or (isinstance(layer, type) and not issubclass(layer, _module_class())):
         raise TypeError(

@@ -24,7 +24,7 @@ from tests.datasets import real_data, small_coco, small_nus_wide, write_json
 
 @pytest.fixture
 def data(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., str]:
-    """Runs the command on a root of its own; gives what it printed, or the line it ended with and exit code 2."""
+    """Call the command with a temporary data root; returns its output, or its error line if it must fail."""
 
     def call(*arguments: object, fails: bool = False) -> str:
         typed = ["contnorm", "data", *map(str, arguments), "--data-root", str(tmp_path / "sets")]

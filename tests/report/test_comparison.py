@@ -126,7 +126,7 @@ def test_page_opens_with_the_comparison_and_names_settings(grid: Path) -> None:
     assert "split-mnist, single: ACC by learning rate. Highest: norm=cn8 76.33 at 0.01, norm=bn 71.00 at 0.1." in part
 
 
-def test_folder_without_runs_of_the_paper_has_nothing_of_the_paper(grid: Path, tmp_path: Path) -> None:
+def test_report_without_runs_of_the_paper_does_not_mention_it(grid: Path, tmp_path: Path) -> None:
     report = collect_report(grid)
     assert report_files(report, "md").keys() == {"comparison.md", "runs.md"}
     assert report_files(report, "csv").keys() == {"comparison.csv", "runs.csv"}
@@ -281,7 +281,7 @@ def test_choice_on_test_tasks_is_stated(grid: Path) -> None:
     )
 
 
-def test_streams_strategies_and_memories_are_not_compared_with_each_other(tmp_path: Path) -> None:
+def test_different_streams_strategies_and_memories_are_not_compared(tmp_path: Path) -> None:
     save(tmp_path, config_of("bn", 0.03), [80, 81])
     save(tmp_path, config_of("cn8", 0.03, strategy={"name": "er"}), [82, 83])
     save(tmp_path, config_of("bn", 0.03, strategy={"name": "er"}), [82, 83])

@@ -27,11 +27,11 @@ def file_hash(path: Path) -> str:
 
     Nothing is executed.
     """
-    own = content_hash(path)
+    of_file = content_hash(path)
     imported = sorted((module, content_hash(file)) for file, module in imported_files(path).items())
     if not imported:
-        return own[:12]
-    text = "\n".join([own, *(f"{module} {content}" for module, content in imported)])
+        return of_file[:12]
+    text = "\n".join([of_file, *(f"{module} {content}" for module, content in imported)])
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

@@ -316,7 +316,7 @@ def differing_keys(a: RunConfig, b: RunConfig) -> list[str]:
 
 
 def experiment_names(a: RunConfig, b: RunConfig) -> tuple[str, str]:
-    """Names that tell two experiments apart: their norms, or the settings in which they differ; at most a few.
+    """Names that distinguish two experiments: their norms, or the settings in which they differ; at most a few.
 
     Example:
         >>> from contnorm.bench.config.schema import from_dict
@@ -375,7 +375,7 @@ def list_variations(configs: Sequence[RunConfig]) -> str:
         'train.lr (0.03, 0.1)'
     """
     settings = [flatten_settings(config.as_dict()) for config in configs]
-    known = dict.fromkeys(key for of_run in settings for key in of_run)  # components may have settings of their own
+    known = dict.fromkeys(key for of_run in settings for key in of_run)  # components may have own settings
     # Defaults differ between streams and strategies; they are named only if nothing else differs.
     chosen = varying(configs)
     keys = [key for key in known if key in chosen] or [

@@ -204,7 +204,7 @@ class LineSearch:
         return self._between()
 
     def _beyond(self) -> float | None:
-        """The next value beyond the edge that the best one lies at; None if there is none to try."""
+        """The next value beyond the edge where the best one is; None if there is none to try."""
         done = self.extended >= self._extensions or (self._refined and self._refine is not None)
         if done or not (self.at_edge or (self.best is None and self._shrink)):
             return None

@@ -146,7 +146,7 @@ def _find(root: Path) -> Leftovers:
 def _folders(root: Path) -> Iterator[tuple[Path, list[str]]]:
     """Folders that may have leftovers, each with the names in it; not the insides of unfinished runs or hidden folders.
 
-    The root is resolved if its path lacks the names that tell what it is, as in the folder of a run.
+    The root is resolved if its path lacks the names that identify it, as in the folder of a run.
     """
     resolved = root.resolve()
     needs_parent = root.name in ("", "..") or (is_unfinished(resolved) and not is_unfinished(root))

@@ -341,7 +341,7 @@ class ExtraDraw:
 def add_extra_draw(plan: Plan, config: RunConfig, stream: TaskSequence, seed: int, draw: ExtraDraw) -> Plan:
     """Return a plan whose steps have one more replay draw, from all samples in the memory.
 
-    The draw has generators of its own, so all other draws stay the same. A run without replay gets the memory that its
+    The draw has its own generators, so all other draws stay the same. A run without replay gets the memory that its
     settings name, for this draw alone.
     """
     if draw.balance == "class" and stream.multi_label:
@@ -380,7 +380,7 @@ def _draw_balanced(
 ) -> Indices:
     """Draw up to ``size`` of the slots, uniformly or with the same number of each group of items, plus or minus one.
 
-    A group with too few samples gives all it has, and the others give more.
+    A group with too few samples contributes all of them, and the others contribute more.
     """
     if groups is None or len(slots) <= size:
         return draw_slots(slots, size, rng)

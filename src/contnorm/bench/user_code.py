@@ -131,9 +131,12 @@ def is_file_code(name: str) -> bool:
 def code_hash(name: str, what: str = "") -> str | None:
     """Return the hash of the file that a name refers to and of the local modules it imports.
 
-    It is None for names of the package, and if there is no such file. ``what`` is the kind of a registered component,
-    such as "memory". Editing any of the files changes the identity of
+    It is None for names of the package, and if there is no such file. Editing any of the files changes the identity of
     the run. For a file without local imports it is the hash of the file alone. Nothing is executed.
+
+    Args:
+        name: The name.
+        what: The kind of a registered component, such as "memory"; empty for any.
 
     Example:
         >>> code_hash("er") is None

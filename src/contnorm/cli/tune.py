@@ -73,7 +73,7 @@ def tune(
     ] = "lr",
     grid: GridOption = None,
     extend: Annotated[
-        int | None, typer.Option(help="Most values to try beyond the grid, each way; default: 3, or 0 for a recipe.")
+        int | None, typer.Option(help="Most values to try beyond the grid, per search; default: 3, or 0 for a recipe.")
     ] = None,
     refine: Annotated[
         str | None,
@@ -239,7 +239,7 @@ def _show_grids(results: Sequence[GridResult], options: TuneOptions, console: Co
     for result in results:
         best = result.best if options.max_steps is None else None
         texts = {rate.lr: _rate_text(rate, rate is best, options.seeds) for rate in result.rates}
-        cells = [texts.get(lr, "") for lr in tried]  # searches that are extended have rates of their own
+        cells = [texts.get(lr, "") for lr in tried]  # extended searches have different rates
         rows.append([*result.grid.names, *cells, str(len(texts)), f"{best.lr:g}" if best else "none yet"])
     show_rows(heads, rows, console, named=3)
     console.print()

@@ -416,7 +416,7 @@ def _build_replacement(layer: _Layer, spec: NormSpec, options: Mapping[str, obje
 
 
 def _build_user_layer(layer: _Layer, spec: NormSpec, dim: Dim, options: dict[str, object]) -> nn.Module:
-    """Build a layer of a norm that is not of this package, which may know neither devices nor automatic groups."""
+    """Build a layer of a norm that is not of this package, which may support neither devices nor automatic groups."""
     if options.get("num_groups") == "auto":
         options["num_groups"] = auto_groups(layer.detected.channels, one_position=dim == 1)
     new = build_norm(spec, layer.detected.channels, dim, options, "the new norm")

@@ -376,7 +376,7 @@ def _highest(settings: Sequence[NormRuns], name: str) -> NormRuns:
 
 
 def has_exact_moments(norm: str) -> bool:
-    """Whether a label is that of a norm that is evaluated with exact moments, which no method has.
+    """Whether a label is that of a norm that is evaluated with exact moments, which are not available in practice.
 
     Example:
         >>> has_exact_moments("bn*"), has_exact_moments("bn")

@@ -22,7 +22,7 @@ def _short(dtype: torch.dtype) -> str:
 
 @norm_check()
 def dtypes(subject: NormSubject) -> None:
-    """For float64, float32, bfloat16 and float16 input, it computes statistics in float32 or better.
+    """For float64, float32, bfloat16 and float16 input, it computes moments in float32 or better.
 
     A layer of float32 parameters gets input of half precision, as under autocast. The expected values are those of the
     rounded input, so the tolerance is one rounding of the result in its own type.

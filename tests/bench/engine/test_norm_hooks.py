@@ -151,7 +151,7 @@ def test_wrong_answer_of_a_layer_is_one_line(file: Path, network: str, message: 
 
 
 @pytest.mark.parametrize("strategy", ["er", "derpp", "single"])
-def test_extra_batch_has_a_pass_of_its_own_and_changes_no_other_draw(file: Path, strategy: str) -> None:
+def test_extra_batch_has_its_own_pass_and_changes_no_other_draw(file: Path, strategy: str) -> None:
     config = settings(file, "extra", strategy)
     trainer, other = trainer_of(config), trainer_of(settings(file, "plain", strategy))
     layer_of(trainer).calls.clear()

@@ -1,4 +1,4 @@
-"""On a GPU: strategies with state and hooks in captured steps, beside others, killed, and what is refused there."""
+"""On a GPU: strategies with state and hooks in captured steps, in several lanes, after a kill; and what is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Strategies with state and hooks: killed at random places, and beside others, they end in the same bits."""
+"""Strategies with state and hooks: bit-exact results after kills at random places, and in several lanes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Add a data set of one's own under the data root. Needs no torch."""
+"""Add a user's data set under the data root. Needs no torch."""
 
 from __future__ import annotations
 

@@ -199,7 +199,7 @@ class _StopMessages:
 
 def _prepare(name: str, environment: RunEnvironment, progress: RunProgress) -> None:
     """Decode a data set with a progress bar, if it was not decoded before."""
-    is_in_memory = "@" in name and find_added(name, environment.data_root) is None  # or a plugin makes it
+    is_in_memory = "@" in name and find_added(name, environment.data_root) is None  # or made by a plugin
     if name not in environment.sources and not is_in_memory:
         load_with_progress(
             name,

@@ -79,7 +79,7 @@ class Task:
 
 
 class Stream:
-    """A stream of tasks. Build it with `load_stream`, or with `Stream.from_arrays` and its siblings from your data.
+    """A stream of tasks. Build it with `load_stream`, or from your data with a method such as `from_arrays`.
 
     Label space: outputs of a network are numbered in the order of the tasks. With scenario ``"class"`` all outputs
     compete, with ``"task"`` only those of the sample's task do, with ``"domain"`` all tasks share the outputs, and

@@ -97,7 +97,7 @@ class SweepResult:
         rule: The rule by which settings are chosen, in words.
         by: Names of the settings for each combination of which one setting is chosen.
         warning: Why scores of the chosen settings are biased; None if they were chosen on validation samples.
-        notes: Remarks, such as that a best value lies at an edge of the grid.
+        notes: Remarks, such as that a best value is at an edge of the grid.
         tuned: Name of the setting that `bench.tune` searched; None for a sweep.
         lower_is_better: Whether the lowest score is the best.
     """

@@ -93,11 +93,11 @@ class SettingsGroup:
 
 @dataclass(frozen=True, config=_CONFIG)
 class ComponentConfig(SettingsGroup):
-    """Base class of groups whose component, such as a strategy, may have settings of its own.
+    """Base class of groups whose component, such as a strategy, may have own settings.
 
     Attributes:
         options: The component's own settings by name, in alphabetical order. In nested values and records they are
-            keys of the group, beside its fields. `contnorm.bench.config.own_settings` checks them.
+            keys of the group, in addition to its fields. `contnorm.bench.config.own_settings` checks them.
     """
 
     options: Options = Field(default=(), kw_only=True)
@@ -145,7 +145,7 @@ class StrategyConfig(ComponentConfig):
     )
     forward: Literal["joint", "separate"] = Field(
         default="joint",
-        description="One forward pass over stream and memory samples, or two; changes batch statistics.",
+        description="One forward pass over stream and memory samples, or two; changes batch moments.",
     )
     loss: Literal["mean", "sum"] = Field(
         default="mean", description="Mean over all samples, or sum of the means of stream and memory samples."

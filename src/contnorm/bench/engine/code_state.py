@@ -3,7 +3,7 @@
 A checkpoint contains the parameters and buffers of a network, the optimizer, the memory, and the state of the strategy
 (`Strategy.state_dict`). It does not contain other state of user code: attributes of types that can't be saved,
 attributes of classes and of a network, and module variables. So a checkpoint is usable only if that state equals the
-state of newly loaded code, which the digests tell.
+state of newly loaded code. The digests show whether it does.
 """
 
 from __future__ import annotations

@@ -332,5 +332,5 @@ def _divergence_message(trainer: Trainer, cause: str, task: int) -> str:
 
 def _likely_cause(trainer: Trainer) -> str:
     config = trainer.config
-    own = f", or the loss of strategy {config.strategy.name!r} is wrong" if trainer.has_user_strategy else ""
-    return f"Most likely the learning rate of {config.train.lr} is too high for norm {config.norm.name!r}{own}."
+    or_loss = f", or the loss of strategy {config.strategy.name!r} is wrong" if trainer.has_user_strategy else ""
+    return f"Most likely the learning rate of {config.train.lr} is too high for norm {config.norm.name!r}{or_loss}."

@@ -1,4 +1,4 @@
-"""What the layers of a network ask of the engine, see `contnorm.tags`: tags, task hooks, losses, an extra batch."""
+"""The hooks of the layers of a network, see `contnorm.tags`: tags, task boundaries, losses, an extra batch."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ class Trainer:
         return images
 
     def _fresh_model(self, plans: PlanCache, any_norm: bool) -> tuple[nn.Module, NormHooks]:
-        """Return the network, and what its layers ask of the engine; adds an extra draw for them to the plan."""
+        """Return the network and the hooks of its layers; adds the extra draw that they request to the plan."""
         stream = self.data.sequence
         shape = stream.source.train_images.shape[1:]
         with seeded_generators(seed_for(self.seed, "init"), torch.device("cpu")):

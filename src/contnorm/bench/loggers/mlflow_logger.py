@@ -111,7 +111,7 @@ class MLflowLogger(Logger):
 
 @contextmanager
 def _file_store_allowed() -> Iterator[None]:
-    """Allow a folder as the store; recent versions of MLflow ask for this variable."""
+    """Allow a folder as the store; recent versions of MLflow require this variable."""
     before = os.environ.get(_ALLOW_FILES)
     os.environ.setdefault(_ALLOW_FILES, "true")
     try:

@@ -59,7 +59,7 @@ def norm_maker(config: NormConfig, dim: Dim, total_steps: int) -> NormMaker:
 
 
 def _marked_if_users(spec: NormSpec, make: NormMaker) -> NormMaker:
-    """Mark the layers of a user's norm, since their class does not tell what they are."""
+    """Mark the layers of a user's norm, which can't be recognized by their class."""
     return mark_norms(make) if spec.layers else make
 
 

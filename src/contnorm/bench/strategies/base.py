@@ -83,11 +83,11 @@ class OutputMask:
 class Strategy:
     """Base class of all strategies.
 
-    A subclass defines `loss`. It may declare settings of its own as a dataclass ``Settings``, create tensors in
+    A subclass defines `loss`. It may declare own settings as a dataclass ``Settings``, create tensors in
     `setup`, and define the hooks below. State in its attributes is saved in checkpoints, see `state_dict`.
 
     Args:
-        config: Settings of a run, which the engine gives; for `bench.run`, use the keywords instead.
+        config: Settings of a run, which the engine passes; for `bench.run`, use the keywords instead.
         **settings: The strategy's own settings and those of every strategy by name, or any setting by dotted key.
 
     Attributes:

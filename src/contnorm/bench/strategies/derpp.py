@@ -22,7 +22,7 @@ class DERpp(Strategy):
     """CE(stream) + alpha * MSE(first draw, its stored logits) + beta * CE(second draw).
 
     Args:
-        config: Settings of a run, which the engine gives; for `bench.run`, use the keywords instead.
+        config: Settings of a run, which the engine passes; for `bench.run`, use the keywords instead.
         replay: Replayed samples per step and draw.
         forward: One forward pass for stream and memory (``"joint"``), or one for each (``"separate"``).
         alpha: Weight of the stored logits.

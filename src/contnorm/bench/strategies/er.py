@@ -21,7 +21,7 @@ class ER(Strategy):
     """Cross-entropy of stream and memory: the mean over all samples, or the sum of the two means.
 
     Args:
-        config: Settings of a run, which the engine gives; for `bench.run`, use the keywords instead.
+        config: Settings of a run, which the engine passes; for `bench.run`, use the keywords instead.
         replay: Replayed samples per step.
         forward: One forward pass for stream and memory (``"joint"``), or one for each (``"separate"``).
         loss: Mean over all samples, or sum of the means of stream and memory.

@@ -27,7 +27,7 @@ class ERACE(Strategy):
     """CE(stream; classes in the batch) + CE(memory; classes seen so far).
 
     Args:
-        config: Settings of a run, which the engine gives; for `bench.run`, use the keywords instead.
+        config: Settings of a run, which the engine passes; for `bench.run`, use the keywords instead.
         replay: Replayed samples per step.
         forward: One forward pass for stream and memory (``"joint"``), or one for each (``"separate"``, the default).
         replay_from: Whether past tasks are replayed, or all including the current one (the default).

@@ -26,7 +26,7 @@ class EWC(Strategy):
     """CE(stream) + strength / 2 * sum of fisher * (weight - weight after the last task)**2.
 
     Args:
-        config: Settings of a run, which the engine gives; for `bench.run`, use the keywords instead.
+        config: Settings of a run, which the engine passes; for `bench.run`, use the keywords instead.
         **settings: The fields of ``Settings``.
 
     Example:

@@ -25,7 +25,7 @@ class LwF(Strategy):
     """CE(stream) + strength * CE(softmax of old outputs, softmax of old outputs before the task), at a temperature.
 
     Args:
-        config: Settings of a run, which the engine gives; for `bench.run`, use the keywords instead.
+        config: Settings of a run, which the engine passes; for `bench.run`, use the keywords instead.
         **settings: The fields of ``Settings``.
 
     Example:

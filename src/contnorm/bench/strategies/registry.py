@@ -23,7 +23,7 @@ class StrategySpec:
         summary: One-line description for listings.
         aliases: Other names in the literature.
         memory: Default kind of memory; None for the default of the stream.
-        own_settings: The settings of its own that its class declares as ``Settings``, with their defaults. They are
+        own_settings: The own settings that its class declares as ``Settings``, with their defaults. They are
             repeated here because the class needs torch.
         defaults: Defaults of the settings of every strategy, which override those of the stream.
     """

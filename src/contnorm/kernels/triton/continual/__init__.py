@@ -37,7 +37,7 @@ def unsupported_reason(x: Tensor, num_groups: int) -> str | None:
     if not (COMPILER or INTERPRETED):
         return "Triton needs a C compiler, and there is no gcc, no clang and no CC in the environment"
     if x.dtype not in TYPES:
-        return f"it computes statistics in float32, and the input is {x.dtype}"
+        return f"it computes moments in float32, and the input is {x.dtype}"
     samples, channels = x.shape[0], x.shape[1]
     if not plan.fits(samples, channels, x.numel() // (samples * channels), num_groups):
         return f"an input of shape {tuple(x.shape)} in {num_groups} groups is too large for it"
