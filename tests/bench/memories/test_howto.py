@@ -37,7 +37,7 @@ def test_example_memory_of_the_docs_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_memory_with_a_slot_out_of_range_is_one_line_on_the_command_line(tmp_path: Path) -> None:
+def test_slot_out_of_range_is_one_line_on_the_command_line(tmp_path: Path) -> None:
     """With two lanes; the module of its folder is imported, though the current folder is another one."""
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "slots.py").write_text("SLOT = 50\n")

@@ -4,56 +4,41 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.console import Console
-from torch import nn
 
+from contnorm.bench.api.arguments import ARGUMENTS, DEFAULT_NORM, DEFAULT_STRATEGY, Model, Norm, collect_values
 from contnorm.bench.api.execution import RunOptions, environment_with_data, run_jobs
-from contnorm.bench.api.identity import identify
 from contnorm.bench.api.progress import RunMonitor
 from contnorm.bench.api.result import Result
 from contnorm.bench.api.run_logs import Loggers, LogOptions, RunLogs
 from contnorm.bench.api.stream import Stream, list_seeds, load_stream
 from contnorm.bench.components import components_of
 from contnorm.bench.config.resolve import resolve
-from contnorm.bench.config.schema import RunConfig, flatten_settings
-from contnorm.bench.config.sources import with_setting
+from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.engine.checkpoint import weights_path
 from contnorm.bench.engine.events import Finished
 from contnorm.bench.engine.job import Job, RunEnvironment
 from contnorm.bench.memories import Memory
-from contnorm.bench.models.user_norms import built_in_name, norm_code
 from contnorm.bench.records import Record, Store, make_record
 from contnorm.bench.strategies.base import Strategy
 from contnorm.bench.user_code import PythonObject, loading_user_code, python_objects
 from contnorm.errors import UserError, unknown
-from contnorm.registry import NORMS
 
 __all__ = ["run", "run_all", "run_experiments"]
 
 log = logging.getLogger("contnorm")
 
 
-class _Default(str):
-    """The default of an argument, which ``settings`` may override."""
-
-
-_NORM, _STRATEGY = _Default("cn"), _Default("er")
-Model = str | nn.Module | Callable[..., nn.Module]
-Norm = str | Callable[..., nn.Module]
-_ARGUMENTS = ("norm", "strategy", "model", "memory", "lr", "batch_size", "replay", "settings", "tag")
-
-
 def run(
     stream: Stream | str,
     *,
-    norm: Norm = _NORM,
-    strategy: str | Strategy | type[Strategy] = _STRATEGY,
+    norm: Norm = DEFAULT_NORM,
+    strategy: str | Strategy | type[Strategy] = DEFAULT_STRATEGY,
     model: Model | None = None,
     memory: str | Memory | type[Memory] | None = None,
     lr: float | None = None,
@@ -244,10 +229,10 @@ def run_experiments(
     log_options = LogOptions.of(log, log_every, log_dir)
     resolved = []
     for experiment in experiments:
-        unknown_keys = sorted(set(map(str, experiment)) - set(_ARGUMENTS))
+        unknown_keys = sorted(set(map(str, experiment)) - set(ARGUMENTS))
         if unknown_keys:
-            raise unknown("argument of an experiment", unknown_keys[0], _ARGUMENTS)
-        values = _values(stream, runs is not None, **experiment)
+            raise unknown("argument of an experiment", unknown_keys[0], ARGUMENTS)
+        values = collect_values(stream, runs is not None, **experiment)
         with python_objects(values.objects):
             resolved.append(_Experiment(resolve(values.nested(), stream.root or Path("data")), values.objects))
     console = progress if isinstance(progress, Console) else Console(stderr=True) if progress else None
@@ -305,143 +290,9 @@ def _run_group(
     return _run(jobs, configs, environment, stream, console, monitor, logs)
 
 
-def _values(
-    stream: Stream,
-    recorded: bool,
-    *,
-    norm: Norm = _NORM,
-    strategy: str | Strategy | type[Strategy] = _STRATEGY,
-    model: Model | None = None,
-    memory: str | Memory | type[Memory] | None = None,
-    lr: float | None = None,
-    batch_size: int | None = None,
-    replay: int | None = None,
-    settings: Mapping[str, Any] | None = None,
-    tag: str | None = None,
-) -> _Values:
-    values = _Values(stream)
-    for argument, value, hint in (
-        ("norm", norm, "'none' for no norm layers, 'bn' for batch norm"),
-        ("strategy", strategy, "'single' for training without replay"),
-    ):
-        if value is None:
-            raise UserError(f"{argument}=None: use a name, such as {hint}.")
-    values.set_norm(norm, tag, recorded)
-    values.set("lr", "train.lr", lr)
-    values.set("batch_size", "train.batch", batch_size)
-    values.set("replay", "train.replay", replay)
-    values.set_component("strategy", "strategy.name", strategy, Strategy, tag, recorded)
-    values.set_component("memory", "memory.kind", memory, Memory, tag, recorded)
-    values.set_component("model", "model.name", model, (), tag, recorded)
-    if not isinstance(settings, Mapping | None) or not all(isinstance(key, str) for key in settings or {}):
-        raise UserError(f"settings={settings!r}: use a dictionary of settings by name, such as {{'train.lr': 0.1}}.")
-    for key, value in flatten_settings(settings or {}).items():
-        values.set(f"settings[{key!r}]", key, value, none=True)
-    return values
-
-
-class _Values:
-    """Settings of a run from the arguments of `run`; arguments that contradict each other are rejected.
-
-    Args:
-        stream: The stream.
-    """
-
-    def __init__(self, stream: Stream) -> None:
-        self._stream = stream
-        self._given: dict[str, tuple[str, Any]] = {}  # by setting key: the argument and its value
-        self.objects: dict[str, PythonObject] = {}
-
-    def set(self, argument: str, key: str, value: Any, none: bool = False) -> None:
-        """Set a setting from an argument; None leaves the default, unless ``none`` is True."""
-        if (value is None and not none) or isinstance(value, _Default):
-            return
-        if isinstance(value, np.generic):
-            value = value.item()
-        if key in self._given and self._given[key][1] != value:
-            other, earlier = self._given[key]
-            raise UserError(f"{other} and {argument} set {key} to {earlier!r} and to {value!r}. Give it once.")
-        self._given[key] = (argument, value)
-
-    def set_norm(self, norm: Any, tag: str | None, recorded: bool) -> None:
-        """Set the norm by name, or as a class or function. Worker processes get the spec of a registered norm."""
-        self.set_component("norm", "norm.name", norm, (), tag, recorded)
-        spec = NORMS.get(norm.strip().lower()) if isinstance(norm, str) else None
-        if spec is not None and spec.layers and not spec.origin.package:  # worker processes load plugins themselves
-            self.objects[spec.name] = PythonObject(spec, norm_code(spec.name))
-
-    def set_component(
-        self, argument: str, key: str, value: Any, base: type | tuple[type, ...], tag: str | None, recorded: bool
-    ) -> None:
-        """Set a norm, a strategy, a memory or a network by name, or as an object."""
-        if value is None or isinstance(value, str):
-            self.set(argument, key, value)
-            return
-        component = _component_settings(value, key, base)
-        if key not in component:
-            _check_component(argument, value)
-        for component_key, component_value in component.items():
-            self.set(f"{argument}={type(value).__name__}(...)", component_key, component_value, none=True)
-        if key in component:
-            return
-        name, python_object = identify(value, argument, tag, recorded)
-        if name in self.objects:  # a strategy and a network with the same tag
-            name = f"{name}:{argument}"
-        self.set(argument, key, name)
-        self.objects[name] = python_object
-
-    def nested(self) -> dict[str, Any]:
-        """Return nested settings: those of the stream, the defaults of `run`, and the arguments."""
-        defaults = {"norm": {"name": str(_NORM)}, "strategy": {"name": str(_STRATEGY)}, **self._stream.defaults}
-        values: dict[str, Any] = {**defaults, "stream": self._stream.settings}
-        for key, (_, value) in self._given.items():
-            values = with_setting(values, key, value)
-        return values
-
-
-def _component_settings(value: object, key: str, base: type | tuple[type, ...]) -> dict[str, Any]:
-    """Return the settings of a strategy or memory object, with its name (``key``) if it is one of this package.
-
-    An object of a user's subclass has the settings of its base class, but not its name: its code differs.
-    """
-    kind = value if isinstance(value, type) else type(value)
-    if not issubclass(kind, base):
-        return {}
-    built_in = kind.__module__.startswith("contnorm.bench.")
-    settings = {key: getattr(value, "name", "")} if isinstance(value, type) else getattr(value, "overrides", {})
-    return {k: v for k, v in settings.items() if k != key or (built_in and v)}
-
-
-def _check_component(argument: str, value: Any) -> None:
-    """Reject objects that can't be used as a norm, a strategy, a memory or a network."""
-    if argument == "norm":
-        _check_norm(value)
-    is_memory = isinstance(value, Memory) or (isinstance(value, type) and issubclass(value, Memory))
-    if argument == "memory" and not is_memory:
-        raise UserError(
-            f"memory={value!r}: use a name, a subclass of bench.Memory, or an object such as bench.Ring(50)."
-        )
-    is_strategy = isinstance(value, Strategy) or (isinstance(value, type) and issubclass(value, Strategy))
-    if argument == "strategy" and not is_strategy:
-        raise UserError(f"strategy={value!r}: use a name, a subclass of bench.Strategy, or an object of one.")
-    if argument == "model" and not callable(value):
-        raise UserError(f"model={value!r}: use a name, a torch.nn.Module, or a function that makes one.")
-
-
 def _is_registered_here(config: RunConfig) -> bool:
     """Whether settings name a component that this program registered, rather than a plugin."""
     return any(not component.origin.package for component in components_of(config.as_dict()))
-
-
-def _check_norm(value: Any) -> None:
-    if isinstance(value, nn.Module) or not callable(value) or isinstance(value, Mapping):
-        raise UserError(
-            f"norm={value!r}: use one name, such as 'cn', a class of layers, or a function that creates a layer. "
-            f"bench.run_all runs several experiments."
-        )
-    name = built_in_name(value)
-    if name is not None:
-        raise UserError(f"norm={value.__name__}: is a norm of contnorm. Use its name, norm={name!r}.")
 
 
 def _environment(

@@ -11,6 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
+from contnorm.bench.api.arguments import DEFAULT_NORM
 from contnorm.bench.api.execution import RunInterrupted
 from contnorm.bench.api.result import Result
 from contnorm.bench.api.run import run_experiments
@@ -30,7 +31,6 @@ __all__ = ["HOLDOUT", "SweepGrid", "SweepInterrupted", "SweepSession", "is_lower
 log = logging.getLogger("contnorm")
 
 HOLDOUT = 0.2  # share of the training samples that replaces the test samples of a stream without validation tasks
-DEFAULT_NORM = "cn"  # of `run`
 _ARGUMENT_OF = {key: name for name, key in RUN_ARGUMENTS.items()}
 _OWN_OPTIONS = ("stream", "experiments", "seeds", "runs", "progress", "monitor")
 
@@ -187,7 +187,7 @@ class SweepGrid:
         for values in self.combinations() if combinations is None else combinations:
             shown = ["norm", *(name for name in self.axes if name != "norm")]
             setting = {name: _shown(values[name], labels[name]) for name in shown if name in values}
-            norm = {"norm": DEFAULT_NORM} if "norm" not in values else {}
+            norm = {"norm": str(DEFAULT_NORM)} if "norm" not in values else {}
             trials.append(Trial({**norm, **setting}, self._arguments(values), tuple(seeds)))
         return trials
 
