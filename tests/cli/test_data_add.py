@@ -42,7 +42,28 @@ def test_add_show_and_run(npz: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     run = output(
         "run", "--stream", "blobs", "--norm", "cn", "--strategy", "er", "--set", "memory.kind=reservoir", *root
     )
-    assert "blobs" in run and "recorded in" in run
+    assert "blobs er cn seed 0: recorded in" in run
+
+
+def test_commands_name_added_data_alike(npz: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Progress, tables, logs, sweeps and selections have the name of the data, not that of the kind of stream."""
+    monkeypatch.chdir(tmp_path)
+    output("data", "add", "blobs", "--npz", npz, "--tasks", "2")
+    (tmp_path / "nets.py").write_text(
+        "from torch import nn\n\n\ndef make(shape, outputs):\n"
+        "    return nn.Sequential(nn.Linear(shape[0], 8), nn.BatchNorm1d(8), nn.Linear(8, outputs))\n"
+    )
+    options = ("--stream", "blobs", "--norm", "bn", "--model", "nets.py:make", "--lanes", "1")
+    run = output("run", *options, "--lr", "0.03", "--log", "tensorboard")
+    assert [path.name.rpartition("-")[0] for path in tmp_path.glob("runs-logs/tensorboard/*")] == ["blobs-er-bn"]
+    assert "blobs er bn seed 0" in run and "model.name=nets.py:make" in run
+    assert "blobs: acc on the test samples" in output("sweep", *options, "--lr", "0.03,0.1", "--seeds", "1")
+    shown = output("show", "--where", "stream=blobs", "--columns", "stream,lr", "--sort", "lr")
+    assert shown.split()[2:] == ["blobs", "0.03", "blobs", "0.1"]
+    assert len(bench.load_runs("runs").where(stream="blobs", model="nets.py:make")) == 2
+    assert bench.load_stream("blobs").name == "blobs"
+    with pytest.raises(UserError, match=r"no record has 'dogs'. There are arrays, blobs\."):
+        bench.load_runs("runs").where("stream=dogs")
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,8 @@
 A selection consists of conditions, all of which must hold. In text, a condition is a key, an operator and one or more
 values, separated by commas; further conditions follow after a comma: ``norm=bn,cn,lr<0.1``. Keys are dotted settings,
 their names without the group where those are unique, short names such as ``norm``, or ``seed``, ``hash`` and
-``status``. Values are compared with resolved settings, as `bench.Runs.to_frame` shows them.
+``status``. Values are compared with resolved settings, as `bench.Runs.to_frame` shows them. A stream of the user's data
+is also selected by the name of the data, which tables show.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from contnorm.bench.config.defaults import canonical_strategy, resolved_settings
+from contnorm.bench.config.defaults import canonical_strategy, resolved_settings, stream_name
 from contnorm.bench.config.schema import RunConfig, flatten_settings
 from contnorm.bench.config.sources import format_value, parse_assignment
 from contnorm.bench.memories import MEMORIES
@@ -289,9 +290,11 @@ def _check_names(items: Sequence[RunLike], condition: Condition) -> None:
     if key not in _NAMES:
         return
     recorded = _values(items, key)
+    if key == "stream.name":
+        recorded = list(dict.fromkeys([*map(_data_name, items), *recorded]))
     for value in condition.values:
         if value not in recorded and _canonical(key, value)[0] not in _NAMES[key]:
-            names = sorted(map(str, recorded)) or list(_NAMES[key])
+            names = sorted(str(name) for name in recorded if name is not None) or list(_NAMES[key])
             near = nearest(value, [*names, *_NAMES[key]]) if isinstance(value, str) else []
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise UserError(f"{condition.typed or key}: no record has {value!r}.{hint} There are {', '.join(names)}.")
@@ -361,9 +364,16 @@ def _canonical(key: str, name: Any) -> tuple[Any, int | None]:
 
 def _is_named(item: RunLike, key: str, wanted: tuple[Any, int | None]) -> bool:
     name, groups = _canonical(key, value_of(item, key))
+    if key == "stream.name" and wanted[0] == _data_name(item):
+        return True
     if name != wanted[0]:
         return False
     return wanted[1] is None or wanted[1] == (groups or value_of(item, "norm.groups"))
+
+
+def _data_name(item: RunLike) -> str | None:
+    """Name of the stream in tables; None if the settings of the run are unknown."""
+    return None if item.config is None else stream_name(item.config.stream)
 
 
 def conditions_of(texts: Sequence[str], arguments: Mapping[str, Any], keys: Collection[str] = ()) -> list[Condition]:

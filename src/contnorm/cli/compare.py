@@ -146,7 +146,7 @@ def _select(text: str, store: Store, where: Sequence[str]) -> _Selected:
         key = next(iter(differing_keys(configs[0], configs[1])), "hash")
         value = configs[0].hash if key == "hash" else format_value(value_of(runs.records[0], key))
         raise UserError(
-            f"{text}: selects {len(configs)} runs, which differ in {list_variations(configs)}. Select one, such as "
+            f"{text}: selects {len(configs)} runs, which differ in {list_variations(configs)}. Narrow it down, such as "
             f"{text},{short_key(key)}={value}."
         )
     records = sorted(runs.records, key=lambda record: record.seed)

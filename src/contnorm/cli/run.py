@@ -51,6 +51,7 @@ _FLAG_NAMES = {
     "stream.name": "--stream",
     "strategy.name": "--strategy",
     "norm.name": "--norm",
+    "model.name": "--model",
     "memory.kind": "--memory",
     "memory.size": "--buffer",
     "evaluate.moments": "--eval-moments",
@@ -68,6 +69,9 @@ def run(
     ] = None,
     norm: Annotated[str, typer.Option(help="Normalization layer; see `contnorm ls norms`.")] = "cn",
     groups: Annotated[str | None, typer.Option(help="Number of channel groups, or 'auto'.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Network: mlp, resnet18, ... or file.py:make; default: that of the stream.")
+    ] = None,
     weights: Annotated[
         str | None, typer.Option(help="Pretrained weights to start from: a file, or torchvision:IMAGENET1K_V1.")
     ] = None,
@@ -114,6 +118,7 @@ def run(
         "strategy.name": strategy,
         "norm.name": norm,
         "norm.groups": parse_int_or_text(groups) if groups is not None else None,
+        "model.name": model,
         "model.weights": weights,
         "memory.kind": memory,
         "memory.size": buffer,

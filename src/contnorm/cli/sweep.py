@@ -82,6 +82,7 @@ LIST_FLAGS = {
     "strategy": "strategy.name",
     "norm": "norm.name",
     "groups": "norm.groups",
+    "model": "model.name",
     "memory": "memory.kind",
     "buffer": "memory.size",
     "batch": "train.batch",
@@ -99,6 +100,10 @@ def sweep(
         str | None, typer.Option(help="Normalization layers, comma-separated, such as bn,cn; default: cn.")
     ] = None,
     groups: Annotated[str | None, typer.Option(help="Numbers of channel groups, comma-separated.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Networks, comma-separated, each a name or file.py:make; default: that of the stream."),
+    ] = None,
     memory: Annotated[str | None, typer.Option(help="Memories, comma-separated; see `contnorm ls memories`.")] = None,
     buffer: Annotated[str | None, typer.Option(help="Memory sizes, comma-separated.")] = None,
     batch: Annotated[str | None, typer.Option(help="Stream samples per step, comma-separated.")] = None,
@@ -139,6 +144,7 @@ def sweep(
             "strategy": strategy,
             "norm": norm,
             "groups": groups,
+            "model": model,
             "memory": memory,
             "buffer": buffer,
             "batch": batch,

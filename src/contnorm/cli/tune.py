@@ -63,6 +63,10 @@ def tune(
         str | None,
         typer.Option("--norm", "--norms", help="Norms, comma-separated, as bn,cn; default: cn, or all of the recipe."),
     ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Networks, comma-separated, each a name or file.py:make; default: that of the stream."),
+    ] = None,
     seeds: Annotated[int, typer.Option(help="Number of seeds, counted from 0.")] = 3,
     rates: Annotated[
         str | None,
@@ -134,7 +138,7 @@ def tune(
     _refuse(context, RECIPE_ONLY, "needs a recipe, such as `contnorm tune table2`")
     if stream is None:
         raise UserError("tune: give a recipe, such as table2, or --stream. See `contnorm ls streams`.")
-    lists = {"strategy": strategies, "norm": norms, "lr": rates}
+    lists = {"strategy": strategies, "norm": norms, "model": model, "lr": rates}
     flags = GridFlags(lists, grid or [], {"train.precision": precision, "train.max_steps": max_steps}, set_ or [])
 
     def search(stream_: bench.Stream, settings: dict[str, Any], progress: Console) -> bench.SweepResult:
@@ -160,6 +164,7 @@ def tune(
 
 
 STREAM_ONLY = {
+    "model": "--model",
     "over": "--over",
     "grid": "--grid",
     "score": "--score",

@@ -17,6 +17,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from contnorm.bench.config.defaults import stream_name
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.engine.events import Diverged, Failed, Finished, Started, Steps, Stopped, TaskDone
 from contnorm.bench.engine.job import Job
@@ -163,4 +164,4 @@ class RunProgress:
 
 def _label(job: Job) -> str:
     config = job.config
-    return escape_terminal(f"{config.stream.name} {config.strategy.name} {config.norm.name} seed {job.seed}")
+    return escape_terminal(f"{stream_name(config.stream)} {config.strategy.name} {config.norm.name} seed {job.seed}")

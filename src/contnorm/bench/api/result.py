@@ -18,6 +18,7 @@ from torch import nn
 
 from contnorm.bench.api.stream import Stream
 from contnorm.bench.comparison import scores_of
+from contnorm.bench.config.defaults import stream_name
 from contnorm.bench.config.schema import NormConfig
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.figures import compare_figure, figure
@@ -193,8 +194,7 @@ class Result:
     def _title(self) -> str:
         config = self.config
         seeds = f"{len(self.seeds)} seed{'s' if len(self.seeds) > 1 else ''}"
-        data, at, _ = (config.stream.source or "").partition("@")  # of the user, such as "arrays@0123456789ab"
-        return f"{data if at else config.stream.name}, {config.strategy.name}, {_norm_label(config.norm)} ({seeds})"
+        return f"{stream_name(config.stream)}, {config.strategy.name}, {_norm_label(config.norm)} ({seeds})"
 
     def __repr__(self) -> str:
         parts = []

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from contnorm.bench.components import Component, find_component
+from contnorm.bench.config.defaults import stream_name
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig, flatten_settings, from_dict
 from contnorm.bench.config.sources import with_setting
@@ -220,8 +221,8 @@ class Stream:
 
     @property
     def name(self) -> str:
-        """Name of the stream in tables and records."""
-        return self._config.stream.name
+        """Name of the stream in tables: that of the data, if these are the user's own."""
+        return stream_name(self._config.stream)
 
     @cached_property
     def source(self) -> Source:

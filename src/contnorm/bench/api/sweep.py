@@ -347,7 +347,7 @@ def is_lower_better(score: str) -> bool:
 
 
 def _check_score(score: str | None, stream: Stream) -> str:
-    scores = list(LABEL_SCORES if find_stream(stream.name).kind == "multi-label" else SCORES)
+    scores = list(LABEL_SCORES if stream._spec.kind == "multi-label" else SCORES)
     if score is not None and score not in scores:
         raise unknown("score", score, scores)
     return score or scores[0]

@@ -169,7 +169,8 @@ class SweepResult:
             else:
                 ties = [t for t in trials if t.eligible and t is not best[name] and t.mean == best[name].mean]
                 if ties:
-                    notes.append(f"{label}: {', '.join(t.describe() for t in ties)} did as well as the chosen setting.")
+                    others = ", ".join(trial.describe() for trial in ties)
+                    notes.append(f"{others} did as well as the chosen {best[name].describe()}.")
                 elif self._is_at_edge(best[name], trials):
                     notes.append(f"{label}: lr={best[name].setting['lr']:g} is at the edge of the grid; extend it.")
         return notes

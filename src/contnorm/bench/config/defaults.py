@@ -41,6 +41,7 @@ __all__ = [
     "differences",
     "resolved_settings",
     "run_names",
+    "stream_name",
     "varying",
 ]
 
@@ -264,6 +265,19 @@ def run_names(config: RunConfig) -> tuple[str, ...]:
     )
 
 
+def stream_name(stream: StreamConfig) -> str:
+    """Name of a stream that its user knows it by: that of the data, if these are the user's own.
+
+    Example:
+        >>> stream_name(StreamConfig("split-mnist", "digits")), stream_name(StreamConfig("folder", "cats@1a2b3c"))
+        ('split-mnist', 'cats')
+    """
+    spec = STREAMS.get(stream.name)
+    if spec is not None and spec.kind == "user" and stream.source:
+        return stream.source.partition("@")[0]
+    return stream.name
+
+
 def _stream_label(stream: StreamConfig) -> str:
     """Name of a stream, with its data set if that is not the usual one; the data's name for a user's data.
 
@@ -271,9 +285,9 @@ def _stream_label(stream: StreamConfig) -> str:
         >>> _stream_label(StreamConfig("split-mnist", "digits")), _stream_label(StreamConfig("folder", "cats@1a2b3c"))
         ('split-mnist (digits)', 'cats')
     """
-    spec, usual_source = STREAMS.get(stream.name), stream.name.partition("-")[2]
-    if spec is not None and spec.kind == "user" and stream.source:
-        return stream.source.partition("@")[0]
+    usual_source = stream.name.partition("-")[2]
+    if (name := stream_name(stream)) != stream.name:
+        return name
     source = "" if stream.source in (None, "mnist", usual_source, stream.name) else f" ({stream.source})"
     return stream.name + source
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from contnorm.bench.config.defaults import resolved_settings
-from contnorm.bench.config.schema import RunConfig
+from contnorm.bench.config.defaults import resolved_settings, stream_name
+from contnorm.bench.config.schema import RunConfig, StreamConfig
 
 __all__ = ["LoggedRun", "Logger"]
 
@@ -59,7 +59,8 @@ class LoggedRun:
     @property
     def experiment(self) -> str:
         """Stream, strategy and norm: a short description, the same for all seeds."""
-        return " ".join(str(self.settings[f"{group}.name"]) for group in ("stream", "strategy", "norm"))
+        stream = stream_name(StreamConfig(self.settings["stream.name"], self.settings.get("stream.source")))
+        return f"{stream} {self.settings['strategy.name']} {self.settings['norm.name']}"
 
     @property
     def name(self) -> str:
