@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import re
 import runpy
+import shlex
 from pathlib import Path
 
 import pytest
 
 import contnorm as cn
-from contnorm import functional
+from contnorm import functional, testing
 from contnorm.bench.data.multilabel_build import build
 from contnorm.bench.data.multilabel_listings import list_csv
+from contnorm.cli.main import COMMANDS, load_command
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -27,7 +29,8 @@ def python_blocks(page: Path) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
 
 
-SLOW_GUIDES = ("python-api", "sweeps", "bring-your-own-norm")  # they train several networks, or compile layers
+# They train several networks, compile layers, or write a report.
+SLOW_GUIDES = ("python-api", "sweeps", "bring-your-own-norm", "run-the-bench")
 SLOW_PAGES = ("README.md", *(f"docs/howto/{guide}.md" for guide in SLOW_GUIDES))
 
 
@@ -54,6 +57,26 @@ def test_links_and_anchors_exist(page: Path) -> None:
             linked = page.parent / target if target else page
             assert linked.exists(), f"{name(page)} links to {target}"
             assert not anchor or anchor in anchors(linked), f"{name(page)} links to {target}#{anchor}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_commands_and_options_exist(page: Path) -> None:
+    """Every `contnorm COMMAND --option` in a shell block or in the text is one that the program has."""
+    if page.name == "CHANGELOG.md":
+        return
+    text = page.read_text()
+    blocks = re.findall(r"^```(?:sh|bash|console)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    lines = [line.removeprefix("$ ") for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    lines += [" ".join(code.split()) for code in re.findall(r"`(contnorm [^`]+)`", prose)]
+    for line in lines:
+        words = shlex.split(line, comments=True)
+        if len(words) < 2 or words[0] != "contnorm" or words[1].startswith("-") or words[1].isupper():
+            continue
+        assert words[1] in COMMANDS, f"{name(page)}: {line}"
+        options = {option for parameter in load_command(words[1]).params for option in parameter.opts} | {"--help"}
+        unknown = [word for word in words[2:] if re.match(r"--?[a-z]", word) and word.partition("=")[0] not in options]
+        assert not unknown, f"{name(page)}: {line}"
 
 
 def anchors(page: Path) -> set[str]:
@@ -88,6 +111,13 @@ def test_paths_in_contributing_exist() -> None:
 def test_public_names_are_documented_with_an_example(public: str) -> None:
     thing = getattr(cn, public)
     assert thing.__doc__ and ">>>" in thing.__doc__, f"contnorm.{public} needs a docstring with an example"
+
+
+@pytest.mark.parametrize("public", sorted(set(testing.__all__) - {"NORM_CHECKS"}))  # a dict has no docstring
+def test_names_of_testing_are_documented_with_an_example(public: str) -> None:
+    page = (ROOT / "docs" / "howto" / "bring-your-own-norm.md").read_text()
+    assert ">>>" in (getattr(testing, public).__doc__ or "")
+    assert f"`{public}`" in page or f"testing.{public}" in page, f"bring-your-own-norm.md does not name {public}"
 
 
 @pytest.mark.parametrize("public", functional.__all__)

@@ -71,6 +71,18 @@ class Comparison:
         p: p value of a two-sided paired t test; NaN for one seed or if all differences are equal.
         names: Names of a and b in the verdict: what their settings differ in.
         differing: Keys of the settings in which a and b differ, apart from defaults of streams and strategies.
+
+    Example:
+        >>> from contnorm.bench.config.schema import from_dict
+        >>> from contnorm.bench.metrics.accuracy_matrix import AccuracyMatrix
+        >>> from contnorm.bench.record import Record
+        >>> def records(norm, correct):
+        ...     config = from_dict({"norm": {"name": norm}})
+        ...     matrices = [AccuracyMatrix([[count]], [100]) for count in correct]
+        ...     return [Record(config, seed, matrix, {}, {}) for seed, matrix in enumerate(matrices)]
+        >>> difference = compare(records("cn", [70, 74, 75]), records("bn", [60, 65, 62]))
+        >>> round(difference.mean, 2), difference.resolved, difference.differing
+        (10.67, True, ('norm.name',))
     """
 
     score: str

@@ -40,6 +40,10 @@ class ExportedRuns(Runs):
 
     Attributes:
         paths: The files of the tables, or the folder of logs.
+
+    Example:
+        >>> ExportedRuns([], paths=[Path("cn.csv"), Path("cn-accuracy.csv")]).paths[0].name
+        'cn.csv'
     """
 
     paths: Sequence[Path] = ()

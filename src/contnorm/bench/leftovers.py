@@ -54,6 +54,10 @@ class Leftover:
         size: Bytes of all files in it.
         modified: Time of the last change, in seconds since the epoch.
         run: The unfinished run in the folder; None for other kinds.
+
+    Example:
+        >>> Leftover(Path("runs/75cc28cb778a/0.run"), "checkpoint of a recorded run", 2048, 1.7e9).size
+        2048
     """
 
     path: Path
@@ -73,6 +77,12 @@ class Leftovers:
         running: Runs that a process executes now; they are not removed.
         problems: Messages about what can't be removed.
         removed: Paths that were removed.
+
+    Example:
+        >>> leftovers = Leftovers()
+        >>> leftovers.remove()
+        >>> leftovers.removed
+        []
     """
 
     removable: list[Leftover] = field(default_factory=list)

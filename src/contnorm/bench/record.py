@@ -75,6 +75,12 @@ class Record:
         drift: Distances between running and exact moments; empty if one of them is not finite.
         raw: All content of the record, including times, versions and device.
         path: File that the record was read from; for an archive, the file and the line.
+
+    Example:
+        >>> from contnorm.bench.metrics.accuracy_matrix import AccuracyMatrix
+        >>> record = Record(RunConfig(), 0, AccuracyMatrix([[9, None], [6, 8]], [10, 10]), {}, {})
+        >>> record.status, record.config.train.lr
+        ('finished', 0.03)
     """
 
     config: RunConfig

@@ -41,6 +41,10 @@ class Listing(NamedTuple):
         summary: One-line description.
         origin: ``"contnorm"``, the package and its version, ``"this process"``, the data root of an added data set, or
             ``"your own"`` for user code.
+
+    Example:
+        >>> available()["strategies"]["er-ace"].origin
+        'contnorm'
     """
 
     summary: str

@@ -231,6 +231,10 @@ class ArchivedRuns(Runs):
     Attributes:
         written: Whether the file was written; False if it had this content already.
         nested_folders: Other runs folders inside the folder, which are not in the archive.
+
+    Example:
+        >>> ArchivedRuns([], written=True).written
+        True
     """
 
     written: bool = True

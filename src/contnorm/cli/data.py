@@ -61,7 +61,7 @@ def data(
     name: Annotated[
         str, typer.Argument(help="Data set to show, fetch or build; `add` to add one of yours. Default: list all.")
     ] = "",
-    added: Annotated[str, typer.Argument(metavar="[NAME]", help="After `add`: the name of your data set.")] = "",
+    added: Annotated[str, typer.Argument(metavar="NAME", help="After `add`: the name of your data set.")] = "",
     folder: Annotated[
         Path | None, typer.Option(help="Add images with one label each: DIR/CLASS/*, or DIR/train and DIR/test.")
     ] = None,
@@ -91,7 +91,7 @@ def data(
     out: Annotated[
         Path | None, typer.Option(help="Folder to build the data set in; default: under the data root.")
     ] = None,
-    size: Annotated[int | None, typer.Option(help="Image side in pixels: 256 or 224; any size with --csv.")] = None,
+    size: Annotated[int | None, typer.Option(help="Image side in pixels: 256 or 224; any size with add or --csv.")] = None,
     allow_missing: Annotated[
         bool, typer.Option("--allow-missing", help="Build without missing images; noted in the manifest.")
     ] = False,

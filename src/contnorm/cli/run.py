@@ -67,7 +67,7 @@ def run(
     memory: Annotated[
         str | None, typer.Option(help="Replay memory: ring, reservoir, balanced, ... or file.py:Class.")
     ] = None,
-    norm: Annotated[str, typer.Option(help="Normalization layer; see `contnorm ls norms`.")] = "cn",
+    norm: Annotated[str, typer.Option(help="Normalization layer: bn, cn, cn8, ... or file.py:Class.")] = "cn",
     groups: Annotated[str | None, typer.Option(help="Number of channel groups, or 'auto'.")] = None,
     model: Annotated[
         str | None, typer.Option(help="Network: mlp, resnet18, ... or file.py:make; default: that of the stream.")

@@ -22,6 +22,11 @@ class NormCheck:
         run: The check: it raises an exception if the norm fails.
         strict: Whether it is a requirement of this package beyond what torch's own norms do.
         slow: Whether it takes more than about a second.
+
+    Example:
+        >>> from contnorm.testing import NORM_CHECKS
+        >>> NORM_CHECKS["momentum"].strict
+        False
     """
 
     name: str

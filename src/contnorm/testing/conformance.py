@@ -48,6 +48,11 @@ class CheckResult:
         check: The name of the check.
         status: ``"passed"``, ``"failed"``, ``"skipped"``, or ``"declared"`` for a failure that the norm declares.
         reason: Why it failed or was skipped; empty if it passed.
+
+    Example:
+        >>> from torch import nn
+        >>> check_norm(nn.BatchNorm2d, checks=["momentum"]).results[0]
+        CheckResult(check='momentum', status='passed', reason='')
     """
 
     check: str
@@ -57,7 +62,15 @@ class CheckResult:
 
 @dataclass(frozen=True)
 class NormReport:
-    """Results of all checks of a norm. Its text has one line per check that did not pass."""
+    """Results of all checks of a norm. Its text has one line per check that did not pass.
+
+    Example:
+        >>> from torch import nn
+        >>> report = check_norm(nn.BatchNorm2d, checks=["momentum", "auxiliary_loss"])
+        >>> print(report)
+        BatchNorm2d: 1 passed, 0 failed, 1 skipped
+          skipped   auxiliary_loss: it does not define auxiliary_loss
+    """
 
     norm: str
     results: tuple[CheckResult, ...]
@@ -99,6 +112,14 @@ class NormCheckError(AssertionError):
 
     Attributes:
         report: The results of all checks.
+
+    Example:
+        >>> from torch import nn
+        >>> try:
+        ...     check_norm(lambda num_features: nn.Identity(), checks=["affine_parameters"])
+        ... except NormCheckError as error:
+        ...     print([result.check for result in error.report.failed])
+        ['affine_parameters']
     """
 
     def __init__(self, report: NormReport) -> None:

@@ -32,7 +32,18 @@ class CheckSkipped(Exception):  # noqa: N818 - a signal, not an error
 
 
 class NormReference(Protocol):
-    """An independent formula of a norm: the expected results of a layer for an input."""
+    """An independent formula of a norm: the expected results of a layer for an input.
+
+    Example:
+        >>> from contnorm.testing import check_norm
+        >>> def formula(layer, x):
+        ...     y = nn.functional.group_norm(x.double(), 4, layer.weight.double(), layer.bias.double(), layer.eps)
+        ...     return y, None
+        >>> def norm(num_features):
+        ...     return nn.GroupNorm(4, num_features)
+        >>> len(check_norm(norm, checks=["training_matches_reference"], reference=formula).passed)
+        1
+    """
 
     def __call__(self, layer: nn.Module, x: Tensor, /) -> tuple[Tensor, Moments | None]:
         """Return the output of a layer for an input, and its running moments afterwards, all in float64.

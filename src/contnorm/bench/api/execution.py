@@ -65,6 +65,10 @@ class RunOptions:
         threads: CPU threads per run; None for 1 or, when resuming, the number that a run started with.
         keep_weights: Whether a finished run saves its weights next to its record.
         allow_missing: Whether published data sets may have other image counts than published.
+
+    Example:
+        >>> RunOptions(device="cuda", lanes=4).lanes
+        4
     """
 
     device: str | None = None

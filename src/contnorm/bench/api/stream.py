@@ -44,6 +44,12 @@ class TaskDataset(Dataset[tuple[Tensor, int]]):
     Images are scaled to [0, 1] and normalized with the mean and standard deviation of the stream, if it has one;
     permuted streams permute the pixels. There is no augmentation. Labels are output indices; multi-label streams have
     a tensor of 0 and 1 per output.
+
+    Example:
+        >>> x, y = np.zeros((8, 3)), np.arange(8) % 4
+        >>> sample, label = Stream.from_arrays(x, y, x, y, tasks=2).tasks[1].test[0]
+        >>> sample.shape, label
+        (torch.Size([3]), 2)
     """
 
     def __init__(self, data: DeviceStream, task: int, test: bool) -> None:
@@ -71,6 +77,12 @@ class Task:
         classes: Its classes, as the data set names them, in the order of the network's outputs.
         train: Training samples, in the order of presentation.
         test: Test samples.
+
+    Example:
+        >>> x, y = np.zeros((8, 3)), np.arange(8) % 4
+        >>> task = Stream.from_arrays(x, y, x, y, tasks=2).tasks[1]
+        >>> task.index, task.classes, len(task.train)
+        (1, (2, 3), 4)
     """
 
     index: int

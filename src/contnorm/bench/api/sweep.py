@@ -41,6 +41,10 @@ class SweepInterrupted(RunInterrupted):
     Attributes:
         signal: Number of the signal.
         result: The `SweepResult` of the runs that finished.
+
+    Example:
+        >>> issubclass(SweepInterrupted, RunInterrupted)
+        True
     """
 
     def __init__(self, message: str, number: int, result: SweepResult) -> None:

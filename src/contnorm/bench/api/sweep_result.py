@@ -36,6 +36,11 @@ class Trial:
         scores: Score of each finished seed.
         diverged: Reason of each diverged seed.
         result: Result of the finished seeds; None if there is none.
+
+    Example:
+        >>> trial = Trial({"norm": "cn", "lr": 0.03}, {"norm": "cn", "lr": 0.03}, (0, 1, 2), scores={0: 61.0, 1: 63.0})
+        >>> trial.mean, trial.unfinished
+        (62.0, 1)
     """
 
     setting: Mapping[str, Any]
@@ -100,6 +105,13 @@ class SweepResult:
         notes: Remarks, such as that a best value is at an edge of the grid.
         tuned: Name of the setting that `bench.tune` searched; None for a sweep.
         lower_is_better: Whether the lowest score is the best.
+
+    Example:
+        >>> low = Trial({"norm": "bn", "lr": 0.01}, {}, (0,), scores={0: 61.0})
+        >>> high = Trial({"norm": "bn", "lr": 0.1}, {}, (0,), scores={0: 70.0})
+        >>> result = SweepResult([low, high], ("norm", "lr"), "split-mnist", "acc", (0,), "test samples", "highest acc")
+        >>> result.best["bn"].setting["lr"], result.best["bn"].mean
+        (0.1, 70.0)
     """
 
     trials: list[Trial]

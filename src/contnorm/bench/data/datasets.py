@@ -46,6 +46,10 @@ class BuildOptions:
         allow_missing: Whether to build without missing images.
         jobs: Number of decoding processes; None for one per core.
         base: Address to download the task lists from.
+
+    Example:
+        >>> BuildOptions(csv=Path("pets.csv"), images=Path("pets"), size=32).size
+        32
     """
 
     coco: Path | None = None

@@ -38,6 +38,10 @@ class StreamInfo:
         outputs: Number of outputs of the network. Labels are 0 to ``outputs - 1``.
         tasks: Number of tasks.
         multi_label: Whether labels are rows of 0 and 1.
+
+    Example:
+        >>> StreamInfo(outputs=10, tasks=5).multi_label
+        False
     """
 
     outputs: int

@@ -26,7 +26,13 @@ _COMMON_SETTINGS = {field.name for field in fields(StrategyConfig)} - {"name", "
 
 @dataclass(frozen=True)
 class Batch:
-    """Inputs of the network with their labels and tasks; ``y`` is another name of the labels."""
+    """Inputs of the network with their labels and tasks; ``y`` is another name of the labels.
+
+    Example:
+        >>> batch = Batch(torch.zeros(2, 3, 8, 8), label=torch.tensor([4, 5]), task=torch.tensor([2, 2]))
+        >>> len(batch), batch.y.tolist()
+        (2, [4, 5])
+    """
 
     x: Tensor
     label: Tensor  # (B,) class indices; (B, outputs) of 0 and 1 for multi-label data
@@ -189,7 +195,12 @@ class Strategy:
 
 
 class Single(Strategy):
-    """Fine-tuning on the stream without replay."""
+    """Fine-tuning on the stream without replay.
+
+    Example:
+        >>> Single().draws
+        0
+    """
 
     name = "single"
 

@@ -22,6 +22,11 @@ class TaskInfo:
         number: Number of the task, from 0.
         classes: The outputs of the network that are labels in the task.
         tasks: Number of tasks in the run.
+
+    Example:
+        >>> task = TaskInfo(number=4, classes=(8, 9), tasks=5)
+        >>> task.number == task.tasks - 1  # the last one
+        True
     """
 
     number: int
@@ -35,6 +40,12 @@ class TaskData:
     Args:
         stream: The stream on its device.
         items: Indices of the training items.
+
+    Example:
+        >>> from contnorm.bench.strategies.base import Strategy
+        >>> class Counting(Strategy):
+        ...     def on_task_end(self, task, data):
+        ...         self.samples = sum(len(batch) for batch in data.batches(64))  # equal to len(data)
     """
 
     def __init__(self, stream: DeviceStream, items: Tensor) -> None:
