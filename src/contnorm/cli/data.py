@@ -91,7 +91,9 @@ def data(
     out: Annotated[
         Path | None, typer.Option(help="Folder to build the data set in; default: under the data root.")
     ] = None,
-    size: Annotated[int | None, typer.Option(help="Image side in pixels: 256 or 224; any size with add or --csv.")] = None,
+    size: Annotated[
+        int | None, typer.Option(help="Image side in pixels: 256 or 224; any size with add or --csv.")
+    ] = None,
     allow_missing: Annotated[
         bool, typer.Option("--allow-missing", help="Build without missing images; noted in the manifest.")
     ] = False,
