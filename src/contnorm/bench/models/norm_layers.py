@@ -44,7 +44,7 @@ def norm_maker(config: NormConfig, dim: Dim, total_steps: int) -> NormMaker:
     """Function that creates the norm of a run for a number of channels."""
     spec, groups = find_run_norm(config)
     if config.layers == "stock":
-        return _stock_maker(spec, groups, config, dim)
+        return mark_norms(_stock_maker(spec, groups, config, dim))  # stock CN consists of a GN and a BN
     options = _options(spec, config, total_steps)
     norm_class(spec, dim, "norm.name")  # a user's norm may not have layers for this dimension
     if not spec.grouped:
