@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -12,7 +12,7 @@ import cloudpickle
 import pytest
 from pydantic import Field
 
-from contnorm.bench.config.own_settings import resolve_options
+from contnorm.bench.config.own_settings import make_settings, resolve_options
 from contnorm.bench.config.schema import StrategyConfig
 from contnorm.errors import UserError
 
@@ -79,7 +79,22 @@ def test_unusable_declarations() -> None:
         class Settings:
             sizes: tuple[int, ...] = (1, 2)
 
+    class Doubling:
+        @dataclass
+        class Settings:
+            temperature: float = 1.0
+
+            def __post_init__(self) -> None:
+                self.temperature *= 2
+
+    class WrongDefault:
+        @dataclass
+        class Settings:
+            temperature: float = "hot"  # type: ignore[assignment]
+
     for component, message in (
+        (Doubling, r"strategy\.temperature: __post_init__ of Settings changes the value 2\.0 again to 4\.0"),
+        (WrongDefault, r"strategy\.temperature='hot': input should be a valid number"),
         (Plain, "must be a dataclass"),
         (Clash, r"strategy\.alpha is a setting of every strategy"),
         (Required, r"strategy\.temperature: must be set"),
@@ -89,11 +104,51 @@ def test_unusable_declarations() -> None:
             resolve_options("strategy", StrategyConfig("mine.py:Component"), component)
 
 
+def test_dataclass_with_slots_and_computed_fields_is_usable() -> None:
+    class Component:
+        @dataclass(frozen=True, slots=True)
+        class Settings:
+            temperature: float = 2
+            double: float = field(default=4.0, init=False)
+
+    config = StrategyConfig("mine.py:Component")
+    assert resolve_options("strategy", config, Component) == (("temperature", 2.0),)
+    assert make_settings(Component, {"temperature": 3.0}).temperature == 3.0
+    with pytest.raises(UserError, match=r"unknown key 'strategy.double'"):
+        resolve_options("strategy", StrategyConfig("mine.py:Component", options=(("double", 1.0),)), Component)
+
+
+def test_annotations_of_a_script_are_known_in_a_worker_process(tmp_path: Path) -> None:
+    """They are text with ``from __future__ import annotations``, and a worker does not have the script's names."""
+    code = """
+from __future__ import annotations
+import sys
+from dataclasses import dataclass
+from typing import Literal as OneOf
+import cloudpickle
+from contnorm.bench.config.own_settings import resolve_options
+from contnorm.bench.config.schema import StrategyConfig
+
+class Component:
+    @dataclass(frozen=True)
+    class Settings:
+        kind: OneOf["soft", "hard"] = "soft"
+
+resolve_options("strategy", StrategyConfig("python:Component"), Component)
+open(sys.argv[1], "wb").write(cloudpickle.dumps(Component))
+"""
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "sent")], check=True)
+    component = cloudpickle.loads((tmp_path / "sent").read_bytes())
+    assert resolve_options("strategy", StrategyConfig("python:Component"), component) == (("kind", "soft"),)
+    with pytest.raises(UserError, match=r"strategy\.kind='x': input should be 'soft' or 'hard'"):
+        resolve_options("strategy", StrategyConfig("python:Component", options=(("kind", "x"),)), component)
+
+
 def test_settings_that_were_sent_to_a_worker_process_are_usable(tmp_path: Path) -> None:
     """cloudpickle sends a class of a script by value, with copies of the markers in its dataclass fields."""
     code = """
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 import cloudpickle
 
 class Component:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -34,6 +35,10 @@ CALLS = []
 class Base(Strategy):
     def loss(self, model, head, stream, replay):
         return head.cross_entropy(forward(model, stream), stream).mean(), None
+
+@dataclass
+class Changing:
+    rate: float = 1.0
 """
 SETTINGS = """
 class Mine(Base):
@@ -125,8 +130,26 @@ def test_object_with_unknown_own_setting_is_refused() -> None:
         Scaled(facter=2.0)
     with pytest.raises(UserError, match=r"strategy.factor='a'"):
         Scaled(factor="a")
+    for value in (float("nan"), [1.0], torch.tensor(1.0)):
+        with pytest.raises(UserError, match=r"strategy.factor=.* must be a finite number"):
+            Scaled(factor=value)
+    with pytest.raises(UserError, match=r"Scaled\(2.0\): give settings by name"):
+        Scaled(2.0)  # type: ignore[arg-type]
+    assert Scaled(factor=np.int64(2)).settings.factor == 2.0
     with pytest.raises(UserError, match="temperature must be above 0"):
         bench.LwF(temperature=0.0)
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"), [({}, ("separate", "all")), ({"forward": "joint"}, ("joint", "all"))], ids=["defaults", "set"]
+)
+def test_subclass_of_a_built_in_strategy_has_its_defaults(
+    tmp_path: Path, own: dict[str, str], expected: tuple[str, str]
+) -> None:
+    body = "from contnorm.bench import ERACE\nclass Mine(ERACE):\n    name = 'mine'\n"
+    config = settings(user_strategy(tmp_path, body), own=own)
+    assert (config.strategy.forward, config.strategy.replay_from) == expected
+    assert config.strategy == trainer_of(config).strategy.config
 
 
 HOOKS = """
@@ -289,6 +312,18 @@ RESTORED = {
     "    def on_task_end(self, task, data): self._a += 1; self.n += 1\n"
     "    def state_dict(self): return {'mean': self._a, 'n': self.n}\n"
     "    def load_state_dict(self, state): self._a.copy_(state['mean']); self.n = state['n']",
+    "usable once": "def setup(self): self.n = []\n    def after_backward(self, grads): self.n.append(1)\n"
+    "    def state_dict(self): return {'n': list(self.n)}\n"
+    "    def load_state_dict(self, state): self.n.extend(state['n'])",
+    "one tensor, two names": "def setup(self): self.all = []\n"
+    "    def on_task_start(self, task): self.now = torch.zeros(2); self.all.append(self.now)\n"
+    "    def after_backward(self, grads): self.now.add_(1)",
+    "views": "def setup(self): self.flat = torch.zeros(4); self.parts = list(self.flat.split(2))\n"
+    "    def after_backward(self, grads): self.parts[1].add_(1)",
+    "late weight": "def on_task_start(self, task): self.w = torch.ones(1, requires_grad=True)\n"
+    "    def loss(self, *args):\n        loss, _ = super().loss(*args)\n"
+    "        (grad,) = torch.autograd.grad(loss.detach() * self.w, self.w)\n"
+    "        self.w.data.sub_(0.1 * grad)\n        return loss * self.w.detach().sum(), None",
 }
 NOT_RESTORED = {
     "created late": (
@@ -305,6 +340,18 @@ NOT_RESTORED = {
         "def setup(self): self.n = 0\n    def on_task_end(self, task, data): self.n += 1\n"
         "    def state_dict(self): return {'n': self.n}\n    def load_state_dict(self, state): pass",
         "load_state_dict() does not restore",
+    ),
+    "one list, two names": (
+        "def setup(self): self.a = []; self.b = self.a\n    def on_task_end(self, task, data): self.a.append(1)",
+        "self.b",
+    ),
+    "late views": (
+        "def on_task_end(self, task, data): self.flat = torch.zeros(4); self.part = self.flat[:2]",
+        "load_state_dict() does not restore",
+    ),
+    "settings": (
+        "Settings = Changing\n    def on_task_end(self, task, data): self.settings.rate *= 0.5",
+        "self.settings",
     ),
     "load fails": (
         "def setup(self): self.n = 0\n    def on_task_end(self, task, data): self.n += 1\n"
@@ -344,6 +391,12 @@ def test_state_of_a_strategy_is_restored(tmp_path: Path, kind: str, caplog: pyte
     assert state.same_state(other.strategy.state_dict(), stopped.strategy.state_dict())
     if kind == "module":
         assert not any(part.training for part in other.strategy.old.modules())  # type: ignore[attr-defined]
+    if kind == "usable once":
+        assert resumed.strategy.n == [1] * 4  # type: ignore[attr-defined]
+    if kind == "one tensor, two names":
+        assert other.strategy.all[-1] is other.strategy.now  # type: ignore[attr-defined]
+    if kind == "late weight":
+        assert other.strategy.w.requires_grad  # type: ignore[attr-defined]
     if kind == "parts of the network":
         assert other.strategy.p[0] is other.model.fc1.weight  # type: ignore[attr-defined]
 

@@ -55,7 +55,7 @@ def identify(value: object, what: str, tag: str | None, recorded: bool) -> tuple
     if isinstance(value, nn.Module):
         named = _identify_network(value)
     elif isinstance(value, Strategy | Memory):
-        named = None if _has_state(value) else _identify_definition(type(value))
+        named = None if _own_attributes(value) else _identify_definition(type(value))
     else:
         named = _identify_definition(value)
     if tag is not None:
@@ -65,11 +65,12 @@ def identify(value: object, what: str, tag: str | None, recorded: bool) -> tuple
         return name, PythonObject(value, code)
     label = getattr(value, "__qualname__", None) or type(value).__qualname__
     if recorded:
-        reason = (
-            "has code or attributes that no file defines"
-            if isinstance(value, nn.Module)
-            else ("is not defined at the top level of a file")
-        )
+        if isinstance(value, nn.Module):
+            reason = "has code or attributes that no file defines"
+        elif isinstance(value, Strategy | Memory) and _own_attributes(value):
+            reason = f"has attributes that are no settings ({', '.join(sorted(_own_attributes(value))[:3])})"
+        else:
+            reason = "is not defined at the top level of a file"
         raise UserError(
             f"{what}={label}: {reason}, so its records can't be told from those of another {what}. Give it a name with "
             f"tag=..., or use runs=None."
@@ -178,13 +179,13 @@ def _identify_class(cls: type) -> str | None:
     return f"{cls.__qualname__} {loaded_hash(cls, path, f'{path}:{cls.__qualname__}')}"
 
 
-def _has_state(component: Strategy | Memory) -> bool:
-    """Whether a user's object has attributes that its class and the settings do not determine."""
+def _own_attributes(component: Strategy | Memory) -> set[str]:
+    """Return the attributes of a user's object that its class and the settings do not determine."""
     if isinstance(component, Memory):
         bases = (cls for cls in type(component).__mro__ if issubclass(cls, Memory))
         known = next(cls for cls in bases if cls.__module__.startswith("contnorm."))
-        return bool(set(vars(component)) - set(vars(known.from_config(MemoryConfig()))))
-    return bool(set(vars(component)) - {"config", "overrides", "settings"})
+        return set(vars(component)) - set(vars(known.from_config(MemoryConfig())))
+    return set(vars(component)) - {"config", "overrides", "settings"}
 
 
 def _checked_tag(tag: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, get_type_hints
 
 import pydantic
 from pydantic import ConfigDict, ValidationError
@@ -32,7 +32,8 @@ def own_setting_names(component: object) -> tuple[str, ...]:
         (('temperature',), ())
     """
     declared = getattr(component, "Settings", None)
-    return tuple(field.name for field in dataclasses.fields(declared)) if dataclasses.is_dataclass(declared) else ()
+    fields = dataclasses.fields(declared) if dataclasses.is_dataclass(declared) else ()
+    return tuple(field.name for field in fields if field.init)
 
 
 def resolve_options(group: str, config: ComponentConfig, component: object) -> Options:
@@ -68,13 +69,20 @@ def resolve_options(group: str, config: ComponentConfig, component: object) -> O
     stray = next((name for name in given if name not in names), None)
     if stray is not None:
         raise unknown_key(f"{group}.{stray}", names)
-    values = vars(_validate(group, declared, given))
-    resolved: Options = tuple((name, values[name]) for name in sorted(names))
+    settings = _validate(group, declared, given)
+    resolved: Options = tuple((name, getattr(settings, name)) for name in sorted(names))
     for name, value in resolved:
         if not isinstance(value, Scalar):
             raise UserError(
                 f"{group}.{name}={show_value(value)}: its default must be a number, a text, True, False or None."
             )
+    again = _validate(group, declared, dict(resolved))
+    changed = next((name for name, value in resolved if getattr(again, name) != value), None)
+    if changed is not None:  # the recorded value would not be the one that gives these results
+        raise UserError(
+            f"{group}.{changed}: __post_init__ of Settings changes the value {dict(resolved)[changed]!r} again to "
+            f"{getattr(again, changed)!r}. Keep the value as it is set, and compute others from it."
+        )
     return resolved
 
 
@@ -105,9 +113,21 @@ def _checker(declared: type) -> Any:
         for part in ("default", "default_factory"):
             if type(getattr(field, part)) is type(dataclasses.MISSING):
                 setattr(field, part, dataclasses.MISSING)
-    strict = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+    _evaluate_annotations(declared)
+    strict = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, validate_default=True)
     frozen = declared.__dataclass_params__.frozen  # type: ignore[attr-defined]
     return pydantic.dataclasses.dataclass(declared, frozen=frozen, config=strict)
+
+
+def _evaluate_annotations(declared: type) -> None:
+    """Replace annotations that are text by their types: a worker process does not have the names of a script."""
+    try:
+        types = get_type_hints(declared, include_extras=True)
+    except Exception:  # a name that is not defined here; pydantic reports it if it needs it
+        return
+    for field in dataclasses.fields(declared):
+        if isinstance(field.type, str):
+            field.type = types[field.name]
 
 
 def _validate(group: str, declared: type, given: Mapping[str, Scalar]) -> Any:
@@ -122,4 +142,5 @@ def _validate(group: str, declared: type, given: Mapping[str, Scalar]) -> Any:
         message = first["msg"].removeprefix("Value error, ").rstrip(".")
         raise UserError(f"{group}{'.' if place else ''}{place}{value}: {message[:1].lower()}{message[1:]}.") from None
     except Exception as error:  # annotations that pydantic can't use, or code in __post_init__
-        raise UserError(f"{group}: its Settings can't be used: {type(error).__name__}: {error}") from error
+        reason = " ".join(str(error).partition("\n\nFor further information")[0].split())
+        raise UserError(f"{group}: its Settings can't be used: {type(error).__name__}: {reason}") from error

@@ -51,7 +51,7 @@ def resolve(values: Mapping[str, Any], data_root: Path) -> RunConfig:
         config = replace(config, model=replace(config.model, weights_hash=weights))
     check_stream(config.stream)
     _check_evaluation(config, spec)
-    strategy = resolve_strategy(config.strategy)
+    strategy = resolve_strategy(config.strategy, values.get("strategy", {}))
     check_module_names(code_files(config.as_dict()))
     return replace(config, strategy=strategy, memory=resolve_memory(config.memory), norm=resolve_user_norm(config.norm))
 

@@ -43,6 +43,7 @@ __all__ = [
     "StrategyConfig",
     "StreamConfig",
     "TrainConfig",
+    "check_own_setting",
     "flatten_settings",
     "from_dict",
     "json_schema",
@@ -357,13 +358,23 @@ def _split_options(group: type[SettingsGroup], settings: dict[str, Any]) -> dict
     for key, value in own.items():
         if not key.isidentifier() or key == "options":
             raise unknown_key(f"{name}.{key}")
-        if not _is_scalar(value):
-            raise UserError(
-                f"{name}.{key}={show_value(value)} must be a finite number, text without control characters, true, "
-                f"false or none."
-            )
+        check_own_setting(f"{name}.{key}", value)
     fields = {key: value for key, value in settings.items() if key not in own}
     return {**fields, "options": tuple(sorted(own.items()))} if own else fields
+
+
+def check_own_setting(key: str, value: object) -> None:
+    """Raise `UserError` if a value can't be that of a component's own setting, whatever its type is.
+
+    Example:
+        >>> check_own_setting("strategy.temperature", float("nan"))
+        Traceback (most recent call last):
+        contnorm.errors.UserError: strategy.temperature=nan must be a finite number, text without control characters...
+    """
+    if not _is_scalar(value):
+        raise UserError(
+            f"{key}={show_value(value)} must be a finite number, text without control characters, true, false or none."
+        )
 
 
 def _is_scalar(value: object) -> bool:

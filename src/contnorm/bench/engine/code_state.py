@@ -72,7 +72,7 @@ def strategy_state(
         saved: The state of the strategy in checkpoints. Attributes with these names, and these tensors, are excluded.
             Of the modules in it, everything but the content of their ``state_dict()`` is included.
     """
-    names = {*(saved or {}), *GIVEN_ATTRIBUTES}
+    names = {*(saved or {}), *GIVEN_ATTRIBUTES} - {"config", "settings"}  # its settings must not change in a run
     attributes = {name: value for name, value in _attributes(strategy).items() if name not in names}
     values = {f"self.{name}": value for name, value in attributes.items()}
     known: list[object] = []

@@ -33,7 +33,7 @@ from contnorm.bench.plan import PlanCache, Step
 from contnorm.bench.rng import seed_for
 from contnorm.bench.strategies.base import Batch, OutputMask, tagged_passes
 from contnorm.bench.strategies.build import build_strategy, check_loss
-from contnorm.bench.strategies.state import UnsupportedStateError, join_state, same_state, split_state
+from contnorm.bench.strategies.state import UnsupportedStateError, join_state, same_split, split_state
 from contnorm.bench.strategies.tasks import TaskData
 from contnorm.bench.streams.image_store import DeviceImages, ImageFeed, PrefetchedFeed
 from contnorm.bench.streams.transforms import DeviceStream
@@ -104,6 +104,7 @@ class Trainer:
         self.hooks_done = 0  # calls at task boundaries: the start and the end of each task
         self._rows: tuple[int, int, StepTable] | None = None  # first and end step of rows on the device
         self._replayed: dict[tuple[int, ...], tuple[Tensor, ...]] = {}  # by sizes of a step
+        self._restored: dict[str, Any] | None = None  # the progress that the strategy was restored to, before `load`
         self.fresh_code_state: CodeState = {}  # of user code when it was loaded
         self._setup_strategy()
         if self.has_user_code:
@@ -120,6 +121,7 @@ class Trainer:
         """Replace the strategy by a new one, after its state could not be restored. The network must be unchanged."""
         with self.user_code.seeded("strategy"):
             self.strategy = build_strategy(self.config.strategy)
+        self._restored = None
         self._setup_strategy()
 
     @property
@@ -403,18 +405,25 @@ class Trainer:
         self.model.load_state_dict(model)
         load_optimizer_state(self.optimizer, self.model, optimizer)
         self.logits[:-1].copy_(state["memory.logits"])
-        self.load_strategy(state, progress)
+        if self._restored != progress:
+            self.load_strategy(state, progress)
+        self._restored = None
         self.done, self.hooks_done = progress["done"], progress.get("hooks", 0)
 
     def load_strategy(self, state: dict[str, Tensor], progress: dict[str, Any]) -> bool:
-        """Restore the state of the strategy alone; returns whether it now has the state that was saved."""
-        if "strategy" not in progress:
+        """Restore the state of the strategy alone; returns whether it now has the state that was saved.
+
+        A user's ``load_state_dict`` may be usable once only: a state that was restored already is not loaded again.
+        """
+        if "strategy" not in progress or self._restored == progress:
             return True
         tensors = {name.removeprefix("strategy."): t for name, t in state.items() if name.startswith("strategy.")}
         saved = join_state(progress["strategy"], tensors, self.device)
         with self.user_code.errors("in load_state_dict()"):
             self.strategy.load_state_dict(saved)
-        return same_state(self._saved_attributes(), join_state(progress["strategy"], tensors, self.device))
+        restored = same_split(self._strategy_state(), (tensors, progress["strategy"]))
+        self._restored = progress if restored else None
+        return restored
 
 
 def _differences(before: CodeState, now: CodeState) -> list[str]:

@@ -6,13 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from contnorm.bench.config.own_settings import make_settings, own_setting_names, resolve_options
-from contnorm.bench.config.schema import StrategyConfig
+from contnorm.bench.config.schema import StrategyConfig, check_own_setting
 from contnorm.bench.strategies.state import collect_state, restore_state
+from contnorm.errors import UserError
 from contnorm.tags import BatchTags, batch_tags
 
 if TYPE_CHECKING:
@@ -128,9 +130,16 @@ class Strategy:
     device: torch.device
 
     def __init__(self, config: StrategyConfig | None = None, **settings: Any) -> None:
+        if not isinstance(config, StrategyConfig | None):
+            raise UserError(
+                f"{type(self).__name__}({config!r}): give settings by name, such as {type(self).__name__}(alpha=0.5)."
+            )
         config = config or StrategyConfig()
+        settings = {key: value.item() if isinstance(value, np.generic) else value for key, value in settings.items()}
         plain = {key: value for key, value in settings.items() if "." not in key}
         own = {key: value for key, value in plain.items() if key not in _COMMON_SETTINGS}
+        for key, value in own.items():
+            check_own_setting(f"strategy.{key}", value)
         options = tuple(sorted({**dict(config.options), **own}.items()))
         config = replace(config, options=options)
         self.config = replace(config, options=resolve_options("strategy", config, type(self)))

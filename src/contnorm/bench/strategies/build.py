@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 import inspect
+from collections.abc import Collection
 from dataclasses import replace
 
 import torch
@@ -14,7 +15,7 @@ from contnorm.bench.components import components, find_component
 from contnorm.bench.config.own_settings import make_settings, resolve_options
 from contnorm.bench.config.schema import StrategyConfig
 from contnorm.bench.strategies.base import Batch, OutputMask, Strategy
-from contnorm.bench.strategies.registry import ALIASES, STRATEGIES
+from contnorm.bench.strategies.registry import ALIASES, STRATEGIES, strategy_defaults
 from contnorm.bench.user_code import is_user_code, load_user_code, user_code_error
 from contnorm.errors import UserCodeError, UserError, unknown
 
@@ -48,14 +49,22 @@ def build_strategy(config: StrategyConfig) -> Strategy:
     return _instantiate(load_user_code(config.name, "strategy"), config)
 
 
-def resolve_strategy(config: StrategyConfig) -> StrategyConfig:
+def resolve_strategy(config: StrategyConfig, given: Collection[str]) -> StrategyConfig:
     """Return the settings of a strategy with its own settings checked and completed.
 
-    A user's strategy is loaded for this, and built to see that it can be.
+    A user's strategy is loaded for this, and built to see that it can be. A subclass of a built-in strategy has the
+    defaults of that one.
+
+    Args:
+        config: The settings of the strategy.
+        given: The names of those that the user has set, which no default replaces.
     """
     if config.name in STRATEGIES:
         return config
-    return build_strategy(config).config
+    made = build_strategy(config)
+    built_in = next(cls for cls in type(made).__mro__ if cls.__module__.startswith("contnorm.bench.strategies."))
+    defaults = strategy_defaults(built_in.__dict__["name"]).get("strategy", {})
+    return replace(made.config, **{name: value for name, value in defaults.items() if name not in given})
 
 
 def _import_target(target: str) -> object:
@@ -75,6 +84,8 @@ def _instantiate(cls: object, config: StrategyConfig) -> Strategy:
     try:
         strategy = cls(config)
         _give_settings(strategy, config)
+    except UserError:
+        raise
     except Exception as error:
         if is_user_code(config.name):
             raise user_code_error(error, "strategy", config.name, "called with its settings") from error

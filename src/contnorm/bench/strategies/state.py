@@ -1,13 +1,16 @@
 """The state of a strategy in checkpoints: collected from its attributes, split into tensors and JSON, and restored.
 
 Tensors, modules, plain values (numbers, texts, True, False, None) and dictionaries, lists and tuples of them are saved.
-An attribute with anything else in it is not. Neither are the network and its tensors, which are saved themselves.
+An attribute with anything else in it is not. Neither are the network and its tensors, which are saved themselves, nor a
+dictionary or list that another attribute holds too: they would be two after a restart. Tensors that share memory do so
+afterwards.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,6 +23,7 @@ __all__ = [
     "join_state",
     "modules_in",
     "restore_state",
+    "same_split",
     "same_state",
     "split_state",
 ]
@@ -61,11 +65,12 @@ def collect_state(owner: object, network: nn.Module | None) -> dict[str, Any]:
     parts = set(map(id, network.modules())) if network is not None else set()
     storages = set(map(_storage, network.state_dict(keep_vars=True).values())) if network is not None else set()
     state = {}
+    seen = {id(value) for name, value in vars(owner).items() if name in GIVEN_ATTRIBUTES}
     for name, value in vars(owner).items():
         if name in GIVEN_ATTRIBUTES:
             continue
         try:
-            state[name] = _collect(value, parts, storages)
+            state[name] = _collect(value, parts, storages, seen)
         except (UnsupportedStateError, RecursionError):
             continue
     return state
@@ -78,7 +83,8 @@ def _storage(value: object) -> int:
     return value.untyped_storage().data_ptr()
 
 
-def _collect(value: object, parts: set[int], storages: set[int]) -> Any:
+def _collect(value: object, parts: set[int], storages: set[int], seen: set[int]) -> Any:
+    """Return a value with the states of its modules; ``seen`` has the lists and dictionaries before it."""
     if type(value) in _PLAIN:
         return value
     if isinstance(value, Tensor):
@@ -89,12 +95,19 @@ def _collect(value: object, parts: set[int], storages: set[int]) -> Any:
         if id(value) in parts:
             raise UnsupportedStateError
         return _module_state(value)
-    if type(value) is list:
-        return [_collect(part, parts, storages) for part in value]
+    return _collect_container(value, parts, storages, seen)
+
+
+def _collect_container(value: object, parts: set[int], storages: set[int], seen: set[int]) -> Any:
+    if id(value) in seen:
+        raise UnsupportedStateError
     if type(value) is tuple:
-        return tuple(_collect(part, parts, storages) for part in value)
+        return tuple(_collect(part, parts, storages, seen) for part in value)
+    seen.add(id(value))
+    if type(value) is list:
+        return [_collect(part, parts, storages, seen) for part in value]
     if type(value) is dict and all(type(key) in (str, int) for key in value):
-        return {key: _collect(part, parts, storages) for key, part in value.items()}
+        return {key: _collect(part, parts, storages, seen) for key, part in value.items()}
     raise UnsupportedStateError
 
 
@@ -140,7 +153,7 @@ def _restored(current: object, value: Any) -> Any:
         if isinstance(current, Tensor) and (current.shape, current.dtype) == (value.shape, value.dtype):
             with torch.no_grad():
                 current.copy_(value)
-            return current
+            return current.requires_grad_(value.requires_grad) if current.is_leaf else current
         return value
     if type(value) is dict:
         old = current if isinstance(current, dict) else {}
@@ -173,28 +186,49 @@ def split_state(state: object) -> tuple[dict[str, Tensor], Any]:
 
     Example:
         >>> split_state({"mean": torch.ones(2), "count": [3, None]})
-        ({'mean': tensor([1., 1.])}, {'dict': [['mean', {'tensor': 'mean', 'device': 'cpu'}], ['count', {'list': ...
+        ({'mean': tensor([1., 1.])}, {'dict': [['count', {'list': [3, None]}], ['mean', {'tensor': 'mean', ...
     """
-    tensors: dict[str, Tensor] = {}
-    return tensors, _split(state, "", tensors)
+    split = _Split({}, {})
+    if isinstance(state, Mapping):  # attributes may be set in another order after a restart
+        state = dict(sorted(state.items(), key=lambda item: str(item[0])))
+    return split.tensors, split.of(state, "")
 
 
-def _split(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
-    if type(value) in _PLAIN:
-        return value
-    if isinstance(value, Tensor) and _is_savable(value):
-        name = path
-        while name in tensors:  # such as of the keys "a.b", and "b" in "a"
+@dataclass
+class _Split:
+    """The tensors of a state that is being split, by name, and the first name of each storage."""
+
+    tensors: dict[str, Tensor]
+    storages: dict[int, str]
+
+    def of(self, value: Any, path: str) -> Any:
+        """Return a value for JSON that refers to the tensors in it."""
+        if type(value) in _PLAIN:
+            return value
+        if isinstance(value, Tensor) and _is_savable(value):
+            return self._add_tensor(value, path)
+        if isinstance(value, Mapping) and all(type(key) in (str, int) for key in value):
+            return {"dict": [[key, self.of(part, _joined(path, key))] for key, part in value.items()]}
+        if isinstance(value, list | tuple):
+            kind = "list" if isinstance(value, list) else "tuple"
+            return {kind: [self.of(part, _joined(path, number)) for number, part in enumerate(value)]}
+        dtype = f" of {value.dtype}" if isinstance(value, Tensor) else ""
+        raise UnsupportedStateError(f"{path or 'it'} is of type {type(value).__name__}{dtype}")
+
+    def _add_tensor(self, tensor: Tensor, name: str) -> dict[str, Any]:
+        while name in self.tensors:  # such as of the keys "a.b", and "b" in "a"
             name += "_"
-        tensors[name] = value.detach()
-        return {"tensor": name, "device": value.device.type}
-    if isinstance(value, Mapping) and all(type(key) in (str, int) for key in value):
-        return {"dict": [[key, _split(part, _joined(path, key), tensors)] for key, part in value.items()]}
-    if isinstance(value, list | tuple):
-        kind = "list" if isinstance(value, list) else "tuple"
-        return {kind: [_split(part, _joined(path, number), tensors) for number, part in enumerate(value)]}
-    dtype = f" of {value.dtype}" if isinstance(value, Tensor) else ""
-    raise UnsupportedStateError(f"{path or 'it'} is of type {type(value).__name__}{dtype}")
+        self.tensors[name] = tensor.detach()
+        entry: dict[str, Any] = {"tensor": name, "device": tensor.device.type}
+        if tensor.requires_grad and tensor.is_leaf:
+            entry["requires_grad"] = True
+        first = self.storages.setdefault(_storage(tensor) or -len(self.tensors), name)
+        if first != name:
+            layout, of_first = (
+                [t.storage_offset(), list(t.shape), list(t.stride())] for t in (tensor, self.tensors[first])
+            )
+            entry |= {"same_as": first} if layout == of_first else {"overlaps": [first, *layout]}
+        return entry
 
 
 def _joined(path: str, key: object) -> str:
@@ -208,26 +242,45 @@ def join_state(value: Any, tensors: Mapping[str, Tensor], device: torch.device) 
         >>> join_state(split_state({"sizes": (1, 2)})[1], {}, torch.device("cpu"))
         {'sizes': (1, 2)}
     """
+    return _join(value, tensors, device, {})
+
+
+def _join(value: Any, tensors: Mapping[str, Tensor], device: torch.device, copies: dict[str, Tensor]) -> Any:
     if not isinstance(value, dict):
         return value
     if "tensor" in value:
+        if "same_as" in value:
+            return copies[value["same_as"]]
         tensor = tensors[value["tensor"]]
-        return tensor.to(device if value["device"] == device.type else tensor.device, copy=True)
+        copied = tensor.to(device if value["device"] == device.type else tensor.device, copy=True)
+        copies[value["tensor"]] = copied.requires_grad_(value.get("requires_grad", False))
+        return copied
     if "dict" in value:
-        return {key: join_state(part, tensors, device) for key, part in value["dict"]}
+        return {key: _join(part, tensors, device, copies) for key, part in value["dict"]}
     if "list" in value:
-        return [join_state(part, tensors, device) for part in value["list"]]
-    return tuple(join_state(part, tensors, device) for part in value["tuple"])
+        return [_join(part, tensors, device, copies) for part in value["list"]]
+    return tuple(_join(part, tensors, device, copies) for part in value["tuple"])
 
 
 def same_state(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
-    """Whether two states are equal, tensors bit for bit.
+    """Whether two states are equal: tensors bit for bit, and which of them share memory.
 
     Example:
         >>> same_state({"mean": torch.ones(2)}, {"mean": torch.ones(2)}), same_state({"count": 1}, {"count": True})
         (True, False)
     """
-    (tensors, values), (other_tensors, other_values) = (split_state(dict(sorted(state.items()))) for state in (a, b))
+    return same_split(split_state(a), split_state(b))
+
+
+def same_split(a: tuple[Mapping[str, Tensor], Any], b: tuple[Mapping[str, Tensor], Any]) -> bool:
+    """Whether two states are equal after `split_state`.
+
+    Example:
+        >>> mean = torch.ones(2)
+        >>> same_split(split_state({"mean": mean, "now": mean}), split_state({"mean": mean, "now": mean.clone()}))
+        False
+    """
+    (tensors, values), (other_tensors, other_values) = a, b
     return (
         json.dumps(values) == json.dumps(other_values)
         and tensors.keys() == other_tensors.keys()
