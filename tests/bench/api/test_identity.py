@@ -129,3 +129,18 @@ def test_runs_of_an_imported_module(tmp_path: Path, how: str) -> None:
     )
     assert done.stdout.split("\n") == ["imported", "[0, 1]", ""], done.stderr
     assert done.stderr == ""
+
+
+class WithAttribute(bench.Strategy):
+    def __init__(self, config: Any = None, factor: float = 1.0) -> None:
+        super().__init__(config)
+        self.factor = factor
+
+    def loss(self, model: Any, head: Any, stream: Any, replay: Any) -> Any:
+        return head.cross_entropy(bench.forward(model, stream), stream).mean() * self.factor, None
+
+
+def test_attribute_of_a_strategy_that_is_no_setting_is_named(tmp_path: Path) -> None:
+    stream = bench.load_stream("split-mnist", source="digits", tasks=2, train_per_task=20)
+    with pytest.raises(UserError, match=r"strategy=WithAttribute: has attributes that are no settings \(factor\)"):
+        bench.run(stream, strategy=WithAttribute(factor=2.0), runs=tmp_path, lanes=1, settings=FAST)

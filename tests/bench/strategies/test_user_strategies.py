@@ -44,7 +44,7 @@ def test_invalid_strategy_class_is_refused(tmp_path: Path, body: str, said: str)
     [
         (LOSS, False, "must return (loss, logits), where logits is None unless they are stored, not a tensor of"),
         ((LOSS,), False, "not 1 values"),
-        ((None, None), False, "the loss must be a tensor with one element, not None"),
+        ((None, None), False, "the loss must be a tensor with one real number, not None"),
         ((0.5, None), False, "not an object of type float"),
         ((SAID.sum(1), None), False, "not a tensor of shape (2,), float32, with a gradient. Return the mean"),
         ((LOSS.detach(), None), False, "the loss has no gradient"),

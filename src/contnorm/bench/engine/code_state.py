@@ -81,7 +81,7 @@ def strategy_state(
     known += split_state(saved or {})[0].values()
     digests = _digests({**values, **_variables(modules), "head": head}, modules.keys(), known)
     for name in saved or {}:
-        for path, module in modules_in(getattr(strategy, name, None), f"self.{name}"):
+        for path, module in modules_in(getattr(strategy, str(name), None), f"self.{name}"):
             state = network_state(module, {})
             digests |= {f"{path}.{part}": digest for part, digest in state.items() if part != "requires_grad"}
     return digests

@@ -545,6 +545,8 @@ def _error_context(trainers: dict[Trainer, Job], run_dirs: Mapping[Job, RunDir])
     except UserError:
         raise
     except (Exception, SystemExit) as error:
+        if isinstance(error.__cause__, StopIteration):  # Python replaces it where it leaves the training loop
+            error = error.__cause__
         trainer, job = next(iter(trainers.items()))
         saved = run_dirs[job].checkpoints.latest_step() if job in run_dirs else 0
         saved_note = f"{saved} steps are saved in {run_dirs[job].folder}" if saved else "none are saved"

@@ -217,6 +217,8 @@ class Trainer:
                 self._after_backward()
             if self.has_user_code:
                 self.user_code.check_for_draws(purpose)
+            if self.has_user_strategy:
+                self._check_for_gradients()
         if self.config.train.clip_value is not None:
             nn.utils.clip_grad_value_(self.model.parameters(), self.config.train.clip_value)
         self.optimizer.step()
@@ -253,8 +255,24 @@ class Trainer:
 
     def _after_backward(self) -> None:
         grads = {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
+        given = dict(grads)
         with torch.no_grad():
-            self.strategy.after_backward(grads)
+            answer = self.strategy.after_backward(grads)  # type: ignore[func-returns-value]
+        replaced = next((name for name in {**given, **grads} if grads.get(name) is not given.get(name)), None)
+        if answer is not None or replaced is not None:
+            what = "returns a value" if replaced is None else f"sets grads[{replaced!r}] to another object"
+            raise UserCodeError(
+                f"strategy {self.config.strategy.name!r}: after_backward {what}, which changes no gradient. Change "
+                f"gradients in place, such as with grads[name].copy_(...)."
+            )
+
+    def _check_for_gradients(self) -> None:
+        """Raise an error if no parameter has a gradient, since the step would change nothing."""
+        if all(parameter.grad is None for parameter in self.model.parameters()):
+            raise UserCodeError(
+                f"strategy {self.config.strategy.name!r}: after its step no parameter of the network has a gradient. "
+                f"Compute the loss from model(x), and keep the gradients in after_backward."
+            )
 
     def start_task(self, task: int) -> bool:
         """Call the hooks before the first step of a task, unless they were called; returns whether they were now."""
@@ -284,6 +302,11 @@ class Trainer:
         self.model.train()
         with self.user_code.seeded(name), self.user_code.errors(f"in {name}"), torch.enable_grad():
             yield
+        if self.strategy.model is not self.model:
+            raise UserCodeError(
+                f"strategy {self.config.strategy.name!r}: {name} sets self.model to another network, which would not "
+                f"be trained. Change the network in place, such as with self.model.load_state_dict(...)."
+            )
         self.model.train(was_training)
         self.optimizer.zero_grad()
 
@@ -369,7 +392,13 @@ class Trainer:
 
     def _saved_attributes(self) -> dict[str, Any]:
         with self.user_code.errors("in state_dict()"):
-            return self.strategy.state_dict()
+            state = self.strategy.state_dict()
+        if not isinstance(state, dict):
+            raise UserCodeError(
+                f"strategy {self.config.strategy.name!r}: its state_dict() must return a dictionary, not an object of "
+                f"type {type(state).__name__}."
+            )
+        return state
 
     def code_state(self) -> CodeState:
         """Return digests of the state that user code has outside of `state`; empty without user code."""

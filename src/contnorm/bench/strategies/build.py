@@ -165,10 +165,10 @@ def check_loss(
             f"{_describe(answer)}."
         )
     loss, logits = answer
-    if not isinstance(loss, Tensor) or loss.numel() != 1:
+    if not isinstance(loss, Tensor) or loss.numel() != 1 or loss.is_complex():
         raise UserCodeError(
-            f"strategy {name!r}: the loss must be a tensor with one element, not {_describe(loss)}. Return the mean "
-            f"over the samples."
+            f"strategy {name!r}: the loss must be a tensor with one real number, not {_describe(loss)}. Return the "
+            f"mean over the samples."
         )
     if not loss.requires_grad:
         raise UserCodeError(

@@ -42,6 +42,7 @@ DTYPES = (
     torch.bool,
 )
 _PLAIN = (type(None), bool, int, float, str)
+_MAX_BITS = 4096  # of a whole number; Python does not read longer ones from text
 
 
 class UnsupportedStateError(Exception):
@@ -85,7 +86,7 @@ def _storage(value: object) -> int:
 
 def _collect(value: object, parts: set[int], storages: set[int], seen: set[int]) -> Any:
     """Return a value with the states of its modules; ``seen`` has the lists and dictionaries before it."""
-    if type(value) in _PLAIN:
+    if _is_plain(value):
         return value
     if isinstance(value, Tensor):
         if not _is_savable(value) or (_storage(value) in storages and _storage(value)):
@@ -109,6 +110,10 @@ def _collect_container(value: object, parts: set[int], storages: set[int], seen:
     if type(value) is dict and all(type(key) in (str, int) for key in value):
         return {key: _collect(part, parts, storages, seen) for key, part in value.items()}
     raise UnsupportedStateError
+
+
+def _is_plain(value: object) -> bool:
+    return type(value) in _PLAIN and not (isinstance(value, int) and value.bit_length() > _MAX_BITS)
 
 
 def _is_savable(tensor: Tensor) -> bool:
@@ -191,7 +196,10 @@ def split_state(state: object) -> tuple[dict[str, Tensor], Any]:
     split = _Split({}, {})
     if isinstance(state, Mapping):  # attributes may be set in another order after a restart
         state = dict(sorted(state.items(), key=lambda item: str(item[0])))
-    return split.tensors, split.of(state, "")
+    try:
+        return split.tensors, split.of(state, "")
+    except RecursionError:
+        raise UnsupportedStateError("a dictionary or list contains itself") from None
 
 
 @dataclass
@@ -203,7 +211,7 @@ class _Split:
 
     def of(self, value: Any, path: str) -> Any:
         """Return a value for JSON that refers to the tensors in it."""
-        if type(value) in _PLAIN:
+        if _is_plain(value):
             return value
         if isinstance(value, Tensor) and _is_savable(value):
             return self._add_tensor(value, path)
