@@ -71,6 +71,19 @@ def test_multilabel_run_learns_and_records_every_score(tmp_path: Path, norm: str
     assert record.raw["classes"]["names"] == list(SOURCE.class_names)
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("er-ace", "strategy 'er-ace': does not support multi-label streams such as cocoseq"),
+        ("lwf", "no task boundaries, at which strategy 'lwf' has hooks. Use another strategy"),
+        ("ewc", "no task boundaries, at which strategy 'ewc' has hooks. Use another strategy"),
+    ],
+)
+def test_strategy_that_needs_tasks_or_single_labels_is_refused(name: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Trainer(settings(strategy={"name": name}), 0, SOURCE, CPU)
+
+
 def test_recorded_counts_equal_those_of_the_outputs() -> None:
     """Own and tally once more, by hand from the network's outputs on normalized pictures."""
     lane = Trainer(settings(train={"max_steps": 13}), 0, SOURCE, CPU)

@@ -46,7 +46,7 @@ def check_hooks(config: RunConfig, stream: TaskSequence, strategy: Strategy, nor
         owner = f"norm {config.norm.name!r}" if of_norm else f"strategy {name!r}"
         raise UserError(
             f"stream.scenario=free: a task-free stream has no task boundaries, at which {owner} has hooks. Use "
-            f"another scenario or {'norm' if of_norm else 'strategy'}."
+            f"another {'' if stream.multi_label else 'scenario or '}{'norm' if of_norm else 'strategy'}."
         )
     if stream.multi_label and not strategy.multi_label:
         raise UserError(
