@@ -143,6 +143,52 @@ class RefusesOneSample(CenteredNorm):
         return super().forward(x)
 
 
+class IgnoresBias(CenteredNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) - spread(self.bias, x)
+
+
+class UnweightedInEvaluation(CenteredNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) if self.training else x - x.mean(1, keepdim=True) + spread(self.bias, x)
+
+
+class FixedEps(CenteredNorm):
+    def __init__(self, num_features: int, eps: float = 1e-5) -> None:
+        super().__init__(num_features)
+
+
+class VarianceOfRows(CenteredNorm):
+    """Its variance of 3d input is an average over one of the three position dimensions."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        dims = [0, 2, 3] if x.dim() == 5 else [0, *range(2, x.dim())]
+        return super().forward(x) * x.var(dims, unbiased=False, keepdim=True).mean(-1, keepdim=True).rsqrt()
+
+
+class FloatMomentum(nn.BatchNorm2d):
+    """Its momentum must be a number."""
+
+    def __init__(self, num_features: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
+        super().__init__(num_features, eps, momentum)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (1.0 if self.momentum < 2 else 0.0)  # type: ignore[operator]
+
+
+class DetachedLoss(CenteredNorm):
+    def auxiliary_loss(self) -> Tensor:
+        return self.weight.detach().sum()
+
+
+class PropertyLoss(CenteredNorm):
+    penalty = None
+
+    @property
+    def auxiliary_loss(self) -> Tensor | None:
+        return self.penalty
+
+
 class RankDependent(CenteredNorm):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) * (2 if x.dim() == 2 else 1)
@@ -335,6 +381,15 @@ class AcceptsAnything(CenteredNorm):
         return x * 1.0
 
 
+# Further norms that fail a check, and words of the reason.
+FURTHER_DEFECTS: list[tuple[str, Any, str]] = [
+    ("affine_parameters", IgnoresBias, "its bias has no effect on the output in training mode"),
+    ("affine_parameters", UnweightedInEvaluation, "its weight has no effect on the output in evaluation mode"),
+    ("momentum", FloatMomentum, "momentum=None, the equal average of all batches, raises an error"),
+    ("auxiliary_loss", DetachedLoss, "has no gradient"),
+    ("auxiliary_loss", PropertyLoss, "is a property"),
+]
+
 # For each check, a norm that fails it, and words of the reason.
 DEFECTS: dict[str, tuple[Any, str]] = {
     "affine_parameters": (Unweighted, "it has no weight"),
@@ -349,6 +404,8 @@ DEFECTS: dict[str, tuple[Any, str]] = {
     "gradients_of_affine_alone": (NeedsInputGradient, "gradients of parameters"),
     "batch_of_one": (RefusesOneSample, "give two samples"),
     "one_position": (RankDependent, "(N, C, 1, 1)"),
+    "eps": (FixedEps, "the same for eps=1e-5 and eps=0.5"),
+    "shape_of_positions": (VarianceOfRows, "for rank 5 in training mode, against those for rank 3"),
     "empty_batch": (ExtraBuffer, "for an empty batch"),
     "nan_stays_visible": (NaNHider, "a NaN in the input"),
     "wrong_input": (AcceptsAnything, "another number of channels raises no error"),

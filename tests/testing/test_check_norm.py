@@ -14,7 +14,7 @@ from contnorm.registry import NORMS, register_norm, unregister_norm
 from contnorm.tags import current_tags
 from contnorm.testing import NORM_CHECKS, NormCheckError, check_norm
 from contnorm.testing.subject import NormSubject
-from tests.testing.norms import DEFECTS, CenteredNorm, StreamNorm
+from tests.testing.norms import DEFECTS, FURTHER_DEFECTS, CenteredNorm, Failing, FloatMomentum, StreamNorm
 
 QUICK = [name for name, check in NORM_CHECKS.items() if not check.slow]
 TORCH: dict[str, tuple[Any, dict[str, str]]] = {
@@ -87,6 +87,25 @@ def test_check_catches_its_defect(check: str) -> None:
     report = check_norm(norm, checks=[check], strict=True, raise_on_failure=False)
     (result,) = report.results
     assert result.status == "failed" and words in result.reason
+
+
+@pytest.mark.parametrize(("check", "norm", "words"), FURTHER_DEFECTS)
+def test_check_catches_further_defects(check: str, norm: Any, words: str) -> None:
+    (result,) = check_norm(norm, checks=[check], raise_on_failure=False).results
+    assert result.status == "failed" and words in result.reason
+
+
+def test_report_has_failures_first_and_the_place_of_errors() -> None:
+    report = check_norm(Failing, checks=["declared_ranks", "deterministic"], raise_on_failure=False)
+    assert [line.split()[:2] for line in str(report).splitlines()[1:]] == [
+        ["failed", "deterministic:"],
+        ["skipped", "declared_ranks:"],
+    ]
+    assert "at norms.py, line " in report.failed[0].reason
+
+
+def test_momentum_of_numbers_only_is_no_defect_of_precision() -> None:
+    assert check_norm(FloatMomentum, checks=["half_precision"]).passed
 
 
 def test_every_check_has_a_defective_norm() -> None:

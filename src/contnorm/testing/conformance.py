@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import traceback
 import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -37,6 +39,7 @@ CHECK_MODULES = (
     tag_checks,
     compiler_checks,
 )
+_PACKAGES = (Path(torch.__file__).parent, Path(__file__).parents[1])
 _RANKS = ("rank2", "rank3", "rank4", "rank5")
 
 
@@ -62,7 +65,7 @@ class CheckResult:
 
 @dataclass(frozen=True)
 class NormReport:
-    """Results of all checks of a norm. Its text has one line per check that did not pass.
+    """Results of all checks of a norm. Its text has one line per check that did not pass; failures are first.
 
     Example:
         >>> from torch import nn
@@ -103,7 +106,8 @@ class NormReport:
         counts = [f"{len(self.passed)} passed", f"{len(self.failed)} failed"]
         counts += [f"{len(self.with_status(s))} {s}" for s in ("declared", "skipped") if self.with_status(s)]
         lines = [f"{self.norm}: {', '.join(counts)}"]
-        lines += [f"  {r.status:8}  {r.check}: {r.reason}" for r in self.results if r.status != "passed"]
+        others = (*self.failed, *self.declared, *self.skipped)
+        lines += [f"  {result.status:8}  {result.check}: {result.reason}" for result in others]
         return "\n".join(lines)
 
 
@@ -231,7 +235,7 @@ def _result(check: NormCheck, subject: NormSubject, strict: bool) -> CheckResult
     except AssertionError as error:
         failure = _line(str(error))
     except Exception as error:  # code under test may raise anything
-        failure = f"{type(error).__name__}: {_line(str(error))}"
+        failure = f"{type(error).__name__}{_place(error)}: {_line(str(error))}"
     else:
         if declared is None:
             return CheckResult(check.name, "passed")
@@ -239,6 +243,15 @@ def _result(check: NormCheck, subject: NormSubject, strict: bool) -> CheckResult
     if declared is not None:
         return CheckResult(check.name, "declared", declared)
     return CheckResult(check.name, "failed", failure)
+
+
+def _place(error: Exception) -> str:
+    """Return the last file and line of a traceback outside of torch and this package; empty if there is none."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
+        if path.is_file() and not any(path.is_relative_to(package) for package in _PACKAGES):
+            return f" at {path.name}, line {frame.lineno}"
+    return ""
 
 
 def _line(text: str, most: int = 300) -> str:

@@ -38,7 +38,7 @@ def _check(subject: NormSubject, compare: Callable[[_Function, tuple[Tensor, ...
             try:
                 compare(_function_of(subject, layer), (x, *values))
             except RuntimeError as error:  # the error of torch.autograd.gradcheck has a table in its message
-                line = str(error).strip().splitlines()[0] if str(error).strip() else ""
+                line = str(error).strip().partition("\n")[0].rstrip(",")
                 raise AssertionError(
                     f"{what} differ from numeric ones for rank {rank} in {mode} mode: {line}"
                 ) from error

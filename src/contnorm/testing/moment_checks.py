@@ -77,6 +77,11 @@ def momentum(subject: NormSubject) -> None:
     expected = 0.7 * (0.7 * start + 0.3 * first) + 0.3 * second
     assert_close(mean_after(0.3, 0, 1), expected, FLOAT32, "its running_mean after two batches with momentum=0.3")
     average = (first + second) / 2
+    if not subject.averages_batches:
+        raise AssertionError(
+            "momentum=None, the equal average of all batches, raises an error. If that is intended, declare "
+            'cannot = {"momentum": "the reason"}.'
+        )
     assert_close(mean_after(None, 0, 1), average, FLOAT32, "its running_mean after two batches with momentum=None")
 
 

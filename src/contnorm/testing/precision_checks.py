@@ -55,7 +55,7 @@ def _check_moments(layer: nn.Module, moments: tuple[Tensor, Tensor], dtype: torc
 def half_precision(subject: NormSubject) -> None:
     """A layer that is converted to half precision as a whole gives outputs of that precision."""
     for dtype in _HALF:
-        for momentum in (0.1, None) if subject.has_moments and subject.accepts("momentum") else ("default",):
+        for momentum in (0.1, None) if subject.averages_batches else ("default",):
             options: dict[str, Any] = {} if momentum == "default" else {"momentum": momentum}
             layer, x = subject.make(**options).to(dtype), subject.data(dtype=dtype)
             for training, mode in MODES:

@@ -101,6 +101,17 @@ class NormSubject:
     def needs_tags(self) -> bool:
         return any(getattr(module, "needs_tags", False) for module in self.make(self.rank).modules())
 
+    @cached_property
+    def averages_batches(self) -> bool:
+        """Whether layers with ``momentum=None``, the equal average of all batches, can be trained."""
+        if not self.has_moments or not self.accepts("momentum"):
+            return False
+        try:
+            self.run(self.make(momentum=None), self.data())
+        except Exception:  # code under test may raise anything
+            return False
+        return True
+
     def require_moments(self) -> None:
         if not self.has_moments:
             raise CheckSkipped("it has no running moments")

@@ -74,10 +74,12 @@ def task_hooks(subject: NormSubject) -> None:
 def auxiliary_loss(subject: NormSubject) -> None:
     """``auxiliary_loss()``, if defined, returns a finite scalar tensor after a forward pass."""
     layer = subject.make()
+    if any(isinstance(getattr(type(module), "auxiliary_loss", None), property) for module in layer.modules()):
+        raise AssertionError("its auxiliary_loss is a property and not a method.")
     modules = _definers(layer, "auxiliary_loss")
     if not modules:
         raise CheckSkipped("it does not define auxiliary_loss")
-    x = subject.data()
+    x = subject.data().requires_grad_()
     with subject.tags(len(x)):
         y = layer(x)
     total = y.sum()
@@ -85,6 +87,8 @@ def auxiliary_loss(subject: NormSubject) -> None:
         loss = module.auxiliary_loss()
         if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.isfinite().all():
             raise AssertionError(f"its auxiliary_loss() returns {loss!r} and not a finite tensor with one element.")
+        if not loss.requires_grad:
+            raise AssertionError("its auxiliary_loss() has no gradient, so that it has no effect on training.")
         total = total + loss.reshape(())
     total.backward()
 

@@ -18,7 +18,7 @@ MODES = ((True, "training"), (False, "evaluation"))
 
 @norm_check()
 def affine_parameters(subject: NormSubject) -> None:
-    """It has a parameter ``weight`` with one value per channel, and ``bias``, if any, likewise."""
+    """It has a parameter ``weight`` with one value per channel, and ``bias``, if any, likewise; both have an effect."""
     layer = subject.make_new()
     for name in ("weight", "bias"):
         parameter = getattr(layer, name, None)
@@ -34,12 +34,27 @@ def affine_parameters(subject: NormSubject) -> None:
         if not parameter.requires_grad:
             raise AssertionError(f"its {name} is not trained: requires_grad is False.")
     x = subject.data()
-    first = subject.run(subject.make(), x)
-    doubled = subject.make()
-    with torch.no_grad():
-        doubled.weight.mul_(2)  # type: ignore[operator]
-    if torch.allclose(subject.run(doubled, x), first):
-        raise AssertionError("its weight has no effect on the output.")
+    for name in ("weight", "bias"):
+        for training, mode in MODES:
+            doubled = subject.make().train(training)
+            if not isinstance(getattr(doubled, name, None), nn.Parameter):
+                continue
+            with torch.no_grad():
+                getattr(doubled, name).mul_(2)
+            plain = subject.run(subject.make().train(training), x)
+            if torch.allclose(subject.run(doubled, x), plain, rtol=1e-4, atol=1e-4):
+                raise AssertionError(f"its {name} has no effect on the output in {mode} mode.")
+
+
+@norm_check()
+def eps(subject: NormSubject) -> None:
+    """``eps`` has an effect on the output in both modes, if the constructor has this argument."""
+    subject.require_options("eps")
+    x = subject.data()
+    for training, mode in MODES:
+        small, large = (subject.run(subject.make(eps=value).train(training), x) for value in (1e-5, 0.5))
+        if torch.allclose(small, large, rtol=1e-4, atol=1e-4):
+            raise AssertionError(f"its output in {mode} mode is the same for eps=1e-5 and eps=0.5.")
 
 
 @norm_check()
@@ -252,6 +267,26 @@ def one_position(subject: NormSubject) -> None:
     x = subject.data(2)
     flat, square = subject.run(subject.make(2), x), subject.run(subject.make(4), x[:, :, None, None])
     assert_close(square[:, :, 0, 0], flat, 1e-6, "its output for (N, C, 1, 1), against that for (N, C)")
+
+
+@norm_check()
+def shape_of_positions(subject: NormSubject) -> None:
+    """An (N, C, 12) input gives the same output and moments as the same values as (N, C, 4, 3) or (N, C, 2, 3, 2)."""
+    shapes = {3: (12,), 4: (4, 3), 5: (2, 3, 2)}
+    ranks = [rank for rank in shapes if rank in subject.ranks]
+    if len(ranks) < 2:
+        raise CheckSkipped("it has layers for one dimension only")
+    values = torch.randn(6, CHANNELS, 12, generator=torch.Generator().manual_seed(11)).to(subject.device)
+    for training, mode in MODES:
+        results = []
+        for rank in ranks:
+            layer = subject.make(rank).train(training)
+            y = subject.run(layer, values.reshape(6, CHANNELS, *shapes[rank])).flatten(2)
+            results.append([y, *layer.buffers()])
+        for rank, result in zip(ranks[1:], results[1:], strict=True):
+            what = f"its output or moments for rank {rank} in {mode} mode, against those for rank {ranks[0]}"
+            for actual, expected in zip(result, results[0], strict=True):
+                assert_close(actual, expected, 1e-5, what)
 
 
 @norm_check(strict=True)
