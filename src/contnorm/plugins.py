@@ -2,7 +2,8 @@
 
 A package names a function in the entry point group ``contnorm.plugins``. The function is called once, when a name is
 used that this package does not have, or when components are listed. It calls the ``register_...`` functions. A plugin
-that fails is reported with one warning, and changes nothing else.
+that fails is reported with one warning; what it had registered until then is removed. Plugins are loaded in the order
+of the names of their packages, so that of two that register the same name always the same one fails.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
+from typing import Any
 
-__all__ = ["BUILT_IN", "GROUP", "Origin", "current_origin", "load_plugins"]
+__all__ = ["BUILT_IN", "GROUP", "Origin", "current_origin", "load_plugins", "track_registry"]
 
 GROUP = "contnorm.plugins"
 
@@ -44,11 +46,17 @@ BUILT_IN = Origin("contnorm")
 
 _origin: ContextVar[Origin | None] = ContextVar("plugin_origin", default=None)
 _is_loaded = False
+_registries: list[tuple[dict[Any, Any], dict[Any, Any]]] = []  # each with its content before any plugin
 
 
 def current_origin() -> Origin:
     """Return the origin of a component that is registered now: the plugin that is being loaded, or this process."""
     return _origin.get() or Origin()
+
+
+def track_registry(registry: dict[Any, Any]) -> None:
+    """Name a registry that plugins add to, so that the additions of a plugin that fails are removed."""
+    _registries.append((registry, dict(registry)))
 
 
 def load_plugins() -> bool:
@@ -57,12 +65,17 @@ def load_plugins() -> bool:
     if _is_loaded:
         return False
     _is_loaded = True  # first: a plugin that uses an unknown name must not start this again
-    for entry in entry_points(group=GROUP):
+    for entry in sorted(entry_points(group=GROUP), key=lambda entry: (str(_origin_of(entry)), entry.name)):
         origin = _origin_of(entry)
+        before = {id(registry): dict(registry) for registry, _ in _registries}
         try:
             with _registering(origin):
                 _register(entry)
         except (Exception, SystemExit) as error:  # plugins raise errors of any type
+            for registry, initial in _registries:  # one that was imported by this plugin has its initial content
+                content = before.get(id(registry), initial)
+                registry.clear()
+                registry.update(content)
             message = " ".join(str(error).split())
             logging.getLogger("contnorm").warning(
                 f"plugin {entry.name!r} of {origin}: can't be loaded ({type(error).__name__}: {message}). Update or "

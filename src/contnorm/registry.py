@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from contnorm.norm_spec import Dim, LayerFactory, NormSpec, build_norm, describe_norm
-from contnorm.plugins import current_origin, load_plugins
+from contnorm.plugins import current_origin, load_plugins, track_registry
 
 if TYPE_CHECKING:
     from torch import nn
@@ -148,6 +148,7 @@ _NORMS: dict[str, NormSpec] = {
     )
 }
 NORMS: Mapping[str, NormSpec] = MappingProxyType(_NORMS)  # read-only view
+track_registry(_NORMS)
 
 
 _BUILT_IN = frozenset(_NORMS)

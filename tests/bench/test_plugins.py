@@ -171,6 +171,37 @@ def test_broken_plugin_is_one_warning_and_others_work(site: Path) -> None:
     assert "'strange' of strange-plugin 1.2" in warnings[2] and "register()" in warnings[2]
 
 
+def test_plugin_that_fails_halfway_registers_nothing(tmp_path: Path) -> None:
+    """Also if it is the first to import a registry; of two plugins with one name, the first by package name has it."""
+    half = """
+        def register():
+            import contnorm
+            from contnorm import bench
+            from torch import nn
+            contnorm.register_norm("halfway", nn.BatchNorm2d)
+            bench.register_memory("halfmem", "a:B")
+            raise RuntimeError("expired")
+    """
+    named = "from contnorm import bench\ndef register():\n    bench.register_memory('{}', 'a:B')\n"
+    install(tmp_path, "half = a_plugin:register", {"__init__.py": half}, "a_plugin")
+    install(tmp_path, "zz = b_plugin:register", {"__init__.py": named.format("same")}, "b_plugin")
+    second = named.format("of_second") + "    bench.register_memory('same', 'c:D')\n"
+    install(tmp_path, "aa = c_plugin:register", {"__init__.py": second}, "c_plugin")
+    code = (
+        f"import sys, logging; sys.path.append({str(tmp_path)!r})\n"
+        "logging.basicConfig(format='%(message)s')\n"
+        "from contnorm.plugins import load_plugins\n"
+        "load_plugins()\n"
+        "from contnorm import bench\nfrom contnorm.registry import norm_names\n"
+        "memories = bench.available()['memories']\n"
+        "print(memories['same'].origin, 'bn' in norm_names(), {'halfway', 'halfmem'} & {*norm_names(), *memories}, 'of_second' in "
+        "memories)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.split("\n")[0] == "b-plugin 1.2 True set() False", done.stderr
+    assert "'half' of a-plugin 1.2" in done.stderr and "'aa' of c-plugin 1.2" in done.stderr
+
+
 def test_built_in_run_loads_no_plugin(site: Path) -> None:
     (site / "sample_plugin" / "plugin.py").write_text("raise RuntimeError('loaded')")
     code = (

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from contnorm.errors import UserError
-from contnorm.plugins import Origin, load_plugins
+from contnorm.plugins import Origin, load_plugins, track_registry
 
 __all__ = [
     "KINDS",
@@ -72,6 +72,7 @@ class Component:
 
 
 _components: dict[tuple[str, str], Component] = {}
+track_registry(_components)
 
 
 def add_component(component: Component, exist_ok: bool = False) -> None:
