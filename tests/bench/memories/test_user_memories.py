@@ -216,6 +216,11 @@ READ = FILL + "def readable(self, before_task=None):\n    return "
         (f"{OFFER}None", "offer() returned an object of type NoneType"),
         (f"{OFFER}[-1] * len(labels)", "offer() returned -1 for all 240 samples"),
         (f"{OFFER}1 / 0", "at step 0: FILE, line 7: ZeroDivisionError: division by zero"),
+        (
+            "def offer(self, labels, task):\n    self.capacity = 99\n    return labels * 0 + 98",
+            "returned slot 98. Slots a",
+        ),
+        ("def offer(self, labels, task):\n    raise SystemExit(3)", "at step 0: FILE, line 7: SystemExit: 3"),
         (f"{READ}np.array([], dtype=int)", "readable() returned no slots at every step"),
         (f"{READ}np.array([20])", "readable(before_task=0) returned slot 20, which holds no sample"),
         (f"{READ}np.array([50])", "readable(before_task=0) returned slot 50. Slots are 0 to 49."),

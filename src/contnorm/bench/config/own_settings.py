@@ -102,7 +102,7 @@ def _checked_names(group: str, config: ComponentConfig, component: object) -> tu
     if taken is not None:
         raise UserError(
             f"{group} {label}: {group}.{taken} is a setting of every {group}, so Settings can't declare {taken!r} "
-            f"again. Use self.config.{taken}, or another name."
+            f"again. Use another name."
         )
     return names
 

@@ -172,7 +172,7 @@ def _recorded(offer: Offer) -> Offer:
             returned = offer(self, labels, task)
         finally:
             self._is_offering = False
-        slots = checked_slots(returned, self.capacity, "offer()", NOT_STORED)
+        slots = checked_slots(returned, table.capacity, "offer()", NOT_STORED)  # setup alone sets the capacity
         if len(slots) != len(labels):
             raise SlotError(f"offer() returned {len(slots)} slots for {len(labels)} samples. Return one for each.")
         table.write(slots[slots != NOT_STORED], task)
@@ -227,6 +227,7 @@ class SlotTable:
     """
 
     def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
         self._task = np.full(capacity, -1, dtype=np.int64)  # -1: empty
         self._cache: dict[int | None, Slots] = {}
 

@@ -163,7 +163,7 @@ class CheckedMemory:
             yield
         except SlotError as error:
             raise UserCodeError(f"memory {self.name!r}: at step {self._step}, {error}") from error
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise user_code_error(error, "memory", self.name, f"at step {self._step}") from error
 
 
