@@ -85,9 +85,9 @@ def _build_user_layer(
 ) -> nn.Module:
     try:
         layer = factory(num_features, **options)
-    except ValueError:  # such as a number of groups that does not divide the channels
-        raise
     except Exception as error:
+        if isinstance(error, importlib.import_module("contnorm.checks").GroupsError):
+            raise  # the caller suggests another number of groups
         arguments = "".join(f", {key}={value!r}" for key, value in options.items())
         raise ValueError(
             f"{caller}: norm {spec.name!r} can't be created with ({num_features}{arguments}): {type(error).__name__}: "

@@ -36,6 +36,7 @@ from contnorm.bench.components import find_component, registered
 from contnorm.bench.config.schema import flatten_settings
 from contnorm.bench.local_imports import code_folders, imported_files, is_local, module_folders
 from contnorm.errors import UserCodeError, UserError
+from contnorm.registry import NORMS
 
 __all__ = [
     "PYTHON",
@@ -397,6 +398,8 @@ def breaks_in(error: BaseException, name: str) -> bool:
 
 def _registered_file(name: str, what: str) -> Path | None:
     component = registered(name, what)
+    if component is None and what in ("", "norm") and name in NORMS:
+        return next((definition_file(layer) for layer in NORMS[name].layers.values()), None)
     return None if component is None or isinstance(component.target, str) else definition_file(component.target)
 
 

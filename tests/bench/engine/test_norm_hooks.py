@@ -56,6 +56,22 @@ class WrongLoss(Probe):
     def auxiliary_loss(self):
         return self.weight
 
+class IntegerLoss(Probe):
+    def auxiliary_loss(self):
+        return torch.tensor(3)
+
+class ComputedLoss(Probe):
+    penalty = None
+    @property
+    def auxiliary_loss(self):
+        return self.penalty
+
+class NumberLoss(Probe):
+    auxiliary_loss = 0.5
+
+class Truthy(Tagged):
+    needs_tags = 1
+
 class WrongRequest(Probe):
     replay_request = 20
 
@@ -66,6 +82,7 @@ def network(layer):
     return make
 
 tagged, extra, on_tasks, penalized = map(network, (Tagged, Extra, OnTasks, Penalized))
+integer_loss, computed_loss, number_loss, truthy = map(network, (IntegerLoss, ComputedLoss, NumberLoss, Truthy))
 wrong_loss, wrong_request, plain = map(network, (WrongLoss, WrongRequest, Probe))
 
 class Untagged(Strategy):
@@ -120,6 +137,10 @@ def test_strategy_without_tags_is_refused_for_a_norm_that_needs_them(file: Path)
         trainer.step()
 
 
+def test_any_true_value_of_needs_tags_gets_tags(file: Path) -> None:
+    assert trainer_of(settings(file, "truthy")).norm_hooks.need_tags
+
+
 def test_layers_are_called_at_task_boundaries_once(file: Path) -> None:
     trainer = trainer_of(settings(file, "on_tasks"))
     for _ in train_together([trainer]):
@@ -141,7 +162,10 @@ def test_auxiliary_loss_is_added_to_the_loss(file: Path) -> None:
 @pytest.mark.parametrize(
     ("network", "message"),
     [
-        ("wrong_loss", r"auxiliary_loss\(\) of layer '2' must return a tensor with one element, not a tensor of shape"),
+        ("wrong_loss", r"auxiliary_loss\(\) of layer '2' must return a .* with one element, not a tensor of shape"),
+        ("integer_loss", r"must return a floating-point tensor .*, not a tensor of shape \(\) and dtype torch.int64"),
+        ("computed_loss", "auxiliary_loss of layer '2' is a property. Define it as a method"),
+        ("number_loss", "auxiliary_loss of layer '2' is of type float. Define it as a method"),
         ("wrong_request", "replay_request of layer '2' is of type int"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import subprocess
 import sys
@@ -30,6 +31,7 @@ from tests.testing.norms import CenteredNorm, StreamNorm
 CODE = """
 import torch
 from torch import nn
+from contnorm import current_tags
 
 class RMS(nn.Module):
     def __init__(self, num_features: int, temperature: float = 1.0, mode: str = "soft", eps=1e-5, hook=print):
@@ -65,6 +67,37 @@ class Fails(RMS):
 class FailsInEvaluation(RMS):
     def forward(self, x):
         return super().forward(x) if self.training else x.nothing
+
+class ReadsTagsInEvaluation(RMS):
+    needs_tags = True
+    def forward(self, x):
+        current_tags(len(x)).replayed
+        return super().forward(x)
+
+class NotDifferentiable(RMS):
+    def forward(self, x):
+        y = super().forward(x)
+        return torch.nn.functional.batch_norm(y, y.mean(0), y.var(0))
+
+class FailingLoss(RMS):
+    def auxiliary_loss(self):
+        return self.nothing
+
+class FailsLater(RMS):
+    steps = 0
+    def forward(self, x):
+        FailsLater.steps += self.training
+        return super().forward(x if FailsLater.steps < 12 else x[:, :3])
+
+class RefusesWidth(RMS):
+    def __init__(self, num_features):
+        super().__init__(num_features)
+        if num_features != 64:
+            raise ValueError("only 64 channels")
+
+class InfiniteLoss(RMS):
+    def auxiliary_loss(self):
+        return self.weight.sum() / 0
 
 class CannotStart(RMS):
     def __init__(self, num_features):
@@ -191,9 +224,13 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"norm": "mine.py:NoWeight"}, "'mine.py:NoWeight': its layer NoWeight has no weight"),
     ({"norm": "mine.py:WrongShape"}, "has a weight of shape (1,) for 64 channels"),
     ({"norm": "mine.py:Only2d"}, "'mine.py:Only2d' has no layer for 1d input, only for 2d"),
-    ({"norm": "mine.py:Fails"}, "mine.py, line 34: KeyError: 'missing part'"),
+    ({"norm": "mine.py:Fails"}, "mine.py, line 35: KeyError: 'missing part'"),
     ({"norm": "mine.py:FailsInEvaluation"}, "in evaluation, in model 'mlp'"),
-    ({"norm": "mine.py:CannotStart"}, "can't be created with a number of channels: mine.py, line 43: IndexError"),
+    ({"norm": "mine.py:ReadsTagsInEvaluation"}, "in evaluation, in model 'mlp' for images"),
+    ({"norm": "mine.py:NotDifferentiable"}, "in training, in model 'mlp' for images"),
+    ({"norm": "mine.py:FailingLoss"}, "AttributeError: 'FailingLoss' object has no attribute 'nothing'"),
+    ({"norm": "mine.py:RefusesWidth"}, "'mine.py:RefusesWidth' can't be created with (100): ValueError: only 64"),
+    ({"norm": "mine.py:CannotStart"}, "can't be created with a number of channels: mine.py, line 75: IndexError"),
     ({"norm": "mine.py:Named"}, "norm.layers is a setting of every norm"),
     ({"norm": "mine.py:Unsaved"}, "complex64, which a checkpoint can't contain"),
     ({"norm": "mine.py:a_number"}, "3 is not a norm"),
@@ -221,6 +258,28 @@ def test_bad_norm_gets_one_line_and_nothing_is_written(stream: Any, arguments: d
         bench.run(stream, runs="runs", **arguments)
     assert words in str(caught.value) and "\n" not in str(caught.value)
     assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize("registered", [False, True])
+def test_norm_that_fails_in_a_later_step_is_one_line(
+    stream: Any, registered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "mine.py:FailsLater"
+    if registered:
+        spec = importlib.util.spec_from_file_location("mine_registered", "mine.py")
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, "mine_registered", module)
+        spec.loader.exec_module(module)
+        cn.register_norm("fails-later", module.FailsLater)
+        name = "fails-later"
+    with pytest.raises(UserError, match=rf"norm '{name}': after \d+ of \d+ steps: .*mine.py, line \d+: RuntimeError"):
+        bench.run(stream, norm=name, lanes=1)
+
+
+def test_auxiliary_loss_that_is_not_finite_is_named(stream: Any) -> None:
+    with pytest.raises(UserError, match=r"or an auxiliary_loss\(\) of its layers is not finite"):
+        bench.run(stream, norm="mine.py:InfiniteLoss", lanes=1)
 
 
 def test_intended_norm_without_weight_runs(stream: Any) -> None:

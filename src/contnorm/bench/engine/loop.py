@@ -37,6 +37,7 @@ from contnorm.bench.engine.measurements import Measurements, add_accuracy_row, a
 from contnorm.bench.engine.resume import resume_run
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.signals import StopRequested
+from contnorm.bench.user_code import is_user_code
 from contnorm.errors import UserCodeError, UserError
 from contnorm.moments.reestimate import NonFiniteMomentsError
 
@@ -333,4 +334,8 @@ def _divergence_message(trainer: Trainer, cause: str, task: int) -> str:
 def _likely_cause(trainer: Trainer) -> str:
     config = trainer.config
     or_loss = f", or the loss of strategy {config.strategy.name!r} is wrong" if trainer.has_user_strategy else ""
+    if trainer.norm_hooks.has_losses:
+        or_loss += ", or an auxiliary_loss() of its layers is not finite"
+    elif is_user_code(config.norm.name):
+        or_loss += ", or its layers return values that are not finite"
     return f"Most likely the learning rate of {config.train.lr} is too high for norm {config.norm.name!r}{or_loss}."

@@ -36,13 +36,13 @@ class NormHooks:
     def __init__(self, model: nn.Module, norm: str) -> None:
         self.norm = norm
         named = dict(model.named_modules())
-        self._task_start = _methods(named, "on_task_start")
-        self._task_end = _methods(named, "on_task_end")
-        self._losses = _methods(named, "auxiliary_loss")
+        self._task_start = _methods(named, "on_task_start", norm)
+        self._task_end = _methods(named, "on_task_end", norm)
+        self._losses = _methods(named, "auxiliary_loss", norm)
         requests = {name: getattr(module, "replay_request", None) for name, module in named.items()}
         self.extra_draw = _extra_draw({n: request for n, request in requests.items() if request is not None}, norm)
         self.need_tags = self.extra_draw is not None or any(
-            getattr(module, "needs_tags", False) is True for module in named.values()
+            getattr(module, "needs_tags", False) for module in named.values()
         )
 
     @property
@@ -70,19 +70,32 @@ class NormHooks:
         total: Tensor | float = 0.0
         for name, method in self._losses.items():
             loss = method()
-            if not isinstance(loss, Tensor) or loss.numel() != 1:
-                shown = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+            if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
+                shown = type(loss).__name__
+                if isinstance(loss, Tensor):
+                    shown = f"a tensor of shape {tuple(loss.shape)} and dtype {loss.dtype}"
                 raise UserCodeError(
-                    f"norm {self.norm!r}: auxiliary_loss() of layer {name!r} must return a tensor with one element, "
-                    f"not {shown}."
+                    f"norm {self.norm!r}: auxiliary_loss() of layer {name!r} must return a floating-point tensor with "
+                    f"one element, not {shown}."
                 )
             total = total + loss.reshape(())
         return total
 
 
-def _methods(named: dict[str, nn.Module], attribute: str) -> dict[str, Any]:
-    methods = {name: getattr(module, attribute, None) for name, module in named.items()}
-    return {name: method for name, method in methods.items() if callable(method)}
+def _methods(named: dict[str, nn.Module], attribute: str, norm: str) -> dict[str, Any]:
+    methods = {}
+    for name, module in named.items():
+        if isinstance(getattr(type(module), attribute, None), property):
+            raise UserError(f"norm {norm!r}: {attribute} of layer {name!r} is a property. Define it as a method.")
+        method = getattr(module, attribute, None)
+        if method is not None and not callable(method):
+            raise UserError(
+                f"norm {norm!r}: {attribute} of layer {name!r} is of type {type(method).__name__}. Define it as a "
+                f"method."
+            )
+        if method is not None:
+            methods[name] = method
+    return methods
 
 
 def _extra_draw(requests: dict[str, Any], norm: str) -> ExtraDraw | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections import Counter
+from contextlib import nullcontext
 from functools import cache
 
 import torch
@@ -18,6 +19,7 @@ from torch import nn
 
 from contnorm.bench.config.schema import ModelConfig, NormConfig, RunConfig
 from contnorm.bench.engine.checkpoint import DTYPES
+from contnorm.bench.engine.norm_hooks import NormHooks
 from contnorm.bench.models.norm_layers import check_norms, record_norm_calls
 from contnorm.bench.plan import Plan, Step
 from contnorm.bench.user_code import is_user_code, user_code_error
@@ -93,11 +95,17 @@ def _try_norms(model: nn.Module, config: RunConfig, shape: Shape) -> None:
 
 
 def _try_user_norm(model: nn.Module, config: RunConfig, shape: Shape) -> None:
-    """Reject a user's norm that fails in a network of the package."""
+    """Reject a user's norm that fails in a network of the package: in a training step, or in evaluation."""
     for training in (True, False):
+        trial = copy.deepcopy(model).train(training)
         try:
-            with torch.no_grad():
-                copy.deepcopy(model).train(training)(torch.zeros(2, *shape))
+            # Evaluation has no tags, and no gradients.
+            with nullcontext() if training else batch_tags(None), torch.set_grad_enabled(training):
+                output = trial(torch.zeros(2, *shape))
+                if training:
+                    (output.sum() + NormHooks(trial, config.norm.name).auxiliary_loss()).backward()
+        except UserError:
+            raise
         except Exception as error:
             mode = "training" if training else "evaluation"
             condition = f"in {mode}, in model {config.model.name!r} for images of shape {(2, *shape)}"

@@ -550,7 +550,12 @@ def _error_context(trainers: dict[Trainer, Job], run_dirs: Mapping[Job, RunDir])
         trainer, job = next(iter(trainers.items()))
         saved = run_dirs[job].checkpoints.latest_step() if job in run_dirs else 0
         saved_note = f"{saved} steps are saved in {run_dirs[job].folder}" if saved else "none are saved"
-        for what, name in (("strategy", job.config.strategy.name), ("model", job.config.model.name)):
+        config = job.config
+        for what, name in (
+            ("strategy", config.strategy.name),
+            ("norm", config.norm.name),
+            ("model", config.model.name),
+        ):
             if breaks_in(error, name):
                 when = f"after {trainer.done} of {len(trainer.plan.steps)} steps"
                 raise UserCodeError(f"{user_code_error(error, what, name, when)} ({saved_note})") from error
