@@ -237,3 +237,10 @@ def test_diverged_run_without_settings_is_in_the_table(tmp_path: Path) -> None:
     runs = bench.Runs([], [DivergedRun("0123456789ab", 2, "the loss is nan")])
     (row,) = read_csv(bench.export(runs, "csv", tmp_path / "a.csv").paths[0])
     assert (row["hash"], row["seed"], row["status"], row["train.lr"]) == ("0123456789ab", "2", "diverged", "")
+
+
+def test_file_name_of_another_format_is_rejected(runs: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"json file.*format is csv"):
+        bench.export(runs, "csv", tmp_path / "out.JSON")
+    assert not list(tmp_path.glob("out*"))
+    assert bench.export(runs, "csv", tmp_path / "out.txt").paths[0].is_file()

@@ -103,6 +103,7 @@ def export(
         reasons = f" {'; '.join(content.problems)}" if content.problems else ""
         raise UserError(f"{name}: there are no runs to export.{reasons}")
     if to in _FORMATS:
+        _check_suffix(path, to)
         paths = _write_tables(content, to, Path(path or f"{name}.{to}").expanduser(), force)
     else:
         runs_folder = Path(name) if isinstance(runs, Runs) else Path(runs).with_name(name)
@@ -110,6 +111,13 @@ def export(
         _replay(content, create_logger(to, folder), to)
         paths = [folder]
     return ExportedRuns(content.records, content.diverged, content.problems, paths)
+
+
+def _check_suffix(path: str | os.PathLike[str] | None, to: str) -> None:
+    """Reject a file whose name says another format than that of the table."""
+    suffix = "" if path is None else Path(path).suffix.lower().removeprefix(".")
+    if suffix in _FORMATS and suffix != to:
+        raise UserError(f"{path}: is the name of a {suffix} file, and the format is {to}. Use a name in .{to}.")
 
 
 def _stem(runs: Path) -> str:
