@@ -9,6 +9,7 @@ import shlex
 import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -16,6 +17,7 @@ from contnorm import bench
 from contnorm.bench.engine import scheduler
 from contnorm.bench.records import Store
 from contnorm.cli.main import app, main
+from contnorm.errors import UserError
 from contnorm.paper.lr_search import TuneOptions
 from tests.datasets import small_cifar100, small_mnist
 
@@ -244,3 +246,34 @@ def test_runs_of_a_sweep_are_logged(cifar: list[str], tmp_path: Path, command: t
     runs = {(path.parent.name, path.stem) for path in (tmp_path / "runs").glob("*/*.json")}
     logged = {(path.parent.name, path.stem) for path in (tmp_path / "logs").rglob("*.csv")}
     assert code == 0 and len(runs) >= 2 and logged == runs
+
+
+def test_printed_command_has_the_options_of_the_sweep(mnist: list[str], tmp_path: Path) -> None:
+    (tmp_path / "held.toml").write_text("[stream]\nholdout = 0.3\n")
+    options = ["--norm", "bn", "--lr", "0.01,0.1", "--seeds", "1", "--runs", "my runs", "--config", "held.toml"]
+    mnist = [text.replace("per_task=60", "per_task=30") for text in mnist]
+    code, out = call("sweep", *mnist, *options, "--threads", "2", "--validation")
+    (line,) = [line for line in out.splitlines() if line.startswith("contnorm run ")]
+    command = shlex.split(line)[1:]
+    assert code == 0 and command[command.index("--threads") + 1] == "2"
+    assert call(*command, "--lanes", "1")[0] == 0
+    assert sorted({str(record.config.stream.holdout) for record in Store(tmp_path / "my runs")}) == ["0.3", "None"]
+    assert not (tmp_path / "runs").exists()
+
+
+def test_huge_grid_is_rejected_before_it_is_expanded(mnist: list[str], tmp_path: Path) -> None:
+    numbers = ",".join(map(str, range(1, 2000)))
+    done = CliRunner().invoke(app, ["sweep", *mnist, "--batch", numbers, "--replay", numbers, "--buffer", numbers])
+    assert isinstance(done.exception, UserError) and "7,988,005,999 combinations" in str(done.exception)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_sweep_on_data_of_the_user_shows_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    rng, y = np.random.default_rng(0), np.arange(40) % 4
+    np.savez("blobs.npz", x_train=rng.normal(size=(40, 5)), y_train=y, x_test=rng.normal(size=(40, 5)), y_test=y)
+    bench.add_dataset("blobs", root="data", npz="blobs.npz", tasks=2)
+    code, out = call("sweep", "--stream", "blobs", "--norm", "bn", "--lr", "0.01,0.1", "--seeds", "1", "--lanes", "1")
+    assert code == 0 and "\nblobs: acc on the test samples" in out
+    code, out = call("run", "--stream", "blobs", "--norm", "cn", "--set", "norm.groups=4", "--lanes", "1")
+    assert code == 0 and "blobs er cn seed 0: recorded" in out

@@ -179,7 +179,7 @@ def sweep(
             log_dir=log_dir,
         )
 
-    raise typer.Exit(run_grid(run, stream, flags, options, data_root, trust_code or [], plot, json_, console))
+    raise typer.Exit(run_grid(run, stream, flags, options, data_root, trust_code or [], plot, json_, console, runs))
 
 
 _AXIS_OF_FLAG = {"groups": "norm.groups", "buffer": "memory.size", "batch": "batch_size"}
@@ -258,6 +258,7 @@ def run_grid(
     plot: Path | None,
     as_json: bool,
     console: Console,
+    runs: Path = Path("runs"),
 ) -> int:
     """Run a sweep or a search, show its result, and return the exit code.
 
@@ -271,6 +272,7 @@ def run_grid(
         plot: File of the figure.
         as_json: Whether to print JSON.
         console: Terminal to print to.
+        runs: Folder of records and checkpoints, for the commands that are printed.
     """
     if plot is not None and plot.suffix.lower() not in FIGURE_FORMATS:
         raise UserError(f"--plot {plot}: use a file name that ends in {', '.join(FIGURE_FORMATS)}.")
@@ -289,25 +291,36 @@ def run_grid(
         print(json.dumps(result.to_dict(), indent=2))
     else:
         show_sweep(result, console)
-        _show_commands(result, flags, stream, data_root, console)
+        shared = _shared_options(options, data_root, runs, trust_code)
+        _show_commands(result, flags, stream, shared, console)
     if plot is not None and code == 0:
         _write_figure(result, plot)
         print_text(f"figure: {plot}", progress)
     return code
 
 
-def _show_commands(
-    result: SweepResult, flags: GridFlags, stream: str, data_root: Path | None, console: Console
-) -> None:
+def _show_commands(result: SweepResult, flags: GridFlags, stream: str, shared: Sequence[str], console: Console) -> None:
     """Print the commands that measure the chosen settings on the test samples, if they were chosen on others."""
     if not result.best or result.chosen_on == "test samples":
         return
     print_text("Measure the best settings on the test samples:", console)
     for trial in result.best.values():
-        console.print(safe_text(_test_command(trial, result, flags, stream, data_root)), soft_wrap=True)
+        console.print(safe_text(_test_command(trial, result, flags, stream, shared)), soft_wrap=True)
 
 
-def _test_command(trial: Trial, result: SweepResult, flags: GridFlags, stream: str, data_root: Path | None) -> str:
+def _shared_options(
+    options: bench.RunOptions, data_root: Path | None, runs: Path, trust_code: Iterable[Path]
+) -> list[str]:
+    """Typed options of `contnorm sweep` that also apply to `contnorm run`: with others, results could differ."""
+    parts = ["--data-root", str(data_root)] if data_root else []
+    parts += ["--runs", str(runs)] if runs != Path("runs") else []
+    parts += ["--device", options.device] if options.device not in (None, "cpu") else []
+    parts += ["--threads", str(options.threads)] if options.threads != 1 else []
+    parts += ["--allow-missing"] if options.allow_missing else []
+    return [*parts, *(part for file in trust_code for part in ("--trust-code", str(file)))]
+
+
+def _test_command(trial: Trial, result: SweepResult, flags: GridFlags, stream: str, shared: Sequence[str]) -> str:
     """Command that runs a setting on the test samples: the typed options, with the chosen value of each list."""
     settings = {**trial.arguments, **trial.arguments.get("settings", {})}
     typed = {setting.key: setting.value for setting in flags.typed()}
@@ -321,8 +334,12 @@ def _test_command(trial: Trial, result: SweepResult, flags: GridFlags, stream: s
     for text in flags.assignments:
         if not text.startswith(("stream.part=", "stream.holdout=")):
             parts += ["--set", text]
-    parts += ["--config", str(flags.config)] if flags.config else []
-    parts += ["--data-root", str(data_root)] if data_root else []
+    if flags.config:
+        parts += ["--config", str(flags.config)]
+        of_file = collect_settings({}, flags.config, [], []).get("stream", {})
+        parts += ["--set", "stream.holdout=none"] if of_file.get("holdout") is not None else []
+        parts += ["--set", "stream.part=all"] if of_file.get("part") == "validate" else []
+    parts += shared
     return " ".join([parts[0], *map(shlex.quote, [*parts[1:], "--seeds", str(len(result.seeds))])])
 
 

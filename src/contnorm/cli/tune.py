@@ -160,7 +160,7 @@ def tune(
             log_dir=log_dir,
         )
 
-    raise typer.Exit(run_grid(search, stream, flags, options, data_root, trust_code or [], plot, json_, console))
+    raise typer.Exit(run_grid(search, stream, flags, options, data_root, trust_code or [], plot, json_, console, runs))
 
 
 STREAM_ONLY = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,6 +128,9 @@ def sweep(
     return session.finish()
 
 
+MAX_SETTINGS = 10_000  # each is checked before the first run, and is a row of the table
+
+
 @dataclass(frozen=True)
 class SweepGrid:
     """The settings of a sweep.
@@ -173,6 +177,12 @@ class SweepGrid:
                 raise UserError(f"{key} is given twice, with {values[name]!r} and {value!r}. Give it once.")
             values[name] = value
         lists = {name: list_values(name, value) for name, value in values.items()}
+        count = math.prod(map(len, lists.values()))
+        if count > MAX_SETTINGS:
+            raise UserError(
+                f"{caller}: the lists have {count:,} combinations, and at most {MAX_SETTINGS:,} can be run at once. "
+                "Use fewer values, or several calls."
+            )
         if tag is not None and any(len(lists.get(name, ())) > 1 for name in ("model", "strategy")):
             raise UserError(
                 f"tag={tag!r} names one object, and a list of them is given. Define them in a file instead."
