@@ -66,6 +66,11 @@ def test_commands_name_added_data_alike(npz: Path, tmp_path: Path, monkeypatch: 
         bench.load_runs("runs").where("stream=dogs")
 
 
+def test_classes_in_no_task_are_named(npz: Path, tmp_path: Path) -> None:
+    added = output("data", "add", "blobs", "--npz", npz, "--tasks", "0;2", "--data-root", tmp_path / "root")
+    assert "task 1: 2" in added and "in no task: 1, 3" in added
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -200,6 +200,9 @@ def _describe_added(manifest: Mapping[str, Any]) -> Iterator[str]:
         for i, block in enumerate(blocks):
             shown = ", ".join(str(names[label]) for label in block[:EXAMPLES])
             yield f"task {i}: {shown}{', ...' if len(block) > EXAMPLES else ''}"
+        unused = [str(name) for label, name in enumerate(names) if not any(label in block for block in blocks)]
+        if unused:
+            yield f"in no task: {', '.join(unused[:EXAMPLES])}{', ...' if len(unused) > EXAMPLES else ''}"
 
 
 def show_data_sets(folder: Path | None, console: Console) -> None:

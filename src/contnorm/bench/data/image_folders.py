@@ -320,7 +320,7 @@ def _read(
                     if image.shape != shape:
                         raise UserError(
                             f"{first} is {shape[1]} x {shape[2]} pixels and {images[i][0]} is {image.shape[1]} x "
-                            f"{image.shape[2]}. Use size=N to resize all images."
+                            f"{image.shape[2]}. Use size=N (--size N) to resize all images."
                         )
                     arrays[split][i] = image
                 done += len(paths)
