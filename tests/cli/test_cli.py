@@ -167,7 +167,7 @@ def test_usage_error_is_one_line(
 def test_os_error_is_one_line(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, error: Exception, message: str
 ) -> None:
-    def fails() -> None:
+    def fails(*_: object) -> None:
         raise error
 
     monkeypatch.setattr(sys, "argv", ["contnorm", "ls"])
