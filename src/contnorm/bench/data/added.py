@@ -19,6 +19,7 @@ import numpy as np
 from contnorm.bench.data.arrays import ArraySource, array_source
 from contnorm.bench.data.image_folders import read_class_folders
 from contnorm.bench.data.npz import read_npz
+from contnorm.bench.data.stored_arrays import map_array, read_json_manifest, state_path
 from contnorm.bench.files import (
     Progress,
     clock_ns,
@@ -26,12 +27,11 @@ from contnorm.bench.files import (
     is_unchanged,
     load_state,
     locked,
-    parse_json,
     save_state,
     signatures,
     write_atomically,
 )
-from contnorm.errors import UserError, usable
+from contnorm.errors import UserError
 
 __all__ = ["MANIFEST", "add_arrays", "find_added", "list_added", "load_added", "read_added"]
 
@@ -64,16 +64,7 @@ def list_added(root: Path) -> dict[str, Path]:
 def read_added(folder: Path) -> Mapping[str, Any]:
     """Read and check the manifest of an added data set."""
     path = folder / MANIFEST
-    with usable(path, "can't be read", "Check its permissions."):
-        text = path.read_bytes()
-    try:
-        raw = parse_json(text)
-    except ValueError as error:
-        raise UserError(f"{path}: is not valid JSON ({error}). Delete {folder} and add it again.") from error
-    if not isinstance(raw, dict) or raw.get("kind") != KIND:
-        raise UserError(f"{path}: is not the manifest of a data set that `contnorm data add` wrote.")
-    if type(raw.get("version")) is int and raw["version"] > VERSION:
-        raise UserError(f"{path}: has version {raw['version']}; this contnorm supports {VERSION}. Upgrade contnorm.")
+    raw = read_json_manifest(path, KIND, VERSION, "that `contnorm data add` wrote", "add")
     bad = next((key for key, kind in _REQUIRED.items() if not isinstance(raw.get(key), kind)), None)
     if bad is not None or raw["stream"] not in ("arrays", "folder"):
         raise UserError(
@@ -176,9 +167,11 @@ def _write(source: ArraySource, folder: Path, name: str, stream: str) -> None:
 def load_added(folder: Path) -> ArraySource:
     """Load an added data set, memory-mapped. Its content is verified again only if a file has changed."""
     manifest = read_added(folder)
-    arrays: dict[str, Any] = {part: _map(folder, part) for part in _ARRAYS}
+    arrays: dict[str, Any] = {part: map_array(folder / f"{part}.npy", folder, "add") for part in _ARRAYS}
     tasks: dict[str, Any] = dict.fromkeys(_TASKS)
-    tasks |= {part: _map(folder, part) for part in _TASKS if (folder / f"{part}.npy").is_file()}
+    for part in _TASKS:
+        if (folder / f"{part}.npy").is_file():
+            tasks[part] = map_array(folder / f"{part}.npy", folder, "add")
     classes = manifest.get("task_classes")
     try:
         source = ArraySource(
@@ -196,19 +189,10 @@ def load_added(folder: Path) -> ArraySource:
     return source
 
 
-def _map(folder: Path, part: str) -> np.ndarray:
-    path = folder / f"{part}.npy"
-    try:
-        return np.lib.format.open_memmap(path, mode="c")  # unlike np.load, reads arrays only
-    except Exception as error:  # a damaged header can raise any exception
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{path}: is missing or damaged ({reason}). Delete {folder} and add it again.") from error
-
-
 def _verify(folder: Path, source: ArraySource, parts: Sequence[str]) -> None:
     """Raise an error if the arrays do not match the fingerprint that was computed when they were added."""
-    state_path = folder / ".checked.json"
-    now, state = clock_ns(), load_state(state_path)
+    checked = state_path(folder)
+    now, state = clock_ns(), load_state(checked)
     files = signatures([folder / MANIFEST, *(folder / f"{part}.npy" for part in parts)], folder)
     if is_unchanged(files, state, "files"):
         return
@@ -217,5 +201,4 @@ def _verify(folder: Path, source: ArraySource, parts: Sequence[str]) -> None:
             f"{folder}: the arrays do not match the fingerprint in {MANIFEST}, so a file was changed or damaged. "
             f"Delete the folder and add the data set again."
         )
-    if os.access(folder, os.W_OK):
-        save_state(state_path, now, files=files)
+    save_state(checked, now, files=files)

@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from contnorm.bench.data.class_share import check_test_share, choose_test_samples
 from contnorm.bench.files import Progress, is_plain_name
-from contnorm.bench.rng import generator
 from contnorm.errors import UserError
 
 __all__ = [
@@ -290,16 +290,14 @@ def _list_images(folder: Path) -> NamedImages:
 
 def _split(images: NamedImages, share: float) -> tuple[NamedImages, NamedImages]:
     """Split each class into training and test images, at random with a fixed seed."""
-    if not 0 < share < 1:
-        raise UserError(f"test_share={share}: use a number between 0 and 1.")
+    check_test_share(share)
     train: NamedImages = []
     test: NamedImages = []
     for label in sorted({label for _, label in images}):
         of_class = [image for image in images if image[1] == label]
         if len(of_class) < 2:
             raise UserError(f"class {label!r} has one image. Use at least two, so that one is in the test split.")
-        count = min(len(of_class) - 1, max(1, round(share * len(of_class))))
-        chosen = set(generator(0, f"test {label}").permutation(len(of_class))[:count].tolist())
+        chosen = set(choose_test_samples(label, len(of_class), share).tolist())
         test += [image for i, image in enumerate(of_class) if i in chosen]
         train += [image for i, image in enumerate(of_class) if i not in chosen]
     return train, test

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,18 +15,17 @@ from typing import Any
 import numpy as np
 
 from contnorm.bench.data.dataset import GROUPS, SPLITS, MultiLabelSource
+from contnorm.bench.data.stored_arrays import map_array, read_json_manifest, state_path
 from contnorm.bench.files import (
     Progress,
     clock_ns,
     is_plain_name,
     is_unchanged,
     load_state,
-    parse_json,
     save_state,
     signatures,
-    user_cache,
 )
-from contnorm.errors import UserError, usable
+from contnorm.errors import UserError
 
 __all__ = [
     "MANIFEST",
@@ -89,18 +87,7 @@ def _has_manifest(path: Path) -> bool:
 def read_manifest(folder: Path) -> Manifest:
     """Read and check a manifest: counts by task and class, missing pictures, picture size and fingerprint."""
     path = folder / MANIFEST
-    with usable(path, "cannot be read", "Check its permissions."):
-        text = path.read_bytes()
-    try:
-        raw = parse_json(text)
-    except ValueError as error:
-        raise UserError(f"{path}: is not valid JSON ({error}). Delete {folder} and build it again.") from error
-    if not isinstance(raw, dict) or raw.get("kind") != KIND:
-        raise UserError(f"{path}: is not the manifest of a data set built by `contnorm data`.")
-    if type(raw.get("version")) is int and raw["version"] > VERSION:
-        raise UserError(
-            f"{path}: has version {str(raw['version'])[:20]}; this contnorm supports {VERSION}. Upgrade contnorm."
-        )
+    raw = read_json_manifest(path, KIND, VERSION, "built by `contnorm data`", "build")
     missing = [key for key in REQUIRED_KEYS if key not in raw]
     if missing:
         raise UserError(f"{path}: has no {', '.join(missing)}. Delete {folder} and build it again.")
@@ -119,7 +106,7 @@ def load_stored(folder: Path, progress: Progress = lambda *_: None) -> MultiLabe
     """
     manifest = read_manifest(folder)
     arrays = {
-        f"{split}_{part}": _map_array(folder, manifest, f"{split}_{part}")
+        f"{split}_{part}": map_array(folder / manifest["folder"] / f"{split}_{part}.npy", folder, "build")
         for split in SPLITS
         for part in ("images", "labels", "task")
     }
@@ -139,16 +126,6 @@ def load_stored(folder: Path, progress: Progress = lambda *_: None) -> MultiLabe
         details={},
         **arrays,
     )
-
-
-def _map_array(folder: Path, manifest: Manifest, part: str) -> np.ndarray:
-    path = folder / manifest["folder"] / f"{part}.npy"
-    try:
-        array = np.lib.format.open_memmap(path, mode="c")  # unlike np.load, reads arrays only
-    except Exception as error:  # a damaged header can raise any exception
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{path}: is missing or damaged ({reason}). Delete {folder} and build it again.") from error
-    return array
 
 
 def _check(folder: Path, manifest: Manifest, arrays: Mapping[str, np.ndarray]) -> None:
@@ -179,7 +156,7 @@ def _check_values(folder: Path, split: str, arrays: Mapping[str, np.ndarray], ta
 
 def _check_content(folder: Path, manifest: Manifest, arrays: Mapping[str, np.ndarray], progress: Progress) -> None:
     """Raise an error if the arrays do not match the fingerprint that was computed when they were built."""
-    path = _state_path(folder)
+    path = state_path(folder)
     now, state = clock_ns(), load_state(path)
     files = signatures([folder / MANIFEST, *(folder / manifest["folder"] / f"{name}.npy" for name in arrays)], folder)
     if is_unchanged(files, state, "files"):
@@ -192,12 +169,6 @@ def _check_content(folder: Path, manifest: Manifest, arrays: Mapping[str, np.nda
             f"changed or damaged. Delete the folder and build it again."
         )
     save_state(path, now, files=files)
-
-
-def _state_path(folder: Path) -> Path:
-    if os.access(folder, os.W_OK):
-        return folder / ".checked.json"
-    return user_cache() / f"checked-{hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]}.json"
 
 
 def _block_digests(images: np.ndarray, split: str, progress: Progress) -> list[str]:

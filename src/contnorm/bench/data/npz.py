@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from contnorm.bench.rng import generator
+from contnorm.bench.data.class_share import check_test_share, choose_test_samples
 from contnorm.errors import UserError
 
 __all__ = ["NpzData", "read_npz"]
@@ -78,8 +78,7 @@ def _load(path: Path) -> dict[str, Any]:
 
 def _split(path: Path, parts: Mapping[str, Any], share: float) -> dict[str, Any]:
     """Split the samples of each class into training and test samples, at random with a fixed seed."""
-    if not 0 < share < 1:
-        raise UserError(f"test_share={share}: use a number between 0 and 1.")
+    check_test_share(share)
     labels = np.asarray(parts["y"]).reshape(-1)
     if len(labels) != len(parts["x"]):
         raise UserError(f"{path}: has {len(parts['x'])} samples and {len(labels)} labels. Use one label per sample.")
@@ -90,8 +89,7 @@ def _split(path: Path, parts: Mapping[str, Any], share: float) -> dict[str, Any]
             raise UserError(
                 f"{path}: class {label.item()!r} has one sample. Use at least two, or add x_test and y_test."
             )
-        count = min(len(indices) - 1, max(1, round(share * len(indices))))
-        test[generator(0, f"test {label}").permutation(indices)[:count]] = True
+        test[indices[choose_test_samples(label, len(indices), share)]] = True
     task = None if parts["task"] is None else np.asarray(parts["task"])
     return {
         "x": parts["x"][~test],
