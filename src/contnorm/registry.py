@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from contnorm.norm_spec import Dim, LayerFactory, NormSpec, build_norm, describe_norm
 from contnorm.plugins import current_origin, load_plugins, track_registry
@@ -30,9 +30,6 @@ __all__ = [
     "resolve_norm",
     "unregister_norm",
 ]
-
-
-_F = TypeVar("_F", bound=Callable[..., Any])
 
 
 _STOCK = "it calls torch's operator, so that the baseline is bit-exact with torch"
@@ -325,35 +322,23 @@ def register_norm(
         >>> unregister_norm("rms")
     """
     _check_name(name, exist_ok)
-    if layer is None and layers is None:
-
-        def decorate(decorated: _F) -> _F:
-            register_norm(
-                name,
-                decorated,
-                title=title,
-                summary=summary,
-                citation=citation,
-                grouped=grouped,
-                keeps_moments=keeps_moments,
-                cannot=cannot,
-                exist_ok=exist_ok,
-            )
-            return decorated
-
-        return decorate
+    facts: dict[str, Any] = {
+        "title": title,
+        "summary": summary,
+        "citation": citation,
+        "grouped": grouped,
+        "keeps_moments": keeps_moments,
+        "cannot": cannot,
+    }
+    if layer is None and layers is None:  # a decorator
+        return lambda decorated: register_norm(name, decorated, exist_ok=exist_ok, **facts)
     if layer is not None and layers is not None:
         raise ValueError("register_norm: give layer or layers, not both.")
     spec = describe_norm(
         cast("LayerFactory | Mapping[Dim, LayerFactory]", layers if layer is None else layer),
         name,
         caller="register_norm",
-        title=title,
-        summary=summary,
-        citation=citation,
-        grouped=grouped,
-        keeps_moments=keeps_moments,
-        cannot=cannot,
+        **facts,
     )
     register_spec(replace(spec, origin=current_origin()))
     return layer if layer is not None else layers
