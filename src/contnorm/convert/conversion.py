@@ -448,6 +448,8 @@ def _transfer_state(layer: _Layer, new: nn.Module) -> nn.Module:
             buffer = old._buffers.get(name)
             if buffer is not None and _fits(new._buffers.get(name), buffer):
                 new._buffers[name] = buffer
+    if isinstance(new, NormLayer) and type(old) is type(new):
+        _take_own_tensors(old, new)
     new.train(old.training)
     if isinstance(new, MomentNorm):
         new.use_running = detected.constant or getattr(old, "use_running", False)
@@ -457,6 +459,16 @@ def _transfer_state(layer: _Layer, new: nn.Module) -> nn.Module:
         new.drop, new.act = old.drop, old.act
         new.register_forward_hook(drop_and_act)
     return new
+
+
+def _take_own_tensors(old: nn.Module, new: NormLayer) -> None:
+    """Move the tensors that only this norm has, such as learned mixture weights, from a layer of the same class."""
+    for name in new.own_tensors:
+        parameter, buffer = old._parameters.get(name), old._buffers.get(name)
+        if parameter is not None and _fits(new._parameters.get(name), parameter):
+            new._parameters[name] = parameter
+        if buffer is not None and _fits(new._buffers.get(name), buffer):
+            new._buffers[name] = buffer
 
 
 def _fits(new: Tensor | None, old: Tensor) -> bool:

@@ -237,6 +237,7 @@ def _obstacle(module: nn.Module, cls: type[nn.Module]) -> str:
 def _unknown_members(module: nn.Module) -> str:
     known = {"weight", "bias", "mean_weight", "var_weight", "running_mean", "running_var", "num_batches_tracked"}
     known |= {"r_limit", "d_limit"} | ({"drop", "act"} if _has_drop_and_act(module) else set())
+    known |= set(module.own_tensors) if isinstance(module, NormLayer) else set()
     unknown = sorted({*module._parameters, *module._buffers, *module._modules} - known)
     return f"it holds {', '.join(map(repr, unknown))}, which its norm does not have" if unknown else ""
 
@@ -252,7 +253,8 @@ def drop_and_act(module: nn.Module, args: Any, output: Tensor) -> Tensor:
 
 
 def _options_of(module: nn.Module) -> dict[str, object]:
-    options = {name: getattr(module, name) for name in _OPTIONS if hasattr(module, name)}
+    names = (*_OPTIONS, *module.own_options) if isinstance(module, NormLayer) else _OPTIONS
+    options = {name: getattr(module, name) for name in names if hasattr(module, name)}
     if "affine" in options:
         options["affine"] = module._parameters.get("weight") is not None or module._parameters.get("bias") is not None
     if isinstance(module, _InstanceNorm):

@@ -25,11 +25,14 @@ class NormLayer(nn.Module):
 
     ``ranks`` lists the input ranks that a class accepts; ``num_features`` is its number of channels.
     ``has_triton_kernels`` tells whether the layer uses Triton kernels of this package on a GPU, which are compiled
-    before their first run.
+    before their first run. ``own_options`` names constructor arguments that only this norm has, and ``own_tensors`` its
+    parameters and buffers that batch norm does not have. Conversion keeps both if the old and the new layer have them.
     """
 
     ranks: ClassVar[tuple[int, ...]] = (2, 3, 4, 5)
     has_triton_kernels: ClassVar[bool] = False
+    own_options: ClassVar[tuple[str, ...]] = ()
+    own_tensors: ClassVar[tuple[str, ...]] = ()
     num_features: int
     kernel: Kernel = "auto"  # the implementation, for norms with several
 
