@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from contnorm import functional, testing
     from contnorm.convert.conversion import convert_norm, convert_sync
     from contnorm.diagnosis.measure import diagnose
+    from contnorm.layers.adaptive import AdaptiveBalanceNorm1d, AdaptiveBalanceNorm2d, AdaptiveBalanceNorm3d
     from contnorm.layers.batch import BatchNorm1d, BatchNorm2d, BatchNorm3d
     from contnorm.layers.continual import ContinualNorm1d, ContinualNorm2d, ContinualNorm3d
     from contnorm.layers.continual import ContinualNorm2d as CN  # noqa: N817
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from contnorm.layers.renorm import BatchRenorm1d, BatchRenorm2d, BatchRenorm3d
     from contnorm.layers.switchable import SwitchNorm1d, SwitchNorm2d, SwitchNorm3d
     from contnorm.layers.sync import SyncContinualNorm
+    from contnorm.layers.task_balanced import TaskBalancedNorm1d, TaskBalancedNorm2d, TaskBalancedNorm3d
     from contnorm.moments.freeze import freeze_stats, frozen_stats
     from contnorm.moments.reestimate import reestimate
     from contnorm.registry import create_norm, register_norm, unregister_norm
@@ -46,6 +48,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CN",
+    "AdaptiveBalanceNorm1d",
+    "AdaptiveBalanceNorm2d",
+    "AdaptiveBalanceNorm3d",
     "BatchNorm1d",
     "BatchNorm2d",
     "BatchNorm3d",
@@ -73,6 +78,9 @@ __all__ = [
     "SwitchNorm2d",
     "SwitchNorm3d",
     "SyncContinualNorm",
+    "TaskBalancedNorm1d",
+    "TaskBalancedNorm2d",
+    "TaskBalancedNorm3d",
     "batch_tags",
     "convert_norm",
     "convert_sync",
@@ -101,12 +109,14 @@ _NAMES_BY_MODULE = {
     **{
         f"contnorm.layers.{module}": tuple(f"{stem}{dim}d" for stem in stems for dim in (1, 2, 3))
         for module, stems in {
+            "adaptive": ("AdaptiveBalanceNorm",),
             "batch": ("BatchNorm",),
             "continual": ("ContinualNorm",),
             "group": ("GroupNorm", "InstanceNorm", "LayerNorm"),
             "none": ("NoNorm",),
             "renorm": ("BatchRenorm",),
             "switchable": ("SwitchNorm",),
+            "task_balanced": ("TaskBalancedNorm",),
         }.items()
     },
 }

@@ -33,6 +33,7 @@ __all__ = [
 
 
 _STOCK = "it calls torch's operator, so that the baseline is bit-exact with torch"
+_NO_PIVOT = "it computes its moments without a pivot, as torch's batch norm does"
 _CONTINUAL = "contnorm.layers.continual:ContinualNorm"
 _PHAM = "Pham et al., Continual Normalization, ICLR 2022"
 
@@ -142,6 +143,27 @@ _NORMS: dict[str, NormSpec] = {
             grouped=True,
             keeps_moments=True,
         ),
+        NormSpec(
+            name="adab2n",
+            title="AdaB2N",
+            target="contnorm.layers.adaptive:AdaptiveBalanceNorm",
+            summary="batch norm with a learned balance of the tasks in the batch and a modified momentum",
+            citation="Lyu et al., Overcoming Recency Bias of Normalization Statistics, NeurIPS 2023",
+            keeps_moments=True,
+            cannot={
+                "large_mean": _NO_PIVOT,
+                "batch_norm_keys": "its balance of tasks is in no batch norm's checkpoint",
+            },
+        ),
+        NormSpec(
+            name="tbbn",
+            title="TBBN",
+            target="contnorm.layers.task_balanced:TaskBalancedNorm",
+            summary="task-balanced batch norm: parts of the stream samples, each with all memory samples",
+            citation="Cha et al., Rebalancing Batch Normalization, CVPR 2023",
+            keeps_moments=True,
+            cannot={"large_mean": _NO_PIVOT, "batch_norm_keys": "its number of tasks is in no batch norm's checkpoint"},
+        ),
     )
 }
 NORMS: Mapping[str, NormSpec] = MappingProxyType(_NORMS)  # read-only view
@@ -224,8 +246,8 @@ def create_norm(name: str, num_features: int, *, dim: Dim = 2, **options: object
     """Create a norm layer by name.
 
     Args:
-        name: One of ``none bn ln in gn brn sn cn bn_gn cn_tied bn_gn_tied``, case-insensitive, or the name of a
-            registered norm. The name of a grouped norm may end in the number of groups, as in ``"cn8"``.
+        name: One of ``none bn ln in gn brn sn cn bn_gn cn_tied bn_gn_tied adab2n tbbn``, case-insensitive, or the name
+            of a registered norm. The name of a grouped norm may end in the number of groups, as in ``"cn8"``.
         num_features: Number of channels.
         dim: 1 for (N, C) and (N, C, L) input, 2 for (N, C, H, W), 3 for (N, C, D, H, W).
         **options: Further arguments of that norm's class, such as ``num_groups``, ``eps`` or ``momentum``.

@@ -8,6 +8,9 @@ of a training step that a strategy makes with ``contnorm.bench.forward(model, ba
 A norm layer may define the following, which the bench looks up by name. `contnorm.testing.check_norm` checks them:
 
 - ``needs_tags = True``: it calls `current_tags` in training. The bench tags passes only if a layer needs tags;
+- ``needs_joint_forward = True``: it is defined only for batches with stream and memory samples together. The bench
+  refuses a run with ``strategy.forward=separate``;
+- ``num_tasks``: a number, if it supports no more tasks. The bench refuses streams with more before training;
 - ``on_task_start(task)`` and ``on_task_end(task)``: called between training steps, with the number of the task. What
   they change must be in ``state_dict()``;
 - ``auxiliary_loss()``: called once after the forward passes of a step; its scalar tensor is added to the loss. A layer
@@ -40,6 +43,8 @@ class BatchTags:
         task: (B,) int64; the task of each sample.
         is_extra: Whether this is the pass over the extra batch that a norm requested with ``replay_request``.
         extra_size: Samples of the extra batch of this training step; 0 if there is none.
+        stream_size: Number of samples that are not replayed, if all of them come first; None if that is not known. As a
+            Python number, it needs no copy from the device, so that a captured step can split the batch.
 
     Example:
         >>> tags = BatchTags(replayed=torch.tensor([False, True]), task=torch.tensor([1, 0]))
@@ -51,6 +56,7 @@ class BatchTags:
     task: Tensor
     is_extra: bool = False
     extra_size: int = 0
+    stream_size: int | None = None
 
 
 @dataclass(frozen=True)

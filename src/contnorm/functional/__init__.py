@@ -7,13 +7,16 @@ Example:
     torch.Size([8, 64, 4, 4])
 """
 
+from contnorm.functional.adaptive import balanced_batch_norm
 from contnorm.functional.batch import batch_norm
 from contnorm.functional.continual import continual_norm
 from contnorm.functional.group import group_norm, instance_norm, layer_norm
 from contnorm.functional.renorm import batch_renorm
 from contnorm.functional.switchable import switch_norm
+from contnorm.functional.task_balanced import task_balanced_batch_norm
 
 __all__ = [
+    "balanced_batch_norm",
     "batch_norm",
     "batch_renorm",
     "continual_norm",
@@ -21,4 +24,5 @@ __all__ = [
     "instance_norm",
     "layer_norm",
     "switch_norm",
+    "task_balanced_batch_norm",
 ]

@@ -23,6 +23,8 @@ class NormHooks:
     Attributes:
         need_tags: Whether a layer needs the tags of the batch.
         extra_draw: The extra draw from the memory that layers request; None if they request none.
+        need_joint_forward: Whether a layer needs stream and memory samples in one forward pass.
+        max_tasks: The number of tasks that all layers support; None if there is no limit.
 
     Example:
         >>> class Penalized(nn.BatchNorm1d):
@@ -44,6 +46,9 @@ class NormHooks:
         self.need_tags = self.extra_draw is not None or any(
             getattr(module, "needs_tags", False) for module in named.values()
         )
+        self.need_joint_forward = any(getattr(module, "needs_joint_forward", False) for module in named.values())
+        limits = [getattr(module, "num_tasks", None) for module in named.values() if hasattr(module, "on_task_start")]
+        self.max_tasks = min((limit for limit in limits if isinstance(limit, int)), default=None)
 
     @property
     def on_tasks(self) -> bool:

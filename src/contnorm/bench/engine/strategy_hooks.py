@@ -48,10 +48,25 @@ def check_hooks(config: RunConfig, stream: TaskSequence, strategy: Strategy, nor
             f"stream.scenario=free: a task-free stream has no task boundaries, at which {owner} has hooks. Use "
             f"another {'' if stream.multi_label else 'scenario or '}{'norm' if of_norm else 'strategy'}."
         )
+    _check_norm(config, stream, strategy, norm_hooks)
     if stream.multi_label and not strategy.multi_label:
         raise UserError(
             f"strategy {name!r}: does not support multi-label streams such as {config.stream.name}. Use "
             f"another strategy, such as er or prs."
+        )
+
+
+def _check_norm(config: RunConfig, stream: TaskSequence, strategy: Strategy, norm_hooks: NormHooks) -> None:
+    norm = config.norm.name
+    if norm_hooks.need_joint_forward and strategy.draws and config.strategy.forward == "separate":
+        raise UserError(
+            f"strategy.forward=separate: norm {norm!r} is not defined for separate forward passes of stream and "
+            f"memory samples. Use strategy.forward=joint."
+        )
+    if norm_hooks.max_tasks is not None and stream.tasks > norm_hooks.max_tasks:
+        raise UserError(
+            f"norm {norm!r}: has num_tasks={norm_hooks.max_tasks}, and the stream has {stream.tasks} tasks. Set "
+            f"norm.num_tasks={stream.tasks} or more."
         )
 
 

@@ -231,7 +231,7 @@ class Trainer:
         network, tagged = self.bf16_weights or self.model, tagged_passes()
         if extra is not None:
             assert extra.replayed is not None
-            tags = BatchTags(extra.replayed, extra.task, is_extra=True, extra_size=len(extra))
+            tags = BatchTags(extra.replayed, extra.task, is_extra=True, extra_size=len(extra), stream_size=0)
             with torch.no_grad(), batch_tags(tags):
                 network(extra.x)
         try:
@@ -326,10 +326,10 @@ class Trainer:
             extra_size = len(extra_x)
             extra = Batch(extra_x, extra_label, extra_task, None, extra_replayed) if extra_size else None
         replay = tuple(
-            Batch(x, label, task, self.logits[slots] if self.strategy.stores_logits else None, replayed, extra_size)
+            Batch(x, label, task, self.logits[slots] if self.strategy.stores_logits else None, replayed, extra_size, 0)
             for x, label, task, slots, replayed in draws
         )
-        return write, Batch(x, label, task, None, replayed, extra_size), replay, extra
+        return write, Batch(x, label, task, None, replayed, extra_size, len(x)), replay, extra
 
     def _replayed_of(self, sizes: tuple[int, ...]) -> tuple[Tensor | None, ...]:
         """Return for each part of a step whether its samples are replayed; made once for each shape of a step.

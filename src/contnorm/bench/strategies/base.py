@@ -42,6 +42,7 @@ class Batch:
     logits: Tensor | None = None  # (B, outputs) stored with the sample in the memory; replayed samples only
     replayed: Tensor | None = None  # (B,) bool: whether each sample comes from the memory
     extra_size: int = 0  # samples of the extra batch that a norm requested for this step
+    stream_size: int | None = None  # samples of the stream, if they come before those of the memory; None if unknown
 
     @property
     def y(self) -> Tensor:
@@ -252,7 +253,8 @@ def forward(model: Model, batch: Batch) -> Tensor:
     if batch.replayed is None:
         return model(batch.x)
     _passes.count += 1
-    with batch_tags(BatchTags(batch.replayed, batch.task, extra_size=batch.extra_size)):
+    tags = BatchTags(batch.replayed, batch.task, extra_size=batch.extra_size, stream_size=batch.stream_size)
+    with batch_tags(tags):
         return model(batch.x)
 
 
@@ -271,7 +273,17 @@ def together(*batches: Batch) -> Batch:
     x, label, task = (joined([getattr(b, part) for b in batches]) for part in ("x", "label", "task"))
     replayed = [batch.replayed for batch in batches if batch.replayed is not None]
     known = joined(replayed) if len(replayed) == len(batches) else None
-    return Batch(x, label, task, replayed=known, extra_size=batches[0].extra_size)
+    return Batch(x, label, task, replayed=known, extra_size=batches[0].extra_size, stream_size=_stream_size(batches))
+
+
+def _stream_size(batches: Sequence[Batch]) -> int | None:
+    """Return the number of stream samples of concatenated batches; None if it is unknown or they do not come first."""
+    total = 0
+    for number, batch in enumerate(batches):
+        if batch.stream_size is None or (batch.stream_size and total < sum(map(len, batches[:number]))):
+            return None
+        total += batch.stream_size
+    return total
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:
