@@ -150,6 +150,13 @@ class Switch(Batch):
         return affine(out, s.weight, s.bias)
 
 
+class AdaptiveBalance(Batch):
+    """AdaB2N before the first task starts: BN without Bessel's correction. tests/layers/test_adaptive.py has more."""
+
+    def stored(self, var: Array, count: int) -> Array:
+        return var
+
+
 class OfSamples:
     """Norms of each sample: no moments, and the same in both modes."""
 
@@ -187,4 +194,6 @@ FLOAT64_NORMS: dict[str, Batch | OfSamples] = {
     "bn_gn": BatchThenGroup(),
     "cn_tied": ContinualTied(),
     "bn_gn_tied": BatchThenGroupTied(),
+    "adab2n": AdaptiveBalance(),
+    "tbbn": Batch(),  # before the second task; tests/layers/test_task_balanced.py has later ones
 }

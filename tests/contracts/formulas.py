@@ -19,7 +19,7 @@ def f64(tensor: Tensor | None) -> Any:
 
 def setting(layer: nn.Module) -> Setting:
     """Arguments of the formula of a layer."""
-    extra = {name: f64(getattr(layer, name)) for name in ("mean_weight", "var_weight") if hasattr(layer, name)}
+    extra = {name: f64(getattr(layer, name)) for name in ("mean_weight", "var_weight", "phi") if hasattr(layer, name)}
     return Setting(
         weight=f64(getattr(layer, "weight", None)),
         bias=f64(getattr(layer, "bias", None)),

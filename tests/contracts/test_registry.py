@@ -31,12 +31,14 @@ def test_declared_limitations_are_tested() -> None:
 
 
 def test_find_norm_by_name_and_groups() -> None:
-    assert norm_names() == ("none", "bn", "ln", "in", "gn", "brn", "sn", "cn", "bn_gn", "cn_tied", "bn_gn_tied")
+    assert norm_names()[:8] == ("none", "bn", "ln", "in", "gn", "brn", "sn", "cn")
+    assert norm_names()[8:11] == ("bn_gn", "cn_tied", "bn_gn_tied")
+    assert {"adab2n", "tbbn"} <= set(norm_names())
     assert find_norm(" CN32 ") == (NORMS["cn"], 32)
     assert find_norm("bn_gn_tied4") == (NORMS["bn_gn_tied"], 4)
     with pytest.raises(ValueError, match=r"norm 'bn8' ends in a number of groups, but 'bn' has no groups\. Use 'bn'"):
         find_norm("bn8")
-    with pytest.raises(ValueError, match=r"unknown norm 'xyz'\. There are 11: none, bn"):
+    with pytest.raises(ValueError, match=r"unknown norm 'xyz'\. There are \d+: none, bn"):
         find_norm("xyz")
     with pytest.raises(TypeError, match="must be a string such as 'cn', got 8"):
         find_norm(8)  # type: ignore[arg-type]

@@ -12,7 +12,8 @@ two differ.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,11 @@ from contnorm.layers.base import MomentNorm, ReplacementGuard
 from contnorm.tags import BatchTags, current_tags
 
 __all__ = ["TaskBalancedNorm1d", "TaskBalancedNorm2d", "TaskBalancedNorm3d"]
+
+
+# The value of the buffer `past_tasks` of each layer, with the buffer and its version: shapes depend on it, and a
+# captured step can't read it. It is not an attribute of the layer, because it is not state, only a copy of state.
+_past_tasks: WeakKeyDictionary[nn.Module, tuple[Tensor, int, int]] = WeakKeyDictionary()
 
 
 class TaskBalancedNormBase(ReplacementGuard, MomentNorm):
@@ -58,17 +64,10 @@ class TaskBalancedNormBase(ReplacementGuard, MomentNorm):
     ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
         self.register_buffer("past_tasks", torch.zeros((), dtype=torch.int64, device=device))
-        # The value of the buffer, since shapes depend on it and a captured step can't read it; None if not read yet.
-        self._past_tasks: int | None = 0
 
     def on_task_start(self, task: int) -> None:
         """Set the number of past tasks, from which the number of parts follows."""
         self.past_tasks.fill_(task)
-        self._past_tasks = task
-
-    def _load_from_state_dict(self, *arguments: Any, **options: Any) -> None:
-        super()._load_from_state_dict(*arguments, **options)
-        self._past_tasks = None
 
     def parts(self, stream: int, memory: int) -> int:
         """Return the number of parts r of a batch with these numbers of samples, in the current task.
@@ -79,9 +78,11 @@ class TaskBalancedNormBase(ReplacementGuard, MomentNorm):
             >>> layer.parts(48, 16), layer.parts(10, 10), layer.parts(7, 10)
             (4, 2, 1)
         """
-        if self._past_tasks is None:
-            self._past_tasks = int(self.past_tasks)
-        return feasible_parts(stream, memory, self._past_tasks)
+        known = _past_tasks.get(self)
+        if known is None or known[0] is not self.past_tasks or known[1] != self.past_tasks._version:
+            known = self.past_tasks, self.past_tasks._version, int(self.past_tasks)
+            _past_tasks[self] = known
+        return feasible_parts(stream, memory, known[2])
 
     def forward(self, input: Tensor) -> Tensor:
         self._check(input)
