@@ -157,6 +157,46 @@ class AdaptiveBalance(Batch):
         return var
 
 
+class Robust(Batch):
+    """The moments in force are those after the update, which the output is computed with; the variance is biased."""
+
+    def mixed(self, x: Array, old: tuple[Array, Array], share: float, s: Setting) -> tuple[Array, tuple[Array, Array]]:
+        mean, var, _ = channel_moments(x)
+        new = self.moved(old, (mean, var), share)
+        return self.finish(x, *new, s), new
+
+
+class InstanceAware(Batch):
+    """Unbiased variances of the batch and of each sample; one position gives no moments of a sample."""
+
+    def train(self, x: Array, s: Setting) -> tuple[Array, Array, Array]:
+        mean, var, count = channel_moments(x)
+        var = var * count / (count - 1)
+        return self.evaluate(x, mean, var, s), mean, var
+
+    def evaluate(self, x: Array, mean: Array, var: Array, s: Setting) -> Array:
+        flat = x.reshape(x.shape[0], x.shape[1], -1)
+        positions = flat.shape[2]
+        if positions == 1:
+            return self.finish(x, mean, var, s)
+        k = float(s.extra["k"])
+        mean_error = np.sqrt((var + s.eps) / positions)
+        var_error = (var + s.eps) * np.sqrt(2 / (positions - 1))
+        out = np.empty_like(flat)
+        for n in range(flat.shape[0]):
+            for c in range(flat.shape[1]):
+                row = flat[n, c]
+                m = mean[c] + self.shrunk(row.mean() - mean[c], k * mean_error[c])
+                v = var[c] + self.shrunk(row.var(ddof=1) - var[c], k * var_error[c])
+                out[n, c] = (row - m) / np.sqrt(max(v, 0.0) + s.eps)
+        return affine(out.reshape(x.shape), s.weight, s.bias)
+
+    def shrunk(self, value: float, limit: float) -> float:
+        if value > limit:
+            return value - limit
+        return value + limit if value < -limit else 0.0
+
+
 class OfSamples:
     """Norms of each sample: no moments, and the same in both modes."""
 
@@ -196,4 +236,7 @@ FLOAT64_NORMS: dict[str, Batch | OfSamples] = {
     "bn_gn_tied": BatchThenGroupTied(),
     "adab2n": AdaptiveBalance(),
     "tbbn": Batch(),  # before the second task; tests/layers/test_task_balanced.py has later ones
+    "bnt": Batch(),
+    "iabn": InstanceAware(),
+    "rbn": Robust(),
 }

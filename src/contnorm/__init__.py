@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from contnorm.convert.conversion import convert_norm, convert_sync
     from contnorm.diagnosis.measure import diagnose
     from contnorm.layers.adaptive import AdaptiveBalanceNorm1d, AdaptiveBalanceNorm2d, AdaptiveBalanceNorm3d
+    from contnorm.layers.balanced import BalancedBatchNorm1d, BalancedBatchNorm2d, BalancedBatchNorm3d
     from contnorm.layers.batch import BatchNorm1d, BatchNorm2d, BatchNorm3d
     from contnorm.layers.continual import ContinualNorm1d, ContinualNorm2d, ContinualNorm3d
     from contnorm.layers.continual import ContinualNorm2d as CN  # noqa: N817
@@ -35,8 +36,14 @@ if TYPE_CHECKING:
         LayerNorm2d,
         LayerNorm3d,
     )
+    from contnorm.layers.instance_aware import (
+        InstanceAwareBatchNorm1d,
+        InstanceAwareBatchNorm2d,
+        InstanceAwareBatchNorm3d,
+    )
     from contnorm.layers.none import NoNorm1d, NoNorm2d, NoNorm3d
     from contnorm.layers.renorm import BatchRenorm1d, BatchRenorm2d, BatchRenorm3d
+    from contnorm.layers.robust import RobustBatchNorm1d, RobustBatchNorm2d, RobustBatchNorm3d
     from contnorm.layers.switchable import SwitchNorm1d, SwitchNorm2d, SwitchNorm3d
     from contnorm.layers.sync import SyncContinualNorm
     from contnorm.layers.task_balanced import TaskBalancedNorm1d, TaskBalancedNorm2d, TaskBalancedNorm3d
@@ -51,6 +58,9 @@ __all__ = [
     "AdaptiveBalanceNorm1d",
     "AdaptiveBalanceNorm2d",
     "AdaptiveBalanceNorm3d",
+    "BalancedBatchNorm1d",
+    "BalancedBatchNorm2d",
+    "BalancedBatchNorm3d",
     "BatchNorm1d",
     "BatchNorm2d",
     "BatchNorm3d",
@@ -64,6 +74,9 @@ __all__ = [
     "GroupNorm1d",
     "GroupNorm2d",
     "GroupNorm3d",
+    "InstanceAwareBatchNorm1d",
+    "InstanceAwareBatchNorm2d",
+    "InstanceAwareBatchNorm3d",
     "InstanceNorm1d",
     "InstanceNorm2d",
     "InstanceNorm3d",
@@ -74,6 +87,9 @@ __all__ = [
     "NoNorm2d",
     "NoNorm3d",
     "ReplayRequest",
+    "RobustBatchNorm1d",
+    "RobustBatchNorm2d",
+    "RobustBatchNorm3d",
     "SwitchNorm1d",
     "SwitchNorm2d",
     "SwitchNorm3d",
@@ -110,11 +126,14 @@ _NAMES_BY_MODULE = {
         f"contnorm.layers.{module}": tuple(f"{stem}{dim}d" for stem in stems for dim in (1, 2, 3))
         for module, stems in {
             "adaptive": ("AdaptiveBalanceNorm",),
+            "balanced": ("BalancedBatchNorm",),
             "batch": ("BatchNorm",),
             "continual": ("ContinualNorm",),
             "group": ("GroupNorm", "InstanceNorm", "LayerNorm"),
+            "instance_aware": ("InstanceAwareBatchNorm",),
             "none": ("NoNorm",),
             "renorm": ("BatchRenorm",),
+            "robust": ("RobustBatchNorm",),
             "switchable": ("SwitchNorm",),
             "task_balanced": ("TaskBalancedNorm",),
         }.items()

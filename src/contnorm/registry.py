@@ -170,6 +170,35 @@ _NORMS: dict[str, NormSpec] = {
                 }
             ),
         ),
+        NormSpec(
+            name="bnt",
+            title="BNT",
+            target="contnorm.layers.balanced:BalancedBatchNorm",
+            summary="BN Tricks: batch norm whose running moments are those of class-balanced batches",
+            citation="Zhou et al., Diagnosing Batch Normalization in Class Incremental Learning, 2022",
+            keeps_moments=True,
+            cannot={"large_mean": _STOCK},
+        ),
+        NormSpec(
+            name="iabn",
+            title="IABN",
+            target="contnorm.layers.instance_aware:InstanceAwareBatchNorm",
+            summary="instance-aware batch norm: corrects the moments for samples that differ from the batch",
+            citation="Gong et al., NOTE, NeurIPS 2022",
+            keeps_moments=True,
+        ),
+        NormSpec(
+            name="rbn",
+            title="RBN",
+            target="contnorm.layers.robust:RobustBatchNorm",
+            summary="robust batch norm: normalizes with a mixture of running and batch moments, and stores it",
+            citation="Yuan et al., RoTTA, CVPR 2023",
+            keeps_moments=True,
+            cannot={
+                "evaluation_uses_running_moments": "training stores the moments that it normalizes with, so evaluation "
+                "of the same batch gives the same output"
+            },
+        ),
     )
 }
 NORMS: Mapping[str, NormSpec] = MappingProxyType(_NORMS)  # read-only view
@@ -252,8 +281,8 @@ def create_norm(name: str, num_features: int, *, dim: Dim = 2, **options: object
     """Create a norm layer by name.
 
     Args:
-        name: One of ``none bn ln in gn brn sn cn bn_gn cn_tied bn_gn_tied adab2n tbbn``, case-insensitive, or the name
-            of a registered norm. The name of a grouped norm may end in the number of groups, as in ``"cn8"``.
+        name: One of ``none bn ln in gn brn sn cn bn_gn cn_tied bn_gn_tied adab2n tbbn bnt iabn rbn``, case-insensitive, or
+            the name of a registered norm. The name of a grouped norm may end in the number of groups, as in ``"cn8"``.
         num_features: Number of channels.
         dim: 1 for (N, C) and (N, C, L) input, 2 for (N, C, H, W), 3 for (N, C, D, H, W).
         **options: Further arguments of that norm's class, such as ``num_groups``, ``eps`` or ``momentum``.

@@ -20,6 +20,8 @@ def f64(tensor: Tensor | None) -> Any:
 def setting(layer: nn.Module) -> Setting:
     """Arguments of the formula of a layer."""
     extra = {name: f64(getattr(layer, name)) for name in ("mean_weight", "var_weight", "phi") if hasattr(layer, name)}
+    if hasattr(layer, "k"):
+        extra["k"] = np.asarray(layer.k, dtype=np.float64)
     return Setting(
         weight=f64(getattr(layer, "weight", None)),
         bias=f64(getattr(layer, "bias", None)),
@@ -41,8 +43,11 @@ def reference(spec: NormSpec) -> NormReference:
         if not layer.training:
             y = formula.evaluate(f64(x), *old, setting(layer))
             return torch.from_numpy(y), tuple(map(torch.from_numpy, old))  # type: ignore[return-value]
-        y, *moments = formula.train(f64(x), setting(layer))
         share = 1 / (layer.num_batches_tracked.item() + 1) if layer.momentum is None else layer.momentum
+        if hasattr(formula, "mixed"):  # the running moments are part of what normalizes the batch
+            y, mixed = formula.mixed(f64(x), old, share, setting(layer))
+            return torch.from_numpy(y), tuple(map(torch.from_numpy, mixed))  # type: ignore[return-value]
+        y, *moments = formula.train(f64(x), setting(layer))
         moved = formula.moved(old, moments, share)
         return torch.from_numpy(y), tuple(map(torch.from_numpy, moved))  # type: ignore[return-value]
 

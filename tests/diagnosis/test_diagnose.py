@@ -124,7 +124,7 @@ def test_forgetting_caused_by_weights_is_not_recovered(knowing: Knowing) -> None
     assert "(Accuracy is that on the data the moments were estimated from.)" in actual.sentence
 
 
-@pytest.mark.parametrize("norm", ["bn", "cn", "brn", "sn", "bn_gn", "cn_tied"])
+@pytest.mark.parametrize("norm", ["bn", "cn", "brn", "sn", "bn_gn", "cn_tied", "bnt", "iabn", "rbn"])
 def test_diagnose_every_norm_with_moments(norm: str) -> None:
     options = {"num_groups": 4} if cn.registry.NORMS[norm].grouped else {}
     model = cn.convert_norm(nn.Sequential(nn.Linear(6, 32), nn.BatchNorm1d(32), nn.Linear(32, 2)), norm, **options)

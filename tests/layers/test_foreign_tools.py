@@ -18,7 +18,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 import contnorm as cn
 from tests.models import FrozenBatchNorm2d
 
-GUARDED = ("cn4", "bn_gn4", "cn_tied4", "brn", "sn")
+GUARDED = ("cn4", "bn_gn4", "cn_tied4", "brn", "sn", "bnt", "iabn", "rbn")
 guarded = pytest.mark.parametrize("norm", GUARDED)
 
 

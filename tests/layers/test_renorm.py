@@ -147,3 +147,20 @@ def test_corrected_share_counts_batches_after_ramp_start(total_steps: int | None
         free.append(bool((ratio.clamp(1 / layer.r_limit, layer.r_limit) != 1).any()))
     assert layer.corrected_share() == sum(free) / 30
     assert any(free) == (total_steps is not None)
+
+
+@pytest.mark.slow
+def test_compiled_gradients_with_open_limits() -> None:
+    """The compiled backward pass uses the r of the forward pass, not one of the updated running moments."""
+    plain = cn.BatchRenorm2d(4, momentum=0.3, total_steps=10)
+    twin = cn.BatchRenorm2d(4, momentum=0.3, total_steps=10)
+    compiled = torch.compile(twin, fullgraph=True, backend="aot_eager")
+    for seed in range(6):
+        x = torch.randn(4, 4, 3, 3, generator=torch.Generator().manual_seed(seed)) * 2 + 1
+        gradients = []
+        for layer in (plain, compiled):
+            leaf = x.clone().requires_grad_()
+            layer(leaf).square().mul(x).sum().backward()
+            gradients.append(leaf.grad)
+        torch.testing.assert_close(*gradients)
+    assert plain.r_limit > 1

@@ -213,7 +213,7 @@ def convert_sync(
 
 
 def _has_synced_form(spec: NormSpec) -> bool:
-    return not spec.layers and spec.name not in ("brn", "sn")
+    return spec.name == "bn" or spec.target == NORMS["cn"].target
 
 
 def _needs_sync(module: nn.Module, detected: DetectedNorm) -> bool:

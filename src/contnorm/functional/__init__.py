@@ -11,7 +11,9 @@ from contnorm.functional.adaptive import balanced_batch_norm
 from contnorm.functional.batch import batch_norm
 from contnorm.functional.continual import continual_norm
 from contnorm.functional.group import group_norm, instance_norm, layer_norm
+from contnorm.functional.instance_aware import instance_aware_batch_norm
 from contnorm.functional.renorm import batch_renorm
+from contnorm.functional.robust import robust_batch_norm
 from contnorm.functional.switchable import switch_norm
 from contnorm.functional.task_balanced import task_balanced_batch_norm
 
@@ -21,8 +23,10 @@ __all__ = [
     "batch_renorm",
     "continual_norm",
     "group_norm",
+    "instance_aware_batch_norm",
     "instance_norm",
     "layer_norm",
+    "robust_batch_norm",
     "switch_norm",
     "task_balanced_batch_norm",
 ]

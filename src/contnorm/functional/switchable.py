@@ -10,8 +10,6 @@ on all other devices.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
@@ -22,11 +20,10 @@ from contnorm.checks import (
     check_input,
     check_moments,
     check_parameters,
-    statistics_dtype,
 )
 from contnorm.functional.batch import ANY_RANK, channels_of, empty_like_input, update_moments, uses_batch_moments
+from contnorm.functional.row_moments import RowMoments, has_one_position, normalize_rows, row_moments
 from contnorm.kernels import Kernel, resolve_kernel
-from contnorm.kernels.pivot import per_channel, row_pivot
 from contnorm.kernels.triton import switch_norm as kernels
 from contnorm.kernels.triton.row_moments import use_kernels
 
@@ -87,7 +84,7 @@ def switch_norm(
     if by_batch:
         check_batch(x, eps, caller)
     moments, affine, logits = (running_mean, running_var), (weight, bias), (mean_weight, var_weight)
-    if not _single(x) and use_kernels(x, affine, moments, (momentum,), kernel, caller, logits):
+    if not has_one_position(x) and use_kernels(x, affine, moments, (momentum,), kernel, caller, logits):
         return kernels.switch_norm(_recompute, x, *moments, (*affine, *logits), by_batch, momentum, eps)
     return _in_torch(x, *moments, *affine, *logits, by_batch, momentum, eps)
 
@@ -127,7 +124,7 @@ def _in_torch(
     momentum: float | Tensor,
     eps: float,
 ) -> Tensor:
-    row_stats = _row_moments(x)
+    row_stats = row_moments(x)
     if by_batch:
         batch_mean, batch_var = _batch_branch(row_stats)
         update_moments(running_mean, running_var, batch_mean, batch_var, momentum)
@@ -137,51 +134,14 @@ def _in_torch(
 
     layer_mean = row_stats.mean.mean(1, keepdim=True)
     layer_var = (row_stats.var + (row_stats.mean - layer_mean).square()).mean(1, keepdim=True)
-    single = _single(x)
+    single = has_one_position(x)
     mean = _mixed(mean_weight, row_stats.mean, layer_mean, batch_mean, single)
     var = _mixed(var_weight, row_stats.var, layer_var, batch_var, single)
 
-    dtype, rank = statistics_dtype(x), x.dim()
-    scale = torch.rsqrt(var + eps)
-    if weight is not None:
-        scale = scale * weight
-    centred = row_stats.shifted - per_channel((mean - row_stats.pivot).to(dtype), rank)
-    y = centred * per_channel(scale.to(dtype), rank)
-    if bias is not None:
-        y = y + per_channel(bias.to(dtype), rank)
-    return y.to(x.dtype)
+    return normalize_rows(x, row_stats, mean, var, weight, bias, eps)
 
 
-def _single(x: Tensor) -> bool:
-    """Whether a row (one sample, one channel) has a single position."""
-    return x.numel() == x.shape[0] * x.shape[1]
-
-
-class _Rows(NamedTuple):
-    """The input minus a pivot for each row, and the moments of each row, in float64 because these tables are small."""
-
-    shifted: Tensor  # (N, C, *)
-    pivot: Tensor  # (N, C), float64
-    mean: Tensor  # (N, C), float64, of the input itself
-    var: Tensor  # (N, C), float64, unbiased; zero where a row has one position
-
-
-def _row_moments(x: Tensor) -> _Rows:
-    wide = x.to(statistics_dtype(x))
-    single = _single(x)
-    # The pivot of a row with one position is its value. With a pivot of zero, the mixed mean, rounded to the dtype of
-    # the data, would be subtracted from the data itself, and a large mean would cause cancellation.
-    pivot = wide.detach().reshape(x.shape[0], x.shape[1]) if single else row_pivot(x)
-    shifted = wide - per_channel(pivot, x.dim())
-    if single:
-        off = shifted.reshape(x.shape[0], x.shape[1])
-        var = torch.zeros_like(off)
-    else:
-        var, off = torch.var_mean(shifted, dim=tuple(range(2, x.dim())), correction=1)
-    return _Rows(shifted, pivot.double(), pivot.double() + off.double(), var.double())
-
-
-def _batch_branch(rows: _Rows) -> tuple[Tensor, Tensor]:
+def _batch_branch(rows: RowMoments) -> tuple[Tensor, Tensor]:
     mean = rows.mean.mean(0)
     return mean, (rows.var + (rows.mean - mean).square()).mean(0)
 
@@ -194,7 +154,7 @@ def batch_moments(x: Tensor) -> tuple[Tensor, Tensor]:
         >>> mean.item(), var.item()
         (1.0, 1.0)
     """
-    return _batch_branch(_row_moments(x))
+    return _batch_branch(row_moments(x))
 
 
 def _mixed(logits: Tensor, instance: Tensor, layer: Tensor, batch: Tensor, single: bool) -> Tensor:

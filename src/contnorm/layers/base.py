@@ -167,6 +167,9 @@ class ReplacementGuard:
     """
 
     sync_advice: ClassVar[str]
+    fold_advice: ClassVar[str] = (
+        "Keep the layer: it is not a constant scale and shift that another layer could take over."
+    )
     _eps: float
 
     @property
@@ -210,7 +213,7 @@ class ReplacementGuard:
             return self.sync_advice
         if "freeze" in caller or "frozen" in caller:
             return "Use contnorm.freeze_stats(model), and requires_grad_(False) for weight and bias."
-        return "Keep the layer: it is not a constant scale and shift that another layer could take over."
+        return self.fold_advice
 
 
 # Top-level packages whose functions with such names are known to replace or fold every batch norm.

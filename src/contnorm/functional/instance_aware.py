@@ -1,0 +1,127 @@
+"""Instance-aware batch normalization (IABN; Gong et al., NOTE, NeurIPS 2022).
+
+Each sample is normalized with the moments of the batch (in evaluation: the running moments), corrected by as much as its
+own moments differ from them by more than ``k`` standard errors. As in the authors' code, both variances are unbiased,
+gradients flow through all moments, and an input with one position per sample and channel, such as (N, C), has no
+instance moments: it is normalized with the moments of the batch alone.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from contnorm.checks import (
+    check_batch,
+    check_batch_weight,
+    check_eps,
+    check_input,
+    check_moments,
+    check_number,
+    check_parameters,
+)
+from contnorm.functional.batch import (
+    ANY_RANK,
+    channels_of,
+    empty_like_input,
+    unbiased,
+    update_moments,
+    uses_batch_moments,
+)
+from contnorm.functional.row_moments import RowMoments, has_one_position, normalize_rows, row_moments
+
+__all__ = ["instance_aware_batch_norm"]
+
+
+def instance_aware_batch_norm(
+    x: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float | Tensor = 0.1,
+    eps: float = 1e-5,
+    k: float = 4.0,
+    *,
+    caller: str = "instance_aware_batch_norm",
+) -> Tensor:
+    r"""Instance-aware batch normalization.
+
+    .. math::
+        y = \gamma \frac{x - \mu}{\sqrt{\sigma^2 + \epsilon}} + \beta, \quad
+        \mu = \mu_B + \mathrm{softshrink}\Big(\mu_I - \mu_B,\; k \sqrt{\tfrac{\sigma_B^2 + \epsilon}{P}}\Big), \quad
+        \sigma^2 = \max\Big(0,\; \sigma_B^2 + \mathrm{softshrink}\Big(\sigma_I^2 - \sigma_B^2,\;
+        k\,(\sigma_B^2 + \epsilon) \sqrt{\tfrac{2}{P - 1}}\Big)\Big)
+
+    Here I stands for one sample and channel with P positions, and B for the batch or the running moments. The limits
+    are k standard errors of the mean and of the variance of P independent normal values.
+
+    Args:
+        x: Input of shape (N, C) or (N, C, *).
+        running_mean: (C,), updated in place if ``training``.
+        running_var: (C,), updated in place if ``training``, with the unbiased variance of the batch.
+        weight: (C,) or None.
+        bias: (C,) or None.
+        training: Whether B is the batch. Without running moments, it always is.
+        momentum: Weight of this batch in the running moments. A 0-dim tensor stays on the device.
+        eps: Value added to the variances.
+        k: Number of standard errors by which the moments of a sample may differ without effect. 0 gives instance
+            normalization, and a large value batch normalization.
+        caller: The function or layer that error messages name.
+
+    Example:
+        >>> x = torch.tensor([[[-1.0, 1.0]], [[99.0, 101.0]]])
+        >>> mean, var = torch.zeros(1), torch.full((1,), 2.0)
+        >>> instance_aware_batch_norm(x, mean, var, k=1.0, eps=1e-12)[1]  # the mean is 100 less one standard error
+        tensor([[0.0000, 1.4142]])
+    """
+    check_input(x, ANY_RANK, channels_of(running_mean, weight), caller)
+    eps = check_eps(eps, caller)
+    momentum = check_batch_weight(momentum, caller)
+    k = check_number(k, 0, "k", caller, finite=True)
+    check_moments(running_mean, running_var, caller)
+    check_parameters(x, weight, bias, caller)
+    if x.numel() == 0:
+        return empty_like_input(x, weight, bias)
+    rows = row_moments(x)
+    if uses_batch_moments(training, running_mean):
+        check_batch(x, eps, caller)
+        mean, var = _batch_moments(x, rows)
+        update_moments(running_mean, running_var, mean, var, momentum)
+    else:
+        assert running_mean is not None and running_var is not None
+        mean, var = running_mean.double(), running_var.double()
+    if not has_one_position(x):
+        mean, var = _corrected(rows, mean, var, math.prod(x.shape[2:]), eps, k)
+    return normalize_rows(x, rows, mean, var, weight, bias, eps)
+
+
+def _batch_moments(x: Tensor, rows: RowMoments) -> tuple[Tensor, Tensor]:
+    """Return the mean and unbiased variance of each channel, (C,) each, from the moments of its rows."""
+    positions = math.prod(x.shape[2:])
+    mean = rows.mean.mean(0)
+    biased = (rows.var * ((positions - 1) / positions) + (rows.mean - mean).square()).mean(0)
+    return mean, unbiased(biased, x.shape[0] * positions)
+
+
+def _corrected(
+    rows: RowMoments, mean: Tensor, var: Tensor, positions: int, eps: float, k: float
+) -> tuple[Tensor, Tensor]:
+    """Return the moments that normalize each row, (N, C) each."""
+    mean_limit = k * torch.sqrt((var + eps) / positions)
+    var_limit = k * (var + eps) * math.sqrt(2 / (positions - 1))
+    corrected = var + _softshrink(rows.var - var, var_limit)
+    return mean + _softshrink(rows.mean - mean, mean_limit), corrected.clamp_min(0)
+
+
+def _softshrink(x: Tensor, limit: Tensor) -> Tensor:
+    """Move values towards zero by the limit, and those within the limit to zero.
+
+    Example:
+        >>> _softshrink(torch.tensor([-3.0, 0.5, 3.0]), torch.tensor(1.0))
+        tensor([-2.,  0.,  2.])
+    """
+    return x - torch.maximum(torch.minimum(x, limit), -limit)

@@ -1,0 +1,130 @@
+"""Robust batch normalization (RBN; Yuan et al., RoTTA, CVPR 2023).
+
+In training, an input is normalized with a mixture of the running moments and those of the batch, and the mixture becomes
+the new running moments. As in the authors' code, the variance is biased, and gradients flow through the moments of the
+batch, so with their weight.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from contnorm.checks import (
+    check_batch,
+    check_batch_weight,
+    check_eps,
+    check_input,
+    check_moments,
+    check_parameters,
+    statistics_dtype,
+)
+from contnorm.functional.batch import (
+    ANY_RANK,
+    apply_affine,
+    channel_moments,
+    channels_of,
+    empty_like_input,
+    uses_batch_moments,
+)
+from contnorm.kernels.pivot import channel_pivot, per_channel
+
+__all__ = ["robust_batch_norm"]
+
+
+def robust_batch_norm(
+    x: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float | Tensor = 0.05,
+    eps: float = 1e-5,
+    *,
+    update: bool = True,
+    caller: str = "robust_batch_norm",
+) -> Tensor:
+    r"""Robust batch normalization.
+
+    .. math::
+        y = \gamma \frac{x - \mu}{\sqrt{\sigma^2 + \epsilon}} + \beta, \quad
+        \mu = (1 - m) \mu_r + m \mu_B, \quad \sigma^2 = (1 - m) \sigma_r^2 + m \sigma_B^2
+
+    In training, :math:`\mu` and :math:`\sigma^2` are then stored as the running moments. In evaluation, m is 0.
+
+    Args:
+        x: Input of shape (N, C) or (N, C, *).
+        running_mean: (C,), updated in place if ``training``.
+        running_var: (C,), updated in place if ``training``, with the biased variance.
+        weight: (C,) or None.
+        bias: (C,) or None.
+        training: Whether to mix the moments of the batch with the running ones. Without running moments, those of the
+            batch are always used alone.
+        momentum: The weight m of this batch, in the moments that normalize it and in the running moments. A 0-dim
+            tensor stays on the device.
+        eps: Value added to the variance.
+        update: Whether to store the mixture.
+        caller: The function or layer that error messages name.
+
+    Example:
+        >>> x, mean, var = torch.tensor([[6.0], [10.0]]), torch.zeros(1), torch.zeros(1)
+        >>> robust_batch_norm(x, mean, var, training=True, momentum=0.25, eps=1e-12)  # mean 2, variance 1
+        tensor([[4.],
+                [8.]])
+        >>> mean, var
+        (tensor([2.]), tensor([1.]))
+    """
+    check_input(x, ANY_RANK, channels_of(running_mean, weight), caller)
+    eps = check_eps(eps, caller)
+    momentum = check_batch_weight(momentum, caller)
+    check_moments(running_mean, running_var, caller)
+    check_parameters(x, weight, bias, caller)
+    if x.numel() == 0:
+        return empty_like_input(x, weight, bias)
+    dtype = statistics_dtype(x)
+    if not uses_batch_moments(training, running_mean):
+        assert running_mean is not None and running_var is not None
+        return _normalize(x, x.to(dtype), running_mean.to(dtype), running_var.to(dtype), weight, bias, eps)
+    check_batch(x, eps, caller)
+    pivot = channel_pivot(x)
+    shifted = x.to(dtype) - per_channel(pivot, x.dim())
+    mean, var = channel_moments(shifted)  # of the input minus the pivot
+    if running_mean is not None and running_var is not None:
+        old_mean, old_var, share = _snapshot(running_mean, running_var, momentum, dtype)
+        if isinstance(momentum, Tensor) or momentum != 0:
+            mean, var = torch.lerp(old_mean - pivot, mean, share), torch.lerp(old_var, var, share)
+            if update:
+                _store(running_mean, running_var, mean + pivot, var)
+        else:  # a weight of 0 leaves the batch out, even if it has NaNs
+            mean, var = old_mean - pivot, old_var
+    return _normalize(x, shifted, mean, var, weight, bias, eps)
+
+
+def _snapshot(
+    running_mean: Tensor, running_var: Tensor, momentum: float | Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, float | Tensor]:
+    """Return copies of the running moments and of a momentum that is a tensor.
+
+    A compiled backward pass may recompute values of the forward pass from the layer's buffers, which have changed by
+    then: the moments, and the counter that the momentum is computed from. It does not recompute a concatenation.
+    """
+    tables = [running_mean.to(dtype), running_var.to(dtype)]
+    if not isinstance(momentum, Tensor):
+        mean, var = torch.stack(tables).unbind()
+        return mean, var, momentum
+    mean, var, share = torch.stack([*tables, momentum.to(dtype).expand_as(running_mean)]).unbind()
+    return mean, var, share
+
+
+def _store(running_mean: Tensor, running_var: Tensor, mean: Tensor, var: Tensor) -> None:
+    with torch.no_grad():
+        running_mean.copy_(mean)
+        running_var.copy_(var)
+
+
+def _normalize(
+    x: Tensor, shifted: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Tensor:
+    normalized = (shifted - per_channel(mean, x.dim())) * per_channel(torch.rsqrt(var + eps), x.dim())
+    return apply_affine(normalized, weight, bias).to(x.dtype)
