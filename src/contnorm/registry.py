@@ -281,8 +281,8 @@ def create_norm(name: str, num_features: int, *, dim: Dim = 2, **options: object
     """Create a norm layer by name.
 
     Args:
-        name: One of ``none bn ln in gn brn sn cn bn_gn cn_tied bn_gn_tied adab2n tbbn bnt iabn rbn``, case-insensitive, or
-            the name of a registered norm. The name of a grouped norm may end in the number of groups, as in ``"cn8"``.
+        name: A name that `contnorm ls norms` lists, such as ``"cn"``, case-insensitive. The name of a grouped norm may end
+            in the number of groups, as in ``"cn8"``.
         num_features: Number of channels.
         dim: 1 for (N, C) and (N, C, L) input, 2 for (N, C, H, W), 3 for (N, C, D, H, W).
         **options: Further arguments of that norm's class, such as ``num_groups``, ``eps`` or ``momentum``.

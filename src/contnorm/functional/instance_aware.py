@@ -1,9 +1,9 @@
 """Instance-aware batch normalization (IABN; Gong et al., NOTE, NeurIPS 2022).
 
-Each sample is normalized with the moments of the batch (in evaluation: the running moments), corrected by as much as its
-own moments differ from them by more than ``k`` standard errors. As in the authors' code, both variances are unbiased,
-gradients flow through all moments, and an input with one position per sample and channel, such as (N, C), has no
-instance moments: it is normalized with the moments of the batch alone.
+Each sample is normalized with the moments of the batch (in evaluation: the running moments), corrected by as much as
+its own moments differ from them by more than ``k`` standard errors. As in the authors' code, both variances are
+unbiased, gradients flow through all moments, and an input with one position per sample and channel, such as (N, C), has
+no instance moments: it is normalized with the moments of the batch alone.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Robust batch normalization (RBN; Yuan et al., RoTTA, CVPR 2023).
 
-In training, an input is normalized with a mixture of the running moments and those of the batch, and the mixture becomes
-the new running moments. As in the authors' code, the variance is biased, and gradients flow through the moments of the
-batch, so with their weight.
+In training, an input is normalized with a mixture of the running moments and those of the batch, and the mixture
+becomes the new running moments. As in the authors' code, the variance is biased, and gradients flow through the moments
+of the batch with their weight in the mixture.
 """
 
 from __future__ import annotations

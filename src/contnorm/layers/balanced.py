@@ -1,8 +1,8 @@
 """Batch normalization with running moments of class-balanced batches: BN Tricks (BNT; Zhou et al., 2022).
 
 This is our reading of a summary of the method, which has no public code: the two uses of a batch are kept apart.
-Parameters are trained on batches of the stream and of the memory, normalized with batch moments, and these batches do not
-update the running moments. The running moments are updated from class-balanced batches alone. Evaluation is that of
+Parameters are trained on batches of the stream and of the memory, normalized with batch moments, and these batches do
+not update the running moments. The running moments are updated from class-balanced batches alone. Evaluation is that of
 batch norm.
 
 The class-balanced batch is an extra batch from the replay memory at every step (`contnorm.ReplayRequest`), in a pass
@@ -65,8 +65,8 @@ class BalancedBatchNormBase(ReplacementGuard, MomentNorm):
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
         if balanced_size is not None and (type(balanced_size) is not int or balanced_size < 1):
             raise ValueError(
-                f"{type(self).__name__}: balanced_size={balanced_size!r} must be a whole number of samples, 1 or more, or "
-                f"None for as many as are replayed at a step."
+                f"{type(self).__name__}: balanced_size={balanced_size!r} must be a whole number of samples, 1 or more, "
+                f"or None for as many as are replayed at a step."
             )
         self.replay_request = ReplayRequest(size=balanced_size, balance="class")
 

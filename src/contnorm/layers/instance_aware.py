@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from contnorm.checks import check_number
 from contnorm.functional import instance_aware_batch_norm
+from contnorm.functional.batch import unbiased
 from contnorm.layers.base import MomentNorm, ReplacementGuard
 
 __all__ = ["InstanceAwareBatchNorm1d", "InstanceAwareBatchNorm2d", "InstanceAwareBatchNorm3d"]
@@ -72,6 +73,9 @@ class InstanceAwareBatchNormBase(ReplacementGuard, MomentNorm):
         )
         self._count(input)
         return output
+
+    def normalizing_variance(self, var: Tensor, count: int) -> Tensor:
+        return unbiased(var, count)
 
     def _extra_fields(self) -> list[str]:
         return [f"k={self.k:g}"]

@@ -1,10 +1,10 @@
 """Robust batch normalization layers (RBN), from the test-time adaptation method RoTTA.
 
 RoTTA replaces the batch norms of a trained network by these layers. Passes in training mode, over its memory bank,
-normalize with a mixture of stored and batch moments and store it; predictions are made in evaluation mode with the stored
-moments. Both are what the layers here do, so nothing is stored in evaluation, and results do not depend on the order or
-the composition of test batches. The difference is the use: here a network is trained with them from the beginning, on
-the batches of the stream and of the replay memory.
+normalize with a mixture of stored and batch moments and store it; predictions are made in evaluation mode with the
+stored moments. Both are what the layers here do, so nothing is stored in evaluation, and results do not depend on the
+order or the composition of test batches. The difference is the use: here a network is trained with them from the
+beginning, on the batches of the stream and of the replay memory.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class RobustBatchNorm2d(RobustBatchNormBase, nn.BatchNorm2d):
     Example:
         >>> layer = RobustBatchNorm2d(8)
         >>> x = torch.randn(4, 8, 5, 5)
-        >>> torch.allclose(layer(x), layer.eval()(x), atol=1e-6)  # the stored moments are those that normalized the batch
+        >>> torch.allclose(layer(x), layer.eval()(x), atol=1e-6)  # the stored moments normalized the batch
         True
     """
 

@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_leaves
 from contnorm.checks import check_model
 from contnorm.convert.detect import DetectedNorm, UnsupportedNorm, detect_norm, holds_moments
 from contnorm.functional.batch import channel_moments, unbiased
+from contnorm.layers.base import MomentNorm
 from contnorm.moments.freeze import evaluation_mode, frozen_stats, is_frozen
 from contnorm.registry import NORMS
 
@@ -196,8 +197,11 @@ class _Passes:
             pools = pools or {name: _Pool() for name in due}
             self._pool(batch, pools, due)
         self._check(seen, pools)
-        # A training-mode forward normalizes with the biased variance, so the layers before the next depth must too.
-        _write_finite(self.layers, {name: (pool.mean, pool.var) for name, pool in pools.items()})
+        # The layers before the next depth must normalize with the variance of a training-mode forward.
+        _write_finite(
+            self.layers,
+            {name: (p.mean, _normalizing(self.layers[name], p.var, p.count)) for name, p in pools.items()},
+        )
         deeper = {depth for depths in self.calls.values() for depth in depths if depth > (self.depth or 0)}
         self.depth = min(deeper, default=None)
         return pools
@@ -443,6 +447,11 @@ def _stored(layer: Any, var: Tensor, count: int) -> Tensor:
         stored: Tensor = layer.stored_variance(var, count)
         return stored
     return unbiased(var, count)
+
+
+def _normalizing(layer: nn.Module, var: Tensor, count: int) -> Tensor:
+    """Return the variance that a training-mode forward over the data normalizes with; the biased one in most norms."""
+    return layer.normalizing_variance(var, count) if isinstance(layer, MomentNorm) else var
 
 
 def _buffers(layer: nn.Module) -> tuple[Tensor, Tensor]:
