@@ -64,7 +64,7 @@ def test_reestimate_equals_one_forward_over_all_data(norm: str | None) -> None:
 
 @pytest.mark.parametrize("norm", ["brn", "sn", "bnt", "iabn", "rbn"])
 def test_reestimate_norms_with_other_moments(norm: str) -> None:
-    """BRN with r = 1 and d = 0, SN, whose batch branch has its own variance, and IABN, which normalizes with the unbiased one."""
+    """BRN with r = 1 and d = 0; SN has its own batch variance, and IABN normalizes with the unbiased one."""
     model = cn.convert_norm(trained(), norm, eps=1e-3)
     check(model, batches())
 
