@@ -211,6 +211,10 @@ class NormConfig(ComponentConfig):
     layers: Literal["ours", "stock"] = Field(
         default="ours", description="Implementation; stock uses torch's unfused layers, for speed comparisons."
     )
+    freeze_after: Count | None = Field(
+        default=None,
+        description="Number of tasks after which running moments are frozen and also used in training; none for never.",
+    )
     code: Text | None = Field(default=None, description="Hash of a user's norm; filled in, do not set.")
 
 
@@ -243,8 +247,15 @@ class TrainConfig(SettingsGroup):
 class EvaluateConfig(SettingsGroup):
     """Evaluation."""
 
-    moments: Literal["running", "oracle"] = Field(
-        default="running", description="Moments in evaluation: running ones, or exact ones of all data seen so far."
+    moments: Literal["running", "oracle", "memory", "task"] = Field(
+        default="running",
+        description="Moments in evaluation: running ones, exact ones of all data seen so far (oracle) or of the samples "
+        "in the replay memory, or for each task those saved at its end.",
+    )
+    weights: Literal["plain", "task", "batch"] = Field(
+        default="plain",
+        description="For moments=memory: stored samples have the same weight, each task has the same weight, or weights "
+        "are as in a training batch.",
     )
     ahead: bool = Field(
         default=False, description="Also evaluate tasks that are not learned yet, and all tasks before training."
