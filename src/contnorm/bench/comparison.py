@@ -338,7 +338,8 @@ def experiment_names(a: RunConfig, b: RunConfig) -> tuple[str, str]:
     """
     keys = differing_keys(a, b)
     norms = run_names(a)[-1], run_names(b)[-1]
-    if norms[0] != norms[1] and all(key in ("norm.name", "norm.groups", "norm.auto_channels") for key in keys):
+    in_label = ("norm.name", "norm.groups", "norm.auto_channels", "norm.freeze_after")
+    if norms[0] != norms[1] and all(key in in_label for key in keys):
         return norms
     if not 1 <= len(keys) <= SHOWN:
         return "a", "b"

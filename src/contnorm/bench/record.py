@@ -151,8 +151,15 @@ class Record:
 
     @property
     def evaluated(self) -> dict[str, AccuracyMatrix]:
-        """Accuracy matrices of the same network by the moments used in evaluation: ``running``, ``oracle`` or both."""
-        matrices: dict[str, AccuracyMatrix] = {self.config.evaluate.moments: self.matrix}
+        """Accuracy matrices of the same network by the moments used in evaluation: ``running``, others, or both.
+
+        Task-wise moments need the task of a sample. For class-incremental streams they are those of ``matrix_task``, so
+        that this has ``running`` alone.
+        """
+        moments = self.config.evaluate.moments
+        if moments == "task" and self.config.stream.scenario == "class":
+            moments = "running"
+        matrices: dict[str, AccuracyMatrix] = {moments: self.matrix}
         running = self.matrix_of("matrix_running")
         return matrices if running is None else {"running": running, **matrices}
 

@@ -40,7 +40,7 @@ def checked_counts(raw: Mapping[str, Any]) -> AccuracyMatrix | LabelMatrix:
             _check_census(raw["census"], labels.tasks, labels.tally[0].classes)
         return labels
     matrix = _accuracy_matrix(raw["matrix"], "matrix")
-    for key in ("matrix_running", "matrix_task"):
+    for key in ("matrix_running", "matrix_task", "matrix_task_running"):
         if raw.get(key) is not None:
             _same_tasks(_accuracy_matrix(raw[key], key), matrix, key)
     return matrix

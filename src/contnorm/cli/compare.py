@@ -234,7 +234,7 @@ def _verdict_score(a: Record, b: Record, score: str | None) -> tuple[str, Callab
     if name not in known:
         raise unknown("score", name, known)
     title = {**SCORE_TITLES, **LABEL_SCORE_TITLES}.get(name, name)
-    shared = [] if a.multi_label else [moments for moments in a.evaluated if moments in b.evaluated]
+    shared = [] if a.multi_label else _shared_moments(a, b)
     if not shared:
         return title, partial(Record.score, name=name)
     return title, partial(_score_of, moments=shared[0], name=name)
@@ -354,8 +354,8 @@ def _scores(a: Record, b: Record) -> dict[str, Callable[[Record], float]]:
     For multi-label streams, the scores of all labels and of each group of labels.
     """
     if not a.multi_label:
-        shared = a.evaluated.keys() & b.evaluated.keys()
-        if not shared:  # running against exact moments: the listed differences say so
+        shared = _shared_moments(a, b)
+        if not shared:  # such as running against exact moments: the listed differences say so
             return {title: partial(Record.score, name=name) for name, title in SCORE_TITLES.items()}
         return {
             title if moments == "running" else f"{title}, exact moments": partial(_score_of, moments=moments, name=name)
@@ -368,6 +368,17 @@ def _scores(a: Record, b: Record) -> dict[str, Callable[[Record], float]]:
         for name, title in LABEL_SCORE_TITLES.items()
         for labels in GROUPS_SHOWN
     }
+
+
+def _shared_moments(a: Record, b: Record) -> list[str]:
+    """Moments that both networks were evaluated with; none if the settings of one are such that it is compared as set.
+
+    Exact moments are not available in practice, so that runs with them are compared with running moments too. Moments
+    of the memory and of tasks are: there the scores with running moments are only an addition.
+    """
+    if {a.config.evaluate.moments, b.config.evaluate.moments} & {"memory", "task"}:
+        return []
+    return [moments for moments in a.evaluated if moments in b.evaluated]
 
 
 def _score_of(record: Record, moments: str, name: str) -> float:

@@ -90,7 +90,8 @@ def run(
     eval_moments: Annotated[
         str | None,
         typer.Option(
-            help="Moments for evaluation: running, or oracle (BN*: exact, from training data of all tasks so far)."
+            help="Moments for evaluation: running, oracle (BN*: exact, from training data of all tasks so far), memory "
+            "(exact, from the replay memory), or task (for each task, those saved at its end)."
         ),
     ] = None,
     max_steps: Annotated[int | None, typer.Option(help=MAX_STEPS_HELP)] = None,

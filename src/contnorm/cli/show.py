@@ -239,9 +239,16 @@ def _matrices_by_task(record: Record) -> dict[str, list[list[float | None]]]:
     if isinstance(record.counted, LabelMatrix):
         return {", mAP": _map_by_task(record.counted)}
     matrices = {moments: _acc_by_task(matrix) for moments, matrix in record.evaluated.items()}
-    suffixes = {"running": ", running moments", "oracle": ", exact moments"}
     several = len(matrices) > 1
-    return {suffixes[moments] if several or moments == "oracle" else "": rows for moments, rows in matrices.items()}
+    return {_MOMENTS[moments] if several or moments != "running" else "": rows for moments, rows in matrices.items()}
+
+
+_MOMENTS = {
+    "running": ", running moments",
+    "oracle": ", exact moments",
+    "memory": ", moments of the memory",
+    "task": ", task-wise moments",
+}
 
 
 def _acc_by_task(m: AccuracyMatrix) -> list[list[float | None]]:

@@ -110,7 +110,7 @@ def channel_moments(x: Tensor) -> tuple[Tensor, Tensor]:
     return mean, var
 
 
-def unbiased(var: Tensor, count: int) -> Tensor:
+def unbiased(var: Tensor, count: float) -> Tensor:
     """Convert a biased variance of ``count`` values to the unbiased one; for a single value, return it unchanged."""
     return var * (count / (count - 1)) if count > 1 else var
 

@@ -129,7 +129,7 @@ class MomentNorm(NormLayer, _BatchNorm):
         """Return the mean and biased variance that an input adds to the running moments, (C,) each, in float64."""
         return channel_moments(self._tracked_signal(x).double())
 
-    def stored_variance(self, var: Tensor, count: int) -> Tensor:
+    def stored_variance(self, var: Tensor, count: float) -> Tensor:
         """Return the value of ``running_var`` for data of this biased variance and count: the unbiased variance."""
         return unbiased(var, count)
 

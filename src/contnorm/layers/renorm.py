@@ -149,7 +149,7 @@ class BatchRenormBase(ReplacementGuard, MomentNorm):
         self._count(input)
         return output
 
-    def stored_variance(self, var: Tensor, count: int) -> Tensor:
+    def stored_variance(self, var: Tensor, count: float) -> Tensor:
         return var
 
     def _extra_fields(self) -> list[str]:

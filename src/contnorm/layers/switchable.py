@@ -79,7 +79,7 @@ class _SwitchNorm(ReplacementGuard, MomentNorm):
     def batch_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return batch_moments(x)
 
-    def stored_variance(self, var: Tensor, count: int) -> Tensor:
+    def stored_variance(self, var: Tensor, count: float) -> Tensor:
         return var
 
 

@@ -6,6 +6,10 @@ a layer are pooled over all batches, while the layers before it normalize with t
 depth of a layer is the number of norm layers on the longest path from the input to it. It is determined by tracing the
 data flow of one forward pass, so that layers on parallel branches share a pass. Each pass stops at the last layer that
 it measures.
+
+Samples may have weights w_i. The mean is then the sum of w_i x_i over all samples and positions, divided by the sum of
+w_i over the same, and the variance that of the squared deviations from it. The unbiased variance that buffers store is
+the biased one times n / (n - 1), with the effective number of values n = (sum of w_i)^2 / (sum of w_i^2).
 """
 
 from __future__ import annotations
@@ -35,6 +39,7 @@ __all__ = [
     "LayerMoments",
     "NonFiniteMomentsError",
     "Reestimated",
+    "Weights",
     "call_on_first_element",
     "keeps_moments",
     "moment_layers",
@@ -43,6 +48,7 @@ __all__ = [
 ]
 
 Call = Callable[[nn.Module, Any], object]
+Weights = Callable[[Any], Tensor]
 
 
 class NonFiniteMomentsError(ValueError):
@@ -103,7 +109,9 @@ class Reestimated:
         return f"Reestimated({len(self.moments)} layers: {', '.join(self.moments)})"
 
 
-def reestimate(model: nn.Module, batches: Iterable[Any], *, call: Call | None = None) -> Reestimated:
+def reestimate(
+    model: nn.Module, batches: Iterable[Any], *, weights: Weights | None = None, call: Call | None = None
+) -> Reestimated:
     """Set all running moments of a model to the exact moments of the given data (the paper's BN*), layer by layer.
 
     The model runs in evaluation mode without gradients, once per depth of norm layers. Memory use does not grow with
@@ -114,15 +122,18 @@ def reestimate(model: nn.Module, batches: Iterable[Any], *, call: Call | None = 
         model: The model, with norms of torch or of this package.
         batches: Batches that can be iterated repeatedly: a list, a DataLoader, a dataset of tensors. If a batch is a
             tuple or list, its first element is passed to the model.
+        weights: A function ``weights(batch)`` that returns the weight of each sample of a batch: a tensor of shape (N,)
+            of numbers from 0. Only their ratios matter. Default: all samples have the same weight.
         call: A function ``call(model, batch)`` that runs the model on a batch, if the default does not apply.
 
     Returns:
         The old and new moments. Used as a context manager, it restores the old moments on exit.
 
     Raises:
-        TypeError: For a generator, which can be iterated only once, and for an object that holds no batches.
-        ValueError: If there is no data, if the moments of a layer cannot be measured or are frozen, or if the model
-            has an unknown layer with running moments.
+        TypeError: For a generator, which can be iterated only once, for an object that holds no batches, and for
+            weights that are no function.
+        ValueError: If there is no data, if the moments of a layer cannot be measured or are frozen, if the model has
+            an unknown layer with running moments, or if weights do not fit a batch.
         NonFiniteMomentsError: If the moments of the data at a layer are NaN or infinite. It is a ValueError with the
             layer's name in ``layer``. After any error the model has its old moments.
 
@@ -134,14 +145,27 @@ def reestimate(model: nn.Module, batches: Iterable[Any], *, call: Call | None = 
         tensor([2.]) tensor([4.6667])
         >>> model[0].running_mean
         tensor([0.])
+
+        With weights, here of tasks, the second element of a batch, so that both tasks count the same:
+
+        >>> data = [(torch.tensor([[0.0], [1.0], [2.0], [9.0]]), torch.tensor([0, 0, 0, 1]))]
+        >>> weights_of_tasks = torch.tensor([1 / 3, 1.0])
+        >>> with reestimate(model, data, weights=lambda batch: weights_of_tasks[batch[1]]):
+        ...     print(model[0].running_mean)
+        tensor([5.])
     """
     _check_batches(batches)
+    if weights is not None and not callable(weights):
+        raise TypeError(
+            f"reestimate: weights is a {type(weights).__name__}. Give a function of a batch that returns one weight "
+            f"per sample."
+        )
     layers = _targets(check_model(model, "reestimate"))
     old = {name: (mean.clone(), var.clone()) for name, layer in layers.items() for mean, var in [_buffers(layer)]}
     run = call or call_on_first_element
     try:
         with torch.no_grad(), _in_evaluation(model):
-            reached = _measure_all(model, layers, batches, run)
+            reached = _measure_all(_Passes(model, layers, run, weights), batches)
     except BaseException:
         _write(layers, old)
         raise
@@ -161,16 +185,14 @@ def _check_batches(batches: object) -> None:
         raise TypeError(f"reestimate: batches is {what}. Give a list of batches, or a DataLoader.")
 
 
-def _measure_all(
-    model: nn.Module, layers: dict[str, nn.Module], batches: Iterable[Any], run: Call
-) -> dict[str, nn.Module]:
+def _measure_all(plan: _Passes, batches: Iterable[Any]) -> dict[str, nn.Module]:
     """Measure and write the moments of all layers; return the layers that the data reached."""
-    plan = _Passes(model, layers, run)
+    layers = plan.layers
     pooled: dict[str, _Pool] = {}
     while plan.depth is not None:
         pooled |= plan.measure(batches)
     _write_finite(
-        layers, {name: (pool.mean, _stored(layers[name], pool.var, pool.count)) for name, pool in pooled.items()}
+        layers, {name: (pool.mean, _stored(layers[name], pool.var, pool.effective)) for name, pool in pooled.items()}
     )
     return {name: layers[name] for name in pooled}
 
@@ -178,8 +200,8 @@ def _measure_all(
 class _Passes:
     """Passes over the data, one for each depth. The first batch of the first pass is also used to trace the depths."""
 
-    def __init__(self, model: nn.Module, layers: dict[str, nn.Module], run: Call) -> None:
-        self.model, self.layers, self.run = model, layers, run
+    def __init__(self, model: nn.Module, layers: dict[str, nn.Module], run: Call, weights: Weights | None) -> None:
+        self.model, self.layers, self.run, self.weights = model, layers, run, weights
         self.calls: dict[str, list[int]] = {}
         self.depth: int | None = 0
         self.batches: int | None = None
@@ -208,9 +230,10 @@ class _Passes:
 
     def _pool(self, batch: Any, pools: dict[str, _Pool], due: dict[str, int]) -> None:
         calls_remaining = dict(due)
+        groups = None if self.weights is None else _groups_of_weights(self.weights(batch))
         with ExitStack() as hooks:
             for name in due:
-                hook = _pooling_hook(name, pools[name], calls_remaining)
+                hook = _pooling_hook(name, pools[name], calls_remaining, groups)
                 hooks.callback(self.layers[name].register_forward_pre_hook(hook, with_kwargs=True).remove)
             hooks.enter_context(suppress(_StopForward))
             self.run(self.model, batch)
@@ -226,49 +249,99 @@ class _Passes:
         self.batches = seen
         for name, pool in pools.items():
             if pool.count == 0:
-                raise ValueError(f"reestimate: no data reached layer {name!r}: all {seen} batches are empty.")
-            if pool.count == 1:
+                or_weights = "" if self.weights is None else " or have the weight 0"
                 raise ValueError(
-                    f"reestimate: all batches together have one value per channel at layer {name!r}, and a variance "
-                    f"needs two or more. Give more samples."
+                    f"reestimate: no data reached layer {name!r}: all {seen} batches are empty{or_weights}."
+                )
+            if pool.count == 1:
+                with_weight = "" if self.weights is None else " with a weight above 0"
+                raise ValueError(
+                    f"reestimate: all batches together have one value per channel{with_weight} at layer {name!r}, and "
+                    f"a variance needs two or more. Give more samples."
                 )
 
 
 @dataclass
 class _Pool:
-    """Count, mean and sum of squared deviations, merged batch by batch (Chan et al.), in float64."""
+    """Weight, mean and sum of squared deviations, merged batch by batch (Chan et al.), in float64."""
 
-    count: int = 0
+    count: int = 0  # values per channel
+    total: float = 0  # sum of their weights; an int if they have none
+    total_squares: float = 0  # sum of the squared weights
     mean: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
     squares: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
 
     @property
     def var(self) -> Tensor:
-        return self.squares / self.count
+        return self.squares / self.total
 
-    def add(self, count: int, mean: Tensor, var: Tensor) -> None:
+    @property
+    def effective(self) -> float:
+        """The effective number of values (Kish): their number if all weights are equal."""
+        if self.count == self.total == self.total_squares:
+            return self.count
+        return self.total * self.total / self.total_squares
+
+    def add(self, count: int, mean: Tensor, var: Tensor, weight: float = 1) -> None:
         if count == 0:
             return
-        total = self.count + count
+        added = count * weight
+        total = self.total + added
         off = mean - self.mean.to(mean.device)
-        share = count / total
+        share = added / total
         self.mean = self.mean.to(mean.device) + off * share
-        self.squares = self.squares.to(mean.device) + var * count + off * off * (self.count * share)
-        self.count = total
+        self.squares = self.squares.to(mean.device) + var * added + off * off * (self.total * share)
+        self.count, self.total = self.count + count, total
+        self.total_squares += added * weight
 
 
-def _pooling_hook(name: str, pool: _Pool, calls_remaining: dict[str, int]) -> Callable[..., None]:
+def _groups_of_weights(weights: object) -> list[tuple[float, Tensor | int]]:
+    """Group the samples of a batch by weight: the weight and the samples' numbers, or their count if all have it.
+
+    A layer defines moments of a batch, without weights. Those of groups are merged.
+    """
+    if not isinstance(weights, Tensor) or weights.dim() != 1 or weights.is_complex():
+        what = f"a tensor of shape {tuple(weights.shape)}" if isinstance(weights, Tensor) else type(weights).__name__
+        raise ValueError(f"reestimate: weights(batch) returned {what}. Return a tensor of one weight per sample, (N,).")
+    values = weights.detach().double()
+    if not bool((values.isfinite() & (values >= 0)).all()):
+        wrong = values[~(values.isfinite() & (values >= 0))][0].item()
+        raise ValueError(f"reestimate: weights(batch) has the weight {wrong}. Weights are finite numbers from 0.")
+    distinct, group = values.unique(return_inverse=True)
+    if len(distinct) == 1:
+        return [(distinct.item(), len(values))]
+    return [(weight, torch.nonzero(group == number).squeeze(1)) for number, weight in enumerate(distinct.tolist())]
+
+
+def _pooling_hook(
+    name: str, pool: _Pool, calls_remaining: dict[str, int], groups: list[tuple[float, Tensor | int]] | None
+) -> Callable[..., None]:
     def hook(layer: nn.Module, args: Any, kwargs: Any) -> None:
         if calls_remaining[name] == 0:
             return
         x = args[0] if args else next(iter(kwargs.values()))
-        if x.numel():
+        if groups is not None:
+            _add_groups(pool, name, layer, x, groups)
+        elif x.numel():
             pool.add(x.numel() // x.shape[1], *_moments_of(layer, x))
         calls_remaining[name] -= 1
         if not any(calls_remaining.values()):
             raise _StopForward
 
     return hook
+
+
+def _add_groups(pool: _Pool, name: str, layer: nn.Module, x: Tensor, groups: list[tuple[float, Tensor | int]]) -> None:
+    samples = sum(rows if isinstance(rows, int) else len(rows) for _, rows in groups)
+    if len(x) != samples:
+        raise ValueError(
+            f"reestimate: weights(batch) has {samples} weights, and the input of layer {name!r} has {len(x)} samples. "
+            f"Return one weight for each sample of the first dimension."
+        )
+    for weight, rows in groups:
+        part = x if isinstance(rows, int) else x[rows.to(x.device)]
+        if weight and part.numel():
+            pool.add(part.numel() // part.shape[1], *_moments_of(layer, part), weight)
 
 
 class _StopForward(BaseException):
@@ -442,7 +515,7 @@ def _moments_of(layer: Any, x: Tensor) -> tuple[Tensor, Tensor]:
     return channel_moments(x.double())
 
 
-def _stored(layer: Any, var: Tensor, count: int) -> Tensor:
+def _stored(layer: Any, var: Tensor, count: float) -> Tensor:
     if _defines_batch_moments(layer) and hasattr(layer, "stored_variance"):
         stored: Tensor = layer.stored_variance(var, count)
         return stored

@@ -31,6 +31,7 @@ __all__ = [
     "NormRuns",
     "compare_norms",
     "has_exact_moments",
+    "moments_label",
     "short_key",
 ]
 
@@ -38,7 +39,7 @@ SCORES, LABEL_SCORES = ("acc", "fm", "la"), ("map", "c_f1", "o_f1")  # the first
 EXPERIMENT_KEYS = ("strategy.name", "strategy.code", "train.passes", "train.max_steps")
 EXPERIMENT_GROUPS = ("stream.", "memory.", "model.")
 EVALUATION_GROUP = "evaluate."  # has no influence on the training; the moments are part of a norm's label
-NORM_KEYS = ("norm.name", "norm.groups", "norm.auto_channels")  # part of a norm's label
+NORM_KEYS = ("norm.name", "norm.groups", "norm.auto_channels", "norm.freeze_after")  # part of a norm's label
 DEFAULT_IF_NONE = ("stream.scenario", "stream.part", "stream.augment")
 IN_TITLE = ("stream.name", "stream.source", "stream.part", "strategy.name", "train.max_steps")  # in every title
 PART_KEYS = ("stream.part", "stream.holdout")  # which samples the scores are of
@@ -54,7 +55,8 @@ class NormRuns:
     """Runs of a norm with equal settings, one per seed.
 
     Attributes:
-        norm: Label of the norm; with an asterisk if it is evaluated with exact moments.
+        norm: Label of the norm; with an asterisk if it is evaluated with exact moments, ``bn memory`` if with those of
+            the memory.
         values: Settings that are not part of the experiment or of the norm, by dotted key.
         records: Record of each seed.
         scores: Scores of each seed by name, in percent.
@@ -268,7 +270,7 @@ def _evaluations(record: Record) -> Iterator[tuple[str, tuple[dict[str, float], 
 
 def _setting(settings: dict[Key, NormRuns], config: RunConfig, moments: str) -> NormRuns:
     """The setting of a run in an experiment; it is added if it is new."""
-    norm = run_names(config)[2] + ("*" if moments == "oracle" else "")
+    norm = run_names(config)[2] + moments_label(moments, config.evaluate.weights)
     values = {
         key: value
         for key, value in flatten_settings(config.as_dict()).items()
@@ -373,6 +375,17 @@ def _highest(settings: Sequence[NormRuns], name: str) -> NormRuns:
     most = max(len(one.scores) for one in stable)
     candidates = [one for one in stable if len(one.scores) >= MIN_SHARE_OF_SEEDS * most]
     return max(candidates, key=lambda one: (one.mean(name), -one.lr))
+
+
+def moments_label(moments: str, weights: str = "plain") -> str:
+    """Part of a norm's label for the moments that it is evaluated with.
+
+    Example:
+        >>> moments_label("running"), moments_label("oracle"), moments_label("memory", "task"), moments_label("task")
+        ('', '*', ' memory (task weights)', ' task-wise')
+    """
+    label = {"running": "", "oracle": "*", "memory": " memory", "task": " task-wise"}[moments]
+    return f"{label} ({weights} weights)" if moments == "memory" and weights != "plain" else label
 
 
 def has_exact_moments(norm: str) -> bool:

@@ -60,7 +60,8 @@ def run_figures(records: Sequence[Record]) -> Iterator[str]:
         return
     yield matrix_heatmap(records, "Accuracy, mean over seeds")
     yield from _drift(records)
-    both = all(record.matrix_of("matrix_running") is not None for record in records)
+    is_oracle = records[0].config.evaluate.moments == "oracle"
+    both = is_oracle and all(record.matrix_of("matrix_running") is not None for record in records)
     if both and min(record.matrix.tasks for record in records) > 1:
         yield forgetting_bars(records, "Forgotten since each task was learned (fm_first)")
 

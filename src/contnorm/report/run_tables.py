@@ -48,6 +48,7 @@ KEYS_IN_COLUMNS = {
     "strategy.name",
     "norm.name",
     "norm.groups",
+    "norm.freeze_after",
     "train.max_steps",
     "evaluate.moments",
 }

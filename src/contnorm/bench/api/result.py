@@ -103,7 +103,7 @@ class Result:
 
     @property
     def accuracy_by_moments(self) -> dict[str, NDArray[np.float64]]:
-        """Accuracy arrays by the moments that were used in evaluation: ``"running"``, ``"oracle"`` or both."""
+        """Accuracy arrays by the moments that were used in evaluation: ``"running"``, the run's setting, or both."""
         self._check_accuracies()
         by_seed = [record.evaluated for record in self.records]
         return {moments: np.array([_matrix_array(m[moments]) for m in by_seed]) for moments in by_seed[0]}

@@ -62,6 +62,28 @@ def _check_evaluation(config: RunConfig, spec: StreamSpec) -> None:
             f"evaluate.ahead=true: {spec.name} is multi-label, and its scores do not cover tasks not learned yet. Use "
             f"evaluate.ahead=false."
         )
+    _check_evaluation_moments(config, spec)
+
+
+def _check_evaluation_moments(config: RunConfig, spec: StreamSpec) -> None:
+    """Reject moments and weights that need tasks where the learner knows none."""
+    evaluate, scenario = config.evaluate, config.stream.scenario
+    if evaluate.moments == "task" and scenario not in ("task", "class"):
+        what = "is multi-label" if spec.kind == "multi-label" else f"has stream.scenario={scenario}"
+        raise UserError(
+            f"evaluate.moments=task: {spec.name} {what}, and its evaluation does not know the task of a sample. Use "
+            f"evaluate.moments=running (--eval-moments running), or a task- or class-incremental stream."
+        )
+    if evaluate.weights != "plain" and evaluate.moments != "memory":
+        raise UserError(
+            f"evaluate.weights={evaluate.weights}: only evaluate.moments=memory has weights, and evaluate.moments is "
+            f"{evaluate.moments}. Add --eval-moments memory, or leave evaluate.weights out."
+        )
+    if evaluate.weights != "plain" and scenario == "free":
+        raise UserError(
+            f"evaluate.weights={evaluate.weights}: stream {spec.name!r} is task-free, so that stored samples have no "
+            f"task. Use evaluate.weights=plain."
+        )
 
 
 def _check_not_filled_in(values: Mapping[str, Any]) -> None:

@@ -249,13 +249,13 @@ class EvaluateConfig(SettingsGroup):
 
     moments: Literal["running", "oracle", "memory", "task"] = Field(
         default="running",
-        description="Moments in evaluation: running ones, exact ones of all data seen so far (oracle) or of the samples "
-        "in the replay memory, or for each task those saved at its end.",
+        description="Moments in evaluation: running ones, exact ones of all data seen so far (oracle) or of the replay "
+        "memory's samples (memory), or for each task the running ones at its end (task).",
     )
     weights: Literal["plain", "task", "batch"] = Field(
         default="plain",
-        description="For moments=memory: stored samples have the same weight, each task has the same weight, or weights "
-        "are as in a training batch.",
+        description="For moments=memory: the same weight for each stored sample (plain) or for each task (task), or the "
+        "shares of a training batch (batch).",
     )
     ahead: bool = Field(
         default=False, description="Also evaluate tasks that are not learned yet, and all tasks before training."

@@ -1,6 +1,9 @@
-"""Evaluation of a model on the test samples of each task, with running or with oracle moments.
+"""Evaluation of a model on the test samples of each task, with running moments or with others.
 
-One evaluation gives one row of the accuracy matrix.
+One evaluation gives one row of the accuracy matrix. Oracle moments are the exact ones of all training data so far.
+Memory moments are the exact, possibly weighted ones of the samples in the replay memory. In both, images are as in
+evaluation, without augmentation. Task moments are the running moments at the end of each task. The running moments are
+restored after the evaluation, so that training is not affected.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from contnorm.bench.engine.memory_samples import sample_weights, stored_items
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.metrics.multilabel import LabelStats
 from contnorm.bench.signals import check_stop
@@ -27,9 +31,11 @@ __all__ = [
     "classes_of",
     "count_correct",
     "count_labels",
+    "count_with_task_moments",
     "drift_of",
     "evaluation_batch",
     "interruptible",
+    "memory_moments",
     "never",
     "oracle_moments",
 ]
@@ -107,12 +113,45 @@ def count_correct(
 
 def _correct_by_task(trainer: Trainer, tasks: int, stop: Callable[[], bool]) -> list[Tensor]:
     """Return counts by head, on the device. Test items are ordered by task, and a batch may contain several tasks."""
-    trainer.model.eval()
-    sizes = np.bincount(trainer.data.sequence.test.task, minlength=trainer.data.sequence.tasks)[:tasks].tolist()
-    items = torch.arange(sum(sizes), device=trainer.device)
-    with interruptible(trainer.model, stop):
-        correct = torch.cat([_is_correct(trainer, part) for part in _batches(trainer, items, stop)], dim=1)
+    sizes = _test_sizes(trainer)[:tasks]
+    correct = _correct_items(trainer, torch.arange(sum(sizes), device=trainer.device), stop)
     return [torch.stack([part.sum() for part in torch.split(of_head, sizes)]) for of_head in correct]
+
+
+def _test_sizes(trainer: Trainer) -> list[int]:
+    """Return the number of test items of each task."""
+    sizes: list[int] = np.bincount(trainer.data.sequence.test.task, minlength=trainer.data.sequence.tasks).tolist()
+    return sizes
+
+
+def _correct_items(trainer: Trainer, items: Tensor, stop: Callable[[], bool]) -> Tensor:
+    """Return whether the prediction of each test item is correct, of shape (heads, items)."""
+    trainer.model.eval()
+    with interruptible(trainer.model, stop):
+        return torch.cat([_is_correct(trainer, part) for part in _batches(trainer, items, stop)], dim=1)
+
+
+def count_with_task_moments(
+    trainer: Trainer, running: CorrectCounts, task: int, stop: Callable[[], bool] = never
+) -> CorrectCounts:
+    """Count the correct predictions on earlier tasks again, each with the running moments saved at its end.
+
+    These moments assume that the task is known. In class-incremental streams it is known for ``within`` alone, so
+    ``all`` stays as it is.
+
+    Args:
+        trainer: The trainer, with the saved moments of all earlier tasks.
+        running: The counts with the present running moments, which are those of the last task.
+        task: The task that was learned last.
+        stop: As `count_correct`.
+    """
+    counts = list(running.all if running.within is None else running.within)
+    sizes = _test_sizes(trainer)
+    for earlier in range(task):
+        items = torch.arange(sizes[earlier], device=trainer.device) + sum(sizes[:earlier])
+        with torch.no_grad(), trainer.using_moments_of(earlier):
+            counts[earlier] = int(_correct_items(trainer, items, stop)[-1].sum())
+    return CorrectCounts(counts, None) if running.within is None else CorrectCounts(running.all, counts)
 
 
 def evaluation_batch(trainer: Trainer) -> int:
@@ -226,6 +265,38 @@ def oracle_moments(trainer: Trainer, tasks: int, stop: Callable[[], bool] = neve
     """
     with interruptible(trainer.model, stop):
         return reestimate(trainer.model, TrainBatches(trainer, tasks, stop=stop))
+
+
+class MemoryBatches:
+    """Batches of the images in the memory at the end of a task, with their weights; can be iterated repeatedly."""
+
+    def __init__(self, trainer: Trainer, task: int, stop: Callable[[], bool] = never) -> None:
+        self.trainer, self.size, self.stop = trainer, evaluation_batch(trainer), stop
+        items = stored_items(trainer.plan, trainer.plan.ends[task])
+        weights = sample_weights(trainer.config, trainer.plan, trainer.data.sequence.train.task[items], task)
+        self.items, self.weights = torch.from_numpy(items).to(trainer.device), torch.from_numpy(weights)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for part, weights in zip(torch.split(self.items, self.size), torch.split(self.weights, self.size), strict=True):
+            check_stop(self.stop)
+            yield self.trainer.data.train_x(part), weights
+
+
+def memory_moments(trainer: Trainer, task: int, stop: Callable[[], bool] = never) -> Reestimated:
+    """Replace running moments by the exact moments of the samples in the memory at the end of a task.
+
+    Leaving the context of the returned object restores the running moments.
+
+    Raises:
+        StopRequested: As `count_correct`; the running moments are then unchanged.
+    """
+    weights = None if trainer.config.evaluate.weights == "plain" else _weights_of
+    with interruptible(trainer.model, stop):
+        return reestimate(trainer.model, MemoryBatches(trainer, task, stop), weights=weights)
+
+
+def _weights_of(batch: tuple[Tensor, Tensor]) -> Tensor:
+    return batch[1]
 
 
 def drift_of(done: Reestimated) -> dict[str, dict[str, float]]:

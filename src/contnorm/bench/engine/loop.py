@@ -171,7 +171,8 @@ def _learn(
 def _start_task(runs: Sequence[_Run], task: int, stepper: Stepper) -> None:
     """Call the hooks before a task, of runs that have not started it."""
     called = [run.trainer.start_task(task) for run in runs if run.measured.tasks <= task]
-    if any(called):
+    # A captured step normalizes with the batch, so the steps after moments are frozen are captured anew.
+    if any(called) or any(run.trainer.config.norm.freeze_after == task for run in runs):
         stepper.reset()
 
 
@@ -297,7 +298,7 @@ def _add_train_time(runs: Sequence[_Run], task: int, started: float) -> None:
 
 
 def _evaluate(runs: Sequence[_Run], task: int, stop: Callable[[], bool]) -> list[tuple[_Run, Diverged]]:
-    """Evaluate runs after a task, with running moments and, if configured, with oracle moments.
+    """Evaluate runs after a task, with running moments and, if configured, with others.
 
     Returns the runs that turn out to have diverged. The last update before an evaluation can make weights very large
     without a loss that shows it, but the moments of the data show it.

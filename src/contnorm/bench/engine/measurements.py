@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -15,7 +15,9 @@ from contnorm.bench.engine.evaluate import (
     LabelRow,
     count_correct,
     count_labels,
+    count_with_task_moments,
     drift_of,
+    memory_moments,
     oracle_moments,
 )
 from contnorm.bench.engine.trainer import Trainer
@@ -25,6 +27,8 @@ from contnorm.bench.metrics.task_scores import TaskScores, accuracy_scores, labe
 from contnorm.bench.models.norm_layers import count_norms
 from contnorm.layers.renorm import BatchRenormBase
 from contnorm.moments.reestimate import keeps_moments
+
+Row = TypeVar("Row", CorrectCounts, LabelRow)
 
 __all__ = ["Measurements", "add_accuracy_row", "add_label_row", "run_results", "task_scores"]
 
@@ -36,6 +40,7 @@ class Measurements:
     correct: list[list[int | None]] = field(default_factory=list)
     correct_running: list[list[int | None]] = field(default_factory=list)
     correct_task: list[list[int | None]] = field(default_factory=list)  # task-aware evaluation
+    correct_task_running: list[list[int | None]] = field(default_factory=list)
     before: list[int] | None = None
     before_task: list[int] | None = None
     labels: list[dict[str, Any]] = field(default_factory=list)  # of multi-label streams, instead of the above
@@ -54,32 +59,61 @@ def add_accuracy_row(
     trainer: Trainer, measured: Measurements, task: int, right: CorrectCounts, stop: Callable[[], bool]
 ) -> None:
     """Add a row of the accuracy matrix; only after all is measured, so that a stop leaves no partial row."""
-    evaluate, tasks = trainer.config.evaluate, len(trainer.plan.ends)
-    running = _padded(right.all, tasks)
-    if (evaluate.moments == "oracle" or evaluate.drift) and keeps_moments(trainer.model):
-        with oracle_moments(trainer, task + 1, stop) as done:
-            drift = drift_of(done)
-            if evaluate.moments == "oracle":
-                (right,) = count_correct([trainer], [len(right.all)], stop)
-                measured.correct_running.append(running)
-            measured.drift.append(drift)
-    measured.correct.append(_padded(right.all, tasks))
-    if right.within is not None:
-        measured.correct_task.append(_padded(right.within, tasks))
+    tasks = len(trainer.plan.ends)
+    other, drift = _measure(trainer, task, lambda: count_correct([trainer], [len(right.all)], stop)[0], stop)
+    if trainer.config.evaluate.moments == "task" and keeps_moments(trainer.model):
+        trainer.save_moments_of(task)
+        other = count_with_task_moments(trainer, right, task, stop)
+    counted = right if other is None else other
+    if counted.all is not right.all:
+        measured.correct_running.append(_padded(right.all, tasks))
+    if counted.within is not right.within and right.within is not None:
+        measured.correct_task_running.append(_padded(right.within, tasks))
+    measured.correct.append(_padded(counted.all, tasks))
+    if counted.within is not None:
+        measured.correct_task.append(_padded(counted.within, tasks))
+    if drift is not None:
+        measured.drift.append(drift)
 
 
 def add_label_row(trainer: Trainer, measured: Measurements, task: int, row: LabelRow, stop: Callable[[], bool]) -> None:
     """As `add_accuracy_row`, for multi-label streams."""
-    evaluate, tasks = trainer.config.evaluate, len(trainer.plan.ends)
-    running = _label_row_json(row, tasks)
-    if (evaluate.moments == "oracle" or evaluate.drift) and keeps_moments(trainer.model):
+    tasks = len(trainer.plan.ends)
+    other, drift = _measure(trainer, task, lambda: count_labels([trainer], task + 1, stop)[0], stop)
+    if other is not None:
+        measured.labels_running.append(_label_row_json(row, tasks))
+    measured.labels.append(_label_row_json(row if other is None else other, tasks))
+    if drift is not None:
+        measured.drift.append(drift)
+
+
+def _measure(
+    trainer: Trainer, task: int, count: Callable[[], Row], stop: Callable[[], bool]
+) -> tuple[Row | None, dict[str, dict[str, float]] | None]:
+    """Evaluate with oracle or memory moments, and measure the drift, if the settings say so.
+
+    Args:
+        trainer: The trainer.
+        task: The task that was learned last.
+        count: Evaluates the network as it is.
+        stop: As in `count_correct`.
+
+    Returns:
+        The row of that evaluation, and the drift; None for what is not measured.
+    """
+    evaluate = trainer.config.evaluate
+    other: Row | None = None
+    drift = None
+    if not keeps_moments(trainer.model):
+        return other, drift
+    if evaluate.moments == "oracle" or evaluate.drift:
         with oracle_moments(trainer, task + 1, stop) as done:
             drift = drift_of(done)
-            if evaluate.moments == "oracle":
-                (row,) = count_labels([trainer], task + 1, stop)
-                measured.labels_running.append(running)
-            measured.drift.append(drift)
-    measured.labels.append(_label_row_json(row, tasks))
+            other = count() if evaluate.moments == "oracle" else None
+    if evaluate.moments == "memory":
+        with memory_moments(trainer, task, stop):
+            other = count()
+    return other, drift
 
 
 def _label_row_json(row: LabelRow, tasks: int) -> dict[str, Any]:
@@ -129,6 +163,9 @@ def _accuracy_results(trainer: Trainer, measured: Measurements) -> dict[str, Any
         results["matrix_running"] = {**matrix, "correct": measured.correct_running}
     if len(measured.correct_task) == len(measured.correct):  # fewer if an older version started the run
         results["matrix_task"] = {**matrix, "correct": measured.correct_task, "before": measured.before_task}
+    if measured.correct_task_running and len(measured.correct_task_running) == len(measured.correct):
+        running = {"correct": measured.correct_task_running, "before": measured.before_task}
+        results["matrix_task_running"] = {**matrix, **running}
     return results
 
 

@@ -19,15 +19,18 @@ from torch import nn
 
 from contnorm.bench.config.schema import ModelConfig, NormConfig, RunConfig
 from contnorm.bench.engine.checkpoint import DTYPES
+from contnorm.bench.engine.memory_samples import sample_weights, stored_items
 from contnorm.bench.engine.norm_hooks import NormHooks
 from contnorm.bench.models.norm_layers import check_norms, record_norm_calls
 from contnorm.bench.plan import Plan, Step
+from contnorm.bench.streams.tasks import TaskSequence
 from contnorm.bench.user_code import is_user_code, user_code_error
+from contnorm.convert.detect import holds_moments
 from contnorm.errors import UserError
 from contnorm.moments.reestimate import keeps_moments, moment_layers
 from contnorm.tags import BatchTags, batch_tags
 
-__all__ = ["check_network"]
+__all__ = ["check_moment_settings", "check_network"]
 
 Shape = tuple[int, ...]
 
@@ -182,14 +185,58 @@ def _try_saving(model: nn.Module, name: str) -> None:
 
 def _try_moments(model: nn.Module, config: RunConfig) -> None:
     """Reject a network whose exact moments the evaluation needs and can't estimate."""
-    oracle = config.evaluate.moments == "oracle"
-    if not oracle and not (config.evaluate.drift and keeps_moments(model)):
+    exact = config.evaluate.moments in ("oracle", "memory")
+    if not exact and not (config.evaluate.drift and keeps_moments(model)):
         return
     try:
         moment_layers(model)
     except ValueError as error:
-        setting = "evaluate.moments=running (--eval-moments running)" if oracle else "evaluate.drift=false"
+        setting = "evaluate.moments=running (--eval-moments running)" if exact else "evaluate.drift=false"
         raise UserError(f"model {config.model.name!r}: {error} Or set {setting}.") from error
+
+
+def check_moment_settings(model: nn.Module, config: RunConfig, plan: Plan, stream: TaskSequence) -> None:
+    """Reject frozen moments of a network without any, and moments of a memory that does not exist or is too small.
+
+    Raises:
+        UserError: If a check fails.
+    """
+    if config.norm.freeze_after is not None:
+        _check_freezing(model, config, stream)
+    if config.evaluate.moments == "memory":
+        _check_memory(config, plan, stream)
+
+
+def _check_freezing(model: nn.Module, config: RunConfig, stream: TaskSequence) -> None:
+    after = config.norm.freeze_after
+    assert after is not None
+    if not any(map(holds_moments, model.modules())):
+        raise UserError(
+            f"norm.freeze_after={after}: norm {config.norm.name!r} has no running moments to freeze. Use a norm with "
+            f"moments, such as bn or cn, or leave norm.freeze_after out."
+        )
+    if after >= stream.tasks:
+        raise UserError(
+            f"norm.freeze_after={after}: the stream has {stream.tasks} tasks, so that no task would be learned with "
+            f"frozen moments. Use a number below {stream.tasks}."
+        )
+
+
+def _check_memory(config: RunConfig, plan: Plan, stream: TaskSequence) -> None:
+    running = "evaluate.moments=running (--eval-moments running)"
+    if not plan.slots:
+        raise UserError(
+            f"evaluate.moments=memory: strategy {config.strategy.name!r} has no memory to estimate moments from. Use a "
+            f"strategy that has one, such as er, or {running}."
+        )
+    for task, end in enumerate(plan.ends):
+        items = stored_items(plan, end)
+        samples = int((sample_weights(config, plan, stream.train.task[items], task) > 0).sum())
+        if samples < 2:
+            raise UserError(
+                f"evaluate.moments=memory: after task {task} the memory has {samples} samples with a weight, and a "
+                f"variance needs two or more. Use a larger memory.size (--buffer), or {running}."
+            )
 
 
 def _first_single_sample_step(config: RunConfig, plan: Plan) -> Step | None:

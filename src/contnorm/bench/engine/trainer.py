@@ -24,7 +24,7 @@ from contnorm.bench.engine.global_generators import seeded_generators
 from contnorm.bench.engine.norm_hooks import NormHooks
 from contnorm.bench.engine.optimizers import build_optimizer, load_optimizer_state, optimizer_state
 from contnorm.bench.engine.precision import Bf16Weights
-from contnorm.bench.engine.preflight import check_network
+from contnorm.bench.engine.preflight import check_moment_settings, check_network
 from contnorm.bench.engine.step_tensors import StepIndices, StepTable, build_step_table, samples_of, stretch_end
 from contnorm.bench.engine.strategy_hooks import TASK_HOOKS, check_hooks, hooks_of, task_info, task_items
 from contnorm.bench.engine.user_components import UserComponents
@@ -38,6 +38,7 @@ from contnorm.bench.strategies.tasks import TaskData
 from contnorm.bench.streams.image_store import DeviceImages, ImageFeed, PrefetchedFeed
 from contnorm.bench.streams.transforms import DeviceStream
 from contnorm.bench.user_code import is_user_code
+from contnorm.convert.detect import holds_moments
 from contnorm.errors import UserCodeError, UserError
 from contnorm.kernels.side_stream import SideStream, side_stream_gradients
 from contnorm.tags import BatchTags, batch_tags
@@ -92,6 +93,7 @@ class Trainer:
         for kind in ("model", "norm"):
             self.user_code.keep_modules(kind)
         check_hooks(config, stream, self.strategy, self.norm_hooks)
+        check_moment_settings(self.model, config, self.plan, stream)
         self._tags_batches = self.norm_hooks.need_tags or self.has_user_strategy
         # A user-defined network may access its weights in any way, so there autocast casts them.
         use_bf16_copies = config.train.precision == "bf16" and config.model.name in MODELS
@@ -99,6 +101,7 @@ class Trainer:
         self.optimizer = build_optimizer(config.train, self.model, device)
         slots = self.plan.slots if self.strategy.stores_logits else 0
         self.logits = torch.zeros(slots + 1, stream.outputs, device=device)  # last row: samples that are not stored
+        self.task_moments: dict[int, dict[str, Tensor]] = {}  # running moments at the end of tasks, for evaluation
         self.side_stream: SideStream | None = None  # side stream for weight gradients, if used
         self.done = 0  # steps
         self.hooks_done = 0  # calls at task boundaries: the start and the end of each task
@@ -201,7 +204,7 @@ class Trainer:
     def learn(self, row: StepIndices) -> Tensor:
         """Do one training step on the samples of a row; returns the loss as a tensor on the device."""
         write, stream, replay, extra = self._batches(row)
-        self.model.train()
+        self._set_training_mode()
         self.optimizer.zero_grad()
         if self.bf16_weights is not None:
             self.bf16_weights.refresh()
@@ -225,6 +228,40 @@ class Trainer:
         if logits is not None:
             self.logits.index_copy_(0, write, logits)
         return loss.detach()
+
+    @property
+    def moments_frozen(self) -> bool:
+        """Whether running moments are frozen from the next step on."""
+        after, ends = self.config.norm.freeze_after, self.plan.ends
+        return after is not None and after <= len(ends) and self.done >= ends[after - 1]
+
+    def _set_training_mode(self) -> None:
+        """Set training mode; layers with frozen moments are in evaluation mode, in which they use the moments."""
+        self.model.train()
+        if self.moments_frozen:
+            for module in self.model.modules():
+                if holds_moments(module):
+                    module.eval()
+
+    def save_moments_of(self, task: int) -> None:
+        """Save the running moments as those of a task, at its end."""
+        self.task_moments[task] = {name: buffer.clone() for name, buffer in self._running_moments().items()}
+
+    @contextmanager
+    def using_moments_of(self, task: int) -> Iterator[None]:
+        """Replace the running moments by those saved at the end of a task; restored on exit."""
+        moments = self._running_moments()
+        present = {name: buffer.clone() for name, buffer in moments.items()}
+        try:
+            for name, buffer in moments.items():
+                buffer.copy_(self.task_moments[task][name])
+            yield
+        finally:
+            for name, buffer in moments.items():
+                buffer.copy_(present[name])
+
+    def _running_moments(self) -> dict[str, Tensor]:
+        return {name: buffer for name, buffer in self.model.named_buffers() if name.endswith(RUNNING_MOMENTS)}
 
     def _loss(self, stream: Batch, replay: tuple[Batch, ...], extra: Batch | None) -> tuple[Tensor, Tensor | None]:
         """Return the loss of the strategy and of the norm layers, and the logits to store."""
@@ -299,7 +336,7 @@ class Trainer:
     def _in_hook(self, name: str) -> Iterator[None]:
         """The context of a hook: seeded generators, the network in training mode and gradients, which are dropped."""
         was_training = self.model.training
-        self.model.train()
+        self._set_training_mode()
         with self.user_code.seeded(name), self.user_code.errors(f"in {name}"), torch.enable_grad():
             yield
         if self.strategy.model is not self.model:
@@ -350,7 +387,7 @@ class Trainer:
         user-defined network may contain infinity on purpose, as in a mask.
         """
         tensors: dict[str, Tensor] = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-        tensors |= {name: buffer for name, buffer in self.model.named_buffers() if name.endswith(RUNNING_MOMENTS)}
+        tensors |= self._running_moments()
         if not tensors:
             return None
         finite = torch.stack([torch.isfinite(tensor.detach()).all() for tensor in tensors.values()]).tolist()
@@ -368,7 +405,8 @@ class Trainer:
         of_optimizer = optimizer_state(self.optimizer, self.model)
         optimizer = {f"optimizer.{name}": tensor for name, tensor in of_optimizer.items()}
         strategy = {f"strategy.{name}": tensor for name, tensor in self._strategy_state()[0].items()}
-        return {**model, **optimizer, "memory.logits": self.logits[:-1], **strategy}
+        moments = {f"moments.{task}.{name}": t for task, of in self.task_moments.items() for name, t in of.items()}
+        return {**model, **optimizer, "memory.logits": self.logits[:-1], **strategy, **moments}
 
     def progress(self) -> dict[str, Any]:
         """Return what must survive a restart besides tensors, as JSON values."""
@@ -434,10 +472,18 @@ class Trainer:
         self.model.load_state_dict(model)
         load_optimizer_state(self.optimizer, self.model, optimizer)
         self.logits[:-1].copy_(state["memory.logits"])
+        self._load_task_moments(state)
         if self._restored != progress:
             self.load_strategy(state, progress)
         self._restored = None
         self.done, self.hooks_done = progress["done"], progress.get("hooks", 0)
+
+    def _load_task_moments(self, state: dict[str, Tensor]) -> None:
+        self.task_moments = {}
+        for key, tensor in state.items():
+            if key.startswith("moments."):
+                _, task, name = key.split(".", 2)
+                self.task_moments.setdefault(int(task), {})[name] = tensor.to(self.device)
 
     def load_strategy(self, state: dict[str, Tensor], progress: dict[str, Any]) -> bool:
         """Restore the state of the strategy alone; returns whether it now has the state that was saved.
