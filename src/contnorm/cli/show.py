@@ -239,8 +239,11 @@ def _matrices_by_task(record: Record) -> dict[str, list[list[float | None]]]:
     if isinstance(record.counted, LabelMatrix):
         return {", mAP": _map_by_task(record.counted)}
     matrices = {moments: _acc_by_task(matrix) for moments, matrix in record.evaluated.items()}
-    several = len(matrices) > 1
-    return {_MOMENTS[moments] if several or moments != "running" else "": rows for moments, rows in matrices.items()}
+    task_wise = record.matrix_of("matrix_task") if record.config.evaluate.moments == "task" else None
+    known = {} if task_wise is None else {", task known, task-wise moments": _acc_by_task(task_wise)}
+    several = len(matrices) > 1 or task_wise is not None
+    titles = {moments: _MOMENTS[moments] if several or moments != "running" else "" for moments in matrices}
+    return known | {titles[moments]: rows for moments, rows in matrices.items()}
 
 
 _MOMENTS = {

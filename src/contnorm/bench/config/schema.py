@@ -254,7 +254,7 @@ class EvaluateConfig(SettingsGroup):
     )
     weights: Literal["plain", "task", "batch"] = Field(
         default="plain",
-        description="For moments=memory: the same weight for each stored sample (plain) or for each task (task), or the "
+        description="For moments=memory: the same weight for each stored sample (plain) or each task (task), or the "
         "shares of a training batch (batch).",
     )
     ahead: bool = Field(

@@ -1,0 +1,360 @@
+"""Evaluation with moments of the memory and with task-wise moments, and training with frozen moments."""
+
+from __future__ import annotations
+
+import copy
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from contnorm.bench.config.resolve import resolve
+from contnorm.bench.config.schema import RunConfig, from_dict, merge_settings
+from contnorm.bench.data.registry import load_source
+from contnorm.bench.engine.checkpoint import Checkpoints
+from contnorm.bench.engine.evaluate import count_correct, memory_moments
+from contnorm.bench.engine.events import Finished
+from contnorm.bench.engine.loop import train_together
+from contnorm.bench.engine.scheduler import Job, RunEnvironment, execute
+from contnorm.bench.engine.trainer import Trainer
+from contnorm.bench.record import Record
+from contnorm.bench.records import Store
+from contnorm.bench.streams.tasks import STREAMS
+from contnorm.errors import UserError
+from tests.bench.engine.stopped_runs import kill, same_state
+from tests.datasets import small_mnist, small_multi_label
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_mnist(tmp_path_factory.mktemp("data"), train=400, test=100)
+
+
+def settings(root: Path, **groups: dict[str, Any]) -> RunConfig:
+    """Three tasks of about eighty samples, and a reservoir in which they have different numbers of samples."""
+    own: dict[str, Any] = {
+        "stream": {"name": "split-mnist", "tasks": 3},
+        "strategy": {"name": "er"},
+        "memory": {"kind": "reservoir", "size": 23},
+        "norm": {"name": "bn"},
+        "model": {"width": 12},
+        "train": {"lr": 0.1, "batch": 6, "replay": 4},
+    }
+    return resolve(merge_settings(own, groups), root)
+
+
+def trainer(config: RunConfig, root: Path, seed: int = 0) -> Trainer:
+    return Trainer(config, seed, load_source("mnist", root), CPU)
+
+
+def results(*trainers: Trainer) -> list[dict[str, Any]]:
+    ends = {t: what.results for t, what in train_together(trainers) if isinstance(what, Finished)}
+    return [ends[one] for one in trainers]
+
+
+def steps_to_end_of(made: Trainer, task: int) -> None:
+    while made.done < made.plan.ends[task]:
+        made.step()
+
+
+def moments_of(model: nn.Module) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in model.state_dict().items() if "running" in name}
+
+
+def memory_by_hand(made: Trainer, task: int) -> list[tuple[int, int]]:
+    """The items in the memory at the end of a task and their tasks, written one by one."""
+    slots: dict[int, int] = {}
+    for step in made.plan.steps[: made.plan.ends[task]]:
+        for item, slot in zip(step.stream.tolist(), step.write.tolist(), strict=True):
+            if slot >= 0:
+                slots[slot] = item
+    return [(item, int(made.data.sequence.train.task[item])) for item in slots.values()]
+
+
+def copies_of(weights: str, replay_from: str, stored: list[tuple[int, int]], current: int) -> list[int]:
+    """How often each stored sample occurs in a data set of the same shares, for batches of 6 and 4 samples."""
+    if weights == "plain":
+        return [1] * len(stored)
+    tasks = [task for _, task in stored]
+    if weights == "task":
+        most = math.lcm(*(tasks.count(task) for task in set(tasks)))
+        return [most // tasks.count(task) for task in tasks]
+    drawn = [task for task in tasks if task < current or replay_from == "all"]
+    unit = math.lcm(tasks.count(current), len(drawn))
+    of_stream, of_memory = 6 * unit // tasks.count(current), 4 * unit // len(drawn)
+    return [of_stream * (task == current) + of_memory * (task < current or replay_from == "all") for task in tasks]
+
+
+@pytest.mark.parametrize(
+    ("weights", "replay_from"), [("plain", "past"), ("task", "past"), ("batch", "past"), ("batch", "all")]
+)
+@pytest.mark.parametrize("norm", ["bn", "cn4"])
+def test_memory_moments_are_those_of_a_data_set_with_these_shares(
+    root: Path, norm: str, weights: str, replay_from: str
+) -> None:
+    """The oracle: one training-mode pass with momentum 1 over repeated samples. Its variance has their number."""
+    evaluate = {"moments": "memory", "weights": weights}
+    config = settings(root, evaluate=evaluate, norm={"name": norm}, strategy={"name": "er", "replay_from": replay_from})
+    made = trainer(config, root)
+    steps_to_end_of(made, 2)
+    stored = memory_by_hand(made, 2)
+    copies = copies_of(weights, replay_from, stored, current=2)
+    assert (
+        len(stored) == 23 and len({task for _, task in stored}) == 3 and (len(set(copies)) > 1) == (weights != "plain")
+    )
+    items = [item for (item, _), count in zip(stored, copies, strict=True) for _ in range(count)]
+    norms = [nn.BatchNorm1d(12, momentum=1.0) for _ in range(2)]
+    groups = [nn.Identity() if norm == "bn" else nn.GroupNorm(4, 12, affine=False) for _ in range(2)]
+    layers = (made.model.fc1, groups[0], norms[0], nn.ReLU(), made.model.fc2, groups[1], norms[1])
+    plain = copy.deepcopy(nn.Sequential(*layers)).double()
+    with torch.no_grad():
+        for ours, theirs in ((made.model.norm1, plain[2]), (made.model.norm2, plain[6])):
+            theirs.weight.copy_(ours.weight)
+            theirs.bias.copy_(ours.bias)
+            theirs.eps = ours.eps
+        plain.train()(made.data.train_x(torch.tensor(items)).flatten(1).double())
+    effective = sum(copies) ** 2 / sum(count**2 for count in copies)
+    size = len(items)
+    before = moments_of(made.model)
+    with memory_moments(made, 2) as done:
+        for name, theirs in (("norm1", plain[2]), ("norm2", plain[6])):
+            torch.testing.assert_close(done.moments[name].new_mean, theirs.running_mean.float(), rtol=1e-4, atol=1e-5)
+            biased = theirs.running_var * (size - 1) / size
+            expected = biased * effective / (effective - 1)
+            torch.testing.assert_close(done.moments[name].new_var, expected.float(), rtol=1e-4, atol=1e-6)
+        inside = moments_of(made.model)
+        assert torch.equal(inside["norm2.running_mean"], done.moments["norm2"].new_mean)
+    assert all(torch.equal(value, before[name]) for name, value in moments_of(made.model).items())
+
+
+def test_batch_weights_without_current_samples_are_those_of_the_replayed_part(root: Path) -> None:
+    config = settings(root, evaluate={"moments": "memory", "weights": "batch"}, memory={"kind": "reservoir", "size": 5})
+    for seed in range(30):
+        made = trainer(config, root, seed)
+        tasks = [task for _, task in memory_by_hand(made, 2)]
+        if 2 not in tasks:
+            break
+    assert 2 not in tasks
+    steps_to_end_of(made, 2)
+    plain = trainer(settings(root, evaluate={"moments": "memory"}, memory={"kind": "reservoir", "size": 5}), root, seed)
+    plain.load(made.state(), made.progress())
+    for name, moments in memory_moments(made, 2).moments.items():
+        other = memory_moments(plain, 2).moments[name]
+        torch.testing.assert_close(moments.new_mean, other.new_mean)
+        torch.testing.assert_close(moments.new_var, other.new_var)
+
+
+def test_memory_moments_change_the_evaluation_alone(root: Path) -> None:
+    plain, memory = trainer(settings(root), root), trainer(settings(root, evaluate={"moments": "memory"}), root)
+    (first,), (second,) = results(plain), results(memory)
+    assert same_state(plain, memory)
+    assert second["matrix_running"] == first["matrix"] and second["drift"] == first["drift"]
+    assert second["matrix"] != first["matrix"]
+    with memory_moments(memory, 2):
+        (right,) = count_correct([memory], [3])
+    assert second["matrix"]["correct"][2] == right.all
+
+
+def test_task_moments_equal_manual_save_and_restore(root: Path) -> None:
+    by_hand = trainer(settings(root), root)
+    saved, rows = [], []
+    for task in range(3):
+        steps_to_end_of(by_hand, task)
+        saved.append(moments_of(by_hand.model))
+        row: list[int | None] = [None] * 3
+        for earlier, moments in enumerate(saved):
+            other = trainer(settings(root), root)
+            other.model.load_state_dict({**by_hand.model.state_dict(), **moments})
+            row[earlier] = count_correct([other], [3])[0].all[earlier]
+        rows.append(row)
+    made = trainer(settings(root, evaluate={"moments": "task"}), root)
+    (found,) = results(made)
+    assert found["matrix"]["correct"] == rows
+    assert found["matrix_running"]["correct"] != rows
+    assert all(
+        torch.equal(tensor, by_hand.state()[name]) for name, tensor in made.state().items() if "moments" not in name
+    )
+
+
+def test_task_moments_ahead_are_the_running_ones(root: Path) -> None:
+    (found,) = results(trainer(settings(root, evaluate={"moments": "task", "ahead": True}), root))
+    matrix, running = found["matrix"]["correct"], found["matrix_running"]["correct"]
+    assert all(matrix[i][j] == running[i][j] for i in range(3) for j in range(i, 3))
+
+
+def test_class_incremental_streams_use_task_moments_where_the_task_is_known(root: Path, tmp_path: Path) -> None:
+    stream = {"name": "split-mnist", "tasks": 3, "scenario": "class"}
+    slow = {"lr": 0.001}  # else all are right if the task is known
+    (plain,) = results(trainer(settings(root, stream=stream, train=slow), root))
+    config = settings(root, stream=stream, train=slow, evaluate={"moments": "task"})
+    for _ in execute([Job(config, 0)], RunEnvironment(tmp_path, root, CPU)):
+        pass
+    (record,) = Store(tmp_path)
+    assert isinstance(record, Record)
+    assert record.raw["matrix"] == plain["matrix"] and "matrix_running" not in record.raw
+    assert record.raw["matrix_task_running"] == plain["matrix_task"] != record.raw["matrix_task"]
+    assert list(record.evaluated) == ["running"]
+
+
+@pytest.mark.parametrize("norm", ["bn", "cn4", "brn", "sn"])
+def test_frozen_moments_stay_and_all_weights_are_trained(root: Path, norm: str) -> None:
+    made = trainer(settings(root, norm={"name": norm, "freeze_after": 1}), root)
+    steps_to_end_of(made, 0)
+    frozen, weights = moments_of(made.model), copy.deepcopy(dict(made.model.named_parameters()))
+    steps_to_end_of(made, 2)
+    assert frozen and all(torch.equal(value, frozen[name]) for name, value in moments_of(made.model).items())
+    assert not [name for name, value in made.model.named_parameters() if torch.equal(value, weights[name])]
+    free = trainer(settings(root, norm={"name": norm}), root)
+    steps_to_end_of(free, 0)
+    assert all(torch.equal(value, frozen[name]) for name, value in moments_of(free.model).items()), "frozen too early"
+
+
+def test_training_normalizes_with_frozen_moments(root: Path) -> None:
+    """The first step of the second task, made by hand with torch's functions."""
+    made = trainer(settings(root, norm={"name": "bn", "freeze_after": 1}), root)
+    steps_to_end_of(made, 0)
+    by_hand = {name: p.detach().clone().requires_grad_() for name, p in made.model.named_parameters()}
+    moments, step = moments_of(made.model), made.plan.steps[made.done]
+    items = torch.from_numpy(step.stream)
+    assert step.task == 1 and len(step.replay[0]) == 4
+    items = torch.cat([items, *map(torch.from_numpy, step.replay)])
+    signal = made.data.train_x(items).flatten(1)
+    for number in ("1", "2"):
+        signal = F.linear(signal, by_hand[f"fc{number}.weight"], by_hand[f"fc{number}.bias"])
+        name = f"norm{number}"
+        mean, var = moments[f"{name}.running_mean"], moments[f"{name}.running_var"]
+        signal = F.batch_norm(signal, mean, var, by_hand[f"{name}.weight"], by_hand[f"{name}.bias"], training=False)
+        signal = signal.relu()
+    logits = F.linear(signal, by_hand["head.weight"], by_hand["head.bias"])
+    train = made.data.train
+    loss = F.cross_entropy(made.head(logits, train.task[items]), train.label[items])
+    loss.backward()
+    assert float(made.step()) == pytest.approx(loss.item(), rel=1e-5)
+    for name, p in made.model.named_parameters():
+        grad = by_hand[name].grad
+        assert grad is not None
+        torch.testing.assert_close(p.detach(), by_hand[name].detach() - 0.1 * grad, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("strategy", ["single", "derpp", "er_ace", "ewc", "lwf"])
+def test_moments_stay_frozen_with_every_strategy(root: Path, strategy: str) -> None:
+    made = trainer(
+        settings(root, strategy={"name": strategy}, norm={"name": "bn", "freeze_after": 2}, train={"lr": 0.01}), root
+    )
+    after: list[dict[str, Tensor]] = []
+    for _, event in train_together([made]):
+        if type(event).__name__ == "TaskDone":
+            after.append(moments_of(made.model))
+    assert all(torch.equal(value, after[1][name]) for name, value in after[2].items())
+    assert not torch.equal(after[1]["norm1.running_mean"], after[0]["norm1.running_mean"])
+
+
+def test_frozen_runs_measure_the_drift_of_their_moments(root: Path) -> None:
+    (found,) = results(trainer(settings(root, norm={"name": "bn", "freeze_after": 1}), root))
+    drift = [row["norm2"]["mean"] for row in found["drift"]["by_task"]]
+    assert len(drift) == 3 and drift[2] > drift[0]
+
+
+MODES: dict[str, dict[str, Any]] = {
+    "memory": {"evaluate": {"moments": "memory", "weights": "batch"}},
+    "task": {"evaluate": {"moments": "task"}},
+    "class": {"evaluate": {"moments": "task"}, "stream": {"scenario": "class"}},
+    "frozen": {"norm": {"freeze_after": 1}},
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_killed_and_resumed_run_has_the_same_bits(root: Path, tmp_path: Path, mode: str) -> None:
+    config, rng = settings(root, **MODES[mode]), random.Random(7)
+
+    def make() -> list[Trainer]:
+        return [trainer(config, root, seed) for seed in (0, 1)]
+
+    whole, folders = make(), [tmp_path / str(seed) for seed in (0, 1)]
+    expected = results(*whole)
+    kills = 0
+    while kills < 6:
+        done = kill(make, folders, rng)
+        kills += 1
+        if done == whole[0].done:
+            break
+    resumed = make()
+    places = [Checkpoints(folder) for folder in folders]
+    found = {t: what.results for t, what in train_together(resumed, places) if isinstance(what, Finished)}
+    for one, other, results_of in zip(whole, resumed, expected, strict=True):
+        assert same_state(one, other)
+        for key in ("matrix", "matrix_running", "matrix_task", "matrix_task_running", "drift"):
+            assert found[other].get(key) == results_of.get(key), key
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_lanes_together_equal_lanes_alone(root: Path, mode: str) -> None:
+    config = settings(root, **MODES[mode])
+    together = [trainer(config, root, seed) for seed in (0, 1)]
+    found = results(*together)
+    for seed, lane in enumerate(together):
+        alone = trainer(config, root, seed)
+        (expected,) = results(alone)
+        assert same_state(alone, lane) and found[seed]["matrix"] == expected["matrix"]
+
+
+def multi_label(**groups: dict[str, Any]) -> RunConfig:
+    own: dict[str, Any] = {
+        "stream": {"name": "cocoseq", "source": "cocoseq"},
+        "strategy": {"name": "prs"},
+        "memory": {"kind": "prs", "size": 25},
+        "model": {"name": "mlp", "width": 16},
+        "norm": {"name": "bn"},
+    }
+    return from_dict(merge_settings(merge_settings(STREAMS["cocoseq"].defaults, own), groups))
+
+
+def test_multi_label_streams_have_memory_and_frozen_moments() -> None:
+    source = small_multi_label()
+    plain, memory, frozen = (
+        Trainer(multi_label(**more), 0, source, CPU)
+        for more in ({}, {"evaluate": {"moments": "memory"}}, {"norm": {"freeze_after": 1}})
+    )
+    first, second, third = (results(one)[0] for one in (plain, memory, frozen))
+    assert second["labels_running"] == first["labels"] != second["labels"]
+    assert third["labels"] != first["labels"] and "labels_running" not in third
+    assert not torch.equal(frozen.model.norm1.running_mean, plain.model.norm1.running_mean)
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"strategy": {"name": "single"}, "evaluate": {"moments": "memory"}}, ("'single' has no memory", "such as er")),
+        ({"memory": {"size": 1}, "train": {"replay": 1}, "evaluate": {"moments": "memory"}}, ("task 0", "1 samples")),
+        ({"evaluate": {"weights": "task"}}, ("evaluate.weights=task", "is running")),
+        (
+            {"stream": {"scenario": "free"}, "evaluate": {"moments": "memory", "weights": "batch"},
+             "strategy": {"replay_from": "all"}},
+            ("evaluate.weights=batch", "task-free"),
+        ),
+        ({"stream": {"scenario": "domain"}, "evaluate": {"moments": "task"}}, ("evaluate.moments=task", "=domain")),
+        ({"norm": {"name": "gn4", "freeze_after": 1}}, ("norm.freeze_after=1", "'gn'")),
+        ({"norm": {"freeze_after": 3}}, ("norm.freeze_after=3", "3 tasks", "below 3")),
+        ({"norm": {"freeze_after": 0}}, ("norm.freeze_after=0",)),
+    ],
+)  # fmt: skip
+def test_impossible_settings_are_refused_and_nothing_is_written(
+    root: Path, tmp_path: Path, more: dict[str, Any], words: tuple[str, ...]
+) -> None:
+    with pytest.raises(UserError) as refused:
+        list(execute([Job(settings(root, **more), 0)], RunEnvironment(tmp_path / "runs", root, CPU)))
+    assert all(word in str(refused.value) for word in words) and "\n" not in str(refused.value)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_norms_without_moments_are_evaluated_as_they_are(root: Path) -> None:
+    for moments in ("memory", "task"):
+        (found,) = results(trainer(settings(root, norm={"name": "gn4"}, evaluate={"moments": moments}), root))
+        assert "matrix_running" not in found and len(found["matrix"]["correct"]) == 3
