@@ -135,6 +135,29 @@ def test_compare_matches_evaluations(tmp_path: Path) -> None:
     assert rows["ACC, exact moments"] == ["50.00", "52.00", "+2.00"]
 
 
+def test_compare_uses_the_moments_of_the_memory(tmp_path: Path) -> None:
+    """They are what a run with this setting is evaluated with in practice, unlike exact moments."""
+    matrix = {"correct": [[50]], "total": [100]}
+    memory = from_dict({"evaluate": {"moments": "memory"}})
+    Store(tmp_path).save(memory, 0, {"matrix": matrix, "matrix_running": {**matrix, "correct": [[40]]}})
+    running = from_dict({"norm": {"name": "cn"}})
+    Store(tmp_path).save(running, 0, {"matrix": {**matrix, "correct": [[53]]}})
+    output = printed(show_comparison, Store(tmp_path).find(memory.hash), Store(tmp_path).find(running.hash))
+    rows = {re.split("  +", line)[0]: re.split("  +", line)[1:4] for line in output.splitlines()}
+    assert rows["ACC"] == ["50.00", "53.00", "+3.00"]
+    assert "evaluate.moments: memory -> running" in output
+
+
+def test_task_wise_matrix_of_class_incremental_run_is_shown(tmp_path: Path) -> None:
+    config = from_dict({"evaluate": {"moments": "task"}, "stream": {"name": "split-mnist", "scenario": "class"}})
+    matrix = {"correct": [[50]], "total": [100]}
+    task = {**matrix, "correct": [[75]]}
+    Store(tmp_path).save(config, 0, {"matrix": matrix, "matrix_task": task, "matrix_task_running": matrix})
+    known, running = " ".join(printed(show_matrices, list(Store(tmp_path))).split()).split(", running moments")
+    assert "task known, task-wise moments" in known and "75.0" in known and "50.0" in running
+    assert "running  1      50.00" in printed(show_scores, list(Store(tmp_path)))
+
+
 def test_by_task_titles_name_the_moments(tmp_path: Path) -> None:
     output = " ".join(printed(show_matrices, evaluated_twice(tmp_path, "bn", 40, 50)).split())
     running, exact = output.split("exact moments")

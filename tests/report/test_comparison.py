@@ -329,6 +329,17 @@ def test_exact_moments_follow_running_ones(tmp_path: Path) -> None:
     assert "ACC with running moments: 83.67" in text and "An asterisk marks" in text
 
 
+def test_moments_of_evaluation_and_frozen_moments_are_rows_of_their_own(tmp_path: Path) -> None:
+    matrix = {"correct": [[900, None], [800, 800]], "total": [1000, 1000]}
+    for weights, correct in (("plain", 830), ("task", 850)):
+        config = config_of("bn", 0.03, evaluate={"moments": "memory", "weights": weights})
+        row = {"correct": [[900, None], [correct, correct]]}
+        Store(tmp_path).save(config, 0, {"matrix": {**matrix, **row}, "matrix_running": matrix})
+    save(tmp_path, config_of("bn", 0.03, norm={"freeze_after": 1}), [82])
+    scores = {one.norm: one.mean("acc") for one in only(tmp_path).chosen}
+    assert scores == {"bn memory (task weights)": 85.0, "bn memory": 83.0, "bn frozen": 82.0, "bn": 80.0}
+
+
 def test_multilabel_runs_are_compared_by_map() -> None:
     experiments = collect_report(COCOSEQ, ["table5"]).experiments
     assert [one.title for one in experiments] == ["cocoseq, crs", "cocoseq, prs"]

@@ -55,6 +55,7 @@ SHORT_KEYS = {
     "model": "model.name",
     "memory": "memory.kind",
     "buffer": "memory.size",
+    "weights": "model.weights",
 }  # other short keys are names of settings without their group
 _NAMES: dict[str, Collection[str]] = {
     "norm.name": NORMS,

@@ -3,8 +3,8 @@
 The graph contains one step of every trainer, from the gather of its samples to the update, with one CUDA stream for
 each. The index of the current step is a tensor on the device that the graph itself increments, so a replay needs
 nothing from the host. A graph serves a stretch: consecutive steps of the same shape. A smaller last batch, or a memory
-that is not full yet, ends a stretch, and so do hooks at task boundaries. Short stretches run without a graph. The
-number of trainers that run together does not change the result of any of them.
+that is not full yet, ends a stretch, and so do hooks at task boundaries and frozen moments. Short stretches run
+without a graph. The number of trainers that run together does not change the result of any of them.
 
 A replay executes no Python. User code whose steps change Python state, draw random numbers or copy values to the host
 is therefore refused; with ``train.graph=off`` every step runs in Python.
@@ -106,8 +106,7 @@ class _GraphStepper:
         return values
 
     def _begin_stretch(self, done: int) -> None:
-        plans = [trainer.plan.steps for trainer in self.trainers]
-        self.start, self.end = done, min(stretch_end(steps, done) for steps in plans)
+        self.start, self.end = done, min(_stretch_end(trainer, done) for trainer in self.trainers)
         self.graph, self.rows = None, []
         self.before = [trainer.step_state() for trainer in self.trainers]
 
@@ -197,6 +196,12 @@ class _GraphStepper:
                 raise
             raise with_user_code[0].user_code.capture_error(error) from error
         return graph
+
+
+def _stretch_end(trainer: Trainer, done: int) -> int:
+    """Return the end of the stretch of steps from a step on: the same shape, and moments frozen or not."""
+    end, freeze_step = stretch_end(trainer.plan.steps, done), trainer.freeze_step
+    return end if freeze_step is None or done >= freeze_step else min(end, freeze_step)
 
 
 def compile_kernels(trainers: Sequence[Trainer]) -> None:

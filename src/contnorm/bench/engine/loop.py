@@ -171,8 +171,7 @@ def _learn(
 def _start_task(runs: Sequence[_Run], task: int, stepper: Stepper) -> None:
     """Call the hooks before a task, of runs that have not started it."""
     called = [run.trainer.start_task(task) for run in runs if run.measured.tasks <= task]
-    # A captured step normalizes with the batch, so the steps after moments are frozen are captured anew.
-    if any(called) or any(run.trainer.config.norm.freeze_after == task for run in runs):
+    if any(called):
         stepper.reset()
 
 

@@ -230,15 +230,15 @@ class Trainer:
         return loss.detach()
 
     @property
-    def moments_frozen(self) -> bool:
-        """Whether running moments are frozen from the next step on."""
+    def freeze_step(self) -> int | None:
+        """Number of steps after which running moments are frozen; None if they are not."""
         after, ends = self.config.norm.freeze_after, self.plan.ends
-        return after is not None and after <= len(ends) and self.done >= ends[after - 1]
+        return None if after is None or after > len(ends) else ends[after - 1]
 
     def _set_training_mode(self) -> None:
         """Set training mode; layers with frozen moments are in evaluation mode, in which they use the moments."""
         self.model.train()
-        if self.moments_frozen:
+        if self.freeze_step is not None and self.done >= self.freeze_step:
             for module in self.model.modules():
                 if holds_moments(module):
                     module.eval()
