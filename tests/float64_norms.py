@@ -222,6 +222,29 @@ class Nothing(OfSamples):
         return x, None, None
 
 
+class EvoS0(OfSamples):
+    """x * sigmoid(v x) / std of the group, then affine; without v, x / std."""
+
+    def train(self, x: Array, s: Setting) -> tuple[Array, None, None]:
+        slabs = x.reshape(x.shape[0], s.groups, -1)
+        std = np.sqrt(((slabs - slabs.mean(2, keepdims=True)) ** 2).mean(2, keepdims=True) + s.eps)
+        y = (slabs / std).reshape(x.shape)
+        if s.extra.get("v") is not None:
+            y = y / (1 + np.exp(-spread(s.extra["v"], x.ndim) * x))
+        return affine(y, s.weight, s.bias), None, None
+
+
+class FilterResponse(OfSamples):
+    """x / sqrt(mean of squares of the channel + eps), affine, then the larger of this and tau."""
+
+    def train(self, x: Array, s: Setting) -> tuple[Array, None, None]:
+        power = (x.reshape(*x.shape[:2], -1) ** 2).mean(2)
+        y = affine(x / np.sqrt(spread(power, x.ndim) + s.eps), s.weight, s.bias)
+        if s.extra.get("tau") is not None:
+            y = np.maximum(y, spread(s.extra["tau"], x.ndim))
+        return y, None, None
+
+
 FLOAT64_NORMS: dict[str, Batch | OfSamples] = {
     "none": Nothing(),
     "bn": Batch(),
@@ -239,4 +262,7 @@ FLOAT64_NORMS: dict[str, Batch | OfSamples] = {
     "bnt": Batch(),
     "iabn": InstanceAware(),
     "rbn": Robust(),
+    "evonorm_s0": EvoS0(),
+    "frn": FilterResponse(),
+    "gn_ws": OfSamples(),
 }

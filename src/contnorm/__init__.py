@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from contnorm.layers.batch import BatchNorm1d, BatchNorm2d, BatchNorm3d
     from contnorm.layers.continual import ContinualNorm1d, ContinualNorm2d, ContinualNorm3d
     from contnorm.layers.continual import ContinualNorm2d as CN  # noqa: N817
+    from contnorm.layers.evonorm import EvoNorm1d, EvoNorm2d, EvoNorm3d
+    from contnorm.layers.filter_response import FilterResponseNorm1d, FilterResponseNorm2d, FilterResponseNorm3d
     from contnorm.layers.group import (
         GroupNorm1d,
         GroupNorm2d,
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from contnorm.layers.switchable import SwitchNorm1d, SwitchNorm2d, SwitchNorm3d
     from contnorm.layers.sync import SyncContinualNorm
     from contnorm.layers.task_balanced import TaskBalancedNorm1d, TaskBalancedNorm2d, TaskBalancedNorm3d
+    from contnorm.layers.weight_standardization import WSGroupNorm1d, WSGroupNorm2d, WSGroupNorm3d
     from contnorm.moments.freeze import freeze_stats, frozen_stats
     from contnorm.moments.reestimate import reestimate
     from contnorm.registry import create_norm, register_norm, unregister_norm
@@ -71,6 +74,12 @@ __all__ = [
     "ContinualNorm1d",
     "ContinualNorm2d",
     "ContinualNorm3d",
+    "EvoNorm1d",
+    "EvoNorm2d",
+    "EvoNorm3d",
+    "FilterResponseNorm1d",
+    "FilterResponseNorm2d",
+    "FilterResponseNorm3d",
     "GroupNorm1d",
     "GroupNorm2d",
     "GroupNorm3d",
@@ -97,6 +106,9 @@ __all__ = [
     "TaskBalancedNorm1d",
     "TaskBalancedNorm2d",
     "TaskBalancedNorm3d",
+    "WSGroupNorm1d",
+    "WSGroupNorm2d",
+    "WSGroupNorm3d",
     "batch_tags",
     "convert_norm",
     "convert_sync",
@@ -129,6 +141,8 @@ _NAMES_BY_MODULE = {
             "balanced": ("BalancedBatchNorm",),
             "batch": ("BatchNorm",),
             "continual": ("ContinualNorm",),
+            "evonorm": ("EvoNorm",),
+            "filter_response": ("FilterResponseNorm",),
             "group": ("GroupNorm", "InstanceNorm", "LayerNorm"),
             "instance_aware": ("InstanceAwareBatchNorm",),
             "none": ("NoNorm",),
@@ -136,6 +150,7 @@ _NAMES_BY_MODULE = {
             "robust": ("RobustBatchNorm",),
             "switchable": ("SwitchNorm",),
             "task_balanced": ("TaskBalancedNorm",),
+            "weight_standardization": ("WSGroupNorm",),
         }.items()
     },
 }

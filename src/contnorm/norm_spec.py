@@ -52,6 +52,8 @@ class NormSpec:
         origin: The package that it comes from.
         grouped: Whether it accepts ``num_groups``.
         keeps_moments: Whether it has running moments.
+        absorbs_activation: Whether it contains an activation, which replaces the one that follows it.
+        standardizes_weights: Whether the weights of the convolutions before it are standardized.
         cannot: Conformance checks that it fails, each with the reason; see `contnorm.testing.check_norm`.
         layers: For a norm that is not of this package: its class or factory for each dimension. ``target`` is empty.
         is_registered: Whether it was added to the registry with `register_norm`.
@@ -66,6 +68,8 @@ class NormSpec:
     origin: Origin = BUILT_IN
     grouped: bool = False
     keeps_moments: bool = False
+    absorbs_activation: bool = False
+    standardizes_weights: bool = False
     cannot: Mapping[str, str] = field(default_factory=dict)
     layers: Mapping[Dim, LayerFactory] = field(default_factory=dict)
     is_registered: bool = False

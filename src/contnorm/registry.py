@@ -25,6 +25,7 @@ __all__ = [
     "create_norm",
     "find_norm",
     "norm_names",
+    "numbered_name",
     "register_norm",
     "register_spec",
     "resolve_norm",
@@ -199,6 +200,35 @@ _NORMS: dict[str, NormSpec] = {
                 "of the same batch gives the same output"
             },
         ),
+        NormSpec(
+            name="evonorm_s0",
+            title="EvoNorm-S0",
+            target="contnorm.layers.evonorm:EvoNorm",
+            summary="EvoNorm-S0: groups of each sample, with an activation that replaces the one that follows",
+            citation="Liu et al., Evolving Normalization-Activation Layers, NeurIPS 2020",
+            grouped=True,
+            absorbs_activation=True,
+            cannot={"large_mean": "it does not subtract the mean, which costs its gradients their precision"},
+        ),
+        NormSpec(
+            name="frn",
+            title="FRN",
+            target="contnorm.layers.filter_response:FilterResponseNorm",
+            summary="filter response normalization with a thresholded linear unit in place of the activation",
+            citation="Singh and Krishnan, Filter Response Normalization Layer, CVPR 2020",
+            absorbs_activation=True,
+            cannot={"rank2": "an (N, C) input has one value per channel, of which only the sign would remain"},
+        ),
+        NormSpec(
+            name="gn_ws",
+            title="GN + WS",
+            target="contnorm.layers.weight_standardization:WSGroupNorm",
+            summary="group normalization after convolutions with standardized weights",
+            citation="Qiao et al., Micro-Batch Training with Weight Standardization, 2019",
+            grouped=True,
+            standardizes_weights=True,
+            cannot={"large_mean": _STOCK},
+        ),
     )
 }
 NORMS: Mapping[str, NormSpec] = MappingProxyType(_NORMS)  # read-only view
@@ -241,7 +271,7 @@ def find_norm(name: str, caller: str = "") -> tuple[NormSpec, int | None]:
     wanted = name.strip().lower()
     if wanted in NORMS:
         return NORMS[wanted], None
-    numbered = re.fullmatch(r"([a-z][a-z0-9_-]*?)(\d+)", wanted)
+    numbered = re.fullmatch(r"([a-z][a-z0-9_-]*?)(?:(?<=\d)-)?(\d+)", wanted)
     if numbered and numbered[1] in NORMS:
         spec = NORMS[numbered[1]]
         if spec.grouped:
@@ -258,6 +288,16 @@ def find_norm(name: str, caller: str = "") -> tuple[NormSpec, int | None]:
         f"{where}unknown norm {name!r}.{hint} There are {len(NORMS)}: {_listed()}. "
         f"A number of groups may follow {_listed(grouped=True)}, as in 'cn8'."
     )
+
+
+def numbered_name(spec: NormSpec, groups: object) -> str:
+    """Return the name of a grouped norm with its number of groups, which `find_norm` understands.
+
+    Example:
+        >>> numbered_name(NORMS["cn"], 8), numbered_name(NORMS["evonorm_s0"], 8)
+        ('cn8', 'evonorm_s0-8')
+    """
+    return f"{spec.name}{'-' if spec.name[-1].isdigit() else ''}{groups}"
 
 
 def _match_class_name(wanted: str) -> list[str]:
@@ -281,8 +321,8 @@ def create_norm(name: str, num_features: int, *, dim: Dim = 2, **options: object
     """Create a norm layer by name.
 
     Args:
-        name: A name that `contnorm ls norms` lists, such as ``"cn"``, case-insensitive. The name of a grouped norm may end
-            in the number of groups, as in ``"cn8"``.
+        name: A name that `contnorm ls norms` lists, such as ``"cn"``, case-insensitive. The name of a grouped norm may
+            end in the number of groups, as in ``"cn8"`` or ``"evonorm_s0-8"``.
         num_features: Number of channels.
         dim: 1 for (N, C) and (N, C, L) input, 2 for (N, C, H, W), 3 for (N, C, D, H, W).
         **options: Further arguments of that norm's class, such as ``num_groups``, ``eps`` or ``momentum``.

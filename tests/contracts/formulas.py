@@ -19,7 +19,11 @@ def f64(tensor: Tensor | None) -> Any:
 
 def setting(layer: nn.Module) -> Setting:
     """Arguments of the formula of a layer."""
-    extra = {name: f64(getattr(layer, name)) for name in ("mean_weight", "var_weight", "phi") if hasattr(layer, name)}
+    extra = {
+        name: f64(getattr(layer, name))
+        for name in ("mean_weight", "var_weight", "phi", "v", "tau")
+        if hasattr(layer, name)
+    }
     if hasattr(layer, "k"):
         extra["k"] = np.asarray(layer.k, dtype=np.float64)
     return Setting(

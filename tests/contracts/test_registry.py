@@ -31,11 +31,15 @@ def test_declared_limitations_are_tested() -> None:
 
 
 def test_find_norm_by_name_and_groups() -> None:
-    assert norm_names()[:8] == ("none", "bn", "ln", "in", "gn", "brn", "sn", "cn")
-    assert norm_names()[8:11] == ("bn_gn", "cn_tied", "bn_gn_tied")
-    assert {"adab2n", "tbbn"} <= set(norm_names())
+    paper = ("none", "bn", "ln", "in", "gn", "brn", "sn", "cn", "bn_gn", "cn_tied", "bn_gn_tied")
+    assert norm_names()[: len(paper)] == paper
+    assert {"adab2n", "tbbn", "bnt", "iabn", "rbn", "evonorm_s0", "frn", "gn_ws"} <= set(norm_names())
     assert find_norm(" CN32 ") == (NORMS["cn"], 32)
     assert find_norm("bn_gn_tied4") == (NORMS["bn_gn_tied"], 4)
+    assert find_norm("evonorm_s0") == (NORMS["evonorm_s0"], None)
+    assert find_norm("evonorm_s0-8") == (NORMS["evonorm_s0"], 8)
+    with pytest.raises(ValueError, match="unknown norm 'cn-8'"):
+        find_norm("cn-8")
     with pytest.raises(ValueError, match=r"norm 'bn8' ends in a number of groups, but 'bn' has no groups\. Use 'bn'"):
         find_norm("bn8")
     with pytest.raises(ValueError, match=r"unknown norm 'xyz'\. There are \d+: none, bn"):
@@ -62,7 +66,7 @@ def test_create_norm_passes_options() -> None:
         ("cm", {}, r"create_norm: unknown norm 'cm'\. Did you mean 'cn'"),
         ("ContinualNorm2d", {}, r"unknown norm 'ContinualNorm2d'\. Did you mean 'cn'\?"),
         ("group_norm", {}, r"unknown norm 'group_norm'\. Did you mean 'gn'\?"),
-        ("norm", {}, r"unknown norm 'norm'\. Did you mean 'none'"),
+        ("norm", {}, r"unknown norm 'norm'\. Did you mean .*'none'"),
         ("cn", {"num_groups": 0}, r"num_groups=0 must be a whole number, 1 or more, or 'auto'"),
     ],
 )

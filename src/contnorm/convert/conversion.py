@@ -17,21 +17,22 @@ from dataclasses import dataclass
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, cast
 
-import torch
 from torch import Tensor, nn
 
 from contnorm.checks import GroupsError, auto_groups, check_model, nearest_groups
+from contnorm.convert.activations import Absorption, absorbed_act, plan_absorption
 from contnorm.convert.detect import (
     DetectedNorm,
     UnsupportedNorm,
     detect_norm,
     drop_and_act,
     holds_moments,
-    random_state_restored,
 )
+from contnorm.convert.neighbours import find_neighbours, run_example
+from contnorm.convert.standardization import Standardization, plan_standardization
 from contnorm.layers.base import MomentNorm, NormLayer
 from contnorm.layers.sync import SyncContinualNorm
-from contnorm.moments.freeze import FREEZING_HOOKS, evaluation_mode, freeze_stats, is_frozen
+from contnorm.moments.freeze import FREEZING_HOOKS, freeze_stats, is_frozen
 from contnorm.norm_spec import (
     DIMS,
     Dim,
@@ -78,9 +79,11 @@ def convert_norm(
         skip: The layers not to convert, in the same forms.
         dim: The dimension of layers whose class does not define it (``GroupNorm``, ``SyncBatchNorm``). By default,
             that of the model's convolutions.
-        example_input: For ``num_groups="auto"``: an input of the model (a tuple or a dict for several arguments). The
-            model is run on it once, in evaluation mode, and layers whose input has one position get groups of at
-            least 8 channels instead of 2.
+        example_input: An input of the model (a tuple or a dict for several arguments). The model is run on it once, in
+            evaluation mode. With ``num_groups="auto"``, layers whose input has one position get groups of at least 8
+            channels instead of 2. For norms that contain an activation (``evonorm_s0``, ``frn``) or standardize the
+            weights of convolutions (``gn_ws``), the run shows what is applied before and after each layer. It is
+            needed for them unless all layers are in ``nn.Sequential``.
         **options: Arguments of the new norm, such as ``num_groups``, ``eps`` or ``momentum``. They override the
             options of the old layer. ``num_groups="auto"`` gives each layer the largest divisor of its number of
             channels, up to 32, that leaves at least 2 channels in a group (8 for (N, C) input), or one group if there
@@ -110,14 +113,30 @@ def convert_norm(
     if spec.grouped:
         _check_groups(spec, layers, options)
     narrow = _single_position_layers(model, layers, example_input) if options.get("num_groups") == "auto" else set()
+    absorption, standardization = _plan_neighbours(model, layers, spec, options, example_input)
     replace = {}
     for layer in layers:
-        chosen = (
-            {"num_groups": auto_groups(layer.detected.channels, one_position=True)} if layer.module in narrow else {}
-        )
+        chosen = absorption.options(layer.module)
+        if layer.module in narrow:
+            chosen["num_groups"] = auto_groups(layer.detected.channels, one_position=True)
         with _layer_named_in_errors(layer, "convert_norm"):
             replace[layer.module] = _build_replacement(layer, spec, {**options, **chosen}, fallback)
-    return _swap(model, replace)
+    standardization.apply(model, replace)
+    return _swap(model, {**replace, **absorption.changes(model, replace)})
+
+
+def _plan_neighbours(
+    model: nn.Module, layers: list[_Layer], spec: NormSpec, options: Mapping[str, object], example_input: object
+) -> tuple[Absorption, Standardization]:
+    """Plan what happens to the activations after the layers and to the convolutions before them."""
+    absorbs = spec.absorbs_activation and "apply_act" not in options
+    if not absorbs and not spec.standardizes_weights:
+        return Absorption(), Standardization()
+    neighbours = find_neighbours(model, [layer.module for layer in layers], example_input)
+    if absorbs:
+        described = [(layer.name, layer.module, layer.detected) for layer in layers]
+        return plan_absorption(described, neighbours), Standardization()
+    return Absorption(), plan_standardization(model, [(layer.name, layer.module) for layer in layers], neighbours)
 
 
 def _check_groups(spec: NormSpec, layers: list[_Layer], options: Mapping[str, object]) -> None:
@@ -159,23 +178,11 @@ def _single_position_layers(model: nn.Module, layers: list[_Layer], example_inpu
 
     handles = [layer.module.register_forward_pre_hook(measure, with_kwargs=True) for layer in layers]
     try:
-        with torch.no_grad(), random_state_restored(), evaluation_mode(model):
-            _call(model, example_input)
-    except Exception as error:
-        raise ValueError(
-            f"convert_norm: the model can't be run on example_input: {type(error).__name__}: {error}. The model is "
-            f"unchanged."
-        ) from error
+        run_example(model, example_input)
     finally:
         for handle in handles:
             handle.remove()
     return {module for module, count in positions.items() if count == 1}
-
-
-def _call(model: nn.Module, example_input: object) -> object:
-    if isinstance(example_input, tuple | list):
-        return model(*example_input)
-    return model(**example_input) if isinstance(example_input, dict) else model(example_input)
 
 
 def convert_sync(
@@ -456,7 +463,7 @@ def _transfer_state(layer: _Layer, new: nn.Module) -> nn.Module:
     if holds_moments(new) and (detected.constant or is_frozen(old)):
         freeze_stats(new)
     if detected.acts:
-        new.drop, new.act = old.drop, old.act
+        new.drop, new.act = old.drop, absorbed_act(cast(nn.Module, old.act), new)
         new.register_forward_hook(drop_and_act)
     return new
 

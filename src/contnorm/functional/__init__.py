@@ -10,6 +10,8 @@ Example:
 from contnorm.functional.adaptive import balanced_batch_norm
 from contnorm.functional.batch import batch_norm
 from contnorm.functional.continual import continual_norm
+from contnorm.functional.evonorm import evonorm_s0
+from contnorm.functional.filter_response import filter_response_norm
 from contnorm.functional.group import group_norm, instance_norm, layer_norm
 from contnorm.functional.instance_aware import instance_aware_batch_norm
 from contnorm.functional.renorm import batch_renorm
@@ -22,6 +24,8 @@ __all__ = [
     "batch_norm",
     "batch_renorm",
     "continual_norm",
+    "evonorm_s0",
+    "filter_response_norm",
     "group_norm",
     "instance_aware_batch_norm",
     "instance_norm",

@@ -20,16 +20,19 @@ __all__ = [
     "GroupNorm1d",
     "GroupNorm2d",
     "GroupNorm3d",
+    "GroupNormBase",
     "InstanceNorm1d",
     "InstanceNorm2d",
     "InstanceNorm3d",
     "LayerNorm1d",
     "LayerNorm2d",
     "LayerNorm3d",
+    "SampleNorm",
+    "check_groups",
 ]
 
 
-class _SampleNorm(NormLayer):
+class SampleNorm(NormLayer):
     """Base of norms that normalize each sample alone: weight and bias per channel, same in training and evaluation."""
 
     has_triton_kernels: ClassVar[bool] = True
@@ -65,7 +68,7 @@ class _SampleNorm(NormLayer):
         return text if self.affine else f"{text}, affine=False"
 
 
-class _GroupNorm(_SampleNorm):
+class GroupNormBase(SampleNorm):
     """Group normalization."""
 
     num_groups: int | str
@@ -98,7 +101,7 @@ def check_groups(num_groups: int | str, channels: int, ranks: tuple[int, ...], c
     return resolved.pop() if len(resolved) == 1 else num_groups
 
 
-class _InstanceNorm(_SampleNorm):
+class _InstanceNorm(SampleNorm):
     """Instance normalization."""
 
     def forward(self, input: Tensor) -> Tensor:
@@ -106,7 +109,7 @@ class _InstanceNorm(_SampleNorm):
         return instance_norm(input, self.weight, self.bias, self.eps, caller=type(self).__name__)
 
 
-class _LayerNorm(_SampleNorm):
+class _LayerNorm(SampleNorm):
     """Layer normalization over channels and positions."""
 
     def forward(self, input: Tensor) -> Tensor:
@@ -114,7 +117,7 @@ class _LayerNorm(_SampleNorm):
         return layer_norm(input, self.weight, self.bias, self.eps, caller=type(self).__name__)
 
 
-class GroupNorm1d(_GroupNorm):
+class GroupNorm1d(GroupNormBase):
     """Group normalization of (N, C) or (N, C, L) input.
 
     Example:
@@ -125,7 +128,7 @@ class GroupNorm1d(_GroupNorm):
     ranks: ClassVar[tuple[int, ...]] = (2, 3)
 
 
-class GroupNorm2d(_GroupNorm):
+class GroupNorm2d(GroupNormBase):
     """Group normalization of (N, C, H, W) input.
 
     Example:
@@ -136,7 +139,7 @@ class GroupNorm2d(_GroupNorm):
     ranks: ClassVar[tuple[int, ...]] = (4,)
 
 
-class GroupNorm3d(_GroupNorm):
+class GroupNorm3d(GroupNormBase):
     """Group normalization of (N, C, D, H, W) input.
 
     Example:

@@ -14,7 +14,7 @@ from contnorm.bench.streams.tasks import find_stream
 from contnorm.errors import UserError, unknown
 from contnorm.paper.published import PublishedNumber, find
 from contnorm.paper.recipe import DIMENSIONS, VIEWS, NormEntry, Recipe, RunGrid, View
-from contnorm.registry import find_norm
+from contnorm.registry import find_norm, numbered_name
 
 __all__ = [
     "SHARED_DIMENSIONS",
@@ -60,7 +60,8 @@ class RecipeCell:
         """
         star = "*" if self.place["moments"] == "oracle" else ""
         extra = [f" {self.place[key]}" for key in ("momentum", "schedule", "layers") if self.place[key] is not None]
-        return f"{self.place['norm']}{self.place['groups'] or ''}{star}{''.join(extra)}"
+        name, groups = self.place["norm"], self.place["groups"]
+        return f"{numbered_name(find_norm(name)[0], groups) if groups else name}{star}{''.join(extra)}"
 
     @property
     def label(self) -> str:

@@ -129,7 +129,9 @@ def test_balanced_moments_equal_a_plain_loop(forward: str) -> None:
         if number == 4:
             break
     for (name, actual), expected in zip(trainer.model.state_dict().items(), model.state_dict().values(), strict=True):
-        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            actual, expected, rtol=1e-4, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}"
+        )
     counters = [v for name, v in trainer.model.state_dict().items() if name.endswith("num_batches_tracked")]
     assert counters and all(counter == 5 for counter in counters)
 

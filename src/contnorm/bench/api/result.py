@@ -27,7 +27,7 @@ from contnorm.bench.records import Record, spread_over_seeds
 from contnorm.bench.runs import Runs
 from contnorm.bench.user_code import PythonObject, python_objects
 from contnorm.errors import UserError
-from contnorm.registry import find_norm
+from contnorm.registry import find_norm, numbered_name
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -233,7 +233,8 @@ def _norm_label(norm: NormConfig) -> str:
         return norm.name
     if not spec.grouped:
         return spec.name
-    return f"{spec.name} (auto groups)" if (groups or norm.groups) == "auto" else f"{spec.name}{groups or norm.groups}"
+    groups_or_auto = groups or norm.groups
+    return f"{spec.name} (auto groups)" if groups_or_auto == "auto" else numbered_name(spec, groups_or_auto)
 
 
 def _matrix_array(matrix: AccuracyMatrix) -> NDArray[np.float64]:

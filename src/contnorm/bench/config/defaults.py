@@ -31,7 +31,7 @@ from contnorm.bench.models.user_norms import norm_code, resolve_norm_options
 from contnorm.bench.strategies.registry import ALIASES, STRATEGIES, settings_owner, strategy_defaults
 from contnorm.bench.streams.tasks import STREAMS, find_stream, stream_defaults
 from contnorm.bench.user_code import code_hash, is_user_code
-from contnorm.registry import find_norm
+from contnorm.registry import find_norm, numbered_name
 
 __all__ = [
     "apply_defaults",
@@ -316,4 +316,4 @@ def _norm_label(name: str, groups: int | str) -> str:
         spec, in_name = find_norm(name)
     except ValueError:
         return name
-    return f"{spec.name}{in_name or groups}" if spec.grouped else spec.name
+    return numbered_name(spec, in_name or groups) if spec.grouped else spec.name

@@ -8,6 +8,7 @@ from dataclasses import replace
 from math import prod
 from typing import cast
 
+import torch
 from torch import nn
 
 from contnorm.bench.components import components
@@ -21,8 +22,10 @@ from contnorm.bench.models.user_norms import find_run_norm
 from contnorm.bench.user_code import is_user_code, load_user_code, user_code_error
 from contnorm.checks import GroupsError, nearest_groups
 from contnorm.convert.conversion import convert_norm
+from contnorm.convert.standardization import standardize_convolutions
 from contnorm.errors import UserCodeError, UserError, unknown
-from contnorm.registry import find_norm
+from contnorm.norm_spec import NormSpec
+from contnorm.registry import find_norm, numbered_name
 
 __all__ = ["MODELS", "build_model"]
 
@@ -38,6 +41,8 @@ def build_model(
     shape of an image, the number of outputs, and a function ``norm(channels)`` that creates the run's 2d norm.
     """
     network = _initialized(config, norm, shape, outputs, total_steps)
+    if not is_user_code(config.name) and find_run_norm(norm)[0].standardizes_weights:
+        standardize_convolutions(network)
     if config.weights is not None:
         load_pretrained(network, config)
     return network
@@ -84,11 +89,11 @@ def _groups_message(norm: NormConfig, error: GroupsError, suggestion: int) -> st
             f"norm {norm.name!r}: num_groups={error.num_groups} does not divide the {error.channels} channels of a "
             f"layer. Use norm.groups={suggestion}, or norm.groups=auto."
         )
-    name = find_norm(norm.name)[0].name
+    spec = find_norm(norm.name)[0]
+    requested, possible = numbered_name(spec, error.num_groups), numbered_name(spec, suggestion)
     return (
-        f"norm {name}{error.num_groups}: num_groups={error.num_groups} does not divide the {error.channels} channels "
-        f"of a layer. Use norm {name}{suggestion} (norm.groups={suggestion}), which divides those of all layers, or "
-        f"norm.groups=auto."
+        f"norm {requested}: num_groups={error.num_groups} does not divide the {error.channels} channels of a layer. "
+        f"Use norm {possible} (norm.groups={suggestion}), which divides those of all layers, or norm.groups=auto."
     )
 
 
@@ -118,7 +123,10 @@ def _user_model(name: str, norm: NormConfig, shape: tuple[int, ...], outputs: in
     if isinstance(make, nn.Module):
         return _converted(copy.deepcopy(make), name, norm, shape, total_steps)
     takes_norm = _takes_norm(make)
-    arguments = (shape, outputs, mark_norms(norm_maker(norm, 2, total_steps))) if takes_norm else (shape, outputs)
+    # A norm that changes its neighbours must know the network, so it takes the place of batch norms.
+    converts = not takes_norm or _changes_neighbours(find_run_norm(norm)[0])
+    created = NormConfig("bn") if converts else norm
+    arguments = (shape, outputs, mark_norms(norm_maker(created, 2, total_steps))) if takes_norm else (shape, outputs)
     call = "(input_shape, num_outputs, norm)" if takes_norm else "(input_shape, num_outputs)"
     signature = _signature(make)
     if not takes_norm and signature is not None and not _accepts(signature, (), 0):
@@ -131,12 +139,17 @@ def _user_model(name: str, norm: NormConfig, shape: tuple[int, ...], outputs: in
     except Exception as error:
         failure = user_code_error(error, "model", name, f"called with {call}")
         if not is_user_code(norm.name) and _is_of_groups(error, norm):
-            example = f"{find_norm(norm.name)[0].name}{cast(GroupsError, error).suggestion}"
+            example = numbered_name(find_norm(norm.name)[0], cast(GroupsError, error).suggestion)
             failure = UserCodeError(f"{failure} In a run, set norm.groups or use a norm name such as {example}.")
         raise failure from error
     if not isinstance(model, nn.Module):
         raise UserError(f"model {name!r}: calling it with {call} must return a torch.nn.Module, not {model!r}.")
-    return model if takes_norm else _converted(model, name, norm, shape, total_steps)
+    return _converted(model, name, norm, shape, total_steps) if converts else model
+
+
+def _changes_neighbours(spec: NormSpec) -> bool:
+    """Whether a norm replaces activations or changes convolutions of the network."""
+    return spec.absorbs_activation or spec.standardizes_weights
 
 
 def _is_of_groups(error: Exception, norm: NormConfig) -> bool:
@@ -179,7 +192,8 @@ def _converted(model: nn.Module, name: str, norm: NormConfig, shape: tuple[int, 
     before = set(model.modules())
     try:
         spec, _ = find_run_norm(norm)
-        converted = convert_norm(model, spec, **norm_options(norm, spec, total_steps))
+        example = torch.zeros(2, *shape) if _changes_neighbours(spec) else None
+        converted = convert_norm(model, spec, example_input=example, **norm_options(norm, spec, total_steps))
     except GroupsError as error:
         raise UserError(f"model {name!r}: {_groups_message(norm, error, error.suggestion)}") from error
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Norm layers of a network: creation from the settings of a run, fused norm and ReLU, and checks of user networks."""
+"""Norm layers of a network: creation from the settings of a run, and checks of user networks."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from contnorm.bench.config.schema import NormConfig
 from contnorm.bench.models.user_norms import find_run_norm
@@ -19,10 +18,9 @@ from contnorm.bench.user_code import is_user_code, python_object
 from contnorm.checks import MAX_AUTO_GROUPS, auto_groups
 from contnorm.convert.detect import DetectedNorm, detect_norm
 from contnorm.errors import UserError
-from contnorm.layers.continual import ContinualNormBase
 from contnorm.layers.stock import stock_norm
 from contnorm.norm_spec import Dim, NormSpec, accepted_options, build_norm, norm_class
-from contnorm.registry import find_norm
+from contnorm.registry import find_norm, numbered_name
 
 __all__ = [
     "PART",
@@ -33,7 +31,6 @@ __all__ = [
     "mark_norms",
     "norm_maker",
     "norm_options",
-    "normed_relu",
     "record_norm_calls",
 ]
 
@@ -117,15 +114,6 @@ def _stock_maker(spec: NormSpec, groups: int | None, config: NormConfig, dim: Di
         )
     momentum = 0.1 if config.momentum is None else config.momentum
     return lambda channels: stock_norm(spec.name, channels, dim, num_groups, momentum)
-
-
-def normed_relu(norm: nn.Module, x: Tensor, residual: Tensor | None = None) -> Tensor:
-    """``relu(norm(x) + residual)``; continual norm computes it in a fused kernel if one is available."""
-    if isinstance(norm, ContinualNormBase):
-        y: Tensor = norm(x, residual, relu=True)
-        return y
-    y = norm(x)
-    return F.relu(y if residual is None else y + residual)
 
 
 _MARK = "_contnorm_made_by_run"  # an attribute, so that a deep copy of a layer has it too
@@ -221,7 +209,7 @@ def _norm_label(norm: NormConfig) -> str:
         return norm.name
     spec, groups = find_norm(norm.name)
     requested = groups or norm.groups
-    return f"{spec.name}{requested}" if spec.grouped and requested != "auto" else spec.name
+    return numbered_name(spec, requested) if spec.grouped and requested != "auto" else spec.name
 
 
 def _norm_layers(model: nn.Module) -> dict[str, nn.Module]:

@@ -13,9 +13,10 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from contnorm.bench.models.norm_layers import NormMaker, normed_relu
+from contnorm.bench.models.norm_layers import NormMaker
 from contnorm.kernels.side_stream import Convolution
 from contnorm.kernels.triton.max_pool import StemPool
+from contnorm.layers.activation import linear_norm, normed_relu
 
 __all__ = ["DEPTHS", "DeepResNet", "ResNet18", "identify_resnet"]
 
@@ -28,7 +29,7 @@ class _Basic(nn.Module):
     def __init__(self, width_in: int, width: int, stride: int, norm: NormMaker) -> None:
         super().__init__()
         self.conv1, self.bn1 = Convolution(width_in, width, 3, stride, 1, bias=False), norm(width)
-        self.conv2, self.bn2 = Convolution(width, width, 3, 1, 1, bias=False), norm(width)
+        self.conv2, self.bn2 = Convolution(width, width, 3, 1, 1, bias=False), linear_norm(norm(width))
         self.downsample = _shortcut(width_in, width, stride, norm)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -46,7 +47,7 @@ class _Bottleneck(nn.Module):
         wide = width * self.widens
         self.conv1, self.bn1 = Convolution(width_in, width, 1, bias=False), norm(width)
         self.conv2, self.bn2 = Convolution(width, width, 3, stride, 1, bias=False), norm(width)
-        self.conv3, self.bn3 = Convolution(width, wide, 1, bias=False), norm(wide)
+        self.conv3, self.bn3 = Convolution(width, wide, 1, bias=False), linear_norm(norm(wide))
         self.downsample = _shortcut(width_in, wide, stride, norm)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -59,7 +60,7 @@ def _shortcut(width_in: int, width: int, stride: int, norm: NormMaker) -> nn.Seq
     """Projection of a block's input to the shape of its output; None if the shapes are equal."""
     if stride == 1 and width_in == width:
         return None
-    return nn.Sequential(Convolution(width_in, width, 1, stride, bias=False), norm(width))
+    return nn.Sequential(Convolution(width_in, width, 1, stride, bias=False), linear_norm(norm(width)))
 
 
 # By name: the block class and the number of blocks in each stage.
@@ -145,10 +146,8 @@ class _Block(nn.Module):
     def __init__(self, width_in: int, width: int, stride: int, norm: NormMaker) -> None:
         super().__init__()
         self.conv1, self.norm1 = Convolution(width_in, width, 3, stride, 1, bias=False), norm(width)
-        self.conv2, self.norm2 = Convolution(width, width, 3, 1, 1, bias=False), norm(width)
-        self.shortcut = nn.Sequential()
-        if stride != 1 or width_in != width:
-            self.shortcut = nn.Sequential(Convolution(width_in, width, 1, stride, bias=False), norm(width))
+        self.conv2, self.norm2 = Convolution(width, width, 3, 1, 1, bias=False), linear_norm(norm(width))
+        self.shortcut = _shortcut(width_in, width, stride, norm) or nn.Sequential()
 
     def forward(self, x: Tensor) -> Tensor:
         y = normed_relu(self.norm1, self.conv1(x))
