@@ -235,6 +235,16 @@ def test_norm_hooks_in_captured_steps_equal_steps_in_python(root: Path, source: 
         assert float(captured.model[1].seen) == 0.0  # type: ignore[index]
 
 
+@pytest.mark.parametrize("norm", ["bnt", "iabn", "rbn"])
+@pytest.mark.parametrize("forward", ["joint", "separate"])
+def test_norms_in_captured_steps_equal_steps_in_python(root: Path, source: Source, norm: str, forward: str) -> None:
+    config = settings(root, {"name": "er", "forward": forward}, norm={"name": norm})
+    with numerics(config.train):
+        captured, stepped = (Trainer(c, 0, source, CUDA) for c in (config, without_graph(config)))
+        assert finish([captured]) == finish([stepped])
+        assert same_state(captured, stepped)
+
+
 def test_prefetched_images_without_graphs_give_the_same_bits(
     root: Path, source: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
