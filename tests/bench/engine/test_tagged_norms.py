@@ -1,0 +1,221 @@
+"""AdaB2N and TBBN in runs: tags with the split of a batch, settings, resumed runs, several trainers at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from contnorm.bench.config.resolve import resolve
+from contnorm.bench.config.schema import RunConfig
+from contnorm.bench.data.registry import load_source
+from contnorm.bench.engine.loop import train_together
+from contnorm.bench.engine.trainer import Trainer
+from contnorm.bench.strategies.base import Batch, together
+from contnorm.errors import UserError
+from contnorm.functional import task_balanced
+from contnorm.layers.adaptive import AdaptiveBalanceNormBase
+from contnorm.layers.task_balanced import TaskBalancedNormBase
+
+CPU = torch.device("cpu")
+NORMS = ("adab2n", "tbbn")
+
+
+def settings(
+    norm: str,
+    strategy: str = "er",
+    scenario: str = "class",
+    forward: str = "joint",
+    options: dict[str, Any] | None = None,
+    memory: str = "ring",
+) -> RunConfig:
+    """Three tasks of 28 samples in batches of 8 + 4, the last one of a task of 4 + 4."""
+    values: dict[str, Any] = {
+        "stream": {"name": "split-mnist", "tasks": 3, "train_per_task": 28, "source": "digits", "scenario": scenario},
+        "model": {"name": "mlp", "width": 12},
+        "norm": {"name": norm, **(options or {})},
+        "strategy": {"name": strategy, "forward": forward, "replay_from": "past" if scenario != "free" else "all"},
+        "train": {"batch": 8, "replay": 4},
+        "memory": {"kind": memory, "size": 20},
+    }
+    return resolve(values, Path("data"))
+
+
+def trainer_of(config: RunConfig, seed: int = 0) -> Trainer:
+    return Trainer(config, seed, load_source("digits", Path("data")), CPU)
+
+
+def train(*trainers: Trainer) -> None:
+    for _ in train_together(list(trainers)):
+        pass
+
+
+def assert_same(a: Trainer, b: Trainer) -> None:
+    state, other = a.state(), b.state()
+    assert state.keys() == other.keys()
+    assert all(torch.equal(state[name], other[name]) for name in state)
+
+
+@pytest.mark.parametrize("scenario", ["class", "task"])
+@pytest.mark.parametrize("strategy", ["er", "derpp", "er-ace", "single"])
+@pytest.mark.parametrize("norm", NORMS)
+def test_runs_with_every_strategy(norm: str, strategy: str, scenario: str) -> None:
+    trainer = trainer_of(settings(norm, strategy, scenario))
+    train(trainer)
+    assert trainer.done == len(trainer.plan.steps)
+    assert trainer.nonfinite_tensor() is None
+
+
+def test_balance_is_learned_for_the_tasks_of_the_stream() -> None:
+    trainer = trainer_of(settings("adab2n"))
+    train(trainer)
+    layers = [module for module in trainer.model.modules() if isinstance(module, AdaptiveBalanceNormBase)]
+    assert layers
+    for layer in layers:
+        assert layer.phi[:3].all() and not layer.phi[3:].any()
+        assert layer.started.tolist() == [1] * 3 + [0] * 97
+
+
+def test_parts_follow_the_batches_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = trainer_of(settings("tbbn"))
+    seen: list[tuple[int, int, int]] = []
+    step = task_balanced._balanced_step
+
+    def recorded(x: torch.Tensor, *arguments: Any) -> Any:
+        *_, stream, parts = arguments
+        seen.append((len(x), stream, parts))
+        return step(x, *arguments)
+
+    monkeypatch.setattr(task_balanced, "_balanced_step", recorded)
+    train(trainer)
+    layers = sum(isinstance(module, TaskBalancedNormBase) for module in trainer.model.modules())
+    # Batches of 8 + 4: 2 and 4 parts. The last ones of 4 + 4: 1 part, which is batch norm, and 2 parts.
+    expected = [(12, 8, 2)] * 3 + [(12, 8, 4)] * 3 + [(8, 4, 2)]
+    assert seen == [each for each in expected for _ in range(layers)]
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_resumed_run_is_bit_exact(norm: str) -> None:
+    config = settings(norm, "derpp")
+    whole = trainer_of(config)
+    train(whole)
+    stop = whole.plan.ends[1] + 2  # within the third task, whose hooks have been called
+    first = trainer_of(config)
+    _train_until(first, stop)
+    resumed = trainer_of(config)
+    resumed.load({name: tensor.clone() for name, tensor in first.state().items()}, first.progress())
+    train(resumed)
+    assert_same(resumed, whole)
+
+
+def _train_until(trainer: Trainer, stop: int) -> None:
+    task = 0
+    while trainer.done < stop:
+        trainer.start_task(task)
+        while trainer.done < min(stop, trainer.plan.ends[task]):
+            trainer.step()
+        if trainer.done == trainer.plan.ends[task]:
+            trainer.end_task(task)
+            task += 1
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_trainers_together_give_the_same_bits(norm: str) -> None:
+    together_, alone = ([trainer_of(settings(norm), seed) for seed in (0, 1)] for _ in range(2))
+    train(*together_)
+    for trainer in alone:
+        train(trainer)
+    for a, b in zip(together_, alone, strict=True):
+        assert_same(a, b)
+
+
+def test_separate_passes_are_refused_where_they_are_not_defined() -> None:
+    with pytest.raises(UserError, match=r"strategy.forward=separate: norm 'tbbn' is not defined .*forward=joint"):
+        trainer_of(settings("tbbn", forward="separate"))
+    trainer_of(settings("tbbn", "single", forward="separate"))  # nothing is replayed
+    train(trainer_of(settings("adab2n", forward="separate")))
+
+
+def test_stream_without_task_boundaries_is_refused() -> None:
+    for norm in NORMS:
+        with pytest.raises(UserError, match=f"no task boundaries, at which norm '{norm}' has hooks"):
+            trainer_of(settings(norm, scenario="free", memory="reservoir"))
+
+
+def test_too_many_tasks_are_refused_before_training() -> None:
+    with pytest.raises(UserError, match=r"has num_tasks=2, and the stream has 3 tasks\. Set norm.num_tasks=3 or more"):
+        trainer_of(settings("adab2n", options={"num_tasks": 2}))
+
+
+def test_options_are_settings_of_the_run() -> None:
+    config = settings("adab2n", options={"kappa": 0.4, "lam": 1, "ada_t0": 1, "renormalize": False})
+    assert dict(config.norm.options) == {"ada_t0": 1, "kappa": 0.4, "lam": 1.0}  # defaults are not recorded
+    layer = next(m for m in trainer_of(config).model.modules() if isinstance(m, AdaptiveBalanceNormBase))
+    assert (layer.kappa, layer.lam, layer.ada_t0, layer.momentum) == (0.4, 1.0, 1, 0.1)
+    with pytest.raises(UserError, match=r"unknown key 'norm.kapa'. Did you mean 'norm.kappa'"):
+        settings("adab2n", options={"kapa": 0.4})
+    with pytest.raises(UserError, match=r"norm.ada_t0='one': input should be a valid integer"):
+        settings("adab2n", options={"ada_t0": "one"})
+    with pytest.raises(UserError, match=r"kappa=2.0 must lie in \[0, 1\]"):
+        trainer_of(settings("adab2n", options={"kappa": 2.0}))
+
+
+def test_concatenated_batches_know_where_the_memory_begins() -> None:
+    def part(size: int, stream_size: int | None) -> Batch:
+        index = torch.zeros(size, dtype=torch.int64)
+        return Batch(torch.zeros(size, 2), index, index, stream_size=stream_size)
+
+    stream, memory, unknown = part(3, 3), part(2, 0), part(2, None)
+    assert together(stream, memory, memory).stream_size == 3
+    assert together(stream, stream, memory).stream_size == 6
+    assert together(together(stream, memory), memory).stream_size == 3
+    assert together(memory, memory).stream_size == 0
+    assert together(memory, stream).stream_size is None
+    assert together(stream, unknown).stream_size is None
+
+
+class _NoHostCopies(TorchDispatchMode):
+    """Raises for what a captured step can't do: values on the host, and shapes that depend on values."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.name()
+        masks = [i for i in args[1] if i is not None] if name.startswith("aten::index.Tensor") else []
+        if name in FORBIDDEN or any(mask.dtype == torch.bool for mask in masks):
+            raise AssertionError(f"a step calls {name}")
+        return func(*args, **(kwargs or {}))
+
+
+FORBIDDEN = ("aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::_unique2")
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_step_needs_no_value_on_the_host(norm: str) -> None:
+    trainer = trainer_of(settings(norm, options={"kappa": 0.4, "ada_t0": 1} if norm == "adab2n" else None))
+    _train_until(trainer, trainer.plan.ends[1] + 1)  # one step of the third task, before a capture would begin
+    with _NoHostCopies():
+        trainer.step()
+    with pytest.raises(AssertionError, match="_local_scalar_dense"), _NoHostCopies():
+        torch.ones(()).item()
+
+
+OWN = """
+from contnorm.bench import Strategy, forward, together
+
+class Own(Strategy):
+    draws = 1
+    def loss(self, model, head, stream, replay):
+        both = together(stream, *replay) if len(replay[0]) else stream
+        return head.cross_entropy(forward(model, both), both).mean(), None
+"""
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_layers_have_no_state_outside_of_checkpoints(norm: str, tmp_path: Path) -> None:
+    """With a strategy of the user, attributes that change in a run would make its checkpoints unusable."""
+    (tmp_path / "own.py").write_text(OWN)
+    trainer = trainer_of(settings(norm, f"{tmp_path / 'own.py'}:Own"))
+    train(trainer)
+    assert trainer.code_changes() == []
