@@ -29,6 +29,7 @@ __all__ = [
     "check_options",
     "describe_norm",
     "layer_parameters",
+    "needs_joint_forward",
     "norm_class",
 ]
 
@@ -139,6 +140,20 @@ def norm_class(spec: NormSpec, dim: Dim, caller: str = "create_norm") -> LayerFa
     module, _, stem = spec.target.partition(":")
     cls: type[nn.Module] = getattr(importlib.import_module(module), f"{stem}{dim}d")
     return cls
+
+
+def needs_joint_forward(spec: NormSpec) -> bool:
+    """Whether a norm is defined only for stream and memory samples in one forward pass; see `contnorm.tags`.
+
+    Tables use it to mark combinations that are not defined. It imports the module of the layer.
+
+    Example:
+        >>> from contnorm.registry import NORMS
+        >>> needs_joint_forward(NORMS["tbbn"]), needs_joint_forward(NORMS["bn"])
+        (True, False)
+    """
+    factory = norm_class(spec, min(spec.layers) if spec.layers else 2)
+    return bool(getattr(factory, "needs_joint_forward", False))
 
 
 def accepted_options(factory: LayerFactory) -> tuple[str, ...]:
