@@ -119,7 +119,7 @@ def _balanced_step(
     """Return the output, and the means over the parts of the mean and of the unbiased variance, (C,) each."""
     dtype, rank = statistics_dtype(x), x.dim()
     wide = x.to(dtype)
-    current = wide[:stream].unflatten(0, (stream // parts, parts))  # (S/r, r, C, *): sample i in part i mod r
+    current = wide[:stream].reshape(stream // parts, parts, *x.shape[1:])  # (S/r, r, C, *): sample i in part i mod r
     memory = wide[stream:]
     positions = tuple(range(2, rank))
     current_var, current_mean = torch.var_mean(current, dim=(0, *(d + 1 for d in positions)), correction=0)  # (r, C)

@@ -129,7 +129,8 @@ class AdaptiveBalanceNormBase(ReplacementGuard, MomentNorm):
             return float(self.momentum)
         log_ratio = self.kappa * math.log1p(-self.momentum)
         series = torch.expm1(batches * log_ratio) / math.expm1(log_ratio)
-        return (series + torch.exp(batches * log_ratio) * self.momentum**-self.kappa).reciprocal()
+        first = float(self.momentum**-self.kappa)  # 1/η of the first batch
+        return (series + torch.exp(batches * log_ratio) * first).reciprocal()
 
     def forward(self, input: Tensor) -> Tensor:
         self._check(input)
