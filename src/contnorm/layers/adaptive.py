@@ -179,7 +179,7 @@ class AdaptiveBalanceNormBase(ReplacementGuard, MomentNorm):
         ]
         self._distances.append(distances[0] + distances[1])
 
-    def stored_variance(self, var: Tensor, count: int) -> Tensor:
+    def stored_variance(self, var: Tensor, count: float) -> Tensor:
         return var
 
     def __getstate__(self) -> dict[str, Any]:
