@@ -307,7 +307,7 @@ def _groups_of_weights(weights: object) -> list[tuple[float, Tensor | int]]:
     if not bool((values.isfinite() & (values >= 0)).all()):
         wrong = values[~(values.isfinite() & (values >= 0))][0].item()
         raise ValueError(f"reestimate: weights(batch) has the weight {wrong}. Weights are finite numbers from 0.")
-    distinct, group = values.unique(return_inverse=True)
+    distinct, group = torch.unique(values, return_inverse=True)
     if len(distinct) == 1:
         return [(distinct.item(), len(values))]
     return [(weight, torch.nonzero(group == number).squeeze(1)) for number, weight in enumerate(distinct.tolist())]

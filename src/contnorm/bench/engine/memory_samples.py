@@ -68,5 +68,4 @@ def _replayed_samples(config: RunConfig, plan: Plan, replayed: NDArray[np.bool_]
 
 def _shared(members: NDArray[np.bool_], samples: int) -> NDArray[np.float64]:
     """Divide the weight of a number of samples equally among the members."""
-    weights: NDArray[np.float64] = members * (samples / max(1, int(members.sum())))
-    return weights
+    return np.where(members, samples / max(1, int(members.sum())), 0.0)
