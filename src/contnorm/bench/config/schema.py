@@ -211,11 +211,12 @@ class NormConfig(ComponentConfig):
     layers: Literal["ours", "stock"] = Field(
         default="ours", description="Implementation; stock uses torch's unfused layers, for speed comparisons."
     )
+    code: Text | None = Field(default=None, description="Hash of a user's norm; filled in, do not set.")
     freeze_after: Count | None = Field(
         default=None,
+        kw_only=True,
         description="Number of tasks after which running moments are frozen and also used in training; none for never.",
     )
-    code: Text | None = Field(default=None, description="Hash of a user's norm; filled in, do not set.")
 
 
 @dataclass(frozen=True, config=_CONFIG)
@@ -252,16 +253,17 @@ class EvaluateConfig(SettingsGroup):
         description="Moments in evaluation: running ones, exact ones of all data seen so far (oracle) or of the replay "
         "memory's samples (memory), or for each task the running ones at its end (task).",
     )
-    weights: Literal["plain", "task", "batch"] = Field(
-        default="plain",
-        description="For moments=memory: the same weight for each stored sample (plain) or each task (task), or the "
-        "shares of a training batch (batch).",
-    )
     ahead: bool = Field(
         default=False, description="Also evaluate tasks that are not learned yet, and all tasks before training."
     )
     drift: bool = Field(
         default=True, description="After each task, measure the distance between running and oracle moments."
+    )
+    weights: Literal["plain", "task", "batch"] = Field(
+        default="plain",
+        kw_only=True,
+        description="For moments=memory: the same weight for each stored sample (plain) or each task (task), or the "
+        "shares of a training batch (batch).",
     )
 
 
