@@ -49,6 +49,13 @@ def test_weight_has_zero_mean_and_unit_variance(shape: tuple[int, ...]) -> None:
     np.testing.assert_allclose(actual, expected, rtol=1e-9, atol=1e-9)
 
 
+def test_layout_of_the_weight_is_kept() -> None:
+    weight = torch.randn(5, 3, 2, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    last = standardized_weight(weight.to(memory_format=torch.channels_last))
+    assert last.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(last, standardized_weight(weight), rtol=1e-12, atol=1e-12)
+
+
 def test_gradients_are_numerically_correct() -> None:
     conv: Any = standardize(nn.Conv2d(2, 3, 2, bias=False).double())
     x = torch.randn(2, 2, 3, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)

@@ -44,7 +44,10 @@ def standardized_weight(weight: Tensor, eps: float = 1e-6) -> Tensor:
         <BLANKLINE>
                 [[-1.,  1.]]])
     """
-    return F.layer_norm(weight, weight.shape[1:], eps=eps)
+    if weight.is_contiguous():
+        return F.layer_norm(weight, weight.shape[1:], eps=eps)
+    last = weight.movedim(1, -1)  # no copy of a channels_last weight, and a result in the same layout
+    return F.layer_norm(last, last.shape[1:], eps=eps).movedim(-1, 1)
 
 
 class _StandardizedConv1d(nn.Conv1d):

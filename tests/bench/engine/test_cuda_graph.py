@@ -61,6 +61,10 @@ CASES = [
     ("cn_tied", "er", "bf16"),
     ("brn", "single", "fp32"),
     ("sn", "single", "fp32"),
+    ("evonorm_s0", "er", "tf32"),
+    ("frn", "derpp", "tf32"),
+    ("gn_ws", "er", "tf32"),
+    ("gn_ws", "er", "bf16"),
 ]
 every_case = pytest.mark.parametrize("case", CASES, ids=["-".join(case) for case in CASES])
 
