@@ -48,8 +48,11 @@ class Absorption:
         norms = [replace.get(module, module) for module in model.modules()]
         in_use = {wrapper for norm in norms if isinstance(norm, ActivationNorm) for wrapper in norm.absorbed}
         before = {wrapper for norm in replace if isinstance(norm, ActivationNorm) for wrapper in norm.absorbed}
-        restored = {wrapper: wrapper.act for wrapper in before - in_use if isinstance(wrapper, AbsorbedActivation)}
-        return {**{act: wrapper for act, wrapper in wrappers.items() if act is not wrapper}, **restored}
+        changes: dict[nn.Module, nn.Module] = {act: new for act, new in wrappers.items() if act is not new}
+        for wrapper in before - in_use:
+            if isinstance(wrapper, AbsorbedActivation):
+                changes[wrapper] = wrapper.act
+        return changes
 
     def _wrapper(self, act: nn.Module, wrappers: dict[nn.Module, AbsorbedActivation]) -> AbsorbedActivation:
         """Return the wrapper of an activation; one that other norms feed is shared from now on."""

@@ -54,21 +54,24 @@ class _StandardizedConv1d(nn.Conv1d):
     weight_eps: float
 
     def forward(self, input: Tensor) -> Tensor:
-        return self._conv_forward(input, standardized_weight(self.weight, self.weight_eps), self.bias)
+        y: Tensor = self._conv_forward(input, standardized_weight(self.weight, self.weight_eps), self.bias)
+        return y
 
 
 class _StandardizedConv2d(nn.Conv2d):
     weight_eps: float
 
     def forward(self, input: Tensor) -> Tensor:
-        return self._conv_forward(input, standardized_weight(self.weight, self.weight_eps), self.bias)
+        y: Tensor = self._conv_forward(input, standardized_weight(self.weight, self.weight_eps), self.bias)
+        return y
 
 
 class _StandardizedConv3d(nn.Conv3d):
     weight_eps: float
 
     def forward(self, input: Tensor) -> Tensor:
-        return self._conv_forward(input, standardized_weight(self.weight, self.weight_eps), self.bias)
+        y: Tensor = self._conv_forward(input, standardized_weight(self.weight, self.weight_eps), self.bias)
+        return y
 
 
 class _StandardizedConvolution(Convolution):
@@ -77,7 +80,8 @@ class _StandardizedConvolution(Convolution):
     weight_eps: float
 
     def forward(self, input: Tensor) -> Tensor:
-        return self._conv_forward(input, standardized_weight(self.weight, self.weight_eps), self.bias)
+        y: Tensor = self._conv_forward(input, standardized_weight(self.weight, self.weight_eps), self.bias)
+        return y
 
 
 # By the class of a convolution: the class with standardized weights.

@@ -197,6 +197,24 @@ def test_user_network_gets_the_norm_and_loses_its_activation(name: str) -> None:
     assert kind.startswith({"evonorm_s0": "EvoNorm2d", "frn": "FilterResponseNorm2d", "gn_ws": "WSGroupNorm2d"}[name])
 
 
+def test_other_norms_of_a_user_network_stay(stream: Any) -> None:
+    def make(input_shape: tuple[int, ...], num_outputs: int, norm: Any) -> nn.Module:
+        net = Net(input_shape, num_outputs, norm)
+        net.conv = nn.Sequential(net.conv, nn.GroupNorm(2, 8))  # type: ignore[assignment]
+        return net
+
+    assert bench.run(stream, norm="frn", model=make).records[0].raw["norms"] == {
+        "GroupNorm(2)": 1,
+        "FilterResponseNorm2d": 1,
+    }
+
+    def stubborn(input_shape: tuple[int, ...], num_outputs: int, norm: Any) -> nn.Module:
+        return Net(input_shape, num_outputs, nn.BatchNorm2d)
+
+    with pytest.raises(UserError, match="none of its normalization layers is the run's norm 'frn'"):
+        bench.run(stream, norm="frn", model=stubborn)
+
+
 def test_user_network_with_an_activation_function_is_refused(stream: Any) -> None:
     def make(input_shape: tuple[int, ...], num_outputs: int, norm: Any) -> nn.Module:
         return Net(input_shape, num_outputs, norm, calls_relu=True)

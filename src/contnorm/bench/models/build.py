@@ -15,7 +15,15 @@ from contnorm.bench.components import components
 from contnorm.bench.config.schema import ModelConfig, NormConfig
 from contnorm.bench.models import NETWORKS
 from contnorm.bench.models.mlp import MLP
-from contnorm.bench.models.norm_layers import PART, count_norms, mark_layer, mark_norms, norm_maker, norm_options
+from contnorm.bench.models.norm_layers import (
+    PART,
+    count_norms,
+    is_marked,
+    mark_layer,
+    mark_norms,
+    norm_maker,
+    norm_options,
+)
 from contnorm.bench.models.pretrained import load_pretrained
 from contnorm.bench.models.resnet import DEPTHS, DeepResNet, ResNet18
 from contnorm.bench.models.user_norms import find_run_norm
@@ -144,7 +152,9 @@ def _user_model(name: str, norm: NormConfig, shape: tuple[int, ...], outputs: in
         raise failure from error
     if not isinstance(model, nn.Module):
         raise UserError(f"model {name!r}: calling it with {call} must return a torch.nn.Module, not {model!r}.")
-    return _converted(model, name, norm, shape, total_steps) if converts else model
+    if takes_norm and not (converts and any(map(is_marked, model.modules()))):
+        return model
+    return _converted(model, name, norm, shape, total_steps, only_marked=takes_norm)
 
 
 def _changes_neighbours(spec: NormSpec) -> bool:
@@ -185,7 +195,14 @@ def _takes_norm(make: object) -> bool:
     return required >= 3 or "norm" in signature.parameters
 
 
-def _converted(model: nn.Module, name: str, norm: NormConfig, shape: tuple[int, ...], total_steps: int) -> nn.Module:
+def _converted(
+    model: nn.Module,
+    name: str,
+    norm: NormConfig,
+    shape: tuple[int, ...],
+    total_steps: int,
+    only_marked: bool = False,
+) -> nn.Module:
     """Convert the norm layers of a user's network to the run's norm. A network without norm layers stays as it is."""
     if not count_norms(model):
         return model
@@ -193,7 +210,9 @@ def _converted(model: nn.Module, name: str, norm: NormConfig, shape: tuple[int, 
     try:
         spec, _ = find_run_norm(norm)
         example = torch.zeros(2, *shape) if _changes_neighbours(spec) else None
-        converted = convert_norm(model, spec, example_input=example, **norm_options(norm, spec, total_steps))
+        only = (lambda _, module: is_marked(module)) if only_marked else None
+        options = norm_options(norm, spec, total_steps)
+        converted = convert_norm(model, spec, only=only, example_input=example, **options)
     except GroupsError as error:
         raise UserError(f"model {name!r}: {_groups_message(norm, error, error.suggestion)}") from error
     except ValueError as error:

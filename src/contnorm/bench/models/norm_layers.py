@@ -27,6 +27,7 @@ __all__ = [
     "NormMaker",
     "check_norms",
     "count_norms",
+    "is_marked",
     "mark_layer",
     "mark_norms",
     "norm_maker",
@@ -141,6 +142,11 @@ def mark_layer(layer: nn.Module) -> nn.Module:
         delattr(outer, PART)
         setattr(outer, _MARK, True)
     return layer
+
+
+def is_marked(layer: nn.Module) -> bool:
+    """Whether a layer, or the one it is a copy of, was marked as one of the run's norm."""
+    return hasattr(layer, _MARK)
 
 
 def count_norms(model: nn.Module) -> dict[str, int]:
