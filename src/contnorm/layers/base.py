@@ -133,7 +133,7 @@ class MomentNorm(NormLayer, _BatchNorm):
         """Return the value of ``running_var`` for data of this biased variance and count: the unbiased variance."""
         return unbiased(var, count)
 
-    def normalizing_variance(self, var: Tensor, count: int) -> Tensor:
+    def normalizing_variance(self, var: Tensor, count: float) -> Tensor:
         """Return the variance that training normalizes data of this biased variance and count with: the biased one."""
         return var
 

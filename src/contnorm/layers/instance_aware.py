@@ -74,7 +74,7 @@ class InstanceAwareBatchNormBase(ReplacementGuard, MomentNorm):
         self._count(input)
         return output
 
-    def normalizing_variance(self, var: Tensor, count: int) -> Tensor:
+    def normalizing_variance(self, var: Tensor, count: float) -> Tensor:
         return unbiased(var, count)
 
     def _extra_fields(self) -> list[str]:

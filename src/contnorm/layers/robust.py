@@ -71,7 +71,7 @@ class RobustBatchNormBase(ReplacementGuard, MomentNorm):
         self._count(input)
         return output
 
-    def stored_variance(self, var: Tensor, count: int) -> Tensor:
+    def stored_variance(self, var: Tensor, count: float) -> Tensor:
         return var
 
 

@@ -222,7 +222,7 @@ class _Passes:
         # The layers before the next depth must normalize with the variance of a training-mode forward.
         _write_finite(
             self.layers,
-            {name: (p.mean, _normalizing(self.layers[name], p.var, p.count)) for name, p in pools.items()},
+            {name: (p.mean, _normalizing(self.layers[name], p.var, p.effective)) for name, p in pools.items()},
         )
         deeper = {depth for depths in self.calls.values() for depth in depths if depth > (self.depth or 0)}
         self.depth = min(deeper, default=None)
@@ -522,7 +522,7 @@ def _stored(layer: Any, var: Tensor, count: float) -> Tensor:
     return unbiased(var, count)
 
 
-def _normalizing(layer: nn.Module, var: Tensor, count: int) -> Tensor:
+def _normalizing(layer: nn.Module, var: Tensor, count: float) -> Tensor:
     """Return the variance that a training-mode forward over the data normalizes with; the biased one in most norms."""
     return layer.normalizing_variance(var, count) if isinstance(layer, MomentNorm) else var
 
