@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import import_module
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -26,6 +27,8 @@ __all__ = [
     "seeds_for_effect",
     "summarize_differences",
     "t_interval",
+    "t_quantile",
+    "t_test_power",
     "variance_ratio_interval",
     "welch_interval",
     "welch_p_value",
@@ -50,7 +53,7 @@ class Interval(NamedTuple):
         return self.low <= value <= self.high
 
 
-def t_interval(values: Sequence[float]) -> Interval | None:
+def t_interval(values: Sequence[float], level: float = LEVEL) -> Interval | None:
     """Two-sided Student's t interval of the mean; None for fewer than two values or if one is not finite.
 
     Example:
@@ -60,7 +63,7 @@ def t_interval(values: Sequence[float]) -> Interval | None:
     mean, std = spread_over_seeds(list(values))
     if math.isnan(std):
         return None
-    half = _t_quantile(len(values) - 1) * std / math.sqrt(len(values))
+    half = t_quantile(len(values) - 1, level) * std / math.sqrt(len(values))
     return Interval(mean - half, mean + half)
 
 
@@ -80,7 +83,7 @@ def welch_interval(values: Sequence[float], mean: float, std: float, runs: int) 
     a, b = spread**2 / len(values), std**2 / runs
     difference = ours - mean
     degrees_of_freedom = (a + b) ** 2 / (a**2 / (len(values) - 1) + b**2 / (runs - 1))
-    half = _t_quantile(degrees_of_freedom) * math.sqrt(a + b)
+    half = t_quantile(degrees_of_freedom) * math.sqrt(a + b)
     return Interval(difference - half, difference + half)
 
 
@@ -173,8 +176,8 @@ def welch_p_value(values: Sequence[float], others: Sequence[float]) -> float:
     return float(_scipy_stats().ttest_ind(values, others, equal_var=False).pvalue)
 
 
-def seeds_for_effect(effect: float, samples: int = 1) -> int | None:
-    """Smallest number of seeds with which a t test at 5 % detects an effect with a power of 80 %.
+def seeds_for_effect(effect: float, samples: int = 1, *, power: float = POWER, level: float = LEVEL) -> int | None:
+    """Smallest number of seeds with which a t test, by default at 5 %, detects an effect with a power of 80 %.
 
     It is computed from the noncentral t distribution, and assumes normally distributed differences and that the effect
     is the true one. The result is at most `MOST_SEEDS`.
@@ -183,6 +186,8 @@ def seeds_for_effect(effect: float, samples: int = 1) -> int | None:
         effect: Mean over standard deviation: of paired differences, or with two samples of the difference of means
             over the pooled standard deviation (Cohen's d).
         samples: 1 for paired seeds, 2 for two experiments without common seeds; the number is of each.
+        power: Probability of detection.
+        level: Confidence level: 1 minus the size of the test.
 
     Returns:
         The number, or None if the effect is 0 or not finite.
@@ -195,18 +200,23 @@ def seeds_for_effect(effect: float, samples: int = 1) -> int | None:
     if not 0 < size < math.inf:  # also False for NaN
         return None
     low, high = 1, 2
-    while high < MOST_SEEDS and _power(size, high, samples) < POWER:
+    while high < MOST_SEEDS and t_test_power(size, high, samples, level) < power:
         low, high = high, min(2 * high, MOST_SEEDS)
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if _power(size, middle, samples) < POWER else (low, middle)
+        low, high = (middle, high) if t_test_power(size, middle, samples, level) < power else (low, middle)
     return high
 
 
-def _power(effect: float, seeds: int, samples: int) -> float:
-    """Probability that a two-sided t test rejects zero, in the direction of the effect."""
+def t_test_power(effect: float, seeds: int, samples: int = 1, level: float = LEVEL) -> float:
+    """Probability that a two-sided t test rejects zero, in the direction of the effect.
+
+    Example:
+        >>> round(t_test_power(0.5, 34), 2), round(t_test_power(0.5, 34, level=0.99), 2)
+        (0.81, 0.58)
+    """
     degrees_of_freedom = samples * (seeds - 1)
-    critical = _t_quantile(degrees_of_freedom)
+    critical = t_quantile(degrees_of_freedom, level)
     return float(_scipy_stats().nct.sf(critical, degrees_of_freedom, effect * math.sqrt(seeds / samples)))
 
 
@@ -273,8 +283,15 @@ def _mean_difference(values: NDArray[np.float64], others: NDArray[np.float64], a
     return difference
 
 
-def _t_quantile(degrees_of_freedom: float) -> float:
-    return float(_scipy_stats().t.ppf((1 + LEVEL) / 2, degrees_of_freedom))
+@lru_cache(maxsize=4096)
+def t_quantile(degrees_of_freedom: float, level: float = LEVEL) -> float:
+    """Half width of a two-sided Student's t interval, in standard errors.
+
+    Example:
+        >>> round(t_quantile(4), 3), round(t_quantile(4, 0.99), 3)
+        (2.776, 4.604)
+    """
+    return float(_scipy_stats().t.ppf((1 + level) / 2, degrees_of_freedom))
 
 
 def _scipy_stats() -> Any:
