@@ -19,6 +19,7 @@ from contnorm.lazy_names import lazy_names
 if TYPE_CHECKING:
     from contnorm.bench import metrics
     from contnorm.bench.api.datasets import add_dataset
+    from contnorm.bench.api.decide import decide
     from contnorm.bench.api.evaluate import accuracy_matrix, evaluate
     from contnorm.bench.api.execution import ResumeError, RunInterrupted, RunOptions, resume
     from contnorm.bench.api.result import Result
@@ -27,12 +28,14 @@ if TYPE_CHECKING:
     from contnorm.bench.api.sweep import SweepInterrupted, sweep
     from contnorm.bench.api.sweep_result import SweepResult, Trial
     from contnorm.bench.api.tune import tune
-    from contnorm.bench.comparison import Comparison, compare
+    from contnorm.bench.comparison import Comparison, compare, compare_spread
     from contnorm.bench.data.datasets import BuildOptions, build_dataset, fetch_dataset
+    from contnorm.bench.decision import PairedDecision
     from contnorm.bench.exports import ExportedRuns, export
     from contnorm.bench.leftovers import Leftover, Leftovers, clean
     from contnorm.bench.loggers import LoggedRun, Logger
     from contnorm.bench.memories import BalancedReservoir, Memory, PartitioningReservoir, Reservoir, Ring, StreamInfo
+    from contnorm.bench.power_analysis import PowerRow, PowerTable, power
     from contnorm.bench.records import Record
     from contnorm.bench.registries import (
         Listing,
@@ -43,6 +46,8 @@ if TYPE_CHECKING:
         register_strategy,
     )
     from contnorm.bench.runs import ArchivedRuns, Runs, archive, load_runs
+    from contnorm.bench.sequential import Look, Reach
+    from contnorm.bench.spread import Ratio, Spread
     from contnorm.bench.strategies.base import Batch, OutputMask, Single, Strategy, forward, together
     from contnorm.bench.strategies.derpp import DERpp
     from contnorm.bench.strategies.er import ER
@@ -68,10 +73,16 @@ __all__ = [
     "Listing",
     "LoggedRun",
     "Logger",
+    "Look",
     "LwF",
     "Memory",
     "OutputMask",
+    "PairedDecision",
     "PartitioningReservoir",
+    "PowerRow",
+    "PowerTable",
+    "Ratio",
+    "Reach",
     "Record",
     "Reservoir",
     "Result",
@@ -81,6 +92,7 @@ __all__ = [
     "RunOptions",
     "Runs",
     "Single",
+    "Spread",
     "Strategy",
     "Stream",
     "StreamInfo",
@@ -100,6 +112,8 @@ __all__ = [
     "build_dataset",
     "clean",
     "compare",
+    "compare_spread",
+    "decide",
     "evaluate",
     "export",
     "fetch_dataset",
@@ -107,6 +121,7 @@ __all__ = [
     "load_runs",
     "load_stream",
     "metrics",
+    "power",
     "register_dataset",
     "register_memory",
     "register_network",
@@ -121,6 +136,7 @@ __all__ = [
 
 _NAMES_BY_MODULE = {
     "contnorm.bench.api.datasets": ("add_dataset",),
+    "contnorm.bench.api.decide": ("decide",),
     "contnorm.bench.api.evaluate": ("accuracy_matrix", "evaluate"),
     "contnorm.bench.api.execution": ("ResumeError", "RunInterrupted", "RunOptions", "resume"),
     "contnorm.bench.api.result": ("Result",),
@@ -129,8 +145,9 @@ _NAMES_BY_MODULE = {
     "contnorm.bench.api.sweep": ("SweepInterrupted", "sweep"),
     "contnorm.bench.api.sweep_result": ("SweepResult", "Trial"),
     "contnorm.bench.api.tune": ("tune",),
-    "contnorm.bench.comparison": ("Comparison", "compare"),
+    "contnorm.bench.comparison": ("Comparison", "compare", "compare_spread"),
     "contnorm.bench.data.datasets": ("BuildOptions", "build_dataset", "fetch_dataset"),
+    "contnorm.bench.decision": ("PairedDecision",),
     "contnorm.bench.leftovers": ("Leftover", "Leftovers", "clean"),
     "contnorm.bench.exports": ("ExportedRuns", "export"),
     "contnorm.bench.loggers": ("LoggedRun", "Logger"),
@@ -142,6 +159,7 @@ _NAMES_BY_MODULE = {
         "Ring",
         "StreamInfo",
     ),
+    "contnorm.bench.power_analysis": ("PowerRow", "PowerTable", "power"),
     "contnorm.bench.records": ("Record",),
     "contnorm.bench.registries": (
         "Listing",
@@ -152,6 +170,8 @@ _NAMES_BY_MODULE = {
         "register_strategy",
     ),
     "contnorm.bench.runs": ("ArchivedRuns", "Runs", "archive", "load_runs"),
+    "contnorm.bench.sequential": ("Look", "Reach"),
+    "contnorm.bench.spread": ("Ratio", "Spread"),
     "contnorm.bench.strategies.base": ("Batch", "OutputMask", "Single", "Strategy", "forward", "together"),
     "contnorm.bench.strategies.derpp": ("DERpp",),
     "contnorm.bench.strategies.er": ("ER",),

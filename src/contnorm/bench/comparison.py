@@ -6,7 +6,7 @@ import html
 import math
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from contnorm.bench.config.defaults import resolved_settings, run_names, varying
@@ -16,6 +16,7 @@ from contnorm.bench.metrics.accuracy_matrix import SCORES
 from contnorm.bench.metrics.multilabel import LABEL_SCORES
 from contnorm.bench.records import Record, spread_over_seeds
 from contnorm.bench.selection import SHORT_KEYS, setting_keys
+from contnorm.bench.spread import Spread, spread_ratio
 from contnorm.bench.stats import (
     MOST_SEEDS,
     Interval,
@@ -32,11 +33,17 @@ from contnorm.errors import UserError
 
 __all__ = [
     "Comparison",
+    "HasRecords",
+    "PairedScores",
+    "check_streams",
     "compare",
+    "compare_spread",
     "differing_keys",
     "experiment_names",
     "list_variations",
+    "paired_scores",
     "paired_verdict",
+    "score_title",
     "scores_of",
     "seeds_to_resolve",
     "short_key",
@@ -46,7 +53,9 @@ __all__ = [
 SHOWN = 4  # settings, and values of a setting, that a message names
 
 
-class _HasRecords(Protocol):
+class HasRecords(Protocol):
+    """An object with records, such as a `bench.Result` or `bench.Runs`."""
+
     @property
     def records(self) -> list[Record]: ...
 
@@ -137,9 +146,7 @@ class Comparison:
         return f"<p>{html.escape(str(self))}</p>"
 
 
-def compare(
-    a: _HasRecords | Iterable[Record], b: _HasRecords | Iterable[Record], score: str | None = None
-) -> Comparison:
+def compare(a: HasRecords | Iterable[Record], b: HasRecords | Iterable[Record], score: str | None = None) -> Comparison:
     """Compare two experiments: the score of ``a`` minus that of ``b``, paired over the seeds that both have.
 
     Args:
@@ -154,10 +161,56 @@ def compare(
         >>> runs = load_runs("runs")  # doctest: +SKIP
         >>> compare(runs.where(norm="cn"), runs.where(norm="bn"))  # doctest: +SKIP
     """
+    scores = paired_scores(a, b, score)
+    pair = paired_difference(scores.a, scores.b)
+    assert pair is not None  # there are shared seeds
+    needed = seeds_to_resolve(pair.differences)
+    configs = scores.configs
+    return Comparison(
+        scores.name,
+        tuple(sorted(scores.a)),
+        pair.differences,
+        pair.mean,
+        pair.t,
+        pair.bootstrap,
+        pair.effect,
+        needed,
+        only_a=scores.only_a,
+        only_b=scores.only_b,
+        same_settings=configs[0].hash == configs[1].hash,
+        p=paired_p_value(pair.differences),
+        names=experiment_names(*configs),
+        differing=tuple(differing_keys(*configs)),
+    )
+
+
+@dataclass(frozen=True)
+class PairedScores:
+    """One score of two experiments, on the seeds that both have.
+
+    Attributes:
+        name: Name of the score.
+        a, b: The score by seed.
+        configs: Settings of a and b.
+        only_a, only_b: Seeds that only one of the experiments has.
+    """
+
+    name: str
+    a: dict[int, float]
+    b: dict[int, float]
+    configs: tuple[RunConfig, RunConfig]
+    only_a: tuple[int, ...] = ()
+    only_b: tuple[int, ...] = ()
+
+
+def paired_scores(
+    a: HasRecords | Iterable[Record], b: HasRecords | Iterable[Record], score: str | None = None
+) -> PairedScores:
+    """Scores of two experiments on the seeds that both have; arguments and errors are those of `compare`."""
     first, second = _by_seed(a, "a"), _by_seed(b, "b")
-    configs = [next(iter(records.values())).config for records in (first, second)]
-    _check_streams(*configs)
-    seeds = tuple(sorted(first.keys() & second.keys()))
+    configs = next(iter(first.values())).config, next(iter(second.values())).config
+    check_streams(*configs)
+    seeds = sorted(first.keys() & second.keys())
     if not seeds:
         raise UserError(
             f"the two experiments have no seed in common: {sorted(first)} and {sorted(second)}. Run both with the same "
@@ -170,25 +223,35 @@ def compare(
     score = score or known[0]
     if score not in known:
         raise UserError(f"score {score!r}: use one that both experiments have: {', '.join(known)}.")
-    pair = paired_difference({s: scores[s][score] for s in seeds}, {s: others[s][score] for s in seeds})
-    assert pair is not None  # there are shared seeds
-    needed = seeds_to_resolve(pair.differences)
-    return Comparison(
+    return PairedScores(
         score,
-        seeds,
-        pair.differences,
-        pair.mean,
-        pair.t,
-        pair.bootstrap,
-        pair.effect,
-        needed,
+        {seed: scores[seed][score] for seed in seeds},
+        {seed: others[seed][score] for seed in seeds},
+        configs,
         only_a=tuple(sorted(first.keys() - second.keys())),
         only_b=tuple(sorted(second.keys() - first.keys())),
-        same_settings=configs[0].hash == configs[1].hash,
-        p=paired_p_value(pair.differences),
-        names=experiment_names(*configs),
-        differing=tuple(differing_keys(*configs)),
     )
+
+
+def compare_spread(
+    a: HasRecords | Iterable[Record], b: HasRecords | Iterable[Record], score: str | None = None
+) -> Spread:
+    """Compare the spread of a score over seeds: that of ``a`` over that of ``b``, on the seeds that both have.
+
+    Args:
+        a, b: As in `compare`.
+        score: Name of the score; by default the first one.
+
+    Raises:
+        UserError: As in `compare`, and for fewer than 8 shared seeds.
+
+    Example:
+        >>> runs = load_runs("runs")  # doctest: +SKIP
+        >>> compare_spread(runs.where(norm="bn"), runs.where(norm="cn")).sentence  # doctest: +SKIP
+    """
+    scores = paired_scores(a, b, score)
+    spread = spread_ratio(scores.a, scores.b)
+    return replace(spread, score=score_title(scores.name), names=experiment_names(*scores.configs))
 
 
 def scores_of(record: Record) -> dict[str, float]:
@@ -227,7 +290,7 @@ def paired_verdict(score: str, names: tuple[str, str], differences: Sequence[flo
     """
     seeds = f"{len(differences)} paired seed{'' if len(differences) == 1 else 's'}"
     if not any(differences):
-        return f"No difference: {names[0]} and {names[1]} have the same {_title(score)} in {seeds}."
+        return f"No difference: {names[0]} and {names[1]} have the same {score_title(score)} in {seeds}."
     mean, interval = math.fsum(differences) / len(differences), t_interval(differences)
     if math.isnan(effect_size(differences)):
         if len(differences) == 1 or interval is None:
@@ -278,8 +341,8 @@ def _verdict(
         low, high = sorted(map(abs, interval))
         direction = "higher" if mean > 0 else "lower"
         return (
-            f"{names[0]} is {direction} than {names[1]} in {_title(score)} by {abs(mean):.2f} points (95 % interval "
-            f"{low:.2f} to {high:.2f}, {seeds}, {p_text})."
+            f"{names[0]} is {direction} than {names[1]} in {score_title(score)} by {abs(mean):.2f} points (95 % "
+            f"interval {low:.2f} to {high:.2f}, {seeds}, {p_text})."
         )
     sentence = f"Undecided: {_difference(score, names, mean)} (95 % interval {interval}, {seeds}, {p_text})."
     if needed is None:
@@ -294,16 +357,16 @@ def _verdict(
 
 def _difference(score: str, names: tuple[str, str], mean: float) -> str:
     if not mean:
-        return f"{names[0]} and {names[1]} have the same mean {_title(score)}"
+        return f"{names[0]} and {names[1]} have the same mean {score_title(score)}"
     direction = "higher" if mean > 0 else "lower"
-    return f"{names[0]} is {abs(mean):.2f} points {direction} than {names[1]} in {_title(score)}"
+    return f"{names[0]} is {abs(mean):.2f} points {direction} than {names[1]} in {score_title(score)}"
 
 
-def _title(score: str) -> str:
+def score_title(score: str) -> str:
     """Name of a score in a sentence.
 
     Example:
-        >>> _title("acc"), _title("fm_mammoth"), _title("C-F1")
+        >>> score_title("acc"), score_title("fm_mammoth"), score_title("C-F1")
         ('ACC', 'fm_mammoth', 'C-F1')
     """
     return score.upper() if score in SCORES and "_" not in score else score
@@ -364,7 +427,7 @@ def short_key(key: str) -> str:
     return name if [setting.rpartition(".")[2] for setting in setting_keys()].count(name) == 1 else key
 
 
-def _by_seed(runs: _HasRecords | Iterable[Record], name: str) -> dict[int, Record]:
+def _by_seed(runs: HasRecords | Iterable[Record], name: str) -> dict[int, Record]:
     records: list[Any] = list(runs) if isinstance(runs, Iterable) else list(getattr(runs, "records", [runs]))
     if not all(isinstance(record, Record) for record in records):
         raise UserError(f"{name}={runs!r}: use a result of bench.run, a selection of bench.load_runs, or records.")
@@ -402,7 +465,7 @@ def list_variations(configs: Sequence[RunConfig]) -> str:
     return ", ".join([*variations, *rest])
 
 
-def _check_streams(a: RunConfig, b: RunConfig) -> None:
+def check_streams(a: RunConfig, b: RunConfig) -> None:
     """Reject experiments of different streams: runs of the same seed have other data then, so they are not pairs."""
     first, second = _stream_settings(a), _stream_settings(b)
     for key, value in first.items():

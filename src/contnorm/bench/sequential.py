@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
 
-from contnorm.bench.stats import POWER, Interval, t_interval, t_quantile, t_test_power
+from contnorm.bench.stats import POWER, Interval, equivalence_probability, t_interval, t_quantile, t_test_power
 from contnorm.errors import UserError
 
 __all__ = [
@@ -275,11 +275,13 @@ class Reach:
         seeds: Number of seeds of that stage.
         half_width: Half the width of its interval, in points.
         margin: The margin.
+        probability: Probability that this interval lies within the margin, if the true difference is 0.
     """
 
     seeds: int
     half_width: float
     margin: float
+    probability: float
 
     @property
     def is_reachable(self) -> bool:
@@ -287,17 +289,17 @@ class Reach:
         return self.half_width <= self.margin
 
     def __str__(self) -> str:
-        can = "can" if self.is_reachable else "can't"
+        can = "can be shown" if self.is_reachable else "is not to be expected"
         return (
             f"with {self.seeds} seeds the interval is the mean +- {self.half_width:.2f} points, so equivalence within "
-            f"{self.margin:g} {can} be shown"
+            f"{self.margin:g} {can} (probability {self.probability:.2f} if there is no difference)"
         )
 
 
 def reachable(
     std: float, margin: float = MARGIN, cases: int = 1, max_seeds: int = MAX_SEEDS, alpha: float = ALPHA
 ) -> Reach:
-    """Half width of the interval of the last allowed stage, and whether it fits in the margin.
+    """Return the half width of the interval of the last allowed stage, and whether it fits in the margin.
 
     Args:
         std: Standard deviation of the paired differences, such as that of recorded runs.
@@ -307,15 +309,17 @@ def reachable(
         alpha: Probability of any wrong verdict in all these comparisons.
 
     Example:
-        >>> print(reachable(2.0))
-        with 128 seeds the interval is the mean +- 0.43 points, so equivalence within 1 can be shown
+        >>> reach = reachable(2.0)
+        >>> reach.seeds, round(reach.half_width, 2), reach.is_reachable, round(reach.probability, 2)
+        (128, 0.43, True, 1.0)
         >>> reachable(2.0, max_seeds=16).is_reachable
         False
     """
     check_rule(cases=cases, margin=margin, alpha=alpha, max_seeds=max_seeds)
     stages = stages_up_to(max_seeds)
-    half = t_quantile(stages[-1] - 1, stage_level(len(stages) - 1, cases, alpha)) * std / math.sqrt(stages[-1])
-    return Reach(stages[-1], half, margin)
+    seeds, level = stages[-1], stage_level(len(stages) - 1, cases, alpha)
+    half = t_quantile(seeds - 1, level) * std / math.sqrt(seeds)
+    return Reach(seeds, half, margin, equivalence_probability(margin / std, seeds, level) if std else 1.0)
 
 
 def seeds_for_difference(

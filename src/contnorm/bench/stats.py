@@ -22,9 +22,11 @@ __all__ = [
     "bootstrap_interval",
     "cohens_d",
     "effect_size",
+    "equivalence_probability",
     "paired_difference",
     "paired_p_value",
     "seeds_for_effect",
+    "std_interval",
     "summarize_differences",
     "t_interval",
     "t_quantile",
@@ -149,6 +151,23 @@ def variance_ratio_interval(values: Sequence[float], others: Sequence[float]) ->
     return Interval(float(ratio / high), float(ratio / low))
 
 
+def std_interval(values: Sequence[float]) -> Interval | None:
+    """Chi-squared interval of the standard deviation of normally distributed values; None if it is undefined.
+
+    Example:
+        >>> interval = std_interval([1.0, 2.0, 3.0, 4.0, 5.0])
+        >>> interval and (round(interval.low, 2), round(interval.high, 2))
+        (0.95, 4.54)
+    """
+    _, std = spread_over_seeds(list(values))
+    if math.isnan(std):
+        return None
+    degrees_of_freedom = len(values) - 1
+    quantiles = _scipy_stats().chi2.ppf([(1 + LEVEL) / 2, (1 - LEVEL) / 2], degrees_of_freedom)
+    low, high = (std * math.sqrt(degrees_of_freedom / float(quantile)) for quantile in quantiles)
+    return Interval(low, high)
+
+
 def paired_p_value(differences: Sequence[float]) -> float:
     """p value of a two-sided paired t test; NaN for fewer than two differences or if all are equal.
 
@@ -218,6 +237,25 @@ def t_test_power(effect: float, seeds: int, samples: int = 1, level: float = LEV
     degrees_of_freedom = samples * (seeds - 1)
     critical = t_quantile(degrees_of_freedom, level)
     return float(_scipy_stats().nct.sf(critical, degrees_of_freedom, effect * math.sqrt(seeds / samples)))
+
+
+def equivalence_probability(margin: float, seeds: int, level: float = LEVEL) -> float:
+    """Probability that a t interval lies within a margin around 0, if the true mean is 0.
+
+    Args:
+        margin: The margin, in standard deviations of the values.
+        seeds: Number of values.
+        level: Confidence level of the interval.
+
+    Example:
+        >>> [round(equivalence_probability(0.5, seeds), 2) for seeds in (16, 32, 64)]
+        [0.08, 0.56, 0.95]
+    """
+    stats, quantile = _scipy_stats(), t_quantile(seeds - 1, level)
+    shares = (np.arange(2000) + 0.5) / 2000  # the sample standard deviation at equally likely quantiles
+    stds = np.sqrt(stats.chi2.ppf(shares, seeds - 1) / (seeds - 1))
+    room = np.maximum(margin * math.sqrt(seeds) - quantile * stds, 0)
+    return float(np.mean(2 * stats.norm.cdf(room) - 1))
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -22,11 +23,13 @@ from contnorm.bench.comparison import (
     experiment_names,
     list_variations,
     paired_verdict,
+    score_title,
     short_key,
     unpaired_verdict,
 )
 from contnorm.bench.config.defaults import differences, run_names
 from contnorm.bench.config.sources import format_value
+from contnorm.bench.decision import decision_sentence
 from contnorm.bench.fingerprint import Match, compare_fingerprints, not_comparable
 from contnorm.bench.metrics.accuracy_matrix import SCORES
 from contnorm.bench.metrics.accuracy_matrix import score as score_of_matrix
@@ -35,6 +38,8 @@ from contnorm.bench.record_sets import reasons_by_run
 from contnorm.bench.records import DivergedRun, Record, Store, group_by_run, spread_over_seeds
 from contnorm.bench.runs import Runs
 from contnorm.bench.selection import has_operator, parse_selection, value_of
+from contnorm.bench.sequential import FIRST_SEED, decide_differences
+from contnorm.bench.spread import spread_ratio
 from contnorm.bench.stats import (
     bootstrap_difference,
     bootstrap_interval,
@@ -52,7 +57,7 @@ from contnorm.paper.tables import digits_remarks
 from contnorm.report.run_tables import LABEL_SCORE_TITLES, SCORE_TITLES, divergence_lines, unknown_names
 from contnorm.report.summaries import GROUPS_SHOWN
 
-__all__ = ["compare", "show_comparison"]
+__all__ = ["SelectedRun", "compare", "different_samples", "select_run", "show_comparison", "split_sides"]
 
 # Settings that determine which samples are trained and tested on; the others do not change them.
 SAMPLES = {
@@ -79,7 +84,7 @@ class _Sides:
 
 
 @dataclass(frozen=True)
-class _Selected:
+class SelectedRun:
     """Records of one run, and the keys by which it was selected; None if it was named by a path or a hash."""
 
     records: list[Record]
@@ -103,9 +108,9 @@ def compare(
     score: Annotated[str | None, typer.Option(help="Score of the verdict, such as fm; default: acc.")] = None,
 ) -> None:
     """Compare two runs: differing settings, score differences paired over shared seeds, and a verdict."""
-    root, first, second = _split_arguments(sides, runs, is_explicit(context, "runs"))
+    root, first, second = split_sides("compare", sides, runs, is_explicit(context, "runs"))
     store = Store(root)
-    a, b = (_select(text, store, where or ()) for text in (first, second))
+    a, b = (select_run(text, store, where or ()) for text in (first, second))
     unknown_here = unknown_names([*a.records, *b.records])
     for problem in dict.fromkeys([*a.problems, *b.problems, *unknown_here]):
         print_error(problem)
@@ -114,21 +119,23 @@ def compare(
     show_comparison(a.records, b.records, console, notes, score)
 
 
-def _split_arguments(sides: Sequence[str], runs: Path, has_runs: bool) -> tuple[Path, str, str]:
-    """Folder of records, and the two runs."""
+def split_sides(command: str, sides: Sequence[str], runs: Path, has_runs: bool) -> tuple[Path, str, str]:
+    """Folder of records, and the two runs, from the arguments of a command."""
     if len(sides) == 2:
         return runs, sides[0], sides[1]
     if len(sides) != 3:
-        raise UserError(f"compare: expected two runs, got {len(sides)}. For example: contnorm compare norm=bn norm=cn")
+        raise UserError(
+            f"{command}: expected two runs, got {len(sides)}. For example: contnorm {command} norm=bn norm=cn"
+        )
     root = Path(sides[0])
     if not root.exists():
-        raise UserError(f"{root}: there is no such folder or archive of records. Expected: compare RUNS A B")
+        raise UserError(f"{root}: there is no such folder or archive of records. Expected: {command} RUNS A B")
     if has_runs:
         raise UserError(f"{root} and --runs {runs}: name the records once.")
     return root, sides[1], sides[2]
 
 
-def _select(text: str, store: Store, where: Sequence[str]) -> _Selected:
+def select_run(text: str, store: Store, where: Sequence[str]) -> SelectedRun:
     """Find one run by a selection, a path or a hash.
 
     Raises:
@@ -150,10 +157,10 @@ def _select(text: str, store: Store, where: Sequence[str]) -> _Selected:
             f"{text},{short_key(key)}={value}."
         )
     records = sorted(runs.records, key=lambda record: record.seed)
-    return _Selected(records, [run for run in runs.diverged if run.hash == configs[0].hash], runs.problems, keys)
+    return SelectedRun(records, [run for run in runs.diverged if run.hash == configs[0].hash], runs.problems, keys)
 
 
-def _unselected(a: _Selected, b: _Selected) -> list[str]:
+def _unselected(a: SelectedRun, b: SelectedRun) -> list[str]:
     """Warning about settings that differ although neither selection names them."""
     if a.keys is None or b.keys is None:
         return []
@@ -183,7 +190,7 @@ def show_comparison(
     """
     if a[0].multi_label != b[0].multi_label:
         raise UserError("one run is multi-label and the other is not: they share no score. Compare runs of one kind.")
-    different = _different_samples(a, b)
+    different = different_samples(a, b)
     unknown_data = "" if different else not_comparable(*(_fingerprint(side[0]) for side in (a, b)))
     sides = _sides(a, b, bool(different))
     verdict = _verdict(sides, score)
@@ -205,7 +212,8 @@ def show_comparison(
     for line in [*digits_remarks([*a, *b]), *notes]:
         print_text(line, console)
     console.print()
-    print_text(verdict, console)
+    for line in [*_evidence(sides, score), verdict]:
+        print_text(line, console)
 
 
 def _verdict(sides: _Sides, score: str | None) -> str:
@@ -225,6 +233,26 @@ def _verdict(sides: _Sides, score: str | None) -> str:
     if sides.paired:
         return paired_verdict(title, names, [y - x for x, y in zip(others, values, strict=True)])
     return unpaired_verdict(title, names, values, others)
+
+
+def _evidence(sides: _Sides, score: str | None) -> list[str]:
+    """Verdict of the staged rule if there are enough fresh seeds, and the spread over seeds; none if unpaired."""
+    a, b = sides.a[0], sides.b[0]
+    if not sides.paired or a.hash == b.hash or _different_tasks(sides):
+        return []
+    _, value = _verdict_score(a, b, score)
+    title = score or (LABEL_SCORES if a.multi_label else list(SCORES))[0]
+    values, others = ({record.seed: value(record) for record in side} for side in (sides.b, sides.a))
+    first, second = experiment_names(a.config, b.config)
+    names = ("B", "A") if (first, second) == ("a", "b") else (second, first)
+    lines = []
+    decision = decide_differences({seed: values[seed] - others[seed] for seed in values})
+    if decision.looks:
+        lines.append(f"In stages, seeds from {FIRST_SEED} on: {decision_sentence(decision, names, title)}")
+    with suppress(UserError):  # too few seeds, or all scores are equal
+        spread_over = spread_ratio(values, others)
+        lines.append(replace(spread_over, score=score_title(title), names=names).sentence)
+    return lines
 
 
 def _verdict_score(a: Record, b: Record, score: str | None) -> tuple[str, Callable[[Record], float]]:
@@ -283,7 +311,7 @@ def _show_settings(a: Record, b: Record, console: Console) -> None:
         console.print(safe_text(f"  {key}: {format_value(old)} -> {format_value(new)}"))
 
 
-def _different_samples(a: Sequence[Record], b: Sequence[Record]) -> str:
+def different_samples(a: Sequence[Record], b: Sequence[Record]) -> str:
     """Why two runs did not use the same samples; empty if they did."""
     keys = differences(a[0].config, b[0].config).keys() & SAMPLES
     if keys:

@@ -76,7 +76,7 @@ def stream() -> bench.Stream:
 
 def plan_of(result: bench.Result, stream: bench.Stream, seed: int = 0) -> tuple[Plan, TaskSequence]:
     sequence = stream.sequence(seed)
-    with python_objects(result._objects):
+    with python_objects(result.objects):
         return make_plan(result.config, sequence, seed, draws=1), sequence
 
 

@@ -54,6 +54,8 @@ class Result:
         seeds: The seeds that finished, in order.
         records: Their records.
         diverged: The seeds whose loss became infinite or NaN, with the reasons; they have no results.
+        stream: The stream of the runs; None for recorded runs.
+        objects: The network, strategy and so on of the runs that are Python objects, by name.
 
     Example:
         >>> from contnorm.bench.api.run import run
@@ -81,14 +83,14 @@ class Result:
         self.config = self.records[0].config
         self.seeds = [record.seed for record in self.records]
         self.diverged = dict(diverged or {})
-        self._stream, self._weights, self._objects = stream, dict(weights or {}), dict(objects or {})
+        self.stream, self._weights, self.objects = stream, dict(weights or {}), dict(objects or {})
 
     def __getstate__(self) -> dict[str, object]:
         """Return the state for pickle; a network or strategy may be a lambda, which cloudpickle can store."""
-        return {**self.__dict__, "_objects": cloudpickle.dumps(self._objects)}
+        return {**self.__dict__, "objects": cloudpickle.dumps(self.objects)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _objects=cloudpickle.loads(state["_objects"]))
+        self.__dict__.update(state, objects=cloudpickle.loads(state["objects"]))
 
     @property
     def hash(self) -> str:
@@ -159,15 +161,15 @@ class Result:
         Raises:
             UserError: If the weights were not kept (``keep_weights=True``).
         """
-        if self._stream is None:
+        if self.stream is None:
             raise UserError("this result has no stream, so its networks can't be built. Get it from bench.run.")
         missing = [seed for seed in self.seeds if seed not in self._weights]
         if missing:
             raise UserError(f"the weights of seed {missing[0]} were not kept. Run with keep_weights=True.")
         models = []
-        with python_objects(self._objects):
+        with python_objects(self.objects):
             for seed in self.seeds:
-                trainer = Trainer(self.config, seed, self._stream.source, torch.device("cpu"))
+                trainer = Trainer(self.config, seed, self.stream.source, torch.device("cpu"))
                 weights = self._weights[seed]
                 trainer.model.load_state_dict(load(weights.read_bytes() if isinstance(weights, Path) else weights))
                 models.append(trainer.model.eval())

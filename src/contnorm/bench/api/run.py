@@ -29,7 +29,7 @@ from contnorm.bench.strategies.base import Strategy
 from contnorm.bench.user_code import PythonObject, loading_user_code, python_objects
 from contnorm.errors import UserError, unknown
 
-__all__ = ["run", "run_all", "run_experiments"]
+__all__ = ["Experiment", "resolve_experiment", "run", "run_all", "run_experiments"]
 
 log = logging.getLogger("contnorm")
 
@@ -190,7 +190,7 @@ def run_all(
 
 def run_experiments(
     stream: Stream | str,
-    experiments: Sequence[Mapping[str, Any]],
+    experiments: Sequence[Mapping[str, Any] | Experiment],
     *,
     seeds: int | Iterable[int] = 1,
     runs: str | Path | None = None,
@@ -208,7 +208,7 @@ def run_experiments(
 
     Args:
         stream, experiments, seeds, runs, device, lanes, threads, keep_weights, progress, log, log_every, log_dir: As in
-            `run_all`.
+            `run_all`. An experiment may also be resolved before.
         monitor: Gets the settings of the experiments, then every event of their runs.
     """
     if loading_user_code():
@@ -227,14 +227,10 @@ def run_experiments(
     stream.check_unchanged()
     seed_list = list_seeds(seeds)
     log_options = LogOptions.of(log, log_every, log_dir)
-    resolved = []
-    for experiment in experiments:
-        unknown_keys = sorted(set(map(str, experiment)) - set(ARGUMENTS))
-        if unknown_keys:
-            raise unknown("argument of an experiment", unknown_keys[0], ARGUMENTS)
-        values = collect_values(stream, runs is not None, **experiment)
-        with python_objects(values.objects):
-            resolved.append(_Experiment(resolve(values.nested(), stream.root or Path("data")), values.objects))
+    resolved = [
+        experiment if isinstance(experiment, Experiment) else resolve_experiment(stream, experiment, runs is not None)
+        for experiment in experiments
+    ]
     console = progress if isinstance(progress, Console) else Console(stderr=True) if progress else None
     options = RunOptions(device, lanes, threads, keep_weights, stream.allow_missing)
     if monitor is not None:
@@ -249,14 +245,30 @@ def run_experiments(
 
 
 @dataclass(frozen=True)
-class _Experiment:
+class Experiment:
     """The settings of an experiment, and the Python objects that they name."""
 
     config: RunConfig
     objects: Mapping[str, PythonObject]
 
 
-def _without_collisions(experiments: Sequence[_Experiment]) -> list[list[int]]:
+def resolve_experiment(stream: Stream, arguments: Mapping[str, Any], recorded: bool) -> Experiment:
+    """Check and complete the settings of an experiment, from its arguments of `run`.
+
+    Args:
+        stream: The stream.
+        arguments: As in `run_all`.
+        recorded: Whether runs are recorded, so that Python objects need an identity.
+    """
+    unknown_keys = sorted(set(map(str, arguments)) - set(ARGUMENTS))
+    if unknown_keys:
+        raise unknown("argument of an experiment", unknown_keys[0], ARGUMENTS)
+    values = collect_values(stream, recorded, **arguments)
+    with python_objects(values.objects):
+        return Experiment(resolve(values.nested(), stream.root or Path("data")), values.objects)
+
+
+def _without_collisions(experiments: Sequence[Experiment]) -> list[list[int]]:
     """Group experiments, by index, so that a name stands for one object in each group.
 
     Two networks may have the same name, such as two lambdas. Most calls have a single group.
@@ -274,7 +286,7 @@ def _without_collisions(experiments: Sequence[_Experiment]) -> list[list[int]]:
 
 
 def _run_group(
-    experiments: Sequence[_Experiment],
+    experiments: Sequence[Experiment],
     seeds: Sequence[int],
     stream: Stream,
     runs: Path | None,

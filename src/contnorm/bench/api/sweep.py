@@ -27,7 +27,7 @@ from contnorm.bench.metrics.multilabel import LABEL_SCORES
 from contnorm.bench.streams.tasks import find_stream
 from contnorm.errors import UserError, unknown
 
-__all__ = ["HOLDOUT", "SweepGrid", "SweepInterrupted", "SweepSession", "is_lower_better", "sweep"]
+__all__ = ["HOLDOUT", "SweepGrid", "SweepInterrupted", "SweepSession", "check_score", "is_lower_better", "sweep"]
 
 log = logging.getLogger("contnorm")
 
@@ -270,7 +270,7 @@ class SweepSession:
             )
         self.seeds = list_seeds(seeds)
         self._stream, chosen_on = _stream_to_use(stream, grid.stream, validation)
-        score = _check_score(score, self._stream)
+        score = check_score(score, self._stream)
         lower = is_lower_better(score)
         self._runs, self._options = runs, dict(grid.options)
         self._console = progress if isinstance(progress, Console) else Console(stderr=True) if progress else None
@@ -360,7 +360,8 @@ def is_lower_better(score: str) -> bool:
     return score.startswith("fm")
 
 
-def _check_score(score: str | None, stream: Stream) -> str:
+def check_score(score: str | None, stream: Stream) -> str:
+    """Return the name of a score of a stream; by default the first one."""
     scores = list(LABEL_SCORES if stream._spec.kind == "multi-label" else SCORES)
     if score is not None and score not in scores:
         raise unknown("score", score, scores)
