@@ -38,6 +38,7 @@ __all__ = [
     "FIRST_SEED",
     "MARGIN",
     "MAX_SEEDS",
+    "SKEWED",
     "STAGES",
     "Decision",
     "Look",
@@ -59,6 +60,7 @@ ALPHA = 0.05
 MARGIN = 1.0
 MAX_SEEDS = 128
 FIRST_SEED = 100  # lower seeds are exploratory: settings were chosen with them
+SKEWED = 1.5  # skewness beyond which simulated error rates exceed alpha; see docs/concepts/deciding.md
 STAGES = (8, 16, 32, 64, 128)
 _WEIGHTS = (0.05, 0.10, 0.15, 0.25, 0.35)
 _LAST_STAGE = 20  # over 4 million seeds; searches end there
@@ -145,6 +147,8 @@ class Decision:
         alpha: Probability of any wrong verdict in all these comparisons.
         conflict: Whether the intervals of two stages do not overlap. Then the later one is left out; the differences
             are far from normal, or one of the rare errors happened.
+        skewness: Sample skewness of the differences of the last stage; NaN if it is undefined. Beyond `SKEWED` in
+            absolute value, errors are more frequent than alpha.
 
     Example:
         >>> decision = decide_differences([1.8, 2.4, 2.1, 1.9, 2.6, 2.0, 2.2, 1.7])
@@ -164,6 +168,7 @@ class Decision:
     cases: int = 1
     alpha: float = ALPHA
     conflict: bool = False
+    skewness: float = math.nan
 
     @property
     def is_decided(self) -> bool:
@@ -233,18 +238,32 @@ def decide_differences(
     looks: list[Look] = []
     interval, conflict = None, False
     limit = len(by_seed.keys() | lost) if max_seeds is None else max_seeds
+    values: list[float] = []
     for k, size in enumerate(stages_up_to(limit) if limit >= STAGES[0] or max_seeds is not None else ()):
         seeds = range(first_seed, first_seed + size)
         if any(seed not in by_seed and seed not in lost for seed in seeds):
             break
-        look = _look([by_seed[seed] for seed in seeds if seed not in lost], size, stage_level(k, cases, alpha))
+        values = [by_seed[seed] for seed in seeds if seed not in lost]
+        look = _look(values, size, stage_level(k, cases, alpha))
         looks.append(look)
         if look.interval is not None:
             common = look.interval if interval is None else _intersect(interval, look.interval)
             interval, conflict = common or interval, conflict or common is None
     last = looks[-1] if looks else Look(0, 0, math.nan, None, math.nan)
     verdict: Verdict = "undecided" if interval is None else _verdict(interval, margin)
-    return Decision(verdict, last.seeds, last.pairs, last.mean, interval, tuple(looks), margin, cases, alpha, conflict)
+    return Decision(
+        verdict,
+        last.seeds,
+        last.pairs,
+        last.mean,
+        interval,
+        tuple(looks),
+        margin,
+        cases,
+        alpha,
+        conflict,
+        _skewness(values),
+    )
 
 
 def check_rule(*, cases: int = 1, margin: float = MARGIN, alpha: float = ALPHA, max_seeds: int = MAX_SEEDS) -> None:
@@ -358,6 +377,15 @@ def _look(values: list[float], seeds: int, level: float) -> Look:
     return Look(seeds, len(values), mean, t_interval(values, level) if values else None, level)
 
 
+def _skewness(values: list[float]) -> float:
+    """Third central moment over the standard deviation cubed; NaN if all values are equal."""
+    if not values:
+        return math.nan
+    mean = fmean(values)
+    std = math.sqrt(fmean((value - mean) ** 2 for value in values))
+    return fmean(((value - mean) / std) ** 3 for value in values) if std > 0 else math.nan
+
+
 def _intersect(a: Interval, b: Interval) -> Interval | None:
     low, high = max(a.low, b.low), min(a.high, b.high)
     return Interval(low, high) if low <= high else None
@@ -382,6 +410,8 @@ def _seeds_text(decision: Decision) -> str:
     parts = [f"{decision.seeds} seeds"]
     if decision.diverged:
         parts.append(f"{decision.diverged} of them diverged")
+    if abs(decision.skewness) > SKEWED:
+        parts.append(f"skewed differences ({decision.skewness:+.1f})")
     if decision.conflict:
         parts.append("the intervals of two stages do not overlap")
     return ", ".join(parts)
