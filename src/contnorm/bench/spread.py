@@ -1,10 +1,9 @@
 """Compare the spread of two experiments over seeds: ratios with bootstrap intervals, paired by seed. Needs no torch.
 
-Two measures of spread are compared. The variance is the usual one, but a few extreme seeds determine it, and so does
-its bootstrap interval, which is too narrow for skewed scores. The mean absolute deviation from the median is less
-sensitive to the tails, and its bootstrap interval misses the true ratio about as often as it should. Both are also
-shown without the lowest and the highest seeds of each experiment, and a spread is called larger only if the second
-measure says so with these seeds and without them.
+Two measures of spread are compared. The variance is the usual one, but a few extreme seeds determine it. The mean
+absolute deviation from the median is less sensitive to the tails, and its bootstrap interval misses the true ratio less
+often. Both are also shown without the lowest and the highest seeds of each experiment, and a spread is called larger
+only if the second measure says so with these seeds and without them. docs/concepts/deciding.md has simulated rates.
 """
 
 from __future__ import annotations

@@ -116,9 +116,9 @@ def decide(
         stages.run(seeds, runs=runs, device=device, lanes=lanes, threads=threads)
         decision = stages.decide()
         stages.report(decision)
-        stages.say_reach()
         if decision.is_decided:
             break
+        stages.say_reach()
     return decision
 
 
