@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from scipy import stats
 
+from contnorm import bench
 from contnorm.bench.config.schema import RunConfig, from_dict
 from contnorm.bench.records import Store
 from tests.committed_records import FOLDER
@@ -128,3 +129,14 @@ def test_diverged_seeds_are_named_before_the_verdict(compare: Compare, runs: Pat
 def test_mistakes_are_one_line(compare: Compare, runs: Path, arguments: list[str], words: str) -> None:
     code, out, err = compare(*arguments, "--runs", runs)
     assert code == 2 and not out and words in err and err.count("\n") == 1
+
+
+def test_fresh_seeds_get_a_staged_verdict_and_a_spread(compare: Compare) -> None:
+    archive = FOLDER / "split-cifar100-fresh-seeds.jsonl.gz"
+    lines = compare(archive, "norm=bn", "norm=cn", "--where", "strategy=er")[1].splitlines()
+    runs = bench.load_runs(archive).where("strategy=er")
+    b, a = runs.where(norm="bn"), runs.where(norm="cn")
+    assert f"In stages, seeds from 100 on: {bench.decide(a, b).sentence}" in lines
+    assert bench.compare_spread(a, b).sentence in lines
+    few = compare(archive, "norm=bn", "norm=cn", "--where", "strategy=er", "--where", "seed<105")[1]
+    assert "In stages" not in few and "spread" not in few

@@ -45,6 +45,10 @@ class PairedDecision(Decision):
             None for fewer than two shared seeds.
         exploratory: Shared seeds below the first one that counts; they are not used for the verdict.
         a, b: The records.
+
+    Example:
+        >>> PairedDecision(**vars(decide_differences([2.0, 2.5] * 4)), names=("cn", "bn")).sentence
+        'cn is higher than bn in ACC by 2.25 points (interval +1.82 to +2.68, 8 seeds).'
     """
 
     score: str = "acc"

@@ -34,6 +34,10 @@ class PowerRow:
         difference: The difference, in percentage points.
         fixed: Number of seeds for one paired t test at the end, without looks before.
         staged: Number of seeds of the stage that detects it, with a look at every stage; None if millions are too few.
+
+    Example:
+        >>> PowerRow(1.0, fixed=16, staged=32).staged
+        32
     """
 
     difference: float

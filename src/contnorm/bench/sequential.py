@@ -73,7 +73,7 @@ def stage_seeds(k: int) -> int:
         >>> [stage_seeds(k) for k in range(7)]
         [8, 16, 32, 64, 128, 256, 512]
     """
-    return STAGES[0] * 2**k
+    return STAGES[0] << k
 
 
 def stage_weight(k: int) -> float:
@@ -121,6 +121,10 @@ class Look:
         mean: Mean difference; NaN without a pair.
         interval: Student t interval of the mean, at the level of the stage; None for fewer than two pairs.
         level: Confidence level of the interval.
+
+    Example:
+        >>> [(look.seeds, look.pairs, round(look.level, 4)) for look in decide_differences([1.0, 2.0] * 8).looks]
+        [(8, 8, 0.9975), (16, 16, 0.995)]
     """
 
     seeds: int
@@ -295,6 +299,10 @@ class Reach:
         half_width: Half the width of its interval, in points.
         margin: The margin.
         probability: Probability that this interval lies within the margin, if the true difference is 0.
+
+    Example:
+        >>> reachable(3.0, max_seeds=32).is_reachable
+        False
     """
 
     seeds: int
