@@ -191,6 +191,9 @@ def test_objects_are_run_in_memory(stream: bench.Stream) -> None:
         ((GOOD, BAD), {"stream": True, "add_seeds": False}, "add_seeds=False: a has no results yet"),
         ((GOOD, []), {"stream": True}, "a is to be run, but b has records only"),
         ((5, 6), {}, "use a result of bench.run"),
+        ((GOOD, BAD), {"stream": "no-such-stream"}, "no-such-stream"),
+        ((GOOD, BAD), {"stream": 5}, "stream=5: use a name"),
+        ((GOOD, BAD), {"stream": True, "first_seed": -1}, "first_seed=-1: use an integer, 0 or more"),
     ],
 )
 def test_invalid_arguments_run_nothing(
@@ -200,7 +203,7 @@ def test_invalid_arguments_run_nothing(
     stream: bench.Stream,
     tmp_path: Path,
 ) -> None:
-    if options.get("stream"):
+    if options.get("stream") is True:
         options = {**options, "stream": stream}
     with pytest.raises(bench.UserError, match=message):
         bench.decide(*arguments, runs=tmp_path / "runs", **options)

@@ -89,6 +89,8 @@ def decide(
         ('higher', 8)
     """
     check_rule(margin=margin, cases=cases, alpha=alpha, max_seeds=max_seeds)
+    if not isinstance(first_seed, int) or first_seed < 0:
+        raise UserError(f"first_seed={first_seed!r}: use an integer, 0 or more.")
     rule: dict[str, Any] = {"margin": margin, "cases": cases, "alpha": alpha, "max_seeds": max_seeds}
     rule["first_seed"] = first_seed
     sides = {"a": a, "b": b}
@@ -134,7 +136,10 @@ def _find_stream(stream: Stream | str | None, *sides: object) -> Stream:
     if not streams and stream is None:
         raise UserError("stream=None: name the stream that the experiments are to be run on.")
     found = streams[0] if streams else stream
-    return load_stream(found) if isinstance(found, str) else found  # type: ignore[return-value]  # one of them is set
+    found = load_stream(found) if isinstance(found, str) else found
+    if not isinstance(found, Stream):
+        raise UserError(f"stream={found!r}: use a name, or a stream of load_stream or Stream.from_arrays.")
+    return found
 
 
 @dataclass
@@ -163,7 +168,7 @@ class _Side:
                     f"{name} was run in memory with Python objects, so it can't be continued in the folder {runs}. "
                     f"Describe it by its arguments of bench.run."
                 )
-        if runs is not None and Path(runs).expanduser().exists():
+        if isinstance(runs, str | Path) and Path(runs).expanduser().exists():  # others are rejected before they run
             store, config = Store(Path(runs).expanduser()), known.experiment.config
             recorded = store.load_seeds(config, range(limit))
             known.records |= {record.seed: record for record in recorded.records}
