@@ -113,7 +113,10 @@ def decide(
     stages = _Stages(stream, (first, second), rule, console)
     stages.check()
     stages.say_reach()
+    decision = None
     for size in stages_up_to(max_seeds):
+        if decision is not None and decision.seeds >= size:  # all its seeds were recorded before
+            continue
         seeds = range(first_seed, first_seed + size)
         stages.run(seeds, runs=runs, device=device, lanes=lanes, threads=threads)
         decision = stages.decide()
@@ -121,6 +124,7 @@ def decide(
         if decision.is_decided:
             break
         stages.say_reach()
+    assert decision is not None  # there is at least one stage
     return decision
 
 
