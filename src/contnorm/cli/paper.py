@@ -18,6 +18,7 @@ from contnorm import paper as api
 from contnorm.bench.config.sources import check_seeds
 from contnorm.bench.data.registry import ENVIRONMENT, data_root
 from contnorm.bench.records import Store
+from contnorm.bench.sequential import MARGIN, MAX_SEEDS
 from contnorm.bench.user_code import check_files, only_trusted
 from contnorm.cli.common import (
     DEVICE_HELP,
@@ -34,7 +35,9 @@ from contnorm.cli.common import (
 )
 from contnorm.cli.paper_tables import show_claims, show_curves, show_data_table, show_table
 from contnorm.cli.tables import needed_width, print_error, print_indented, print_text, safe_text
+from contnorm.errors import UserError
 from contnorm.paper.data_table import compare_data
+from contnorm.paper.published import RUNS
 from contnorm.paper.recipe import Recipe
 from contnorm.paper.tables import MOST_NAMED, divergence_remarks
 from contnorm.report.cubes import draw_cubes
@@ -49,10 +52,13 @@ LEAST_DATA_WIDTH = 24  # minimum width of the data column of `--list`
 
 def paper(
     recipe: Annotated[
-        str, typer.Argument(help="Recipe: table1 ... table14, figure1 ... figure3, or a TOML file.")
+        str, typer.Argument(help="Recipe: table1 ... table14, figure1 ... figure3, panel, or a TOML file.")
     ] = "",
     list_: Annotated[bool, typer.Option("--list", help="List the recipes and how many runs of each are done.")] = False,
-    seeds: Annotated[int, typer.Option(help="Number of seeds, counted from 0; the paper uses 5.")] = 5,
+    seeds: Annotated[
+        int | None,
+        typer.Option(help="Number of seeds, counted from 0; default: 5, as in the paper.", show_default=False),
+    ] = None,
     only: Annotated[
         list[str] | None, typer.Option(help="Restrict to matching cells, such as norm=cn or buffer=500; repeatable.")
     ] = None,
@@ -75,19 +81,33 @@ def paper(
         typer.Option("--set", help="Override a recipe setting as key=value; disables the verdicts. Repeatable."),
     ] = None,
     trust_code: TrustCode = None,
+    until_decided: Annotated[
+        bool,
+        typer.Option(
+            "--until-decided", help="Add seeds from 100 on in stages, until each case of each claim is decided."
+        ),
+    ] = False,
+    margin: Annotated[float, typer.Option(help="Largest difference in points that counts as equivalent.")] = MARGIN,
+    max_seeds: Annotated[
+        int | None,
+        typer.Option(help=f"Most seeds that --until-decided adds; default: {MAX_SEEDS}.", show_default=False),
+    ] = None,
 ) -> None:
     """Reproduce a table or figure of the paper: run what is missing, compare with the published numbers."""
     trusted = check_files(trust_code or [])
-    check_seeds(seeds)
+    check_seeds(RUNS if seeds is None else seeds)
+    if max_seeds is not None and not until_decided:
+        raise UserError(f"--max-seeds {max_seeds}: is the limit of --until-decided. Add that option, or use --seeds.")
     with importing_torch():
         options = bench.RunOptions(device, lanes, threads, allow_missing=allow_missing)
     if list_ or not recipe:
         with only_trusted(trusted):
-            show_recipes(seeds, data_root, runs, console, recipe)
+            show_recipes(RUNS if seeds is None else seeds, data_root, runs, console, recipe)
         return
     request = api.TableOptions(
-        seeds, only or [], options, max_steps, precision, data_root, runs, lr, selected, set_ or [], trusted
-    )
+        seeds, only or [], options, max_steps, precision, data_root, runs, lr, selected, set_ or [], trusted,
+        until_decided, margin, MAX_SEEDS if max_seeds is None else max_seeds,
+    )  # fmt: skip
     raise typer.Exit(run_recipe(recipe, request, console))
 
 
@@ -132,12 +152,12 @@ def _show_result(result: TableResult, options: TableOptions, console: Console) -
     for line in result.notes:
         print_text(line, console)
     for variant in result.variants:
-        _show_variant(variant, console, result.modified)
+        _show_variant(variant, console, result.modified, options.until_decided)
     for line in result.missing_data:
         print_error(line)
 
 
-def _show_variant(variant: TableVariant, console: Console, modified: bool) -> None:
+def _show_variant(variant: TableVariant, console: Console, modified: bool, until_decided: bool) -> None:
     if variant.title:
         console.print()
         print_text(f"{variant.title}:", console, style="bold")
@@ -155,9 +175,8 @@ def _show_variant(variant: TableVariant, console: Console, modified: bool) -> No
     if missing:
         more = f" and {len(missing) - MOST_NAMED} more" if len(missing) > MOST_NAMED else ""
         print_text(f"Not run: {', '.join(missing[:MOST_NAMED])}{more}.", console)
-    if not modified:
-        with_records = [one for one in variant.cells if one.records]
-        show_claims(variant.recipe, with_records, console, variant.complete)
+    if not modified or until_decided:
+        show_claims(variant.claims, console, complete=variant.complete)
 
 
 def show_recipes(seeds: int, folder: Path | None, runs: Path, console: Console, only: str = "") -> None:

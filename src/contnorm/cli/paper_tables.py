@@ -11,9 +11,18 @@ from rich.table import Column, Table
 from contnorm.bench.metrics.accuracy_matrix import SCORES
 from contnorm.bench.metrics.multilabel import LABEL_SCORES
 from contnorm.cli.tables import print_text, safe_text, show_rows
-from contnorm.paper.claims import ClaimCase, decide
+from contnorm.paper.claims import ClaimCase, ClaimResult, Evidence
 from contnorm.paper.data_table import ComparedData
-from contnorm.paper.format import case_numbers, claim_criterion, no_interval_reason, paper_number, spread, verdict_text
+from contnorm.paper.format import (
+    case_numbers,
+    case_outcome_text,
+    claim_title,
+    no_interval_reason,
+    not_run_text,
+    paper_number,
+    spread,
+    verdict_text,
+)
 from contnorm.paper.measured import MeasuredCell
 from contnorm.paper.recipe import Recipe
 from contnorm.paper.scores import score_title
@@ -30,7 +39,17 @@ from contnorm.paper.tables import (
 
 __all__ = ["show_claims", "show_curves", "show_data_table", "show_table"]
 
-SHOWN = ("stream", "strategy", "buffer", "tasks", "setting", "labels")  # dimensions that have a column
+SHOWN = (
+    "stream",
+    "strategy",
+    "buffer",
+    "forward",
+    "batch",
+    "replay",
+    "tasks",
+    "setting",
+    "labels",
+)  # dimensions that have a column
 COLUMNS = ("tasks", "shape", "train", "test", "classes")  # of the table of data sets
 
 
@@ -108,27 +127,31 @@ def show_curves(recipe: Recipe, measured: Sequence[MeasuredCell], console: Conso
         print_text(text, console)
 
 
-def show_claims(recipe: Recipe, measured: Sequence[MeasuredCell], console: Console, complete: bool = True) -> None:
-    """Print each claim with its outcome, case by case; ``complete`` is False if some cells are not run."""
-    for result in (decide(claim, measured) for claim in recipe.claims):
-        outcome = result.outcome.upper() + ("" if complete else ", of what is run")
+def show_claims(results: Sequence[ClaimResult], console: Console, *, complete: bool = True) -> None:
+    """Print each claim with its outcome and evidence, case by case; ``complete`` is False if some cells are not run."""
+    for result in results:
         console.print()
-        console.print(safe_text(f"{outcome}: {result.claim.says} ({claim_criterion(result.claim)})"))
+        print_text(claim_title(result, complete=complete), console)
         for case in result.cases:
-            print_text(f"  {case.what}: {_case_text(case)}", console)
+            print_text(f"  {case.what}: {_case_text(case, result.evidence)}", console)
         if not result.cases:
             print_text("  none of its cells has a record", console)
+        elif result.not_run:
+            print_text(f"  {not_run_text(result)}", console)
 
 
-def _case_text(case: ClaimCase) -> str:
+def _case_text(case: ClaimCase, evidence: Evidence) -> str:
     mean, interval, bootstrap, effect = case_numbers(case)
+    outcome = case_outcome_text(case)
     if case.interval is None:
         first = f"{mean}, " if case.paired else ""
-        return f"{first}{no_interval_reason(case)}: {case.outcome}"
+        return f"{first}{no_interval_reason(case)}: {outcome}"
     if case.paired is None:
-        return f"{interval}, {case.seeds} seeds: {case.outcome}"
+        return f"{interval}, {case.seeds} seeds: {outcome}"
+    if evidence == "staged":
+        return f"{mean}, staged interval {interval}, {case.seeds} seeds: {outcome}"
     effect_text = "" if effect == "-" else f", effect {effect}"
-    return f"{mean}, t {interval}, bootstrap {bootstrap}{effect_text}, {case.seeds} seeds: {case.outcome}"
+    return f"{mean}, t {interval}, bootstrap {bootstrap}{effect_text}, {case.seeds} seeds: {outcome}"
 
 
 def show_data_table(rows: Sequence[ComparedData], console: Console) -> None:

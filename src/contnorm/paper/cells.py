@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
-from contnorm.bench.config.defaults import apply_defaults
+from contnorm.bench.config.defaults import apply_defaults, frozen_label
 from contnorm.bench.config.schema import from_dict, merge_settings
 from contnorm.bench.streams.tasks import find_stream
 from contnorm.errors import UserError, unknown
@@ -23,12 +23,20 @@ __all__ = [
     "comparable",
     "filter_cells",
     "matches",
+    "moments_label",
     "source_of",
     "unmatched_entries",
     "unpaired_claims",
 ]
 
-NORM_DIMENSIONS = ("norm", "groups", "momentum", "schedule")
+NORM_DIMENSIONS = ("norm", "groups", "momentum", "schedule", "freeze_after")
+# Dimensions that a grid may list, with the setting that each is.
+GIVEN_SETTINGS = {
+    "buffer": ("memory", "size"),
+    "forward": ("strategy", "forward"),
+    "batch": ("train", "batch"),
+    "replay": ("train", "replay"),
+}
 # Dimensions in which two cells are equal that are compared: all but those of the norm.
 SHARED_DIMENSIONS = tuple(key for key in DIMENSIONS if key not in NORM_DIMENSIONS)
 
@@ -58,10 +66,13 @@ class RecipeCell:
             >>> [cell.norm for cell in cells_of(find_recipe("table9"))][:4]
             ['bn', 'bn*', 'gn32', 'cn32']
         """
-        star = "*" if self.place["moments"] == "oracle" else ""
+        moments = moments_label(self.place["moments"], self.place["weights"] or "plain")
         extra = [f" {self.place[key]}" for key in ("momentum", "schedule", "layers") if self.place[key] is not None]
+        extra += [frozen_label(self.place["freeze_after"])]
         name, groups = self.place["norm"], self.place["groups"]
-        return f"{numbered_name(find_norm(name)[0], groups) if groups else name}{star}{''.join(extra)}"
+        norm = numbered_name(find_norm(name)[0], groups) if groups else name
+        star, other = (moments, "") if moments == "*" else ("", moments)
+        return f"{norm}{star}{''.join(extra)}{other}"
 
     @property
     def label(self) -> str:
@@ -73,10 +84,22 @@ class RecipeCell:
             'split-cifar10 derpp buffer 500 class-incremental bn'
         """
         place = self.place
-        more = [f"{key} {place[key]}" for key in ("buffer", "tasks") if place[key] is not None]
+        keys = ("buffer", "forward", "batch", "replay", "tasks")
+        more = [f"{key} {place[key]}" for key in keys if place[key] is not None]
         more += [f"{place['setting']}-incremental"] if place["setting"] else []
         more += [place["labels"]] if place["labels"] else []
         return " ".join([place["stream"], place["strategy"], *more, self.norm])
+
+
+def moments_label(moments: str, weights: str = "plain") -> str:
+    """Part of a norm's label for the moments that it is evaluated with.
+
+    Example:
+        >>> moments_label("running"), moments_label("oracle"), moments_label("memory", "task"), moments_label("task")
+        ('', '*', ' memory (task weights)', ' task-wise')
+    """
+    label = {"running": "", "oracle": "*", "memory": " memory", "task": " task-wise"}[moments]
+    return f"{label} ({weights} weights)" if moments == "memory" and weights != "plain" else label
 
 
 def cells_of(recipe: Recipe) -> list[RecipeCell]:
@@ -158,19 +181,23 @@ def comparable(cell: RecipeCell, partner: RecipeCell, than: Mapping[str, Any]) -
 
 
 def _cells(recipe: Recipe, grid: RunGrid) -> Iterator[RecipeCell]:
-    runs = product(grid.streams, grid.strategies, grid.buffers, grid.norms, grid.views)
-    for stream, strategy, buffer, norm, view_name in runs:
+    sizes = product(grid.buffers, grid.forwards, grid.batches, grid.replays)
+    runs = product(grid.streams, grid.strategies, list(sizes), grid.norms, grid.views)
+    for stream, strategy, (buffer, forward, batch, replay), norm, view_name in runs:
         view = VIEWS[view_name]
-        place = _place(recipe, grid, stream, strategy, buffer, norm, view)
+        given = {"buffer": buffer, "forward": forward, "batch": batch, "replay": replay}
+        place = _place(recipe, grid, stream, strategy, given, norm, view)
         values = _values(recipe, grid, place, norm)
         yield RecipeCell(place, values, view, _published(recipe, place) if grid.published else {})
 
 
 def _place(
-    recipe: Recipe, grid: RunGrid, stream: str, strategy: str, buffer: int | None, norm: NormEntry, view: View
+    recipe: Recipe, grid: RunGrid, stream: str, strategy: str, given: dict[str, Any], norm: NormEntry, view: View
 ) -> dict[str, Any]:
+    """Place of a cell; ``given`` has the dimensions that the grid lists as they are."""
     spec, groups = find_norm(norm.name)
-    stream_settings = merge_settings(recipe.settings, grid.settings).get("stream", {})
+    settings = merge_settings(recipe.settings, grid.settings)
+    evaluate = settings.get("evaluate", {})
     place = {
         "stream": stream,
         "strategy": strategy,
@@ -178,10 +205,12 @@ def _place(
         "groups": (groups or norm.settings.get("groups")) if spec.grouped else None,
         "momentum": norm.settings.get("momentum"),
         "schedule": norm.settings.get("schedule"),
+        "freeze_after": norm.settings.get("freeze_after"),
         "layers": norm.settings.get("layers"),
-        "buffer": buffer,
-        "tasks": stream_settings.get("tasks"),
-        "moments": view.moments,
+        **given,
+        "tasks": settings.get("stream", {}).get("tasks"),
+        "moments": view.moments or evaluate.get("moments", "running"),
+        "weights": evaluate.get("weights"),
         "setting": view.setting,
         "labels": view.labels,
     }
@@ -196,9 +225,10 @@ def _values(recipe: Recipe, grid: RunGrid, place: Mapping[str, Any], norm: NormE
         "strategy": {"name": place["strategy"]},
         "norm": {"name": norm.name, **norm.settings},
     }
-    if place["buffer"] is not None:
-        cell_values["memory"] = {"size": place["buffer"]}
     values = merge_settings(values, cell_values)
+    for key, (group, setting) in GIVEN_SETTINGS.items():
+        if place[key] is not None:
+            values = merge_settings(values, {group: {setting: place[key]}})
     for selected in recipe.selected:
         if matches(place, selected.where):
             values = merge_settings(values, selected.settings)

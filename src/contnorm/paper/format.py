@@ -7,19 +7,25 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from contnorm.bench.records import spread_over_seeds
-from contnorm.paper.claims import ClaimCase
+from contnorm.paper.claims import ClaimCase, ClaimResult
 from contnorm.paper.published import PublishedComparison, PublishedNumber
 from contnorm.paper.recipe import Claim
 
 __all__ = [
     "case_numbers",
+    "case_outcome_text",
     "claim_criterion",
+    "claim_outcome",
+    "claim_title",
     "no_interval_reason",
+    "not_run_text",
     "paper_number",
     "place_title",
     "spread",
     "verdict_text",
 ]
+
+MOST_CASES = 6  # cases to name in one remark
 
 
 def spread(values: Sequence[float]) -> str:
@@ -80,6 +86,7 @@ def place_title(place: Mapping[str, Any]) -> str:
     templates = {
         "stream": "{}",
         "strategy": "{}",
+        "forward": "{} forward",
         "tasks": "{} tasks",
         "setting": "{}-incremental",
         "labels": "{} classes",
@@ -96,6 +103,56 @@ def claim_criterion(claim: Claim) -> str:
     return f"{claim.score}, below {claim.limit:g}" if claim.kind == "under" else claim.score
 
 
+def claim_title(result: ClaimResult, *, complete: bool = True) -> str:
+    """Outcome, evidence and text of a claim; ``complete`` is False if some cells of its table are not run.
+
+    Example:
+        >>> claim_title(ClaimResult(Claim("cn over bn", "above", "acc"), "holds", (), "staged", ("cn against bn",)))
+        'HOLDS, of what is run (staged: 0 seeds): cn over bn (acc)'
+    """
+    outcome = claim_outcome(result, complete=complete).replace(result.outcome, result.outcome.upper(), 1)
+    return f"{outcome} ({result.evidence_text}): {result.claim.says} ({claim_criterion(result.claim)})"
+
+
+def claim_outcome(result: ClaimResult, *, complete: bool = True) -> str:
+    """Outcome of a claim, and whether it is of a part of its cells.
+
+    By fresh seeds, that is so if some of its cases were not run; by exploratory ones, if the table is not ``complete``.
+
+    Example:
+        >>> claim_outcome(ClaimResult(Claim("", "above", "acc"), "holds", ()), complete=False)
+        'holds, of what is run'
+    """
+    whole = not result.not_run if result.evidence == "staged" else complete
+    return result.outcome + ("" if whole else ", of what is run")
+
+
+def not_run_text(result: ClaimResult) -> str:
+    """Which cases of a claim were left out because none of their cells was run.
+
+    Example:
+        >>> not_run_text(ClaimResult(Claim("", "above", "acc"), "holds", (), "staged", ("s er cn against bn",)))
+        'No fresh seeds: s er cn against bn.'
+    """
+    named = result.not_run[:MOST_CASES]
+    more = f" and {len(result.not_run) - MOST_CASES} more cases" if len(result.not_run) > MOST_CASES else ""
+    return f"No fresh seeds: {', '.join(named)}{more}."
+
+
+def case_outcome_text(case: ClaimCase) -> str:
+    """Outcome of a case with the verdict on its difference, and what it lacks.
+
+    Example:
+        >>> case_outcome_text(ClaimCase("", 8, "holds", None, None, "higher, within the margin"))
+        'holds (higher, within the margin)'
+        >>> case_outcome_text(ClaimCase("", 8, "undecided", None, None, "undecided", "would need about 64 seeds"))
+        'undecided (would need about 64 seeds)'
+    """
+    verdict = "" if case.verdict == case.outcome else case.verdict
+    more = "; ".join(filter(None, [verdict, case.note]))
+    return f"{case.outcome} ({more})" if more else case.outcome
+
+
 def no_interval_reason(case: ClaimCase) -> str:
     """Reason why a case has no interval.
 
@@ -103,11 +160,13 @@ def no_interval_reason(case: ClaimCase) -> str:
         >>> no_interval_reason(ClaimCase("cn against bn", 0, "undecided", None, None))
         'no values in the records'
     """
+    if case.note:  # says it
+        return f"{case.seeds} seed{'' if case.seeds == 1 else 's'}"
     return {0: "no values in the records", 1: "one seed"}.get(case.seeds, "no variation over seeds")
 
 
 def case_numbers(case: ClaimCase) -> tuple[str, str, str, str]:
-    """Format difference, t interval, bootstrap interval and effect size; for variances the interval of their ratio.
+    """Format difference, interval, bootstrap interval and effect size; for spreads the interval of their ratio.
 
     Example:
         >>> from contnorm.bench.stats import summarize_differences
@@ -117,7 +176,7 @@ def case_numbers(case: ClaimCase) -> tuple[str, str, str, str]:
     """
     if case.paired is None:
         low, high = case.interval or (math.nan, math.nan)
-        return "-", "-" if case.interval is None else f"ratio of variances {low:.2f} to {high:.2f}", "-", "-"
+        return "-", "-" if case.interval is None else f"ratio of {case.ratio} {low:.2f} to {high:.2f}", "-", "-"
     pair = case.paired
     effect = "-" if math.isnan(pair.effect) else f"{pair.effect:+.2f}"
-    return f"{pair.mean:+.2f}", str(pair.t or "-"), str(pair.bootstrap or "-"), effect
+    return f"{pair.mean:+.2f}", str(case.interval or "-"), str(pair.bootstrap or "-"), effect

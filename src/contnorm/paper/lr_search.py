@@ -51,7 +51,11 @@ __all__ = ["RATES", "GridResult", "RateGrid", "TuneOptions", "TuneResult", "tune
 
 log = logging.getLogger("contnorm")
 
-GRID_KEYS = ("stream", "strategy", "norm", "groups", "momentum", "schedule", "layers", "buffer")
+GRID_KEYS = (
+    "stream", "strategy", "norm", "groups", "momentum", "schedule", "freeze_after", "layers", "buffer", "forward",
+    "batch", "replay", "moments", "weights",
+)  # fmt: skip
+UNTUNED_MOMENTS = ("running", "oracle")  # evaluated with running moments in a search, which needs no past data
 TUNABLE = "`contnorm tune` takes table2, table8, table9, table10, table12, and recipes of your own"
 
 
@@ -235,20 +239,28 @@ def _grids(recipe: Recipe, options: TuneOptions, records: RecipeRecords, root: P
     if not cells_of(recipe):
         raise UserError(f"tune {recipe.name}: it has no runs. {TUNABLE}.")
     cells = _tunable(recipe, filter_cells(cells_of(recipe), options.only))
-    keys = [key for key in GRID_KEYS if any(cell.place[key] is not None for cell in cells_of(recipe))]
+    keys = _grid_keys(cells_of(recipe))
     rates = sorted(set(options.rates))
-    grids: dict[tuple[RunConfig, ...], RateGrid] = {}
+    grids: dict[object, RateGrid] = {}
     for cell in cells:
         configs = {rate: _on_validation(cell, rate, options, root) for rate in rates}
         where = {key: "own" if cell.place[key] is None else cell.place[key] for key in keys}
-        grids.setdefault(tuple(configs.values()), RateGrid(cell, where, configs))
-    every = [config for configs in grids for config in configs]
+        grids.setdefault((tuple(where.items()), tuple(configs.values())), RateGrid(cell, where, configs))
+    every = [config for grid in grids.values() for config in grid.configs.values()]
     numerics = records.choose_numerics(every, {"train": {"precision": options.precision}})
     in_one_precision = [
         replace(grid, configs={rate: with_numerics(config, numerics) for rate, config in grid.configs.items()})
         for grid in grids.values()
     ]
     return _with_data(recipe, in_one_precision, records, root)
+
+
+def _grid_keys(cells: Sequence[RecipeCell]) -> list[str]:
+    """Dimensions that tell the grids of a recipe apart; moments only if some cells are tuned with their own."""
+    keys = [key for key in GRID_KEYS if any(cell.place[key] is not None for cell in cells)]
+    if all(cell.place["moments"] in UNTUNED_MOMENTS for cell in cells):
+        keys.remove("moments")
+    return keys
 
 
 def _with_data(recipe: Recipe, grids: list[RateGrid], records: RecipeRecords, root: Path) -> list[RateGrid]:
@@ -285,12 +297,12 @@ def _tunable(recipe: Recipe, cells: Sequence[RecipeCell]) -> list[RecipeCell]:
 
 
 def _on_validation(cell: RecipeCell, rate: float, options: TuneOptions, root: Path) -> RunConfig:
-    """Configuration of a cell's run on all validation tasks; all runs are evaluated in the same way."""
+    """Configuration of a cell's run on all validation tasks, evaluated with running moments or the cell's own."""
     train = {"lr": rate, "max_steps": options.max_steps, "precision": options.precision}
     overrides = {
         "stream": {"part": "validate", "tasks": None},
         "train": {key: value for key, value in train.items() if value is not None},
-        "evaluate": {"moments": "running", "drift": False},
+        "evaluate": {**({"moments": "running"} if cell.place["moments"] in UNTUNED_MOMENTS else {}), "drift": False},
     }
     return config_of(cell, root, overrides)
 

@@ -120,7 +120,7 @@ def curve_of(record: Record, cell: RecipeCell, name: str) -> list[float]:
     """Score after each task; empty if the record does not have it."""
     parts = drift_parts(name)
     if parts:
-        if cell.view.moments == "oracle":  # oracle moments have no drift
+        if cell.place["moments"] == "oracle":  # oracle moments have no drift
             return []
         moment, layer = parts
         rows = [list(row.values()) for row in record.drift.get("by_task", [])]

@@ -47,11 +47,13 @@ Kind = Literal["runs", "curves", "data", "drawing", "waiting"]
 
 KINDS: tuple[str, ...] = get_args(Kind)
 
+FORWARDS = ("joint", "separate")
+
 ClaimKind = Literal["above", "near", "under", "flat", "steadier"]
 
 DIMENSIONS = (
-    "stream", "strategy", "norm", "groups", "momentum", "schedule", "layers", "buffer", "tasks", "moments", "setting",
-    "labels",
+    "stream", "strategy", "norm", "groups", "momentum", "schedule", "freeze_after", "layers", "buffer", "forward",
+    "batch", "replay", "tasks", "moments", "weights", "setting", "labels",
 )  # fmt: skip
 
 
@@ -61,20 +63,20 @@ class View:
 
     Attributes:
         matrix: Its key in the record.
-        moments: Moments that the network was evaluated with.
+        moments: Moments that the network was evaluated with; None for those of the run's settings.
         setting: ``"task"`` if the task was known in evaluation, ``"class"`` if not; None for the stream's scenario.
         labels: Group of labels, or ``"overall"``; None for single-label data.
     """
 
     matrix: str
-    moments: str = "running"
+    moments: str | None = None
     setting: str | None = None
     labels: str | None = None
 
 
 VIEWS: dict[str, View] = {
     "plain": View("matrix"),
-    "running": View("matrix_running"),
+    "running": View("matrix_running", moments="running"),
     "oracle": View("matrix", moments="oracle"),
     "class": View("matrix", setting="class"),
     "task": View("matrix_task", setting="task"),
@@ -92,12 +94,18 @@ class NormEntry:
 
 @dataclass(frozen=True)
 class RunGrid:
-    """A grid of runs: every stream with every strategy, norm and memory size."""
+    """A grid of runs: every stream with every strategy, norm, memory size, forward pass, batch size and replay size.
+
+    Forward passes, batch sizes and replay sizes that a grid does not list are those of its settings.
+    """
 
     streams: tuple[str, ...]
     strategies: tuple[str, ...]
     norms: tuple[NormEntry, ...]
     buffers: tuple[int | None, ...] = (None,)
+    forwards: tuple[str | None, ...] = (None,)
+    batches: tuple[int | None, ...] = (None,)
+    replays: tuple[int | None, ...] = (None,)
     views: tuple[str, ...] = ("plain",)
     published: bool = True  # whether the paper reports these cells
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -159,6 +167,8 @@ class Recipe:
         alone: Whether runs must not run in parallel, as for time measurements.
         note: One-line note for the reader.
         streams: Streams of a ``data`` recipe.
+        ours: Whether it is a table of our own, beside the paper's: it has no published numbers, and its claims are
+            questions.
     """
 
     name: str
@@ -175,32 +185,35 @@ class Recipe:
     alone: bool = False
     note: str = ""
     streams: tuple[str, ...] = ()
+    ours: bool = False
 
 
-RUNS_KEYS = ("streams", "strategies", "norms", "buffers", "views", "published", "settings")
+RUNS_KEYS = (
+    "streams", "strategies", "norms", "buffers", "forwards", "batches", "replays", "views", "published", "settings",
+)  # fmt: skip
 
 CLAIM_KEYS = ("says", "kind", "score", "cells", "than", "than_score", "margin", "limit")
 
 RECIPE_KEYS = (
     "title", "kind", "table", "scores", "runs", "settings", "selected", "claims", "published", "published_runs",
-    "alone", "note", "streams",
+    "alone", "note", "streams", "ours",
 )  # fmt: skip
 
 Values = Mapping[str, Any]
 
 
 def recipe_names() -> list[str]:
-    """Names of the recipes of the package, tables first.
+    """Names of the recipes of the package: tables of the paper, figures, then tables of our own.
 
     Example:
         >>> recipe_names()[:2], recipe_names()[-1]
-        (['table1', 'table2'], 'figure3')
+        (['table1', 'table2'], 'panel-batch')
     """
     names = [file.name[:-5] for file in resources.files("contnorm.paper").iterdir() if file.name.endswith(".toml")]
 
-    def sort_key(name: str) -> tuple[bool, int]:
-        number = re.search(r"\d+", name)
-        return not name.startswith("table"), int(number[0]) if number else 0
+    def sort_key(name: str) -> tuple[int, int, str]:
+        match = re.fullmatch(r"(table|figure)(\d+)", name)
+        return (("table", "figure").index(match[1]), int(match[2]), name) if match else (2, 0, name)
 
     return sorted(names, key=sort_key)
 
@@ -249,6 +262,7 @@ def parse_recipe(name: str, text: str, where: str) -> Recipe:
         alone=_typed(values.get("alone", False), bool, f"{where}: alone"),
         note=_typed(values.get("note", ""), str, f"{where}: note"),
         streams=_names(values.get("streams", []), f"{where}: streams"),
+        ours=_typed(values.get("ours", False), bool, f"{where}: ours"),
     )
     _check_one_precision(recipe, where)
     return recipe
@@ -291,14 +305,21 @@ def _run_grid(values: Values, shared: Values, where: str) -> RunGrid:
         streams=_names(values["streams"], f"{where}: streams"),
         strategies=tuple(_strategy(s, f"{where}: strategies") for s in _list(values["strategies"], where)),
         norms=tuple(_norm(n, f"{where}: norms") for n in _list(values["norms"], f"{where}: norms")),
-        buffers=tuple(
-            _typed(b, int, f"{where}: buffers") for b in _list(values.get("buffers", []), f"{where}: buffers")
-        )
+        buffers=_numbers(values, "buffers", where),
+        forwards=tuple(_one_of(f, FORWARDS, f"{where}: forwards") for f in _list(values.get("forwards", []), where))
         or (None,),
+        batches=_numbers(values, "batches", where),
+        replays=_numbers(values, "replays", where),
         views=tuple(_one_of(v, tuple(VIEWS), f"{where}: views") for v in _list(values.get("views", ["plain"]), where)),
         published=_typed(values.get("published", True), bool, f"{where}: published"),
         settings=settings,
     )
+
+
+def _numbers(values: Values, key: str, where: str) -> tuple[int | None, ...]:
+    """Whole numbers of a list; a single None if the grid does not have it."""
+    numbers = _list(values.get(key, []), f"{where}: {key}")
+    return tuple(_typed(number, int, f"{where}: {key}") for number in numbers) or (None,)
 
 
 def _norm(entry: Any, where: str) -> NormEntry:

@@ -105,11 +105,14 @@ def selection_file(recipe: Recipe, runs: Path) -> Path:
     return runs / "selected" / f"{recipe.name}.toml"
 
 
-def selection_of(recipe: Recipe, runs: Path, file: Path | None = None) -> Selection | None:
-    """Learning rates chosen for a recipe: from the typed file, the runs' folder or the package, in this order."""
+def selection_of(recipe: Recipe, runs: Path, file: Path | None = None, *, refined: bool = False) -> Selection | None:
+    """Learning rates chosen for a recipe: from the typed file, the runs' folder or the package, in this order.
+
+    ``refined`` prefers the package's selection from a refined grid, which fresh seeds use.
+    """
     if file is not None:
         return read_selection(file, recipe.name)
-    return find_selection(recipe.name, [selection_file(recipe, runs)])
+    return find_selection(recipe.name, [selection_file(recipe, runs)], refined=refined)
 
 
 def runs_folder(recipe: Recipe, runs: Path) -> Path:

@@ -20,13 +20,17 @@ from contnorm.bench.config.sources import Setting, check_seeds, nest_settings, p
 from contnorm.bench.data.registry import SOURCES, data_root, location_of
 from contnorm.bench.engine.job import RunEnvironment
 from contnorm.bench.records import Store
+from contnorm.bench.sequential import FIRST_SEED, MARGIN, MAX_SEEDS, STAGES, check_rule
 from contnorm.bench.streams.tasks import find_stream
 from contnorm.bench.user_code import code_files, only_trusted
 from contnorm.errors import UserError, unknown
 from contnorm.paper.cells import RecipeCell, cells_of, filter_cells, source_of, unmatched_entries, unpaired_claims
-from contnorm.paper.measured import MeasuredCell, numerics_of, with_numerics
+from contnorm.paper.claims import ClaimResult, StagedRule, decide_claims
+from contnorm.paper.measured import MeasuredCell, Numerics, numerics_of, with_numerics
+from contnorm.paper.published import RUNS
 from contnorm.paper.recipe import Recipe, find_recipe, recipe_names
 from contnorm.paper.recipe_runs import (
+    Execution,
     RecipeRecords,
     config_of,
     is_present,
@@ -38,6 +42,7 @@ from contnorm.paper.recipe_runs import (
     sources_of,
 )
 from contnorm.paper.selection import covers, with_selection
+from contnorm.paper.until_decided import StagedRuns, fresh_seeds, reach_lines, say
 
 __all__ = [
     "RATE_CHOICES",
@@ -58,7 +63,7 @@ class TableOptions:
     """Options of `run_table`.
 
     Attributes:
-        seeds: Number of seeds, counted from 0.
+        seeds: Number of seeds, counted from 0; None for 5, the paper's number.
         only: Filters for cells, such as ``"norm=cn"``.
         execution: Options that control how runs are executed.
         max_steps: Number of steps of a smoke test; None for whole runs.
@@ -69,9 +74,13 @@ class TableOptions:
         selected: File of chosen learning rates; None for the one that `contnorm tune` writes by default.
         settings: Settings that override the recipe's, by dotted key or as ``key=value``.
         trusted: Python files that may be executed if the recipe names them.
+        until_decided: Whether to add fresh seeds, from 100 on, in stages until each case of each claim is decided or
+            ``max_seeds`` is reached. No other seeds are run then.
+        margin: Largest difference in points that counts as equivalent.
+        max_seeds: Largest number of fresh seeds of a run.
     """
 
-    seeds: int = 5
+    seeds: int | None = None
     only: Sequence[str] = ()
     execution: RunOptions = field(default_factory=RunOptions)
     max_steps: int | None = None
@@ -82,6 +91,14 @@ class TableOptions:
     selected: Path | None = None
     settings: Mapping[str, Any] | Sequence[str] = ()
     trusted: Sequence[Path] = ()
+    until_decided: bool = False
+    margin: float = MARGIN
+    max_seeds: int = MAX_SEEDS
+
+    @property
+    def seed_count(self) -> int:
+        """Number of exploratory seeds of a table."""
+        return RUNS if self.seeds is None else self.seeds
 
     @property
     def modified(self) -> bool:
@@ -104,11 +121,18 @@ class TableVariant:
         title: Which learning rates it has; empty if there is only one variant.
         recipe: The recipe, with the chosen learning rates if there are some.
         cells: The cells, with their records once they are run.
+        rule: The staged rule that decides the claims, if the records are of fresh seeds; None for exploratory seeds.
     """
 
     title: str
     recipe: Recipe
     cells: Sequence[MeasuredCell]
+    rule: StagedRule | None = None
+
+    @property
+    def claims(self) -> tuple[ClaimResult, ...]:
+        """The claims of the recipe, decided by the records of the cells."""
+        return decide_claims(self.recipe, self.cells, self.rule)
 
     @property
     def missing(self) -> list[str]:
@@ -163,7 +187,8 @@ def run_table(
 
     Returns:
         The cells with their records. `contnorm.paper.tables.lines_of` compares them with the published numbers,
-        `contnorm.paper.claims.decide` decides the recipe's claims.
+        `TableVariant.claims` are the recipe's claims, decided by them. If seeds from 100 on are recorded, the last
+        variant has them, and its claims are decided by the staged rule.
 
     Raises:
         TableError: If runs failed; it has the result of the others.
@@ -201,62 +226,179 @@ def _check_entries(recipe: Recipe) -> None:
 
 def _run_table(recipe: Recipe, options: TableOptions, console: Console | None) -> TableResult:
     _check_entries(recipe)
-    check_seeds(options.seeds)
+    _check_options(options)
     if recipe.kind == "waiting":
         raise UserError(f"{recipe.name} {recipe.note}. The numbers of the paper are in contnorm.paper.published.")
     if recipe.kind in ("drawing", "data"):
         raise UserError(f"{recipe.name}: has no runs. Use `contnorm paper {recipe.name}`.")
-    environment = _environment(recipe, options)
+    table = _Table.of(recipe, options)
+    return _run_stages(table, console) if options.until_decided else _run_seeds(table, console)
+
+
+def _check_options(options: TableOptions) -> None:
+    check_seeds(options.seed_count)
+    check_rule(margin=options.margin, max_seeds=options.max_seeds)
+    if options.until_decided and options.seeds is not None:
+        raise UserError(
+            f"--seeds {options.seeds} and --until-decided contradict each other: seeds are added from {FIRST_SEED} on, "
+            f"in stages. Limit them with --max-seeds."
+        )
+
+
+@dataclass(frozen=True)
+class _Table:
+    """A recipe with its options, the environment of its runs and the store of its records."""
+
+    recipe: Recipe
+    options: TableOptions
+    environment: RunEnvironment
+    store: Store
+    typed: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, recipe: Recipe, options: TableOptions) -> _Table:
+        store = Store(runs_folder(recipe, options.runs))
+        return cls(recipe, options, _environment(recipe, options), store, _typed_settings(options))
+
+    def configs(self, cells: Iterable[RecipeCell]) -> dict[RecipeCell, RunConfig]:
+        return {cell: config_of(cell, self.environment.data_root, self.typed) for cell in cells}
+
+    def absent(self, configs: Iterable[RunConfig]) -> list[str]:
+        """Data sets that are not present."""
+        return [source for source in _sources(configs) if not is_present(source, self.environment.data_root)]
+
+    def missing_data(self, incomplete: Iterable[RunConfig]) -> list[str]:
+        """A message for each data set of the runs."""
+        return [
+            missing_data_message(self.recipe, source, self.environment.data_root) for source in _sources(incomplete)
+        ]
+
+    def result(
+        self, variants: Sequence[TableVariant], execution: Execution, missing: Sequence[str], problems: Sequence[str]
+    ) -> TableResult:
+        """Result of the runs.
+
+        Raises:
+            TableError, TableInterrupted: If not all runs were executed.
+            UserError: If no run is recorded.
+        """
+        if not any(one.run for variant in variants for one in variant.cells):
+            if execution.stopped is not None:
+                execution.raise_with(None)
+            reasons = filter(None, [*problems, execution.failure, *missing])
+            raise UserError(" ".join(reasons) or f"no record under {self.store.root} can be read.")
+        cells = [one.cell for variant in variants for one in variant.cells]
+        notes = _other_data(cells, self.typed.get("stream", {}).get("source"))
+        result = TableResult(self.recipe, variants, self.options.modified, notes, missing, list(problems))
+        execution.raise_with(result)
+        return result
+
+
+def _run_seeds(table: _Table, console: Console | None) -> TableResult:
+    """Run the exploratory seeds of all variants; recorded fresh seeds are shown in a variant of their own."""
+    recipe, options = table.recipe, table.options
     plans = _plans(recipe, options)
-    typed = _typed_settings(options)
     cells = [cell for plan in plans for cell in plan.cells]
     if not cells:
         raise UserError(
             f"--lr {options.lr}: no learning rate is chosen for these cells of {recipe.name}. Use --lr one."
         )
-    configs = {cell: config_of(cell, environment.data_root, typed) for cell in cells}
-    folder = runs_folder(recipe, options.runs)
-    records = RecipeRecords(Store(folder), range(options.seeds))
-    numerics = records.choose_numerics(list(configs.values()), typed)
+    records = RecipeRecords(table.store, range(options.seed_count))
+    configs = table.configs(cells)
+    numerics = records.choose_numerics(list(configs.values()), table.typed)
     usual = numerics_of(configs[cells[0]])
     configs = {cell: with_numerics(config, numerics) for cell, config in configs.items()}
-    absent = [source for source in _sources(configs.values()) if not is_present(source, environment.data_root)]
-    incomplete = [c for c in configs.values() if c.stream.source in absent and not records.complete(c)]
-    missing_data = [missing_data_message(recipe, source, environment.data_root) for source in _sources(incomplete)]
+    absent = table.absent(configs.values())
+    missing = table.missing_data(c for c in configs.values() if c.stream.source in absent and not records.complete(c))
     jobs = records.jobs(config for config in configs.values() if config.stream.source not in absent)
-    missing = len(jobs) - records.finished(jobs)
-    if missing and numerics != usual:
-        log.warning(
-            f"{missing} of {len(jobs)} runs are missing. They use {numerics}, as most recorded runs do; the recipe has "
-            f"{usual}. Use --precision for another one."
-        )
-    execution = run_jobs(jobs, environment, console)
+    _warn_of_precision(len(jobs) - records.finished(jobs), len(jobs), numerics, usual)
+    execution = run_jobs(jobs, table.environment, console)
     variants = [
         TableVariant(plan.title, plan.recipe, records.measured({cell: configs[cell] for cell in plan.cells}, numerics))
         for plan in plans
     ]
-    if not any(one.run for variant in variants for one in variant.cells):
-        if execution.stopped is not None:
-            execution.raise_with(None)
-        reasons = filter(None, [*records.problems, execution.failure, *missing_data])
-        raise UserError(" ".join(reasons) or f"no record under {folder} can be read.")
-    notes = _other_data(configs, typed.get("stream", {}).get("source"))
-    result = TableResult(recipe, variants, options.modified, notes, missing_data, records.problems)
-    execution.raise_with(result)
-    return result
+    fresh, problems = _recorded_stages(table)
+    return table.result([*variants, *fresh], execution, missing, [*records.problems, *problems])
+
+
+def _warn_of_precision(missing: int, total: int, numerics: Numerics, usual: Numerics) -> None:
+    if missing and numerics != usual:
+        log.warning(
+            f"{missing} of {total} runs are missing. They use {numerics}, as most recorded runs do; the recipe has "
+            f"{usual}. Use --precision for another one."
+        )
+
+
+def _recorded_stages(table: _Table) -> tuple[list[TableVariant], list[str]]:
+    """The variant of recorded fresh seeds, if any cell has those of the first stage; and errors of their records."""
+    plan = _staged_plan(table.recipe, table.options)
+    if table.options.modified or not plan.cells:
+        return [], []
+    staged = _staged_runs(table, plan, limited=False)
+    records = staged.records
+    if len(records.seeds) < STAGES[0]:
+        return [], []
+    cells = records.measured(staged.configs, staged.numerics)
+    return [TableVariant(plan.title, plan.recipe, cells, staged.rule)], records.problems
+
+
+def _run_stages(table: _Table, console: Console | None) -> TableResult:
+    """Run fresh seeds in stages until each case of each claim is decided."""
+    plan = _staged_plan(table.recipe, table.options)
+    if not plan.recipe.claims:
+        raise UserError(f"--until-decided: {table.recipe.name} has no claims to decide. Use --seeds.")
+    if not plan.cells:
+        raise UserError(
+            f"--until-decided: no learning rate is chosen for these cells of {plan.recipe.name}. Use --lr one."
+        )
+    staged = _staged_runs(table, plan, limited=True)
+    max_seeds = table.options.max_seeds
+    every = RecipeRecords(table.store, range(FIRST_SEED + max_seeds))
+    for line in reach_lines(plan.recipe, every.measured(staged.configs, staged.numerics), staged.rule, max_seeds):
+        say(line, console)
+    execution = staged.run(table.environment, console)
+    records = staged.records
+    cells = records.measured(staged.configs, staged.numerics)
+    missing = table.missing_data(staged.configs[cell] for cell in staged.absent)
+    variant = TableVariant(plan.title, plan.recipe, cells, staged.rule)
+    return table.result([variant], execution, missing, records.problems)
+
+
+def _staged_runs(table: _Table, plan: _Plan, *, limited: bool) -> StagedRuns:
+    """The runs of a plan with fresh seeds; not ``limited`` for all that are recorded."""
+    options = table.options
+    rule = StagedRule.of(plan.recipe, options.margin, options.max_seeds if limited else None)
+    configs = table.configs(plan.cells)
+    every = RecipeRecords(table.store, range(FIRST_SEED + options.max_seeds))
+    numerics = every.choose_numerics(list(configs.values()), table.typed)
+    configs = {cell: with_numerics(config, numerics) for cell, config in configs.items()}
+    absent = table.absent(configs.values())
+    first = RecipeRecords(table.store, fresh_seeds(STAGES[0]))
+    without = [cell for cell, c in configs.items() if c.stream.source in absent and not first.complete(c)]
+    return StagedRuns(plan.recipe, configs, numerics, without, rule, table.store)
+
+
+def _staged_plan(recipe: Recipe, options: TableOptions) -> _Plan:
+    """The cells that fresh seeds are run of: at the learning rates chosen on validation tasks, if there are some."""
+    selection = None
+    if _check_rates(recipe, options) != "one":
+        selection = selection_of(recipe, options.runs, options.selected, refined=True)
+    if selection is None:
+        title = f"Fresh seeds, from {FIRST_SEED} on"
+        return _Plan(title, recipe, filter_cells(cells_of(recipe), options.only))
+    tuned = with_selection(recipe, selection)
+    cells = [cell for cell in filter_cells(cells_of(tuned), options.only) if covers(selection, cell)]
+    title = (
+        f"Fresh seeds, from {FIRST_SEED} on, with a learning rate for each norm, chosen on the validation tasks "
+        f"({selection.path})"
+    )
+    return _Plan(title, tuned, cells)
 
 
 def _plans(recipe: Recipe, options: TableOptions) -> list[_Plan]:
     """The variants that the option ``lr`` selects, as far as learning rates were chosen."""
-    if options.lr not in RATE_CHOICES:
-        raise UserError(f"--lr: {unknown('choice', options.lr, RATE_CHOICES)}")
+    _check_rates(recipe, options)
     selection = selection_of(recipe, options.runs, options.selected)
-    if options.lr == "best" and selection is None:
-        path = selection_file(recipe, options.runs)
-        raise UserError(
-            f"--lr best: no learning rates are chosen for {recipe.name}. Choose them with `contnorm tune "
-            f"{recipe.name}`, which writes {path}, or pass a file with --selected."
-        )
     plans = []
     if options.lr != "best":
         title = ("The recipe's learning rates" if recipe.selected else "One learning rate for all") if selection else ""
@@ -270,6 +412,19 @@ def _plans(recipe: Recipe, options: TableOptions) -> list[_Plan]:
         title = f"A learning rate for each norm, chosen on the validation tasks ({selection.path}){rest}"
         plans.append(_Plan(title, tuned, cells))
     return plans
+
+
+def _check_rates(recipe: Recipe, options: TableOptions) -> str:
+    """Check and return the option ``lr``."""
+    if options.lr not in RATE_CHOICES:
+        raise UserError(f"--lr: {unknown('choice', options.lr, RATE_CHOICES)}")
+    if options.lr == "best" and selection_of(recipe, options.runs, options.selected) is None:
+        path = selection_file(recipe, options.runs)
+        raise UserError(
+            f"--lr best: no learning rates are chosen for {recipe.name}. Choose them with `contnorm tune "
+            f"{recipe.name}`, which writes {path}, or pass a file with --selected."
+        )
+    return options.lr
 
 
 def _typed_settings(options: TableOptions) -> dict[str, Any]:

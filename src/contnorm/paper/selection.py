@@ -132,13 +132,28 @@ def merge_selections(old: Selection, new: Selection) -> Selection:
     return replace(new, rates=(*unchanged, *new.rates))
 
 
-def find_selection(recipe: str, places: Sequence[Path] = ()) -> Selection | None:
-    """Selection from the first existing path, else that of the package; None if there is none."""
+def find_selection(recipe: str, places: Sequence[Path] = (), *, refined: bool = False) -> Selection | None:
+    """Selection from the first existing path, else that of the package; None if there is none.
+
+    Args:
+        recipe: Name of the recipe.
+        places: Paths to try first.
+        refined: Whether to prefer the package's selection from an extended and refined grid, which fresh seeds use.
+            Tables of exploratory seeds were made with the coarse grid.
+
+    Example:
+        >>> [find_selection("table2", refined=refined).rates[1].lr for refined in (False, True)]
+        [0.003, 0.005]
+    """
     for path in places:
         if path.is_file():
             return read_selection(path, recipe)
-    file = resources.files("contnorm.paper").joinpath("selected", f"{recipe}.toml")
-    return parse_selection(file.read_text(encoding="utf-8"), recipe, str(file)) if file.is_file() else None
+    selected = resources.files("contnorm.paper").joinpath("selected")
+    files = [selected.joinpath("refined", f"{recipe}.toml")] if refined else []
+    for file in [*files, selected.joinpath(f"{recipe}.toml")]:
+        if file.is_file():
+            return parse_selection(file.read_text(encoding="utf-8"), recipe, str(file))
+    return None
 
 
 def read_selection(path: Path, recipe: str) -> Selection:

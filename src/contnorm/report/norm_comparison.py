@@ -23,6 +23,7 @@ from contnorm.bench.metrics.accuracy_matrix import acc_so_far, score
 from contnorm.bench.metrics.multilabel import label_score, mean_ap
 from contnorm.bench.records import DivergedRun, Record
 from contnorm.bench.stats import effect_size, t_interval
+from contnorm.paper.cells import moments_label
 
 __all__ = [
     "BestSetting",
@@ -31,7 +32,6 @@ __all__ = [
     "NormRuns",
     "compare_norms",
     "has_exact_moments",
-    "moments_label",
     "short_key",
 ]
 
@@ -375,17 +375,6 @@ def _highest(settings: Sequence[NormRuns], name: str) -> NormRuns:
     most = max(len(one.scores) for one in stable)
     candidates = [one for one in stable if len(one.scores) >= MIN_SHARE_OF_SEEDS * most]
     return max(candidates, key=lambda one: (one.mean(name), -one.lr))
-
-
-def moments_label(moments: str, weights: str = "plain") -> str:
-    """Part of a norm's label for the moments that it is evaluated with.
-
-    Example:
-        >>> moments_label("running"), moments_label("oracle"), moments_label("memory", "task"), moments_label("task")
-        ('', '*', ' memory (task weights)', ' task-wise')
-    """
-    label = {"running": "", "oracle": "*", "memory": " memory", "task": " task-wise"}[moments]
-    return f"{label} ({weights} weights)" if moments == "memory" and weights != "plain" else label
 
 
 def has_exact_moments(norm: str) -> bool:

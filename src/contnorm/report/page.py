@@ -12,6 +12,7 @@ from importlib.resources import files
 from itertools import count
 
 from contnorm.bench.escape import escape_terminal
+from contnorm.paper.claims import OUTCOMES
 from contnorm.report.svg import ID_PREFIX
 
 __all__ = [
@@ -71,13 +72,15 @@ class ClaimRow:
     """A claim, its outcome, and its least favourable case."""
 
     text: str
-    outcome: str  # holds, does not hold or undecided
+    outcome: str  # holds, holds in part, equivalent, does not hold or undecided
     basis: str  # the score it is judged by, and the settings
     section: str  # name of the section with the details
     where: str
     cases: str
     numbers: Sequence[str]  # case, difference, interval, effect, pairs
     measured: bool = True  # whether any of its cases was run
+    evidence: str = ""  # kind of evidence and number of seeds
+    ours: bool = False  # whether it is a question of our own
 
 
 @dataclass(frozen=True)
@@ -126,6 +129,8 @@ class Page:
     title: str
     lead: str
     claims: Sequence[ClaimRow] = ()
+    claims_lead: str = ""  # number of undecided claims
+    claims_note: str = ""  # how claims are decided
     sections: Sequence[SectionView] = ()
     unrun: Sequence[tuple[str, str, str]] = ()  # title, command, and the reason why it can't be run yet
     scores: Sequence[Table] = ()
@@ -137,14 +142,21 @@ class Page:
 
     @property
     def measured_claims(self) -> list[ClaimRow]:
-        """Claims with at least one run."""
-        return [claim for claim in self.claims if claim.measured]
+        """Claims of the paper with at least one run."""
+        return [claim for claim in self.claims if claim.measured and not claim.ours]
+
+    @property
+    def questions(self) -> list[ClaimRow]:
+        """Questions of our own with at least one run."""
+        return [claim for claim in self.claims if claim.measured and claim.ours]
 
     @property
     def claim_counts(self) -> list[tuple[str, int]]:
         """Number of claims by outcome; claims without any run are counted as not run, not as undecided."""
-        outcomes = [claim.outcome if claim.measured else "not run" for claim in self.claims]
-        return [(outcome, outcomes.count(outcome)) for outcome in ("holds", "does not hold", "undecided", "not run")]
+        outcomes = [claim.outcome if claim.measured else "not run" for claim in self.claims if not claim.ours]
+        rare = ("holds in part", "equivalent")
+        counts = [(outcome, outcomes.count(outcome)) for outcome in (*OUTCOMES, "not run")]
+        return [(outcome, count) for outcome, count in counts if count or outcome not in rare]
 
 
 def page_html(page: Page) -> str:

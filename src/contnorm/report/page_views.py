@@ -13,14 +13,23 @@ from statistics import fmean
 from contnorm.bench.metrics.accuracy_matrix import SCORES
 from contnorm.bench.records import spread_over_seeds
 from contnorm.paper.claims import ClaimCase, ClaimResult
-from contnorm.paper.format import case_numbers, claim_criterion, paper_number, spread, verdict_text
+from contnorm.paper.format import (
+    case_numbers,
+    claim_criterion,
+    claim_outcome,
+    claim_title,
+    not_run_text,
+    paper_number,
+    spread,
+    verdict_text,
+)
 from contnorm.paper.measured import MeasuredCell
 from contnorm.paper.recipe import Recipe
 from contnorm.paper.scores import drift_parts, score_title
 from contnorm.paper.tables import Line
 from contnorm.report import record_figures
 from contnorm.report.page import ClaimRow, RowGroup, RunView, SectionView, Table, TableCell
-from contnorm.report.paper_tables import CASE_HEADS, GRID_NOTE, grid_rows
+from contnorm.report.paper_tables import GRID_NOTE, case_heads, case_texts, grid_rows
 from contnorm.report.record_figures import DISTANCE, MOST_CURVES, multilabel_figures
 from contnorm.report.sections import Part, Section, Variant, least_favourable
 from contnorm.report.text_tables import TextTable
@@ -41,8 +50,8 @@ FIGURE_BYTES = 1_000_000  # total size of the figures of single configurations
 
 
 def claim_rows(section: Section) -> list[ClaimRow]:
-    """Rows of the claims of a section, once for each of its variants."""
-    return [_claim_row(section, variant, decided) for variant in section.variants for decided in variant.decided]
+    """Rows of the claims of a section."""
+    return [_claim_row(section, variant, decided) for variant, decided in section.claims]
 
 
 def _claim_row(section: Section, variant: Variant, decided: ClaimResult) -> ClaimRow:
@@ -50,11 +59,9 @@ def _claim_row(section: Section, variant: Variant, decided: ClaimResult) -> Clai
     difference, interval, _, effect = case_numbers(case)
     counts = Counter(one.outcome for one in decided.cases)
     of = f"{counts['holds']} of {len(decided.cases)} cases hold" if len(decided.cases) > 1 else "1 case"
-    measured = any(one.seeds for one in decided.cases)
-    of += "" if measured else ", not run"
-    basis = ", ".join(
-        filter(None, [claim_criterion(decided.claim), variant.title.lower(), "" if variant.whole else "of what is run"])
-    )
+    of += "" if decided.measured else ", not run"
+    _, _, part = claim_outcome(decided, complete=variant.whole).partition(", ")
+    basis = ", ".join(filter(None, [claim_criterion(decided.claim), variant.title.lower(), part]))
     return ClaimRow(
         text=decided.claim.says,
         outcome=decided.outcome,
@@ -63,7 +70,9 @@ def _claim_row(section: Section, variant: Variant, decided: ClaimResult) -> Clai
         where=section.title.partition(":")[0],
         cases=of,
         numbers=(case.what, difference, interval, effect, _pairs(case)),
-        measured=measured,
+        measured=decided.measured,
+        evidence=decided.evidence_text,
+        ours=section.recipe.ours,
     )
 
 
@@ -103,7 +112,9 @@ def _tables(section: Section, variant: Variant) -> Iterator[Table]:
         )
     if variant.decided:
         title = f"Claims, case by case{f' ({variant.title.lower()})' if variant.title else ''}"
-        yield Table(title, CASE_HEADS, [_cases(decided) for decided in variant.decided], (), True)
+        groups = [_cases(decided, variant.whole) for decided in variant.decided]
+        notes = [f"{decided.claim.says}: {not_run_text(decided)}" for decided in variant.decided if decided.not_run]
+        yield Table(title, case_heads(variant.decided[0]), groups, notes, True)
 
 
 def _heads(recipe: Recipe, variant: Variant) -> list[str]:
@@ -165,30 +176,22 @@ def _deviation(values: Sequence[float]) -> str:
 
 
 def _learning_rate_tables(section: Section) -> list[Table]:
-    """Table of the learning rates tried on the validation tasks, with the chosen one marked."""
-    if section.selection is None or not section.selection.rates:
-        return []
-    heads, *rows = grid_rows(section.selection)
-    return [
-        Table(
-            "Learning rates tried on the validation tasks",
-            heads,
-            [RowGroup("", [list(map(TableCell, r)) for r in rows])],
-            (GRID_NOTE,),
-            True,
-        )
-    ]
+    """Tables of the learning rates tried on the validation tasks, with the chosen ones marked."""
+    tables = []
+    for title, selection in section.selections.items():
+        if selection.rates:
+            heads, *rows = grid_rows(selection)
+            group = RowGroup("", [list(map(TableCell, r)) for r in rows])
+            tables.append(Table(title, heads, [group], (GRID_NOTE,), True))
+    return tables
 
 
-def _cases(decided: ClaimResult) -> RowGroup:
-    title = f"{decided.outcome.upper()}: {decided.claim.says} ({claim_criterion(decided.claim)})"
-    return RowGroup(
-        title,
-        [
-            [*map(TableCell, (c.what, *case_numbers(c), _pairs(c))), TableCell("", verdict=c.outcome)]
-            for c in decided.cases
-        ],
-    )
+def _cases(decided: ClaimResult, whole: bool) -> RowGroup:
+    rows = []
+    for case in decided.cases:
+        *texts, outcome = case_texts(decided, case)
+        rows.append([*map(TableCell, texts), TableCell("", verdict=outcome)])
+    return RowGroup(claim_title(decided, complete=whole), rows)
 
 
 def _curves(recipe: Recipe, variant: Variant) -> Iterator[str]:
@@ -218,7 +221,7 @@ def _forgetting_figures(variant: Variant) -> Iterator[str]:
             both = (
                 records and not records[0].multi_label and all(record.matrix_of("matrix_running") for record in records)
             )
-            if both and one.cell.view.moments == "oracle" and min(r.matrix.tasks for r in records) > 1:
+            if both and one.cell.place["moments"] == "oracle" and min(r.matrix.tasks for r in records) > 1:
                 name = one.cell.norm.rstrip("*")
                 title = f"{part.title}, {name}: forgotten since each task was learned (fm_first)"
                 yield record_figures.forgetting_bars(records, title)

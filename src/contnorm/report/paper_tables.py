@@ -8,7 +8,18 @@ from statistics import fmean
 
 from contnorm.bench.records import spread_over_seeds
 from contnorm.paper.claims import ClaimCase, ClaimResult
-from contnorm.paper.format import case_numbers, claim_criterion, no_interval_reason, paper_number, spread, verdict_text
+from contnorm.paper.format import (
+    case_numbers,
+    case_outcome_text,
+    claim_criterion,
+    claim_outcome,
+    claim_title,
+    no_interval_reason,
+    not_run_text,
+    paper_number,
+    spread,
+    verdict_text,
+)
 from contnorm.paper.recipe import DIMENSIONS
 from contnorm.paper.scores import score_title
 from contnorm.paper.selection import RateResult, Selection
@@ -16,10 +27,23 @@ from contnorm.paper.tables import Line
 from contnorm.report.sections import Part, Section, UnrunRecipe, Variant, least_favourable
 from contnorm.report.text_tables import Link, TextDocument, TextTable, csv_text
 
-__all__ = ["GRID_NOTE", "claims_csv", "claims_sheet", "grid_rows", "section_sheet", "tables_csv"]
+__all__ = [
+    "GRID_NOTE",
+    "HOW",
+    "QUESTIONS",
+    "case_heads",
+    "case_texts",
+    "claims_csv",
+    "claims_sheet",
+    "grid_rows",
+    "section_sheet",
+    "tables_csv",
+    "undecided_text",
+]
 
 LINE_HEADS = ("norm", "score", "seeds", "ours", "paper", "difference", "95 % interval", "verdict")
 CASE_HEADS = ("case", "difference", "95 % interval (t)", "bootstrap", "effect", "pairs", "outcome")
+STAGED_HEADS = ("case", "difference", "staged interval", "effect", "seeds", "outcome")
 GRID_NOTE = (
     "Mean ACC on the validation tasks, which the table leaves out, over seeds; the chosen one in brackets: the "
     "highest, and of several the smallest learning rate. One that lost a seed, because its loss was no longer finite, "
@@ -30,9 +54,10 @@ GRID_NOTE = (
 def section_sheet(section: Section) -> TextDocument:
     """TextDocument of a table or figure: our results next to the paper's, the missing runs, and the claims."""
     blocks = [block for variant in section.variants for block in _blocks(section, variant)]
-    if section.selection is not None and section.selection.rates:
-        heads, *rows = grid_rows(section.selection)
-        blocks.append(TextTable("Learning rates tried on the validation tasks", heads, rows, (GRID_NOTE,)))
+    for title, selection in section.selections.items():
+        if selection.rates:
+            heads, *rows = grid_rows(selection)
+            blocks.append(TextTable(title, heads, rows, (GRID_NOTE,)))
     return TextDocument(section.recipe.name, section.title, blocks, section.notes, section.command)
 
 
@@ -93,48 +118,85 @@ def _curves(section: Section, part: Part, of: str) -> TextTable:
 
 
 def _claim(decided: ClaimResult, of: str, whole: bool) -> TextTable:
-    outcome = decided.outcome.upper() + ("" if whole else ", of what is run")
-    title = f"{outcome}: {decided.claim.says} ({claim_criterion(decided.claim)}){of}"
-    return TextTable(title, CASE_HEADS, [_case(case) for case in decided.cases])
+    title = f"{claim_title(decided, complete=whole)}{of}"
+    below = (not_run_text(decided),) if decided.not_run else ()
+    return TextTable(title, case_heads(decided), [case_texts(decided, case) for case in decided.cases], below)
 
 
-def _case(case: ClaimCase) -> list[str]:
-    return [case.what, *case_numbers(case), str(case.seeds) if case.seeds else "none", case.outcome]
+def case_heads(decided: ClaimResult) -> tuple[str, ...]:
+    """Headings of the cases of a claim."""
+    return STAGED_HEADS if decided.evidence == "staged" else CASE_HEADS
+
+
+def case_texts(decided: ClaimResult, case: ClaimCase) -> list[str]:
+    """Texts of a case of a claim, one for each heading; the last one is the outcome."""
+    difference, interval, bootstrap, effect = case_numbers(case)
+    seeds = str(case.seeds) if case.seeds else "none"
+    if decided.evidence == "staged":
+        return [case.what, difference, interval, effect, seeds, case_outcome_text(case)]
+    return [case.what, difference, interval, bootstrap, effect, seeds, case_outcome_text(case)]
 
 
 def claims_sheet(sections: Sequence[Section], unrun: Sequence[UnrunRecipe], linked: bool = False) -> TextDocument:
     """TextDocument of the claims with runs and their outcomes; ``linked`` adds links to the files of their tables."""
-    rows = []
+    heads = ("outcome", "claim", "by", "of", "evidence", "cases that hold", "least favourable case")
+    rows: dict[bool, list[list[str]]] = {False: [], True: []}
     for section in sections:
         name = section.title.partition(":")[0]
         where = Link(name, f"{section.recipe.name}.md") if linked else name
-        for variant in section.variants:
-            measured = [decided for decided in variant.decided if any(case.seeds for case in decided.cases)]
-            rows += [_summed_up(decided, variant, where) for decided in measured]
-    heads = ("outcome", "claim", "by", "of", "cases that hold", "least favourable case")
+        measured = [(variant, decided) for variant, decided in section.claims if decided.measured]
+        rows[section.recipe.ours] += [_summed_up(decided, variant, where) for variant, decided in measured]
     missing = tuple(f"{one.title}{f' ({one.why})' if one.why else ''}" for one in unrun)
-    blocks = [TextTable("", heads, rows), *([TextTable("Not run", below=missing)] if missing else [])]
-    notes = (HOW,) if rows else ("No run belongs to a claim of the paper.",)
+    blocks = [TextTable("", heads, rows[False])]
+    blocks += [TextTable(QUESTIONS, heads, rows[True], (undecided_text(sections, ours=True),))] if rows[True] else []
+    blocks += [TextTable("Not run", below=missing)] if missing else []
+    notes = (undecided_text(sections), HOW) if rows[False] else ("No run belongs to a claim of the paper.",)
     return TextDocument("claims", "What the paper claims, and what the runs say", blocks, notes)
 
 
+QUESTIONS = "Questions of our own"
 HOW = (
-    "Differences are paired over seeds. A case holds where Student's 95 % interval of their mean lies on the claimed "
-    "side, does not hold where it lies on the other, and is undecided otherwise; a claim holds where all its cases do, "
-    "and does not where any does not. The effect is the mean of the differences over their deviation."
+    "Differences are paired over seeds. Staged: decided by fresh seeds, from 100 on, in stages of 8, 16, 32, ... "
+    "seeds; all such verdicts of a table are right with a probability of at least 95 %. A difference is equivalent if "
+    "its interval contains zero and lies within 1 point. Exploratory: decided by Student's 95 % interval of lower "
+    "seeds. A case holds if its interval lies on the claimed side and does not hold if it lies on the other; a claim "
+    "holds if all its cases do, holds in part if the others are equivalent, and does not hold if any case does not. "
+    "The effect is the mean of the differences over their deviation."
 )
+
+
+def undecided_text(sections: Sequence[Section], *, ours: bool = False) -> str:
+    """Sentence with the number of undecided claims, of those with runs: of the paper, or of our own tables.
+
+    Example:
+        >>> undecided_text([])
+        '0 of 0 claims are undecided: 0 of 0 by fresh seeds in stages, 0 of 0 by exploratory seeds.'
+    """
+    results = [result for one in sections if one.recipe.ours == ours for _, result in one.claims if result.measured]
+    staged = [result for result in results if result.evidence == "staged"]
+    exploratory = [result for result in results if result.evidence == "exploratory"]
+    what = "questions" if ours else "claims"
+    return (
+        f"{_undecided(results)} {what} are undecided: {_undecided(staged)} by fresh seeds in stages, "
+        f"{_undecided(exploratory)} by exploratory seeds."
+    )
+
+
+def _undecided(results: Sequence[ClaimResult]) -> str:
+    return f"{sum(result.outcome == 'undecided' for result in results)} of {len(results)}"
 
 
 def _summed_up(decided: ClaimResult, variant: Variant, where: str) -> list[str]:
     case = least_favourable(decided)
     difference, interval, _, effect = case_numbers(case)
-    result = (
-        f"{difference}, {interval}, effect {effect}, {case.seeds} pairs" if case.interval else no_interval_reason(case)
-    )
+    numbers = f"{difference}, {interval}, effect {effect}, {case.seeds} pairs"
+    result = numbers if case.interval else no_interval_reason(case)
+    result += f"; {case.note}" if case.note else ""
     held = sum(one.outcome == "holds" for one in decided.cases)
-    outcome = decided.outcome + ("" if variant.whole else ", of what is run")
+    outcome = claim_outcome(decided, complete=variant.whole)
     by = ", ".join(filter(None, [claim_criterion(decided.claim), variant.title.lower()]))
-    return [outcome, decided.claim.says, by, where, f"{held} of {len(decided.cases)}", f"{case.what}: {result}"]
+    cases = f"{held} of {len(decided.cases)}"
+    return [outcome, decided.claim.says, by, where, decided.evidence_text, cases, f"{case.what}: {result}"]
 
 
 def tables_csv(sections: Sequence[Section]) -> str:
@@ -171,7 +233,7 @@ def claims_csv(sections: Sequence[Section]) -> str:
     """CSV with one line per case of a claim; values are not rounded."""
     heads = [
         "recipe", "settings", "claim", "score", "outcome", "case", "pairs", "difference", "low", "high",
-        "bootstrap_low", "bootstrap_high", "effect", "case_outcome",
+        "bootstrap_low", "bootstrap_high", "effect", "case_outcome", "evidence", "verdict", "note",
     ]  # fmt: skip
     claims = [
         (s.recipe.name, variant.title, decided)
@@ -189,7 +251,8 @@ def _case_values(decided: ClaimResult) -> Iterator[list[object]]:
         drawn = [None, None, None] if pair is None else [*(pair.bootstrap or (None, None)), pair.effect]
         mean = None if pair is None else pair.mean
         numbers_ = [case.seeds, mean, *(case.interval or (None, None)), *drawn]
-        yield [claim.says, claim.score, decided.outcome, case.what, *numbers_, case.outcome]
+        rest = [case.outcome, decided.evidence, case.verdict, case.note]
+        yield [claim.says, claim.score, decided.outcome, case.what, *numbers_, *rest]
 
 
 def grid_rows(selection: Selection) -> list[list[str]]:

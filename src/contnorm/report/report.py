@@ -14,6 +14,7 @@ from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.config.sources import MAX_SEEDS, format_settings, format_value
 from contnorm.bench.files import write_output
 from contnorm.bench.records import Record, group_by_run
+from contnorm.bench.sequential import FIRST_SEED
 from contnorm.bench.streams.tasks import STREAMS
 from contnorm.errors import UserError, unknown, usable
 from contnorm.paper.recipe import recipe_names
@@ -28,7 +29,7 @@ from contnorm.report.page_views import (
     score_tables,
     section_view,
 )
-from contnorm.report.paper_tables import claims_csv, claims_sheet, section_sheet, tables_csv
+from contnorm.report.paper_tables import HOW, claims_csv, claims_sheet, section_sheet, tables_csv, undecided_text
 from contnorm.report.record_figures import run_figures
 from contnorm.report.run_tables import DivergedSeeds, changed_keys, run_blocks, runs_csv, unknown_names
 from contnorm.report.sections import Section, UnrunRecipe, sections_of
@@ -247,6 +248,8 @@ def _page(report: Report) -> Page:
         "contnorm: comparison of norms" if several else "contnorm: runs",
         " ".join([*_lead(report), *outside(report)]),
         [row for section in report.sections for row in claim_rows(section)],
+        undecided_text(report.sections),
+        HOW,
         [section_view(section) for section in report.sections],
         [(one.title, one.command, one.why) for one in report.unrun],
         [
@@ -322,14 +325,16 @@ def _device_flags(record: Record) -> list[str]:
 
 
 def _seeds(seeds: Sequence[int]) -> str:
-    """Flag for the seeds of a run, diverged ones included; for very large seeds only the first.
+    """Flag for the seeds of a run, diverged ones included, without fresh ones; for large seeds only the first.
 
     Example:
-        >>> _seeds([0, 1, 2, 4]), _seeds([3]), _seeds([0, 4000000000])
-        ('--seeds 5', '--seed 3', '--seed 0')
+        >>> _seeds([0, 1, 2, 4]), _seeds([3]), _seeds([0, 4000000000]), _seeds([0, 1, 100]), _seeds([100, 101])
+        ('--seeds 5', '--seed 3', '--seed 0', '--seeds 2', '--seed 100')
     """
     alone = len(seeds) == 1 and seeds[0] > 0
-    return f"--seed {min(seeds)}" if alone or max(seeds) >= MAX_SEEDS else f"--seeds {max(seeds) + 1}"
+    if alone or max(seeds) >= MAX_SEEDS or min(seeds) >= FIRST_SEED:
+        return f"--seed {min(seeds)}"
+    return f"--seeds {max(seed for seed in seeds if seed < FIRST_SEED) + 1}"
 
 
 def _facts(group: Sequence[Record]) -> list[tuple[str, str]]:

@@ -1,18 +1,20 @@
 """Collects the results for a table or figure of the paper: its parts and the outcomes of its claims; unformatted.
 
 If settings were chosen for some cells, such as a learning rate for each norm, a section has two variants: one with the
-same settings for all norms, and one with the chosen settings, from validation tasks or from the recipe's author.
+same settings for all norms, and one with the chosen settings, from validation tasks or from the recipe's author. Both
+are of exploratory seeds. Fresh seeds, from 100 on, are a further variant, which decides claims in stages.
 """
 
 from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from contnorm.bench.records import Record
-from contnorm.paper.claims import ClaimCase, ClaimResult, decide
+from contnorm.bench.sequential import FIRST_SEED
+from contnorm.paper.claims import ClaimCase, ClaimResult, StagedRule, decide_claims
 from contnorm.paper.format import place_title
 from contnorm.paper.measured import MeasuredCell
 from contnorm.paper.published import RUNS
@@ -37,11 +39,15 @@ OF_ROWS = (
     "groups",
     "momentum",
     "schedule",
+    "freeze_after",
     "layers",
     "moments",
+    "weights",
 )  # dimensions in which the rows of a part differ
 ONE_FOR_ALL, RECIPES_OWN = "The same settings for all norms", "Each norm with the settings the recipe has for it"
 CHOSEN = "Each norm with the settings chosen on the validation tasks"
+RATES_TITLE = "Learning rates tried on the validation tasks"
+FRESH = f"Fresh seeds, from {FIRST_SEED} on"
 
 
 @dataclass(frozen=True)
@@ -59,12 +65,22 @@ class Part:
 
 @dataclass(frozen=True)
 class Variant:
-    """Variant of a table with one choice of settings; the title is empty if there is only one variant."""
+    """Variant of a table with one choice of settings; the title is empty if there is only one variant.
+
+    Attributes:
+        title: Which settings and seeds it has.
+        parts: The cells.
+        decided: The claims, decided by the records of the cells.
+        remarks: Remarks on the table.
+        replaces: Title of the variant with exploratory seeds whose claims this one decides anew with fresh seeds; None
+            for a variant with exploratory seeds.
+    """
 
     title: str
     parts: tuple[Part, ...]
     decided: tuple[ClaimResult, ...]
     remarks: tuple[str, ...]
+    replaces: str | None = None
 
     @property
     def run(self) -> bool:
@@ -81,14 +97,39 @@ class Variant:
 
 @dataclass(frozen=True)
 class Section:
-    """Results of a recipe with at least one run."""
+    """Results of a recipe with at least one run.
+
+    Attributes:
+        recipe: The recipe.
+        title: Name and title of the table.
+        notes: Notes of the recipe.
+        variants: The table for each choice of settings and seeds.
+        command: Commands that make the runs.
+        selections: Learning rates chosen on validation tasks, by the title of their grid.
+    """
 
     recipe: Recipe
     title: str
     notes: tuple[str, ...]
     variants: tuple[Variant, ...]
     command: str
-    selection: Selection | None = None
+    selections: Mapping[str, Selection] = field(default_factory=dict)
+
+    @property
+    def claims(self) -> list[tuple[Variant, ClaimResult]]:
+        """Each claim once for each choice of settings: decided by fresh seeds if a stage is reached."""
+        staged = {
+            (variant.replaces, id(result.claim)): (variant, result)
+            for variant in self.variants
+            if variant.replaces is not None
+            for result in variant.decided
+        }
+        claims = []
+        for variant in self.variants:
+            for result in variant.decided if variant.replaces is None else ():
+                other = staged.pop((variant.title, id(result.claim)), None)
+                claims.append(other if other is not None and other[1].has_interval else (variant, result))
+        return [*claims, *staged.values()]
 
     @property
     def records(self) -> list[Record]:
@@ -132,7 +173,7 @@ def sections_of(names: Iterable[str], folders: RecordFolders) -> tuple[list[Sect
         if recipe.kind == "waiting":
             unrun.append(UnrunRecipe(recipe.name, table_title(recipe), "", recipe.note))
         elif recipe.kind in ("runs", "curves"):
-            section = _section(recipe, name, folders.of(recipe), folders.selection(recipe))
+            section = _section(recipe, name, folders)
             if section.run:
                 sections.append(section)
             else:
@@ -147,13 +188,13 @@ def table_title(recipe: Recipe) -> str:
         >>> table_title(find_recipe("table3"))
         'Table 3: Running time of ER, over that with batch norm'
     """
-    name = f"Table {recipe.table}" if recipe.table else recipe.name.replace("figure", "Figure ")
-    return f"{name}: {recipe.title}"
+    own = recipe.name.replace("-", " ").capitalize() if recipe.ours else recipe.name.replace("figure", "Figure ")
+    return f"{f'Table {recipe.table}' if recipe.table else own}: {recipe.title}"
 
 
 def least_favourable(decided: ClaimResult) -> ClaimCase:
     """Least favourable case of a claim: the one with the worst outcome and, among those, the worst numbers."""
-    order = ("does not hold", "undecided", "holds")
+    order = ("does not hold", "undecided", "equivalent", "holds")
     return min(decided.cases, key=lambda case: (order.index(case.outcome), _support(decided, case)))
 
 
@@ -167,23 +208,30 @@ def _support(decided: ClaimResult, case: ClaimCase) -> float:
     return {"above": mean, "under": -mean}.get(decided.claim.kind, -abs(mean))
 
 
-def _section(recipe: Recipe, name: str, index: RecordIndex, selection: Selection | None) -> Section:
-    variants = tuple(_variants(recipe, index, selection))
+def _section(recipe: Recipe, name: str, folders: RecordFolders) -> Section:
+    index = folders.of(recipe)
+    selection, refined = folders.selection(recipe), folders.selection(recipe, refined=True)
+    variants = _variants(recipe, index, selection)
+    fresh = _fresh_variant(recipe, index, refined)
+    if fresh.run:
+        variants = [*(variant for variant in variants if variant.run), fresh]
     notes = (*((recipe.note,) if recipe.note else ()), *forgetting_definitions(list(recipe.scores.values())))
-    command = _command(name, [r for variant in variants for r in variant.records])
-    return Section(recipe, table_title(recipe), notes, variants, command, selection)
+    selections = {RATES_TITLE: selection} if selection is not None else {}
+    if refined is not None and refined != selection and fresh.run:
+        selections[f"{RATES_TITLE}, in a refined grid, for the fresh seeds"] = refined
+    command = _command(name, [record for variant in variants for record in variant.records])
+    return Section(recipe, table_title(recipe), notes, tuple(variants), command, selections)
 
 
 def _variants(recipe: Recipe, index: RecordIndex, selection: Selection | None) -> list[Variant]:
     """Both variants if settings were chosen; a variant is left out if none of its differing cells was run."""
     if selection is not None:
         same, chosen = recipe, with_selection(recipe, selection)
-        titles = RECIPES_OWN if recipe.selected else ONE_FOR_ALL, CHOSEN
     elif recipe.selected:
         same, chosen = replace(recipe, selected=()), recipe
-        titles = ONE_FOR_ALL, RECIPES_OWN
     else:
         return [_variant("", recipe, cells_with_records(recipe, index))]
+    titles = _titles(recipe, selection)
     cells = [cells_with_records(one, index) for one in (same, chosen)]
     differing = [(a, b) for a, b in zip(*cells, strict=True) if a.cell.values != b.cell.values]
     covered = [one for one in cells[1] if selection is None or covers(selection, one.cell)]
@@ -193,11 +241,34 @@ def _variants(recipe: Recipe, index: RecordIndex, selection: Selection | None) -
     return with_runs or [variants[selection is None]]
 
 
-def _variant(title: str, recipe: Recipe, measured: Sequence[MeasuredCell], unchosen: int = 0) -> Variant:
+def _titles(recipe: Recipe, selection: Selection | None) -> tuple[str, str]:
+    """Titles of the variants with the same and with chosen settings; the second is empty if nothing is chosen."""
+    if selection is not None:
+        return RECIPES_OWN if recipe.selected else ONE_FOR_ALL, CHOSEN
+    return (ONE_FOR_ALL, RECIPES_OWN) if recipe.selected else ("", "")
+
+
+def _fresh_variant(recipe: Recipe, index: RecordIndex, selection: Selection | None) -> Variant:
+    """The variant with fresh seeds, at the learning rates chosen on validation tasks if there are some."""
+    chosen = recipe if selection is None else with_selection(recipe, selection)
+    cells = cells_with_records(chosen, index, fresh=True)
+    covered = [one for one in cells if selection is None or covers(selection, one.cell)]
+    replaces = _titles(recipe, selection)[1]
+    title = ", ".join(filter(None, [FRESH, replaces[:1].lower() + replaces[1:]]))
+    return _variant(title, chosen, covered, len(cells) - len(covered), replaces, StagedRule.of(chosen))
+
+
+def _variant(
+    title: str,
+    recipe: Recipe,
+    measured: Sequence[MeasuredCell],
+    unchosen: int = 0,
+    replaces: str | None = None,
+    rule: StagedRule | None = None,
+) -> Variant:
     """``unchosen`` is the number of cells left out because no settings were chosen for them."""
     parts = tuple(_parts(recipe, measured))
-    recorded = [one for one in measured if one.records]
-    decided = tuple(outcome for claim in recipe.claims if (outcome := decide(claim, recorded)).cases)
+    decided = tuple(result for result in decide_claims(recipe, measured, rule) if result.cases)
     judged = verdict_remarks(recipe, [line for part in parts for line in part.lines])
     notes = [
         *data_part_remarks(measured),
@@ -207,7 +278,7 @@ def _variant(title: str, recipe: Recipe, measured: Sequence[MeasuredCell], uncho
         *judged,
     ]
     notes += [f"Left out: the {unchosen} cells for which no learning rate was chosen."] if unchosen else []
-    return Variant(title, parts, decided, tuple(notes))
+    return Variant(title, parts, decided, tuple(notes), replaces)
 
 
 def _parts(recipe: Recipe, measured: Sequence[MeasuredCell]) -> Iterable[Part]:
@@ -221,12 +292,17 @@ def _parts(recipe: Recipe, measured: Sequence[MeasuredCell]) -> Iterable[Part]:
 
 
 def _command(name: str, records: Sequence[Record]) -> str:
-    """Command that makes the runs of a recipe, with the device and precision of the existing records."""
+    """Commands that make the runs of a recipe, with the device and precision of the existing records."""
     typed = ["contnorm paper", shlex.quote(name)]
     if any((record.raw.get("device") or {}).get("kind") == "cuda" for record in records):
         typed.append("--device cuda")
     precisions = {record.config.train.precision for record in records}
     if len(precisions) == 1 and precisions != {"fp32"}:
         typed.append(f"--precision {precisions.pop()}")
-    seeds = max((record.seed + 1 for record in records), default=0)  # seeds count from 0, and some may have diverged
-    return " ".join([*typed, *([f"--seeds {seeds}"] if seeds not in (0, RUNS) else [])])
+    exploratory = [record.seed for record in records if record.seed < FIRST_SEED]
+    seeds = max((seed + 1 for seed in exploratory), default=0)  # seeds count from 0, and some may have diverged
+    command = " ".join([*typed, *([f"--seeds {seeds}"] if seeds not in (0, RUNS) else [])])
+    if len(exploratory) == len(records):
+        return command
+    staged = " ".join([*typed, "--until-decided"])
+    return f"{command}\n{staged}" if exploratory else staged

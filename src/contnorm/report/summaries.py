@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from contnorm.bench import record, record_checks
 from contnorm.bench.config import schema as config_module
@@ -43,6 +43,7 @@ from contnorm.bench.records import (
     read_notes,
     run_folders,
 )
+from contnorm.bench.sequential import FIRST_SEED
 from contnorm.bench.unfinished import unfinished_runs
 from contnorm.errors import UserError
 from contnorm.paper.cells import cells_of, source_of
@@ -72,6 +73,7 @@ INDEX = ".index.json"
 MIN_RECORDS = 500  # minimum number of records for an index; fewer are read quickly enough
 MIN_AGE_NS = 2 * 10**9  # nanoseconds: a second change within the clock's resolution would not be noticed
 
+_Item = TypeVar("_Item")
 Scores = Mapping[str, Mapping[str, Sequence[float]]]
 
 
@@ -370,9 +372,13 @@ class RecordFolders:
             self.timed[recipe.name] = self._read(folders, {})
         return RecordIndex(self.timed[recipe.name], [Store(folder) for folder in folders])
 
-    def selection(self, recipe: Recipe) -> Selection | None:
-        """Learning rates chosen for a recipe: from the first folder that has some, otherwise from the package."""
-        return find_selection(recipe.name, [root / "selected" / f"{recipe.name}.toml" for root in self.roots])
+    def selection(self, recipe: Recipe, *, refined: bool = False) -> Selection | None:
+        """Learning rates chosen for a recipe: from the first folder that has some, otherwise from the package.
+
+        ``refined`` prefers the package's selection from a refined grid, which fresh seeds use.
+        """
+        places = [root / "selected" / f"{recipe.name}.toml" for root in self.roots]
+        return find_selection(recipe.name, places, refined=refined)
 
     def _read(self, folders: Sequence[Path], diverged: dict[str, dict[int, str]]) -> list[Record]:
         """Read all records; adds to ``diverged`` the diverged seeds that have a record in none of the folders."""
@@ -392,10 +398,25 @@ class RecordFolders:
         return records
 
 
-def cells_with_records(recipe: Recipe, index: RecordIndex) -> list[MeasuredCell]:
-    """Every cell of a recipe with its records, which may be none."""
+def cells_with_records(recipe: Recipe, index: RecordIndex, *, fresh: bool = False) -> list[MeasuredCell]:
+    """Every cell of a recipe with its records, which may be none.
+
+    Args:
+        recipe: The recipe.
+        index: The records.
+        fresh: Whether to use the fresh seeds, from 100 on, instead of the exploratory ones below.
+    """
     configs = {cell: complete(cell.values, source_of(cell)) for cell in cells_of(recipe)}
-    return measure_cells(configs, index.find, index.diverged)
+
+    def find(config: RunConfig) -> dict[Numerics, Seeds]:
+        return {numerics: _seeds(seeds, fresh) for numerics, seeds in index.find(config).items()}
+
+    return measure_cells(configs, find, lambda config: _seeds(index.diverged(config), fresh))
+
+
+def _seeds(by_seed: Mapping[int, _Item], fresh: bool) -> dict[int, _Item]:
+    """The items of fresh or of exploratory seeds."""
+    return {seed: item for seed, item in by_seed.items() if (seed >= FIRST_SEED) == fresh}
 
 
 @lru_cache(maxsize=4096)

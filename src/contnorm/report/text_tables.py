@@ -47,7 +47,7 @@ class TextDocument:
 
     Attributes:
         name: Name of the file, without its suffix.
-        command: Command that reproduces the content.
+        command: Command that reproduces the content; one line for each if there are several.
     """
 
     name: str
@@ -108,7 +108,7 @@ def latex(sheet: TextDocument) -> str:
         \\end{tabular}
         <BLANKLINE>
     """
-    lines = [_comment(text) for text in (sheet.title, *sheet.notes, sheet.command) if text]
+    lines = [_comment(text) for text in (sheet.title, *sheet.notes, *sheet.command.splitlines()) if text]
     for block in sheet.blocks:
         lines += ["", _comment(block.title)] if block.title else []
         lines += _tabular(block) if block.rows else []

@@ -261,15 +261,15 @@ def run_names(config: RunConfig) -> tuple[str, ...]:
     return (
         _stream_label(config.stream) + capped,
         config.strategy.name,
-        _norm_label(config.norm.name, config.norm.groups) + _frozen_label(config.norm.freeze_after),
+        _norm_label(config.norm.name, config.norm.groups) + frozen_label(config.norm.freeze_after),
     )
 
 
-def _frozen_label(freeze_after: int | None) -> str:
+def frozen_label(freeze_after: int | None) -> str:
     """Part of a norm's label for frozen moments.
 
     Example:
-        >>> _frozen_label(None), _frozen_label(1), _frozen_label(3)
+        >>> frozen_label(None), frozen_label(1), frozen_label(3)
         ('', ' frozen', ' frozen after 3')
     """
     if freeze_after is None:

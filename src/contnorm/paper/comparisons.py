@@ -1,0 +1,91 @@
+"""The comparisons behind the claims of a recipe: which cells and scores each case of a claim compares."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from contnorm.paper.cells import RecipeCell, cells_of, comparable, matches
+from contnorm.paper.recipe import Claim, Recipe
+
+__all__ = ["DETERMINISTIC", "Comparison", "comparisons_of", "count_comparisons"]
+
+DETERMINISTIC = ("parameters",)  # scores that are equal for all seeds, so that they need no interval
+
+
+class Comparison(NamedTuple):
+    """Cells that one case of a claim compares.
+
+    Attributes:
+        cell: The cell that the claim is about.
+        partner: The cell it is compared with; None if it is compared with a bound or with another score of its own, or
+            if the cells have none to compare with.
+        than: Selector of the partner; None if it needs none.
+    """
+
+    cell: RecipeCell
+    partner: RecipeCell | None = None
+    than: Mapping[str, Any] | None = None
+
+    @property
+    def cells(self) -> tuple[RecipeCell, ...]:
+        """The one or two cells."""
+        return (self.cell,) if self.partner is None else (self.cell, self.partner)
+
+    @property
+    def label(self) -> str:
+        """Description of the cells."""
+        if self.than is None:
+            return self.cell.label
+        other = " ".join(map(str, self.than.values())) if self.partner is None else self._partner_label(self.partner)
+        return f"{self.cell.label} against {other}"
+
+    def _partner_label(self, partner: RecipeCell) -> str:
+        """The dimensions in which the partner differs, and its norm."""
+        a, b = self.cell.place, partner.place
+        keys = ("stream", "strategy", "forward", "buffer", "batch", "replay", "tasks", "labels")
+        differing = [str(b[key]) for key in keys if a[key] != b[key]]
+        return " ".join([*differing, *([] if differing and self.cell.norm == partner.norm else [partner.norm])])
+
+
+def comparisons_of(claim: Claim, cells: Sequence[RecipeCell]) -> Iterator[Comparison]:
+    """All comparisons of a claim among some cells; one without its partner if no cell matches a selector.
+
+    Example:
+        >>> from contnorm.paper.recipe import find_recipe
+        >>> table9 = find_recipe("table9")
+        >>> [one.label for one in comparisons_of(table9.claims[0], cells_of(table9))][0]
+        'split-cifar100 er tasks 4 bn* against bn'
+    """
+    for cell in cells:
+        if not matches(cell.place, claim.cells):
+            continue
+        if claim.kind in ("under", "flat") or claim.than_score:
+            yield Comparison(cell)
+        for than in claim.than:
+            partners = [partner for partner in cells if comparable(cell, partner, than)]
+            yield from (Comparison(cell, partner, than) for partner in partners)
+            if not partners:
+                yield Comparison(cell, None, than)
+
+
+def count_comparisons(recipe: Recipe) -> int:
+    """Number of distinct comparisons of a recipe's claims, among which the error rate of its table is divided.
+
+    A comparison is a pair of cells and a score. Claims that need the same interval share it; the spread of a score and
+    its change over the tasks are scores of their own. Comparisons whose data is absent count; those of deterministic
+    scores do not.
+
+    Example:
+        >>> from contnorm.paper.recipe import find_recipe
+        >>> count_comparisons(find_recipe("table12")), count_comparisons(find_recipe("table2"))
+        (5, 44)
+    """
+    cells = cells_of(recipe)
+    claims = [claim for claim in recipe.claims if claim.score not in DETERMINISTIC]
+    return len({_key(claim, one) for claim in claims for one in comparisons_of(claim, cells)})
+
+
+def _key(claim: Claim, comparison: Comparison) -> Hashable:
+    statistic = {"steadier": "spread", "flat": "change"}.get(claim.kind, "mean")
+    return frozenset(comparison.cells), statistic, frozenset({claim.score, claim.than_score or claim.score})

@@ -1,0 +1,186 @@
+"""Add fresh seeds to the runs of a recipe, stage by stage, until its claims are decided. Needs torch.
+
+Only the cells of undecided cases get the seeds of the next stage. A case whose data is absent gets none.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+
+from contnorm.bench.config.schema import RunConfig
+from contnorm.bench.engine.job import Job, RunEnvironment
+from contnorm.bench.records import Store, spread_over_seeds
+from contnorm.bench.sequential import FIRST_SEED, Reach, reachable, stages_up_to
+from contnorm.paper.cells import RecipeCell
+from contnorm.paper.claims import StagedRule, decided_comparisons, differences_of
+from contnorm.paper.comparisons import DETERMINISTIC, Comparison, comparisons_of
+from contnorm.paper.measured import MeasuredCell, Numerics
+from contnorm.paper.recipe import Claim, Recipe
+from contnorm.paper.recipe_runs import Execution, RecipeRecords, run_jobs
+from contnorm.paper.tables import MOST_NAMED
+
+__all__ = ["StagedRuns", "fresh_seeds", "reach_lines", "recorded_fresh_seeds", "say"]
+
+log = logging.getLogger("contnorm")
+LEAST_PAIRS = 3  # shared seeds from which a spread is taken
+
+
+def fresh_seeds(count: int) -> range:
+    """The first fresh seeds.
+
+    Example:
+        >>> list(fresh_seeds(3))
+        [100, 101, 102]
+    """
+    return range(FIRST_SEED, FIRST_SEED + count)
+
+
+@dataclass(frozen=True)
+class StagedRuns:
+    """The runs of a recipe with fresh seeds.
+
+    Attributes:
+        recipe: The recipe, with the learning rates that the fresh seeds use.
+        configs: Settings of the run of each cell.
+        numerics: Precision of the runs.
+        absent: Cells whose data is absent.
+        rule: The staged rule of the table.
+        store: Store of the records.
+    """
+
+    recipe: Recipe
+    configs: Mapping[RecipeCell, RunConfig]
+    numerics: Numerics
+    absent: Collection[RecipeCell]
+    rule: StagedRule
+    store: Store
+
+    def run(self, environment: RunEnvironment, console: Console | None) -> Execution:
+        """Run the stages until all cases are decided, the limit is reached, or runs fail or are stopped."""
+        stages = stages_up_to(self.rule.max_seeds) if self.rule.max_seeds is not None else ()
+        for seeds in stages:
+            undecided, total = self._undecided()
+            cells = list(dict.fromkeys(cell for one in undecided for cell in one.cells))
+            if not undecided:
+                return self._finish(console)
+            records = RecipeRecords(self.store, fresh_seeds(seeds))
+            jobs = [Job(config, seed) for config in self._distinct(cells) for seed in records.seeds]
+            missing = len(jobs) - records.finished(jobs)
+            if not missing:
+                continue
+            left = f"{_are(len(undecided), total)} undecided"
+            say(f"Stage of {seeds} seeds: {left}; {missing} runs are missing.", console)
+            execution = run_jobs(jobs, environment, console)
+            if execution.failure or execution.stopped is not None or records.finished(jobs) < len(jobs):
+                return execution
+        return self._finish(console)
+
+    def measured(self) -> list[MeasuredCell]:
+        """All cells with the records of their fresh seeds."""
+        return self.records.measured(self.configs, self.numerics)
+
+    @property
+    def records(self) -> RecipeRecords:
+        """Records of all fresh seeds that the rule may use."""
+        return RecipeRecords(self.store, recorded_fresh_seeds(self.store, self.configs.values(), self.rule.max_seeds))
+
+    def _distinct(self, cells: Sequence[RecipeCell]) -> list[RunConfig]:
+        return list(dict.fromkeys(self.configs[cell] for cell in cells))
+
+    def _undecided(self) -> tuple[list[Comparison], int]:
+        """Comparisons that could be decided by more seeds, and the number of all cases with data."""
+        decided = decided_comparisons(self.recipe, self.measured(), self.rule)
+        with_data = [(one, done) for one, done in decided if not any(cell in self.absent for cell in one.cells)]
+        return [one for one, done in with_data if not done], len(with_data)
+
+    def _finish(self, console: Console | None) -> Execution:
+        undecided, total = self._undecided()
+        limit = f" within the limit of {self.rule.max_seeds} seeds" if undecided else ""
+        say(f"{_are(total - len(undecided), total)} decided{limit}.", console)
+        return Execution()
+
+
+def _are(count: int, total: int) -> str:
+    return f"{count} of {total} case{'' if total == 1 else 's'} {'is' if count == 1 else 'are'}"
+
+
+def say(text: str, console: Console | None) -> None:
+    """Print a line of progress; log it if there is no terminal."""
+    if console is None:
+        log.info(text)
+    else:
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def recorded_fresh_seeds(store: Store, configs: Collection[RunConfig], limit: int | None) -> range:
+    """The fresh seeds up to the limit or, without one, up to the last stage of which any run has the first new seed."""
+    if limit is not None:
+        return fresh_seeds(limit)
+    count = 0
+    for config in dict.fromkeys(configs):
+        while store.has(config, FIRST_SEED + count) or store.is_diverged(config, FIRST_SEED + count):
+            count += 1
+    return fresh_seeds(count)
+
+
+def reach_lines(recipe: Recipe, measured: Sequence[MeasuredCell], rule: StagedRule, max_seeds: int) -> list[str]:
+    """Lines that say whether the allowed seeds reach the margin of each case, from the spread of recorded runs.
+
+    Args:
+        recipe: The recipe.
+        measured: Cells with all recorded seeds, exploratory ones included.
+        rule: The staged rule of the table.
+        max_seeds: Largest number of seeds allowed.
+    """
+    stages = stages_up_to(max_seeds)
+    lines = [
+        f"{rule.comparisons} comparison{'s share' if rule.comparisons > 1 else ' has'} an error rate of 5 %, over "
+        f"stages of {', '.join(map(str, stages))} seeds from seed {FIRST_SEED} on."
+    ]
+    reaches = dict(_reaches(recipe, measured, rule, max_seeds))
+    known = {what: reach for what, reach in reaches.items() if reach is not None}
+    unknown = f" Cases without a recorded spread: {len(reaches) - len(known)}." if len(known) < len(reaches) else ""
+    if not known:
+        return [*lines, f"Whether the margin can be reached is not known.{unknown}"] if reaches else lines
+    within = sum(reach.is_reachable for reach in known.values())
+    lines.append(
+        f"Margin {rule.margin:g}: by the recorded spread it is reachable with {stages[-1]} seeds in {within} of "
+        f"{len(known)} case{'' if len(known) == 1 else 's'}.{unknown}"
+    )
+    worst = max(known, key=lambda what: known[what].half_width / known[what].margin)
+    lines.append(f"Widest interval: {worst}, {known[worst]}.")
+    others = [what for what, reach in known.items() if not reach.is_reachable and what != worst]
+    if others:
+        more = f" and {len(others) - MOST_NAMED} more" if len(others) > MOST_NAMED else ""
+        lines.append(f"Not reachable either: {', '.join(others[:MOST_NAMED])}{more}.")
+    return lines
+
+
+def _reaches(
+    recipe: Recipe, measured: Sequence[MeasuredCell], rule: StagedRule, max_seeds: int
+) -> Iterator[tuple[str, Reach | None]]:
+    """Each comparison of claims with a margin, and what the last stage can show of it; None without a spread."""
+    by_cell = {one.cell: one for one in measured}
+    for claim in recipe.claims:
+        margin = _margin(claim, rule)
+        if margin is None:
+            continue
+        for one in comparisons_of(claim, list(by_cell)):
+            differences = list(differences_of(claim, one, by_cell).values())
+            std = spread_over_seeds(differences)[1] if len(differences) >= LEAST_PAIRS else math.nan
+            what = f"{one.label} ({claim.score})"
+            yield what, None if math.isnan(std) else reachable(std, margin, rule.comparisons, max_seeds)
+
+
+def _margin(claim: Claim, rule: StagedRule) -> float | None:
+    """Margin of a claim's cases; None if no margin decides them."""
+    if claim.score in DETERMINISTIC or claim.kind in ("under", "steadier"):
+        return None
+    if claim.kind == "above":
+        return rule.margin
+    return claim.margin or None
