@@ -188,7 +188,7 @@ def _cells(recipe: Recipe, grid: RunGrid) -> Iterator[RecipeCell]:
         given = {"buffer": buffer, "forward": forward, "batch": batch, "replay": replay}
         place = _place(recipe, grid, stream, strategy, given, norm, view)
         values = _values(recipe, grid, place, norm)
-        yield RecipeCell(place, values, view, _published(recipe, place) if grid.published else {})
+        yield RecipeCell(place, values, view, _published(recipe, place) if grid.published and not recipe.ours else {})
 
 
 def _place(

@@ -192,7 +192,7 @@ RUNS_KEYS = (
     "streams", "strategies", "norms", "buffers", "forwards", "batches", "replays", "views", "published", "settings",
 )  # fmt: skip
 
-CLAIM_KEYS = ("says", "kind", "score", "cells", "than", "than_score", "margin", "limit")
+CLAIM_KEYS = ("says", "kind", "score", "cells", "each_norm_but", "than", "than_score", "margin", "limit")
 
 RECIPE_KEYS = (
     "title", "kind", "table", "scores", "runs", "settings", "selected", "claims", "published", "published_runs",
@@ -207,7 +207,7 @@ def recipe_names() -> list[str]:
 
     Example:
         >>> recipe_names()[:2], recipe_names()[-1]
-        (['table1', 'table2'], 'panel-batch')
+        (['table1', 'table2'], 'panel-forward')
     """
     names = [file.name[:-5] for file in resources.files("contnorm.paper").iterdir() if file.name.endswith(".toml")]
 
@@ -243,16 +243,19 @@ def parse_recipe(name: str, text: str, where: str) -> Recipe:
         check_keys(values, RECIPE_KEYS, where, needed=("scores", "runs"))
     settings = _settings(values.get("settings", {}), f"{where}: settings")
     scores = _scores(values.get("scores", {}), f"{where}: scores", curves=kind == "curves")
+    runs = tuple(_run_grid(b, settings, f"{where}: runs {i}") for i, b in _tables(values, "runs", where))
     recipe = Recipe(
         name=name,
         title=_typed(values["title"], str, f"{where}: title"),
         kind=cast(Any, kind),
         table=_typed(values.get("table", ""), str, f"{where}: table"),
         scores=scores,
-        runs=tuple(_run_grid(b, settings, f"{where}: runs {i}") for i, b in _tables(values, "runs", where)),
+        runs=runs,
         settings=settings,
         selected=tuple(_selected(s, f"{where}: selected {i}") for i, s in _tables(values, "selected", where)),
-        claims=tuple(_claim(c, f"{where}: claims {i}") for i, c in _tables(values, "claims", where)),
+        claims=tuple(
+            claim for i, c in _tables(values, "claims", where) for claim in _claims(c, runs, f"{where}: claims {i}")
+        ),
         numbers=tuple(
             cell
             for i, row in _tables(values, "published", where)
@@ -341,6 +344,26 @@ def _selected(values: Values, where: str) -> SelectedSettings:
     return SelectedSettings(
         _selector(values["where"], f"{where}: where"), _settings(values["settings"], f"{where}: settings")
     )
+
+
+def _claims(values: Values, runs: Iterable[RunGrid], where: str) -> list[Claim]:
+    """Claims of an entry: one or, with ``each_norm_but``, one for each norm of the grids that it does not name."""
+    if "each_norm_but" not in values:
+        return [_claim(values, where)]
+    left_out = _names(values["each_norm_but"], f"{where}: each_norm_but")
+    names = dict.fromkeys(find_norm(norm.name)[0].name for grid in runs for norm in grid.norms)
+    if unused := [name for name in left_out if name not in names]:
+        raise UserError(f"{where}: each_norm_but: {unknown('norm of [[runs]]', unused[0], names)}")
+    says = _typed(values.get("says", ""), str, f"{where}: says")
+    if "{norm}" not in says:
+        raise UserError(f"{where}: says={show_value(says)} must contain {{norm}}, the place of each norm's name.")
+    rest = {key: value for key, value in values.items() if key != "each_norm_but"}
+    cells = _selector(values.get("cells", {}), f"{where}: cells")
+    return [
+        _claim({**rest, "says": says.replace("{norm}", name), "cells": {**cells, "norm": name}}, where)
+        for name in names
+        if name not in left_out
+    ]
 
 
 def _claim(values: Values, where: str) -> Claim:

@@ -70,7 +70,8 @@ class TableOptions:
         precision: Precision of the table; None for the one with the most records.
         data_root: Folder of data sets; None for the default one.
         runs: Folder of records.
-        lr: One of `RATE_CHOICES`: the recipe's learning rate, those chosen for each norm, or both if any were chosen.
+        lr: One of `RATE_CHOICES`: the recipe's learning rate, those chosen for each norm, or both if any were chosen. A
+            table of our own has the chosen ones only.
         selected: File of chosen learning rates; None for the one that `contnorm tune` writes by default.
         settings: Settings that override the recipe's, by dotted key or as ``key=value``.
         trusted: Python files that may be executed if the recipe names them.
@@ -400,7 +401,7 @@ def _plans(recipe: Recipe, options: TableOptions) -> list[_Plan]:
     _check_rates(recipe, options)
     selection = selection_of(recipe, options.runs, options.selected)
     plans = []
-    if options.lr != "best":
+    if options.lr == "one" or (options.lr == "both" and not (recipe.ours and selection)):
         title = ("The recipe's learning rates" if recipe.selected else "One learning rate for all") if selection else ""
         plans.append(_Plan(title, recipe, filter_cells(cells_of(recipe), options.only)))
     if options.lr != "one" and selection is not None:

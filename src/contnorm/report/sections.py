@@ -224,7 +224,10 @@ def _section(recipe: Recipe, name: str, folders: RecordFolders) -> Section:
 
 
 def _variants(recipe: Recipe, index: RecordIndex, selection: Selection | None) -> list[Variant]:
-    """Both variants if settings were chosen; a variant is left out if none of its differing cells was run."""
+    """Both variants if settings were chosen; a variant is left out if none of its differing cells was run.
+
+    A table of our own has the chosen settings only.
+    """
     if selection is not None:
         same, chosen = recipe, with_selection(recipe, selection)
     elif recipe.selected:
@@ -237,6 +240,8 @@ def _variants(recipe: Recipe, index: RecordIndex, selection: Selection | None) -
     covered = [one for one in cells[1] if selection is None or covers(selection, one.cell)]
     unchosen = len(cells[1]) - len(covered)
     variants = (_variant(titles[0], same, cells[0]), _variant(titles[1], chosen, covered, unchosen))
+    if recipe.ours and selection is not None:
+        return [variants[1]]
     with_runs = [variant for side, variant in enumerate(variants) if any(pair[side].run for pair in differing)]
     return with_runs or [variants[selection is None]]
 

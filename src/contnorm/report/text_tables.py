@@ -70,7 +70,7 @@ def markdown(sheet: TextDocument) -> str:
         <BLANKLINE>
     """
     parts = [f"# {escape_markdown(sheet.title)}", *map(escape_markdown_line, sheet.notes)]
-    parts += [code_fence(sheet.command, "bash")] if sheet.command else []
+    parts += [code_fence(line, "bash") for line in sheet.command.splitlines()]
     for block in sheet.blocks:
         parts += [f"## {escape_markdown(block.title)}"] if block.title else []
         parts += [_table(block)] if block.rows else []
