@@ -107,7 +107,7 @@ def test_incomplete_data_has_claims_but_no_verdicts(
     output = printed(console)
     assert re.search(r"overall +cn4 +mAP +2 +\S+ \+- \S+ +55\.10 \+- 0\.63 +- +- +-", output)
     assert "Our runs used 64 of the 41,438 published images of cocoseq, so their numbers have no verdict." in output
-    assert "of what is run: CN is over BN in mAP (map)\n  cocoseq prs buffer 2000 majority cn4 against bn: " in output
+    assert "of what is run (exploratory: 2 seeds): CN is over BN in mAP (map)\n  cocoseq prs buffer 2000 majority cn4 against bn: " in output
 
 
 def test_stop_before_first_record_exits_130(
@@ -178,7 +178,7 @@ def test_verdict_with_published_std(tmp_path: Path, console: Console) -> None:
     output = printed(console)
     assert re.search(r"bn +ACC +5 +64\.75 \+- 3\.44 +64\.97 \+- 1\.09 +-0\.22 +\S+ to \S+ +agrees", output)
     assert "Welch's, with the paper's standard deviation over 5 runs." in output
-    assert "UNDECIDED, of what is run: CN is over BN in ACC (acc)" in output
+    assert "UNDECIDED, of what is run (exploratory: 5 seeds): CN is over BN in ACC (acc)" in output
 
 
 def test_table_in_recorded_precision(tmp_path: Path, console: Console) -> None:
@@ -291,7 +291,7 @@ def test_mistake_is_a_one_line_error(
 def test_claim_without_measured_cells_is_shown_as_undecided(tmp_path: Path, console: Console) -> None:
     only = ["stream=split-cifar100", "strategy=er", "norm=gn"]
     assert run_recipe("table2", TableOptions(only=only, data_root=tmp_path, runs=RECORDS, lr="one"), console) == 0
-    claims = re.findall(r"\n([A-Z ]+), of what is run: .*\n  (.*)\n", printed(console))
+    claims = re.findall(r"\n([A-Z ]+), of what is run \(exploratory: 0 seeds\): .*\n  (.*)\n", printed(console))
     assert len(claims) == len(find_recipe("table2").claims)
     assert ("UNDECIDED", "none of its cells has a record") in claims
 

@@ -16,6 +16,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 from contnorm.bench.records import spread_over_seeds
 from contnorm.bench.sequential import (
     FIRST_SEED,
@@ -60,8 +62,8 @@ CaseOutcome = Literal["holds", "does not hold", "equivalent", "undecided"]
 Outcome = Literal["holds", "holds in part", "equivalent", "does not hold", "undecided"]
 OUTCOMES: tuple[Outcome, ...] = ("holds", "holds in part", "equivalent", "does not hold", "undecided")
 Evidence = Literal["staged", "exploratory"]
-TAIL_RESAMPLES = 20  # bootstrap samples beyond either end of an interval, so that its ends are known
-MOST_RESAMPLES = 200_000
+TAIL_RESAMPLES = 10  # bootstrap samples beyond either end of an interval, so that its ends are known
+MOST_RESAMPLES = 100_000
 MOST_STAGES = 12  # stages to look ahead for the seeds that a case would need: 16,384 seeds
 
 
@@ -358,15 +360,17 @@ def _spread(values: _Values, end: int, level: float) -> Spread | None:
     ours, theirs = ({seed: v for seed, v in one.items() if FIRST_SEED <= seed < end} for one in values.pair)
     resamples = min(MOST_RESAMPLES, max(RESAMPLES, round(TAIL_RESAMPLES / (1 - level))))
     try:
-        return spread_ratio(ours, theirs, level=level, resamples=resamples)
+        with np.errstate(invalid="ignore"):  # resamples of few seeds may have no spread, and infinite ratios
+            return spread_ratio(ours, theirs, level=level, resamples=resamples)
     except UserError:
         return None
 
 
 def _intersection(intervals: Sequence[Interval]) -> Interval:
-    """Intersection of the intervals of all stages; the last one if they do not overlap."""
-    low, high = max(one.low for one in intervals), min(one.high for one in intervals)
-    return Interval(low, high) if low <= high else intervals[-1]
+    """Intersection of the intervals of ratios of all stages; the last one if they do not overlap."""
+    lows = [0.0 if math.isnan(one.low) else one.low for one in intervals]
+    highs = [math.inf if math.isnan(one.high) else one.high for one in intervals]
+    return Interval(max(lows), min(highs)) if max(lows) <= min(highs) else Interval(lows[-1], highs[-1])
 
 
 def _ratio_text(interval: Interval) -> str:

@@ -1,0 +1,224 @@
+"""Claims decided by fresh seeds in stages, on records made by hand: outcomes, intervals, and what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from contnorm.bench.config.schema import RunConfig
+from contnorm.bench.metrics.accuracy_matrix import AccuracyMatrix
+from contnorm.bench.records import Record
+from contnorm.bench.sequential import FIRST_SEED
+from contnorm.paper.cells import RecipeCell
+from contnorm.paper.claims import ClaimResult, StagedRule, decide_claims, decide_staged
+from contnorm.paper.comparisons import count_comparisons
+from contnorm.paper.measured import MeasuredCell
+from contnorm.paper.recipe import DIMENSIONS, VIEWS, Claim, find_recipe, parse_recipe
+
+RULE = StagedRule(comparisons=4, margin=1.0, max_seeds=128)
+ABOVE = Claim("cn over bn", "above", "acc", {"norm": "cn"}, ({"norm": "bn"},))
+TOTAL = 1_000_000
+
+
+def cell(norm: str, values: Sequence[float], diverged: Mapping[int, str] | None = None, **place: Any) -> MeasuredCell:
+    """A cell whose fresh seeds have the given ACC, in percent; NaN for seeds without a record."""
+    names = {**dict.fromkeys(DIMENSIONS), "stream": "s", "strategy": "er", "moments": "running", "norm": norm, **place}
+    records = {}
+    for seed, value in enumerate(values, FIRST_SEED):
+        if value == value:
+            correct = round(value / 100 * TOTAL)
+            matrix = AccuracyMatrix([[correct, None], [correct, correct]], [TOTAL, TOTAL])
+            raw = {"matrix": {"correct": matrix.correct, "total": matrix.total}, "parameters": 100}
+            records[seed] = Record(RunConfig(), seed, matrix, {}, raw)
+    return MeasuredCell(RecipeCell(names, {}, VIEWS["plain"]), records, diverged=diverged or {})
+
+
+def noise(seeds: int, spread: float, mean: float = 0.0, stream: int = 0) -> np.ndarray[Any, Any]:
+    """Values whose mean and standard deviation are exactly those given."""
+    values = np.random.default_rng([seeds, stream]).standard_normal(seeds)
+    return mean + spread * (values - values.mean()) / values.std(ddof=1)
+
+
+def against_bn(*differences: np.ndarray[Any, Any]) -> list[MeasuredCell]:
+    """BN with an ACC of 60, and CN with the given differences; a pair of cells for each, told apart by the memory."""
+    cells = []
+    for buffer, difference in enumerate(differences, 1):
+        cells.append(cell("bn", [60.0] * len(difference), buffer=buffer))
+        cells.append(cell("cn", list(60.0 + difference), buffer=buffer))
+    return cells
+
+
+HIGHER, LOWER = noise(8, 0.5, 3.0), noise(8, 0.5, -3.0)
+SLIGHTLY_HIGHER = noise(64, 0.3, 0.4)
+EQUAL, OPEN = noise(16, 0.2, 0.02), noise(8, 4.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("cases", "outcome"),
+    [
+        ([HIGHER, HIGHER], "holds"),
+        ([HIGHER, SLIGHTLY_HIGHER], "holds"),
+        ([HIGHER, LOWER], "does not hold"),
+        ([LOWER, OPEN], "does not hold"),
+        ([HIGHER, OPEN], "undecided"),
+        ([EQUAL, OPEN], "undecided"),
+        ([HIGHER, EQUAL], "holds in part"),
+        ([EQUAL, EQUAL], "equivalent"),
+        ([EQUAL, LOWER], "does not hold"),
+    ],
+)
+def test_outcome_of_a_claim_from_its_cases(cases: list[np.ndarray[Any, Any]], outcome: str) -> None:
+    result = decide_staged(ABOVE, against_bn(*cases), RULE)
+    assert result.outcome == outcome and result.evidence == "staged"
+    assert [case.seeds for case in result.cases] == [len(case) for case in cases]
+
+
+def test_verdict_names_a_difference_within_the_margin() -> None:
+    (case,) = decide_staged(ABOVE, against_bn(SLIGHTLY_HIGHER), RULE).cases
+    assert (case.outcome, case.verdict, case.seeds) == ("holds", "higher, within the margin", 64)
+
+
+def test_interval_is_the_intersection_of_the_stages() -> None:
+    """Student intervals of the first 8 and of all 16 seeds, each at its share of alpha for one of four comparisons."""
+    differences = noise(16, 1.0, 0.8)
+    (case,) = decide_staged(ABOVE, against_bn(differences), RULE).cases
+    intervals = []
+    for count, weight in ((8, 0.05), (16, 0.10)):
+        part = differences[:count]
+        half = stats.t.ppf(1 - 0.05 / 4 * weight / 2, count - 1) * part.std(ddof=1) / np.sqrt(count)
+        intervals.append((part.mean() - half, part.mean() + half))
+    expected = max(low for low, _ in intervals), min(high for _, high in intervals)
+    assert case.interval == pytest.approx(expected, abs=1e-3)
+
+
+def test_incomplete_stage_is_not_used() -> None:
+    differences = noise(16, 0.5, 3.0)
+    differences[12] = np.nan  # neither recorded nor diverged
+    (case,) = decide_staged(ABOVE, against_bn(differences), RULE).cases
+    assert case.seeds == 8 and case.outcome == "holds"
+    (first,) = decide_staged(ABOVE, against_bn(noise(5, 0.1, 3.0)), RULE).cases
+    assert (first.outcome, first.seeds, first.interval) == ("undecided", 5, None)
+    assert first.note == "5 of the 8 seeds of the first stage"
+
+
+def test_diverged_seed_is_a_missing_pair() -> None:
+    values = noise(8, 0.5, 63.0)
+    values[3] = np.nan
+    cells = [cell("bn", [60.0] * 8), cell("cn", list(values), diverged={103: "seed 103: the loss is nan."})]
+    (case,) = decide_staged(ABOVE, cells, RULE).cases
+    assert (case.outcome, case.seeds, case.note) == ("holds", 7, "1 of 8 seeds diverged")
+
+
+def test_undecided_case_says_how_many_seeds_it_needs() -> None:
+    """At 64 seeds, half the interval of a spread of 1.6 is below 1 less 0.1, and at 32 it is not."""
+    (case,) = decide_staged(ABOVE, against_bn(noise(16, 1.6, 0.1)), RULE).cases
+
+    def half(seeds: int, weight: float) -> float:
+        return float(stats.t.ppf(1 - 0.05 / 4 * weight / 2, seeds - 1) * 1.6 / np.sqrt(seeds))
+
+    assert half(32, 0.15) > 0.9 > half(64, 0.25)
+    assert case.outcome == "undecided" and "would need about 64 seeds" in case.note and "limit" not in case.note
+    limited = decide_staged(ABOVE, against_bn(noise(16, 1.6, 0.1)), StagedRule(4, 1.0, 32)).cases[0]
+    assert "would need about 64 seeds" in limited.note and "more than the limit of 32" in limited.note
+
+
+@pytest.mark.parametrize(
+    ("differences", "outcome"),
+    [(noise(16, 0.2, 0.1), "holds"), (noise(16, 0.2, 3.0), "does not hold"), (noise(8, 2.0, 0.5), "undecided")],
+)
+def test_near_uses_the_margin_of_the_claim(differences: np.ndarray[Any, Any], outcome: str) -> None:
+    near = Claim("", "near", "acc", {"norm": "cn"}, ({"norm": "bn"},), margin=0.5)
+    assert decide_staged(near, against_bn(differences), RULE).outcome == outcome
+
+
+def test_under_uses_its_limit() -> None:
+    under = Claim("", "under", "acc", {"norm": "cn"}, limit=61.0)
+    for mean, outcome in ((60.0, "holds"), (62.0, "does not hold"), (61.0, "undecided")):
+        assert decide_staged(under, [cell("cn", list(noise(8, 0.2, mean)))], RULE).outcome == outcome
+
+
+def test_deterministic_score_needs_no_stage() -> None:
+    same = Claim("", "near", "parameters", {"norm": "cn"}, ({"norm": "bn"},))
+    assert decide_staged(same, [cell("cn", [60.0] * 3), cell("bn", [60.0] * 3)], RULE).outcome == "holds"
+
+
+@pytest.mark.slow
+def test_spread_is_decided_with_and_without_extreme_seeds() -> None:
+    steadier = Claim("", "steadier", "acc", {"norm": "cn"}, ({"norm": "bn"},))
+
+    def decided(calm: np.ndarray[Any, Any], wild: np.ndarray[Any, Any]) -> ClaimResult:
+        return decide_staged(steadier, [cell("cn", list(calm)), cell("bn", list(wild))], RULE)
+
+    calm, wild = noise(64, 0.3, 60.0, stream=1), noise(64, 3.0, 60.0, stream=2)
+    result = decided(calm, wild)
+    (case,) = result.cases
+    assert result.outcome == "holds" and case.interval is not None and case.interval.high < 1 and case.seeds == 64
+    assert "without the 3 lowest and highest seeds of each" in case.note and "ratio of variances 0.01" in case.note
+    assert decided(wild, calm).outcome == "does not hold"
+    tails = noise(64, 0.3, 60.0, stream=3)
+    tails[[5, 40]] = 40.0, 44.0  # two seeds make the spread
+    assert decided(calm, tails).outcome == "undecided"
+
+
+def test_cases_without_runs_are_listed_and_do_not_count() -> None:
+    cells = [*against_bn(HIGHER), cell("bn", [], stream="absent"), cell("cn", [], stream="absent")]
+    result = decide_staged(ABOVE, cells, RULE)
+    assert result.outcome == "holds" and result.not_run == ("absent er cn against bn",)
+    half = decide_staged(ABOVE, [cell("cn", [60.0] * 8), cell("bn", [])], RULE)
+    assert half.outcome == "undecided" and half.cases[0].note == "no fresh seeds of s er bn"
+
+
+OWN = """
+title = "own"
+[scores]
+acc = "acc"
+[[runs]]
+streams = ["split-mnist"]
+strategies = ["er"]
+norms = ["bn", "in", { name = "cn", groups = 4 }, { name = "gn", groups = 4 }]
+buffers = [20, 50]
+"""
+CLAIM = '[[claims]]\nsays = "x"\nscore = "acc"\n'
+
+
+@pytest.mark.parametrize(
+    ("claims", "count"),
+    [
+        ('kind = "above"\ncells = { norm = "cn" }\nthan = { norm = "bn" }\n', 2),
+        ('kind = "above"\ncells = { norm = "cn" }\nthan = [{ norm = "bn" }, { norm = "in" }]\n', 4),
+        ('kind = "under"\nlimit = 60\n', 8),
+    ],
+)
+def test_number_of_comparisons(claims: str, count: int) -> None:
+    recipe = parse_recipe("own", OWN + CLAIM + claims, "own.toml")
+    assert count_comparisons(recipe) == StagedRule.of(recipe).comparisons == count
+
+
+def test_comparison_shared_by_claims_counts_once() -> None:
+    """The same pair the other way around, and with a margin; but its spread and another score are more comparisons."""
+    one = 'kind = "above"\ncells = { norm = "cn" }\nthan = { norm = "bn" }\n'
+    other = 'kind = "near"\nmargin = 1\ncells = { norm = "bn" }\nthan = { norm = "cn" }\n'
+    exact = one.replace("above", "near") + "margin = 0\n"
+    text = OWN + CLAIM + one + CLAIM + other + CLAIM.replace('"acc"', '"parameters"') + exact
+    assert count_comparisons(parse_recipe("own", text, "own.toml")) == 2
+    text += CLAIM + one.replace("above", "steadier") + CLAIM.replace('"acc"', '"fm"') + one
+    assert count_comparisons(parse_recipe("own", text, "own.toml")) == 6
+
+
+def test_absent_cells_count_as_not_run() -> None:
+    """All cells of the recipe are in the claims, also those that a caller leaves out."""
+    result = decide_claims(find_recipe("table12"), [], StagedRule(5))
+    assert [one.outcome for one in result] == ["undecided"] * 2 and [len(one.not_run) for one in result] == [1, 4]
+
+
+def test_claim_for_each_norm() -> None:
+    each = '[[claims]]\nsays = "Is {norm} over BN?"\nkind = "above"\nscore = "acc"\neach_norm_but = ["bn", "cn"]\n'
+    recipe = parse_recipe("own", OWN + each + 'than = { norm = "bn" }\n', "own.toml")
+    assert [(claim.says, claim.cells) for claim in recipe.claims] == [
+        ("Is in over BN?", {"norm": "in"}),
+        ("Is gn over BN?", {"norm": "gn"}),
+    ]

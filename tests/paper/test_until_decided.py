@@ -1,0 +1,261 @@
+"""Seeds added in stages until the claims are decided: which runs each stage has, when it ends, and what it says."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from contnorm import paper
+from contnorm.bench.api.execution import RunInterrupted, RunOptions
+from contnorm.bench.engine.job import Job
+from contnorm.bench.records import Store
+from contnorm.errors import UserError
+from contnorm.paper import until_decided
+from contnorm.paper.recipe import Recipe, parse_recipe
+from contnorm.paper.recipe_runs import Execution
+from contnorm.paper.run import TableOptions, run_table
+
+RECIPE = """
+title = "three norms"
+[scores]
+acc = "acc"
+[settings]
+stream = { source = "digits", train_per_task = 20 }
+[[runs]]
+streams = ["split-mnist"]
+strategies = ["er"]
+norms = ["bn", "ln", { name = "cn", groups = 4 }, "none"]
+[[claims]]
+says = "CN is over BN in ACC"
+kind = "above"
+score = "acc"
+cells = { norm = "cn" }
+than = { norm = "bn" }
+[[claims]]
+says = "LN is over BN in ACC"
+kind = "above"
+score = "acc"
+cells = { norm = "ln" }
+than = { norm = "bn" }
+"""
+
+
+@pytest.fixture
+def recipe() -> Recipe:
+    return parse_recipe("three", RECIPE, "three.toml")
+
+
+@dataclass
+class Runs:
+    """Stands in for the execution of runs: writes a record for each missing job, and notes the seeds of each call."""
+
+    accuracy: Callable[[str, int], float]
+    diverges: Callable[[str, int], bool] = lambda norm, seed: False
+    stop_after: int | None = None
+    calls: list[dict[str, list[int]]] = field(default_factory=list)
+
+    def __call__(self, jobs: Sequence[Job], environment: Any, console: Any) -> Execution:
+        store = environment.store
+        made: dict[str, list[int]] = {}
+        self.calls.append(made)
+        for job in jobs:
+            norm = job.config.norm.name
+            if store.has(job.config, job.seed) or store.is_diverged(job.config, job.seed):
+                continue
+            if self.stop_after is not None and sum(map(len, made.values())) == self.stop_after:
+                return Execution(stopped=RunInterrupted("stopped after saving. Run it again to continue.", 2))
+            made.setdefault(norm, []).append(job.seed)
+            if self.diverges(norm, job.seed):
+                store.save_diverged(job.config, job.seed, f"seed {job.seed}: the loss is nan.")
+            else:
+                store.save(job.config, job.seed, content(self.accuracy(norm, job.seed)))
+        return Execution()
+
+
+def content(accuracy: float) -> dict[str, Any]:
+    correct = round(accuracy * 1000)
+    matrix = {"correct": [[correct, None], [correct, correct]], "total": [100_000] * 2, "before": None}
+    return {"matrix": matrix, "source": {"name": "digits", "fingerprint": "f00d"}}
+
+
+def noisy(**means: tuple[float, float]) -> Callable[[str, int], float]:
+    """ACC of a norm: its mean, and the distance from it of even seeds and of odd ones; other norms have exactly 60."""
+
+    def accuracy(norm: str, seed: int) -> float:
+        mean, spread = means.get(norm, (60.0, 0.0))
+        return mean + spread * (-1) ** seed
+
+    return accuracy
+
+
+def options(root: Path, **more: Any) -> TableOptions:
+    return TableOptions(runs=root, data_root=root, until_decided=True, **more)
+
+
+def stages_of(seeds: Sequence[int]) -> tuple[int, int]:
+    return seeds[0], seeds[-1]
+
+
+@pytest.mark.slow
+def test_only_undecided_cases_get_more_seeds(recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """LN differs by far; CN is equal, with a spread that needs 32 seeds; `none` is in no claim."""
+    runs = Runs(noisy(cn=(60.1, 1.15), ln=(50.0, 0.5)))
+    monkeypatch.setattr(until_decided, "run_jobs", runs)
+    console = Console(file=io.StringIO(), width=200)
+    result = run_table(recipe, options(tmp_path), console=console)
+    seeds = [{norm: stages_of(made) for norm, made in call.items()} for call in runs.calls]
+    assert seeds == [
+        {"cn": (100, 107), "bn": (100, 107), "ln": (100, 107)},
+        {"cn": (108, 115), "bn": (108, 115)},
+        {"cn": (116, 131), "bn": (116, 131)},
+    ]
+    (variant,) = result.variants
+    claims = {claim.claim.says[:2]: claim for claim in variant.claims}
+    assert claims["CN"].outcome == "equivalent" and claims["CN"].evidence_text == "staged: 32 seeds"
+    assert claims["LN"].outcome == "does not hold" and claims["LN"].evidence_text == "staged: 8 seeds"
+    assert isinstance(console.file, io.StringIO)
+    said = console.file.getvalue()
+    assert "2 comparisons share an error rate of 5 %, over stages of 8, 16, 32, 64, 128 seeds from seed 100 on." in said
+    assert "Stage of 8 seeds: 2 of 2 cases are undecided; 24 runs are missing." in said
+    assert "Stage of 32 seeds: 1 of 2 cases is undecided; 32 runs are missing." in said
+    assert "2 of 2 cases are decided.\n" in said
+
+
+@pytest.mark.slow
+def test_limit_leaves_cases_undecided(recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = Runs(noisy(cn=(60.1, 1.15), ln=(50.0, 0.5)))
+    monkeypatch.setattr(until_decided, "run_jobs", runs)
+    console = Console(file=io.StringIO(), width=200)
+    result = run_table(recipe, options(tmp_path, max_seeds=20), console=console)
+    assert len(runs.calls) == 2, "20 seeds allow the stages of 8 and 16"
+    cases = [case for claim in result.variants[0].claims for case in claim.cases]
+    assert [case.outcome for case in cases] == ["undecided", "does not hold"]
+    assert "would need about 32 seeds" in cases[0].note and "more than the limit of 20" in cases[0].note
+    assert isinstance(console.file, io.StringIO)
+    assert "1 of 2 cases is decided within the limit of 20 seeds." in console.file.getvalue()
+
+
+@pytest.mark.slow
+def test_interrupted_stage_is_continued(recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    accuracy = noisy(cn=(66.0, 0.5), ln=(50.0, 0.5))
+    stopped = Runs(accuracy, stop_after=10)
+    monkeypatch.setattr(until_decided, "run_jobs", stopped)
+    with pytest.raises(paper.TableInterrupted, match="Run it again to continue") as raised:
+        run_table(recipe, options(tmp_path))
+    assert (
+        raised.value.signal == 2
+        and [one.outcome for one in raised.value.result.variants[0].claims] == ["undecided"] * 2
+    )
+    rest = Runs(accuracy)
+    monkeypatch.setattr(until_decided, "run_jobs", rest)
+    outcomes = [one.outcome for one in run_table(recipe, options(tmp_path)).variants[0].claims]
+    assert outcomes == ["holds", "does not hold"]
+    assert len(rest.calls) == 1 and sum(map(len, rest.calls[0].values())) == 24 - 10
+    again = Runs(accuracy)
+    monkeypatch.setattr(until_decided, "run_jobs", again)
+    run_table(recipe, options(tmp_path))
+    assert again.calls == [], "finished runs are not repeated"
+
+
+@pytest.mark.slow
+def test_diverged_runs_count_as_missing_pairs(recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = Runs(noisy(cn=(66.0, 0.5), ln=(50.0, 0.5)), diverges=lambda norm, seed: (norm, seed) == ("cn", 103))
+    monkeypatch.setattr(until_decided, "run_jobs", runs)
+    (cn, _) = run_table(recipe, options(tmp_path)).variants[0].claims
+    assert len(runs.calls) == 1 and cn.outcome == "holds"
+    assert (cn.cases[0].seeds, cn.cases[0].note) == (7, "1 of 8 seeds diverged")
+
+
+@pytest.mark.slow
+def test_reach_is_said_from_recorded_spread(recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From exploratory seeds: a spread of 0.5 reaches the margin with 16 seeds, one of 5 does not."""
+    runs = Runs(noisy(cn=(60.0, 5.0), ln=(60.0, 0.5)))
+    monkeypatch.setattr("contnorm.paper.run.run_jobs", runs)
+    run_table(recipe, TableOptions(5, ["norm=bn", "norm=cn", "norm=ln"], runs=tmp_path, data_root=tmp_path))
+    monkeypatch.setattr(until_decided, "run_jobs", lambda *given: Execution(failure="no runs here"))
+    console = Console(file=io.StringIO(), width=300)
+    with pytest.raises(UserError):
+        run_table(recipe, options(tmp_path, max_seeds=16), console=console)
+    assert isinstance(console.file, io.StringIO)
+    said = console.file.getvalue()
+    assert "Margin 1: by the recorded spread it is reachable with 16 seeds in 1 of 2 cases." in said
+    assert "Widest interval: split-mnist er cn4 against bn (acc), with 16 seeds the interval is the mean +-" in said
+
+
+@pytest.mark.slow
+def test_fresh_seeds_are_a_variant_of_their_own(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without --until-decided, the table of the first seeds stays as it is, and recorded stages follow it."""
+    runs = Runs(noisy(cn=(66.0, 0.5), ln=(50.0, 0.5)))
+    monkeypatch.setattr(until_decided, "run_jobs", runs)
+    monkeypatch.setattr("contnorm.paper.run.run_jobs", runs)
+    plain = TableOptions(3, runs=tmp_path, data_root=tmp_path)
+    (before,) = run_table(recipe, plain).variants
+    run_table(recipe, options(tmp_path))
+    table, fresh = run_table(recipe, plain).variants
+    assert [list(one.records) for one in table.cells] == [[0, 1, 2]] * 4
+    assert [one.values("acc") for one in table.cells] == [one.values("acc") for one in before.cells]
+    assert [len(one.records) for one in fresh.cells] == [8, 8, 8, 0] and fresh.title == "Fresh seeds, from 100 on"
+    assert {claim.evidence for claim in table.claims} == {"exploratory"}
+    assert [claim.outcome for claim in fresh.claims] == ["holds", "does not hold"]
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"margin": 0.0}, r"margin=0\.0: use a number of points above 0"),
+        ({"margin": -1.0}, r"margin=-1\.0"),
+        ({"margin": float("nan")}, r"margin=nan"),
+        ({"max_seeds": 7}, r"max_seeds=7: use 8 or more"),
+        ({"seeds": 3}, r"--seeds 3 and --until-decided contradict .* --max-seeds"),
+        ({"lr": "best"}, r"--lr best: no learning rates are chosen for three"),
+    ],
+)
+def test_bad_options_are_one_line_errors(recipe: Recipe, tmp_path: Path, more: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message) as error:
+        run_table(recipe, replace(options(tmp_path, **more), runs=tmp_path / "runs"))
+    assert "\n" not in str(error.value) and not (tmp_path / "runs").exists()
+
+
+def test_recipe_without_claims_is_rejected(tmp_path: Path) -> None:
+    recipe = parse_recipe("none", RECIPE[: RECIPE.index("[[claims]]")], "none.toml")
+    with pytest.raises(UserError, match="none has no claims to decide"):
+        run_table(recipe, options(tmp_path))
+
+
+@pytest.mark.slow
+def test_real_runs_are_interrupted_and_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of two steps: a signal during the first stage saves, and the second call finishes it."""
+    text = RECIPE.replace('norms = ["bn", "ln", { name = "cn", groups = 4 }, "none"]', 'norms = ["bn", "ln"]')
+    text = text[: text.index("[[claims]]")] + text[text.rindex("[[claims]]") :]
+    recipe = parse_recipe("two", text, "two.toml")
+    save, saved = Store.save, []
+
+    def save_and_stop(self: Store, *given: Any) -> Path:
+        saved.append(given)
+        if len(saved) == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        return save(self, *given)
+
+    more = {"max_steps": 2, "max_seeds": 8, "execution": RunOptions("cpu", 1, 1)}
+    with monkeypatch.context() as patched:
+        patched.setattr(Store, "save", save_and_stop)
+        with pytest.raises(paper.TableInterrupted):
+            run_table(recipe, options(tmp_path, **more))
+    first = set(tmp_path.rglob("1*.json"))
+    assert 3 <= len(first) < 16
+    times = {path: path.stat().st_mtime_ns for path in first}
+    (variant,) = run_table(recipe, options(tmp_path, **more)).variants
+    assert [sorted(one.records) for one in variant.cells] == [list(range(100, 108))] * 2
+    assert {path: path.stat().st_mtime_ns for path in first} == times
+    (claim,) = variant.claims
+    assert claim.evidence == "staged" and claim.cases[0].seeds == 8
