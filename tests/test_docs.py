@@ -30,7 +30,7 @@ def python_blocks(page: Path) -> list[str]:
 
 
 # They train several networks, compile layers, or write a report.
-SLOW_GUIDES = ("python-api", "sweeps", "bring-your-own-norm", "run-the-bench")
+SLOW_GUIDES = ("python-api", "sweeps", "bring-your-own-norm", "run-the-bench", "run-the-paper")
 SLOW_PAGES = ("README.md", *(f"docs/howto/{guide}.md" for guide in SLOW_GUIDES))
 
 

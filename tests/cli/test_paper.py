@@ -107,7 +107,10 @@ def test_incomplete_data_has_claims_but_no_verdicts(
     output = printed(console)
     assert re.search(r"overall +cn4 +mAP +2 +\S+ \+- \S+ +55\.10 \+- 0\.63 +- +- +-", output)
     assert "Our runs used 64 of the 41,438 published images of cocoseq, so their numbers have no verdict." in output
-    assert "of what is run (exploratory: 2 seeds): CN is over BN in mAP (map)\n  cocoseq prs buffer 2000 majority cn4 against bn: " in output
+    assert (
+        "of what is run (exploratory: 2 seeds): CN is over BN in mAP (map)\n"
+        "  cocoseq prs buffer 2000 majority cn4 against bn: " in output
+    )
 
 
 def test_stop_before_first_record_exits_130(

@@ -135,8 +135,8 @@ def test_claims_are_summarized_at_the_top(html: str, report: Report) -> None:
         "permuted-mnist er bn* against bn +0.54 +0.03 to +1.05 +1.32 5" in written
     )
     assert (
-        "undecided 1 case; exploratory: 5 seeds CN is over BN in ACC acc, the same settings for all norms, of what is run Table 2"
-        in written
+        "undecided 1 case; exploratory: 5 seeds CN is over BN in ACC acc, the same settings for all norms, of what "
+        "is run Table 2" in written
     )
 
 

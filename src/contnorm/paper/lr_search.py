@@ -56,7 +56,7 @@ GRID_KEYS = (
     "batch", "replay", "moments", "weights",
 )  # fmt: skip
 UNTUNED_MOMENTS = ("running", "oracle")  # evaluated with running moments in a search, which needs no past data
-TUNABLE = "`contnorm tune` takes table2, table8, table9, table10, table12, and recipes of your own"
+TUNABLE = "`contnorm tune` takes table2, table8, table9, table10, table12, panel, and recipes of your own"
 
 
 @dataclass(frozen=True)
