@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -431,6 +431,36 @@ def test_narrow_terminal_truncates_no_number(tmp_path: Path, width: int) -> None
     numbers = r"[-+]?\d+\.\d+(?: \+- \d+\.\d+)?"
     assert re.findall(numbers, " ".join(output.split())) == re.findall(numbers, " ".join(printed(wide).split()))
     assert re.search(r"table2 +154 of 235 in tf32, 1 diverged", output) and "Seven norms, task-incremental" in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--until-decided", "--margin", "0"], "margin=0.0: use a number of points above 0"),
+        (["--until-decided", "--max-seeds", "4"], "max_seeds=4: use 8 or more"),
+        (["--until-decided", "--seeds", "3"], "--seeds 3 and --until-decided contradict each other"),
+        (["--max-seeds", "16"], "--max-seeds 16: is the limit of --until-decided"),
+    ],
+)
+def test_bad_options_of_stages(
+    arguments: list[str], message: str, tmp_path: Path, contnorm: Callable[..., tuple[int, str, str]]
+) -> None:
+    code, _, errors = contnorm("paper", "table1", "--runs", tmp_path / "runs", *arguments)
+    assert code == 2 and message in " ".join(errors.split()) and "Traceback" not in errors
+    assert not (tmp_path / "runs").exists()
+
+
+def test_stages_of_an_archive_are_shown(tmp_path: Path, console: Console) -> None:
+    """An archive of fresh seeds has all that a table needs, and nothing is run."""
+    archive = ROOT / "docs" / "records" / "split-cifar100-fresh-seeds.jsonl.gz"
+    archive = archive if archive.exists() else RECORDS
+    only = ["stream=split-cifar100", "norm=bn", "norm=gn"]
+    options = TableOptions(only=only, data_root=tmp_path, runs=archive, until_decided=True, max_seeds=16)
+    assert run_recipe("table2", options, console) == 0
+    output = printed(console)
+    assert "44 comparisons share an error rate of 5 %, over stages of 8, 16 seeds from seed 100 on." in output
+    assert "HOLDS, of what is run (staged: 16 seeds): BN learns new tasks better than GN (LA) (la)" in output
+    assert "split-cifar100 er bn against gn32: +" in output and "16 seeds: holds (higher)" in output
 
 
 @pytest.mark.slow

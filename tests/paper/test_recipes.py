@@ -178,6 +178,18 @@ def test_recipe_with_published_numbers() -> None:
             r"claims 1: score: 'fm' has no value after each task",
         ),
         ("[scores]", "[scores", r"x\.toml: is not TOML"),
+        ('norms = ["bn"]', 'norms = ["bn"]\nforwards = ["both"]', r"runs 1: forwards: unknown name 'both'"),
+        ('norms = ["bn"]', 'norms = ["bn"]\nbatches = [1.5]', r"runs 1: batches: 1\.5 must be a whole number"),
+        (
+            'norms = ["bn"]',
+            'norms = ["bn"]\n[[claims]]\nsays = "{norm}"\nkind = "above"\nscore = "acc"\neach_norm_but = ["bm"]',
+            r"claims 1: each_norm_but: unknown norm of \[\[runs\]\] 'bm'",
+        ),
+        (
+            'norms = ["bn"]',
+            'norms = ["bn"]\n[[claims]]\nsays = "x"\nkind = "above"\nscore = "acc"\neach_norm_but = ["bn"]',
+            r"claims 1: says='?x'? must contain \{norm\}",
+        ),
         ('["bn"]', "[]", r"runs 1: norms is empty"),
         ('["er"]', "[]", r"runs 1: strategies is empty"),
         *[
@@ -265,3 +277,41 @@ def test_entries_that_match_no_cell_are_rejected(tmp_path: Path, slip: str) -> N
 @pytest.mark.parametrize("name", recipe_names())
 def test_package_recipes_have_no_unmatched_entries(name: str) -> None:
     assert unmatched_entries(find_recipe(name)) == [] and unpaired_claims(find_recipe(name)) == []
+
+
+GRID = """
+title = "sizes"
+[scores]
+acc = "acc"
+[[runs]]
+streams = ["split-cifar100"]
+strategies = ["er"]
+norms = ["bn"]
+forwards = ["joint", "separate"]
+batches = [1, 16]
+replays = [4]
+[[runs]]
+streams = ["split-cifar100"]
+strategies = ["er"]
+norms = ["bn", { name = "bn", freeze_after = 1 }]
+settings = { evaluate = { moments = "memory", weights = "task" } }
+"""
+
+
+def test_grid_of_forward_passes_and_batch_sizes(tmp_path: Path) -> None:
+    cells = cells_of(parse_recipe("sizes", GRID, "sizes.toml"))
+    configs = [config_of(cell, tmp_path) for cell in cells]
+    sizes = [(c.strategy.forward, c.train.batch, c.train.replay) for c in configs[:4]]
+    assert sizes == [("joint", 1, 4), ("joint", 16, 4), ("separate", 1, 4), ("separate", 16, 4)]
+    assert cells[3].label == "split-cifar100 er forward separate batch 16 replay 4 bn"
+    assert [cell.norm for cell in cells[4:]] == ["bn memory (task weights)", "bn frozen memory (task weights)"]
+    assert {(c.evaluate.moments, c.evaluate.weights) for c in configs[4:]} == {("memory", "task")}
+
+
+def test_panel_shares_the_runs_of_the_paper(tmp_path: Path) -> None:
+    """Cells with the settings of Table 2 and Table 11 are the same runs."""
+    configs = {name: [config_of(cell, tmp_path) for cell in cells_of(find_recipe(name))] for name in NAMES}
+    table2 = [config for config in configs["table2"] if config.stream.name == "split-cifar100"]
+    assert set(table2) <= set(configs["panel"])
+    assert set(configs["panel-cifar10"]) & set(configs["table11"])
+    assert not any(cell.published for name in NAMES if find_recipe(name).ours for cell in cells_of(find_recipe(name)))

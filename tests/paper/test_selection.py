@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
+from contnorm.bench.config.schema import RunConfig
+from contnorm.bench.records import Store
 from contnorm.errors import UserError
 from contnorm.paper.cells import cells_of
 from contnorm.paper.recipe import find_recipe
@@ -23,6 +27,7 @@ from contnorm.paper.selection import (
     with_selection,
 )
 
+RECORDS = Path(__file__).resolve().parents[2] / "docs" / "records"
 GRID = (RateResult(0.01, 60.25, 1.5, 3), RateResult(0.1, 62.5, 0.5, 3), RateResult(0.3, 70.0, 0.1, 2, diverged=1))
 CHOSEN = SelectedRate(
     {"stream": "split-cifar100", "strategy": "er", "norm": "brn", "schedule": "own"}, 0.1, "tf32", GRID
@@ -83,3 +88,29 @@ def test_mistake_is_a_one_line_error(old: str, new: str, message: str) -> None:
 def test_missing_selection_file(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"none\.toml: can't be read .* `contnorm tune` writes such a file"):
         read_selection(tmp_path / "none.toml", "table2")
+
+
+@pytest.mark.slow
+def test_refined_selection_is_that_of_its_records() -> None:
+    """The highest mean of five seeds on the validation tasks, of the rates that have five; the smaller rate on ties."""
+    scores: dict[tuple[str, ...], dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
+    lost: set[tuple[str, ...]] = set()
+    for archive in ("coarse", "fine"):
+        found = Store(RECORDS / f"split-cifar100-{archive}-grid.jsonl.gz").load_all()
+        for record in found.records:
+            assert record.config.stream.part == "validate"
+            scores[run_of(record.config)][record.config.train.lr].append(record.score("acc"))
+        lost |= {(*run_of(run.config), str(run.config.train.lr)) for run in found.diverged_runs if run.config}
+    selection = find_selection("table2", refined=True)
+    assert selection is not None and len(selection.rates) == len(scores) == 16
+    for chosen in selection.rates:
+        of = chosen.where
+        key = (of["strategy"], of["norm"], "published" if of["schedule"] == "own" else of["schedule"])
+        means = {lr: fmean(values) for lr, values in scores[key].items() if len(values) == 5}
+        means = {lr: mean for lr, mean in means.items() if (*key, str(lr)) not in lost}
+        assert chosen.lr == min(means, key=lambda lr: (-means[lr], lr))
+        assert {one.lr: one.mean for one in chosen.grid if one.lr in means} == pytest.approx(means)
+
+
+def run_of(config: RunConfig) -> tuple[str, ...]:
+    return config.strategy.name, config.norm.name, config.norm.schedule

@@ -38,7 +38,7 @@ from contnorm.bench.stats import (
 )
 from contnorm.errors import UserError
 from contnorm.paper.cells import RecipeCell, cells_of
-from contnorm.paper.comparisons import DETERMINISTIC, Comparison, comparisons_of, count_comparisons
+from contnorm.paper.comparisons import DETERMINISTIC, CellComparison, comparisons_of, count_comparisons
 from contnorm.paper.measured import MeasuredCell
 from contnorm.paper.recipe import Claim, Recipe
 from contnorm.paper.scores import drift_parts
@@ -216,7 +216,7 @@ def decide_staged(claim: Claim, measured: Sequence[MeasuredCell], rule: StagedRu
 
 def decided_comparisons(
     recipe: Recipe, measured: Sequence[MeasuredCell], rule: StagedRule
-) -> list[tuple[Comparison, bool]]:
+) -> list[tuple[CellComparison, bool]]:
     """All comparisons of a recipe's claims, those that were not run included, and whether each is decided."""
     by_cell = {one.cell: one for one in measured}
     return [
@@ -228,7 +228,7 @@ def decided_comparisons(
 
 
 def differences_of(
-    claim: Claim, comparison: Comparison, measured: Mapping[RecipeCell, MeasuredCell]
+    claim: Claim, comparison: CellComparison, measured: Mapping[RecipeCell, MeasuredCell]
 ) -> dict[int, float]:
     """The differences by seed that decide one case of a claim."""
     return _Values(claim, comparison, measured).differences
@@ -248,7 +248,7 @@ def _overall(cases: Sequence[ClaimCase]) -> Outcome:
 class _Values:
     """The values of a comparison by seed."""
 
-    def __init__(self, claim: Claim, comparison: Comparison, measured: Mapping[RecipeCell, MeasuredCell]) -> None:
+    def __init__(self, claim: Claim, comparison: CellComparison, measured: Mapping[RecipeCell, MeasuredCell]) -> None:
         self._claim = claim
         self.cells = [measured[cell] for cell in comparison.cells]
         self._lacks_partner = comparison.than is not None and comparison.partner is None
@@ -284,7 +284,7 @@ class _Values:
         return [one.cell.label for one in self.cells if not one.run]
 
 
-def _exploratory_case(claim: Claim, comparison: Comparison, values: _Values) -> ClaimCase:
+def _exploratory_case(claim: Claim, comparison: CellComparison, values: _Values) -> ClaimCase:
     what = comparison.label
     if claim.kind == "steadier":
         ours, theirs = values.pair
@@ -314,7 +314,7 @@ def _side(interval: Interval, bound: float, *, above: bool) -> CaseOutcome:
     return "holds" if (interval.low > bound) == above else "does not hold"
 
 
-def _staged_case(claim: Claim, comparison: Comparison, values: _Values, rule: StagedRule) -> ClaimCase:
+def _staged_case(claim: Claim, comparison: CellComparison, values: _Values, rule: StagedRule) -> ClaimCase:
     what = comparison.label
     if claim.score in DETERMINISTIC:
         return _exploratory_case(claim, comparison, values)  # any seed says all

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 from contnorm.paper.cells import RecipeCell, cells_of, comparable, matches
 from contnorm.paper.recipe import Claim, Recipe
 
-__all__ = ["DETERMINISTIC", "Comparison", "comparisons_of", "count_comparisons"]
+__all__ = ["DETERMINISTIC", "CellComparison", "comparisons_of", "count_comparisons"]
 
 DETERMINISTIC = ("parameters",)  # scores that are equal for all seeds, so that they need no interval
 
 
-class Comparison(NamedTuple):
+class CellComparison(NamedTuple):
     """Cells that one case of a claim compares.
 
     Attributes:
@@ -48,7 +48,7 @@ class Comparison(NamedTuple):
         return " ".join([*differing, *([] if differing and self.cell.norm == partner.norm else [partner.norm])])
 
 
-def comparisons_of(claim: Claim, cells: Sequence[RecipeCell]) -> Iterator[Comparison]:
+def comparisons_of(claim: Claim, cells: Sequence[RecipeCell]) -> Iterator[CellComparison]:
     """All comparisons of a claim among some cells; one without its partner if no cell matches a selector.
 
     Example:
@@ -61,12 +61,12 @@ def comparisons_of(claim: Claim, cells: Sequence[RecipeCell]) -> Iterator[Compar
         if not matches(cell.place, claim.cells):
             continue
         if claim.kind in ("under", "flat") or claim.than_score:
-            yield Comparison(cell)
+            yield CellComparison(cell)
         for than in claim.than:
             partners = [partner for partner in cells if comparable(cell, partner, than)]
-            yield from (Comparison(cell, partner, than) for partner in partners)
+            yield from (CellComparison(cell, partner, than) for partner in partners)
             if not partners:
-                yield Comparison(cell, None, than)
+                yield CellComparison(cell, None, than)
 
 
 def count_comparisons(recipe: Recipe) -> int:
@@ -86,6 +86,6 @@ def count_comparisons(recipe: Recipe) -> int:
     return len({_key(claim, one) for claim in claims for one in comparisons_of(claim, cells)})
 
 
-def _key(claim: Claim, comparison: Comparison) -> Hashable:
+def _key(claim: Claim, comparison: CellComparison) -> Hashable:
     statistic = {"steadier": "spread", "flat": "change"}.get(claim.kind, "mean")
     return frozenset(comparison.cells), statistic, frozenset({claim.score, claim.than_score or claim.score})

@@ -18,7 +18,7 @@ from contnorm.bench.records import Store, spread_over_seeds
 from contnorm.bench.sequential import FIRST_SEED, Reach, reachable, stages_up_to
 from contnorm.paper.cells import RecipeCell
 from contnorm.paper.claims import StagedRule, decided_comparisons, differences_of
-from contnorm.paper.comparisons import DETERMINISTIC, Comparison, comparisons_of
+from contnorm.paper.comparisons import DETERMINISTIC, CellComparison, comparisons_of
 from contnorm.paper.measured import MeasuredCell, Numerics
 from contnorm.paper.recipe import Claim, Recipe
 from contnorm.paper.recipe_runs import Execution, RecipeRecords, run_jobs
@@ -92,7 +92,7 @@ class StagedRuns:
     def _distinct(self, cells: Sequence[RecipeCell]) -> list[RunConfig]:
         return list(dict.fromkeys(self.configs[cell] for cell in cells))
 
-    def _undecided(self) -> tuple[list[Comparison], int]:
+    def _undecided(self) -> tuple[list[CellComparison], int]:
         """Comparisons that could be decided by more seeds, and the number of all cases with data."""
         decided = decided_comparisons(self.recipe, self.measured(), self.rule)
         with_data = [(one, done) for one, done in decided if not any(cell in self.absent for cell in one.cells)]

@@ -39,6 +39,7 @@ __all__ = [
     "changed",
     "complete",
     "differences",
+    "frozen_label",
     "resolved_settings",
     "run_names",
     "stream_name",
