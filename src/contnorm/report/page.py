@@ -129,8 +129,6 @@ class Page:
     title: str
     lead: str
     claims: Sequence[ClaimRow] = ()
-    claims_lead: str = ""  # number of undecided claims
-    claims_note: str = ""  # how claims are decided
     sections: Sequence[SectionView] = ()
     unrun: Sequence[tuple[str, str, str]] = ()  # title, command, and the reason why it can't be run yet
     scores: Sequence[Table] = ()
@@ -139,6 +137,8 @@ class Page:
     fold_runs: bool = False  # whether the list of runs is folded
     comparisons: Sequence[ComparisonView] = ()
     comparison_notes: Sequence[str] = ()
+    claims_lead: str = ""  # number of undecided claims
+    claims_note: str = ""  # how claims are decided
 
     @property
     def measured_claims(self) -> list[ClaimRow]:

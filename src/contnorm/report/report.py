@@ -248,8 +248,6 @@ def _page(report: Report) -> Page:
         "contnorm: comparison of norms" if several else "contnorm: runs",
         " ".join([*_lead(report), *outside(report)]),
         [row for section in report.sections for row in claim_rows(section)],
-        undecided_text(report.sections),
-        HOW,
         [section_view(section) for section in report.sections],
         [(one.title, one.command, one.why) for one in report.unrun],
         [
@@ -265,6 +263,8 @@ def _page(report: Report) -> Page:
             for number, experiment in enumerate(report.experiments, 1)
         ],
         comparison_notes=_comparison_notes(report.experiments),
+        claims_lead=undecided_text(report.sections),
+        claims_note=HOW,
     )
 
 
