@@ -219,3 +219,71 @@ def test_diverged_run_of_the_fresh_seeds_is_named() -> None:
     config = diverged["config"]
     assert (config["norm"]["name"], config["strategy"]["name"], diverged["seed"]) == ("none", "derpp", 116)
     assert "seed 116" in PAGE
+
+
+EXPLORATORY = {
+    "Split mini-ImageNet": "runs/split-mini-imagenet.jsonl.gz",
+    "Split Tiny-ImageNet": "runs/split-tiny-imagenet.jsonl.gz",
+    "Split CIFAR-100": "split-cifar100-exploratory.jsonl.gz",
+}
+
+
+@pytest.fixture(scope="module")
+def exploratory() -> dict[tuple[str, str, str, float], Scores]:
+    """Scores of the runs on other data by stream, strategy, norm, learning rate and seed."""
+    found: dict[tuple[str, str, str, float], Scores] = {}
+    for stream, name in EXPLORATORY.items():
+        for record in records(name):
+            config = record["config"]
+            norm, strategy = config["norm"]["name"].upper(), STRATEGIES[config["strategy"]["name"]]
+            cell = found.setdefault((stream, strategy, norm, config["train"]["lr"]), {})
+            cell[record["seed"]] = scores(record)
+    return found
+
+
+def test_exploratory_runs_have_the_scores_of_their_records(
+    exploratory: dict[tuple[str, str, str, float], Scores],
+) -> None:
+    rows = re.findall(
+        r"^\| (Split [\w-]+) \| (ER|DER\+\+) \| (\w+) \| (\S+) \| (\d+) \| (.+) \| (.+) \| (.+) \|$", PAGE, re.M
+    )
+    cells = [(stream, strategy, norm, float(rate)) for stream, strategy, norm, rate, *_ in rows]
+    assert set(cells) == set(exploratory) and len(cells) == len(exploratory)
+    for stream, strategy, norm, rate, seeds, *texts in rows:
+        values = np.array(list(exploratory[stream, strategy, norm, float(rate)].values()))
+        assert int(seeds) == len(values)
+        for text, column in zip(texts, values.T, strict=True):
+            mean, deviation = text.split(" ± ")
+            assert is_rounded(mean, column.mean()) and is_rounded(deviation, column.std(ddof=1)), (stream, norm, text)
+
+
+def test_exploratory_differences_are_those_of_the_records(
+    exploratory: dict[tuple[str, str, str, float], Scores],
+) -> None:
+    cn, *bn = (exploratory["Split CIFAR-100", "ER", *cell] for cell in (("CN", 0.01), ("BN", 0.005), ("BN", 0.003)))
+    text = " ".join(PAGE.split())
+    for rate, other in zip((0.005, 0.003), bn, strict=True):
+        differences = [cn[seed][0] - other[seed][0] for seed in range(40)]
+        half = stats.t.ppf(0.975, 39) * stats.sem(differences)
+        assert f"BN at {rate} is {np.mean(differences):+.2f} ± {half:.2f}" in text
+    ratio = np.var([values[0] for values in bn[0].values()]) / np.var([values[0] for values in cn.values()])
+    assert f"variances of BN at 0.005 and CN is {ratio:.1f}" in text
+
+
+def test_provenance_of_the_exploratory_runs_is_stated() -> None:
+    for name in EXPLORATORY.values():
+        contents = records(name)
+        (fingerprint,) = {record["source"]["fingerprint"] for record in contents}
+        assert re.search(rf"^\| `{re.escape(name)}` \| [^|]+ \| {fingerprint} \|$", PAGE, re.M)
+        assert {(record["schema"], record["commit"]) for record in contents} == {(1, "23124fa5bd3e")}
+        assert {record["versions"]["contnorm"] for record in contents} == {"0.1.0"}
+        assert {record["device"]["name"] for record in contents} == {"NVIDIA H200"}
+        assert all(from_dict(record["config"]).hash == record["hash"] for record in contents)
+
+
+def test_repeated_runs_have_the_same_counts() -> None:
+    """20 of the exploratory runs on Split CIFAR-100 are also among those behind the tables."""
+    first = {(record["hash"], record["seed"]): record for record in finished("runs/tables.jsonl.gz")}
+    again = [record for record in records(EXPLORATORY["Split CIFAR-100"]) if (record["hash"], record["seed"]) in first]
+    assert len(again) == 20
+    assert all(record["matrix"] == first[record["hash"], record["seed"]]["matrix"] for record in again)

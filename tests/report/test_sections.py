@@ -84,6 +84,26 @@ def test_recipe_uses_the_precision_of_most_records(tmp_path: Path) -> None:
     assert kept["split-mini-imagenet", "cn32"] == set()
 
 
+def test_run_without_tasks_ahead_fills_a_cell_that_measures_them(tmp_path: Path) -> None:
+    recipe = find_recipe("table4")
+    cell = next(cell for cell in cells_of(recipe) if cell.place["norm"] == "bn")
+    ahead = complete(cell.values, source_of(cell))
+    assert ahead.evaluate.ahead
+    short = replace(ahead, evaluate=replace(ahead.evaluate, ahead=False))
+    counts = {"correct": [[8, None], [6, 9]], "total": [10, 10]}
+    Store(tmp_path).save(short, 0, {"matrix": counts, "matrix_task": counts})
+    section = only_section("table4", tmp_path)
+    part = section.variants[0].parts[0]
+    acc, fm = (line for line in part.lines if line.measured.cell.norm == "bn")
+    assert [*acc.values, *fm.values] == [75.0, 20.0]
+    (remark,) = [note for note in section.variants[0].remarks if "lower bound" in note]
+    assert cell.label in remark and "cn" not in remark
+    full = {"correct": [[8, 3], [6, 9]], "total": [10, 10]}
+    Store(tmp_path).save(ahead, 0, {"matrix": full, "matrix_task": full})
+    notes = only_section("table4", tmp_path).variants[0].remarks
+    assert not any("lower bound" in note for note in notes), "the run that measured them is preferred"
+
+
 def test_first_folder_wins_for_the_same_run(tmp_path: Path) -> None:
     recipe = find_recipe("figure3")
     make_records(recipe, tmp_path / "a", seeds=1)

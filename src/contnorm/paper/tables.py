@@ -22,6 +22,7 @@ from contnorm.paper.scores import drift_parts, score_title
 __all__ = [
     "LABEL_FORGETTING",
     "Line",
+    "ahead_remarks",
     "data_part",
     "data_part_remarks",
     "data_remarks",
@@ -117,6 +118,19 @@ def renorm_remarks(measured: Sequence[MeasuredCell]) -> list[str]:
         if shares:
             lines.append(f"{cell.cell.norm}: r was free to differ from 1 in {fmean(shares):.0%} of the batches.")
     return list(dict.fromkeys(lines))
+
+
+def ahead_remarks(measured: Sequence[MeasuredCell]) -> list[str]:
+    """Remarks on runs without the accuracies of tasks ahead in a table that measures them."""
+    labels = [
+        one.cell.label
+        for one in measured
+        if one.cell.values.get("evaluate", {}).get("ahead")
+        and any(not record.config.evaluate.ahead for record in one.records.values())
+    ]
+    if not labels:
+        return []
+    return [f"Measured on learned tasks only, so forgetting from the best row is a lower bound: {', '.join(labels)}."]
 
 
 def _doubt_remark(line: Line, number: PublishedNumber) -> str:

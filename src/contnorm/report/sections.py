@@ -22,6 +22,7 @@ from contnorm.paper.recipe import Recipe, find_recipe
 from contnorm.paper.selection import Selection, covers, with_selection
 from contnorm.paper.tables import (
     Line,
+    ahead_remarks,
     data_part_remarks,
     divergence_remarks,
     forgetting_definitions,
@@ -278,6 +279,7 @@ def _variant(
     notes = [
         *data_part_remarks(measured),
         *renorm_remarks(measured),
+        *ahead_remarks(measured),
         *precision_remarks(measured),
         *divergence_remarks(measured),
         *judged,

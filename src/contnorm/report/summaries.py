@@ -328,10 +328,15 @@ class RecordIndex:
             seeds.setdefault(one.seed, one)  # if two folders have the same run, the first one wins
 
     def find(self, config: RunConfig) -> Mapping[Numerics, Seeds]:
-        """Records of a run, by precision and seed."""
-        return {
-            numerics: dict(sorted(seeds.items())) for numerics, seeds in self._by_run.get(_run_key(config), {}).items()
-        }
+        """Records of a run, by precision and seed.
+
+        A run that measures tasks ahead has the records of the same run without them if it has no others: the training
+        is the same, and scores that need those tasks are missing or, as `fm_mammoth`, count them as zero.
+        """
+        found = self._by_run.get(_run_key(config))
+        if found is None and config.evaluate.ahead:
+            found = self._by_run.get(_run_key(replace(config, evaluate=replace(config.evaluate, ahead=False))))
+        return {numerics: dict(sorted(seeds.items())) for numerics, seeds in (found or {}).items()}
 
     def diverged(self, config: RunConfig) -> Mapping[int, str]:
         """Diverged seeds of a run, and the reasons."""
