@@ -16,6 +16,11 @@ STORE = Store(ROOT / "docs" / "records" / "runs")
 ROWS = re.findall(r"^\| `([0-9a-f]{12})` \| (.*) \|$", PAGE, re.MULTILINE)
 
 
+def first_seeds(name: str) -> list[Record]:
+    """Records of a run without fresh seeds, which are from 100 on."""
+    return [record for record in STORE.find(name) if record.seed < 100]
+
+
 def shown(values: list[float]) -> str:
     return "{:.2f} +- {:.2f}".format(*spread_over_seeds(values))
 
@@ -34,7 +39,7 @@ def drift(records: list[Record]) -> list[str]:
 @pytest.mark.parametrize("row", ROWS, ids=[" ".join([name, *text.split(" | ")[:2]]) for name, text in ROWS])
 def test_a_row_is_what_its_records_say(row: tuple[str, str]) -> None:
     name, cells = row[0], row[1].split(" | ")
-    records = STORE.find(name)
+    records = first_seeds(name)
     assert len(records) == 5
     ours = [cell for cell in cells if "+-" in cell]
     if len(ours) == 4:
@@ -46,7 +51,7 @@ def test_a_row_is_what_its_records_say(row: tuple[str, str]) -> None:
 
 def test_the_page_has_rows_and_states_the_paired_difference() -> None:
     assert len(ROWS) == 10
-    bn, cn = (STORE.find(name) for name in ("ba9df79f047e", "85d5f7c04f8c"))
+    bn, cn = (first_seeds(name) for name in ("ba9df79f047e", "85d5f7c04f8c"))
     gain = [b.score("acc") - a.score("acc") for a, b in zip(bn, cn, strict=True)]
     assert f"above BN by {spread_over_seeds(gain)[0]:.2f} points" in PAGE
 

@@ -68,7 +68,7 @@ def test_score_of_the_verdict(compare: Compare, runs: Path) -> None:
 def test_verdict_in_the_documentation_is_the_printed_one(compare: Compare) -> None:
     page = (Path(__file__).parents[2] / "docs" / "howto" / "run-the-bench.md").read_text()
     _, out, _ = compare(
-        FOLDER / "split-cifar100-fresh-seeds.jsonl.gz", "norm=bn", "norm=cn", "--where", "strategy=derpp"
+        FOLDER / "runs/split-cifar100-fresh-seeds.jsonl.gz", "norm=bn", "norm=cn", "--where", "strategy=derpp"
     )
     assert f"```text\n{out.splitlines()[-1]}\n```" in page
 
