@@ -22,7 +22,7 @@ from contnorm import bench
 from contnorm.bench.sequential import SKEWED, STAGES, decide_differences
 
 ROOT = Path(__file__).parents[2]
-RECORDS = ROOT / "docs" / "records" / "split-cifar100-fresh-seeds.jsonl.gz"
+RECORDS = ROOT / "docs" / "records" / "runs" / "split-cifar100-fresh-seeds.jsonl.gz"
 PAGE = ROOT / "docs" / "concepts" / "deciding.md"
 WEIGHTS = (0.05, 0.10, 0.15, 0.25, 0.35)  # written again, as the rule states them
 TRIALS = 20_000

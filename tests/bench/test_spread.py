@@ -15,7 +15,7 @@ from contnorm.bench.spread import spread_ratio
 from contnorm.errors import UserError
 
 DOCS = Path(__file__).parents[2] / "docs"
-RUNS = DOCS / "records" / "split-cifar100-fresh-seeds.jsonl.gz"
+RUNS = DOCS / "records" / "runs" / "split-cifar100-fresh-seeds.jsonl.gz"
 Array = NDArray[np.float64]
 
 

@@ -132,7 +132,7 @@ def test_mistakes_are_one_line(compare: Compare, runs: Path, arguments: list[str
 
 
 def test_fresh_seeds_get_a_staged_verdict_and_a_spread(compare: Compare) -> None:
-    archive = FOLDER / "split-cifar100-fresh-seeds.jsonl.gz"
+    archive = FOLDER / "runs" / "split-cifar100-fresh-seeds.jsonl.gz"
     lines = compare(archive, "norm=bn", "norm=cn", "--where", "strategy=er")[1].splitlines()
     runs = bench.load_runs(archive).where("strategy=er")
     b, a = runs.where(norm="bn"), runs.where(norm="cn")

@@ -11,7 +11,7 @@ import pytest
 from contnorm import bench
 
 DOCS = Path(__file__).parents[2] / "docs"
-RECORDS = DOCS / "records" / "split-cifar100-fresh-seeds.jsonl.gz"
+RECORDS = DOCS / "records" / "runs" / "split-cifar100-fresh-seeds.jsonl.gz"
 Power = Callable[..., tuple[int, str, str]]
 
 
