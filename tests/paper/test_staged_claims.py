@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -75,6 +76,15 @@ def test_outcome_of_a_claim_from_its_cases(cases: list[np.ndarray[Any, Any]], ou
     result = decide_staged(ABOVE, against_bn(*cases), RULE)
     assert result.outcome == outcome and result.evidence == "staged"
     assert [case.seeds for case in result.cases] == [len(case) for case in cases]
+
+
+def test_score_without_a_value_is_not_divergence() -> None:
+    """Forgetting is undefined after one task: the seeds were run, none of them diverged, and none can be compared."""
+    raw = {"matrix": {"correct": [[600_000]], "total": [TOTAL]}}
+    cells = [cell(norm, [60.0] * 8) for norm in ("cn", "bn")]
+    cells = [replace(one, records={s: replace(r, raw=raw) for s, r in one.records.items()}) for one in cells]
+    (case,) = decide_staged(replace(ABOVE, score="fm"), cells, RULE).cases
+    assert (case.outcome, case.seeds, case.note) == ("undecided", 0, "fm has no value in these runs")
 
 
 def test_verdict_names_a_difference_within_the_margin() -> None:

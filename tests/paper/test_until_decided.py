@@ -19,6 +19,9 @@ from contnorm.bench.engine.job import Job
 from contnorm.bench.records import Store
 from contnorm.errors import UserError
 from contnorm.paper import until_decided
+from contnorm.paper.cells import cells_of
+from contnorm.paper.claims import StagedRule
+from contnorm.paper.measured import MeasuredCell
 from contnorm.paper.recipe import Recipe, parse_recipe
 from contnorm.paper.recipe_runs import Execution
 from contnorm.paper.run import TableOptions, run_table
@@ -188,6 +191,15 @@ def test_reach_is_said_from_recorded_spread(recipe: Recipe, tmp_path: Path, monk
     said = console.file.getvalue()
     assert "Margin 1: by the recorded spread it is reachable with 16 seeds in 1 of 2 cases." in said
     assert "Widest interval: split-mnist er cn4 against bn (acc), with 16 seeds the interval is the mean +-" in said
+
+
+def test_reach_leaves_out_claims_without_a_margin() -> None:
+    """The margin is in points of a score. A drift is a distance, which has none."""
+    text = RECIPE.replace('score = "acc"', 'score = "drift_var_1"').replace('acc = "acc"', 'drift = "drift_var_1"')
+    drift = parse_recipe("drift", text, "drift.toml")
+    measured = [MeasuredCell(cell, {}) for cell in cells_of(drift)]
+    (line,) = until_decided.reach_lines(drift, measured, StagedRule.of(drift), 8)
+    assert line.startswith("2 comparisons share")
 
 
 @pytest.mark.slow

@@ -238,16 +238,16 @@ def decide_differences(
     """
     check_rule(cases=cases, margin=margin, alpha=alpha)
     by_seed = dict(differences) if isinstance(differences, Mapping) else dict(enumerate(differences, first_seed))
-    lost = {*diverged, *(seed for seed, value in by_seed.items() if math.isnan(value))}
+    without_pair = {*diverged, *(seed for seed, value in by_seed.items() if math.isnan(value))}
     looks: list[Look] = []
     interval, conflict = None, False
-    limit = len(by_seed.keys() | lost) if max_seeds is None else max_seeds
+    limit = len(by_seed.keys() | without_pair) if max_seeds is None else max_seeds
     values: list[float] = []
     for k, size in enumerate(stages_up_to(limit) if limit >= STAGES[0] or max_seeds is not None else ()):
         seeds = range(first_seed, first_seed + size)
-        if any(seed not in by_seed and seed not in lost for seed in seeds):
+        if any(seed not in by_seed and seed not in without_pair for seed in seeds):
             break
-        values = [by_seed[seed] for seed in seeds if seed not in lost]
+        values = [by_seed[seed] for seed in seeds if seed not in without_pair]
         look = _look(values, size, stage_level(k, cases, alpha))
         looks.append(look)
         if look.interval is not None:

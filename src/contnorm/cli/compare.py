@@ -57,7 +57,16 @@ from contnorm.paper.tables import digits_remarks
 from contnorm.report.run_tables import LABEL_SCORE_TITLES, SCORE_TITLES, divergence_lines, unknown_names
 from contnorm.report.summaries import GROUPS_SHOWN
 
-__all__ = ["SelectedRun", "compare", "different_samples", "select_run", "show_comparison", "split_sides"]
+__all__ = ["SelectedRun", "TwoRuns", "compare", "different_samples", "select_run", "show_comparison", "split_sides"]
+
+TwoRuns = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="[RUNS] A B",
+        help="Two runs, each a selection (norm=cn, or norm=cn,lr=0.01), a path, or a prefix of the run hash; before "
+        "them, optionally, the folder or archive of records.",
+    ),
+]
 
 # Settings that determine which samples are trained and tested on; the others do not change them.
 SAMPLES = {
@@ -95,14 +104,7 @@ class SelectedRun:
 
 def compare(
     context: typer.Context,
-    sides: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="[RUNS] A B",
-            help="Two runs, each a selection (norm=cn, or norm=cn,lr=0.01), a path, or a prefix of the run hash; "
-            "before them, optionally, the folder or archive of records.",
-        ),
-    ],
+    sides: TwoRuns,
     runs: RunsFolder = Path("runs"),
     where: Where = None,
     score: Annotated[str | None, typer.Option(help="Score of the verdict, such as fm; default: acc.")] = None,

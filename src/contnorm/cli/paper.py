@@ -175,6 +175,8 @@ def _show_variant(variant: TableVariant, console: Console, modified: bool, until
     if missing:
         more = f" and {len(missing) - MOST_NAMED} more" if len(missing) > MOST_NAMED else ""
         print_text(f"Not run: {', '.join(missing[:MOST_NAMED])}{more}.", console)
+    if modified and until_decided:
+        print_text("The claims are decided for these runs, not for those of the recipe.", console)
     if not modified or until_decided:
         show_claims(variant.claims, console, complete=variant.complete)
 

@@ -103,7 +103,9 @@ def _footer(recipe: Recipe, measured: Sequence[MeasuredCell], lines: Sequence[Li
     notes += renorm_remarks(measured)
     notes += precision_remarks(measured)
     if not verdicts:
-        notes.append("A smoke test, or changed settings: not comparable with the paper, so there are no verdicts.")
+        notes.append(
+            "A smoke test, or changed settings: not comparable with the paper, so there are no verdicts on its numbers."
+        )
         return notes
     return notes + verdict_remarks(recipe, lines)
 

@@ -13,7 +13,7 @@ from contnorm.bench.records import Store
 from contnorm.bench.sequential import MARGIN, MAX_SEEDS
 from contnorm.bench.stats import POWER
 from contnorm.cli.common import RunsFolder, Where, console, is_explicit
-from contnorm.cli.compare import different_samples, select_run, split_sides
+from contnorm.cli.compare import TwoRuns, different_samples, select_run, split_sides
 from contnorm.cli.tables import print_error, print_text, show_rows
 from contnorm.errors import UserError
 
@@ -24,14 +24,7 @@ HEADS = ("difference", "seeds, one test", "seeds, in stages")
 
 def power(
     context: typer.Context,
-    sides: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="[RUNS] A B",
-            help="Two runs, each a selection (norm=cn, or norm=cn,lr=0.01), a path, or a prefix of the run hash; "
-            "before them, optionally, the folder or archive of records.",
-        ),
-    ],
+    sides: TwoRuns,
     runs: RunsFolder = Path("runs"),
     where: Where = None,
     score: Annotated[str | None, typer.Option(help="Score, such as fm; default: acc.")] = None,

@@ -12,20 +12,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from contnorm.checks import (
-    check_batch,
-    check_batch_weight,
-    check_eps,
-    check_input,
-    check_moments,
-    check_parameters,
-    statistics_dtype,
-)
+from contnorm.checks import check_batch, statistics_dtype
 from contnorm.functional.batch import (
-    ANY_RANK,
     batch_norm,
     channel_moments,
-    channels_of,
+    check_arguments,
     empty_like_input,
     update_moments,
     uses_batch_moments,
@@ -79,11 +70,7 @@ def balanced_batch_norm(
         tensor([[-0.5000],
                 [ 2.0000]])
     """
-    check_input(x, ANY_RANK, channels_of(running_mean, weight), caller)
-    eps = check_eps(eps, caller)
-    momentum = check_batch_weight(momentum, caller)
-    check_moments(running_mean, running_var, caller)
-    check_parameters(x, weight, bias, caller)
+    momentum, eps = check_arguments(x, running_mean, running_var, weight, bias, momentum, eps, caller)
     if x.numel() == 0:
         return empty_like_input(x, weight, bias)
     if not uses_batch_moments(training, running_mean):

@@ -25,6 +25,7 @@ __all__ = [
     "batch_norm",
     "channel_moments",
     "channels_of",
+    "check_arguments",
     "empty_like_input",
     "unbiased",
     "update_moments",
@@ -65,11 +66,7 @@ def batch_norm(
         tensor([[-1.],
                 [ 1.]])
     """
-    check_input(x, ANY_RANK, channels_of(running_mean, weight), caller)
-    eps = check_eps(eps, caller)
-    momentum = check_batch_weight(momentum, caller)
-    check_moments(running_mean, running_var, caller)
-    check_parameters(x, weight, bias, caller)
+    momentum, eps = check_arguments(x, running_mean, running_var, weight, bias, momentum, eps, caller)
     if x.numel() == 0:
         return empty_like_input(x, weight, bias)
     if not uses_batch_moments(training, running_mean):
@@ -129,6 +126,25 @@ def empty_like_input(x: Tensor, *parameters: Tensor | None) -> Tensor:
         if parameter is not None:
             y = y + parameter.sum().to(x.dtype)
     return y
+
+
+def check_arguments(
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    momentum: float | Tensor,
+    eps: float,
+    caller: str,
+) -> tuple[float | Tensor, float]:
+    """Check the arguments that all norms with running moments have; return momentum and eps."""
+    check_input(x, ANY_RANK, channels_of(running_mean, weight), caller)
+    eps = check_eps(eps, caller)
+    momentum = check_batch_weight(momentum, caller)
+    check_moments(running_mean, running_var, caller)
+    check_parameters(x, weight, bias, caller)
+    return momentum, eps
 
 
 def channels_of(running_mean: Tensor | None, weight: Tensor | None) -> int | None:

@@ -8,26 +8,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from contnorm.checks import (
-    check_batch,
-    check_batch_weight,
-    check_eps,
-    check_group_size,
-    check_input,
-    check_moments,
-    check_parameters,
-    check_residual,
-    resolve_groups,
-    updates_moments,
-)
-from contnorm.functional.batch import (
-    ANY_RANK,
-    channels_of,
-    empty_like_input,
-    unbiased,
-    update_moments,
-    uses_batch_moments,
-)
+from contnorm.checks import check_batch, check_group_size, check_residual, resolve_groups, updates_moments
+from contnorm.functional.batch import check_arguments, empty_like_input, unbiased, update_moments, uses_batch_moments
 from contnorm.kernels import Kernel, Order, analytic, check_order, reference, resolve_kernel
 from contnorm.kernels.reference import BatchMoments, add_residual_and_relu
 from contnorm.kernels.triton import cn_variants as variants
@@ -88,11 +70,7 @@ def continual_norm(
                 [-0.7071,  0.7071],
                 [ 1.4142, -1.4142]])
     """
-    check_input(x, ANY_RANK, channels_of(running_mean, weight), caller)
-    eps = check_eps(eps, caller)
-    momentum = check_batch_weight(momentum, caller)
-    check_moments(running_mean, running_var, caller)
-    check_parameters(x, weight, bias, caller)
+    momentum, eps = check_arguments(x, running_mean, running_var, weight, bias, momentum, eps, caller)
     check_order(order, caller)
     residual = check_residual(residual, x, caller)
     requested = resolve_kernel(kernel, caller)

@@ -13,23 +13,8 @@ import math
 import torch
 from torch import Tensor
 
-from contnorm.checks import (
-    check_batch,
-    check_batch_weight,
-    check_eps,
-    check_input,
-    check_moments,
-    check_number,
-    check_parameters,
-)
-from contnorm.functional.batch import (
-    ANY_RANK,
-    channels_of,
-    empty_like_input,
-    unbiased,
-    update_moments,
-    uses_batch_moments,
-)
+from contnorm.checks import check_batch, check_number
+from contnorm.functional.batch import check_arguments, empty_like_input, unbiased, update_moments, uses_batch_moments
 from contnorm.functional.row_moments import RowMoments, has_one_position, normalize_rows, row_moments
 
 __all__ = ["instance_aware_batch_norm"]
@@ -78,12 +63,8 @@ def instance_aware_batch_norm(
         >>> instance_aware_batch_norm(x, mean, var, k=1.0, eps=1e-12)[1]  # the mean is 100 less one standard error
         tensor([[0.0000, 1.4142]])
     """
-    check_input(x, ANY_RANK, channels_of(running_mean, weight), caller)
-    eps = check_eps(eps, caller)
-    momentum = check_batch_weight(momentum, caller)
+    momentum, eps = check_arguments(x, running_mean, running_var, weight, bias, momentum, eps, caller)
     k = check_number(k, 0, "k", caller, finite=True)
-    check_moments(running_mean, running_var, caller)
-    check_parameters(x, weight, bias, caller)
     if x.numel() == 0:
         return empty_like_input(x, weight, bias)
     rows = row_moments(x)

@@ -12,22 +12,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from contnorm.checks import (
-    check_batch,
-    check_batch_weight,
-    check_eps,
-    check_input,
-    check_moments,
-    check_number,
-    check_parameters,
-    statistics_dtype,
-    updates_moments,
-)
+from contnorm.checks import check_batch, check_number, statistics_dtype, updates_moments
 from contnorm.functional.batch import (
-    ANY_RANK,
     apply_affine,
     channel_moments,
-    channels_of,
+    check_arguments,
     empty_like_input,
     update_moments,
     uses_batch_moments,
@@ -86,11 +75,7 @@ def batch_renorm(
         tensor([[0.],
                 [1.]])
     """
-    check_input(x, ANY_RANK, channels_of(running_mean, weight), caller)
-    eps = check_eps(eps, caller)
-    momentum = check_batch_weight(momentum, caller)
-    check_moments(running_mean, running_var, caller)
-    check_parameters(x, weight, bias, caller)
+    momentum, eps = check_arguments(x, running_mean, running_var, weight, bias, momentum, eps, caller)
     limits = _checked_limits(r_max, d_max, caller)
     _check_factors(x, r, d, caller)
     kernel = resolve_kernel(kernel, caller)

@@ -13,15 +13,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from contnorm.checks import (
-    check_batch,
-    check_batch_weight,
-    check_eps,
-    check_input,
-    check_moments,
-    check_parameters,
-)
-from contnorm.functional.batch import ANY_RANK, channels_of, empty_like_input, update_moments, uses_batch_moments
+from contnorm.checks import check_batch
+from contnorm.functional.batch import check_arguments, empty_like_input, update_moments, uses_batch_moments
 from contnorm.functional.row_moments import RowMoments, has_one_position, normalize_rows, row_moments
 from contnorm.kernels import Kernel, resolve_kernel
 from contnorm.kernels.triton import switch_norm as kernels
@@ -71,11 +64,7 @@ def switch_norm(
         tensor([[-1., -1.],
                 [ 1.,  1.]])
     """
-    check_input(x, ANY_RANK, channels_of(running_mean, weight), caller)
-    eps = check_eps(eps, caller)
-    momentum = check_batch_weight(momentum, caller)
-    check_moments(running_mean, running_var, caller)
-    check_parameters(x, weight, bias, caller)
+    momentum, eps = check_arguments(x, running_mean, running_var, weight, bias, momentum, eps, caller)
     kernel = resolve_kernel(kernel, caller)
     _check_logits(mean_weight, var_weight, caller)
     if x.numel() == 0:

@@ -17,23 +17,8 @@ import math
 import torch
 from torch import Tensor
 
-from contnorm.checks import (
-    check_batch,
-    check_batch_weight,
-    check_eps,
-    check_input,
-    check_moments,
-    check_parameters,
-    statistics_dtype,
-)
-from contnorm.functional.batch import (
-    ANY_RANK,
-    batch_norm,
-    channels_of,
-    unbiased,
-    update_moments,
-    uses_batch_moments,
-)
+from contnorm.checks import check_batch, statistics_dtype
+from contnorm.functional.batch import batch_norm, check_arguments, unbiased, update_moments, uses_batch_moments
 from contnorm.kernels.pivot import per_channel
 
 __all__ = ["feasible_parts", "task_balanced_batch_norm"]
@@ -97,11 +82,7 @@ def task_balanced_batch_norm(
     """
     if parts == 1 or stream_size is None or x.numel() == 0 or not uses_batch_moments(training, running_mean):
         return batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps, caller=caller)
-    check_input(x, ANY_RANK, channels_of(running_mean, weight), caller)
-    eps = check_eps(eps, caller)
-    momentum = check_batch_weight(momentum, caller)
-    check_moments(running_mean, running_var, caller)
-    check_parameters(x, weight, bias, caller)
+    momentum, eps = check_arguments(x, running_mean, running_var, weight, bias, momentum, eps, caller)
     check_batch(x, eps, caller)
     if not 0 < stream_size < x.shape[0] or parts < 1 or stream_size % parts:
         raise ValueError(

@@ -56,6 +56,7 @@ __all__ = [
     "decide_staged",
     "decided_comparisons",
     "differences_of",
+    "has_margin",
 ]
 
 CaseOutcome = Literal["holds", "does not hold", "equivalent", "undecided"]
@@ -261,7 +262,7 @@ class _Values:
 
     @property
     def differences(self) -> dict[int, float]:
-        """Differences on shared seeds: from the partner, the other score, the first task or the limit."""
+        """Differences on shared seeds: from the partner, the other score, the first task or the limit; without NaN."""
         claim = self._claim
         if self._lacks_partner:
             return {}
@@ -271,12 +272,18 @@ class _Values:
         if len(self.cells) == 1:
             limit = dict.fromkeys(ours, claim.limit)
             theirs = self.cells[0].values(claim.than_score) if claim.than_score else limit
-        return {seed: ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())}
+        differences = {seed: ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())}
+        return {seed: value for seed, value in differences.items() if not math.isnan(value)}
 
     @property
     def diverged(self) -> set[int]:
         """Seeds that have no pair because a run diverged."""
         return {seed for one in self.cells for seed in one.diverged}
+
+    @property
+    def has_score(self) -> bool:
+        """Whether any run has the score: forgetting, for example, is undefined after one task."""
+        return bool(self.differences) or not all(one.records for one in self.cells)
 
     @property
     def not_run(self) -> list[str]:
@@ -396,17 +403,20 @@ def _is_counted(seed: int, decision: Decision) -> bool:
 
 def _staged_outcome(claim: Claim, decision: Decision) -> tuple[CaseOutcome, str]:
     """Outcome of a case and, for a claim that a score is above another, the verdict on the difference."""
-    if claim.kind != "above":
-        return _by_interval(claim, decision.interval), ""
-    if not _has_margin(claim):
+    if not has_margin(claim):
         return _by_interval(claim, decision.interval), ""
     sides: dict[str, CaseOutcome] = {"higher": "holds", "lower": "does not hold", "equivalent": "equivalent"}
     return sides.get(decision.verdict.partition(",")[0], "undecided"), decision.verdict
 
 
-def _has_margin(claim: Claim) -> bool:
-    """Whether the margin applies to the score of a claim: it is in points, and a drift is a distance."""
-    return drift_parts(claim.score) is None
+def has_margin(claim: Claim) -> bool:
+    """Whether the margin of the rule applies to a claim: it is in points of a score, and a drift is a distance.
+
+    Example:
+        >>> has_margin(Claim("", "above", "acc")), has_margin(Claim("", "above", "drift_var_2"))
+        (True, False)
+    """
+    return claim.kind == "above" and drift_parts(claim.score) is None
 
 
 def _staged_notes(
@@ -420,6 +430,8 @@ def _staged_notes(
         return
     if values.not_run:
         yield f"no fresh seeds of {' and '.join(values.not_run)}"
+    elif not values.has_score:
+        yield f"{claim.score} has no value in these runs"
     elif decision.interval is None or pair is None:
         yield f"{0 if pair is None else len(pair.differences)} of the {STAGES[0]} seeds of the first stage"
     else:
@@ -440,8 +452,7 @@ def _needed_seeds(claim: Claim, decision: Decision, pair: PairedDifference, rule
 
 def _is_decisive(claim: Claim, interval: Interval, rule: StagedRule) -> bool:
     within = -rule.margin < interval.low and interval.high < rule.margin
-    can_be_equivalent = claim.kind == "above" and _has_margin(claim)
-    return _by_interval(claim, interval) != "undecided" or (can_be_equivalent and within)
+    return _by_interval(claim, interval) != "undecided" or (has_margin(claim) and within)
 
 
 def _needed_text(seeds: int | None, limit: int | None) -> str:

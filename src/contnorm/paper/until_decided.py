@@ -17,7 +17,7 @@ from contnorm.bench.engine.job import Job, RunEnvironment
 from contnorm.bench.records import Store, spread_over_seeds
 from contnorm.bench.sequential import FIRST_SEED, Reach, reachable, stages_up_to
 from contnorm.paper.cells import RecipeCell
-from contnorm.paper.claims import StagedRule, decided_comparisons, differences_of
+from contnorm.paper.claims import StagedRule, decided_comparisons, differences_of, has_margin
 from contnorm.paper.comparisons import DETERMINISTIC, CellComparison, comparisons_of
 from contnorm.paper.measured import MeasuredCell, Numerics
 from contnorm.paper.recipe import Claim, Recipe
@@ -181,6 +181,4 @@ def _margin(claim: Claim, rule: StagedRule) -> float | None:
     """Margin of a claim's cases; None if no margin decides them."""
     if claim.score in DETERMINISTIC or claim.kind in ("under", "steadier"):
         return None
-    if claim.kind == "above":
-        return rule.margin
-    return claim.margin or None
+    return rule.margin if has_margin(claim) else claim.margin or None

@@ -12,7 +12,7 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from contnorm.bench.api.result import Result
-from contnorm.bench.api.run import Experiment, resolve_experiment, run_experiments
+from contnorm.bench.api.run import ResolvedExperiment, resolve_experiment, run_experiments
 from contnorm.bench.api.stream import Stream, load_stream
 from contnorm.bench.api.sweep import check_score
 from contnorm.bench.comparison import HasRecords, check_streams, experiment_names
@@ -139,11 +139,11 @@ def _find_stream(stream: Stream | str | None, *sides: object) -> Stream:
         raise UserError(f"stream={stream!r}: a result has its stream. Pass stream only with experiments to be run.")
     if not streams and stream is None:
         raise UserError("stream=None: name the stream that the experiments are to be run on.")
-    found = streams[0] if streams else stream
-    found = load_stream(found) if isinstance(found, str) else found
-    if not isinstance(found, Stream):
-        raise UserError(f"stream={found!r}: use a name, or a stream of load_stream or Stream.from_arrays.")
-    return found
+    chosen = streams[0] if streams else stream
+    chosen = load_stream(chosen) if isinstance(chosen, str) else chosen
+    if not isinstance(chosen, Stream):
+        raise UserError(f"stream={chosen!r}: use a name, or a stream of load_stream or Stream.from_arrays.")
+    return chosen
 
 
 @dataclass
@@ -156,7 +156,7 @@ class _Side:
         diverged: Reasons of diverged seeds.
     """
 
-    experiment: Experiment
+    experiment: ResolvedExperiment
     records: dict[int, Record] = field(default_factory=dict)
     diverged: dict[int, str] = field(default_factory=dict)
 
@@ -166,7 +166,9 @@ class _Side:
         if isinstance(side, Mapping):
             known = cls(resolve_experiment(stream, side, recorded=runs is not None))
         else:
-            known = cls(Experiment(side.config, side.objects), {r.seed: r for r in side.records}, dict(side.diverged))
+            known = cls(
+                ResolvedExperiment(side.config, side.objects), {r.seed: r for r in side.records}, dict(side.diverged)
+            )
             if runs is not None and side.objects and any(record.path is None for record in side.records):
                 raise UserError(
                     f"{name} was run in memory with Python objects, so it can't be continued in the folder {runs}. "
@@ -223,7 +225,7 @@ class _Stages:
             decision = self.decide()
             assert decision.reach is not None
             self._has_reach = True
-            text = f"{decision.reach}, if the spread of the differences stays as it is."
+            text = f"Equivalence: {decision.reach}, if the spread of the differences stays as it is."
             if not decision.reach.is_reachable:
                 log.warning(text)
             else:

@@ -29,7 +29,7 @@ from contnorm.bench.strategies.base import Strategy
 from contnorm.bench.user_code import PythonObject, loading_user_code, python_objects
 from contnorm.errors import UserError, unknown
 
-__all__ = ["Experiment", "resolve_experiment", "run", "run_all", "run_experiments"]
+__all__ = ["ResolvedExperiment", "resolve_experiment", "run", "run_all", "run_experiments"]
 
 log = logging.getLogger("contnorm")
 
@@ -190,7 +190,7 @@ def run_all(
 
 def run_experiments(
     stream: Stream | str,
-    experiments: Sequence[Mapping[str, Any] | Experiment],
+    experiments: Sequence[Mapping[str, Any] | ResolvedExperiment],
     *,
     seeds: int | Iterable[int] = 1,
     runs: str | Path | None = None,
@@ -228,7 +228,9 @@ def run_experiments(
     seed_list = list_seeds(seeds)
     log_options = LogOptions.of(log, log_every, log_dir)
     resolved = [
-        experiment if isinstance(experiment, Experiment) else resolve_experiment(stream, experiment, runs is not None)
+        experiment
+        if isinstance(experiment, ResolvedExperiment)
+        else resolve_experiment(stream, experiment, runs is not None)
         for experiment in experiments
     ]
     console = progress if isinstance(progress, Console) else Console(stderr=True) if progress else None
@@ -245,14 +247,14 @@ def run_experiments(
 
 
 @dataclass(frozen=True)
-class Experiment:
+class ResolvedExperiment:
     """The settings of an experiment, and the Python objects that they name."""
 
     config: RunConfig
     objects: Mapping[str, PythonObject]
 
 
-def resolve_experiment(stream: Stream, arguments: Mapping[str, Any], recorded: bool) -> Experiment:
+def resolve_experiment(stream: Stream, arguments: Mapping[str, Any], recorded: bool) -> ResolvedExperiment:
     """Check and complete the settings of an experiment, from its arguments of `run`.
 
     Args:
@@ -265,10 +267,10 @@ def resolve_experiment(stream: Stream, arguments: Mapping[str, Any], recorded: b
         raise unknown("argument of an experiment", unknown_keys[0], ARGUMENTS)
     values = collect_values(stream, recorded, **arguments)
     with python_objects(values.objects):
-        return Experiment(resolve(values.nested(), stream.root or Path("data")), values.objects)
+        return ResolvedExperiment(resolve(values.nested(), stream.root or Path("data")), values.objects)
 
 
-def _without_collisions(experiments: Sequence[Experiment]) -> list[list[int]]:
+def _without_collisions(experiments: Sequence[ResolvedExperiment]) -> list[list[int]]:
     """Group experiments, by index, so that a name stands for one object in each group.
 
     Two networks may have the same name, such as two lambdas. Most calls have a single group.
@@ -286,7 +288,7 @@ def _without_collisions(experiments: Sequence[Experiment]) -> list[list[int]]:
 
 
 def _run_group(
-    experiments: Sequence[Experiment],
+    experiments: Sequence[ResolvedExperiment],
     seeds: Sequence[int],
     stream: Stream,
     runs: Path | None,
