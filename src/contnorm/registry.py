@@ -163,13 +163,11 @@ _NORMS: dict[str, NormSpec] = {
             summary="task-balanced batch norm: parts of the stream samples, each with all memory samples",
             citation="Cha et al., Rebalancing Batch Normalization, CVPR 2023",
             keeps_moments=True,
-            cannot=MappingProxyType(
-                {
-                    "large_mean": _NO_PIVOT,
-                    "batch_norm_keys": "its number of tasks is in no batch norm's checkpoint",
-                    "vmap": "shapes depend on its number of tasks, which must be the same for all",
-                }
-            ),
+            cannot={
+                "large_mean": _NO_PIVOT,
+                "batch_norm_keys": "its number of tasks is in no batch norm's checkpoint",
+                "vmap": "shapes depend on its number of tasks, which must be the same for all",
+            },
         ),
         NormSpec(
             name="bnt",

@@ -452,8 +452,7 @@ def test_bad_options_of_stages(
 
 def test_stages_of_an_archive_are_shown(tmp_path: Path, console: Console) -> None:
     """An archive of fresh seeds has all that a table needs, and nothing is run."""
-    archive = ROOT / "docs" / "records" / "split-cifar100-fresh-seeds.jsonl.gz"
-    archive = archive if archive.exists() else RECORDS
+    archive = RECORDS / "split-cifar100-fresh-seeds.jsonl.gz"
     only = ["stream=split-cifar100", "norm=bn", "norm=gn"]
     options = TableOptions(only=only, data_root=tmp_path, runs=archive, until_decided=True, max_seeds=16)
     assert run_recipe("table2", options, console) == 0
@@ -461,6 +460,22 @@ def test_stages_of_an_archive_are_shown(tmp_path: Path, console: Console) -> Non
     assert "44 comparisons share an error rate of 5 %, over stages of 8, 16 seeds from seed 100 on." in output
     assert "HOLDS, of what is run (staged: 16 seeds): BN learns new tasks better than GN (LA) (la)" in output
     assert "split-cifar100 er bn against gn32: +" in output and "16 seeds: holds (higher)" in output
+    assert output.count("In the claims, cells that --only leaves out count as not run.\n") == 1
+
+
+@pytest.mark.slow
+def test_stages_of_a_smoke_test_are_about_its_own_runs(tmp_path: Path, console: Console) -> None:
+    """After two steps, the paper's numbers can't be compared, and forgetting is undefined; no run has diverged."""
+    options = TableOptions(
+        execution=ALONE, max_steps=2, runs=tmp_path, data_root=tmp_path, settings=["stream.source=digits"],
+        until_decided=True, max_seeds=8,
+    )  # fmt: skip
+    assert run_recipe("table1", options, console) == 0
+    output = printed(console)
+    assert "so there are no verdicts on its numbers" in output
+    assert "The claims are decided for these runs, not for those of the recipe.\n" in output
+    assert "0 seeds: undecided (fm has no value in these runs)" in output
+    assert "diverged" not in output and "nan" not in output
 
 
 @pytest.mark.slow

@@ -152,12 +152,12 @@ def _show_result(result: TableResult, options: TableOptions, console: Console) -
     for line in result.notes:
         print_text(line, console)
     for variant in result.variants:
-        _show_variant(variant, console, result.modified, options.until_decided)
+        _show_variant(variant, console, result.modified, options)
     for line in result.missing_data:
         print_error(line)
 
 
-def _show_variant(variant: TableVariant, console: Console, modified: bool, until_decided: bool) -> None:
+def _show_variant(variant: TableVariant, console: Console, modified: bool, options: TableOptions) -> None:
     if variant.title:
         console.print()
         print_text(f"{variant.title}:", console, style="bold")
@@ -175,10 +175,13 @@ def _show_variant(variant: TableVariant, console: Console, modified: bool, until
     if missing:
         more = f" and {len(missing) - MOST_NAMED} more" if len(missing) > MOST_NAMED else ""
         print_text(f"Not run: {', '.join(missing[:MOST_NAMED])}{more}.", console)
-    if modified and until_decided:
+    if modified and not options.until_decided:
+        return
+    if modified:
         print_text("The claims are decided for these runs, not for those of the recipe.", console)
-    if not modified or until_decided:
-        show_claims(variant.claims, console, complete=variant.complete)
+    if options.only and any(claim.evidence == "staged" for claim in variant.claims):
+        print_text("In the claims, cells that --only leaves out count as not run.", console)
+    show_claims(variant.claims, console, complete=variant.complete)
 
 
 def show_recipes(seeds: int, folder: Path | None, runs: Path, console: Console, only: str = "") -> None:
