@@ -463,6 +463,17 @@ def test_stages_of_an_archive_are_shown(tmp_path: Path, console: Console) -> Non
     assert output.count("In the claims, cells that --only leaves out count as not run.\n") == 1
 
 
+def test_list_needs_no_data_folder(
+    tmp_path: Path, contnorm: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("CONTNORM_DATA", raising=False)
+    code, output, _ = contnorm("paper", "table1", "--list")
+    assert code == 0 and "0 of 20" in output and "mnist: not found" in output
+    code, _, errors = contnorm("paper", "table1", "--list", "--data-root", "elsewhere")
+    assert code == 2 and "--data-root elsewhere: does not exist" in errors
+
+
 @pytest.mark.slow
 def test_stages_of_a_smoke_test_are_about_its_own_runs(tmp_path: Path, console: Console) -> None:
     """After two steps, the paper's numbers can't be compared, and forgetting is undefined; no run has diverged."""

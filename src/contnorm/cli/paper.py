@@ -196,7 +196,7 @@ def show_recipes(seeds: int, folder: Path | None, runs: Path, console: Console, 
     """
     root = data_root(folder)
     console.print(safe_text(f"Data: {root} (set --data-root or {ENVIRONMENT} for another folder). Runs: {runs}."))
-    recipes = api.recipe_status([only] if only else [], seeds=seeds, data=root, runs=runs)
+    recipes = api.recipe_status([only] if only else [], seeds=seeds, data=folder, runs=runs)
     rows = [(one.name, one.done, one.title, one.data) for one in recipes]
     table = _table(rows, ("recipe", "runs done", "title"))
     if needed_width(table, console) + LEAST_DATA_WIDTH <= console.width:
