@@ -151,7 +151,12 @@ def decide_records(
 
 
 def diverged_seeds(runs: Any, hash: str) -> set[int]:
-    """Seeds of a result, or of the runs with a hash in a selection, that diverged; none of records alone."""
+    """Seeds of a result, or of the runs with a hash in a selection, that diverged; none of records alone.
+
+    Example:
+        >>> diverged_seeds([], "75cc28")
+        set()
+    """
     diverged = getattr(runs, "diverged", ())
     return set(diverged) if isinstance(diverged, Mapping) else {run.seed for run in diverged if run.hash == hash}
 

@@ -164,6 +164,10 @@ def power_of_spread(
         recorded: Paired differences, in percentage points; only their standard deviation is used.
         differences, margin, cases, alpha, max_seeds, power: As in `power`.
         score, names: What the table names.
+
+    Example:
+        >>> [(row.difference, row.fixed, row.staged) for row in power_of_spread([0.5, -0.5, 1.5], differences=[1]).rows]
+        [(1, 10, 32)]
     """
     check_rule(cases=cases, margin=margin, alpha=alpha, max_seeds=max_seeds)
     if not 0 < power < 1:

@@ -91,25 +91,25 @@ def plan_absorption(norms: Sequence[tuple[str, nn.Module, DetectedNorm]], neighb
     return Absorption(activations, neighbours.shared)
 
 
-def _absorbed(found: Neighbours) -> tuple[str, tuple[nn.Module, ...] | None]:
+def _absorbed(neighbours: Neighbours) -> tuple[str, tuple[nn.Module, ...] | None]:
     """Return why a layer can't be converted, and the activations to absorb; None if no activation directly follows."""
-    if found.fused is not None:
-        return "", () if found.fused else None
-    if not found.knows_after:
+    if neighbours.fused is not None:
+        return "", () if neighbours.fused else None
+    if not neighbours.knows_after:
         return (
             "it is unknown whether an activation follows it. Give example_input=, or apply_act=False to keep the "
             "activations of the model.",
             None,
         )
-    if found.has_other_use:
+    if neighbours.has_other_use:
         return "", None
-    if found.functions:
+    if neighbours.functions:
         return (
-            f"its activation is a call of {found.functions[0]} in the model's code, which can't be removed. Use a "
+            f"its activation is a call of {neighbours.functions[0]} in the model's code, which can't be removed. Use a "
             f"module such as nn.ReLU instead, or apply_act=False to keep the activations of the model.",
             None,
         )
-    return "", tuple(found.activations) or None
+    return "", tuple(neighbours.activations) or None
 
 
 def absorbed_act(act: nn.Module, new: nn.Module) -> nn.Module:

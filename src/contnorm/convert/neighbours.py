@@ -123,15 +123,15 @@ def _neighbours_in_sequences(model: nn.Module, norms: Sequence[nn.Module]) -> Ne
         for i, norm in enumerate(chain):
             if norm not in of or uses[norm] > 1:
                 continue
-            found = of[norm]
-            found.knows_before, found.knows_after = i > 0 or is_whole, i + 1 < len(chain) or is_whole
+            neighbours = of[norm]
+            neighbours.knows_before, neighbours.knows_after = i > 0 or is_whole, i + 1 < len(chain) or is_whole
             if i and isinstance(chain[i - 1], _CONVOLUTIONS):
-                found.convolutions.append(chain[i - 1])
+                neighbours.convolutions.append(chain[i - 1])
             following = chain[i + 1] if i + 1 < len(chain) else None
             if not _is_activation(following):
-                found.has_other_use = True
+                neighbours.has_other_use = True
                 continue
-            found.activations.append(cast(nn.Module, following))
+            neighbours.activations.append(cast(nn.Module, following))
             if uses[cast(nn.Module, following)] > 1:  # it may be applied anywhere else
                 shared.add(cast(nn.Module, following))
     return NeighbourMap(of, frozenset(shared))
@@ -178,14 +178,14 @@ class _Recorder(TorchFunctionMode):
         self.otherwise: set[nn.Module] = set()  # activations that are applied to other tensors
 
     def result(self) -> NeighbourMap:
-        used = {activation for found in self.of.values() for activation in found.activations}
-        partial = {a for found in self.of.values() if found.has_other_use for a in found.activations}
+        used = {activation for neighbours in self.of.values() for activation in neighbours.activations}
+        partial = {a for neighbours in self.of.values() if neighbours.has_other_use for a in neighbours.activations}
         return NeighbourMap(self.of, frozenset((self.otherwise | partial) & used))
 
     def called_with_relu(self, norm: nn.Module, directly: bool) -> None:
         if norm in self.norms:
-            found = self.of[norm]
-            found.fused = directly and found.fused is not False
+            neighbours = self.of[norm]
+            neighbours.fused = directly and neighbours.fused is not False
 
     def hooks(self, model: nn.Module) -> Iterable[Any]:
         inner = {module.act for module in model.modules() if isinstance(module, AbsorbedActivation)}
@@ -200,11 +200,11 @@ class _Recorder(TorchFunctionMode):
                 yield module.register_forward_hook(self._after_activation)
 
     def _before_norm(self, norm: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        found = self.of[norm]
-        found.knows_before = found.knows_after = True
+        neighbours = self.of[norm]
+        neighbours.knows_before = neighbours.knows_after = True
         for x in _tensors((args, kwargs)):
-            if id(x) in self.convolved and (source := self.convolved[id(x)][1]) not in found.convolutions:
-                found.convolutions.append(source)
+            if id(x) in self.convolved and (source := self.convolved[id(x)][1]) not in neighbours.convolutions:
+                neighbours.convolutions.append(source)
 
     def _after_norm(self, norm: nn.Module, args: object, output: object) -> None:
         if isinstance(output, Tensor):
@@ -220,9 +220,9 @@ class _Recorder(TorchFunctionMode):
             if id(x) not in self.outputs:
                 self.otherwise.add(module)
                 continue
-            found = self.of[self.outputs[id(x)][1]]
-            if module not in found.activations:
-                found.activations.append(module)
+            neighbours = self.of[self.outputs[id(x)][1]]
+            if module not in neighbours.activations:
+                neighbours.activations.append(module)
 
     def _after_activation(self, module: nn.Module, args: object, output: object) -> None:
         self.current.clear()
@@ -241,11 +241,11 @@ class _Recorder(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def _use(self, x: Tensor, name: str, in_place: bool) -> None:
-        found = self.of[self.outputs[id(x)][1]]
+        neighbours = self.of[self.outputs[id(x)][1]]
         if name.rstrip("_") in _FUNCTIONS:
-            found.functions.append(name.rstrip("_"))
+            neighbours.functions.append(name.rstrip("_"))
         else:
-            found.has_other_use = True
+            neighbours.has_other_use = True
         if in_place:
             self.outputs.pop(id(x))  # what follows uses the result
 

@@ -45,20 +45,20 @@ def plan_standardization(
     has_convolutions = any(isinstance(m, nn.Conv1d | nn.Conv2d | nn.Conv3d) for m in model.modules())
     planned: dict[nn.Module, tuple[nn.Module, ...]] = {}
     for name, module in norms:
-        found = neighbours.of[module]
+        layer_neighbours = neighbours.of[module]
         where = f"convert_norm: layer {name!r} ({type(module).__name__})"
-        if has_convolutions and not found.knows_before:
+        if has_convolutions and not layer_neighbours.knows_before:
             raise ValueError(
                 f"{where}: it is unknown which convolution precedes it. Give example_input=. The model is unchanged."
             )
-        for convolution in found.convolutions:
+        for convolution in layer_neighbours.convolutions:
             try:
                 check_standardizable(convolution)
             except ValueError as error:
                 raise ValueError(
                     f"{where}: the convolution {names[convolution]!r} before it: {error} The model is unchanged."
                 ) from error
-        planned[module] = tuple(found.convolutions)
+        planned[module] = tuple(layer_neighbours.convolutions)
     return Standardization(planned)
 
 

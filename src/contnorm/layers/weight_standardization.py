@@ -95,7 +95,12 @@ _PLAIN = {standardized: plain for plain, standardized in _STANDARDIZED.items()}
 
 
 def is_standardized(module: nn.Module) -> bool:
-    """Whether a module is a convolution with standardized weights."""
+    """Whether a module is a convolution with standardized weights.
+
+    Example:
+        >>> is_standardized(nn.Conv2d(3, 8, 3)), is_standardized(standardize(nn.Conv2d(3, 8, 3)))
+        (False, True)
+    """
     return type(module) in _PLAIN
 
 
@@ -129,7 +134,12 @@ def check_standardizable(convolution: nn.Module) -> None:
 
 
 def unstandardize(convolution: nn.Module) -> nn.Module:
-    """Use the weights of a convolution as they are, in place."""
+    """Use the weights of a convolution as they are, in place.
+
+    Example:
+        >>> unstandardize(standardize(nn.Conv2d(3, 8, 3)))
+        Conv2d(3, 8, kernel_size=(3, 3), stride=(1, 1))
+    """
     convolution.__class__ = _PLAIN.get(type(convolution), type(convolution))
     vars(convolution).pop("weight_eps", None)
     return convolution

@@ -191,8 +191,8 @@ def decide_claims(
 def decide(claim: Claim, measured: Sequence[MeasuredCell]) -> ClaimResult:
     """Decide a claim by exploratory seeds: the 95 % interval of the paired differences of each case."""
     by_cell = {one.cell: one for one in measured}
-    found = comparisons_of(claim, list(by_cell))
-    cases = tuple(_exploratory_case(claim, one, _Values(claim, one, by_cell)) for one in found)
+    comparisons = comparisons_of(claim, list(by_cell))
+    cases = tuple(_exploratory_case(claim, one, _Values(claim, one, by_cell)) for one in comparisons)
     return ClaimResult(claim, _overall(cases), cases)
 
 

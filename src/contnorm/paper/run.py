@@ -42,7 +42,7 @@ from contnorm.paper.recipe_runs import (
     sources_of,
 )
 from contnorm.paper.selection import covers, with_selection
-from contnorm.paper.until_decided import StagedRuns, fresh_seeds, reach_lines, say
+from contnorm.paper.until_decided import StagedRuns, fresh_seeds, print_line, reach_lines
 
 __all__ = [
     "RATE_CHOICES",
@@ -356,7 +356,7 @@ def _run_stages(table: _Table, console: Console | None) -> TableResult:
     max_seeds = table.options.max_seeds
     every = RecipeRecords(table.store, range(FIRST_SEED + max_seeds))
     for line in reach_lines(plan.recipe, every.measured(staged.configs, staged.numerics), staged.rule, max_seeds):
-        say(line, console)
+        print_line(line, console)
     execution = staged.run(table.environment, console)
     records = staged.records
     cells = records.measured(staged.configs, staged.numerics)

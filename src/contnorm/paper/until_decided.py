@@ -24,7 +24,7 @@ from contnorm.paper.recipe import Claim, Recipe
 from contnorm.paper.recipe_runs import Execution, RecipeRecords, run_jobs
 from contnorm.paper.tables import MOST_NAMED
 
-__all__ = ["StagedRuns", "fresh_seeds", "reach_lines", "recorded_fresh_seeds", "say"]
+__all__ = ["StagedRuns", "fresh_seeds", "print_line", "reach_lines", "recorded_fresh_seeds"]
 
 log = logging.getLogger("contnorm")
 LEAST_PAIRS = 3  # shared seeds from which a spread is taken
@@ -74,7 +74,7 @@ class StagedRuns:
             if not missing:
                 continue
             left = f"{_are(len(undecided), total)} undecided"
-            say(f"Stage of {seeds} seeds: {left}; {missing} runs are missing.", console)
+            print_line(f"Stage of {seeds} seeds: {left}; {missing} runs are missing.", console)
             execution = run_jobs(jobs, environment, console)
             if execution.failure or execution.stopped is not None or records.finished(jobs) < len(jobs):
                 return execution
@@ -101,7 +101,7 @@ class StagedRuns:
     def _finish(self, console: Console | None) -> Execution:
         undecided, total = self._undecided()
         limit = f" within the limit of {self.rule.max_seeds} seeds" if undecided else ""
-        say(f"{_are(total - len(undecided), total)} decided{limit}.", console)
+        print_line(f"{_are(total - len(undecided), total)} decided{limit}.", console)
         return Execution()
 
 
@@ -109,7 +109,7 @@ def _are(count: int, total: int) -> str:
     return f"{count} of {total} case{'' if total == 1 else 's'} {'is' if count == 1 else 'are'}"
 
 
-def say(text: str, console: Console | None) -> None:
+def print_line(text: str, console: Console | None) -> None:
     """Print a line of progress; log it if there is no terminal."""
     if console is None:
         log.info(text)

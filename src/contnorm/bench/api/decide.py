@@ -112,7 +112,7 @@ def decide(
     rule["score"] = check_score(score, stream)
     stages = _Stages(stream, (first, second), rule, console)
     stages.check()
-    stages.say_reach()
+    stages.print_reach()
     decision = None
     for size in stages_up_to(max_seeds):
         if decision is not None and decision.seeds >= size:  # all its seeds were recorded before
@@ -123,7 +123,7 @@ def decide(
         stages.report(decision)
         if decision.is_decided:
             break
-        stages.say_reach()
+        stages.print_reach()
     assert decision is not None  # there is at least one stage
     return decision
 
@@ -219,7 +219,7 @@ class _Stages:
         if first.hash == second.hash and not any(side.experiment.objects for side in self._sides):
             raise UserError(f"a and b are the same experiment ({first.hash}). Decide between experiments that differ.")
 
-    def say_reach(self) -> None:
+    def print_reach(self) -> None:
         """Say whether the margin can be reached, as soon as two seeds of both are known."""
         if not self._has_reach and len(self._sides[0].records.keys() & self._sides[1].records.keys()) > 1:
             decision = self.decide()
