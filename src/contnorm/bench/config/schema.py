@@ -507,6 +507,9 @@ Settings identify a run: runs with equal settings have the same hash. Set one wi
 file for `--config`, or by the same keys in Python. A stream and a strategy have defaults of their own, which replace
 those below; `contnorm show` lists what a run changes from them. Text must not have control characters.
 
+A strategy, memory, network or norm may have further settings of its own, such as `norm.kappa` of
+[AdaB2N](concepts/rivals.md#adab2n). A wrong key is answered with all keys of the group.
+
 This page is generated from the schema:
 `python -c "from contnorm.bench.config.schema import settings_page as p; print(p(), end='')" > docs/settings.md`."""
 
