@@ -72,14 +72,15 @@ def fresh() -> dict[tuple[str, str], dict[int, tuple[float, float, float]]]:
         ("split-cifar100-fine-grid.jsonl.gz", 283),
         ("runs/split-cifar100-fresh-seeds.jsonl.gz", 640),
         ("runs/split-cifar100-fresh-seeds-more-tables.jsonl.gz", 225),
+        ("runs/permuted-mnist-fresh-seeds.jsonl.gz", 128),
     ],
 )
 def test_archives_have_the_described_runs(name: str, count: int) -> None:
     contents = records(name)
     assert len(contents) == count == len({(record["hash"], record["seed"]) for record in contents})
     assert all(from_dict(record["config"]).hash == record["hash"] for record in contents)
-    assert {record["config"]["train"]["precision"] for record in contents} == {"tf32"}
-    assert {record["device"]["name"] for record in contents} == {"NVIDIA H200"}
+    device = {(record["config"]["train"]["precision"], record["device"]["name"]) for record in contents}
+    assert device == {("fp32", "x86_64") if "mnist" in name else ("tf32", "NVIDIA H200")}
     assert re.search(rf"\| `{name}` \| .*\b{count} runs", PAGE)
 
 
@@ -146,11 +147,17 @@ def test_split_cifar10_page_has_the_numbers_of_its_records() -> None:
 
 
 Scores = dict[int, tuple[float, float, float]]
-FRESH = ("runs/split-cifar100-fresh-seeds.jsonl.gz", "runs/split-cifar100-fresh-seeds-more-tables.jsonl.gz")
+# Archives of fresh seeds by the choice of the learning rate: selected for each norm, or that of the recipe.
+FRESH = {
+    "selected": "runs/split-cifar100-fresh-seeds.jsonl.gz",
+    "recipe": "runs/split-cifar100-fresh-seeds-more-tables.jsonl.gz",
+    "permuted": "runs/permuted-mnist-fresh-seeds.jsonl.gz",
+}
+RATE_OF_TABLE = {"1": "permuted", "2": "selected"}  # of other tables: the recipe's
 STRATEGIES = {"er": "ER", "derpp": "DER++", "single": "Single"}
 VARIANTS = ("bn_gn", "cn_tied", "bn_gn_tied")
 # The staged rule: comparisons of each table among which 0.05 is divided, and the share of each stage.
-COMPARISONS = {"2": 44, "8": 15, "9": 6, "10": 8, "12": 5}
+COMPARISONS = {"1": 8, "2": 44, "8": 15, "9": 6, "10": 8, "12": 5}
 STAGES = {8: 0.05, 16: 0.1, 32: 0.15, 64: 0.25, 128: 0.35}
 MARGIN = 1.0
 
@@ -167,8 +174,7 @@ def norm_label(norm: dict[str, Any]) -> str:
 def by_rate() -> dict[tuple[str, str], dict[str, Scores]]:
     """Scores of the fresh seeds by learning rate (selected or the recipe's), runs, norm and seed."""
     found: dict[tuple[str, str], dict[str, Scores]] = {}
-    for name in FRESH:
-        rate = "selected" if name == FRESH[0] else "recipe"
+    for rate, name in FRESH.items():
         for record in finished(name):
             config = record["config"]
             tasks = f", {config['stream']['tasks']} tasks" if config["stream"]["tasks"] else ""
@@ -189,11 +195,11 @@ def is_rounded(text: str, value: float) -> bool:
 
 def test_more_tables_have_the_scores_of_their_records(by_rate: dict[tuple[str, str], dict[str, Scores]]) -> None:
     rows = re.findall(r"^\| (\d+(?:, \d+)*) \| ([^|]+) \| ([^|]+) \| (\d+) \| (.+) \| (.+) \| (.+) \|$", PAGE, re.M)
-    printed = {(runs, norm) for _, runs, norm, *_ in rows}
-    assert printed == {(runs, norm) for (rate, runs), cells in by_rate.items() if rate == "recipe" for norm in cells}
+    printed = {(RATE_OF_TABLE.get(table, "recipe"), runs, norm) for table, runs, norm, *_ in rows}
+    assert printed == {(*of, norm) for of, cells in by_rate.items() if of[0] != "selected" for norm in cells}
     assert len(rows) == len(printed)
-    for _, runs, norm, seeds, *texts in rows:
-        values = np.array(list(by_rate["recipe", runs][norm].values()))
+    for table, runs, norm, seeds, *texts in rows:
+        values = np.array(list(by_rate[RATE_OF_TABLE.get(table, "recipe"), runs][norm].values()))
         assert int(seeds) == len(values)
         for text, column in zip(texts, values.T, strict=True):
             mean, deviation = text.split(" ± ")
@@ -222,7 +228,7 @@ def verdict(low: float, high: float) -> str:
 
 def diverged_seeds() -> dict[tuple[str, str], set[int]]:
     found: dict[tuple[str, str], set[int]] = {}
-    for record in (record for name in FRESH for record in records(name) if record.get("status") == "diverged"):
+    for record in (record for name in FRESH.values() for record in records(name) if record.get("status") == "diverged"):
         config = record["config"]
         found.setdefault((STRATEGIES[config["strategy"]["name"]], norm_label(config["norm"])), set()).add(
             record["seed"]
@@ -236,9 +242,9 @@ def test_comparisons_match_the_records(by_rate: dict[tuple[str, str], dict[str, 
     pattern = what + r" \| (\d+) \| (\S+) \| (?:(\S+) to (\S+)|-) \| ([^|]+) \|$"
     rows = re.findall(pattern, PAGE, re.M)
     counts = Counter(row[0] for row in rows)
-    assert counts == {"2": 22, "8": 3, "9": 4, "10": 4, "12": 5}
+    assert counts == {"1": 6, "2": 22, "8": 3, "9": 4, "10": 4, "12": 5}
     for table, runs, score, first, second, *printed in rows:
-        cells = by_rate["selected" if table == "2" else "recipe", runs]
+        cells = by_rate[RATE_OF_TABLE.get(table, "recipe"), runs]
         column = ("ACC", "FM", "LA").index(score)
         both = cells[first].keys() & cells[second].keys()
         differences = {seed: cells[first][seed][column] - cells[second][seed][column] for seed in both}
@@ -254,14 +260,29 @@ def test_comparisons_match_the_records(by_rate: dict[tuple[str, str], dict[str, 
         assert printed[4] == verdict(low, high), place
 
 
+@pytest.mark.parametrize("strategy", ["single", "er"])
+def test_drift_of_variances_matches_the_records(strategy: str) -> None:
+    """Table 1: of BN at the end, the second layer less the first."""
+    runs = [record for record in records(FRESH["permuted"]) if record["config"]["norm"]["name"] == "bn"]
+    last = {
+        record["seed"]: record["drift"]["by_task"][-1]
+        for record in runs
+        if record["config"]["strategy"]["name"] == strategy
+    }
+    differences = {seed: float(drift["norm2"]["var"]) - float(drift["norm1"]["var"]) for seed, drift in last.items()}
+    seeds, mean, low, high = staged_rule("1", differences, set())
+    row = f"| 1 | {STRATEGIES[strategy]} | drift of variances | BN, layer 2 less layer 1 | {seeds} | {mean:+.2f} | "
+    assert f"{row}{low:+.2f} to {high:+.2f} | {verdict(low, high)} |" in PAGE
+
+
 def test_comparisons_divide_the_error_rate_as_the_claims_do() -> None:
     assert {t: count_comparisons(find_recipe(f"table{t}")) for t in COMPARISONS} == COMPARISONS
     text = " ".join(PAGE.split())
-    assert "44, 15, 6, 8 and 5 comparisons" in text
+    assert "8, 44, 15, 6, 8 and 5 comparisons of Tables 1, 2, 8, 9, 10 and 12" in text
 
 
 def test_diverged_run_of_the_fresh_seeds_is_named() -> None:
-    (diverged,) = [record for record in records(FRESH[0]) if record.get("status") == "diverged"]
+    (diverged,) = [record for record in records(FRESH["selected"]) if record.get("status") == "diverged"]
     config = diverged["config"]
     assert (config["norm"]["name"], config["strategy"]["name"], diverged["seed"]) == ("none", "derpp", 116)
     assert "seed 116" in PAGE
