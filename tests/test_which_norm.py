@@ -13,17 +13,22 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any, NamedTuple
 
 import pytest
 
+from contnorm.bench.config.defaults import complete
+from contnorm.bench.config.schema import RunConfig, merge_settings
 from contnorm.bench.sequential import ALPHA, FIRST_SEED, MARGIN, STAGES, Decision
 from contnorm.bench.spread import spread_ratio
 from contnorm.bench.stats import PairedDifference, paired_difference
+from contnorm.paper.cells import cells_of, matches, source_of
 from contnorm.paper.comparisons import count_comparisons
 from contnorm.paper.published import find
 from contnorm.paper.recipe import find_recipe
+from contnorm.report.report import collect_report, report_text
+from contnorm.report.summaries import RecordFolders
 from tests.evidence import RECORDS, Cell, load, plain, staged
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -39,15 +44,27 @@ MINI = "runs/split-mini-imagenet.jsonl.gz"
 TINY = "runs/split-tiny-imagenet.jsonl.gz"
 COCOSEQ = "cocoseq-mini.jsonl.gz"
 TABLES = "runs/tables.jsonl.gz"
+PERMUTED = "runs/permuted-mnist-fresh-seeds.jsonl.gz"
 
-NAMES = {"er": "ER", "derpp": "DER++", "single": "none", "prs": "PRS", "crs": "CRS (reservoir)"}
+NAMES = {"er": "ER", "derpp": "DER++", "single": "no replay", "prs": "PRS", "crs": "CRS (reservoir)"}
 STREAMS = {
     "split-cifar100": "Split CIFAR-100",
     "split-cifar10": "Split CIFAR-10",
     "split-mini-imagenet": "Split mini-ImageNet",
     "split-tiny-imagenet": "Split Tiny-ImageNet",
     "cocoseq": "part of COCOseq",
+    "permuted-mnist": "permuted MNIST",
 }
+# Samples of the stream and as many of the memory, and their forward passes, as the page states them.
+BATCHES = {
+    "split-cifar100": (10, "joint"),
+    "split-mini-imagenet": (10, "joint"),
+    "permuted-mnist": (10, "joint"),
+    "cocoseq": (10, "joint"),
+    "split-cifar10": (32, "separate"),
+    "split-tiny-imagenet": (32, "separate"),
+}
+SCENARIOS = {"split-cifar100": "task", "split-mini-imagenet": "task", "permuted-mnist": "domain", "cocoseq": "free"}
 HIGH_RATES = (0.01, 0.03, 0.1, 0.3)
 TITLES = {"CN": "cn", "BN": "bn", "BRN": "brn", "GN": "gn", "SN": "sn", "IN": "in", "no norm": "none"}
 
@@ -62,20 +79,27 @@ class Statement(NamedTuple):
 # Statements without a fact about runs: headings, definitions and instructions.
 PLAIN = {
     "Which norm, when",
+    "In short",
+    "By situation",
+    "More situations, exploratory",
     "How to read this page",
-    "The answer",
     "What contradicts the paper",
     "Where our means differ from the paper, undecided",
     "What agrees with the paper",
     "The panel: each norm at its selected learning rate",
-    "Its intervals differ from those above, because the error rate is divided over its own comparisons.",
     "If BN is kept",
     "Stability over seeds",
     "What is not known",
+    "What is not reached",
     "Undecided claims",
     "The least favourable case is the one that supports the claim least.",
+    "| situation | use | because | seeds | records |",
+    "| situation | use | CN less BN | seeds | not known | records |",
     "| claim | table | evidence | least favourable case | to decide it |",
-    "| replay | stream | task | batch | learning rate | forward | pretrained | use | evidence | not known | records |",
+    "| question | what is known |",
+    "| what | command | runs | minutes |",
+    "These differences have ordinary intervals and give no verdict.",
+    "These runs were planned and have not been made.",
     "A difference is the accuracy of the first norm less that of the second, paired over seeds.",
     "ACC is the mean accuracy over all tasks at the end, FM the forgetting and LA the accuracy right after learning, "
     "all in points of a percent.",
@@ -140,8 +164,11 @@ def table2(first: str, second: str, strategy: str, score: str = "acc", **where: 
     return staged(selected(first, strategy), selected(second, strategy, **where), cases("table2"), score)
 
 
-def row(cells: list[Cell], rate: str, use: str, evidence: str, open_question: str) -> str:
-    """A row of the answer; the situation and the records are those of the cells."""
+def situation(cells: list[Cell], rate: str) -> str:
+    """Strategy and stream of some cells, with a text for their learning rates.
+
+    The other settings are those that the page states for the stream, which is checked.
+    """
     configs = [record.config for cell in cells for record in cell.runs()]
 
     def only(value: Callable[[Any], Any]) -> Any:
@@ -149,28 +176,38 @@ def row(cells: list[Cell], rate: str, use: str, evidence: str, open_question: st
         (found,) = {value(config) for config in configs}
         return found
 
-    strategy, scenario = only(lambda c: c.strategy.name), only(lambda c: c.stream.scenario)
-    (known,) = {scenario == "task" or cell.matrix == "matrix_task" for cell in cells}
-    batch, replay = only(lambda c: c.train.batch), only(lambda c: c.train.replay)
-    without = strategy == "single"
+    stream, strategy = only(lambda c: c.stream.name), only(lambda c: c.strategy.name)
+    batch, forward = BATCHES[stream]
+    assert only(lambda c: c.model.weights) is None and only(lambda c: c.train.batch) == batch
+    if strategy != "single":
+        assert (only(lambda c: c.train.replay), only(lambda c: c.strategy.forward)) == (batch, forward)
+    if stream in ("split-cifar10", "split-tiny-imagenet"):
+        (known,) = {cell.matrix == "matrix_task" for cell in cells}
+        rate = f"task {'known' if known else 'unknown'}, {rate}"
+    else:
+        assert only(lambda c: c.stream.scenario) == SCENARIOS[stream]
+    return f"{NAMES[strategy]}, {STREAMS[stream]}, {rate}"
+
+
+def links(cells: list[Cell]) -> str:
+    """Links to the archives of some cells."""
     archives = dict.fromkeys(cell.archive for cell in cells)
-    return "| {} |".format(
-        " | ".join(
-            [
-                "none" if without else NAMES[strategy],
-                STREAMS[only(lambda c: c.stream.name)],
-                "known" if known else "unknown",
-                str(batch) if without else f"{batch} + {replay}",
-                rate,
-                "-" if without else only(lambda c: c.strategy.forward),
-                "no" if only(lambda c: c.model.weights) is None else "yes",
-                use,
-                evidence,
-                open_question,
-                ", ".join(f"[{Path(name).name.partition('.')[0]}](records/{name})" for name in archives),
-            ]
-        )
-    )
+    return ", ".join(f"[records](records/{name})" for name in archives)
+
+
+def row(*columns: str) -> str:
+    return f"| {' | '.join(columns)} |"
+
+
+def difference(decision: Decision) -> str:
+    """A staged decision as text, without its number of seeds."""
+    return f"{decision.mean:+.2f} ({decision.interval}): {decision.verdict}"
+
+
+def exploratory_row(cells: list[Cell], rate: str, use: str, pair: PairedDifference, unknown: str) -> str:
+    """A row of the exploratory situations."""
+    seeds = str(len(pair.differences))
+    return row(situation(cells, rate), use, f"{pair.mean:+.2f} (95 %: {pair.t})", seeds, unknown, links(cells))
 
 
 def rates_of(cell: Cell) -> str:
@@ -232,29 +269,12 @@ def undecided_claims() -> dict[str, Statement]:
 def introduction() -> dict[str, Statement]:
     count = outcomes()
     stages = ", ".join(map(str, STAGES))
-    er, derpp = (table2("cn", "bn", strategy) for strategy in ("er", "derpp"))
     return {
         "undecided": Statement(
-            f"**{count['undecided']} of {count.total()} claims of the paper are undecided** by our runs; with five "
-            "seeds of each run it was 21 of 37."
-        ),
-        "outcomes": Statement(
-            f"Of the others, {count['holds']} hold, {count['does not hold']} do not, {count['holds in part']} hold in "
-            f"part and {count['equivalent']} are equivalent within the margin ([claims](results/claims.md))."
-        ),
-        "selected": Statement(
-            "**With replay and a learning rate that is selected for each norm, use BN**: CN is equivalent to it with "
-            "ER and lower with DER++.",
-            er.verdict == "equivalent" and derpp.verdict.startswith("lower"),
-        ),
-        "high": Statement(
-            "**With replay and a learning rate that may be too high, use CN**: it is higher than BN on the validation "
-            "tasks.",
-            excludes_zero(over_rates("cn", "bn", "er")) and over_rates("cn", "bn", "derpp").mean > 0,
-        ),
-        "without": Statement(
-            "**Without replay, use GN if little forgetting matters most**: it forgets less than BN and CN.",
-            without_replay()["single"].holds,
+            f"**{count['undecided']} of {count.total()} claims of the paper are undecided** by our runs, "
+            f"{count['holds']} hold and {count['does not hold']} do not ([claims](results/claims.md)); with five seeds "
+            "of each run, 21 of 37 were undecided.",
+            count.keys() == {"undecided", "holds", "does not hold"},
         ),
         "rule": Statement(
             f"Verdicts use seeds from {FIRST_SEED} on, which no setting was chosen with, in stages of {stages} seeds; "
@@ -262,6 +282,14 @@ def introduction() -> dict[str, Statement]:
             "all stages."
         ),
         "margin": Statement(f"The margin is {MARGIN:g} point."),
+        "batch": Statement(
+            "A batch has 10 samples of the stream and with replay 10 of the memory, in one forward pass; on Split "
+            "CIFAR-10 and Split Tiny-ImageNet 32 and 32, each in its own."
+        ),
+        "known": Statement(
+            "On Split CIFAR-100 and Split mini-ImageNet, the task of a test image is known (task-incremental); on the "
+            "part of COCOseq it is not."
+        ),
         "late rule": Statement(
             "This rule was fixed when 32 seeds of Table 2 were known, by their 95 % intervals; the stages of 8, 16 and "
             "32 seeds were computed afterwards.",
@@ -269,11 +297,48 @@ def introduction() -> dict[str, Statement]:
     }
 
 
+def short() -> dict[str, Statement]:
+    """The recommendations at the top."""
+    er, derpp = (table2("cn", "bn", strategy) for strategy in ("er", "derpp"))
+    spread = spread_ratio(selected("bn", "er").scores(), selected("cn", "er").scores())
+    return {
+        "selected": Statement(
+            "**Replay, and a learning rate that is selected for each norm:** use BN; CN is equivalent to it with ER "
+            "and lower with DER++.",
+            er.verdict == "equivalent" and derpp.verdict.startswith("lower"),
+        ),
+        "high": Statement(
+            "**Replay, and a learning rate that may be too high:** use CN, which is higher than BN at high rates on "
+            "the validation tasks (exploratory).",
+            excludes_zero(over_rates("cn", "bn", "er")) and over_rates("cn", "bn", "derpp").mean > 0,
+        ),
+        "stable": Statement(
+            "**Replay with ER, and results that must vary little between seeds:** use CN.",
+            spread.verdict == "larger" and er.verdict == "equivalent",
+        ),
+        "without": Statement(
+            "**No replay, and little forgetting matters most:** use GN, which forgets less than BN and CN.",
+            forgets_less(),
+        ),
+        "unknown": Statement(
+            "**Pretrained networks, other batch sizes, separate forward passes:** not known.",
+            all(config.model.weights is None for config in all_configs()),
+        ),
+    }
+
+
+def forgetting_of_others() -> dict[str, Decision]:
+    """FM of BN and of CN less that of GN, without replay."""
+    gn = recipe("gn", "single")
+    return {n: staged(recipe(n.lower(), "single"), gn, cases("table10"), "fm") for n in ("BN", "CN")}
+
+
+def forgets_less() -> bool:
+    return all(one.verdict == "higher" for one in forgetting_of_others().values())
+
+
 def answer() -> dict[str, Statement]:
-    return {**with_replay(), **larger_batches(), **without_replay(), **other_streams()}
-
-
-def with_replay() -> dict[str, Statement]:
+    """The table by situation."""
     found = {}
     for strategy, use, supported in (
         ("er", "BN or CN", ("equivalent",)),
@@ -284,36 +349,72 @@ def with_replay() -> dict[str, Statement]:
         decision = table2("cn", "bn", strategy)
         found[strategy] = Statement(
             row(
-                cells,
-                f"selected: {rates}",
+                situation(cells, f"selected rates {rates}"),
                 use,
-                f"CN less BN {number(decision)}",
-                "whether it is the same on other streams with selected rates",
+                f"CN less BN {difference(decision)}",
+                str(decision.seeds),
+                links(cells),
             ),
             decision.verdict in supported,
         )
+    bn, cn = (selected(norm, "er") for norm in ("bn", "cn"))
+    spread = spread_ratio(bn.scores(), cn.scores()).deviation
+    found["stable"] = Statement(
+        row(
+            "the same with ER, and results that must vary little",
+            "CN",
+            f"mean absolute deviation of BN {spread.value:.2f} times that of CN ({spread.interval.low:.2f} to "
+            f"{spread.interval.high:.2f})",
+            str(len(bn.scores())),
+            links([bn]),
+        ),
+        spread.interval.low > 1,
+    )
+    for strategy in ("er", "derpp"):
         grid = [Cell(GRID, {"norm": n, "strategy": strategy, "lr": r}) for n in ("cn", "bn") for r in HIGH_RATES]
         pair = over_rates("cn", "bn", strategy)
         found[f"{strategy} high rate"] = Statement(
             row(
-                grid,
-                "not tuned: " + ", ".join(map(str, HIGH_RATES)),
+                situation(grid, "rates not tuned: mean of " + ", ".join(map(str, HIGH_RATES))),
                 "CN" if excludes_zero(pair) else "CN, by its mean",
-                f"mean over these rates on the validation tasks: CN less BN {exploratory(pair)}",
-                "a verdict: few seeds, and validation tasks only",
+                f"CN less BN {pair.mean:+.2f} (95 %: {pair.t}) on the validation tasks",
+                str(len(pair.differences)),
+                links(grid),
             ),
             pair.mean > 0,
         )
+    gn, bn, cn = (recipe(norm, "single") for norm in ("gn", "bn", "cn"))
+    found["single fm"] = Statement(
+        row(
+            situation([gn, bn, cn], "rate 0.03 not tuned"),
+            "GN for little forgetting",
+            "; ".join(f"FM of {name} less GN {difference(one)}" for name, one in forgetting_of_others().items()),
+            str(forgetting_of_others()["BN"].seeds),
+            links([gn]),
+        ),
+        forgets_less(),
+    )
+    acc, gain = staged(cn, bn, cases("table10")), plain(gn, bn)
+    found["single acc"] = Statement(
+        row(
+            "the same, and ACC matters most",
+            "no preference",
+            f"ACC of CN less BN {difference(acc)}; of GN less BN {gain.mean:+.2f} (95 %: {gain.t})",
+            str(acc.seeds),
+            links([cn]),
+        ),
+        not acc.is_decided and not excludes_zero(gain),
+    )
     for tasks, words in ((None, "17 tasks"), (4, "four tasks")):
         cells = [recipe("cn", tasks=tasks), bn_4("matrix_running") if tasks else recipe("bn")]
         decision = staged(*cells, cases("table9"))
         found[words] = Statement(
             row(
-                cells,
-                "not tuned: 0.03",
+                situation(cells, f"{words}, rate 0.03 not tuned"),
                 "no preference",
-                f"{words}: CN less BN {number(decision)}",
-                "the sign of the difference",
+                f"CN less BN {difference(decision)}",
+                str(decision.seeds),
+                links(cells),
             ),
             decision.verdict == "undecided",
         )
@@ -325,99 +426,79 @@ def bn_4(matrix: str) -> Cell:
     return Cell(MORE, {"norm": "bn", "strategy": "er", "tasks": 4, "evaluate.moments": "oracle"}, matrix)
 
 
+def more_situations() -> dict[str, Statement]:
+    """The table of exploratory situations."""
+    return {**permuted(), **larger_batches(), **other_streams()}
+
+
+def permuted() -> dict[str, Statement]:
+    """Fresh seeds of a comparison that no claim makes, so that the staged rule does not cover it."""
+    found = {}
+    for strategy in ("er", "single"):
+        cells = [Cell(PERMUTED, {"norm": norm, "strategy": strategy}, "matrix_running") for norm in ("cn", "bn")]
+        pair = plain(*cells)
+        unknown = "the effect of a selected rate"
+        found[f"permuted {strategy}"] = Statement(
+            exploratory_row(cells, "MLP, rate 0.03 not tuned", "CN", pair, unknown),
+            pair.mean > 0 and excludes_zero(pair),
+        )
+    return found
+
+
 def larger_batches() -> dict[str, Statement]:
     found = {}
     for size in (500, 2560):
         for matrix in ("matrix", "matrix_task"):
             cells = [Cell(CIFAR10, {"norm": norm, "buffer": size}, matrix) for norm in ("cn", "bn")]
             pair = plain(*cells)
+            use, rate = "CN" if size == 2560 else "no preference", f"memory of {size:,}, rate 0.03 not tuned"
             found[f"cifar10 {size} {matrix}"] = Statement(
-                row(
-                    cells,
-                    "not tuned: 0.03",
-                    "CN" if size == 2560 else "no preference",
-                    f"memory of {size:,}: CN less BN {exploratory(pair)}",
-                    "the effect of a selected rate",
-                ),
+                exploratory_row(cells, rate, use, pair, "the effect of a selected rate"),
                 (pair.mean > 0 and excludes_zero(pair)) == (size == 2560),
             )
     for matrix in ("matrix", "matrix_task"):
         cells = [Cell(TINY, {"norm": norm}, matrix) for norm in ("cn", "bn")]
         pair = plain(*cells)
+        unknown = "the sign of the difference, and other memory sizes"
         found[f"tiny {matrix}"] = Statement(
-            row(
-                cells,
-                "not tuned: 0.03",
-                "no preference",
-                f"memory of 500: CN less BN {exploratory(pair)}",
-                "the sign of the difference, and other memory sizes",
-            ),
+            exploratory_row(cells, "memory of 500, rate 0.03 not tuned", "no preference", pair, unknown),
             not excludes_zero(pair),
         )
     return found
-
-
-def without_replay() -> dict[str, Statement]:
-    gn, bn, cn = (recipe(norm, "single") for norm in ("gn", "bn", "cn"))
-    forgetting = [staged(cell, gn, cases("table10"), "fm") for cell in (bn, cn)]
-    acc, gain = staged(cn, bn, cases("table10")), plain(gn, bn)
-    return {
-        "single": Statement(
-            row(
-                [gn, bn, cn],
-                "not tuned: 0.03",
-                "GN for least forgetting; no preference for ACC",
-                f"FM of BN less GN {number(forgetting[0])}; FM of CN less GN {number(forgetting[1])}; ACC of CN less "
-                f"BN {number(acc)}; ACC of GN less BN {exploratory(gain)}",
-                "the effect of a selected rate",
-            ),
-            {one.verdict for one in forgetting} == {"higher"} and not acc.is_decided and not excludes_zero(gain),
-        ),
-    }
 
 
 def other_streams() -> dict[str, Statement]:
+    found = {}
     cn = Cell(MINI, {"norm": "cn", "lr": 0.03})
-    bn = {rate: Cell(MINI, {"norm": "bn", "lr": rate}) for rate in (0.03, 0.01)}
-    mini = {rate: plain(cn, cell) for rate, cell in bn.items()}
-    found = {
-        "mini": Statement(
-            row(
-                [cn, *bn.values()],
-                "chosen on test tasks: 0.03 (CN), 0.03 and 0.01 (BN)",
-                "no preference",
-                "; ".join(f"CN less BN at {rate} {exploratory(pair)}" for rate, pair in mini.items()),
-                "the sign of the difference, and rates selected on validation tasks",
-            ),
-            not any(map(excludes_zero, mini.values())),
+    for rate in (0.03, 0.01):
+        cells = [cn, Cell(MINI, {"norm": "bn", "lr": rate})]
+        pair = plain(*cells)
+        rates = f"rates 0.03 (CN) and {rate} (BN), chosen on test tasks"
+        found[f"mini {rate}"] = Statement(
+            exploratory_row(cells, rates, "no preference", pair, "the sign, and rates selected on validation tasks"),
+            not excludes_zero(pair),
         )
-    }
     for memory in ("prs", "reservoir"):
         cells = [Cell(COCOSEQ, {"norm": norm, "memory": memory}) for norm in ("cn", "bn")]
         pair = plain(*cells, "map")
+        rate = f"several labels per image (mAP), rate {rates_of(cells[0])} not tuned"
         found[f"cocoseq {memory}"] = Statement(
-            row(
-                cells,
-                f"not tuned: {rates_of(cells[0])}",
-                "no preference",
-                f"several labels per image: mAP of CN less BN {exploratory(pair)}",
-                "the complete COCOseq",
-            ),
-            not excludes_zero(pair),
+            exploratory_row(cells, rate, "no preference", pair, "the complete COCOseq"), not excludes_zero(pair)
         )
-    found["pretrained"] = Statement(
-        "| any | any | any | any | any | any | yes | no recommendation | none | everything: no pretrained network was "
-        "run | none |",
-        all(config.model.weights is None for config in all_configs()),
-    )
     return found
+
+
+@cache
+def all_records() -> list[Any]:
+    """All recorded runs."""
+    archives = sorted(path.relative_to(RECORDS) for path in RECORDS.rglob("*.jsonl.gz"))
+    return [record for archive in archives for record in load(str(archive))]
 
 
 @cache
 def all_configs() -> list[Any]:
     """Settings of all recorded runs."""
-    archives = [path.relative_to(RECORDS) for path in RECORDS.rglob("*.jsonl.gz")]
-    return [record.config for archive in archives for record in load(str(archive))]
+    return [record.config for record in all_records()]
 
 
 def contradictions() -> dict[str, Statement]:
@@ -570,6 +651,7 @@ def stability() -> dict[str, Statement]:
 
 
 def unknown() -> dict[str, Statement]:
+    """The table of open questions."""
     configs = all_configs()
     sizes = {(c.train.batch, c.train.replay if c.strategy.name != "single" else 0) for c in configs}
     scaled = {
@@ -579,12 +661,17 @@ def unknown() -> dict[str, Statement]:
         for strategy in ("er", "derpp")
     }
     return {
+        "pretrained": Statement(
+            row("a pretrained network", "nothing: none was run"), all(c.model.weights is None for c in configs)
+        ),
         "batch": Statement(
-            "*Batch size.* The runs had 10 stream samples without replay, 10 with 10 of the memory, and 32 with 32.",
+            row(
+                "batch size", "the runs had 10 stream samples without replay, 10 with 10 of the memory, and 32 with 32"
+            ),
             sizes == {(10, 0), (10, 10), (32, 32)},
         ),
         "forward": Statement(
-            "*Joint or separate forward passes.* No stream was run with both, so that their effect is not known.",
+            row("joint or separate forward passes", "no stream was run with both"),
             all(
                 len({c.strategy.forward for c in configs if c.stream.name == stream and c.strategy.name != "single"})
                 <= 1
@@ -592,21 +679,92 @@ def unknown() -> dict[str, Statement]:
             ),
         ),
         "rates": Statement(
-            "*Selected learning rates elsewhere.* Learning rates were selected on validation tasks of Split CIFAR-100 "
-            "only.",
+            row("selected learning rates elsewhere", "rates were selected on validation tasks of Split CIFAR-100 only"),
             {c.stream.name for c in configs if c.stream.part == "validate"} == {"split-cifar100"},
         ),
         "brn": Statement(
-            "*BRN with limits that are scaled to the run.* BN less it is "
-            + "; ".join(f"with {NAMES[strategy]} {text}" for strategy, text in scaled.items())
-            + ".",
-        ),
-        "rivals": Statement(
-            "*Other norms.* Norms beyond those of the paper have not been run.",
-            {c.norm.name for c in configs}
-            <= {"none", "bn", "brn", "in", "gn", "sn", "cn", "bn_gn", "cn_tied", "bn_gn_tied"},
+            row(
+                "BRN with limits that are scaled to the run",
+                "BN less it is " + "; ".join(f"with {NAMES[strategy]} {text}" for strategy, text in scaled.items()),
+            )
         ),
     }
+
+
+STAGE = STAGES[0]
+# Runs that were planned and not made: description, recipe, further options, and cells that the records have already.
+PLANNED = (
+    ("separate forward passes, and ER-ACE", "panel-forward", {}),
+    ("the panel on Split CIFAR-10", "panel-cifar10", {}),
+    ("batches of 1 to 64, and the number of replayed samples", "panel-batch", {}),
+    ("stock SN in Table 3", "table3", {"norm": "sn", "layers": "stock"}),
+    ("Table 9, BN with exact moments on 17 tasks", "table9", {"norm": "bn"}),
+    ("Table 4 on Split CIFAR-10", "table4", {"stream": "split-cifar10"}),
+    ("Table 11 on Split CIFAR-10", "table11", {"stream": "split-cifar10"}),
+    ("Table 2 at one learning rate", "table2", {"stream": "split-cifar100"}),
+)
+
+
+@cache
+def seconds_per_run(stream: str, strategy: str, exact: bool) -> float:
+    """Median time of a run on the test tasks, among others that share the device."""
+    found = [
+        record.raw["seconds"]["together"] / record.raw["seconds"]["lanes"]
+        for record in all_records()
+        if record.config.stream.name == stream and record.config.strategy.name == strategy
+        if record.config.stream.part != "validate" and record.config.stream.tasks is None
+        if (record.config.evaluate.moments == "oracle") == exact and "together" in record.raw.get("seconds", {})
+    ]
+    return median(found)
+
+
+def planned_runs(recipe_name: str, only: dict[str, str]) -> list[RunConfig]:
+    """Settings of the cells of a recipe, each once, without those that the records have with enough fresh seeds."""
+    cells = [cell for cell in cells_of(find_recipe(recipe_name)) if matches(cell.place, only)]
+    tf32 = {"train": {"precision": "tf32"}}
+    configs = [complete(merge_settings(cell.values, tf32), source_of(cell)) for cell in cells]
+    seeds = Counter(record.config.hash for record in all_records() if record.seed >= FIRST_SEED)
+    distinct = {config.hash: config for config in configs}.values()
+    return [config for config in distinct if recipe_name == "table3" or seeds[config.hash] < STAGE]
+
+
+def minutes(configs: list[RunConfig], seeds: int) -> float:
+    """Estimated time on one H200: that of recorded runs of the stream and strategy, for as many steps."""
+    total = 0.0
+    for config in configs:
+        strategy = "er" if config.strategy.name == "er-ace" else config.strategy.name
+        batch = 32 if config.stream.name == "split-cifar10" else 10
+        exact = config.evaluate.moments == "oracle"
+        total += seconds_per_run(config.stream.name, strategy, exact) * batch / config.train.batch
+    return total * seeds / 60
+
+
+def plan() -> dict[str, Statement]:
+    return {
+        "estimate": Statement(
+            f"The number of runs is that of the first stage, {STAGE} seeds (Table 3: {TIMED_SEEDS}), without those "
+            "that are recorded; the time is that on one H200, at the median time of recorded runs of the same "
+            "stream and strategy, scaled to the number of steps, without the selection of learning rates."
+        )
+    }
+
+
+def not_reached() -> dict[str, Statement]:
+    found = {}
+    for what, name, only in PLANNED:
+        configs, seeds = planned_runs(name, only), TIMED_SEEDS if name == "table3" else STAGE
+        words = ["contnorm paper", name, *(f"--only {key}={value}" for key, value in only.items())]
+        words += ["--lr one"] if name == "table2" else []
+        words += ["--device cuda", f"--seeds {seeds}" if name == "table3" else "--until-decided"]
+        time = minutes(configs, seeds)
+        found[what] = Statement(
+            row(what, f"`{' '.join(words)}`", f"{len(configs) * seeds}", f"{time:.0f}" if time >= 1 else "under 1"),
+            bool(configs),
+        )
+    return found
+
+
+TIMED_SEEDS = 2
 
 
 VARIANTS = ("bn_gn", "cn_tied", "bn_gn_tied")
@@ -641,7 +799,9 @@ def facts() -> dict[str, Statement]:
     """Expected statements by name."""
     parts = {
         "intro": introduction(),
+        "short": short(),
         "answer": answer(),
+        "more": more_situations(),
         "contradicts": contradictions(),
         "open": open_differences(),
         "agrees": agreements(),
@@ -649,6 +809,8 @@ def facts() -> dict[str, Statement]:
         "bn": bn_settings(),
         "stability": stability(),
         "unknown": unknown(),
+        "plan": plan(),
+        "not reached": not_reached(),
         "undecided claims": undecided_claims(),
     }
     return {f"{part}: {name}": statement for part, some in parts.items() for name, statement in some.items()}
@@ -693,3 +855,12 @@ def test_page_links_to_the_records_it_names() -> None:
 )
 def test_page_is_linked_first(page: Path, link: str) -> None:
     assert re.findall(r"\]\(([^)]+)\)", page.read_text())[0] == link
+
+
+def test_report_names_the_page_first() -> None:
+    """A report is a file on a user's disk, from which the page can't be linked."""
+    pytest.importorskip("jinja2", reason="jinja2 is not installed")
+    html = report_text(collect_report(RecordFolders([RECORDS / COCOSEQ]), []), "html")
+    (first, *_) = re.findall(r"<p[^>]*>(.*?)</p>", html, re.S)
+    (path,) = re.findall(r"docs/\S+\.md", first)
+    assert DOCS.parent / path == DOCS / "which-norm.md"

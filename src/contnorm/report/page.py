@@ -138,6 +138,7 @@ class Page:
     comparisons: Sequence[ComparisonView] = ()
     comparison_notes: Sequence[str] = ()
     claims_lead: str = ""  # number of undecided claims
+    answer: str = ""  # where the recommendations of the documentation are
     claims_note: str = ""  # how claims are decided
 
     @property

@@ -62,6 +62,7 @@ FILLED_IN = {
     "model.weights_hash",
 }
 MADE = "<!-- Made from the records by `contnorm report`; a change by hand is lost when it is made again. -->\n\n"
+ANSWER = "Which norm to use when, by all runs that the project has recorded: docs/which-norm.md in contnorm's source."
 Groups = Mapping[str, Sequence[Record]]
 Location = str | os.PathLike[str]
 
@@ -265,6 +266,7 @@ def _page(report: Report) -> Page:
         comparison_notes=_comparison_notes(report.experiments),
         claims_lead=undecided_text(report.sections),
         claims_note=HOW,
+        answer=ANSWER,
     )
 
 
