@@ -73,6 +73,8 @@ def fresh() -> dict[tuple[str, str], dict[int, tuple[float, float, float]]]:
         ("runs/split-cifar100-fresh-seeds.jsonl.gz", 640),
         ("runs/split-cifar100-fresh-seeds-more-tables.jsonl.gz", 225),
         ("runs/permuted-mnist-fresh-seeds.jsonl.gz", 128),
+        ("runs/split-cifar100-panel.jsonl.gz", 88),
+        ("split-cifar100-panel-validation.jsonl.gz", 265),
     ],
 )
 def test_archives_have_the_described_runs(name: str, count: int) -> None:
@@ -286,6 +288,127 @@ def test_diverged_run_of_the_fresh_seeds_is_named() -> None:
     config = diverged["config"]
     assert (config["norm"]["name"], config["strategy"]["name"], diverged["seed"]) == ("none", "derpp", 116)
     assert "seed 116" in PAGE
+
+
+PANEL, PANEL_VALIDATION = "runs/split-cifar100-panel.jsonl.gz", "split-cifar100-panel-validation.jsonl.gz"
+PANEL_COMPARISONS = 74
+PANEL_LABELS = {
+    "adab2n": "AdaB2N",
+    "tbbn": "TBBN",
+    "bnt": "BNT",
+    "evonorm_s0": "EvoNorm-S0",
+    "frn": "FRN",
+    "gn_ws": "GN with weight standardization",
+    "iabn": "IABN",
+    "rbn": "RBN",
+}
+
+
+def panel_label(config: dict[str, Any]) -> str:
+    if config["norm"].get("freeze_after"):
+        return "BN, frozen after the first task"
+    moments = {"memory": "BN, moments of the memory", "task": "BN, moments of each task", "running": "BN"}
+    return PANEL_LABELS.get(config["norm"]["name"], moments[config["evaluate"]["moments"]])
+
+
+@pytest.fixture(scope="module")
+def panel(fresh: dict[tuple[str, str], Scores]) -> dict[str, Scores]:
+    """Scores with ER and seeds 100 to 107 of the panel's entries, and of BN and CN from the other archive."""
+    found: dict[str, Scores] = {}
+    for record in finished(PANEL):
+        label, running = panel_label(record["config"]), record.get("matrix_running")
+        found.setdefault(label, {})[record["seed"]] = scores(record)
+        if running:
+            found.setdefault(f"{label}, evaluated with running ones", {})[record["seed"]] = scores(
+                record, "matrix_running"
+            )
+    for label in ("BN", "CN, 32 groups"):
+        known = fresh["ER", label]
+        found[label.removesuffix(", 32 groups")] = {seed: known[seed] for seed in range(100, 108)}
+    return found
+
+
+def test_panel_has_the_scores_of_its_records(panel: dict[str, Scores]) -> None:
+    rates = {panel_label(record["config"]): record["config"]["train"]["lr"] for record in records(PANEL)}
+    rates |= {"BN": 0.005, "CN": 0.01}
+    for label, cell in panel.items():
+        values = np.array([cell[seed] for seed in range(100, 108)])
+        rate = rates[label.removesuffix(", evaluated with running ones")]
+        texts = " | ".join(f"{column.mean():.2f} ± {column.std(ddof=1):.2f}" for column in values.T)
+        assert f"| {label} | {rate:g} | {texts} |" in PAGE
+    assert len(panel) == 15
+
+
+def test_panel_comparisons_match_the_records(panel: dict[str, Scores]) -> None:
+    """Paired differences in ACC with ordinary 95 % intervals, and with those of the staged rule and its verdicts."""
+    assert count_comparisons(find_recipe("panel")) == PANEL_COMPARISONS
+    assert f"the {PANEL_COMPARISONS} comparisons of the panel" in " ".join(PAGE.split())
+    rows = re.findall(r"^\| (.+) less (BN|CN) \| (\S+) \| (\S+) to (\S+) \| (\S+) to (\S+) \| ([^|]+) \|$", PAGE, re.M)
+    others = [label for label in panel if label not in ("BN", "CN") and "running" not in label]
+    only_bn = ("BN, frozen after the first task", "BN, moments of each task")  # no question compares them with CN
+    pairs = [(first, second) for first in others for second in ("BN", "CN") if second == "BN" or first not in only_bn]
+    assert Counter(row[:2] for row in rows) == Counter(pairs)
+    for first, second, *printed, outcome in rows:
+        differences = [panel[first][seed][0] - panel[second][seed][0] for seed in range(100, 108)]
+        mean, error = float(np.mean(differences)), float(stats.sem(differences))
+        half = stats.t.ppf(0.975, 7) * error
+        wide = stats.t.ppf(1 - 0.05 / PANEL_COMPARISONS * STAGES[8] / 2, 7) * error
+        expected = (mean, mean - half, mean + half, mean - wide, mean + wide)
+        assert all(map(is_rounded, printed, expected)), (first, second, expected)
+        assert outcome == verdict(mean - wide, mean + wide)
+    memory = "BN, moments of the memory"
+    mean = {label: np.mean([one[0] for one in panel[label].values()]) for label in panel}
+    running = mean[f"{memory}, evaluated with running ones"]
+    parts = (
+        f"{running - mean['BN']:.2f} points are due to its learning rate, and {mean[memory] - running:.2f} to the eval"
+    )
+    assert parts in " ".join(PAGE.split())
+
+
+def test_panel_runs_have_equal_budgets_and_repeat_the_earlier_training() -> None:
+    contents = records(PANEL_VALIDATION)
+    assert {record["config"]["stream"]["part"] for record in contents} == {"validate"}
+    assert {record["seed"] for record in contents} == {0, 1, 2}
+    budgets = Counter((record["config"]["strategy"]["name"], panel_label(record["config"])) for record in contents)
+    assert {strategy: {budgets[of] for of in budgets if of[0] == strategy} for strategy in ("er", "derpp")} == {
+        "er": {21},
+        "derpp": {19, 15},
+    }
+    older = [r for grid in ("coarse", "fine") for r in records(f"split-cifar100-{grid}-grid.jsonl.gz")]
+    names = [
+        (r["config"]["strategy"]["name"], r["config"]["norm"]["name"], r["config"]["norm"]["schedule"]) for r in older
+    ]
+    assert set(Counter(names).values()) == {31, 34} and "21 runs, those of the paper 31 or 34" in " ".join(PAGE.split())
+    bn = {
+        (name[0], record["config"]["train"]["lr"], record["seed"]): record["matrix"]
+        for name, record in zip(names, older, strict=True)
+        if name[1] == "bn"
+    }
+    pairs = [
+        (record["matrix_running"], bn[of])
+        for record in contents
+        if "matrix_running" in record
+        and (of := (record["config"]["strategy"]["name"], record["config"]["train"]["lr"], record["seed"])) in bn
+    ]
+    assert len(pairs) == 58 and all(again == first for again, first in pairs)
+    assert "in all 58 cases" in " ".join(PAGE.split())
+
+
+def test_other_settings_of_the_panel_have_the_scores_of_their_records() -> None:
+    """Settings of round 2 other than rates: mean ACC of three seeds on the validation tasks."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for record in finished(PANEL_VALIDATION):
+        config = record["config"]
+        if config["strategy"]["name"] == "er" and config["train"]["lr"] == 0.003:
+            setting = str(config["norm"].get("kappa", config["evaluate"].get("weights", "plain")))
+            found.setdefault((panel_label(config), setting), []).append(scores(record)[0])
+    memory = {weights: np.mean(found["BN, moments of the memory", weights]) for weights in ("plain", "task", "batch")}
+    ada = {kappa: np.mean(found["AdaB2N", kappa]) for kappa in ("plain", "0.4", "0.1")}
+    text = " ".join(PAGE.split())
+    assert (
+        "ACC of {plain:.2f} with equal weights, {task:.2f} by task and {batch:.2f} as a batch".format(**memory) in text
+    )
+    assert "{:.2f} with `kappa` 1, {:.2f} with 0.4 and {:.2f} with 0.1".format(*ada.values()) in text
 
 
 EXPLORATORY = {

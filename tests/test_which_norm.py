@@ -27,6 +27,7 @@ from contnorm.paper.cells import cells_of, matches, source_of
 from contnorm.paper.comparisons import count_comparisons
 from contnorm.paper.published import find
 from contnorm.paper.recipe import find_recipe
+from contnorm.paper.selection import find_selection, with_selection
 from contnorm.report.report import collect_report, report_text
 from contnorm.report.summaries import RecordFolders
 from tests.evidence import RECORDS, Cell, load, plain, staged
@@ -44,6 +45,8 @@ MINI = "runs/split-mini-imagenet.jsonl.gz"
 TINY = "runs/split-tiny-imagenet.jsonl.gz"
 COCOSEQ = "cocoseq-mini.jsonl.gz"
 TABLES = "runs/tables.jsonl.gz"
+PANEL = "runs/split-cifar100-panel.jsonl.gz"
+PANEL_TRIALS = "split-cifar100-panel-validation.jsonl.gz"
 PERMUTED = "runs/permuted-mnist-fresh-seeds.jsonl.gz"
 
 NAMES = {"er": "ER", "derpp": "DER++", "single": "no replay", "prs": "PRS", "crs": "CRS (reservoir)"}
@@ -98,6 +101,12 @@ PLAIN = {
     "| claim | table | evidence | least favourable case | to decide it |",
     "| question | what is known |",
     "| what | command | runs | minutes |",
+    "| norm | rate | ACC | less BN | less CN |",
+    "Newer norms, and BN with other moments in evaluation",
+    "Norms of the paper",
+    "TBBN with separate forward passes and FRN in a perceptron are not defined; such runs are refused.",
+    "RBN is trained from the beginning here, while its authors adapt a trained network with it.",
+    "The verdicts are those of the staged rule.",
     "These differences have ordinary intervals and give no verdict.",
     "These runs were planned and have not been made.",
     "A difference is the accuracy of the first norm less that of the second, paired over seeds.",
@@ -297,6 +306,12 @@ def introduction() -> dict[str, Statement]:
     }
 
 
+def plain_mean(norm: str) -> float:
+    """Mean ACC of a norm of the paper with ER, over the seeds of the panel."""
+    scores = selected(norm, "er").scores()
+    return fmean(scores[seed] for seed in range(FIRST_SEED, FIRST_SEED + STAGE))
+
+
 def short() -> dict[str, Statement]:
     """The recommendations at the top."""
     er, derpp = (table2("cn", "bn", strategy) for strategy in ("er", "derpp"))
@@ -319,6 +334,13 @@ def short() -> dict[str, Statement]:
         "without": Statement(
             "**No replay, and little forgetting matters most:** use GN, which forgets less than BN and CN.",
             forgets_less(),
+        ),
+        "newer": Statement(
+            "**Newer norms with ER:** none is shown to be above BN; BN that is evaluated with moments of the replay "
+            "memory has the highest mean (8 seeds).",
+            not any(against(entry, "BN").verdict.startswith("higher") for entry in RIVALS)
+            and max(RIVALS, key=lambda entry: rival(entry).mean()) == MEMORY
+            and rival(MEMORY).mean() > max(plain_mean("bn"), plain_mean("cn")),
         ),
         "unknown": Statement(
             "**Pretrained networks, other batch sizes, separate forward passes:** not known.",
@@ -363,12 +385,36 @@ def answer() -> dict[str, Statement]:
         row(
             "the same with ER, and results that must vary little",
             "CN",
-            f"mean absolute deviation of BN {spread.value:.2f} times that of CN ({spread.interval.low:.2f} to "
-            f"{spread.interval.high:.2f})",
+            f"mean absolute deviation of BN {spread.value:.2f} times that of CN (95 % by bootstrap: "
+            f"{spread.interval.low:.2f} to {spread.interval.high:.2f})",
             str(len(bn.scores())),
             links([bn]),
         ),
         spread.interval.low > 1,
+    )
+    memory, bn, cn = rival(MEMORY), selected("bn", "er"), selected("cn", "er")
+    pairs = {other: plain(memory, cell) for other, cell in (("BN", bn), ("CN", cn))}
+    found["memory"] = Statement(
+        row(
+            "the same with ER, and evaluation may use the memory",
+            "BN with moments of the memory, by its mean",
+            "; ".join(f"less {other} {pair.mean:+.2f} (95 %: {pair.t})" for other, pair in pairs.items()),
+            str(len(memory.scores())),
+            links([memory]),
+        ),
+        all(pair.mean > 0 for pair in pairs.values()),
+    )
+    ws, gn = rival("GN with weight standardization"), selected("gn", "er")
+    pairs = {other: plain(ws, cell) for other, cell in (("BN", bn), ("GN", gn))}
+    found["independent"] = Statement(
+        row(
+            "the same with ER, and a norm without batch statistics is needed",
+            "GN with weight standardization",
+            "; ".join(f"less {other} {pair.mean:+.2f} (95 %: {pair.t})" for other, pair in pairs.items()),
+            str(len(ws.scores())),
+            links([ws]),
+        ),
+        excludes_zero(pairs["GN"]) and pairs["GN"].mean > 0,
     )
     for strategy in ("er", "derpp"):
         grid = [Cell(GRID, {"norm": n, "strategy": strategy, "lr": r}) for n in ("cn", "bn") for r in HIGH_RATES]
@@ -542,6 +588,11 @@ def open_differences() -> dict[str, Statement]:
             + ".",
             all(decision.mean < 0 and not decision.is_decided for decision in decisions),
         ),
+        "la": Statement(
+            "The paper claims that exact moments hardly change LA of BN; on permuted MNIST without replay they lower it "
+            f"by about the margin, so that it is undecided whether by less: {number(exact_moments('la', 'single'))}.",
+            exact_moments("la", "single").verdict == "lower",
+        ),
         "single": Statement(
             f"Without replay, the paper has CN {published_gain('single', '10'):.2f} points above BN; ours is "
             f"{number(staged(*single, cases('table10')))}.",
@@ -550,8 +601,27 @@ def open_differences() -> dict[str, Statement]:
     }
 
 
+def exact_moments(score: str, strategy: str) -> Decision:
+    """Table 1: BN with exact less with running moments on permuted MNIST; of FM, running less exact."""
+    where = {"norm": "bn", "strategy": strategy}
+    exact, running = (Cell(PERMUTED, where, matrix) for matrix in ("matrix", "matrix_running"))
+    cells = (running, exact) if score == "fm" else (exact, running)
+    return staged(*cells, cases("table1"), score)
+
+
 def agreements() -> dict[str, Statement]:
     found = {}
+    for score, words in (
+        ("acc", "exact moments of all past data give ACC back to BN: with exact less with running moments"),
+        ("fm", "BN forgets less with exact moments: FM with running less with exact moments"),
+    ):
+        decisions = {strategy: exact_moments(score, strategy) for strategy in ("single", "er")}
+        found[f"table 1 {score}"] = Statement(
+            f"On permuted MNIST, {words} "
+            + ", ".join(f"({NAMES[strategy]}) {number(one)}" for strategy, one in decisions.items())
+            + ".",
+            all(one.verdict.startswith("higher") for one in decisions.values()),
+        )
     for strategy in ("er", "derpp"):
         against = {
             name: table2("cn", norm, strategy) for name, norm in TITLES.items() if norm not in ("cn", "bn", "brn")
@@ -589,8 +659,154 @@ def agreements() -> dict[str, Statement]:
     return found
 
 
+def rival(entry: str, matrix: str = "matrix") -> Cell:
+    """An entry of the panel at its selected setting, with ER and fresh seeds."""
+    return Cell(PANEL, {"strategy": "er", **RIVALS[entry]}, matrix)
+
+
+def memory_trials(strategy: str, rate: float, weights: str = "plain") -> Cell:
+    """BN with moments of the memory on the validation tasks at one learning rate."""
+    return Cell(PANEL_TRIALS, {"strategy": strategy, "lr": rate, **RIVALS[MEMORY], "evaluate.weights": weights})
+
+
+def against(entry: str, other: str) -> Decision:
+    """An entry of the panel compared with BN or CN."""
+    return staged(rival(entry), selected(other.lower(), "er"), cases("panel"))
+
+
+def has_question(entry: str, other: str) -> bool:
+    """Whether a question of the panel compares an entry with BN or CN."""
+    return other == "BN" or entry not in ("BN, frozen after the first task", "BN, moments of each task")
+
+
+def rival_rows() -> dict[str, Statement]:
+    """The table of newer norms, by their mean; with BN and CN on the same seeds."""
+    seeds = range(FIRST_SEED, FIRST_SEED + STAGE)
+    rows = {}
+    for other in ("BN", "CN"):
+        cell = selected(other.lower(), "er")
+        mean = fmean(cell.scores()[seed] for seed in seeds)
+        rows[mean, other] = row(other, rates_of(cell), f"{mean:.2f}", "-", "-")
+    for entry in RIVALS:
+        cell = rival(entry)
+        assert sorted(cell.scores()) == list(seeds)
+        columns = []
+        for other in ("BN", "CN"):
+            pair = plain(cell, selected(other.lower(), "er"))
+            verdict = f"; {against(entry, other).verdict}" if has_question(entry, other) else ""
+            columns.append(f"{pair.mean:+.2f} (95 %: {pair.t}){verdict}")
+        rows[cell.mean(), entry] = row(entry, rates_of(cell), f"{cell.mean():.2f}", *columns)
+    return {entry: Statement(text) for (_, entry), text in sorted(rows.items(), reverse=True)}
+
+
+def rivals() -> dict[str, Statement]:
+    """What the newer norms show."""
+    verdicts = {(e, o): against(e, o).verdict for e in RIVALS for o in ("BN", "CN") if has_question(e, o)}
+    lower = {other: [e for e in RIVALS if verdicts.get((e, other)) == "lower"] for other in ("BN", "CN")}
+    memory = rival(MEMORY)
+    bn, cn, gn = (selected(norm, "er") for norm in ("bn", "cn", "gn"))
+    own = plain(memory, rival(MEMORY, "matrix_running"))
+    rate = plain(rival(MEMORY, "matrix_running"), bn)
+    means = {entry: rival(entry).mean() for entry in RIVALS}
+    weights = {w: memory_trials("er", 0.003, w) for w in ("plain", "task", "batch")}
+    ws, ada = "GN with weight standardization", plain(rival("AdaB2N"), bn)
+    same = all(weights["plain"].scores()[seed] == weights["task"].scores()[seed] for seed in range(3))
+    found = {
+        **{
+            f"lower than {other}": Statement(
+                f"Lower than {other}: {'; '.join(entries)}.", set(verdicts.values()) == {"lower", "undecided"}
+            )
+            for other, entries in lower.items()
+        },
+        "memory": Statement(
+            f"BN with moments of the memory has the highest mean, and its advantage is undecided: less BN "
+            f"{exploratory(plain(memory, bn))}, less CN {exploratory(plain(memory, cn))}.",
+            max(means, key=lambda entry: means[entry]) == MEMORY
+            and verdicts[MEMORY, "BN"] == verdicts[MEMORY, "CN"] == "undecided",
+        ),
+        "evaluation": Statement(
+            f"Most of it is due to the evaluation: the same networks with moments of the memory less with running ones "
+            f"{exploratory(own)}; with running ones less BN at its selected rate {exploratory(rate)}.",
+            own.mean > 3 * rate.mean > 0 and excludes_zero(own),
+        ),
+        "weights": Statement(
+            f"Its weights of samples hardly matter on the validation tasks: ACC {weights['plain'].mean():.2f} with "
+            f"equal weights and by task (the memory has as many samples of each task, so they are the same), "
+            f"{weights['batch'].mean():.2f} as a batch (3 seeds); only equal weights were run on the test tasks.",
+            same and abs(weights["plain"].mean() - weights["batch"].mean()) < MARGIN,
+        ),
+    }
+    for strategy in ("er", "derpp"):
+        gain, rest = gap(strategy)
+        found[f"gap {strategy}"] = Statement(
+            f"At rates that are not tuned with {NAMES[strategy]} (mean of {', '.join(map(str, GAP_RATES))} on the "
+            f"validation tasks), moments of the memory give back {gain.mean:.2f} of the {gain.mean + rest.mean:.2f} "
+            f"points that BN is below CN: less BN {exploratory(gain)}; CN less it {exploratory(rest)}.",
+            gain.mean > 0 and rest.mean > 0,
+        )
+    found |= {
+        "balance": Statement(
+            "AdaB2N, TBBN and BNT balance the moments of tasks in training, and none of them is shown to be above BN; "
+            f"TBBN has a higher mean than BN, AdaB2N a lower one: less BN {exploratory(ada)}.",
+            all(verdicts[e, "BN"] == "undecided" for e in ("AdaB2N", "TBBN", "BNT"))
+            and plain(rival("TBBN"), bn).mean > 0
+            and ada.mean < 0,
+        ),
+        "independent": Statement(
+            f"Of the norms that are independent of the batch, GN with weight standardization is the only one close to "
+            f"BN: less BN {exploratory(plain(rival(ws), bn))}, less GN {exploratory(plain(rival(ws), gn))}.",
+            means[ws] > max(means["EvoNorm-S0"], means["FRN"]) and excludes_zero(plain(rival(ws), gn)),
+        ),
+        "iabn": Statement(
+            f"IABN is close to CN: less CN {exploratory(plain(rival('IABN'), cn))}.",
+            verdicts["IABN", "CN"] == "undecided" and not excludes_zero(plain(rival("IABN"), cn)),
+        ),
+    }
+    return found
+
+
+def gap(strategy: str) -> tuple[PairedDifference, PairedDifference]:
+    """At rates that are not tuned, BN with moments of the memory less BN, and CN less it, on the validation tasks."""
+    by_norm = {
+        MEMORY: [memory_trials(strategy, rate).scores() for rate in GAP_RATES],
+        **{
+            n: [Cell(GRID, {"norm": n, "strategy": strategy, "lr": r}).scores() for r in GAP_RATES]
+            for n in ("bn", "cn")
+        },
+    }
+    means = {
+        n: {seed: fmean(scores[seed] for scores in by_rate) for seed in range(3)} for n, by_rate in by_norm.items()
+    }
+    first, second = paired_difference(means[MEMORY], means["bn"]), paired_difference(means["cn"], means[MEMORY])
+    assert first is not None and second is not None
+    return first, second
+
+
+def panel_intro() -> dict[str, Statement]:
+    configs = [record.config for record in load(PANEL)]
+    budget = Counter(record.config.strategy.name for record in [*load(PANEL_TRIALS), *load(PANEL_TRIALS).diverged])
+    older = [r.config for grid in (GRID, FINE_GRID) for r in [*load(grid), *load(grid).diverged]]
+    runs = Counter((config.strategy.name, config.norm.name, config.norm.schedule) for config in older)
+    return {
+        "cases": Statement(
+            f"The panel divides the error rate over {cases('panel')} comparisons, so that its intervals differ from "
+            "those above."
+        ),
+        "seeds": Statement(
+            f"The newer entries have ER and {STAGE} seeds, the first stage, which can only show large differences; "
+            "with DER++ they were not run on the test tasks.",
+            {c.strategy.name for c in configs} == {"er"} and len(configs) == len(RIVALS) * STAGE,
+        ),
+        "budget": Statement(
+            f"Each had {budget['er'] // len(RIVALS)} runs on the validation tasks to select its settings, and each "
+            f"norm of the paper {' or '.join(map(str, sorted(set(runs.values()))))}.",
+            budget["er"] % len(RIVALS) == 0,
+        ),
+    }
+
+
 def panel() -> dict[str, Statement]:
-    """BN compared with all other norms that were run at selected rates; cases of the recipe `panel`."""
+    """BN compared with the other norms of the paper at selected rates; cases of the recipe `panel`."""
     found = {}
     for strategy in ("er", "derpp"):
         bn = selected("bn", strategy)
@@ -600,10 +816,7 @@ def panel() -> dict[str, Statement]:
         found[strategy] = Statement(
             f"With {NAMES[strategy]}: BN less "
             + "; less ".join(f"{name} {number(decision)}" for name, decision in decisions.items())
-            + "."
-        )
-        found[f"{strategy} highest"] = Statement(
-            f"No norm is shown to be above BN with {NAMES[strategy]}.",
+            + ".",
             not any(decision.verdict.startswith("lower") for decision in decisions.values()),
         )
     return found
@@ -682,6 +895,13 @@ def unknown() -> dict[str, Statement]:
             row("selected learning rates elsewhere", "rates were selected on validation tasks of Split CIFAR-100 only"),
             {c.stream.name for c in configs if c.stream.part == "validate"} == {"split-cifar100"},
         ),
+        "newer": Statement(
+            row(
+                "newer norms with DER++",
+                "trials on the validation tasks of two of them; nothing was selected",
+            ),
+            {r.config.norm.name for r in load(PANEL_TRIALS) if r.config.strategy.name == "derpp"} == {"bn", "adab2n"},
+        ),
         "brn": Statement(
             row(
                 "BRN with limits that are scaled to the run",
@@ -692,8 +912,9 @@ def unknown() -> dict[str, Statement]:
 
 
 STAGE = STAGES[0]
-# Runs that were planned and not made: description, recipe, further options, and cells that the records have already.
+# Runs that were planned and not made: description, recipe, and the cells.
 PLANNED = (
+    ("newer norms with DER++", "panel", {"strategy": "derpp"}),
     ("separate forward passes, and ER-ACE", "panel-forward", {}),
     ("the panel on Split CIFAR-10", "panel-cifar10", {}),
     ("batches of 1 to 64, and the number of replayed samples", "panel-batch", {}),
@@ -713,14 +934,31 @@ def seconds_per_run(stream: str, strategy: str, exact: bool) -> float:
         for record in all_records()
         if record.config.stream.name == stream and record.config.strategy.name == strategy
         if record.config.stream.part != "validate" and record.config.stream.tasks is None
-        if (record.config.evaluate.moments == "oracle") == exact and "together" in record.raw.get("seconds", {})
+        if (record.config.evaluate.moments == "oracle") == exact and not is_newer(record.config)
+        if "together" in record.raw.get("seconds", {})
     ]
     return median(found)
 
 
+def is_newer(config: RunConfig) -> bool:
+    """Whether a run is of a newer entry of the panel."""
+    newer = {where["norm"] for where in RIVALS.values()} - {"bn"}
+    return config.norm.name in newer or config.evaluate.moments in ("memory", "task")
+
+
+@cache
+def slower() -> float:
+    """Time of a run of the newer entries relative to one of the others, with ER on Split CIFAR-100."""
+    seconds = [record.raw["seconds"] for record in load(PANEL)]
+    return median(one["together"] / one["lanes"] for one in seconds) / seconds_per_run("split-cifar100", "er", False)
+
+
 def planned_runs(recipe_name: str, only: dict[str, str]) -> list[RunConfig]:
-    """Settings of the cells of a recipe, each once, without those that the records have with enough fresh seeds."""
-    cells = [cell for cell in cells_of(find_recipe(recipe_name)) if matches(cell.place, only)]
+    """Settings of the cells of a recipe, each once, without those that have the seeds of the first stage."""
+    recipe = find_recipe(recipe_name)
+    if selection := find_selection(recipe_name, refined=True) if recipe.ours else None:
+        recipe = with_selection(recipe, selection)
+    cells = [cell for cell in cells_of(recipe) if matches(cell.place, only)]
     tf32 = {"train": {"precision": "tf32"}}
     configs = [complete(merge_settings(cell.values, tf32), source_of(cell)) for cell in cells]
     seeds = Counter(record.config.hash for record in all_records() if record.seed >= FIRST_SEED)
@@ -735,7 +973,8 @@ def minutes(configs: list[RunConfig], seeds: int) -> float:
         strategy = "er" if config.strategy.name == "er-ace" else config.strategy.name
         batch = 32 if config.stream.name == "split-cifar10" else 10
         exact = config.evaluate.moments == "oracle"
-        total += seconds_per_run(config.stream.name, strategy, exact) * batch / config.train.batch
+        seconds = seconds_per_run(config.stream.name, strategy, exact) * batch / config.train.batch
+        total += seconds * (slower() if is_newer(config) else 1.0)
     return total * seeds / 60
 
 
@@ -744,13 +983,26 @@ def plan() -> dict[str, Statement]:
         "estimate": Statement(
             f"The number of runs is that of the first stage, {STAGE} seeds (Table 3: {TIMED_SEEDS}), without those "
             "that are recorded; the time is that on one H200, at the median time of recorded runs of the same "
-            "stream and strategy, scaled to the number of steps, without the selection of learning rates."
+            "stream and strategy, scaled to the number of steps; rates that are not selected yet take `contnorm "
+            "tune panel` or `contnorm tune panel-forward` before."
         )
     }
 
 
 def not_reached() -> dict[str, Statement]:
     found = {}
+    undecided = [e for e in RIVALS if any(not against(e, o).is_decided for o in ("BN", "CN") if has_question(e, o))]
+    more = [next(iter(rival(entry).runs())).config for entry in undecided]
+    command = "`contnorm paper panel --device cuda --until-decided`"
+    found["more seeds"] = Statement(
+        row(
+            "16 seeds of the undecided newer norms with ER",
+            command,
+            f"{len(more) * STAGE}",
+            f"{minutes(more, STAGE):.0f}",
+        ),
+        STAGES[1] == 2 * STAGE,
+    )
     for what, name, only in PLANNED:
         configs, seeds = planned_runs(name, only), TIMED_SEEDS if name == "table3" else STAGE
         words = ["contnorm paper", name, *(f"--only {key}={value}" for key, value in only.items())]
@@ -767,6 +1019,22 @@ def not_reached() -> dict[str, Statement]:
 TIMED_SEEDS = 2
 
 
+MEMORY = "BN, moments of the memory"
+# Entries of the panel that are not norms of the paper, by their settings.
+RIVALS: dict[str, dict[str, Any]] = {
+    MEMORY: {"norm": "bn", "evaluate.moments": "memory"},
+    "AdaB2N": {"norm": "adab2n"},
+    "TBBN": {"norm": "tbbn"},
+    "BNT": {"norm": "bnt"},
+    "GN with weight standardization": {"norm": "gn_ws"},
+    "EvoNorm-S0": {"norm": "evonorm_s0"},
+    "FRN": {"norm": "frn"},
+    "IABN": {"norm": "iabn"},
+    "RBN": {"norm": "rbn"},
+    "BN, frozen after the first task": {"norm": "bn", "freeze_after": 1},
+    "BN, moments of each task": {"norm": "bn", "evaluate.moments": "task"},
+}
+GAP_RATES = (0.01, 0.03, 0.1)
 VARIANTS = ("bn_gn", "cn_tied", "bn_gn_tied")
 WEIGHTS = (0.01, 0.05, 0.5, 0.9)
 BN_UNTUNED = Cell(
@@ -805,6 +1073,9 @@ def facts() -> dict[str, Statement]:
         "contradicts": contradictions(),
         "open": open_differences(),
         "agrees": agreements(),
+        "panel intro": panel_intro(),
+        "rival rows": rival_rows(),
+        "rivals": rivals(),
         "panel": panel(),
         "bn": bn_settings(),
         "stability": stability(),

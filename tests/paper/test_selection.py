@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import pytest
 
@@ -110,6 +111,41 @@ def test_refined_selection_is_that_of_its_records() -> None:
         means = {lr: mean for lr, mean in means.items() if (*key, str(lr)) not in lost}
         assert chosen.lr == min(means, key=lambda lr: (-means[lr], lr))
         assert {one.lr: one.mean for one in chosen.grid if one.lr in means} == pytest.approx(means)
+
+
+@pytest.mark.slow
+def test_selection_of_the_panel_is_that_of_its_records() -> None:
+    """The paper's norms as in the refined selection of Table 2; the others by the highest mean of three seeds."""
+    selection, table2 = find_selection("panel"), find_selection("table2", refined=True)
+    assert selection is not None and table2 is not None
+    kept = {(rate.where["strategy"], rate.where["norm"], rate.where["schedule"]): rate for rate in table2.rates}
+    scores: dict[tuple[Any, ...], dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
+    others: dict[tuple[Any, ...], list[float]] = defaultdict(list)  # settings that are not in the grid of rates
+    found = Store(RECORDS / "split-cifar100-panel-validation.jsonl.gz").load_all()
+    for record in found.records:
+        config = record.config
+        assert config.stream.part == "validate"
+        key = (config.strategy.name, config.norm.name, config.evaluate.moments, config.norm.freeze_after)
+        if config.norm.options or config.evaluate.weights == "task" or config.evaluate.weights == "batch":
+            others[(*key, config.norm.options, config.evaluate.weights)].append(record.score("acc"))
+        else:
+            scores[key][config.train.lr].append(record.score("acc"))
+    new = 0
+    for chosen in selection.rates:
+        of = chosen.where
+        moments, frozen = of.get("moments", "running"), of.get("freeze_after", "own")
+        key = (of["strategy"], of["norm"], moments, None if frozen == "own" else frozen)
+        if key not in scores:
+            old = kept.pop((of["strategy"], of["norm"], of["schedule"]))
+            assert (chosen.lr, str(chosen.grid)) == (old.lr, str(old.grid))  # as text, for NaN
+            continue
+        new += 1
+        means = {lr: fmean(values) for lr, values in scores[key].items() if len(values) == 3}
+        assert chosen.lr == min(means, key=lambda lr: (-means[lr], lr))
+        assert {one.lr: one.mean for one in chosen.grid if not one.diverged} == pytest.approx(means)
+        best = means[chosen.lr] + 1e-9
+        assert all(fmean(values) <= best for other, values in others.items() if other[:4] == key), "a rate alone"
+    assert new == 11 and not kept
 
 
 def run_of(config: RunConfig) -> tuple[str, ...]:
