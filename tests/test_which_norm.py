@@ -83,6 +83,7 @@ class Statement(NamedTuple):
 PLAIN = {
     "Which norm, when",
     "In short",
+    "BN is batch norm, CN continual norm and GN group norm; ER and DER++ train on samples of a replay memory too.",
     "By situation",
     "More situations, exploratory",
     "How to read this page",
@@ -589,8 +590,8 @@ def open_differences() -> dict[str, Statement]:
             all(decision.mean < 0 and not decision.is_decided for decision in decisions),
         ),
         "la": Statement(
-            "The paper claims that exact moments hardly change LA of BN; on permuted MNIST without replay they lower it "
-            f"by about the margin, so that it is undecided whether by less: {number(exact_moments('la', 'single'))}.",
+            "The paper claims that exact moments hardly change LA of BN; on permuted MNIST without replay they lower "
+            f"it by about the margin, so that it is open whether by less: {number(exact_moments('la', 'single'))}.",
             exact_moments("la", "single").verdict == "lower",
         ),
         "single": Statement(
