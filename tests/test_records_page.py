@@ -363,6 +363,10 @@ def test_panel_comparisons_match_the_records(panel: dict[str, Scores]) -> None:
         f"{running - mean['BN']:.2f} points are due to its learning rate, and {mean[memory] - running:.2f} to the eval"
     )
     assert parts in " ".join(PAGE.split())
+    assert not any(outcome.startswith("higher") for _, second, *_, outcome in rows if second == "BN")
+    assert "Of eight newer norms with ER, none is shown to be above BN (8 seeds)." in README
+    assert max(mean, key=lambda label: mean[label]) == memory
+    assert f"has the highest mean, {mean[memory] - mean['BN']:.2f} points above BN, which is undecided." in README
 
 
 def test_panel_runs_have_equal_budgets_and_repeat_the_earlier_training() -> None:
