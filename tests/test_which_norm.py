@@ -267,7 +267,7 @@ def undecided_claims() -> dict[str, Statement]:
     found = {}
     for number, row in enumerate(row for row in claims() if row.outcome.startswith("undecided")):
         case, _, needs = row.least_favourable.partition("; ")
-        lacks = needs.removesuffix(", with this mean and spread") or "no fresh seeds were run"
+        lacks = needs.removesuffix(", with this mean and spread") or "fresh seeds of all its cells"
         table = row.table.replace("](", "](results/")
         found[str(number)] = Statement(
             f"| {row.claim} ({row.score}) | {table} | {row.evidence} | {case} | {lacks} |",
