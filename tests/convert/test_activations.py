@@ -311,3 +311,19 @@ def test_perceptron_of_the_bench_is_converted() -> None:
     assert isinstance(network.norm1, ActivationNorm) and network.norm1.apply_act
     assert network.norm1.num_groups == 2
     assert "evonorm_s0" in str(summarize(network))
+
+
+@both
+def test_one_activation_module_after_several_norms_of_a_sequence_is_absorbed_by_each(norm: str) -> None:
+    relu = nn.ReLU(inplace=True)
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), relu, nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), relu]
+    model = nn.Sequential(*layers, nn.Conv2d(8, 8, 1), relu).eval()
+    before = model(images())
+    followed = convert_norm(copy.deepcopy(model), norm, example_input=images(), **options(norm))
+    convert_norm(model, norm, **options(norm))
+    assert isinstance(model[1], ActivationNorm) and isinstance(model[4], ActivationNorm)
+    assert model[1].apply_act and model[4].apply_act
+    assert torch.equal(model(images()), followed(images()))
+    convert_norm(model, "bn")
+    assert model[2] is model[5] is model[7] is relu and torch.equal(model(images()), before)

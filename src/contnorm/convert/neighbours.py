@@ -158,8 +158,9 @@ def _flat(module: nn.Module) -> Iterator[nn.Module]:
     if not _is_sequence(module):
         yield module
         return
-    for child in module.children():
-        yield from _flat(child)
+    for child in module._modules.values():  # children() has a module only once that is called several times
+        if child is not None:
+            yield from _flat(child)
 
 
 # --- by a run -------------------------------------------------------------------------------------------------------
