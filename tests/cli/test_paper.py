@@ -450,6 +450,14 @@ def test_bad_options_of_stages(
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize("name", ["figure1", "table7"])
+def test_stages_of_a_recipe_without_runs(
+    name: str, tmp_path: Path, contnorm: Callable[..., tuple[int, str, str]]
+) -> None:
+    code, _, errors = contnorm("paper", name, "--runs", tmp_path / "runs", "--until-decided")
+    assert code == 2 and f"--until-decided: {name} has no runs" in errors and not (tmp_path / "runs").exists()
+
+
 def test_stages_of_an_archive_are_shown(tmp_path: Path, console: Console) -> None:
     """An archive of fresh seeds has all that a table needs, and nothing is run."""
     archive = RECORDS / "split-cifar100-fresh-seeds.jsonl.gz"

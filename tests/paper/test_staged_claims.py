@@ -174,6 +174,18 @@ def test_spread_is_decided_with_and_without_extreme_seeds() -> None:
     assert decided(calm, tails).outcome == "undecided"
 
 
+@pytest.mark.slow
+def test_verdict_on_a_spread_stands_if_a_later_stage_contradicts_it() -> None:
+    """As for means: an interval that does not overlap those of the stages before is left out."""
+    steadier = Claim("", "steadier", "acc", {"norm": "cn"}, ({"norm": "bn"},))
+    calm, wild = noise(32, 0.3, 60.0, stream=1), noise(32, 3.0, 60.0, stream=2)
+    before = [cell("cn", list(calm)), cell("bn", list(wild))]
+    swapped = noise(96, 9.0, 60.0, stream=3), noise(96, 0.01, 60.0, stream=4)
+    after = [cell("cn", [*calm, *swapped[0]]), cell("bn", [*wild, *swapped[1]])]
+    first, later = (decide_staged(steadier, cells, RULE) for cells in (before, after))
+    assert first.outcome == later.outcome == "holds" and (first.cases[0].seeds, later.cases[0].seeds) == (32, 128)
+
+
 def test_cases_without_runs_are_listed_and_do_not_count() -> None:
     cells = [*against_bn(HIGHER), cell("bn", [], stream="absent"), cell("cn", [], stream="absent")]
     result = decide_staged(ABOVE, cells, RULE)

@@ -271,3 +271,110 @@ def test_real_runs_are_interrupted_and_continued(tmp_path: Path, monkeypatch: py
     assert {path: path.stat().st_mtime_ns for path in first} == times
     (claim,) = variant.claims
     assert claim.evidence == "staged" and claim.cases[0].seeds == 8
+
+
+@pytest.mark.slow
+def test_cells_without_data_keep_their_seeds_and_do_not_stop_the_others(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """BN and CN have a stage, recorded where their data was; without it they get no further one, and say so."""
+    text = RECIPE.replace('source = "digits", ', "")
+    recipe = parse_recipe("three", text, "three.toml")
+    first = Runs(noisy(cn=(60.1, 1.15), ln=(50.0, 0.5)))
+    monkeypatch.setattr(until_decided, "run_jobs", first)
+    monkeypatch.setattr("contnorm.paper.run.is_present", lambda source, root: True)
+    run_table(recipe, options(tmp_path, max_seeds=8))
+    monkeypatch.setattr("contnorm.paper.run.is_present", lambda source, root: False)
+    later = Runs(noisy(cn=(60.1, 1.15), ln=(50.0, 0.5)))
+    monkeypatch.setattr(until_decided, "run_jobs", later)
+    console = Console(file=io.StringIO(), width=200)
+    result = run_table(recipe, options(tmp_path), console=console)
+    assert later.calls == []
+    assert [claim.outcome for claim in result.variants[0].claims] == ["undecided", "does not hold"]
+    assert len(result.missing_data) == 1 and "three needs mnist" in result.missing_data[0]
+    assert isinstance(console.file, io.StringIO)
+    assert "1 of 2 cases is decided within the limit of 128 seeds." in console.file.getvalue()
+
+
+@pytest.mark.slow
+def test_verdict_stands_with_a_lower_limit(recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit is of seeds that are added: recorded stages beyond it count."""
+    runs = Runs(noisy(cn=(60.1, 1.15), ln=(50.0, 0.5)))
+    monkeypatch.setattr(until_decided, "run_jobs", runs)
+    outcomes = [one.outcome for one in run_table(recipe, options(tmp_path)).variants[0].claims]
+    assert outcomes == ["equivalent", "does not hold"] and len(runs.calls) == 3
+    again = run_table(recipe, options(tmp_path, max_seeds=16)).variants[0].claims
+    assert [one.outcome for one in again] == outcomes and len(runs.calls) == 3
+
+
+@pytest.mark.slow
+def test_precision_is_that_of_the_fresh_seeds(recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More exploratory seeds in another precision neither hide recorded stages nor begin them anew."""
+    runs = Runs(noisy(cn=(66.0, 0.5), ln=(50.0, 0.5)))
+    monkeypatch.setattr(until_decided, "run_jobs", runs)
+    monkeypatch.setattr("contnorm.paper.run.run_jobs", runs)
+    run_table(recipe, TableOptions(20, runs=tmp_path, data_root=tmp_path))
+    run_table(recipe, options(tmp_path, precision="tf32"))
+    table, fresh = run_table(recipe, TableOptions(20, runs=tmp_path, data_root=tmp_path)).variants
+    assert [claim.outcome for claim in fresh.claims] == ["holds", "does not hold"]
+    assert {record.config.train.precision for one in table.cells for record in one.records.values()} == {"fp32"}
+    assert {record.config.train.precision for one in fresh.cells for record in one.records.values()} == {"tf32"}
+    calls = len(runs.calls)
+    run_table(recipe, options(tmp_path))
+    assert len(runs.calls) == calls, "the stage is recorded in tf32"
+
+
+@pytest.mark.slow
+def test_order_of_selections_does_not_change_verdicts(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alpha is divided over the whole table with --only too, and the seeds of a case do not depend on the order."""
+    accuracy = noisy(cn=(60.6, 0.9), ln=(59.5, 0.7))
+    found = []
+    for order in ([()], [("norm=cn", "norm=bn"), ("norm=ln", "norm=bn")], [("norm=ln", "norm=bn"), ()]):
+        root = tmp_path / str(len(found))
+        root.mkdir()
+        monkeypatch.setattr(until_decided, "run_jobs", Runs(accuracy))
+        for only in order:
+            run_table(recipe, options(root, only=only))
+        cases = [case for claim in run_table(recipe, options(root)).variants[0].claims for case in claim.cases]
+        found.append([(case.what, case.seeds, case.outcome, case.interval) for case in cases])
+    assert found[0] == found[1] == found[2] and {case[2] for case in found[0]} == {"holds", "does not hold"}
+
+
+def test_selection_without_a_pair_is_rejected(recipe: Recipe, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no claim of three compares the selected cells .* --only norm=cn --only"):
+        run_table(recipe, replace(options(tmp_path, only=["norm=cn"]), runs=tmp_path / "runs"))
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow
+def test_huge_limit_is_quick(recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = Runs(noisy(cn=(66.0, 0.5), ln=(50.0, 0.5)))
+    monkeypatch.setattr(until_decided, "run_jobs", runs)
+    claims = run_table(recipe, options(tmp_path, max_seeds=10**9)).variants[0].claims
+    assert [claim.outcome for claim in claims] == ["holds", "does not hold"] and len(runs.calls) == 1
+
+
+@pytest.mark.slow
+def test_score_without_a_value_gets_no_further_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The forgetting of a single task is not defined, whatever the seeds; nothing diverged."""
+    text = RECIPE.replace("train_per_task = 20", "train_per_task = 20, tasks = 1").replace('"acc"', '"fm"')
+    recipe = parse_recipe("one", text, "one.toml")
+    runs = Runs(noisy())
+    matrix = {"correct": [[50_000]], "total": [100_000], "before": None}
+    one_task = {"matrix": matrix, "source": {"name": "digits", "fingerprint": "f00d"}}
+    monkeypatch.setattr(f"{__name__}.content", lambda accuracy: one_task)
+    monkeypatch.setattr(until_decided, "run_jobs", runs)
+    claims = run_table(recipe, options(tmp_path)).variants[0].claims
+    assert len(runs.calls) == 1, "a second stage would not define it either"
+    notes = [(case.outcome, case.seeds, case.note) for claim in claims for case in claim.cases]
+    assert notes == [("undecided", 0, "fm has no value in these runs")] * 2
+
+
+def test_reach_leaves_out_scores_that_have_no_margin() -> None:
+    """Table 1 claims that drifts differ; they are distances, which a margin in points does not decide."""
+    recipe = paper.find_recipe("table1")
+    cells = [MeasuredCell(cell, {}) for cell in cells_of(recipe)]
+    lines = until_decided.reach_lines(recipe, cells, StagedRule.of(recipe), 16)
+    assert lines[1].endswith("Cases without a recorded spread: 6.")

@@ -204,9 +204,16 @@ class PairedScores:
 
 
 def paired_scores(
-    a: HasRecords | Iterable[Record], b: HasRecords | Iterable[Record], score: str | None = None
+    a: HasRecords | Iterable[Record],
+    b: HasRecords | Iterable[Record],
+    score: str | None = None,
+    *,
+    defined: bool = False,
 ) -> PairedScores:
-    """Scores of two experiments on the seeds that both have; arguments and errors are those of `compare`."""
+    """Scores of two experiments on the seeds that both have; arguments and errors are those of `compare`.
+
+    With ``defined``, a score that is NaN for all seeds is an error too.
+    """
     first, second = _by_seed(a, "a"), _by_seed(b, "b")
     configs = next(iter(first.values())).config, next(iter(second.values())).config
     check_streams(*configs)
@@ -223,10 +230,15 @@ def paired_scores(
     score = score or known[0]
     if score not in known:
         raise UserError(f"score {score!r}: use one that both experiments have: {', '.join(known)}.")
+    values, theirs = ({seed: found[seed][score] for seed in seeds} for found in (scores, others))
+    if defined and all(math.isnan(values[seed] - theirs[seed]) for seed in seeds):
+        raise UserError(
+            f"score {score!r} has no value in these runs, such as the forgetting of a single task. Use another score."
+        )
     return PairedScores(
         score,
-        {seed: scores[seed][score] for seed in seeds},
-        {seed: others[seed][score] for seed in seeds},
+        values,
+        theirs,
         configs,
         only_a=tuple(sorted(first.keys() - second.keys())),
         only_b=tuple(sorted(second.keys() - first.keys())),
@@ -249,7 +261,7 @@ def compare_spread(
         >>> runs = load_runs("runs")  # doctest: +SKIP
         >>> compare_spread(runs.where(norm="bn"), runs.where(norm="cn")).sentence  # doctest: +SKIP
     """
-    scores = paired_scores(a, b, score)
+    scores = paired_scores(a, b, score, defined=True)
     spread = spread_ratio(scores.a, scores.b)
     return replace(spread, score=score_title(scores.name), names=experiment_names(*scores.configs))
 

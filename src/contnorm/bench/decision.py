@@ -85,7 +85,8 @@ def decision_sentence(decision: Decision, names: tuple[str, str], score: str) ->
     (a, b), text, title = names, Decision.__str__(decision), score_title(score)
     word = decision.verdict.partition(",")[0]
     if word == "undecided":
-        return f"Undecided whether {a} or {b} is higher in {title}: {text.removeprefix(word).strip(' ,')}."
+        reason = text.removeprefix(word).strip(" ,") if decision.interval else text.removeprefix(word).strip(" ()")
+        return f"Undecided whether {a} or {b} is higher in {title}: {reason}."
     if word == "equivalent":
         return f"{a} and {b} are {text.replace(word, f'{word} in {title}', 1)}."
     return f"{a} is {text.replace(word, f'{word} than {b} in {title}', 1)}."
@@ -122,7 +123,7 @@ def decide_records(
     """
     check_rule(cases=cases, margin=margin, alpha=alpha, max_seeds=max_seeds)
     a, b = (list(runs) if isinstance(runs, Iterator) else runs for runs in (a, b))
-    scores = paired_scores(a, b, score)
+    scores = paired_scores(a, b, score, defined=True)
     first, second = scores.configs
     if first.hash == second.hash and not (_objects(a) or _objects(b)):
         raise UserError(f"a and b are the same experiment ({first.hash}). Decide between experiments that differ.")

@@ -132,7 +132,7 @@ def power(
         >>> runs = load_runs("runs")  # doctest: +SKIP
         >>> print(power(runs.where(norm="cn"), runs.where(norm="bn")))  # doctest: +SKIP
     """
-    scores = paired_scores(a, b, score)
+    scores = paired_scores(a, b, score, defined=True)
     return power_of_spread(
         [scores.a[seed] - scores.b[seed] for seed in sorted(scores.a)],
         differences=differences,

@@ -128,6 +128,11 @@ class Store:
 
     def seeds(self, config: RunConfig, among: Iterable[int]) -> set[int]:
         """Subset of the seeds that have a record of a finished run."""
+        if isinstance(among, range):  # which may be long
+            entries = _scan_folder(self.root / config.hash).records
+            known = {int(Path(entry.name).stem) for entry in entries}
+            known |= {seed for run, seed in self._archived_records if run == config.hash}
+            among = sorted(seed for seed in known if seed in among)
         return {seed for seed in among if self.has(config, seed)}
 
     def save(self, config: RunConfig, seed: int, results: Mapping[str, Any]) -> Path:

@@ -27,6 +27,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 from statistics import fmean
 from typing import Literal
 
@@ -59,6 +60,7 @@ Verdict = Literal["higher", "lower", "higher, within the margin", "lower, within
 ALPHA = 0.05
 MARGIN = 1.0
 MAX_SEEDS = 128
+MOST_CASES = 1_000_000  # beyond, levels are too close to 1 for a quantile
 FIRST_SEED = 100  # lower seeds are exploratory: settings were chosen with them
 SKEWED = 1.5  # skewness beyond which simulated error rates exceed alpha; see docs/concepts/deciding.md
 STAGES = (8, 16, 32, 64, 128)
@@ -281,13 +283,19 @@ def check_rule(*, cases: int = 1, margin: float = MARGIN, alpha: float = ALPHA, 
         Traceback (most recent call last):
         contnorm.errors.UserError: margin=-1: use a number of points above 0.
     """
-    if not 0 < margin < math.inf:
-        raise UserError(f"margin={margin}: use a number of points above 0.")
-    if cases < 1:
-        raise UserError(f"cases={cases}: use 1 or more.")
-    if not 0 < alpha < 1:
-        raise UserError(f"alpha={alpha}: use a number between 0 and 1.")
+    if not (_is_real(margin) and 0 < margin < math.inf):
+        raise UserError(f"margin={margin!r}: use a number of points above 0.")
+    if not (isinstance(cases, Integral) and 1 <= cases <= MOST_CASES):
+        raise UserError(f"cases={cases!r}: use a whole number from 1 to {MOST_CASES:,}.")
+    if not (_is_real(alpha) and 0 < alpha < 1):
+        raise UserError(f"alpha={alpha!r}: use a number between 0 and 1.")
+    if not isinstance(max_seeds, Integral):
+        raise UserError(f"max_seeds={max_seeds!r}: use a whole number, {STAGES[0]} or more.")
     stages_up_to(max_seeds)
+
+
+def _is_real(value: object) -> bool:
+    return isinstance(value, Real)
 
 
 @dataclass(frozen=True)

@@ -114,6 +114,8 @@ def paper(
 def run_recipe(name: str, options: TableOptions, console: Console) -> int:
     """Run the missing runs of a recipe, print the results next to the published ones, and return the exit code."""
     recipe = api.find_recipe(name)
+    if options.until_decided and recipe.kind in ("drawing", "data"):
+        raise UserError(f"--until-decided: {recipe.name} has no runs. Leave the option out.")
     console.print(safe_text(f"{recipe.name}: {recipe.title}"), style="bold")
     if recipe.kind == "drawing":
         return _draw(recipe, options.runs, console)

@@ -218,13 +218,13 @@ def decide_staged(claim: Claim, measured: Sequence[MeasuredCell], rule: StagedRu
 def decided_comparisons(
     recipe: Recipe, measured: Sequence[MeasuredCell], rule: StagedRule
 ) -> list[tuple[CellComparison, bool]]:
-    """All comparisons of a recipe's claims, those that were not run included, and whether each is decided."""
+    """Comparisons of a recipe's claims that seeds can decide, those not run included, and whether each is decided."""
     by_cell = {one.cell: one for one in measured}
     return [
-        (one, _staged_case(claim, one, _Values(claim, one, by_cell), rule).outcome != "undecided")
+        (one, _staged_case(claim, one, values, rule).outcome != "undecided")
         for claim in recipe.claims
         for one in comparisons_of(claim, list(by_cell))
-        if one.partner is not None or one.than is None
+        if one.is_complete and (values := _Values(claim, one, by_cell)).has_score
     ]
 
 
@@ -257,8 +257,8 @@ class _Values:
     @property
     def pair(self) -> tuple[dict[int, float], dict[int, float]]:
         """Score of the cell and of its partner, on all their seeds."""
-        ours = self.cells[0].values(self._claim.score)
-        return ours, self.cells[1].values(self._claim.score) if len(self.cells) > 1 else {}
+        ours = _defined(self.cells[0].values(self._claim.score))
+        return ours, _defined(self.cells[1].values(self._claim.score)) if len(self.cells) > 1 else {}
 
     @property
     def differences(self) -> dict[int, float]:
@@ -282,13 +282,17 @@ class _Values:
 
     @property
     def has_score(self) -> bool:
-        """Whether any run has the score: forgetting, for example, is undefined after one task."""
-        return bool(self.differences) or not all(one.records for one in self.cells)
+        """Whether runs may have the score: not if shared seeds lack it, as that of forgetting after one task."""
+        return bool(self.differences) or not set.intersection(*(set(one.records) for one in self.cells))
 
     @property
     def not_run(self) -> list[str]:
         """Labels of the cells without a run."""
         return [one.cell.label for one in self.cells if not one.run]
+
+
+def _defined(scores: Mapping[int, float]) -> dict[int, float]:
+    return {seed: value for seed, value in scores.items() if not math.isnan(value)}
 
 
 def _exploratory_case(claim: Claim, comparison: CellComparison, values: _Values) -> ClaimCase:
@@ -374,10 +378,16 @@ def _spread(values: _Values, end: int, level: float) -> Spread | None:
 
 
 def _intersection(intervals: Sequence[Interval]) -> Interval:
-    """Intersection of the intervals of ratios of all stages; the last one if they do not overlap."""
-    lows = [0.0 if math.isnan(one.low) else one.low for one in intervals]
-    highs = [math.inf if math.isnan(one.high) else one.high for one in intervals]
-    return Interval(max(lows), min(highs)) if max(lows) <= min(highs) else Interval(lows[-1], highs[-1])
+    """Intersection of the intervals of ratios of all stages; one that does not overlap the earlier ones is left out."""
+    low, high = 0.0, math.inf
+    for one in intervals:
+        new = (
+            max(low, 0.0 if math.isnan(one.low) else one.low),
+            min(high, math.inf if math.isnan(one.high) else one.high),
+        )
+        if new[0] <= new[1]:
+            low, high = new
+    return Interval(low, high)
 
 
 def _ratio_text(interval: Interval) -> str:

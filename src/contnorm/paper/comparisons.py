@@ -33,6 +33,11 @@ class CellComparison(NamedTuple):
         return (self.cell,) if self.partner is None else (self.cell, self.partner)
 
     @property
+    def is_complete(self) -> bool:
+        """Whether it lacks no partner."""
+        return self.partner is not None or self.than is None
+
+    @property
     def label(self) -> str:
         """Description of the cells."""
         if self.than is None:

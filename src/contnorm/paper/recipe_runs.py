@@ -178,6 +178,10 @@ class RecipeRecords:
         """Whether no seed of a run is missing."""
         return self.count(config) == len(self.seeds)
 
+    def has_any(self, configs: Iterable[RunConfig]) -> bool:
+        """Whether any seed of any run is recorded or diverged, in whatever precision."""
+        return any(self.count(with_numerics(c, one)) for c in dict.fromkeys(configs) for one in NUMERICS)
+
     def choose_numerics(self, configs: Sequence[RunConfig], typed: Mapping[str, Any]) -> Numerics:
         """Precision of the table: the one with the most seeds among those that the typed settings allow.
 

@@ -26,6 +26,7 @@ from contnorm.bench.user_code import code_files, only_trusted
 from contnorm.errors import UserError, unknown
 from contnorm.paper.cells import RecipeCell, cells_of, filter_cells, source_of, unmatched_entries, unpaired_claims
 from contnorm.paper.claims import ClaimResult, StagedRule, decide_claims
+from contnorm.paper.comparisons import comparisons_of
 from contnorm.paper.measured import MeasuredCell, Numerics, numerics_of, with_numerics
 from contnorm.paper.published import RUNS
 from contnorm.paper.recipe import Recipe, find_recipe, recipe_names
@@ -42,7 +43,7 @@ from contnorm.paper.recipe_runs import (
     sources_of,
 )
 from contnorm.paper.selection import covers, with_selection
-from contnorm.paper.until_decided import StagedRuns, fresh_seeds, print_line, reach_lines
+from contnorm.paper.until_decided import EVERY_FRESH_SEED, StagedRuns, print_line, reach_lines
 
 __all__ = [
     "RATE_CHOICES",
@@ -352,6 +353,11 @@ def _run_stages(table: _Table, console: Console | None) -> TableResult:
         raise UserError(
             f"--until-decided: no learning rate is chosen for these cells of {plan.recipe.name}. Use --lr one."
         )
+    if not any(one.is_complete for claim in plan.recipe.claims for one in comparisons_of(claim, plan.cells)):
+        raise UserError(
+            f"--until-decided: no claim of {plan.recipe.name} compares the selected cells with each other. Select both "
+            f"sides of a claim, such as --only norm=cn --only norm=bn, or leave --only out."
+        )
     staged = _staged_runs(table, plan, limited=True)
     max_seeds = table.options.max_seeds
     every = RecipeRecords(table.store, range(FIRST_SEED + max_seeds))
@@ -360,7 +366,7 @@ def _run_stages(table: _Table, console: Console | None) -> TableResult:
     execution = staged.run(table.environment, console)
     records = staged.records
     cells = records.measured(staged.configs, staged.numerics)
-    missing = table.missing_data(staged.configs[cell] for cell in staged.absent)
+    missing = table.missing_data(staged.configs[cell] for cell in staged.lacking_data)
     variant = TableVariant(plan.title, plan.recipe, cells, staged.rule)
     return table.result([variant], execution, missing, records.problems)
 
@@ -370,12 +376,12 @@ def _staged_runs(table: _Table, plan: _Plan, *, limited: bool) -> StagedRuns:
     options = table.options
     rule = StagedRule.of(plan.recipe, options.margin, options.max_seeds if limited else None)
     configs = table.configs(plan.cells)
-    every = RecipeRecords(table.store, range(FIRST_SEED + options.max_seeds))
-    numerics = every.choose_numerics(list(configs.values()), table.typed)
+    exploratory, fresh = (RecipeRecords(table.store, seeds) for seeds in (range(FIRST_SEED), EVERY_FRESH_SEED))
+    runs = list(configs.values())
+    numerics = (fresh if fresh.has_any(runs) else exploratory).choose_numerics(runs, table.typed)
     configs = {cell: with_numerics(config, numerics) for cell, config in configs.items()}
     absent = table.absent(configs.values())
-    first = RecipeRecords(table.store, fresh_seeds(STAGES[0]))
-    without = [cell for cell, c in configs.items() if c.stream.source in absent and not first.complete(c)]
+    without = [cell for cell, config in configs.items() if config.stream.source in absent]
     return StagedRuns(plan.recipe, configs, numerics, without, rule, table.store)
 
 

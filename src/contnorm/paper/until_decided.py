@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ from rich.console import Console
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.engine.job import Job, RunEnvironment
 from contnorm.bench.records import Store, spread_over_seeds
-from contnorm.bench.sequential import FIRST_SEED, Reach, reachable, stages_up_to
+from contnorm.bench.sequential import FIRST_SEED, STAGES, Reach, reachable, stages_up_to
 from contnorm.paper.cells import RecipeCell
 from contnorm.paper.claims import StagedRule, decided_comparisons, differences_of, has_margin
 from contnorm.paper.comparisons import DETERMINISTIC, CellComparison, comparisons_of
@@ -24,9 +25,10 @@ from contnorm.paper.recipe import Claim, Recipe
 from contnorm.paper.recipe_runs import Execution, RecipeRecords, run_jobs
 from contnorm.paper.tables import MOST_NAMED
 
-__all__ = ["StagedRuns", "fresh_seeds", "print_line", "reach_lines", "recorded_fresh_seeds"]
+__all__ = ["EVERY_FRESH_SEED", "StagedRuns", "fresh_seeds", "print_line", "reach_lines", "recorded_fresh_seeds"]
 
 log = logging.getLogger("contnorm")
+EVERY_FRESH_SEED = range(FIRST_SEED, sys.maxsize)
 LEAST_PAIRS = 3  # shared seeds from which a spread is taken
 
 
@@ -48,7 +50,7 @@ class StagedRuns:
         recipe: The recipe, with the learning rates that the fresh seeds use.
         configs: Settings of the run of each cell.
         numerics: Precision of the runs.
-        absent: Cells whose data is absent.
+        absent: Cells whose data is absent; they may have records.
         rule: The staged rule of the table.
         store: Store of the records.
     """
@@ -62,13 +64,12 @@ class StagedRuns:
 
     def run(self, environment: RunEnvironment, console: Console | None) -> Execution:
         """Run the stages until all cases are decided, the limit is reached, or runs fail or are stopped."""
-        stages = stages_up_to(self.rule.max_seeds) if self.rule.max_seeds is not None else ()
-        for seeds in stages:
+        for seeds in self._stages:
             undecided, total = self._undecided()
-            cells = list(dict.fromkeys(cell for one in undecided for cell in one.cells))
-            if not undecided:
-                return self._finish(console)
             records = RecipeRecords(self.store, fresh_seeds(seeds))
+            cells = self._cells(undecided, records)
+            if not cells:
+                return self._finish(console)
             jobs = [Job(config, seed) for config in self._distinct(cells) for seed in records.seeds]
             missing = len(jobs) - records.finished(jobs)
             if not missing:
@@ -89,13 +90,33 @@ class StagedRuns:
         """Records of all fresh seeds that the rule may use."""
         return RecipeRecords(self.store, recorded_fresh_seeds(self.store, self.configs.values(), self.rule.max_seeds))
 
+    @property
+    def lacking_data(self) -> list[RecipeCell]:
+        """Cells that would get further seeds if their data were present."""
+        undecided = {cell for one, done in self._decided() if not done for cell in one.cells}
+        limit = RecipeRecords(self.store, fresh_seeds(self._stages[-1]))
+        return [cell for cell in self.absent if cell in undecided and not limit.complete(self.configs[cell])]
+
+    @property
+    def _stages(self) -> tuple[int, ...]:
+        return stages_up_to(self.rule.max_seeds) if self.rule.max_seeds is not None else ()
+
+    def _cells(self, undecided: Sequence[CellComparison], records: RecipeRecords) -> list[RecipeCell]:
+        """Cells of the comparisons that have, or can be given, all seeds of a stage."""
+        lacking = {cell for cell in self.absent if not records.complete(self.configs[cell])}
+        return list(dict.fromkeys(cell for one in undecided if lacking.isdisjoint(one.cells) for cell in one.cells))
+
+    def _decided(self) -> list[tuple[CellComparison, bool]]:
+        return decided_comparisons(self.recipe, self.measured(), self.rule)
+
     def _distinct(self, cells: Sequence[RecipeCell]) -> list[RunConfig]:
         return list(dict.fromkeys(self.configs[cell] for cell in cells))
 
     def _undecided(self) -> tuple[list[CellComparison], int]:
         """Comparisons that could be decided by more seeds, and the number of all cases with data."""
-        decided = decided_comparisons(self.recipe, self.measured(), self.rule)
-        with_data = [(one, done) for one, done in decided if not any(cell in self.absent for cell in one.cells)]
+        first = RecipeRecords(self.store, fresh_seeds(STAGES[0]))
+        without = {cell for cell in self.absent if not first.complete(self.configs[cell])}
+        with_data = [(one, done) for one, done in self._decided() if without.isdisjoint(one.cells)]
         return [one for one, done in with_data if not done], len(with_data)
 
     def _finish(self, console: Console | None) -> Execution:
@@ -118,10 +139,8 @@ def print_line(text: str, console: Console | None) -> None:
 
 
 def recorded_fresh_seeds(store: Store, configs: Collection[RunConfig], limit: int | None) -> range:
-    """The fresh seeds up to the limit or, without one, up to the last stage of which any run has the first new seed."""
-    if limit is not None:
-        return fresh_seeds(limit)
-    count = 0
+    """The fresh seeds up to the last one recorded without a gap, or up to the limit of added ones if it is more."""
+    count = limit or 0
     for config in dict.fromkeys(configs):
         while store.has(config, FIRST_SEED + count) or store.is_diverged(config, FIRST_SEED + count):
             count += 1

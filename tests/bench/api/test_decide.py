@@ -188,6 +188,8 @@ def test_objects_are_run_in_memory(stream: bench.Stream) -> None:
         ((GOOD, BAD), {"stream": True, "margin": 0.0}, "margin=0.0: use a number of points above 0"),
         ((GOOD, BAD), {"stream": True, "cases": 0}, "cases=0"),
         ((GOOD, BAD), {"stream": True, "max_seeds": 5}, "max_seeds=5: use 8 or more"),
+        ((GOOD, BAD), {"stream": True, "max_seeds": 16.5}, "max_seeds=16.5: use a whole number, 8 or more"),
+        ((GOOD, BAD), {"stream": True, "cases": float("nan")}, "cases=nan: use a whole number"),
         ((GOOD, BAD), {"stream": True, "add_seeds": False}, "add_seeds=False: a has no results yet"),
         ((GOOD, []), {"stream": True}, "a is to be run, but b has records only"),
         ((5, 6), {}, "use a result of bench.run"),
@@ -214,3 +216,19 @@ def test_stream_is_not_given_twice(stream: bench.Stream) -> None:
     result = bench.run(stream, **GOOD, lanes=1)
     with pytest.raises(bench.UserError, match="a result has its stream"):
         bench.decide(result, BAD, stream=stream)
+
+
+@pytest.mark.slow
+def test_score_without_a_value_is_an_error(counted: list[list[int]]) -> None:
+    """The forgetting of a single task: it is not that runs diverged."""
+    stream = bench.load_stream("split-mnist", source="digits", tasks=1, train_per_task=20)
+    a, b = (bench.run(stream, **side, seeds=range(100, 108), lanes=1) for side in (GOOD, BAD))
+    for compare in (bench.decide, bench.power, bench.compare_spread):
+        with pytest.raises(bench.UserError, match="score 'fm' has no value in these runs"):
+            compare(a, b, "fm")
+
+
+def test_few_recorded_seeds_are_said(stream: bench.Stream) -> None:
+    a, b = (bench.run(stream, **side, seeds=[100], lanes=1) for side in (GOOD, BAD))
+    sentence = bench.decide(a, b, add_seeds=False).sentence
+    assert sentence.endswith("is higher in ACC: 0 seeds, a stage needs 8.")

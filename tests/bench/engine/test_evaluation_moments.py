@@ -347,6 +347,7 @@ def test_multi_label_streams_have_memory_and_frozen_moments() -> None:
         ({"norm": {"name": "gn4", "freeze_after": 1}}, ("norm.freeze_after=1", "'gn'")),
         ({"norm": {"freeze_after": 3}}, ("norm.freeze_after=3", "3 tasks", "below 3")),
         ({"norm": {"freeze_after": 0}}, ("norm.freeze_after=0",)),
+        ({"stream": {"tasks": 1}, "norm": {"freeze_after": 1}}, ("1 task,", "Leave norm.freeze_after out")),
     ],
 )  # fmt: skip
 def test_impossible_settings_are_refused_and_nothing_is_written(

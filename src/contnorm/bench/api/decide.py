@@ -176,7 +176,7 @@ class _Side:
                 )
         if isinstance(runs, str | Path) and Path(runs).expanduser().exists():  # others are rejected before they run
             store, config = Store(Path(runs).expanduser()), known.experiment.config
-            recorded = store.load_seeds(config, range(limit))
+            recorded = store.load_seeds(config, sorted(store.seeds(config, range(limit))))
             known.records |= {record.seed: record for record in recorded.records}
             known.diverged |= store.diverged_seeds(config)
         return known

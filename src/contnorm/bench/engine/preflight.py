@@ -216,9 +216,10 @@ def _check_freezing(model: nn.Module, config: RunConfig, stream: TaskSequence) -
             f"moments, such as bn or cn, or leave norm.freeze_after out."
         )
     if after >= stream.tasks:
+        smaller = f"Use a number below {stream.tasks}." if stream.tasks > 1 else "Leave norm.freeze_after out."
         raise UserError(
-            f"norm.freeze_after={after}: the stream has {stream.tasks} tasks, so that no task would be learned with "
-            f"frozen moments. Use a number below {stream.tasks}."
+            f"norm.freeze_after={after}: the stream has {stream.tasks} task{'' if stream.tasks == 1 else 's'}, so that "
+            f"no task would be learned with frozen moments. {smaller}"
         )
 
 
