@@ -378,3 +378,15 @@ def test_reach_leaves_out_scores_that_have_no_margin() -> None:
     cells = [MeasuredCell(cell, {}) for cell in cells_of(recipe)]
     lines = until_decided.reach_lines(recipe, cells, StagedRule.of(recipe), 16)
     assert lines[1].endswith("Cases without a recorded spread: 6.")
+
+
+@pytest.mark.slow
+def test_selection_does_not_hide_recorded_seeds_from_the_claims(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = Runs(noisy(cn=(66.0, 0.5), ln=(50.0, 0.5)))
+    monkeypatch.setattr(until_decided, "run_jobs", runs)
+    whole = run_table(recipe, options(tmp_path)).variants[0].claims
+    (variant,) = run_table(recipe, options(tmp_path, only=["norm=ln", "norm=bn"])).variants
+    assert variant.claims == whole and len(runs.calls) == 1
+    assert [one.cell.place["norm"] for one in variant.cells] == ["bn", "ln"]

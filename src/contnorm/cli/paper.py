@@ -181,8 +181,8 @@ def _show_variant(variant: TableVariant, console: Console, modified: bool, optio
         return
     if modified:
         print_text("The claims are decided for these runs, not for those of the recipe.", console)
-    if options.only and any(claim.evidence == "staged" for claim in variant.claims):
-        print_text("In the claims, cells that --only leaves out count as not run.", console)
+    if options.only and variant.rule is not None:
+        print_text("The claims are decided by all recorded cells, also those that --only leaves out.", console)
     show_claims(variant.claims, console, complete=variant.complete)
 
 

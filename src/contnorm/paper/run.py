@@ -124,17 +124,19 @@ class TableVariant:
         recipe: The recipe, with the chosen learning rates if there are some.
         cells: The cells, with their records once they are run.
         rule: The staged rule that decides the claims, if the records are of fresh seeds; None for exploratory seeds.
+        others: With a rule, the cells that are not selected; they are not shown, but count for the claims.
     """
 
     title: str
     recipe: Recipe
     cells: Sequence[MeasuredCell]
     rule: StagedRule | None = None
+    others: Sequence[MeasuredCell] = ()
 
     @property
     def claims(self) -> tuple[ClaimResult, ...]:
         """The claims of the recipe, decided by the records of the cells."""
-        return decide_claims(self.recipe, self.cells, self.rule)
+        return decide_claims(self.recipe, [*self.cells, *self.others], self.rule)
 
     @property
     def missing(self) -> list[str]:
@@ -170,11 +172,12 @@ class TableResult:
 
 @dataclass(frozen=True)
 class _Plan:
-    """The cells of one variant, before they are run."""
+    """The cells of one variant, before they are run, and for fresh seeds those that are not selected."""
 
     title: str
     recipe: Recipe
     cells: list[RecipeCell]
+    others: list[RecipeCell] = field(default_factory=list)
 
 
 def run_table(
@@ -340,8 +343,7 @@ def _recorded_stages(table: _Table) -> tuple[list[TableVariant], list[str]]:
     records = staged.records
     if len(records.seeds) < STAGES[0]:
         return [], []
-    cells = records.measured(staged.configs, staged.numerics)
-    return [TableVariant(plan.title, plan.recipe, cells, staged.rule)], records.problems
+    return [_staged_variant(plan, staged, records)], records.problems
 
 
 def _run_stages(table: _Table, console: Console | None) -> TableResult:
@@ -361,28 +363,34 @@ def _run_stages(table: _Table, console: Console | None) -> TableResult:
     staged = _staged_runs(table, plan, limited=True)
     max_seeds = table.options.max_seeds
     every = RecipeRecords(table.store, range(FIRST_SEED + max_seeds))
-    for line in reach_lines(plan.recipe, every.measured(staged.configs, staged.numerics), staged.rule, max_seeds):
+    configs = {cell: staged.configs[cell] for cell in plan.cells}
+    for line in reach_lines(plan.recipe, every.measured(configs, staged.numerics), staged.rule, max_seeds):
         print_line(line, console)
     execution = staged.run(table.environment, console)
     records = staged.records
-    cells = records.measured(staged.configs, staged.numerics)
+    variant = _staged_variant(plan, staged, records)
     missing = table.missing_data(staged.configs[cell] for cell in staged.lacking_data)
-    variant = TableVariant(plan.title, plan.recipe, cells, staged.rule)
     return table.result([variant], execution, missing, records.problems)
+
+
+def _staged_variant(plan: _Plan, staged: StagedRuns, records: RecipeRecords) -> TableVariant:
+    measured = {one.cell: one for one in records.measured(staged.configs, staged.numerics)}
+    cells, others = ([measured[cell] for cell in part] for part in (plan.cells, plan.others))
+    return TableVariant(plan.title, plan.recipe, cells, staged.rule, others)
 
 
 def _staged_runs(table: _Table, plan: _Plan, *, limited: bool) -> StagedRuns:
     """The runs of a plan with fresh seeds; not ``limited`` for all that are recorded."""
     options = table.options
     rule = StagedRule.of(plan.recipe, options.margin, options.max_seeds if limited else None)
-    configs = table.configs(plan.cells)
+    configs = table.configs([*plan.cells, *plan.others])
     exploratory, fresh = (RecipeRecords(table.store, seeds) for seeds in (range(FIRST_SEED), EVERY_FRESH_SEED))
     runs = list(configs.values())
     numerics = (fresh if fresh.has_any(runs) else exploratory).choose_numerics(runs, table.typed)
     configs = {cell: with_numerics(config, numerics) for cell, config in configs.items()}
     absent = table.absent(configs.values())
     without = [cell for cell, config in configs.items() if config.stream.source in absent]
-    return StagedRuns(plan.recipe, configs, numerics, without, rule, table.store)
+    return StagedRuns(plan.recipe, configs, frozenset(plan.cells), numerics, without, rule, table.store)
 
 
 def _staged_plan(recipe: Recipe, options: TableOptions) -> _Plan:
@@ -392,14 +400,19 @@ def _staged_plan(recipe: Recipe, options: TableOptions) -> _Plan:
         selection = selection_of(recipe, options.runs, options.selected, refined=True)
     if selection is None:
         title = f"Fresh seeds, from {FIRST_SEED} on"
-        return _Plan(title, recipe, filter_cells(cells_of(recipe), options.only))
+        every = cells_of(recipe)
+        selected = filter_cells(every, options.only)
+        return _Plan(title, recipe, selected, [cell for cell in every if cell not in selected])
     tuned = with_selection(recipe, selection)
-    cells = [cell for cell in filter_cells(cells_of(tuned), options.only) if covers(selection, cell)]
+    every = cells_of(tuned)
+    selected = filter_cells(every, options.only)
+    covered = [cell for cell in every if covers(selection, cell)]
     title = (
         f"Fresh seeds, from {FIRST_SEED} on, with a learning rate for each norm, chosen on the validation tasks "
         f"({selection.path})"
     )
-    return _Plan(title, tuned, cells)
+    cells, others = ([cell for cell in covered if (cell in selected) is wanted] for wanted in (True, False))
+    return _Plan(title, tuned, cells, others)
 
 
 def _plans(recipe: Recipe, options: TableOptions) -> list[_Plan]:

@@ -49,6 +49,7 @@ class StagedRuns:
     Attributes:
         recipe: The recipe, with the learning rates that the fresh seeds use.
         configs: Settings of the run of each cell.
+        selected: The cells to run; comparisons with others are not run.
         numerics: Precision of the runs.
         absent: Cells whose data is absent; they may have records.
         rule: The staged rule of the table.
@@ -57,6 +58,7 @@ class StagedRuns:
 
     recipe: Recipe
     configs: Mapping[RecipeCell, RunConfig]
+    selected: Collection[RecipeCell]
     numerics: Numerics
     absent: Collection[RecipeCell]
     rule: StagedRule
@@ -107,7 +109,8 @@ class StagedRuns:
         return list(dict.fromkeys(cell for one in undecided if lacking.isdisjoint(one.cells) for cell in one.cells))
 
     def _decided(self) -> list[tuple[CellComparison, bool]]:
-        return decided_comparisons(self.recipe, self.measured(), self.rule)
+        decided = decided_comparisons(self.recipe, self.measured(), self.rule)
+        return [(one, done) for one, done in decided if all(cell in self.selected for cell in one.cells)]
 
     def _distinct(self, cells: Sequence[RecipeCell]) -> list[RunConfig]:
         return list(dict.fromkeys(self.configs[cell] for cell in cells))
