@@ -79,7 +79,7 @@ class TableOptions:
         until_decided: Whether to add fresh seeds, from 100 on, in stages until each case of each claim is decided or
             ``max_seeds`` is reached. No other seeds are run then.
         margin: Largest difference in points that counts as equivalent.
-        max_seeds: Largest number of fresh seeds of a run.
+        max_seeds: Largest number of fresh seeds up to which seeds are added; recorded ones beyond it count.
     """
 
     seeds: int | None = None
