@@ -112,7 +112,11 @@ PLAIN = {
     "These runs were planned and have not been made.",
     "A difference is the accuracy of the first norm less that of the second, paired over seeds.",
     "ACC is the mean accuracy over all tasks at the end, FM the forgetting and LA the accuracy right after learning, "
-    "all in points of a percent.",
+    "all in percentage points.",
+    "This is proven for normally distributed differences; [how a comparison is decided](concepts/deciding.md) has "
+    "simulated rates for skewed ones, which are higher.",
+    "ER and DER++ are strategies with [replay](howto/run-the-bench.md), and the norms are described in the "
+    "[quickstart](quickstart.md) and in [the rivals](concepts/rivals.md).",
     "The verdict *higher* or *lower* means that the interval excludes zero, *equivalent* that it lies within the "
     "margin and contains zero, *undecided* anything else.",
     "Intervals that are marked with 95 % are ordinary ones (Student's t), without a correction for the number of "
