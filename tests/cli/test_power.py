@@ -66,7 +66,7 @@ def test_margin_out_of_reach_is_stated(power: Power) -> None:
     [
         (("norm=bn", "norm=cn", "--margin", "-1"), "margin=-1.0: use a number of points above 0."),
         (("norm=bn", "norm=cn", "--difference", "0"), "difference=0.0: use a number of points above 0."),
-        (("norm=bn", "norm=cn", "--cases", "0"), "cases=0: use 1 or more."),
+        (("norm=bn", "norm=cn", "--cases", "0"), "cases=0: use a whole number from 1 to 1,000,000."),
         (("norm=bn", "norm=cn", "--max-seeds", "7"), "max_seeds=7: use 8 or more"),
         (("norm=bn", "norm=cn", "--power", "1"), "power=1.0: use a number between 0 and 1."),
         (("norm=bn", "norm=cn", "--score", "nope"), "score 'nope': use one that both experiments have"),

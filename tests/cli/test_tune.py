@@ -336,5 +336,8 @@ def test_package_selections_match_recipes() -> None:
         found = find_selection(name)
         for one in found.rates if found else ():
             rates = [tried.lr for tried in one.grid]
-            assert set(RATES) <= set(rates) if find_recipe(name).ours else rates == list(RATES)
+            if find_recipe(name).ours:  # refined around the best of a grid, which may begin at a lower rate
+                assert len(rates) >= len(RATES) and one.lr in rates
+            else:
+                assert rates == list(RATES)
             assert any(matches(cell.place, one.where) for cell in cells_of(find_recipe(name)))

@@ -21,6 +21,7 @@ from contnorm.bench.metrics.accuracy_matrix import AccuracyMatrix, acc_so_far
 from contnorm.bench.metrics.memory_stats import Census
 from contnorm.bench.metrics.multilabel import mean_ap
 from contnorm.bench.records import Record, Store
+from contnorm.bench.sequential import FIRST_SEED
 from contnorm.paper.recipe import find_recipe
 from contnorm.report import figures, record_figures
 from tests.report.record_samples import TASKS, make_records
@@ -30,7 +31,8 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def single_bn() -> list[Record]:
-    return STORE.find("09ba865b075b")
+    """The five exploratory seeds of the run."""
+    return [record for record in STORE.find("09ba865b075b") if record.seed < FIRST_SEED]
 
 
 @pytest.fixture(scope="module")
