@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from contnorm.bench.comparison import HasRecords, experiment_names, paired_scores, score_title
+from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.records import Record, spread_over_seeds
 from contnorm.bench.sequential import (
     ALPHA,
@@ -22,7 +23,7 @@ from contnorm.bench.sequential import (
 )
 from contnorm.errors import UserError
 
-__all__ = ["PairedDecision", "decide_records", "decision_sentence", "diverged_seeds"]
+__all__ = ["PairedDecision", "check_different", "decide_records", "decision_sentence", "diverged_seeds"]
 
 
 @dataclass(frozen=True)
@@ -125,8 +126,7 @@ def decide_records(
     a, b = (list(runs) if isinstance(runs, Iterator) else runs for runs in (a, b))
     scores = paired_scores(a, b, score, defined=True)
     first, second = scores.configs
-    if first.hash == second.hash and not (_objects(a) or _objects(b)):
-        raise UserError(f"a and b are the same experiment ({first.hash}). Decide between experiments that differ.")
+    check_different(first, second, _objects(a), _objects(b))
     differences = {seed: scores.a[seed] - scores.b[seed] for seed in sorted(scores.a)}
     diverged = diverged_seeds(a, first.hash) | diverged_seeds(b, second.hash)
     decision = decide_differences(
@@ -151,6 +151,20 @@ def decide_records(
     )
 
 
+def check_different(a: RunConfig, b: RunConfig, *objects: Mapping[str, Any]) -> None:
+    """Reject two experiments that are the same one.
+
+    Args:
+        a, b: Their settings.
+        objects: Their Python objects. Two objects without a tag may have the same name, so the same hash.
+
+    Raises:
+        UserError: If the settings are equal and there are no objects that may differ.
+    """
+    if a.hash == b.hash and not any(objects):
+        raise UserError(f"a and b are the same experiment ({a.hash}). Decide between experiments that differ.")
+
+
 def diverged_seeds(runs: Any, hash: str) -> set[int]:
     """Seeds of a result, or of the runs with a hash in a selection, that diverged; none of records alone.
 
@@ -163,7 +177,7 @@ def diverged_seeds(runs: Any, hash: str) -> set[int]:
 
 
 def _objects(runs: Any) -> Mapping[str, Any]:
-    """Python objects of a result. Two objects without a tag may have the same name, so the same hash."""
+    """Python objects of a result."""
     objects: Mapping[str, Any] = getattr(runs, "objects", {})
     return objects
 

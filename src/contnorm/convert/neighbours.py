@@ -20,7 +20,7 @@ from contnorm.convert.detect import random_state_restored
 from contnorm.layers.activation import AbsorbedActivation, observe_normed_relu
 from contnorm.moments.freeze import evaluation_mode
 
-__all__ = ["ACTIVATIONS", "NeighbourMap", "Neighbours", "find_neighbours", "run_example"]
+__all__ = ["ACTIVATIONS", "CONVOLUTIONS", "NeighbourMap", "Neighbours", "find_neighbours", "run_example"]
 
 # Activations without parameters that a norm can replace. Not sigmoid and softmax, which are gates and outputs.
 ACTIVATIONS: tuple[type[nn.Module], ...] = (
@@ -41,7 +41,7 @@ _FUNCTIONS = frozenset(cls.__name__.lower() for cls in ACTIVATIONS) | {"leaky_re
 _IN_PLACE = frozenset(("__iadd__", "__isub__", "__imul__", "__itruediv__", "__setitem__"))
 # Reading these of a tensor does not use its values.
 _READS = frozenset(("__get__", "size", "dim", "stride", "numel", "is_contiguous", "is_floating_point", "__len__"))
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 @dataclass
@@ -125,7 +125,7 @@ def _neighbours_in_sequences(model: nn.Module, norms: Sequence[nn.Module]) -> Ne
                 continue
             neighbours = of[norm]
             neighbours.knows_before, neighbours.knows_after = i > 0 or is_whole, i + 1 < len(chain) or is_whole
-            if i and isinstance(chain[i - 1], _CONVOLUTIONS):
+            if i and isinstance(chain[i - 1], CONVOLUTIONS):
                 neighbours.convolutions.append(chain[i - 1])
             following = chain[i + 1] if i + 1 < len(chain) else None
             if not _is_activation(following):
@@ -194,7 +194,7 @@ class _Recorder(TorchFunctionMode):
             if module in self.norms:
                 yield module.register_forward_pre_hook(self._before_norm, with_kwargs=True)
                 yield module.register_forward_hook(self._after_norm)
-            elif isinstance(module, _CONVOLUTIONS):
+            elif isinstance(module, CONVOLUTIONS):
                 yield module.register_forward_hook(self._after_convolution)
             elif _is_activation(module) and module not in inner:
                 yield module.register_forward_pre_hook(self._before_activation, with_kwargs=True)

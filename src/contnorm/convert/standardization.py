@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from contnorm.convert.neighbours import NeighbourMap
+from contnorm.convert.neighbours import CONVOLUTIONS, NeighbourMap
 from contnorm.layers.weight_standardization import WSGroupNorm, check_standardizable, standardize, unstandardize
 
 __all__ = ["Standardization", "plan_standardization", "standardize_convolutions"]
@@ -42,7 +42,7 @@ def plan_standardization(
         ValueError: If it is unknown what precedes a layer, or if a convolution can't be standardized.
     """
     names = {module: name for name, module in model.named_modules()}
-    has_convolutions = any(isinstance(m, nn.Conv1d | nn.Conv2d | nn.Conv3d) for m in model.modules())
+    has_convolutions = any(isinstance(m, CONVOLUTIONS) for m in model.modules())
     planned: dict[nn.Module, tuple[nn.Module, ...]] = {}
     for name, module in norms:
         layer_neighbours = neighbours.of[module]
@@ -71,7 +71,7 @@ def standardize_convolutions(model: nn.Module) -> nn.Module:
         >>> model[0](torch.randn(1, 3, 5, 5)).shape, len(model[1].standardized)
         (torch.Size([1, 8, 3, 3]), 1)
     """
-    convolutions = tuple(m for m in model.modules() if isinstance(m, nn.Conv1d | nn.Conv2d | nn.Conv3d))
+    convolutions = tuple(m for m in model.modules() if isinstance(m, CONVOLUTIONS))
     for norm in [module for module in model.modules() if isinstance(module, WSGroupNorm)]:
         norm.standardized = convolutions
         for convolution in convolutions:

@@ -27,6 +27,7 @@ __all__ = [
     "channels_of",
     "check_arguments",
     "empty_like_input",
+    "keep_values",
     "unbiased",
     "update_moments",
     "uses_batch_moments",
@@ -99,6 +100,15 @@ def update_moments(
         for running, new in ((running_mean, mean), (running_var, var)):
             weight = momentum.to(new.dtype) if isinstance(momentum, Tensor) else momentum
             running.copy_(torch.lerp(running.to(new.dtype), new.detach(), weight))
+
+
+def keep_values(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Return copies of tensors of one shape that a compiled backward pass does not compute again.
+
+    It may recompute values of the forward pass from buffers of a layer, such as the running moments and the counter of
+    batches, which have changed by then. It does not recompute a concatenation.
+    """
+    return torch.stack(tensors).unbind()
 
 
 def channel_moments(x: Tensor) -> tuple[Tensor, Tensor]:

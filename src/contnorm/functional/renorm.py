@@ -18,6 +18,7 @@ from contnorm.functional.batch import (
     channel_moments,
     check_arguments,
     empty_like_input,
+    keep_values,
     update_moments,
     uses_batch_moments,
 )
@@ -185,9 +186,7 @@ def _clipped(
         r_limit, d_limit = _limit(r_max, std), _limit(d_max, std)
         r = (std / running_std).clamp(1 / r_limit, r_limit)
         d = ((mean - running_mean) / running_std).clamp(-d_limit, d_limit)
-        # A compiled backward pass may recompute r from the running moments and the counter, which have changed by then.
-        # It does not recompute a concatenation.
-        r, d = torch.stack((r, d)).unbind()
+        r, d = keep_values(r, d)
     return r, d
 
 

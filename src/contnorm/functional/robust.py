@@ -16,6 +16,7 @@ from contnorm.functional.batch import (
     channel_moments,
     check_arguments,
     empty_like_input,
+    keep_values,
     uses_batch_moments,
 )
 from contnorm.kernels.pivot import channel_pivot, per_channel
@@ -91,16 +92,12 @@ def robust_batch_norm(
 def _snapshot(
     running_mean: Tensor, running_var: Tensor, momentum: float | Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, float | Tensor]:
-    """Return copies of the running moments and of a momentum that is a tensor.
-
-    A compiled backward pass may recompute values of the forward pass from the layer's buffers, which have changed by
-    then: the moments, and the counter that the momentum is computed from. It does not recompute a concatenation.
-    """
-    tables = [running_mean.to(dtype), running_var.to(dtype)]
+    """Return copies of the running moments, and of a momentum that is a tensor and depends on the counter."""
+    moments = running_mean.to(dtype), running_var.to(dtype)
     if not isinstance(momentum, Tensor):
-        mean, var = torch.stack(tables).unbind()
+        mean, var = keep_values(*moments)
         return mean, var, momentum
-    mean, var, share = torch.stack([*tables, momentum.to(dtype).expand_as(running_mean)]).unbind()
+    mean, var, share = keep_values(*moments, momentum.to(dtype).expand_as(running_mean))
     return mean, var, share
 
 

@@ -58,7 +58,6 @@ class AdaptiveBalanceNormBase(ReplacementGuard, MomentNorm):
     needs_tags: ClassVar[bool] = True
     own_options: ClassVar[tuple[str, ...]] = ("kappa", "lam", "ada_t0", "num_tasks", "renormalize")
     own_tensors: ClassVar[tuple[str, ...]] = ("phi", "started")
-    sync_advice: ClassVar[str] = "It has no synchronised form: convert it to 'bn' or 'cn' first."
     phi: nn.Parameter
     started: Tensor
 

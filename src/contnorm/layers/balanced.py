@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from contnorm.functional import batch_norm
-from contnorm.layers.base import MomentNorm, ReplacementGuard
+from contnorm.layers.base import BATCH_NORM_IN_EVALUATION, MomentNorm, ReplacementGuard
 from contnorm.tags import ReplayRequest, current_tags
 
 __all__ = ["BalancedBatchNorm1d", "BalancedBatchNorm2d", "BalancedBatchNorm3d"]
@@ -44,8 +44,7 @@ class BalancedBatchNormBase(ReplacementGuard, MomentNorm):
         balanced_size: Samples in the class-balanced batch; None for as many as are replayed at a step.
     """
 
-    sync_advice: ClassVar[str] = "It has no synchronised form: convert it to 'bn' or 'cn' first."
-    fold_advice: ClassVar[str] = "In evaluation it is batch norm: use contnorm.convert_norm(model, 'bn') first."
+    fold_advice: ClassVar[str] = BATCH_NORM_IN_EVALUATION
     own_options: ClassVar[tuple[str, ...]] = ("balanced_size",)
     needs_tags: ClassVar[bool] = True
     replay_request: ReplayRequest

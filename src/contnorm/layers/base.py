@@ -17,7 +17,7 @@ from contnorm.checks import check_eps, check_features, check_input, check_moment
 from contnorm.functional.batch import channel_moments, unbiased
 from contnorm.kernels import Kernel
 
-__all__ = ["MomentNorm", "NormLayer", "ReplacementGuard"]
+__all__ = ["BATCH_NORM_IN_EVALUATION", "MomentNorm", "NormLayer", "ReplacementGuard"]
 
 
 class NormLayer(nn.Module):
@@ -158,6 +158,10 @@ class MomentNorm(NormLayer, _BatchNorm):
         return []
 
 
+# Advice of layers that can be folded into a convolution once they are converted.
+BATCH_NORM_IN_EVALUATION = "In evaluation it is batch norm: use contnorm.convert_norm(model, 'bn') first."
+
+
 class ReplacementGuard:
     """Raises an error when a tool that supports only batch norm replaces a layer or folds it into a convolution.
 
@@ -170,7 +174,7 @@ class ReplacementGuard:
     For all other readers ``eps`` is a plain attribute.
     """
 
-    sync_advice: ClassVar[str]
+    sync_advice: ClassVar[str] = "It has no synchronised form: convert it to 'bn' or 'cn' first."
     fold_advice: ClassVar[str] = (
         "Keep the layer: it is not a constant scale and shift that another layer could take over."
     )

@@ -40,7 +40,6 @@ class InstanceAwareBatchNormBase(ReplacementGuard, MomentNorm):
         k: Number of standard errors by which the moments of a sample may differ without effect.
     """
 
-    sync_advice: ClassVar[str] = "It has no synchronised form: convert it to 'bn' or 'cn' first."
     own_options: ClassVar[tuple[str, ...]] = ("k",)
 
     def __init__(

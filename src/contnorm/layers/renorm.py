@@ -46,7 +46,6 @@ class BatchRenormBase(ReplacementGuard, MomentNorm):
     """
 
     has_triton_kernels: ClassVar[bool] = True
-    sync_advice: ClassVar[str] = "It has no synchronised form: convert it to 'bn' or 'cn' first."
     r_limit: Tensor
     d_limit: Tensor
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from contnorm.functional import robust_batch_norm
-from contnorm.layers.base import MomentNorm, ReplacementGuard
+from contnorm.layers.base import BATCH_NORM_IN_EVALUATION, MomentNorm, ReplacementGuard
 
 __all__ = ["RobustBatchNorm1d", "RobustBatchNorm2d", "RobustBatchNorm3d"]
 
@@ -38,8 +38,7 @@ class RobustBatchNormBase(ReplacementGuard, MomentNorm):
         dtype: Dtype of parameters and buffers.
     """
 
-    sync_advice: ClassVar[str] = "It has no synchronised form: convert it to 'bn' or 'cn' first."
-    fold_advice: ClassVar[str] = "In evaluation it is batch norm: use contnorm.convert_norm(model, 'bn') first."
+    fold_advice: ClassVar[str] = BATCH_NORM_IN_EVALUATION
 
     def __init__(
         self,

@@ -28,7 +28,6 @@ class _SwitchNorm(ReplacementGuard, MomentNorm):
     """
 
     has_triton_kernels: ClassVar[bool] = True
-    sync_advice: ClassVar[str] = "It has no synchronised form: convert it to 'bn' or 'cn' first."
 
     def __init__(
         self,

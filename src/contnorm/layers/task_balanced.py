@@ -49,7 +49,6 @@ class TaskBalancedNormBase(ReplacementGuard, MomentNorm):
     needs_tags: ClassVar[bool] = True
     needs_joint_forward: ClassVar[bool] = True
     own_tensors: ClassVar[tuple[str, ...]] = ("past_tasks",)
-    sync_advice: ClassVar[str] = "It has no synchronised form: convert it to 'bn' or 'cn' first."
     past_tasks: Tensor
 
     def __init__(

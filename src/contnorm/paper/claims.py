@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -44,6 +45,7 @@ from contnorm.paper.recipe import Claim, Recipe
 from contnorm.paper.scores import drift_parts
 
 __all__ = [
+    "FRESH",
     "OUTCOMES",
     "CaseOutcome",
     "ClaimCase",
@@ -61,6 +63,7 @@ __all__ = [
 
 CaseOutcome = Literal["holds", "does not hold", "equivalent", "undecided"]
 Outcome = Literal["holds", "holds in part", "equivalent", "does not hold", "undecided"]
+FRESH = f"Fresh seeds, from {FIRST_SEED} on"  # title of tables
 OUTCOMES: tuple[Outcome, ...] = ("holds", "holds in part", "equivalent", "does not hold", "undecided")
 Evidence = Literal["staged", "exploratory"]
 TAIL_RESAMPLES = 10  # bootstrap samples beyond either end of an interval, so that its ends are known
@@ -368,11 +371,18 @@ def _staged_spread_case(
 
 def _spread(values: _Values, end: int, level: float) -> Spread | None:
     """Ratio of the spreads on the fresh seeds below ``end``; None if there are too few or they are all equal."""
-    ours, theirs = ({seed: v for seed, v in one.items() if FIRST_SEED <= seed < end} for one in values.pair)
+    ours, theirs = (tuple((seed, v) for seed, v in one.items() if FIRST_SEED <= seed < end) for one in values.pair)
+    return _resampled_spread(ours, theirs, level)
+
+
+@lru_cache(maxsize=256)  # after every stage, all cases are decided anew, and a bootstrap takes a second
+def _resampled_spread(
+    ours: tuple[tuple[int, float], ...], theirs: tuple[tuple[int, float], ...], level: float
+) -> Spread | None:
     resamples = min(MOST_RESAMPLES, max(RESAMPLES, round(TAIL_RESAMPLES / (1 - level))))
     try:
         with np.errstate(invalid="ignore"):  # resamples of few seeds may have no spread, and infinite ratios
-            return spread_ratio(ours, theirs, level=level, resamples=resamples)
+            return spread_ratio(dict(ours), dict(theirs), level=level, resamples=resamples)
     except UserError:
         return None
 

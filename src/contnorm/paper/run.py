@@ -25,7 +25,7 @@ from contnorm.bench.streams.tasks import find_stream
 from contnorm.bench.user_code import code_files, only_trusted
 from contnorm.errors import UserError, unknown
 from contnorm.paper.cells import RecipeCell, cells_of, filter_cells, source_of, unmatched_entries, unpaired_claims
-from contnorm.paper.claims import ClaimResult, StagedRule, decide_claims
+from contnorm.paper.claims import FRESH, ClaimResult, StagedRule, decide_claims
 from contnorm.paper.comparisons import comparisons_of
 from contnorm.paper.measured import MeasuredCell, Numerics, numerics_of, with_numerics
 from contnorm.paper.published import RUNS
@@ -398,21 +398,15 @@ def _staged_plan(recipe: Recipe, options: TableOptions) -> _Plan:
     selection = None
     if _check_rates(recipe, options) != "one":
         selection = selection_of(recipe, options.runs, options.selected, refined=True)
-    if selection is None:
-        title = f"Fresh seeds, from {FIRST_SEED} on"
-        every = cells_of(recipe)
-        selected = filter_cells(every, options.only)
-        return _Plan(title, recipe, selected, [cell for cell in every if cell not in selected])
-    tuned = with_selection(recipe, selection)
-    every = cells_of(tuned)
+    title, chosen = FRESH, recipe
+    if selection is not None:
+        title += f", with a learning rate for each norm, chosen on the validation tasks ({selection.path})"
+        chosen = with_selection(recipe, selection)
+    every = cells_of(chosen)
     selected = filter_cells(every, options.only)
-    covered = [cell for cell in every if covers(selection, cell)]
-    title = (
-        f"Fresh seeds, from {FIRST_SEED} on, with a learning rate for each norm, chosen on the validation tasks "
-        f"({selection.path})"
-    )
+    covered = [cell for cell in every if selection is None or covers(selection, cell)]
     cells, others = ([cell for cell in covered if (cell in selected) is wanted] for wanted in (True, False))
-    return _Plan(title, tuned, cells, others)
+    return _Plan(title, chosen, cells, others)
 
 
 def _plans(recipe: Recipe, options: TableOptions) -> list[_Plan]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from contnorm.bench.records import Record
 from contnorm.bench.sequential import FIRST_SEED
-from contnorm.paper.claims import ClaimCase, ClaimResult, StagedRule, decide_claims
+from contnorm.paper.claims import FRESH, ClaimCase, ClaimResult, StagedRule, decide_claims
 from contnorm.paper.format import place_title
 from contnorm.paper.measured import MeasuredCell
 from contnorm.paper.published import RUNS
@@ -48,7 +48,6 @@ OF_ROWS = (
 ONE_FOR_ALL, RECIPES_OWN = "The same settings for all norms", "Each norm with the settings the recipe has for it"
 CHOSEN = "Each norm with the settings chosen on the validation tasks"
 RATES_TITLE = "Learning rates tried on the validation tasks"
-FRESH = f"Fresh seeds, from {FIRST_SEED} on"
 
 
 @dataclass(frozen=True)

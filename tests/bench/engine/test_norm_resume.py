@@ -174,4 +174,5 @@ def test_wrong_own_setting_is_refused(norm: str, options: dict[str, Any], words:
 def test_tags_are_not_needed_in_evaluation() -> None:
     trainer = trainer_of(settings("bnt"))
     with batch_tags(None), torch.no_grad():
-        trainer.model.eval()(trainer.data.test_x(torch.arange(3)))
+        logits = trainer.model.eval()(trainer.data.test_x(torch.arange(3)))
+    assert logits.shape[0] == 3 and bool(logits.isfinite().all())

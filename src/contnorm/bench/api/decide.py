@@ -17,7 +17,7 @@ from contnorm.bench.api.stream import Stream, load_stream
 from contnorm.bench.api.sweep import check_score
 from contnorm.bench.comparison import HasRecords, check_streams, experiment_names
 from contnorm.bench.config.schema import RunConfig
-from contnorm.bench.decision import PairedDecision, decide_records
+from contnorm.bench.decision import PairedDecision, check_different, decide_records
 from contnorm.bench.engine.job import Job
 from contnorm.bench.engine.scheduler import Event
 from contnorm.bench.escape import escape_terminal
@@ -91,8 +91,8 @@ def decide(
     check_rule(margin=margin, cases=cases, alpha=alpha, max_seeds=max_seeds)
     if not isinstance(first_seed, int) or first_seed < 0:
         raise UserError(f"first_seed={first_seed!r}: use an integer, 0 or more.")
-    rule: dict[str, Any] = {"margin": margin, "cases": cases, "alpha": alpha, "max_seeds": max_seeds}
-    rule["first_seed"] = first_seed
+    rule: dict[str, Any] = {"margin": margin, "cases": cases, "alpha": alpha}
+    rule |= {"max_seeds": max_seeds, "first_seed": first_seed}
     sides = {"a": a, "b": b}
     described = [name for name, side in sides.items() if isinstance(side, Mapping)]
     fixed = [name for name, side in sides.items() if name not in described and not _can_continue(side)]
@@ -215,9 +215,7 @@ class _Stages:
     def check(self) -> None:
         """Reject experiments that can't be compared, before anything is run."""
         check_streams(*self._configs)
-        first, second = self._configs
-        if first.hash == second.hash and not any(side.experiment.objects for side in self._sides):
-            raise UserError(f"a and b are the same experiment ({first.hash}). Decide between experiments that differ.")
+        check_different(*self._configs, *(side.experiment.objects for side in self._sides))
 
     def print_reach(self) -> None:
         """Say whether the margin can be reached, as soon as two seeds of both are known."""
