@@ -14,7 +14,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
-from contnorm.norm_spec import Dim, LayerFactory, NormSpec, build_norm, describe_norm
+from contnorm.norm_entry import Dim, LayerFactory, NormEntry, build_norm, describe_norm
 from contnorm.plugins import current_origin, load_plugins, track_registry
 
 if TYPE_CHECKING:
@@ -38,10 +38,10 @@ _NO_PIVOT = "it computes its moments without a pivot, as torch's batch norm does
 _CONTINUAL = "contnorm.layers.continual:ContinualNorm"
 _PHAM = "Pham et al., Continual Normalization, ICLR 2022"
 
-_NORMS: dict[str, NormSpec] = {
+_NORMS: dict[str, NormEntry] = {
     spec.name: spec
     for spec in (
-        NormSpec(
+        NormEntry(
             name="none",
             title="NoNL",
             target="contnorm.layers.none:NoNorm",
@@ -49,7 +49,7 @@ _NORMS: dict[str, NormSpec] = {
             citation=_PHAM,
             cannot={"affine_parameters": "it has no parameters"},
         ),
-        NormSpec(
+        NormEntry(
             name="bn",
             title="BN",
             target="contnorm.layers.batch:BatchNorm",
@@ -58,7 +58,7 @@ _NORMS: dict[str, NormSpec] = {
             keeps_moments=True,
             cannot={"large_mean": _STOCK},
         ),
-        NormSpec(
+        NormEntry(
             name="ln",
             title="LN",
             target="contnorm.layers.group:LayerNorm",
@@ -66,7 +66,7 @@ _NORMS: dict[str, NormSpec] = {
             citation="Ba et al., Layer Normalization, 2016",
             cannot={"large_mean": _STOCK},
         ),
-        NormSpec(
+        NormEntry(
             name="in",
             title="IN",
             target="contnorm.layers.group:InstanceNorm",
@@ -79,7 +79,7 @@ _NORMS: dict[str, NormSpec] = {
                 }
             ),
         ),
-        NormSpec(
+        NormEntry(
             name="gn",
             title="GN",
             target="contnorm.layers.group:GroupNorm",
@@ -88,7 +88,7 @@ _NORMS: dict[str, NormSpec] = {
             grouped=True,
             cannot={"large_mean": _STOCK},
         ),
-        NormSpec(
+        NormEntry(
             name="brn",
             title="BRN",
             target="contnorm.layers.renorm:BatchRenorm",
@@ -96,7 +96,7 @@ _NORMS: dict[str, NormSpec] = {
             citation="Ioffe, Batch Renormalization, NeurIPS 2017",
             keeps_moments=True,
         ),
-        NormSpec(
+        NormEntry(
             name="sn",
             title="SN",
             target="contnorm.layers.switchable:SwitchNorm",
@@ -105,7 +105,7 @@ _NORMS: dict[str, NormSpec] = {
             keeps_moments=True,
             cannot={"batch_norm_keys": "its two mixture weights are in no batch norm's checkpoint"},
         ),
-        NormSpec(
+        NormEntry(
             name="cn",
             title="CN",
             target=_CONTINUAL,
@@ -114,7 +114,7 @@ _NORMS: dict[str, NormSpec] = {
             grouped=True,
             keeps_moments=True,
         ),
-        NormSpec(
+        NormEntry(
             name="bn_gn",
             title="BN then GN",
             target=_CONTINUAL,
@@ -124,7 +124,7 @@ _NORMS: dict[str, NormSpec] = {
             grouped=True,
             keeps_moments=True,
         ),
-        NormSpec(
+        NormEntry(
             name="cn_tied",
             title="CN + tw",
             target=_CONTINUAL,
@@ -134,7 +134,7 @@ _NORMS: dict[str, NormSpec] = {
             grouped=True,
             keeps_moments=True,
         ),
-        NormSpec(
+        NormEntry(
             name="bn_gn_tied",
             title="BN then GN + tw",
             target=_CONTINUAL,
@@ -144,7 +144,7 @@ _NORMS: dict[str, NormSpec] = {
             grouped=True,
             keeps_moments=True,
         ),
-        NormSpec(
+        NormEntry(
             name="adab2n",
             title="AdaB2N",
             target="contnorm.layers.adaptive:AdaptiveBalanceNorm",
@@ -156,7 +156,7 @@ _NORMS: dict[str, NormSpec] = {
                 "batch_norm_keys": "its balance of tasks is in no batch norm's checkpoint",
             },
         ),
-        NormSpec(
+        NormEntry(
             name="tbbn",
             title="TBBN",
             target="contnorm.layers.task_balanced:TaskBalancedNorm",
@@ -169,7 +169,7 @@ _NORMS: dict[str, NormSpec] = {
                 "vmap": "shapes depend on its number of tasks, which must be the same for all",
             },
         ),
-        NormSpec(
+        NormEntry(
             name="bnt",
             title="BNT",
             target="contnorm.layers.balanced:BalancedBatchNorm",
@@ -178,7 +178,7 @@ _NORMS: dict[str, NormSpec] = {
             keeps_moments=True,
             cannot={"large_mean": _STOCK},
         ),
-        NormSpec(
+        NormEntry(
             name="iabn",
             title="IABN",
             target="contnorm.layers.instance_aware:InstanceAwareBatchNorm",
@@ -186,7 +186,7 @@ _NORMS: dict[str, NormSpec] = {
             citation="Gong et al., NOTE, NeurIPS 2022",
             keeps_moments=True,
         ),
-        NormSpec(
+        NormEntry(
             name="rbn",
             title="RBN",
             target="contnorm.layers.robust:RobustBatchNorm",
@@ -198,7 +198,7 @@ _NORMS: dict[str, NormSpec] = {
                 "of the same batch gives the same output"
             },
         ),
-        NormSpec(
+        NormEntry(
             name="evonorm_s0",
             title="EvoNorm-S0",
             target="contnorm.layers.evonorm:EvoNorm",
@@ -208,7 +208,7 @@ _NORMS: dict[str, NormSpec] = {
             absorbs_activation=True,
             cannot={"large_mean": "it does not subtract the mean, which costs its gradients their precision"},
         ),
-        NormSpec(
+        NormEntry(
             name="frn",
             title="FRN",
             target="contnorm.layers.filter_response:FilterResponseNorm",
@@ -217,7 +217,7 @@ _NORMS: dict[str, NormSpec] = {
             absorbs_activation=True,
             cannot={"rank2": "an (N, C) input has one value per channel, of which only the sign would remain"},
         ),
-        NormSpec(
+        NormEntry(
             name="gn_ws",
             title="GN + WS",
             target="contnorm.layers.weight_standardization:WSGroupNorm",
@@ -229,7 +229,7 @@ _NORMS: dict[str, NormSpec] = {
         ),
     )
 }
-NORMS: Mapping[str, NormSpec] = MappingProxyType(_NORMS)  # read-only view
+NORMS: Mapping[str, NormEntry] = MappingProxyType(_NORMS)  # read-only view
 track_registry(_NORMS)
 
 
@@ -246,7 +246,7 @@ def norm_names() -> tuple[str, ...]:
     return tuple(NORMS)
 
 
-def find_norm(name: str, caller: str = "") -> tuple[NormSpec, int | None]:
+def find_norm(name: str, caller: str = "") -> tuple[NormEntry, int | None]:
     """Look up a norm by name; return its spec, and the number of groups if the name ends in one.
 
     Args:
@@ -288,7 +288,7 @@ def find_norm(name: str, caller: str = "") -> tuple[NormSpec, int | None]:
     )
 
 
-def numbered_name(spec: NormSpec, groups: object) -> str:
+def numbered_name(spec: NormEntry, groups: object) -> str:
     """Return the name of a grouped norm with its number of groups, which `find_norm` understands.
 
     Example:
@@ -339,10 +339,10 @@ def create_norm(name: str, num_features: int, *, dim: Dim = 2, **options: object
 
 
 def resolve_norm(
-    norm: str | LayerFactory | NormSpec, options: dict[str, object], caller: str
-) -> tuple[NormSpec, dict[str, object]]:
+    norm: str | LayerFactory | NormEntry, options: dict[str, object], caller: str
+) -> tuple[NormEntry, dict[str, object]]:
     """Return the spec of a norm by name, class or factory, and the options with the number of groups from the name."""
-    if isinstance(norm, NormSpec):
+    if isinstance(norm, NormEntry):
         return norm, options
     if not isinstance(norm, str):
         return describe_norm(norm, caller=caller), options
@@ -439,7 +439,7 @@ def register_norm(
     return layer if layer is not None else layers
 
 
-def register_spec(spec: NormSpec) -> None:
+def register_spec(spec: NormEntry) -> None:
     """Add a norm to the registry as it is, such as one of another process; it replaces one of the same name."""
     _NORMS[spec.name] = replace(spec, is_registered=True)
 

@@ -28,7 +28,7 @@ WITHOUT_TORCH = [
         f"contnorm.{name}"
         for name in (
             "registry",
-            "norm_spec",
+            "norm_entry",
             "bench.strategies.registry",
             "bench.models",
             "errors",

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from contnorm.norm_spec import NormSpec
+from contnorm.norm_entry import NormEntry
 from contnorm.registry import NORMS, create_norm
 from contnorm.testing import NORM_CHECKS, NormCheck, check_norm
 from contnorm.testing.subject import CHANNELS, SHAPES, NormSubject
@@ -34,11 +34,11 @@ every_moment_norm = pytest.mark.parametrize(
 )
 
 
-def subject(spec: NormSpec) -> NormSubject:
+def subject(spec: NormEntry) -> NormSubject:
     return NormSubject(spec, (1, 2, 3), torch.device("cpu"), reference(spec))
 
 
-def make(spec: NormSpec, rank: int = 4, **options: Any) -> Any:
+def make(spec: NormEntry, rank: int = 4, **options: Any) -> Any:
     return subject(spec).make(rank, **options)
 
 
@@ -64,7 +64,7 @@ def test_few_checks_are_skipped() -> None:
 
 
 @every_norm
-def test_has_a_float64_reference(spec: NormSpec) -> None:
+def test_has_a_float64_reference(spec: NormEntry) -> None:
     assert spec.name in FLOAT64_NORMS, f"write the float64 formula of {spec.name!r} in tests/float64_norms.py"
 
 
@@ -80,7 +80,7 @@ def test_float64_references_have_all_parameters() -> None:
 
 
 @every_norm
-def test_declared_rank_is_explained(spec: NormSpec) -> None:
+def test_declared_rank_is_explained(spec: NormEntry) -> None:
     for rank in (rank for rank in SHAPES if f"rank{rank}" in spec.cannot):
         with pytest.raises(ValueError, match="one value per"):
             make(spec, rank)(subject(spec).data(rank))
@@ -89,7 +89,7 @@ def test_declared_rank_is_explained(spec: NormSpec) -> None:
 
 
 @every_moment_norm
-def test_one_value_per_channel_raises_as_in_torch(spec: NormSpec) -> None:
+def test_one_value_per_channel_raises_as_in_torch(spec: NormEntry) -> None:
     layer, x = make(spec, 2), subject(spec).data(2, size=1)
     with pytest.raises(ValueError, match="Expected more than 1 value") as stock:
         nn.BatchNorm1d(CHANNELS)(x)
@@ -100,7 +100,7 @@ def test_one_value_per_channel_raises_as_in_torch(spec: NormSpec) -> None:
 
 
 @every_norm
-def test_repr_shows_class_and_options(spec: NormSpec) -> None:
+def test_repr_shows_class_and_options(spec: NormEntry) -> None:
     shown = repr(make(spec))
     assert str(CHANNELS) in shown
     assert not spec.grouped or "num_groups=2" in shown
@@ -109,7 +109,7 @@ def test_repr_shows_class_and_options(spec: NormSpec) -> None:
 
 
 @every_moment_norm
-def test_frozen_moments_cannot_be_reset(spec: NormSpec) -> None:
+def test_frozen_moments_cannot_be_reset(spec: NormEntry) -> None:
     layer = make(spec)
     layer.stats_frozen = True
     with pytest.raises(RuntimeError, match="frozen and can't be reset"):
@@ -117,7 +117,7 @@ def test_frozen_moments_cannot_be_reset(spec: NormSpec) -> None:
 
 
 @every_moment_norm
-def test_use_running_normalizes_with_constants(spec: NormSpec, device: torch.device) -> None:
+def test_use_running_normalizes_with_constants(spec: NormEntry, device: torch.device) -> None:
     """`use_running`, the conversion of FrozenBatchNorm2d: training equals evaluation, and nothing is updated."""
     layer, x = make(spec).to(device), subject(spec).data().to(device)
     layer(x)
@@ -130,7 +130,7 @@ def test_use_running_normalizes_with_constants(spec: NormSpec, device: torch.dev
 
 
 @every_moment_norm
-def test_batch_that_raises_is_not_counted(spec: NormSpec) -> None:
+def test_batch_that_raises_is_not_counted(spec: NormEntry) -> None:
     layer = make(spec, 2, **({"num_groups": CHANNELS} if spec.grouped else {}))
     bad = [torch.zeros(1, CHANNELS), torch.zeros(3, CHANNELS + 1), torch.zeros(3, CHANNELS, dtype=torch.int64)]
     for x in bad + ([torch.randn(4, CHANNELS)] if spec.grouped else []):
@@ -141,7 +141,7 @@ def test_batch_that_raises_is_not_counted(spec: NormSpec) -> None:
 
 
 @every_norm
-def test_wrong_input_raises(spec: NormSpec) -> None:
+def test_wrong_input_raises(spec: NormEntry) -> None:
     layer = make(spec)
     name = type(layer).__name__
     with pytest.raises(
@@ -166,7 +166,7 @@ def test_wrong_input_raises(spec: NormSpec) -> None:
 
 
 @every_moment_norm
-def test_layers_without_batch_counter_match_torch(spec: NormSpec) -> None:
+def test_layers_without_batch_counter_match_torch(spec: NormEntry) -> None:
     """Torch's batch norm accepts a counter of None: moments are updated, and nothing is counted."""
     layer, twin, x = make(spec), make(spec), subject(spec).data()
     layer.num_batches_tracked = None
@@ -179,7 +179,7 @@ def test_layers_without_batch_counter_match_torch(spec: NormSpec) -> None:
 
 
 @every_norm
-def test_wrong_arguments_raise(spec: NormSpec) -> None:
+def test_wrong_arguments_raise(spec: NormEntry) -> None:
     name = type(make(spec)).__name__
     with pytest.raises(ValueError, match=rf"{name}: num_features=0 must be a whole number of channels"):
         create_norm(spec.name, 0)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import contnorm as cn
-from contnorm.norm_spec import norm_class
+from contnorm.norm_entry import norm_class
 from contnorm.registry import NORMS, find_norm, norm_names
 from contnorm.testing import NORM_CHECKS
 

@@ -33,11 +33,11 @@ from contnorm.convert.standardization import Standardization, plan_standardizati
 from contnorm.layers.base import MomentNorm, NormLayer
 from contnorm.layers.sync import SyncContinualNorm
 from contnorm.moments.freeze import FREEZING_HOOKS, freeze_stats, is_frozen
-from contnorm.norm_spec import (
+from contnorm.norm_entry import (
     DIMS,
     Dim,
     LayerFactory,
-    NormSpec,
+    NormEntry,
     accepted_options,
     build_norm,
     check_options,
@@ -54,7 +54,7 @@ Filter = Choice | Iterable[Choice]
 
 def convert_norm(
     model: nn.Module,
-    to: str | LayerFactory | NormSpec,
+    to: str | LayerFactory | NormEntry,
     *,
     only: Filter | None = None,
     skip: Filter | None = None,
@@ -126,7 +126,7 @@ def convert_norm(
 
 
 def _plan_neighbours(
-    model: nn.Module, layers: list[_Layer], spec: NormSpec, options: Mapping[str, object], example_input: object
+    model: nn.Module, layers: list[_Layer], spec: NormEntry, options: Mapping[str, object], example_input: object
 ) -> tuple[Absorption, Standardization]:
     """Plan what happens to the activations after the layers and to the convolutions before them."""
     absorbs = spec.absorbs_activation and "apply_act" not in options
@@ -139,7 +139,7 @@ def _plan_neighbours(
     return Absorption(), plan_standardization(model, [(layer.name, layer.module) for layer in layers], neighbours)
 
 
-def _check_groups(spec: NormSpec, layers: list[_Layer], options: Mapping[str, object]) -> None:
+def _check_groups(spec: NormEntry, layers: list[_Layer], options: Mapping[str, object]) -> None:
     """Raise if the number of groups does not divide the channels of every layer, and suggest one that does."""
     usual = layer_parameters(norm_class(spec, min(spec.layers or DIMS)))["num_groups"].default
     counts = {layer: options.get("num_groups", layer.detected.options.get("num_groups", usual)) for layer in layers}
@@ -219,7 +219,7 @@ def convert_sync(
     return _swap(model, replace)
 
 
-def _has_synced_form(spec: NormSpec) -> bool:
+def _has_synced_form(spec: NormEntry) -> bool:
     return spec.name == "bn" or spec.target == NORMS["cn"].target
 
 
@@ -403,7 +403,9 @@ def _dim_of_convolutions(model: nn.Module) -> Dim | None:
     return present[0] if len(present) == 1 else None
 
 
-def _build_replacement(layer: _Layer, spec: NormSpec, options: Mapping[str, object], fallback: Dim | None) -> nn.Module:
+def _build_replacement(
+    layer: _Layer, spec: NormEntry, options: Mapping[str, object], fallback: Dim | None
+) -> nn.Module:
     """Build the replacement of a layer, with the layer's tensors."""
     detected = layer.detected
     if detected.synced and spec.keeps_moments:
@@ -422,7 +424,7 @@ def _build_replacement(layer: _Layer, spec: NormSpec, options: Mapping[str, obje
     return _transfer_state(layer, build_norm(spec, detected.channels, dim, options, "the new norm"))
 
 
-def _build_user_layer(layer: _Layer, spec: NormSpec, dim: Dim, options: dict[str, object]) -> nn.Module:
+def _build_user_layer(layer: _Layer, spec: NormEntry, dim: Dim, options: dict[str, object]) -> nn.Module:
     """Build a layer of a norm that is not of this package, which may support neither devices nor automatic groups."""
     if options.get("num_groups") == "auto":
         options["num_groups"] = auto_groups(layer.detected.channels, one_position=dim == 1)
@@ -431,7 +433,7 @@ def _build_user_layer(layer: _Layer, spec: NormSpec, dim: Dim, options: dict[str
     return new if tensor is None or "device" in options else new.to(tensor.device, tensor.dtype)
 
 
-def _build_synced(detected: DetectedNorm, spec: NormSpec, options: Mapping[str, object], group: Any) -> nn.Module:
+def _build_synced(detected: DetectedNorm, spec: NormEntry, options: Mapping[str, object], group: Any) -> nn.Module:
     cls: type[nn.Module] = nn.SyncBatchNorm if spec.name == "bn" else SyncContinualNorm
     check_options(spec, cls, options, "the new norm")
     carried = {key: value for key, value in detected.options.items() if key in accepted_options(cls)}

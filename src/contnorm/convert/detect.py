@@ -34,7 +34,7 @@ from contnorm.layers.base import NormLayer
 from contnorm.layers.continual import ContinualNormBase
 from contnorm.layers.stock import StockGroupNorm
 from contnorm.layers.sync import SyncContinualNorm
-from contnorm.norm_spec import Dim, NormSpec, accepted_options, build_norm, layer_parameters, norm_class
+from contnorm.norm_entry import Dim, NormEntry, accepted_options, build_norm, layer_parameters, norm_class
 from contnorm.registry import NORMS
 
 __all__ = ["DetectedNorm", "UnsupportedNorm", "detect_norm", "drop_and_act", "holds_moments"]
@@ -107,7 +107,7 @@ def detect_norm(module: nn.Module) -> DetectedNorm | UnsupportedNorm | None:
     return _detect_constant_norm(module) if _has_moment_buffers(module) else None
 
 
-def _registered_spec(module: nn.Module) -> NormSpec | None:
+def _registered_spec(module: nn.Module) -> NormEntry | None:
     """Return the registered norm whose class a module has; None if there is none.
 
     A subclass of a registered class may compute anything, so the class must be the same.
@@ -120,7 +120,7 @@ def _registered_spec(module: nn.Module) -> NormSpec | None:
     return next((spec for spec in NORMS.values() if type(module) in spec.layers.values()), None)
 
 
-def _describe_registered(module: nn.Module, spec: NormSpec) -> DetectedNorm | UnsupportedNorm:
+def _describe_registered(module: nn.Module, spec: NormEntry) -> DetectedNorm | UnsupportedNorm:
     if is_parametrized(module):
         return UnsupportedNorm("its parameters are computed by a parametrization; remove that first")
     channels = _channels(module)

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 
 from contnorm.convert.detect import random_state_restored
-from contnorm.norm_spec import DIMS, Dim, LayerFactory, NormSpec, describe_norm
+from contnorm.norm_entry import DIMS, Dim, LayerFactory, NormEntry, describe_norm
 from contnorm.registry import find_norm
 from contnorm.testing import (
     compiler_checks,
@@ -134,7 +134,7 @@ class NormCheckError(AssertionError):
 
 
 def check_norm(
-    norm: str | LayerFactory | Mapping[Dim, LayerFactory] | NormSpec,
+    norm: str | LayerFactory | Mapping[Dim, LayerFactory] | NormEntry,
     *,
     checks: Collection[str] | None = None,
     skip: Collection[str] | Mapping[str, str] = (),
@@ -200,10 +200,10 @@ def check_norm(
     return report
 
 
-def _spec(norm: str | LayerFactory | Mapping[Dim, LayerFactory] | NormSpec) -> NormSpec:
+def _spec(norm: str | LayerFactory | Mapping[Dim, LayerFactory] | NormEntry) -> NormEntry:
     if isinstance(norm, str):
         spec = find_norm(norm, "check_norm")[0]
-    elif isinstance(norm, NormSpec):
+    elif isinstance(norm, NormEntry):
         spec = norm
     else:
         spec = describe_norm(norm, caller="check_norm")

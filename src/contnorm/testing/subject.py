@@ -12,7 +12,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from contnorm.norm_spec import Dim, NormSpec, accepted_options, build_norm, norm_class
+from contnorm.norm_entry import Dim, NormEntry, accepted_options, build_norm, norm_class
 from contnorm.tags import BatchTags, batch_tags
 
 __all__ = ["CHANNELS", "DIM_OF_RANK", "SHAPES", "CheckSkipped", "NormReference", "NormSubject", "assert_close"]
@@ -69,7 +69,7 @@ class NormSubject:
         options: Arguments of every layer.
     """
 
-    spec: NormSpec
+    spec: NormEntry
     dims: tuple[Dim, ...]
     device: torch.device
     reference: NormReference | None = None

@@ -23,7 +23,7 @@ from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.models.user_norms import norm_code, resolve_norm_options
 from contnorm.bench.records import Store
 from contnorm.errors import UserError
-from contnorm.norm_spec import describe_norm
+from contnorm.norm_entry import describe_norm
 from contnorm.registry import NORMS
 from tests.bench.test_plugins import contnorm, install
 from tests.testing.norms import CenteredNorm, StreamNorm

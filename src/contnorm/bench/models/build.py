@@ -32,7 +32,7 @@ from contnorm.checks import GroupsError, nearest_groups
 from contnorm.convert.conversion import convert_norm
 from contnorm.convert.standardization import standardize_convolutions
 from contnorm.errors import UserCodeError, UserError, unknown
-from contnorm.norm_spec import NormSpec
+from contnorm.norm_entry import NormEntry
 from contnorm.registry import find_norm, numbered_name
 
 __all__ = ["MODELS", "build_model"]
@@ -157,7 +157,7 @@ def _user_model(name: str, norm: NormConfig, shape: tuple[int, ...], outputs: in
     return _converted(model, name, norm, shape, total_steps, only_marked=takes_norm)
 
 
-def _changes_neighbours(spec: NormSpec) -> bool:
+def _changes_neighbours(spec: NormEntry) -> bool:
     """Whether a norm replaces activations or changes convolutions of the network."""
     return spec.absorbs_activation or spec.standardizes_weights
 

@@ -19,7 +19,7 @@ from contnorm.checks import MAX_AUTO_GROUPS, auto_groups
 from contnorm.convert.detect import DetectedNorm, detect_norm
 from contnorm.errors import UserError
 from contnorm.layers.stock import stock_norm
-from contnorm.norm_spec import Dim, NormSpec, accepted_options, build_norm, norm_class
+from contnorm.norm_entry import Dim, NormEntry, accepted_options, build_norm, norm_class
 from contnorm.registry import find_norm, numbered_name
 
 __all__ = [
@@ -56,12 +56,12 @@ def norm_maker(config: NormConfig, dim: Dim, total_steps: int) -> NormMaker:
     return _marked_if_users(spec, grouped)
 
 
-def _marked_if_users(spec: NormSpec, make: NormMaker) -> NormMaker:
+def _marked_if_users(spec: NormEntry, make: NormMaker) -> NormMaker:
     """Mark the layers of a user's norm, which can't be recognized by their class."""
     return mark_norms(make) if spec.layers else make
 
 
-def _options(spec: NormSpec, config: NormConfig, total_steps: int) -> dict[str, object]:
+def _options(spec: NormEntry, config: NormConfig, total_steps: int) -> dict[str, object]:
     """Options of a norm that do not depend on the number of channels."""
     options: dict[str, object] = dict(config.options)
     momentum = {"momentum": None if config.momentum == "cumulative" else config.momentum}
@@ -76,7 +76,7 @@ def _options(spec: NormSpec, config: NormConfig, total_steps: int) -> dict[str, 
     return options
 
 
-def norm_options(config: NormConfig, spec: NormSpec, total_steps: int) -> dict[str, Any]:
+def norm_options(config: NormConfig, spec: NormEntry, total_steps: int) -> dict[str, Any]:
     """Options for `convert_norm` that give a network the norm of a run.
 
     Example:
@@ -104,7 +104,7 @@ def _auto_groups(channels: int, dim: Dim, least_channels: int) -> int:
     return next(groups for groups in range(min(channels, MAX_AUTO_GROUPS), 0, -1) if channels % groups == 0)
 
 
-def _stock_maker(spec: NormSpec, groups: int | None, config: NormConfig, dim: Dim) -> NormMaker:
+def _stock_maker(spec: NormEntry, groups: int | None, config: NormConfig, dim: Dim) -> NormMaker:
     if config.options:
         raise ValueError(f"norm.layers='stock': norm.{config.options[0][0]} can't be set. Use norm.layers='ours'.")
     num_groups = groups or config.groups

@@ -21,10 +21,10 @@ from contnorm.bench.config.own_settings import resolve_options
 from contnorm.bench.config.schema import NormConfig, Options, Scalar, unknown_key
 from contnorm.bench.user_code import code_hash, is_user_code, load_user_code, python_object, user_code_error
 from contnorm.errors import UserError
-from contnorm.norm_spec import (
+from contnorm.norm_entry import (
     DIMS,
     LayerFactory,
-    NormSpec,
+    NormEntry,
     accepts_any_option,
     build_norm,
     describe_norm,
@@ -41,7 +41,7 @@ _SCALARS = (bool, int, float, str, NoneType)
 _PROBED_CHANNELS = 64  # usual numbers of groups divide it
 
 
-def find_run_norm(config: NormConfig) -> tuple[NormSpec, int | None]:
+def find_run_norm(config: NormConfig) -> tuple[NormEntry, int | None]:
     """Return the norm that settings name, and the number of groups if its name ends in one.
 
     Raises:
@@ -51,14 +51,14 @@ def find_run_norm(config: NormConfig) -> tuple[NormSpec, int | None]:
     if is_user_code(config.name):
         return _load_norm(config.name), None
     known = python_object(config.name)  # a registered norm, in a worker process
-    if known is not None and isinstance(known.value, NormSpec) and config.name not in NORMS:
+    if known is not None and isinstance(known.value, NormEntry) and config.name not in NORMS:
         register_spec(known.value)
     return find_norm(config.name, "norm.name")
 
 
-def _load_norm(name: str) -> NormSpec:
+def _load_norm(name: str) -> NormEntry:
     value: Any = load_user_code(name, "norm")
-    if isinstance(value, NormSpec):
+    if isinstance(value, NormEntry):
         return value
     try:
         return describe_norm(value, name, caller="norm.name")
@@ -125,7 +125,7 @@ def resolve_user_norm(config: NormConfig) -> NormConfig:
     return config
 
 
-def _check_layer(config: NormConfig, spec: NormSpec) -> None:
+def _check_layer(config: NormConfig, spec: NormEntry) -> None:
     dim = min(spec.layers)
     groups = config.groups if isinstance(config.groups, int) else 4
     channels = _PROBED_CHANNELS if not spec.grouped or _PROBED_CHANNELS % groups == 0 else 2 * groups
@@ -143,7 +143,7 @@ def _check_layer(config: NormConfig, spec: NormSpec) -> None:
         )
 
 
-def resolve_norm_options(config: NormConfig, spec: NormSpec) -> Options:
+def resolve_norm_options(config: NormConfig, spec: NormEntry) -> Options:
     """Check the own settings of a norm against the arguments of its constructor.
 
     Returns:
@@ -179,7 +179,7 @@ def resolve_norm_options(config: NormConfig, spec: NormSpec) -> Options:
     return tuple(sorted((*resolved, *further.items())))
 
 
-def _own_parameters(factory: LayerFactory, spec: NormSpec) -> dict[str, inspect.Parameter]:
+def _own_parameters(factory: LayerFactory, spec: NormEntry) -> dict[str, inspect.Parameter]:
     """Return the arguments of a norm that are settings: those with a default that a record can contain."""
     fields = {field.name for field in dataclasses.fields(NormConfig)}
     parameters = {}

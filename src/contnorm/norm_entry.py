@@ -22,7 +22,7 @@ __all__ = [
     "DIMS",
     "Dim",
     "LayerFactory",
-    "NormSpec",
+    "NormEntry",
     "accepted_options",
     "accepts_any_option",
     "build_norm",
@@ -40,7 +40,7 @@ LayerFactory = Callable[..., "nn.Module"]
 
 
 @dataclass(frozen=True, slots=True)
-class NormSpec:
+class NormEntry:
     """Registry entry of a norm.
 
     Attributes:
@@ -76,7 +76,7 @@ class NormSpec:
     is_registered: bool = False
 
 
-def build_norm(spec: NormSpec, num_features: int, dim: Dim, options: Mapping[str, object], caller: str) -> nn.Module:
+def build_norm(spec: NormEntry, num_features: int, dim: Dim, options: Mapping[str, object], caller: str) -> nn.Module:
     """Check the options and create the layer that a spec describes."""
     factory = norm_class(spec, dim, caller)
     check_options(spec, factory, options, caller)
@@ -86,7 +86,7 @@ def build_norm(spec: NormSpec, num_features: int, dim: Dim, options: Mapping[str
 
 
 def _build_user_layer(
-    spec: NormSpec, factory: LayerFactory, num_features: int, dim: Dim, options: Mapping[str, object], caller: str
+    spec: NormEntry, factory: LayerFactory, num_features: int, dim: Dim, options: Mapping[str, object], caller: str
 ) -> nn.Module:
     try:
         layer = factory(num_features, **options)
@@ -110,7 +110,7 @@ def _build_user_layer(
     return layer
 
 
-def check_options(spec: NormSpec, factory: LayerFactory, options: Mapping[str, object], caller: str) -> None:
+def check_options(spec: NormEntry, factory: LayerFactory, options: Mapping[str, object], caller: str) -> None:
     """Raise for an option that the class does not accept, or that contradicts the presets of the spec."""
     allowed = accepted_options(factory)
     takes_any = accepts_any_option(factory)
@@ -126,7 +126,7 @@ def check_options(spec: NormSpec, factory: LayerFactory, options: Mapping[str, o
             raise ValueError(f"{caller}: norm {spec.name!r} does not accept {key!r}.{hint} {use}")
 
 
-def norm_class(spec: NormSpec, dim: Dim, caller: str = "create_norm") -> LayerFactory:
+def norm_class(spec: NormEntry, dim: Dim, caller: str = "create_norm") -> LayerFactory:
     """Return the class (or the factory) of a norm for 1d, 2d or 3d input."""
     if dim not in DIMS:
         raise ValueError(
@@ -142,7 +142,7 @@ def norm_class(spec: NormSpec, dim: Dim, caller: str = "create_norm") -> LayerFa
     return cls
 
 
-def needs_joint_forward(spec: NormSpec) -> bool:
+def needs_joint_forward(spec: NormEntry) -> bool:
     """Whether a norm is defined only for stream and memory samples in one forward pass; see `contnorm.tags`.
 
     Tables use it to mark combinations that are not defined. It imports the module of the layer.
@@ -200,7 +200,7 @@ def describe_norm(
     grouped: bool | None = None,
     keeps_moments: bool | None = None,
     cannot: Mapping[str, str] | None = None,
-) -> NormSpec:
+) -> NormEntry:
     """Return the spec of a class, a factory, or one of them for each dimension, without registering it.
 
     Example:
@@ -217,7 +217,7 @@ def describe_norm(
     declared = cannot if cannot is not None else getattr(first, "cannot", {})
     if not isinstance(declared, Mapping) or not all(isinstance(text, str) for text in (*declared, *declared.values())):
         raise TypeError(f"{caller}: norm {label!r}: cannot={declared!r} must map names of checks to reasons.")
-    spec = NormSpec(
+    spec = NormEntry(
         name=label,
         title=title or label,
         target="",
@@ -287,7 +287,7 @@ def _dims_of(layer: LayerFactory) -> tuple[Dim, ...]:
     return DIMS
 
 
-def _new_layer_has_moments(spec: NormSpec, caller: str) -> bool:
+def _new_layer_has_moments(spec: NormEntry, caller: str) -> bool:
     torch = importlib.import_module("torch")
     layer, failure = None, None
     with torch.random.fork_rng(devices=[]):  # a layer may draw its initial values
