@@ -5,13 +5,19 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint clean
+INTEGRATIONS ?= timm lightning transformers hub avalanche optuna ray joblib submitit mammoth tensorboard wandb mlflow
+
+.PHONY: demo test test-integrations lint clean
 
 demo: $(READY)
 	@$(BIN)/python examples/first_table.py $(if $(DATA),--data-root $(DATA))
 
 test: lint
 	$(BIN)/pytest -n $(JOBS)
+
+# Each framework in an environment of its own, since they may conflict; mammoth also needs CONTNORM_MAMMOTH=<checkout>.
+test-integrations:
+	$(PYTHON) tests/integrations/environments.py $(INTEGRATIONS)
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -28,4 +34,4 @@ $(READY): pyproject.toml constraints.txt
 	@touch $(READY)
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) .venvs build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis src/*.egg-info
