@@ -1,0 +1,175 @@
+"""The running moments of layers: which layers have them, what an input adds to them, and how they are written."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from contnorm.convert.detect import DetectedNorm, UnsupportedNorm, detect_norm, holds_moments
+from contnorm.functional.batch import channel_moments, unbiased
+from contnorm.layers.base import MomentNorm
+from contnorm.moments.freeze import is_frozen
+from contnorm.registry import NORMS
+
+__all__ = [
+    "Frozen",
+    "NonFiniteMomentsError",
+    "batch_moments",
+    "keeps_moments",
+    "moment_buffers",
+    "moment_layers",
+    "normalizing_variance",
+    "stored_variance",
+    "write_finite_moments",
+    "write_moments",
+]
+
+Frozen = Literal["raise", "lift", "keep"]
+
+
+class NonFiniteMomentsError(ValueError):
+    """The moments of the data at a layer are NaN or infinite.
+
+    Attributes:
+        layer: The layer's name in the model.
+    """
+
+    def __init__(self, layer: str) -> None:
+        super().__init__(
+            f"reestimate: the moments of the data at layer {layer!r} are NaN or infinite. The model is "
+            f"unchanged. Check the batches and the model's weights for values that are not finite or overflow."
+        )
+        self.layer = layer
+
+    def __reduce__(self) -> tuple[type[NonFiniteMomentsError], tuple[str]]:
+        return type(self), (self.layer,)
+
+
+_ADVICE = "Fix that, or replace the layer with another norm."
+
+
+def moment_layers(model: nn.Module, frozen: Frozen = "raise") -> dict[str, nn.Module]:
+    """Return the norm layers whose running moments `reestimate` sets, by name.
+
+    Args:
+        model: The model.
+        frozen: What to do with layers whose moments are frozen: raise an error, or include (``"lift"``) or leave out
+            (``"keep"``) the layers.
+
+    Raises:
+        ValueError: For a layer whose moments are frozen or cannot be estimated, and for an unknown layer with buffers
+            ``running_mean`` and ``running_var``.
+
+    Example:
+        >>> list(moment_layers(nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.GroupNorm(2, 4))))
+        ['1']
+    """
+    if frozen not in get_args(Frozen):
+        raise ValueError(f"reestimate: frozen={frozen!r} is not known. Use 'raise', 'lift' or 'keep'.")
+    layers = {}
+    for name, module in model.named_modules():
+        detected = detect_norm(module)
+        where = f"reestimate: layer {name!r} ({type(module).__name__})"
+        if detected is None and _has_moment_buffers(module):
+            raise ValueError(
+                f"{where}: it has buffers running_mean and running_var but is not a known norm, so its moments cannot "
+                f"be estimated. Replace it with a norm of torch or contnorm; if it is not a norm, rename its buffers."
+            )
+        if detected is None or isinstance(module, _InstanceNorm):
+            continue
+        if isinstance(detected, UnsupportedNorm):
+            raise ValueError(f"{where}: its moments can't be computed from its input: {detected.reason}. {_ADVICE}")
+        if not NORMS[detected.norm].keeps_moments or detected.constant or getattr(module, "use_running", False):
+            continue
+        if NORMS[detected.norm].layers and not (_defines_batch_moments(module) or type(module) in _TORCH_CLASSES):
+            raise ValueError(
+                f"{where}: its class does not define batch_moments(x), the mean and biased variance that an input adds "
+                f"to its running moments. {_ADVICE}"
+            )
+        if not holds_moments(module):
+            raise ValueError(
+                f"{where}: it has no running moments and normalizes with the batch, so the moments of later layers "
+                f"would depend on the batch size. Convert it with track_running_stats=True."
+            )
+        if _measured(module, frozen, where):
+            layers[name] = module
+    return layers
+
+
+def _measured(layer: nn.Module, frozen: Frozen, where: str) -> bool:
+    """Whether a layer with moments is measured, which a frozen one is not always."""
+    if not is_frozen(layer):
+        return True
+    if frozen == "raise":
+        raise ValueError(
+            f"{where}: its moments are frozen. Call contnorm.freeze_stats(model, False) first, or give reestimate "
+            f"frozen='lift' to set them too or frozen='keep' to leave them."
+        )
+    return frozen == "lift"
+
+
+def keeps_moments(model: nn.Module) -> bool:
+    """Whether any norm of the model has running moments.
+
+    Example:
+        >>> keeps_moments(nn.Sequential(nn.BatchNorm1d(4))), keeps_moments(nn.GroupNorm(2, 4))
+        (True, False)
+    """
+    norms = (detect_norm(module) for module in model.modules())
+    return any(isinstance(norm, DetectedNorm) and NORMS[norm.norm].keeps_moments for norm in norms)
+
+
+def _has_moment_buffers(module: nn.Module) -> bool:
+    """Whether the module itself registers running moments. Wrappers that forward attribute access do not."""
+    return {"running_mean", "running_var"} <= {name for name, _ in module.named_buffers(recurse=False)}
+
+
+_TORCH_CLASSES = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
+
+def _defines_batch_moments(layer: nn.Module) -> bool:
+    """Whether a layer computes its own batch moments: those of this package, and registered ones that define it."""
+    return callable(getattr(layer, "batch_moments", None))
+
+
+def batch_moments(layer: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    if _defines_batch_moments(layer):
+        mean, var = layer.batch_moments(x)
+        return mean.double(), var.double()
+    return channel_moments(x.double())
+
+
+def stored_variance(layer: Any, var: Tensor, count: float) -> Tensor:
+    if _defines_batch_moments(layer) and hasattr(layer, "stored_variance"):
+        stored: Tensor = layer.stored_variance(var, count)
+        return stored
+    return unbiased(var, count)
+
+
+def normalizing_variance(layer: nn.Module, var: Tensor, count: float) -> Tensor:
+    """Return the variance that a training-mode forward over the data normalizes with; the biased one in most norms."""
+    return layer.normalizing_variance(var, count) if isinstance(layer, MomentNorm) else var
+
+
+def moment_buffers(layer: nn.Module) -> tuple[Tensor, Tensor]:
+    mean, var = layer._buffers["running_mean"], layer._buffers["running_var"]
+    assert mean is not None and var is not None
+    return mean, var
+
+
+def write_moments(layers: dict[str, nn.Module], values: dict[str, tuple[Tensor, Tensor]]) -> None:
+    with torch.no_grad():
+        for name, moments in values.items():
+            for buffer, value in zip(moment_buffers(layers[name]), moments, strict=True):
+                buffer.copy_(value)
+
+
+def write_finite_moments(layers: dict[str, nn.Module], values: dict[str, tuple[Tensor, Tensor]]) -> None:
+    """Write moments, and raise NonFiniteMomentsError if a buffer then has NaN or infinite values."""
+    write_moments(layers, values)
+    for name in values:  # checked after the write, because a float64 moment may overflow the buffer's dtype
+        if not all(bool(buffer.isfinite().all()) for buffer in moment_buffers(layers[name])):
+            raise NonFiniteMomentsError(name)
