@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from contnorm import bench
-from contnorm.bench.engine import scheduler
+from contnorm.bench.engine import runner
 from contnorm.bench.records import Store
 from contnorm.cli.main import app, main
 from contnorm.errors import UserError
@@ -107,7 +107,7 @@ def test_stop_shows_what_is_done_and_the_same_command_continues(
     mnist: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arguments = ["sweep", *mnist, "--norm", "bn,cn", "--lr", "0.01,0.1", "--seeds", "1"]
-    real, calls = scheduler.train_together, []
+    real, calls = runner.train_together, []
 
     def stop_in_the_third(trainers, *args, **more):  # type: ignore[no-untyped-def]
         calls.append(trainers)
@@ -115,7 +115,7 @@ def test_stop_shows_what_is_done_and_the_same_command_continues(
             signal.raise_signal(signal.SIGINT)
         return real(trainers, *args, **more)
 
-    monkeypatch.setattr(scheduler, "train_together", stop_in_the_third)
+    monkeypatch.setattr(runner, "train_together", stop_in_the_third)
     code, out = call(*arguments)
     assert code == 130 and "cn: 2 runs are missing, so nothing is chosen yet." in out
     assert len(re.findall(r"0 of 1, 1 unfinished", out)) == 2 and "Run it again to continue." in out

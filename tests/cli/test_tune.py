@@ -14,8 +14,9 @@ from rich.console import Console
 
 from contnorm.bench.api.execution import RunOptions
 from contnorm.bench.config.schema import RunConfig
-from contnorm.bench.engine import scheduler as engine_runs
+from contnorm.bench.engine import runner as engine_runs
 from contnorm.bench.engine.job import Job, RunEnvironment
+from contnorm.bench.engine.units import group_jobs
 from contnorm.bench.records import Store
 from contnorm.cli.paper import run_recipe
 from contnorm.cli.tune import tune_recipe
@@ -273,7 +274,7 @@ def test_gpu_runs_a_grid_in_one_graph(root: Path, tmp_path: Path, monkeypatch: p
     grids, records, environment = grids_of("table2", options)
     by_grid = [records.jobs(grid.configs.values()) for grid in grids]
     jobs = [job for some in by_grid for job in some]
-    groups = [group.jobs for group in engine_runs._groups(jobs, environment, Store(tmp_path))]
+    groups = [group.jobs for group in group_jobs(jobs, environment)]
     assert groups == by_grid and {len(group) for group in groups} == {15}
 
 

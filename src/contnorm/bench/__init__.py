@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from contnorm.bench.data.datasets import BuildOptions, build_dataset, fetch_dataset
     from contnorm.bench.decision import PairedDecision
     from contnorm.bench.exports import ExportedRuns, export
+    from contnorm.bench.launchers.base import Launcher
     from contnorm.bench.leftovers import Leftover, Leftovers, clean
     from contnorm.bench.loggers import LoggedRun, Logger
     from contnorm.bench.memories import BalancedReservoir, Memory, PartitioningReservoir, Reservoir, Ring, StreamInfo
@@ -68,6 +69,7 @@ __all__ = [
     "Comparison",
     "DERpp",
     "ExportedRuns",
+    "Launcher",
     "Leftover",
     "Leftovers",
     "Listing",
@@ -148,6 +150,7 @@ _NAMES_BY_MODULE = {
     "contnorm.bench.comparison": ("Comparison", "compare", "compare_spread"),
     "contnorm.bench.data.datasets": ("BuildOptions", "build_dataset", "fetch_dataset"),
     "contnorm.bench.decision": ("PairedDecision",),
+    "contnorm.bench.launchers.base": ("Launcher",),
     "contnorm.bench.leftovers": ("Leftover", "Leftovers", "clean"),
     "contnorm.bench.exports": ("ExportedRuns", "export"),
     "contnorm.bench.loggers": ("LoggedRun", "Logger"),

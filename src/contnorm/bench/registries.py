@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from contnorm.bench.components import Component, Kind, add_component, components
 from contnorm.bench.data.added import list_added, read_added
 from contnorm.bench.data.registry import SOURCES, data_root
+from contnorm.bench.launchers.registry import launchers
 from contnorm.bench.memories import MEMORIES
 from contnorm.bench.models import NETWORKS
 from contnorm.bench.strategies.registry import ALIASES, STRATEGIES
@@ -52,7 +53,7 @@ class Listing(NamedTuple):
 
 
 def available(root: str | Path | None = None) -> dict[str, dict[str, Listing]]:
-    """Return the norms, streams, strategies, memories and models by name, with their summaries and origins.
+    """Return the norms, streams, strategies, memories, models and launchers, with their summaries and origins.
 
     Plugins are loaded.
 
@@ -62,7 +63,7 @@ def available(root: str | Path | None = None) -> dict[str, dict[str, Listing]]:
 
     Example:
         >>> available()["memories"]["balanced"].origin, list(available())
-        ('contnorm', ['norms', 'streams', 'strategies', 'memories', 'models'])
+        ('contnorm', ['norms', 'streams', 'strategies', 'memories', 'models', 'launchers'])
     """
     load_plugins()
     in_file = Listing("code in a file", "your own")
@@ -79,6 +80,7 @@ def available(root: str | Path | None = None) -> dict[str, dict[str, Listing]]:
             **_added("model"),
             "path/to/file.py:make": in_file,
         },
+        "launchers": {name: Listing(spec.summary, str(spec.origin)) for name, spec in launchers().items()},
     }
 
 

@@ -20,11 +20,14 @@ BUILT_IN = "contnorm"
 
 def ls(
     what: Annotated[
-        str, typer.Argument(help="Kind to list: norms, streams, strategies, memories, models or tables; default: all.")
+        str,
+        typer.Argument(
+            help="Kind to list: norms, streams, strategies, memories, models, launchers or tables; default: all."
+        ),
     ] = "",
     data_root: DataRoot = None,
 ) -> None:
-    """List available norms, streams, strategies, memories, models and tables."""
+    """List available norms, streams, strategies, memories, models, launchers and tables."""
     tables = {name: bench.Listing(find_recipe(name).title, BUILT_IN) for name in recipe_names()}
     registries = {**bench.available(data_root), "tables": tables}
     if what and what not in registries:

@@ -30,7 +30,7 @@ __all__ = ["app", "load_command", "main"]
 
 # Commands with their help. A command is the function of this name in the module of this name, unless it is in _MODULES.
 COMMANDS = {
-    "ls": "List available norms, streams, strategies, memories, models and tables.",
+    "ls": "List available norms, streams, strategies, memories, models, launchers and tables.",
     "run": "Train once over a stream; after each task, measure accuracy on all tasks so far.",
     "sweep": "Run all combinations of some settings, and show the best setting of each norm.",
     "resume": "Resume all interrupted runs under a folder, bit-exactly.",

@@ -33,6 +33,7 @@ from contnorm.cli.common import (
     console,
     importing_torch,
 )
+from contnorm.cli.launcher_options import Address, LauncherName, LauncherSettings, find_launcher
 from contnorm.cli.paper_tables import show_claims, show_curves, show_data_table, show_table
 from contnorm.cli.tables import needed_width, print_error, print_indented, print_text, safe_text
 from contnorm.errors import UserError
@@ -81,6 +82,9 @@ def paper(
         typer.Option("--set", help="Override a recipe setting as key=value; disables the verdicts. Repeatable."),
     ] = None,
     trust_code: TrustCode = None,
+    launcher: LauncherName = None,
+    address: Address = None,
+    launcher_set: LauncherSettings = None,
     until_decided: Annotated[
         bool,
         typer.Option(
@@ -99,7 +103,8 @@ def paper(
     if max_seeds is not None and not until_decided:
         raise UserError(f"--max-seeds {max_seeds}: is the limit of --until-decided. Add that option, or use --seeds.")
     with importing_torch():
-        options = bench.RunOptions(device, lanes, threads, allow_missing=allow_missing)
+        where = find_launcher(launcher, address, launcher_set)
+        options = bench.RunOptions(device, lanes, threads, allow_missing=allow_missing, launcher=where)
     if list_ or not recipe:
         with only_trusted(trusted):
             show_recipes(RUNS if seeds is None else seeds, data_root, runs, console, recipe)

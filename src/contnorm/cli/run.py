@@ -38,6 +38,7 @@ from contnorm.cli.common import (
     importing_torch,
     is_explicit,
 )
+from contnorm.cli.launcher_options import Address, LauncherName, LauncherSettings, find_launcher
 from contnorm.cli.show import show_scores
 from contnorm.errors import UserError
 
@@ -111,6 +112,9 @@ def run(
     log: Log = None,
     log_every: LogEvery = 50,
     log_dir: LogDir = None,
+    launcher: LauncherName = None,
+    address: Address = None,
+    launcher_set: LauncherSettings = None,
 ) -> None:
     """Train once over a stream; after each task, measure accuracy on all tasks so far."""
     seed_list = _seeds(seeds, seed)
@@ -136,7 +140,8 @@ def run(
     values = collect_settings(defaults, config, typed, set_ or [])
     named = code_files(nest_settings([*typed, *parse_assignments(set_ or [])]))
     with importing_torch():
-        options = bench.RunOptions(device, lanes, threads, keep_weights, allow_missing)
+        where = find_launcher(launcher, address, launcher_set)
+        options = bench.RunOptions(device, lanes, threads, keep_weights, allow_missing, where)
     with only_trusted(
         [*check_files(trust_code or []), *named]
     ):  # excludes code that is named only in the --config file
@@ -178,10 +183,14 @@ def resume(
     log: Log = None,
     log_every: LogEvery = 50,
     log_dir: LogDir = None,
+    launcher: LauncherName = None,
+    address: Address = None,
+    launcher_set: LauncherSettings = None,
 ) -> None:
     """Resume all interrupted runs under a folder, bit-exactly."""
     with importing_torch():
-        options = bench.RunOptions(device, lanes, threads, allow_missing=allow_missing)
+        where = find_launcher(launcher, address, launcher_set)
+        options = bench.RunOptions(device, lanes, threads, allow_missing=allow_missing, launcher=where)
     trusted = check_files(trust_code or [])
     logs = {"log": log, "log_every": log_every, "log_dir": log_dir}
     raise typer.Exit(resume_all(path, options, data_root, console, trusted, logs))
@@ -210,6 +219,7 @@ def run_seeds(
             threads=1 if options.threads is None else options.threads,
             keep_weights=options.keep_weights,
             progress=console,
+            launcher=options.launcher,
             **(logs or {}),
         )
     except bench.RunInterrupted as stopped:

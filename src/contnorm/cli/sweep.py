@@ -42,6 +42,7 @@ from contnorm.cli.common import (
     console,
     importing_torch,
 )
+from contnorm.cli.launcher_options import Address, LauncherName, LauncherSettings, find_launcher
 from contnorm.cli.tables import print_text, safe_text, show_rows
 from contnorm.errors import UserError, usable
 
@@ -137,6 +138,9 @@ def sweep(
     config: Annotated[Path | None, typer.Option(help="TOML file of settings of all runs.")] = None,
     set_: SetOption = None,
     trust_code: TrustCode = None,
+    launcher: LauncherName = None,
+    address: Address = None,
+    launcher_set: LauncherSettings = None,
 ) -> None:
     """Run all combinations of some settings, and show the best setting of each norm."""
     flags = GridFlags(
@@ -158,7 +162,8 @@ def sweep(
     )
     check_seeds(seeds)
     with importing_torch():
-        options = bench.RunOptions(device, lanes, threads, allow_missing=allow_missing)
+        where = find_launcher(launcher, address, launcher_set)
+        options = bench.RunOptions(device, lanes, threads, allow_missing=allow_missing, launcher=where)
     names = [_AXIS_OF_FLAG.get(name.strip(), name.strip()) for name in by.split(",")]
 
     def run(stream_: bench.Stream, settings: dict[str, Any], progress: Console) -> SweepResult:
@@ -177,6 +182,7 @@ def sweep(
             log=log,
             log_every=log_every,
             log_dir=log_dir,
+            launcher=where,
         )
 
     raise typer.Exit(run_grid(run, stream, flags, options, data_root, trust_code or [], plot, json_, console, runs))

@@ -32,6 +32,7 @@ from contnorm.cli.common import (
     importing_torch,
     is_explicit,
 )
+from contnorm.cli.launcher_options import Address, LauncherName, LauncherSettings, find_launcher
 from contnorm.cli.sweep import GridFlags, GridOption, JsonFlag, PlotFile, ScoreName, SetOption, run_grid
 from contnorm.cli.tables import print_text, safe_text, show_rows
 from contnorm.errors import UserError, unknown
@@ -110,12 +111,16 @@ def tune(
     log_dir: LogDir = None,
     set_: SetOption = None,
     trust_code: TrustCode = None,
+    launcher: LauncherName = None,
+    address: Address = None,
+    launcher_set: LauncherSettings = None,
 ) -> None:
     """Choose the best learning rate (or another setting) of each norm, using only validation data."""
     check_seeds(seeds)
     refinement = _refinement(refine)
     with importing_torch():
-        options = bench.RunOptions(device, lanes, threads, allow_missing=allow_missing)
+        where = find_launcher(launcher, address, launcher_set)
+        options = bench.RunOptions(device, lanes, threads, allow_missing=allow_missing, launcher=where)
     if recipe is not None:
         _refuse(context, STREAM_ONLY, f"can't be used with the recipe {recipe}")
         typed = {"stream": stream, "strategy": strategies, "norm": norms}
@@ -158,6 +163,7 @@ def tune(
             log=log,
             log_every=log_every,
             log_dir=log_dir,
+            launcher=where,
         )
 
     raise typer.Exit(run_grid(search, stream, flags, options, data_root, trust_code or [], plot, json_, console, runs))

@@ -454,7 +454,7 @@ def _typed_settings(options: TableOptions) -> dict[str, Any]:
 
 def _environment(recipe: Recipe, options: TableOptions) -> RunEnvironment:
     """Environment of the runs. Runs that are timed run one at a time and have a folder of their own."""
-    execution = replace(options.execution, lanes=1) if recipe.alone else options.execution
+    execution = replace(options.execution, lanes=1, launcher=None) if recipe.alone else options.execution
     return run_environment(runs_folder(recipe, options.runs), execution, options.data_root)
 
 

@@ -24,6 +24,8 @@ from contnorm.bench.engine.events import Finished
 from contnorm.bench.engine.job import Job, RunEnvironment
 from contnorm.bench.engine.run_dir import StoppedRun, stopped_runs
 from contnorm.bench.engine.scheduler import execute
+from contnorm.bench.launchers.base import Launcher
+from contnorm.bench.launchers.registry import create_launcher
 from contnorm.bench.records import Record, Store
 from contnorm.bench.signals import StopSignals
 from contnorm.bench.user_code import code_files, only_trusted, python_objects
@@ -34,6 +36,7 @@ __all__ = [
     "RunOptions",
     "environment_with_data",
     "find_device",
+    "find_launcher",
     "resume",
     "run_environment",
     "run_jobs",
@@ -65,6 +68,7 @@ class RunOptions:
         threads: CPU threads per run; None for 1 or, when resuming, the number that a run started with.
         keep_weights: Whether a finished run saves its weights next to its record.
         allow_missing: Whether published data sets may have other image counts than published.
+        launcher: Where runs are executed: the name of a launcher, or a launcher; None for this machine.
 
     Example:
         >>> RunOptions(device="cuda", lanes=4).lanes
@@ -76,6 +80,7 @@ class RunOptions:
     threads: int | None = None
     keep_weights: bool = False
     allow_missing: bool = False
+    launcher: str | Launcher | None = None
 
 
 def run_environment(runs: Path | None, options: RunOptions, root: Path | None) -> RunEnvironment:
@@ -88,7 +93,9 @@ def environment_with_data(runs: Path | None, options: RunOptions, root: Path) ->
     threads = 1 if options.threads is None else options.threads
     if threads < 1:
         raise UserError(f"threads={threads}: use 1 or more.")
-    device = find_device(options.device or "cpu")
+    launcher = find_launcher(options.launcher)
+    remote = launcher is not None and launcher.remote
+    device = find_device(options.device or "cpu", remote)
     lanes = options.lanes
     if lanes is None:
         lanes = 8 if device.type == "cuda" else max(1, cores() // threads)
@@ -102,14 +109,33 @@ def environment_with_data(runs: Path | None, options: RunOptions, root: Path) ->
         threads=threads,
         keep_weights=options.keep_weights,
         allow_missing=options.allow_missing,
+        launcher=launcher,
     )
 
 
-def find_device(name: str) -> torch.device:
-    """Return the device of a name; raises a `UserError` if the name is unknown or torch sees no such device."""
+def find_launcher(launcher: str | Launcher | None) -> Launcher | None:
+    """Return the launcher of a name; None for this machine.
+
+    Example:
+        >>> find_launcher(None) is None, type(find_launcher("local")).__name__
+        (True, 'LocalLauncher')
+    """
+    found = create_launcher(launcher) if isinstance(launcher, str) else launcher
+    if not isinstance(found, Launcher | None):
+        raise UserError(f"launcher={launcher!r}: use a name of `contnorm ls launchers`, or a launcher.")
+    return found
+
+
+def find_device(name: str, remote: bool = False) -> torch.device:
+    """Return the device of a name; raises a `UserError` if the name is unknown or torch sees no such device.
+
+    Args:
+        name: ``"cpu"`` or ``"cuda"``.
+        remote: Whether the device is one of another machine.
+    """
     if name not in ("cpu", "cuda"):
         raise UserError(f"device={name!r}: use cpu or cuda.")
-    if name == "cuda" and not torch.cuda.is_available():
+    if name == "cuda" and not remote and not torch.cuda.is_available():
         raise UserError("device='cuda': torch sees no GPU here. Use cpu.")
     return torch.device(name)
 
@@ -253,7 +279,7 @@ def resume(
 
     Args:
         path: Folder to search.
-        options: Device, lanes and threads; those that are not None override what a run started with.
+        options: Device, lanes, threads and launcher; those that are not None override what a run started with.
         root: Folder of data sets; None for the default one.
         trusted: Python files that may be executed; a run that names another one is skipped and reported. None to
             trust all files.
@@ -329,15 +355,18 @@ def _group_stopped(
         missing = run.allow_missing or options.allow_missing
         key = (run.runs, options.device or run.device, threads, run.keep_weights, missing)
         groups.setdefault(key, []).append(run.job)
+    launcher = find_launcher(options.launcher)
+    remote = launcher is not None and launcher.remote
     work: list[tuple[RunEnvironment, list[Job]]] = []
     problems: list[str] = []
     for (runs, device, threads, keep, missing), jobs in groups.items():
-        if options.device is None and device == "cuda" and not torch.cuda.is_available():
+        if options.device is None and device == "cuda" and not remote and not torch.cuda.is_available():
             problems.append(
                 f"{runs}: {len(jobs)} stopped runs started on a GPU (--device cuda), and torch sees none here."
             )
         else:
-            work.append((run_environment(runs, RunOptions(device, options.lanes, threads, keep, missing), root), jobs))
+            chosen = RunOptions(device, options.lanes, threads, keep, missing, launcher)
+            work.append((run_environment(runs, chosen, root), jobs))
     return work, problems
 
 

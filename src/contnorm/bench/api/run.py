@@ -23,6 +23,7 @@ from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.engine.checkpoint import weights_path
 from contnorm.bench.engine.events import Finished
 from contnorm.bench.engine.job import Job, RunEnvironment
+from contnorm.bench.launchers.base import Launcher
 from contnorm.bench.memories import Memory
 from contnorm.bench.records import Record, Store, make_record
 from contnorm.bench.strategies.base import Strategy
@@ -56,6 +57,7 @@ def run(
     log: Loggers | None = None,
     log_every: int = LogOptions.every,
     log_dir: str | Path | None = None,
+    launcher: str | Launcher | None = None,
 ) -> Result:
     """Train once over a stream for each seed; after each task, measure accuracy on all tasks so far.
 
@@ -94,6 +96,8 @@ def run(
             ``"mlflow"``, an object of a subclass of `bench.Logger`, or a list of these. They do not change results.
         log_every: Steps between the losses that are logged.
         log_dir: Folder of logs; None for the folder next to ``runs`` whose name ends in ``-logs``, or ``runs-logs``.
+        launcher: Where runs are executed: a name, such as ``"ray"``, or a launcher, such as
+            ``bench.RayLauncher(address="auto")``; None for this machine. Results do not depend on it.
 
     Returns:
         The results of all seeds.
@@ -132,6 +136,7 @@ def run(
         log=log,
         log_every=log_every,
         log_dir=log_dir,
+        launcher=launcher,
     )
     return result
 
@@ -150,6 +155,7 @@ def run_all(
     log: Loggers | None = None,
     log_every: int = LogOptions.every,
     log_dir: str | Path | None = None,
+    launcher: str | Launcher | None = None,
 ) -> list[Result]:
     """Run several experiments on the same stream, in parallel where lanes are free.
 
@@ -157,7 +163,7 @@ def run_all(
         stream: A stream, or the name of one.
         experiments: For each experiment its arguments of `run`: ``norm``, ``strategy``, ``model``, ``memory``, ``lr``,
             ``batch_size``, ``replay``, ``settings`` and ``tag``.
-        seeds, runs, device, lanes, threads, keep_weights, progress, log, log_every, log_dir: As in `run`.
+        seeds, runs, device, lanes, threads, keep_weights, progress, log, log_every, log_dir, launcher: As in `run`.
 
     Returns:
         The results of the experiments, in order.
@@ -181,6 +187,7 @@ def run_all(
         log=log,
         log_every=log_every,
         log_dir=log_dir,
+        launcher=launcher,
     )
     for result in results:
         if isinstance(result, UserError):
@@ -202,13 +209,14 @@ def run_experiments(
     log: Loggers | None = None,
     log_every: int = LogOptions.every,
     log_dir: str | Path | None = None,
+    launcher: str | Launcher | None = None,
     monitor: RunMonitor | None = None,
 ) -> list[Result | UserError]:
     """Run several experiments as `run_all` does; one whose seeds all diverged has an error in place of its result.
 
     Args:
-        stream, experiments, seeds, runs, device, lanes, threads, keep_weights, progress, log, log_every, log_dir: As in
-            `run_all`. An experiment may also be resolved before.
+        stream, experiments, seeds, runs, device, lanes, threads, keep_weights, progress, log, log_every, log_dir,
+            launcher: As in `run_all`. An experiment may also be resolved before.
         monitor: Gets the settings of the experiments, then every event of their runs.
     """
     if loading_user_code():
@@ -234,7 +242,7 @@ def run_experiments(
         for experiment in experiments
     ]
     console = progress if isinstance(progress, Console) else Console(stderr=True) if progress else None
-    options = RunOptions(device, lanes, threads, keep_weights, stream.allow_missing)
+    options = RunOptions(device, lanes, threads, keep_weights, stream.allow_missing, launcher)
     if monitor is not None:
         monitor.start([experiment.config for experiment in resolved])
     results: dict[int, Result | UserError] = {}
@@ -314,7 +322,8 @@ def _environment(
 ) -> RunEnvironment:
     environment = environment_with_data(runs, options, stream.root or Path("data"))
     # Worker processes load a data set by its name; only one in memory is sent to them.
-    in_process = environment.device.type == "cuda" or min(environment.lanes, jobs) == 1
+    is_single = environment.device.type == "cuda" or min(environment.lanes, jobs) == 1
+    in_process = is_single and (environment.launcher is None or not environment.launcher.remote)
     sources = {stream.source.name: stream.source} if stream.root is None or (in_process and stream.is_loaded) else {}
     return replace(environment, sources=sources, objects=objects)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,6 +16,9 @@ from contnorm.bench.data.registry import Source, load_source
 from contnorm.bench.records import Store
 from contnorm.bench.user_code import PythonObject
 from contnorm.errors import UserError
+
+if TYPE_CHECKING:
+    from contnorm.bench.launchers.base import Launcher
 
 __all__ = ["Job", "RunEnvironment"]
 
@@ -38,6 +41,7 @@ class RunEnvironment:
         log_every: Steps between the losses that loggers get; None for the interval of progress reports.
         sources: Data sets in memory, by name; all others are loaded from the folder of data sets.
         objects: Networks and strategies that are passed as Python objects, by their name in the settings.
+        launcher: Where runs are executed; None for this machine.
     """
 
     runs: Path | None
@@ -52,6 +56,7 @@ class RunEnvironment:
     log_every: int | None = None
     sources: Mapping[str, Source] = field(default_factory=dict)
     objects: Mapping[str, PythonObject] = field(default_factory=dict)
+    launcher: Launcher | None = None
 
     @property
     def store(self) -> Store:
@@ -88,3 +93,9 @@ class Job:
 
     config: RunConfig
     seed: int
+
+    @property
+    def source(self) -> str:
+        """Name of its data set."""
+        assert self.config.stream.source is not None  # filled in by `resolve`
+        return self.config.stream.source

@@ -1,0 +1,298 @@
+"""Execution of jobs in this process: trainers, locks, checkpoints and records."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from contnorm.bench.config.schema import RunConfig
+from contnorm.bench.data.registry import Source
+from contnorm.bench.engine.checkpoint import pack_weights, save_weights
+from contnorm.bench.engine.events import Diverged, Failed, Finished, Started, Stopped
+from contnorm.bench.engine.job import Job, RunEnvironment
+from contnorm.bench.engine.job_events import Event, Waiting
+from contnorm.bench.engine.loop import train_together
+from contnorm.bench.engine.precision import numerics
+from contnorm.bench.engine.provenance import provenance
+from contnorm.bench.engine.resume import can_resume
+from contnorm.bench.engine.run_dir import RunDir, edited
+from contnorm.bench.engine.trainer import Trainer
+from contnorm.bench.engine.units import JobGroup, group_jobs
+from contnorm.bench.plan import PlanCache
+from contnorm.bench.records import Store
+from contnorm.bench.signals import raise_on_stop
+from contnorm.bench.streams.image_store import DeviceImages
+from contnorm.bench.user_code import breaks_in, user_code_error
+from contnorm.errors import UserCodeError, UserError, usable
+
+__all__ = ["JobRunner", "known_divergence", "write_notes"]
+
+
+class JobRunner:
+    """Executes jobs in this process. Each data set is loaded once, with the plans of its runs.
+
+    Args:
+        environment: The folders, the device and the options of execution.
+        prepare: Called with the name of a data set before it is loaded.
+    """
+
+    def __init__(self, environment: RunEnvironment, prepare: Callable[[str], object] | None = None) -> None:
+        self.environment, self.prepare = environment, prepare
+        self._shared: dict[str, _Shared] = {}
+
+    def run(self, jobs: Sequence[Job], stop: Callable[[], bool]) -> Iterator[Event]:
+        """Run jobs; those that can share a CUDA graph run together."""
+        environment = self.environment
+        noted: set[RunConfig] = set()
+        for group in group_jobs(jobs, environment):
+            shared = self._load(group.jobs[0].source)
+            if environment.runs is not None:
+                new = {job.config for job in group.jobs} - noted
+                noted |= new  # once only, or a failed run would get a note again
+                to_note = [job for job in jobs if job.config in new]
+                events = _run_recorded(group, to_note, shared, environment, environment.store, stop)
+            else:
+                events = _run_in_memory(group, shared, environment, stop)
+            stopped = False
+            for event in events:
+                yield event
+                stopped = stopped or isinstance(event.what, Stopped)
+            if stopped:
+                return
+
+    def _load(self, name: str) -> _Shared:
+        if name not in self._shared:
+            source = _load_data(name, self.environment, self.prepare)
+            pictures = DeviceImages.of(source, self.environment.device, self.environment.whole)
+            self._shared[name] = _Shared(source, pictures, PlanCache(source))
+        return self._shared[name]
+
+
+def _load_data(name: str, environment: RunEnvironment, prepare: Callable[[str], object] | None) -> Source:
+    """Load a data set. The GPU, which takes seconds to initialize, starts at the same time."""
+    with raise_on_stop():
+        if prepare is not None:
+            prepare(name)
+        if environment.device.type == "cpu":
+            return environment.load(name)
+    with ThreadPoolExecutor(max_workers=1) as worker, raise_on_stop():  # only the main thread can be interrupted
+        starting = worker.submit(lambda: torch.zeros(1, device=environment.device))
+        source = environment.load(name)
+        starting.result()
+    return source
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """What the runs on one data set share."""
+
+    source: Source
+    pictures: DeviceImages
+    plans: PlanCache
+
+
+def _run_in_memory(
+    group: JobGroup, shared: _Shared, environment: RunEnvironment, stop: Callable[[], bool]
+) -> Iterator[Event]:
+    """Run a group of jobs without records, checkpoints and locks."""
+    with ExitStack() as cleanup, numerics(group.jobs[0].config.train, environment.threads):
+        started = time.perf_counter()
+        trainers, failures = _build_trainers(group.jobs, shared, environment, cleanup)
+        yield from (Event(job, failure, None) for job, failure in failures.items())
+        if not trainers:
+            return
+        with _error_context(trainers, {}):
+            for trainer, what in train_together(list(trainers), stop=stop, log_every=environment.log_every):
+                if isinstance(what, Started):
+                    what = replace(what, provenance=provenance(trainer.config, shared.source, environment))
+                if isinstance(what, Finished):
+                    results = _complete(what.results, trainers[trainer], shared.source, environment, started, trainers)
+                    weights = pack_weights(trainer.model) if environment.keep_weights else None
+                    what = Finished(results, weights)
+                yield Event(trainers[trainer], what, None)
+
+
+def _run_recorded(
+    group: JobGroup,
+    to_note: Sequence[Job],
+    shared: _Shared,
+    environment: RunEnvironment,
+    store: Store,
+    stop: Callable[[], bool],
+) -> Iterator[Event]:
+    """Run a group of jobs, each with a lock, checkpoints and a record."""
+    run_dirs = {job: RunDir.of(job, store) for job in (*group.jobs, *to_note)}
+    with ExitStack() as cleanup, numerics(group.jobs[0].config.train, environment.threads):
+        started = time.perf_counter()
+        trainers, failures = _build_trainers(group.jobs, shared, environment, cleanup)
+        yield from (Event(job, failure, run_dirs[job].record) for job, failure in failures.items())
+        sources = {job.source: shared.source for job in group.jobs}
+        write_notes([(job, run_dirs[job]) for job in to_note if not edited(job.config)], environment, sources)
+        for trainer, job in list(trainers.items()):
+            refused = _acquire(job, run_dirs[job], group, environment, store, cleanup, shared.source)
+            if refused is not None:
+                del trainers[trainer]
+                yield Event(job, refused, run_dirs[job].record)
+        restarted = {trainer: job for trainer, job in trainers.items() if _must_restart(trainer, run_dirs[job])}
+        for same_step in ({trainer: job for trainer, job in trainers.items() if trainer not in restarted}, restarted):
+            if same_step:  # trainers that run together must be at the same step
+                with _error_context(same_step, run_dirs):
+                    yield from _train_recorded(same_step, run_dirs, shared.source, environment, store, stop, started)
+
+
+def known_divergence(job: Job, store: Store) -> Diverged | None:
+    """Return the divergence of a run that is recorded as diverged; None if it is not."""
+    run = store.divergence(job.config, job.seed)
+    if run is None:
+        return None
+    reason = run.reason or f"seed {job.seed}: the run diverged."
+    return Diverged(f"{reason} It is recorded in {run.path}; delete that to run it again.")
+
+
+def _build_trainers(
+    jobs: Sequence[Job], shared: _Shared, environment: RunEnvironment, cleanup: ExitStack
+) -> tuple[dict[Trainer, Job], dict[Job, Failed]]:
+    """Build a trainer for each job, before anything is written: invalid settings fail here.
+
+    Also returns the jobs whose files have changed while earlier groups ran.
+    """
+    trainers: dict[Trainer, Job] = {}
+    failures: dict[Job, Failed] = {}
+    for job in jobs:
+        if reason := edited(job.config):
+            failures[job] = Failed(reason)
+            continue
+        with raise_on_stop():
+            trainer = Trainer(job.config, job.seed, shared.source, environment.device, shared.pictures, shared.plans)
+        cleanup.callback(trainer.feed.close)
+        trainers[trainer] = job
+    return trainers, failures
+
+
+def write_notes(
+    run_dirs: Sequence[tuple[Job, RunDir]], environment: RunEnvironment, sources: Mapping[str, Source]
+) -> None:
+    """Write the notes of runs, so that `resume` also knows those that have not started yet."""
+    for job, run_dir in run_dirs:
+        if not run_dir.note.is_file() and not run_dir.record.is_file():
+            run_dir.write_note(job, environment, sources[job.source].fingerprint)
+
+
+def _acquire(
+    job: Job,
+    run_dir: RunDir,
+    group: JobGroup,
+    environment: RunEnvironment,
+    store: Store,
+    cleanup: ExitStack,
+    source: Source,
+) -> Failed | Waiting | str | None:
+    """Lock a run for this process; if it is not to be run here and now, return the event that says why."""
+    if not run_dir.acquire():
+        return Waiting(run_dir.lock.holder())
+    cleanup.callback(run_dir.lock.release)
+    if run_dir.record.is_file():
+        run_dir.clear()
+        return known_divergence(job, store) or "recorded"
+    if run_dir.checkpoints.latest_step() != group.done:  # another process has advanced it: group it again
+        run_dir.lock.release()
+        return Waiting("")
+    mismatch = run_dir.resume_mismatch(environment, source.fingerprint)
+    if mismatch:
+        return Failed(mismatch)
+    run_dir.write_note(job, environment, source.fingerprint)
+    return None
+
+
+def _must_restart(trainer: Trainer, run_dir: RunDir) -> bool:
+    """Whether the state of user code differs from the checkpoint's; unusable checkpoints are removed."""
+    checkpoint = run_dir.checkpoints.latest() if trainer.fresh_code_state else None
+    if checkpoint is None or can_resume(trainer, checkpoint):
+        return False
+    logging.getLogger("contnorm").warning(
+        f"{run_dir.folder}: its checkpoint after {checkpoint.progress['done']} steps does not contain the Python "
+        f"state of its strategy or network. The run starts again from step 0."
+    )
+    run_dir.checkpoints.clear()
+    return True
+
+
+def _train_recorded(
+    trainers: dict[Trainer, Job],
+    run_dirs: Mapping[Job, RunDir],
+    source: Source,
+    environment: RunEnvironment,
+    store: Store,
+    stop: Callable[[], bool],
+    started: float,
+) -> Iterator[Event]:
+    """Train runs from their checkpoints and record the results."""
+    checkpoints = [run_dirs[job].checkpoints for job in trainers.values()]
+    every, log_every = environment.checkpoint_every, environment.log_every
+    for trainer, what in train_together(list(trainers), checkpoints, every, stop=stop, log_every=log_every):
+        job = trainers[trainer]
+        run_dir = run_dirs[job]
+        if isinstance(what, Started):
+            what = replace(what, provenance=provenance(job.config, source, environment))
+        if isinstance(what, Diverged):
+            with usable(run_dir.record, "the record can't be written", "Free disk space, and run it again."):
+                store.save_diverged(job.config, job.seed, what.why, provenance(job.config, source, environment))
+        if isinstance(what, Finished):
+            results = _complete(what.results, job, source, environment, started, trainers)
+            with usable(run_dir.record, "the record can't be written", RESUME_HINT):
+                if environment.keep_weights:  # before the record: every record then has its weights
+                    save_weights(trainer.model, run_dir.record)
+                store.save(job.config, job.seed, results)
+            what = Finished(results)
+        if isinstance(what, Finished | Failed):
+            run_dir.clear()
+        yield Event(job, what, run_dir.record)
+
+
+def _complete(
+    results: dict[str, Any],
+    job: Job,
+    source: Source,
+    environment: RunEnvironment,
+    started: float,
+    together: Mapping[Trainer, Job],
+) -> dict[str, Any]:
+    """Add the time of the whole group and the provenance to the results of a run."""
+    seconds = {**results["seconds"], "together": time.perf_counter() - started, "lanes": len(together)}
+    return {**results, "seconds": seconds, **provenance(job.config, source, environment)}
+
+
+RESUME_HINT = "Free disk space, then resume with `contnorm resume`: the last checkpoint is intact."
+
+
+@contextmanager
+def _error_context(trainers: dict[Trainer, Job], run_dirs: Mapping[Job, RunDir]) -> Iterator[None]:
+    """Add to an error which run failed and how many of its steps are saved; errors of user code become one line."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        if isinstance(error.__cause__, StopIteration):  # Python replaces it where it leaves the training loop
+            error = error.__cause__
+        trainer, job = next(iter(trainers.items()))
+        saved = run_dirs[job].checkpoints.latest_step() if job in run_dirs else 0
+        saved_note = f"{saved} steps are saved in {run_dirs[job].folder}" if saved else "none are saved"
+        config = job.config
+        for what, name in (
+            ("strategy", config.strategy.name),
+            ("norm", config.norm.name),
+            ("model", config.model.name),
+        ):
+            if breaks_in(error, name):
+                when = f"after {trainer.done} of {len(trainer.plan.steps)} steps"
+                raise UserCodeError(f"{user_code_error(error, what, name, when)} ({saved_note})") from error
+        error.add_note(f"seed {job.seed}, after {trainer.done} of {len(trainer.plan.steps)} steps; {saved_note}.")
+        raise

@@ -1,0 +1,58 @@
+"""Units of work: the jobs that one worker executes together, planned longest first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from contnorm.bench.engine.cost import estimate_seconds
+from contnorm.bench.engine.job import Job, RunEnvironment
+from contnorm.bench.engine.run_dir import RunDir
+
+__all__ = ["JobGroup", "Unit", "group_jobs", "plan_units"]
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Jobs that one worker executes together: the lanes of one GPU, or one job on a CPU.
+
+    Attributes:
+        jobs: The jobs.
+        seconds: Estimated seconds that the unit keeps its worker busy.
+    """
+
+    jobs: tuple[Job, ...]
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class JobGroup:
+    """Jobs that run together, and the number of steps that each of them has done."""
+
+    jobs: list[Job]
+    done: int
+
+
+def group_jobs(jobs: Sequence[Job], environment: RunEnvironment) -> Iterator[JobGroup]:
+    """Group jobs that can run together: same stream, training settings (except lr) and step; at most ``lanes``."""
+    by_key: dict[tuple[object, ...], list[Job]] = {}
+    steps: dict[Job, int] = {}
+    store = None if environment.runs is None else environment.store
+    for job in jobs:
+        steps[job] = 0 if store is None else RunDir.of(job, store).checkpoints.latest_step()
+        key = (job.config.stream, replace(job.config.train, lr=1.0), steps[job])
+        by_key.setdefault(key, []).append(job)
+    size = environment.lanes if environment.device.type == "cuda" else 1
+    for group in by_key.values():
+        for i in range(0, len(group), size):
+            yield JobGroup(group[i : i + size], steps[group[0]])
+
+
+def plan_units(jobs: Sequence[Job], environment: RunEnvironment) -> list[Unit]:
+    """Return the units of some jobs, longest first; those of equal length are in the order of their jobs."""
+    seconds = {config: estimate_seconds(config, environment.device) for config in {job.config: None for job in jobs}}
+    units = [
+        Unit(tuple(group.jobs), sum(seconds[job.config] for job in group.jobs))
+        for group in group_jobs(jobs, environment)
+    ]
+    return sorted(units, key=lambda unit: -unit.seconds)

@@ -1,0 +1,1 @@
+"""Launchers: where the runs of an experiment are executed, on this machine or on many."""
