@@ -18,7 +18,8 @@ __version__ = "0.2.0.dev0"
 
 if TYPE_CHECKING:
     from contnorm import functional, testing
-    from contnorm.convert.conversion import convert_norm, convert_sync
+    from contnorm.convert.conversion import convert_norm
+    from contnorm.convert.sync import convert_sync
     from contnorm.diagnosis.measure import diagnose
     from contnorm.layers.adaptive import AdaptiveBalanceNorm1d, AdaptiveBalanceNorm2d, AdaptiveBalanceNorm3d
     from contnorm.layers.balanced import BalancedBatchNorm1d, BalancedBatchNorm2d, BalancedBatchNorm3d
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from contnorm.layers.sync import SyncContinualNorm
     from contnorm.layers.task_balanced import TaskBalancedNorm1d, TaskBalancedNorm2d, TaskBalancedNorm3d
     from contnorm.layers.weight_standardization import WSGroupNorm1d, WSGroupNorm2d, WSGroupNorm3d
+    from contnorm.model_norms import apply_norm_spec, norm_spec
     from contnorm.moments.freeze import freeze_stats, frozen_stats
     from contnorm.moments.reestimate import reestimate
     from contnorm.registry import create_norm, register_norm, unregister_norm
@@ -109,6 +111,7 @@ __all__ = [
     "WSGroupNorm1d",
     "WSGroupNorm2d",
     "WSGroupNorm3d",
+    "apply_norm_spec",
     "batch_tags",
     "convert_norm",
     "convert_sync",
@@ -118,6 +121,7 @@ __all__ = [
     "freeze_stats",
     "frozen_stats",
     "functional",
+    "norm_spec",
     "reestimate",
     "register_norm",
     "summarize",
@@ -126,7 +130,9 @@ __all__ = [
 ]
 
 _NAMES_BY_MODULE = {
-    "contnorm.convert.conversion": ("convert_norm", "convert_sync"),
+    "contnorm.convert.conversion": ("convert_norm",),
+    "contnorm.convert.sync": ("convert_sync",),
+    "contnorm.model_norms": ("apply_norm_spec", "norm_spec"),
     "contnorm.diagnosis.measure": ("diagnose",),
     "contnorm.moments.freeze": ("freeze_stats", "frozen_stats"),
     "contnorm.moments.reestimate": ("reestimate",),

@@ -97,6 +97,8 @@ def detect_norm(module: nn.Module) -> DetectedNorm | UnsupportedNorm | None:
         if isinstance(module, cls):
             if isinstance(module, _InstanceNorm) and module.track_running_stats:
                 return UnsupportedNorm("it is an instance norm with running statistics, which no norm of contnorm has")
+            if cls is nn.SyncBatchNorm:
+                dim = _recorded_dim(module)
             return _describe(module, cls, norm, dim, synced=cls is nn.SyncBatchNorm)
     if isinstance(module, torch.jit.ScriptModule) and (module.original_name in _NAMES or holds_moments(module)):
         return UnsupportedNorm("it is scripted or traced and can't be changed; convert the model first, then script it")
@@ -188,8 +190,15 @@ def _detect_own_layer(module: NormLayer) -> DetectedNorm | UnsupportedNorm:
             cls = SyncContinualNorm if dim is None else cast(type[nn.Module], norm_class(spec, dim))
             if isinstance(module, cls):
                 name = _variant(module) if isinstance(module, ContinualNormBase) else spec.name
-                return _describe(module, cls, name, dim, synced=dim is None)
+                synced = dim is None
+                return _describe(module, cls, name, _recorded_dim(module) if synced else dim, synced)
     return UnsupportedNorm(f"the class {type(module).__name__} is not in the registry of norms")
+
+
+def _recorded_dim(module: nn.Module) -> int | None:
+    """Return the dimension of the layer that a synchronized layer replaced; None if it is unknown."""
+    dim: int | None = vars(module).get("_contnorm_dim")
+    return dim
 
 
 def _variant(module: ContinualNormBase) -> str:
