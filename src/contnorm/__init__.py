@@ -19,7 +19,7 @@ __version__ = "0.2.0.dev0"
 if TYPE_CHECKING:
     from contnorm import functional, testing
     from contnorm.convert.conversion import convert_norm
-    from contnorm.convert.sync import convert_sync
+    from contnorm.convert.sync import convert_sync, revert_sync
     from contnorm.diagnosis.measure import diagnose
     from contnorm.layers.adaptive import AdaptiveBalanceNorm1d, AdaptiveBalanceNorm2d, AdaptiveBalanceNorm3d
     from contnorm.layers.balanced import BalancedBatchNorm1d, BalancedBatchNorm2d, BalancedBatchNorm3d
@@ -124,6 +124,7 @@ __all__ = [
     "norm_spec",
     "reestimate",
     "register_norm",
+    "revert_sync",
     "summarize",
     "testing",
     "unregister_norm",
@@ -131,7 +132,7 @@ __all__ = [
 
 _NAMES_BY_MODULE = {
     "contnorm.convert.conversion": ("convert_norm",),
-    "contnorm.convert.sync": ("convert_sync",),
+    "contnorm.convert.sync": ("convert_sync", "revert_sync"),
     "contnorm.model_norms": ("apply_norm_spec", "norm_spec"),
     "contnorm.diagnosis.measure": ("diagnose",),
     "contnorm.moments.freeze": ("freeze_stats", "frozen_stats"),

@@ -19,8 +19,9 @@ from torch.overrides import TorchFunctionMode
 from contnorm.convert.detect import random_state_restored
 from contnorm.layers.activation import AbsorbedActivation, observe_normed_relu
 from contnorm.moments.freeze import evaluation_mode
+from contnorm.norm_entry import Dim
 
-__all__ = ["ACTIVATIONS", "CONVOLUTIONS", "NeighbourMap", "Neighbours", "find_neighbours", "run_example"]
+__all__ = ["ACTIVATIONS", "CONVOLUTIONS", "NeighbourMap", "Neighbours", "find_neighbours", "input_dims", "run_example"]
 
 # Activations without parameters that a norm can replace. Not sigmoid and softmax, which are gates and outputs.
 ACTIVATIONS: tuple[type[nn.Module], ...] = (
@@ -95,7 +96,27 @@ def find_neighbours(model: nn.Module, norms: Sequence[nn.Module], example_input:
     return recorder.result()
 
 
-def run_example(model: nn.Module, example_input: object) -> None:
+def input_dims(
+    model: nn.Module, norms: Sequence[nn.Module], example_input: object, caller: str
+) -> dict[nn.Module, Dim]:
+    """Return the number of spatial dimensions (at least 1) of the input of each norm that a run of the model calls."""
+    dims: dict[nn.Module, Dim] = {}
+    if example_input is None:
+        return dims
+
+    def measure(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        x = next(_tensors((args, kwargs)), None)
+        if x is not None and 2 <= x.dim() <= 5:
+            dims[module] = cast(Dim, max(1, x.dim() - 2))
+
+    with ExitStack() as stack:
+        for norm in norms:
+            stack.callback(norm.register_forward_pre_hook(measure, with_kwargs=True).remove)
+        run_example(model, example_input, caller)
+    return dims
+
+
+def run_example(model: nn.Module, example_input: object, caller: str = "convert_norm") -> None:
     """Run a model on an input in evaluation mode, without changing its state."""
     try:
         with torch.no_grad(), random_state_restored(), evaluation_mode(model):
@@ -107,7 +128,7 @@ def run_example(model: nn.Module, example_input: object) -> None:
                 model(example_input)
     except Exception as error:
         raise ValueError(
-            f"convert_norm: the model can't be run on example_input: {type(error).__name__}: {error}. The model is "
+            f"{caller}: the model can't be run on example_input: {type(error).__name__}: {error}. The model is "
             f"unchanged."
         ) from error
 
