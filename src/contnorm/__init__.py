@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from contnorm.layers.sync import SyncContinualNorm
     from contnorm.layers.task_balanced import TaskBalancedNorm1d, TaskBalancedNorm2d, TaskBalancedNorm3d
     from contnorm.layers.weight_standardization import WSGroupNorm1d, WSGroupNorm2d, WSGroupNorm3d
+    from contnorm.model_files import load_model, save_model
     from contnorm.model_norms import apply_norm_spec, norm_spec
     from contnorm.moments.freeze import freeze_stats, frozen_stats
     from contnorm.moments.reestimate import reestimate
@@ -121,10 +122,12 @@ __all__ = [
     "freeze_stats",
     "frozen_stats",
     "functional",
+    "load_model",
     "norm_spec",
     "reestimate",
     "register_norm",
     "revert_sync",
+    "save_model",
     "summarize",
     "testing",
     "unregister_norm",
@@ -133,6 +136,7 @@ __all__ = [
 _NAMES_BY_MODULE = {
     "contnorm.convert.conversion": ("convert_norm",),
     "contnorm.convert.sync": ("convert_sync", "revert_sync"),
+    "contnorm.model_files": ("load_model", "save_model"),
     "contnorm.model_norms": ("apply_norm_spec", "norm_spec"),
     "contnorm.diagnosis.measure": ("diagnose",),
     "contnorm.moments.freeze": ("freeze_stats", "frozen_stats"),

@@ -21,7 +21,8 @@ like the process group of synchronized layers, they are those of the model that 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, cast
 
 from torch import nn
@@ -31,7 +32,7 @@ from contnorm.convert.description import ModelTree, describe_with_neighbours
 from contnorm.convert.match import MatchPlan, format_problems
 from contnorm.convert.spec_format import FORMAT, VERSION, check_spec
 
-__all__ = ["apply_norm_spec", "norm_spec"]
+__all__ = ["apply_norm_spec", "norm_spec", "norms_applied"]
 
 
 def norm_spec(model: nn.Module) -> dict[str, Any]:
@@ -106,12 +107,39 @@ def apply_norm_spec(model: nn.Module, spec: Mapping[str, Any]) -> nn.Module:
         >>> cn.summarize(model).rows[0].state
         'train, frozen'
     """
+    return _matching_plan(model, spec).execute()
+
+
+@contextmanager
+def norms_applied(model: nn.Module, spec: Mapping[str, Any]) -> Iterator[nn.Module]:
+    """Context manager that applies a spec, and puts the old layers back if its block raises.
+
+    Example:
+        >>> model = nn.Sequential(nn.BatchNorm2d(8))
+        >>> frozen = norm_spec(model)
+        >>> frozen["norms"]["0"]["frozen"] = True
+        >>> with norms_applied(model, frozen) as changed:
+        ...     print(norm_spec(changed) == frozen)
+        True
+    """
+    before = norm_spec(model)
+    plan = _matching_plan(model, spec)
+    changed = plan.execute()
+    try:
+        yield changed
+    except BaseException:
+        _matching_plan(plan.swap_back(changed), before).execute()
+        raise
+
+
+def _matching_plan(model: nn.Module, spec: Mapping[str, Any]) -> MatchPlan:
+    """Prepare the changes of a model; raise if the spec does not fit."""
     tree = ModelTree.of(check_model(model, "apply_norm_spec"), "apply_norm_spec")
     plan = MatchPlan(tree, check_spec(spec))
-    plan.plan()
+    plan.prepare()
     if plan.problems:
         raise ValueError(
             f"apply_norm_spec: the spec does not fit {type(model).__name__}: {format_problems(plan.problems)}. "
             f"The model is unchanged."
         )
-    return plan.execute()
+    return plan

@@ -349,7 +349,7 @@ def test_concurrent_writes_use_different_temporary_files(tmp_path: Path, monkeyp
 def test_atomic_write_does_not_follow_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = tmp_path / "other.txt"
     other.write_text("content")
-    monkeypatch.setattr("contnorm.bench.files.secrets.token_hex", lambda size: "guessed")
+    monkeypatch.setattr("contnorm.atomic_files.secrets.token_hex", lambda size: "guessed")
     (tmp_path / ".run.json.guessed").symlink_to(other)
     with pytest.raises(FileExistsError):
         write_atomically(tmp_path / "run.json", b"{}")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import secrets
 import stat
 import sys
 import time
@@ -19,6 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from contnorm.atomic_files import write_atomically
 from contnorm.errors import UserError
 
 if sys.platform != "win32":
@@ -50,35 +50,6 @@ RESOLUTION_NS = 2 * 10**9
 
 Signature = list[int]  # size (0 for a folder), modification time in ns, inode
 Progress = Callable[[str, int, int], None]  # what is done, units done, units in total
-
-
-def write_atomically(path: Path, *parts: bytes | memoryview) -> None:
-    """Write a file atomically: after a crash it has either the old or the new content.
-
-    Args:
-        path: The file; its folder is created.
-        parts: Content, written one part after the other.
-
-    Example:
-        >>> import tempfile
-        >>> folder = Path(tempfile.mkdtemp())
-        >>> write_atomically(folder / "a" / "b.json", b"{}")
-        >>> (folder / "a" / "b.json").read_bytes()
-        b'{}'
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Random, since processes of several hosts or containers that share the folder can have the same process id.
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        with draft.open("xb") as file:  # "x" does not follow a symbolic link at this path
-            for part in parts:
-                file.write(part)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
 
 
 def write_output(path: Path, content: bytes) -> None:

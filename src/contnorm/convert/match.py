@@ -43,7 +43,7 @@ class MatchPlan:
     convolutions: dict[str, nn.Module] = field(default_factory=dict)
     replace: dict[nn.Module, nn.Module] = field(default_factory=dict)
 
-    def plan(self) -> None:
+    def prepare(self) -> None:
         if any(entry["norm"] not in NORMS for entry in self.spec["norms"].values() if entry["norm"] is not None):
             load_plugins()  # one of them may have it
         fixed = unreplaceable_modules(self.tree.model)
@@ -155,6 +155,10 @@ class MatchPlan:
         for convolution in set(self.tree.standardized) - set(self.convolutions.values()):
             unstandardize(convolution)
         return swap_modules(self.tree.model, self.replace)
+
+    def swap_back(self, model: nn.Module) -> nn.Module:
+        """Put the replaced modules back; what was changed in place stays changed."""
+        return swap_modules(model, {new: old for old, new in self.replace.items()})
 
 
 def _core(entry: Mapping[str, Any]) -> dict[str, Any]:
