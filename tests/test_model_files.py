@@ -17,6 +17,8 @@ from torch import nn
 
 import contnorm as cn
 from contnorm import atomic_files
+from contnorm.bench.engine.checkpoint import load_weights, save_weights
+from contnorm.errors import UserError
 from contnorm.registry import NORMS, norm_names
 from tests.test_model_norms import FrozenBatchNorm2d, Network, X, assert_same, trained
 
@@ -202,9 +204,10 @@ def test_damaged_and_missing_files_are_refused(tmp_path: Path) -> None:
     for path in (tmp_path / "text", tmp_path):
         with pytest.raises(ValueError, match=r"can't be read as a safetensors file"):
             cn.load_model(Network(), path)
-    save_file({}, tmp_path / "spec", metadata={"contnorm.norm_spec": "{"})
-    with pytest.raises(ValueError, match=r"the norm spec in .*spec is damaged"):
-        cn.load_model(Network(), tmp_path / "spec")
+    for text in ("{", "3", "[" * 100_000):
+        save_file({}, tmp_path / "spec", metadata={"contnorm.norm_spec": text})
+        with pytest.raises(ValueError, match=r"the norm spec in .*spec is damaged"):
+            cn.load_model(Network(), tmp_path / "spec")
 
 
 def test_meta_models_are_refused(tmp_path: Path) -> None:
@@ -252,3 +255,40 @@ def test_missing_safetensors_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
     for call in (cn.save_model, cn.load_model):
         with pytest.raises(ModuleNotFoundError, match=r'needs safetensors\. .* pip install "contnorm\[bench\]"'):
             call(copy.deepcopy(Network()), tmp_path / "m")
+
+
+# --- weights of the bench -------------------------------------------------------------------------------------------
+
+
+def test_weights_of_a_run_say_which_norms_they_have(tmp_path: Path) -> None:
+    model = trained(cn.convert_norm(Network(), "cn", num_groups=4))
+    save_weights(model, tmp_path / "0.json")
+    assert_same(model, cn.load_model(Network(seed=1), tmp_path / "0.safetensors"))
+    again = cn.freeze_stats(cn.convert_norm(Network(seed=1), "cn", num_groups=4))
+    load_weights(again, tmp_path / "0.safetensors", "")
+    assert torch.equal(again.head.weight, model.head.weight)
+
+
+@pytest.mark.parametrize(
+    ("norm", "options", "words"),
+    [
+        ("bn", {}, "norm is 'cn', and 'bn' here"),
+        ("cn", {"num_groups": 8}, "num_groups is 4, and 8 here"),
+        ("cn_tied", {"num_groups": 4}, "norm is 'cn', and 'cn_tied' here"),
+    ],
+)
+def test_weights_of_other_norms_are_refused(norm: str, options: dict[str, Any], words: str, tmp_path: Path) -> None:
+    cn.save_model(cn.convert_norm(Network(), "cn", num_groups=4), tmp_path / "m")
+    model = cn.convert_norm(Network(seed=1), norm, **options)
+    before = state_of(model)
+    with pytest.raises(
+        UserError, match=rf"m: has the weights of a network with other norms: 'stem\.1'.*{words}.* Advice"
+    ):
+        load_weights(model, tmp_path / "m", "Advice.")
+    assert_unchanged(model, before)
+
+
+def test_damaged_spec_in_weights_is_a_user_error(tmp_path: Path) -> None:
+    save_file(Network().state_dict(), tmp_path / "m", metadata={"contnorm.norm_spec": "[]"})
+    with pytest.raises(UserError, match="is not a safetensors file with the weights of this network"):
+        load_weights(Network(), tmp_path / "m", "")

@@ -18,10 +18,11 @@ from torch import Tensor, nn
 from contnorm import __version__
 from contnorm.atomic_files import draft_of
 from contnorm.checks import check_model
-from contnorm.convert.match import format_problems
+from contnorm.convert.match import format_problems, other_norms
+from contnorm.convert.spec_format import check_spec
 from contnorm.model_norms import norm_spec, norms_applied
 
-__all__ = ["load_model", "save_model"]
+__all__ = ["differences_from_file", "file_metadata", "load_model", "save_model"]
 
 _SPEC = "contnorm.norm_spec"
 _VERSION = "contnorm.version"
@@ -53,16 +54,15 @@ def save_model(model: nn.Module, path: str | os.PathLike[str]) -> None:
         True
     """
     safetensors = _safetensors("save_model")
-    spec = norm_spec(check_model(model, "save_model"))
+    check_model(model, "save_model")
     others = [name for name, value in model.state_dict().items() if not isinstance(value, Tensor)]
     if others:
         raise ValueError(
             f"save_model: {others[0]!r} of the state dict is not a tensor, and a safetensors file has only tensors. "
             f'Use torch.save({{"model": model.state_dict(), "norms": contnorm.norm_spec(model)}}, path).'
         )
-    metadata = {"format": "pt", _VERSION: __version__, _SPEC: json.dumps(spec)}
     with draft_of(Path(path)) as draft:
-        safetensors.save_model(model, str(draft), metadata=metadata)
+        safetensors.save_model(model, str(draft), metadata=file_metadata(model))
 
 
 def load_model(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
@@ -108,6 +108,28 @@ def load_model(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
     return converted
 
 
+def file_metadata(model: nn.Module) -> dict[str, str]:
+    """Return the metadata with which a safetensors file says which norms a model has.
+
+    Example:
+        >>> sorted(file_metadata(nn.Sequential(nn.BatchNorm2d(8))))
+        ['contnorm.norm_spec', 'contnorm.version', 'format']
+    """
+    return {"format": "pt", _VERSION: __version__, _SPEC: json.dumps(norm_spec(model))}
+
+
+def differences_from_file(model: nn.Module, path: Path) -> str:
+    """Return how the norms of a model differ from those in a file; empty if they do not, or the file has no spec.
+
+    Raises:
+        ValueError: If the spec is damaged.
+    """
+    metadata, _ = _read_header(path)
+    if _SPEC not in metadata:
+        return ""
+    return format_problems(other_norms(model, check_spec(_stored_spec(metadata, path))))
+
+
 def _safetensors(caller: str) -> Any:
     """Import safetensors, which the layers themselves do not need."""
     try:
@@ -138,9 +160,12 @@ def _stored_spec(metadata: Mapping[str, str], path: str | os.PathLike[str]) -> A
             f"this model, load it with safetensors.torch.load_model(model, path)."
         )
     try:
-        return json.loads(metadata[_SPEC])
-    except json.JSONDecodeError as error:
+        spec = json.loads(metadata[_SPEC])
+    except (json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"load_model: the norm spec in {path} is damaged: {error}.") from error
+    if not isinstance(spec, dict):
+        raise ValueError(f"load_model: the norm spec in {path} is damaged: it is {type(spec).__name__}, not a dict.")
+    return spec
 
 
 def _saved_names(state: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:

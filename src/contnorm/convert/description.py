@@ -21,7 +21,7 @@ from contnorm.moments.freeze import is_frozen
 from contnorm.norm_entry import Dim, layer_parameters
 from contnorm.registry import NORMS
 
-__all__ = ["ModelTree", "NormInModel", "class_name", "describe_layer", "describe_with_neighbours"]
+__all__ = ["ModelTree", "NormInModel", "class_name", "describe_layer", "describe_model", "describe_with_neighbours"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,6 +88,12 @@ class ModelTree:
     def first_paths(self, modules: Iterable[nn.Module]) -> list[str]:
         """Return the first path of each module; one that is no longer in the model is left out."""
         return [self.paths[module][0] for module in modules if module in self.paths]
+
+
+def describe_model(model: nn.Module, caller: str = "norm_spec") -> dict[str, dict[str, Any]]:
+    """Describe the norm layers of a model, by their first path."""
+    tree = ModelTree.of(model, caller)
+    return {norm.path: describe_with_neighbours(norm, tree) for norm in tree.norms.values()}
 
 
 def describe_with_neighbours(norm: NormInModel, tree: ModelTree) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from contnorm.convert.description import ModelTree, NormInModel, class_name, describe_layer
+from contnorm.convert.description import ModelTree, NormInModel, class_name, describe_layer, describe_model
 from contnorm.convert.detect import DetectedNorm, detect_norm
 from contnorm.convert.neighbours import ACTIVATIONS
 from contnorm.convert.replacement import build_layer, placement, swap_modules, transfer_state
@@ -24,11 +24,11 @@ from contnorm.norm_entry import Dim, NormEntry, accepted_options, norm_class
 from contnorm.plugins import load_plugins
 from contnorm.registry import NORMS
 
-__all__ = ["MatchPlan", "format_problems"]
+__all__ = ["MatchPlan", "Problem", "format_problems", "other_norms"]
 
 # Parts of a description that do not decide whether a layer has to be replaced.
 _AROUND = ("also_at", "absorbed", "standardized", "frozen")
-_Problem = tuple[str, str]  # a path and the reason
+Problem = tuple[str, str]  # a path and the reason
 
 
 @dataclass
@@ -37,11 +37,12 @@ class MatchPlan:
 
     tree: ModelTree
     spec: dict[str, dict[str, Any]]
-    problems: list[_Problem] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
     norms: dict[str, nn.Module] = field(default_factory=dict)  # by path in the spec, the layer to be there
     wrappers: dict[str, AbsorbedActivation] = field(default_factory=dict)
     convolutions: dict[str, nn.Module] = field(default_factory=dict)
     replace: dict[nn.Module, nn.Module] = field(default_factory=dict)
+    constant: set[nn.Module] = field(default_factory=set)  # layers of other libraries that need no freeze
 
     def prepare(self) -> None:
         if any(entry["norm"] not in NORMS for entry in self.spec["norms"].values() if entry["norm"] is not None):
@@ -91,6 +92,8 @@ class MatchPlan:
         if isinstance(norm.module, torch.jit.ScriptModule) and now["frozen"] != entry["frozen"]:
             self._reject(path, "scripted or traced, so that it can't be frozen or released")
         if _core(now) == _core(entry):
+            if isinstance(norm.detected, DetectedNorm) and norm.detected.constant:
+                self.constant.add(norm.module)
             return
         reason = _misfit(entry, norm) or reference or hook_refusal(norm.module)
         if reason:
@@ -103,7 +106,9 @@ class MatchPlan:
             return
         built = describe_layer(NormInModel(new, norm.paths, detect_norm(new), norm.near))
         if _core(built) != _core(entry):
-            self._reject(path, f"the spec contradicts itself: {_first_difference(_core(entry), _core(built))}")
+            self._reject(
+                path, f"the spec contradicts itself: {_first_difference(_core(entry), _core(built), 'if it is built')}"
+            )
             return
         self.norms[path] = self.replace[norm.module] = new
 
@@ -143,7 +148,8 @@ class MatchPlan:
         """Change the model."""
         for path, entry in self.spec["norms"].items():
             norm = self.norms[path]
-            freeze_stats(norm, entry["frozen"])
+            if norm not in self.constant:
+                freeze_stats(norm, entry["frozen"])
             if isinstance(norm, ActivationNorm):
                 norm.absorbed = tuple(self.wrappers[other] for other in entry.get("absorbed", ()))
             if isinstance(norm, WSGroupNorm):
@@ -164,6 +170,25 @@ class MatchPlan:
 def _core(entry: Mapping[str, Any]) -> dict[str, Any]:
     """Return the part of a description that a layer is built from."""
     return {key: value for key, value in entry.items() if key not in _AROUND}
+
+
+def other_norms(model: nn.Module, spec: Mapping[str, Any]) -> list[Problem]:
+    """Return the norm layers of a model that a spec describes otherwise; whether they are frozen does not matter.
+
+    Example:
+        >>> model = nn.Sequential(nn.BatchNorm2d(8), nn.BatchNorm2d(8))
+        >>> spec = {"norms": {"0": {**describe_model(model)["0"], "norm": "cn"}}}
+        >>> other_norms(model, spec)
+        [('0', "norm is 'cn', and 'bn' here"), ('1', 'missing')]
+    """
+    norms = describe_model(model)
+    problems = []
+    for path in {**spec["norms"], **norms}:
+        if path not in norms or path not in spec["norms"]:
+            problems.append((path, "missing"))
+        elif _core(spec["norms"][path]) != _core(norms[path]):
+            problems.append((path, _first_difference(_core(spec["norms"][path]), _core(norms[path]), "here")))
+    return problems
 
 
 def _misfit(entry: Mapping[str, Any], norm: NormInModel) -> str:
@@ -239,20 +264,20 @@ def _build_torch_group_norm(layer: NormToReplace, options: dict[str, Any]) -> nn
     return StockGroupNorm(groups, layer.detected.channels, **options, **placement(layer, ("device",)))
 
 
-def _first_difference(expected: Mapping[str, Any], built: Mapping[str, Any]) -> str:
+def _first_difference(expected: Mapping[str, Any], actual: Mapping[str, Any], where: str) -> str:
     for key, value in expected.items():
-        if value != built.get(key):
-            if isinstance(value, dict) and isinstance(built.get(key), dict):
-                return f"{key}, {_first_difference(value, built[key])}"
-            return f"{key} is {value!r} in the spec, and {built.get(key)!r} in the layer that it describes"
-    return f"{sorted(set(built) - set(expected))[0]!r} is missing"
+        if value != actual.get(key):
+            if isinstance(value, dict) and isinstance(actual.get(key), dict):
+                return _first_difference(value, actual[key], where)
+            return f"{key} is {value!r}, and {actual.get(key)!r} {where}"
+    return f"{sorted(set(actual) - set(expected))[0]!r} is missing"
 
 
 def _quoted(names: Iterable[object]) -> str:
     return ", ".join(map(repr, names)) or "nothing"
 
 
-def format_problems(problems: list[_Problem], most: int = 3, most_reasons: int = 6) -> str:
+def format_problems(problems: list[Problem], most: int = 3, most_reasons: int = 6) -> str:
     """Format what does not fit, by reason: the first few paths, and the number of the others.
 
     Example:

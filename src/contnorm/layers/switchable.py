@@ -28,6 +28,7 @@ class _SwitchNorm(ReplacementGuard, MomentNorm):
     """
 
     has_triton_kernels: ClassVar[bool] = True
+    own_tensors: ClassVar[tuple[str, ...]] = ("mean_weight", "var_weight")
 
     def __init__(
         self,

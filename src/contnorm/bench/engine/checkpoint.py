@@ -34,6 +34,7 @@ from torch import Tensor, nn
 from contnorm.bench.files import write_atomically
 from contnorm.bench.streams.image_store import copying_stream
 from contnorm.errors import UserError
+from contnorm.model_files import differences_from_file, file_metadata
 
 __all__ = [
     "DTYPES",
@@ -385,8 +386,9 @@ def save_weights(model: nn.Module, record: Path) -> None:
 
 
 def pack_weights(model: nn.Module) -> bytes:
-    """Return the parameters and buffers of a network as the content of a safetensors file."""
-    return save({name: t.detach().cpu().clone().contiguous() for name, t in model.state_dict().items()})
+    """Return the parameters and buffers of a network as the content of a safetensors file, with its norm spec."""
+    tensors = {name: t.detach().cpu().clone().contiguous() for name, t in model.state_dict().items()}
+    return save(tensors, file_metadata(model))
 
 
 def load_run_weights(model: nn.Module, record: Path) -> None:
@@ -413,12 +415,17 @@ def load_weights(model: nn.Module, path: Path, advice: str) -> None:
         advice: What to do about an error, for its message.
 
     Raises:
-        UserError: If the file can't be read or belongs to another network.
+        UserError: If the file can't be read or belongs to another network, or to one with other norms.
     """
     try:
-        model.load_state_dict(load(path.read_bytes()))
-    except (OSError, SafetensorError, RuntimeError) as error:
+        tensors = load(path.read_bytes())
+        other_norms = differences_from_file(model, path)
+        if not other_norms:
+            model.load_state_dict(tensors)
+    except (OSError, SafetensorError, RuntimeError, ValueError) as error:
         detail = " ".join(str(error).split())
         raise UserError(
             f"{path}: is not a safetensors file with the weights of this network ({detail}). {advice}"
         ) from error
+    if other_norms:
+        raise UserError(f"{path}: has the weights of a network with other norms: {other_norms}. {advice}")
