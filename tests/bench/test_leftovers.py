@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from contnorm.bench import clean
+from contnorm.bench import clean, discard
 from contnorm.bench.config.schema import RunConfig, from_dict
 from contnorm.bench.engine.lock import RunLock
 from contnorm.bench.records import Store
@@ -186,3 +186,38 @@ def test_unfinished_runs_are_listed_with_their_settings(tmp_path: Path) -> None:
     assert [(run.seed, run.step, run.status) for run in runs] == [(1, 4, "stopped"), (3, 2, "running")]
     assert runs[0].config == CONFIG and runs[0].hash == CONFIG.hash and runs[1].config is None
     assert [run.seed for run in unfinished_runs(tmp_path / CONFIG.hash)] == [1, 3]
+
+
+def test_discard_removes_the_given_seeds_and_keeps_records(tmp_path: Path) -> None:
+    path = record(tmp_path, seed=4)
+    other = unfinished(tmp_path, from_dict({"norm": {"name": "bn"}}), seed=0, steps=1)
+    folders = [unfinished(tmp_path, seed=seed, steps=2) for seed in (0, 1, 10)]
+    assert discard(tmp_path, CONFIG, seeds=[0, 1]).removed == folders[:2]
+    assert folders[2].is_dir() and other.is_dir() and path.is_file(), "seed 10 is not seed 1"
+    assert discard(tmp_path, CONFIG.hash).removed == folders[2:]
+    assert path.is_file() and other.is_dir()
+
+
+def test_discard_with_records_removes_records_and_weights(tmp_path: Path) -> None:
+    path, kept = record(tmp_path, seed=0), record(tmp_path, seed=1)
+    path.with_suffix(".safetensors").write_bytes(b"w")
+    path.with_name("notes.txt").write_text("mine")
+    unfinished(tmp_path, seed=0, steps=1)
+    assert not discard(tmp_path, CONFIG, seeds=[0], records=True).problems
+    assert files(tmp_path) == {path.parent.name, f"{path.parent.name}/1.json", f"{path.parent.name}/notes.txt"}
+    assert kept.is_file()
+
+
+def test_discard_keeps_a_run_that_a_process_executes(tmp_path: Path) -> None:
+    folder, path = unfinished(tmp_path, steps=1), record(tmp_path)
+    lock = RunLock(folder / "lock")
+    assert lock.acquire()
+    discarded = discard(tmp_path, CONFIG, records=True)
+    assert [one.path for one in discarded.running] == [folder] and not discarded.removed and path.is_file()
+    lock.release()
+
+
+def test_discard_of_settings_that_are_no_hash(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"settings='\.\.'.*hash"):
+        discard(tmp_path, "..")
+    assert not discard(tmp_path, CONFIG).removed

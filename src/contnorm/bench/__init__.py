@@ -23,19 +23,22 @@ if TYPE_CHECKING:
     from contnorm.bench.api.evaluate import accuracy_matrix, evaluate
     from contnorm.bench.api.execution import ResumeError, RunInterrupted, RunOptions, resume
     from contnorm.bench.api.result import Result
-    from contnorm.bench.api.run import run, run_all
+    from contnorm.bench.api.run import DivergedError, run, run_all
     from contnorm.bench.api.stream import Stream, Task, TaskDataset, load_stream
     from contnorm.bench.api.sweep import SweepInterrupted, sweep
     from contnorm.bench.api.sweep_result import SweepResult, Trial
+    from contnorm.bench.api.task_callback import StopRun
     from contnorm.bench.api.tune import tune
     from contnorm.bench.comparison import Comparison, compare, compare_spread
     from contnorm.bench.data.datasets import BuildOptions, build_dataset, fetch_dataset
     from contnorm.bench.decision import PairedDecision
+    from contnorm.bench.engine.events import TaskDone
     from contnorm.bench.exports import ExportedRuns, export
     from contnorm.bench.launchers.base import Launcher
-    from contnorm.bench.leftovers import Leftover, Leftovers, clean
+    from contnorm.bench.leftovers import Leftover, Leftovers, clean, discard
     from contnorm.bench.loggers import LoggedRun, Logger
     from contnorm.bench.memories import BalancedReservoir, Memory, PartitioningReservoir, Reservoir, Ring, StreamInfo
+    from contnorm.bench.metrics.task_scores import TaskScores
     from contnorm.bench.power_analysis import PowerRow, PowerTable, power
     from contnorm.bench.records import Record
     from contnorm.bench.registries import (
@@ -68,6 +71,7 @@ __all__ = [
     "BuildOptions",
     "Comparison",
     "DERpp",
+    "DivergedError",
     "ExportedRuns",
     "Launcher",
     "Leftover",
@@ -95,6 +99,7 @@ __all__ = [
     "Runs",
     "Single",
     "Spread",
+    "StopRun",
     "Strategy",
     "Stream",
     "StreamInfo",
@@ -103,7 +108,9 @@ __all__ = [
     "Task",
     "TaskData",
     "TaskDataset",
+    "TaskDone",
     "TaskInfo",
+    "TaskScores",
     "Trial",
     "UserCodeError",
     "UserError",
@@ -116,6 +123,7 @@ __all__ = [
     "compare",
     "compare_spread",
     "decide",
+    "discard",
     "evaluate",
     "export",
     "fetch_dataset",
@@ -142,16 +150,18 @@ _NAMES_BY_MODULE = {
     "contnorm.bench.api.evaluate": ("accuracy_matrix", "evaluate"),
     "contnorm.bench.api.execution": ("ResumeError", "RunInterrupted", "RunOptions", "resume"),
     "contnorm.bench.api.result": ("Result",),
-    "contnorm.bench.api.run": ("run", "run_all"),
+    "contnorm.bench.api.run": ("DivergedError", "run", "run_all"),
     "contnorm.bench.api.stream": ("Stream", "Task", "TaskDataset", "load_stream"),
     "contnorm.bench.api.sweep": ("SweepInterrupted", "sweep"),
     "contnorm.bench.api.sweep_result": ("SweepResult", "Trial"),
+    "contnorm.bench.api.task_callback": ("StopRun",),
     "contnorm.bench.api.tune": ("tune",),
     "contnorm.bench.comparison": ("Comparison", "compare", "compare_spread"),
     "contnorm.bench.data.datasets": ("BuildOptions", "build_dataset", "fetch_dataset"),
     "contnorm.bench.decision": ("PairedDecision",),
     "contnorm.bench.launchers.base": ("Launcher",),
-    "contnorm.bench.leftovers": ("Leftover", "Leftovers", "clean"),
+    "contnorm.bench.leftovers": ("Leftover", "Leftovers", "clean", "discard"),
+    "contnorm.bench.engine.events": ("TaskDone",),
     "contnorm.bench.exports": ("ExportedRuns", "export"),
     "contnorm.bench.loggers": ("LoggedRun", "Logger"),
     "contnorm.bench.memories": (
@@ -162,6 +172,7 @@ _NAMES_BY_MODULE = {
         "Ring",
         "StreamInfo",
     ),
+    "contnorm.bench.metrics.task_scores": ("TaskScores",),
     "contnorm.bench.power_analysis": ("PowerRow", "PowerTable", "power"),
     "contnorm.bench.records": ("Record",),
     "contnorm.bench.registries": (

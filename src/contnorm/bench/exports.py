@@ -250,14 +250,12 @@ def _replay(runs: Runs, logger: Logger, to: str) -> None:
 def _replay_record(record: Record, logger: Logger) -> None:
     run = LoggedRun.of(record.config, record.seed, _provenance(record), record=_seal(record))
     logger.start(run)
-    tasks = record.counted.tasks
-    recorded: list[int] = list(record.raw.get("task_ends", []))
-    ends = recorded if len(recorded) == tasks else list(range(1, tasks + 1))
+    ends = record.task_ends
     for end, scores in zip(ends, rows_of(record.counted), strict=True):
         logger.metrics(run, end, task_metrics(scores))
     seconds = {key: value for key, value in record.raw.get("seconds", {}).items() if key in ("train", "evaluate")}
     system = system_metrics(seconds, ends[-1], record.config.train.batch, None)
-    if not recorded:  # the number of steps is unknown
+    if not record.raw.get("task_ends"):  # the number of steps is unknown
         system = {name: value for name, value in system.items() if not name.endswith("_per_second")}
     logger.metrics(run, ends[-1], {**system, **score_metrics(record.scores)})
     logger.end(run, record.status)

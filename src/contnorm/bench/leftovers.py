@@ -3,7 +3,7 @@
 Leftovers are files that nothing reads again: checkpoints of runs that are recorded, folders of runs that ended before
 their first checkpoint, temporary files of interrupted writes, and empty run folders. Stopped runs, which can still be
 resumed, are listed separately. Records, kept weights, archives and files that this package did not write are never
-removed, and neither is anything of a run that a process executes.
+removed, and neither is anything of a run that a process executes. `discard` removes given runs on request.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.engine.lock import RunLock
 from contnorm.bench.record import is_hash
 from contnorm.bench.records import Store
@@ -30,7 +31,7 @@ from contnorm.bench.unfinished import (
 )
 from contnorm.errors import UserError
 
-__all__ = ["Leftover", "Leftovers", "clean"]
+__all__ = ["Leftover", "Leftovers", "clean", "discard"]
 
 STOPPED = "stopped run"
 MIN_AGE = 3600  # seconds: a younger temporary file may be in use
@@ -40,7 +41,8 @@ _RUN_FILES = re.compile(
     "|".join([NOTE, LOCK, rf"{LOCK}\.json", rf"{LOCK}\.soft", _DRAFT.format(rf"({NOTE}|{LOCK}\.json)")])
 )
 _CHECKPOINT_FILES = re.compile(f"{_CHECKPOINT}|{_DRAFT.format(_CHECKPOINT)}")
-_RECORD_DRAFTS = re.compile(_DRAFT.format(r"[0-9]+\.(json|lost\.json|safetensors)"))
+_RECORD_FILES = re.compile(r"[0-9]+\.(json|lost\.json|safetensors)")
+_RECORD_DRAFTS = re.compile(_DRAFT.format(_RECORD_FILES.pattern))
 _FOLDER_DRAFTS = re.compile(_DRAFT.format(r"(\.index\.json|[^/]*\.jsonl(\.gz)?)"))
 
 
@@ -132,6 +134,56 @@ def clean(runs: str | os.PathLike[str] = "runs", *, stopped: bool = False, dry_r
     leftovers = _find(root)
     if not dry_run:
         leftovers.remove(stopped)
+    return leftovers
+
+
+def discard(
+    runs: str | os.PathLike[str],
+    settings: RunConfig | str,
+    *,
+    seeds: Iterable[int] | None = None,
+    records: bool = False,
+) -> Leftovers:
+    """Remove the unfinished runs with given settings from a runs folder: their checkpoints, notes and locks.
+
+    Runs that a process executes now are not removed; they are listed in ``running``.
+
+    Args:
+        runs: Folder of runs.
+        settings: Settings of the runs, such as the ``config`` of a `bench.TaskDone` or of a `bench.Result`; or their
+            hash.
+        seeds: Seeds of the runs; None for all.
+        records: Whether to remove their records and saved weights too.
+
+    Returns:
+        The runs, with the paths that were removed in ``removed``.
+
+    Raises:
+        UserError: If ``settings`` is not a hash.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as runs:
+        ...     (Path(runs) / "75cc28cb778a" / "0.unfinished").mkdir(parents=True)
+        ...     len(discard(runs, "75cc28cb778a").removed), len(list(Path(runs).iterdir()))
+        (1, 0)
+    """
+    folder_name = settings.hash if isinstance(settings, RunConfig) else settings
+    if not isinstance(folder_name, str) or not is_hash(folder_name):
+        raise UserError(f"settings={settings!r}: use a RunConfig, or the hash of settings, such as '75cc28cb778a'.")
+    folder, leftovers = Path(runs).expanduser() / folder_name, Leftovers()
+    wanted = None if seeds is None else {str(seed) for seed in seeds}
+    paths = sorted(folder.iterdir()) if folder.is_dir() and not folder.is_symlink() else []
+    paths = [path for path in paths if wanted is None or path.name.partition(".")[0] in wanted]
+    for path in paths:
+        if is_unfinished(path):
+            _sort_run(path, leftovers)
+    running = {path.path.stem for path in leftovers.running}
+    for path in paths if records else ():
+        kind = "weights" if path.suffix == ".safetensors" else "record"
+        if _is_known(path, _RECORD_FILES) and path.name.partition(".")[0] not in running:
+            leftovers.removable.append(_measure(path, kind))
+    leftovers.remove(stopped=True)
     return leftovers
 
 

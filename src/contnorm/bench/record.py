@@ -121,6 +121,12 @@ class Record:
         return RecordShape(counts, layers if capped or not rows else f"{len(rows)} rows of {layers}")
 
     @property
+    def task_ends(self) -> list[int]:
+        """Steps done when each task ends; 1, 2, ... in a record of an earlier version, which does not contain them."""
+        ends, tasks = list(self.raw.get("task_ends", [])), self.counted.tasks
+        return ends if len(ends) == tasks else list(range(1, tasks + 1))
+
+    @property
     def outcome(self) -> str:
         """All counts as JSON text; equal for copies of a record."""
         return json.dumps([self.raw.get(key) for key in ("matrix", "matrix_running", "labels", "labels_running")])

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from contnorm.bench.api.progress import RunMonitor, RunProgress
 from contnorm.bench.api.run_logs import Loggers, LogOptions, RunLogs
+from contnorm.bench.api.task_callback import OnTaskDone, TaskCallback
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.added import find_added
 from contnorm.bench.data.progress import cores, load_with_progress
@@ -152,6 +153,7 @@ def run_jobs(
     on_finished: Callable[[Job, Finished], None] | None = None,
     monitor: RunMonitor | None = None,
     logs: RunLogs | None = None,
+    on_task_done: OnTaskDone | None = None,
 ) -> None:
     """Execute jobs, with a progress bar for each run and one for all runs.
 
@@ -166,6 +168,7 @@ def run_jobs(
         on_finished: Called with each run that was executed and finished, and its results.
         monitor: Gets every event, and is shown above the progress bars.
         logs: Loggers that get the events of the runs.
+        on_task_done: Called with a `TaskDone` after each task of a run; its exception stops the runs.
 
     Raises:
         RunInterrupted: If SIGINT or SIGTERM stopped the runs, after they were saved.
@@ -180,12 +183,14 @@ def run_jobs(
         environment = replace(environment, log_every=logs.every)
     progress = RunProgress(jobs, console, print_records, messages.hint, on_diverged, recorded, monitor)
     prepare = partial(_prepare, environment=environment, progress=progress) if progress.shown else None
+    callback = TaskCallback(on_task_done, jobs, environment)
     with StopSignals() as signals, progress, python_objects(environment.objects):
         try:
-            for event in execute(jobs, environment, stop=lambda: bool(signals), prepare=prepare):
+            for event in execute(jobs, environment, stop=lambda: bool(signals) or bool(callback), prepare=prepare):
                 progress.show_event(event)
                 if logs is not None:
                     logs.log_event(event)
+                callback.handle(event)
                 if on_finished is not None and isinstance(event.what, Finished):
                     on_finished(event.job, event.what)
         except KeyboardInterrupt as error:
@@ -194,6 +199,7 @@ def run_jobs(
             raise RunInterrupted(message, (signals.received or [signal.SIGINT])[-1]) from error
         if signals and progress.waiting:
             progress.show_waiting(None if environment.runs is None else environment.store, messages.again)
+    callback.raise_error()
     if progress.failures:
         raise UserError(join_sentences(sorted(progress.failures)))
     if signals and progress.waiting:

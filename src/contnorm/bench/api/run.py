@@ -17,6 +17,7 @@ from contnorm.bench.api.progress import RunMonitor
 from contnorm.bench.api.result import Result
 from contnorm.bench.api.run_logs import Loggers, LogOptions, RunLogs
 from contnorm.bench.api.stream import Stream, list_seeds, load_stream
+from contnorm.bench.api.task_callback import OnTaskDone
 from contnorm.bench.components import components_of
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig
@@ -30,9 +31,20 @@ from contnorm.bench.strategies.base import Strategy
 from contnorm.bench.user_code import PythonObject, loading_user_code, python_objects
 from contnorm.errors import UserError, unknown
 
-__all__ = ["ResolvedExperiment", "resolve_experiment", "run", "run_all", "run_experiments"]
+__all__ = ["DivergedError", "ResolvedExperiment", "resolve_experiment", "run", "run_all", "run_experiments"]
 
 log = logging.getLogger("contnorm")
+
+
+class DivergedError(UserError):
+    """All seeds of an experiment diverged: their loss, a parameter or a moment is not finite.
+
+    Example:
+        >>> stream = load_stream("split-mnist", source="digits", tasks=2, train_per_task=50)
+        >>> run(stream, norm="none", lr=1e9)
+        Traceback (most recent call last):
+        contnorm.bench.api.run.DivergedError: seed 0: the loss is nan at step 5 of 10 (task 0). Most likely the ...
+    """
 
 
 def run(
@@ -58,6 +70,7 @@ def run(
     log_every: int = LogOptions.every,
     log_dir: str | Path | None = None,
     launcher: str | Launcher | None = None,
+    on_task_done: OnTaskDone | None = None,
 ) -> Result:
     """Train once over a stream for each seed; after each task, measure accuracy on all tasks so far.
 
@@ -98,12 +111,16 @@ def run(
         log_dir: Folder of logs; None for the folder next to ``runs`` whose name ends in ``-logs``, or ``runs-logs``.
         launcher: Where runs are executed: a name, such as ``"ray"``, or a launcher, such as
             ``bench.RayLauncher(address="auto")``; None for this machine. Results do not depend on it.
+        on_task_done: Called in this process with a `bench.TaskDone` after each task of a run: its settings, seed and
+            accuracies so far. Runs that are recorded already are included. An exception that it raises, such as
+            `bench.StopRun`, stops and saves all runs of the call, which then raises it.
 
     Returns:
         The results of all seeds.
 
     Raises:
         UserError: If a setting is invalid, or if runs failed.
+        DivergedError: If all seeds diverged.
         KeyboardInterrupt: After Ctrl-C, when the runs are saved.
 
     Example:
@@ -137,6 +154,7 @@ def run(
         log_every=log_every,
         log_dir=log_dir,
         launcher=launcher,
+        on_task_done=on_task_done,
     )
     return result
 
@@ -156,6 +174,7 @@ def run_all(
     log_every: int = LogOptions.every,
     log_dir: str | Path | None = None,
     launcher: str | Launcher | None = None,
+    on_task_done: OnTaskDone | None = None,
 ) -> list[Result]:
     """Run several experiments on the same stream, in parallel where lanes are free.
 
@@ -163,7 +182,8 @@ def run_all(
         stream: A stream, or the name of one.
         experiments: For each experiment its arguments of `run`: ``norm``, ``strategy``, ``model``, ``memory``, ``lr``,
             ``batch_size``, ``replay``, ``settings`` and ``tag``.
-        seeds, runs, device, lanes, threads, keep_weights, progress, log, log_every, log_dir, launcher: As in `run`.
+        seeds, runs, device, lanes, threads, keep_weights, progress, log, log_every, log_dir, launcher, on_task_done: As
+            in `run`.
 
     Returns:
         The results of the experiments, in order.
@@ -188,6 +208,7 @@ def run_all(
         log_every=log_every,
         log_dir=log_dir,
         launcher=launcher,
+        on_task_done=on_task_done,
     )
     for result in results:
         if isinstance(result, UserError):
@@ -210,13 +231,14 @@ def run_experiments(
     log_every: int = LogOptions.every,
     log_dir: str | Path | None = None,
     launcher: str | Launcher | None = None,
+    on_task_done: OnTaskDone | None = None,
     monitor: RunMonitor | None = None,
 ) -> list[Result | UserError]:
     """Run several experiments as `run_all` does; one whose seeds all diverged has an error in place of its result.
 
     Args:
         stream, experiments, seeds, runs, device, lanes, threads, keep_weights, progress, log, log_every, log_dir,
-            launcher: As in `run_all`. An experiment may also be resolved before.
+            launcher, on_task_done: As in `run_all`. An experiment may also be resolved before.
         monitor: Gets the settings of the experiments, then every event of their runs.
     """
     if loading_user_code():
@@ -249,7 +271,7 @@ def run_experiments(
     with log_options.open(folder) as logs:
         for group in _without_collisions(resolved):
             chosen = [resolved[i] for i in group]
-            outcomes = _run_group(chosen, seed_list, stream, folder, options, console, monitor, logs)
+            outcomes = _run_group(chosen, seed_list, stream, folder, options, console, monitor, logs, on_task_done)
             results |= zip(group, outcomes, strict=True)
     return [results[i] for i in range(len(resolved))]
 
@@ -304,12 +326,13 @@ def _run_group(
     console: Console | None,
     monitor: RunMonitor | None,
     logs: RunLogs,
+    on_task_done: OnTaskDone | None,
 ) -> list[Result | UserError]:
     configs = [experiment.config for experiment in experiments]
     objects = {name: value for experiment in experiments for name, value in experiment.objects.items()}
     jobs = list(dict.fromkeys(Job(config, seed) for config in configs for seed in seeds))
     environment = _environment(runs, options, stream, objects, len(jobs))
-    return _run(jobs, configs, environment, stream, console, monitor, logs)
+    return _run(jobs, configs, environment, stream, console, monitor, logs, on_task_done)
 
 
 def _is_registered_here(config: RunConfig) -> bool:
@@ -336,6 +359,7 @@ def _run(
     console: Console | None,
     monitor: RunMonitor | None,
     logs: RunLogs,
+    on_task_done: OnTaskDone | None,
 ) -> list[Result | UserError]:
     diverged: dict[Job, str] = {}
     finished: dict[Job, Finished] = {}
@@ -353,6 +377,7 @@ def _run(
         on_finished=lambda job, what: finished.update({job: what}),
         monitor=monitor,
         logs=logs,
+        on_task_done=on_task_done,
     )
     diverged = dict(sorted(diverged.items(), key=lambda item: item[0].seed))
     store = None if environment.runs is None else environment.store
@@ -362,7 +387,7 @@ def _run(
         records = [_record(job, store, finished) for job in of_experiment if job not in diverged]
         reasons = {job.seed: reason for job, reason in diverged.items() if job.config == config}
         if not records:
-            results.append(UserError(" ".join(reasons.values())))
+            results.append(DivergedError(" ".join(reasons.values())))
             continue
         for reason in reasons.values():
             log.warning(reason)

@@ -23,7 +23,7 @@ from contnorm.bench.loggers.metric_names import loss_metrics, score_metrics, sys
 from contnorm.bench.records import make_record
 from contnorm.errors import UserError, unknown
 
-__all__ = ["LogOptions", "Loggers", "RunLogs"]
+__all__ = ["LogOptions", "Loggers", "RunLogs", "restored_random_state"]
 
 Loggers = str | Logger | Sequence[str | Logger]
 
@@ -161,7 +161,7 @@ class RunLogs:
     def _call(self, call: Callable[[Logger], None]) -> None:
         for logger in list(self.loggers):
             try:
-                with _restored_random_state():
+                with restored_random_state():
                     call(logger)
             except (Exception, SystemExit) as error:
                 self.loggers = [other for other in self.loggers if other is not logger]
@@ -173,8 +173,8 @@ class RunLogs:
 
 
 @contextmanager
-def _restored_random_state() -> Iterator[None]:
-    """Restore the global random generators: user code in this process may use them, and loggers too."""
+def restored_random_state() -> Iterator[None]:
+    """Restore the global random generators: user code in this process may use them, and loggers and callbacks too."""
     states = random.getstate(), np.random.get_state(), torch.random.get_rng_state()
     try:
         yield

@@ -91,8 +91,8 @@ def sweep(
         by: Names of the settings for each combination of which one setting is chosen.
         runs: Folder of records and checkpoints; None to keep the results in memory only.
         progress: Whether to show a live table of the scores so far; or the rich console to show it on.
-        **options: Other arguments of `run_all` (``device``, ``lanes``, ``threads``, ``keep_weights``), and settings by
-            dotted key.
+        **options: Other arguments of `run_all` (``device``, ``lanes``, ``threads``, ``keep_weights``,
+            ``on_task_done``), and settings by dotted key.
 
     Returns:
         The scores of all settings, and the best ones. A setting with a diverged seed is never chosen.

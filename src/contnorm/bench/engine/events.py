@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.metrics.task_scores import TaskScores
 
 try:
@@ -46,7 +47,7 @@ class Steps:
 
 @dataclass(frozen=True)
 class TaskDone:
-    """A task was learned, and the run was evaluated.
+    """A task was learned, and the run was evaluated on all tasks so far.
 
     Attributes:
         task: Index of the task.
@@ -54,6 +55,16 @@ class TaskDone:
         scores: Scores on each task, and on all tasks learned so far.
         seconds: Seconds of training (``train``) and of evaluation (``evaluate``) so far.
         memory: Peak memory in bytes: allocated on the GPU, or of the whole process on a CPU.
+        config: Settings of the run.
+        seed: Seed of the run.
+        seeds: All seeds with these settings that the same call runs.
+        recorded: Whether the run was recorded before the call. ``seconds`` is empty then, and ``memory`` is None.
+
+    Example:
+        >>> scores = TaskScores({"accuracy": [60.0, 80.0, None]}, {"accuracy": 70.0})
+        >>> event = TaskDone(1, [10, 20, 30], scores, {}, None, RunConfig(), seed=0)
+        >>> event.accuracy, event.average, event.done, event.steps, event.last
+        ([60.0, 80.0], 70.0, 20, 30, False)
     """
 
     task: int
@@ -61,11 +72,40 @@ class TaskDone:
     scores: TaskScores
     seconds: Mapping[str, float]
     memory: int | None
+    config: RunConfig
+    seed: int
+    seeds: tuple[int, ...] = ()
+    recorded: bool = False
+
+    @property
+    def hash(self) -> str:
+        """Hash of the settings."""
+        return self.config.hash
 
     @property
     def done(self) -> int:
         """Steps done."""
         return self.ends[self.task]
+
+    @property
+    def steps(self) -> int:
+        """Steps in total."""
+        return self.ends[-1]
+
+    @property
+    def last(self) -> bool:
+        """Whether it was the last task."""
+        return self.task + 1 == len(self.ends)
+
+    @property
+    def accuracy(self) -> list[float | None]:
+        """Accuracy in percent on each task learned so far; empty for multi-label data, which `scores` has others of."""
+        return list(self.scores.by_task.get("accuracy", ())[: self.task + 1])
+
+    @property
+    def average(self) -> float:
+        """Mean accuracy on the tasks learned so far; for multi-label data the first score, on these tasks' classes."""
+        return next(iter(self.scores.so_far.values()))
 
 
 @dataclass(frozen=True)

@@ -243,7 +243,8 @@ def _end_task(
 def _task_done(run: _Run, task: int) -> TaskDone:
     trainer, measured = run.trainer, run.measured
     ends, memory = trainer.plan.ends, peak_memory(trainer.device)
-    return TaskDone(task, ends, task_scores(trainer, measured, task), dict(measured.seconds), memory)
+    scores = task_scores(trainer, measured, task)
+    return TaskDone(task, ends, scores, dict(measured.seconds), memory, trainer.config, trainer.seed)
 
 
 def _nonfinite(runs: Sequence[_Run], task: int) -> list[tuple[_Run, Diverged]]:
