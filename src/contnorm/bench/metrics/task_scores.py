@@ -21,6 +21,10 @@ class TaskScores:
     Attributes:
         by_task: Scores on the test samples of each task; None where nothing was measured.
         so_far: Scores on all tasks learned so far. Accuracy is the mean over these tasks.
+
+    Example:
+        >>> TaskScores({"accuracy": [60.0, 80.0]}, {"accuracy": 70.0}).so_far["accuracy"]
+        70.0
     """
 
     by_task: Mapping[str, Sequence[float | None]]
