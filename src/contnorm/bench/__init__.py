@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     )
     from contnorm.bench.runs import ArchivedRuns, Runs, archive, load_runs
     from contnorm.bench.sequential import Look, Reach
+    from contnorm.bench.signals import StopSignals
     from contnorm.bench.spread import Ratio, Spread
     from contnorm.bench.strategies.base import Batch, OutputMask, Single, Strategy, forward, together
     from contnorm.bench.strategies.derpp import DERpp
@@ -100,6 +101,7 @@ __all__ = [
     "Single",
     "Spread",
     "StopRun",
+    "StopSignals",
     "Strategy",
     "Stream",
     "StreamInfo",
@@ -185,6 +187,7 @@ _NAMES_BY_MODULE = {
     ),
     "contnorm.bench.runs": ("ArchivedRuns", "Runs", "archive", "load_runs"),
     "contnorm.bench.sequential": ("Look", "Reach"),
+    "contnorm.bench.signals": ("StopSignals",),
     "contnorm.bench.spread": ("Ratio", "Spread"),
     "contnorm.bench.strategies.base": ("Batch", "OutputMask", "Single", "Strategy", "forward", "together"),
     "contnorm.bench.strategies.derpp": ("DERpp",),

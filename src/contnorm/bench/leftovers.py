@@ -38,7 +38,7 @@ MIN_AGE = 3600  # seconds: a younger temporary file may be in use
 _DRAFT = r"\.{}\.[0-9a-f]{{1,20}}"  # temporary file of an atomic write; version 0.1 used the process id
 _CHECKPOINT = r"[0-9]{1,18}\.(json|safetensors)"
 _RUN_FILES = re.compile(
-    "|".join([NOTE, LOCK, rf"{LOCK}\.json", rf"{LOCK}\.soft", _DRAFT.format(rf"({NOTE}|{LOCK}\.json)")])
+    "|".join([NOTE, LOCK, rf"{LOCK}\.json", rf"{LOCK}\.soft(\.[\w.]+)?", _DRAFT.format(rf"({NOTE}|{LOCK}\.json)")])
 )
 _CHECKPOINT_FILES = re.compile(f"{_CHECKPOINT}|{_DRAFT.format(_CHECKPOINT)}")
 _RECORD_FILES = re.compile(r"[0-9]+\.(json|lost\.json|safetensors)")

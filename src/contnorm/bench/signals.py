@@ -49,11 +49,19 @@ class StopSignals:
     the main thread is in a long native call. The second signal, of either kind, raises KeyboardInterrupt in the main
     thread. If the process has not left the context a second later, it is killed with its children.
 
-    Python allows signal handlers in the main thread only. In any other thread this context does nothing.
+    `bench.run` and its siblings open one. Python allows signal handlers in the main thread only, so in another thread
+    the context follows the one that the main thread has open, if there is one. A program that calls `bench.run` in
+    other threads opens it in its main thread, around their work.
 
     Attributes:
         received: The numbers of the signals received so far.
         immediate: The number of open `raise_on_stop` contexts.
+
+    Example:
+        >>> with StopSignals() as signals:
+        ...     signal.raise_signal(signal.SIGTERM)
+        ...     bool(signals), signals.received == [signal.SIGTERM]
+        (True, True)
     """
 
     def __init__(self) -> None:
@@ -68,6 +76,8 @@ class StopSignals:
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():
             self._install()
+        elif _open_contexts:
+            self.received = _open_contexts[-1].received  # the same list
         return self
 
     def _install(self) -> None:

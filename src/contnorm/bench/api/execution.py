@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -50,13 +50,30 @@ log = logging.getLogger("contnorm")
 class RunInterrupted(KeyboardInterrupt):
     """Runs were stopped by a signal, after saving what can be saved.
 
+    After SIGTERM it is a `SystemExit` too: a program that does not catch it ends with status 143, as the commands do.
+
     Attributes:
         signal: Number of the signal.
+
+    Example:
+        >>> stopped = RunInterrupted("stopped after saving.", signal.SIGTERM)
+        >>> isinstance(stopped, SystemExit), stopped.code
+        (True, 143)
     """
+
+    def __new__(cls, message: str, number: int, *rest: object) -> RunInterrupted:
+        """Create the exception, as an object of a subclass after SIGTERM."""
+        return super().__new__(_terminated(cls) if number == signal.SIGTERM else cls, message)
 
     def __init__(self, message: str, number: int) -> None:
         super().__init__(message)
         self.signal = number
+
+
+@cache
+def _terminated(cls: type[RunInterrupted]) -> type[RunInterrupted]:
+    """The subclass of an exception that is a `SystemExit` too."""
+    return type(cls.__name__, (cls, SystemExit), {"code": 128 + signal.SIGTERM, "__module__": cls.__module__})
 
 
 @dataclass(frozen=True)
@@ -203,7 +220,10 @@ def run_jobs(
     if progress.failures:
         raise UserError(join_sentences(sorted(progress.failures)))
     if signals and progress.waiting:
-        raise RunInterrupted(f"{messages.saved} {messages.hint}", signals.received[0])
+        message = f"{messages.saved} {messages.hint}"
+        if signals.received[0] == signal.SIGTERM and console is None:
+            log.warning(message)  # Python prints nothing when it exits with a status
+        raise RunInterrupted(message, signals.received[0])
 
 
 @dataclass(frozen=True)

@@ -6,26 +6,46 @@ import errno
 import json
 import os
 import socket
+import threading
 from contextlib import suppress
 from pathlib import Path
 
-from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
+from filelock import (
+    BaseFileLock,
+    FileLock,
+    LeaseSettingsMismatch,
+    SoftFileLease,
+    SoftFileLockProtocolError,
+    Timeout,
+)
 
 from contnorm.bench.files import write_atomically
 
 __all__ = ["RunLock"]
 
+_awaited_leases: dict[str, SoftFileLease] = {}  # leases that other processes hold, by path
+_awaited_leases_lock = threading.Lock()
+
 TRIES = 100  # another process may remove the folder meanwhile, since it has recorded the run
-WITHOUT_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}  # file systems without flock
+WITHOUT_LOCKS = {
+    errno.ENOLCK,
+    errno.ENOSYS,
+    errno.EOPNOTSUPP,
+    errno.ENOTSUP,
+    errno.EINVAL,
+}  # file systems without flock
+LEASE = (
+    300.0  # seconds without a sign of life after which a lock without flock is free; a third of it between two signs
+)
 
 
 class RunLock:
     """A lock on a run, with a note that names its host and process.
 
     The lock uses flock, so it ends with its process, also after ``kill -9``. On file systems without flock it uses a
-    `filelock.SoftFileLock`, which another process on the same host removes if the process of the lock has ended. That
-    lock file is named ``<path>.soft``: the attempt to use flock leaves an empty file at ``path``, which a SoftFileLock
-    there would consider the lock of another process.
+    `filelock.SoftFileLease`: its process refreshes a lock file, and another process, on any host, takes the lock once
+    it has seen no refresh for five minutes; on the same host at once if the process has ended. That lock file is
+    named ``<path>.soft``: the attempt to use flock leaves an empty file at ``path``.
 
     Args:
         path: The lock file. It is created, with its folder, and removed when the lock is released.
@@ -68,15 +88,38 @@ class RunLock:
 
     def _acquire(self) -> BaseFileLock:
         # Not thread-local: a run may be released from another thread.
-        lock: BaseFileLock = FileLock(self.path, timeout=0, thread_local=False)
+        lock = FileLock(self.path, timeout=0, thread_local=False, fallback_to_soft=False)
         try:
             lock.acquire()
         except OSError as error:
             if isinstance(error, Timeout) or error.errno not in WITHOUT_LOCKS:
                 raise
-            lock = SoftFileLock(self.soft, timeout=0, thread_local=False)
-            lock.acquire()
+            return self._acquire_lease()
         return lock
+
+    def _acquire_lease(self) -> BaseFileLock:
+        """Acquire the lock on a file system without flock.
+
+        A lease counts the seconds without a refresh from the first attempt on, so all attempts of this process on a
+        lock that another holds use the same object.
+        """
+        path = str(self.soft)
+        with _awaited_leases_lock:
+            lease = _awaited_leases.get(path)
+            if lease is None:
+                lease = SoftFileLease(path, lease_duration=LEASE, timeout=0, thread_local=False)
+                _awaited_leases[path] = lease
+            try:
+                lease.acquire()
+            except Timeout:
+                raise
+            except (LeaseSettingsMismatch, SoftFileLockProtocolError) as error:  # of another version
+                raise Timeout(path) from error
+            except BaseException:
+                del _awaited_leases[path]
+                raise
+            del _awaited_leases[path]
+        return lease
 
     def is_free(self) -> bool:
         """Whether no process holds the lock. A waiting process can call this without becoming the holder."""

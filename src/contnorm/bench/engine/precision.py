@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -35,12 +36,22 @@ def numerics(config: TrainConfig, threads: int = 1) -> Iterator[None]:
     """Set the precision and determinism of torch for a run; all settings are restored afterwards.
 
     The number of threads determines the order of sums, so it is fixed for each run on a CPU. The results then do not
-    depend on other runs that are executed at the same time in other processes.
+    depend on other runs that are executed at the same time in other processes. All of this is global in a process, so
+    runs of several Python threads take turns.
 
     Args:
         config: The training settings.
         threads: CPU threads of the run.
     """
+    with _one_thread_at_a_time, _global_numerics(config, threads):
+        yield
+
+
+_one_thread_at_a_time = threading.RLock()
+
+
+@contextmanager
+def _global_numerics(config: TrainConfig, threads: int) -> Iterator[None]:
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     old = matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark
     old_threads, old_deterministic = torch.get_num_threads(), torch.get_deterministic_debug_mode()
