@@ -220,10 +220,14 @@ def run_jobs(
     if progress.failures:
         raise UserError(join_sentences(sorted(progress.failures)))
     if signals and progress.waiting:
-        message = f"{messages.saved} {messages.hint}"
-        if signals.received[0] == signal.SIGTERM and console is None:
-            log.warning(message)  # Python prints nothing when it exits with a status
-        raise RunInterrupted(message, signals.received[0])
+        raise _interrupted(f"{messages.saved} {messages.hint}", signals.received[0], console)
+
+
+def _interrupted(message: str, number: int, console: Console | None) -> RunInterrupted:
+    """Return the exception of runs that were saved; its message is logged where Python and the console print none."""
+    if number == signal.SIGTERM and console is None:
+        log.warning(message)
+    return RunInterrupted(message, number)
 
 
 @dataclass(frozen=True)

@@ -27,16 +27,9 @@ _awaited_leases: dict[str, SoftFileLease] = {}  # leases that other processes ho
 _awaited_leases_lock = threading.Lock()
 
 TRIES = 100  # another process may remove the folder meanwhile, since it has recorded the run
-WITHOUT_LOCKS = {
-    errno.ENOLCK,
-    errno.ENOSYS,
-    errno.EOPNOTSUPP,
-    errno.ENOTSUP,
-    errno.EINVAL,
-}  # file systems without flock
-LEASE = (
-    300.0  # seconds without a sign of life after which a lock without flock is free; a third of it between two signs
-)
+# Errors of file systems without flock:
+WITHOUT_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}
+LEASE = 300.0  # seconds after which a lock without flock is free unless it was refreshed
 
 
 class RunLock:
